@@ -2,13 +2,16 @@
 //! `rackbus`: every command of the rack in one binary.
 //!
 //! Each command is a file in [`commands`]; what they share is where things are ([`paths`]), how
-//! they speak to people and programs ([`output`]), and processes ([`process`]).
+//! they speak to people and programs ([`output`]), processes ([`process`]), and racks whose control plane is on
+//! another machine ([`contexts`], [`remote`]).
 
 mod commands;
+mod contexts;
 mod log;
 mod output;
 mod paths;
 mod process;
+mod remote;
 
 use clap::{Parser, Subcommand};
 use commands::*;
@@ -48,6 +51,9 @@ struct Common {
     /// The rack's run directory (sockets, process ids, logs).
     #[arg(long, global = true, value_name = "DIR", env = paths::RUN_DIR)]
     run_dir: Option<std::path::PathBuf>,
+    /// The rack of this context, which `rackbus login` made; `local` for the rack of this machine.
+    #[arg(long, global = true, value_name = "NAME", env = contexts::CONTEXT)]
+    context: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -82,6 +88,11 @@ enum Command {
     Bench(bench::Args),
     Completions(completions::Args),
     Token(token::Args),
+    Login(login::Args),
+    Whoami(whoami::Args),
+    Context(context::Args),
+    Certificates(certificates::Args),
+    Revoke(revoke::Args),
     Testbed(testbed::Args),
     Ntb(ntb::Args),
     Metal(metal::Args),
@@ -139,6 +150,11 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Bench(args) => args.run(output),
         Command::Completions(args) => args.run(),
         Command::Token(args) => args.run(common, output).await,
+        Command::Login(args) => args.run(common, output).await,
+        Command::Whoami(args) => args.run(common, output).await,
+        Command::Context(args) => args.run(common, output),
+        Command::Certificates(args) => args.run(common, output).await,
+        Command::Revoke(args) => args.run(common, output).await,
         Command::Testbed(args) => args.run(output).await,
         Command::Ntb(args) => args.run(output).await,
         Command::Metal(args) => args.run(output).await,

@@ -12,10 +12,10 @@ use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
 use rackbus_node::borrower::{functions_folder, socket_path};
 
-use crate::Common;
 use crate::commands::{misread, read_text};
 use crate::output::Failure;
 use crate::process::living;
+use crate::{Common, contexts};
 
 /// Overrides the run directory.
 pub const RUN_DIR: &str = "RACKBUS_RUN_DIR";
@@ -106,6 +106,7 @@ pub fn state_dir(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
 /// The run directory of the rack that a command means: the one named, or the only one there is.
 /// What others can change is not believed: commands signal the processes that it names.
 pub fn find_run_dir(common: &Common) -> Result<PathBuf, Failure> {
+    contexts::refuse_named(common)?;
     if let Some(dir) = &common.run_dir {
         let dir = absolute(dir)?;
         check_private(&dir)?;

@@ -217,7 +217,7 @@ fn a_machine_acts_for_its_own_host_alone() {
     let said = gamma.bad(&["return", &(lease.lease + 1).to_string()]);
     assert!(said.contains("there is no lease"), "{said}");
     let said = gamma.bad(&["token", "beta"]);
-    assert!(said.contains("you may not ask for POST /v1/tokens"), "{said}");
+    assert!(said.contains("node of gamma may not ask for POST /v1/tokens"), "{said}");
     assert!(socket(&lease).exists());
     // Who speaks no TLS, or says nothing, is not waited for.
     let address = rack.url.strip_prefix("https://").unwrap();

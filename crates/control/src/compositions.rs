@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::{ConnectInfo, Path, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use rackbus_lease::Placement;
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
+use crate::access::Peer;
 use crate::api::{ApiError, Isolation, Lease};
 use crate::service::Service;
 
@@ -112,9 +113,11 @@ async fn remove(
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(
     State(service): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     Path(name): Path<String>,
     Json(request): Json<CompositionRequest>,
 ) -> Result<Json<Composition>, ApiError> {
+    service.check_composition(&name, &peer)?;
     service.borrow_composition(&name, &request).await.map(Json)
 }
 
@@ -124,8 +127,10 @@ async fn borrow(
     responses((status = 200, body = Composition), (status = 404, body = ApiError)))]
 async fn give_back(
     State(service): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     Path(name): Path<String>,
 ) -> Result<Json<Composition>, ApiError> {
+    service.check_composition(&name, &peer)?;
     service.return_composition(&name).await.map(Json)
 }
 

@@ -7,6 +7,7 @@ use rackbus_lease::{
     EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState, LeaveReason, Share,
 };
 
+use crate::access::Asker;
 use crate::api::{DeviceReport, Event, EventKind, PeerReport};
 use crate::usage::LeaseReport;
 
@@ -27,14 +28,21 @@ pub struct Draft {
     function: Option<String>,
     lease: Option<u64>,
     epoch: Option<u64>,
+    by: Option<Asker>,
     text: String,
 }
 
 impl Draft {
+    /// That `asker` asked for it.
+    #[must_use]
+    pub fn by(self, asker: Option<Asker>) -> Draft {
+        Draft { by: asker, ..self }
+    }
+
     /// Something about no function or lease.
     pub fn of_host(kind: EventKind, host: Option<&str>, text: String) -> Draft {
         let host = host.map(str::to_owned);
-        Draft { kind, host, function: None, lease: None, epoch: None, text }
+        Draft { kind, host, function: None, lease: None, epoch: None, by: None, text }
     }
 
     /// Something about a function that no lease has to do with.
@@ -61,6 +69,7 @@ impl Draft {
             function: Some(function.to_string()),
             lease: Some(lease.lease),
             epoch: Some(lease.epoch),
+            by: None,
             text,
         };
         if let Some(before) = before.filter(|before| before.state == lease.state) {
@@ -320,32 +329,39 @@ pub fn lease_span(lease: u64) -> tracing::Span {
 pub fn log(event: &Event) {
     let _about = event.lease.map(|lease| lease_span(lease).entered());
     let Event { id, text, .. } = event;
+    let by = event.by.as_ref().map(tracing::field::display);
     match event.kind {
-        EventKind::Lease | EventKind::Refusal | EventKind::Restart => {
-            tracing::info!(event = id, "{text}");
+        EventKind::Lease | EventKind::Refusal | EventKind::Restart | EventKind::Access => {
+            tracing::info!(event = id, by, "{text}");
         }
-        EventKind::Loss | EventKind::Fault => tracing::warn!(event = id, "{text}"),
+        EventKind::Loss | EventKind::Fault => tracing::warn!(event = id, by, "{text}"),
     }
 }
 
 /// Keeps somebody who is refused again and again from filling the log.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    /// By what is said: when it last was, and how often it was not since.
+    /// By what is alike: when it last was said, and how often it was not since.
     said: BTreeMap<String, (u64, u64)>,
 }
 
 impl Refusals {
-    /// The event of a refusal at `now`; nothing when the same was said a moment ago.
-    pub fn refused(&mut self, now: u64, host: Option<&str>, text: &str) -> Option<Draft> {
+    /// The event of a refusal at `now`; nothing when one that is `alike` was said a moment ago.
+    pub fn refused(
+        &mut self,
+        now: u64,
+        alike: &str,
+        host: Option<&str>,
+        text: &str,
+    ) -> Option<Draft> {
         let recent = |at: u64| now < at.saturating_add(REFUSALS_EVERY_MS);
-        if !self.said.contains_key(text) && self.said.len() >= MOST_REFUSALS {
+        if !self.said.contains_key(alike) && self.said.len() >= MOST_REFUSALS {
             self.said.retain(|_, (at, _)| recent(*at));
             if self.said.len() >= MOST_REFUSALS {
                 return None;
             }
         }
-        let (at, left_out) = self.said.entry(text.to_owned()).or_insert((0, 0));
+        let (at, left_out) = self.said.entry(alike.to_owned()).or_insert((0, 0));
         if *at > 0 && recent(*at) {
             *left_out += 1;
             return None;
@@ -380,8 +396,8 @@ impl Log {
     pub fn number(&self, now: u64, drafts: Vec<Draft>) -> Vec<Event> {
         let numbered = drafts.into_iter().zip(self.newest + 1..);
         let event = |(draft, id): (Draft, u64)| {
-            let Draft { kind, host, function, lease, epoch, text } = draft;
-            Event { id, at_ms: now, kind, host, function, lease, epoch, text }
+            let Draft { kind, host, function, lease, epoch, by, text } = draft;
+            Event { id, at_ms: now, kind, host, function, lease, epoch, by, text }
         };
         numbered.map(event).collect()
     }
@@ -474,14 +490,14 @@ mod tests {
     #[test]
     fn refusals_that_say_the_same_are_counted() {
         let mut refusals = Refusals::default();
-        assert!(refusals.refused(5000, Some("beta"), "held").is_some());
-        assert!(refusals.refused(5001, Some("beta"), "held").is_none());
-        assert!(refusals.refused(5999, Some("beta"), "held").is_none());
-        assert!(refusals.refused(5999, Some("gamma"), "held by another").is_some());
-        let next = refusals.refused(6000, Some("beta"), "held").unwrap();
+        assert!(refusals.refused(5000, "held", Some("beta"), "held").is_some());
+        assert!(refusals.refused(5001, "held", Some("beta"), "held").is_none());
+        assert!(refusals.refused(5999, "held", Some("beta"), "held").is_none());
+        assert!(refusals.refused(5999, "other", Some("gamma"), "held").is_some());
+        let next = refusals.refused(6000, "held", Some("beta"), "held").unwrap();
         assert_eq!(next.text, "held (2 more times since the last)");
         for number in 0..2 * MOST_REFUSALS {
-            refusals.refused(7000, None, &number.to_string());
+            refusals.refused(7000, &number.to_string(), None, "no");
         }
         assert!(refusals.said.len() <= MOST_REFUSALS);
     }

@@ -22,7 +22,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::BroadcastStream;
 use utoipa::{IntoParams, OpenApi};
 
-use crate::access::Peer;
+use crate::access::{self, Peer, Refused};
 use crate::answers::check_key;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
@@ -32,7 +32,7 @@ use crate::api::{
 use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
-use crate::{compositions, levels, machines, offers, said, shares, together};
+use crate::{certificates, compositions, levels, machines, offers, people, said, shares, together};
 
 type Shared = State<Arc<Service>>;
 
@@ -86,6 +86,8 @@ pub fn openapi() -> String {
     document.merge(together::Document::openapi());
     document.merge(offers::Document::openapi());
     document.merge(machines::Document::openapi());
+    document.merge(people::Document::openapi());
+    document.merge(certificates::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
@@ -101,10 +103,14 @@ impl IntoResponse for ApiError {
             | "unknown_lease"
             | "unknown_place"
             | "unknown_composition"
+            | "unknown_request"
+            | "unknown_certificate"
             | "unknown_share"
             | "no_way" => StatusCode::NOT_FOUND,
             "shared" | "level_refused" | "exists" | "in_rack_file" | "held" | "returning"
-            | "queued" | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
+            | "queued" | "withdrawn" | "over" | "too_many" | "cannot_restart" => {
+                StatusCode::CONFLICT
+            }
             "key_reused" | "contradiction" | "inseparable" | "no_window" => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
@@ -114,7 +120,11 @@ impl IntoResponse for ApiError {
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        (status, Json(self)).into_response()
+        let refused = (status == StatusCode::FORBIDDEN).then(|| Refused(self.clone()));
+        let mut response = (status, Json(self)).into_response();
+        // Who decided about the request says so to whoever notes it.
+        refused.map(|refused| response.extensions_mut().insert(refused));
+        response
     }
 }
 
@@ -335,8 +345,14 @@ pub(crate) fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static
     ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
 }
 
-/// All routes. Requests carry a [`ConnectInfo`] of the [`Peer`] that they came from.
+/// All routes, for who may ask. Requests carry a [`ConnectInfo`] of the [`Peer`] that they came from.
 pub fn routes(service: Arc<Service>) -> Router {
+    let check = axum::middleware::from_fn_with_state(service.clone(), access::check);
+    bare_routes(service).layer(check)
+}
+
+/// The same for everybody: others are put beside them before it is looked at who asks.
+pub(crate) fn bare_routes(service: Arc<Service>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/control", get(control))
@@ -356,6 +372,7 @@ pub fn routes(service: Arc<Service>) -> Router {
         .merge(shares::routes())
         .merge(together::routes())
         .merge(offers::routes())
+        .merge(people::own_routes())
         .with_state(service.clone())
         .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }

@@ -13,7 +13,8 @@
 //! * [`answers`]: requests with an idempotency key, and their answers.
 //! * [`events`]: what happened, with its cause.
 //! * [`usage`]: what a lease used, and how far it got what it was promised.
-//! * [`access`]: who asks, and what it may. [`machines`]: the API for other machines, over TLS.
+//! * [`access`]: who asks, and what it may. [`machines`]: the API for other machines, over TLS. [`people`]: how people
+//!   get in. [`register`]: which certificates there are, and which are revoked; [`certificates`]: as the API has them.
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
 //! * [`said`]: what is said to nodes, with the leader's term.
@@ -22,6 +23,7 @@
 pub mod access;
 pub mod answers;
 pub mod api;
+pub mod certificates;
 pub mod client;
 pub mod compositions;
 pub mod etcd;
@@ -35,7 +37,9 @@ pub mod metrics;
 pub mod network;
 pub mod node;
 pub mod offers;
+pub mod people;
 pub mod reach;
+pub mod register;
 pub mod said;
 pub mod service;
 pub mod shares;

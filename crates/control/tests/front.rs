@@ -86,7 +86,7 @@ async fn leads(routes: &Router) {
 #[tokio::test]
 async fn who_does_not_lead_says_who_does_and_decides_nothing() {
     let (front, said, _members) = front();
-    let routes = front.routes().layer(MockConnectInfo(Peer::Node("alpha".to_owned())));
+    let routes = front.routes().layer(MockConnectInfo(Peer::Node("alpha".to_owned(), None)));
     let refused = ask(&routes, "/v1/devices").await;
     assert_eq!(refused.status(), StatusCode::MISDIRECTED_REQUEST);
     assert_eq!(refused.headers()[LEADER], "https://other:7420");

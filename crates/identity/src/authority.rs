@@ -2,24 +2,22 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, DnValue,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SerialNumber,
 };
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use time::{Duration, OffsetDateTime};
+use time::OffsetDateTime;
 
+use crate::certified::{Certified, NODE_LIFE, SKEW, now};
 use crate::credentials::{write_private, write_public};
 use crate::{Credentials, CredentialsError, Request, Subject, fingerprint};
 
 /// How long the certificate of an authority is good.
-const AUTHORITY: Duration = Duration::days(3650);
-/// How long the certificate of a node is good. It is renewed when a third of this is left.
-pub(crate) const NODE: Duration = Duration::days(30);
-/// How far clocks may be apart.
-const SKEW: Duration = Duration::minutes(10);
+const AUTHORITY: Duration = Duration::from_secs(3650 * 24 * 3600);
 
 /// Why an authority cannot be had, or does not sign.
 #[derive(Debug, thiserror::Error)]
@@ -32,9 +30,9 @@ pub enum AuthorityError {
         /// What the system says.
         cause: io::Error,
     },
-    /// A host has a name that no certificate can have.
+    /// A host or a person has a name that no certificate can have.
     #[error(
-        "no certificate can name {0}; a host of several machines has lower-case letters, digits and `-` only"
+        "no certificate can name {0}; names of hosts and people have lower-case letters, digits and `-` only"
     )]
     Name(String),
     /// What is to be signed, or what was stored, is no such thing.
@@ -105,7 +103,9 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        valid_for(&mut params, AUTHORITY);
+        let since = now();
+        params.not_before = moment(since.saturating_sub(SKEW.as_secs()))?;
+        params.not_after = moment(since.saturating_add(AUTHORITY.as_secs()))?;
         let pem = params.self_signed(&key)?.pem();
         Authority::of(pem, key)
     }
@@ -150,12 +150,13 @@ impl Authority {
         fingerprint(&self.certificate)
     }
 
-    /// Signs a certificate of `subject` for who has the key of `request` (PEM). Whatever else the request asks
-    /// for is left out. The answer is the certificate and the authority's (PEM).
+    /// Signs a certificate that says what `certified` does, for who has the key of `request` (PEM). Whatever else the
+    /// request asks for is left out. The answer is the certificate and the authority's (PEM).
     ///
     /// # Errors
     /// [`AuthorityError`].
-    pub fn sign(&self, subject: &Subject, request: &str) -> Result<String, AuthorityError> {
+    pub fn sign(&self, certified: &Certified, request: &str) -> Result<String, AuthorityError> {
+        let subject = &certified.subject;
         if !subject.is_valid() {
             return Err(AuthorityError::Name(subject.to_string()));
         }
@@ -163,28 +164,36 @@ impl Authority {
         let mut params = CertificateParams::new(vec![subject.to_string()])?;
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages = match subject {
+            // Nobody connects to a person.
+            Subject::Person(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Subject::Node(_) | Subject::Control => {
+                vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]
+            }
+        };
         params.distinguished_name.push(DnType::CommonName, subject.to_string());
-        valid_for(&mut params, NODE);
+        params.serial_number = Some(SerialNumber::from_slice(certified.serial.bytes()));
+        let since = certified.since.saturating_sub(SKEW.as_secs());
+        (params.not_before, params.not_after) = (moment(since)?, moment(certified.until)?);
         asked.params = params;
         let signed = asked.signed_by(&self.issuer)?;
         Ok(format!("{}{}", signed.pem(), self.pem))
     }
 
-    /// Credentials of `subject`, made here.
+    /// Credentials of `subject`, made here, which are good for [`NODE_LIFE`].
     ///
     /// # Errors
     /// [`AuthorityError`].
     pub fn issue(&self, subject: &Subject) -> Result<Credentials, AuthorityError> {
         let request = Request::new()?;
-        let signed = self.sign(subject, request.text())?;
+        let certified = Certified::new(subject.clone(), NODE_LIFE);
+        let signed = self.sign(&certified, request.text())?;
         Ok(request.answered(&signed)?)
     }
 }
 
-fn valid_for(params: &mut CertificateParams, time: Duration) {
-    let now = OffsetDateTime::now_utc();
-    params.not_before = now - SKEW;
-    params.not_after = now + time;
+fn moment(seconds: u64) -> Result<OffsetDateTime, AuthorityError> {
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    // Nothing that is known is good for thousands of years.
+    OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| rcgen::Error::Time.into())
 }

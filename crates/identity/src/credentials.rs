@@ -12,10 +12,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use time::OffsetDateTime;
 
-use crate::Subject;
-use crate::authority::NODE;
+use crate::{Certified, Subject, now};
 
 /// Why credentials cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +71,7 @@ impl Request {
 /// A certificate of the rack with its key.
 #[derive(Clone)]
 pub struct Credentials {
-    subject: Subject,
+    certified: Certified,
     /// The certificate and the authority's, in PEM, and the key.
     text: (String, String),
     client: Arc<ClientConfig>,
@@ -83,7 +81,7 @@ pub struct Credentials {
 
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credentials").field("subject", &self.subject).finish_non_exhaustive()
+        f.debug_struct("Credentials").field("certified", &self.certified).finish_non_exhaustive()
     }
 }
 
@@ -122,7 +120,7 @@ impl Credentials {
         let [own, authority] = &chain[..] else {
             return Err(unusable("it is not one certificate with its authority's"));
         };
-        let subject = Subject::of(own).ok_or_else(|| unusable("it names nobody of a rack"))?;
+        let certified = Certified::of(own).ok_or_else(|| unusable("it names nobody of a rack"))?;
         let mut roots = RootCertStore::empty();
         roots.add(authority.clone()).map_err(unusable)?;
         let roots = Arc::new(roots);
@@ -150,12 +148,17 @@ impl Credentials {
         };
         let (open_server, server) = (Arc::new(server(true)?), Arc::new(server(false)?));
         let text = (certificates_of(certificates), key_of(key));
-        Ok(Credentials { subject, text, client: Arc::new(client), server, open_server })
+        Ok(Credentials { certified, text, client: Arc::new(client), server, open_server })
     }
 
     /// Whom they are of.
     pub fn subject(&self) -> &Subject {
-        &self.subject
+        &self.certified.subject
+    }
+
+    /// What the certificate says.
+    pub fn certified(&self) -> &Certified {
+        &self.certified
     }
 
     /// For connecting to others of the rack.
@@ -175,25 +178,17 @@ impl Credentials {
 
     /// Whether they are of no more use: their time is over.
     pub fn is_over(&self) -> bool {
-        expiry(&self.text.0).is_none_or(|at| at < OffsetDateTime::now_utc())
+        self.certified.is_over(now())
     }
 
-    /// Whether they are to be renewed by now: less than a third of their time is left.
+    /// Whether they are to be renewed by now.
     pub fn is_due(&self) -> bool {
-        let left = expiry(&self.text.0).map(|at| at - OffsetDateTime::now_utc());
-        left.is_none_or(|left| left < NODE / 3)
+        self.certified.is_due(now())
     }
 }
 
 /// The file with a certificate, its authority's, and the key.
 const FILE: &str = "identity.pem";
-
-/// When the first of `certificates` ends to be good.
-fn expiry(certificates: &str) -> Option<OffsetDateTime> {
-    let first = CertificateDer::pem_slice_iter(certificates.as_bytes()).next()?.ok()?;
-    let (_, certificate) = x509_parser::parse_x509_certificate(&first).ok()?;
-    OffsetDateTime::from_unix_timestamp(certificate.validity().not_after.timestamp()).ok()
-}
 
 /// The parts of a PEM text between lines of this kind.
 fn part(text: &str, is_part: impl Fn(&str) -> bool) -> String {

@@ -3,83 +3,32 @@
 //!
 //! A rack has a certificate authority of its own, made by its control plane ([`Authority`]). Whoever belongs to
 //! the rack has a certificate of it that names what it is ([`Subject`]), and shows that in TLS 1.3 to all others
-//! ([`Credentials`]). A host gets its first one for a [token](Token), which is good once and for a limited time.
+//! ([`Credentials`]). Hosts and people get their first one for a [token](Token), which is good once and for a limited
+//! time.
 
 mod authority;
+mod certified;
 mod credentials;
 mod join;
+mod revoked;
+mod subject;
 mod token;
 
-use std::fmt;
-
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::CertificateDer;
 
 pub use authority::{Authority, AuthorityError};
+pub use certified::{BadSerial, Certified, LONGEST_LIFE, NODE_LIFE, PERSON_LIFE, Serial, now};
 pub use credentials::{Credentials, CredentialsError, Request, write_private};
 pub use join::joining_config;
+pub use revoked::{
+    IsRevoked, MOST_REVOKED, Revocation, RevocationList, Revocations, Revoked, Watched,
+};
 pub use rustls;
-pub use token::{BadToken, Shelf, Token, TokenRefused, Tokens};
+pub use subject::{BadRole, BadSubject, Person, Role, Subject};
+pub use token::{BadToken, Bearer, Shelf, Token, TokenRefused, Tokens};
 
 /// Credentials that are renewed while they are used.
 pub type Renewed = std::sync::Arc<std::sync::RwLock<Credentials>>;
-
-/// What a certificate of the rack names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
-    /// The control plane.
-    Control,
-    /// The node of this host.
-    Node(String),
-}
-
-/// Ends the names of nodes.
-const NODE: &str = ".node.rackbus";
-/// The name of the control plane.
-const CONTROL: &str = "control.rackbus";
-
-impl Subject {
-    /// The subject that `certificate` names: one, and none but by its name for DNS. Whether the certificate is
-    /// of this rack has been looked at.
-    pub fn of(certificate: &CertificateDer<'_>) -> Option<Subject> {
-        let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
-        let mut names = certificate.valid_dns_names();
-        let name = names.next()?;
-        let subject = match name.strip_suffix(NODE) {
-            Some(host) if !host.is_empty() => Subject::Node(host.to_owned()),
-            _ if name == CONTROL => Subject::Control,
-            _ => return None,
-        };
-        names.next().is_none().then_some(subject)
-    }
-
-    /// The name by which others connect to it; `None` where it is not [valid](Subject::is_valid).
-    pub fn server_name(&self) -> Option<ServerName<'static>> {
-        ServerName::try_from(self.to_string()).ok().filter(|_| self.is_valid())
-    }
-
-    /// Whether a certificate can name it: a host's name is a label of a DNS name.
-    pub fn is_valid(&self) -> bool {
-        match self {
-            Subject::Control => true,
-            Subject::Node(host) => {
-                let plain =
-                    |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-                let ends = !host.starts_with('-') && !host.ends_with('-');
-                (1..=63).contains(&host.len()) && ends && host.bytes().all(plain)
-            }
-        }
-    }
-}
-
-/// The name in the certificate: `alpha.node.rackbus`.
-impl fmt::Display for Subject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Subject::Control => f.write_str(CONTROL),
-            Subject::Node(host) => write!(f, "{host}{NODE}"),
-        }
-    }
-}
 
 /// Bytes that nobody can guess.
 pub fn random<const N: usize>() -> [u8; N] {

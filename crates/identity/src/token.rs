@@ -1,19 +1,21 @@
-//! What lets a host join once: a secret, and the fingerprint by which the host knows the rack's authority.
+//! What lets a host join, or a person log in, once: a secret, and the fingerprint by which they know the rack's
+//! authority.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
+use crate::certified::{PERSON_LIFE, now};
 use crate::credentials::write_private;
-use crate::{hex, of_hex, random};
+use crate::{Person, Subject, hex, of_hex, random};
 
-/// What a host joins with: `rackbus1.SECRET.AUTHORITY`.
+/// What a host joins or a person logs in with: `rackbus1.SECRET.AUTHORITY`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     secret: [u8; 16],
@@ -22,9 +24,7 @@ pub struct Token {
 
 /// A text is no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "this is no token to join with: these begin with `rackbus1.`, and are made by `rackbus token`"
-)]
+#[error("this is no token: these begin with `rackbus1.`, and are made by `rackbus token`")]
 pub struct BadToken;
 
 impl Token {
@@ -74,21 +74,69 @@ pub enum TokenRefused {
         "the token was used already, has expired, or is another rack's; make a new one with `rackbus token`"
     )]
     Unknown,
-    /// It is for another host.
-    #[error("the token is for host {0}")]
-    Host(String),
+    /// It is for another host, or for somebody else.
+    #[error("the token is for {0}")]
+    Other(Bearer),
     /// That it was used cannot be stored.
     #[error("tokens cannot be stored: {0}")]
     Store(io::Error),
 }
 
+/// Who may use a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bearer {
+    /// The machine of this host, to join.
+    Host(String),
+    /// This person, to log in; their certificates are good for so long.
+    Person(Person, Duration),
+}
+
+impl fmt::Display for Bearer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Bearer::Host(host) => write!(f, "host {host}"),
+            Bearer::Person(person, _) => write!(f, "user {}", person.user),
+        }
+    }
+}
+
 /// A token that may be used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Open {
-    /// The only host that may use it.
+    /// The only host that may use it; none where it is a person's. Versions that know hosts only read this alone.
     host: String,
+    /// The person that may use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    person: Option<Subject>,
+    /// For how many seconds the person's certificates are good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    life: Option<u64>,
     /// Seconds since 1970 until which it is good.
     until: u64,
+}
+
+impl Open {
+    fn new(bearer: &Bearer, until: u64) -> Open {
+        match bearer {
+            Bearer::Host(host) => Open { host: host.clone(), person: None, life: None, until },
+            Bearer::Person(person, life) => Open {
+                host: String::new(),
+                person: Some(Subject::Person(person.clone())),
+                life: Some(life.as_secs()),
+                until,
+            },
+        }
+    }
+
+    fn bearer(&self) -> Bearer {
+        match &self.person {
+            Some(Subject::Person(person)) => {
+                let life = self.life.map_or(PERSON_LIFE, Duration::from_secs);
+                Bearer::Person(person.clone(), life)
+            }
+            _ => Bearer::Host(self.host.clone()),
+        }
+    }
 }
 
 /// Where tokens are kept: one text, which several processes may share.
@@ -152,11 +200,11 @@ impl Tokens {
         Tokens { shelf, authority }
     }
 
-    /// A new one, with which `host` may join once within `time`.
+    /// A new one, which `bearer` may use once within `time`.
     ///
     /// # Errors
     /// When it cannot be stored, or there are too many.
-    pub fn make(&mut self, host: &str, time: Duration) -> io::Result<Token> {
+    pub fn make(&mut self, bearer: &Bearer, time: Duration) -> io::Result<Token> {
         let now = now();
         let mut all = self.all()?;
         all.retain(|_, open| open.until > now);
@@ -165,40 +213,55 @@ impl Tokens {
         }
         let token = Token { secret: random(), authority: self.authority };
         let until = now.saturating_add(time.as_secs());
-        all.insert(token.digest(), Open { host: host.to_owned(), until });
+        all.insert(token.digest(), Open::new(bearer, until));
         self.store(&all)?;
         Ok(token)
     }
 
-    /// Whether `host` may join with `token`.
+    /// Who may use `token`.
     ///
     /// # Errors
     /// [`TokenRefused`].
-    pub fn check(&mut self, token: &Token, host: &str) -> Result<(), TokenRefused> {
+    pub fn bearer(&mut self, token: &Token) -> Result<Bearer, TokenRefused> {
         let all = self.all().map_err(TokenRefused::Store)?;
-        self.find(&all, token, host).map(drop)
+        self.find(&all, token).map(|(_, bearer)| bearer)
     }
 
-    fn find(&self, all: &AllOpen, token: &Token, host: &str) -> Result<String, TokenRefused> {
+    fn find(&self, all: &AllOpen, token: &Token) -> Result<(String, Bearer), TokenRefused> {
         let (digest, now) = (token.digest(), now());
         let open = all.get(&digest).filter(|open| open.until > now);
         let open = open.filter(|_| token.authority == self.authority);
-        let open = open.ok_or(TokenRefused::Unknown)?;
-        if open.host != host {
-            return Err(TokenRefused::Host(open.host.clone()));
-        }
-        Ok(digest)
+        let bearer = open.ok_or(TokenRefused::Unknown)?.bearer();
+        Ok((digest, bearer))
     }
 
-    /// `host` joins with `token`, which is of no more use then.
+    /// `bearer` uses `token`, which is of no more use then.
     ///
     /// # Errors
-    /// [`TokenRefused`]. The token of another host stays good.
-    pub fn take(&mut self, token: &Token, host: &str) -> Result<(), TokenRefused> {
+    /// [`TokenRefused`]. The token of somebody else stays good.
+    pub fn take(&mut self, token: &Token, bearer: &Bearer) -> Result<(), TokenRefused> {
         let mut all = self.all().map_err(TokenRefused::Store)?;
-        let digest = self.find(&all, token, host)?;
+        let (digest, owner) = self.find(&all, token)?;
+        if owner != *bearer {
+            return Err(TokenRefused::Other(owner));
+        }
         all.remove(&digest);
         self.store(&all).map_err(TokenRefused::Store)
+    }
+
+    /// Forgets the tokens of those whom `of` says; how many there were.
+    ///
+    /// # Errors
+    /// When that cannot be stored.
+    pub fn forget(&mut self, of: impl Fn(&Bearer) -> bool) -> io::Result<usize> {
+        let mut all = self.all()?;
+        let before = all.len();
+        all.retain(|_, open| !of(&open.bearer()));
+        let gone = before - all.len();
+        if gone > 0 {
+            self.store(&all)?;
+        }
+        Ok(gone)
     }
 
     fn all(&mut self) -> io::Result<AllOpen> {
@@ -213,31 +276,33 @@ impl Tokens {
     }
 }
 
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Role;
 
     const HOUR: Duration = Duration::from_secs(3600);
+
+    fn host(name: &str) -> Bearer {
+        Bearer::Host(name.to_owned())
+    }
 
     #[test]
     fn a_token_is_good_once_and_for_one_host() {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
-        let token = tokens.make("alpha", HOUR).unwrap();
+        let token = tokens.make(&host("alpha"), HOUR).unwrap();
         let text = token.to_string();
         assert_eq!(text.parse::<Token>().unwrap(), token);
-        assert!(
-            matches!(tokens.take(&token, "beta"), Err(TokenRefused::Host(host)) if host == "alpha")
-        );
+        assert_eq!(tokens.bearer(&token).unwrap(), host("alpha"));
+        let refused = tokens.take(&token, &host("beta")).unwrap_err();
+        assert_eq!(refused.to_string(), "the token is for host alpha");
         // Another process of the control plane knows it, too.
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
-        tokens.take(&token, "alpha").unwrap();
+        tokens.take(&token, &host("alpha")).unwrap();
         for mut tokens in [tokens, Tokens::open(folder.path(), [7; 32]).unwrap()] {
-            assert!(matches!(tokens.take(&token, "alpha"), Err(TokenRefused::Unknown)));
+            let refused = tokens.take(&token, &host("alpha"));
+            assert!(matches!(refused, Err(TokenRefused::Unknown)));
         }
         let stored = std::fs::read_to_string(folder.path().join("tokens.json")).unwrap();
         assert!(!stored.contains(text.split('.').nth(1).unwrap()), "the secret is in a file");
@@ -245,14 +310,31 @@ mod tests {
     }
 
     #[test]
+    fn a_token_of_a_person_says_who_they_are_and_for_how_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
+        let role = Role::Borrower("beta".to_owned());
+        let ann = Bearer::Person(Person { user: "ann".to_owned(), role }, HOUR);
+        let token = tokens.make(&ann, HOUR).unwrap();
+        assert_eq!(tokens.bearer(&token).unwrap(), ann);
+        // No host joins with it: neither beta, for which ann borrows, nor one without a name.
+        for other in [host("beta"), host("ann"), host("")] {
+            let refused = tokens.take(&token, &other).unwrap_err();
+            assert_eq!(refused.to_string(), "the token is for user ann");
+        }
+        tokens.take(&token, &ann).unwrap();
+        assert!(matches!(tokens.bearer(&token), Err(TokenRefused::Unknown)));
+    }
+
+    #[test]
     fn a_token_that_has_expired_or_is_another_racks_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
-        let expired = tokens.make("alpha", Duration::ZERO).unwrap();
-        assert!(matches!(tokens.take(&expired, "alpha"), Err(TokenRefused::Unknown)));
-        let good = tokens.make("alpha", HOUR).unwrap();
+        let expired = tokens.make(&host("alpha"), Duration::ZERO).unwrap();
+        assert!(matches!(tokens.take(&expired, &host("alpha")), Err(TokenRefused::Unknown)));
+        let good = tokens.make(&host("alpha"), HOUR).unwrap();
         let other = Token { authority: [8; 32], ..good };
-        assert!(matches!(tokens.take(&other, "alpha"), Err(TokenRefused::Unknown)));
+        assert!(matches!(tokens.take(&other, &host("alpha")), Err(TokenRefused::Unknown)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection};
-use rackbus_identity::{Credentials, Renewed, Subject};
+use rackbus_identity::{Credentials, Renewed, Revocations, Subject};
 use rackbus_memory::StreamError;
 
 use crate::tls::TlsConversation;
@@ -41,6 +41,7 @@ pub struct TcpLink {
     /// Where it listens.
     listen: String,
     credentials: Renewed,
+    revocations: Revocations,
     unheard: Arc<AtomicUsize>,
     others: Others,
 }
@@ -67,9 +68,16 @@ impl TcpLink {
             advertised: format!("{SCHEME}{advertised}"),
             listen: listen.to_owned(),
             credentials,
+            revocations: Revocations::default(),
             unheard: Arc::default(),
             others: Others::default(),
         }
+    }
+
+    /// The same, which speaks to nobody whose certificate is revoked, and ends the conversations of who is.
+    #[must_use]
+    pub fn with_revocations(self, revocations: Revocations) -> TcpLink {
+        TcpLink { revocations, ..self }
     }
 
     /// Asks `locate` for the addresses of other hosts' nodes, from whatever thread wants one: it may wait
@@ -130,6 +138,8 @@ impl Connect for TcpLink {
         let tls = ClientConnection::new(config, name).map_err(std::io::Error::other);
         let tls = tls.map_err(unreachable)?;
         let stream = TlsConversation::begin(socket, tls.into(), TIME_LIMIT).map_err(unreachable)?;
+        let known = stream.end_when_revoked(&self.revocations);
+        known.map_err(|reason| LinkError::Refused { peer: peer(), reason })?;
         send_frame(&stream, hello).map_err(broken)?;
         match receive_frame(&stream).map_err(broken)? {
             Ok(HelloReply::Accepted) => Ok(Arc::new(stream)),
@@ -233,6 +243,10 @@ impl Caller for TcpCaller {
             let _ = send_frame(&*stream, &HelloReply::Refused(reason.to_owned()));
             None
         };
+        let peer = match stream.end_when_revoked(&self.link.revocations) {
+            Ok(certified) => certified.subject,
+            Err(reason) => return refuse(&reason),
+        };
         let hello: Hello = match receive_frame(&*stream) {
             Ok(Ok(hello)) => hello,
             Ok(Err(what)) => return refuse(&format!("the hello makes no sense: {what}")),
@@ -245,8 +259,7 @@ impl Caller for TcpCaller {
         if hello.rack != self.link.rack || hello.to != self.host {
             return refuse(&format!("this is {} of rack {}", self.host, self.link.rack));
         }
-        let peer = stream.peer(Subject::of);
-        if peer != Some(Subject::Node(hello.from.clone())) {
+        if peer != Subject::Node(hello.from.clone()) {
             return refuse(&format!("your certificate is not that of {}", hello.from));
         }
         if let Some(reason) = refusal(&hello.service) {
@@ -263,7 +276,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::sync::RwLock;
 
-    use rackbus_identity::Authority;
+    use rackbus_identity::{Authority, Revocation, RevocationList, Revoked};
     use rackbus_memory::exchange::MESSAGE_BYTES;
     use rackbus_memory::exchange::session::Side;
     use rackbus_memory::{Carried, CarriedSession, Event, Exchange, ExchangeLayout};
@@ -394,6 +407,39 @@ mod tests {
         scanner.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
         assert!(hear.join().unwrap());
         let _ = scanner.read(&mut [0; 100]);
+    }
+
+    #[test]
+    fn who_is_revoked_is_not_heard_and_its_conversations_end() {
+        let authority = authority();
+        let revocations = Revocations::default();
+        let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
+        let alpha = alpha.with_revocations(revocations.clone());
+        let (incoming, ours) = meet(&alpha, &beta, hello("beta", medium()));
+        let (theirs, ours) = (incoming.unwrap().stream, ours.unwrap());
+        let gamma = link(&authority, "gamma");
+        let (_gamma, stays) = meet(&alpha, &gamma, hello("gamma", medium()));
+        let now = rackbus_identity::now();
+        let revoke = |host: &str, number: u64| {
+            let what = Revoked::Host(host.to_owned());
+            let revoked = vec![Revocation { number, what, at: now + 5, until: now + 1000 }];
+            revocations.learn(&RevocationList { version: number, revoked }, now);
+        };
+        revoke("beta", 1);
+        // Both sides see the end, whoever waits for whatever.
+        theirs.wait_closed();
+        ours.wait_closed();
+        assert!(!stays.unwrap().is_closed(), "another host's conversation ended");
+        let said = refused(&alpha, &beta, hello("beta", medium()));
+        assert!(said.contains("of beta.node.rackbus was revoked"), "{said}");
+        // Nor is it spoken to.
+        revoke("gamma", 2);
+        let (listening, address) = listening(&gamma);
+        let hear = std::thread::spawn(move || listening.accept().unwrap().hear().is_some());
+        let to_gamma = Hello { to: "gamma".into(), ..hello("alpha", medium()) };
+        let said = alpha.connect(&address, &to_gamma).err().unwrap().to_string();
+        assert!(said.contains("of gamma.node.rackbus was revoked"), "{said}");
+        assert!(!hear.join().unwrap());
     }
 
     #[test]

@@ -5,10 +5,11 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_identity::rustls::{Connection, Error};
+use rackbus_identity::{Certified, Revocations, Watched};
 use rackbus_memory::{Carrier, PacketStream, Stream, StreamError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -37,6 +38,8 @@ struct Shared {
     limit: Duration,
     /// How long it may take for what is to be received.
     receive_limit: Mutex<Option<Duration>>,
+    /// Ends it when the peer's certificate is revoked.
+    watched: OnceLock<Watched>,
 }
 
 impl TlsConversation {
@@ -52,7 +55,7 @@ impl TlsConversation {
         prepare(&socket)?;
         tls.set_buffer_limit(Some(BUFFER));
         let (tls, receive_limit) = (Mutex::new(tls), Mutex::new(Some(limit)));
-        let shared = Shared { socket, tls, limit, receive_limit };
+        let shared = Shared { socket, tls, limit, receive_limit, watched: OnceLock::new() };
         let conversation = TlsConversation(Arc::new(shared));
         let deadline = Instant::now() + limit;
         loop {
@@ -71,6 +74,26 @@ impl TlsConversation {
             }
         }
         Ok(conversation)
+    }
+
+    /// Ends it when the certificate that the peer has shown is revoked.
+    ///
+    /// # Errors
+    /// Why the peer is not to be spoken to: it is nobody of the rack, or no more.
+    pub(crate) fn end_when_revoked(&self, revocations: &Revocations) -> Result<Certified, String> {
+        let certified = self.peer(Certified::of);
+        let certified = certified.ok_or("its certificate is of nobody of a rack")?;
+        let shared = Arc::downgrade(&self.0);
+        let end = move || {
+            if let Some(shared) = shared.upgrade() {
+                tracing::warn!("a conversation is ended: the peer's certificate was revoked");
+                let _ = shared.socket.shutdown(std::net::Shutdown::Both);
+            }
+        };
+        let watched = revocations.watch(certified.clone(), end).map_err(|it| it.to_string())?;
+        // It is asked once, when the conversation begins.
+        let _ = self.0.watched.set(watched);
+        Ok(certified)
     }
 
     /// What is to be received next may take for ever.

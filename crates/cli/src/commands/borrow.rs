@@ -113,7 +113,7 @@ impl Trust {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let wait_ms = self.wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
-        let client = client(common)?;
+        let client = client(common).await?;
         let request = |device: &str| BorrowRequest {
             group: self.group.clone(),
             wait_ms,

@@ -81,7 +81,7 @@ struct BorrowArgs {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let client = client(common)?;
+        let client = client(common).await?;
         match &self.command {
             Command::List => {
                 let compositions = client.compositions().await?;

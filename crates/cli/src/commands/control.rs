@@ -147,8 +147,10 @@ impl Args {
                 Some(listen) => {
                     let machines = Machines::open(&rack, text, &running.state_dir, listen).await?;
                     let Machines { listener, joining, credentials } = machines;
+                    let revocations = service.revocations().clone();
                     let routes = machines::all_routes(service, joining);
-                    let served = machines::serve(routes, &socket, listener, credentials);
+                    let served =
+                        machines::serve(routes, &socket, listener, credentials, revocations);
                     served.await.map_err(|error| failed(error.to_string()))
                 }
             }

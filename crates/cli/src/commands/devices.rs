@@ -25,7 +25,7 @@ pub struct Args {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let mut devices = client(common)?.devices().await?;
+        let mut devices = client(common).await?.devices().await?;
         let Some(wanted) = &self.device else {
             output.result(&devices, |o| table(&devices, o));
             return Ok(());

@@ -39,6 +39,8 @@ enum Kind {
     Fault,
     /// The control plane or a node was started.
     Restart,
+    /// Somebody was let in, or let out: tokens, machines that joined, people who logged in.
+    Access,
 }
 
 impl From<Kind> for EventKind {
@@ -49,6 +51,7 @@ impl From<Kind> for EventKind {
             Kind::Refusal => EventKind::Refusal,
             Kind::Fault => EventKind::Fault,
             Kind::Restart => EventKind::Restart,
+            Kind::Access => EventKind::Access,
         }
     }
 }
@@ -56,7 +59,7 @@ impl From<Kind> for EventKind {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let kind = self.kind.map(EventKind::from);
-        let mut lines = client(common)?.events(kind, Some(self.last), self.follow).await?;
+        let mut lines = client(common).await?.events(kind, Some(self.last), self.follow).await?;
         if !self.follow {
             let mut events = Vec::new();
             while let Some(event) = lines.next().await {
@@ -79,10 +82,11 @@ impl Args {
 }
 
 /// Of the columns of events that come one by one; the last needs none.
-const WIDTHS: [usize; 3] = ["2026-01-01T00:00:00.000Z".len(), "refusal".len(), 5];
+const WIDTHS: [usize; 4] =
+    ["2026-01-01T00:00:00.000Z".len(), "refusal".len(), 5, "ann (borrower for beta)".len()];
 
 /// The columns of [`row`].
-pub const HEAD: [&str; 4] = ["time", "kind", "lease", "what happened"];
+pub const HEAD: [&str; 5] = ["time", "kind", "lease", "asked by", "what happened"];
 
 /// An event for people.
 pub fn row(event: &Event) -> Vec<Cell> {
@@ -92,12 +96,14 @@ pub fn row(event: &Event) -> Vec<Cell> {
         EventKind::Refusal => ("refusal", Tone::Busy),
         EventKind::Fault => ("fault", Tone::Bad),
         EventKind::Restart => ("restart", Tone::Busy),
+        EventKind::Access => ("access", Tone::Plain),
     };
     let time = UNIX_EPOCH + Duration::from_millis(event.at_ms);
     vec![
         humantime::format_rfc3339_millis(time).to_string().into(),
         Cell(kind.into(), tone),
         event.lease.map(|lease| lease.to_string()).unwrap_or_default().into(),
+        event.by.as_ref().map(ToString::to_string).unwrap_or_default().into(),
         event.text.clone().into(),
     ]
 }

@@ -16,7 +16,7 @@ pub struct Args {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let lease = client(common)?.give_back(self.lease).await?;
+        let lease = client(common).await?.give_back(self.lease).await?;
         output.result(&lease, |o| {
             let (number, function) = (lease.lease, &lease.function);
             o.line(&format!("lease {number} is over; {function} is offered again"));

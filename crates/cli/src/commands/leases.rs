@@ -21,7 +21,7 @@ pub struct Args {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let leases = client(common)?.leases(self.all).await?;
+        let leases = client(common).await?.leases(self.all).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         output.result(&leases, |o| {

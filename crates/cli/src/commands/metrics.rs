@@ -4,7 +4,7 @@ use rackbus_control::Client;
 use serde_json::json;
 
 use crate::Common;
-use crate::commands::named_host;
+use crate::commands::{client, named_host};
 use crate::output::{Failure, Output};
 use crate::paths::{find_run_dir, running};
 
@@ -21,15 +21,16 @@ pub struct Args {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let run_dir = find_run_dir(common)?;
-        let socket = match &self.host {
-            None => rackbus_node::control_socket(&run_dir),
+        let client = match &self.host {
+            None => client(common).await?,
             Some(host) => {
+                let run_dir = find_run_dir(common)?;
                 let rack = running(&run_dir)?.rack()?;
-                run_dir.join(&named_host(&rack, host)?.name).join(rackbus_node::metrics::SOCKET)
+                let host = &named_host(&rack, host)?.name;
+                Client::new(&run_dir.join(host).join(rackbus_node::metrics::SOCKET))
             }
         };
-        let text = Client::new(&socket).metrics().await?;
+        let text = client.metrics().await?;
         output.result(&json!({ "host": self.host, "text": text }), |o| o.line(text.trim_end()));
         Ok(())
     }

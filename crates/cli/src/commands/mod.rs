@@ -3,8 +3,10 @@
 pub mod accel;
 pub mod bench;
 pub mod borrow;
+pub mod certificates;
 pub mod completions;
 pub mod composition;
+pub mod context;
 pub mod control;
 pub mod devices;
 pub mod down;
@@ -13,6 +15,7 @@ pub mod give_back;
 pub mod guest;
 pub mod leases;
 pub mod lend;
+pub mod login;
 pub mod mem;
 pub mod metal;
 pub mod metrics;
@@ -27,6 +30,7 @@ pub mod on;
 pub mod path;
 pub mod reach;
 pub mod restart;
+pub mod revoke;
 pub mod share;
 pub mod status;
 pub mod testbed;
@@ -34,6 +38,7 @@ pub mod token;
 pub mod top;
 pub mod up;
 pub mod vm;
+pub mod whoami;
 pub mod withdraw;
 
 use std::path::{Path, PathBuf};
@@ -44,13 +49,16 @@ use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::{Host, Rack};
 use rackbus_fabric::text::FileError;
 
-use crate::Common;
 use crate::output::Failure;
 use crate::paths::{find_run_dir, running};
+use crate::{Common, contexts};
 
-/// A client of the control plane of the rack that is meant.
-pub fn client(common: &Common) -> Result<Client, Failure> {
-    Ok(Client::new(&rackbus_node::control_socket(&find_run_dir(common)?)))
+/// A client of the control plane of the rack that is meant: that of a context, or of this machine.
+pub async fn client(common: &Common) -> Result<Client, Failure> {
+    match contexts::chosen(common)? {
+        Some(context) => context.client().await,
+        None => Ok(Client::new(&rackbus_node::control_socket(&find_run_dir(common)?))),
+    }
 }
 
 /// Reads a rack file.

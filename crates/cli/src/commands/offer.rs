@@ -32,7 +32,7 @@ impl Args {
             section: section(&self.keys)?,
             by_node: false,
         };
-        let offered = client(common)?.offer(&request).await?;
+        let offered = client(common).await?.offer(&request).await?;
         show(&offered, "can be borrowed", output)
     }
 }

@@ -19,7 +19,7 @@ pub struct Args {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let path = client(common)?.path(&self.from, &self.to).await?;
+        let path = client(common).await?.path(&self.from, &self.to).await?;
         output.result(&path, |o| {
             let rows = path.components.iter().enumerate().map(|(step, hop)| {
                 let link = hop.link.clone().unwrap_or_default();

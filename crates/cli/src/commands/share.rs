@@ -131,7 +131,7 @@ impl TurnArgs {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let client = client(common)?;
+        let client = client(common).await?;
         match &self.command {
             Command::List => {
                 let shares = client.shares().await?;

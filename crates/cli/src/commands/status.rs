@@ -17,7 +17,7 @@ pub struct Args {}
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        show(&client(common)?, output).await
+        show(&client(common).await?, output).await
     }
 }
 

@@ -27,7 +27,7 @@ impl Args {
             let error = format!("`{}` is no device", self.device);
             return Err(Failure::usage(error, "write HOST/NAME, for example alpha/nvme2"));
         };
-        let device = client(common)?.withdraw(host, device, self.force).await?;
+        let device = client(common).await?.withdraw(host, device, self.force).await?;
         let what = match device.state {
             SectionState::Withdrawn => "out of the rack",
             _ => "out of the rack; its host's node lets go of it when it is back",

@@ -21,17 +21,23 @@ pub fn free_port() -> u16 {
 pub struct Machine {
     folder: PathBuf,
     process: Option<Child>,
+    is_desk: bool,
 }
 
 impl Machine {
     fn new(folder: PathBuf) -> Machine {
         std::fs::create_dir_all(&folder).unwrap();
-        Machine { folder, process: None }
+        Machine { folder, process: None, is_desk: false }
     }
 
     /// The machine's run directory.
     pub fn run_dir(&self) -> PathBuf {
         self.folder.join("run")
+    }
+
+    /// The machine's state directory.
+    pub fn state_dir(&self) -> PathBuf {
+        self.folder.join("state")
     }
 
     /// `rackbus` on this machine, not started yet.
@@ -41,7 +47,13 @@ impl Machine {
             .args(args)
             .env("RACKBUS_RUN_DIR", self.folder.join("run"))
             .env("RACKBUS_STATE_DIR", self.folder.join("state"))
+            .env("XDG_CONFIG_HOME", self.folder.join("config"))
+            .env_remove("RACKBUS_CONTEXT")
             .stdin(Stdio::null());
+        if self.is_desk {
+            // No rack of its own is named: what runs there is looked for as usual.
+            command.env_remove("RACKBUS_RUN_DIR").env("XDG_RUNTIME_DIR", self.folder.join("run"));
+        }
         command
     }
 
@@ -119,11 +131,24 @@ impl Machines {
         let file = folder.path().join("rack.toml");
         std::fs::write(&file, text).unwrap();
         let listen = format!("127.0.0.1:{}", free_port());
-        let mut control = Machine::new(folder.path().join("c"));
-        control.start(&["control", file.to_str().unwrap(), "--listen", &listen]);
-        let machines = Machines { folder, control, url: format!("https://{listen}") };
-        machines.wait(|machines| machines.control.run(&["status"]).status.success());
+        let control = Machine::new(folder.path().join("c"));
+        let mut machines = Machines { folder, control, url: format!("https://{listen}") };
+        machines.begin_control();
         machines
+    }
+
+    /// Starts the control plane; returns when it answers.
+    pub fn begin_control(&mut self) {
+        let file = self.folder.path().join("rack.toml");
+        let listen = self.url.strip_prefix("https://").unwrap();
+        self.control.start(&["control", file.to_str().unwrap(), "--listen", listen]);
+        self.wait(|machines| machines.control.run(&["status"]).status.success());
+    }
+
+    /// Kills the control plane and starts it again.
+    pub fn restart_control(&mut self) {
+        self.control.crash();
+        self.begin_control();
     }
 
     /// A file with a new token for a host.
@@ -137,6 +162,14 @@ impl Machines {
     /// A machine for a host, with nothing running on it.
     pub fn machine(&self, host: &str) -> Machine {
         Machine::new(self.folder.path().join(host))
+    }
+
+    /// A machine where somebody works and no part of the rack runs.
+    pub fn desk(&self, user: &str) -> Machine {
+        let folder = self.folder.path().join(format!("desk-{user}"));
+        let mut machine = Machine::new(folder);
+        machine.is_desk = true;
+        machine
     }
 
     /// Starts a host's node on its machine, with a token if it has one; returns when the rack has it up.

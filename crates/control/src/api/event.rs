@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Device, HostStatus, Lease};
+use crate::access::Asker;
 
 /// What changed, as `/v1/changes` streams it: a line of JSON each, with the whole new state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -31,6 +32,8 @@ pub enum EventKind {
     Fault,
     /// The control plane or a node was started.
     Restart,
+    /// Somebody was let in, or let out: a token was made, a machine joined, a person logged in.
+    Access,
 }
 
 /// Something that happened, as it is kept: up to 10,000 of them, for up to 30 days.
@@ -54,6 +57,9 @@ pub struct Event {
     /// Fencing epoch of the lease concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
+    /// Who asked for it, where somebody did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Asker>,
     /// What happened, with its cause.
     pub text: String,
 }

@@ -63,7 +63,7 @@ impl Client {
         }
     }
 
-    pub(super) async fn call<T: DeserializeOwned>(
+    pub(crate) async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,

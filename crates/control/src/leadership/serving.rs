@@ -231,7 +231,7 @@ impl Front {
             .fallback(dispatch)
             .with_state(self.clone())
             .merge(crate::metrics::routes(Arc::new(move || scraped.metrics())))
-            .layer(axum::middleware::from_fn(access::check))
+            .layer(axum::middleware::from_fn(access::check_alone))
     }
 
     /// That this one does not lead, and who does.

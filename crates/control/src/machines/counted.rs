@@ -5,36 +5,57 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rackbus_identity::Watched;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Sleep;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 /// A connection with its place.
-#[derive(Debug)]
 pub(super) struct Counted<S> {
     stream: S,
     _place: OwnedSemaphorePermit,
-    /// From then on nothing is read or written.
-    end: Option<Pin<Box<Sleep>>>,
+    /// When this ends, nothing is read or written any more.
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    is_revoked: bool,
 }
 
 impl<S> Counted<S> {
-    pub(super) fn new(
+    /// One of somebody who is known, until their certificate is revoked: then `ended` changes.
+    pub(super) fn known(
         stream: S,
         place: OwnedSemaphorePermit,
-        limit: Option<Duration>,
+        watched: Watched,
+        mut ended: watch::Receiver<bool>,
     ) -> Counted<S> {
-        let end = limit.map(|limit| Box::pin(tokio::time::sleep(limit)));
-        Counted { stream, _place: place, end }
+        let end = async move {
+            let _watched = watched;
+            // Who is to say so is gone when it has been said.
+            let _ = ended.wait_for(|ended| *ended).await;
+        };
+        Counted { stream, _place: place, end: Box::pin(end), is_revoked: false }
+    }
+
+    /// One of somebody who is not known, or no more, for so long at most.
+    pub(super) fn stranger(
+        stream: S,
+        place: OwnedSemaphorePermit,
+        limit: Duration,
+        is_revoked: bool,
+    ) -> Counted<S> {
+        Counted { stream, _place: place, end: Box::pin(tokio::time::sleep(limit)), is_revoked }
     }
 
     pub(super) fn get(&self) -> &S {
         &self.stream
     }
 
+    /// Whether the certificate was revoked before the connection was made.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.is_revoked
+    }
+
     /// Whether its time is over; who asks is woken then.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
-        self.end.as_mut().is_some_and(|end| end.as_mut().poll(context).is_ready())
+        self.end.as_mut().poll(context).is_ready()
     }
 }
 
@@ -86,7 +107,7 @@ mod tests {
         let places = Arc::new(Semaphore::new(1));
         let (_other, stream) = tokio::io::duplex(16);
         let place = places.clone().try_acquire_owned().unwrap();
-        let mut counted = Counted::new(stream, place, Some(Duration::from_secs(10)));
+        let mut counted = Counted::stranger(stream, place, Duration::from_secs(10), false);
         let error = counted.read(&mut [0; 1]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(places.available_permits(), 0);

@@ -15,8 +15,12 @@ impl Service {
         let own = |process: i32| u32::try_from(process) == Ok(std::process::id());
         let is_node = match peer {
             Peer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
-            Peer::Local(None) | Peer::Control | Peer::Stranger => false,
-            Peer::Node(node) => node == host,
+            Peer::Local(None)
+            | Peer::Person(..)
+            | Peer::Control
+            | Peer::Revoked(_)
+            | Peer::Stranger => false,
+            Peer::Node(node, _) => node == host,
         };
         if is_node {
             return Ok(());
@@ -36,7 +40,7 @@ impl Service {
         let inventory = self.shared.inventory();
         let node_of = inventory.hosts.iter().find(|it| (self.is_node)(it, *process));
         match node_of {
-            Some(own) => Peer::Node(own.clone()).acts_for(host),
+            Some(own) => Peer::Node(own.clone(), None).acts_for(host),
             None => Ok(()),
         }
     }

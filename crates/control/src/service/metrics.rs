@@ -19,6 +19,10 @@ impl Service {
             "Requests for functions that were refused",
             own(known.refused),
         );
+        let forbidden = self.forbidden().counts().into_iter();
+        let forbidden = forbidden.map(|(role, count)| (vec![("role", role)], count));
+        let help = "Requests of somebody who has no right to what they ask for";
+        page.counter("requests_forbidden", help, forbidden);
         let help = "Decisions and events that could not be stored";
         page.counter("store_failures", help, own(known.store_failures));
         let help = "How long a commit to the store takes";
@@ -29,6 +33,7 @@ impl Service {
             EventKind::Refusal,
             EventKind::Fault,
             EventKind::Restart,
+            EventKind::Access,
         ];
         let events = events.map(|kind| (vec![("kind", word(&kind))], known.log.count(kind)));
         page.counter("events", "Events since the control plane was started", events);

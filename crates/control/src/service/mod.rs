@@ -4,6 +4,8 @@
 //! `writer` takes the steps, on a thread of its own; `known` is what everybody sees of them.
 
 mod access;
+mod asked;
+mod certificates;
 mod clock;
 mod compositions;
 mod inventory;
@@ -26,12 +28,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 
 use prometheus_client::metrics::histogram::Histogram;
+use rackbus_identity::Revocations;
 use rackbus_lease::{Authority, Config};
 use tokio::sync::{broadcast, watch};
 
+use crate::access::Forbidden;
 use crate::answers::Answers;
 use crate::api::{Change, Event, EventKind};
 use crate::events::{Draft, Log};
+use crate::register::Register;
 use crate::store::{Commit, Sqlite, Store, StoreError};
 
 use clock::{Clock, millis};
@@ -84,6 +89,7 @@ pub struct Service {
     shared: Arc<Shared>,
     writing: Writing,
     is_node: IsNode,
+    forbidden: Forbidden,
 }
 
 impl std::fmt::Debug for Service {
@@ -149,6 +155,8 @@ impl Service {
         }
         let mut known = Known::of(&authority);
         known.log = Log::of(state.events);
+        let (register, revocations) = (Register::of(state.certificates), Revocations::default());
+        revocations.learn(register.revoked(), clock.now() / 1000);
         let shared = Arc::new(Shared {
             inventory: RwLock::new(Arc::new(options.inventory)),
             read_rack: options.read_rack,
@@ -160,6 +168,8 @@ impl Service {
             changes: broadcast::Sender::new(CHANGES_BACKLOG),
             commits: Histogram::new(COMMIT_TIMES),
             term: AtomicU64::new(term),
+            register: Mutex::new(register),
+            revocations,
         });
         shared.renew_inventory();
         let answers = Answers::of(state.answers);
@@ -174,7 +184,8 @@ impl Service {
         }
         let writing = Writing::start(authority, store, answers, shared.clone(), started);
         let writing = writing.map_err(OpenError::Thread)?;
-        Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))
+        let (is_node, forbidden) = (options.is_node, Forbidden::default());
+        Ok(Arc::new(Service { shared, writing, is_node, forbidden }))
     }
 
     /// What changes, from now on.

@@ -139,6 +139,9 @@ impl Service {
         let key = (id.host, id.device);
         self.shared.check_host(&key.0)?;
         self.check_device_of(&key.0, peer)?;
+        if request.section.is_some() {
+            peer.describes_devices()?;
+        }
         let section = self.described(&key, request.section.as_deref())?;
         let there = self.shared.section(&self.shared.known(), &key);
         let same =

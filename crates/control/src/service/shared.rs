@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use prometheus_client::metrics::histogram::Histogram;
+use rackbus_identity::Revocations;
 use rackbus_lease::{Outcome, Queue, Record};
 use tokio::sync::{broadcast, watch};
 
@@ -11,6 +12,7 @@ use super::clock::Clock;
 use super::known::Known;
 use super::{Inventory, ReadRack, present};
 use crate::api::{Change, Event};
+use crate::register::Register;
 
 /// What the writer and those who ask share.
 pub(super) struct Shared {
@@ -29,6 +31,10 @@ pub(super) struct Shared {
     pub(super) commits: Histogram,
     /// The leader's term, which goes with all that nodes are told.
     pub(super) term: AtomicU64,
+    /// Certificates and revocations, as they are stored.
+    pub(super) register: Mutex<Register>,
+    /// The revocations for everybody who looks at them.
+    pub(super) revocations: Revocations,
 }
 
 impl std::fmt::Debug for Shared {

@@ -4,6 +4,7 @@
 //! disk; nobody else does. What it is asked comes through a bounded queue, so that whoever asks
 //! faster than the disk stores waits for a place in it.
 
+mod certificates;
 mod leases;
 mod requests;
 mod shares;
@@ -18,10 +19,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use requests::{Answer, Interest};
 pub(super) use requests::{
-    Asker, CompositionChange, Granted, Request, Returned, ShareChange, Wanted,
+    Asker, CompositionChange, Granted, RegisterRequest, Request, Returned, ShareChange, Wanted,
 };
 
 use super::{Shared, problem};
+use crate::access::{self, Asker as By};
 use crate::answers::{Answers, Found, KeptAnswer, KeyedRequest};
 use crate::api::{ApiError, Event};
 use crate::events::{Draft, Refusals};
@@ -33,7 +35,7 @@ const BACKLOG: usize = 256;
 /// A way to the writer.
 #[derive(Debug)]
 pub(super) struct Writing {
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<(Option<By>, Request)>,
 }
 
 impl Writing {
@@ -59,6 +61,7 @@ impl Writing {
             interests: BTreeMap::new(),
             returning: BTreeSet::new(),
             again: Instant::now(),
+            by: None,
         };
         let run = move || {
             let work = || {
@@ -81,14 +84,19 @@ impl Writing {
         let gone = || {
             problem("ending", "the control plane ends".to_owned(), "start it again and try again")
         };
-        self.requests.send(request(answer)).await.map_err(|_| gone())?;
+        self.requests.send((access::asker(), request(answer))).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
 
     /// Has something noted that decides nothing.
     pub async fn note(&self, events: Vec<Draft>) {
         // A writer that is gone notes nothing any more: the process ends.
-        let _ = self.requests.send(Request::Note { events }).await;
+        let _ = self.requests.send((access::asker(), Request::Note { events })).await;
+    }
+
+    /// Has it noted that somebody had no right to what was asked for.
+    pub async fn note_forbidden(&self, by: By, text: String) {
+        let _ = self.requests.send((None, Request::Forbidden { by, text })).await;
     }
 }
 
@@ -128,19 +136,27 @@ struct Writer {
     returning: BTreeSet<LeaseId>,
     /// Not before then is tried again what could not be stored.
     again: Instant,
+    /// Who asked for what is done now.
+    by: Option<By>,
 }
 
 impl Writer {
     async fn run(
         &mut self,
-        mut requests: mpsc::Receiver<Request>,
+        mut requests: mpsc::Receiver<(Option<By>, Request)>,
         mut returns: mpsc::UnboundedReceiver<LeaseId>,
     ) {
         loop {
             let wait = self.until_tick();
             tokio::select! {
                 request = requests.recv() => match request {
-                    Some(request) => self.serve(request),
+                    Some((by, request)) => {
+                        // What a node says is not what it asks for.
+                        let asks = !matches!(request, Request::Heard { .. });
+                        self.by = by.filter(|_| asks);
+                        self.serve(request);
+                        self.by = None;
+                    }
                     None => return,
                 },
                 Some(lease) = returns.recv() => {
@@ -219,7 +235,15 @@ impl Writer {
                 let _ = answer.send(heard);
             }
             Request::RaiseTerm { above, answer } => drop(answer.send(self.raise_term(above))),
+            Request::Register { asked, answer } => {
+                let _ = answer.send(self.change_register(asked));
+            }
             Request::Note { events } => self.note(events),
+            Request::Forbidden { by, text } => {
+                let (alike, host) = (format!("forbidden {by}"), by.host.clone());
+                self.by = Some(by);
+                self.refused_alike(&alike, host.as_deref(), &text);
+            }
         }
     }
 
@@ -237,8 +261,13 @@ impl Writer {
 
     /// Notes that somebody was refused.
     fn refused(&mut self, host: Option<&str>, text: &str) {
+        let by = self.by.as_ref().map(By::to_string).unwrap_or_default();
+        self.refused_alike(&format!("{by}: {text}"), host, text);
+    }
+
+    fn refused_alike(&mut self, alike: &str, host: Option<&str>, text: &str) {
         let now = self.shared.clock.now();
-        if let Some(event) = self.refusals.refused(now, host, text) {
+        if let Some(event) = self.refusals.refused(now, alike, host, text) {
             self.note(vec![event]);
         }
     }
@@ -275,7 +304,8 @@ impl Writer {
         }
         let (events, first_event) = self.number(now, &outcome, events);
         let records = outcome.records.clone();
-        let commit = Commit { records, answers, forgotten_keys, events, first_event };
+        let commit =
+            Commit { records, answers, forgotten_keys, events, first_event, ..Commit::default() };
         let unchanged = commit.is_empty() && outcome.messages.is_empty();
         if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
@@ -308,7 +338,8 @@ impl Writer {
         if drafts.is_empty() {
             return (Vec::new(), 0);
         }
-        let events = known.log.number(now, drafts);
+        let by = |draft: Draft| draft.by(self.by.clone());
+        let events = known.log.number(now, drafts.into_iter().map(by).collect());
         let first = known.log.first_kept(now, events.len());
         (events, first)
     }

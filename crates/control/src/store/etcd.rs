@@ -7,7 +7,7 @@
 //! what there is.
 //!
 //! Under the rack's prefix are `rack` (whose it is), `leader`, `term`, `members/…`, `commit`, `record/…`, `answer/…`,
-//! `event/…` (numbered with leading zeros), `identity`, `tokens`, and `moved` where the state has gone elsewhere.
+//! `certificate/…`, `event/…` (numbered with leading zeros), `identity`, `tokens`, and `moved` where the state has gone elsewhere.
 
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use super::{Commit, State, Store, StoreError};
 use crate::etcd::{Compare, Kv, KvError, Op, Revision, Txn, read_all};
 use crate::leadership::Tenure;
+use crate::register::Change;
 
 /// Version of the layout of the keys.
 pub const ETCD_LAYOUT: u64 = 1;
@@ -145,11 +146,12 @@ impl Store for Etcd {
     fn load(&mut self) -> Result<State, StoreError> {
         let (records, at) = self.read("record/", 0)?;
         let (answers, _) = self.read("answer/", at)?;
+        let (certificates, _) = self.read("certificate/", at)?;
         let (events, _) = self.read("event/", at)?;
         let commit = self.keys.key("commit");
         let (found, _) = read_all(self.kv.as_mut(), &commit, at).map_err(Etcd::failed)?;
         self.committed = found.first().map_or(0, |it| it.modified);
-        Ok(State { term: self.tenure.term(), records, answers, events })
+        Ok(State { term: self.tenure.term(), records, answers, certificates, events })
     }
 
     fn begin(&mut self) -> Result<u64, StoreError> {
@@ -191,6 +193,15 @@ pub(crate) fn operations(keys: &Keys, commit: &Commit) -> Result<Vec<Op>, StoreE
     }
     for forgotten in &commit.forgotten_keys {
         changes.insert(keys.key(&format!("answer/{forgotten}")), None);
+    }
+    for change in &commit.certificates {
+        let (entry, is_kept) = match change {
+            Change::Put(entry) => (entry, true),
+            Change::Forget(entry) => (entry, false),
+        };
+        let key = keys.key(&format!("certificate/{}", entry.key()));
+        let value = is_kept.then(|| text(&key, entry)).transpose()?;
+        changes.insert(key, value);
     }
     for event in commit.events.iter().filter(|event| event.id >= commit.first_event) {
         let key = keys.event(event.id);

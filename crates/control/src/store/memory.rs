@@ -8,6 +8,7 @@ use rackbus_lease::Record;
 use super::{Commit, State, Store, StoreError};
 use crate::answers::KeptAnswer;
 use crate::api::Event;
+use crate::register::{Change, Entry};
 
 /// Decides whether a commit may be stored; may wait.
 pub type Judge = Arc<dyn Fn(&Commit) -> Result<(), StoreError> + Send + Sync>;
@@ -24,6 +25,7 @@ struct Kept {
     term: u64,
     records: BTreeMap<String, Record>,
     answers: BTreeMap<String, KeptAnswer>,
+    certificates: BTreeMap<String, Entry>,
     events: BTreeMap<u64, Event>,
 }
 
@@ -48,6 +50,7 @@ impl Store for Memory {
             term: kept.term,
             records: kept.records.values().cloned().collect(),
             answers: kept.answers.values().cloned().collect(),
+            certificates: kept.certificates.values().cloned().collect(),
             events: kept.events.values().cloned().collect(),
         })
     }
@@ -78,6 +81,12 @@ impl Store for Memory {
         }
         for key in &commit.forgotten_keys {
             kept.answers.remove(key);
+        }
+        for change in &commit.certificates {
+            match change {
+                Change::Put(entry) => drop(kept.certificates.insert(entry.key(), entry.clone())),
+                Change::Forget(entry) => drop(kept.certificates.remove(&entry.key())),
+            }
         }
         kept.events.extend(commit.events.iter().map(|event| (event.id, event.clone())));
         kept.events.retain(|id, _| *id >= commit.first_event);

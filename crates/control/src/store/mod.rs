@@ -25,6 +25,7 @@ pub use sqlite::{LAYOUT, Sqlite};
 
 use crate::answers::KeptAnswer;
 use crate::api::Event;
+use crate::register;
 
 /// Why the state could not be read or stored.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +98,8 @@ pub struct Commit {
     pub answers: Vec<KeptAnswer>,
     /// Keys whose requests are forgotten.
     pub forgotten_keys: Vec<String>,
+    /// What becomes of certificates and revocations; of the same key a later one counts.
+    pub certificates: Vec<register::Change>,
     /// Events, each with a greater number than all before.
     pub events: Vec<Event>,
     /// Events with a smaller number are forgotten; 0 for none.
@@ -119,6 +122,8 @@ pub struct State {
     pub records: Vec<Record>,
     /// Requests with an idempotency key.
     pub answers: Vec<KeptAnswer>,
+    /// Certificates and revocations.
+    pub certificates: Vec<register::Entry>,
     /// What happened, in the order of the numbers; at most so many as are kept.
     pub events: Vec<Event>,
 }
@@ -153,11 +158,14 @@ pub trait Store: Send + std::fmt::Debug {
 
 #[cfg(test)]
 mod tests {
+    use rackbus_identity::{Revocation, Revoked};
     use rackbus_lease::{HostRecord, LeaseId};
 
     use super::*;
     use crate::answers::{Answer, KeyedRequest};
     use crate::api::EventKind;
+    use crate::register::Change::{Forget, Put};
+    use crate::register::Entry;
 
     fn host(incarnation: u64) -> Record {
         let (host, address) = ("alpha".to_owned(), "here".to_owned());
@@ -171,17 +179,34 @@ mod tests {
 
     fn event(id: u64) -> Event {
         let (kind, text) = (EventKind::Fault, format!("number {id}"));
-        Event { id, at_ms: 5, kind, host: None, function: None, lease: None, epoch: None, text }
+        Event {
+            id,
+            at_ms: 5,
+            kind,
+            host: None,
+            function: None,
+            lease: None,
+            epoch: None,
+            by: None,
+            text,
+        }
+    }
+
+    fn revocation(number: u64) -> Entry {
+        let what = Revoked::Host(format!("host{number}"));
+        Entry::Revoked(Revocation { number, what, at: 5, until: 9 })
     }
 
     /// What every store does, whatever keeps it.
     fn keeps_what_is_committed(store: &mut dyn Store, again: impl FnOnce() -> Option<Sqlite>) {
         let state = store.load().unwrap();
         assert!(state.records.is_empty() && state.answers.is_empty() && state.events.is_empty());
+        assert!(state.certificates.is_empty());
         let lease = Record::NextLease { lease: 4 };
         let first = Commit {
             records: vec![host(1), lease.clone()],
             answers: vec![answer("a", 1, None), answer("b", 2, None)],
+            certificates: [1, 2, 3].map(|number| Put(revocation(number))).into(),
             events: vec![event(1), event(2)],
             ..Commit::default()
         };
@@ -191,6 +216,7 @@ mod tests {
             records: vec![host(2)],
             answers: vec![answer("a", 1, Some(Err(refused.clone())))],
             forgotten_keys: vec!["b".to_owned()],
+            certificates: vec![Forget(revocation(2)), Put(revocation(4))],
             events: vec![event(3)],
             first_event: 2,
         };
@@ -201,6 +227,7 @@ mod tests {
         assert_eq!(state.records, [host(2), lease]);
         assert_eq!(state.answers, [answer("a", 1, Some(Err(refused)))]);
         assert_eq!(state.events, [event(2), event(3)]);
+        assert_eq!(state.certificates, [1, 3, 4].map(revocation));
         let term = store.begin().unwrap();
         assert!(term > state.term && store.begin().unwrap() > term);
         assert_eq!(store.raise_term(70).unwrap(), 71);

@@ -57,6 +57,7 @@ impl Snapshot {
             records: under(&all, &keys.key("record/"))?,
             answers: under(&all, &keys.key("answer/"))?,
             events: under(&all, &keys.key("event/"))?,
+            certificates: under(&all, &keys.key("certificate/"))?,
             identity: identity.map(|it| (it.pem().0.to_owned(), it.pem().1)),
             tokens: named("tokens"),
         })
@@ -130,6 +131,7 @@ impl Snapshot {
                 Op::Delete(keys.key("tokens")),
                 folder("record/"),
                 folder("answer/"),
+                folder("certificate/"),
                 folder("event/"),
             ],
         )

@@ -16,6 +16,7 @@ use crate::answers::KeptAnswer;
 use crate::api::Event;
 use crate::etcd::KvError;
 use crate::leadership::shared::SharedError;
+use crate::register::{Change, Entry};
 
 /// Version of the value.
 pub(super) const FORMAT: u32 = 1;
@@ -35,6 +36,9 @@ pub struct Snapshot {
     pub(super) records: Vec<Record>,
     pub(super) answers: Vec<KeptAnswer>,
     pub(super) events: Vec<Event>,
+    /// Certificates and revocations.
+    #[serde(default)]
+    pub(super) certificates: Vec<Entry>,
     /// Certificate and key of the authority.
     #[serde(default)]
     pub(super) identity: Option<(String, String)>,
@@ -174,8 +178,18 @@ impl Snapshot {
         let authority = Authority::load(&folder)?;
         let identity = authority.map(|it| (it.pem().0.to_owned(), it.pem().1));
         let tokens = std::fs::read_to_string(folder.join("tokens.json")).ok();
-        let super::State { term, records, answers, events } = state;
-        Ok(Snapshot { format: FORMAT, rack, term, records, answers, events, identity, tokens })
+        let super::State { term, records, answers, certificates, events } = state;
+        Ok(Snapshot {
+            format: FORMAT,
+            rack,
+            term,
+            records,
+            answers,
+            events,
+            certificates,
+            identity,
+            tokens,
+        })
     }
 
     /// Whether it may be put into the SQLite file at `path`: nothing is there, or what is there was moved away, or
@@ -241,6 +255,7 @@ impl Snapshot {
             records: self.records.clone(),
             answers: self.answers.clone(),
             events: self.events.clone(),
+            certificates: self.certificates.iter().cloned().map(Change::Put).collect(),
             ..Commit::default()
         }
     }
@@ -255,9 +270,15 @@ fn wal(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use rackbus_identity::{Revocation, Revoked};
     use rackbus_lease::{FunctionRecord, FunctionState, HostRecord};
 
     use super::*;
+
+    fn revocation() -> Entry {
+        let what = Revoked::User("ann".to_owned());
+        Entry::Revoked(Revocation { number: 3, what, at: 5, until: 9 })
+    }
 
     fn state() -> Snapshot {
         let function = "alpha/nvme0".parse().unwrap();
@@ -276,6 +297,7 @@ mod tests {
             ],
             answers: Vec::new(),
             events: Vec::new(),
+            certificates: vec![revocation()],
             identity: Some((authority.pem().0.to_owned(), authority.pem().1)),
             tokens: Some("{}".to_owned()),
         }
@@ -313,6 +335,7 @@ mod tests {
         let read = Snapshot::of_sqlite(&path, None).unwrap();
         assert_eq!((read.rack.as_str(), read.term, read.records.len()), ("lab", 5, 3));
         assert!(read.identity.is_some() && read.tokens.is_some());
+        assert_eq!(read.certificates, [revocation()]);
         assert!(matches!(state().put_sqlite(&path, false), Err(SnapshotError::Occupied(_))));
         state().put_sqlite(&path, true).unwrap();
         assert_eq!(Snapshot::of_sqlite(&path, None).unwrap().term, 6, "terms only grow");

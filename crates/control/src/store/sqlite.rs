@@ -10,12 +10,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Commit, State, Store, StoreError};
+use crate::register::Change;
 
 /// Version of the file's layout: how many upgrades it has had.
 pub const LAYOUT: i64 = UPGRADES.len() as i64;
 
 /// What makes a file of each version from one of the version before. The first begins an empty file.
-const UPGRADES: [&str; 5] = [
+const UPGRADES: [&str; 6] = [
     "CREATE TABLE rack (name TEXT NOT NULL);
      CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
     // Records of a kind that the version before does not know: the number of the next lease.
@@ -28,6 +29,8 @@ const UPGRADES: [&str; 5] = [
     "CREATE TABLE term (value INTEGER NOT NULL);
      INSERT INTO term VALUES (0);
      CREATE TABLE moved (place TEXT NOT NULL);",
+    // Certificates that were given out, and what is revoked.
+    "CREATE TABLE certificate (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
 ];
 
 /// A store in one SQLite file, open for as long as this lives.
@@ -122,6 +125,7 @@ impl Sqlite {
             term: self.term()?,
             records: self.values("record", "key")?,
             answers: self.values("answer", "key")?,
+            certificates: self.values("certificate", "key")?,
             events: self.values("event", "id")?,
         })
     }
@@ -226,6 +230,15 @@ impl Store for Sqlite {
         }
         for key in &commit.forgotten_keys {
             delete("answer", key).map_err(sqlite)?;
+        }
+        for change in &commit.certificates {
+            match change {
+                Change::Put(entry) => {
+                    let (key, value) = (entry.key(), text(&path, &entry.key(), entry)?);
+                    put("certificate", &key, value).map_err(sqlite)?;
+                }
+                Change::Forget(entry) => delete("certificate", &entry.key()).map_err(sqlite)?,
+            }
         }
         for event in &commit.events {
             let id = i64::try_from(event.id).unwrap_or(i64::MAX);

@@ -369,6 +369,7 @@ impl Candidate {
             function: None,
             lease: None,
             epoch: None,
+            by: None,
             text: String::new(),
         };
         let commit = Commit {

@@ -23,7 +23,7 @@ pub struct Args {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let client = client(common)?;
+        let client = client(common).await?;
         let number = match self.lease.parse() {
             Ok(number) => number,
             Err(_) => lease_of(&client, &self.lease).await?,

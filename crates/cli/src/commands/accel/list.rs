@@ -17,7 +17,7 @@ pub struct Args {}
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let mut devices = client(common)?.devices().await?;
+        let mut devices = client(common).await?.devices().await?;
         devices.retain(|device| device.kind == rackbus_devices::accel::CLASS);
         output.result(&devices, |o| {
             let head = [

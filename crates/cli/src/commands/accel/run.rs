@@ -160,7 +160,7 @@ impl Args {
 
     /// The lease that is meant.
     async fn lease(&self, common: &Common) -> Result<Lease, Failure> {
-        let client = client(common)?;
+        let client = client(common).await?;
         let accelerators = client.devices().await?;
         let accelerators = accelerators.iter().filter(|d| d.kind == rackbus_devices::accel::CLASS);
         let functions: Vec<&str> = accelerators.map(|device| device.function.as_str()).collect();

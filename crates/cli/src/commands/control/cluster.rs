@@ -6,6 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use rackbus_control::etcd::{Blocking, Cluster, Endpoint, KvError};
+use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::candidate::Candidate;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::leadership::serving::{Front, Open};
@@ -13,12 +14,12 @@ use rackbus_control::leadership::shared::{self, SharedError, SharedShelf};
 use rackbus_control::machines::{self, Joining};
 use rackbus_control::service::OpenError;
 use rackbus_control::store::{self, Keys};
-use rackbus_control::{Options, Service};
+use rackbus_control::{Client, Options, Service, certificates};
 use rackbus_fabric::rack::Rack;
 use rackbus_identity::rustls::pki_types::pem::PemObject;
 use rackbus_identity::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rackbus_identity::rustls::{ClientConfig, RootCertStore};
-use rackbus_identity::{Authority, Subject, Tokens};
+use rackbus_identity::{Authority, Revocations, Subject, Tokens, now};
 use tokio::sync::watch;
 
 use crate::output::Failure;
@@ -148,12 +149,15 @@ impl Shared<'_> {
         let (runtime, url) = (tokio::runtime::Handle::current(), member.url.clone());
         let (cluster, keys, options, text) =
             (cluster.clone(), keys.clone(), options.clone(), text.clone());
+        let revocations = Revocations::default();
+        let revoked = revocations.clone();
         let open: Open = Box::new(move |tenure| {
             let _entered = runtime.enter();
             let kv = || Box::new(Blocking::new(cluster.client(PATIENCE)));
             let store = store::Etcd::new(kv(), keys.clone(), tenure.clone());
             let begins = format!("the control plane at {url} leads, in term {}", tenure.term());
             let service = Service::begin(options.clone(), Box::new(store), begins)?;
+            service.revocations().tell(&revoked, now());
             let unusable = |error: &dyn std::fmt::Display| {
                 OpenError::Store(store::StoreError::Other(error.to_string()))
             };
@@ -166,10 +170,16 @@ impl Shared<'_> {
         });
         let candidacy = candidate.start(stopped);
         let tls = machines::tls_of(&credentials);
+        // Whoever leads says what is revoked, this one or another.
+        let own = member.url.trim_start_matches("https://").to_owned();
+        let leaders = Arc::new(Leaders::new([own], tls.clone()));
+        let following = certificates::follow(Client::of(leaders), revocations.clone(), |_| {});
+        tokio::spawn(following);
         let front = Front::start(&self.rack.name, member, candidacy, tls, open);
         let counted = front.clone();
         let scraped = super::scraped(Arc::new(move || counted.metrics()), self.metrics);
-        let served = machines::serve(front.routes(), &self.socket, listener, credentials);
+        let served =
+            machines::serve(front.routes(), &self.socket, listener, credentials, revocations);
         let outcome = tokio::select! {
             outcome = scraped => outcome,
             outcome = served => outcome.map_err(|error| failed(error.to_string())),

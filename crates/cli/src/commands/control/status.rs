@@ -15,7 +15,7 @@ pub struct Args {}
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let status = client(common)?.control().await?;
+        let status = client(common).await?.control().await?;
         output.result(&status, |o| people(&status, o));
         Ok(())
     }

@@ -16,7 +16,7 @@ pub fn rack(common: &Common) -> Result<Source, Failure> {
 
 /// A workload of its leases: random reads of each borrowed drive, 32 at a time.
 pub async fn leases(common: &Common) -> Result<Source, Failure> {
-    let leases = client(common)?.leases(false).await?;
+    let leases = client(common).await?.leases(false).await?;
     let text: String =
         leases.iter().filter(|lease| lease.stage == LeaseStage::Active).map(flow).collect();
     if text.is_empty() {

@@ -14,15 +14,19 @@ use rackbus_control::api::HostStatus;
 use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::machines::{JoinRequest, forward, tls_of};
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{Client, certificates};
 use rackbus_devices::class::parse_rack;
-use rackbus_identity::{Credentials, Renewed, Request, Subject, Token, joining_config};
+use rackbus_identity::{
+    Credentials, Renewed, Request, RevocationList, Revocations, Subject, Token, joining_config,
+    now, write_private,
+};
 use rackbus_link::tcp::TcpLink;
 
 use crate::Common;
 use crate::commands::misread;
 use crate::output::Failure;
 use crate::paths::{self, Running};
+use crate::remote::{address_of, not_reached};
 
 /// How long the control plane may take to say where others are.
 const LOCATING: Duration = Duration::from_secs(2);
@@ -30,6 +34,10 @@ const LOCATING: Duration = Duration::from_secs(2);
 const RENEWALS: Duration = Duration::from_secs(3600);
 /// Between two looks where the control planes are.
 const FOLLOW: Duration = Duration::from_secs(10);
+/// The file of the state directory in which it is noted what is revoked.
+const REVOKED: &str = "revoked.json";
+/// What is done about a certificate that is refused.
+const AGAIN: &str = "remove identity.pem from the state directory, and join with a new token";
 /// The file of the state directory in which that is noted.
 const NOTED: &str = "control-planes.json";
 
@@ -59,6 +67,7 @@ pub struct Joined {
     pub run_dir: PathBuf,
     pub link: TcpLink,
     credentials: Renewed,
+    revocations: Revocations,
     control: Arc<Leaders>,
     state_dir: PathBuf,
 }
@@ -89,7 +98,7 @@ impl JoinArgs {
             return Err(Failure::usage(error, "name another --state-dir, or that host"));
         }
         let client = Client::over_tls(&control, credentials.client().clone());
-        let text = client.rack_file().await.map_err(not_reached)?;
+        let text = client.rack_file().await.map_err(|error| not_reached(error, AGAIN))?;
         let file = state_dir.join("rack.toml");
         let (rack, _) = parse_rack(&file.display().to_string(), &text).map_err(misread)?;
         std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
@@ -106,8 +115,10 @@ impl JoinArgs {
         let control = Arc::new(Leaders::new(control, tls_of(&credentials)));
         let listen = self.listen.to_string();
         let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
+        let revocations = noted_revocations(&state_dir);
+        let link = link.with_revocations(revocations.clone());
         locate_others(&link, &control);
-        Ok(Some(Joined { run_dir, link, credentials, control, state_dir }))
+        Ok(Some(Joined { run_dir, link, credentials, revocations, control, state_dir }))
     }
 
     /// The first certificate, for a token.
@@ -130,7 +141,7 @@ impl JoinArgs {
             request: request.text().to_owned(),
         };
         let client = Client::over_tls(control, joining_config(&token));
-        let certificates = client.join(&asked).await.map_err(not_reached)?;
+        let certificates = client.join(&asked).await.map_err(|error| not_reached(error, AGAIN))?;
         request.answered(&certificates).map_err(unusable)
     }
 }
@@ -143,6 +154,12 @@ impl Joined {
     pub async fn serve(self) -> Result<(), Failure> {
         let socket = rackbus_node::control_socket(&self.run_dir);
         tokio::spawn(follow(self.control.clone(), self.state_dir.clone()));
+        let folder = self.state_dir.clone();
+        let following =
+            certificates::follow(Client::of(self.control.clone()), self.revocations, move |list| {
+                note_revocations(&folder, list)
+            });
+        tokio::spawn(following);
         let renewing = renew(self.credentials, self.control.clone(), self.state_dir);
         tokio::spawn(renewing);
         let forwarded = forward(&socket, self.control).await;
@@ -176,6 +193,27 @@ fn noted(state_dir: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(state_dir.join(NOTED)).unwrap_or_default();
     let noted: Vec<String> = serde_json::from_str(&text).unwrap_or_default();
     noted.into_iter().filter(|it| address_of(&format!("https://{it}")).is_ok()).collect()
+}
+
+/// What was revoked when that was last heard: a node that is started while no control plane is reached knows it.
+fn noted_revocations(state_dir: &Path) -> Revocations {
+    let (revocations, path) = (Revocations::default(), state_dir.join(REVOKED));
+    match std::fs::read(&path).map(|text| serde_json::from_slice::<RevocationList>(&text)) {
+        Ok(Ok(list)) => drop(revocations.learn(&list, now())),
+        Ok(Err(error)) => {
+            tracing::error!(%error, path = %path.display(), "what was revoked cannot be read");
+        }
+        // Nothing was.
+        Err(_) => {}
+    }
+    revocations
+}
+
+fn note_revocations(state_dir: &Path, list: &RevocationList) {
+    let (path, text) = (state_dir.join(REVOKED), serde_json::to_string(list).unwrap_or_default());
+    if let Err(error) = write_private(&path, &text) {
+        tracing::error!(%error, path = %path.display(), "what was revoked cannot be noted");
+    }
 }
 
 /// Other hosts' nodes are where the control plane says.
@@ -219,25 +257,11 @@ async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) 
 async fn renewed(control: &Arc<Leaders>, state_dir: &Path) -> Result<Credentials, Failure> {
     let request = Request::new().map_err(unusable)?;
     let client = Client::of(control.clone());
-    let certificates = client.renew(request.text()).await.map_err(not_reached)?;
+    let certificates =
+        client.renew(request.text()).await.map_err(|error| not_reached(error, AGAIN))?;
     let next = request.answered(&certificates).map_err(unusable)?;
     next.save(state_dir).map_err(unusable)?;
     Ok(next)
-}
-
-/// The address in `https://HOST:PORT`.
-fn address_of(url: &str) -> Result<String, Failure> {
-    let address = url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/'));
-    let has_port = |address: &&str| {
-        let port =
-            address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
-        matches!(port, Some((false, Ok(1..))))
-    };
-    let wrong = || {
-        let error = format!("{url} is not where a control plane can be");
-        Failure::usage(error, "name it as `https://HOST:PORT`; it speaks TLS only")
-    };
-    address.filter(has_port).map(str::to_owned).ok_or_else(wrong)
 }
 
 /// Where others reach who listens at `listen`, if they reach it as the control plane does.
@@ -262,24 +286,7 @@ fn own_address(control: &str, listen: SocketAddr) -> Result<SocketAddr, Failure>
 }
 
 fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
-    let remedy = "remove identity.pem from the state directory, and join with a new token";
-    Failure::new(error.to_string(), remedy)
-}
-
-fn not_reached(error: ClientError) -> Failure {
-    match error {
-        refused @ ClientError::Refused(_) => refused.into(),
-        other if other.to_string().contains("certificate") => Failure::new(
-            other.to_string(),
-            "see that the clocks of both machines are right; else remove identity.pem from the state directory, \
-             and join with a new token",
-        ),
-        other => Failure::new(
-            other.to_string(),
-            "start it with `rackbus control RACK.toml --listen ADDRESS:PORT`, and see that no firewall is \
-             between",
-        ),
-    }
+    Failure::new(error.to_string(), AGAIN)
 }
 
 fn not_written(path: &Path, cause: &std::io::Error) -> Failure {
@@ -289,26 +296,6 @@ fn not_written(path: &Path, cause: &std::io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_control_plane_is_named_by_https_with_its_port() {
-        for (url, address) in [
-            ("https://control:7420", "control:7420"),
-            ("https://10.0.0.1:7420/", "10.0.0.1:7420"),
-            ("https://[fd00::1]:7420", "[fd00::1]:7420"),
-        ] {
-            assert_eq!(address_of(url).unwrap(), address);
-        }
-        for url in [
-            "http://control:7420",
-            "control:7420",
-            "https://control",
-            "https://:7420",
-            "https://c:0",
-        ] {
-            assert!(address_of(url).is_err(), "{url}");
-        }
-    }
 
     #[test]
     fn an_address_that_is_named_is_the_one_that_others_are_told() {

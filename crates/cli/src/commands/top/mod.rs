@@ -16,10 +16,10 @@ use rackbus_fabric::rack::Rack;
 use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
 
-use crate::Common;
 use crate::commands::{client, net};
 use crate::output::{Failure, Output};
 use crate::paths::{find_run_dir, running};
+use crate::{Common, contexts};
 use network::NetworkRates;
 use rates::{Picture, Rates};
 use view::{Screen, View};
@@ -51,7 +51,7 @@ const REPORTS: Duration = Duration::from_secs(4);
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let mut looks = Looks::of(common)?;
+        let mut looks = Looks::of(common).await?;
         let interval = Duration::from_secs(self.interval);
         if self.once || output.is_json() || !std::io::IsTerminal::is_terminal(&std::io::stdout()) {
             let picture = one_interval(&mut looks, interval).await?;
@@ -71,29 +71,34 @@ impl Args {
 /// Who is asked, and what they said before.
 struct Looks {
     client: Client,
-    run_dir: PathBuf,
-    /// Where its nodes are on this machine.
-    rack: Option<Rack>,
+    /// The run directory with its nodes, where they are on this machine.
+    nodes: Option<(PathBuf, Rack)>,
     rates: Rates,
     network: NetworkRates,
     begun: Instant,
 }
 
 impl Looks {
-    fn of(common: &Common) -> Result<Looks, Failure> {
-        let run_dir = find_run_dir(common)?;
-        let rack = running(&run_dir).and_then(|running| running.rack()).ok();
-        let client = client(common)?;
+    async fn of(common: &Common) -> Result<Looks, Failure> {
+        let nodes = match contexts::chosen(common)? {
+            Some(_) => None,
+            None => {
+                let run_dir = find_run_dir(common)?;
+                let rack = running(&run_dir).and_then(|running| running.rack()).ok();
+                rack.map(|rack| (run_dir, rack))
+            }
+        };
+        let client = client(common).await?;
         let (rates, network) = (Rates::default(), NetworkRates::default());
-        Ok(Looks { client, run_dir, rack, rates, network, begun: Instant::now() })
+        Ok(Looks { client, nodes, rates, network, begun: Instant::now() })
     }
 
     /// Asks the control plane once, and the nodes for their network.
     async fn look(&mut self) -> Result<Picture, Failure> {
         let (devices, status) = (self.client.devices().await?, self.client.status().await?);
         let mut picture = self.rates.picture(devices, status);
-        if let Some(rack) = &self.rack {
-            let statuses = net::statuses(&self.run_dir, rack).await;
+        if let Some((run_dir, rack)) = &self.nodes {
+            let statuses = net::statuses(run_dir, rack).await;
             let now_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
             picture.network = self.network.rows(&statuses, now_ms);
         }

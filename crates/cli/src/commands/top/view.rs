@@ -419,6 +419,7 @@ mod tests {
             function: None,
             lease: Some(1),
             epoch: None,
+            by: None,
             text: "alpha/nvme0 is lent to beta".into(),
         }];
         let lines = shown(&screen);

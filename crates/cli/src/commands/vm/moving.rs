@@ -13,7 +13,9 @@ use rackbus_control::together::BorrowAllRequest;
 use rackbus_vm::{Assets, Boot, Interrupts, Record, Vm, VmSpec, registry};
 
 use super::leases::{function, give_back_all, leases_of, show};
-use super::{Context, check_host, described, find, joined};
+use super::run::check_host;
+use super::running::described;
+use super::{Context, find, joined};
 use crate::output::Failure;
 use crate::process;
 

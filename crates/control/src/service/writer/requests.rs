@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rackbus_identity::{Certified, Revoked};
 use rackbus_lease::{
     BorrowRefused, ChangeRefused, Composition, CompositionRefused, DeviceChange, DeviceRefused,
     FunctionId, LeaseId, Message, Place, Priority, ReturnRefused, ShareRefused, ShareRequest,
@@ -10,9 +11,11 @@ use rackbus_lease::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+use crate::access::Asker as By;
 use crate::answers::Answer as Kept;
 use crate::api::ApiError;
 use crate::events::Draft;
+use crate::register::RegisterRefused;
 
 /// An answer, when what it says is stored.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
@@ -52,10 +55,23 @@ pub(in crate::service) enum Request {
     Withdraw { change: DeviceChange, force: bool, answer: Answer<Result<LeaseId, DeviceRefused>> },
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
+    /// A certificate is given out, or something is revoked.
+    Register { asked: RegisterRequest, answer: Answer<Result<usize, RegisterRefused>> },
     /// Nodes know of a later term than this one's.
     RaiseTerm { above: u64, answer: Answer<u64> },
     /// Something happened that decides nothing.
     Note { events: Vec<Draft> },
+    /// Somebody was refused something for lack of a right to it.
+    Forbidden { by: By, text: String },
+}
+
+/// What becomes of the register.
+#[derive(Debug)]
+pub(in crate::service) enum RegisterRequest {
+    /// A certificate is given out; one that is renewed goes with the one that it is renewed by.
+    Issue(Box<Certified>, Option<Box<Certified>>),
+    /// Something is revoked.
+    Revoke(Revoked),
 }
 
 /// What becomes of a composition.

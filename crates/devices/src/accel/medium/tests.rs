@@ -241,7 +241,11 @@ fn every_operation_has_the_same_result_apart_from_the_engines_as_beside_them() {
             tenants[at].put(OUTPUT, &[9; 64]);
             tenants[at].run(&ask(asked, &contexts), input)
         });
-        assert!(one == other, "{asked:?} of {} bytes: {:?}, {:?}", input.len(), one.0, other.0);
+        let said = format!("{asked:?} of {} bytes: {:?}, {:?}", input.len(), one.0, other.0);
+        assert!(one.0 == other.0, "{said}");
+        // What compressed data is like depends on where an engine was interrupted.
+        let compresses = [Operation::Deflate, Operation::ZstdCompress, Operation::Lz4Compress];
+        assert!(one == other || asked.iter().any(|of| compresses.contains(of)), "{said}");
         one
     };
     let reverses = [

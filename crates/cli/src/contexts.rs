@@ -1,0 +1,381 @@
+//! Contexts: racks that this user has logged in to, each with where its control planes are and the user's certificate.
+//!
+//! They are in the user's configuration directory, `$XDG_CONFIG_HOME/rackbus` or `~/.config/rackbus`, readable by the
+//! user alone. The one that is named (`--context`, or the environment) is used; else the rack of this machine that is
+//! named; else the current context, if there is one. A certificate that has half of its time behind it is renewed when
+//! it is used.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use rackbus_control::Client;
+use rackbus_control::leadership::election::Member;
+use rackbus_identity::{Certified, Credentials, CredentialsError, Request, write_private};
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::Common;
+use crate::output::Failure;
+use crate::paths::make_private;
+use crate::remote::address_of;
+
+/// Names the context.
+pub const CONTEXT: &str = "RACKBUS_CONTEXT";
+/// The rack of this machine, where a context is named.
+pub const LOCAL: &str = "local";
+/// How long a renewal may take that does not hinder anybody.
+const RENEWAL: Duration = Duration::from_secs(5);
+/// What is done about a certificate that is of no more use.
+pub const AGAIN: &str =
+    "ask an administrator for a token (`rackbus token --user NAME --role ROLE`), and log in again";
+
+/// A rack that the user has logged in to.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// Its name.
+    pub name: String,
+    folder: PathBuf,
+    /// What is noted of the rack.
+    pub noted: Noted,
+}
+
+/// What is noted of a rack beside the certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Noted {
+    /// Name of the rack.
+    pub rack: String,
+    /// Its control planes, each as `HOST:PORT`.
+    pub control_planes: Vec<String>,
+}
+
+impl Noted {
+    /// Notes the control planes that there are, after those that the user named.
+    pub fn learn(&mut self, members: &[Member]) {
+        for address in members.iter().filter_map(|member| address_of(&member.url).ok()) {
+            if !self.control_planes.contains(&address) {
+                self.control_planes.push(address);
+            }
+        }
+    }
+}
+
+/// Where contexts are kept.
+#[derive(Debug, Clone)]
+pub struct Contexts {
+    folder: PathBuf,
+}
+
+impl Contexts {
+    /// This user's.
+    ///
+    /// # Errors
+    /// When the user has no directory for them.
+    pub fn own() -> Result<Contexts, Failure> {
+        let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let base = var("XDG_CONFIG_HOME").or_else(|| var("HOME").map(|home| home.join(".config")));
+        let none = || Failure::new("you have no configuration directory", "set HOME");
+        Ok(Contexts { folder: base.ok_or_else(none)?.join("rackbus") })
+    }
+
+    fn of(&self, name: &str) -> PathBuf {
+        self.folder.join("contexts").join(name)
+    }
+
+    /// The names of all, in order.
+    pub fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.join("contexts")).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = names.filter(|name| check_name(name).is_ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// The one that is used where none is named.
+    pub fn current(&self) -> Option<String> {
+        let name = fs::read_to_string(self.folder.join("current")).ok()?;
+        let name = name.trim();
+        (check_name(name).is_ok() && self.of(name).exists()).then(|| name.to_owned())
+    }
+
+    /// Has `name` used where none is named; or none.
+    ///
+    /// # Errors
+    /// When that cannot be written, or there is no such context.
+    pub fn set_current(&self, name: Option<&str>) -> Result<(), Failure> {
+        let path = self.folder.join("current");
+        let Some(name) = name else {
+            return match fs::remove_file(&path) {
+                Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+                    Err(unwritable(&path, &cause))
+                }
+                _ => Ok(()),
+            };
+        };
+        self.get(name)?;
+        write_private(&path, name).map_err(|cause| unwritable(&path, &cause))
+    }
+
+    /// The context of this name.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be read.
+    pub fn get(&self, name: &str) -> Result<Context, Failure> {
+        check_name(name)?;
+        let folder = self.of(name);
+        let path = folder.join("context.json");
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+                let known = self.names().join(", ");
+                let remedy = match known.is_empty() {
+                    true => "log in: `rackbus login https://control:7420 --token-file FILE`".into(),
+                    false => format!("there are {known}; `rackbus login` makes another"),
+                };
+                return Err(Failure::usage(format!("there is no context {name}"), remedy));
+            }
+            Err(cause) => return Err(unreadable(&path, &cause.to_string())),
+        };
+        let noted = serde_json::from_slice(&text);
+        let noted = noted.map_err(|cause| unreadable(&path, &cause.to_string()))?;
+        Ok(Context { name: name.to_owned(), folder, noted })
+    }
+
+    /// Keeps a context, in the place of one of the same name.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub fn put(
+        &self,
+        name: &str,
+        noted: Noted,
+        credentials: &Credentials,
+    ) -> Result<Context, Failure> {
+        check_name(name)?;
+        let folder = self.of(name);
+        make_private(&self.folder)?;
+        make_private(&folder)?;
+        let context = Context { name: name.to_owned(), folder, noted };
+        // What it is known by comes last: without it there is no context.
+        credentials.save(&context.folder).map_err(unusable)?;
+        context.note()?;
+        Ok(context)
+    }
+
+    /// Forgets a context, with its certificate and key.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be removed.
+    pub fn remove(&self, name: &str) -> Result<(), Failure> {
+        let context = self.get(name)?;
+        if self.current().as_deref() == Some(name) {
+            self.set_current(None)?;
+        }
+        fs::remove_dir_all(&context.folder).map_err(|cause| unwritable(&context.folder, &cause))
+    }
+}
+
+/// Whether this can be the name of a context, and so of a folder.
+///
+/// # Errors
+/// That it cannot.
+pub fn check_name(name: &str) -> Result<(), Failure> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let good = (1..=64).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.');
+    match good && name != LOCAL {
+        true => Ok(()),
+        false => Err(Failure::usage(
+            format!("{name:?} cannot be the name of a context"),
+            "take up to 64 letters, digits, dots, underscores and hyphens, and not `local`",
+        )),
+    }
+}
+
+/// The context that a command means; none where it means the rack of this machine.
+///
+/// # Errors
+/// When the one that is named is not there.
+pub fn chosen(common: &Common) -> Result<Option<Context>, Failure> {
+    match &common.context {
+        Some(name) if name == LOCAL => Ok(None),
+        Some(name) => Contexts::own()?.get(name).map(Some),
+        None if common.run_dir.is_some() || common.rack.is_some() => Ok(None),
+        None => {
+            let Ok(contexts) = Contexts::own() else { return Ok(None) };
+            contexts.current().map(|name| contexts.get(&name)).transpose()
+        }
+    }
+}
+
+/// Refuses a context that is named to a command that asks nodes of this machine.
+///
+/// # Errors
+/// That one is named.
+pub fn refuse_named(common: &Common) -> Result<(), Failure> {
+    match common.context.as_deref() {
+        None | Some(LOCAL) => Ok(()),
+        Some(name) => Err(Failure::usage(
+            format!("this works on the machine of a host only, and not by context {name}"),
+            format!("do it there, without --context and {CONTEXT}"),
+        )),
+    }
+}
+
+impl Context {
+    /// The certificate that is kept.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn credentials(&self) -> Result<Credentials, Failure> {
+        let none = || unreadable(&self.folder, "it has no certificate");
+        Credentials::load(&self.folder).map_err(unusable)?.ok_or_else(none)
+    }
+
+    /// A client of the rack's control plane, as the user; the certificate is renewed if it is time for that.
+    ///
+    /// # Errors
+    /// When the certificate is of no more use.
+    pub async fn client(&self) -> Result<Client, Failure> {
+        let mut credentials = self.credentials()?;
+        if credentials.is_over() {
+            let Certified { until, .. } = credentials.certified();
+            let error = format!(
+                "your certificate for rack {} was good until {}",
+                self.noted.rack,
+                moment(*until)
+            );
+            return Err(Failure::new(error, AGAIN));
+        }
+        if credentials.is_due() {
+            // Where that fails, the one that there is does for now.
+            let renewed = tokio::time::timeout(RENEWAL, self.renewed(&credentials)).await;
+            if let Ok(Ok(Some(renewed))) = renewed {
+                credentials = renewed;
+            }
+        }
+        Ok(self.client_of(&credentials))
+    }
+
+    fn client_of(&self, credentials: &Credentials) -> Client {
+        Client::over_tls(&self.noted.control_planes, credentials.client().clone())
+    }
+
+    /// The next certificate, and where the control planes are now. Nothing where another process gets it just now.
+    async fn renewed(&self, credentials: &Credentials) -> Result<Option<Credentials>, Failure> {
+        let path = self.folder.join("renewal");
+        let lock = fs::File::options().create(true).append(true).open(&path);
+        let lock = lock.map_err(|cause| unwritable(&path, &cause))?;
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(None);
+        }
+        let current = self.credentials()?;
+        if !current.is_due() {
+            return Ok(Some(current));
+        }
+        let client = self.client_of(credentials);
+        let request = Request::new().map_err(unusable)?;
+        let certificates = client.renew(request.text()).await?;
+        let next = request.answered(&certificates);
+        let next = next.map_err(unusable)?;
+        next.save(&self.folder).map_err(unusable)?;
+        let mut noted = self.noted.clone();
+        noted.learn(&client.control().await?.members);
+        if noted != self.noted {
+            Context { noted, ..self.clone() }.note()?;
+        }
+        Ok(Some(next))
+    }
+
+    fn note(&self) -> Result<(), Failure> {
+        let path = self.folder.join("context.json");
+        let text = serde_json::to_string_pretty(&self.noted).unwrap_or_default();
+        write_private(&path, &text).map_err(|cause| unwritable(&path, &cause))
+    }
+}
+
+/// A moment in seconds since 1970, for people.
+pub fn moment(seconds: u64) -> String {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
+}
+
+fn unreadable(path: &Path, cause: &str) -> Failure {
+    let remedy = "remove it with `rackbus context remove`, and log in again";
+    Failure::new(format!("{}: {cause}", path.display()), remedy)
+}
+
+fn unwritable(path: &Path, cause: &std::io::Error) -> Failure {
+    Failure::new(format!("{}: {cause}", path.display()), "see to the folder")
+}
+
+/// Why a certificate cannot be used.
+pub fn unusable(error: CredentialsError) -> Failure {
+    Failure::new(error.to_string(), AGAIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_identity::{Authority, Person, Role, Subject};
+
+    use super::*;
+
+    fn noted(rack: &str) -> Noted {
+        Noted { rack: rack.to_owned(), control_planes: vec!["control:7420".to_owned()] }
+    }
+
+    fn credentials() -> Credentials {
+        let ann = Person { user: "ann".to_owned(), role: Role::Reader };
+        Authority::generate("lab").unwrap().issue(&Subject::Person(ann)).unwrap()
+    }
+
+    #[test]
+    fn contexts_are_kept_used_and_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let contexts = Contexts { folder: folder.path().join("rackbus") };
+        assert!(contexts.names().is_empty() && contexts.current().is_none());
+        assert!(contexts.get("lab").unwrap_err().remedy.contains("rackbus login"));
+        contexts.put("lab", noted("lab"), &credentials()).unwrap();
+        contexts.put("other", noted("lab2"), &credentials()).unwrap();
+        assert_eq!(contexts.names(), ["lab", "other"]);
+        assert_eq!(contexts.get("lab").unwrap().noted, noted("lab"));
+        contexts.set_current(Some("lab")).unwrap();
+        assert_eq!(contexts.current().as_deref(), Some("lab"));
+        assert!(contexts.set_current(Some("none")).is_err());
+        contexts.remove("lab").unwrap();
+        assert_eq!((contexts.current(), contexts.names()), (None, vec!["other".to_owned()]));
+        assert!(contexts.remove("lab").is_err());
+        contexts.set_current(None).unwrap();
+    }
+
+    #[test]
+    fn what_is_kept_is_its_users_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let contexts = Contexts { folder: folder.path().join("rackbus") };
+        let context = contexts.put("lab", noted("lab"), &credentials()).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&context.folder), 0o700);
+        for file in ["identity.pem", "context.json"] {
+            assert_eq!(mode(&context.folder.join(file)), 0o600, "{file}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_a_context_is_one_of_a_folder() {
+        for bad in ["", "..", ".hidden", "a/b", "local", "a b", &"a".repeat(65)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        assert!(check_name("lab-2.example").is_ok());
+    }
+
+    #[test]
+    fn control_planes_are_learned_once() {
+        let mut noted = noted("lab");
+        let member =
+            |url: &str| Member { id: url.into(), url: url.into(), version: "0.1.0".into(), pid: 1 };
+        let members =
+            [member("https://control:7420"), member("https://other:7420"), member("(a restore)")];
+        noted.learn(&members);
+        noted.learn(&members);
+        assert_eq!(noted.control_planes, ["control:7420", "other:7420"]);
+    }
+}

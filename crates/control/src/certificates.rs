@@ -1,0 +1,247 @@
+//! Certificates and revocations as the API has them.
+//!
+//! Nodes, and control planes that do not lead, follow the list of revocations ([`follow`]): they are answered when it
+//! changes, so whoever is revoked is refused everywhere within moments.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::routing::get;
+use axum::{Json, Router};
+use hyper::Method;
+use rackbus_identity::{Certified, Revocation, RevocationList, Revocations, Revoked, now};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, OpenApi, ToSchema};
+
+use crate::api::ApiError;
+use crate::client::{Client, ClientError};
+use crate::machines::Admission;
+use crate::service::{Service, problem};
+
+/// The longest that an answer waits for something new.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// How long whoever follows waits for an answer.
+const FOLLOWED: Duration = Duration::from_secs(20);
+/// How long whoever follows waits after one that did not come.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// A certificate that was given out and has not been forgotten.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Certificate {
+    /// Its number.
+    pub serial: String,
+    /// Whose it is, as the certificate says: `beta.node.rackbus`, `ann.operator.user.rackbus`.
+    pub subject: String,
+    /// When it was made, in seconds since 1970.
+    pub since: u64,
+    /// Until when it is good, in seconds since 1970.
+    pub until: u64,
+    /// The number of the revocation that it is covered by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<u64>,
+}
+
+/// What is to be revoked: one of these.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct RevokeRequest {
+    /// All certificates of this host's node, and tokens for it that nobody has used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// All certificates of this person, and tokens for them that nobody has used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The certificate with this number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+}
+
+/// What was revoked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RevokeAnswer {
+    /// How many certificates that were good are revoked by it, as far as the control plane knows them.
+    pub certificates: usize,
+    /// How many tokens are of no more use by it.
+    pub tokens: usize,
+    /// The number of the revocation.
+    pub version: u64,
+}
+
+impl RevokeRequest {
+    fn what(&self) -> Result<Revoked, ApiError> {
+        let bad = |error: String| {
+            problem("bad_request", error, "name a host, a user, or the number of a certificate")
+        };
+        match (&self.host, &self.user, &self.serial) {
+            (Some(host), None, None) => Ok(Revoked::Host(host.clone())),
+            (None, Some(user), None) => Ok(Revoked::User(user.clone())),
+            (None, None, Some(serial)) => {
+                serial.parse().map(Revoked::Serial).map_err(|error| bad(format!("{error}")))
+            }
+            _ => Err(bad("it is not one thing that is to be revoked".to_owned())),
+        }
+    }
+}
+
+impl From<(&Certified, Option<&Revocation>)> for Certificate {
+    fn from((certified, revocation): (&Certified, Option<&Revocation>)) -> Certificate {
+        let Certified { subject, serial, since, until } = certified;
+        Certificate {
+            serial: serial.to_string(),
+            subject: subject.to_string(),
+            since: *since,
+            until: *until,
+            revoked: revocation.map(|it| it.number),
+        }
+    }
+}
+
+type Shared = State<Arc<Admission>>;
+
+/// The certificates that were given out and are not over.
+#[utoipa::path(get, path = "/v1/certificates", responses((status = 200, body = Vec<Certificate>)))]
+async fn list(State(admission): Shared) -> Json<Vec<Certificate>> {
+    Json(admission.service().certificates())
+}
+
+/// Revokes certificates. They are refused from then on, and connections by them are ended.
+#[utoipa::path(post, path = "/v1/revocations", request_body = RevokeRequest, responses(
+    (status = 200, body = RevokeAnswer),
+    (status = 400, body = ApiError, description = "Not one thing is named"),
+    (status = 404, body = ApiError, description = "No certificate has this number")))]
+async fn revoke(
+    State(admission): Shared,
+    Json(asked): Json<RevokeRequest>,
+) -> Result<Json<RevokeAnswer>, ApiError> {
+    let what = asked.what()?;
+    if let Revoked::Host(host) = &what {
+        admission.check_host(host)?;
+    }
+    // Before the certificates: with a token there would be another one.
+    let tokens = admission.forget_tokens(what.clone()).await?;
+    let certificates = admission.service().revoke(what).await?;
+    let version = admission.service().revocations().list().version;
+    Ok(Json(RevokeAnswer { certificates, tokens, version }))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+struct FollowQuery {
+    /// The version that is known.
+    #[serde(default)]
+    after: u64,
+    /// How long to wait for a later one, in milliseconds, at most half a minute.
+    #[serde(default)]
+    wait_ms: u64,
+}
+
+/// What is revoked, by nodes to be looked at: `version`, and `revoked`, a list. Answers when the version is another one
+/// than that which is known, or the time is over.
+#[utoipa::path(get, path = "/v1/revocations", params(FollowQuery),
+    responses((status = 200, body = Object)))]
+async fn revocations(
+    State(admission): Shared,
+    Query(query): Query<FollowQuery>,
+) -> Json<RevocationList> {
+    let wait = Duration::from_millis(query.wait_ms).min(LONGEST_WAIT);
+    Json(admission.service().revocations_after(query.after, wait).await)
+}
+
+/// What of the OpenAPI document is about certificates.
+#[derive(OpenApi)]
+#[openapi(
+    paths(list, revoke, revocations),
+    components(schemas(Certificate, RevokeRequest, RevokeAnswer))
+)]
+pub(crate) struct Document;
+
+/// The routes of certificates.
+pub(crate) fn routes() -> Router<Arc<Admission>> {
+    Router::new()
+        .route("/v1/certificates", get(list))
+        .route("/v1/revocations", get(revocations).post(revoke))
+}
+
+impl Client {
+    /// The certificates that were given out and are not over.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn certificates(&self) -> Result<Vec<Certificate>, ClientError> {
+        self.get("/v1/certificates").await
+    }
+
+    /// Revokes certificates.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn revoke(&self, asked: &RevokeRequest) -> Result<RevokeAnswer, ClientError> {
+        self.call(Method::POST, "/v1/revocations", asked).await
+    }
+
+    /// What is revoked, when that is another version than `after`, or `wait` is over.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn revocations(
+        &self,
+        after: u64,
+        wait: Duration,
+    ) -> Result<RevocationList, ClientError> {
+        self.get(&format!("/v1/revocations?after={after}&wait_ms={}", wait.as_millis())).await
+    }
+}
+
+/// Learns what is revoked, for as long as the process lives; `learned` is told of what is new.
+pub async fn follow(client: Client, known: Revocations, learned: impl Fn(&RevocationList)) {
+    loop {
+        let (version, limit) = (known.list().version, FOLLOWED + AGAIN);
+        let asked = client.revocations(version, FOLLOWED);
+        match tokio::time::timeout(limit, asked).await {
+            Ok(Ok(list)) => {
+                if known.learn(&list, now()) {
+                    let (version, revoked) = (list.version, list.revoked.len());
+                    tracing::info!(version, revoked, "certificates were revoked");
+                    learned(&known.list());
+                } else if list.version <= version {
+                    // Whoever answered at once, though it has nothing new, is not asked without end.
+                    tokio::time::sleep(AGAIN).await;
+                }
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "what is revoked is not known");
+                tokio::time::sleep(AGAIN).await;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl Service {
+    /// The certificates that were given out and are not over.
+    pub fn certificates(&self) -> Vec<Certificate> {
+        self.register()
+            .issued()
+            .filter(|(it, _)| !it.is_over(now()))
+            .map(Certificate::from)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thing_is_revoked_at_a_time() {
+        let asked = |host: Option<&str>, user: Option<&str>, serial: Option<&str>| {
+            let owned = |it: Option<&str>| it.map(str::to_owned);
+            RevokeRequest { host: owned(host), user: owned(user), serial: owned(serial) }.what()
+        };
+        assert_eq!(asked(Some("beta"), None, None), Ok(Revoked::Host("beta".into())));
+        assert_eq!(asked(None, Some("ann"), None), Ok(Revoked::User("ann".into())));
+        assert!(matches!(asked(None, None, Some("41ab")), Ok(Revoked::Serial(_))));
+        assert!(asked(None, None, None).is_err() && asked(None, None, Some("beta")).is_err());
+        assert!(asked(Some("beta"), Some("ann"), None).is_err());
+    }
+}

@@ -1,0 +1,217 @@
+//! People: how they get in with a token, and what they are told of themselves.
+//!
+//! An administrator makes a token for somebody, with a role; whoever has it exchanges it for a certificate that names
+//! both, and is known by that from then on. The certificate is good for some days, and renewed by the command line when
+//! it is used.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{ConnectInfo, State};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use hyper::Method;
+use rackbus_identity::{Bearer, LONGEST_LIFE, PERSON_LIFE, Person, Role, Subject, Token};
+use serde::{Deserialize, Serialize};
+use utoipa::{OpenApi, ToSchema};
+
+use crate::access::{Asker, Peer};
+use crate::api::{ApiError, EventKind};
+use crate::client::{Client, ClientError};
+use crate::events::Draft;
+use crate::machines::{Admission, Certificates, LONGEST_TOKEN, NewToken};
+use crate::service::{Service, problem};
+
+/// The shortest that a person's certificate is good, in seconds: clocks of machines differ.
+const SHORTEST_LIFE: u64 = 5;
+
+/// Asks for a token for a person.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UserTokenRequest {
+    /// By which name the rack is to know them: lower-case letters, digits and `-`.
+    pub user: String,
+    /// What they may: `administrator`, `operator`, `borrower` or `reader`.
+    pub role: String,
+    /// The host that a borrower borrows for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// For how many seconds the token is good.
+    pub seconds: u64,
+    /// For how many seconds their certificates are good; a week unless named, thirty days at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life_seconds: Option<u64>,
+}
+
+/// A person wants to be known.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct LoginRequest {
+    /// The token that was made for them.
+    pub token: String,
+    /// What asks for their certificate (PKCS #10, in PEM).
+    pub request: String,
+}
+
+/// Who asks, as the control plane knows them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WhoAmI {
+    /// Name of the rack.
+    pub rack: String,
+    /// What they may: see the events.
+    #[serde(flatten)]
+    pub asker: Asker,
+}
+
+impl UserTokenRequest {
+    /// Who is to have the token.
+    fn bearer(&self) -> Result<Bearer, ApiError> {
+        let bad = |error: String, remedy: &str| problem("bad_request", error, remedy);
+        let role = Role::named(&self.role, self.host.as_deref())
+            .map_err(|error| bad(error.to_string(), "see `rackbus token --help`"))?;
+        let person = Person { user: self.user.clone(), role };
+        if !Subject::Person(person.clone()).is_valid() {
+            let error = format!("no certificate can name {:?}", self.user);
+            return Err(bad(error, "name users with lower-case letters, digits and `-`"));
+        }
+        let life = self.life_seconds.map_or(PERSON_LIFE, Duration::from_secs);
+        if !(SHORTEST_LIFE..=LONGEST_LIFE.as_secs()).contains(&life.as_secs()) {
+            let error = format!("a person's certificate cannot be good for {} s", life.as_secs());
+            let days = LONGEST_LIFE.as_secs() / (24 * 3600);
+            return Err(bad(error, &format!("choose {SHORTEST_LIFE} s to {days} days")));
+        }
+        Ok(Bearer::Person(person, life))
+    }
+}
+
+type Shared = State<Arc<Admission>>;
+
+/// Makes a token with which a person logs in once. Where the rack has several machines; for administrators.
+#[utoipa::path(post, path = "/v1/users/tokens", request_body = UserTokenRequest,
+    responses((status = 200, body = NewToken), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
+async fn user_token(
+    State(admission): Shared,
+    Json(asked): Json<UserTokenRequest>,
+) -> Result<Json<NewToken>, ApiError> {
+    let bearer = asked.bearer()?;
+    if let Some(host) = &asked.host {
+        admission.check_host(host)?;
+    }
+    let Bearer::Person(person, _) = &bearer else { unreachable!("it is a person's") };
+    let text = format!("a token was made for {}, {}", person.user, person.role);
+    let time = Duration::from_secs(asked.seconds).min(LONGEST_TOKEN);
+    let token = admission.make_token(bearer, time).await?;
+    admission.note(Draft::of_host(EventKind::Access, asked.host.as_deref(), text)).await;
+    Ok(Json(token))
+}
+
+/// A person logs in.
+#[utoipa::path(post, path = "/v1/login", request_body = LoginRequest,
+    responses((status = 200, body = Certificates), (status = 403, body = ApiError)))]
+async fn login(
+    State(admission): Shared,
+    Json(asked): Json<LoginRequest>,
+) -> Result<Json<Certificates>, ApiError> {
+    let remedy = "ask an administrator for another: `rackbus token --user NAME --role ROLE`";
+    let token: Token =
+        asked.token.parse().map_err(|error| problem("bad_request", format!("{error}"), remedy))?;
+    let of_person = |bearer: &Bearer| match bearer {
+        Bearer::Person(person, life) => Ok((Subject::Person(person.clone()), *life)),
+        Bearer::Host(host) => {
+            let error = format!("the token is for host {host}");
+            Err(problem("forbidden", error, "join with it: `rackbus node --join`"))
+        }
+    };
+    let (subject, signed) = admission.admit(token, asked.request, remedy, of_person).await?;
+    if let Subject::Person(person) = &subject {
+        let text = format!("{} logged in as {}", person.user, person.role);
+        let host = person.role.host();
+        admission.note(Draft::of_host(EventKind::Access, host, text)).await;
+    }
+    Ok(Json(signed))
+}
+
+/// Who asks, as the control plane knows them.
+#[utoipa::path(get, path = "/v1/whoami", responses((status = 200, body = WhoAmI)))]
+async fn whoami(
+    State(service): State<Arc<Service>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+) -> Json<WhoAmI> {
+    Json(WhoAmI { rack: service.rack(), asker: peer.asker() })
+}
+
+/// What of the OpenAPI document is about people.
+#[derive(OpenApi)]
+#[openapi(
+    paths(user_token, login, whoami),
+    components(schemas(UserTokenRequest, LoginRequest, WhoAmI, Asker))
+)]
+pub(crate) struct Document;
+
+/// How people get in.
+pub(crate) fn routes() -> Router<Arc<Admission>> {
+    Router::new().route("/v1/users/tokens", post(user_token)).route("/v1/login", post(login))
+}
+
+/// What everybody is told of themselves, also where the whole rack runs on one machine.
+pub(crate) fn own_routes() -> Router<Arc<Service>> {
+    Router::new().route("/v1/whoami", get(whoami))
+}
+
+impl Client {
+    /// Makes a token with which a person logs in once.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn user_token(&self, asked: &UserTokenRequest) -> Result<String, ClientError> {
+        let made: NewToken = self.call(Method::POST, "/v1/users/tokens", asked).await?;
+        Ok(made.token)
+    }
+
+    /// Logs in, as who has no certificate yet; the certificates (PEM).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn login(&self, asked: &LoginRequest) -> Result<String, ClientError> {
+        let signed: Certificates = self.call(Method::POST, "/v1/login", asked).await?;
+        Ok(signed.certificates)
+    }
+
+    /// Who asks, as the control plane knows them.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn whoami(&self) -> Result<WhoAmI, ClientError> {
+        self.get("/v1/whoami").await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(user: &str, role: &str, host: Option<&str>) -> UserTokenRequest {
+        let (user, role, host) = (user.into(), role.into(), host.map(str::to_owned));
+        UserTokenRequest { user, role, host, seconds: 60, life_seconds: None }
+    }
+
+    #[test]
+    fn what_no_certificate_can_say_is_refused() {
+        assert!(asked("ann", "borrower", Some("beta")).bearer().is_ok());
+        for (user, role, host) in [
+            ("Ann", "reader", None),
+            ("a.operator", "reader", None),
+            ("", "reader", None),
+            ("ann", "root", None),
+            ("ann", "borrower", None),
+            ("ann", "operator", Some("beta")),
+            ("ann", "borrower", Some("a.b")),
+        ] {
+            let refused = asked(user, role, host).bearer().unwrap_err();
+            assert_eq!(refused.code, "bad_request", "{user} {role} {host:?}");
+        }
+        for life in [0, 4, LONGEST_LIFE.as_secs() + 1] {
+            let request =
+                UserTokenRequest { life_seconds: Some(life), ..asked("ann", "reader", None) };
+            assert!(request.bearer().is_err(), "{life}");
+        }
+    }
+}

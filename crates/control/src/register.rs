@@ -1,0 +1,317 @@
+//! The certificates that the rack has given out, and which of them are revoked: what is decided about them.
+//!
+//! No clock and no store: the writer says what time it is, and stores the [changes](Change) before they count. What is
+//! over is forgotten, so the register is as large as there are certificates that are good; of each subject only so
+//! many may be.
+
+use std::collections::BTreeMap;
+
+use rackbus_identity::{
+    Certified, LONGEST_LIFE, MOST_REVOKED, Revocation, RevocationList, Revoked, Serial, Subject,
+};
+use serde::{Deserialize, Serialize};
+
+/// Certificates of one subject that may be good at a time.
+const MOST_OF_ONE: usize = 64;
+/// Certificates that may be good at a time.
+const MOST: usize = 20_000;
+/// Entries that are forgotten in one step, which a store takes as a whole.
+const FORGOTTEN: usize = 32;
+
+/// What is kept of the register, each under a key of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Entry {
+    /// A certificate was given out.
+    Issued(Certified),
+    /// Something was revoked.
+    Revoked(Revocation),
+}
+
+impl Entry {
+    /// The key that it is kept under.
+    pub fn key(&self) -> String {
+        match self {
+            Entry::Issued(certified) => format!("issued/{}", certified.serial),
+            Entry::Revoked(revocation) => format!("revoked/{:020}", revocation.number),
+        }
+    }
+}
+
+/// What becomes of an entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// It is kept.
+    Put(Entry),
+    /// It is forgotten.
+    Forget(Entry),
+}
+
+/// Why something is not done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterRefused {
+    /// A subject has too many certificates, or the rack has.
+    #[error("{0} certificates of {1} are good already")]
+    TooMany(usize, String),
+    /// What it is to be renewed by, or it itself, is revoked.
+    #[error("the certificate of {0} was revoked")]
+    Revoked(Subject),
+    /// No certificate has this number.
+    #[error("no certificate that is good has the number {0}")]
+    Unknown(Serial),
+    /// There are too many revocations.
+    #[error("{MOST_REVOKED} revocations are in force already")]
+    Full,
+}
+
+/// The register.
+#[derive(Debug, Clone, Default)]
+pub struct Register {
+    issued: BTreeMap<Serial, Certified>,
+    revoked: RevocationList,
+}
+
+impl Register {
+    /// What was stored.
+    pub fn of(entries: Vec<Entry>) -> Register {
+        let mut register = Register::default();
+        entries.into_iter().for_each(|entry| register.put(entry));
+        register
+    }
+
+    fn put(&mut self, entry: Entry) {
+        match entry {
+            Entry::Issued(certified) => {
+                self.issued.insert(certified.serial.clone(), certified);
+            }
+            Entry::Revoked(revocation) => {
+                self.revoked.version = self.revoked.version.max(revocation.number);
+                self.revoked.revoked.push(revocation);
+                self.revoked.revoked.sort_by_key(|it| it.number);
+            }
+        }
+    }
+
+    /// Does what was decided, when it is stored.
+    pub fn apply(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Put(entry) => self.put(entry),
+                Change::Forget(Entry::Issued(certified)) => {
+                    self.issued.remove(&certified.serial);
+                }
+                Change::Forget(Entry::Revoked(gone)) => {
+                    self.revoked.revoked.retain(|it| it.number != gone.number);
+                }
+            }
+        }
+    }
+
+    /// The certificates that are not forgotten, each with the revocation that it is covered by.
+    pub fn issued(&self) -> impl Iterator<Item = (&Certified, Option<&Revocation>)> {
+        self.issued.values().map(|certified| (certified, self.revoked.find(certified)))
+    }
+
+    /// What is revoked.
+    pub fn revoked(&self) -> &RevocationList {
+        &self.revoked
+    }
+
+    /// A certificate for `subject` as it would be made at `now` (seconds since 1970): later than all revocations of
+    /// the subject, also where the clock of whoever revoked was ahead.
+    pub fn draft(&self, now: u64, subject: Subject, life: u64) -> Certified {
+        let (since, serial) = (now, Serial::new());
+        let mut certified = Certified { subject, serial, since, until: now.saturating_add(life) };
+        let about = self.revoked.revoked.iter().filter(|it| it.what.is_about(&certified));
+        let newest = about.map(|it| it.at).max();
+        certified.since = newest.map_or(since, |newest| since.max(newest.saturating_add(1)));
+        certified
+    }
+
+    /// Gives out a certificate at `now`; one that is renewed by `old` not if that is revoked.
+    ///
+    /// # Errors
+    /// [`RegisterRefused`].
+    pub fn issue(
+        &self,
+        now: u64,
+        certified: &Certified,
+        old: Option<&Certified>,
+    ) -> Result<Vec<Change>, RegisterRefused> {
+        let subject = &certified.subject;
+        for one in [Some(certified), old].into_iter().flatten() {
+            if self.revoked.find(one).is_some() {
+                return Err(RegisterRefused::Revoked(subject.clone()));
+            }
+        }
+        let good = |it: &&Certified| !it.is_over(now) && self.revoked.find(it).is_none();
+        let own = self.issued.values().filter(|it| it.subject == *subject).filter(good).count();
+        if own >= MOST_OF_ONE {
+            return Err(RegisterRefused::TooMany(own, subject.to_string()));
+        }
+        let mut changes = self.forgotten(now);
+        let gone = changes.iter().filter(|it| matches!(it, Change::Forget(Entry::Issued(_))));
+        if self.issued.len() - gone.count() >= MOST {
+            return Err(RegisterRefused::TooMany(MOST, "this rack".to_owned()));
+        }
+        changes.push(Change::Put(Entry::Issued(certified.clone())));
+        Ok(changes)
+    }
+
+    /// Revokes something at `now`. How many certificates that are good it is about is said, too.
+    ///
+    /// # Errors
+    /// [`RegisterRefused`].
+    pub fn revoke(&self, now: u64, what: Revoked) -> Result<(usize, Vec<Change>), RegisterRefused> {
+        let about: Vec<&Certified> = self.issued.values().filter(|it| what.is_about(it)).collect();
+        let good = about.iter().filter(|it| !it.is_over(now) && self.revoked.find(it).is_none());
+        let count = good.count();
+        // All that was given out, also by another clock than this one's.
+        let at = about.iter().map(|it| it.since).max().unwrap_or(now).max(now);
+        let until = match (&what, about.first()) {
+            (Revoked::Serial(serial), None) => {
+                return Err(RegisterRefused::Unknown(serial.clone()));
+            }
+            (Revoked::Serial(_), Some(certified)) => certified.until,
+            // Also what is not in the register, since an older version gave it out.
+            (Revoked::Host(_) | Revoked::User(_), _) => {
+                at.saturating_add(LONGEST_LIFE.as_secs()).saturating_add(1)
+            }
+        };
+        let mut changes = self.forgotten(now);
+        let number = self.revoked.version.saturating_add(1);
+        // Of the same host or person the last one says it all.
+        let before = self.revoked.revoked.iter().filter(|it| it.what == what);
+        changes.extend(before.map(|it| Change::Forget(Entry::Revoked(it.clone()))));
+        let gone = changes.iter().filter(|it| matches!(it, Change::Forget(Entry::Revoked(_))));
+        if self.revoked.revoked.len().saturating_sub(gone.count()) >= MOST_REVOKED {
+            return Err(RegisterRefused::Full);
+        }
+        changes.push(Change::Put(Entry::Revoked(Revocation { number, what, at, until })));
+        Ok((count, changes))
+    }
+
+    /// What is over by `now`. The newest revocation stays: later ones are numbered after it.
+    fn forgotten(&self, now: u64) -> Vec<Change> {
+        let issued = self.issued.values().filter(|it| it.is_over(now)).cloned();
+        let revoked = self.revoked.revoked.iter();
+        let revoked = revoked.filter(|it| it.until <= now && it.number != self.revoked.version);
+        let gone = issued.map(Entry::Issued).chain(revoked.cloned().map(Entry::Revoked));
+        gone.map(Change::Forget).take(FORGOTTEN).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_identity::{Person, Role};
+
+    use super::*;
+
+    const LIFE: u64 = 1000;
+
+    fn ann() -> Subject {
+        Subject::Person(Person { user: "ann".into(), role: Role::Reader })
+    }
+
+    fn beta() -> Subject {
+        Subject::Node("beta".into())
+    }
+
+    fn issue(register: &mut Register, now: u64, subject: Subject) -> Certified {
+        let certified = register.draft(now, subject, LIFE);
+        register.apply(register.clone().issue(now, &certified, None).unwrap());
+        certified
+    }
+
+    fn revoke(register: &mut Register, now: u64, what: Revoked) -> usize {
+        let (count, changes) = register.clone().revoke(now, what).unwrap();
+        register.apply(changes);
+        count
+    }
+
+    /// What is stored makes the same register.
+    fn stored(register: &Register) -> Register {
+        let issued = register.issued.values().cloned().map(Entry::Issued);
+        let revoked = register.revoked.revoked.iter().cloned().map(Entry::Revoked);
+        let texts = issued.chain(revoked).map(|entry| serde_json::to_string(&entry).unwrap());
+        Register::of(texts.map(|text| serde_json::from_str(&text).unwrap()).collect())
+    }
+
+    #[test]
+    fn what_was_given_before_is_revoked_and_what_is_given_after_is_good() {
+        let mut register = Register::default();
+        let (first, second) = (issue(&mut register, 10, ann()), issue(&mut register, 20, ann()));
+        let node = issue(&mut register, 20, beta());
+        assert_eq!(revoke(&mut register, 20, Revoked::User("ann".into())), 2);
+        assert_eq!(register.revoked().version, 1);
+        for one in [&first, &second] {
+            assert!(register.revoked().find(one).is_some());
+        }
+        assert!(register.revoked().find(&node).is_none());
+        // In the same second, and by a clock that is behind.
+        for now in [20, 15] {
+            let next = issue(&mut register, now, ann());
+            assert!(register.revoked().find(&next).is_none(), "{next:?}");
+        }
+        assert_eq!(stored(&register).revoked(), register.revoked());
+        // And by one that is ahead.
+        let ahead = issue(&mut register, 500, ann());
+        assert_eq!(revoke(&mut register, 30, Revoked::User("ann".into())), 3);
+        assert!(register.revoked().find(&ahead).is_some());
+        assert_eq!(register.revoked().revoked.len(), 1, "the last one says it all");
+        assert_eq!(register.revoked().version, 2);
+    }
+
+    #[test]
+    fn what_is_revoked_is_not_renewed() {
+        let mut register = Register::default();
+        let old = issue(&mut register, 10, ann());
+        let next = register.draft(20, ann(), LIFE);
+        assert!(register.issue(20, &next, Some(&old)).is_ok());
+        revoke(&mut register, 20, Revoked::Serial(old.serial.clone()));
+        let refused = Err(RegisterRefused::Revoked(ann()));
+        assert_eq!(register.issue(20, &next, Some(&old)), refused);
+        // Nor what was begun before everything of ann's was revoked.
+        let mut register = Register::default();
+        let next = register.draft(20, ann(), LIFE);
+        revoke(&mut register, 20, Revoked::User("ann".into()));
+        assert_eq!(register.issue(20, &next, None), refused);
+        assert!(matches!(
+            register.revoke(20, Revoked::Serial(Serial::new())),
+            Err(RegisterRefused::Unknown(_))
+        ));
+    }
+
+    #[test]
+    fn what_is_over_is_forgotten_and_numbers_go_on() {
+        let mut register = Register::default();
+        let old = issue(&mut register, 10, ann());
+        revoke(&mut register, 10, Revoked::Serial(old.serial.clone()));
+        revoke(&mut register, 10, Revoked::Host("beta".into()));
+        let late = 20 + LIFE + LONGEST_LIFE.as_secs();
+        issue(&mut register, late, beta());
+        assert_eq!(register.issued().count(), 1);
+        assert_eq!(register.revoked().revoked.len(), 1, "the newest stays for its number");
+        let mut register = stored(&register);
+        revoke(&mut register, late, Revoked::Host("gamma".into()));
+        assert_eq!(register.revoked().version, 3);
+    }
+
+    #[test]
+    fn one_cannot_have_certificates_without_end() {
+        let mut register = Register::default();
+        for _ in 0..MOST_OF_ONE {
+            issue(&mut register, 10, ann());
+        }
+        let more = register.draft(10, ann(), LIFE);
+        let refused = register.issue(10, &more, None).unwrap_err();
+        assert!(matches!(refused, RegisterRefused::TooMany(MOST_OF_ONE, _)), "{refused}");
+        issue(&mut register, 10, beta());
+        for _ in 0..MOST_OF_ONE {
+            issue(&mut register, 10 + LIFE, ann());
+        }
+        assert_eq!(register.issued().count(), MOST_OF_ONE, "those before are over, and forgotten");
+        revoke(&mut register, 10 + LIFE, Revoked::User("ann".into()));
+        issue(&mut register, 10 + LIFE, ann());
+    }
+}

@@ -1,0 +1,90 @@
+//! What the control plane does with certificates: it gives them out and revokes them.
+
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rackbus_identity::{Certified, RevocationList, Revocations, Revoked, Subject};
+
+use super::writer::{RegisterRequest, Request};
+use super::{Service, Shared, problem};
+use crate::api::ApiError;
+use crate::register::{Register, RegisterRefused};
+
+impl Shared {
+    pub(super) fn register(&self) -> MutexGuard<'_, Register> {
+        // It is changed in whole steps.
+        self.register.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Seconds since 1970.
+    pub(super) fn seconds(&self) -> u64 {
+        self.clock.now() / 1000
+    }
+}
+
+impl Service {
+    pub(crate) fn register(&self) -> MutexGuard<'_, Register> {
+        self.shared.register()
+    }
+
+    /// The certificates that are revoked, and who is to hear of it.
+    pub fn revocations(&self) -> &Revocations {
+        &self.shared.revocations
+    }
+
+    /// What is revoked, when that is another version than `after`, or `wait` is over.
+    pub(crate) async fn revocations_after(&self, after: u64, wait: Duration) -> RevocationList {
+        let deadline = tokio::time::Instant::now() + wait;
+        let list = || self.shared.revocations.list();
+        let newer = |_: &_| Some(list()).filter(|list| list.version != after);
+        match self.shared.wait(deadline, newer).await {
+            Some(list) => list,
+            None => list(),
+        }
+    }
+
+    /// A certificate as it would be given out now.
+    pub(crate) fn draft_certificate(&self, subject: Subject, life: Duration) -> Certified {
+        self.shared.register().draft(self.shared.seconds(), subject, life.as_secs())
+    }
+
+    /// Gives out a certificate; one that is renewed goes with the one that it is renewed by.
+    ///
+    /// # Errors
+    /// [`ApiError`]; nothing is given out then.
+    pub(crate) async fn issue_certificate(
+        &self,
+        certified: &Certified,
+        old: Option<Certified>,
+    ) -> Result<(), ApiError> {
+        let asked = RegisterRequest::Issue(Box::new(certified.clone()), old.map(Box::new));
+        self.change_register(asked).await.map(drop)
+    }
+
+    /// Revokes something; of how many certificates that were good that takes.
+    ///
+    /// # Errors
+    /// [`ApiError`]; nothing is revoked then.
+    pub async fn revoke(&self, what: Revoked) -> Result<usize, ApiError> {
+        self.change_register(RegisterRequest::Revoke(what)).await
+    }
+
+    async fn change_register(&self, asked: RegisterRequest) -> Result<usize, ApiError> {
+        let ask = |answer| Request::Register { asked, answer };
+        self.writing.ask(ask).await?.map_err(|refused| {
+            let (code, remedy) = match &refused {
+                RegisterRefused::Revoked(_) => {
+                    ("forbidden", "ask an administrator for a new token")
+                }
+                RegisterRefused::TooMany(..) => {
+                    ("too_many", "revoke those that nobody uses: `rackbus certificates`")
+                }
+                RegisterRefused::Unknown(_) => {
+                    ("unknown_certificate", "`rackbus certificates` lists them")
+                }
+                RegisterRefused::Full => ("too_many", "wait until some of them are over"),
+            };
+            problem(code, refused.to_string(), remedy)
+        })
+    }
+}
