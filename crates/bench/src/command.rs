@@ -11,6 +11,7 @@ use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
 use crate::{
     BenchError, Report, accel, against, datapath, lending, machines, memory, model, network, nvme,
+    sharing,
 };
 
 /// What can be measured.
@@ -215,7 +216,8 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
         Command::Lending { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
-            lending::run(&settings, &regime, &mut report)
+            lending::run(&settings, &regime, &mut report)?;
+            sharing::run(&settings, &regime, &mut report)
         }
         Command::Machines { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;

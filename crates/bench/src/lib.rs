@@ -24,6 +24,7 @@ mod peers;
 mod rack;
 mod raw;
 mod report;
+mod sharing;
 
 pub use command::{Command, Kind, run};
 pub use machine::{Again, Regime};

@@ -95,10 +95,25 @@ impl Rack {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    fn json(&self, arguments: &[&str]) -> Result<Value, BenchError> {
+    /// What a command says with `--json`.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value, BenchError> {
         let text = self.run(&[&["--json"], arguments].concat())?;
         serde_json::from_str(&text)
             .map_err(|error| BenchError::Peer(format!("rackbus {}: {error}", arguments.join(" "))))
+    }
+
+    /// Starts a command that goes on telling of something on its standard output.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn follow(&self, arguments: &[&str]) -> Result<Child, BenchError> {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).env("RACKBUS_RUN_DIR", self.run_dir());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.spawn().map_err(BenchError::io("running rackbus"))
     }
 
     /// Gives its hosts interfaces in the rack's network.

@@ -332,6 +332,7 @@ mod tests {
         ("GET /metrics", READ),
         ("GET /v1/leases", READ),
         ("POST /v1/leases", HOST),
+        ("POST /v1/leases/together", HOST),
         ("GET /v1/leases/{lease}", READ),
         ("DELETE /v1/leases/{lease}", HOST),
         ("PUT /v1/leases/{lease}/level", HOST),

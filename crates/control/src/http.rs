@@ -33,7 +33,7 @@ use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
 use crate::versions::{AnyMessages, NotUnderstood};
-use crate::{certificates, compositions, levels, machines, offers, people, said, shares};
+use crate::{certificates, compositions, levels, machines, offers, people, said, shares, together};
 
 type Shared = State<Arc<Service>>;
 
@@ -85,6 +85,7 @@ pub fn openapi() -> String {
     document.merge(compositions::Document::openapi());
     document.merge(levels::Document::openapi());
     document.merge(shares::Document::openapi());
+    document.merge(together::Document::openapi());
     document.merge(offers::Document::openapi());
     document.merge(machines::Document::openapi());
     document.merge(people::Document::openapi());
@@ -376,6 +377,7 @@ pub(crate) fn bare_routes(service: Arc<Service>) -> Router {
         .merge(compositions::routes())
         .merge(levels::routes())
         .merge(shares::routes())
+        .merge(together::routes())
         .merge(offers::routes())
         .merge(people::own_routes())
         .with_state(service.clone())

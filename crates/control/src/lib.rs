@@ -7,6 +7,7 @@
 //! * [`store`]: what is remembered, behind a trait: an SQLite file, or etcd.
 //! * [`etcd`]: what is used of that. [`leadership`]: one leader among several control planes. [`leaders`]: finds it.
 //! * [`compositions`]: functions that are borrowed together, as the API has them.
+//! * [`together`]: functions that are borrowed in one step, as the API has it.
 //! * [`shares`]: borrowers take turns on a function, as the API has it.
 //! * [`levels`]: the service level of a lease is changed, as the API has it.
 //! * [`answers`]: requests with an idempotency key, and their answers.
@@ -44,6 +45,7 @@ pub mod said;
 pub mod service;
 pub mod shares;
 pub mod store;
+pub mod together;
 pub mod usage;
 pub mod versions;
 

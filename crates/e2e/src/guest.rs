@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rackbus_vm::agent::Running;
-use rackbus_vm::{Output, Vm, registry};
+use rackbus_vm::{Output, Record, Vm, registry};
 
 use crate::{Failure, Rack, Result, ensure};
 
@@ -77,6 +77,12 @@ impl Guest {
         rack.json(&arguments)?;
         let record = registry::find(rack.run_dir(), host, name)?;
         Ok(Guest { name: name.to_owned(), vm: Vm::attach(record) })
+    }
+
+    /// A VM that something else started.
+    #[must_use]
+    pub fn attach(record: Record) -> Guest {
+        Guest { name: record.name.clone(), vm: Vm::attach(record) }
     }
 
     /// Waits until the guest answers.

@@ -4,22 +4,19 @@
 mod common;
 
 use std::os::fd::AsFd;
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
+use common::user::{Memory, SIZE, is_refused, open_shared, socket};
 use common::{Rack, blocking};
 use rackbus_control::Client;
 use rackbus_control::api::{BorrowRequest, DeviceReport, EventKind, Isolation, Lease};
 use rackbus_control::reach::{ReachedPlace, ReachedRange};
 use rackbus_devices::memory::BAR;
-use rackbus_driver::{Addresses, Device, Drive, DriveError, Options as DriveOptions};
+use rackbus_driver::{Drive, Options as DriveOptions};
 use rackbus_fabric::BarPlace;
-use rackbus_memory::{Access, Region as Mapping, SharedMemory};
+use rackbus_memory::{Access, SharedMemory};
 use rackbus_node::metrics::SOCKET;
-use rackbus_pci::vfio_user::{Client as User, ClientError};
-use rackbus_spec::nvme::Status;
-use rackbus_spec::vfio_user::region;
+use rackbus_pci::vfio_user::ClientError;
 use rustix::io::Errno;
 
 /// The drive is alpha's and beta the borrower: `ram0` is at the same lender, `ram1` at the borrower, and
@@ -31,74 +28,8 @@ const RACK: &str = "name = \"test\"\n\
     [hosts.gamma.devices.ram2]\nkind = \"memory\"\nsize = \"4 MiB\"\n";
 const DRIVE: &str = "alpha/nvme0";
 const TARGETS: [&str; 3] = ["alpha/ram0", "beta/ram1", "gamma/ram2"];
-const SIZE: u64 = 4 << 20;
 /// Where the BARs are programmed to be: the drive's memory is elsewhere.
 const AT: u64 = 0x38_0000_0000;
-
-/// What a program does with a memory function: it programs its BAR and maps it.
-struct Memory {
-    user: User,
-    memory: Mapping,
-}
-
-impl Memory {
-    fn open(lease: &Lease) -> Memory {
-        let user = User::connect(socket(lease), Duration::from_secs(5)).unwrap();
-        let memory = user.map_region(BAR.into(), 0, SIZE).unwrap();
-        Memory { user, memory }
-    }
-
-    /// Programs the BAR.
-    fn place(&self, address: u64) {
-        let register = 0x10 + 4 * u64::from(BAR);
-        self.user.write(region::CONFIG, register, &address.to_le_bytes()).unwrap();
-    }
-
-    /// Turns memory space on or off.
-    fn decode(&self, on: bool) {
-        self.user.write(region::CONFIG, 4, &[if on { 2 } else { 0 }, 0]).unwrap();
-    }
-
-    fn store(&self, offset: usize, data: &[u8]) {
-        self.memory.slice(offset, data.len()).unwrap().copy_from(data);
-    }
-
-    fn load(&self, offset: usize, length: usize) -> Vec<u8> {
-        let mut data = vec![0; length];
-        self.memory.slice(offset, length).unwrap().copy_to(&mut data);
-        data
-    }
-}
-
-/// A connection that the driver shares with a test, which maps by it as it likes.
-struct Shared(Arc<User>);
-
-impl Device for Shared {
-    fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
-        Ok(self.0.read(region::BAR0, offset, data)?)
-    }
-
-    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
-        Ok(self.0.post(region::BAR0, offset, data)?)
-    }
-
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
-        let length = memory.len() as u64;
-        self.0.dma_map(iova, length, Access::all(), Some((memory.as_fd(), 0)))?;
-        self.0.write(region::CONFIG, 4, &[6, 0])?;
-        Ok(Addresses::contiguous(iova, memory.len()))
-    }
-}
-
-fn open_shared(lease: &Lease) -> (Drive, Arc<User>) {
-    let user = Arc::new(User::connect(socket(lease), Duration::from_secs(5)).unwrap());
-    let device = Box::new(Shared(user.clone()));
-    (Drive::with_device(device, DriveOptions::default()).unwrap(), user)
-}
-
-fn socket(lease: &Lease) -> &Path {
-    Path::new(lease.socket.as_deref().unwrap())
-}
 
 fn open(lease: &Lease) -> Drive {
     Drive::open(socket(lease), DriveOptions::default()).unwrap()
@@ -132,13 +63,6 @@ async fn report(rack: &Rack, expected: impl Fn(&DeviceReport) -> bool) -> Device
         }
         assert!(tokio::time::Instant::now() < deadline, "{report:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-fn is_refused(outcome: Result<(), DriveError>) -> bool {
-    match outcome {
-        Err(DriveError::Command { status, .. }) => status.code() == Status::DATA_TRANSFER_ERROR,
-        _ => false,
     }
 }
 

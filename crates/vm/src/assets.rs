@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::io;
 use crate::spec::{Boot, Console, VmSpec};
 use crate::{Result, Vm, VmError};
@@ -16,7 +18,8 @@ use crate::{Result, Vm, VmError};
 const KVM_PROBE: Duration = Duration::from_secs(15);
 
 /// What executes a guest's instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Accel {
     /// KVM: the guest runs on the processor itself.
     Kvm,
@@ -54,7 +57,8 @@ impl FromStr for Accel {
 }
 
 /// A guest that set-up prepared: Debian's own kernel and tools.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Guest {
     /// Debian 12, Linux 6.1.
     Bookworm,

@@ -79,6 +79,7 @@ impl Vm {
                 source,
             })?;
         }
+        record.keep_spec(spec)?;
         for function in &spec.functions {
             record.note_plugged(&function.name, &function.socket)?;
         }
@@ -258,18 +259,31 @@ impl Vm {
     /// # Errors
     /// When QEMU's folder cannot be removed.
     pub fn shutdown(mut self) -> Result<()> {
-        let off = if self.record.boot.starts_with("guest ") {
+        // One that does not is ended all the same.
+        let _ = self.power_off(SHUTDOWN);
+        self.kill();
+        Ok(())
+    }
+
+    /// Switches the guest off, and waits until it is. Its folder stays until it is [killed](Vm::kill).
+    ///
+    /// # Errors
+    /// When it does not switch itself off within `limit`: it goes on then.
+    pub fn power_off(&mut self, limit: Duration) -> Result<()> {
+        if self.record.boot.starts_with("guest ") {
             // The prepared guests have nobody who listens for the power button.
-            self.agent().and_then(|a| a.start("sync; poweroff -f", SHUTDOWN)).is_ok()
+            self.agent()?.start("sync; poweroff -f", limit)?;
         } else {
-            let qmp = self.record.qmp();
-            qmp.and_then(|mut q| q.command("system_powerdown", &json!({}))).is_ok()
-        };
-        let deadline = Instant::now() + SHUTDOWN;
-        while off && self.alive() && Instant::now() < deadline {
+            self.record.qmp()?.command("system_powerdown", &json!({}))?;
+        }
+        let deadline = Instant::now() + limit;
+        while self.alive() {
+            if Instant::now() >= deadline {
+                let what = format!("the shutdown of the guest in '{}'", self.record.name);
+                return Err(VmError::TimedOut { what, limit });
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.kill();
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::io;
-use crate::spec::device_id;
+use crate::spec::{VmSpec, device_id};
 use crate::{Qmp, Result, VmError};
 
 /// What is kept of a VM in `vm.json`.
@@ -70,6 +70,25 @@ impl Record {
             .map_err(|e| VmError::Invalid(format!("cannot write down the VM: {e}")))?;
         fs::write(&new, text).map_err(io("write", &new))?;
         fs::rename(&new, &path).map_err(io("write", &path))
+    }
+
+    /// Keeps what it was started from beside the record.
+    pub(crate) fn keep_spec(&self, spec: &VmSpec) -> Result<()> {
+        let path = self.dir.join("spec.json");
+        let text = serde_json::to_vec_pretty(spec)
+            .map_err(|e| VmError::Invalid(format!("cannot write down the VM: {e}")))?;
+        fs::write(&path, text).map_err(io("write", &path))
+    }
+
+    /// What it was started from. A VM that an older rackbus started has it not.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn spec(&self) -> Result<VmSpec> {
+        let path = self.dir.join("spec.json");
+        let text = fs::read(&path).map_err(io("read", &path))?;
+        serde_json::from_slice(&text)
+            .map_err(|e| VmError::Invalid(format!("{}: {e}", path.display())))
     }
 
     /// Whether its QEMU runs.

@@ -9,6 +9,7 @@ mod iommu;
 
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::assets::{Accel, Assets, Guest};
@@ -27,7 +28,8 @@ pub const DEFAULT_SPARE_PORTS: u8 = 4;
 pub const FABRIC_ID: &str = "rackbus-fabric";
 
 /// What the VM starts from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Boot {
     /// One of the guests that set-up prepared.
     Guest(Guest),
@@ -47,7 +49,8 @@ pub enum Boot {
 }
 
 /// Where the guest's serial console goes. It is kept in `console.log` in either case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Console {
     /// The terminal that the command runs in.
     Terminal,
@@ -56,7 +59,7 @@ pub enum Console {
 }
 
 /// A function to be plugged in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionSpec {
     /// What people call it: `alpha/nvme0`.
     pub name: String,
@@ -65,7 +68,7 @@ pub struct FunctionSpec {
 }
 
 /// A VM to start.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpec {
     /// Its name, unique on its host.
     pub name: String,

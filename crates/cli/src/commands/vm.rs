@@ -2,6 +2,7 @@
 
 mod fabric;
 mod leases;
+mod moving;
 mod run;
 mod running;
 
@@ -26,6 +27,7 @@ use running::{add, exec, list, remove, stop};
   rackbus vm run --host beta --name db --detach --disk db.qcow2 -- -nic user
   rackbus vm add db alpha/nvme0                               plug a drive in while it runs
   rackbus vm exec vm1 -- nvme list
+  rackbus vm move vm1 --to gamma                              switched off, and on again at gamma
   rackbus vm run --host beta --name vm1 --fabric              share memory with the rack: rackbus guest --help
   eval \"qemu-system-x86_64 $(rackbus vm args --host beta --borrow alpha/nvme0) …\"")]
 pub struct Args {
@@ -43,6 +45,8 @@ enum VmCommand {
     List,
     /// Switch a VM off and return what it borrowed
     Stop(StopArgs),
+    /// Move a VM to another host, with its functions: it is switched off and started there
+    Move(moving::MoveArgs),
     /// Run a command in a prepared guest
     Exec(ExecArgs),
     /// Borrow a function and plug it into a running VM
@@ -208,6 +212,7 @@ impl Args {
             VmCommand::Args(args) => own_args(args, &context).await,
             VmCommand::List => list(&context),
             VmCommand::Stop(args) => stop(args, &context).await,
+            VmCommand::Move(args) => moving::move_vm(args, &context).await,
             VmCommand::Exec(args) => exec(args, &context),
             VmCommand::Add(args) => add(&args.plug, args.trust, &context).await,
             VmCommand::Remove(args) => remove(args, &context).await,

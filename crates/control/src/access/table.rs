@@ -37,7 +37,7 @@ const fn entry(method: &'static str, path: &'static str, need: Need) -> Entry {
 }
 
 /// All of them.
-pub const TABLE: [Entry; 39] = [
+pub const TABLE: [Entry; 40] = [
     entry("GET", "/v1/status", Need::Read),
     entry("GET", "/v1/control", Need::Read),
     entry("GET", "/v1/devices", Need::Read),
@@ -50,6 +50,7 @@ pub const TABLE: [Entry; 39] = [
     entry("GET", "/metrics", Need::Read),
     entry("GET", "/v1/leases", Need::Read),
     entry("POST", "/v1/leases", Need::Host),
+    entry("POST", "/v1/leases/together", Need::Host),
     entry("GET", "/v1/leases/{lease}", Need::Read),
     entry("DELETE", "/v1/leases/{lease}", Need::Host),
     entry("PUT", "/v1/leases/{lease}/level", Need::Host),

@@ -8,6 +8,7 @@ use crate::api::{BorrowRequest, Lease};
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec};
 use crate::levels::LevelRequest;
 use crate::offers::{OfferRequest, RackSection};
+use crate::together::BorrowAllRequest;
 
 impl Client {
     /// Borrows a function; answers when it can be used. A control plane that is restarted meanwhile
@@ -25,6 +26,18 @@ impl Client {
     /// As [`borrow`](Client::borrow).
     pub async fn borrow_as(&self, request: &BorrowRequest) -> Result<Lease, ClientError> {
         self.change(Method::POST, "/v1/leases", request).await
+    }
+
+    /// Borrows functions whole or not at all, in one step. It is asked for once only: who waits loses its place when the
+    /// control plane is restarted.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Refused`] names the holder.
+    pub async fn borrow_together(
+        &self,
+        request: &BorrowAllRequest,
+    ) -> Result<Vec<Lease>, ClientError> {
+        self.call(Method::POST, "/v1/leases/together", request).await
     }
 
     /// Returns a lease; answers when the function is offered again. A control plane that is restarted

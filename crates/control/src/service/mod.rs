@@ -18,6 +18,7 @@ pub(crate) mod paths;
 mod sections;
 mod shared;
 mod shares;
+mod together;
 mod turns;
 pub(crate) mod views;
 mod writer;

@@ -3,6 +3,7 @@
 
 pub mod lossy;
 pub mod segments;
+pub mod user;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,8 +39,18 @@ impl Rack {
 
     /// The same, where each host has a link that is made of the one that it would have.
     pub async fn start_over(file: &str, link_of: impl Fn(ShmLink) -> Arc<dyn Link>) -> Rack {
+        Rack::start_changed(file, link_of, |_| ()).await
+    }
+
+    /// The same, where what the file says of devices is changed first.
+    pub async fn start_changed(
+        file: &str,
+        link_of: impl Fn(ShmLink) -> Arc<dyn Link>,
+        change: impl FnOnce(&mut [RackDevice]),
+    ) -> Rack {
         let folder = tempfile::tempdir().unwrap();
-        let (rack, devices) = parse_rack("rack.toml", file).unwrap();
+        let (rack, mut devices) = parse_rack("rack.toml", file).unwrap();
+        change(&mut devices);
         let offered = devices.iter().map(|device| InventoryDevice {
             function: device.function.parse().unwrap(),
             kind: device.kind.to_owned(),

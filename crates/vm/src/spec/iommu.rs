@@ -1,5 +1,7 @@
 //! The IOMMU of a VM, as QEMU has it and as functions of others bear it.
 
+use serde::{Deserialize, Serialize};
+
 /// Remaps interrupts, so that a guest takes more than one of a function's MSI vectors, and has more
 /// than one queue. It translates no DMA: lenders reach guest memory as it lies. With translation and
 /// without `caching-mode` guests turn it on at boot, and QEMU ends.
@@ -9,7 +11,8 @@ pub(super) const REMAPPER: &str = "intel-iommu,intremap=on,dma-translation=off";
 const TRANSLATOR: &str = "intel-iommu,intremap=on,caching-mode=on,device-iotlb=off";
 
 /// What of an IOMMU a VM has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Iommu {
     /// Remaps interrupts, translates nothing.
     #[default]

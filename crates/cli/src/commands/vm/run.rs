@@ -119,7 +119,11 @@ async fn launch(args: &RunArgs, leases: &[Lease], context: &Context<'_>) -> Resu
 ///
 /// A VM's memory is lent to the functions that it borrows, and a host lends no more than it has: one that is
 /// too large would be refused by the first function that it maps, when it runs already.
-fn check_host(context: &Context<'_>, host: &str, memory_mib: u32) -> Result<(), Failure> {
+pub(super) fn check_host(
+    context: &Context<'_>,
+    host: &str,
+    memory_mib: u32,
+) -> Result<(), Failure> {
     let rack = running(&context.run_dir)?.rack()?;
     let host = named_host(&rack, host)?;
     let memory = u64::from(memory_mib) << 20;
@@ -135,14 +139,17 @@ fn check_host(context: &Context<'_>, host: &str, memory_mib: u32) -> Result<(), 
 }
 
 pub(super) fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> VmSpec {
+    // It may be started again from elsewhere.
+    let whole =
+        |path: &std::path::PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
     let boot = match (&args.kernel, &args.disk) {
         _ if args.boot.is_some() => Boot::Firmware,
         (Some(kernel), _) => Boot::Kernel {
-            kernel: kernel.clone(),
-            initrd: args.initrd.clone(),
+            kernel: whole(kernel),
+            initrd: args.initrd.as_ref().map(whole),
             append: args.append.clone(),
         },
-        (None, Some(disk)) => Boot::Disk(disk.clone()),
+        (None, Some(disk)) => Boot::Disk(whole(disk)),
         (None, None) => Boot::Guest(args.guest.unwrap_or_default()),
     };
     let dir = registry::vms_dir(&context.run_dir, &args.host).join(name);

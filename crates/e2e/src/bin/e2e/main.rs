@@ -17,6 +17,7 @@ mod peers;
 mod physical;
 mod restarts;
 mod segments;
+mod sharing;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -50,7 +51,7 @@ const ALONE: [Alone; 3] = [
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 26] = [
+const SCENARIOS: [Scenario; 28] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -66,6 +67,8 @@ const SCENARIOS: [Scenario; 26] = [
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("discard and write-zeroes leave zeroes", guests::zeroes),
     ("a second borrower is refused and told who has it", guests::second_borrower),
+    ("two guests take turns on one drive, unattended", sharing::turns_of_guests),
+    ("a VM moves to another host with its drive", sharing::moved),
     ("a QEMU started by hand finds its drive", guests::own_qemu),
     ("an idle drive uses no processor time", guests::idle),
     ("nodes are restarted in place and a guest notices nothing", restarts::in_place),

@@ -1,0 +1,296 @@
+//! `rackbus vm move`: a VM goes on at another host, with the functions that it has borrowed.
+//!
+//! It is switched off in order, and started again there. Its functions change hands in one step of the control plane:
+//! the request for all of them waits first of all who wait before the guest is switched off, so nobody else gets one in
+//! between. What fails after that leads back: the functions are borrowed for the former host again, and the VM is started
+//! there.
+
+use std::time::Duration;
+
+use rackbus_control::ClientError;
+use rackbus_control::api::Lease;
+use rackbus_control::together::BorrowAllRequest;
+use rackbus_vm::{Assets, Boot, Interrupts, Record, Vm, VmSpec, registry};
+
+use super::leases::{function, give_back_all, leases_of, show};
+use super::run::check_host;
+use super::running::described;
+use super::{Context, find, joined};
+use crate::output::Failure;
+use crate::process;
+
+/// How long a guest may take to switch itself off.
+const OFF: Duration = Duration::from_secs(60);
+/// How long its functions may take to change hands.
+const HAND_OVER: Duration = Duration::from_secs(60);
+/// How long until a control plane that is gone is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// `rackbus vm move`.
+#[derive(Debug, clap::Args)]
+pub struct MoveArgs {
+    /// The VM's name
+    name: String,
+    /// The host that it goes to
+    #[arg(long = "to", value_name = "HOST")]
+    host: String,
+}
+
+/// A VM that is to move.
+struct Moving<'a> {
+    context: &'a Context<'a>,
+    from: String,
+    to: &'a str,
+    spec: VmSpec,
+    /// What it has borrowed, in the order in which it is plugged in.
+    leases: Vec<Lease>,
+    /// Its user asked for MSI-X.
+    msix: bool,
+}
+
+/// Moves a VM to another host.
+pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failure> {
+    let record = find(context, &args.name)?;
+    let moving = Moving::check(context, &record, &args.host).await?;
+    let names: Vec<&str> = moving.leases.iter().map(|lease| lease.function.as_str()).collect();
+    let names = names.join(", ");
+    let waiting = moving.wait_first().await?;
+    // From here on it is off, or stays as it is.
+    let off = {
+        let mut vm = Vm::attach(record.clone());
+        joined(tokio::task::spawn_blocking(move || vm.power_off(OFF)).await)?
+    };
+    if let Err(error) = off {
+        waiting.abort();
+        return Err(Failure::new(
+            format!("VM {} is not moved and goes on at {}: {error}", args.name, moving.from),
+            "see what its guest does: rackbus vm exec, or its console.log",
+        ));
+    }
+    joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
+    give_back_all(context, &moving.leases).await;
+    let there = match joined(waiting.await)? {
+        Ok(leases) => Ok(leases),
+        // A control plane that was restarted has forgotten who waited.
+        Err(ClientError::Refused(refused)) => Err(ClientError::Refused(refused).into()),
+        Err(_) => moving.borrow(moving.to).await,
+    };
+    let outcome = match there {
+        Ok(leases) => moving.start(moving.to, leases).await,
+        Err(failure) => Err(failure),
+    };
+    let failure = match outcome {
+        Ok(record) => {
+            context.output.result(&described(&record), |o| {
+                let with = if names.is_empty() { "nothing" } else { &names };
+                o.line(&format!(
+                    "VM {} moved from {} to {} with {with}",
+                    args.name, moving.from, args.host
+                ));
+            });
+            return Ok(());
+        }
+        Err(failure) => failure,
+    };
+    let Failure { error, .. } = failure;
+    let back = match moving.borrow(&moving.from).await {
+        Ok(leases) => moving.start(&moving.from, leases).await,
+        Err(failure) => Err(failure),
+    };
+    let (name, from) = (&args.name, &moving.from);
+    Err(match back {
+        Ok(_) => {
+            let error = format!("VM {name} is not moved and was started at {from} again: {error}");
+            Failure::new(error, format!("see to the cause at {}, and move it again", args.host))
+        }
+        Err(back) => {
+            let error = format!(
+                "VM {name} is not moved: {error}; nor could it be started at {from} again: {}",
+                back.error
+            );
+            Failure::new(error, "start it with `rackbus vm run` when the cause is gone")
+        }
+    })
+}
+
+impl<'a> Moving<'a> {
+    /// Whether it can be moved at all: what is refused here changes nothing.
+    async fn check(
+        context: &'a Context<'a>,
+        record: &Record,
+        to: &'a str,
+    ) -> Result<Moving<'a>, Failure> {
+        let Record { name, host: from, memory_mib, .. } = record;
+        check_host(context, to, *memory_mib)?;
+        let refused = |error: String, help: &str| Err(Failure::new(error, help));
+        if from == to {
+            return refused(format!("VM {name} runs on {to} already"), "name another host");
+        }
+        if record.fabric {
+            let error = format!("VM {name} shares memory with the rack, which ends when it does");
+            return refused(error, "stop it, and run it on the other host with --fabric");
+        }
+        let node = process::living(&context.run_dir);
+        if !node.iter().any(|living| living.host.as_deref() == Some(to)) {
+            let error = format!(
+                "the node of {to} does not run on this machine: what VM {name} boots from, and its disks, are files here"
+            );
+            return refused(error, "stop it, bring its disks to that machine, and run it there");
+        }
+        let spec = record.spec().map_err(|error| {
+            Failure::new(
+                format!("VM {name} cannot be started anew: {error}"),
+                "stop it, and run it on the other host",
+            )
+        })?;
+        check_files(&spec)?;
+        let mut leases = leases_of(context, record).await?;
+        let order = |lease: &Lease| {
+            let known = spec.functions.iter().position(|it| it.name == lease.function);
+            known.unwrap_or(usize::MAX)
+        };
+        leases.sort_by_key(order);
+        if leases.iter().any(|lease| lease.share.is_some()) {
+            let error = format!("VM {name} takes turns on a function, as one of {from}");
+            return refused(
+                error,
+                "leave the share first: rackbus share leave, and join for the other host",
+            );
+        }
+        if leases.iter().any(|lease| lease.level.is_some()) {
+            let error = format!("VM {name} has a function with a service level");
+            return refused(error, "stop it, and run it on the other host");
+        }
+        if leases.iter().any(|lease| lease.placement != leases[0].placement) {
+            let error = format!("the functions of VM {name} are borrowed on different terms");
+            return refused(error, "stop it, and run it on the other host");
+        }
+        let devices = context.client.devices().await?;
+        let waited = devices.iter().find(|device| {
+            device.waiting > 0 && leases.iter().any(|lease| lease.function == device.function)
+        });
+        if let Some(device) = waited {
+            let error = format!("{} requests wait for {}", device.waiting, device.function);
+            return refused(error, "they come first; move the VM when they have had it");
+        }
+        let kept = |lease: &Lease| {
+            let socket = lease.socket.as_deref().unwrap_or_default();
+            Interrupts::noted(socket.as_ref()) == Interrupts::MsixKept
+        };
+        let msix = leases.iter().any(kept);
+        Ok(Moving { context, from: from.clone(), to, spec, leases, msix })
+    }
+
+    fn request(&self, host: &str) -> BorrowAllRequest {
+        BorrowAllRequest {
+            functions: self.leases.iter().map(|lease| lease.function.clone()).collect(),
+            borrower: host.to_owned(),
+            placement: self.leases.first().map(|lease| lease.placement).unwrap_or_default(),
+            group: self.leases.first().and_then(|lease| lease.group.clone()),
+            wait_ms: Some(u64::try_from((OFF + HAND_OVER).as_millis()).unwrap_or(u64::MAX)),
+            priority: u8::MAX,
+        }
+    }
+
+    /// Has all functions asked for at the new host, before they are free; returns when that request waits.
+    async fn wait_first(
+        &self,
+    ) -> Result<tokio::task::JoinHandle<Result<Vec<Lease>, ClientError>>, Failure> {
+        let (client, request) = (self.context.client.clone(), self.request(self.to));
+        let mut asked = tokio::spawn(async move {
+            if request.functions.is_empty() {
+                return Ok(Vec::new());
+            }
+            client.borrow_together(&request).await
+        });
+        loop {
+            let devices = self.context.client.devices().await?;
+            let waits = |lease: &Lease| {
+                devices.iter().any(|it| it.function == lease.function && it.waiting > 0)
+            };
+            if self.leases.iter().all(waits) {
+                return Ok(asked);
+            }
+            if let Ok(ended) = tokio::time::timeout(AGAIN, &mut asked).await {
+                let name = &self.spec.name;
+                return match joined(ended)? {
+                    // Nobody has them any more: the VM ends by itself.
+                    Ok(leases) => {
+                        give_back_all(self.context, &leases).await;
+                        let error = format!("VM {name} has let go of its functions");
+                        Err(Failure::new(error, "see `rackbus vm list`, and try again"))
+                    }
+                    Err(error) => {
+                        let failure = Failure::from(error);
+                        let error = format!("VM {name} is not moved: {}", failure.error);
+                        Err(Failure { error, ..failure })
+                    }
+                };
+            }
+        }
+    }
+
+    /// Borrows all functions for a host, as soon as they are to be had.
+    async fn borrow(&self, host: &str) -> Result<Vec<Lease>, Failure> {
+        let request = self.request(host);
+        if request.functions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let asked = async {
+            loop {
+                match self.context.client.borrow_together(&request).await {
+                    Ok(leases) => return Ok(leases),
+                    Err(error @ ClientError::Refused(_)) => return Err(error.into()),
+                    Err(_) => tokio::time::sleep(AGAIN).await,
+                }
+            }
+        };
+        let late = || {
+            let error = format!("the control plane does not lend them to {host}");
+            Err(Failure::new(error, "see `rackbus status`"))
+        };
+        tokio::time::timeout(OFF + HAND_OVER, asked).await.unwrap_or_else(|_| late())
+    }
+
+    /// Starts the VM at a host with what it has borrowed there; gives that back where it does not start.
+    async fn start(&self, host: &str, leases: Vec<Lease>) -> Result<Record, Failure> {
+        let mut spec = self.spec.clone();
+        spec.dir = registry::vms_dir(&self.context.run_dir, host).join(&spec.name);
+        let lease = |name: &str| leases.iter().find(|lease| lease.function == name);
+        let order = self.leases.iter().filter_map(|had| lease(&had.function));
+        // What was plugged in later had one of the spare ports.
+        let ports = spec.functions.len() + usize::from(spec.spare_ports);
+        spec.functions = order.filter_map(function).collect();
+        spec.spare_ports = u8::try_from(ports.saturating_sub(spec.functions.len())).unwrap_or(0);
+        spec.console = rackbus_vm::Console::Socket;
+        let started = async {
+            show(&leases, self.msix).await?;
+            let launch = move || Vm::launch(&Assets::of_user(), &spec);
+            Ok(joined(tokio::task::spawn_blocking(launch).await)??.record().clone())
+        };
+        let outcome: Result<Record, Failure> = started.await;
+        if outcome.is_err() {
+            give_back_all(self.context, &leases).await;
+        }
+        outcome
+    }
+}
+
+/// Whether what it boots from is there.
+fn check_files(spec: &VmSpec) -> Result<(), Failure> {
+    let files = match &spec.boot {
+        Boot::Guest(_) | Boot::Firmware => Vec::new(),
+        Boot::Kernel { kernel, initrd, .. } => {
+            std::iter::once(kernel).chain(initrd).cloned().collect()
+        }
+        Boot::Disk(image) => vec![image.clone()],
+    };
+    for file in files {
+        if let Err(cause) = std::fs::metadata(&file) {
+            let (name, file) = (&spec.name, file.display());
+            let error = format!("VM {name} could not be started again: {file}: {cause}");
+            return Err(Failure::new(error, "put the file back where it was"));
+        }
+    }
+    Ok(())
+}

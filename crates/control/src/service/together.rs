@@ -1,0 +1,46 @@
+//! What the control plane does to have functions borrowed together.
+
+use rackbus_lease::Terms;
+
+use super::Service;
+use super::leases::{Asked, function_id};
+use super::views::problem;
+use super::writer::Granted;
+use crate::api::{ApiError, BorrowRequest, Lease};
+use crate::together::BorrowAllRequest;
+
+impl Service {
+    /// Borrows functions whole or not at all, and waits until all can be used. The caller may go away meanwhile, as
+    /// from [`borrow`](Service::borrow).
+    ///
+    /// # Errors
+    /// [`ApiError`], which names the holder when there is one.
+    pub async fn borrow_together(
+        &self,
+        request: &BorrowAllRequest,
+    ) -> Result<Vec<Lease>, ApiError> {
+        let BorrowAllRequest { functions, borrower, placement, group, wait_ms, priority } = request;
+        let checked = BorrowRequest {
+            placement: Some(*placement),
+            group: group.clone(),
+            wait_ms: *wait_ms,
+            ..BorrowRequest::new("", borrower)
+        };
+        let wait = checked.wait()?;
+        let Terms { placement, group, level } = checked.terms()?;
+        self.shared.check_host(borrower)?;
+        let named = functions.iter().map(|name| function_id(name));
+        let named = named.collect::<Result<Vec<_>, _>>()?;
+        let twice = (1..named.len()).any(|at| named[..at].contains(&named[at]));
+        if named.is_empty() || twice {
+            let error = "functions that are borrowed together are at least one, each once";
+            return Err(problem("bad_request", error.to_owned(), "name each of them once"));
+        }
+        let terms = Terms { placement, group, level };
+        let asked = Asked { functions: named, borrower, terms, key: None };
+        match self.grant(asked, wait, *priority).await? {
+            Granted::Leases(wanted) => self.settle(wanted, &functions.join(", "), borrower).await,
+            Granted::Answered(answer) => answer.map(|lease| vec![lease]),
+        }
+    }
+}
