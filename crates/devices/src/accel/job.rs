@@ -7,8 +7,8 @@ use rackbus_qos::Piece;
 use rackbus_spec::accel::Status;
 
 use super::gather::Gather;
+use super::outbox::Outbox;
 use super::pipeline::Pipeline;
-use super::pool::Outbox;
 
 /// Input bytes that an engine takes at once: what stays in a processor's first caches.
 pub const CHUNK: usize = 16 << 10;

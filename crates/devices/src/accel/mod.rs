@@ -7,7 +7,7 @@
 //!   descriptors that wait for something. `saved`: all of it as a value.
 //! * `medium`: what does a function's operations: engines of the same process, or of the lender's node.
 //! * [`pool`]: the engines' threads, and the shaper ([`rackbus_qos`]) that they ask what to do.
-//!   `job`: an operation between the two. `pipeline`: its engines, one behind the other.
+//!   `job`: an operation between the two; `outbox`: those that have ended. `pipeline`: its engines, one behind the other.
 //! * [`engines`]: what is computed. [`profile`]: what that costs here, measured.
 
 pub mod class;
@@ -17,6 +17,7 @@ pub mod function;
 mod gather;
 mod job;
 mod medium;
+mod outbox;
 mod pipeline;
 pub mod pool;
 pub mod profile;

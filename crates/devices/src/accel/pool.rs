@@ -5,17 +5,16 @@
 //! a tenant.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::Event;
 use rackbus_qos::{
     Admission, Arbiter, Capacity, Done, Estimate, Kept, Message, Next, Profile, Refused,
     ServiceLevel, Settings, Share, TenantId, Turn, Usage,
 };
 
-use super::job::{CHUNK, Finished, Job, Ran};
+use super::job::{CHUNK, Job, Ran};
 use super::profile::{engine_clock, measure_all};
 
 /// Input bytes between two places where an operation can be interrupted.
@@ -40,56 +39,6 @@ pub struct PoolOptions {
 impl Default for PoolOptions {
     fn default() -> PoolOptions {
         PoolOptions { workers: 1, slice_ns: 50_000, provider: None }
-    }
-}
-
-/// Where an operation's end is told.
-#[derive(Debug)]
-pub struct Outbox {
-    finished: Mutex<Vec<Finished>>,
-    some: AtomicBool,
-    asleep: AtomicBool,
-    event: Event,
-}
-
-impl Outbox {
-    /// An empty one.
-    ///
-    /// # Errors
-    /// When the process has no descriptors left.
-    pub fn new() -> std::io::Result<Outbox> {
-        let (finished, some, asleep) = Default::default();
-        Ok(Outbox { finished, some, asleep, event: Event::new()? })
-    }
-
-    /// Rings from now on when something is put in; false when something is in there.
-    pub fn sleep(&self) -> bool {
-        self.asleep.store(true, Ordering::SeqCst);
-        !self.some.load(Ordering::SeqCst)
-    }
-
-    /// What rings.
-    pub fn event(&self) -> &Event {
-        &self.event
-    }
-
-    /// What has come.
-    pub fn take(&self) -> Vec<Finished> {
-        if self.asleep.swap(false, Ordering::SeqCst) {
-            self.event.drain();
-        }
-        if !self.some.swap(false, Ordering::SeqCst) {
-            return Vec::new();
-        }
-        std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn put(&self, finished: Finished) {
-        self.finished.lock().unwrap_or_else(PoisonError::into_inner).push(finished);
-        self.some.store(true, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) {
-            self.event.ring();
-        }
     }
 }
 

@@ -18,8 +18,9 @@ use rackbus_spec::pcie::Command;
 use super::engines::{Engine, Step};
 use super::gather::Gather;
 use super::job::{Job, Order};
+use super::outbox::Outbox;
 use super::pipeline::Pipeline;
-use super::pool::{Outbox, Scratch};
+use super::pool::Scratch;
 use super::*;
 use crate::class::{DeviceConfig, LentTo, parse_rack};
 
