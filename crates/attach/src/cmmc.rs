@@ -266,7 +266,7 @@ impl Copier {
     }
 
     /// Submits several pieces of a mapping, each as (offset in the area, offset in the mapping,
-    /// bytes); those that go on from each other are copied as one. The receiver is told of the
+    /// bytes); those that continue from each other are copied as one. The receiver is told of the
     /// first piece's place and of all bytes.
     ///
     /// # Errors

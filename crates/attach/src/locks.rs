@@ -91,7 +91,7 @@ impl Session {
     }
 
     /// Whether a party is certainly gone. One whose node is dead is cut off, and counts as gone:
-    /// its process knows ([`Session::is_gone`]) and must not go on. A node that is only slow, or
+    /// its process knows ([`Session::is_gone`]) and must not continue. A node that is only slow, or
     /// out of reach, says nothing of its processes.
     fn is_dead(&self, holder: Holder) -> bool {
         self.alive(holder).is_ok_and(|alive| !alive)

@@ -210,12 +210,12 @@ impl Memory {
         outcome
     }
 
-    /// The move is over: writers go on where the memory is now.
+    /// The move has ended: writers continue where the memory is now.
     pub(crate) fn unfreeze(&self) {
         self.unfreeze_in(&mut self.lock());
     }
 
-    /// The node moves this memory no more: who waits for a move goes on where it is, and nobody
+    /// The node moves this memory no more: who waits for a move continues where it is, and nobody
     /// waits for one again, whatever the node said before it knew.
     pub(crate) fn end(&self) {
         let mut state = self.lock();

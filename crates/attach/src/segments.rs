@@ -397,7 +397,7 @@ impl RemoteSegment {
 impl Drop for RemoteSegment {
     fn drop(&mut self) {
         self.watch.end();
-        // First, so that the node goes on with a move that waits for this process; then those who
+        // First, so that the node continues with a move that waits for this process; then those who
         // wait for the move are let go.
         self.session.disconnect(self.handle);
         self.memory.end();

@@ -179,7 +179,7 @@ fn a_strict_borrower_uses_engines_that_reach_none_of_its_memory() {
     assert!(!matches!(&ended, Ok(all) if all.iter().any(Option::is_none)), "an operation hangs");
 }
 
-/// What a tenant has under way goes on in the new program of its lender's node, and of its own: each descriptor is
+/// What a tenant has under way continues in the new program of its lender's node, and of its own: each descriptor is
 /// completed once, keys are there, and so is what it was promised.
 #[test]
 fn nodes_are_restarted_in_place_under_the_users_of_an_accelerator() {
@@ -194,7 +194,7 @@ fn restarted_in_place(rack: &Rack, isolation: &str) {
     let level = "crc32c 80 Mbit/s message 64 KiB";
     let level = ["borrow", "--accel", level, "--for", "beta", "--isolation", isolation];
     let lease = rack.json(&level);
-    // One that nobody uses goes on, too.
+    // One that nobody uses continues, too.
     rack.good(&["restart", "alpha"]);
     let socket = lease["socket"].as_str().unwrap().to_owned();
     let options = Options { depth: 30, ..Options::default() };

@@ -1,4 +1,4 @@
-//! Processes killed with `kill -9` while a drive is in use: what goes on, and what ends.
+//! Processes killed with `kill -9` while a drive is in use: what continues, and what ends.
 
 mod support;
 

@@ -263,7 +263,7 @@ fn memory_that_a_user_mapped_stays_the_functions() {
     }
 }
 
-/// Peer-to-peer goes on with the nodes of the drive, of the memory and of their borrower in other processes,
+/// Peer-to-peer continues with the nodes of the drive, of the memory and of their borrower in other processes,
 /// which go on following the BAR.
 #[test]
 fn functions_go_on_reaching_each_other() {

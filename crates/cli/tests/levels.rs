@@ -72,7 +72,7 @@ fn a_level_is_changed_while_it_is_used_refused_with_what_fits_and_on_record() {
         said.contains("beta has `crc32c 160 Mbit/s message 64 KiB` of alpha/accel0.vf1"),
         "{said}"
     );
-    // Whoever uses it goes on.
+    // Whoever uses it continues.
     use_it(&mut accel, 1);
     assert_eq!(rack.json(&["leases"])[0]["level"], "crc32c 160 Mbit/s message 64 KiB");
     let refused = rack.bad(1, &["accel", "level", "alpha/accel0.vf1", "crc32c 90000 Gbit/s"]);

@@ -140,7 +140,7 @@ impl Drop for Other {
 /// What a process says when it has made a step.
 const STEP: &str = "made a step";
 
-/// In a [`part`]: says so, and waits until it is to go on.
+/// In a [`part`]: says so, and waits until it is to continue.
 fn step() {
     println!("\n{STEP}");
     std::io::stdin().read_line(&mut String::new()).unwrap();

@@ -38,7 +38,7 @@ pub struct NodeProcess {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RestartRequest {
-    /// The program that goes on as the node: an absolute path.
+    /// The program that continues as the node: an absolute path.
     pub program: PathBuf,
 }
 

@@ -56,7 +56,7 @@ pub enum SectionState {
     Offered,
     /// Its host's node has not taken it on yet, or cannot.
     Joining,
-    /// Its functions cannot be borrowed any more; its host's node has not let go of it yet.
+    /// Its functions cannot be borrowed any more; its host's node has not released it yet.
     Leaving,
     /// Its host's node does not have it.
     Withdrawn,
@@ -93,7 +93,7 @@ struct WithdrawQuery {
     force: bool,
 }
 
-/// Withdraws a device; answers when its host's node has let go of it, or is not there to do so.
+/// Withdraws a device; answers when its host's node has released it, or is not there to do so.
 #[utoipa::path(delete, path = "/v1/sections/{host}/{device}", params(WithdrawQuery,
         ("host" = String, Path, description = "Its host"), ("device" = String, Path, description = "Its name there")),
     responses((status = 200, body = RackSection), (status = 404, body = ApiError),

@@ -76,7 +76,7 @@ pub trait Class: Sync {
         Err(FrontError::None(self.name().to_owned()))
     }
 
-    /// The front that goes on where an earlier life of it was saved, which gave `files`. Nothing is taken
+    /// The front that continues where an earlier life of it was saved, which gave `files`. Nothing is taken
     /// from the medium until the front is restored.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ pub trait DeviceConfig: Debug + Send + Sync {
         no_levels(level)
     }
 
-    /// A user goes on with a model that was [resumed](DeviceConfig::resume): promises it this service level. What
+    /// A user continues with a model that was [resumed](DeviceConfig::resume): promises it this service level. What
     /// it waits for is done.
     ///
     /// # Errors
@@ -154,7 +154,7 @@ pub trait DeviceConfig: Debug + Send + Sync {
         false
     }
 
-    /// Makes the model that goes on where an earlier life of it was saved, which gave `medium`.
+    /// Makes the model that continues where an earlier life of it was saved, which gave `medium`.
     /// Nothing of that life is under way with the medium any more.
     ///
     /// # Errors
@@ -234,7 +234,7 @@ pub fn front(
     }
 }
 
-/// The front of a medium of class `class`, which goes on; see [`Class::front_again`].
+/// The front of a medium of class `class`, which continues; see [`Class::front_again`].
 ///
 /// # Errors
 /// [`FrontError`].

@@ -1,4 +1,4 @@
-//! A network function goes on in another process, over and over, under drivers that do not notice.
+//! A network function continues in another process, over and over, under drivers that do not notice.
 
 use std::sync::{Arc, Mutex};
 
@@ -48,7 +48,7 @@ impl Life {
         });
     }
 
-    /// Another process goes on with it, from what would be written down.
+    /// Another process continues with it, from what would be written down.
     fn go_on(&self) {
         let mut slot = self.endpoint.lock().unwrap();
         let saved = slot.as_mut().unwrap().save().unwrap();

@@ -1,4 +1,4 @@
-//! A drive in use goes on in another process: a real one, which is given a socket, descriptors and
+//! A drive in use continues in another process: a real one, which is given a socket, descriptors and
 //! bytes, and a driver that does not notice.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use rackbus_pci::vfio_user::{
     Client, Conversation, Ended, EngineDevice, SavedSession, SessionState, serve_until,
 };
 
-/// Names the file of the drive to the process that goes on.
+/// Names the file of the drive to the process that continues.
 const IMAGE: &str = "RACKBUS_TEST_IMAGE";
 
 fn config(image: &Path) -> NvmeConfig {

@@ -2,7 +2,7 @@
 //!
 //! In a rack of ten thousand hosts a search from one end would look at every host before it finds
 //! the other. Two searches climb the few switches above their ends and meet there; the cheaper one
-//! always goes on, so that neither looks at all neighbours of a switch which the other reaches too.
+//! always continues, so that neither looks at all neighbours of a switch which the other reaches too.
 //!
 //! Of several shortest ways the answer is what a breadth-first search from the beginning finds
 //! first: at the first step where two ways part, the link that was made first decides.

@@ -245,7 +245,7 @@ impl Shell {
     }
 }
 
-/// A guest that mounts, opens a session, connects, maps, and lets go again.
+/// A guest that mounts, opens a session, connects, maps, and releases it again.
 pub fn seeds() -> Vec<Vec<u8>> {
     let (init, open) = ([0, 8, 0, 0], [0, 3, 0xc0, 0, 0]);
     let greeting = [0, 4, 0xc0, 0, 0, 0, 0];

@@ -3,7 +3,7 @@
 //! port that sends and receives.
 //!
 //! What the function may not reach stays as it was, and so does what it may not reach for a while. Whatever was done,
-//! the next driver finds a function that works. In between, another process may go on with it.
+//! the next driver finds a function that works. In between, another process may continue with it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -183,7 +183,7 @@ impl Driver {
         write(self, reg::DEVICE_STATUS, &[status::DRIVER_OK]);
     }
 
-    /// Another process goes on with the function as `state` says.
+    /// Another process continues with the function as `state` says.
     fn go_on(&mut self, state: Option<&FunctionState>) -> bool {
         let saved = self.endpoint().save().expect("it has not ended");
         let text = saved.state.to_bytes().expect("it can be written");

@@ -330,7 +330,7 @@ pub fn ready(unique: u64, minor: u32, flags_2: u32) -> Vec<u8> {
     answer.done()
 }
 
-/// A file that was looked for. The kernel is to ask anew each time, and to let go of it when it is closed.
+/// A file that was looked for. The kernel is to ask anew each time, and to release it when it is closed.
 pub fn entry(unique: u64, attributes: &Attributes) -> Vec<u8> {
     let mut answer = Answer::to(unique);
     answer.u64s(&[attributes.node, 0, 0, ATTRIBUTES_KEPT]);

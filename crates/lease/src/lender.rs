@@ -94,7 +94,7 @@ impl Lender {
         self.incarnation = incarnation;
     }
 
-    /// What the node is doing now and has not reported as done. Another process that goes on with this
+    /// What the node is doing now and has not reported as done. Another process that continues with this
     /// value would not do it: there is none when the node changes processes.
     pub fn under_way(&self) -> Option<UnderWay> {
         let device = self.changes.under_way().cloned().map(UnderWay::Device);

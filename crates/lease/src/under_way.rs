@@ -13,7 +13,7 @@ pub enum UnderWay {
     Revoking(String),
     /// The service level of the device's borrower is changed.
     Level(String),
-    /// The device is taken on, or let go of.
+    /// The device is taken on, or released.
     Device(String),
     /// The socket of a lease is made.
     Opening(LeaseId),

@@ -6,7 +6,7 @@
 //! What makes it fast there makes it fast here:
 //!
 //! * *batching*: many pieces are one transaction, and many transactions one submission;
-//! * *combining*: pieces that go on from each other are copied as one;
+//! * *combining*: pieces that continue from each other are copied as one;
 //! * *channels*: independent transactions are under way at the same time.
 //!
 //! A busy channel and its submitter exchange two cache lines for a transaction and make no system

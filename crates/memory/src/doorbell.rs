@@ -174,7 +174,7 @@ impl Doorbell {
     }
 
     /// Closes this end: who waits here is woken, and no ring is heard here any more. The others'
-    /// ends go on.
+    /// ends continue.
     pub fn leave(&self) {
         self.closed.store(true, Ordering::SeqCst);
         if self.event.window().is_some() {

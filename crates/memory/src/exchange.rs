@@ -169,7 +169,7 @@ impl Exchange {
         Ok(Exchange(End::Carried(CarriedEnd::new(name, carried, layout)?)))
     }
 
-    /// What another process needs to go on with this end, between two messages of this side. Dropping
+    /// What another process needs to continue with this end, between two messages of this side. Dropping
     /// this end then ends nothing.
     ///
     /// # Errors

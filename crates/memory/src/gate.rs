@@ -1,5 +1,5 @@
 //! Brings the threads that hold conversations to rest, all of them at a moment where each can be taken up
-//! again: between two messages. Then the process can be replaced by another one that goes on.
+//! again: between two messages. Then the process can be replaced by another one that continues.
 //!
 //! Who begins something that must not be cut off [enters](Gate::enter), and has left when its [`Passage`] is
 //! dropped. While the gate is closed nobody enters, and who is inside [rests](Passage::rest) as soon as it

@@ -10,7 +10,7 @@
 //!
 //! The second thing it does: a region whose memory is being moved elsewhere is *frozen*, which
 //! means that it can be read but not written. A thread that writes to it all the same waits until
-//! the region is unfrozen, and goes on: in the kernel, where it can do that (`guard::uffd`), else in a
+//! the region is unfrozen, and continues: in the kernel, where it can do that (`guard::uffd`), else in a
 //! handler of SIGSEGV. What the handler cannot do: a thread that has SIGSEGV blocked ends the
 //! process, and a system call that writes to frozen memory fails with `EFAULT`.
 
@@ -159,7 +159,7 @@ impl Registration {
         self.slot.frozen()
     }
 
-    /// Lets writers go on, in all of the range.
+    /// Lets writers continue, in all of the range.
     ///
     /// # Errors
     /// When the system refuses; those that wait in the handler do so until the range is retired.

@@ -62,7 +62,7 @@ pub enum LockError {
     Excluded,
 }
 
-/// Tries again at each ring until `attempt` gives something or the time is over.
+/// Tries again at each ring until `attempt` gives something or the time has ended.
 fn until<T>(
     doorbell: &Doorbell,
     timeout: Option<Duration>,

@@ -255,7 +255,7 @@ impl Region {
     }
 
     /// Stops writers of a range of the file (in its bytes): whoever writes to it waits until
-    /// [`unfreeze`](Region::unfreeze). Reading goes on. Nothing happens where the range is not mapped.
+    /// [`unfreeze`](Region::unfreeze). Reading continues. Nothing happens where the range is not mapped.
     ///
     /// # Errors
     /// When the system refuses.
@@ -276,7 +276,7 @@ impl Region {
         crate::guard::uffd::hide(self.base.as_ptr() as usize + start, length)
     }
 
-    /// Lets them go on.
+    /// Lets them continue.
     pub fn show(&self, offset: u64, length: u64) {
         let Some((start, length, _)) = self.pages(offset, length) else { return };
         crate::guard::uffd::show(self.base.as_ptr() as usize + start, length);
@@ -320,7 +320,7 @@ impl Region {
         revoked.and(replaced)
     }
 
-    /// Lets writers go on, wherever the memory is now.
+    /// Lets writers continue, wherever the memory is now.
     ///
     /// # Errors
     /// When the system refuses; writers then wait until the region is dropped.

@@ -26,7 +26,7 @@ struct Shared {
 impl Revoker {
     /// Takes everything away that is mapped now, and lets nothing be mapped until the next user
     /// [begins](crate::DmaSpace::begin). On return nothing reaches the memory any more, whatever
-    /// the function's thread does, and the loans are over; the thread finds its mappings as they were.
+    /// the function's thread does, and the loans have ended; the thread finds its mappings as they were.
     pub fn revoke(&self) {
         let regions = self.regions();
         self.0.revoked.store(true, Ordering::Release);

@@ -101,7 +101,7 @@ impl DmaSpace {
     /// it. The loan ends with the mapping.
     ///
     /// # Errors
-    /// [`MapError`]; the space is unchanged then, and the loan is over.
+    /// [`MapError`]; the space is unchanged then, and the loan has ended.
     pub fn map(&mut self, loan: Loan<Option<MemoryHandle>>) -> Result<(), MapError> {
         let ((iova, length), access) = (loan.range(), loan.access());
         self.domain.check(iova, length)?;

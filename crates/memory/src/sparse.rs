@@ -42,7 +42,7 @@ pub fn copy_sparse(
         let end = hole.saturating_sub(from.1).min(length).min(data + CHUNK);
         if end <= data {
             // Whoever shares the file has taken the page away since it was found. Whatever it does
-            // now is a write that came too late; it stops nobody from going on.
+            // now is a write that came too late; it stops nobody from continuing.
             at = data + PAGE;
             continue;
         }

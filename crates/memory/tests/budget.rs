@@ -50,7 +50,7 @@ fn functions_share_the_mappings_of_their_process_and_leave_it_enough() {
     }
     assert!(spaces.len() > 4, "a few functions take everything");
     assert!(total <= system / 2, "{total} of {system}");
-    // The process goes on: threads have stacks, and large allocations mappings of their own.
+    // The process continues: threads have stacks, and large allocations mappings of their own.
     let threads: Vec<_> = (0..100).map(|_| std::thread::spawn(|| vec![1_u8; 1 << 20])).collect();
     assert!(threads.into_iter().all(|thread| thread.join().unwrap().len() == 1 << 20));
     // Nobody is let in, and then as many as another one has left.

@@ -77,7 +77,7 @@ impl Bell {
         }
     }
 
-    /// As `Doorbell::wait` with a time limit that is over when it comes to sleep.
+    /// As `Doorbell::wait` with a time limit that has ended when it comes to sleep.
     fn wait_briefly(&self, seen: u32) -> Look {
         match self.line.announce(seen) {
             Err(found) => found,

@@ -155,9 +155,9 @@ pub struct Borrowed {
 pub enum BorrowedState {
     /// In use, or free to be used.
     Borrowed,
-    /// Its driver is letting go.
+    /// Its driver is releasing it.
     Returning,
-    /// Its driver is letting go, and the device is gone.
+    /// Its driver is releasing it, and the device is gone.
     Losing,
     /// It is gone; what is left is to be returned.
     Lost,
@@ -282,7 +282,7 @@ impl Module {
         Ok(Borrowed { handle: raw.handle, domain: raw.domain })
     }
 
-    /// Returns a function: its driver lets go, and it disappears. With `force`, also while it is mounted.
+    /// Returns a function: its driver releases it, and it disappears. With `force`, also while it is mounted.
     ///
     /// # Errors
     /// When there is none, it is in use, or its driver does not let go in time.

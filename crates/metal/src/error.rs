@@ -3,7 +3,7 @@
 use rackbus_vfio::{PciAddress, VfioError};
 use rustix::io::Errno;
 
-/// Why it does not go on.
+/// Why it does not continue.
 #[derive(Debug, thiserror::Error)]
 pub enum MetalError {
     /// A function or NTB cannot be used by VFIO.

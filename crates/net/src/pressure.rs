@@ -2,7 +2,7 @@
 //!
 //! A receiver that is busy is waited for: a sender that is slowed down loses nothing. One that takes nothing at
 //! all for [`PATIENCE_NS`] stands still; frames for it are dropped from then on, until it has room again, so
-//! that those for others go on.
+//! that those for others continue.
 
 /// How long a receiver may take nothing. Longer than a thread waits for its processor on a machine where all are
 /// busy, and shorter than any protocol above waits before it sends again.

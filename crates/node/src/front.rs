@@ -22,7 +22,7 @@ use crate::remote::{NoSocket, OnLost};
 /// A function whose front runs here.
 #[derive(Debug)]
 pub struct PlacedDevice {
-    /// Before the engine: dropping it scrubs the function, which lets go of its user's memory.
+    /// Before the engine: dropping it scrubs the function, which releases its user's memory.
     device: EngineDevice,
     conversation: MediumConversation,
     _engine: Engine,
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Conversation {
 impl MediumConversation {
     /// Lets the lender go. The function answers as an absent one from now on.
     pub fn end(&self) {
-        // What was lost before is lost all the same: a user may let go of a function because it fails.
+        // What was lost before is lost all the same: a user may release a function because it fails.
         if !self.0.stream.is_closed() {
             self.0.ended_here.store(true, Ordering::Release);
         }
@@ -89,10 +89,10 @@ impl MediumConversation {
     }
 
     /// The socket of the conversation, for another process to [go on](PlacedDevice::resume) with. `None`
-    /// when the conversation is over.
+    /// when the conversation has ended.
     ///
     /// # Errors
-    /// When it goes on, and is none that another process can hold.
+    /// When it continues, and is none that another process can hold.
     pub fn socket(&self) -> Result<Option<BorrowedFd<'_>>, NoSocket> {
         match self.is_gone() {
             true => Ok(None),
@@ -164,7 +164,7 @@ impl PlacedDevice {
         })
     }
 
-    /// The front of `medium`, as `session` begins or goes on with it.
+    /// The front of `medium`, as `session` begins or continues with it.
     fn with(
         name: &str,
         medium: &Medium,
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(reached(), 0, "a front that is gone reaches memory");
     }
 
-    /// Its user lets go because it fails: the loss is told all the same.
+    /// Its user releases it because it fails: the loss is told all the same.
     #[test]
     fn a_medium_that_is_lost_before_its_user_lets_go_is_told_as_lost() {
         for lender_ends in [true, false] {

@@ -65,7 +65,7 @@ pub trait Lendable: Debug + Send + Sync {
         no_levels(level)
     }
 
-    /// Promises a user that goes on with what was [resumed](Lendable::resume) this service level.
+    /// Promises a user that continues with what was [resumed](Lendable::resume) this service level.
     ///
     /// # Errors
     /// As [`set_level`](Lendable::set_level).
@@ -105,11 +105,11 @@ pub trait Lendable: Debug + Send + Sync {
     fn describe(&self, known: DeviceReport) -> DeviceReport;
 
     /// The function as a value, and the `conversation` with its user, which rests. From now on nothing
-    /// happens here, until it is [taken back](Lendable::take_back). `None` when there is nothing to go on
+    /// happens here, until it is [taken back](Lendable::take_back). `None` when there is nothing to continue
     /// with: it does not run, or its user's memory was taken away. Waits no longer than `limit`.
     ///
     /// # Errors
-    /// [`NotSaved`]; it goes on as it was.
+    /// [`NotSaved`]; it continues as it was.
     fn save(
         &self,
         _conversation: Conversation,
@@ -169,7 +169,7 @@ pub trait Attached: Device {
 /// Makes a function's device model, anew after each failure of it.
 pub type Factory = Box<dyn Fn() -> io::Result<Box<dyn Function>> + Send + Sync>;
 
-/// Makes the device model that goes on with what an earlier one gave of its medium.
+/// Makes the device model that continues with what an earlier one gave of its medium.
 pub type Successor = Box<dyn Fn(Vec<OwnedFd>) -> io::Result<Box<dyn Function>> + Send + Sync>;
 
 /// A device model, on an engine of its own: a class by front and medium.
@@ -204,7 +204,7 @@ impl Modelled {
         Modelled { name: name.to_owned(), factory, successor, config, options, running, engine }
     }
 
-    /// The same, which can go on in another process.
+    /// The same, which can continue in another process.
     #[must_use]
     pub fn with_successor(self, successor: Successor) -> Modelled {
         Modelled { successor: Some(successor), ..self }

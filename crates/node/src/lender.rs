@@ -5,7 +5,7 @@
 //! borrower's conversation, which takes every mapping and interrupt away and scrubs the function,
 //! and returns when that is done (invariant I4).
 //!
-//! All of it goes on in another process (`saved`).
+//! All of it continues in another process (`saved`).
 //!
 //! A function's engine may hang (a disk does). Then its borrower's memory is taken away from it
 //! after a while, and the revocation ends when the engine answers again.

@@ -27,7 +27,7 @@ pub struct Entry {
     counted: Counted,
 }
 
-/// A range that is lent, as it goes on in another process.
+/// A range that is lent, as it continues in another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LentRange {
     /// What the function calls its first byte.

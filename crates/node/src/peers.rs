@@ -166,7 +166,7 @@ impl Membership {
         opened.chain(before).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// The user lets the function go, or its lender is lost. On return no other function reaches it.
+    /// The user releases the function, or its lender is lost. On return no other function reaches it.
     pub fn leave(&self) {
         let mut state = self.group.lock();
         state.peers.leave(self.member);

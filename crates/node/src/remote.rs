@@ -55,10 +55,10 @@ impl Conversation {
     }
 
     /// The socket of the conversation, for another process to [go on](RemoteDevice::resume) with between
-    /// two requests. `None` when the conversation is over.
+    /// two requests. `None` when the conversation has ended.
     ///
     /// # Errors
-    /// When it goes on, and is none that another process can hold.
+    /// When it continues, and is none that another process can hold.
     pub fn socket(&self) -> Result<Option<BorrowedFd<'_>>, NoSocket> {
         match self.gone.load(Ordering::Acquire) {
             true => Ok(None),

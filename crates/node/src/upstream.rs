@@ -51,7 +51,7 @@ pub struct Upstream {
     process: Arc<Mutex<Option<Child>>>,
     /// The conversation with the server while there is a user, for who takes the function away.
     conversation: Arc<Mutex<Option<Conversation>>>,
-    /// The last session ended without the server's word that it let go of everything.
+    /// The last session ended without the server's word that it released everything.
     unsettled: Arc<Mutex<bool>>,
 }
 
@@ -188,7 +188,7 @@ impl Lendable for Upstream {
         if !*locked(&self.unsettled) {
             return Ok(());
         }
-        // It did not say that it let go of its last user. One that serves a next one has.
+        // It did not say that it released its last user. One that serves a next one has.
         let user = UnixStream::pair().map_err(NotReady::Failed)?.0;
         match self.open(None, Arc::new(user)) {
             Ok(_) => {

@@ -223,7 +223,7 @@ pub struct EngineOptions {
     pub cpu: Option<usize>,
 }
 
-/// A running engine; dropping it stops the thread and lets go of everything the function held.
+/// A running engine; dropping it stops the thread and releases everything the function held.
 #[derive(Debug)]
 pub struct Engine {
     handle: EngineHandle,

@@ -262,7 +262,7 @@ pub trait Function: Send {
     /// process shares no memory with this one, `carried` carries the medium's operations.
     ///
     /// # Errors
-    /// [`MediumRefused`]; the function goes on as it was.
+    /// [`MediumRefused`]; the function continues as it was.
     fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
         let _ = carried;
         Err(MediumRefused::Inseparable)
@@ -270,17 +270,17 @@ pub trait Function: Send {
 
     /// On return no DMA of the function is in flight: what uses memory of the host has finished,
     /// and slices kept from [`Bus::dma`] are dropped or will be resolved again. Work that uses none
-    /// goes on. Called before mappings go away.
+    /// continues. Called before mappings go away.
     fn quiesce(&mut self, bus: &Bus<'_>);
 
     /// All that the model knows of its user, as a value, with descriptors for whoever opens its
     /// medium next. What is under way is not waited for: it is part of the value, to be done again.
     /// The model itself stays as it is; where all went well, nothing but
     /// [`reset`](Function::reset) is called afterwards, which gives up what is under way, unless the value
-    /// is taken back: then the model goes on as if it had not been saved.
+    /// is taken back: then the model continues as if it had not been saved.
     ///
     /// # Errors
-    /// [`SaveError`]; the function goes on as it was.
+    /// [`SaveError`]; the function continues as it was.
     fn save(&mut self, _bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
         Err(SaveError::Unsupported)
     }

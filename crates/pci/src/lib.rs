@@ -4,7 +4,7 @@
 //! * [`config`]: its configuration space, driven by a table of fields.
 //! * [`interrupts`]: MSI-X and INTx as eventfds.
 //! * [`endpoint`]: the three above together with its DMA space: one whole function.
-//! * [`state`]: a function as a value, to go on with in another process.
+//! * [`state`]: a function as a value, to continue with in another process.
 //! * [`operations`]: what a function has done, and how long it took.
 //! * [`machine`]: functions of this machine, for drivers in user space.
 //! * [`pace`]: when an engine polls, spins and sleeps.

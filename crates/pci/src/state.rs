@@ -1,4 +1,4 @@
-//! The state of a function as a value: taken out of one process and put into another, which goes on
+//! The state of a function as a value: taken out of one process and put into another, which continues
 //! where the first one stopped, unnoticed by the function's user.
 //!
 //! A value is what can be written down, and beside it the descriptors that it names by number: the
@@ -7,7 +7,7 @@
 //!
 //! Saving ends a life of the function. From then on the old one does nothing any more, neither
 //! takes commands nor answers any, so that each command is answered once. For the same reason a
-//! value is restored once: among its descriptors is the right to go on from it, which whoever
+//! value is restored once: among its descriptors is the right to continue from it, which whoever
 //! restores it takes, in whatever process, however many copies of the value there are.
 
 use std::os::fd::OwnedFd;
@@ -68,7 +68,7 @@ pub enum RestoreError {
     /// It is no state at all.
     #[error("the state is damaged: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// Somebody went on from it.
+    /// Somebody continued from it.
     #[error("the state was restored before; a function goes on from a state once")]
     Taken,
     /// It says what cannot be.
@@ -179,10 +179,10 @@ pub struct FunctionState {
     pub(crate) msix_table: Vec<(u32, u8)>,
     pub(crate) interrupts: InterruptState,
     pub(crate) mappings: Vec<MappingState>,
-    /// Programs that know no windows go on with a function that has none.
+    /// Programs that know no windows continue with a function that has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) windows: Vec<WindowState>,
-    /// The descriptor of the right to go on from it.
+    /// The descriptor of the right to continue from it.
     pub(crate) claim: u32,
     /// How many descriptors belong to it.
     pub(crate) descriptors: u32,
@@ -194,7 +194,7 @@ pub struct FunctionState {
 pub struct Saved {
     /// What can be written down.
     pub state: FunctionState,
-    /// The right to go on from it, the user's memory and eventfds, as the state numbers them.
+    /// The right to continue from it, the user's memory and eventfds, as the state numbers them.
     pub descriptors: Vec<OwnedFd>,
     /// What the model's medium has to be opened with, as its class says.
     pub medium: Vec<OwnedFd>,
@@ -242,11 +242,11 @@ fn check_version(found: u32, known: u32) -> Result<(), RestoreError> {
     }
 }
 
-/// The right to go on from a value: an eventfd that was rung once. Whoever takes the count has it.
+/// The right to continue from a value: an eventfd that was rung once. Whoever takes the count has it.
 pub(crate) struct Claim(PeerEvent);
 
 impl Claim {
-    /// The right to go on from a new value.
+    /// The right to continue from a new value.
     pub fn create() -> std::io::Result<OwnedFd> {
         let event = Event::new()?;
         event.ring();

@@ -118,7 +118,7 @@ enum Step {
     UnmapAll,
     DropMemory,
     Scrub,
-    /// It goes on in another endpoint.
+    /// It continues in another endpoint.
     Succeed,
 }
 

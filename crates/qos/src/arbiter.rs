@@ -88,7 +88,7 @@ impl Arbiter {
     }
 
     /// Another tenant comes in the place of one: it owes nothing of what that one spent, and what waited of that
-    /// one is returned. What was counted goes on.
+    /// one is returned. What was counted continues.
     pub fn renew(&mut self, id: TenantId, share: Share, now: u64) -> Vec<Message> {
         let counted = self.tenants.get_mut(&id).map(|tenant| (tenant.usage, tenant.kept(now)));
         let left = self.remove(id);
@@ -239,7 +239,7 @@ impl Arbiter {
         true
     }
 
-    /// A tenant has work: it is looked at, unless it is known when it may go on.
+    /// A tenant has work: it is looked at, unless it is known when it may continue.
     fn wake(&mut self, id: TenantId, now: u64) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         for level in LEVELS {

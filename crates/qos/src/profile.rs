@@ -119,7 +119,7 @@ impl Row {
             // One point says nothing of a fixed part.
             return first.1 * (message as f64 / first.0.max(1) as f64).max(1.0);
         }
-        // Beyond the ends, the first and the last line go on.
+        // Beyond the ends, the first and the last line continue.
         let at = self.costs.partition_point(|(size, _)| *size < message);
         let at = at.clamp(1, self.costs.len() - 1);
         let ((left, low), (right, high)) = (self.costs[at - 1], self.costs[at]);

@@ -205,7 +205,7 @@ impl Tenant {
         self.keeping.promise(share.guarantee.map(promise), now);
     }
 
-    /// When its limits let it go on: now, or later.
+    /// When its limits let it continue: now, or later.
     pub(crate) fn free_at(&mut self, now: u64) -> u64 {
         let limits = [&mut self.operations, &mut self.ingress, &mut self.egress];
         limits.into_iter().flatten().map(|bucket| at(bucket, now)).max().unwrap_or(now)

@@ -112,7 +112,7 @@ pub enum Next {
 /// What a tenant used, and what was done about it. All of it only grows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Operations that are over.
+    /// Operations that have ended.
     pub operations: u64,
     /// Bytes that went into engines.
     pub ingress: u64,

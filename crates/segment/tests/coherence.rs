@@ -30,7 +30,7 @@ enum Policy {
     Parts,
     /// What a replica has under way is overwritten by what the home says.
     Overwrite,
-    /// Pages are read one after the other while the programs go on.
+    /// Pages are read one after the other while the programs continue.
     Torn,
     /// Snapshots are taken as if what came had taken effect, before it has.
     Early,

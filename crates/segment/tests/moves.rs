@@ -458,7 +458,7 @@ impl World {
             .collect()
     }
 
-    /// Something that is under way goes on; false when nothing is.
+    /// Something that is under way continues; false when nothing is.
     fn advance(&mut self) -> bool {
         let queues: Vec<_> =
             self.carried.iter().filter(|(_, it)| !it.is_empty()).map(|(key, _)| *key).collect();

@@ -427,7 +427,7 @@ impl Rack {
             }
             _ => {
                 if let Some((who, request)) = self.request(step) {
-                    // What is let go of is not the client's any more, whatever is answered.
+                    // What is released is not the client's any more, whatever is answered.
                     if let Request::Disconnect { connection: handle }
                     | Request::Remove { segment: handle } = request
                     {

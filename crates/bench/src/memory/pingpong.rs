@@ -64,7 +64,7 @@ pub fn one_way(
     })
 }
 
-/// From sending to the moment at which a side that slept goes on, in microseconds: the median.
+/// From sending to the moment at which a side that slept continues, in microseconds: the median.
 ///
 /// # Errors
 /// When a side fails.

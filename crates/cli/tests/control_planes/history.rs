@@ -47,7 +47,7 @@ impl Operation {
     }
 }
 
-/// Whether the operations can have been, in some order that keeps what was over before something else began.
+/// Whether the operations can have been, in some order that keeps what had ended before something else began.
 ///
 /// # Errors
 /// The answered operations around which no order is found.

@@ -213,7 +213,7 @@ impl Etcd {
         }
     }
 
-    /// Renews a lease; for how many seconds. `None`: it is over.
+    /// Renews a lease; for how many seconds. `None`: it has ended.
     ///
     /// # Errors
     /// [`KvError`].

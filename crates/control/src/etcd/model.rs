@@ -50,7 +50,7 @@ impl Model {
         lease
     }
 
-    /// Renews a lease; its time to live in milliseconds. `None`: it is over.
+    /// Renews a lease; its time to live in milliseconds. `None`: it has ended.
     pub fn renew(&self, lease: EtcdLease) -> Option<u64> {
         let mut state = self.state();
         let now = state.now;

@@ -158,7 +158,7 @@ impl Run {
                     tenure.end();
                 }
                 self.standing.send_replace(Standing::Follows(None));
-                // Where the lease goes on, nobody else could lead until it ends.
+                // Where the lease continues, nobody else could lead until it ends.
                 if let Some(lease) = self.lease.take() {
                     drop(self.etcd.revoke(lease).await);
                 }

@@ -16,7 +16,7 @@ use crate::events::Draft;
 
 /// How long a request waits for nodes to do what it asks for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a return waits: a guest may take its time to let go of a device.
+/// How long a return waits: a guest may take its time to release a device.
 pub(super) const RETURN_PATIENCE: Duration = Duration::from_secs(40);
 
 /// Functions that are asked for together.

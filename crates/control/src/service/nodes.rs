@@ -43,7 +43,7 @@ impl Service {
     }
 
     /// The term in which nodes are told what they are told. `known`: the newest one that a node knows of; where that
-    /// is later, the records are an older copy, and this goes on in one that is later yet.
+    /// is later, the records are an older copy, and this continues in one that is later yet.
     ///
     /// # Errors
     /// [`ApiError`], when that cannot be stored.

@@ -136,7 +136,7 @@ impl AcceleratorFunction {
         self.promised.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The function's model, which goes on with the files of an earlier life where there are any.
+    /// The function's model, which continues with the files of an earlier life where there are any.
     fn make(&self, medium: Vec<OwnedFd>) -> std::io::Result<Accelerator> {
         let serial = digest(&self.name);
         let promised = self.promised();

@@ -3,7 +3,7 @@
 //! It takes descriptors from the tenant's rings, checks them, and gives them to its medium; what comes
 //! back it completes. So a tenant's mistakes, and its floods, are dealt with on the thread of its own
 //! function. With the engines in the same process they reach memory themselves, as long as the function has it:
-//! before mappings change, operations let go of theirs, and those that are not over look it up again.
+//! before mappings change, operations release theirs, and those that are not over look it up again.
 
 mod descriptors;
 mod registers;
@@ -160,7 +160,7 @@ impl<M: Medium> Front<M> {
         });
     }
 
-    /// As after power-on. Keys are wiped: operations that used them are over.
+    /// As after power-on. Keys are wiped: operations that used them have ended.
     fn stop(&mut self) {
         self.running = false;
         self.cancel(|_| true);

@@ -442,7 +442,7 @@ impl Pool {
     fn settle(&self, turn: &Turn, jobs: &[Option<Arc<Job>>], done: Done, profile_ns: f64) {
         let mut shared = self.lock();
         shared.busy -= 1;
-        // Of a tenant that has gone meanwhile, nothing goes on.
+        // Of a tenant that has gone meanwhile, nothing continues.
         let there = shared.arbiter.complete(turn, done, self.now_ns());
         if let Some(Some(job)) = jobs.first()
             && there

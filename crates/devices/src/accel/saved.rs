@@ -9,7 +9,7 @@
 //! * Input and output are apart: the input is as it was, for the tenant leaves it alone until the completion, and
 //!   the output is written anew, the same.
 //! * Input and output may be the same memory where the output is as long as the input at every point
-//!   ([`Plan::keeps_length`]). Then what was put out has taken the place of the input, and the operation goes on
+//!   ([`Plan::keeps_length`]). Then what was put out has taken the place of the input, and the operation continues
 //!   behind it. All that an engine read beyond that is still there.
 //! * Operations on contexts end in the poll that reads them, so none of them is ever under way. One that waits is
 //!   still in the ring; its limit begins anew.
@@ -42,7 +42,7 @@ use rackbus_pci::Function;
 /// The version of [`FrontState`].
 pub const VERSION: u32 = 2;
 
-/// All that a function is made of when it goes on in another process: `S` of its medium, and `W` of each operation.
+/// All that a function is made of when it continues in another process: `S` of its medium, and `W` of each operation.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FrontState<S, W> {

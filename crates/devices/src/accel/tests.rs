@@ -56,7 +56,7 @@ fn wait(outbox: &Outbox) -> Vec<super::job::Finished> {
     }
 }
 
-/// An operation whose engine waits until it is told to go on.
+/// An operation whose engine waits until it is told to continue.
 fn held() -> (Box<dyn Engine>, std::sync::mpsc::Sender<()>) {
     struct Held(std::sync::mpsc::Receiver<()>);
     impl Engine for Held {
@@ -198,7 +198,7 @@ fn a_model_that_is_made_anew_has_the_level_that_its_user_was_promised() {
     let model = first.model(&folders).unwrap();
     let _other = second.model(&folders).unwrap();
     second.set_level(Some(&level), LentTo::Borrower).unwrap_err();
-    // The lease is over, and so is the promise.
+    // The lease has ended, and so has the promise.
     first.set_level(None, LentTo::Nobody).unwrap();
     second.set_level(Some(&level), LentTo::Borrower).unwrap();
     drop(model);

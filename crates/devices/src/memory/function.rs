@@ -194,7 +194,7 @@ impl Function for Memory {
         Ok((state, self.span.files()?))
     }
 
-    /// The content goes on with its file, which the function was made with.
+    /// The content continues with its file, which the function was made with.
     fn restore(&mut self, _bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
         let MemoryState { size, serial, served } = state.read(CLASS, VERSION)?;
         let saved = Described { size, serial };

@@ -172,7 +172,7 @@ impl Span {
         Ok(Span { home, length, at_return, file })
     }
 
-    /// What another process needs to go on with the span.
+    /// What another process needs to continue with the span.
     ///
     /// # Errors
     /// When the process has no descriptors left.

@@ -108,7 +108,7 @@ fn a_file_is_taken_away_from_who_mapped_it_in_a_former_life_and_is_one_process_a
     old.write_all_at(b"content!", 0).unwrap();
     let refused = Span::file(&path, SIZE, AtReturn::Keep).unwrap_err();
     assert!(matches!(refused, SpanError::InUse { .. }), "{refused}");
-    // Whoever mapped it goes on, and may lock what it has; its node has ended.
+    // Whoever mapped it continues, and may lock what it has; its node has ended.
     rustix::fs::flock(&old, rustix::fs::FlockOperation::LockExclusive).unwrap();
     drop(first);
     let second = Span::file(&path, SIZE, AtReturn::Keep).unwrap();

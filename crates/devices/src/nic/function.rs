@@ -201,7 +201,7 @@ impl Nic {
         }
     }
 
-    /// A queue cannot go on: for good, or until its memory can be reached.
+    /// A queue cannot continue: for good, or until its memory can be reached.
     pub(super) fn stopped(
         &mut self,
         bus: &Bus<'_>,

@@ -15,7 +15,7 @@ use crate::virtio::saved::TransportState;
 /// The version of [`NicState`].
 pub const VERSION: u32 = 1;
 
-/// All that a function is made of when it goes on in another process.
+/// All that a function is made of when it continues in another process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NicState {

@@ -35,7 +35,7 @@ pub enum TurnEnd {
     Idle,
     /// It has more to do.
     More,
-    /// It has more to do and no queue can go on: something that all share is used up.
+    /// It has more to do and no queue can continue: something that all share is used up.
     Blocked,
 }
 
@@ -154,7 +154,7 @@ impl Arbiter for RoundRobin {
             TurnEnd::More => {
                 self.another_round = true;
                 if *credit > 0 {
-                    // The poll is over before the turn: the next one goes on with it.
+                    // The poll has ended before the turn: the next one continues with it.
                     self.turn = self.current;
                     *credit -= self.shares.quantum;
                 }

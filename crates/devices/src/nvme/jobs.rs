@@ -1,4 +1,4 @@
-//! Commands that go on in the background: what to do when a step of one has finished.
+//! Commands that continue in the background: what to do when a step of one has finished.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use super::saved::{Words, sqe, words};
 /// Steps of a command that the backing has not seen yet.
 pub type Steps = VecDeque<Request<Vec<PinnedSlice>>>;
 
-/// A command that goes on in the background.
+/// A command that continues in the background.
 #[derive(Debug)]
 pub struct Job {
     /// The command, or the controller itself, that the job is for.
@@ -249,7 +249,7 @@ impl Jobs {
         jobs.map(|(tag, job)| job.save(outcome(tag))).collect()
     }
 
-    /// Whether a command of submission queue `qid` goes on in the background.
+    /// Whether a command of submission queue `qid` continues in the background.
     pub fn any_of(&self, qid: u16) -> bool {
         let of = |job: &Job| matches!(job.owner, Owner::Command(owner, _) if owner == qid);
         self.slots.iter().flatten().any(of)

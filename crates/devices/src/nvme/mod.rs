@@ -6,7 +6,7 @@
 //! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
 //! * `identify`, `features`, `logs`, `events`: what the host may ask, set and hear.
 //! * `arbitration`: which queue has its turn. [`limits`]: what may be done in a second. `interrupts`: when to interrupt the host.
-//! * `saved`: all of that as a value, to go on with in another process.
+//! * `saved`: all of that as a value, to continue with in another process.
 //! * [`backing`]: where the data lives. `parts`: who has which part of a drive with several functions.
 
 mod admin;

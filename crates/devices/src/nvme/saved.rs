@@ -106,7 +106,7 @@ struct HeldState {
     dw0: u32,
 }
 
-/// Everything that a drive's front is made of when it goes on in another process.
+/// Everything that a drive's front is made of when it continues in another process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DriveState {
@@ -236,7 +236,7 @@ const HELD_LIMIT: usize = 32 * super::registers::MAX_QUEUE_ENTRIES as usize;
 const STEPS_LIMIT: usize = rackbus_spec::nvme::data::DSM_MAX_RANGES + 1;
 
 impl Nvme {
-    /// Makes the drive that `config` describes, to go on from a saved state with the descriptors of
+    /// Makes the drive that `config` describes, to continue from a saved state with the descriptors of
     /// its medium. Nothing else differs from [`new`](Nvme::new); [`Function::restore`] follows.
     ///
     /// # Errors

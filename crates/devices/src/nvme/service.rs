@@ -87,7 +87,7 @@ impl Nvme {
         done
     }
 
-    /// When commands that wait for the drive's limits may go on, if any do.
+    /// When commands that wait for the drive's limits may continue, if any do.
     #[inline]
     pub(super) fn limit(&mut self, bus: &Bus<'_>) -> Option<u64> {
         if self.meter.is_ready(bus.now_ns) || !self.state.has_pending_io() {

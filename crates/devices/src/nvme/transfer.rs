@@ -171,7 +171,7 @@ impl Transfer {
         }
     }
 
-    /// As [`resolve`](Transfer::resolve), for work that goes on in the background.
+    /// As [`resolve`](Transfer::resolve), for work that continues in the background.
     ///
     /// # Errors
     /// As [`resolve`](Transfer::resolve).

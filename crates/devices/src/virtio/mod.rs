@@ -36,7 +36,7 @@ pub enum Fault {
     /// A chain goes in a circle, or is longer than the queue.
     #[error("a chain that is longer than its queue or table")]
     Chain,
-    /// A table in a table, or one that goes on.
+    /// A table in a table, or one that continues.
     #[error("a table of descriptors in a table, or in the middle of a chain")]
     Nested,
     /// The length of a table is no number of descriptors.

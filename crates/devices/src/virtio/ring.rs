@@ -92,7 +92,7 @@ impl Ring {
         }
     }
 
-    /// How far it is: to go back to, or to go on from elsewhere.
+    /// How far it is: to go back to, or to continue from elsewhere.
     #[inline]
     pub fn cursor(&self) -> Cursor {
         match self {

@@ -41,7 +41,7 @@ fn require(holds: bool, what: &str) -> Result<(), RestoreError> {
 }
 
 impl Transport {
-    /// The transport as a value, from which another process goes on.
+    /// The transport as a value, from which another process continues.
     pub fn save(&self) -> TransportState {
         let queues = self.queues.iter().map(|queue| {
             let Place { size, descriptors, driver, device } = queue.place;

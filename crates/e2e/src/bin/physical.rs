@@ -11,7 +11,7 @@
 //!   interrupt  waits for an interrupt of the drive
 //!   stray      tells the drive to read into memory that nobody lent it; ends with 0 when the memory beside it is
 //!              as it was
-//!   keep       maps registers, lets the function go and keeps the mapping; says `kept` when they are taken away
+//!   keep       maps registers, releases the function and keeps the mapping; says `kept` when they are taken away
 //!   card       raises an interrupt of a network card's virtual function by software, and waits for it
 
 use std::os::fd::AsFd;
@@ -213,7 +213,7 @@ fn keep(function: &str) -> Result<String> {
     );
     println!("mapped");
     drop(client);
-    // The lender takes them away when the conversation is over.
+    // The lender takes them away when the conversation has ended.
     while !registers.gone() {
         registers.read(VERSION);
         std::thread::sleep(Duration::from_millis(2));

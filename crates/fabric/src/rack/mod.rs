@@ -166,7 +166,7 @@ pub struct Composition {
 pub struct Control {
     /// How long a lease lives without being renewed, in milliseconds.
     pub lease_ttl_ms: u64,
-    /// How long a guest may take to let go of a device that is returned, in milliseconds.
+    /// How long a guest may take to release a device that is returned, in milliseconds.
     pub return_grace_ms: u64,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A device is served by one process, and a second one, its standby, takes the same records. [`State`]
 //! decides the same from the same, so the standby's [`Core`] is the first one's, and when that process dies
-//! the standby goes on: it answers what was taken from the guest's queues and not answered, has QEMU do
+//! the standby continues: it answers what was taken from the guest's queues and not answered, has QEMU do
 //! what was not done, and says to nobody what was said before. What a record cannot tell, whether the
 //! last steps were still carried out, is in memory that both processes have (`service::ledger`).
 //!
@@ -286,7 +286,7 @@ impl Core {
             && let Some(base) = self.frontend.base(queue)
             && let Some(next) = self.next.get_mut(usize::from(queue))
         {
-            // A VM that was stopped goes on where it was, and waits for the same answers; one that was
+            // A VM that was stopped continues where it was, and waits for the same answers; one that was
             // reset begins anew.
             if *next != base || base == 0 {
                 self.requests.retain(|_, request| request.queue != queue);

@@ -111,7 +111,7 @@ proptest! {
     }
 }
 
-/// What QEMU says of where a queue goes on.
+/// What QEMU says of where a queue continues.
 fn base(queue: u32, at: u32) -> Record {
     let message = [10, 1, 8, queue, at].into_iter().flat_map(u32::to_le_bytes).collect();
     Record::Frontend { message }

@@ -134,7 +134,7 @@ impl VhostUserBackend for Backend {
 }
 
 impl Backend {
-    /// The queues stop: who waits is told so, and nothing of the guest's memory is touched until they go on. QEMU
+    /// The queues stop: who waits is told so, and nothing of the guest's memory is touched until they continue. QEMU
     /// waits for this, and does nothing else: so nobody may wait for QEMU here.
     fn stop(&self) {
         self.device.window.set_running(false);

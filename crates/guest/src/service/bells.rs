@@ -50,7 +50,7 @@ impl Bells {
 }
 
 impl Device {
-    /// Hears rings and keeps the time, until the device is over.
+    /// Hears rings and keeps the time, until the device has ended.
     pub(super) fn hear_bells(self: &Arc<Self>) {
         while !self.over.load(Ordering::Acquire) {
             let due = self.lock().kept.core.state.next_tick();

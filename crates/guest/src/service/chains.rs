@@ -66,7 +66,7 @@ impl Chains {
         }
     }
 
-    /// The queues stop: what is not answered now is answered when they go on, if they do.
+    /// The queues stop: what is not answered now is answered when they continue, if they do.
     pub(super) fn forget(&self) {
         self.lock().clear();
     }

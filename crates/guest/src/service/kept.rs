@@ -102,7 +102,7 @@ impl Kept {
         self.sessions.insert(session, Conversation { calls, events, theirs });
     }
 
-    /// What a standby does with actions: it lets go of what they end.
+    /// What a standby does with actions: it releases what they end.
     pub(super) fn let_go(&mut self, actions: &[Action]) {
         for action in actions {
             match action {

@@ -75,7 +75,7 @@ fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ServeError 
 /// How serving a VM has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
-    /// QEMU has connected, and its VM is over.
+    /// QEMU has connected, and its VM has ended.
     Ended,
 }
 
@@ -269,7 +269,7 @@ impl Device {
             && let Err(error) = link.happened(record, &sessions::borrowed(&beside))
         {
             tracing::warn!(%error, "the standby does not follow; it is replaced");
-            // It is not to see the end of the socket and go on with what it has.
+            // It is not to see the end of the socket and continue with what it has.
             self.kill_standby();
             inner.link = None;
         }
@@ -334,7 +334,7 @@ impl Device {
         }
     }
 
-    /// Everything of the guest is over.
+    /// Everything of the guest has ended.
     fn end(self: &Arc<Self>) {
         self.over.store(true, Ordering::Release);
         self.act(&Record::Clear);
@@ -344,7 +344,7 @@ impl Device {
         self.end_standby();
     }
 
-    /// The queues stop: when they go on, what was not answered is.
+    /// The queues stop: when they continue, what was not answered is.
     fn set_aside(&self) {
         *self.inherited.lock().unwrap_or_else(PoisonError::into_inner) = [true; QUEUES];
     }

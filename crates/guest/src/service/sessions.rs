@@ -53,7 +53,7 @@ impl Device {
         }
     }
 
-    /// A session is over, whatever the node has to say.
+    /// A session has ended, whatever the node has to say.
     pub(super) fn end_session(self: &Arc<Self>, session: u64) {
         if let Some(conversation) = self.lock().kept.sessions.get(&session) {
             conversation.shut_down();
@@ -79,7 +79,7 @@ impl Device {
         events.shut_down();
     }
 
-    /// Hears what the node says until it says nothing more: then the session is over.
+    /// Hears what the node says until it says nothing more: then the session has ended.
     fn hear(self: &Arc<Self>, (session, slot): (u64, usize), place: Place, packets: &Packets) {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
         loop {

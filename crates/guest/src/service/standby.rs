@@ -42,7 +42,7 @@ pub struct Helper {
     pub start: Arc<Start>,
 }
 
-/// Follows the process that serves, which speaks by `from`, and goes on where it dies. `None` when it did
+/// Follows the process that serves, which speaks by `from`, and continues where it dies. `None` when it did
 /// not die, or never said enough: another one is started then.
 ///
 /// # Errors
@@ -87,7 +87,7 @@ fn ends(process: &OwnedFd, limit: Option<Duration>) -> bool {
 }
 
 impl Device {
-    /// Has a standby, one after the other, until the device is over.
+    /// Has a standby, one after the other, until the device has ended.
     pub(super) fn keep_standby(self: &Arc<Self>, qemu: &UnixStream) {
         while !self.over.load(Ordering::Acquire) {
             if let Err(error) = self.have_standby(qemu) {
@@ -130,7 +130,7 @@ impl Device {
         begun
     }
 
-    /// The device is over, and so is its standby.
+    /// The device has ended, and so has its standby.
     pub(super) fn end_standby(&self) {
         // Nothing more is told; but it is not to see that before it ends.
         let _link = self.lock().link.take();

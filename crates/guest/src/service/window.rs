@@ -22,7 +22,7 @@ const WRITABLE: u64 = 1;
 pub(super) enum Job {
     Map {
         job: u64,
-        /// None where it was let go of meanwhile.
+        /// None where it was released meanwhile.
         file: Option<Arc<OwnedFd>>,
         at: u64,
         offset: u64,
@@ -33,7 +33,7 @@ pub(super) enum Job {
     Unmap {
         ranges: Vec<(u64, u64)>,
     },
-    /// The device is over.
+    /// The device has ended.
     End,
 }
 
@@ -49,7 +49,7 @@ struct FrontendState {
     frontend: Option<Frontend>,
     /// Whether the queues run: QEMU is asked at no other time.
     running: bool,
-    /// The VM is over.
+    /// The VM has ended.
     closed: bool,
     /// How often QEMU said that the VM's memory changed.
     changes: u64,
@@ -75,7 +75,7 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// Waits until the queues run: what a VM that was stopped waits for, it gets when it goes on.
+    /// Waits until the queues run: what a VM that was stopped waits for, it gets when it continues.
     fn wait_running(&self) {
         let stopped = |way: &mut FrontendState| !way.running && !way.closed;
         drop(self.changed.wait_while(self.lock(), stopped));
@@ -121,7 +121,7 @@ fn request((at, length): (u64, u64), offset: u64, flags: u64) -> VhostUserMMap {
 }
 
 impl Device {
-    /// Does the jobs, in their order, until the device is over.
+    /// Does the jobs, in their order, until the device has ended.
     ///
     /// Where another process died, QEMU may have done the first one, or do it right now: it is asked something
     /// that it answers afterwards.

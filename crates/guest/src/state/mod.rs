@@ -295,7 +295,7 @@ impl State {
         }
     }
 
-    /// The guest begins anew: what its former life had is over.
+    /// The guest begins anew: what its former life had has ended.
     pub fn clear(&mut self, actions: &mut Vec<Action>) {
         for (session, it) in std::mem::take(&mut self.sessions) {
             it.end(session, actions);

@@ -156,7 +156,7 @@ fn a_lease_number_is_not_used_again_after_a_restart() {
         let revoked = Message::Revoked { incarnation: 1, device, epoch };
         store(&mut stored, authority.receive(round, "alpha", revoked).records);
     }
-    // The last one's record is let go of, as it is when very many others are live.
+    // The last one's record is released, as it is when very many others are live.
     store(&mut stored, vec![Record::Forgotten { lease: last }]);
     let records = stored.into_values();
     let mut returned = Authority::restore(Config::default(), 10, records);

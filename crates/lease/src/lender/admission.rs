@@ -132,7 +132,7 @@ impl Lender {
         }
     }
 
-    /// Whether `wanted` is attached to `device`, and may go on.
+    /// Whether `wanted` is attached to `device`, and may continue.
     ///
     /// # Errors
     /// [`NotAdmitted`] says why not.

@@ -33,12 +33,12 @@ impl Told {
 pub(super) struct Devices {
     told: BTreeMap<String, Told>,
     /// Functions that were withdrawn, each with the newest epoch that this lender was told of: one of the same name
-    /// goes on from there.
+    /// continues from there.
     withdrawn: BTreeMap<String, Epoch>,
 }
 
 impl Devices {
-    /// A device that the node is taking on or letting go of.
+    /// A device that the node is taking on or releasing.
     pub(super) fn under_way(&self) -> Option<&String> {
         self.told.iter().find(|(_, told)| told.outcome.is_none()).map(|(device, _)| device)
     }
@@ -51,7 +51,7 @@ impl Devices {
 
 impl Lender {
     /// The devices that were offered since the node began, with what the rack file would say of each: another process
-    /// that goes on with this value has to have them too.
+    /// that continues with this value has to have them too.
     pub fn offered(&self) -> impl Iterator<Item = (&str, &str)> {
         let offered = |told: &Told| matches!(told.outcome, Some(Ok(())));
         self.changes
@@ -61,7 +61,7 @@ impl Lender {
             .filter_map(|(name, told)| Some((name.as_str(), told.section.as_deref()?)))
     }
 
-    /// The functions of the rack file that this lender was told to let go of.
+    /// The functions of the rack file that this lender was told to release.
     pub fn is_withdrawn(&self, function: &str) -> bool {
         !self.devices.contains_key(function) && self.changes.withdrawn.contains_key(function)
     }
@@ -172,7 +172,7 @@ impl Lender {
         vec![LenderAction::Withdraw { device, number, functions }]
     }
 
-    /// The node has let go of the device.
+    /// The node has released the device.
     pub fn withdraw_done(&mut self, device: &str, number: LeaseId) -> Vec<LenderAction> {
         let Some(told) = self.at_work(device, number) else { return Vec::new() };
         told.outcome = Some(Ok(()));

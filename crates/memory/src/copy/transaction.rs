@@ -1,6 +1,6 @@
 //! What one transaction copies: a list of pieces, each from one place to another.
 //!
-//! Pieces that go on where the one before ended, on both sides, are merged: a copy of 128 KiB has
+//! Pieces that continue where the one before ended, on both sides, are merged: a copy of 128 KiB has
 //! 32 times fewer beginnings than 32 copies of 4 KiB. The regions are held, so that their mappings
 //! outlive the copying.
 
@@ -94,7 +94,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Merges `next` into this one if it goes on where this one ends, both in the same memory, and
+    /// Merges `next` into this one if it continues where this one ends, both in the same memory, and
     /// the whole is at most `limit` bytes.
     ///
     /// Not when the whole would overlap itself: then the second piece reads what the first wrote.
@@ -149,7 +149,7 @@ impl fmt::Debug for Transaction {
 }
 
 impl Transaction {
-    /// One without pieces, which merges all that go on from each other.
+    /// One without pieces, which merges all that continue from each other.
     pub fn new() -> Transaction {
         Transaction::default()
     }
@@ -371,7 +371,7 @@ mod tests {
         bytes
     }
 
-    /// Lists where many pieces go on from the one before.
+    /// Lists where many pieces continue from the one before.
     fn list() -> impl Strategy<Value = Vec<(usize, usize, usize)>> {
         let piece = (0..SIZE, 0..SIZE, 0usize..24, any::<bool>());
         prop::collection::vec(piece, 0..20).prop_map(|pieces| {

@@ -4,7 +4,7 @@
 //! the same tag. Nothing waits: what a [`Carrier`] does not take now is sent later, from the place itself, and
 //! each tag has at most one message that waits or is not acknowledged.
 //!
-//! Connections come and go, and the session that they carry goes on: messages are [numbered and
+//! Connections come and go, and the session that they carry continues: messages are [numbered and
 //! kept](super::session) until the other side has them. Their data need no copy for that: a place is used again
 //! when the message that answers has come, or asks anew, which says that the one before has arrived.
 
@@ -58,7 +58,7 @@ pub trait Carrier: Send + std::fmt::Debug {
     /// Ends the connection in both directions. What is carried may go on by another one.
     fn shut_down(&self);
 
-    /// The same, and tells the other side, as far as that goes now, that nothing goes on.
+    /// The same, and tells the other side, as far as that goes now, that nothing continues.
     fn finish(&self) {
         self.shut_down();
     }

@@ -4,7 +4,7 @@
 //! other. [`Outbox`] numbers what one side sends and keeps it until the other side has said that it has it, so that
 //! each frame is taken exactly once and in order, whatever connections it takes: an operation is executed once, and
 //! its answer is heard once, for as long as both processes live. [`Contact`] decides which connection counts, when
-//! it counts as lost, when the next is tried, and when the session is over.
+//! it counts as lost, when the next is tried, and when the session has ended.
 //!
 //! Nothing here waits, looks at a clock or sends. Times are milliseconds since the session began, by this side's
 //! own monotonic clock.

@@ -85,7 +85,7 @@ impl SharedEnd {
         SharedEnd::over(Arc::new(region), files.memory, events, layout, own)
     }
 
-    /// What another process needs to go on with this end, between two messages of this side. Dropping
+    /// What another process needs to continue with this end, between two messages of this side. Dropping
     /// this end then ends nothing.
     ///
     /// # Errors

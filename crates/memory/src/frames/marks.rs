@@ -185,7 +185,7 @@ impl Taking {
         self.at - self.credit >= self.lines / STEPS && self.settle(credit)
     }
 
-    /// Publishes all that was let go of. True when there was something to publish.
+    /// Publishes all that was released. True when there was something to publish.
     #[inline]
     pub fn settle(&mut self, credit: &Credit) -> bool {
         let news = self.at != self.credit;

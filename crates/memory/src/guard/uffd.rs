@@ -140,7 +140,7 @@ pub(crate) fn show(start: usize, length: usize) {
     call(&kernel.fd, UFFDIO_WAKE, &mut ranged(start, length, 0));
 }
 
-/// Lets them go on, also those that waited for what was mapped there before.
+/// Lets them continue, also those that waited for what was mapped there before.
 pub(super) fn release(start: usize, length: usize) {
     let Some(kernel) = kernel() else { return };
     // Each alone would do where it succeeds; what was mapped anew is not protected, and what cannot

@@ -56,7 +56,7 @@ pub(super) fn ask_for_huge_pages(start: *mut c_void, length: usize) {
     if length >= HUGE_PAGE {
         let advice = rustix::mm::Advice::LinuxHugepage;
         // SAFETY: whatever is there, its bytes and what may be done with them stay the same. A
-        // system that does not know huge pages refuses, and goes on with small ones.
+        // system that does not know huge pages refuses, and continues with small ones.
         let _ = unsafe { rustix::mm::madvise(start, length, advice) };
     }
 }

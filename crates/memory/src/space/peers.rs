@@ -74,7 +74,7 @@ impl DmaSpace {
     /// Opens a window to `place`, a part of a BAR of another function, as [`map`](DmaSpace::map) maps.
     ///
     /// # Errors
-    /// [`MapError`]; the space is unchanged then, and the loan is over.
+    /// [`MapError`]; the space is unchanged then, and the loan has ended.
     pub fn open_window(
         &mut self,
         loan: Loan<Option<MemoryHandle>>,

@@ -5,7 +5,7 @@
 //!
 //! At every step: each operation is executed at most once, and answered at most once, with what it should be;
 //! a flush that was answered covers all writes that were answered before it began; nothing grows beyond the number
-//! of operations under way. At the end every operation was answered, or the session is over, and it is over at the
+//! of operations under way. At the end every operation was answered, or the session has ended, and it is over at the
 //! side that asks before it is at the other.
 
 mod model;

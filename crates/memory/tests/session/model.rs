@@ -14,7 +14,7 @@ pub enum Policy {
     RepeatUnanswered,
     /// The side that answers keeps no answers.
     ForgetAnswers,
-    /// A lender that restarted goes on with a session of its former life.
+    /// A lender that restarted continues with a session of its former life.
     ResumeRestarted,
 }
 

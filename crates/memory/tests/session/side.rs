@@ -203,7 +203,7 @@ impl World {
         self.crashed = true;
     }
 
-    /// Attempts to connect go on.
+    /// Attempts to connect continue.
     fn connect(&mut self) {
         let now = self.now;
         let clock = self.ends[0].clock(now);

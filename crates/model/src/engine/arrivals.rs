@@ -74,7 +74,7 @@ pub struct Flow {
     pub bytes: u64,
     /// When the first comes.
     pub begin: Time,
-    /// From when on no job begins; those that have begun go on. [`Time::MAX`] for none.
+    /// From when on no job begins; those that have begun continue. [`Time::MAX`] for none.
     pub end: Time,
     /// Where they find their bytes.
     pub addresses: Addresses,

@@ -75,7 +75,7 @@ impl World {
         self.admit(gate);
     }
 
-    /// A job that a gate let in is over.
+    /// A job that a gate let in has ended.
     pub(super) fn leave(&mut self, gate: GateId, job: u32) {
         let now = nanoseconds(self.now);
         let here = &mut self.gates[gate.index()];
@@ -94,7 +94,7 @@ impl World {
         self.admit(gate);
     }
 
-    /// A gate's tenants may go on.
+    /// A gate's tenants may continue.
     pub(super) fn gate_timer(&mut self, gate: u32) {
         self.gates[gate as usize].wake = Time::MAX;
         self.admit(GateId(gate));

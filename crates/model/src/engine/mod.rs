@@ -112,7 +112,7 @@ pub enum Class {
 /// What happens at a time.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// A packet's delay at its part is over.
+    /// A packet's delay at its part has ended.
     Ready(u32),
     /// A direction may send again.
     Free(u32),
@@ -122,13 +122,13 @@ enum Event {
     Answered(u8, u32),
     /// A requester may make its next packet.
     Pump(u32),
-    /// A job goes on.
+    /// A job continues.
     Job(u32),
     /// A flow's next job comes.
     Arrival(u32),
     /// A flow's next job comes after a thought.
     Next(u32),
-    /// A gate looks whether somebody may go on.
+    /// A gate looks whether somebody may continue.
     Gate(u32),
 }
 
@@ -148,7 +148,7 @@ pub struct Passage {
     pub bytes: u32,
     /// The direction that it took.
     pub direction: DirectionId,
-    /// When its delay at the part before was over and it could be sent.
+    /// When its delay at the part before had ended and it could be sent.
     pub ready: Time,
     /// When its first bit was sent.
     pub begin: Time,
@@ -156,7 +156,7 @@ pub struct Passage {
     pub end: Time,
 }
 
-/// Why a simulation cannot go on.
+/// Why a simulation cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Stuck {
     /// Nothing will happen any more, and yet there are jobs or packets.
@@ -180,7 +180,7 @@ pub enum Stuck {
     },
 }
 
-/// A fabric, and what goes on in it.
+/// A fabric, and what continues in it.
 pub struct World {
     now: Time,
     events: EventQueue<Event>,

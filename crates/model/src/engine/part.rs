@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// A packet's delay where it is, is over.
+    /// A packet's delay where it is, has ended.
     pub(super) fn ready(&mut self, id: u32) {
         let tlp = self.tlps[id];
         if tlp.back() && self.held_back(id) {

@@ -212,7 +212,7 @@ fn a_root_combines_completions_of_what_it_has_split() {
     assert_eq!(line.world.flow(flow).jobs, 10);
     let back = line.directions.iter().map(|direction| line.world.direction(direction.back()));
     let back: Vec<(u64, u64)> = back.map(|stats| (stats.packets, stats.payload)).collect();
-    // Nine pieces of 64 bytes come back; two completions of 256 and one of 64 go on.
+    // Nine pieces of 64 bytes come back; two completions of 256 and one of 64 continue.
     assert_eq!(back, [(30, 5760), (90, 5760)]);
 }
 
@@ -369,7 +369,7 @@ fn completions_pass_no_earlier_write_inside_a_part() {
 #[test]
 fn nothing_passes_what_is_translated_at_that_very_time() {
     let mut line = line(&[link(3, 8); 2], Time::ZERO, Time::ZERO, RequesterParameters::default());
-    // The walk ends just when the read's delay is over, which was known before the walk began.
+    // The walk ends just when the read's delay has ended, which was known before the walk began.
     let walk = Wire::pcie(3, 8).time(24 + 64);
     let iommu = IommuParameters { entries: 4, page: 4096, hit: Time::ZERO, walk, walkers: 1 };
     let delay = [Time::from_ns(70); 3];

@@ -164,7 +164,7 @@ impl Drop for HostFunctions {
 }
 
 impl HostFunction {
-    /// Has its driver let go of it. Who uses it still, loses it.
+    /// Has its driver release it. Who uses it still, loses it.
     fn give_back(&self) {
         let outcome = Module::open().and_then(|module| {
             if !self.is_there(&module) {

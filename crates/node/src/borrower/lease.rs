@@ -24,7 +24,7 @@ pub(super) struct Open {
     pub(super) attachment: Mutex<Option<Attachment>>,
     /// Bytes of configuration space that its user is shown instead of the function's.
     pub(super) fixed: Mutex<Vec<(u64, u8)>>,
-    /// The lease has ended: who is being attached lets the lender go at once.
+    /// The lease has ended: who is being attached releases the lender at once.
     pub(super) closed: AtomicBool,
     /// Among the functions of its user, while that has it open.
     pub(super) membership: Mutex<Option<Arc<Membership>>>,
@@ -75,7 +75,7 @@ impl Open {
         *current = Some(attachment);
     }
 
-    /// The lease has ended: lets the lender go, also for a user that is attaching now.
+    /// The lease has ended: releases the lender, also for a user that is attaching now.
     pub(super) fn close(&self) {
         self.leave_peers();
         let current = self.attachment();

@@ -1,4 +1,4 @@
-//! What the borrower has goes on in another process: its sockets, and the conversations of their users
+//! What the borrower has continues in another process: its sockets, and the conversations of their users
 //! with the lenders.
 
 use std::os::fd::AsFd;
@@ -22,7 +22,7 @@ use crate::remote::{AbsentDevice, NoSocket, RemoteDevice};
 /// What is borrowed, saved. The fronts that run here go on when this is dropped.
 #[derive(Default)]
 pub struct SavedLeases {
-    /// As another process goes on with them.
+    /// As another process continues with them.
     pub states: Vec<BorrowedState>,
     fronts: Vec<(MediumConversation, SavedSession)>,
 }
@@ -82,7 +82,7 @@ impl BorrowedFunctions {
             let lease = open.grant.lease;
             let client = client.and_then(|client| {
                 let resumed = self.resume_client(&open, client, descriptors, link);
-                // Its user loses it; all others go on.
+                // Its user loses it; all others continue.
                 resumed
                     .inspect_err(|error| {
                         tracing::error!(lease, %error, "the user of a function cannot go on");

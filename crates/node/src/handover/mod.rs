@@ -1,4 +1,4 @@
-//! A node is restarted in place: the process goes on as another program, newer or the same, and what the
+//! A node is restarted in place: the process continues as another program, newer or the same, and what the
 //! node lends and borrows stays in use. Nobody but the control plane, to which the node connects anew,
 //! notices more than a pause.
 //!
@@ -7,7 +7,7 @@
 //! memory files and eventfds, goes along (`parcel`). Before that every conversation is brought to rest
 //! between two messages (`rackbus_memory::gate`) and every function is saved (`rackbus_pci::state`).
 //!
-//! What can be known beforehand to prevent it is looked at first, while everything goes on. What fails
+//! What can be known beforehand to prevent it is looked at first, while everything continues. What fails
 //! afterwards is taken back, until there is no way back: the new program has begun. A function with which it
 //! cannot go on begins anew then, as after a failure of its own.
 
@@ -38,7 +38,7 @@ use state::{AgentState, Listeners, NodeState, VERSION};
 /// peers with them: below the link's time limit and QEMU's.
 const REST: Duration = Duration::from_secs(1);
 
-/// Why a node was not restarted in place. It goes on as it was.
+/// Why a node was not restarted in place. It continues as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum HandOverError {
     /// A lease is being changed.
@@ -47,7 +47,7 @@ pub enum HandOverError {
     /// A guest is losing a function.
     #[error("a function is being taken out of a VM")]
     Unplugging,
-    /// A conversation goes on.
+    /// A conversation continues.
     #[error(transparent)]
     Busy(#[from] NotClosed),
     /// Somebody uses a function at this moment.
@@ -73,7 +73,7 @@ pub enum HandOverError {
     /// The link has nothing that another process could go on with.
     #[error("the link's conversations cannot be passed on")]
     Link,
-    /// The program cannot go on.
+    /// The program cannot continue.
     #[error("the program cannot go on as this node: {0}")]
     Program(String),
     /// A system call failed.
@@ -109,10 +109,10 @@ impl HandOverError {
 
 /// The program around the node.
 pub trait Program: Send + Sync {
-    /// What it passes on to the program that goes on.
+    /// What it passes on to the program that continues.
     fn carried(&self) -> String;
 
-    /// Whether `program` can go on as this node, with what was written in these versions.
+    /// Whether `program` can continue as this node, with what was written in these versions.
     ///
     /// # Errors
     /// Why not.

@@ -1,4 +1,4 @@
-//! What a node's process writes down for the one that goes on in its place.
+//! What a node's process writes down for the one that continues in its place.
 //!
 //! It comes from a process of the same user on the same host, through a socket that nobody else has: it is
 //! checked for its version and for what a fault could spoil, not for malice.
@@ -47,7 +47,7 @@ impl Versions {
         }
     }
 
-    /// Whether this program can go on from what a program of these versions writes.
+    /// Whether this program can continue from what a program of these versions writes.
     ///
     /// # Errors
     /// What it cannot read.
@@ -119,7 +119,7 @@ pub struct LentState {
     pub function: SavedState,
     /// The conversation with its user.
     pub conversation: Option<u32>,
-    /// The service level that its borrower was promised. Programs that know none go on where there is none.
+    /// The service level that its borrower was promised. Programs that know none continue where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
 }
@@ -202,7 +202,7 @@ pub struct ClientState {
     pub shape: ShapeState,
     /// Bytes of configuration space that it is shown instead of the function's.
     pub fixed: Vec<(u64, u8)>,
-    /// The conversation with the lender; none when it is over, and the function answers as an absent one.
+    /// The conversation with the lender; none when it has ended, and the function answers as an absent one.
     pub lender: Option<u32>,
     /// What the lender was lent.
     pub lent: Vec<LentRange>,

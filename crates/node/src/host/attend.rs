@@ -32,7 +32,7 @@ impl Served {
         Served { lender, segments, network: options.network.clone() }
     }
 
-    /// Serves who has connected, until the conversation ends; what can go on in another process rests as `passage`
+    /// Serves who has connected, until the conversation ends; what can continue in another process rests as `passage`
     /// says.
     fn serve(self, incoming: Incoming, passage: Passage) {
         match incoming.hello.service {
@@ -42,7 +42,7 @@ impl Served {
                 self.segments.attend(incoming);
             }
             Purpose::Network => {
-                // Its rings are opened anew by whoever goes on.
+                // Its rings are opened anew by whoever continues.
                 drop(passage);
                 self.network.attend(incoming);
             }

@@ -19,7 +19,7 @@ const ASKING: Duration = Duration::from_secs(3);
 
 /// Lends those of the node's devices that are there, as [`lend`] does. One that cannot be run may have been withdrawn
 /// because it is there no more: the control plane is asked. The devices are taken out of `options`, so that one that is
-/// withdrawn later is dropped. Beside the lender, how many functions go on with their users.
+/// withdrawn later is dropped. Beside the lender, how many functions continue with their users.
 pub(super) async fn lend_available(
     options: &mut NodeOptions,
     fabric: &FabricHandle,
@@ -48,7 +48,7 @@ pub(super) async fn lend_available(
 }
 
 /// Lends the node's devices: anew, or as another process that left `state` had them. Then the conversations
-/// with their users are still to go on.
+/// with their users are still to continue.
 fn lend(
     options: &NodeOptions,
     fabric: FabricHandle,

@@ -1,4 +1,4 @@
-//! A node is restarted in place: what was borrowed goes on in this process, and later restarts are looked at before
+//! A node is restarted in place: what was borrowed continues in this process, and later restarts are looked at before
 //! anything is stopped for them.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::handover::{HandOver, monotonic_ns};
 pub(super) struct Taken {
     /// When the state was received, in nanoseconds of the monotonic clock.
     pub(super) received_ns: u64,
-    /// How many lent functions go on with their users.
+    /// How many lent functions continue with their users.
     pub(super) lent_in_use: usize,
 }
 
@@ -57,7 +57,7 @@ fn tell_pause(host: &str, in_use: usize, [paused, saved, received, now]: [u64; 4
     us(paused, now)
 }
 
-/// Looks at each restart that is asked for, while everything goes on, and hands what is possible to the
+/// Looks at each restart that is asked for, while everything continues, and hands what is possible to the
 /// agent.
 pub(super) async fn check_restarts(
     hand_over: Option<Arc<HandOver>>,

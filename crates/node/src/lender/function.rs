@@ -61,7 +61,7 @@ pub(super) struct InUse {
     pub(super) stream: Arc<dyn Stream>,
     /// What outlives its connection, between machines.
     pub(super) session: Option<LentSession>,
-    /// Where it rests; nothing while it goes on.
+    /// Where it rests; nothing while it continues.
     pub(super) at: Option<Conversation>,
 }
 
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    /// The lease goes on, and with it what it was promised.
+    /// The lease continues, and with it what it was promised.
     #[test]
     fn a_model_that_is_started_anew_for_the_same_lease_keeps_to_its_level() {
         let file = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\

@@ -1,4 +1,4 @@
-//! What the lender has goes on in another process: its functions, the conversations with their users, and
+//! What the lender has continues in another process: its functions, the conversations with their users, and
 //! the record of who may attach.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::lendable::{Attached, Lendable, NotSaved, User};
 /// Functions that were saved. They go on here when this is dropped.
 #[derive(Default)]
 pub struct SavedFunctions {
-    /// As another process goes on with them.
+    /// As another process continues with them.
     pub states: BTreeMap<String, LentState>,
     saved: Vec<(Arc<Lent>, SavedSession)>,
 }
@@ -32,7 +32,7 @@ impl Drop for SavedFunctions {
     }
 }
 
-/// A function that goes on with its user.
+/// A function that continues with its user.
 pub struct ResumedSession {
     lent: Arc<Lent>,
     session: Box<dyn Attached>,
@@ -42,7 +42,7 @@ pub struct ResumedSession {
 }
 
 impl LentFunctions {
-    /// Whether all functions can go on in another process, as far as this is known before it is tried.
+    /// Whether all functions can continue in another process, as far as this is known before it is tried.
     ///
     /// # Errors
     /// What cannot, and why.
@@ -92,7 +92,7 @@ impl LentFunctions {
         Ok(all)
     }
 
-    /// Who may attach, as it goes on in another process.
+    /// Who may attach, as it continues in another process.
     pub(crate) fn fence(&self) -> Lender {
         self.fence.lock().clone()
     }

@@ -45,7 +45,7 @@ impl Tenancy {
 }
 
 impl LentFunctions {
-    /// Gives the borrower of `epoch` another service level while it goes on. A level that cannot be kept changes
+    /// Gives the borrower of `epoch` another service level while it continues. A level that cannot be kept changes
     /// nothing.
     pub fn change_level(
         &self,

@@ -242,7 +242,7 @@ impl Device for Interface {
             if self.standby || !wanted {
                 continue;
             }
-            // What is too long for the rack goes on, to be counted as that.
+            // What is too long for the rack continues, to be counted as that.
             if let Fit::Answer(answer) = fit(start, length, &offload, self.largest)
                 && let Some(answer) = self.answer(answer)
             {

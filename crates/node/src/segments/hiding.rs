@@ -52,7 +52,7 @@ impl Hiding {
         self.changed.notify_all();
     }
 
-    /// A session is over.
+    /// A session has ended.
     pub fn forget(&self, session: SessionId) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.owed.remove(&session);

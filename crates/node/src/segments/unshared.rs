@@ -112,7 +112,7 @@ impl Segments {
         }
     }
 
-    /// Receives until the conversation is over, or makes no sense; how it ended.
+    /// Receives until the conversation has ended, or makes no sense; how it ended.
     fn listen_far(
         &self,
         outbox: &Arc<Outbox>,
@@ -181,7 +181,7 @@ impl Segments {
             }
             Ok(attached) => self.told(node, tell, attached),
             Err(cause) => {
-                // The owner has made it; the directory lets go of it.
+                // The owner has made it; the directory releases it.
                 far.say(
                     FarConversation::ToOwner,
                     &encode(&Ask::Disconnect { connection: named }),

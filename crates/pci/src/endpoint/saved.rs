@@ -12,7 +12,7 @@ use crate::state::{
 };
 
 impl Endpoint {
-    /// The whole function as a value, to go on with elsewhere: what is under way is part of it. From
+    /// The whole function as a value, to continue with elsewhere: what is under way is part of it. From
     /// now on nothing happens here any more, until this is dropped or the value
     /// [taken back](Endpoint::take_back): the model takes no commands and
     /// answers none, registers read as ones. What is under way with the medium may still end; it

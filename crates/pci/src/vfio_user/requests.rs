@@ -283,7 +283,7 @@ fn send_whole(client: &UnixStream, parts: [&[u8]; 3]) -> Result<(), RequestError
         match sendmsg(client, &slices, &mut SendAncillaryBuffer::default(), flags) {
             Ok(sent) if sent == total => return Ok(()),
             Ok(_) => {
-                // What follows could not be told apart from the rest: the conversation is over.
+                // What follows could not be told apart from the rest: the conversation has ended.
                 let _ = client.shutdown(std::net::Shutdown::Both);
                 return Err(RequestError::Gone);
             }

@@ -1,4 +1,4 @@
-//! A session with its function as a value: another process goes on with the connected socket, and
+//! A session with its function as a value: another process continues with the connected socket, and
 //! the client does not notice.
 //!
 //! What a session knows besides its function is what was promised to the client when the version
@@ -110,7 +110,7 @@ pub fn serve_until(
 }
 
 /// Holds a conversation as [`serve_until`] does, until the client closes the connection, and rests whenever
-/// the gate of `passage` is closed. Where it rests is told to `at`, and that it goes on.
+/// the gate of `passage` is closed. Where it rests is told to `at`, and that it continues.
 ///
 /// # Errors
 /// As [`serve`](super::serve).
@@ -149,7 +149,7 @@ pub struct SessionState {
 pub struct SavedSession {
     /// What can be written down.
     pub state: SessionState,
-    /// The right to go on from it, the user's memory and eventfds.
+    /// The right to continue from it, the user's memory and eventfds.
     pub descriptors: Vec<OwnedFd>,
     /// What the medium has to be opened with.
     pub medium: Vec<OwnedFd>,
@@ -176,7 +176,7 @@ impl SessionState {
 }
 
 impl EngineDevice {
-    /// The session and its function, to go on with elsewhere. `conversation` was paused; the
+    /// The session and its function, to continue with elsewhere. `conversation` was paused; the
     /// function ends here, see [`Endpoint::save`](crate::Endpoint::save).
     ///
     /// # Errors

@@ -45,7 +45,7 @@ struct Shared {
 #[derive(Debug)]
 struct Current {
     stream: Arc<UnixStream>,
-    /// Where its conversation rests, and what it was shown; nothing while it goes on.
+    /// Where its conversation rests, and what it was shown; nothing while it continues.
     at: Option<(Conversation, DeviceShape)>,
 }
 
@@ -196,7 +196,7 @@ impl Server {
         u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
     }
 
-    /// Accepts nobody any more and removes the socket, but goes on with the client that is there:
+    /// Accepts nobody any more and removes the socket, but continues with the client that is there:
     /// its conversation ends when the client ends it, also when this is dropped.
     pub fn retire(&mut self) {
         self.close();

@@ -163,7 +163,7 @@ fn a_tenant_that_goes_leaves_nothing_and_its_turns_are_nobodys() {
     assert!(!arbiter.submit(A, 0, message(3, 64, 100), 0));
 }
 
-/// What a user owes, of its bounds and of engine time, is not the next one's; what was counted goes on.
+/// What a user owes, of its bounds and of engine time, is not the next one's; what was counted continues.
 #[test]
 fn another_user_in_the_place_of_one_owes_nothing() {
     let slow = Share { egress: Some(Limit { rate: 1000, burst: 1 }), ..Share::default() };

@@ -6,7 +6,7 @@ use crate::turn::{Message, Piece};
 /// When messages come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrivals {
-    /// So many are always under way in each queue: the next comes when one is over.
+    /// So many are always under way in each queue: the next comes when one has ended.
     Closed {
         /// Messages under way in each queue.
         depth: u32,

@@ -388,7 +388,7 @@ impl Directory {
         }
     }
 
-    /// A connection of others to something of this host's is over.
+    /// A connection of others to something of this host's has ended.
     pub(super) fn drop_guest(&mut self, guest: Guest) {
         match self.guests.remove(&guest).map(|(target, _)| target) {
             Some(ConnectionTarget::Segment(handle)) => self.guest_left_segment(guest, handle),

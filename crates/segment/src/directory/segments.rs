@@ -274,7 +274,7 @@ impl Directory {
         Ok((grant, vec![Attached { object: memory, write }]))
     }
 
-    /// A guest has let go of a segment.
+    /// A guest has released a segment.
     pub(super) fn guest_left_segment(&mut self, guest: Guest, handle: Handle) {
         let Some(segment) = self.segments.get_mut(&handle) else { return };
         let Some(share) = segment.guests.remove(&guest) else { return };

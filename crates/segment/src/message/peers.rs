@@ -17,7 +17,7 @@ pub enum Ask {
         /// What is asked.
         what: Question,
     },
-    /// A connection is over.
+    /// A connection has ended.
     Disconnect {
         /// The connection that ends.
         connection: Handle,
@@ -114,7 +114,7 @@ pub enum Tell {
         /// Length of the range in bytes.
         length: u64,
     },
-    /// Write again: the move is over, and everybody who keeps the memory has it where it is now.
+    /// Write again: the move has ended, and everybody who keeps the memory has it where it is now.
     Unfreeze {
         /// Number of the move.
         ticket: Handle,

@@ -364,7 +364,7 @@ pub enum Event {
         /// First byte in that memory.
         from: u64,
     },
-    /// The range may be written to again: the move is over. After a move that failed it comes
+    /// The range may be written to again: the move has ended. After a move that failed it comes
     /// without an adoption before it, and the range is where it was.
     Unfreeze {
         /// Number of the move.

@@ -102,7 +102,7 @@ pub mod event {
     pub const WRAP: u16 = 1 << 15;
 }
 
-/// Whether going on from `old` to `new` passes `event` (section 2.7.7.2).
+/// Whether continuing from `old` to `new` passes `event` (section 2.7.7.2).
 pub const fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -35,7 +35,7 @@ pub struct Port {
     begun: u64,
     /// The front is not listened to any more.
     over: bool,
-    /// The port was saved, and nothing happened since: engines have let go of the places for data.
+    /// The port was saved, and nothing happened since: engines have released the places for data.
     let_go: bool,
     /// Of the exchange's event and the engines': whoever polls waits for one descriptor.
     either: OwnedFd,
@@ -94,7 +94,7 @@ impl Port {
     /// exchange. Engines touch no place for data any more, unless this port is polled again.
     ///
     /// # Errors
-    /// When there are no descriptors left, or the exchange stays in its process; it goes on as it was.
+    /// When there are no descriptors left, or the exchange stays in its process; it continues as it was.
     pub fn save(
         &mut self,
         local: &mut Local,
@@ -329,7 +329,7 @@ impl Port {
     /// Ends it: on return nothing that the front asked for is under way, and it hears no more.
     pub fn end(&mut self) {
         match self.let_go {
-            // Somebody else goes on with the exchange.
+            // Somebody else continues with the exchange.
             true => self.give_up(),
             false => self.close(),
         }

@@ -40,7 +40,7 @@ pub struct Remote {
     untold: bool,
     /// Sent, and not rung for.
     unrung: bool,
-    /// The front was saved, and nothing happened since: somebody else goes on with the exchange.
+    /// The front was saved, and nothing happened since: somebody else continues with the exchange.
     saved: bool,
 }
 
@@ -146,7 +146,7 @@ impl Remote {
 
     fn send(&mut self, ask: &Ask, data: Option<(u32, usize)>) {
         // There is room for one question of each slot, unless the other side spoilt the ring: then no answer
-        // comes, and the conversation is over.
+        // comes, and the conversation has ended.
         if self.exchange.send(ask.as_bytes(), data).is_err() {
             self.exchange.close();
         }

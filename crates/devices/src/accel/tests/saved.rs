@@ -1,4 +1,4 @@
-//! A function goes on in another process: here, with other engines.
+//! A function continues in another process: here, with other engines.
 
 use rackbus_pci::{FunctionState, RestoreError, Saved};
 use rackbus_spec::accel::Condition;

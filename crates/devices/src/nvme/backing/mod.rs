@@ -207,7 +207,7 @@ pub trait Background {
     }
 
     /// Gives up what was started: what has not begun is dropped, what has is waited for, except
-    /// that flushes may go on. Nothing of it is reported any more. On return no buffer of the host
+    /// that flushes may continue. Nothing of it is reported any more. On return no buffer of the host
     /// is used, and no data changes.
     fn abort(&mut self);
 

@@ -1,4 +1,4 @@
-//! Operations in the background: what they keep alive, and how partial ones go on.
+//! Operations in the background: what they keep alive, and how partial ones continue.
 #![allow(unsafe_code)] // the system holds raw buffers until an operation has finished
 
 use rackbus_memory::PinnedSlice;
@@ -140,7 +140,7 @@ impl<S: System> Uring<S> {
     }
 
     /// Reports each operation that has finished, by its tag. An operation that moved a part of
-    /// its bytes goes on with the rest.
+    /// its bytes continues with the rest.
     pub fn reap(&mut self, mut report: impl FnMut(u32, Result<(), Failure>)) {
         if self.in_flight == 0 {
             return;

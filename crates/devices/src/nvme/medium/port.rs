@@ -72,7 +72,7 @@ impl Port {
     /// that nobody has heard of.
     ///
     /// # Errors
-    /// When there are no descriptors left; it goes on as it was.
+    /// When there are no descriptors left; it continues as it was.
     pub fn save(
         &mut self,
         backing: &mut dyn Backing,

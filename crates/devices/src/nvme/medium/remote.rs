@@ -186,7 +186,7 @@ impl Remote {
         }
         self.operations[tag as usize] = Some(Operation { owner: Some(owner), into: buffers });
         // There is room for one question of each tag, unless the other side spoilt the ring: then
-        // no answer comes, and the conversation is over.
+        // no answer comes, and the conversation has ended.
         if self.exchange.send(ask.as_bytes(), data).is_err() {
             self.exchange.close();
         }

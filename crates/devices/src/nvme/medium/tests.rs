@@ -178,7 +178,7 @@ fn a_flush_that_was_given_up_keeps_no_engine_awake() {
     assert!(sleeps, "its engine never sleeps");
 }
 
-/// The engine that serves it may end while its node goes on: nobody else would notice.
+/// The engine that serves it may end while its node continues: nobody else would notice.
 #[test]
 fn the_end_of_a_medium_ends_the_conversation_with_its_node() {
     let (lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
@@ -319,7 +319,7 @@ proptest! {
 }
 
 impl Both {
-    /// The lender's process is replaced: another one goes on with its drive, of `config`.
+    /// The lender's process is replaced: another one continues with its drive, of `config`.
     fn replace_lender(&mut self, config: &NvmeConfig) {
         let saved = self.lender.save().unwrap();
         // The old one goes first, and with it what it has under way with the medium.

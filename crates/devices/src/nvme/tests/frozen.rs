@@ -1,6 +1,6 @@
-//! A lender that stood still, at any moment between two steps, and goes on: with a user that has
+//! A lender that stood still, at any moment between two steps, and continues: with a user that has
 //! given the drive up meanwhile, it touches nothing of what was the user's memory; with one that
-//! is there, it goes on as if nothing had happened.
+//! is there, it continues as if nothing had happened.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

@@ -186,7 +186,7 @@ fn vectors_that_the_driver_did_not_enable_send_nothing() {
     assert!(admin_event.drain() && !event.drain());
 }
 
-/// Drivers count their vectors with one kind of interrupts and go on with more or another.
+/// Drivers count their vectors with one kind of interrupts and continue with more or another.
 #[test]
 fn what_waits_is_told_again_by_another_kind_of_interrupts() {
     let mut host = Host::with_memory(1 << 20);

@@ -1,4 +1,4 @@
-//! A drive is saved with commands in flight, and another process goes on with it.
+//! A drive is saved with commands in flight, and another process continues with it.
 
 use std::sync::{Arc, Mutex};
 
@@ -27,7 +27,7 @@ fn written(saved: &Saved) -> FunctionState {
     FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap()
 }
 
-/// The host's drive goes on in another process, with the data that is on the medium.
+/// The host's drive continues in another process, with the data that is on the medium.
 fn succeed(host: &mut Host, control: &Arc<Mutex<Control>>) -> Arc<Mutex<Control>> {
     let saved = host.endpoint.save().unwrap();
     let (next, medium) = slow_drive();

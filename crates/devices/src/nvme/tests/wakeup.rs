@@ -195,7 +195,7 @@ fn commands_are_taken_from_the_shadow_page_alone() {
         assert_eq!(host.poll(), Work::Done);
         let cqe = host.completion(1).expect("the command was not taken");
         assert_eq!(cqe.status(), Status::SUCCESS);
-        // The completion's doorbell goes by the shadow page too.
+        // The completion's doorbell goes through the shadow page too.
         host.poke(values + slot(1) + (4 << DOORBELL_STRIDE), &tail.to_le_bytes());
         let event = word(&host, events + slot(1));
         assert!(!need_event(event as u16, (tail as u16 + 1) % ENTRIES, tail as u16), "{round}");

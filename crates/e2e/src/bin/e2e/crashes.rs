@@ -45,7 +45,7 @@ fn incident(rack: &Rack, function: &str) -> Result<String> {
     })
 }
 
-/// With the control plane dead and while it restarts, I/O goes on; the lease is the same after.
+/// With the control plane dead and while it restarts, I/O continues; the lease is the same after.
 pub fn control_plane(world: &mut World) -> Result<()> {
     let World { rack, old, .. } = world;
     add(rack, old, "old", "alpha/nvme0")?;

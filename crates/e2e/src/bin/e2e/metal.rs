@@ -96,7 +96,7 @@ fn run(machine: &mut Machine, script: &str) -> Result<String> {
     Ok(said)
 }
 
-/// Starts what goes on in the background, with what it says in a file.
+/// Starts what continues in the background, with what it says in a file.
 fn begin(machine: &mut Machine, log: &str, command: &str) -> Result<()> {
     machine.begin(&format!("{PRELUDE}exec {command} >/tmp/{log} 2>&1"), LIMIT)?;
     Ok(())

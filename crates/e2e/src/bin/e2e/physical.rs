@@ -86,7 +86,7 @@ const USERS: &str = r#"
     refused borrow alpha/d0 --for beta --isolation strict
 "#;
 
-/// Who keeps registers that it mapped has none of them when its lease is over, and keeps the function from others.
+/// Who keeps registers that it mapped has none of them when its lease has ended, and keeps the function from others.
 const KEEPER: &str = r#"
     borrow alpha/d0 --for beta
     physical $socket keep >keep &

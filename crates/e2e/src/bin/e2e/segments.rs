@@ -268,7 +268,7 @@ fn helper_dies(rack: &Rack, first: &mut Guest, second: &mut Guest, folder: &str)
     }
     succeeded(&here, "scipp", &client.wait()?)?;
     succeeded(&there, "scipp", &server.wait()?)?;
-    // In the middle of requests: each is answered, or its process is told that the session is over.
+    // In the middle of requests: each is answered, or its process is told that the session has ended.
     let busy = first.begin(&format!("{TOOLS}/mapping {id} 2000 5"), LIMIT)?;
     for _ in 0..3 {
         rack.kill_helper(&there)?;

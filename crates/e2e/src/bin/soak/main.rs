@@ -3,7 +3,7 @@
 //!
 //! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them, while
 //! `disturb` does what happens to racks. What each block may hold is known (`model`): no wrong data, no acknowledged
-//! write lost, nothing of a lease that is over. At the end everything is to be had again, every lease that ended says
+//! write lost, nothing of a lease that has ended. At the end everything is to be had again, every lease that ended says
 //! why, and no process has kept descriptors or memory.
 //!
 //! Usage: `soak DIR [SECONDS [SEED]]`; the last line is `soak: ok` and what was done.

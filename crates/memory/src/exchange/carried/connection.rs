@@ -131,7 +131,7 @@ impl Connection {
     }
 
     /// Its socket wakes nobody any more, and it carries nothing. `meant` tells the other side that the session
-    /// is over.
+    /// has ended.
     pub(super) fn end(&self, readiness: &impl AsFd, meant: bool) {
         // One that is closed already is not among them.
         let _ = epoll::delete(readiness, self.carrier.socket());

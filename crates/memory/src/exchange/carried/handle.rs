@@ -43,7 +43,7 @@ pub struct SessionStatus {
 /// Told of changes, by whatever thread notices them: it must not wait.
 pub type OnSessionChange = Box<dyn Fn(SessionChange) + Send + Sync>;
 
-/// A session of a carried exchange. As a [`Stream`] it is closed when the session is over, not when a connection
+/// A session of a carried exchange. As a [`Stream`] it is closed when the session has ended, not when a connection
 /// is lost; nothing is sent or received by it.
 #[derive(Clone)]
 pub struct CarriedSession(Arc<Shared>);
@@ -54,10 +54,10 @@ struct Shared {
     begun: Instant,
     state: Mutex<State>,
     changed: Condvar,
-    /// Rung for the end: there is a connection to take, or it is over.
+    /// Rung for the end: there is a connection to take, or it has ended.
     news: Event,
     has_news: AtomicBool,
-    /// Readable when it is over.
+    /// Readable when it has ended.
     over: Event,
     is_over: AtomicBool,
     on_change: OnSessionChange,
@@ -108,7 +108,7 @@ impl CarriedSession {
     }
 
     /// Waits until another connection is wanted, and returns its number, by which it is
-    /// [given](CarriedSession::connected). `None` when the session is over. For one thread of the side that asks.
+    /// [given](CarriedSession::connected). `None` when the session has ended. For one thread of the side that asks.
     pub fn wait_wanted(&self) -> Option<u64> {
         let mut state = self.lock();
         loop {
@@ -145,12 +145,12 @@ impl CarriedSession {
         self.lock().contact.failed(number, now);
     }
 
-    /// The other side does not go on with it.
+    /// The other side does not continue with it.
     pub fn refused(&self, reason: &str) {
         self.end(End::Refused(reason.to_owned()));
     }
 
-    /// Why it is over; `None` while it goes on.
+    /// Why it has ended; `None` while it continues.
     pub fn end_reason(&self) -> Option<End> {
         self.lock().contact.end().cloned()
     }
@@ -177,7 +177,7 @@ impl CarriedSession {
         self.0.news.as_fd()
     }
 
-    /// Whether there is a connection to take or it is over; no further than this until there is more.
+    /// Whether there is a connection to take or it has ended; no further than this until there is more.
     pub(super) fn take_news(&self) -> bool {
         if !self.0.has_news.load(Ordering::Relaxed) {
             return false;
@@ -263,7 +263,7 @@ impl CarriedSession {
         (self.0.on_change)(SessionChange::Resumed { after, repeated });
     }
 
-    /// The session is over.
+    /// The session has ended.
     pub(super) fn end(&self, end: End) {
         let mut state = self.lock();
         self.decide(&mut state, |contact| contact.over(end));
@@ -299,7 +299,7 @@ impl CarriedSession {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until it is over, or one of `others` is readable.
+    /// Waits until it has ended, or one of `others` is readable.
     fn wait_over(&self, other: Option<BorrowedFd<'_>>) {
         loop {
             let now = self.now();

@@ -236,7 +236,7 @@ fn nonblocking(socket: UnixStream) -> UnixStream {
     socket
 }
 
-/// A socket whose end does not mean that the session is over.
+/// A socket whose end does not mean that the session has ended.
 #[derive(Debug)]
 struct Breaking(Socket);
 

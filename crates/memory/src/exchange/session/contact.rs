@@ -1,4 +1,4 @@
-//! Which connection of a session counts, when it is lost, when another is tried, and when the session is over.
+//! Which connection of a session counts, when it is lost, when another is tried, and when the session has ended.
 
 use super::Millis;
 
@@ -18,7 +18,7 @@ pub struct Timing {
     pub beat: Millis,
     /// A connection on which nothing comes for so long counts as lost.
     pub silence: Millis,
-    /// A session in which nothing was heard for so long is over.
+    /// A session in which nothing was heard for so long has ended.
     pub hold: Millis,
     /// Between two attempts to connect, at first and at most.
     pub retry: (Millis, Millis),
@@ -48,7 +48,7 @@ impl Timing {
     }
 }
 
-/// Why a session is over.
+/// Why a session has ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum End {
     /// This side ended it.
@@ -57,7 +57,7 @@ pub enum End {
     /// The other side ended it.
     #[error("its node closed the link")]
     There,
-    /// The other side does not go on with it, for this reason.
+    /// The other side does not continue with it, for this reason.
     #[error("its node does not go on with it: {0}")]
     Refused(String),
     /// Nothing was heard for so many milliseconds.
@@ -131,7 +131,7 @@ impl Contact {
         }
     }
 
-    /// Time has passed, for who looks at no connection: one that waits for the next for too long is over.
+    /// Time has passed, for who looks at no connection: one that waits for the next for too long has ended.
     pub fn expire(&mut self, now: Millis) {
         if !matches!(self.state, State::Up(_)) {
             self.expire_any(now);
@@ -286,14 +286,14 @@ impl Contact {
         Some(self.last_lost)
     }
 
-    /// The session is over, for this reason, unless it is already.
+    /// The session has ended, for this reason, unless it is already.
     pub fn over(&mut self, end: End) {
         if self.end().is_none() {
             self.state = State::Over(end);
         }
     }
 
-    /// Why it is over; `None` while it goes on.
+    /// Why it has ended; `None` while it continues.
     pub fn end(&self) -> Option<&End> {
         match &self.state {
             State::Over(end) => Some(end),

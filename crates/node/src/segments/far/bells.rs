@@ -90,7 +90,7 @@ impl Sender {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hears the process until the connection is over: calls `before` when there is something, then `say` for it.
+    /// Hears the process until the connection has ended: calls `before` when there is something, then `say` for it.
     pub fn hear(&self, before: impl Fn(), say: impl Fn(Said)) {
         let (mut seen, mut spin) = (0, AdaptiveSpin::new(0, 50_000));
         let mut message = vec![0; MAX_DATA as usize];
@@ -151,7 +151,7 @@ impl Sender {
         self.changed.notify_all();
     }
 
-    /// Waits until what was triggered before is there; false when the owner is gone, or `limit` is over. Messages
+    /// Waits until what was triggered before is there; false when the owner is gone, or `limit` has ended. Messages
     /// that the owner has no room for are not waited for.
     pub fn flush(&self, limit: Duration) -> bool {
         let count = self.bell.count();

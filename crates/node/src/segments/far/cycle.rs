@@ -220,7 +220,7 @@ impl State {
         }
     }
 
-    /// Whether a batch of a connection is under way; `None` when the connection is over.
+    /// Whether a batch of a connection is under way; `None` when the connection has ended.
     fn is_waiting(&self, link: &Link) -> Option<bool> {
         match self.ends.get(link) {
             Some(End::Memory(pair)) => Some(pair.is_waiting()),

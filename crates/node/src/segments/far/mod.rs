@@ -191,7 +191,7 @@ impl Far {
         self.lock().ways.contains_key(&way)
     }
 
-    /// A conversation is over, and with it all connections that it was about.
+    /// A conversation has ended, and with it all connections that it was about.
     pub fn end(&self, way: FarConversation) {
         let mut state = self.lock();
         state.ways.remove(&way);
@@ -316,7 +316,7 @@ impl Far {
         true
     }
 
-    /// A connection is over: nothing of it is said or heard any more.
+    /// A connection has ended: nothing of it is said or heard any more.
     pub fn forget(&self, link: Link) {
         let mut state = self.lock();
         state.staged.retain(|staged| *staged != link);
@@ -351,7 +351,7 @@ impl Far {
     }
 
     /// Waits until what was triggered by a connection, or stored to memory, is there; false when it is not in time,
-    /// or the connection is over.
+    /// or the connection has ended.
     pub fn flush_connection(&self, connection: Handle) -> bool {
         let end = self.lock().ends.get(&(FarConversation::ToOwner, connection)).cloned();
         match end {

@@ -273,7 +273,7 @@ impl State {
                 self.completed.push_back((id, -Errno::IO.raw_os_error()));
             }
         }
-        // Nobody hears of it: whoever waits is gone, and only lets go of its buffers.
+        // Nobody hears of it: whoever waits is gone, and only releases its buffers.
         self.dead = true;
         let ids: Vec<u64> = self.queued.drain(..).map(|op| op.id).collect();
         self.completed.extend(ids.into_iter().map(|id| (id, -Errno::IO.raw_os_error())));

@@ -7,7 +7,7 @@
 //! * what was flushed, or written with FUA, survives a loss of power (I5); after a failure no
 //!   flush succeeds until the file was loaded anew (I7);
 //! * after a reset, an unmap or the end of a lease nothing of the old is read or written (I4);
-//! * where another process goes on with the drive's state, all that holds as if nothing had
+//! * where another process continues with the drive's state, all that holds as if nothing had
 //!   happened: what was in flight completes, each command once ([`succession`]);
 //! * every command completes, in all queues, however deep the others are, and however many
 //!   mappings their memory lies in.
@@ -396,7 +396,7 @@ impl World {
         self.log(format_args!("{}", if power { "power is lost" } else { "the process dies" }));
         self.disk.state().die(power);
         self.give_up();
-        // Another drive takes its place before it lets go of what it has in flight.
+        // Another drive takes its place before it releases what it has in flight.
         let ram = self.host.ram.clone();
         self.host = Host::with_endpoint(World::nothing()?, ram.clone());
         self.disk.state().revive();

@@ -1,4 +1,4 @@
-//! A process takes the state of the drive out, ends, and another one goes on with it: unnoticed by
+//! A process takes the state of the drive out, ends, and another one continues with it: unnoticed by
 //! the guest, whatever is in flight. What the system had under way for the first one ends or does
 //! not, and nobody hears of it.
 
@@ -24,7 +24,7 @@ pub enum Mistake {
 }
 
 impl World {
-    /// Another process goes on.
+    /// Another process continues.
     pub(super) fn succeed(&mut self) -> Result<(), String> {
         if self.policy == Policy::OldFlush {
             return Ok(());
