@@ -3,23 +3,29 @@
 //! An interrupt is a doorbell in shared memory; its senders ring it, with no node in between. Each
 //! sender of data has a ring of messages of its own, so that none can spoil another's.
 
+mod data;
+mod remote;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 use rackbus_memory::region::RegionError;
-use rackbus_memory::ring::{Consumer, Producer, PushError, RingLayout};
+use rackbus_memory::ring::{Producer, RingLayout};
 use rackbus_memory::{Access, AdaptiveSpin, PeerEvent, Region};
 use rackbus_segment::Handle;
 use rackbus_segment::message::{
     BROADCAST_NODE, DATA_SLOTS, InterruptKind, MAX_DATA, NodeId, Refusal, Reply, Request,
 };
 
-use crate::events::Watch;
 use crate::registry::Watched;
 use crate::session::{AttachError, Session};
+pub use data::DataInterrupt;
+pub(crate) use data::Rings;
+use remote::Sender;
+pub use remote::{RemoteDataInterrupt, RemoteInterrupt};
 
 const RING: RingLayout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
 
@@ -264,284 +270,5 @@ impl Interrupt {
     /// Ends it now; who waits for it is woken.
     pub fn remove(&self) {
         self.line.remove();
-    }
-}
-
-/// An interrupt of this process that carries messages. It ends when it is dropped.
-#[derive(Debug)]
-pub struct DataInterrupt {
-    line: Line,
-    rings: Arc<Rings>,
-}
-
-/// The rings of a data interrupt's senders.
-#[derive(Debug)]
-pub(crate) struct Rings {
-    bell: Arc<Doorbell>,
-    state: Mutex<RingsState>,
-}
-
-#[derive(Debug, Default)]
-struct RingsState {
-    rings: Vec<Incoming>,
-    /// Which ring is looked into first: each in turn.
-    first: usize,
-}
-
-#[derive(Debug)]
-struct Incoming {
-    ring: Handle,
-    messages: Consumer,
-    /// Once the sender is gone, so many messages are the last of it, whatever it puts in later.
-    left: Option<usize>,
-}
-
-impl Rings {
-    fn lock(&self) -> MutexGuard<'_, RingsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn add(&self, ring: Handle, file: OwnedFd) -> Result<(), RegionError> {
-        let region = shared(&file, RING.bytes().unwrap_or(1))?;
-        let Some(messages) = Consumer::new(region, 0, RING) else { return Ok(()) };
-        self.lock().rings.push(Incoming { ring, messages, left: None });
-        // It may have sent already.
-        self.bell.ring();
-        Ok(())
-    }
-
-    pub(crate) fn sender_gone(&self, ring: Handle) {
-        let mut state = self.lock();
-        for incoming in state.rings.iter_mut().filter(|incoming| incoming.ring == ring) {
-            incoming.left = Some(incoming.messages.len());
-        }
-        state.rings.retain(|incoming| incoming.left != Some(0));
-    }
-
-    /// Rings of an interrupt that nobody triggers.
-    #[cfg(test)]
-    pub(crate) fn silent() -> Arc<Rings> {
-        let line = rackbus_memory::SharedMemory::reserve("line", DOORBELL_BYTES as u64).unwrap();
-        let event = rackbus_memory::Event::new().unwrap().as_fd().try_clone_to_owned().unwrap();
-        let bell = bell(&mut [line, event].into_iter()).unwrap();
-        Arc::new(Rings { bell: Arc::new(bell), state: Mutex::default() })
-    }
-
-    #[cfg(test)]
-    pub(crate) fn count(&self) -> usize {
-        self.lock().rings.len()
-    }
-
-    /// The oldest message of the next sender that has one.
-    fn take(&self, buffer: &mut [u8]) -> Option<usize> {
-        let mut state = self.lock();
-        state.rings.retain(|incoming| incoming.left != Some(0));
-        let count = state.rings.len();
-        for nth in 0..count {
-            let at = (state.first + nth) % count;
-            let incoming = &mut state.rings[at];
-            let Some(length) = incoming.messages.pop(buffer) else {
-                // What was left of a sender that is gone was rubbish.
-                incoming.left = incoming.left.and(Some(0));
-                continue;
-            };
-            if length <= buffer.len() {
-                incoming.left = incoming.left.map(|left| left.saturating_sub(1));
-                state.first = at + 1;
-            }
-            return Some(length);
-        }
-        None
-    }
-}
-
-impl DataInterrupt {
-    /// Its number on this host.
-    pub fn number(&self) -> u32 {
-        self.line.number
-    }
-
-    /// Takes the oldest message of a sender, each sender in turn; its length.
-    ///
-    /// # Errors
-    /// As [`Interrupt::wait`], and [`InterruptError::BufferTooShort`].
-    pub fn receive(
-        &self,
-        buffer: &mut [u8],
-        timeout: Option<Duration>,
-    ) -> Result<usize, InterruptError> {
-        let deadline = after(timeout);
-        loop {
-            let seen = self.line.bell.count();
-            match self.rings.take(buffer) {
-                Some(length) if length <= buffer.len() => return Ok(length),
-                Some(length) => return Err(InterruptError::BufferTooShort(length)),
-                None => {}
-            }
-            in_time(deadline)?;
-            self.line.wait(seen, deadline)?;
-        }
-    }
-
-    /// Ends it now; who waits for it is woken.
-    pub fn remove(&self) {
-        self.line.remove();
-    }
-}
-
-/// The sending end of an interrupt.
-#[derive(Debug)]
-struct Sender {
-    session: Session,
-    handle: Handle,
-    bell: Doorbell,
-    watch: Arc<Watch>,
-    /// The interrupt is on another machine: what is triggered is there before anything is stored after it.
-    far: bool,
-}
-
-impl Sender {
-    /// Connects; with the ring for messages, where there is one.
-    fn connect(
-        session: &Session,
-        node: NodeId,
-        kind: InterruptKind,
-        number: u32,
-        timeout_ms: u32,
-    ) -> Result<(Sender, Option<Arc<Region>>), AttachError> {
-        let request = Request::ConnectInterrupt { node, kind, number, timeout_ms };
-        let (Reply::Connected(connected), fds) = session.call(&request)? else {
-            return Err(AttachError::Protocol);
-        };
-        let mut fds = fds.into_iter();
-        let bell = bell(&mut fds)?;
-        let ring = fds.next().map(|file| shared(&file, RING.bytes().unwrap_or(1))).transpose()?;
-        let (handle, watch) = (connected.connection, Watch::new(None));
-        let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
-        session.registry().watch(handle, watched, session);
-        let far = session.between_machines() && node != session.node();
-        Ok((Sender { session: session.clone(), handle, bell, watch, far }, ring))
-    }
-
-    /// Rings after `store`, and says whether anybody can have heard it.
-    #[inline]
-    fn ring_after(
-        &self,
-        store: impl FnOnce() -> Result<(), InterruptError>,
-    ) -> Result<(), InterruptError> {
-        self.heard(!self.bell.is_known_closed())?;
-        if let Err(error) = store() {
-            // Nobody makes room in what nobody reads.
-            return self.heard(!self.bell.is_closed()).and(Err(error));
-        }
-        self.bell.ring();
-        if self.far && self.session.flush(self.handle).is_err() {
-            return self.heard(false);
-        }
-        // The line is near now. Before, asking for it would have doubled what a ring costs.
-        self.heard(!self.bell.is_closed())
-    }
-
-    #[inline]
-    fn heard(&self, open: bool) -> Result<(), InterruptError> {
-        match open && !self.watch.lost() {
-            true => Ok(()),
-            false if self.watch.is_unreachable() => Err(InterruptError::Unreachable),
-            false => Err(InterruptError::Gone),
-        }
-    }
-}
-
-impl Drop for Sender {
-    fn drop(&mut self) {
-        self.watch.end();
-        self.session.registry().forget(self.handle);
-        self.session.disconnect(self.handle);
-    }
-}
-
-/// An interrupt of some host, to be triggered. The connection ends when it is dropped.
-#[derive(Debug)]
-pub struct RemoteInterrupt(Sender);
-
-impl RemoteInterrupt {
-    /// Triggers it. What was stored before is seen by who is woken.
-    ///
-    /// # Errors
-    /// [`InterruptError::Gone`], [`InterruptError::Unreachable`].
-    #[inline]
-    pub fn trigger(&self) -> Result<(), InterruptError> {
-        self.0.ring_after(|| Ok(()))
-    }
-}
-
-/// A data interrupt of some host, or of several, to be sent to.
-#[derive(Debug)]
-pub struct RemoteDataInterrupt(Vec<(Sender, Mutex<Producer>)>);
-
-impl RemoteDataInterrupt {
-    /// Sends a message. Messages of one connection arrive in their order.
-    ///
-    /// # Errors
-    /// [`InterruptError::Full`], [`InterruptError::TooLong`], [`InterruptError::Unreachable`],
-    /// [`InterruptError::Gone`]; of several receivers the first error, after all have been sent to,
-    /// one that is gone only when nothing else was wrong.
-    pub fn send(&self, message: &[u8]) -> Result<(), InterruptError> {
-        let one = |(sender, producer): &(Sender, Mutex<Producer>)| {
-            sender.ring_after(|| {
-                let mut producer = producer.lock().unwrap_or_else(PoisonError::into_inner);
-                producer.push(message).map_err(|error| match error {
-                    PushError::Full => InterruptError::Full,
-                    PushError::TooLong { .. } => InterruptError::TooLong,
-                })
-            })
-        };
-        let errors: Vec<InterruptError> = self.0.iter().filter_map(|it| one(it).err()).collect();
-        let worse = errors.iter().find(|error| **error != InterruptError::Gone);
-        worse.or(errors.first()).map_or(Ok(()), |error| Err(*error))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rackbus_memory::SharedMemory;
-    use rackbus_memory::ring::Producer;
-
-    fn sender(rings: &Rings, ring: Handle) -> (SharedMemory, Producer) {
-        let memory = SharedMemory::create("ring", RING.bytes().unwrap() as u64).unwrap();
-        rings.add(ring, memory.descriptor().unwrap()).unwrap();
-        let producer = Producer::new(memory.region().clone(), 0, RING).unwrap();
-        (memory, producer)
-    }
-
-    #[test]
-    fn the_ring_of_a_sender_that_left_rubbish_behind_is_let_go() {
-        let rings = Rings::silent();
-        let (memory, mut producer) = sender(&rings, Handle(1));
-        producer.push(&[1]).unwrap();
-        // Behind the indices is the length of the first message.
-        memory.whole().store_u32(128, MAX_DATA + 1, Ordering::Relaxed).unwrap();
-        rings.sender_gone(Handle(1));
-        let mut buffer = [0; 8];
-        assert_eq!([rings.take(&mut buffer), rings.take(&mut buffer)], [None; 2]);
-        assert_eq!(rings.count(), 0);
-    }
-
-    #[test]
-    fn a_sender_that_is_gone_sends_nothing_more() {
-        let rings = Rings::silent();
-        let (_memory, mut producer) = sender(&rings, Handle(1));
-        producer.push(&[1]).unwrap();
-        producer.push(&[2]).unwrap();
-        rings.sender_gone(Handle(1));
-        let mut buffer = [0; 8];
-        for message in 1..=2 {
-            // It has the memory still.
-            producer.push(&[3]).unwrap();
-            assert_eq!((rings.take(&mut buffer), buffer[0]), (Some(1), message));
-        }
-        assert_eq!(rings.take(&mut buffer), None);
-        assert_eq!(rings.count(), 0);
     }
 }

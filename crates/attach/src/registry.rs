@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rackbus_memory::descriptors::keep_room;
@@ -129,6 +129,14 @@ impl Registry {
         lock(&self.watched).get(&handle).cloned()
     }
 
+    fn memory(&self, handle: Handle) -> Option<Arc<Memory>> {
+        self.get(handle).and_then(|watched| watched.memory.upgrade())
+    }
+
+    fn rings(&self, handle: Handle) -> Option<Arc<Rings>> {
+        self.get(handle).and_then(|watched| watched.rings.upgrade())
+    }
+
     pub(crate) fn listen(&self, events: &dyn PacketStream) {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
         while let Ok(packet) = events.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
@@ -189,65 +197,74 @@ impl Registry {
                 self.deliver(segment, SegmentEvent::Disconnected(node));
             }
             Event::Remote { connection, change } => {
-                let memory = self.get(connection).and_then(|watched| watched.memory.upgrade());
-                if let Some(memory) = memory.filter(|_| change.is_final()) {
+                if let Some(memory) = self.memory(connection).filter(|_| change.is_final()) {
                     memory.end();
                 }
                 self.deliver(connection, SegmentEvent::Remote(change));
             }
             Event::Sender { interrupt, ring } => {
-                let rings = self.get(interrupt).and_then(|watched| watched.rings.upgrade());
-                if let (Some(rings), Some(file)) = (rings, fds.into_iter().next())
+                if let (Some(rings), Some(file)) = (self.rings(interrupt), fds.into_iter().next())
                     && let Err(error) = rings.add(ring, file)
                 {
                     tracing::error!(%error, "a sender of data interrupts cannot be heard");
                 }
             }
             Event::SenderGone { interrupt, ring } => {
-                if let Some(rings) = self.get(interrupt).and_then(|watched| watched.rings.upgrade())
-                {
+                if let Some(rings) = self.rings(interrupt) {
                     rings.sender_gone(ring);
                 }
             }
             Event::Freeze { ticket, keeper, offset, length } => {
-                let memory = self.get(keeper).and_then(|watched| watched.memory.upgrade());
-                if let Some(memory) = memory
-                    && let Err(error) = memory.freeze(offset, length)
-                {
-                    tracing::error!(%error, "memory cannot be kept from its writers");
-                    memory.end();
-                    return;
+                if self.freeze(keeper, (offset, length)) {
+                    answer(events, Notice::Frozen { ticket, keeper });
                 }
-                answer(events, Notice::Frozen { ticket, keeper });
             }
             Event::Adopt { ticket, keeper, offset, length, from } => {
-                let watched = self.get(keeper);
-                let whole = watched.as_ref().is_some_and(|it| (offset, length) == (0, it.size));
-                let memory = watched.and_then(|watched| watched.memory.upgrade());
-                if let (Some(memory), Some(file)) = (memory, fds.into_iter().next())
-                    && let Err(error) = memory.adopt((offset, length), file, from, whole)
-                {
-                    tracing::error!(%error, "moved memory cannot be mapped");
+                if let Some(file) = fds.into_iter().next() {
+                    self.adopt(keeper, (offset, length), file, from);
                 }
                 answer(events, Notice::Adopted { ticket, keeper });
             }
             Event::Unfreeze { keeper, .. } => {
-                if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
+                if let Some(memory) = self.memory(keeper) {
                     memory.unfreeze();
                 }
             }
             Event::Hide { turn, keeper, offset, length } => {
-                if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
+                if let Some(memory) = self.memory(keeper) {
                     memory.hide(offset, length);
                 }
                 answer(events, Notice::Hidden { turn });
             }
             Event::Show { keeper } => {
-                if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
+                if let Some(memory) = self.memory(keeper) {
                     memory.show();
                 }
             }
             Event::Finished { ticket, outcome } => self.finished.tell(ticket, outcome),
+        }
+    }
+
+    /// Has writers of `(offset, length)` wait; `false` where that cannot be done, which ends the memory.
+    fn freeze(&self, keeper: Handle, (offset, length): (u64, u64)) -> bool {
+        if let Some(memory) = self.memory(keeper)
+            && let Err(error) = memory.freeze(offset, length)
+        {
+            tracing::error!(%error, "memory cannot be kept from its writers");
+            memory.end();
+            return false;
+        }
+        true
+    }
+
+    /// Maps `file` from `from` in the place of the part `(offset, length)`, which was moved.
+    fn adopt(&self, keeper: Handle, part: (u64, u64), file: OwnedFd, from: u64) {
+        let watched = self.get(keeper);
+        let whole = watched.as_ref().is_some_and(|it| part == (0, it.size));
+        if let Some(memory) = watched.and_then(|it| it.memory.upgrade())
+            && let Err(error) = memory.adopt(part, file, from, whole)
+        {
+            tracing::error!(%error, "moved memory cannot be mapped");
         }
     }
 }

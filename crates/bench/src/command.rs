@@ -171,13 +171,23 @@ impl Common {
         }
     }
 
-    fn time(&self) -> Duration {
-        Duration::from_millis(self.time)
+    /// What each area begins with; rows go to the results, and are printed as JSON with `json`.
+    fn begin(self, json: bool) -> Result<Begun, BenchError> {
+        let (regime, report) = (self.regime()?, Report::new(Some(&self.results), json)?);
+        let (time, patience) =
+            (Duration::from_millis(self.time), Duration::from_secs(self.patience));
+        Ok(Begun { regime, report, runs: self.runs, time, only: self.only, patience })
     }
+}
 
-    fn patience(&self) -> Duration {
-        Duration::from_secs(self.patience)
-    }
+/// What each area begins with.
+struct Begun {
+    regime: Regime,
+    report: Report,
+    runs: usize,
+    time: Duration,
+    only: String,
+    patience: Duration,
 }
 
 /// Backings that need no file.
@@ -195,71 +205,50 @@ pub enum Kind {
 /// # Errors
 /// [`BenchError`].
 pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchError> {
+    let again = || Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
     match command {
         Command::Nvme { common, dir } => {
-            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
-            let Common { runs, only, .. } = common;
-            let settings = nvme::Settings { runs, time, dir, only, patience, again };
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
             nvme::run(&settings, &regime, &mut report)
         }
         Command::Lending { common, dir } => {
-            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
-            let Common { runs, only, .. } = common;
-            let settings = nvme::Settings { runs, time, dir, only, patience, again };
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
             lending::run(&settings, &regime, &mut report)
         }
         Command::Machines { common, dir } => {
-            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let Common { runs, only, .. } = common;
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = machines::Settings { runs, time, dir, only, patience };
             machines::run(&settings, &regime, &mut report)
         }
         Command::Memory { common, dir } => {
-            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let Common { runs, only, .. } = common;
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = memory::Settings { runs, time, dir, only, patience };
             memory::run(&settings, &regime, &mut report)
         }
         #[cfg(feature = "guests")]
         Command::Guests { common, dir, cycles } => {
-            let (regime, patience) = (common.regime()?, common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let Common { runs, only, .. } = common;
+            let Begun { regime, mut report, runs, only, patience, .. } = common.begin(json)?;
             let settings = crate::guests::Settings { runs, dir, only, patience, cycles };
             crate::guests::run(&settings, &regime, &mut report)
         }
         Command::Model { common } => {
-            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let Common { runs, only, .. } = common;
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             model::run(&model::Settings { runs, time, only, patience }, &regime, &mut report)
         }
         Command::Datapath { common } => {
-            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
-            let Common { runs, only, .. } = common;
-            let settings = datapath::Settings { runs, time, only, patience, again };
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let settings = datapath::Settings { runs, time, only, patience, again: again() };
             datapath::run(&settings, &regime, &mut report)
         }
         Command::Accel { common } => {
-            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
-            let Common { runs, only, .. } = common;
-            let settings = accel::Settings { runs, time, only, patience, again };
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let settings = accel::Settings { runs, time, only, patience, again: again() };
             accel::run(&settings, &regime, &mut report)
         }
         Command::Net { common, dir } => {
-            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
-            let mut report = Report::new(Some(&common.results), json)?;
-            let Common { runs, only, .. } = common;
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = network::Settings { runs, time, dir, only, patience };
             network::run(&settings, &regime, &mut report)
         }

@@ -4,6 +4,7 @@ mod leases;
 mod lines;
 mod machines;
 mod node;
+mod shares;
 mod transport;
 
 use std::path::{Path, PathBuf};

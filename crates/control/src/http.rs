@@ -33,7 +33,7 @@ use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
 use crate::versions::{AnyMessages, NotUnderstood};
-use crate::{certificates, compositions, levels, machines, offers, people, said};
+use crate::{certificates, compositions, levels, machines, offers, people, said, shares};
 
 type Shared = State<Arc<Service>>;
 
@@ -84,6 +84,7 @@ pub fn openapi() -> String {
     let mut document = Document::openapi();
     document.merge(compositions::Document::openapi());
     document.merge(levels::Document::openapi());
+    document.merge(shares::Document::openapi());
     document.merge(offers::Document::openapi());
     document.merge(machines::Document::openapi());
     document.merge(people::Document::openapi());
@@ -105,9 +106,12 @@ impl IntoResponse for ApiError {
             | "unknown_composition"
             | "unknown_request"
             | "unknown_certificate"
+            | "unknown_share"
             | "no_way" => StatusCode::NOT_FOUND,
-            "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued"
-            | "withdrawn" | "over" | "too_many" | "cannot_restart" => StatusCode::CONFLICT,
+            "shared" | "level_refused" | "exists" | "in_rack_file" | "held" | "returning"
+            | "queued" | "withdrawn" | "over" | "too_many" | "cannot_restart" => {
+                StatusCode::CONFLICT
+            }
             "key_reused" | "contradiction" | "inseparable" | "no_window" => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
@@ -334,7 +338,8 @@ async fn say(
     Ok(Json(unknown))
 }
 
-fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Response {
+/// An answer of a line of JSON for each value.
+pub(crate) fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Response {
     let text = values.map(|value| {
         let mut line = serde_json::to_vec(&value).map_err(std::io::Error::other)?;
         line.push(b'\n');
@@ -370,6 +375,7 @@ pub(crate) fn bare_routes(service: Arc<Service>) -> Router {
         )
         .merge(compositions::routes())
         .merge(levels::routes())
+        .merge(shares::routes())
         .merge(offers::routes())
         .merge(people::own_routes())
         .with_state(service.clone())

@@ -7,6 +7,7 @@
 //! * [`store`]: what is remembered, behind a trait: an SQLite file, or etcd.
 //! * [`etcd`]: what is used of that. [`leadership`]: one leader among several control planes. [`leaders`]: finds it.
 //! * [`compositions`]: functions that are borrowed together, as the API has them.
+//! * [`shares`]: borrowers take turns on a function, as the API has it.
 //! * [`levels`]: the service level of a lease is changed, as the API has it.
 //! * [`answers`]: requests with an idempotency key, and their answers.
 //! * [`events`]: what happened, with its cause.
@@ -41,6 +42,7 @@ pub mod reach;
 pub mod register;
 pub mod said;
 pub mod service;
+pub mod shares;
 pub mod store;
 pub mod usage;
 pub mod versions;

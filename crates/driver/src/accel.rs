@@ -8,6 +8,7 @@
 mod layout;
 mod requests;
 mod ring;
+mod source;
 mod submitter;
 
 use std::path::Path;
@@ -22,6 +23,7 @@ use rackbus_spec::accel::{
 use layout::Layout;
 pub use layout::Span;
 use ring::Ring;
+pub use source::{DriveSource, Range, SourceError};
 pub use submitter::{Finished, Ranges, Submitter};
 
 use crate::DriveError;
@@ -34,6 +36,8 @@ const DEVICE_ID: u16 = rackbus_spec::accel::DEVICE_ID;
 const MOST_QUEUES: u16 = 63;
 /// Where the shared memory begins in the function's address space, where the driver can choose.
 const IOVA: u64 = 1 << 32;
+/// Where memory of other functions' drivers begins there.
+const OTHERS: u64 = 1 << 44;
 /// How long the function may take for a request.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Looks at the completion ring between two looks at the clock.
@@ -277,6 +281,23 @@ impl Accel {
         }
     }
 
+    /// Lets the function read memory of another one's driver; the address at which it does. One at a time.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn reach(&mut self, memory: &SharedMemory) -> Result<u64, AccelError> {
+        self.device.share(OTHERS, memory)?;
+        Ok(OTHERS)
+    }
+
+    /// Takes away `length` bytes of such memory.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    pub fn leave(&mut self, address: u64, length: usize) -> Result<(), AccelError> {
+        Ok(self.device.unshare(address, length)?)
+    }
+
     /// Puts a descriptor into a queue; the function sees it after [`ring`](Accel::ring).
     ///
     /// # Errors
@@ -317,6 +338,11 @@ impl Accel {
             self.device.progress();
         }
         Ok(taken)
+    }
+
+    /// How many descriptors may be under way in a queue.
+    pub fn depth(&self, queue: usize) -> u32 {
+        self.queues.get(queue).map_or(0, |ring| ring.depth)
     }
 
     /// Descriptors of a queue that are under way.

@@ -112,6 +112,22 @@ pub trait Device: Send {
         Ok(Vec::new())
     }
 
+    /// Lets the function read memory of another one's driver at `iova`, until [`unshare`](Device::unshare).
+    ///
+    /// # Errors
+    /// When the device refuses, or cannot choose where its memory is.
+    fn share(&mut self, _iova: u64, _memory: &SharedMemory) -> Result<(), DriveError> {
+        Err(DriveError::Unsupported("it reaches no memory of other functions' drivers"))
+    }
+
+    /// Takes away `length` bytes of memory that was shared at `iova`.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    fn unshare(&mut self, _iova: u64, _length: usize) -> Result<(), DriveError> {
+        Ok(())
+    }
+
     /// Called while waiting: lets a device that has no thread of its own work. True where it has none, so that
     /// whoever waits goes on calling and does not sleep.
     fn progress(&mut self) -> bool {
@@ -143,6 +159,15 @@ impl Device for Client {
         self.dma_map(iova, length, Access::READ | Access::WRITE, Some((memory.as_fd(), 0)))?;
         Client::write(self, region::CONFIG, COMMAND, &ENABLE.to_le_bytes())?;
         Ok(Addresses::contiguous(iova, memory.len()))
+    }
+
+    fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+        let length = memory.len() as u64;
+        Ok(self.dma_map(iova, length, Access::READ, Some((memory.as_fd(), 0)))?)
+    }
+
+    fn unshare(&mut self, iova: u64, length: usize) -> Result<(), DriveError> {
+        Ok(self.dma_unmap(iova, length as u64)?)
     }
 
     fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, DriveError> {
@@ -256,6 +281,17 @@ impl Device for Local {
             .write(Region::Config, COMMAND, &ENABLE.to_le_bytes())
             .map_err(|_| DriveError::Unsupported("it has no configuration space"))?;
         Ok(Addresses::contiguous(iova, memory.len()))
+    }
+
+    fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+        let mapped =
+            self.endpoint.map(iova, memory.len() as u64, Access::READ, Some(memory.handle(0)));
+        mapped.map_err(|_| DriveError::Unsupported("it cannot map the memory"))
+    }
+
+    fn unshare(&mut self, iova: u64, length: usize) -> Result<(), DriveError> {
+        let unmapped = self.endpoint.unmap(iova, length as u64);
+        unmapped.map(drop).map_err(|_| DriveError::Unsupported("it has no such memory"))
     }
 
     fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, DriveError> {

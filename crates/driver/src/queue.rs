@@ -37,6 +37,11 @@ pub struct Buffer {
 }
 
 impl Buffer {
+    /// Where it begins in the memory shared with the drive, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
     /// Length of the buffer in bytes.
     pub fn len(&self) -> usize {
         self.length

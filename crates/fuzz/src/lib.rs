@@ -9,7 +9,8 @@
 //!
 //! * [`input`]: bytes as choices.
 //! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands.
-//! * [`accel`]: what a tenant says to an accelerator. [`nic`]: what a driver does to a network function.
+//! * [`accel`]: what a tenant says to an accelerator's engines. [`accel_function`]: what it does to its function, and
+//!   what the two halves of one say to each other. [`nic`]: what a driver does to a network function.
 //! * [`state`]: saved functions that another process goes on with.
 //! * [`link`], [`segment`]: what other nodes and processes say.
 //! * [`guest`]: what a guest's kernel says to the device that it shares memory through.
@@ -17,6 +18,7 @@
 //! * [`api`]: the control plane's HTTP API.
 
 pub mod accel;
+pub mod accel_function;
 pub mod api;
 pub mod files;
 pub mod guest;
@@ -46,6 +48,18 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vfio-user", run: vfio_user::run, seeds: vfio_user::seeds, words: &[] },
     Target { name: "nvme", run: nvme::run, seeds: nvme::seeds, words: &[] },
     Target { name: "accel", run: accel::run, seeds: accel::seeds, words: &[] },
+    Target {
+        name: "accel-function",
+        run: accel_function::run,
+        seeds: accel_function::seeds,
+        words: &[],
+    },
+    Target {
+        name: "accel-state",
+        run: accel_function::restore,
+        seeds: accel_function::states,
+        words: accel_function::WORDS,
+    },
     Target { name: "nic", run: nic::run, seeds: nic::seeds, words: &[] },
     Target { name: "nic-state", run: nic::restore, seeds: nic::states, words: nic::WORDS },
     Target { name: "state", run: state::run, seeds: state::seeds, words: state::WORDS },

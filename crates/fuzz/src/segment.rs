@@ -347,16 +347,39 @@ pub fn run(data: &[u8]) {
     host.end();
 }
 
-/// Requests of each kind, and conversations with other nodes.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let said = |choice: u8, bytes: Vec<u8>| [vec![choice], bytes].concat();
-    let ask = |session: u8, request: &Request| said((session - 1) << 4, encode(request));
-    let obey = || vec![11, 0];
-    let (segment, kind) = (Handle(1), InterruptKind::Data);
-    let create = |id, kind| Request::CreateSegment { id, choose: false, size: 8192, kind };
-    let connect = |node, what| Request::Connect { node, id: 1, timeout_ms: 1000, what };
+/// A choice of the fuzzer's, and the bytes of what is said.
+fn said(choice: u8, bytes: Vec<u8>) -> Vec<u8> {
+    [vec![choice], bytes].concat()
+}
+
+/// A request of a session, counted from 1.
+fn ask(session: u8, request: &Request) -> Vec<u8> {
+    said((session - 1) << 4, encode(request))
+}
+
+/// The oldest output is carried out.
+fn obey() -> Vec<u8> {
+    vec![11, 0]
+}
+
+/// A question of another node.
+fn question(what: Question) -> Vec<u8> {
+    said(8, encode(&Ask::Question { request: 1, connection: Handle(5), what }))
+}
+
+fn create(id: u32, kind: SegmentKind) -> Request {
+    Request::CreateSegment { id, choose: false, size: 8192, kind }
+}
+
+fn connect(node: NodeId, what: Target) -> Request {
+    Request::Connect { node, id: 1, timeout_ms: 1000, what }
+}
+
+/// Sessions of one host share a segment, which is withdrawn.
+fn own_seed() -> Vec<u8> {
+    let segment = Handle(1);
     let withdraw = |how| ask(1, &Request::SetUnavailable { segment, how });
-    let own = [
+    [
         ask(1, &create(1, SegmentKind::Shared)),
         ask(1, &Request::SetAvailable { segment }),
         ask(1, &Request::Share { segment }),
@@ -364,11 +387,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ask(2, &connect(4, Target::Attach)),
         withdraw(Withdrawal::Force),
     ]
-    .concat();
+    .concat()
+}
+
+/// Another node connects, and is no longer allowed to.
+fn guest_seed() -> Vec<u8> {
+    let segment = Handle(1);
     let rule = Request::SetShare { first: 1, last: 9, node: None, share: Share::None };
-    let question =
-        |what| said(8, encode(&Ask::Question { request: 1, connection: Handle(5), what }));
-    let guest = [
+    [
         ask(1, &create(1, SegmentKind::Shared)),
         ask(1, &Request::SetAvailable { segment }),
         question(Question::Segment { id: 1, what: Target::Segment }),
@@ -379,8 +405,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
         said(8, encode(&Ask::Disconnect { connection: Handle(5) })),
         vec![13, 200],
     ]
-    .concat();
-    let away = [
+    .concat()
+}
+
+/// A session connects to other nodes, one of which moves the memory.
+fn away_seed() -> Vec<u8> {
+    let kind = InterruptKind::Data;
+    [
         ask(1, &connect(8, Target::Segment)),
         obey(),
         ask(1, &Request::ConnectInterrupt { node: 12, kind, number: 3, timeout_ms: 5 }),
@@ -408,8 +439,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ask(1, &Request::Probe { node: 8 }),
         vec![0x4e, 13, 0xf0, 0xff, 0xff],
     ]
-    .concat();
-    let interrupts = [
+    .concat()
+}
+
+/// Interrupts are made, connected and removed.
+fn interrupts_seed() -> Vec<u8> {
+    let kind = InterruptKind::Data;
+    [
         ask(1, &Request::CreateInterrupt { kind, number: Some(1), shared: false }),
         ask(2, &Request::ConnectInterrupt { node: 4, kind, number: 1, timeout_ms: 5 }),
         question(Question::Interrupt { kind, number: 1 }),
@@ -419,10 +455,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ),
         ask(1, &Request::RemoveInterrupt { interrupt: Handle(1) }),
     ]
-    .concat();
+    .concat()
+}
+
+/// Pages are opened, mapped, closed and freed.
+fn pages_seed() -> Vec<u8> {
     let extent = Handle(1);
     let pages = |node, write| Request::OpenPages { extent, offset: 0, length: 4096, node, write };
-    let open = [
+    [
         ask(1, &Request::Allocate { size: 16384 }),
         ask(1, &pages(8, true)),
         ask(1, &pages(4, false)),
@@ -435,8 +475,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ask(1, &Request::Free { extent }),
         ask(2, &Request::ListSegments { skip: 0 }),
     ]
-    .concat();
-    let groups = [
+    .concat()
+}
+
+/// Groups, and segments of the other kinds.
+fn groups_seed() -> Vec<u8> {
+    [
         ask(1, &create(2, SegmentKind::Group)),
         ask(2, &create(2, SegmentKind::Group)),
         question(Question::Group { id: 2, size: Some(8192) }),
@@ -444,6 +488,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ask(2, &create(3, SegmentKind::Empty)),
         ask(2, &create(4, SegmentKind::Private)),
     ]
-    .concat();
-    [own, guest, away, interrupts, open, groups].map(|it| [vec![2], it].concat()).to_vec()
+    .concat()
+}
+
+/// Requests of each kind, and conversations with other nodes.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let seeds =
+        [own_seed(), guest_seed(), away_seed(), interrupts_seed(), pages_seed(), groups_seed()];
+    seeds.map(|it| [vec![2], it].concat()).to_vec()
 }

@@ -71,6 +71,8 @@ targets! {
     vfio_user: "vfio-user", 2000;
     nvme: "nvme", 2000;
     accel: "accel", 5000;
+    accel_function: "accel-function", 1000;
+    accel_state: "accel-state", 500;
     nic: "nic", 3000;
     nic_state: "nic-state", 2000;
     state: "state", 2000;

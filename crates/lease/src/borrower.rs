@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::message::{Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};
+use crate::share::TurnUse;
 use crate::under_way::UnderWay;
 
 /// What the node must do.
@@ -22,6 +23,14 @@ pub enum BorrowerAction {
         lease: LeaseId,
         /// What prevented or ended it, for people.
         reason: String,
+    },
+    /// Its turn is over: tell its user, and wait until that has let go, or a program for so many milliseconds; then
+    /// stop serving it and call [`Borrower::close_done`].
+    Yield {
+        /// The lease's number, which no other lease ever gets.
+        lease: LeaseId,
+        /// How long a program has to let go, in milliseconds.
+        grace: Millis,
     },
     /// Send this to the authority.
     Send(Message),
@@ -45,6 +54,9 @@ struct Lease {
     renew_at: Millis,
     /// The lender is gone; said until the authority ends the lease.
     lost: Option<String>,
+    /// It is a turn that is not needed any more; said until the authority ends the lease.
+    #[serde(default)]
+    used: Option<TurnUse>,
 }
 
 /// The state machine of one borrowing host, for one life of its node. It is a value that another process
@@ -93,7 +105,12 @@ impl Borrower {
     pub fn receive(&mut self, now: Millis, message: Message) -> Vec<BorrowerAction> {
         match message {
             Message::Granted(grant) => self.granted(now, grant),
-            Message::Ended { lease, reason } => self.ended(lease, reason),
+            Message::Ended { lease, reason } => {
+                self.let_go(lease, BorrowerAction::Close { lease, reason })
+            }
+            Message::TurnOver { lease, grace } => {
+                self.let_go(lease, BorrowerAction::Yield { lease, grace })
+            }
             _ => Vec::new(),
         }
     }
@@ -150,6 +167,9 @@ impl Borrower {
                 None => Message::Renew { lease: *lease, incarnation },
             };
             actions.push(BorrowerAction::Send(message));
+            if let Some(how) = entry.used.clone() {
+                actions.push(BorrowerAction::Send(Message::TurnUsed { lease: *lease, how }));
+            }
         }
         actions
     }
@@ -189,6 +209,7 @@ impl Borrower {
                     ttl: grant.ttl,
                     renew_at,
                     lost: None,
+                    used: None,
                 };
                 self.leases.insert(lease, entry);
                 vec![BorrowerAction::Open(grant)]
@@ -201,7 +222,19 @@ impl Borrower {
         }
     }
 
-    fn ended(&mut self, lease: LeaseId, reason: String) -> Vec<BorrowerAction> {
+    /// The turn of a lease is not needed any more, as the node found.
+    pub fn turn_used(&mut self, lease: LeaseId, how: TurnUse) -> Vec<BorrowerAction> {
+        match self.leases.get_mut(&lease) {
+            Some(entry) if entry.state != State::Closing && entry.used.is_none() => {
+                entry.used = Some(how.clone());
+                vec![BorrowerAction::Send(Message::TurnUsed { lease, how })]
+            }
+            // It is over, or ends already.
+            _ => Vec::new(),
+        }
+    }
+
+    fn let_go(&mut self, lease: LeaseId, how: BorrowerAction) -> Vec<BorrowerAction> {
         self.newest = self.newest.max(lease);
         match self.leases.get_mut(&lease) {
             None => {
@@ -211,7 +244,7 @@ impl Borrower {
             Some(entry) if entry.state == State::Closing => Vec::new(),
             Some(entry) => {
                 entry.state = State::Closing;
-                vec![BorrowerAction::Close { lease, reason }]
+                vec![how]
             }
         }
     }

@@ -93,6 +93,14 @@ pub enum DeviceRefused {
         /// The lease by which it did.
         lease: LeaseId,
     },
+    /// Borrowers take turns on a function of it.
+    #[error("{function} is lent in turns to {shares} who share it")]
+    Shared {
+        /// The function, by its lender and its name there.
+        function: FunctionId,
+        /// How many take turns.
+        shares: usize,
+    },
     /// Its host's node cannot be asked.
     #[error(transparent)]
     Host(#[from] BorrowRefused),

@@ -22,6 +22,8 @@
 //! are borrowed whole or not at all. The service level of a lease can be [changed](LevelChange) while it is used;
 //! its lender decides whether that can be kept.
 //!
+//! Borrowers may take turns on a function: a [`Share`] is a standing request for them.
+//!
 //! Devices may be offered and withdrawn while the rack runs: a [`DeviceChange`] is said to their host until its node has
 //! answered, and to each new life of that.
 //!
@@ -39,6 +41,7 @@ pub mod device;
 pub mod lender;
 pub mod message;
 pub mod queue;
+pub mod share;
 pub mod under_way;
 
 pub use authority::{
@@ -55,4 +58,5 @@ pub use message::{
     Terms,
 };
 pub use queue::{Place, Priority, Queue};
+pub use share::{LeaveReason, Share, ShareRefused, ShareRequest, Turn, TurnOf, TurnUse};
 pub use under_way::UnderWay;

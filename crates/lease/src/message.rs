@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::change::LevelChange;
+use crate::share::{TurnOf, TurnUse};
 
 /// Milliseconds since any fixed moment.
 pub type Millis = u64;
@@ -94,13 +95,16 @@ impl fmt::Display for Placement {
 }
 
 /// What is asked for besides a function and who shall have it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Terms {
     /// Where the function's front runs.
+    #[serde(default)]
     pub placement: Placement,
     /// The user that it is for, among those of its borrower: functions of one group reach each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// The service level, as its class of devices writes it, which the lender promises or refuses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
 }
 
@@ -129,14 +133,17 @@ pub struct Grant {
     /// The user that it is for: functions of one group reach each other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// The share whose turn it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnOf>,
 }
 
 impl Grant {
     /// Whether `other` is the same lease, reached at the same place. Its time to live may differ: a
     /// control plane that was started anew may have another.
     pub fn same_lease(&self, other: &Grant) -> bool {
-        let Grant { lease, function, epoch, address, ttl: _, placement, group } = self;
-        (lease, function, epoch, address, placement, group)
+        let Grant { lease, function, epoch, address, ttl: _, placement, group, turn } = self;
+        (lease, function, epoch, address, placement, group, turn)
             == (
                 &other.lease,
                 &other.function,
@@ -144,6 +151,7 @@ impl Grant {
                 &other.address,
                 &other.placement,
                 &other.group,
+                &other.turn,
             )
     }
 }
@@ -336,6 +344,21 @@ pub enum Message {
         lease: LeaseId,
         /// What prevented or ended it, for people.
         reason: String,
+    },
+    /// Authority to borrower: the turn that this lease is, is over. Its user is to be told, and may take so long to
+    /// let go; then the lease is over.
+    TurnOver {
+        /// The lease's number, which no other lease ever gets.
+        lease: LeaseId,
+        /// How long a program has to let go, in milliseconds.
+        grace: Millis,
+    },
+    /// Borrower: the turn that this lease is, is not needed any more.
+    TurnUsed {
+        /// The lease's number, which no other lease ever gets.
+        lease: LeaseId,
+        /// Whether anybody used it.
+        how: TurnUse,
     },
     /// Borrower: its end is closed.
     Closed {

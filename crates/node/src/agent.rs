@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rackbus_control::api::{NodeMessages, NodeReport};
 use rackbus_control::node::AskedRestart;
 use rackbus_control::{Client, lease_span};
-use rackbus_lease::{LeaseId, LenderAction, Message, Millis};
+use rackbus_lease::{LeaseId, LenderAction, Message, Millis, TurnUse};
 use tokio::sync::mpsc;
 
 use actions::unplug;
@@ -28,6 +28,7 @@ use crate::handover::{HandOver, HandOverError, begun_ns, instant_of};
 use crate::lender::LentFunctions;
 use crate::sequencer::{Sequencer, essential};
 use crate::term::NewestTerm;
+use crate::turns::Turns;
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -56,6 +57,8 @@ pub enum Heard {
     OpenDone(LeaseId, Result<String, String>),
     /// A lease's socket is gone.
     CloseDone(LeaseId),
+    /// The turn that a lease is cannot be used.
+    TurnUsed(LeaseId, TurnUse),
     /// The lender of a lease is gone.
     LenderLost(LeaseId, String),
     /// The node is to be restarted in place. What could be looked at beforehand was.
@@ -96,6 +99,7 @@ pub struct Agent {
     said: mpsc::UnboundedSender<NodeMessages>,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
+    turns: Turns,
     hand_over: Option<Arc<HandOver>>,
     /// A restart that waits for what is under way, until then.
     restart: Option<(AskedRestart, Instant)>,
@@ -144,6 +148,7 @@ impl Agent {
             said,
             by_device: Sequencer::default(),
             by_lease: Sequencer::default(),
+            turns: Turns::default(),
             hand_over: None,
             restart: None,
         }
@@ -162,7 +167,9 @@ impl Agent {
         // What the process before was about to say is lost.
         borrowing.reconnected();
         self.lender.set_incarnation(incarnation);
-        Agent { incarnation, borrowing, begun: instant_of(begun_ns), ..self }
+        let mut agent = Agent { incarnation, borrowing, begun: instant_of(begun_ns), ..self };
+        agent.borrower.turns().into_iter().for_each(|lease| agent.begin_turn(lease));
+        agent
     }
 
     /// Hears and acts until the channel closes.
@@ -180,7 +187,8 @@ impl Agent {
             }
             let actions = self.borrowing.tick(now);
             self.do_borrower(actions);
-            let due = self.register_at.min(self.reported.1);
+            self.look_at_turns(now);
+            let due = self.register_at.min(self.reported.1).min(self.turns.due(now));
             let due = self.borrowing.next_tick().unwrap_or(u64::MAX).min(due);
             let wait = Duration::from_millis(due.saturating_sub(self.now()));
             let wait = if self.restart.is_some() { wait.min(LOOK_AGAIN) } else { wait };
@@ -246,7 +254,15 @@ impl Agent {
                 self.restart = Some((asked, Instant::now() + UNDER_WAY));
             }
             Heard::OpenDone(lease, outcome) => {
+                if outcome.is_ok() {
+                    self.begin_turn(lease);
+                }
                 let actions = self.borrowing.open_done(lease, outcome);
+                self.do_borrower(actions);
+            }
+            Heard::TurnUsed(lease, how) => {
+                self.turns.end(lease);
+                let actions = self.borrowing.turn_used(lease, how);
                 self.do_borrower(actions);
             }
             Heard::CloseDone(lease) => {

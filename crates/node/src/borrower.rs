@@ -10,6 +10,7 @@ mod attach;
 pub mod host;
 mod lease;
 mod saved;
+pub mod turns;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -194,6 +195,7 @@ impl BorrowedFunctions {
         let server = Server::bind_within(&path, self.opener(&open), self.gate.clone())
             .map_err(|cause| BorrowError::Socket { path: path.clone(), cause })?;
         *open.server() = Some(server);
+        self.show_turn(&open);
         all.insert(open.grant.lease, open);
         Ok(path)
     }
@@ -227,6 +229,7 @@ impl BorrowedFunctions {
         }
         let Some(open) = self.all().remove(&lease) else { return };
         open.close();
+        self.hide_turn(&open);
         if let Some(server) = &mut *open.server() {
             server.retire();
         }

@@ -9,6 +9,7 @@
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
 //! * [`peers`]: functions of one user that reach each other's BARs.
 //! * [`unplug`]: takes a function out of the VM that uses it.
+//! * [`turns`]: the turns that this host has on functions that it shares.
 //! * [`users`]: ends leases with the VM that used them.
 //! * [`segments`]: shared memory between hosts: segments, interrupts, pages.
 //! * [`network`]: the host's part in the rack's network: its ports, rings and interface.
@@ -34,6 +35,7 @@ pub mod segments;
 mod sequencer;
 pub mod sessions;
 mod term;
+pub mod turns;
 pub mod unplug;
 pub mod upstream;
 pub mod users;

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rackbus_vm::{Interrupts, Vm, registry};
+use rackbus_lease::TurnUse;
+use rackbus_vm::{Interrupts, Vm, VmError, registry};
 
 /// Finds a host's VMs by the vfio-user sockets they use.
 #[derive(Debug, Clone)]
@@ -30,6 +31,30 @@ impl Unplugger {
         let work = move || sockets.iter().for_each(|socket| unplugger.unplug(socket));
         if let Err(error) = std::thread::Builder::new().name("unplug".into()).spawn(work) {
             tracing::error!(%error, "no thread to unplug what nobody serves any more");
+        }
+    }
+
+    /// Hot-adds the function behind `socket` to a VM of the host.
+    ///
+    /// # Errors
+    /// What that means for the turn that it was for.
+    pub fn plug(&self, vm: &str, function: &str, socket: &Path) -> Result<(), TurnUse> {
+        let added = registry::find(&self.run_dir, &self.host, vm)
+            .and_then(|record| Vm::attach(record).hot_add(function, socket));
+        match added {
+            Ok(device) => {
+                tracing::info!(vm, device, "hot-added");
+                Ok(())
+            }
+            // Nor will it be possible the next time.
+            Err(error @ (VmError::NoSuchVm { .. } | VmError::NoFreePort(_))) => {
+                tracing::warn!(vm, function, %error, "it is not hot-added any more");
+                Err(TurnUse::Gone(error.to_string()))
+            }
+            Err(error) => {
+                tracing::warn!(vm, function, %error, "it is not hot-added in this turn");
+                Err(TurnUse::Unused)
+            }
         }
     }
 

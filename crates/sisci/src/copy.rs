@@ -4,64 +4,38 @@
 //! A copy is a copy of memory; the checks before it are what the handle costs. So the mapping that
 //! a thread copied to last is remembered (`LAST`), for as long as nothing was unmapped.
 
+mod block;
+mod sequence;
+
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::ThreadId;
-use std::time::Duration;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
 use rackbus_memory::copy::copy_bytes;
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_flags, fail, finish, put};
-use crate::forks::Held;
-use crate::handles::{Kind, RawHandle, find, kind};
+use crate::error::{Outcome, check_flags, fail, finish, put};
+use crate::handles::{RawHandle, find, kind};
 use crate::local::Argument;
 use crate::maps::Map;
-use crate::remote::{Left, Remote};
+pub use block::Block;
+use block::{Transfer, transfer_behind, wait_block};
+pub use sequence::Sequence;
+pub(crate) use sequence::end_all;
+pub(crate) use sequence::end_sequences;
+pub(crate) use sequence::forget_all;
+pub(crate) use sequence::hold;
+use sequence::{check, create_sequence, remove_sequence, start};
 
 /// How a sequence is (`sci_sequence_status_t`).
 type Status = u32;
 const OK: Status = 0;
 const NOT_RETRIABLE: Status = 2;
 
-/// A sequence (`sci_sequence_t`): the stores to a mapping between two checks.
-#[derive(Debug)]
-pub struct Sequence {
-    map: Arc<Map>,
-    /// The segment was found gone by a start or a check.
-    seen_gone: AtomicBool,
-}
 kind!(Sequence, 5);
 
-impl Drop for Sequence {
-    fn drop(&mut self) {
-        self.map.sequences.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A transfer between two mappings (`sci_block_transfer_t`), under way or done.
-#[derive(Debug)]
-pub struct Block {
-    progress: Arc<Progressing>,
-}
 kind!(Block, 6);
-
-/// How far it is, for those who wait for it.
-#[derive(Debug, Default)]
-struct Progressing {
-    state: Mutex<Progress>,
-    ended: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Progress {
-    /// The thread that is in the program's callback.
-    calling: Option<ThreadId>,
-    done: bool,
-}
 
 /// Counts what would make a remembered mapping wrong.
 static UNMAPPED: AtomicU64 = AtomicU64::new(0);
@@ -153,71 +127,6 @@ unsafe fn copy(
     Ok(())
 }
 
-fn create_sequence(map: RawHandle, flags: u32) -> Outcome<RawHandle> {
-    check_flags(flags, SCI_FLAG_FAST_BARRIER)?;
-    let map = find::<Map>(map)?;
-    map.sequences.fetch_add(1, Ordering::AcqRel);
-    let seen_gone = AtomicBool::new(map.lost());
-    Ok(Sequence::table().add(|_| Sequence { map, seen_gone }))
-}
-
-/// Ends the sequences on a mapping that is unmapped.
-pub(crate) fn end_sequences(map: &Arc<Map>) {
-    drop(Sequence::table().take_all(|sequence| Arc::ptr_eq(&sequence.map, map)));
-}
-
-fn remove_sequence(sequence: RawHandle, flags: u32) -> Outcome<()> {
-    check_flags(flags, 0)?;
-    Sequence::table().take(sequence).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
-}
-
-/// Ends every sequence and block transfer of the process.
-pub(crate) fn end_all() {
-    drop(Sequence::table().clear());
-    for block in Block::table().clear() {
-        block.wait(None);
-    }
-}
-
-/// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
-    [Sequence::table().hold(), Block::table().hold()].into_iter().flatten().collect()
-}
-
-/// What a fork has of its parent's.
-pub(crate) fn forget_all() {
-    std::mem::forget(Sequence::table().clear());
-    std::mem::forget(Block::table().clear());
-}
-
-/// Stores that were made arrive in order, as the memory is coherent; whether there is somebody at
-/// the other end is what can be wrong with them.
-fn start(sequence: RawHandle) -> Outcome<()> {
-    fence(Ordering::SeqCst);
-    let sequence = find::<Sequence>(sequence)?;
-    let flushed = sequence.map.flush();
-    let gone = sequence.map.lost();
-    sequence.seen_gone.store(gone, Ordering::Release);
-    if gone { fail(SCI_ERR_TRANSFER_FAILED) } else { flushed }
-}
-
-/// The same for the stores since the last look. Those that were made before the owner left arrived,
-/// so the first look after it is good; not so where the memory was taken away, or the host is gone. To
-/// another machine they arrive here, unless the program wants that not.
-fn check(sequence: RawHandle, flush: bool) -> Outcome<()> {
-    fence(Ordering::SeqCst);
-    let sequence = find::<Sequence>(sequence)?;
-    let left = || sequence.map.remote().and_then(Remote::left);
-    // Who has left takes nothing any more; who leaves during it may not have had all.
-    let flushed = if flush && left().is_none() { sequence.map.flush() } else { Ok(()) };
-    let Some(left) = left() else { return flushed };
-    let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
-    match left {
-        Left::InPlace if !seen => flushed,
-        Left::InPlace | Left::Away => fail(SCI_ERR_TRANSFER_FAILED),
-    }
-}
-
 /// # Safety
 /// `error` is null or can be written to.
 unsafe fn status(error: *mut u32, outcome: Outcome<()>) -> Status {
@@ -255,114 +164,8 @@ fn flush(sequence: RawHandle) {
     unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
 }
 
-/// Two places and how much.
-#[derive(Clone, Copy)]
-struct Transfer {
-    from: (RawHandle, u32),
-    to: (RawHandle, u32),
-    size: u32,
-}
-
-impl Transfer {
-    fn run(&self) -> Outcome<()> {
-        let (from, to) = (find::<Map>(self.from.0)?, find::<Map>(self.to.0)?);
-        if !to.writable() {
-            return fail(SCI_ERR_ACCESS);
-        }
-        let part = |map: &Map, offset: u32| {
-            let slice = map.mapping().whole();
-            slice.part(offset as usize, self.size as usize).map(|part| part.as_ptr())
-        };
-        let (Some(source), Some(target)) = (part(&from, self.from.1), part(&to, self.to.1)) else {
-            return fail(SCI_ERR_OUT_OF_RANGE);
-        };
-        // SAFETY: both parts are inside of mappings that live until `from` and `to` are dropped.
-        unsafe { copy_bytes(source, target, self.size as usize) };
-        to.flush()?;
-        match from.lost() || to.lost() {
-            true => fail(SCI_ERR_TRANSFER_FAILED),
-            false => Ok(()),
-        }
-    }
-}
-
 /// `sci_cb_block_transfer_t`.
 pub type BlockCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> c_int>;
-
-impl Block {
-    /// Waits until it is done; false after `timeout`. Its own callback does not wait for itself.
-    fn wait(&self, timeout: Option<Duration>) -> bool {
-        let own = std::thread::current().id();
-        let under_way = |it: &mut Progress| !it.done && it.calling != Some(own);
-        let Progressing { state, ended } = &*self.progress;
-        let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        match timeout {
-            None => {
-                drop(ended.wait_while(state, under_way));
-                true
-            }
-            Some(timeout) => {
-                let waited = ended.wait_timeout_while(state, timeout, under_way);
-                !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
-            }
-        }
-    }
-}
-
-impl Progressing {
-    fn now(&self, progress: Progress) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = progress;
-        self.ended.notify_all();
-    }
-}
-
-fn transfer_behind(
-    transfer: Transfer,
-    callback: BlockCallback,
-    argument: Argument,
-    flags: u32,
-) -> Outcome<RawHandle> {
-    check_flags(flags, SCI_FLAG_USE_CALLBACK)?;
-    let call = match (flags & SCI_FLAG_USE_CALLBACK, callback) {
-        (0, _) => None,
-        (_, Some(call)) => Some(call),
-        (_, None) => return fail(SCI_ERR_ILLEGAL_PARAMETER),
-    };
-    find::<Map>(transfer.from.0)?;
-    find::<Map>(transfer.to.0)?;
-    let progress = Arc::<Progressing>::default();
-    let handle = Block::table().add(|_| Block { progress: progress.clone() });
-    let [from, to, own] = [transfer.from.0, transfer.to.0, handle].map(|handle| handle.addr());
-    let (offsets, size) = ((transfer.from.1, transfer.to.1), transfer.size);
-    let work = move || {
-        let raw = std::ptr::without_provenance_mut;
-        let transfer = Transfer { from: (raw(from), offsets.0), to: (raw(to), offsets.1), size };
-        let status = transfer.run().map_or_else(|Code(code)| code, |()| SCI_ERR_OK);
-        if let Some(call) = call {
-            let calling = Some(std::thread::current().id());
-            progress.now(Progress { calling, done: false });
-            // SAFETY: the program gave its function for this.
-            unsafe { call(argument.get(), raw(own), status) };
-        }
-        progress.now(Progress { calling: None, done: true });
-    };
-    if std::thread::Builder::new().name("rackbus block".into()).spawn(work).is_err() {
-        Block::table().take(handle);
-        return fail(SCI_ERR_SYSTEM);
-    }
-    Ok(handle)
-}
-
-fn wait_block(block: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
-    check_flags(flags, 0)?;
-    match find::<Block>(block)?.wait(crate::local::duration(timeout)) {
-        true => {
-            Block::table().take(block);
-            Ok(())
-        }
-        false => fail(SCI_ERR_TIMEOUT),
-    }
-}
 
 /// Which way of copying a program chose: there is one, which chooses by itself.
 static CHOSEN: AtomicI32 = AtomicI32::new(5);

@@ -3,19 +3,16 @@
 //! The engine is one for the process, with a few channels; a queue uses the channel that it was
 //! assigned, or the least busy one. A queue has one transfer at a time, as the API says.
 
+mod callbacks;
 mod channels;
 mod exports;
+mod transfer;
 
 use std::ffi::c_void;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rackbus_memory::Region;
-use rackbus_memory::copy::{
-    Engine, EngineOptions, Parties, PieceError, Place, State, Ticket, Transaction,
-};
+use rackbus_memory::copy::{Engine, EngineOptions, Parties, Place, State, Ticket, Transaction};
 
 use crate::calling::Calling;
 use crate::constants::errors::*;
@@ -29,8 +26,10 @@ use crate::local::{Argument, Local, Using, duration};
 use crate::query::DMA_CHANNELS;
 use crate::remote::Remote;
 
+use callbacks::{CALLBACKS, Callback, callbacks};
 pub use channels::DmaChannel;
 pub use exports::*;
+use transfer::{add, connected, prepared, transfer};
 
 /// How a queue is (`sci_dma_queue_state_t`).
 type QueueState = u32;
@@ -49,38 +48,6 @@ pub type DmaCallback = Option<Function>;
 
 /// A callback of a program, as the C API declares it.
 pub type Function = unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32;
-
-/// A program's function that is to be called.
-struct Callback {
-    calling: Arc<Calling>,
-    function: Function,
-    argument: Argument,
-    own: usize,
-    status: u32,
-}
-
-/// The thread that calls programs' functions: not a channel's, on which such a function could not
-/// wait for another transfer of the same channel.
-static CALLBACKS: Mutex<Option<(mpsc::Sender<Callback>, JoinHandle<()>)>> = Mutex::new(None);
-
-fn callbacks() -> Outcome<mpsc::Sender<Callback>> {
-    let mut callbacks = CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((sender, _)) = callbacks.as_ref() {
-        return Ok(sender.clone());
-    }
-    let (sender, receiver) = mpsc::channel::<Callback>();
-    let call = move || {
-        for Callback { calling, function, argument, own, status } in receiver {
-            let own = std::ptr::without_provenance_mut(own);
-            // A transfer ends once, so what is answered changes nothing.
-            // SAFETY: the program gave its function for this.
-            calling.during(|| unsafe { function(argument.get(), own, status) });
-        }
-    };
-    let thread = std::thread::Builder::new().name("rackbus dma callbacks".into()).spawn(call);
-    let thread = thread.map_err(|_| Code(SCI_ERR_SYSTEM))?;
-    Ok(callbacks.insert((sender, thread)).0.clone())
-}
 
 /// The process' copy engine, which lives as long as the process.
 static ENGINE: RwLock<Option<&'static Engine>> = RwLock::new(None);
@@ -231,167 +198,6 @@ impl DmaQueue {
         work.running = Some(ticket.clone());
         Ok(ticket)
     }
-}
-
-/// A transfer as programs ask for it.
-struct Wanted {
-    queue: RawHandle,
-    remote: RawHandle,
-    callback: DmaCallback,
-    argument: Argument,
-    flags: u32,
-}
-
-const START_FLAGS: u32 = SCI_FLAG_USE_CALLBACK
-    | SCI_FLAG_DMA_READ
-    | SCI_FLAG_DMA_WAIT
-    | SCI_FLAG_DMA_GLOBAL
-    | SCI_FLAG_DMA_SYSDMA
-    | SCI_FLAG_DMA_ADAPTER
-    | SCI_FLAG_DMA_USER_MEM
-    | SCI_FLAG_BROADCAST;
-
-impl Wanted {
-    fn reads(&self) -> bool {
-        self.flags & SCI_FLAG_DMA_READ != 0
-    }
-
-    /// Checks what does not depend on the pieces; the queue and the connected segment.
-    fn check(&self) -> Outcome<(Arc<DmaQueue>, Arc<Remote>, Arc<Region>)> {
-        check_flags(self.flags, START_FLAGS)?;
-        if self.flags & SCI_FLAG_USE_CALLBACK != 0 && self.callback.is_none() {
-            return fail(SCI_ERR_ILLEGAL_PARAMETER);
-        }
-        let queue = find::<DmaQueue>(self.queue)?;
-        if queue.lock().gathered.is_some() {
-            return fail(SCI_ERR_ILLEGAL_OPERATION);
-        }
-        let (remote, region) = connected(self.remote, self.reads())?;
-        Ok((queue, remote, region))
-    }
-
-    fn start(&self, queue: &DmaQueue, transaction: Transaction, ends: Ends) -> Outcome<()> {
-        let call = self.callback.filter(|_| self.flags & SCI_FLAG_USE_CALLBACK != 0);
-        let call = call.map(|function| (function, self.argument));
-        let ticket = queue.start(self.queue, (transaction, ends), call)?;
-        if self.flags & SCI_FLAG_DMA_WAIT == 0 {
-            return Ok(());
-        }
-        match ended(queue_state(ticket.wait(None))) {
-            SCI_ERR_OK => Ok(()),
-            code => fail(code),
-        }
-    }
-
-    fn piece(
-        &self,
-        transaction: &mut Transaction,
-        (local, remote): (Place<'_>, Place<'_>),
-        size: usize,
-    ) -> Outcome<()> {
-        add(transaction, (local, remote), size, self.reads())
-    }
-}
-
-fn add(
-    transaction: &mut Transaction,
-    (local, remote): (Place<'_>, Place<'_>),
-    size: usize,
-    reads: bool,
-) -> Outcome<()> {
-    if size == 0 {
-        return fail(SCI_ERR_SIZE_ALIGNMENT);
-    }
-    let (from, to) = if reads { (remote, local) } else { (local, remote) };
-    transaction.add(from, to, size).map_err(|error| match error {
-        PieceError::OutOfRange { .. } => Code(SCI_ERR_OUT_OF_RANGE),
-        PieceError::Denied { .. } => Code(SCI_ERR_ACCESS),
-        PieceError::Lost(_) => Code(SCI_ERR_TRANSFER_FAILED),
-    })
-}
-
-/// A connected segment, and its memory to be copied from or to.
-fn connected(remote: RawHandle, reads: bool) -> Outcome<(Arc<Remote>, Arc<Region>)> {
-    let remote = find::<Remote>(remote)?;
-    let segment = remote.segment().map_err(|_| Code(SCI_ERR_SEGMENT_NOT_CONNECTED))?;
-    if remote.lost() {
-        return fail(SCI_ERR_SEGMENT_NOT_CONNECTED);
-    }
-    if !reads && !segment.writable() {
-        return fail(SCI_ERR_ACCESS);
-    }
-    let region = remote.whole()?;
-    Ok((remote, region))
-}
-
-/// A prepared segment, to be used by a transfer, and its memory.
-fn prepared(local: RawHandle) -> Outcome<(Using, Arc<Region>)> {
-    let local = find::<Local>(local)?;
-    if !local.is_prepared() {
-        return fail(SCI_ERR_SEGMENT_NOT_PREPARED);
-    }
-    let region = local.whole()?;
-    Ok((Using::of(local)?, region))
-}
-
-fn transfer(
-    wanted: &Wanted,
-    local: RawHandle,
-    (local_offset, size, remote_offset): (usize, usize, usize),
-) -> Outcome<()> {
-    let (queue, remote, there) = wanted.check()?;
-    let (using, here) = prepared(local)?;
-    let mut transaction = Transaction::new();
-    let places = (Place::shared(&here, local_offset), Place::shared(&there, remote_offset));
-    wanted.piece(&mut transaction, places, size)?;
-    wanted.start(&queue, transaction, Ends { locals: vec![using], remotes: vec![remote] })
-}
-
-/// # Safety
-/// `memory` is `size` bytes that stay there until the transfer has ended.
-unsafe fn transfer_memory(
-    wanted: &Wanted,
-    memory: *mut c_void,
-    (size, remote_offset): (usize, usize),
-) -> Outcome<()> {
-    let (queue, remote, there) = wanted.check()?;
-    let Some(start) = NonNull::new(memory.cast::<u8>()) else {
-        return fail(SCI_ERR_ILLEGAL_ADDRESS);
-    };
-    // SAFETY: as the caller says.
-    let here = unsafe { Place::own(start, size) };
-    let mut transaction = Transaction::new();
-    wanted.piece(&mut transaction, (here, Place::shared(&there, remote_offset)), size)?;
-    wanted.start(&queue, transaction, Ends { locals: Vec::new(), remotes: vec![remote] })
-}
-
-/// # Safety
-/// `vector` is `length` elements.
-unsafe fn transfer_vector(
-    wanted: &Wanted,
-    local: RawHandle,
-    vector: *const DmaVecElement,
-    length: usize,
-) -> Outcome<()> {
-    let (queue, remote, there) = wanted.check()?;
-    let (using, here) = prepared(local)?;
-    if length == 0 || vector.is_null() {
-        return fail(SCI_ERR_ILLEGAL_PARAMETER);
-    }
-    if length > DIS_DMA_MAX_VECLEN as usize {
-        return fail(SCI_ERR_MAX_ENTRIES);
-    }
-    let mut transaction = Transaction::new();
-    for nth in 0..length {
-        // SAFETY: as the caller says.
-        let element = unsafe { vector.add(nth).read_unaligned() };
-        let places = (
-            Place::shared(&here, element.local_offset as usize),
-            Place::shared(&there, element.remote_offset as usize),
-        );
-        wanted.piece(&mut transaction, places, element.size as usize)?;
-    }
-    wanted.start(&queue, transaction, Ends { locals: vec![using], remotes: vec![remote] })
 }
 
 fn create(sd: RawHandle, adapter: u32, max_entries: u32, flags: u32) -> Outcome<RawHandle> {

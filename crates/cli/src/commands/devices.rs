@@ -4,6 +4,7 @@ use rackbus_control::api::{
     Device, DeviceReport, DeviceState, MediumLinkReport, OperationReport, PeerReport,
     PeerWindowReport,
 };
+use rackbus_control::shares::Turns;
 use rackbus_fabric::rack::format_size;
 
 use crate::Common;
@@ -58,6 +59,15 @@ pub fn trouble(device: &Device) -> Option<String> {
     Some(format!("{}: {trouble}", device.function))
 }
 
+/// Who has it; of one that is shared, in how many turns it goes round.
+pub fn holder(holder: Option<&str>, turns: Option<&Turns>) -> String {
+    let holder = holder.unwrap_or_default();
+    match turns {
+        Some(turns) => format!("{holder} (1 of {})", turns.shares).trim_start().to_owned(),
+        None => holder.to_owned(),
+    }
+}
+
 fn table(devices: &[Device], output: &Output) {
     let rows = devices.iter().map(|device| {
         let (state, tone) = state(device.state);
@@ -66,7 +76,7 @@ fn table(devices: &[Device], output: &Output) {
             device.function.clone().into(),
             device.kind.clone().into(),
             Cell(state.into(), tone),
-            device.holder.clone().unwrap_or_default().into(),
+            holder(device.holder.as_deref(), device.turns.as_ref()).into(),
             lease.into(),
             device.detail.clone().into(),
         ]
@@ -86,6 +96,7 @@ fn detail(device: &Device, output: &Output) {
     if let (Some(holder), Some(lease)) = (&device.holder, device.lease) {
         rows.push(vec!["holder".into(), format!("{holder}, lease {lease}").into()]);
     }
+    rows.extend(device.turns.as_ref().map(turns));
     if device.waiting > 0 {
         rows.push(vec!["waiting".into(), format!("{} requests", device.waiting).into()]);
     }
@@ -131,6 +142,20 @@ fn counters(report: &DeviceReport) -> impl Iterator<Item = Vec<Cell>> + use<> {
         ("peer bytes written", report.peer_bytes_written),
     ];
     counters.into_iter().map(|(name, count)| vec![name.into(), count.to_string().into()])
+}
+
+/// The turns that borrowers take on it.
+fn turns(turns: &Turns) -> Vec<Cell> {
+    let turn = turns.turn.map(|share| format!(", the turn of share {share}")).unwrap_or_default();
+    let handover = turns.handover().map(|ms| format!(", handed over in {ms:.0} ms"));
+    let text = format!(
+        "{} take turns of {:.1} s{turn}; {} turns so far{}",
+        turns.shares,
+        turns.slice_ms as f64 / 1e3,
+        turns.turns,
+        handover.unwrap_or_default()
+    );
+    vec!["turns".into(), text.into()]
 }
 
 /// How the link to its medium was.

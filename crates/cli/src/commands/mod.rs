@@ -31,6 +31,7 @@ pub mod path;
 pub mod reach;
 pub mod restart;
 pub mod revoke;
+pub mod share;
 pub mod status;
 pub mod testbed;
 pub mod token;

@@ -37,7 +37,7 @@ const fn entry(method: &'static str, path: &'static str, need: Need) -> Entry {
 }
 
 /// All of them.
-pub const TABLE: [Entry; 33] = [
+pub const TABLE: [Entry; 39] = [
     entry("GET", "/v1/status", Need::Read),
     entry("GET", "/v1/control", Need::Read),
     entry("GET", "/v1/devices", Need::Read),
@@ -53,6 +53,12 @@ pub const TABLE: [Entry; 33] = [
     entry("GET", "/v1/leases/{lease}", Need::Read),
     entry("DELETE", "/v1/leases/{lease}", Need::Host),
     entry("PUT", "/v1/leases/{lease}/level", Need::Host),
+    entry("GET", "/v1/shares", Need::Read),
+    entry("POST", "/v1/shares", Need::Host),
+    entry("GET", "/v1/shares/{share}", Need::Read),
+    entry("DELETE", "/v1/shares/{share}", Need::Host),
+    entry("POST", "/v1/shares/{share}/yield", Need::Host),
+    entry("GET", "/v1/shares/{share}/turns", Need::Read),
     entry("GET", "/v1/compositions", Need::Read),
     entry("POST", "/v1/compositions", Need::Operate),
     entry("DELETE", "/v1/compositions/{name}", Need::Operate),

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::DeviceReport;
+use crate::shares::Turns;
 
 /// Where a function stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -41,6 +42,9 @@ pub struct Device {
     /// Requests that wait for it.
     #[serde(default)]
     pub waiting: usize,
+    /// The turns that borrowers take on it; nothing where none do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<Turns>,
     /// What its node says of it; nothing while the node is not there.
     pub report: Option<DeviceReport>,
     /// What the borrower's node says of the front that it runs for the function; nothing where the

@@ -54,8 +54,11 @@ pub struct Lease {
     pub socket: Option<String>,
     /// Why it is closing or ended.
     pub reason: Option<String>,
-    /// Whether it was returned in order.
+    /// Whether it was returned in order, or was a turn that was over.
     pub returned: bool,
+    /// Number of the share whose turn it is; nothing where it is lent until it is returned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<u64>,
     /// When it was asked for, milliseconds since 1970.
     pub since_ms: u64,
     /// When it ended, milliseconds since 1970.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use rackbus_lease::{
     Authority, Composition, DeviceChange, FunctionId, FunctionRecord, FunctionState, HostRecord,
-    LeaseId, LeaseRecord, Message, Record,
+    LeaseId, LeaseRecord, Message, Record, Share,
 };
 use tokio::sync::mpsc;
 
@@ -30,6 +30,8 @@ pub(super) struct Known {
     pub compositions: BTreeMap<String, Composition>,
     /// What differs from the rack file, by host and device.
     pub devices: BTreeMap<(String, String), DeviceChange>,
+    /// Who takes turns on functions.
+    pub shares: BTreeMap<LeaseId, Share>,
     /// The nodes that listen now.
     nodes: BTreeMap<String, mpsc::Sender<Message>>,
     /// How often each node was cut off because it took nothing.
@@ -61,8 +63,14 @@ impl Known {
         known.compositions =
             authority.compositions().map(|it| (it.name.clone(), it.clone())).collect();
         known.devices = authority.devices().map(|it| (key_of(it), it.clone())).collect();
+        known.shares = authority.shares().map(|it| (it.share, it.clone())).collect();
         known.leases = authority.leases().map(|l| (l.lease, l.clone())).collect();
         known
+    }
+
+    /// Who takes turns on a function.
+    pub fn ring(&self, function: &FunctionId) -> impl Iterator<Item = &Share> {
+        self.shares.values().filter(move |share| share.function == *function)
     }
 
     /// Whether the function of a lease, which may have ended, is not back from it.
@@ -105,6 +113,10 @@ impl Known {
                 let text = format!("{host}/{device} is out of the rack");
                 Some(Draft::of_host(EventKind::Lease, Some(host), text))
             }
+            Record::Share(share) => Draft::of_share(self.shares.get(&share.share), share),
+            Record::ShareRemoved { share, reason } => {
+                self.shares.get(share).map(|share| Draft::of_leaving(share, reason))
+            }
             Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
         records.iter().filter_map(event).collect()
@@ -141,6 +153,8 @@ impl Known {
                 Record::DeviceRemoved { host, device } => {
                     self.devices.remove(&(host, device));
                 }
+                Record::Share(share) => drop(self.shares.insert(share.share, *share)),
+                Record::ShareRemoved { share, .. } => drop(self.shares.remove(&share)),
                 Record::NextLease { .. } => {}
             }
         }

@@ -1,9 +1,9 @@
 //! The control plane's metrics.
 
-use rackbus_lease::LeaseState;
+use rackbus_lease::{LeaseState, Share};
 
 use super::{Known, Service, Shared};
-use crate::api::{DeviceState, EventKind, HostState};
+use crate::api::{Device, DeviceState, EventKind, HostState};
 use crate::metrics::{Labels, Page};
 
 impl Service {
@@ -67,6 +67,27 @@ impl Shared {
             (vec![("state", word(&state))], count as f64)
         });
         page.gauge("functions", "Functions of the rack file, by state", states);
+        let shared = || devices.iter().filter_map(|device| Some((device, device.turns.as_ref()?)));
+        let named = |device: &Device| vec![("function", device.function.clone())];
+        let shares = shared().map(|(device, turns)| (named(device), turns.shares as f64));
+        page.gauge("shares", "Borrowers that take turns on a function", shares);
+        let share = |share: &Share| {
+            let function = ("function", share.function.to_string());
+            vec![function, ("host", share.borrower.clone()), ("share", share.share.to_string())]
+        };
+        let of =
+            |value: fn(&Share) -> u64| known.shares.values().map(move |it| (share(it), value(it)));
+        let help = "Turns that a borrower had on a function";
+        page.counter("turns", help, of(|share| share.turns));
+        let help = "Milliseconds for which a borrower had a function in its turns";
+        page.counter("turn_held_ms", help, of(|share| share.held));
+        let help = "Times that a function was handed over to a borrower whose turn came";
+        page.counter("handovers", help, of(|share| share.handovers));
+        let help = "Milliseconds for which nobody had a function while it was handed over";
+        page.counter("handover_ms", help, of(|share| share.handover));
+        let holds = |share: &Share| f64::from(u8::from(share.turn.is_some()));
+        let turn = known.shares.values().map(|it| (share(it), holds(it)));
+        page.gauge("turn", "Whether it is a borrower's turn", turn);
         let own = devices.iter().filter_map(|device| {
             let host = device.function.split('/').next().unwrap_or_default();
             Some(((device.function.clone(), host.to_owned()), device.report.as_ref()?))

@@ -17,6 +17,7 @@ mod nodes;
 pub(crate) mod paths;
 mod sections;
 mod shared;
+mod shares;
 mod turns;
 pub(crate) mod views;
 mod writer;

@@ -350,6 +350,9 @@ fn refused(refused: DeviceRefused) -> ApiError {
             lease: Some(lease),
             ..problem("held", error, "wait until it is returned, or end the lease with --force")
         },
+        DeviceRefused::Shared { .. } => {
+            problem("shared", error, "wait until they have left, or end their turns with --force")
+        }
         DeviceRefused::Host(_) => {
             problem("silent", error, "see whether its node runs: `rackbus status`")
         }

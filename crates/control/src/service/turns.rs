@@ -13,7 +13,10 @@ use super::writer::Asker;
 pub(super) fn is_busy(refused: &BorrowRefused) -> bool {
     matches!(
         refused,
-        BorrowRefused::Held { .. } | BorrowRefused::Returning { .. } | BorrowRefused::Queued { .. }
+        BorrowRefused::Held { .. }
+            | BorrowRefused::Returning { .. }
+            | BorrowRefused::Queued { .. }
+            | BorrowRefused::Shared { .. }
     )
 }
 
@@ -45,6 +48,7 @@ impl Turn {
                 let record = known.functions.get(function);
                 record.is_some_and(|record| record.state == FunctionState::Offered)
                     && queue.before(function, self.place) == 0
+                    && known.ring(function).next().is_none()
             };
             self.functions.iter().all(mine).then_some(())
         });

@@ -2,7 +2,7 @@
 
 use rackbus_lease::{
     BorrowRefused, EndReason, FunctionId, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
-    Message, Placement,
+    Message, Placement, TurnUse,
 };
 
 use super::{INCIDENTS, InventoryDevice, Known, Service, Shared, millis};
@@ -132,6 +132,7 @@ impl Shared {
         | Message::Lost { reason: text, .. }
         | Message::ArmFailed { reason: text, .. }
         | Message::LevelSet { outcome: Err(text), .. }
+        | Message::TurnUsed { how: TurnUse::Gone(text), .. }
         | Message::Offered { outcome: Err(text), .. } = message
         {
             // They are kept in records and events, of which there are many.
@@ -215,6 +216,7 @@ impl Shared {
             lease,
             epoch: record.map_or(0, |r: &FunctionRecord| r.epoch),
             waiting: self.queue().length(&device.function),
+            turns: self.turns(known, &device.function),
             report: known.report(&device.function).cloned(),
             front: holder
                 .as_deref()
@@ -245,6 +247,9 @@ impl Shared {
                 Some(trouble) => format!("it takes long: {trouble}"),
                 None => "try again in a moment".to_owned(),
             },
+            BorrowRefused::Shared { function, .. } => {
+                format!("take turns as well: `rackbus share join {function} --for HOST`")
+            }
             BorrowRefused::Queued { .. } => {
                 "wait for it as well, with `--wait`, or ask with a greater priority".to_owned()
             }
@@ -263,6 +268,7 @@ impl Shared {
             BorrowRefused::Held { .. } => "held",
             BorrowRefused::Returning { .. } => "returning",
             BorrowRefused::Queued { .. } => "queued",
+            BorrowRefused::Shared { .. } => "shared",
             BorrowRefused::NoHost(_) => "unknown_host",
             BorrowRefused::Silent { .. }
             | BorrowRefused::Awaited(_)
@@ -315,7 +321,11 @@ pub(crate) fn present(record: &LeaseRecord) -> Lease {
         stage,
         socket,
         reason: reason.map(EndReason::to_string),
-        returned: reason == Some(&EndReason::Returned),
+        returned: matches!(
+            reason,
+            Some(EndReason::Returned | EndReason::TurnOver | EndReason::TurnGivenBack)
+        ),
+        share: record.turn.as_ref().map(|turn| turn.share),
         since_ms: record.since,
         until_ms: record.until,
     }

@@ -7,6 +7,7 @@
 mod certificates;
 mod leases;
 mod requests;
+mod shares;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -18,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use requests::{Answer, Interest};
 pub(super) use requests::{
-    Asker, CompositionChange, Granted, RegisterRequest, Request, Returned, Wanted,
+    Asker, CompositionChange, Granted, RegisterRequest, Request, Returned, ShareChange, Wanted,
 };
 
 use super::{Shared, problem};
@@ -200,6 +201,7 @@ impl Writer {
                     }
                 }));
             }
+            Request::Share { change, answer } => drop(answer.send(self.share(change))),
             Request::Offer { change, answer } => {
                 let _ =
                     answer.send(self.step(|authority, now| numbered(authority.offer(now, change))));

@@ -170,7 +170,7 @@ const SLOTS: u16 = 63;
 const STOP: u16 = SLOTS;
 
 /// Two places for data for each slot: the input's and the output's.
-const LAYOUT: ExchangeLayout =
+pub const LAYOUT: ExchangeLayout =
     ExchangeLayout { tags: 2 * (SLOTS as u32 + 1), data_bytes: LARGEST as usize };
 
 fn input_tag(slot: u16) -> u32 {

@@ -30,7 +30,7 @@ mod tests;
 
 pub use class::AcceleratorClass;
 pub use function::Accelerator;
-pub use medium::{front, front_again};
+pub use medium::{LAYOUT as MEDIUM_LAYOUT, front, front_again};
 pub use pool::{Pool, PoolOptions};
 pub use request::{Plan, check};
 

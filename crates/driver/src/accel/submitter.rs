@@ -81,6 +81,12 @@ impl Submitter {
         self.data
     }
 
+    /// The function itself, and how many bytes of its memory for data may be used. Nothing may be under way when it
+    /// is used beside requests.
+    pub fn parts(&mut self) -> (&mut Accel, usize) {
+        (&mut self.accel, self.data)
+    }
+
     /// The memory for data: `length` bytes from `offset` on.
     pub fn data(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
         let end = offset.checked_add(length)?;

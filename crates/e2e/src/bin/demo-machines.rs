@@ -106,6 +106,19 @@ fn demonstrate(file: &Path) -> Result<()> {
     })?;
     ensure!(refusal.contains("beta"), "the refusal does not name the holder: {refusal}");
 
+    brief_loss(&testbed, &beta, &mut guest, &sum)?;
+    long_loss(&testbed, &beta, guest)?;
+    read_elsewhere(&gamma, &sum)?;
+    let left = beta.json(&["leases"])?;
+    ensure!(left.as_array().is_some_and(Vec::is_empty), "leases are left over: {left}");
+    step("the machines end", || {
+        drop(testbed);
+        Ok(())
+    })
+}
+
+/// The link to the drive's machine is lost while the guest writes, and the guest notices a pause.
+fn brief_loss(testbed: &Testbed, beta: &Rack, guest: &mut Guest, sum: &str) -> Result<()> {
     println!("alpha's cable is pulled while the guest writes, and plugged in again:");
     let copying =
         "dd if=/mnt/a/data of=/mnt/a/copy bs=64k oflag=direct conv=fsync 2>/dev/null && echo whole";
@@ -129,7 +142,11 @@ fn demonstrate(file: &Path) -> Result<()> {
         guest.run("echo 3 >/proc/sys/vm/drop_caches; sha256sum </mnt/a/copy | cut -d' ' -f1")
     })?;
     ensure!(copied == sum, "the copy differs: SHA-256 {copied}, not {sum}");
+    Ok(())
+}
 
+/// The link is lost for longer than a front waits: the guest loses its drive, and the lender offers it again.
+fn long_loss(testbed: &Testbed, beta: &Rack, mut guest: Guest) -> Result<()> {
     println!("alpha's cable is pulled for longer than a front waits, while the guest writes:");
     let writing = "dd if=/dev/zero of=/mnt/a/more bs=64k count=100000 oflag=direct conv=fsync 2>&1; echo over";
     let load = step("it writes on", || guest.begin(writing, Duration::from_secs(60)))?;
@@ -140,7 +157,7 @@ fn demonstrate(file: &Path) -> Result<()> {
     })?;
     step("the guest goes on without, and is stopped", || {
         guest.run("dmesg | tail -n 1")?;
-        guest.stop(&beta)
+        guest.stop(beta)
     })?;
     step("the cable is back: alpha offers its drive again", || {
         testbed.run(&["mend", "alpha"])?;
@@ -149,10 +166,14 @@ fn demonstrate(file: &Path) -> Result<()> {
             (device["state"] == "offered").then_some(())
         })
     })?;
+    Ok(())
+}
 
+/// A guest of another machine finds what the first one wrote.
+fn read_elsewhere(gamma: &Rack, sum: &str) -> Result<()> {
     println!("a guest on gamma borrows alpha/nvme0 (Debian 13, unmodified):");
     let mut guest = step("borrowed over the network, VM started", || {
-        Guest::start(&gamma, "reader", "gamma", "trixie", &["alpha/nvme0"])
+        Guest::start(gamma, "reader", "gamma", "trixie", &["alpha/nvme0"])
     })?;
     step("the guest boots and finds the drive", || {
         guest.booted()?;
@@ -165,12 +186,7 @@ fn demonstrate(file: &Path) -> Result<()> {
     println!("                SHA-256 {found}: the same");
     step("it unmounts; VM stopped, drive given back", || {
         guest.run("umount /mnt/a")?;
-        guest.stop(&gamma)
+        guest.stop(gamma)
     })?;
-    let left = beta.json(&["leases"])?;
-    ensure!(left.as_array().is_some_and(Vec::is_empty), "leases are left over: {left}");
-    step("the machines end", || {
-        drop(testbed);
-        Ok(())
-    })
+    Ok(())
 }

@@ -62,6 +62,10 @@ impl Authority {
         let now = self.enter(now);
         let mut leases = Vec::new();
         for function in change.function_ids() {
+            let shares = self.ring(&function).len();
+            if shares > 0 && !force {
+                return Err(DeviceRefused::Shared { function, shares });
+            }
             let state = self.functions.get(&function).map(|record| &record.state);
             let Some(FunctionState::Lent { lease }) = state else { continue };
             let record = &self.leases[lease];
@@ -74,6 +78,7 @@ impl Authority {
             }
         }
         leases.into_iter().for_each(|lease| self.close(now, lease, EndReason::Withdrawn));
+        change.function_ids().for_each(|function| self.end_shares_of(now, &function));
         let key = (change.host.clone(), change.device.clone());
         let number = match self.devices.get(&key).filter(|known| known.section.is_none()) {
             Some(known) => known.number,

@@ -5,6 +5,7 @@ use super::{
     Outcome, ReturnRefused,
 };
 use crate::message::{FunctionId, LeaseId, Millis, Terms};
+use crate::share::TurnOf;
 
 impl Authority {
     /// Lends `function` to `borrower` on these terms, if it can be had.
@@ -36,14 +37,19 @@ impl Authority {
     ) -> Result<(Vec<LeaseId>, Outcome), BorrowRefused> {
         let now = self.enter(now);
         self.check_contact(now, borrower)?;
+        functions.iter().try_for_each(|function| self.check_unshared(function))?;
         functions.iter().try_for_each(|function| self.check_free(now, function))?;
-        let grant = |function| self.grant(now, function, borrower, terms);
+        let grant = |function| self.grant(now, function, borrower, terms, None);
         let leases = functions.iter().map(grant).collect();
         Ok((leases, self.take()))
     }
 
     /// Whether a function can be had now.
-    fn check_free(&self, now: Millis, function: &FunctionId) -> Result<(), BorrowRefused> {
+    pub(super) fn check_free(
+        &self,
+        now: Millis,
+        function: &FunctionId,
+    ) -> Result<(), BorrowRefused> {
         let record = self.functions.get(function);
         let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
         match record.state {
@@ -63,12 +69,13 @@ impl Authority {
     }
 
     /// Begins the lease of a function that [can be had](Authority::check_free).
-    fn grant(
+    pub(super) fn grant(
         &mut self,
         now: Millis,
         function: &FunctionId,
         borrower: &str,
         terms: &Terms,
+        turn: Option<TurnOf>,
     ) -> LeaseId {
         let Terms { placement, group, level } = terms.clone();
         let lease = self.next_lease;
@@ -87,6 +94,7 @@ impl Authority {
             change: None,
             since: now,
             until: None,
+            turn,
             state,
         };
         self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
@@ -110,6 +118,7 @@ impl Authority {
             LeaseState::Closing { .. } => {}
             _ => self.close(now, lease, EndReason::Returned),
         }
+        self.take_turns(now);
         Ok(self.take())
     }
 

@@ -11,6 +11,7 @@ mod levels;
 mod nodes;
 mod records;
 mod restore;
+mod shares;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use crate::change::LevelChange;
 use crate::composition::Composition;
 use crate::device::DeviceChange;
 use crate::message::{FunctionId, LeaseId, Message, Millis};
+use crate::share::Share;
 
 /// Time limits, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +98,8 @@ pub struct Authority {
     compositions: BTreeMap<String, Composition>,
     /// What differs from the rack file, by host and device.
     devices: BTreeMap<(String, String), DeviceChange>,
+    /// Who takes turns on functions.
+    shares: BTreeMap<LeaseId, Share>,
     next_lease: LeaseId,
     resend_at: Millis,
     /// Leases that were active when the authority started, and of which their lender has not said
@@ -130,6 +134,7 @@ impl Authority {
         let silent = Contact { registered: false, heard: now };
         self.contacts.entry(host.to_owned()).or_insert(silent).heard = now;
         messages.into_iter().for_each(|message| self.hear(now, host, message));
+        self.take_turns(now);
         self.take()
     }
 
@@ -171,6 +176,7 @@ impl Authority {
             Message::Renew { lease, .. } => self.renew(now, host, lease),
             Message::Lost { lease, reason } => self.lost(now, host, lease, reason),
             Message::Closed { lease } => self.closed(now, host, lease),
+            Message::TurnUsed { lease, how } => self.turn_used(now, host, lease, how),
             // Only an authority says the others.
             _ => {}
         }
@@ -208,6 +214,7 @@ impl Authority {
                 hosts.iter().for_each(|host| self.say_devices(host));
             }
         }
+        self.take_turns(now);
         self.take()
     }
 
@@ -225,7 +232,7 @@ impl Authority {
         // Whoever does not look at the clock regularly cannot tell a silent node from its own sleep.
         let idle = self.contacts.is_empty() && self.deadlines.is_empty();
         let beat = (!idle).then(|| self.seen.saturating_add(self.config.beat()));
-        self.deadlines.values().copied().chain(resend).chain(beat).min()
+        self.deadlines.values().copied().chain(resend).chain(beat).chain(self.next_turn_at()).min()
     }
 
     /// The leases, also those that are over.

@@ -140,6 +140,7 @@ impl Authority {
         match (&record.state, outcome) {
             (LeaseState::Opening, Ok(socket)) => {
                 self.set_lease_state(lease, LeaseState::Active { socket });
+                self.turn_usable(now, lease);
                 self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
             }
             (LeaseState::Opening | LeaseState::Active { .. }, Err(reason)) => {

@@ -6,6 +6,7 @@ use crate::change::LevelChange;
 use crate::composition::Composition;
 use crate::device::DeviceChange;
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis, Placement};
+use crate::share::{LeaveReason, Share, TurnOf};
 
 /// Why a lease ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +16,10 @@ pub enum EndReason {
     Returned,
     /// Its device was taken out of the rack.
     Withdrawn,
+    /// Its borrower's turn was over, and others wanted the function.
+    TurnOver,
+    /// Its borrower did not need all of its turn.
+    TurnGivenBack,
     /// Its borrower was silent for longer than its time to live.
     Expired,
     /// Its borrower's node started anew, without it.
@@ -36,6 +41,8 @@ impl std::fmt::Display for EndReason {
         match self {
             EndReason::Returned => f.write_str("returned"),
             EndReason::Withdrawn => f.write_str("its device was withdrawn"),
+            EndReason::TurnOver => f.write_str("its turn is over, and others want the function"),
+            EndReason::TurnGivenBack => f.write_str("its turn was given back early"),
             EndReason::Expired => f.write_str("expired: its borrower was silent too long"),
             EndReason::BorrowerRestarted => f.write_str("its borrower's node was restarted"),
             EndReason::LenderLost(how) => write!(f, "its lender was lost: {how}"),
@@ -99,6 +106,9 @@ pub struct LeaseRecord {
     pub since: Millis,
     /// When it ended, on the authority's clock; none while it has not.
     pub until: Option<Millis>,
+    /// The share whose turn it is; none where it is lent until it is returned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnOf>,
     /// How far lender and borrower have been told.
     pub state: LeaseState,
 }
@@ -188,6 +198,15 @@ pub enum Record {
         /// Its name there.
         device: String,
     },
+    /// Who takes turns on a function; key `share/NUMBER`.
+    Share(Box<Share>),
+    /// A share that takes no more turns: to be removed.
+    ShareRemoved {
+        /// The share's number.
+        share: LeaseId,
+        /// Why.
+        reason: LeaveReason,
+    },
     /// A lease that is over for long: to be removed.
     Forgotten {
         /// The lease to remove from the store.
@@ -206,6 +225,8 @@ impl Record {
             Record::Forgotten { lease } => format!("lease/{lease}"),
             Record::Composition(composition) => format!("composition/{}", composition.name),
             Record::Dissolved { name } => format!("composition/{name}"),
+            Record::Share(share) => format!("share/{}", share.share),
+            Record::ShareRemoved { share, .. } => format!("share/{share}"),
             Record::Device(change) => format!("device/{}", change.name()),
             Record::DeviceRemoved { host, device } => format!("device/{host}/{device}"),
         }
@@ -215,7 +236,10 @@ impl Record {
     pub fn removes(&self) -> bool {
         matches!(
             self,
-            Record::Forgotten { .. } | Record::Dissolved { .. } | Record::DeviceRemoved { .. }
+            Record::Forgotten { .. }
+                | Record::Dissolved { .. }
+                | Record::DeviceRemoved { .. }
+                | Record::ShareRemoved { .. }
         )
     }
 }
@@ -258,6 +282,14 @@ pub enum BorrowRefused {
         function: FunctionId,
         /// How many come before this request.
         before: usize,
+    },
+    /// Others take turns on it.
+    #[error("{function} is lent in turns to {shares} who share it")]
+    Shared {
+        /// The function, by its lender and its name there.
+        function: FunctionId,
+        /// How many take turns.
+        shares: usize,
     },
     /// There is no such host.
     #[error("no host {0} has registered")]

@@ -18,6 +18,7 @@ impl Authority {
             deadlines: BTreeMap::new(),
             compositions: BTreeMap::new(),
             devices: BTreeMap::new(),
+            shares: BTreeMap::new(),
             next_lease: 1,
             resend_at: now,
             unconfirmed: BTreeSet::new(),
@@ -46,7 +47,10 @@ impl Authority {
                     }
                     authority.next_lease = authority.next_lease.max(lease.lease.saturating_add(1));
                     let time = match lease.state {
-                        LeaseState::Closing { .. } => Some(config.close_grace),
+                        LeaseState::Closing { .. } => {
+                            let grace = lease.turn.as_ref().map_or(0, |turn| turn.grace);
+                            Some(config.close_grace.saturating_add(grace))
+                        }
                         LeaseState::Ended { .. } => None,
                         _ => Some(config.ttl),
                     };
@@ -76,8 +80,15 @@ impl Authority {
                 Record::DeviceRemoved { host, device } => {
                     authority.devices.remove(&(host, device));
                 }
+                Record::Share(share) => {
+                    authority.shares.insert(share.share, *share);
+                }
+                Record::ShareRemoved { share, .. } => {
+                    authority.shares.remove(&share);
+                }
             }
         }
+        authority.restore_shares();
         authority
     }
 }

@@ -31,7 +31,9 @@ impl Authority {
     pub(super) fn close(&mut self, now: Millis, lease: LeaseId, reason: EndReason) {
         self.confirm(lease);
         self.set_lease_state(lease, LeaseState::Closing { reason });
-        self.set_deadline(lease, Some(now.saturating_add(self.config.close_grace)));
+        let turn = self.leases.get(&lease).and_then(|record| record.turn.as_ref());
+        let grace = turn.map_or(0, |turn| turn.grace).saturating_add(self.config.close_grace);
+        self.set_deadline(lease, Some(now.saturating_add(grace)));
         self.say(lease);
     }
 
@@ -55,6 +57,7 @@ impl Authority {
         self.set_deadline(lease, None);
         self.confirm(lease);
         if let Some(record) = self.leases.get(&lease).cloned() {
+            self.turn_ended(now, &record, &reason);
             let state = LeaseState::Ended { reason };
             self.put_lease(LeaseRecord { state, until: Some(now), ..record });
             self.forget();
@@ -109,13 +112,18 @@ impl Authority {
             LeaseState::Opening => {
                 let (function, epoch) = (record.function, record.epoch);
                 let (address, ttl) = (lender.address, self.config.ttl);
-                let (placement, group) = (record.placement, record.group);
-                let grant = Grant { lease, function, epoch, address, ttl, placement, group };
+                let (placement, group, turn) = (record.placement, record.group, record.turn);
+                let grant = Grant { lease, function, epoch, address, ttl, placement, group, turn };
                 self.send(&record.borrower, Message::Granted(grant));
             }
             LeaseState::Closing { reason } => {
-                let reason = reason.to_string();
-                self.send(&record.borrower, Message::Ended { lease, reason });
+                let message = match (&reason, record.turn) {
+                    (EndReason::TurnOver, Some(turn)) => {
+                        Message::TurnOver { lease, grace: turn.grace }
+                    }
+                    _ => Message::Ended { lease, reason: reason.to_string() },
+                };
+                self.send(&record.borrower, message);
             }
             LeaseState::Active { .. } => self.say_level(&record),
             LeaseState::Ended { .. } => {}

@@ -6,6 +6,7 @@ use super::{Authority, FunctionRecord, HostRecord, LeaseRecord};
 use crate::composition::Composition;
 use crate::device::DeviceChange;
 use crate::message::{FunctionId, LeaseId, Millis};
+use crate::share::Share;
 
 /// Something as it was before the last step.
 #[derive(Debug)]
@@ -19,6 +20,7 @@ pub(super) enum Undo {
     Confirmed(LeaseId),
     Composition(String, Option<Composition>),
     Device((String, String), Option<DeviceChange>),
+    Share(LeaseId, Option<Box<Share>>),
 }
 
 /// Puts a key's value, or none.
@@ -42,6 +44,9 @@ impl Authority {
                 Undo::NextLease(before) => self.next_lease = before,
                 Undo::Composition(key, before) => drop(put(&mut self.compositions, key, before)),
                 Undo::Device(key, before) => drop(put(&mut self.devices, key, before)),
+                Undo::Share(key, before) => {
+                    drop(put(&mut self.shares, key, before.map(|share| *share)));
+                }
                 Undo::Confirmed(lease) => {
                     self.unconfirmed.insert(lease);
                 }

@@ -23,7 +23,8 @@ fn known(authority: &Authority) -> Vec<Record> {
         Record::Lease(lease)
     });
     let devices = authority.devices().cloned().map(Record::Device);
-    hosts.chain(functions).chain(leases).chain(devices).collect()
+    let shares = authority.shares().cloned().map(|share| Record::Share(Box::new(share)));
+    hosts.chain(functions).chain(leases).chain(devices).chain(shares).collect()
 }
 
 /// A device of alpha's that has one function.
@@ -128,6 +129,9 @@ impl World {
     pub fn check_lease(&mut self, lease: &LeaseRecord) -> Result<(), String> {
         let number = lease.lease;
         match &lease.state {
+            // Its lender may say of a level that the records do not know of: that renews nothing.
+            LeaseState::Arming if self.stored.contains_key(&Record::Lease(lease.clone()).key()) => {
+            }
             LeaseState::Arming => self.patience.begin(number),
             LeaseState::Active { .. } => {
                 let before = self.stored.get(&Record::Lease(lease.clone()).key());

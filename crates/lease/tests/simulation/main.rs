@@ -12,6 +12,7 @@
 //!   what its borrower has.
 //! * Devices are offered and withdrawn: one in use is not let go of, and once the faults stop the records say what the
 //!   nodes have.
+//! * Borrowers take turns on functions: each that does has one once the faults stop.
 //! * A lease that becomes active is one that its lender lets in.
 //! * When the faults stop, what was asked for is granted and what was crashed is offered again.
 //!
@@ -20,6 +21,7 @@
 mod control;
 mod patience;
 mod recovery;
+mod turns;
 mod world;
 
 use rackbus_lease::Config;

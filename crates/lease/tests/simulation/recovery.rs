@@ -45,6 +45,7 @@ impl World {
                 && leases.all(|l| !active(l) || l.asked_level().is_none())
         })?;
         self.check_levels()?;
+        self.check_turns()?;
         // Whoever has something gives it back; then everything is to be had again.
         for lease in self.live() {
             self.give_back(lease)?;

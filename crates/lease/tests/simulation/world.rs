@@ -251,7 +251,8 @@ impl World {
                     node.open.insert(grant.lease, (grant.function, grant.epoch));
                     node.pending.push(Work::Open(grant.lease));
                 }
-                BorrowerAction::Close { lease, .. } => {
+                // A node that waits for its user is one whose work is not done.
+                BorrowerAction::Close { lease, .. } | BorrowerAction::Yield { lease, .. } => {
                     // Whatever was still to be opened is closed instead.
                     node.pending.retain(|w| !matches!(w, Work::Open(l) if *l == lease));
                     node.pending.push(Work::Close(lease));
@@ -396,6 +397,9 @@ impl World {
     pub fn user(&mut self) -> Result<(), String> {
         if self.random.chance(12) {
             return self.change_device();
+        }
+        if self.random.chance(20) {
+            return self.change_shares();
         }
         let live = self.live();
         if !live.is_empty() && self.random.chance(30) {
@@ -546,7 +550,8 @@ impl World {
             }
             710..830 => self.attach()?,
             830..930 => self.user()?,
-            930..950 => self.notice_loss(),
+            930..945 => self.notice_loss(),
+            945..950 => self.let_go_early(),
             950..965 => self.now += self.random.next() % 2000,
             965..972 => self.freeze(),
             972..976 => self.store_fails_until = self.now + self.random.next() % (3 * CONFIG.ttl),

@@ -335,14 +335,19 @@ impl World {
                 count == 0
             }
             Step::Mark(mark) => {
-                let span = now.since(self.jobs[id].started);
-                if self.measuring() {
-                    let marks = &mut self.flows[flow as usize].stats.marks;
-                    marks.resize(marks.len().max(usize::from(mark) + 1), Time::ZERO);
-                    marks[usize::from(mark)] += span;
-                }
+                self.mark(id, mark);
                 true
             }
+        }
+    }
+
+    /// Adds the time since the job was started to what its flow has under `mark`.
+    fn mark(&mut self, id: u32, mark: u8) {
+        let span = self.now.since(self.jobs[id].started);
+        if self.measuring() {
+            let marks = &mut self.flows[self.jobs[id].flow as usize].stats.marks;
+            marks.resize(marks.len().max(usize::from(mark) + 1), Time::ZERO);
+            marks[usize::from(mark)] += span;
         }
     }
 

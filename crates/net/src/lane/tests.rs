@@ -13,6 +13,7 @@ use rackbus_seeds::{Random, Simulation};
 
 use super::*;
 use crate::addressing::Stations;
+use crate::port::Cause;
 
 const STATIONS: usize = 4;
 /// Its rings' memory is what the hostile one writes into.

@@ -2,7 +2,9 @@
 
 use rackbus_control::api::NodeMessages;
 use rackbus_control::lease_span;
-use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message};
+use std::time::Duration;
+
+use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis};
 
 use super::{Agent, Heard};
 use crate::borrower::BorrowedFunctions;
@@ -70,18 +72,25 @@ impl Agent {
             match action {
                 BorrowerAction::Send(message) => self.say(message),
                 BorrowerAction::Open(grant) => {
-                    let lease = grant.lease;
+                    let (lease, unplugger) = (grant.lease, self.unplugger.clone());
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
                         tracing::info!(function = %grant.function, epoch = grant.epoch, "borrowed");
-                        let outcome = borrower
-                            .open(grant)
-                            .map(|path| path.display().to_string())
-                            .map_err(|error| error.to_string());
+                        let vm = grant.turn.as_ref().and_then(|turn| turn.vm.clone());
+                        let function = grant.function.to_string();
+                        let opened = borrower.open(grant);
+                        let outcome = opened.as_ref().map(|path| path.display().to_string());
+                        let outcome = outcome.map_err(ToString::to_string);
                         let _ = heard.send(Heard::OpenDone(lease, outcome));
+                        if let (Some(vm), Ok(socket)) = (vm, opened)
+                            && let Err(how) = unplugger.plug(&vm, &function, &socket)
+                        {
+                            let _ = heard.send(Heard::TurnUsed(lease, how));
+                        }
                     });
                 }
                 BorrowerAction::Close { lease, reason } => {
+                    self.turns.end(lease);
                     let unplugger = self.unplugger.clone();
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
@@ -91,7 +100,37 @@ impl Agent {
                         let _ = heard.send(Heard::CloseDone(lease));
                     });
                 }
+                BorrowerAction::Yield { lease, grace } => {
+                    self.turns.end(lease);
+                    let unplugger = self.unplugger.clone();
+                    self.by_lease.run(lease, move || {
+                        let _about = lease_span(lease).entered();
+                        tracing::info!(grace, "the turn is over: letting go");
+                        // A guest lets go in its own time, a program within its grace.
+                        unplug(&borrower, &unplugger, lease);
+                        borrower.await_user(lease, Duration::from_millis(grace));
+                        borrower.close(lease);
+                        let _ = heard.send(Heard::CloseDone(lease));
+                    });
+                }
             }
+        }
+    }
+
+    /// A lease can be used; if it is a turn, it is noticed who does.
+    pub(super) fn begin_turn(&mut self, lease: LeaseId) {
+        if let Some(turn) = self.borrower.turn(lease) {
+            self.turns.begin(self.now(), lease, turn.claim);
+        }
+    }
+
+    /// Gives back what is not needed any more.
+    pub(super) fn look_at_turns(&mut self, now: Millis) {
+        let borrower = self.borrower.clone();
+        let has_user = |lease| borrower.user(lease).is_some_and(|(_, user)| user.is_some());
+        for (lease, how) in self.turns.look(now, has_user) {
+            let actions = self.borrowing.turn_used(lease, how);
+            self.do_borrower(actions);
         }
     }
 }

@@ -284,8 +284,16 @@ mod tests {
         );
         let (function, address) = ("alpha/nvme0".parse().unwrap(), "nowhere".to_owned());
         let placement = Placement::Borrower;
-        let grant =
-            Grant { lease: 1, function, epoch: 1, address, ttl: 1000, placement, group: None };
+        let grant = Grant {
+            lease: 1,
+            function,
+            epoch: 1,
+            address,
+            ttl: 1000,
+            placement,
+            group: None,
+            turn: None,
+        };
         let path = functions.open(grant).unwrap();
         let user = std::thread::spawn(move || Client::connect(&path, Duration::from_secs(30)));
         asks.recv().unwrap();

@@ -48,16 +48,22 @@ pub struct Experiment {
     pub cases: Vec<Case>,
 }
 
+impl Experiment {
+    fn new(observation: u32, title: &'static str, measure: &'static str, cases: Vec<Case>) -> Self {
+        Experiment { observation, title, measure, ideal: 1.0, cases }
+    }
+}
+
 /// Runs the experiment of an observation; nothing for one that is not simulated here.
 pub fn experiment(observation: u32, seed: u64) -> Option<Experiment> {
     let engine = "engine time of the first tenant over that of the second";
-    let of = |title, measure, cases| Experiment { observation, title, measure, ideal: 1.0, cases };
+    let of = |title, measure, cases| Some(Experiment::new(observation, title, measure, cases));
     let pair = |name: &str, loads: [Load; 2]| {
         compare(name, &loads, [Share::default(); 2], seed, |a, b| {
             a.total().engine_ns as f64 / b.total().engine_ns as f64
         })
     };
-    Some(match observation {
+    match observation {
         1 => of(
             "message size matters",
             engine,
@@ -65,22 +71,7 @@ pub fn experiment(observation: u32, seed: u64) -> Option<Experiment> {
                 .map(|size| pair(&format!("{size} B and 64 B"), [load(size, AES), load(64, AES)]))
                 .to_vec(),
         ),
-        2 => {
-            // 64 KiB come out of 308 bytes; a tenth of a gigabyte each second is what was bought.
-            let inflate = Content { ratio: 213_000, ..load(308, (60_000.0, 0.1)).content };
-            let inflate = Load { content: inflate, ..load(308, (60_000.0, 0.1)) };
-            let egress = Some(Limit::new(100_000_000, 65_536));
-            let shares = [Share { egress, ..Share::default() }, Share::default()];
-            let loads = [inflate, load(65_536, SHA3)];
-            let bytes = |a: &Report, _: &Report| {
-                a.total().egress as f64 * SECOND as f64 / (LENGTH - WARM_NS) as f64 / 1e8
-            };
-            of(
-                "the ratio of output to input varies",
-                "output over the bandwidth out of the device that was bought",
-                vec![compare("decompression beside hashing", &loads, shares, seed, bytes)],
-            )
-        }
+        2 => Some(output_ratio(seed)),
         3 => of(
             "the implementation matters, and the content",
             engine,
@@ -114,49 +105,75 @@ pub fn experiment(observation: u32, seed: u64) -> Option<Experiment> {
                 })
                 .to_vec(),
         ),
-        7 => {
-            let loads = [load(4096, AES), load(64, AES)];
-            let shares = [
-                guaranteed(Unit::Bytes, 4096 * 300_000, 300_000, 592.0),
-                guaranteed(Unit::Operations, 5_000_000, 5_000_000, 108.0),
-            ];
-            let kept = |nth: usize| {
-                move |a: &Report, b: &Report| {
-                    let window = SECOND / 20;
-                    match nth {
-                        0 => a.least(window, WARM_NS, |s| s.ingress) as f64 / 61_440_000.0,
-                        _ => b.least(window, WARM_NS, |s| s.operations) as f64 / 250_000.0,
-                    }
-                }
-            };
-            of(
-                "bytes each second and operations each second are two things",
-                "what was kept of the minimum in the worst twentieth of a second (1 or more is kept)",
-                vec![
-                    compare("9.8 Gbit/s with 4096 B", &loads, shares, seed, kept(0)),
-                    compare("5 Mop/s with 64 B beside it", &loads, shares, seed, kept(1)),
-                ],
-            )
+        7 => Some(two_units(seed)),
+        10 => Some(floods(seed)),
+        _ => None,
+    }
+}
+
+/// The output of decompression, beside hashing.
+fn output_ratio(seed: u64) -> Experiment {
+    // 64 KiB come out of 308 bytes; a tenth of a gigabyte each second is what was bought.
+    let inflate = Content { ratio: 213_000, ..load(308, (60_000.0, 0.1)).content };
+    let inflate = Load { content: inflate, ..load(308, (60_000.0, 0.1)) };
+    let egress = Some(Limit::new(100_000_000, 65_536));
+    let shares = [Share { egress, ..Share::default() }, Share::default()];
+    let loads = [inflate, load(65_536, SHA3)];
+    let bytes = |a: &Report, _: &Report| {
+        a.total().egress as f64 * SECOND as f64 / (LENGTH - WARM_NS) as f64 / 1e8
+    };
+    Experiment::new(
+        2,
+        "the ratio of output to input varies",
+        "output over the bandwidth out of the device that was bought",
+        vec![compare("decompression beside hashing", &loads, shares, seed, bytes)],
+    )
+}
+
+/// Minimums in bytes and in operations, side by side.
+fn two_units(seed: u64) -> Experiment {
+    let loads = [load(4096, AES), load(64, AES)];
+    let shares = [
+        guaranteed(Unit::Bytes, 4096 * 300_000, 300_000, 592.0),
+        guaranteed(Unit::Operations, 5_000_000, 5_000_000, 108.0),
+    ];
+    let kept = |nth: usize| {
+        move |a: &Report, b: &Report| {
+            let window = SECOND / 20;
+            match nth {
+                0 => a.least(window, WARM_NS, |s| s.ingress) as f64 / 61_440_000.0,
+                _ => b.least(window, WARM_NS, |s| s.operations) as f64 / 250_000.0,
+            }
         }
-        10 => {
-            let rate = |a: &Report, _: &Report| {
-                a.total().ingress as f64 * SECOND as f64 / (LENGTH - WARM_NS) as f64 / 5e9
-            };
-            let shares =
-                [guaranteed(Unit::Bytes, 5_000_000_000, 1_220_704, 592.0), Share::default()];
-            let case = |size: u64| {
-                let flood = Load { queues: 16, ..load(size, AES) };
-                let loads = [load(4096, AES), flood];
-                compare(&format!("a flood of {size} B by 16 queues"), &loads, shares, seed, rate)
-            };
-            of(
-                "floods of tiny messages take over",
-                "what the victim gets of the 40 Gbit/s that it bought (1 or more is kept)",
-                [16, 32, 64].map(case).to_vec(),
-            )
-        }
-        _ => return None,
-    })
+    };
+    Experiment::new(
+        7,
+        "bytes each second and operations each second are two things",
+        "what was kept of the minimum in the worst twentieth of a second (1 or more is kept)",
+        vec![
+            compare("9.8 Gbit/s with 4096 B", &loads, shares, seed, kept(0)),
+            compare("5 Mop/s with 64 B beside it", &loads, shares, seed, kept(1)),
+        ],
+    )
+}
+
+/// A tenant with a minimum beside one that sends tiny messages by many queues.
+fn floods(seed: u64) -> Experiment {
+    let rate = |a: &Report, _: &Report| {
+        a.total().ingress as f64 * SECOND as f64 / (LENGTH - WARM_NS) as f64 / 5e9
+    };
+    let shares = [guaranteed(Unit::Bytes, 5_000_000_000, 1_220_704, 592.0), Share::default()];
+    let case = |size: u64| {
+        let flood = Load { queues: 16, ..load(size, AES) };
+        let loads = [load(4096, AES), flood];
+        compare(&format!("a flood of {size} B by 16 queues"), &loads, shares, seed, rate)
+    };
+    Experiment::new(
+        10,
+        "floods of tiny messages take over",
+        "what the victim gets of the 40 Gbit/s that it bought (1 or more is kept)",
+        [16, 32, 64].map(case).to_vec(),
+    )
 }
 
 fn guaranteed(unit: Unit, rate: u64, operations: u64, cost_ns: f64) -> Share {

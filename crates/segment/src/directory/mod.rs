@@ -13,6 +13,7 @@
 
 mod connections;
 mod groups;
+mod interface;
 mod interrupts;
 mod moves;
 mod pages;
@@ -22,15 +23,15 @@ mod windows;
 use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_fabric::pool::Extents;
-use rackbus_fabric::sharing::Rules;
 use rackbus_fabric::{FabricHandle, Loan};
 
 use crate::message::{
-    Ask, Event, Handle, InterruptKind, NodeId, Notice, ObjectId, Refusal, Reply, Request,
-    SegmentId, SessionId, Share, Tell, VERSION, Welcome,
+    Ask, Handle, InterruptKind, NodeId, Notice, ObjectId, Refusal, Reply, Request, SegmentId,
+    SessionId, Share, Tell, VERSION, Welcome,
 };
 use connections::{Connection, Pending};
 use groups::Group;
+pub use interface::{Attached, HostRange, LinePart, Loss, Objects, Output, Settings, To};
 use interrupts::Interrupt;
 use moves::{Move, Ticket};
 use pages::Extent;
@@ -39,148 +40,6 @@ use windows::Windows;
 
 /// What one process may have of segments, connections, interrupts and extents together.
 pub const MAX_HANDLES: u32 = 65_536;
-
-/// Makes what the directory needs, at once.
-pub trait Objects {
-    /// Memory of so many bytes, zeroed, sparse.
-    ///
-    /// # Errors
-    /// What the system says.
-    fn memory(&mut self, size: u64) -> Result<ObjectId, String>;
-
-    /// An event.
-    ///
-    /// # Errors
-    /// What the system says.
-    fn event(&mut self) -> Result<ObjectId, String>;
-
-    /// The line of an interrupt, or the ring of a sender to it.
-    ///
-    /// # Errors
-    /// What the system says.
-    fn line(&mut self, part: LinePart) -> Result<ObjectId, String>;
-
-    /// How often a doorbell rang so far.
-    ///
-    /// # Errors
-    /// What the system says.
-    fn rung(&self, line: ObjectId) -> Result<u32, String>;
-}
-
-/// What memory an interrupt needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinePart {
-    /// The doorbell that its senders ring.
-    Doorbell,
-    /// The ring of messages that one sender writes to.
-    Ring,
-}
-
-/// An object that goes with a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attached {
-    /// The memory or event that goes along.
-    pub object: ObjectId,
-    /// Whether the receiver may store to it.
-    pub write: bool,
-}
-
-impl Attached {
-    /// With loads and stores.
-    fn whole(object: ObjectId) -> Self {
-        Attached { object, write: true }
-    }
-}
-
-/// Whom a message is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum To {
-    /// The session that asked.
-    Reply(SessionId, Reply),
-    /// An event for a session, which did not ask for it.
-    Event(SessionId, Event),
-    /// The node of an owner.
-    Ask(NodeId, Ask),
-    /// The node of a connector.
-    Tell(NodeId, Tell),
-}
-
-/// What the shell has to do, in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
-    /// Send a message, with these objects beside it.
-    Send(To, Vec<Attached>),
-    /// Copy memory, then call [`Directory::copied`].
-    Copy {
-        /// Number of the move that the copy belongs to.
-        ticket: Handle,
-        /// Object and offset in bytes that are copied from.
-        from: (ObjectId, u64),
-        /// Object and offset in bytes that are copied to.
-        to: (ObjectId, u64),
-        /// Length in bytes.
-        length: u64,
-    },
-    /// Empty a range of memory: who still maps it reads zeroes from now on.
-    Empty {
-        /// What to call [`Directory::emptied`] with when it is done: so much takes its time, and
-        /// is not waited for. `None` for little, which is done at once.
-        job: Option<Handle>,
-        /// The memory to be emptied.
-        object: ObjectId,
-        /// Offset of the first byte.
-        offset: u64,
-        /// Length in bytes.
-        length: u64,
-    },
-    /// Let go of an object.
-    Forget(ObjectId),
-    /// End a session: it did not answer. [`Directory::closed`] is to be called.
-    Cut(SessionId),
-}
-
-/// How the conversation with an owner's node ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loss {
-    /// The node is dead: nobody listens where it should be, or it closed the conversation. Its
-    /// processes are cut off.
-    Dead,
-    /// It could not be talked to, which says nothing of its processes.
-    OutOfReach,
-}
-
-/// A host's exported memory in the rack's address space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostRange {
-    /// First address of the host's part of the pool.
-    pub base: u64,
-    /// Size of the part in bytes.
-    pub size: u64,
-}
-
-impl HostRange {
-    /// The addresses that the part has in the pool.
-    pub fn addresses(&self) -> std::ops::Range<u64> {
-        self.base..self.base.saturating_add(self.size)
-    }
-}
-
-/// What the directory knows from the rack file.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Number of the host whose directory this is.
-    pub node: NodeId,
-    /// All hosts of the rack, with their names.
-    pub hosts: BTreeMap<NodeId, String>,
-    /// Where this host's exported memory is in the rack's address space.
-    pub range: HostRange,
-    /// Each host's exported memory, to find whom an address belongs to.
-    pub ranges: Vec<(NodeId, HostRange)>,
-    /// Who may use whose segments.
-    pub rules: Rules,
-    /// Whether the hosts are machines, which share no memory.
-    pub machines: bool,
-}
 
 /// A connection of another host's process to something of this host: its node, and what that
 /// node calls it.

@@ -14,13 +14,19 @@
 //! writers go. One that stands still (stopped, or its host) keeps them waiting until it goes on or is
 //! ended; `rackbus status` shows since when it was not heard from.
 
+mod keepers;
+mod tickets;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Answer, Attached, Directory, Guest, Objects, Output, To};
-use crate::message::{
-    Change, Event, Handle, NodeId, ObjectId, Refusal, Reply, SegmentId, SessionId, Share, Tell,
-};
+use super::{Attached, Directory, Guest, Objects, Output, To};
+use crate::message::{Change, Event, Handle, ObjectId, SessionId, Share, Tell};
+pub(super) use keepers::Keeper;
+pub(super) use keepers::Kept;
+pub(super) use keepers::Lingering;
+pub(super) use keepers::Revoked;
+pub(super) use tickets::Ticket;
 
 /// Milliseconds that a keeper may take for each step.
 const PATIENCE: u64 = 2_000;
@@ -31,71 +37,6 @@ const LATE: u64 = 500;
 
 /// Bytes that are emptied at once: it takes less time than telling somebody that it is done.
 const AT_ONCE: u64 = 4 << 20;
-
-/// Who keeps memory that is being moved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Keeper {
-    /// A session of this host, and what it calls the memory.
-    Session(SessionId, Handle),
-    /// A connection of somebody else's to the memory.
-    Guest(Guest),
-}
-
-/// What is being moved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
-    Segment(Handle),
-    Group(SegmentId),
-    /// Pages of an extent, to be opened.
-    Opening(Handle),
-    /// Pages of an extent, to be closed.
-    Closing(Handle),
-}
-
-/// Somebody is to lose something.
-#[derive(Debug)]
-pub(super) struct Revoked {
-    pub kept: Kept,
-    /// Those who are connected.
-    pub guests: Vec<Guest>,
-    /// Whether there are others, who were before and may keep a mapping.
-    pub lingers: bool,
-}
-
-/// Hosts whose processes were connected to memory, have no right to it any more, and may keep a
-/// mapping of it; with the most that they could do.
-#[derive(Debug, Default)]
-pub(super) struct Lingering {
-    former: BTreeMap<NodeId, Share>,
-    /// Those of them that the move that is under way leaves behind.
-    leaving: BTreeMap<NodeId, Share>,
-}
-
-impl Lingering {
-    /// A host's process has no right to the memory any more.
-    pub(super) fn was_let_go(&mut self, node: NodeId, share: Share) {
-        let most = self.former.entry(node).or_insert(share);
-        *most = share.max(*most);
-    }
-
-    /// Whether one of them could do more than `allowed` says for its host.
-    pub(super) fn lingers(&self, allowed: impl Fn(NodeId) -> Share) -> bool {
-        self.former.iter().chain(&self.leaving).any(|(node, share)| allowed(*node) < *share)
-    }
-
-    /// A move has begun, which leaves all of them behind.
-    pub(super) fn are_left_behind(&mut self) {
-        self.leaving = std::mem::take(&mut self.former);
-    }
-
-    /// That move is over; `stayed` when the bytes could not be moved, and nobody was left behind.
-    pub(super) fn moved(&mut self, stayed: bool) {
-        let left = std::mem::take(&mut self.leaving);
-        if stayed {
-            left.into_iter().for_each(|(node, share)| self.was_let_go(node, share));
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -128,63 +69,7 @@ pub(super) struct Move {
     extended: bool,
 }
 
-/// Somebody who waits for moves.
-#[derive(Debug)]
-pub(super) struct Ticket {
-    session: SessionId,
-    /// Moves still under way.
-    left: u32,
-    outcome: Result<(), Refusal>,
-    /// Whether the session has been told to wait.
-    started: bool,
-}
-
 impl Directory {
-    pub(super) fn new_ticket(&mut self, session: SessionId) -> Handle {
-        let handle = self.handle();
-        let ticket = Ticket { session, left: 0, outcome: Ok(()), started: false };
-        self.tickets.insert(handle, ticket);
-        handle
-    }
-
-    /// What to say to who asked: that it is done already, or that it has begun.
-    pub(super) fn answer_ticket(&mut self, handle: Handle) -> Answer {
-        match self.tickets.get_mut(&handle) {
-            Some(ticket) if ticket.left > 0 => {
-                ticket.started = true;
-                Ok(Some((Reply::Started { ticket: handle }, Vec::new())))
-            }
-            Some(_) => {
-                let ticket = self.tickets.remove(&handle);
-                ticket.map_or(Ok(()), |ticket| ticket.outcome)?;
-                super::done()
-            }
-            None => super::done(),
-        }
-    }
-
-    pub(super) fn ticket_failed(&mut self, handle: Handle, why: Refusal) {
-        if let Some(ticket) = self.tickets.get_mut(&handle) {
-            ticket.outcome = Err(why);
-        }
-    }
-
-    fn ticket_step(&mut self, handle: Handle) {
-        let Some(ticket) = self.tickets.get_mut(&handle) else { return };
-        ticket.left = ticket.left.saturating_sub(1);
-        if ticket.left > 0 || !ticket.started {
-            return;
-        }
-        if let Some(ticket) = self.tickets.remove(&handle) {
-            let event = Event::Finished { ticket: handle, outcome: ticket.outcome };
-            self.send(To::Event(ticket.session, event), Vec::new());
-        }
-    }
-
-    pub(super) fn drop_tickets(&mut self, session: SessionId) {
-        self.tickets.retain(|_, ticket| ticket.session != session);
-    }
-
     /// Begins a move of `range` of what the keepers call theirs.
     pub(super) fn begin_move(
         &mut self,
@@ -461,14 +346,6 @@ impl Directory {
             self.ticket_step(ticket);
         }
         self.finish(objects)
-    }
-
-    /// Who waits for a move that is under way.
-    pub(super) fn waiting_for(&self, moving: Option<Handle>) -> Vec<Handle> {
-        let one = moving.and_then(|handle| self.moves.get(&handle));
-        one.map_or_else(Vec::new, |one| {
-            std::iter::once(one.ticket).chain(one.again.iter().copied()).collect()
-        })
     }
 
     /// What was to be moved is gone.

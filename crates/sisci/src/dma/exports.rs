@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use super::channels::{assign, give_back, known, request};
+use super::transfer::{Wanted, transfer_memory, transfer_vector};
 use super::*;
 use crate::error::{finish, put};
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use rackbus_control::api::{Device, DeviceReport, DeviceState, OperationReport, RackStatus};
+use rackbus_control::shares::Turns;
 use rackbus_control::usage::all;
 use serde::Serialize;
 
@@ -37,6 +38,8 @@ pub struct Row {
     pub state: DeviceState,
     /// The host that has it.
     pub holder: Option<String>,
+    /// The turns that borrowers take on it.
+    pub turns: Option<Turns>,
     /// What is wrong with it.
     pub trouble: Option<String>,
     /// DMA that was refused to it, since its engine was started.
@@ -101,6 +104,7 @@ impl Rates {
             kind: device.kind,
             state: device.state,
             holder: device.holder,
+            turns: device.turns,
             trouble,
             dma_refused: refused,
             seconds: since.as_ref().map(|(seconds, _)| *seconds),
@@ -235,6 +239,7 @@ pub mod tests {
             holder: Some("beta".into()),
             lease: Some(1),
             waiting: 0,
+            turns: None,
             epoch: 1,
             report: Some(DeviceReport {
                 counted_ms,

@@ -238,7 +238,7 @@ fn accelerator(row: &Row) -> Vec<Cell> {
     let kept = row.kept.map(|kept| format!("{:.1} %", kept * 100.0)).unwrap_or_default();
     vec![
         row.function.clone().into(),
-        row.holder.clone().unwrap_or_default().into(),
+        devices::holder(row.holder.as_deref(), row.turns.as_ref()).into(),
         row.level.clone().unwrap_or_default().into(),
         rate(row.others),
         rate(shaped("ingress_bytes")),
@@ -281,7 +281,7 @@ fn function(row: &Row) -> Vec<Cell> {
     vec![
         row.function.clone().into(),
         Cell(state.into(), tone),
-        row.holder.clone().unwrap_or_default().into(),
+        devices::holder(row.holder.as_deref(), row.turns.as_ref()).into(),
         rate(row.reads),
         rate(row.writes),
         rate(row.others),

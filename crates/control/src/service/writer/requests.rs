@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rackbus_identity::{Certified, Revoked};
 use rackbus_lease::{
     BorrowRefused, ChangeRefused, Composition, CompositionRefused, DeviceChange, DeviceRefused,
-    FunctionId, LeaseId, Message, Place, Priority, ReturnRefused, Terms,
+    FunctionId, LeaseId, Message, Place, Priority, ReturnRefused, ShareRefused, ShareRequest,
+    Terms,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -45,6 +46,8 @@ pub(in crate::service) enum Request {
     },
     /// Saves or forgets a composition.
     Compose { change: CompositionChange, answer: Answer<Result<(), CompositionRefused>> },
+    /// Somebody takes turns on a function, or does so no more; the answer is the share's number.
+    Share { change: ShareChange, answer: Answer<Result<LeaseId, ShareRefused>> },
     /// Offers a device; the answer is the number of the change.
     Offer { change: DeviceChange, answer: Answer<Result<LeaseId, DeviceRefused>> },
     /// Withdraws a device, and ends the leases of its functions where `force` says so; the answer is the number of the
@@ -78,6 +81,17 @@ pub(in crate::service) enum CompositionChange {
     Save(Composition),
     /// The one of this name is forgotten.
     Remove(String),
+}
+
+/// What becomes of a share.
+#[derive(Debug)]
+pub(in crate::service) enum ShareChange {
+    /// There is a new one.
+    Join(Box<ShareRequest>),
+    /// It takes no more turns.
+    Leave(LeaseId),
+    /// It gives its turn back early.
+    GiveBack(LeaseId),
 }
 
 /// How a request for a function stands to those who wait for the same.

@@ -1,0 +1,194 @@
+//! Follows the turns of a share: tells of them, or runs a program in each.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use rackbus_control::client::Lines;
+use rackbus_control::shares::{Share, ShareSpec, ShareState};
+use rackbus_control::{Client, ClientError};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+
+use super::state;
+use crate::output::{Failure, Output};
+use crate::process::EndRequests;
+
+/// Where the program finds its turn's socket.
+const SOCKET: &str = "RACKBUS_SOCKET";
+/// How long until a control plane that is gone is looked for again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// How a share stands, whenever that changes; also over restarts of the control plane.
+struct Turns<'a> {
+    client: &'a Client,
+    share: u64,
+    lines: Option<Lines<Share>>,
+}
+
+impl<'a> Turns<'a> {
+    fn of(client: &'a Client, share: u64) -> Self {
+        Turns { client, share, lines: None }
+    }
+
+    /// How it stands now; nothing when it takes no more turns.
+    async fn next(&mut self) -> Result<Option<Share>, Failure> {
+        loop {
+            match &mut self.lines {
+                Some(lines) => match lines.next().await {
+                    Some(share) => return Ok(Some(share)),
+                    None => self.lines = None,
+                },
+                None => match self.client.turns(self.share).await {
+                    Ok(lines) => self.lines = Some(lines),
+                    Err(ClientError::Refused(error)) if error.code == "unknown_share" => {
+                        return Ok(None);
+                    }
+                    Err(error @ ClientError::Refused(_)) => return Err(error.into()),
+                    Err(_) => tokio::time::sleep(AGAIN).await,
+                },
+            }
+        }
+    }
+}
+
+/// Tells of a share's turns until it takes no more.
+pub(super) async fn follow(client: &Client, share: u64, output: &Output) -> Result<(), Failure> {
+    // One that there never was is wrong usage.
+    let shares = client.shares().await?;
+    if !shares.iter().any(|it| it.share == share) {
+        let error = format!("there is no share {share}");
+        return Err(Failure::new(error, "`rackbus share list` lists them"));
+    }
+    let mut turns = Turns::of(client, share);
+    while let Some(share) = turns.next().await? {
+        if output.is_json() {
+            output.line(&serde_json::to_string(&share).unwrap_or_default());
+        } else {
+            output.line(&told(&share));
+        }
+    }
+    Ok(())
+}
+
+fn told(share: &Share) -> String {
+    let (word, _) = state(share.state);
+    let seconds = share.allowance_ms as f64 / 1e3;
+    match share.state {
+        ShareState::Waiting => {
+            let ahead = share.ahead.unwrap_or_default();
+            format!("{word}: {ahead} before it, then {seconds:.1} s")
+        }
+        ShareState::Turn => {
+            let socket = share.socket.as_deref().unwrap_or_default();
+            format!("{word}: {} for {seconds:.1} s, socket {socket}", share.function)
+        }
+        ShareState::Asked => format!("{word}: it is to let go of {}", share.function),
+        ShareState::Coming => format!("{word}: {} is being lent", share.function),
+    }
+}
+
+/// A program that runs in a turn.
+struct Running {
+    child: Child,
+    /// The lease that the turn is.
+    lease: Option<u64>,
+    asked: bool,
+}
+
+impl Running {
+    fn start(command: &[OsString], share: &Share) -> Result<Running, Failure> {
+        let [program, arguments @ ..] = command else {
+            return Err(Failure::usage("no program is named", "name one after `--`"));
+        };
+        let mut started = Command::new(program);
+        started.args(arguments).kill_on_drop(true);
+        started.env(SOCKET, share.socket.as_deref().unwrap_or_default());
+        let child = started.spawn().map_err(|cause| {
+            let error = format!("{}: {cause}", program.display());
+            Failure::new(error, "name a program that can be run")
+        })?;
+        Ok(Running { child, lease: share.lease, asked: false })
+    }
+
+    /// Asks it to let go.
+    fn ask(&mut self) {
+        let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid.filter(|_| !self.asked) {
+            self.asked = true;
+            // An error means that it has ended.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+}
+
+/// Takes turns, and runs the program in each of them, until it has done its work.
+pub(super) async fn run(
+    client: &Client,
+    spec: &ShareSpec,
+    command: &[OsString],
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut requests = EndRequests::listen();
+    let share = client.join_share(spec).await?;
+    output.progress(&format!("share {}: takes turns on {}", share.share, share.function));
+    let outcome = tokio::select! {
+        outcome = in_turns(client, share.share, command, output) => outcome,
+        () = requests.wait() => Err(Failure::new("interrupted", "run it again")),
+    };
+    match client.leave_share(share.share).await {
+        Ok(_) => outcome,
+        // It left by itself, as it was told.
+        Err(ClientError::Refused(_)) => outcome,
+        Err(error) => outcome.and(Err(error.into())),
+    }
+}
+
+async fn in_turns(
+    client: &Client,
+    share: u64,
+    command: &[OsString],
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut turns = Turns::of(client, share);
+    let mut running: Option<Running> = None;
+    loop {
+        let ended = async {
+            match &mut running {
+                Some(running) => running.child.wait().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            status = ended => {
+                let was_asked = running.take().is_some_and(|running| running.asked);
+                let failed = |error: String| Failure::new(error, "see what it says");
+                let status = status.map_err(|cause| failed(cause.to_string()))?;
+                match (was_asked, status.success()) {
+                    (true, _) => {}
+                    (false, true) => return Ok(()),
+                    (false, false) => {
+                        return Err(failed(format!("the program ended its turn with {status}")));
+                    }
+                }
+            }
+            stands = turns.next() => {
+                let Some(stands) = stands? else {
+                    let error = format!("share {share} takes no more turns");
+                    return Err(Failure::new(error, "`rackbus events` tells why"));
+                };
+                output.progress(&told(&stands));
+                match &mut running {
+                    None if stands.state == ShareState::Turn => {
+                        running = Some(Running::start(command, &stands)?);
+                    }
+                    Some(running)
+                        if stands.state != ShareState::Turn || stands.lease != running.lease =>
+                    {
+                        running.ask();
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}

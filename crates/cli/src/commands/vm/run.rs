@@ -1,0 +1,192 @@
+//! A VM is started: its functions are borrowed, and QEMU gets its arguments.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rackbus_control::api::Lease;
+use rackbus_fabric::rack::format_size;
+use rackbus_vm::spec::own_vm_args;
+use rackbus_vm::{
+    Assets, Boot, Console, FunctionSpec, Interrupts, Record, Vm, VmError, VmSpec, registry,
+};
+use rustix::process::Pid;
+use serde_json::json;
+
+use super::fabric::Helper;
+use super::leases::{borrow_all, borrow_composition, function, give_back_all, show};
+use super::running::described;
+use super::{Context, OwnArgs, RunArgs, all, free_name, joined, quote};
+use crate::commands::named_host;
+use crate::output::Failure;
+use crate::paths::running;
+use crate::process::{self, EndRequests};
+
+pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
+    check_host(context, &args.host, args.memory)?;
+    // From before anything is borrowed: whoever ends this command gets nothing left behind.
+    let mut requests = EndRequests::listen();
+    let mut leases = match &args.composition {
+        Some(name) => borrow_composition(context, &args.host, name).await?,
+        None => Vec::new(),
+    };
+    let group = args.composition.as_deref();
+    // What it boots from is its first function.
+    let functions = [args.boot.as_slice(), &args.borrow].concat();
+    match borrow_all(context, &args.host, &functions, args.trust, group).await {
+        Ok(mut others) => {
+            std::mem::swap(&mut leases, &mut others);
+            leases.extend(others);
+        }
+        Err(failure) => {
+            give_back_all(context, &leases).await;
+            return Err(failure);
+        }
+    }
+    let launched = match show(&leases, args.msix).await {
+        Ok(()) => launch(args, &leases, context).await,
+        Err(failure) => Err(failure),
+    };
+    let vm = match launched {
+        Ok(vm) => vm,
+        Err(failure) => {
+            give_back_all(context, &leases).await;
+            return Err(failure);
+        }
+    };
+    let record = vm.record().clone();
+    if args.detach {
+        let functions: Vec<&str> = leases.iter().map(|l| l.function.as_str()).collect();
+        let with = if functions.is_empty() { "nothing".to_owned() } else { functions.join(", ") };
+        let Record { name, host, pid, accel, .. } = &record;
+        context.output.result(&described(&record), |o| {
+            o.line(&format!("VM {name} runs on {host} with {with} (process {pid}, {accel})"));
+        });
+        return Ok(());
+    }
+    let Record { name, host, .. } = &record;
+    context.output.progress(&format!("VM {name} runs on {host} until its guest powers off"));
+    let mut ended = tokio::task::spawn_blocking(move || vm.wait());
+    let outcome = tokio::select! {
+        outcome = &mut ended => joined(outcome)?.map_err(Failure::from),
+        () = requests.wait() => {
+            let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw);
+            let asked = record.clone();
+            let end = move || pid.filter(|_| asked.alive()).into_iter().for_each(process::end);
+            joined(tokio::task::spawn_blocking(end).await)?;
+            // How it ended is known: as it was asked to. What is left of it goes.
+            let _ = joined(ended.await)?;
+            Vm::attach(record).kill();
+            Err(Failure::new("interrupted", "the VM has ended; start another one"))
+        }
+    };
+    give_back_all(context, &leases).await;
+    outcome
+}
+
+/// Starts the VM, under a name that is free when the user gave none.
+async fn launch(args: &RunArgs, leases: &[Lease], context: &Context<'_>) -> Result<Vm, Failure> {
+    loop {
+        let name = match args.name.clone() {
+            Some(name) if all(context)?.iter().any(|vm| vm.name == name) => {
+                return Err(VmError::Exists(name).into());
+            }
+            Some(name) => name,
+            None => free_name(context)?,
+        };
+        let mut spec = spec(args, &name, leases, context);
+        let helper = match &args.fabric {
+            Some(asked) => {
+                let guest = super::fabric::identity(&context.run_dir, asked, &name)?;
+                let vm = (args.host.as_str(), name.as_str());
+                Some(Helper::start(&context.run_dir, vm, &guest, false)?)
+            }
+            None => None,
+        };
+        spec.fabric = helper.as_ref().map(|helper| helper.socket.clone());
+        let start = move || Vm::launch(&Assets::of_user(), &spec);
+        match joined(tokio::task::spawn_blocking(start).await)? {
+            // Somebody else took the free name in between.
+            Err(VmError::Exists(_)) if args.name.is_none() => tokio::task::yield_now().await,
+            outcome => {
+                let vm = outcome?;
+                helper.into_iter().for_each(Helper::keep);
+                return Ok(vm);
+            }
+        }
+    }
+}
+
+/// Whether the rack has such a host: its name becomes a folder's.
+///
+/// A VM's memory is lent to the functions that it borrows, and a host lends no more than it has: one that is
+/// too large would be refused by the first function that it maps, when it runs already.
+fn check_host(context: &Context<'_>, host: &str, memory_mib: u32) -> Result<(), Failure> {
+    let rack = running(&context.run_dir)?.rack()?;
+    let host = named_host(&rack, host)?;
+    let memory = u64::from(memory_mib) << 20;
+    if host.memory_stated && memory > host.memory {
+        let (asked, there) = (format_size(memory), format_size(host.memory));
+        let error = format!(
+            "the VM would have {asked} of memory, and {} has {there} by the rack file",
+            host.name
+        );
+        return Err(Failure::usage(error, "run it with less --memory, or correct the rack file"));
+    }
+    Ok(())
+}
+
+pub(super) fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> VmSpec {
+    let boot = match (&args.kernel, &args.disk) {
+        _ if args.boot.is_some() => Boot::Firmware,
+        (Some(kernel), _) => Boot::Kernel {
+            kernel: kernel.clone(),
+            initrd: args.initrd.clone(),
+            append: args.append.clone(),
+        },
+        (None, Some(disk)) => Boot::Disk(disk.clone()),
+        (None, None) => Boot::Guest(args.guest.unwrap_or_default()),
+    };
+    let dir = registry::vms_dir(&context.run_dir, &args.host).join(name);
+    let mut spec = VmSpec::new(name, &dir, boot);
+    spec.memory_mib = args.memory;
+    spec.cpus = args.cpus;
+    spec.spare_ports = args.spare_ports;
+    spec.functions = leases.iter().filter_map(function).collect();
+    spec.console = if args.detach { Console::Socket } else { Console::Terminal };
+    spec.extra = args.extra.clone();
+    spec
+}
+
+/// The name of a group that nobody else has.
+fn new_group() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("vm-args-{}-{}", std::process::id(), now.as_micros())
+}
+
+pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<(), Failure> {
+    check_host(context, &args.host, args.memory)?;
+    let group = args.group.clone().unwrap_or_else(new_group);
+    let leases = borrow_all(context, &args.host, &args.borrow, args.trust, Some(&group)).await?;
+    let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
+    if args.msix {
+        // Nothing is known of that QEMU.
+        functions.iter().try_for_each(|f| Interrupts::MsixKept.note(&f.socket))?;
+    }
+    let helper = match &args.fabric {
+        Some(asked) => {
+            let guest = super::fabric::identity(&context.run_dir, asked, asked)?;
+            Some(Helper::start(&context.run_dir, (&args.host, "own"), &guest, true)?)
+        }
+        None => None,
+    };
+    let socket = helper.as_ref().map(|helper| helper.socket.as_path());
+    let arguments = own_vm_args(args.memory, &functions, socket);
+    helper.into_iter().for_each(Helper::keep);
+    let numbers: Vec<String> = leases.iter().map(|l| l.lease.to_string()).collect();
+    for number in numbers {
+        context.output.progress(&format!("when the VM has ended: rackbus return {number}"));
+    }
+    let quoted: Vec<String> = arguments.iter().map(|a| quote(a)).collect();
+    let value = json!({"arguments": arguments, "leases": leases});
+    context.output.result(&value, |o| o.line(&quoted.join(" ")));
+    Ok(())
+}

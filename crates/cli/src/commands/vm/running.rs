@@ -1,0 +1,167 @@
+//! VMs that run: listed, stopped, asked, and given functions.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rackbus_vm::{Interrupts, Record, Vm};
+use serde_json::{Value, json};
+
+use super::leases::{borrow_all, function, give_back, give_back_all, leases_at, leases_of, show};
+use super::{Context, ExecArgs, PlugArgs, StopArgs, all, find, quote};
+use crate::commands::borrow::Trust;
+use crate::output::{Cell, Failure};
+
+pub(super) fn list(context: &Context<'_>) -> Result<(), Failure> {
+    let vms: Vec<Value> = all(context)?.iter().map(described).collect();
+    context.output.result(&vms, |o| {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let rows = vms.iter().map(|vm| {
+            let functions = vm["functions"].as_array().into_iter().flatten();
+            let functions: Vec<String> = functions.map(|f| text(&f["function"])).collect();
+            let mut row: Vec<Cell> =
+                ["vm", "host", "process"].iter().map(|key| text(&vm[*key]).into()).collect();
+            row.push(format!("{} MiB", vm["memory_mib"]).into());
+            row.extend(["accel", "boot"].iter().map(|key| Cell::from(text(&vm[*key]))));
+            row.push(functions.join(", ").into());
+            row
+        });
+        let head = ["vm", "host", "process", "memory", "accel", "boot", "functions"];
+        o.table(&head, rows.collect());
+    });
+    Ok(())
+}
+
+pub(super) async fn stop(args: &StopArgs, context: &Context<'_>) -> Result<(), Failure> {
+    let record = find(context, &args.name)?;
+    // What it uses is asked before it ends, and returned after: nobody needs to let go then.
+    let used = match args.kill {
+        // Neither its guest nor the control plane needs to answer for that.
+        true => match leases_at(context, &record.noted()?).await {
+            Ok(used) => used,
+            Err(failure) => {
+                let error = failure.error;
+                context.output.progress(&format!("what it borrowed is not returned: {error}"));
+                Vec::new()
+            }
+        },
+        false => leases_of(context, &record).await?,
+    };
+    let mut vm = Vm::attach(record);
+    if args.kill {
+        vm.kill();
+    } else {
+        vm.shutdown()?;
+    }
+    let mut returned = Vec::new();
+    for lease in &used {
+        returned.push(give_back(context, lease.lease).await?);
+    }
+    let functions: Vec<&str> = used.iter().map(|l| l.function.as_str()).collect();
+    let value = json!({"vm": args.name, "returned": returned});
+    context.output.result(&value, |o| match functions.len() {
+        0 => o.line(&format!("VM {} stopped", args.name)),
+        _ => o.line(&format!("VM {} stopped, {} returned", args.name, functions.join(", "))),
+    });
+    Ok(())
+}
+
+pub(super) fn exec(args: &ExecArgs, context: &Context<'_>) -> Result<(), Failure> {
+    let mut vm = Vm::attach(find(context, &args.name)?);
+    let command = match args.command.as_slice() {
+        // One argument is a script; more are a command with its arguments.
+        [script] => script.clone(),
+        words => words.iter().map(|w| quote(w)).collect::<Vec<_>>().join(" "),
+    };
+    let output = vm.exec(&command, Duration::from_secs(args.seconds))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let value = json!({
+        "status": output.status, "stdout": text(&output.stdout), "stderr": text(&output.stderr),
+    });
+    context.output.result(&value, |_| {
+        // A reader that has gone away needs no words.
+        let _ = std::io::stdout().write_all(&output.stdout);
+        let _ = std::io::stderr().write_all(&output.stderr);
+    });
+    // The command's exit status is this one's, as with ssh.
+    std::process::exit(output.status)
+}
+
+pub(super) async fn add(
+    args: &PlugArgs,
+    trust: Trust,
+    context: &Context<'_>,
+) -> Result<(), Failure> {
+    let record = find(context, &args.name)?;
+    let functions = std::slice::from_ref(&args.function);
+    let leases = borrow_all(context, &record.host, functions, trust, None).await?;
+    let mut vm = Vm::attach(record);
+    if let Err(failure) = show(&leases, false).await {
+        give_back_all(context, &leases).await;
+        return Err(failure);
+    }
+    for function in leases.iter().filter_map(function) {
+        if let Err(error) = vm.hot_add(&function.name, &function.socket) {
+            give_back_all(context, &leases).await;
+            return Err(error.into());
+        }
+    }
+    context.output.result(&described(vm.record()), |o| {
+        o.line(&format!("{} is plugged into VM {}", args.function, args.name));
+    });
+    Ok(())
+}
+
+pub(super) async fn remove(args: &PlugArgs, context: &Context<'_>) -> Result<(), Failure> {
+    let record = find(context, &args.name)?;
+    let used = leases_of(context, &record).await?;
+    let Some(lease) = used.iter().find(|l| l.function == args.function) else {
+        let have: Vec<&str> = used.iter().map(|l| l.function.as_str()).collect();
+        let have = if have.is_empty() { "none".to_owned() } else { have.join(", ") };
+        let error = format!("VM {} has no {}", args.name, args.function);
+        return Err(Failure::new(error, format!("it has {have}")));
+    };
+    let name = &args.name;
+    let socket = PathBuf::from(lease.socket.clone().unwrap_or_default());
+    if Interrupts::noted(&socket) == Interrupts::MsixKept {
+        let error = format!(
+            "{} has MSI-X, and the QEMU of VM {name} ends when it is unplugged",
+            lease.function
+        );
+        return Err(Failure::new(error, format!("stop the VM: rackbus vm stop {name}")));
+    }
+    // Returning a lease takes the function out of its VM first.
+    let returned = give_back(context, lease.lease).await?;
+    if !record.alive() {
+        let error = format!("VM {name} ended; {} is returned", args.function);
+        return Err(Failure::new(error, "its guest or its QEMU ended it; start it again"));
+    }
+    if Vm::attach(record.clone()).functions()?.iter().any(|plugged| plugged.socket == socket) {
+        let error = format!(
+            "the guest of VM {name} did not let go of {}: it is returned, and what the guest has is an absent device",
+            args.function
+        );
+        return Err(Failure::new(
+            error,
+            "the guest lets go when it has booted, or has ended what uses the device",
+        ));
+    }
+    context.output.result(&json!({"vm": args.name, "returned": returned}), |o| {
+        o.line(&format!("{} is unplugged from VM {} and returned", args.function, args.name));
+    });
+    Ok(())
+}
+
+/// A VM as programs see it.
+pub(super) fn described(record: &Record) -> Value {
+    let plugged = Vm::attach(record.clone()).functions().unwrap_or_default();
+    let functions: Vec<Value> = plugged
+        .iter()
+        .map(|p| json!({"function": p.function, "device": p.id, "socket": p.socket}))
+        .collect();
+    json!({
+        "vm": record.name, "host": record.host, "process": record.pid,
+        "started": record.started, "memory_mib": record.memory_mib, "cpus": record.cpus,
+        "accel": record.accel, "boot": record.boot, "fabric": record.fabric, "folder": record.dir, "functions": functions,
+    })
+}

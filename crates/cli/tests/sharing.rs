@@ -1,0 +1,215 @@
+//! Time-sharing in a rack of real processes: programs of three hosts take turns on one drive, each with data of its own
+//! there; some are killed, some do not let go, and the control plane is restarted.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rackbus_control::shares::{Share, ShareState};
+use rackbus_driver::{Drive, Options};
+use serde_json::Value;
+use support::{Rack, pattern};
+
+const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"2 s\"\nreturn_grace = \"2 s\"\n\
+    [hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"16 MiB\"\nbacking = \"file\"\n\
+    [hosts.beta]\n[hosts.gamma]\n[hosts.delta]\n";
+
+/// Tells the test binary that it is a borrower: the file that it notes its progress in.
+const NOTES: &str = "RACKBUS_TEST_NOTES";
+/// Which part of the drive is its own.
+const REGION: &str = "RACKBUS_TEST_REGION";
+/// How many turns it takes until its work is done.
+const TURNS: usize = 3;
+/// Blocks of 4 KiB in a region.
+const BLOCKS: u64 = 64;
+
+/// What a block of a region has after so many rounds.
+fn block(region: u64, round: u64, block: u64) -> Vec<u8> {
+    pattern(region << 32 | round << 8 | block, 4096)
+}
+
+/// A line for each turn and each round that is on the drive.
+fn notes(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+fn note(path: &Path, line: &str) {
+    use std::io::Write as _;
+    let file = std::fs::File::options().create(true).append(true).open(path);
+    writeln!(file.unwrap(), "{line}").unwrap();
+}
+
+/// In a process of its own: a turn of a borrower. It finds in its region what it wrote there in its turns before, and
+/// writes on until it is ended by the signal that says that its turn is over.
+#[test]
+fn borrower() {
+    let Some(file) = std::env::var_os(NOTES).map(PathBuf::from) else { return };
+    let region: u64 = std::env::var(REGION).unwrap().parse().unwrap();
+    let socket = std::env::var_os("RACKBUS_SOCKET").unwrap();
+    let before = notes(&file);
+    note(&file, "turn");
+    let mut drive = Drive::open(Path::new(&socket), Options { depth: 4, data: 1 << 20 }).unwrap();
+    let done = before.iter().filter(|line| *line != "turn").count() as u64;
+    let lba = |at: u64| (region * BLOCKS + at) * 8;
+    let mut data = vec![0; 4096];
+    for at in 0..BLOCKS {
+        drive.read(lba(at), &mut data).unwrap();
+        // The round that was not noted any more may have begun.
+        let known = match done {
+            0 => data == vec![0; 4096] || data == block(region, 1, at),
+            _ => data == block(region, done, at) || data == block(region, done + 1, at),
+        };
+        assert!(known, "region {region}: block {at} is not as of round {done}");
+    }
+    let turns = before.iter().filter(|line| *line == "turn").count();
+    if turns >= TURNS {
+        return;
+    }
+    for round in done + 1.. {
+        for at in 0..BLOCKS {
+            drive.write(lba(at), &block(region, round, at), false).unwrap();
+        }
+        drive.flush().unwrap();
+        note(&file, "round");
+    }
+}
+
+/// Has a borrower take turns for `host`.
+fn run(rack: &Rack, host: &str, region: u64, folder: &Path) -> Child {
+    let notes = folder.join(host);
+    let program = std::env::current_exe().unwrap();
+    let program = program.to_str().unwrap();
+    let args = ["share", "run", "alpha/nvme0", "--for", host, "--slice", "400ms", "--grace", "1s"];
+    let program = ["--", program, "--exact", "borrower", "--nocapture", "--test-threads", "1"];
+    let mut command: Command = rack.command(&[&args[..], &program[..]].concat());
+    command.env(NOTES, notes).env(REGION, region.to_string());
+    command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap()
+}
+
+fn shares(rack: &Rack) -> Vec<Share> {
+    serde_json::from_value(rack.json(&["share", "list"])).unwrap()
+}
+
+fn share(rack: &Rack, args: &[&str]) -> Share {
+    serde_json::from_value(rack.json(&[&["share"], args].concat())).unwrap()
+}
+
+/// Waits until a share is as it should be.
+fn wait(rack: &Rack, share: u64, ready: impl Fn(&Share) -> bool) -> Share {
+    rack.wait(async |client| {
+        let shares = client.shares().await.ok()?;
+        shares.into_iter().find(|it| it.share == share && ready(it))
+    })
+}
+
+fn events(rack: &Rack) -> Vec<String> {
+    let events = rack.json(&["events", "--last", "2000"]);
+    let text = |event: &Value| event["text"].as_str().unwrap().to_owned();
+    events.as_array().unwrap().iter().map(text).collect()
+}
+
+#[test]
+fn three_programs_take_turns_on_one_drive_and_find_their_own_data_there() {
+    let rack = Rack::up(RACK);
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = ["beta", "gamma", "delta"];
+    let borrowers = hosts.iter().zip(0..);
+    let borrowers: Vec<Child> =
+        borrowers.map(|(host, region)| run(&rack, host, region, folder.path())).collect();
+    // All three are in the ring; nobody gets the drive beside it.
+    rack.wait(async |client| {
+        let turns = client.devices().await.ok()?.remove(0).turns?;
+        (turns.shares == 3 && turns.handovers > 0).then_some(())
+    });
+    let refused = rack.bad(1, &["borrow", "alpha/nvme0", "--for", "beta"]);
+    assert!(refused.contains("lent in turns to 3 who share it"), "{refused}");
+    let other = rack.bad(1, &["share", "join", "alpha/nvme0", "--for", "beta", "--slice", "1s"]);
+    assert!(other.contains("are of 400 ms already"), "{other}");
+    let shown = rack.good(&["devices", "alpha/nvme0"]);
+    assert!(shown.contains("3 take turns of 0.4 s"), "{shown}");
+    let page = rack.good(&["metrics"]);
+    assert!(page.contains("rackbus_shares{function=\"alpha/nvme0\"} 3"), "{page}");
+    for child in borrowers {
+        let ended = child.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{:?}{}", ended.status, rack.logs());
+    }
+    for host in hosts {
+        let notes = notes(&folder.path().join(host));
+        let rounds = notes.iter().filter(|line| *line == "round").count();
+        assert!(rounds > 0, "{host} wrote nothing: {notes:?}");
+        assert_eq!(notes.len() - rounds, TURNS + 1, "{host}: {notes:?}");
+    }
+    assert_eq!(shares(&rack), []);
+    let events = events(&rack);
+    let told = |text: &str| events.iter().filter(|event| event.contains(text)).count();
+    assert!(told("handed over in ") >= 3, "{events:#?}");
+    assert!(told("is over, and others want the function") >= 3, "{events:#?}");
+    assert_eq!(told("takes no more turns on alpha/nvme0"), 3, "{events:#?}");
+    // It is to be had again as ever.
+    rack.give_back(&rack.borrow("alpha/nvme0", "beta"));
+}
+
+#[test]
+fn a_program_that_does_not_let_go_loses_the_function_and_owes_the_time() {
+    let rack = Rack::up(RACK);
+    let join =
+        |host| ["join", "alpha/nvme0", "--for", host, "--slice", "300ms", "--grace", "700ms"];
+    let stubborn = share(&rack, &join("beta"));
+    let got = wait(&rack, stubborn.share, |it| it.state == ShareState::Turn);
+    let mut drive =
+        Drive::open(Path::new(&got.socket.unwrap()), Options { depth: 4, data: 1 << 20 }).unwrap();
+    drive.write(0, &[7; 4096], true).unwrap();
+    let other = share(&rack, &join("gamma"));
+    assert_eq!(other.slice_ms, 300);
+    // It is asked first.
+    wait(&rack, stubborn.share, |it| it.state == ShareState::Asked);
+    let next = wait(&rack, other.share, |it| it.state == ShareState::Turn);
+    assert!(next.handovers == 1, "{next:?}");
+    let owes = wait(&rack, stubborn.share, |it| it.state == ShareState::Waiting);
+    assert!(owes.allowance_ms <= -100, "{owes:?}");
+    drive.read(0, &mut [0; 4096]).expect_err("it reaches a function that others have");
+    let socket = next.socket.unwrap();
+    let mut data = [0; 4096];
+    let mut drive = Drive::open(Path::new(&socket), Options { depth: 4, data: 1 << 20 }).unwrap();
+    drive.read(0, &mut data).unwrap();
+    assert_eq!(data, [7; 4096], "what was acknowledged");
+    // Who is done early gives back by letting go.
+    drop(drive);
+    wait(&rack, stubborn.share, |it| it.turns == 1 && it.state == ShareState::Turn);
+    let given = rack.json(&["share", "leave", &stubborn.share.to_string()]);
+    assert_eq!(given["borrower"], "beta");
+    let refused = rack.bad(1, &["share", "yield", &stubborn.share.to_string()]);
+    assert!(refused.contains("there is no share"), "{refused}");
+}
+
+#[test]
+fn turns_that_nobody_uses_end_and_a_restarted_control_plane_goes_on_with_the_ring() {
+    let mut rack = Rack::up(RACK);
+    let join = |host| ["join", "alpha/nvme0", "--for", host, "--slice", "500ms", "--weight", "2"];
+    let unused = share(&rack, &join("beta"));
+    let used = share(&rack, &join("gamma"));
+    wait(&rack, unused.share, |it| it.state == ShareState::Turn);
+    rack.process(None).crash();
+    rack.restart(None);
+    rack.wait_up(&["alpha", "beta", "gamma", "delta"]);
+    let numbers: Vec<u64> = shares(&rack).iter().map(|it| it.share).collect();
+    assert!(numbers.contains(&used.share), "{numbers:?}");
+    // A path of the share's leads to each turn's socket.
+    let path = rack.run_dir().join(format!("gamma/functions/share-{}.sock", used.share));
+    let wait_turn = |known: u64| {
+        wait(&rack, used.share, |it| it.state == ShareState::Turn && it.lease != Some(known))
+    };
+    let turn = wait_turn(0);
+    let drive = Drive::open(&path, Options { depth: 4, data: 1 << 20 }).unwrap();
+    // Nobody is at beta: after some turns it leaves.
+    rack.wait(async |client| {
+        let shares = client.shares().await.ok()?;
+        (!shares.iter().any(|it| it.share == unused.share)).then_some(())
+    });
+    drop((drive, turn));
+    let told = events(&rack);
+    let left = |event: &String| event.contains("nobody used its last 3 turns");
+    assert!(told.iter().any(left), "{told:#?}");
+}

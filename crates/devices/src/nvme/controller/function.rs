@@ -1,0 +1,218 @@
+//! The controller as its engine sees it: registers are read and written, queues polled, and its state saved.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+
+use rackbus_memory::Carried;
+use rackbus_pci::{
+    Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ModelState, Operations,
+    ResetKind, RestoreError, SaveError, Work,
+};
+use rackbus_spec::nvme::registers::DOORBELLS;
+
+use super::Nvme;
+use crate::nvme::medium::{CLASS, Port};
+use crate::nvme::registers::Change;
+use crate::nvme::state::State;
+
+impl Function for Nvme {
+    fn info(&self) -> &FunctionInfo {
+        &self.info
+    }
+
+    fn health(&self) -> Health {
+        self.backing.health()
+    }
+
+    fn operations(&self) -> Operations {
+        self.counts.operations()
+    }
+
+    fn bar_read(&mut self, _bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]) {
+        if bar == 0 && offset < DOORBELLS {
+            self.state.registers.read(offset, data);
+        }
+    }
+
+    fn bar_write(&mut self, bus: &Bus<'_>, bar: u8, offset: u64, data: &[u8]) {
+        if bar != 0 {
+            return;
+        }
+        if let Some(at) = offset.checked_sub(DOORBELLS) {
+            if let Ok(value) = <[u8; 4]>::try_from(data) {
+                self.ring(bus, at, u32::from_le_bytes(value));
+            }
+            return;
+        }
+        let mut changes = Vec::new();
+        self.state.registers.write(offset, data, |_, change| changes.push(change));
+        for change in changes {
+            match change {
+                Change::Configuration(old) => self.configure(bus, old.en(), old.shn()),
+                Change::InterruptMask(old) => self.mask_changed(bus, old),
+                Change::None => {}
+            }
+        }
+    }
+
+    fn reset(&mut self, bus: &Bus<'_>, kind: ResetKind) {
+        self.abort_jobs();
+        if let Some(mut port) = self.port.take() {
+            port.end(&mut *self.backing);
+        }
+        if self.state.pin {
+            bus.irq.intx(false);
+        }
+        let fresh = State::new(bus.now_ns);
+        let old = std::mem::replace(&mut self.state, fresh);
+        match kind {
+            // Logs count over resets, for as long as one user has the drive.
+            ResetKind::FunctionLevel => self.state.logs = old.logs,
+            ResetKind::Scrub => {
+                self.transfer.scrub();
+                self.meter.renew(self.config.limits);
+                // One that fails again goes on failing: its next flush says so.
+                let _ = self.backing.reload();
+            }
+        }
+    }
+
+    fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        if let Some(port) = &mut self.port {
+            return port.poll(&mut *self.backing, &mut self.meter, bus);
+        }
+        if self.state.generation != bus.dma.generation() {
+            self.state.resolve(bus.dma);
+        }
+        let mut done = 0;
+        if !self.state.jobs.is_empty() {
+            done += self.reap(bus, false);
+        }
+        if self.state.mode != bus.irq.mode() {
+            self.mode_changed(bus);
+        }
+        if !self.is_running() || !bus.dma.master() {
+            self.advance_shutdown();
+            self.state.untimed = true;
+            return match (done, self.state.jobs.is_empty()) {
+                (0, true) => Work::Asleep(None),
+                (0, false) => Work::Idle,
+                _ => Work::Done,
+            };
+        }
+        if !self.state.held.is_empty() {
+            self.post_held(bus);
+        }
+        done += self.poll_queues(bus);
+        if self.state.events.has_next() {
+            done += self.tell_events(bus);
+        }
+        if self.state.pin {
+            self.refresh_pin(bus);
+        }
+        let due = self.interrupt(bus);
+        if done > 0 {
+            self.submit();
+            return Work::Done;
+        }
+        let reach = self.check_reach(bus);
+        self.state.untimed = false;
+        let limit = self.limit(bus);
+        if reach.is_none()
+            && limit.is_none()
+            && (self.state.is_polled() || !self.state.jobs.is_empty())
+        {
+            self.state.untimed = true;
+            return Work::Idle;
+        }
+        Work::Asleep([due, reach, limit].into_iter().flatten().min())
+    }
+
+    fn park(&mut self, bus: &Bus<'_>) -> bool {
+        if let Some(port) = &mut self.port {
+            return port.park(&mut *self.backing);
+        }
+        if self.state.untimed && self.state.vectors.any_waiting() {
+            self.raise(bus, Default::default(), u32::MAX);
+        }
+        if let Some(background) = self.backing.background()
+            && background.rearm()
+        {
+            // A flush that was given up ends when nobody waits for it any more.
+            self.reap(bus, false);
+            return false;
+        }
+        if !self.is_running() || !bus.dma.master() {
+            return true;
+        }
+        let Some(pages) = &self.state.shadow else {
+            return true;
+        };
+        let (values, events) = (pages.values.as_ref(), pages.events.as_ref());
+        for queue in self.state.sqs.iter_mut().flatten() {
+            queue.doorbell.arm(events);
+        }
+        // Of a completion queue only its being full, or the pin, is waited for.
+        let pin = self.state.pin;
+        for queue in self.state.cqs.iter_mut().flatten() {
+            if pin || queue.room() == 0 {
+                queue.doorbell.arm(events);
+            }
+        }
+        // Pairs with the barrier that the host has between its store and its look at the event
+        // index: one of the two sees the other's store.
+        fence(Ordering::SeqCst);
+        let news = self.state.sqs.iter().flatten().any(|queue| queue.doorbell.has_news(values))
+            || self
+                .state
+                .cqs
+                .iter()
+                .flatten()
+                .any(|queue| (pin || queue.room() == 0) && queue.doorbell.has_news(values));
+        !news
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.port {
+            Some(port) => Some(port.wake_fd()),
+            None => self.backing.wake_fd(),
+        }
+    }
+
+    fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
+        if self.port.is_some() {
+            return Err(MediumRefused::InUse);
+        }
+        let description = serde_json::to_string(&self.description()).unwrap_or_default();
+        let (port, files) = match carried {
+            None => {
+                let (port, files) = Port::new(&*self.backing, self.block())?;
+                (port, files.into())
+            }
+            Some(carried) => (Port::carried(carried, &*self.backing, self.block())?, Vec::new()),
+        };
+        self.port = Some(port);
+        Ok(MediumOffer { class: CLASS, description, files })
+    }
+
+    fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
+        self.take_state(bus)
+    }
+
+    fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
+        self.put_state(bus, state)
+    }
+
+    fn quiesce(&mut self, bus: &Bus<'_>) {
+        while self.backing.background().is_some_and(|background| background.has_buffers()) {
+            self.reap(bus, true);
+        }
+        self.interrupt(bus);
+        if self.state.generation != bus.dma.generation() {
+            // What could be reached since the last poll, if only now, is noted.
+            self.state.resolve(bus.dma);
+        }
+        // What was resolved may be gone on the next poll.
+        self.state.unresolve();
+    }
+}

@@ -1,0 +1,112 @@
+//! Data of a drive through an accelerator: what comes out is what a program would get that read it and asked then.
+
+use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_driver::accel::{Accel, DriveSource, Options, Range, SourceError, Work};
+use rackbus_driver::{Drive, Local, Options as DriveOptions};
+use rackbus_qos::TenantId;
+use rackbus_spec::accel::{Operation, Status};
+
+const MESSAGE: usize = 64 << 10;
+
+fn accel() -> Accel {
+    let pool = Pool::new(PoolOptions::default());
+    let model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
+    Accel::start(Box::new(Local::new(Box::new(model))), Options::default()).unwrap()
+}
+
+fn drive(depth: u16) -> Drive {
+    let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
+    let options = DriveOptions { depth, data: 3 * MESSAGE };
+    Drive::with_device(Box::new(Local::new(Box::new(model))), options).unwrap()
+}
+
+fn content() -> Vec<u8> {
+    (0..4 << 20).map(|at: u32| (at.wrapping_mul(at) / 77 % 251) as u8).collect()
+}
+
+fn source(accel: &mut Accel) -> DriveSource {
+    let mut drive = drive(1);
+    drive.write(0, &content(), false).unwrap();
+    DriveSource::over(accel, drive, MESSAGE).unwrap()
+}
+
+fn run(
+    source: &mut DriveSource,
+    accel: &mut Accel,
+    stages: &[(Operation, u16)],
+    (offset, length): (u64, u64),
+) -> Result<Vec<(u64, Vec<u8>)>, SourceError> {
+    let (mut results, room) = (Vec::new(), accel.data_size());
+    let work = Work { stages, ..Work::default() };
+    let each = |at: u64, result: &[u8]| {
+        results.push((at, result.to_vec()));
+        Ok(())
+    };
+    source.run(accel, room, &work, Range { offset, length }, each).map(|()| results)
+}
+
+#[test]
+fn each_message_of_a_range_comes_out_once_in_its_order() {
+    let mut accel = accel();
+    let mut source = source(&mut accel);
+    let key = accel.create_context(Operation::Aes256Ctr, &[5; 32]).unwrap();
+    let chains: [&[(Operation, u16)]; 4] = [
+        &[(Operation::Copy, 0)],
+        &[(Operation::Sha256, 0)],
+        &[(Operation::Aes256Ctr, key), (Operation::Sha256, 0)],
+        &[(Operation::Deflate, 0), (Operation::Inflate, 0)],
+    ];
+    let content = content();
+    for stages in chains {
+        for (offset, length) in [(0, 4 << 20), (512, 512), (4096, 3 * MESSAGE as u64 + 512), (0, 0)]
+        {
+            let results = run(&mut source, &mut accel, stages, (offset, length)).unwrap();
+            let whole = &content[offset as usize..(offset + length) as usize];
+            assert_eq!(results.len(), whole.chunks(MESSAGE).len());
+            for ((at, result), (nth, input)) in
+                results.iter().zip(whole.chunks(MESSAGE).enumerate())
+            {
+                assert_eq!(*at, offset + (nth * MESSAGE) as u64);
+                let work = Work { stages, ..Work::default() };
+                assert!(*result == accel.run(&work, input, 1 << 20).unwrap(), "{stages:?} at {at}");
+            }
+        }
+    }
+    source.close(&mut accel).unwrap();
+    assert_eq!(accel.run(&Work { stages: chains[0], ..Work::default() }, b"on", 2).unwrap(), b"on");
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_what_fails_leaves_both_usable() {
+    let mut accel = accel();
+    let mut source = source(&mut accel);
+    let copy = [(Operation::Copy, 0)];
+    for range in [(0, 100), (100, 512), (4 << 20, 512), (u64::MAX - 511, 512)] {
+        let refused = run(&mut source, &mut accel, &copy, range).unwrap_err();
+        assert!(matches!(refused, SourceError::Request(_)), "{range:?}: {refused}");
+    }
+    // Data that no engine compressed.
+    let failed = run(&mut source, &mut accel, &[(Operation::Inflate, 0)], (512, 1 << 20));
+    let Err(SourceError::Message { offset: 512, status: Status::CorruptInput }) = failed else {
+        panic!("{failed:?}");
+    };
+    // Who takes results ends it.
+    let mut taken = 0;
+    let (work, room) = (Work { stages: &copy, ..Work::default() }, accel.data_size());
+    let ended =
+        source.run(&mut accel, room, &work, Range { offset: 0, length: 1 << 20 }, |_, _| {
+            taken += 1;
+            if taken == 2 { Err(SourceError::Ended) } else { Ok(()) }
+        });
+    assert!(matches!(ended, Err(SourceError::Ended)) && taken == 2, "{ended:?}, {taken}");
+    let results = run(&mut source, &mut accel, &copy, (0, 1 << 20)).unwrap();
+    assert!(results.iter().flat_map(|(_, result)| result).eq(&content()[..1 << 20]));
+    source.close(&mut accel).unwrap();
+    for (drive, message) in
+        [(drive(2), MESSAGE), (drive(1), 0), (drive(1), 100), (drive(1), 2 << 20)]
+    {
+        let refused = DriveSource::over(&mut accel, drive, message).unwrap_err();
+        assert!(matches!(refused, SourceError::Request(_)), "{refused}");
+    }
+}

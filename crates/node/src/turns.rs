@@ -1,0 +1,85 @@
+//! The turns that this host has on functions that it shares: notices who uses them, and who does not any more.
+//!
+//! A turn that its user has let go of, or that nobody takes up in time, is given back early.
+
+use std::collections::BTreeMap;
+
+use rackbus_lease::{LeaseId, Millis, TurnUse};
+
+/// How often it is looked who uses a turn, in milliseconds.
+const LOOK: Millis = 20;
+
+/// A turn that can be used.
+#[derive(Debug)]
+struct Turn {
+    /// Until when somebody must have used it.
+    claim_by: Millis,
+    used: bool,
+}
+
+/// The turns that can be used now.
+#[derive(Debug, Default)]
+pub struct Turns {
+    open: BTreeMap<LeaseId, Turn>,
+}
+
+impl Turns {
+    /// A turn begins, which its user may take up within `claim` milliseconds.
+    pub fn begin(&mut self, now: Millis, lease: LeaseId, claim: Millis) {
+        let turn = Turn { claim_by: now.saturating_add(claim), used: false };
+        self.open.entry(lease).or_insert(turn);
+    }
+
+    /// It is over.
+    pub fn end(&mut self, lease: LeaseId) {
+        self.open.remove(&lease);
+    }
+
+    /// When to look again who uses them.
+    pub fn due(&self, now: Millis) -> Millis {
+        if self.open.is_empty() { Millis::MAX } else { now.saturating_add(LOOK) }
+    }
+
+    /// The turns that are not needed any more; `has_user` tells whether somebody has one open. Each is told once.
+    pub fn look(
+        &mut self,
+        now: Millis,
+        has_user: impl Fn(LeaseId) -> bool,
+    ) -> Vec<(LeaseId, TurnUse)> {
+        let mut done = Vec::new();
+        self.open.retain(|lease, turn| {
+            let has_user = has_user(*lease);
+            turn.used |= has_user;
+            let how = match (turn.used, has_user) {
+                (true, true) => return true,
+                (true, false) => TurnUse::Used,
+                (false, _) if now >= turn.claim_by => TurnUse::Unused,
+                (false, _) => return true,
+            };
+            done.push((*lease, how));
+            false
+        });
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_given_back_when_its_user_goes_or_nobody_comes() {
+        let mut turns = Turns::default();
+        assert_eq!(turns.due(5), Millis::MAX);
+        turns.begin(0, 1, 100);
+        turns.begin(0, 2, 100);
+        turns.begin(0, 3, 100);
+        assert_eq!(turns.look(50, |lease| lease == 1), []);
+        assert_eq!(turns.look(99, |lease| lease == 1), []);
+        turns.end(3);
+        assert_eq!(turns.look(100, |lease| lease == 1), [(2, TurnUse::Unused)]);
+        assert_eq!(turns.look(500, |lease| lease == 1), [], "told once, and used for longer");
+        assert_eq!(turns.look(501, |_| false), [(1, TurnUse::Used)]);
+        assert_eq!(turns.due(501), Millis::MAX);
+    }
+}

@@ -1,0 +1,43 @@
+//! Callbacks of transfers that have ended, on a thread of their own.
+
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use super::Function;
+use crate::calling::Calling;
+use crate::constants::errors::*;
+use crate::error::{Code, Outcome};
+use crate::local::Argument;
+
+/// A program's function that is to be called.
+pub(super) struct Callback {
+    pub(super) calling: Arc<Calling>,
+    pub(super) function: Function,
+    pub(super) argument: Argument,
+    pub(super) own: usize,
+    pub(super) status: u32,
+}
+
+/// The thread that calls programs' functions: not a channel's, on which such a function could not
+/// wait for another transfer of the same channel.
+pub(super) static CALLBACKS: Mutex<Option<(mpsc::Sender<Callback>, JoinHandle<()>)>> =
+    Mutex::new(None);
+
+pub(super) fn callbacks() -> Outcome<mpsc::Sender<Callback>> {
+    let mut callbacks = CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((sender, _)) = callbacks.as_ref() {
+        return Ok(sender.clone());
+    }
+    let (sender, receiver) = mpsc::channel::<Callback>();
+    let call = move || {
+        for Callback { calling, function, argument, own, status } in receiver {
+            let own = std::ptr::without_provenance_mut(own);
+            // A transfer ends once, so what is answered changes nothing.
+            // SAFETY: the program gave its function for this.
+            calling.during(|| unsafe { function(argument.get(), own, status) });
+        }
+    };
+    let thread = std::thread::Builder::new().name("rackbus dma callbacks".into()).spawn(call);
+    let thread = thread.map_err(|_| Code(SCI_ERR_SYSTEM))?;
+    Ok(callbacks.insert((sender, thread)).0.clone())
+}
