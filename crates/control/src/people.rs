@@ -62,8 +62,8 @@ pub struct WhoAmI {
 }
 
 impl UserTokenRequest {
-    /// Who is to have the token.
-    fn bearer(&self) -> Result<Bearer, ApiError> {
+    /// Who is to have the token, and for how long their certificates are good.
+    fn person(&self) -> Result<(Person, Duration), ApiError> {
         let bad = |error: String, remedy: &str| problem("bad_request", error, remedy);
         let role = Role::named(&self.role, self.host.as_deref())
             .map_err(|error| bad(error.to_string(), "see `rackbus token --help`"))?;
@@ -78,7 +78,7 @@ impl UserTokenRequest {
             let days = LONGEST_LIFE.as_secs() / (24 * 3600);
             return Err(bad(error, &format!("choose {SHORTEST_LIFE} s to {days} days")));
         }
-        Ok(Bearer::Person(person, life))
+        Ok((person, life))
     }
 }
 
@@ -91,14 +91,13 @@ async fn user_token(
     State(admission): Shared,
     Json(asked): Json<UserTokenRequest>,
 ) -> Result<Json<NewToken>, ApiError> {
-    let bearer = asked.bearer()?;
+    let (person, life) = asked.person()?;
     if let Some(host) = &asked.host {
         admission.check_host(host)?;
     }
-    let Bearer::Person(person, _) = &bearer else { unreachable!("it is a person's") };
     let text = format!("a token was made for {}, {}", person.user, person.role);
     let time = Duration::from_secs(asked.seconds).min(LONGEST_TOKEN);
-    let token = admission.make_token(bearer, time).await?;
+    let token = admission.make_token(Bearer::Person(person, life), time).await?;
     admission.note(Draft::of_host(EventKind::Access, asked.host.as_deref(), text)).await;
     Ok(Json(token))
 }
@@ -195,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_no_certificate_can_say_is_refused() {
-        assert!(asked("ann", "borrower", Some("beta")).bearer().is_ok());
+        assert!(asked("ann", "borrower", Some("beta")).person().is_ok());
         for (user, role, host) in [
             ("Ann", "reader", None),
             ("a.operator", "reader", None),
@@ -205,13 +204,13 @@ mod tests {
             ("ann", "operator", Some("beta")),
             ("ann", "borrower", Some("a.b")),
         ] {
-            let refused = asked(user, role, host).bearer().unwrap_err();
+            let refused = asked(user, role, host).person().unwrap_err();
             assert_eq!(refused.code, "bad_request", "{user} {role} {host:?}");
         }
         for life in [0, 4, LONGEST_LIFE.as_secs() + 1] {
             let request =
                 UserTokenRequest { life_seconds: Some(life), ..asked("ann", "reader", None) };
-            assert!(request.bearer().is_err(), "{life}");
+            assert!(request.person().is_err(), "{life}");
         }
     }
 }

@@ -63,7 +63,8 @@ impl FromStr for Serial {
         let bad = || BadSerial(text.chars().take(2 * LONGEST_SERIAL).collect());
         let digits = text.as_bytes();
         let pairs = digits.chunks_exact(2);
-        let fits = (2..=2 * LONGEST_SERIAL).contains(&digits.len()) && digits.len() % 2 == 0;
+        let fits =
+            (2..=2 * LONGEST_SERIAL).contains(&digits.len()) && digits.len().is_multiple_of(2);
         if !fits || !digits.iter().all(u8::is_ascii_hexdigit) {
             return Err(bad());
         }

@@ -61,6 +61,13 @@ async fn a_context_finds_the_leader_and_a_revocation_holds_whoever_leads() {
     // One control plane is named, wherever the leader is; the others are learned of.
     let urls: Vec<String> = cluster.join.split(',').map(str::to_owned).collect();
     let other = (first + 1) % urls.len();
+    let (begun, mut known) = (Instant::now(), 0);
+    while known < urls.len() {
+        // The leader looks now and then who else is there.
+        assert!(begun.elapsed() < PATIENCE, "the leader knows of {known} control planes");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        known = cluster.status(first).await.map_or(0, |status| status.members.len());
+    }
     let ann = log_in(&cluster, first, "ann", &urls[other]).await;
     let eve = log_in(&cluster, first, "eve", &cluster.join.clone()).await;
     let shown = String::from_utf8(run(ann.path(), &["context", "show"]).stdout).unwrap();
