@@ -10,7 +10,7 @@ CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 SOAK_SECONDS ?= 600
 AREA ?= nvme lending model datapath memory guests accel machines net
 
-.PHONY: help build install setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e soak sim fuzz bench check clean
+.PHONY: help build install package setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-upgrade soak sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
@@ -20,9 +20,11 @@ help:
 	@echo "make build   the rackbus binary, libsisci.so and librackbus_accel.so, in target/release"
 	@echo "make install PREFIX=/usr/local: the binary, libsisci.so with headers and tools for SISCI programs,"
 	@echo "             and librackbus_accel with its header for programs that drive accelerators"
+	@echo "make package a Debian package, with systemd units for the control plane and nodes, in target/package"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make kernel  the kernel module for borrowing through an NTB, for the guests; for this host: make -C kernel"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
+	@echo "make test-upgrade  a rack of machines that is upgraded one at a time, from PREVIOUS=COMMIT (built once)"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number)"
 	@echo "make soak    a rack under load whose processes die and stand still, SOAK_SECONDS=600"
 	@echo "make fuzz    coverage-guided fuzzing of every parser, FUZZ_SECONDS=30 each"
@@ -39,6 +41,10 @@ install: build
 	install -D -m 755 $(BUILT)/rackbus $(DESTDIR)$(PREFIX)/bin/rackbus
 	DESTDIR=$(DESTDIR) SISCI_LIB=$(BUILT) scripts/install-sisci $(PREFIX)
 	DESTDIR=$(DESTDIR) ACCEL_LIB=$(BUILT) scripts/install-accel $(PREFIX)
+
+# rackbus_VERSION_ARCHITECTURE.deb in target/package.
+package: build
+	scripts/package $(BUILT) target/package
 
 setup:
 	@scripts/setup
@@ -64,6 +70,11 @@ demo-metal: setup kernel
 	target/release/demo-metal target/demo-metal
 
 test: test-cargo test-kernel test-loom test-e2e
+
+# A rack of machines that is upgraded one at a time from the version before, which is built into the cache.
+PREVIOUS ?= d885af11359e6b993dd8cea15e20b368e0643515
+test-upgrade:
+	RACKBUS_PREVIOUS=$$(scripts/previous $(PREVIOUS)) $(CARGO) test -p rackbus-cli --test upgrade
 
 # With a browser named, the tests of reports fail without it instead of checking the page's text only; with the
 # example server named, a test lends it.

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
 
 use rackbus_driver::AccelError;
+use rackbus_driver::accel::SourceError;
 use rackbus_spec::accel::STATUSES;
 
 pub const INVALID: c_int = -1;
@@ -16,6 +17,7 @@ pub const LOST: c_int = -5;
 pub const MEMORY: c_int = -6;
 pub const NO_ANSWER: c_int = -7;
 pub const INTERNAL: c_int = -8;
+pub const ENDED: c_int = -9;
 
 /// Why a call failed.
 #[derive(Debug)]
@@ -40,6 +42,20 @@ impl Failure {
             AccelError::TimedOut => NO_ANSWER,
         };
         Failure { code, text: error.to_string() }
+    }
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        let text = error.to_string();
+        let code = match error {
+            SourceError::Accel(error) => return error.into(),
+            SourceError::Drive(_) => LOST,
+            SourceError::Read { .. } | SourceError::Message { .. } => OPERATION,
+            SourceError::Request(_) => INVALID,
+            SourceError::Ended => ENDED,
+        };
+        Failure { code, text }
     }
 }
 

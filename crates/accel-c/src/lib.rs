@@ -11,7 +11,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::time::Duration;
 
-use rackbus_driver::accel::{Accel, Finished, Options, Submitter, Work};
+use rackbus_driver::accel::{
+    Accel, DriveSource, Finished, Options, Range, SourceError, Submitter, Work,
+};
 use rackbus_spec::accel::{Operation, Status};
 
 use error::{Failure, INVALID, OPEN, attempt, invalid};
@@ -430,6 +432,52 @@ pub unsafe extern "C" fn rackbus_accel_run(
             unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), output.cast(), result.len()) };
         }
         *written = result.len();
+        Ok(0)
+    })
+}
+
+/// What is called with each result.
+#[allow(non_camel_case_types)]
+pub type rackbus_accel_each =
+    Option<unsafe extern "C" fn(*mut c_void, u64, *const c_void, usize) -> c_int>;
+
+/// What a drive has.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rackbus_accel_run_drive(
+    accel: *mut rackbus_accel,
+    request: *const rackbus_accel_request,
+    drive: *const c_char,
+    offset: u64,
+    length: u64,
+    message: usize,
+    each: rackbus_accel_each,
+    argument: *mut c_void,
+) -> c_int {
+    attempt(|| {
+        // SAFETY: as the header says.
+        let (accel, request) =
+            unsafe { (checked_mut(accel, "accel")?, checked(request, "request")?) };
+        // SAFETY: as the header says.
+        let drive = unsafe { text(drive, "drive") }?;
+        let each = each.ok_or_else(|| invalid("each is NULL".to_owned()))?;
+        let stages = stages(request)?;
+        let (nonce, associated) = (request.nonce, request.associated);
+        let work = Work { stages: &stages, nonce, associated };
+        let (accel, room) = accel.0.parts();
+        let message = if message == 0 { accel.info().largest as usize } else { message };
+        let mut source = DriveSource::open(accel, Path::new(drive), message)?;
+        let outcome = source.run(accel, room, &work, Range { offset, length }, |at, result| {
+            // SAFETY: as the header says; the result is there until it returns.
+            let said = unsafe { each(argument, at, result.as_ptr().cast(), result.len()) };
+            if said == 0 { Ok(()) } else { Err(SourceError::Ended) }
+        });
+        // What failed first is what matters.
+        let closed = source.close(accel);
+        outcome?;
+        closed?;
         Ok(0)
     })
 }

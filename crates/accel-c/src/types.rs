@@ -55,7 +55,7 @@ pub struct rackbus_accel_info {
     pub contexts: u32,
     /// Bytes of a message at most.
     pub largest: u32,
-    /// 0.
+    /// Must be 0: later versions may give it a meaning.
     pub reserved: u32,
     /// Bit N: operation N can be had.
     pub operations: u64,
@@ -112,6 +112,6 @@ pub struct rackbus_accel_completion {
     pub output: u32,
     /// Engine time that it took.
     pub engine_ns: u32,
-    /// 0.
+    /// Must be 0: later versions may give it a meaning.
     pub reserved: u32,
 }

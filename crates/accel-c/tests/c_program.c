@@ -1,4 +1,5 @@
-/* What the library answers to a program's mistakes; the accelerator's socket is the first argument. */
+/* What the library answers to a program's mistakes; the sockets of an accelerator and of a drive of
+ * 4 MiB are its arguments. */
 #include <rackbus_accel.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,23 @@ static char large[2 << 20];
 	line = __LINE__; \
 } while (0)
 
+/* What has come of the messages of a drive: the place of the next one, and how many are wanted. */
+struct drive {
+	uint64_t offset;
+	unsigned wanted;
+};
+
+static int each(void *argument, uint64_t offset, const void *output, size_t length)
+{
+	struct drive *drive = argument;
+
+	/* SHA-256 of 64 KiB of zeroes begins with de2f256064. */
+	if (offset != drive->offset || length != 32 || memcmp(output, "\xde\x2f\x25\x60\x64", 5) != 0)
+		return 1;
+	drive->offset += 64 << 10;
+	return --drive->wanted == 0;
+}
+
 int main(int count, char **arguments)
 {
 	rackbus_accel_options options;
@@ -26,8 +44,9 @@ int main(int count, char **arguments)
 	uint16_t key = 0;
 	uint8_t digest[32], secret[32];
 	size_t written = 7;
+	struct drive drive = { 0, 1000 };
 
-	CHECK(count == 2);
+	CHECK(count == 3);
 	memset(&options, 0, sizeof options);
 	memset(&request, 0, sizeof request);
 	memset(secret, 9, sizeof secret);
@@ -104,6 +123,33 @@ int main(int count, char **arguments)
 	CHECK(rackbus_accel_poll(accel, 0, NULL) == RACKBUS_ACCEL_INVALID);
 	CHECK(strcmp(rackbus_accel_status_text(RACKBUS_ACCEL_SUCCESS), "success") == 0);
 	CHECK(strcmp(rackbus_accel_status_text(1000), "no such status") == 0);
+	/* A drive's data: a queue that is too short; a range that is none; all of it; as much as is wanted. */
+	request.operations[0] = RACKBUS_ACCEL_SHA256;
+	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 4 << 20, 64 << 10, each, &drive) ==
+	      RACKBUS_ACCEL_INVALID);
+	rackbus_accel_close(accel);
+	options.depth = 0;
+	CHECK(rackbus_accel_open_socket(arguments[1], &options, &accel) == RACKBUS_ACCEL_OK);
+	CHECK(rackbus_accel_run_drive(accel, &request, NULL, 0, 512, 0, each, &drive) == RACKBUS_ACCEL_INVALID);
+	CHECK(rackbus_accel_run_drive(accel, &request, "/nowhere", 0, 512, 0, each, &drive) == RACKBUS_ACCEL_LOST);
+	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 512, 0, NULL, &drive) ==
+	      RACKBUS_ACCEL_INVALID);
+	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 4 << 20, 512, 0, each, &drive) ==
+	      RACKBUS_ACCEL_INVALID);
+	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 4 << 20, 64 << 10, each, &drive) ==
+	      RACKBUS_ACCEL_OK);
+	CHECK(drive.offset == 4 << 20);
+	drive.offset = 0;
+	drive.wanted = 3;
+	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 4 << 20, 64 << 10, each, &drive) ==
+	      RACKBUS_ACCEL_ENDED);
+	CHECK(drive.offset == 3 * (64 << 10));
+	request.operations[0] = RACKBUS_ACCEL_INFLATE;
+	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 4 << 20, 64 << 10, each, &drive) ==
+	      RACKBUS_ACCEL_OPERATION);
+	request.operations[0] = RACKBUS_ACCEL_SHA256;
+	CHECK(rackbus_accel_run(accel, &request, "abc", 3, digest, 32, &written) == RACKBUS_ACCEL_OK);
+	CHECK(written == 32 && digest[0] == 0xba);
 	rackbus_accel_close(accel);
 	rackbus_accel_close(NULL);
 	printf("%d\n", line);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{LocalFunction, serve_function};
 use rackbus_qos::TenantId;
@@ -72,8 +73,11 @@ fn a_program_is_told_of_its_mistakes_and_does_its_requests() {
     let socket = folder.path().join("accel.sock");
     let _served = serve(&socket);
     let program = compile("tests/c_program.c", folder.path(), &["-lrackbus_accel"]);
+    let drive = folder.path().join("drive.sock");
+    let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
+    let _drive = serve_function(Box::new(model), &drive, EngineOptions::default()).unwrap();
     let mut run = Command::new(program);
-    good(run.arg(&socket).env("LD_LIBRARY_PATH", libraries()));
+    good(run.arg(&socket).arg(&drive).env("LD_LIBRARY_PATH", libraries()));
 }
 
 /// With the static library, which needs what the compiler says that Rust's own library needs.

@@ -66,7 +66,7 @@ pub enum Command {
         #[arg(long, default_value_t = 10_000)]
         cycles: u32,
     },
-    /// The timing model.
+    /// Events and packets each second of the timing model.
     Model {
         /// Settings that all areas have.
         #[command(flatten)]
@@ -134,7 +134,7 @@ pub enum Command {
     /// The other side of the raw bound (used by the measurements).
     #[command(hide = true)]
     RawServer {
-        /// Move no data.
+        /// Answer reads and writes without moving data.
         #[arg(long)]
         null: bool,
     },

@@ -60,7 +60,7 @@ struct Pair {
 
 /// Which way the bytes go.
 #[derive(Clone, Copy)]
-enum Way {
+enum DataPath {
     /// From the drive into the BAR.
     Peer,
     /// From the drive into the program's memory; when all are there, the program stores them into the BAR.
@@ -91,7 +91,7 @@ impl Pair {
     }
 
     /// Gigabytes per second of transfers of `size` bytes for about `time`.
-    fn run(&mut self, way: Way, size: usize, time: Duration) -> Result<f64, BenchError> {
+    fn run(&mut self, way: DataPath, size: usize, time: Duration) -> Result<f64, BenchError> {
         pin(CLIENT_CPU);
         let (begun, mut moved) = (Instant::now(), 0);
         while begun.elapsed() < time {
@@ -103,7 +103,7 @@ impl Pair {
         Ok(rate)
     }
 
-    fn transfer(&mut self, way: Way, size: usize) -> Result<(), BenchError> {
+    fn transfer(&mut self, way: DataPath, size: usize) -> Result<(), BenchError> {
         let block = self.drive.info().block_size as usize;
         let from = self.next * size % STORE;
         let to = self.next * size % TARGET;
@@ -121,7 +121,7 @@ impl Pair {
                 let (lba, blocks) = ((from + sent * piece) / block, piece / block);
                 let (lba, blocks) = (lba as u64, blocks as u32);
                 let id = match way {
-                    Way::Peer => {
+                    DataPath::Peer => {
                         let data = (AT + (to + sent * piece) as u64, piece);
                         queue.submit_at(IoOpcode::Read, lba, blocks, data, false)?
                     }
@@ -137,7 +137,7 @@ impl Pair {
                     return Err(DriveError::Command { command, status }.into());
                 }
                 done += 1;
-                if let Way::BounceInPieces = way {
+                if let DataPath::BounceInPieces = way {
                     let nth = pieces[usize::from(completed.id)];
                     if let (Some(data), Some(target)) =
                         (queue.data(buffers[nth]), self.target.slice(to + nth * piece, piece))
@@ -148,7 +148,7 @@ impl Pair {
             }
             device.progress();
         }
-        if let (Way::Bounce, Some(all)) = (way, self.drive.buffer(0, size)) {
+        if let (DataPath::Bounce, Some(all)) = (way, self.drive.buffer(0, size)) {
             let (queue, ..) = self.drive.parts();
             if let (Some(data), Some(target)) = (queue.data(all), self.target.slice(to, size)) {
                 target.copy_from_slice(data);
@@ -181,10 +181,10 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let time = settings.time;
     for (size, bytes) in SIZES {
         let rate = |pair: &std::cell::RefCell<Pair>, way| pair.borrow_mut().run(way, bytes, time);
-        let peers: [(&str, &std::cell::RefCell<Pair>, Way); 3] = [
-            ("through the borrower's memory", &borrowed, Way::Bounce),
-            ("the same, in pieces", &borrowed, Way::BounceInPieces),
-            ("both at their own host", &own, Way::Peer),
+        let peers: [(&str, &std::cell::RefCell<Pair>, DataPath); 3] = [
+            ("through the borrower's memory", &borrowed, DataPath::Bounce),
+            ("the same, in pieces", &borrowed, DataPath::BounceInPieces),
+            ("both at their own host", &own, DataPath::Peer),
         ];
         for (peer_name, pair, way) in peers {
             let case = format!("peer-to-peer {size}");
@@ -192,7 +192,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
                 continue;
             }
             let case = Case { area: "lending", case: &case, peer_name, unit: "GB/s", runs };
-            let ours = || rate(&borrowed, Way::Peer);
+            let ours = || rate(&borrowed, DataPath::Peer);
             report.compare(case, ours, || rate(pair, way), |ours, peer| ours / peer)?;
         }
     }

@@ -33,7 +33,7 @@ pub use report::{Report, Row};
 /// Why something could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The drive failed.
+    /// The drive that is measured failed, or its controller reported an error.
     #[error(transparent)]
     Drive(#[from] rackbus_driver::DriveError),
     /// The drive could not be made.
@@ -50,7 +50,7 @@ pub enum BenchError {
     Io {
         /// What was tried, as a phrase for the message.
         what: String,
-        /// The system's reason.
+        /// The error of the system call.
         cause: std::io::Error,
     },
     /// Cases that an earlier build does better.

@@ -14,7 +14,7 @@ use rackbus_devices::{Lost, class};
 use rackbus_driver::{Drive, Local, Options};
 use rackbus_identity::{Authority, Subject};
 use rackbus_link::tcp::TcpLink;
-use rackbus_link::{Connect, Conversation, Hello, Link, Listener, Medium, Service, VERSION};
+use rackbus_link::{Connect, Conversation, Hello, Link, Listener, Medium, Purpose, VERSIONS};
 use rackbus_memory::exchange::session::Side;
 use rackbus_memory::{Carried, CarriedSession, Carrier};
 use rackbus_pci::engine::EngineOptions;
@@ -102,9 +102,9 @@ impl Borrowed {
                 let _ = failure.send(error);
             }
         });
-        let service = Service::Medium { device: "nvme0".to_owned(), lease: 1, epoch: 1 };
+        let service = Purpose::Medium { device: "nvme0".to_owned(), lease: 1, epoch: 1 };
         let (from, to) = ("beta".to_owned(), "alpha".to_owned());
-        let hello = Hello { version: VERSION, rack: "bench".to_owned(), from, to, service };
+        let hello = Hello { versions: VERSIONS, rack: "bench".to_owned(), from, to, service };
         let connected = beta.connect(&alpha.address("alpha"), &hello).and_then(|stream| {
             let (medium, _) = Medium::receive(&*stream, "alpha")?;
             Ok((stream, medium))

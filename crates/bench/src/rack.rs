@@ -75,7 +75,7 @@ impl Rack {
         Ok(Some(rack))
     }
 
-    /// Its run directory.
+    /// The rack's run directory, with `control.sock`.
     pub fn run_dir(&self) -> PathBuf {
         self.dir.join("run")
     }

@@ -35,7 +35,7 @@ pub struct Row {
 pub struct Case<'a> {
     /// What part of rackbus it is about.
     pub area: &'static str,
-    /// What is done.
+    /// Name of the case within its area: `4k read qd1`.
     pub case: &'a str,
     /// Who the other one is.
     pub peer_name: &'a str,

@@ -3,6 +3,7 @@
 //! A process holds a lock on its file for as long as it lives, and the kernel says who holds it: a
 //! file that a killed process left behind is never mistaken for a living one, whatever is in it.
 
+use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -219,6 +220,23 @@ fn ignored(signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     mask >> (signal - 1) & 1 == 1
+}
+
+/// Between two looks whether a socket is there.
+const READY_LOOK: Duration = Duration::from_millis(20);
+
+/// Tells systemd, where that has started this process and waits for it, that it is ready: when somebody listens at
+/// `socket`. Comes back never.
+pub async fn ready_at(socket: &Path) -> Infallible {
+    if std::env::var_os("NOTIFY_SOCKET").is_some() {
+        while tokio::net::UnixStream::connect(socket).await.is_err() {
+            tokio::time::sleep(READY_LOOK).await;
+        }
+        if let Err(error) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
+            tracing::warn!(%error, "systemd cannot be told that this is ready");
+        }
+    }
+    std::future::pending().await
 }
 
 /// Waits until the process is asked to end.

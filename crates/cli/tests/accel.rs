@@ -88,6 +88,50 @@ fn an_accelerator_is_rented_at_a_level_that_is_kept_and_used_from_the_command_li
     rack.wait_device("alpha/accel0.vf1", DeviceState::Offered);
 }
 
+/// A borrowed drive's data through a borrowed accelerator: the command tells both, and takes results.
+#[test]
+fn what_a_drive_has_goes_through_an_accelerator_on_its_way() {
+    let rack = Rack::up(&format!(
+        "{RACK}[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"4 MiB\"\n"
+    ));
+    for isolation in ["shared", "strict"] {
+        let borrow = |function: &str| {
+            let asked = ["borrow", function, "--for", "beta", "--isolation", isolation];
+            rack.json(&asked)["lease"].to_string()
+        };
+        let (drive, accel) = (borrow("alpha/nvme0"), borrow("alpha/accel0.vf1"));
+        let run = |args: &[&str]| {
+            let mut all = vec!["accel", "run"];
+            all.extend(args);
+            all.extend(["--drive", &drive]);
+            rack.command(&all).output().unwrap()
+        };
+        let sums = run(&["crc32c", "--message", "512K", "--from", "1M"]);
+        assert!(sums.status.success(), "{sums:?}");
+        let sums = String::from_utf8(sums.stdout).unwrap();
+        let places: Vec<&str> = sums.lines().map(|line| line.split("  ").nth(1).unwrap()).collect();
+        let expected: Vec<String> = (2..8).map(|nth| (nth << 19).to_string()).collect();
+        assert_eq!(places, expected);
+        let copied = run(&["zstd+unzstd", "--length", "1536K"]);
+        assert_eq!((copied.status.success(), copied.stdout.len()), (true, 1536 << 10));
+        for (args, expected) in [
+            (&["aes256gcm"][..], "use another operation"),
+            (&["copy", "--from", "8M"], "beyond the drive's end"),
+            (&["copy", "--from", "100"], "whole blocks"),
+            (&["copy", "--message", "100"], "whole blocks"),
+            (&["unzstd"], "the message at 0 failed"),
+        ] {
+            let refused = run(args);
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(!refused.status.success() && said.contains(expected), "{args:?}: {said}");
+        }
+        rack.good(&["return", &drive]);
+        let said = rack.bad(1, &["accel", "run", "copy", "--drive", &drive]);
+        assert!(said.contains("none of a drive"), "{said}");
+        rack.good(&["return", &accel]);
+    }
+}
+
 /// With strict isolation the function's front is in the borrower's node: the lender has engines and keys, and none of
 /// the borrower's memory.
 #[test]

@@ -161,10 +161,15 @@ fn what_a_machine_does_not_answer_fails_in_bounded_time() {
 
 #[test]
 fn what_needs_shared_memory_is_refused_with_the_reason() {
-    let rack = Machines::start(RACK);
+    let others = "[hosts.alpha.devices.nic0]\nkind = \"nic\"\nfunctions = 1\n\
+                  [hosts.alpha.devices.other0]\nkind = \"upstream\"\nsocket = \"./other.sock\"\n";
+    let rack = Machines::start(&format!("{RACK}{others}"));
     let [_alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
-    let refused = beta.bad(&["borrow", "alpha/ram0", "--for", "beta"]);
-    assert!(refused.contains("or from another machine: a function of kind memory"), "{refused}");
+    for (function, kind) in [("ram0", "memory"), ("nic0.vf1", "nic"), ("other0", "upstream")] {
+        let refused = beta.bad(&["borrow", &format!("alpha/{function}"), "--for", "beta"]);
+        let why = format!("or from another machine: a function of kind {kind}");
+        assert!(refused.contains(&why), "{refused}");
+    }
     let said = beta.bad(&["borrow", "alpha/nvme0", "--for", "beta", "--placement", "lender"]);
     assert!(said.contains("hosts of this rack are machines"), "{said}");
 }

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rackbus_lease::Message;
-use rackbus_link::{Hello, Service, VERSION};
+use rackbus_link::{Hello, Purpose, VERSIONS};
 use support::{Rack, THREE_HOSTS, open, socket};
 
 /// Tells the test binary that it is a process of another user, and where the rack is.
@@ -45,9 +45,9 @@ fn said(message: &Message) -> String {
 
 /// The beginning of a conversation with a node, framed as links frame it.
 fn hello(lease: u64, epoch: u64) -> Vec<u8> {
-    let service = Service::Function { device: "nvme0".to_owned(), lease, epoch };
+    let service = Purpose::Function { device: "nvme0".to_owned(), lease, epoch };
     let (rack, from, to) = ("lab".to_owned(), "beta".to_owned(), "alpha".to_owned());
-    let hello = Hello { version: VERSION, rack, from, to, service };
+    let hello = Hello { versions: VERSIONS, rack, from, to, service };
     let text = serde_json::to_vec(&hello).unwrap();
     [&u32::try_from(text.len()).unwrap().to_le_bytes()[..], &text].concat()
 }

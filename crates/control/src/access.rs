@@ -22,6 +22,7 @@ use utoipa::ToSchema;
 
 use crate::api::ApiError;
 use crate::service::{Service, problem};
+use crate::versions::{self, VERSIONS, check_request};
 use table::Need;
 
 /// Who is at the other end of a connection to the API.
@@ -245,15 +246,18 @@ pub async fn check(
 ) -> Response {
     let asker = peer.asker();
     let what = format!("{} {}", request.method(), request.uri().path());
-    let response = match peer.decide(request.method(), request.uri().path()) {
+    let decided = peer.decide(request.method(), request.uri().path());
+    let decided = decided.and_then(|()| check_request(VERSIONS, request.headers()));
+    let mut response = match decided {
         Err(refused) => refused.into_response(),
-        Ok(()) => ASKER.scope(asker.clone(), next.run(request)).await,
+        Ok(_) => ASKER.scope(asker.clone(), next.run(request)).await,
     };
+    versions::say(&mut response);
     // By the table, or by who decided about the request itself.
-    if let Some(Refused(refused)) = response.extensions().get() {
+    if let Some(Refused(refused)) = response.extensions().get().cloned() {
         tracing::warn!(%asker, what, error = refused.error, "a request was refused");
         service.forbidden().count(&asker);
-        service.note_forbidden(asker, refused).await;
+        service.note_forbidden(asker, &refused).await;
     }
     response
 }
@@ -268,7 +272,10 @@ pub async fn check_alone(
     next: Next,
 ) -> Result<Response, ApiError> {
     peer.decide(request.method(), request.uri().path())?;
-    Ok(next.run(request).await)
+    check_request(VERSIONS, request.headers())?;
+    let mut response = next.run(request).await;
+    versions::say(&mut response);
+    Ok(response)
 }
 
 /// Goes with an answer that refuses something for lack of a right to it.

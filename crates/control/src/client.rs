@@ -40,6 +40,9 @@ pub enum ClientError {
     /// The conversation broke off.
     #[error("the conversation with the control plane broke off: {0}")]
     Broken(#[from] hyper::Error),
+    /// It speaks no version of the API that is spoken here.
+    #[error("{0}")]
+    Version(String),
     /// The answer makes no sense.
     #[error("the control plane's answer makes no sense: {0}")]
     Answer(String),

@@ -32,6 +32,7 @@ use crate::api::{
 use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
+use crate::versions::{AnyMessages, NotUnderstood};
 use crate::{certificates, compositions, levels, machines, offers, people, said, shares, together};
 
 type Shared = State<Arc<Service>>;
@@ -65,6 +66,7 @@ type Shared = State<Arc<Service>>;
         LeaseStage,
         crate::usage::LeaseReport,
         NodeMessages,
+        NotUnderstood,
         NodeReport,
         OperationReport,
         MediumLinkReport,
@@ -116,6 +118,7 @@ impl IntoResponse for ApiError {
             }
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "not_the_leader" => StatusCode::MISDIRECTED_REQUEST,
+            "version" => StatusCode::UPGRADE_REQUIRED,
             "unreachable" => StatusCode::BAD_GATEWAY,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
@@ -296,7 +299,6 @@ async fn changes(State(service): Shared) -> Response {
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
 struct ListenQuery {
     /// The newest term that the node was told of.
     #[serde(default)]
@@ -318,18 +320,23 @@ async fn listen(
     Ok(lines(said::stream(term, service.listen(&host)?)))
 }
 
-/// A host's node says something. For nodes.
+/// A host's node says something. For nodes. What is not known is answered as `not_understood`, and the rest heard.
 #[utoipa::path(post, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
-    request_body = NodeMessages, responses((status = 200), (status = 404, body = ApiError),
+    request_body = NodeMessages, responses((status = 200, body = Option<NotUnderstood>), (status = 404, body = ApiError),
         (status = 403, body = ApiError, description = "Another process is the host's node")))]
 async fn say(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<Peer>,
     Path(host): Path<String>,
-    Json(said): Json<NodeMessages>,
-) -> Result<Json<()>, ApiError> {
+    Json(said): Json<AnyMessages>,
+) -> Result<Json<Option<NotUnderstood>>, ApiError> {
     service.check_node(&host, &peer)?;
-    service.receive(&host, said).await.map(Json)
+    let (said, unknown) = said.understood();
+    if let Some(unknown) = &unknown {
+        tracing::warn!(host, ?unknown, "a node says what is not known here");
+    }
+    service.receive(&host, said).await?;
+    Ok(Json(unknown))
 }
 
 /// An answer of a line of JSON for each value.

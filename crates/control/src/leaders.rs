@@ -20,6 +20,7 @@ use rackbus_identity::rustls::ClientConfig;
 use crate::client::{ClientError, speak};
 use crate::machines;
 use crate::service::problem;
+use crate::versions::{self, VERSIONS};
 
 /// The header in which a control plane that does not lead names the one that does.
 pub const LEADER: &str = "rackbus-leader";
@@ -48,7 +49,7 @@ pub struct Leaders {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// As `HOST:PORT`.
+    /// The addresses that are tried, each `HOST:PORT`.
     addresses: Vec<String>,
     /// The one that led last.
     at: usize,
@@ -63,13 +64,13 @@ impl std::fmt::Debug for Leaders {
 /// A request that can be sent to one after the other.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// What is done.
+    /// The HTTP method, such as `POST`.
     pub method: Method,
-    /// Path and query.
+    /// Path and query of the request: `/v1/leases?all=true`.
     pub path: String,
-    /// The idempotency key.
+    /// The idempotency key of a request that changes something.
     pub key: Option<HeaderValue>,
-    /// JSON.
+    /// The body, as JSON.
     pub body: Bytes,
 }
 
@@ -79,6 +80,7 @@ impl Asked {
             .method(self.method)
             .uri(self.path)
             .header("host", "rackbus")
+            .header(versions::HEADER, VERSIONS.to_string())
             .header("content-type", "application/json");
         if let Some(key) = self.key {
             request = request.header(IDEMPOTENCY_KEY, key);
@@ -234,7 +236,7 @@ impl Leaders {
                 let (parts, body) = answer.into_parts();
                 let mut response = Response::new(Body::new(body));
                 *response.status_mut() = parts.status;
-                for name in [header::CONTENT_TYPE.as_str(), LEADER] {
+                for name in [header::CONTENT_TYPE.as_str(), LEADER, versions::HEADER] {
                     if let Some(value) = parts.headers.get(name) {
                         let name = header::HeaderName::from_static(name);
                         response.headers_mut().insert(name, value.clone());

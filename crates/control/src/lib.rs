@@ -18,6 +18,7 @@
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
 //! * [`said`]: what is said to nodes, with the leader's term.
+//! * [`versions`]: which version of the API two sides speak.
 //! * [`client`]: the other side, for the command line and the nodes.
 
 pub mod access;
@@ -46,6 +47,7 @@ pub mod shares;
 pub mod store;
 pub mod together;
 pub mod usage;
+pub mod versions;
 
 pub use client::{Client, ClientError};
 pub use events::lease_span;

@@ -18,9 +18,9 @@ pub struct NetworkStatus {
     pub namespace: String,
     /// Bytes of the longest IP packet.
     pub mtu: u16,
-    /// The IPv4 network.
+    /// The IPv4 network of the rack: `10.77.0.0/16`.
     pub subnet: String,
-    /// The IPv6 network.
+    /// The IPv6 network of the rack: `fd72:6163:6b62::/64`.
     pub subnet6: String,
     /// Its interfaces that lead outside, by name, and what each does: `active`, `standby` or `down`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -29,7 +29,7 @@ pub struct NetworkStatus {
     pub ports: Vec<PortStatus>,
 }
 
-/// A port.
+/// A port of the rack's network on this host: its interface, an uplink, or a function.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PortStatus {
     /// Its name: that of the host, or `HOST/FUNCTION`.
@@ -65,13 +65,13 @@ pub struct PeerStatus {
     pub rings: u64,
     /// Times that a ring to it was opened.
     pub opened: u64,
-    /// Frames sent.
+    /// Frames sent to it.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes of the frames sent to it.
     pub sent_bytes: u64,
-    /// Frames received.
+    /// Frames that came from it.
     pub received: u64,
-    /// Their bytes.
+    /// Bytes of the frames that came from it.
     pub received_bytes: u64,
     /// Bytes in its rings that it had not taken when something was sent last.
     pub waiting_bytes: u64,

@@ -20,7 +20,7 @@ const BEAT: Duration = Duration::from_secs(1);
 /// How long a node that hears beats waits for the next one.
 pub const SILENCE: Duration = Duration::from_millis(2500);
 
-/// One line.
+/// One line of the stream that a node hears: a message, or that the leader is still there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub struct Said {

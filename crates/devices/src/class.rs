@@ -180,7 +180,7 @@ pub enum LentTo {
     Nobody,
     /// The host that it is in.
     Owner,
-    /// Another host.
+    /// A host other than the device's own.
     Borrower,
 }
 
@@ -365,6 +365,45 @@ mod tests {
         ("accelerator", &[""], "functions = 1\n"),
     ];
     const BACKINGS: [&str; 2] = ["backing = \"memory\"\n", "backing = \"file\"\n"];
+
+    /// The table "Front and medium" of ARCHITECTURE.md: for each class, whether its front runs at a borrower of the
+    /// same machine, and at one of another machine. What the configuration says, the model does.
+    #[test]
+    fn the_front_of_each_class_runs_where_its_medium_can_be_had() {
+        const PLACES: [(&str, bool, bool); 6] = [
+            ("nvme", true, true),
+            ("memory", true, false),
+            ("nic", false, false),
+            ("accelerator", true, true),
+            ("upstream", false, false),
+            ("vfio", false, false),
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let folders = Folders::new(folder.path(), folder.path());
+        for (class, at_borrower, on_another_machine) in PLACES {
+            let least = LEAST.iter().find(|(name, ..)| *name == class);
+            let keys = match class {
+                "upstream" => "socket = \"./d.sock\"\n",
+                "vfio" => "address = \"0000:03:00.0\"\n",
+                _ => least.unwrap().2,
+            };
+            let text = format!("name = \"lab\"\n[hosts.a.devices.d]\nkind = \"{class}\"\n{keys}");
+            let (_, devices) = parse_rack("rack.toml", &text).unwrap();
+            let config = devices[0].config.clone().unwrap();
+            let places = (config.is_separable(), config.is_carried());
+            assert_eq!(places, (at_borrower, on_another_machine), "{class}");
+            if least.is_some() {
+                let mut endpoint = Endpoint::new(config.model(&folders).unwrap());
+                assert_eq!(endpoint.serve_medium(None).is_ok(), at_borrower, "{class}");
+            }
+        }
+        let named: Vec<&str> = PLACES.iter().map(|(class, ..)| *class).collect();
+        let missing = CLASSES.iter().map(|class| class.name()).find(|name| {
+            // Classes that only the timing model knows have no front.
+            !["gpu", "dma"].contains(name) && !named.contains(name)
+        });
+        assert_eq!(missing, None, "a class is not in the table");
+    }
 
     /// Whoever runs a device of whatever class can hand it over to another process.
     #[test]

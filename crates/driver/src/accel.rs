@@ -74,9 +74,9 @@ pub enum AccelError {
     /// An operation ended with an error.
     #[error("accelerator: {operation} failed: {status}")]
     Operation {
-        /// What was asked.
+        /// Name of the operation that failed.
         operation: &'static str,
-        /// What it answered.
+        /// The status in its completion.
         status: Status,
     },
     /// It did not answer in time.

@@ -27,7 +27,7 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// This crate's result.
+/// An outcome with this crate's [`Failure`].
 pub type Result<T> = std::result::Result<T, Failure>;
 
 /// Ends a step with a [`Failure`] unless the condition holds.

@@ -9,11 +9,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::names::{self, is_name};
-pub use crate::values::SIZES;
 use crate::values::{
-    DURATIONS, LENGTHS, PRECISE, RATES, format_size, parse_duration_ms, parse_length,
-    parse_picoseconds, parse_rate, parse_size,
+    DURATIONS, LENGTHS, PRECISE, RATES, parse_duration_ms, parse_length, parse_picoseconds,
+    parse_rate,
 };
+pub use crate::values::{SIZES, format_size, parse_size};
 
 /// What is wrong with a file, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -25,7 +25,7 @@ pub(crate) const PRECISE: &str = "write a number and ps, ns, us, ms or s: \"3.52
 pub(crate) const RATES: &str = "write a number and B/s, KB/s, MB/s, GB/s or TB/s: \"12.8 GB/s\"";
 
 /// Bytes in `"512 MiB"`.
-pub(crate) fn parse_size(text: &str) -> Option<u64> {
+pub fn parse_size(text: &str) -> Option<u64> {
     let (number, unit) = split(text)?;
     match unit {
         "" | "B" => Some(number),

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use rackbus_link::shm::{ShmLink, hear};
-use rackbus_link::{Connect, Hello, HelloReply, LinkError, Service, VERSION};
+use rackbus_link::{Connect, Hello, HelloReply, LinkError, Purpose, VERSIONS};
 use rackbus_memory::{Event, Stream};
 
 use crate::input::Input;
@@ -64,10 +64,14 @@ fn say_hello(said: &[u8], passes: bool) {
     far.shutdown(Shutdown::Write).expect("it is open");
     match hear(near, "lab", "alpha") {
         Some((incoming, _)) => {
-            let Hello { version, rack, to, .. } = &incoming.hello;
-            assert_eq!((*version, &rack[..], &to[..]), (VERSION, "lab", "alpha"));
+            let Hello { rack, to, .. } = &incoming.hello;
+            assert_eq!((&rack[..], &to[..]), ("lab", "alpha"));
+            assert!(
+                VERSIONS.common(incoming.hello.versions) == Ok(incoming.version),
+                "{incoming:?}"
+            );
             assert!(!passes, "descriptors beside a hello were taken");
-            if incoming.hello.service == Service::Segments {
+            if incoming.hello.service == Purpose::Segments {
                 incoming.accept().expect("the peer is there");
             } else {
                 incoming.refuse("it is only a test");
@@ -93,11 +97,11 @@ fn answer(said: &[u8]) {
     let path = std::env::temp_dir().join(name);
     let listener = UnixListener::bind(&path).expect("nobody else has this name");
     let hello = Hello {
-        version: VERSION,
+        versions: VERSIONS,
         rack: "lab".to_owned(),
         from: "alpha".to_owned(),
         to: "beta".to_owned(),
-        service: Service::Segments,
+        service: Purpose::Segments,
     };
     let outcome = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -107,7 +111,7 @@ fn answer(said: &[u8]) {
             let mut text = vec![0; u32::from_le_bytes(length) as usize];
             peer.read_exact(&mut text).expect("a hello comes whole");
             let heard: Hello = serde_json::from_slice(&text).expect("it is a hello");
-            assert_eq!(heard.service, Service::Segments);
+            assert_eq!(heard.service, Purpose::Segments);
             // Who has enough hears no more.
             let _ = peer.write_all(said);
         });
@@ -131,20 +135,20 @@ fn answer(said: &[u8]) {
 /// Hellos for both services, and both answers.
 pub fn seeds() -> Vec<Vec<u8>> {
     let hello = |service| Hello {
-        version: VERSION,
+        versions: VERSIONS,
         rack: "lab".to_owned(),
         from: "beta".to_owned(),
         to: "alpha".to_owned(),
         service,
     };
-    let function = Service::Function { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
-    let medium = Service::Medium { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
+    let function = Purpose::Function { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
+    let medium = Purpose::Medium { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
     let said = |choice: u8, text: String| [&[choice], text.as_bytes()].concat();
     let json = |value: &Hello| serde_json::to_string(value).expect("it is plain data");
     vec![
-        said(0, json(&hello(Service::Segments))),
+        said(0, json(&hello(Purpose::Segments))),
         said(0, json(&hello(function))),
-        said(4, json(&hello(Service::Segments))),
+        said(4, json(&hello(Purpose::Segments))),
         said(0, json(&hello(medium))),
         said(1, "\"accepted\"".to_owned()),
         said(1, "{\"refused\":\"no\"}".to_owned()),

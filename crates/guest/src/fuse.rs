@@ -44,11 +44,11 @@ pub struct Errno(pub i32);
 impl Errno {
     /// There is no such file.
     pub const NOENT: Errno = Errno(2);
-    /// It failed.
+    /// `EIO`: the request failed.
     pub const IO: Errno = Errno(5);
     /// There is no such handle.
     pub const BADF: Errno = Errno(9);
-    /// Try again.
+    /// `EAGAIN`: there is nothing now; try again.
     pub const AGAIN: Errno = Errno(11);
     /// It may not be done.
     pub const ACCES: Errno = Errno(13);
@@ -71,23 +71,23 @@ pub struct Head {
     pub node: u64,
     /// User of the process that asks, as the guest's kernel says.
     pub user: u32,
-    /// Its group.
+    /// Group id, in the guest.
     pub group: u32,
 }
 
-/// What is asked.
+/// What the guest's kernel asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named as in FUSE's own description")]
 pub enum Operation<'a> {
     /// The file system is mounted.
     Init { major: u32, minor: u32, flags_2: u32 },
-    /// It is unmounted.
+    /// The file system is unmounted.
     Destroy,
     /// The file with a name.
     Lookup { name: &'a [u8] },
     /// The kernel knows files no longer: each with how many of its lookups. Not answered.
     Forget(Vec<(u64, u64)>),
-    /// A file's attributes.
+    /// Asks for the attributes of the file.
     Attributes,
     /// Opens a file.
     Open,
@@ -240,15 +240,15 @@ fn init(mut fields: Fields<'_>) -> Result<Operation<'_>, Errno> {
 pub struct Attributes {
     /// Number of the file.
     pub node: u64,
-    /// Bytes of it.
+    /// The file's size in bytes.
     pub size: u64,
     /// Kind and permissions, as in `stat(2)`.
     pub mode: u32,
     /// Names that it has: one without is gone when it is closed.
     pub links: u32,
-    /// Its user.
+    /// User id of the owner, in the guest.
     pub user: u32,
-    /// Its group.
+    /// Group id, in the guest.
     pub group: u32,
     /// Whether its pages are mapped directly.
     pub dax: bool,
@@ -296,7 +296,7 @@ pub fn done(unique: u64) -> Vec<u8> {
     Answer::to(unique).done()
 }
 
-/// It failed.
+/// The answer that the request failed with `error`.
 pub fn failed(unique: u64, error: Errno) -> Vec<u8> {
     let mut bytes = Answer::to(unique).done();
     if let Some(field) = bytes.get_mut(4..8) {
@@ -305,7 +305,7 @@ pub fn failed(unique: u64, error: Errno) -> Vec<u8> {
     bytes
 }
 
-/// What was read.
+/// The answer to a read.
 pub fn data(unique: u64, bytes: &[u8]) -> Vec<u8> {
     let mut answer = Answer::to(unique);
     answer.0.extend(bytes);
@@ -339,7 +339,7 @@ pub fn entry(unique: u64, attributes: &Attributes) -> Vec<u8> {
     answer.done()
 }
 
-/// A file's attributes.
+/// The answer that has a file's attributes.
 pub fn attributes(unique: u64, attributes: &Attributes) -> Vec<u8> {
     let mut answer = Answer::to(unique);
     answer.u64s(&[ATTRIBUTES_KEPT]);

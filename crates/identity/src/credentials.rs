@@ -21,7 +21,7 @@ pub enum CredentialsError {
     /// A file cannot be read or written.
     #[error("{path}: {cause}")]
     File {
-        /// The file.
+        /// The file that cannot be used.
         path: PathBuf,
         /// What the system says.
         cause: io::Error,

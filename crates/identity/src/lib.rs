@@ -9,16 +9,19 @@
 mod authority;
 mod certified;
 mod credentials;
+mod handshakes;
 mod join;
 mod revoked;
 mod subject;
 mod token;
+mod versions;
 
 use rustls::pki_types::CertificateDer;
 
 pub use authority::{Authority, AuthorityError};
 pub use certified::{BadSerial, Certified, LONGEST_LIFE, NODE_LIFE, PERSON_LIFE, Serial, now};
 pub use credentials::{Credentials, CredentialsError, Request, write_private};
+pub use handshakes::{Handshake, Handshakes};
 pub use join::joining_config;
 pub use revoked::{
     IsRevoked, MOST_REVOKED, Revocation, RevocationList, Revocations, Revoked, Watched,
@@ -26,6 +29,7 @@ pub use revoked::{
 pub use rustls;
 pub use subject::{BadRole, BadSubject, Person, Role, Subject};
 pub use token::{BadToken, Bearer, Shelf, Token, TokenRefused, Tokens};
+pub use versions::{Apart, BadVersions, Versions};
 
 /// Credentials that are renewed while they are used.
 pub type Renewed = std::sync::Arc<std::sync::RwLock<Credentials>>;

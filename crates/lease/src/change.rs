@@ -29,7 +29,7 @@ pub enum ChangeRefused {
     Ended {
         /// The lease whose level was to be changed.
         lease: LeaseId,
-        /// What ended it.
+        /// Why the lease ended.
         reason: EndReason,
     },
     /// It is on its way to its borrower, or back.

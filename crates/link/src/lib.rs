@@ -25,18 +25,19 @@ pub use conversation::Conversation;
 pub use medium::{Handles, InWindow, Medium};
 pub use session::{Secret, Session};
 
+use rackbus_identity::Versions;
 use rackbus_memory::{Stream, StreamError};
 use serde::{Deserialize, Serialize};
 
-/// Version of the hello; both sides must speak the same.
-pub const VERSION: u32 = 1;
+/// Versions of the link that are spoken here: of the hello, and of what follows it.
+pub const VERSIONS: Versions = Versions::new(1, 1);
 
 /// What a connecting node says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Hello {
-    /// The sender's [`VERSION`].
-    pub version: u32,
+    /// The versions of the link that the sender speaks.
+    #[serde(flatten)]
+    pub versions: Versions,
     /// The rack both belong to.
     pub rack: String,
     /// Name of the connecting host.
@@ -44,13 +45,13 @@ pub struct Hello {
     /// The host it means to reach.
     pub to: String,
     /// What the conversation is for.
-    pub service: Service,
+    pub service: Purpose,
 }
 
 /// What a connection is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Service {
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
     /// To use a lent function; the conversation that follows is vfio-user.
     Function {
         /// The device's name on the lender, `nvme0`.
@@ -78,7 +79,7 @@ pub enum Service {
         lease: u64,
         /// The lease's fencing epoch.
         epoch: u64,
-        /// The session's secret.
+        /// What only the two ends of the session know: the offer had it.
         secret: Secret,
         /// Number of the connection in the session; those before it are of no more use.
         connection: u64,
@@ -105,8 +106,10 @@ pub enum Service {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HelloReply {
-    /// The conversation may begin.
+    /// The conversation may begin, in the newest version that the sender of the hello speaks.
     Accepted,
+    /// The conversation may begin, in this older version that the sender of the hello speaks, too.
+    AcceptedAs(u32),
     /// It may not, for this reason.
     Refused(String),
 }
@@ -221,6 +224,8 @@ pub trait Caller: Send {
 pub struct Incoming {
     /// The hello, whose sender is known to be the host that it names.
     pub hello: Hello,
+    /// The version of the link that both speak.
+    pub version: u32,
     /// The connection, for the conversation that the hello asks for.
     pub stream: Arc<dyn Conversation>,
 }
@@ -232,12 +237,12 @@ impl std::fmt::Debug for Incoming {
 }
 
 impl Incoming {
-    /// Says that the conversation may begin.
+    /// Says that the conversation may begin, in the version that both speak.
     ///
     /// # Errors
     /// When the peer is gone.
     pub fn accept(self) -> Result<Arc<dyn Conversation>, StreamError> {
-        send_frame(&*self.stream, &HelloReply::Accepted)?;
+        send_frame(&*self.stream, &accepted(self.version, &self.hello))?;
         Ok(self.stream)
     }
 
@@ -246,6 +251,37 @@ impl Incoming {
         // A peer that is gone needs no reason.
         let _ = send_frame(&*self.stream, &HelloReply::Refused(reason.to_owned()));
         self.stream.shut_down();
+    }
+}
+
+/// The version that the sender of a hello and this side, which speaks `own`, have in common.
+///
+/// # Errors
+/// That there is none, and which side is to be upgraded.
+fn common_version(own: Versions, hello: &Hello) -> Result<u32, String> {
+    let Hello { versions, from, to, .. } = hello;
+    own.common(*versions).map_err(|apart| apart.explained(to, from))
+}
+
+/// That a hello is accepted: without the version where that is the newest of its sender, as before there were several.
+fn accepted(version: u32, hello: &Hello) -> HelloReply {
+    match hello.versions.newest() == version {
+        true => HelloReply::Accepted,
+        false => HelloReply::AcceptedAs(version),
+    }
+}
+
+/// Whether an answer to `hello` lets the conversation begin, and in which version.
+fn answered(hello: &Hello, reply: HelloReply) -> Result<u32, LinkError> {
+    let peer = || hello.to.clone();
+    match reply {
+        HelloReply::Accepted => Ok(hello.versions.newest()),
+        HelloReply::AcceptedAs(version) => {
+            let what = format!("it goes on in version {version}, which was not offered");
+            let offered = hello.versions.has(version).then_some(version);
+            offered.ok_or_else(|| LinkError::Protocol { peer: peer(), what })
+        }
+        HelloReply::Refused(reason) => Err(LinkError::Refused { peer: peer(), reason }),
     }
 }
 

@@ -13,7 +13,6 @@ pub type Handles = Vec<OwnedFd>;
 
 /// A medium, as its lender offers it to a front.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Medium {
     /// The class of the function, as its front is named: `nvme`.
     pub class: String,
@@ -49,7 +48,6 @@ impl Medium {
 
 /// Where a lent function is in the window that its borrower has onto the lender, through their NTB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct InWindow {
     /// Offset of its control area, in bytes.
     pub offset: u64,

@@ -39,7 +39,6 @@ impl fmt::Debug for Secret {
 
 /// What a front needs to go on with its medium when their connection is lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Session {
     /// Said again on each other connection.
     pub secret: Secret,

@@ -15,8 +15,8 @@ use rustix::process::{Pid, getpid, getuid};
 
 use crate::presence::speaks_for;
 use crate::{
-    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, VERSION,
-    receive_frame, send_frame,
+    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener,
+    VERSIONS, answered, common_version, receive_frame, send_frame,
 };
 
 /// How long a peer may take for the next message, or to take one, before it counts as lost. Below
@@ -64,13 +64,10 @@ impl Connect for ShmLink {
         stream.set_read_timeout(Some(TIME_LIMIT)).map_err(unreachable)?;
         stream.set_write_timeout(Some(TIME_LIMIT)).map_err(unreachable)?;
         send_frame(&stream, hello).map_err(broken)?;
-        match receive_frame(&stream).map_err(broken)? {
-            Ok(HelloReply::Accepted) => Ok(Arc::new(stream)),
-            Ok(HelloReply::Refused(reason)) => {
-                Err(LinkError::Refused { peer: hello.to.clone(), reason })
-            }
-            Err(what) => Err(LinkError::Protocol { peer: hello.to.clone(), what }),
-        }
+        let reply = receive_frame(&stream).map_err(broken)?;
+        let reply = reply.map_err(|what| LinkError::Protocol { peer: hello.to.clone(), what })?;
+        answered(hello, reply)?;
+        Ok(Arc::new(stream))
     }
 }
 
@@ -164,9 +161,10 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<(Incoming, Pid
         Err(StreamError::Closed) => return None,
         Err(cause) => return refuse(&cause.to_string()),
     };
-    if hello.version != VERSION {
-        return refuse(&format!("link version {}, this node speaks {VERSION}", hello.version));
-    }
+    let version = match common_version(VERSIONS, &hello) {
+        Ok(version) => version,
+        Err(reason) => return refuse(&reason),
+    };
     if hello.rack != rack || hello.to != host {
         return refuse(&format!("this is {host} of rack {rack}"));
     }
@@ -176,18 +174,18 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<(Incoming, Pid
     }
     // From here on the conversation has its own pace: an idle device sends nothing for days.
     stream.set_read_timeout(None).ok()?;
-    Some((Incoming { hello, stream }, peer.pid))
+    Some((Incoming { hello, version, stream }, peer.pid))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Service;
+    use crate::Purpose;
 
     fn hello() -> Hello {
-        let service = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
+        let service = Purpose::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
         Hello {
-            version: VERSION,
+            versions: VERSIONS,
             rack: "demo".into(),
             from: "beta".into(),
             to: "alpha".into(),

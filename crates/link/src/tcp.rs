@@ -8,18 +8,19 @@
 pub(crate) mod packets;
 
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection};
-use rackbus_identity::{Credentials, Renewed, Revocations, Subject};
+use rackbus_identity::{
+    Credentials, Handshake, Handshakes, Renewed, Revocations, Subject, Versions,
+};
 use rackbus_memory::StreamError;
 
 use crate::tls::TlsConversation;
 use crate::{
-    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, Service,
-    VERSION, receive_frame, send_frame,
+    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, Purpose,
+    VERSIONS, answered, common_version, receive_frame, send_frame,
 };
 
 /// How long a peer may take for each of a connection, a handshake and an answer before it counts as lost.
@@ -38,11 +39,12 @@ pub struct TcpLink {
     rack: String,
     /// What this host's node tells others where it is.
     advertised: String,
-    /// Where it listens.
+    /// The address that it listens at: `HOST:PORT`.
     listen: String,
     credentials: Renewed,
     revocations: Revocations,
-    unheard: Arc<AtomicUsize>,
+    versions: Versions,
+    unheard: Handshakes,
     others: Others,
 }
 
@@ -69,7 +71,8 @@ impl TcpLink {
             listen: listen.to_owned(),
             credentials,
             revocations: Revocations::default(),
-            unheard: Arc::default(),
+            versions: VERSIONS,
+            unheard: Handshakes::new(UNHEARD),
             others: Others::default(),
         }
     }
@@ -92,17 +95,17 @@ impl TcpLink {
 }
 
 /// What of a link of shared memory this one has not.
-fn refusal(service: &Service) -> Option<&'static str> {
+fn refusal(service: &Purpose) -> Option<&'static str> {
     match service {
-        Service::Medium { .. }
-        | Service::Resume { .. }
-        | Service::Window { .. }
-        | Service::Segments => None,
-        Service::Function { .. } => Some(
+        Purpose::Medium { .. }
+        | Purpose::Resume { .. }
+        | Purpose::Window { .. }
+        | Purpose::Segments => None,
+        Purpose::Function { .. } => Some(
             "between machines, a function's front runs at its borrower; borrow it with \
              `--placement borrower`",
         ),
-        Service::Network => {
+        Purpose::Network => {
             Some("hosts on different machines share no memory for a network's frames")
         }
     }
@@ -141,18 +144,17 @@ impl Connect for TcpLink {
         let known = stream.end_when_revoked(&self.revocations);
         known.map_err(|reason| LinkError::Refused { peer: peer(), reason })?;
         send_frame(&stream, hello).map_err(broken)?;
-        match receive_frame(&stream).map_err(broken)? {
-            Ok(HelloReply::Accepted) => Ok(Arc::new(stream)),
-            Ok(HelloReply::Refused(reason)) => Err(LinkError::Refused { peer: peer(), reason }),
-            Err(what) => Err(LinkError::Protocol { peer: peer(), what }),
-        }
+        let reply = receive_frame(&stream).map_err(broken)?;
+        let reply = reply.map_err(|what| LinkError::Protocol { peer: peer(), what })?;
+        answered(hello, reply)?;
+        Ok(Arc::new(stream))
     }
 }
 
 /// How long a connection may take. One that resumes a session is tried again and again: what was sent while
 /// nothing passed is not waited for.
-fn connect_limit(service: &Service) -> Duration {
-    if matches!(service, Service::Resume { .. }) { RESUME_LIMIT } else { TIME_LIMIT }
+fn connect_limit(service: &Purpose) -> Duration {
+    if matches!(service, Purpose::Resume { .. }) { RESUME_LIMIT } else { TIME_LIMIT }
 }
 
 /// Connects to the first of the addresses that `place` stands for which answers in time.
@@ -189,7 +191,7 @@ impl Listener for TcpListening {
     fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
         loop {
             let (socket, from) = self.listener.accept()?;
-            let unheard = Unheard::begin(&self.link.unheard);
+            let unheard = self.link.unheard.begin(from.ip());
             let Some(unheard) = unheard else {
                 tracing::warn!(%from, "a connection to the link was refused: too many are not known yet");
                 continue;
@@ -200,31 +202,13 @@ impl Listener for TcpListening {
     }
 }
 
-/// Counts one who is not known yet.
-#[derive(Debug)]
-struct Unheard(Arc<AtomicUsize>);
-
-impl Unheard {
-    fn begin(count: &Arc<AtomicUsize>) -> Option<Unheard> {
-        let room = |now: usize| (now < UNHEARD).then_some(now + 1);
-        let begun = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room);
-        begun.ok().map(|_| Unheard(count.clone()))
-    }
-}
-
-impl Drop for Unheard {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Who connected.
 #[derive(Debug)]
 struct TcpCaller {
     socket: TcpStream,
     link: TcpLink,
     host: String,
-    _unheard: Unheard,
+    _unheard: Handshake,
 }
 
 impl Caller for TcpCaller {
@@ -253,9 +237,10 @@ impl Caller for TcpCaller {
             Err(StreamError::Closed) => return None,
             Err(cause) => return refuse(&cause.to_string()),
         };
-        if hello.version != VERSION {
-            return refuse(&format!("link version {}, this node speaks {VERSION}", hello.version));
-        }
+        let version = match common_version(self.link.versions, &hello) {
+            Ok(version) => version,
+            Err(reason) => return refuse(&reason),
+        };
         if hello.rack != self.link.rack || hello.to != self.host {
             return refuse(&format!("this is {} of rack {}", self.host, self.link.rack));
         }
@@ -267,7 +252,7 @@ impl Caller for TcpCaller {
         }
         // From here on the conversation has its own pace: an idle device sends nothing for days.
         stream.receive_without_limit();
-        Some(Incoming { hello, stream })
+        Some(Incoming { hello, version, stream })
     }
 }
 
@@ -300,13 +285,13 @@ mod tests {
         (TcpListening { listener, link: link.clone(), host: "alpha".to_owned() }, address)
     }
 
-    fn hello(from: &str, service: Service) -> Hello {
+    fn hello(from: &str, service: Purpose) -> Hello {
         let (rack, from, to) = ("lab".into(), from.into(), "alpha".into());
-        Hello { version: VERSION, rack, from, to, service }
+        Hello { versions: VERSIONS, rack, from, to, service }
     }
 
-    fn medium() -> Service {
-        Service::Medium { device: "nvme0".into(), lease: 3, epoch: 7 }
+    fn medium() -> Purpose {
+        Purpose::Medium { device: "nvme0".into(), lease: 3, epoch: 7 }
     }
 
     fn carried(stream: &dyn Conversation, side: Side) -> Carried {
@@ -322,9 +307,9 @@ mod tests {
         let connect = std::thread::spawn(move || connecting.connect(&address, &hello));
         let incoming = listening.accept().unwrap().hear();
         let Some(incoming) = incoming else { return (None, connect.join().unwrap()) };
-        let hello = incoming.hello.clone();
+        let (hello, version) = (incoming.hello.clone(), incoming.version);
         let stream = incoming.accept().unwrap();
-        (Some(Incoming { hello, stream }), connect.join().unwrap())
+        (Some(Incoming { hello, version, stream }), connect.join().unwrap())
     }
 
     fn refused(alpha: &TcpLink, other: &TcpLink, hello: Hello) -> String {
@@ -410,6 +395,32 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_adjacent_versions_speak_the_newest_that_both_do() {
+        let authority = authority();
+        let node = |host: &str, versions| TcpLink { versions, ..link(&authority, host) };
+        let says = |versions| Hello { versions, ..hello("beta", medium()) };
+        let (first, both) = (Versions::new(1, 1), Versions::new(1, 2));
+        for (theirs, ours, common) in [(first, both, 1), (both, first, 1), (both, both, 2)] {
+            let (incoming, stream) = meet(&node("alpha", theirs), &node("beta", ours), says(ours));
+            assert_eq!(incoming.unwrap().version, common);
+            assert!(stream.is_ok());
+        }
+        let later = Versions::new(3, 4);
+        let said = refused(&node("alpha", later), &node("beta", both), says(both));
+        assert!(
+            said.ends_with(
+                "alpha speaks version 3-4 of the protocol and beta 1-2: upgrade rackbus of beta"
+            ),
+            "{said}"
+        );
+        let said = refused(&node("alpha", both), &node("beta", later), says(later));
+        assert!(said.ends_with("upgrade rackbus of alpha"), "{said}");
+        // Whoever answers with what was not offered is not gone on with.
+        let reply = HelloReply::AcceptedAs(7);
+        assert!(answered(&says(both), reply).is_err());
+    }
+
+    #[test]
     fn who_is_revoked_is_not_heard_and_its_conversations_end() {
         let authority = authority();
         let revocations = Revocations::default();
@@ -446,10 +457,10 @@ mod tests {
     fn what_needs_memory_that_is_shared_is_refused_on_both_sides() {
         let authority = authority();
         let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
-        let function = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
+        let function = Purpose::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
         for (service, why) in [
             (function, "--placement borrower"),
-            (Service::Network, "no memory for a network's frames"),
+            (Purpose::Network, "no memory for a network's frames"),
         ] {
             let asked = hello("beta", service);
             let said = beta.connect("tcp:127.0.0.1:1", &asked).err().unwrap().to_string();

@@ -112,7 +112,7 @@ impl AsFd for Gate {
     }
 }
 
-/// A closed gate.
+/// The gate is closed as long as this lives; dropping it opens it.
 #[derive(Debug)]
 pub struct Closed<'g>(&'g Gate);
 
@@ -132,7 +132,7 @@ impl Drop for Closed<'_> {
 pub struct Passage(Gate);
 
 impl Passage {
-    /// The gate.
+    /// The gate that this is a passage of.
     pub fn gate(&self) -> &Gate {
         &self.0
     }

@@ -132,7 +132,7 @@ pub struct Wanted {
     pub ntb: PciAddress,
     /// Offset of the control area in its window 1.
     pub offset: u64,
-    /// The lease's.
+    /// The lease's epoch, which the lender's control area must have.
     pub epoch: u64,
     /// A name for the kernel's messages, of up to 63 bytes.
     pub name: String,
@@ -152,7 +152,7 @@ pub struct Borrowed {
 /// How a borrowed function is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum BorrowedState {
     /// In use, or free to be used.
     Borrowed,
     /// Its driver is letting go.
@@ -175,16 +175,16 @@ pub struct Status {
     /// The name that it was borrowed by.
     pub name: String,
     /// Whether it is in use, going or gone.
-    pub state: State,
+    pub state: BorrowedState,
     /// Why it was lost, in words.
     pub reason: Option<&'static str>,
-    /// Its PCI domain.
+    /// The PCI domain in which the kernel shows the function.
     pub domain: u32,
     /// The NTB of this host that it is behind.
     pub ntb: PciAddress,
     /// Offset of its control area.
     pub offset: u64,
-    /// The lease's.
+    /// The lease's epoch, which the lender's control area must have.
     pub epoch: u64,
     /// Interrupts that it has.
     pub vectors: u32,
@@ -204,7 +204,7 @@ pub struct Status {
     pub writes_refused: u64,
     /// Times that bus mastering was not on when its driver went on.
     pub waits_late: u64,
-    /// Resets.
+    /// How often the function was reset.
     pub resets: u64,
     /// DMA addresses outside of the window, which were refused.
     pub dma_refused: u64,
@@ -214,7 +214,7 @@ pub struct Status {
     pub interrupts: Vec<u64>,
 }
 
-/// The module.
+/// The kernel module's device file, `/dev/rackbus`.
 #[derive(Debug)]
 pub struct Module {
     file: File,
@@ -355,12 +355,12 @@ impl Status {
             handle: raw.handle,
             name: String::from_utf8_lossy(&raw.name[..length]).into_owned(),
             state: match raw.state {
-                1 => State::Borrowed,
-                2 => State::Returning,
-                3 => State::Losing,
-                4 => State::Lost,
-                5 => State::Returned,
-                _ => State::Unknown,
+                1 => BorrowedState::Borrowed,
+                2 => BorrowedState::Returning,
+                3 => BorrowedState::Losing,
+                4 => BorrowedState::Lost,
+                5 => BorrowedState::Returned,
+                _ => BorrowedState::Unknown,
             },
             reason: match raw.reason {
                 0 => None,

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 /// Why it does not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum MetalError {
-    /// VFIO refuses.
+    /// A function or NTB cannot be used by VFIO.
     #[error(transparent)]
     Vfio(#[from] VfioError),
     /// There is no memory for a control area.
@@ -15,7 +15,7 @@ pub enum MetalError {
     /// An event cannot be made, or a thread.
     #[error("{what}: {cause}")]
     System {
-        /// What was done.
+        /// The step that failed.
         what: &'static str,
         /// What the system says.
         cause: std::io::Error,
@@ -23,27 +23,27 @@ pub enum MetalError {
     /// It is no NTB that is known.
     #[error("{address} is {vendor:04x}:{device:04x}, no NTB that is known (8086:201c)")]
     NotAnNtb {
-        /// Where.
+        /// PCI address of the function or NTB.
         address: PciAddress,
-        /// Its vendor.
+        /// PCI vendor ID that was found.
         vendor: u16,
-        /// Its device ID.
+        /// PCI device ID that was found.
         device: u16,
     },
     /// The NTB's windows cannot be used.
     #[error("the NTB {address} cannot be used: {reason}")]
     Windows {
-        /// Where.
+        /// PCI address of the function or NTB.
         address: PciAddress,
-        /// Why.
+        /// What is wrong with it, for people.
         reason: &'static str,
     },
     /// The device cannot be lent through a window.
     #[error("{address} cannot be lent through an NTB: {reason}")]
     NotLendable {
-        /// Where.
+        /// PCI address of the function or NTB.
         address: PciAddress,
-        /// Why.
+        /// What is wrong with it, for people.
         reason: String,
     },
     /// The window has no room for its BARs.
@@ -54,9 +54,9 @@ pub enum MetalError {
     /// The NTB is not the kernel module's.
     #[error("the NTB {address} is not bound to the module rackbus: {reason}")]
     NotBound {
-        /// Where.
+        /// PCI address of the function or NTB.
         address: PciAddress,
-        /// Why.
+        /// What is wrong with it, for people.
         reason: String,
     },
     /// The kernel module is not there.
@@ -70,9 +70,9 @@ pub enum MetalError {
     /// The kernel module refuses.
     #[error("{what}: {} ({errno})", explain(*.errno))]
     Refused {
-        /// What was asked.
+        /// The request to the module.
         what: String,
-        /// Its answer.
+        /// The error number that the module returned.
         errno: Errno,
     },
     /// A name is too long for the module.

@@ -29,7 +29,7 @@ pub(crate) struct BarMap {
 }
 
 impl BarMap {
-    /// Its bytes.
+    /// Size of the BAR in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -343,9 +343,9 @@ impl Function {
 enum Served {
     /// All that it asked for.
     All,
-    /// One thing.
+    /// One request; more may be there.
     One,
-    /// Nothing any more.
+    /// The function is not lent any more.
     Ended,
 }
 

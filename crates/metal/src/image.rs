@@ -25,9 +25,9 @@ const STATUS_CAPABILITIES: u16 = 1 << 4;
 /// Where a device has its MSI-X table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MsixTable {
-    /// The BAR.
+    /// The BAR that has the structure, 0 to 5.
     pub bar: u8,
-    /// Its offset there.
+    /// Where it begins in the BAR, in bytes.
     pub offset: u32,
     /// Entries, 1 to 2048.
     pub entries: u16,

@@ -232,11 +232,11 @@ pub struct Lent {
 /// What is known of a lent function.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct LentStatus {
-    /// The device.
+    /// PCI address of the function that is lent.
     pub device: PciAddress,
     /// Offset of its control area in the borrower's window 1.
     pub offset: u64,
-    /// The lease's.
+    /// The lease's epoch, which the borrower's module compares.
     pub epoch: u64,
     /// Requests of the borrower that were carried out.
     pub requests: u64,

@@ -149,7 +149,7 @@ impl Ntb {
         self.direct
     }
 
-    /// Where it is.
+    /// PCI address of the NTB.
     pub fn address(&self) -> PciAddress {
         self.device.address()
     }

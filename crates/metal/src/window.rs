@@ -106,7 +106,7 @@ pub struct Header {
 /// What differs from function to function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// The lease's.
+    /// The lease's epoch.
     pub epoch: u64,
     /// MSI-X vectors of the device.
     pub vectors: u32,
@@ -118,7 +118,7 @@ pub struct Offer {
     pub msi_base: u64,
     /// The doorbell that the borrower rings.
     pub doorbell: u32,
-    /// By number.
+    /// The BARs by number; flags of 0 for those that the function does not have.
     pub bars: [WindowBar; 6],
 }
 

@@ -34,7 +34,7 @@ pub struct Station {
     pub ipv4: Ipv4Addr,
     /// Its IPv6 address.
     pub ipv6: Ipv6Addr,
-    /// What it is.
+    /// Whether it is a host's interface, a network function or an uplink.
     pub kind: StationKind,
     /// The VLAN that it is in, where its frames have no tags.
     pub vlan: Option<u16>,

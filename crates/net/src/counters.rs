@@ -60,7 +60,7 @@ impl Cause {
 pub struct Drops([Count; CAUSES.len()]);
 
 impl Drops {
-    /// Counts one.
+    /// Counts one frame that was dropped for `cause`.
     #[inline]
     pub fn count(&self, cause: Cause) {
         let place = CAUSES.iter().position(|it| *it == cause).unwrap_or(0);
@@ -78,11 +78,11 @@ impl Drops {
 pub struct PeerCounters {
     /// Frames sent to it.
     pub sent: Count,
-    /// Their bytes.
+    /// Bytes of the frames sent.
     pub sent_bytes: Count,
     /// Frames that came from it.
     pub received: Count,
-    /// Their bytes.
+    /// Bytes of the frames received.
     pub received_bytes: Count,
     /// Frames for it that were dropped here, and frames from it that make no sense.
     pub drops: Drops,

@@ -63,13 +63,13 @@ pub fn complete_checksum(frame: &mut [u8], offload: &Offload) {
 /// Where the headers of a frame are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Headers {
-    /// The internet header.
+    /// Where the internet header begins, in bytes.
     pub network: usize,
     /// Whether that is of version 6.
     pub is_v6: bool,
     /// The transport header: right behind it.
     pub transport: usize,
-    /// Its protocol.
+    /// The transport protocol's number: 6 for TCP, 17 for UDP.
     pub protocol: u8,
     /// A fragment has no transport header, but the first.
     pub is_fragment: bool,

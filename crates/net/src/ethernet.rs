@@ -22,7 +22,7 @@ pub const TAGGED: [u16; 2] = [0x8100, 0x88a8];
 pub struct Header {
     /// Whom it is for.
     pub to: MacAddress,
-    /// Who sent it.
+    /// Source address.
     pub from: MacAddress,
     /// The identifier of the outer VLAN, 0 to 4095; 0 is none but a priority.
     pub vlan: Option<u16>,

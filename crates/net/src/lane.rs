@@ -78,7 +78,7 @@ struct Shared {
 }
 
 impl LaneHandle {
-    /// Tells the lane.
+    /// Puts news into the lane's inbox and wakes its thread.
     pub fn tell(&self, news: News) {
         let mut all = self.lock();
         all.push(news);

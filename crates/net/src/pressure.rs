@@ -21,7 +21,7 @@ pub struct Pressure {
 pub enum Advice {
     /// Keep it, and try again.
     Wait,
-    /// Drop it.
+    /// Drop the frame: the receiver has used up its sender's patience.
     Drop,
 }
 

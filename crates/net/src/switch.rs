@@ -268,7 +268,7 @@ impl Switch {
 enum Behind {
     /// An ICMPv6 message, at this place.
     Icmp(usize),
-    /// Something else.
+    /// Another protocol.
     Other,
     /// Nobody knows: it begins behind what is looked at.
     Unknown,
@@ -332,7 +332,7 @@ fn eui64(mac: MacAddress) -> Ipv6Addr {
     Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(half))
 }
 
-/// A frame's header.
+/// What of a frame's headers decides where it goes.
 struct Header {
     to: MacAddress,
     from: MacAddress,

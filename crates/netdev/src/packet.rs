@@ -44,7 +44,7 @@ pub enum PacketError {
         "packets of {0} may not be sent and received; run the node as root, or with CAP_NET_RAW"
     )]
     NotPermitted(String),
-    /// The system refused.
+    /// The system refused the step that is named.
     #[error("the network interface {0}: {1}")]
     System(String, io::Error),
 }

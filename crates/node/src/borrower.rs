@@ -20,7 +20,7 @@ use std::time::Duration;
 use rackbus_control::api::{DeviceReport, PeerReport};
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
-use rackbus_link::{Connect, Hello, InWindow, LinkError, VERSION};
+use rackbus_link::{Connect, Hello, InWindow, LinkError, VERSIONS};
 use rackbus_memory::Gate;
 use rackbus_pci::vfio_user::Server;
 use rackbus_vfio::PciAddress;
@@ -169,7 +169,7 @@ impl BorrowedFunctions {
 
     fn hello(&self, grant: &Grant) -> Hello {
         Hello {
-            version: VERSION,
+            versions: VERSIONS,
             rack: self.rack.clone(),
             from: self.host.clone(),
             to: grant.function.host.clone(),

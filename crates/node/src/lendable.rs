@@ -143,7 +143,7 @@ pub type Resumed = (Box<dyn Attached>, Conversation);
 pub enum NotSaved {
     /// It does not answer in the time that it was given.
     Hangs,
-    /// It cannot be.
+    /// The model or its session cannot be saved now.
     Refused(SaveError),
 }
 

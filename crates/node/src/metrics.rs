@@ -8,7 +8,7 @@ use rackbus_control::api::NodeReport;
 use rackbus_control::metrics::{Labels, Page, Source};
 use rackbus_control::network::NodeNetwork;
 use rackbus_control::node::NodeProcess;
-use rackbus_link::Service;
+use rackbus_link::Purpose;
 
 use crate::agent::Observe;
 use crate::borrower::BorrowedFunctions;
@@ -38,14 +38,14 @@ pub struct LinkCounters {
 
 impl LinkCounters {
     /// A conversation begins, and lasts until what is returned is dropped.
-    pub fn begin(self: &Arc<Self>, service: &Service) -> impl Drop + Send + use<> {
+    pub fn begin(self: &Arc<Self>, service: &Purpose) -> impl Drop + Send + use<> {
         let of: fn(&LinkCounters) -> &Conversations = match service {
-            Service::Function { .. } => |link| &link.functions,
-            Service::Medium { .. } | Service::Resume { .. } | Service::Window { .. } => {
+            Purpose::Function { .. } => |link| &link.functions,
+            Purpose::Medium { .. } | Purpose::Resume { .. } | Purpose::Window { .. } => {
                 |link| &link.mediums
             }
-            Service::Segments => |link| &link.segments,
-            Service::Network => |link| &link.network,
+            Purpose::Segments => |link| &link.segments,
+            Purpose::Network => |link| &link.network,
         };
         of(self).begun.fetch_add(1, Ordering::Relaxed);
         of(self).open.fetch_add(1, Ordering::Relaxed);

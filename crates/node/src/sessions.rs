@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_fabric::rack::LINK_HOLD_MS;
-use rackbus_link::{Connect, Hello, LinkError, Secret, Service, Session};
+use rackbus_link::{Connect, Hello, LinkError, Purpose, Secret, Session};
 use rackbus_memory::CarriedSession;
 use rackbus_memory::exchange::OnSessionChange;
 use rackbus_memory::exchange::session::{Side, Timing};
@@ -93,8 +93,8 @@ pub(crate) fn hold_session(
 
 /// What is said on another connection of the session that began with `hello`.
 fn resuming(hello: &Hello, secret: &Secret, connection: u64) -> Option<Hello> {
-    let Service::Medium { device, lease, epoch } = hello.service.clone() else { return None };
+    let Purpose::Medium { device, lease, epoch } = hello.service.clone() else { return None };
     let secret = secret.clone();
-    let service = Service::Resume { device, lease, epoch, secret, connection };
+    let service = Purpose::Resume { device, lease, epoch, secret, connection };
     Some(Hello { service, ..hello.clone() })
 }

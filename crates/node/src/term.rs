@@ -31,7 +31,7 @@ impl NewestTerm {
         NewestTerm { path, newest }
     }
 
-    /// The newest one.
+    /// The newest term that was heard; 0 before any.
     pub fn newest(&self) -> u64 {
         self.newest
     }

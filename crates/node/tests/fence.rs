@@ -8,7 +8,7 @@ use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{Fabric, FabricHandle, derive};
 use rackbus_lease::{Holder, Lender, LenderAction, Message, Placement};
-use rackbus_link::{Hello, Incoming, Service, VERSION};
+use rackbus_link::{Hello, Incoming, Purpose, VERSIONS};
 use rackbus_memory::{Gate, Stream};
 use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
@@ -62,13 +62,13 @@ impl Attempt {
         let Holder { lease, epoch, borrower, placement } = wanted.clone();
         let device = DEVICE.to_owned();
         let service = match placement {
-            Placement::Lender => Service::Function { device, lease, epoch },
-            Placement::Borrower => Service::Medium { device, lease, epoch },
-            Placement::Host => Service::Window { device, lease, epoch },
+            Placement::Lender => Purpose::Function { device, lease, epoch },
+            Placement::Borrower => Purpose::Medium { device, lease, epoch },
+            Placement::Host => Purpose::Window { device, lease, epoch },
         };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
-        let hello = Hello { version: VERSION, rack, from: borrower, to, service };
-        let incoming = Incoming { hello, stream: Arc::new(theirs) };
+        let hello = Hello { versions: VERSIONS, rack, from: borrower, to, service };
+        let incoming = Incoming { hello, version: VERSIONS.newest(), stream: Arc::new(theirs) };
         let lender = lender.clone();
         let passage = Gate::new().unwrap().enter();
         let attending = std::thread::spawn(move || lender.attend(incoming, &passage));

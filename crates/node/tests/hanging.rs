@@ -13,7 +13,7 @@ use rackbus_control::{Client as ControlClient, Options};
 use rackbus_fabric::{Fabric, FabricHandle};
 use rackbus_lease::{Config, Grant, LenderAction, Message, Placement};
 use rackbus_link::shm::ShmLink;
-use rackbus_link::{Connect, Hello, Incoming, Link, Service, VERSION};
+use rackbus_link::{Connect, Hello, Incoming, Link, Purpose, VERSIONS};
 use rackbus_memory::{Access, DmaSpace, Event, Passage, PinnedSlice, SharedMemory, Stream};
 use rackbus_node::agent::{Agent, Identity};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
@@ -171,10 +171,10 @@ fn passage() -> Passage {
 }
 
 fn incoming(stream: UnixStream, epoch: u64) -> Incoming {
-    let service = Service::Function { device: "nvme0".into(), lease: epoch, epoch };
+    let service = Purpose::Function { device: "nvme0".into(), lease: epoch, epoch };
     let (rack, from, to) = ("test".into(), "beta".into(), "alpha".into());
-    let hello = Hello { version: VERSION, rack, from, to, service };
-    Incoming { hello, stream: Arc::new(stream) }
+    let hello = Hello { versions: VERSIONS, rack, from, to, service };
+    Incoming { hello, version: VERSIONS.newest(), stream: Arc::new(stream) }
 }
 
 /// The welcome comes first; vfio-user takes over from there.

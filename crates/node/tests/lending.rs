@@ -96,7 +96,7 @@ async fn what_cannot_be_is_refused_with_a_remedy() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_epoch_is_not_let_in() {
     use rackbus_link::shm::ShmLink;
-    use rackbus_link::{Connect, Hello, Service as Wanted, VERSION};
+    use rackbus_link::{Connect, Hello, Purpose as Wanted, VERSIONS};
     let rack = rack().await;
     let lease = rack.client.borrow("alpha/nvme0", "beta").await.unwrap();
     let link = ShmLink::new("test", rack.folder.path(), HOSTS);
@@ -104,7 +104,7 @@ async fn a_forged_epoch_is_not_let_in() {
     let attempt = |from: &str, lease: u64, epoch: u64| {
         let service = Wanted::Function { device: "nvme0".into(), lease, epoch };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
-        let hello = Hello { version: VERSION, rack, from: from.to_owned(), to, service };
+        let hello = Hello { versions: VERSIONS, rack, from: from.to_owned(), to, service };
         link.connect(&address, &hello).map(drop)
     };
     for (from, id, epoch) in [
@@ -224,13 +224,13 @@ async fn with_strict_isolation_the_drive_is_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_front_and_its_medium_cannot_be_exchanged() {
     use rackbus_link::shm::ShmLink;
-    use rackbus_link::{Connect, Hello, Service as Wanted, VERSION};
+    use rackbus_link::{Connect, Hello, Purpose as Wanted, VERSIONS};
     let rack = rack().await;
     let link = ShmLink::new("test", rack.folder.path(), HOSTS);
     let address = link.address("alpha");
     let attempt = |service: Wanted| {
         let (rack, from, to) = ("test".to_owned(), "beta".to_owned(), "alpha".to_owned());
-        let hello = Hello { version: VERSION, rack, from, to, service };
+        let hello = Hello { versions: VERSIONS, rack, from, to, service };
         link.connect(&address, &hello).map(drop)
     };
     let lease = rack.client.borrow_as(&strict("beta")).await.unwrap();

@@ -10,7 +10,7 @@ use rackbus_fabric::{Fabric, FabricHandle, derive};
 use rackbus_identity::{Authority, Subject};
 use rackbus_lease::{Message, Placement};
 use rackbus_link::tcp::TcpLink;
-use rackbus_link::{Connect, Conversation, Hello, Link, Medium, Secret, Service, VERSION};
+use rackbus_link::{Connect, Conversation, Hello, Link, Medium, Purpose, Secret, VERSIONS};
 use rackbus_memory::Gate;
 use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
@@ -77,26 +77,26 @@ impl Alpha {
         &self,
         authority: &Authority,
         host: &str,
-        service: Service,
+        service: Purpose,
     ) -> Result<Arc<dyn Conversation>, String> {
         let (rack, from, to) = ("test".to_owned(), host.to_owned(), "alpha".to_owned());
-        let hello = Hello { version: VERSION, rack, from, to, service };
+        let hello = Hello { versions: VERSIONS, rack, from, to, service };
         let connected =
             link(authority, host, "127.0.0.1:0").connect(&self.link.address("alpha"), &hello);
         connected.map_err(|error| error.to_string())
     }
 
     fn begin(&self, authority: &Authority) -> (Arc<dyn Conversation>, Secret) {
-        let service = Service::Medium { device: DEVICE.to_owned(), lease: 5, epoch: 5 };
+        let service = Purpose::Medium { device: DEVICE.to_owned(), lease: 5, epoch: 5 };
         let stream = self.connect(authority, "beta", service).unwrap();
         let (medium, _) = Medium::receive(&*stream, "alpha").unwrap();
         (stream, medium.session.unwrap().secret)
     }
 }
 
-fn resume(lease: u64, epoch: u64, secret: &Secret, connection: u64) -> Service {
+fn resume(lease: u64, epoch: u64, secret: &Secret, connection: u64) -> Purpose {
     let (device, secret) = (DEVICE.to_owned(), secret.clone());
-    Service::Resume { device, lease, epoch, secret, connection }
+    Purpose::Resume { device, lease, epoch, secret, connection }
 }
 
 fn authority() -> (tempfile::TempDir, Authority) {

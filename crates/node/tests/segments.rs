@@ -14,7 +14,7 @@ use rackbus_attach::{
     AreaKey, BROADCAST_NODE, Change, Copier, CopyError, InterruptError, LockError, Locked, Refusal,
     SegmentEvent, SegmentKind, SegmentOptions, Share, Signal, Withdrawal, Written,
 };
-use rackbus_link::{Connect, Conversation, Hello, Link, LinkError, Service};
+use rackbus_link::{Connect, Conversation, Hello, Link, LinkError, Purpose};
 use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{Access, AdaptiveSpin, Packets, Region, Stream, StreamError};
@@ -702,11 +702,11 @@ fn only_a_dead_node_makes_the_holders_of_locks_dead() {
 /// Beta's node, a connector's, at the door of alpha's.
 fn at_the_door(rack: &Hosts) -> Arc<dyn Conversation> {
     let hello = Hello {
-        version: rackbus_link::VERSION,
+        versions: rackbus_link::VERSIONS,
         rack: "test".into(),
         from: "beta".into(),
         to: "alpha".into(),
-        service: Service::Segments,
+        service: Purpose::Segments,
     };
     let link = shm(rack.folder());
     link.connect(&link.address("alpha"), &hello).unwrap()

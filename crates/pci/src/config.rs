@@ -30,7 +30,7 @@ const SERIAL_AT: u16 = 0x100;
 /// Where a function has its MSI-X table and the pending bits, both in one BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MsixPlace {
-    /// The BAR.
+    /// The BAR that has the structure, 0 to 5.
     pub bar: u8,
     /// Offset of the table in it, a multiple of 8.
     pub table: u32,

@@ -33,7 +33,7 @@ pub enum MachineError {
         "{address} is another device than {vendor:04x}:{device:04x}; name the address of one, as lspci shows it"
     )]
     Another {
-        /// The address.
+        /// The PCI address that was named.
         address: String,
         /// The vendor that it should be of.
         vendor: u16,
@@ -49,15 +49,15 @@ pub enum MachineError {
          >{DEVICES}/{address}/driver/unbind"
     )]
     InUse {
-        /// The function's address.
+        /// PCI address of the function.
         address: String,
-        /// The kernel's driver.
+        /// Name of the kernel's driver that has it.
         driver: String,
     },
     /// A file of the kernel's could not be used.
     #[error("{path}: {cause}")]
     File {
-        /// The file.
+        /// The file that cannot be used.
         path: PathBuf,
         /// What the system said.
         cause: io::Error,
@@ -105,10 +105,10 @@ pub struct Run {
 
 /// A function of this machine in use. When it is dropped, it is stopped and given back.
 #[derive(Debug)]
-pub struct MachineFunction(Way);
+pub struct MachineFunction(MachineDevice);
 
 #[derive(Debug)]
-enum Way {
+enum MachineDevice {
     Vfio(vfio::Device),
     Sysfs(sysfs::Device),
 }
@@ -141,9 +141,11 @@ impl MachineFunction {
 
     fn at(place: Place) -> Result<MachineFunction, MachineError> {
         match place.driver().as_deref() {
-            Some("vfio-pci") => Ok(MachineFunction(Way::Vfio(vfio::Device::open(&place)?))),
+            Some("vfio-pci") => {
+                Ok(MachineFunction(MachineDevice::Vfio(vfio::Device::open(&place)?)))
+            }
             None | Some("uio_pci_generic") => {
-                Ok(MachineFunction(Way::Sysfs(sysfs::Device::open(&place)?)))
+                Ok(MachineFunction(MachineDevice::Sysfs(sysfs::Device::open(&place)?)))
             }
             Some(driver) => {
                 Err(MachineError::InUse { address: place.address, driver: driver.to_owned() })
@@ -158,8 +160,8 @@ impl MachineFunction {
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), MachineError> {
         for (at, word) in words(offset, data.len())?.zip(data.chunks_exact_mut(4)) {
             let value = match &self.0 {
-                Way::Vfio(device) => device.read(at)?,
-                Way::Sysfs(device) => device.read(at)?,
+                MachineDevice::Vfio(device) => device.read(at)?,
+                MachineDevice::Sysfs(device) => device.read(at)?,
             };
             word.copy_from_slice(&value.to_le_bytes());
         }
@@ -176,8 +178,8 @@ impl MachineFunction {
             value.copy_from_slice(word);
             let value = u32::from_le_bytes(value);
             match &self.0 {
-                Way::Vfio(device) => device.write(at, value)?,
-                Way::Sysfs(device) => device.write(at, value)?,
+                MachineDevice::Vfio(device) => device.write(at, value)?,
+                MachineDevice::Sysfs(device) => device.write(at, value)?,
             }
         }
         Ok(())
@@ -189,8 +191,8 @@ impl MachineFunction {
     /// [`MachineError`].
     pub fn memory(&self, name: &str, length: u64) -> Result<SharedMemory, MachineError> {
         match &self.0 {
-            Way::Vfio(_) => Ok(SharedMemory::create(name, length)?),
-            Way::Sysfs(_) => {
+            MachineDevice::Vfio(_) => Ok(SharedMemory::create(name, length)?),
+            MachineDevice::Sysfs(_) => {
                 SharedMemory::create_huge(name, length).map_err(MachineError::HugePages)
             }
         }
@@ -203,8 +205,8 @@ impl MachineFunction {
     /// [`MachineError`].
     pub fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Vec<Run>, MachineError> {
         match &mut self.0 {
-            Way::Vfio(device) => device.start(iova, memory),
-            Way::Sysfs(device) => device.start(memory),
+            MachineDevice::Vfio(device) => device.start(iova, memory),
+            MachineDevice::Sysfs(device) => device.start(memory),
         }
     }
 
@@ -214,8 +216,8 @@ impl MachineFunction {
     /// [`MachineError`].
     pub fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, MachineError> {
         match &mut self.0 {
-            Way::Vfio(device) => device.interrupts(count),
-            Way::Sysfs(_) => Ok(Vec::new()),
+            MachineDevice::Vfio(device) => device.interrupts(count),
+            MachineDevice::Sysfs(_) => Ok(Vec::new()),
         }
     }
 }

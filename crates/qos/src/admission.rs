@@ -51,13 +51,13 @@ impl std::fmt::Display for Resource {
 /// Why a level is not promised.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It contradicts itself.
+    /// The level that is asked for contradicts itself.
     #[error(transparent)]
     Level(#[from] LevelError),
     /// The device has no such engine.
     #[error("there is no engine `{engine}`; there are {there}")]
     Engine {
-        /// The name.
+        /// The name that was asked for.
         engine: String,
         /// The names that there are.
         there: String,
@@ -69,7 +69,7 @@ pub enum Refused {
     TooMuch {
         /// The minimum that was asked for.
         asked: Rate,
-        /// Of which engine.
+        /// Name of the engine that is asked for.
         engine: String,
         /// The size of the messages, in bytes.
         message: u64,

@@ -13,7 +13,7 @@ use crate::kept::Kept;
 use crate::tenant::{Share, Spent, Tenant};
 use crate::turn::{Done, Message, Next, Piece, Settings, TenantId, Turn, Usage};
 
-/// Arbitrates tenants.
+/// Decides which tenant's message an engine serves next, and for how long.
 #[derive(Debug)]
 pub struct Arbiter {
     settings: Settings,
@@ -35,7 +35,7 @@ enum Level {
 const LEVELS: [Level; 2] = [Level::Guaranteed, Level::Rest];
 
 impl Arbiter {
-    /// No tenants yet.
+    /// An arbiter of engines that nobody uses yet.
     pub fn new(settings: Settings) -> Arbiter {
         let slice_ns = settings.slice_ns.max(1);
         Arbiter {

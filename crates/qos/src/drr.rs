@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Members take turns.
+/// Deficit round robin: members take turns, each for what its weight earns it.
 #[derive(Debug, Clone)]
 pub struct Drr<K> {
     /// Credit that a round gives to the member with the greatest weight.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Unit {
     /// Bytes that go into the engine.
     Bytes,
-    /// Operations.
+    /// Operations, whatever their size.
     Operations,
 }
 

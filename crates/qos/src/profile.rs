@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::SECOND;
 
-/// A measured cost.
+/// What a message of one size costs an engine, as it was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Bytes that went in.
@@ -37,15 +37,15 @@ struct Row {
 /// Why points are no profile.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ProfileError {
-    /// There are none.
+    /// The profile has no points.
     #[error("the profile has no points")]
     Empty,
-    /// One cannot be.
+    /// A cost that is not above zero and below a second.
     #[error("the profile's point for {message} bytes has a cost of {cost_ns} ns")]
     Point {
-        /// The size.
+        /// Size of the message in bytes.
         message: u64,
-        /// Its cost.
+        /// The cost in nanoseconds.
         cost_ns: f64,
     },
 }

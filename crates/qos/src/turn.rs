@@ -47,7 +47,7 @@ pub struct Message {
 /// A part of a message in a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// The message.
+    /// The message that is to be served.
     pub message: Message,
     /// Input bytes that this turn is to do, from [`done`](Message::done) on. Whoever does it puts here
     /// what it did, which may be less.
@@ -66,7 +66,7 @@ impl Piece {
 /// Work for one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
-    /// Whose it is.
+    /// The tenant whose message it is.
     pub tenant: TenantId,
     /// Of which of its queues.
     pub queue: u16,
@@ -101,7 +101,7 @@ pub struct Done {
 /// What an engine that is free does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// This.
+    /// Serve this turn now.
     Run(Turn),
     /// Nothing until then, unless something new comes: tenants are at their limits.
     Wait(u64),
@@ -122,7 +122,7 @@ pub struct Usage {
     pub engine_ns: u64,
     /// Of that, by its guarantee.
     pub guaranteed_ns: u64,
-    /// Turns.
+    /// How many turns engines took.
     pub turns: u64,
     /// Messages that did not end in the turn in which they were begun.
     pub split: u64,

@@ -109,17 +109,17 @@ pub struct Part<'a> {
     pub last: bool,
     /// Where the stores are: offset and number of bytes.
     pub places: Vec<(u64, u32)>,
-    /// Their bytes.
+    /// The bytes of all ranges, one after the other.
     pub data: &'a [u8],
 }
 
 impl Batch {
-    /// Its number.
+    /// The batch's number; each side counts its own.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Its stores.
+    /// The ranges and bytes that the batch changes.
     pub fn stores(&self) -> &Stores {
         &self.stores
     }

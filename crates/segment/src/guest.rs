@@ -78,7 +78,7 @@ pub struct Frame {
     pub objects: Vec<u64>,
     /// Whether there were more that the guest has no room for.
     pub lost: bool,
-    /// The message itself.
+    /// The encoded message.
     pub message: Vec<u8>,
 }
 
@@ -133,9 +133,9 @@ pub fn object_number(name: &[u8]) -> Option<u64> {
      grant it write access in [[share]], or read it from a host"
 )]
 pub struct ReadOnly {
-    /// The segment's host.
+    /// Node id of the host that has the segment.
     pub node: NodeId,
-    /// Its number there.
+    /// The segment's number on that host.
     pub segment: SegmentId,
 }
 

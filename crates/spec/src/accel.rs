@@ -69,7 +69,7 @@ pub mod registers {
 pub mod queue_state {
     /// It is not there.
     pub const OFF: u32 = 0;
-    /// It works.
+    /// The queue works.
     pub const ON: u32 = 1;
     /// Its registers were refused, or its rings could not be reached, or a doorbell was no index. It does
     /// nothing until it is taken away and made again.
@@ -263,7 +263,7 @@ pub const LONGEST_WAIT: u32 = 60_000;
 pub struct Segment {
     /// Address of its first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
     /// Not used; 0.
     pub reserved: u32,
@@ -294,7 +294,7 @@ pub struct Completion {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// As asked.
+    /// The operation was done as asked.
     Success = 0,
     /// There is no such operation, or it cannot be at that place of a pipeline.
     InvalidOperation = 1,

@@ -216,9 +216,9 @@ pub struct RegionInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct CapHeader {
-    /// Which capability.
+    /// The capability's id.
     pub id: u16,
-    /// Its version.
+    /// Version of the capability.
     pub version: u16,
     /// Where the next begins, from the start of [`RegionInfo`]; 0 for none.
     pub next: u32,
@@ -235,7 +235,7 @@ pub struct SparseMmap {
     pub header: CapHeader,
     /// How many areas follow.
     pub nr_areas: u32,
-    /// Zero.
+    /// Reserved; 0.
     pub reserved: u32,
 }
 

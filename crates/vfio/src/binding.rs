@@ -25,7 +25,7 @@ pub const NOTES: &str = "/run/rackbus-lent";
 /// What is to be done to give a function back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
-    /// The function.
+    /// PCI address of the function.
     pub address: PciAddress,
     /// What it is, in a few words for people.
     pub kind: String,

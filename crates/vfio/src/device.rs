@@ -121,7 +121,7 @@ impl Device {
         &self.facts
     }
 
-    /// Where it is.
+    /// PCI address of the device.
     pub fn address(&self) -> PciAddress {
         self.facts.address
     }

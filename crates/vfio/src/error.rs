@@ -42,7 +42,7 @@ pub enum VfioError {
          from their drivers too (rackbus lend {first}, or unbind them), or move the card to another slot"
     )]
     GroupInUse {
-        /// The function.
+        /// PCI address of the function.
         address: PciAddress,
         /// The group's number.
         group: u32,
@@ -63,11 +63,11 @@ pub enum VfioError {
     /// The function is what this machine runs on.
     #[error("{address} is in use: {what}; {hint}")]
     InUse {
-        /// The function.
+        /// PCI address of the function.
         address: PciAddress,
-        /// What uses it.
+        /// What it is in use for.
         what: String,
-        /// What to do.
+        /// What the user can do about it.
         hint: &'static str,
     },
     /// It is a bridge.
@@ -76,7 +76,7 @@ pub enum VfioError {
     /// It has fewer virtual functions than are wanted.
     #[error("{address} can have {total} virtual functions, not {wanted}")]
     VirtualFunctions {
-        /// The function.
+        /// PCI address of the function.
         address: PciAddress,
         /// How many it can have.
         total: u16,
@@ -89,11 +89,11 @@ pub enum VfioError {
     /// A driver does not let go, or another one took the function.
     #[error("{address} is not bound to {wanted} but to {found}; `dmesg` may say why")]
     NotBound {
-        /// The function.
+        /// PCI address of the function.
         address: PciAddress,
         /// The driver that it should have.
         wanted: String,
-        /// What it has.
+        /// The driver that the function has.
         found: String,
     },
     /// A file of the kernel's, or a note of ours, could not be used.
@@ -127,9 +127,9 @@ pub enum VfioError {
          already left out"
     )]
     Range {
-        /// First address.
+        /// First address of the range, as the device sees it.
         iova: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
         /// The ranges that can be mapped.
         usable: String,
@@ -137,9 +137,9 @@ pub enum VfioError {
     /// Nothing is mapped there, or a part of a mapping.
     #[error("no mapping is at {iova:#x}+{length:#x}")]
     NotMapped {
-        /// First address.
+        /// First address of the range, as the device sees it.
         iova: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
     },
     /// An access is not inside of a region.
@@ -149,7 +149,7 @@ pub enum VfioError {
         region: u32,
         /// Where the access begins.
         offset: u64,
-        /// Its bytes.
+        /// Length of the access in bytes.
         length: usize,
     },
     /// Registers cannot be mapped into this process.
@@ -161,7 +161,7 @@ pub enum VfioError {
     /// The kernel refused a request.
     #[error("VFIO, {what} of {of}: {cause}")]
     Refused {
-        /// The request.
+        /// Name of the request to VFIO.
         what: &'static str,
         /// The function, group or container that it was for.
         of: String,

@@ -90,7 +90,7 @@ impl From<PciAddress> for String {
 pub struct BarFacts {
     /// Its number, 0 to 5.
     pub bar: u8,
-    /// Its bytes.
+    /// Size of the BAR in bytes.
     pub size: u64,
     /// Whether it is of I/O ports, not of memory.
     pub io: bool,
@@ -103,17 +103,17 @@ pub struct BarFacts {
 /// What sysfs says of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Facts {
-    /// Where it is.
+    /// PCI address of the function.
     pub address: PciAddress,
-    /// Vendor ID.
+    /// PCI vendor ID, as sysfs has it.
     pub vendor: u16,
-    /// Device ID.
+    /// PCI device ID, as sysfs has it.
     pub device: u16,
     /// Class code: base class, subclass, programming interface.
     pub class: u32,
     /// The kernel's driver that has it.
     pub driver: Option<String>,
-    /// Its IOMMU group.
+    /// Number of its IOMMU group; none on a machine without an IOMMU.
     pub group: Option<u32>,
     /// The other functions of the group.
     pub companions: Vec<PciAddress>,

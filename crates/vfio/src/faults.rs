@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::facts::PciAddress;
 
-/// The kernel's log.
+/// The kernel's log, in which IOMMU drivers report faults.
 const LOG: &str = "/dev/kmsg";
 /// Bytes of a record at most (Linux, `Documentation/ABI/testing/dev-kmsg`).
 const RECORD: usize = 8192;

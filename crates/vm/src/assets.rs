@@ -95,7 +95,7 @@ impl FromStr for Guest {
 pub struct GuestFiles {
     /// The kernel as Debian ships it.
     pub kernel: PathBuf,
-    /// busybox and modules.
+    /// The initial RAM disk: busybox and the kernel's modules.
     pub initrd: PathBuf,
     /// The tools, an ext4 file system that every guest mounts read-only.
     pub tools: PathBuf,
@@ -128,7 +128,7 @@ impl Assets {
         Self { cache }
     }
 
-    /// A cache elsewhere.
+    /// Assets whose cache is in this folder instead of the user's.
     #[cfg(test)]
     pub(crate) fn in_folder(cache: &Path) -> Self {
         Self { cache: cache.to_owned() }

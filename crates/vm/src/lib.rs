@@ -28,5 +28,5 @@ pub use qmp::Qmp;
 pub use registry::{Plugged, Record};
 pub use spec::{Boot, Console, FunctionSpec, Iommu, VmSpec};
 
-/// This crate's result.
+/// An outcome with this crate's [`VmError`].
 pub type Result<T> = std::result::Result<T, VmError>;

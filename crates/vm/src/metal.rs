@@ -31,7 +31,7 @@ const FILES_SERIAL: &str = "files";
 /// A machine to start.
 #[derive(Debug, Clone)]
 pub struct MachineSpec {
-    /// Its name.
+    /// Name of the machine, by which its files and sockets are named.
     pub name: String,
     /// Its kernel and tools.
     pub guest: Guest,
@@ -39,7 +39,7 @@ pub struct MachineSpec {
     pub memory_mib: u32,
     /// The file that is its memory, where a bridge is to reach it.
     pub memory_file: Option<PathBuf>,
-    /// Its processors.
+    /// How many virtual processors it has.
     pub cpus: u32,
     /// What it has of an IOMMU.
     pub iommu: Iommu,
@@ -148,7 +148,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Its name.
+    /// The name that it was started by.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

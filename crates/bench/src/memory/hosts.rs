@@ -22,9 +22,9 @@ pub struct Hosts {
 
 /// A segment as its owner has it, and as the other host maps it.
 pub struct Shared {
-    /// The owner's mapping.
+    /// The segment as its owner has mapped it.
     pub local: Mapping,
-    /// The other host's.
+    /// The same segment as the other host has mapped it.
     pub remote: Mapping,
     _segment: LocalSegment,
     _connection: rackbus_attach::RemoteSegment,

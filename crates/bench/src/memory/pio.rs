@@ -11,7 +11,7 @@ use crate::BenchError;
 
 /// What single accesses cost.
 const SMALL: [usize; 5] = [4, 8, 64, 256, 512];
-/// What they move.
+/// Bytes that each of the large copies moves.
 const LARGE: [usize; 5] = [1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
 const PAGE: usize = 4096;
 /// What is walked through, so that nothing of it is in a cache.

@@ -16,7 +16,7 @@ use crate::BenchError;
 /// Simulated time between two looks at the clock, times the pending events: about 10 000 events.
 const SPAN: Duration = Duration::from_secs(5);
 
-/// The model.
+/// A server that holds each packet for a time and passes it on.
 #[derive(Serialize, Deserialize)]
 struct Holder {
     pending: u32,
@@ -56,7 +56,7 @@ impl Holder {
     }
 }
 
-/// Makes the model.
+/// What NeXosim builds a [`Holder`] of.
 struct NewHolder {
     pending: u32,
     done: Arc<AtomicU64>,

@@ -12,7 +12,7 @@ use crate::rack::Rack;
 /// A rack of two hosts with interfaces, while it lives.
 pub struct Joined {
     _rack: Rack,
-    /// alpha and beta.
+    /// The namespaces of the hosts alpha and beta.
     pub pair: Pair,
 }
 
@@ -38,7 +38,7 @@ impl Joined {
 /// Two namespaces with a veth pair, while it lives.
 pub struct Veth {
     names: [String; 2],
-    /// Its ends.
+    /// The namespaces at its two ends.
     pub pair: Pair,
 }
 

@@ -28,8 +28,8 @@ const NAME: &str = "fwd0";
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// One direction.
-struct Way {
+/// Forwarding in one direction, on a thread of its own.
+struct Direction {
     memory: SharedMemory,
     put: Line,
     taken: Line,
@@ -37,12 +37,12 @@ struct Way {
     event: Event,
 }
 
-impl Way {
-    fn new() -> Result<Arc<Way>, BenchError> {
+impl Direction {
+    fn new() -> Result<Arc<Direction>, BenchError> {
         let memory = SharedMemory::create("forwarder", RING + ROOM)?;
         let event = Event::new().map_err(BenchError::io("making an event"))?;
         let (put, taken) = (Line::default(), Line::default());
-        Ok(Arc::new(Way { memory, put, taken, asleep: AtomicBool::new(false), event }))
+        Ok(Arc::new(Direction { memory, put, taken, asleep: AtomicBool::new(false), event }))
     }
 
     /// Reads frames from an interface into the ring.
@@ -112,7 +112,7 @@ pub struct Forwarder {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     names: [String; 2],
-    /// What it joins.
+    /// The namespaces that it forwards between.
     pub pair: Pair,
 }
 
@@ -145,7 +145,7 @@ impl Forwarder {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         for (from, to) in [(0, 1), (1, 0)] {
-            let way = Way::new()?;
+            let way = Direction::new()?;
             let (reads, writes) = (ends[from].1.clone(), ends[to].1.clone());
             let (filling, stopped) = (way.clone(), stop.clone());
             threads.push(std::thread::spawn(move || filling.fill(&reads, &stopped)));

@@ -17,7 +17,7 @@ const CHUNK: usize = 128 << 10;
 pub struct Pair {
     /// Their network namespaces; this one's without any.
     pub spaces: Option<(File, File)>,
-    /// The second end's.
+    /// Where the second end listens.
     pub address: IpAddr,
 }
 

@@ -158,6 +158,7 @@ impl Args {
         tokio::select! {
             outcome = scraped => outcome,
             outcome = served => outcome,
+            never = process::ready_at(&socket) => match never {},
             () = process::asked_to_end() => Ok(()),
         }
     }

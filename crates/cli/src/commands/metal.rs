@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rackbus_metal::borrower::{self, Module, State, Status, Wanted};
+use rackbus_metal::borrower::{self, BorrowedState, Module, Status, Wanted};
 use rackbus_metal::{LentWindow, MetalError};
 use rackbus_vfio::{Bindings, PciAddress, VfioError};
 use serde_json::json;
@@ -199,12 +199,12 @@ fn list(output: &Output) -> Result<(), Failure> {
     output.result(&all, |o| {
         let rows = all.iter().map(|it| {
             let (word, tone) = match it.state {
-                State::Borrowed => ("borrowed", Tone::Good),
-                State::Returning => ("returning", Tone::Busy),
-                State::Losing => ("being lost", Tone::Bad),
-                State::Lost => ("lost", Tone::Bad),
-                State::Returned => ("returned late", Tone::Bad),
-                State::Unknown => ("?", Tone::Bad),
+                BorrowedState::Borrowed => ("borrowed", Tone::Good),
+                BorrowedState::Returning => ("returning", Tone::Busy),
+                BorrowedState::Losing => ("being lost", Tone::Bad),
+                BorrowedState::Lost => ("lost", Tone::Bad),
+                BorrowedState::Returned => ("returned late", Tone::Bad),
+                BorrowedState::Unknown => ("?", Tone::Bad),
             };
             let word = match it.reason {
                 Some(reason) => format!("{word}: {reason}"),

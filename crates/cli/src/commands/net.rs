@@ -76,7 +76,7 @@ The port's node writes the file. Large segments are shown as they cross the fabr
 struct CaptureArgs {
     /// The port: a host, or HOST/FUNCTION.
     port: String,
-    /// The file.
+    /// Where the capture is written, as pcapng.
     #[arg(short, long, value_name = "FILE")]
     write: PathBuf,
     /// End after so many frames.

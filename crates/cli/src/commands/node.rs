@@ -90,6 +90,7 @@ impl Args {
             let control = rackbus_node::control_socket(&options.run_dir);
             tokio::spawn(own_devices::offer(Client::new(&control), self.host.clone(), own));
         }
+        let socket = options.run_dir.join(&self.host).join(rackbus_node::metrics::SOCKET);
         let node = async {
             match inherited {
                 Some(inherited) => rackbus_node::resume(options, inherited).await,
@@ -107,6 +108,7 @@ impl Args {
             outcome = node => outcome.map_err(|error| {
                 Failure::new(error.to_string(), "correct the rack file or the device, and start again")
             }),
+            never = process::ready_at(&socket) => match never {},
             () = process::asked_to_end() => Ok(()),
         };
         // Their drivers get them back; what is in use is given up for that.

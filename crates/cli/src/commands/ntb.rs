@@ -74,17 +74,10 @@ struct Serve {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
-    let factor: u64 = match unit {
-        "" => 1,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        "G" => 1 << 30,
-        _ => 0,
-    };
-    let number: Option<u64> = text[..text.len() - unit.len()].parse().ok();
-    let size = number.and_then(|number| number.checked_mul(factor));
-    size.filter(|size| *size > 0).ok_or_else(|| "write it as 64K, 64M or 2G".to_owned())
+    match crate::size::parse(text)? {
+        0 => Err("it is at least 1".to_owned()),
+        size => Ok(size),
+    }
 }
 
 impl From<BridgeError> for Failure {

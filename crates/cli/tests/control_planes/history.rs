@@ -17,13 +17,13 @@ pub enum Effect {
     Borrowed(u64),
     /// It was this lease's and is free.
     Returned(u64),
-    /// Somebody had it.
+    /// Refused, because somebody had the function.
     Held,
     /// This lease did not have it.
     Over(u64),
 }
 
-/// One operation.
+/// An operation of a client's: when it began and ended, and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
     /// When it was called.

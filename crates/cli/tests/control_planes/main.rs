@@ -7,6 +7,7 @@ mod support;
 
 mod history;
 mod moving;
+mod people;
 mod processes;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

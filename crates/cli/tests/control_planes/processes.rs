@@ -83,6 +83,11 @@ impl Part {
         process.wait().unwrap();
     }
 
+    /// Whether it was started, and not ended since.
+    pub fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
@@ -98,7 +103,6 @@ impl Part {
         self.process.take().unwrap().wait().unwrap();
     }
 
-    /// Its state directory.
     pub fn state(&self) -> PathBuf {
         self.folder.join("state")
     }
@@ -125,7 +129,7 @@ impl Drop for Part {
     }
 }
 
-/// All of it.
+/// A store, its control planes, and the nodes of a rack.
 pub struct Cluster {
     pub etcd: Vec<Part>,
     pub controls: Vec<Part>,
@@ -133,7 +137,8 @@ pub struct Cluster {
     /// The members of etcd, as they are named.
     pub store: String,
     pub root: tempfile::TempDir,
-    join: String,
+    /// Where the control planes are, with commas between them.
+    pub join: String,
 }
 
 impl Cluster {

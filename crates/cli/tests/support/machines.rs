@@ -22,12 +22,15 @@ pub struct Machine {
     folder: PathBuf,
     process: Option<Child>,
     is_desk: bool,
+    /// The `rackbus` that is installed there.
+    pub program: PathBuf,
 }
 
 impl Machine {
     fn new(folder: PathBuf) -> Machine {
         std::fs::create_dir_all(&folder).unwrap();
-        Machine { folder, process: None, is_desk: false }
+        let program = env!("CARGO_BIN_EXE_rackbus").into();
+        Machine { folder, process: None, is_desk: false, program }
     }
 
     /// The machine's run directory.
@@ -42,7 +45,7 @@ impl Machine {
 
     /// `rackbus` on this machine, not started yet.
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rackbus"));
+        let mut command = Command::new(&self.program);
         command
             .args(args)
             .env("RACKBUS_RUN_DIR", self.folder.join("run"))
@@ -118,7 +121,7 @@ impl Drop for Machine {
 /// The machines of a rack.
 pub struct Machines {
     folder: tempfile::TempDir,
-    /// The control plane's.
+    /// The machine that the control plane runs on.
     pub control: Machine,
     /// Where it is reached.
     pub url: String,
@@ -127,11 +130,17 @@ pub struct Machines {
 impl Machines {
     /// The rack that `text` describes, with its control plane running.
     pub fn start(text: &str) -> Machines {
+        Machines::start_with(text, Path::new(env!("CARGO_BIN_EXE_rackbus")))
+    }
+
+    /// The same, where the control plane's machine has another version of `rackbus`.
+    pub fn start_with(text: &str, program: &Path) -> Machines {
         let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
         let file = folder.path().join("rack.toml");
         std::fs::write(&file, text).unwrap();
         let listen = format!("127.0.0.1:{}", free_port());
-        let control = Machine::new(folder.path().join("c"));
+        let mut control = Machine::new(folder.path().join("c"));
+        control.program = program.to_owned();
         let mut machines = Machines { folder, control, url: format!("https://{listen}") };
         machines.begin_control();
         machines

@@ -51,7 +51,6 @@ backing = "file"
 /// A process that is looked at from outside.
 #[derive(Debug)]
 pub struct Process {
-    /// Its number.
     pub pid: Pid,
     handle: OwnedFd,
 }
@@ -115,19 +114,17 @@ impl Rack {
         Rack { folder, runtime: runtime.unwrap(), restarted: Vec::new() }
     }
 
-    /// A running rack.
+    /// Starts a rack whose file has this text, and waits until all hosts are up.
     pub fn up(text: &str) -> Rack {
         let rack = Rack::described(text);
         rack.good(&["up", &rack.file()]);
         rack
     }
 
-    /// The rack file.
     pub fn file(&self) -> String {
         self.folder.path().join("rack.toml").display().to_string()
     }
 
-    /// The run directory.
     pub fn run_dir(&self) -> PathBuf {
         self.folder.path().join("run")
     }
@@ -174,7 +171,7 @@ impl Rack {
         command
     }
 
-    /// Runs `rackbus`.
+    /// Runs `rackbus` for this rack until it ends, whatever its exit code is.
     pub fn run(&self, args: &[&str]) -> Output {
         self.command(args).output().unwrap()
     }
@@ -204,12 +201,12 @@ impl Rack {
         told[0].to_owned()
     }
 
-    /// Borrows a function.
+    /// Borrows a function for `host`, which must succeed.
     pub fn borrow(&self, function: &str, host: &str) -> Lease {
         serde_json::from_value(self.json(&["borrow", function, "--for", host])).unwrap()
     }
 
-    /// Returns a lease.
+    /// Returns a lease, which must succeed; as it ended.
     pub fn give_back(&self, lease: &Lease) -> Lease {
         serde_json::from_value(self.json(&["return", &lease.lease.to_string()])).unwrap()
     }
@@ -224,7 +221,7 @@ impl Rack {
         Process::of(Pid::from_raw(text.trim().parse().unwrap()).unwrap())
     }
 
-    /// All its processes.
+    /// The control plane and the nodes of `hosts`, by their process id files.
     pub fn processes(&self, hosts: &[&str]) -> Vec<Process> {
         let nodes = hosts.iter().map(|host| self.process(Some(host)));
         std::iter::once(self.process(None)).chain(nodes).collect()
@@ -277,7 +274,7 @@ impl Rack {
         });
     }
 
-    /// The API.
+    /// A client of the rack's control plane.
     pub fn client(&self) -> Client {
         Client::new(&self.run_dir().join("control.sock"))
     }

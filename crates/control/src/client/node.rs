@@ -10,6 +10,7 @@ use crate::network::{CaptureDone, CaptureRequest, NetworkStatus};
 use crate::node::{NodeProcess, RestartRequest};
 use crate::reach::ReachedRange;
 use crate::said::Said;
+use crate::versions::NotUnderstood;
 
 impl Client {
     /// What a function or host reaches now, of a node whose socket is the client's.
@@ -68,7 +69,11 @@ impl Client {
     /// [`ClientError`].
     pub async fn say(&self, host: &str, said: &NodeMessages) -> Result<(), ClientError> {
         let path = format!("/v1/hosts/{host}/messages");
-        self.call(Method::POST, &path, said).await
+        let unknown: Option<NotUnderstood> = self.call(Method::POST, &path, said).await?;
+        if let Some(unknown) = unknown {
+            tracing::warn!(?unknown, "the control plane is older, and does not know what is said");
+        }
+        Ok(())
     }
 
     /// What the control plane says to a node that knows of no later term than `term`, from now on.

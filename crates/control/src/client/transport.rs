@@ -17,6 +17,7 @@ use super::lines::Lines;
 use super::{Client, ClientError, To};
 use crate::api::ApiError;
 use crate::leaders::Asked;
+use crate::versions::{VERSIONS, check_answer};
 
 /// How long a request whose answer was lost is repeated.
 const REPEATED: Duration = Duration::from_secs(10);
@@ -96,14 +97,16 @@ impl Client {
         let key = key.map(HeaderValue::from_str).transpose();
         let key = key.map_err(|cause| ClientError::Answer(cause.to_string()))?;
         let asked = Asked { method, path: path.to_owned(), key, body: Bytes::from(text) };
-        match &self.to {
-            To::Machines(leaders) => leaders.send(&asked).await,
+        let answered = match &self.to {
+            To::Machines(leaders) => leaders.send(&asked).await?,
             To::Socket(place) => {
                 let unreachable = |cause| ClientError::Unreachable { place: place.clone(), cause };
                 let stream = UnixStream::connect(place).await.map_err(unreachable)?;
-                Ok(speak(stream).await?.send_request(asked.request()?).await?)
+                speak(stream).await?.send_request(asked.request()?).await?
             }
-        }
+        };
+        check_answer(VERSIONS, answered.headers()).map_err(ClientError::Version)?;
+        Ok(answered)
     }
 }
 

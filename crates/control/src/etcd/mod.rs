@@ -38,18 +38,18 @@ pub enum Compare {
 pub enum Op {
     /// Sets a key's value; with a lease, the key goes with it.
     Put {
-        /// The key.
+        /// The whole key, with the prefix of its rack.
         key: String,
-        /// Its new value.
+        /// The value that the key has from then on.
         value: String,
         /// The lease that it is bound to.
         lease: Option<EtcdLease>,
     },
-    /// Removes a key.
+    /// Removes this key; nothing happens where there is none.
     Delete(String),
     /// Removes all keys from the first up to, and without, the second.
     DeleteRange(String, String),
-    /// Reads a key.
+    /// Reads this key; the answer is its value and revisions, or that there is none.
     Get(String),
 }
 
@@ -100,9 +100,9 @@ impl Txn {
 /// A key with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyValue {
-    /// The key.
+    /// The whole key, with the prefix of its rack.
     pub key: String,
-    /// Its value.
+    /// The key's value at the revision of the answer.
     pub value: String,
     /// The revision that made it.
     pub created: Revision,
@@ -137,7 +137,7 @@ pub struct Page {
 /// Which keys are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
-    /// The first key.
+    /// The first key of the range, included.
     pub from: String,
     /// The key after the last.
     pub to: String,

@@ -59,7 +59,7 @@ impl Model {
         Some(*ttl)
     }
 
-    /// Ends a lease.
+    /// Ends a lease of etcd's: the keys that are attached to it go.
     pub fn revoke(&self, lease: EtcdLease) {
         self.state().end(lease);
     }

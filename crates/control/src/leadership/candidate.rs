@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::core::{Action, Config, Failed, Leadership, Won};
+use super::core::{Action, CandidateConfig, Failed, Leadership, Won};
 use super::election::{self, Member};
 use super::members::Members;
 use super::tenure::{Tenure, machine_clock, now};
@@ -20,14 +20,14 @@ pub enum Standing {
     Unknown,
     /// Somebody else leads, or nobody at this moment.
     Follows(Option<Member>),
-    /// This one leads.
+    /// This process leads for this tenure.
     Leads(Arc<Tenure>),
 }
 
 /// What everybody in the process may know of its candidacy.
 #[derive(Debug)]
 pub struct Candidacy {
-    /// What it is.
+    /// Who leads, as far as this process knows.
     pub standing: watch::Receiver<Standing>,
     /// Who else is there, and how etcd is.
     pub members: watch::Receiver<Members>,
@@ -36,11 +36,11 @@ pub struct Candidacy {
 /// Who campaigns, and where.
 #[derive(Debug, Clone)]
 pub struct Candidate {
-    /// The cluster.
+    /// The members of etcd, and how they are spoken to.
     pub cluster: Cluster,
     /// Where the rack's keys are.
     pub keys: Keys,
-    /// This process.
+    /// This process, as it is listed among the control planes.
     pub member: Member,
     /// Time to live of its lease, in seconds; etcd may have a greater least one.
     pub ttl: u64,
@@ -51,7 +51,7 @@ impl Candidate {
     pub fn start(self, stop: watch::Receiver<bool>) -> Candidacy {
         let (standing, seen) = watch::channel(Standing::default());
         let (members, known) = watch::channel(Members::default());
-        let config = Config::of_ttl(self.ttl * 1000);
+        let config = CandidateConfig::of_ttl(self.ttl * 1000);
         let client = || self.cluster.client(Duration::from_millis(config.renew));
         let etcd = client();
         tokio::spawn(super::members::watch(client(), self.keys.clone(), members));

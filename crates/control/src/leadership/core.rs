@@ -12,21 +12,21 @@ pub type Millis = u64;
 
 /// How a candidate behaves, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Config {
+pub struct CandidateConfig {
     /// Time to live of the lease.
     pub ttl: Millis,
     /// How long before the lease can end its holder stops to lead.
     pub margin: Millis,
-    /// Between two renewals.
+    /// Milliseconds from one renewal of etcd's lease to the next.
     pub renew: Millis,
     /// Between two looks who leads.
     pub look: Millis,
 }
 
-impl Config {
+impl CandidateConfig {
     /// What fits a time to live.
-    pub fn of_ttl(ttl: Millis) -> Config {
-        Config { ttl, margin: ttl / 6, renew: ttl / 4, look: (ttl / 12).max(50) }
+    pub fn of_ttl(ttl: Millis) -> CandidateConfig {
+        CandidateConfig { ttl, margin: ttl / 6, renew: ttl / 4, look: (ttl / 12).max(50) }
     }
 }
 
@@ -51,9 +51,9 @@ pub enum Action {
         /// The revision of the term before, which must be the last one still.
         term_revision: Revision,
     },
-    /// Begin to lead.
+    /// Begin to lead, for the term that was won.
     Lead(Won),
-    /// Lead no more.
+    /// Lead no more, for this reason.
     Stop(&'static str),
 }
 
@@ -99,10 +99,10 @@ enum Role {
     Deposed(&'static str),
 }
 
-/// One candidate.
+/// The decisions of one candidate: when to renew, to campaign and to stop.
 #[derive(Debug)]
 pub struct Leadership {
-    config: Config,
+    config: CandidateConfig,
     lease: Option<Lease>,
     role: Role,
     /// Not before then is something tried that failed.
@@ -114,7 +114,7 @@ pub struct Leadership {
 
 impl Leadership {
     /// A candidate that has nothing yet.
-    pub fn new(config: Config) -> Leadership {
+    pub fn new(config: CandidateConfig) -> Leadership {
         let (role, vacant) = (Role::Follower, None);
         Leadership { config, lease: None, role, again: 0, look_at: 0, vacant }
     }
@@ -260,7 +260,8 @@ impl Leadership {
 mod tests {
     use super::*;
 
-    const CONFIG: Config = Config { ttl: 3000, margin: 500, renew: 750, look: 250 };
+    const CONFIG: CandidateConfig =
+        CandidateConfig { ttl: 3000, margin: 500, renew: 750, look: 250 };
 
     fn vacant(term: u64) -> Seen {
         Seen { leader: None, term, term_revision: 9 }

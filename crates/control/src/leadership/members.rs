@@ -18,19 +18,19 @@ const LOOK: Duration = Duration::from_secs(1);
 pub struct Members {
     /// Those that are there, by where they are reached.
     pub members: Vec<Member>,
-    /// How etcd is.
+    /// Whether the store answers, its version and its size.
     pub store: StoreHealth,
 }
 
 /// How the store is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreHealth {
-    /// Whether it answers.
+    /// Whether the store answered when it was asked last.
     pub healthy: bool,
     /// Why it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Its version.
+    /// The version of etcd; empty where the store is SQLite.
     #[serde(default)]
     pub version: String,
     /// Bytes of its database, where that is known.

@@ -45,7 +45,7 @@ pub struct ControlStatus {
     pub rack: String,
     /// What the state is kept in: `sqlite` or `etcd`.
     pub store: String,
-    /// Who answers this.
+    /// The control plane that gives this answer; nothing where there is only one.
     #[serde(default)]
     pub answers: Option<Member>,
     /// Whether that is the leader.
@@ -72,13 +72,13 @@ pub struct Front {
     own: Member,
     standing: watch::Receiver<Standing>,
     members: watch::Receiver<Members>,
-    led: RwLock<Option<Led>>,
+    leading: RwLock<Option<Leading>>,
     leaders: Arc<Leaders>,
 }
 
 /// What a leader answers with.
 #[derive(Clone)]
-struct Led {
+struct Leading {
     tenure: Arc<Tenure>,
     service: Arc<Service>,
     routes: Router,
@@ -106,7 +106,7 @@ impl Front {
             own,
             standing,
             members,
-            led: RwLock::default(),
+            leading: RwLock::default(),
             leaders: Arc::new(Leaders::new([], tls)),
         });
         tokio::spawn(front.clone().lead(Arc::new(open)));
@@ -122,7 +122,7 @@ impl Front {
                 let (open, held) = (open.clone(), tenure.clone());
                 match tokio::task::spawn_blocking(move || open(held)).await {
                     Ok(Ok((service, routes))) => {
-                        self.set(Some(Led { tenure: tenure.clone(), service, routes }));
+                        self.set(Some(Leading { tenure: tenure.clone(), service, routes }));
                         tenure.ended().await;
                         self.set(None);
                     }
@@ -140,16 +140,16 @@ impl Front {
         }
     }
 
-    fn set(&self, led: Option<Led>) {
-        *self.led.write().unwrap_or_else(PoisonError::into_inner) = led;
+    fn set(&self, leading: Option<Leading>) {
+        *self.leading.write().unwrap_or_else(PoisonError::into_inner) = leading;
     }
 
-    fn led(&self) -> Option<Led> {
-        let led = self.led.read().unwrap_or_else(PoisonError::into_inner).clone();
-        led.filter(|led| !led.tenure.is_over())
+    fn leading(&self) -> Option<Leading> {
+        let leading = self.leading.read().unwrap_or_else(PoisonError::into_inner).clone();
+        leading.filter(|leading| !leading.tenure.is_over())
     }
 
-    /// Waits until this one has given up whatever it led.
+    /// Waits until this one has given up the leadership.
     pub async fn resigned(&self) {
         let mut standing = self.standing.clone();
         // Its candidacy has ended when nobody says more.
@@ -167,7 +167,7 @@ impl Front {
 
     /// How the control plane is, as this process sees it.
     pub fn status(&self) -> ControlStatus {
-        let (led, mut members) = (self.led(), self.members.borrow().clone());
+        let (leading, mut members) = (self.leading(), self.members.borrow().clone());
         // The store is looked at now and then: this one, and who leads, are there all the same.
         for known in [Some(self.own.clone()), self.leader()].into_iter().flatten() {
             if members.members.iter().all(|it| it.id != known.id) {
@@ -178,9 +178,9 @@ impl Front {
             rack: self.rack.clone(),
             store: "etcd".to_owned(),
             answers: Some(self.own.clone()),
-            leads: led.is_some(),
+            leads: leading.is_some(),
             leader: self.leader(),
-            term: led.map(|led| led.tenure.term()),
+            term: leading.map(|leading| leading.tenure.term()),
             members: members.members,
             health: members.store,
         }
@@ -188,13 +188,14 @@ impl Front {
 
     /// What is counted: of the whole rack where this leads.
     pub fn metrics(&self) -> Page {
-        let led = self.led();
-        let mut page = led.as_ref().map(|led| led.service.metrics()).unwrap_or_default();
+        let leading = self.leading();
+        let mut page =
+            leading.as_ref().map(|leading| leading.service.metrics()).unwrap_or_default();
         let own = |value: f64| [(crate::metrics::Labels::new(), value)];
         let help = "Whether this control plane leads";
-        page.gauge("control_leads", help, own(if led.is_some() { 1.0 } else { 0.0 }));
-        if let Some(led) = &led {
-            let term = led.tenure.term();
+        page.gauge("control_leads", help, own(if leading.is_some() { 1.0 } else { 0.0 }));
+        if let Some(leading) = &leading {
+            let term = leading.tenure.term();
             page.gauge("control_term", "The term of the leader", own(term as f64));
         }
         let members = self.members.borrow();
@@ -215,7 +216,7 @@ impl Front {
         let until = tokio::time::Instant::now() + ELECTION;
         let settled = || {
             let other = self.leader().is_some_and(|leader| leader.id != self.own.id);
-            other || self.led().is_some()
+            other || self.leading().is_some()
         };
         while !settled() && tokio::time::Instant::now() < until {
             tokio::time::sleep(LOOK).await;
@@ -271,7 +272,7 @@ async fn dispatch(
     if local {
         front.settle().await;
     }
-    let Some(led) = front.led() else {
+    let Some(leading) = front.leading() else {
         return match front.leader().filter(|leader| local && leader.id != front.own.id) {
             Some(leader) => {
                 front.leaders.lead_by(leader.url.trim_start_matches("https://"));
@@ -281,27 +282,27 @@ async fn dispatch(
         };
     };
     let answered = tokio::select! {
-        answered = led.routes.oneshot(request) => answered,
-        () = led.tenure.ended() => return ending().into_response(),
+        answered = leading.routes.oneshot(request) => answered,
+        () = leading.tenure.ended() => return ending().into_response(),
     };
-    if led.tenure.is_over() {
+    if leading.tenure.is_over() {
         return ending().into_response();
     }
     let answered = answered.unwrap_or_else(|never| match never {});
     answered.map(|body| {
-        let tenure = led.tenure.clone();
+        let tenure = leading.tenure.clone();
         let ended = Box::pin(async move { tenure.ended().await });
-        Body::new(WhileLed { body, ended })
+        Body::new(WhileLeading { body, ended })
     })
 }
 
 /// A body that breaks off when its leader leads no more.
-struct WhileLed {
+struct WhileLeading {
     body: Body,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-impl HttpBody for WhileLed {
+impl HttpBody for WhileLeading {
     type Data = Bytes;
     type Error = axum::Error;
 

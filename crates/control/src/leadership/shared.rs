@@ -54,7 +54,7 @@ pub enum SharedError {
     Moved {
         /// The prefix.
         prefix: String,
-        /// Where it is.
+        /// The store that has the state now.
         to: String,
     },
     /// A state that was to be put there is there in part only.

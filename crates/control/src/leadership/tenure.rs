@@ -74,7 +74,7 @@ impl Tenure {
         }
     }
 
-    /// Ends it now.
+    /// Ends the tenure now: nothing is committed or answered in it any more.
     pub fn end(&self) {
         self.over.send_replace(true);
     }

@@ -1,13 +1,30 @@
 //! A connection that has a place among all until it ends, and may have to end in time.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rackbus_identity::Watched;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, watch};
+
+/// Connections that were refused before anything was asked, by cause.
+static REFUSED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+
+/// Counts a connection that is refused.
+pub(super) fn refuse(cause: &'static str, address: &SocketAddr) {
+    tracing::warn!(%address, cause, "a connection was refused");
+    *REFUSED.lock().unwrap_or_else(PoisonError::into_inner).entry(cause).or_default() += 1;
+}
+
+/// How many connections of other machines this process has refused, by cause.
+pub(crate) fn refused() -> BTreeMap<&'static str, u64> {
+    REFUSED.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
 
 /// A connection with its place.
 pub(super) struct Counted<S> {

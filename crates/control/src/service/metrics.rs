@@ -23,6 +23,10 @@ impl Service {
         let forbidden = forbidden.map(|(role, count)| (vec![("role", role)], count));
         let help = "Requests of somebody who has no right to what they ask for";
         page.counter("requests_forbidden", help, forbidden);
+        let refused = crate::machines::counted::refused().into_iter();
+        let refused = refused.map(|(cause, count)| (vec![("cause", cause.to_owned())], count));
+        let help = "Connections of other machines that were refused before anything was asked";
+        page.counter("connections_refused", help, refused);
         let help = "Decisions and events that could not be stored";
         page.counter("store_failures", help, own(known.store_failures));
         let help = "How long a commit to the store takes";

@@ -42,7 +42,7 @@ pub type Sections = BTreeMap<(String, String), Section>;
 pub struct OfferedDevice {
     /// The host that has it.
     pub host: String,
-    /// Its name there.
+    /// Name of the device on its host.
     pub device: String,
     /// The TOML below the section's head.
     pub section: String,

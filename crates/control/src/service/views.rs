@@ -67,7 +67,7 @@ impl Service {
         known.leases.values().filter(|l| all || l.is_live()).map(present).collect()
     }
 
-    /// One lease.
+    /// The lease of this number, also one that has ended and is still remembered.
     pub fn lease(&self, lease: u64) -> Option<Lease> {
         self.shared.known().leases.get(&lease).map(present)
     }

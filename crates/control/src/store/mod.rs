@@ -78,9 +78,9 @@ pub enum StoreError {
         "the state that was in {place} has moved to {to}; start with that, or move it back with `rackbus control migrate`"
     )]
     Moved {
-        /// Where it was.
+        /// The store that was left.
         place: String,
-        /// Where it is.
+        /// The store that has the state now.
         to: String,
     },
     /// The store fails, for another reason.

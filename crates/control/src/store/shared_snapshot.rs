@@ -182,7 +182,7 @@ impl Held {
         let (seen, leader) = election::seen(&etcd.txn(&election::look(keys)).await?);
         if seen.leader.is_some() {
             let url = leader.map(|it| it.url).unwrap_or_default();
-            return Err(SnapshotError::Led(url));
+            return Err(SnapshotError::HasLeader(url));
         }
         let (lease, _) = etcd.grant(TTL).await?;
         let pid = std::process::id();
@@ -210,7 +210,7 @@ impl Held {
         self.change(etcd, vec![Op::put(self.keys.key("moved"), place)]).await
     }
 
-    /// Lets others lead.
+    /// Gives up the key of the leader, so that control planes lead again.
     pub async fn release(self, etcd: &mut Etcd) {
         // Where that fails, the lease ends by itself.
         drop(etcd.revoke(self.lease).await);

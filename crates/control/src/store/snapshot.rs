@@ -24,14 +24,14 @@ pub(super) const FORMAT: u32 = 1;
 /// out again, as long as it was less than this; nodes that are up tell of more.
 pub const GAP: u64 = 10_000;
 
-/// A rack's state.
+/// The whole state of a rack's control plane, as a value for backups and moves.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
     pub(super) format: u32,
     /// Name of the rack.
     pub rack: String,
-    /// The newest term.
+    /// The newest term that began; a store that takes this over begins later ones.
     pub term: u64,
     pub(super) records: Vec<Record>,
     pub(super) answers: Vec<KeptAnswer>,
@@ -57,19 +57,19 @@ impl std::fmt::Debug for Snapshot {
 /// Why a state is not read or put somewhere.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The store.
+    /// The store cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// What several control planes share.
     #[error(transparent)]
     Shared(#[from] SharedError),
-    /// The authority's files.
+    /// The files of the certificate authority cannot be read or written.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// A file.
+    /// A file of the snapshot cannot be read or written.
     #[error("{path}: {cause}")]
     File {
-        /// Its path.
+        /// The file that cannot be read or written.
         path: PathBuf,
         /// What the system says.
         cause: io::Error,
@@ -77,7 +77,7 @@ pub enum SnapshotError {
     /// It is no backup, or one of a newer version.
     #[error("{0} is no backup that this version of rackbus reads: {1}")]
     Format(PathBuf, String),
-    /// There is nothing.
+    /// There is no state at this place.
     #[error("there is no state of a rack in {0}")]
     Nothing(String),
     /// There is something already.
@@ -86,17 +86,17 @@ pub enum SnapshotError {
     /// It belongs to another rack.
     #[error("{place} is of rack {found}, not of {rack}")]
     OtherRack {
-        /// The store.
+        /// Where the store is, for people.
         place: String,
-        /// Whose it is.
+        /// Name of the rack whose state is there.
         found: String,
         /// Whose state was to be put there.
         rack: String,
     },
     /// A control plane runs there.
     #[error("the control plane at {0} leads; stop all control planes of the rack first")]
-    Led(String),
-    /// Somebody leads since.
+    HasLeader(String),
+    /// A control plane has begun to lead meanwhile.
     #[error("a control plane was started meanwhile; stop all of them, and do it again")]
     Interrupted,
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use rackbus_control::api::{Event, EventKind};
 use rackbus_control::etcd::model::Model;
 use rackbus_control::etcd::{Done, Kv, KvError, Page, Range, Txn};
-use rackbus_control::leadership::core::{Action, Config, Failed, Leadership, Won};
+use rackbus_control::leadership::core::{Action, CandidateConfig, Failed, Leadership, Won};
 use rackbus_control::leadership::election::{self, Member};
 use rackbus_control::leadership::{Clock, Tenure};
 use rackbus_control::store::{Commit, Etcd, Keys, Store, StoreError};
@@ -90,7 +90,7 @@ impl World {
             let (offset, rate) = (random.next() % 100_000, 950 + random.next() % 101);
             let now = now.clone();
             let clock: Clock = Arc::new(move || offset + now.load(Ordering::Relaxed) * rate / 1000);
-            let core = Leadership::new(Config::of_ttl(TTL));
+            let core = Leadership::new(CandidateConfig::of_ttl(TTL));
             let candidate = Candidate { own, clock, core, lead: None, frozen_until: 0, cut: false };
             Mutex::new(candidate)
         });
@@ -185,7 +185,7 @@ impl World {
             2 => candidate.cut = false,
             _ => {
                 self.trace(|| format!("{own} dies"));
-                candidate.core = Leadership::new(Config::of_ttl(TTL));
+                candidate.core = Leadership::new(CandidateConfig::of_ttl(TTL));
                 candidate.lead = None;
                 candidate.cut = false;
             }

@@ -33,7 +33,7 @@ struct Described {
     serial: u64,
 }
 
-/// A saved state.
+/// The function's registers as they are saved; its content stays in its file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MemoryState {

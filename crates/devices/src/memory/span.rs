@@ -41,7 +41,7 @@ pub enum SpanError {
         what: &'static str,
         /// Path of the file that could not be used.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the system call.
         cause: io::Error,
     },
     /// Another process has the file.

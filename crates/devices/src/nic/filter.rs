@@ -37,7 +37,7 @@ pub struct Filter {
 #[serde(deny_unknown_fields)]
 struct Table {
     addresses: BTreeSet<[u8; 6]>,
-    /// There were more.
+    /// The driver gave more addresses than fit: all frames of the kind are taken.
     all: bool,
 }
 

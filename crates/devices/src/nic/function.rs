@@ -73,7 +73,7 @@ const NAMES: [&str; 2] = ["receive", "transmit"];
 /// What a poll of one direction came to.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// Something was done.
+    /// A request was completed, so the driver may want an interrupt.
     pub done: bool,
     /// It waits for something that does not show in its queues: room, buffers, its rate.
     pub stalled: bool,

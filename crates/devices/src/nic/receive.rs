@@ -21,7 +21,7 @@ const BURST: usize = 64;
 #[derive(Debug)]
 pub(super) struct Cutting {
     cut: Cut,
-    /// The next piece.
+    /// Where the next piece of a frame is put together.
     piece: Vec<u8>,
     /// The pair of queues that it goes to.
     pub pair: u16,
@@ -42,7 +42,7 @@ enum Delivered {
 enum Source<'a> {
     /// In the port's ring.
     Shared(DmaSlice<'a>),
-    /// A copy.
+    /// The frame was copied, because it is changed before it is delivered.
     Own(&'a [u8]),
 }
 

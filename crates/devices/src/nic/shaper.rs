@@ -27,7 +27,7 @@ impl Shaper {
         }
     }
 
-    /// A frame went.
+    /// Takes the tokens of a frame of so many bytes that was sent.
     #[inline]
     pub fn spend(&mut self, bytes: usize) {
         if let Some(bucket) = &mut self.0 {

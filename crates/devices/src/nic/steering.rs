@@ -29,7 +29,7 @@ pub fn pair(flow: u32, pairs: u16) -> u16 {
     ((u64::from(flow) * u64::from(pairs)) >> 32) as u16
 }
 
-/// FNV-1a.
+/// A hash of the bytes (FNV-1a), by which flows are spread over queues.
 fn mix(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

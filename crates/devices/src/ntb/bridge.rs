@@ -70,7 +70,7 @@ pub enum BridgeError {
     /// A memory file's size cannot be.
     #[error("{}: {length} bytes are no machine's memory; give a file of whole pages", path.display())]
     Memory {
-        /// The memory file.
+        /// The file that backs the memory.
         path: PathBuf,
         /// How many bytes the file has.
         length: u64,

@@ -53,7 +53,7 @@ impl Counter {
 counters! {
     /// Accesses to registers that trapped.
     register_reads,
-    /// The same, writes.
+    /// Writes of registers, by either end.
     register_writes,
     /// Reads of the first window that trapped.
     window1_reads,

@@ -34,7 +34,7 @@ impl Side {
         }
     }
 
-    /// 0 or 1.
+    /// The end's number in arrays of both: 0 or 1.
     #[must_use]
     pub fn index(self) -> usize {
         match self {

@@ -11,7 +11,7 @@ use rackbus_fabric::text::{Outcome, SIZES, Section, wrong};
 use rackbus_memory::ExchangeFiles;
 use rackbus_pci::{Function, MediumAccess};
 
-use super::backing::{SharedFile, SharedPart};
+use super::backing::{FilePart, SharedFile};
 use super::config::{BackingConfig, NvmeConfig};
 use super::controller::Nvme;
 use super::limits::{Delays, LEAST, Limits};
@@ -168,7 +168,7 @@ impl DriveSection {
     fn backing(&self, folders: &Folders) -> BackingConfig {
         let drive = self.part.as_ref().map_or(&self.function, |part| &part.drive);
         match (self.place.file(drive, folders), &self.part) {
-            (Some(path), Some(part)) => BackingConfig::Part(SharedPart {
+            (Some(path), Some(part)) => BackingConfig::Part(FilePart {
                 shared: part.shared.clone(),
                 path,
                 notes: notes(drive, folders),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::backing::SharedPart;
+use super::backing::FilePart;
 use super::limits::{Delays, Limits};
 
 /// Logical block sizes that a namespace may have, in bytes.
@@ -16,7 +16,7 @@ pub enum BackingConfig {
     /// In a file or on a block device, through the page cache.
     File(PathBuf),
     /// In a part of a file or block device that functions of the same drive share.
-    Part(SharedPart),
+    Part(FilePart),
     /// Nowhere: reads move no data, writes are forgotten. For measuring the protocol alone.
     Null,
 }
@@ -113,7 +113,7 @@ pub enum NvmeError {
         what: &'static str,
         /// Path of the file that could not be used.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the system call.
         cause: std::io::Error,
     },
     /// Another process has the file.

@@ -47,7 +47,7 @@ impl Delays {
     }
 }
 
-/// Keeps to [`Limits`].
+/// Counts operations and bytes against [`Limits`], and says when the next may begin.
 #[derive(Debug, Default)]
 pub struct Meter {
     bytes: Option<Bucket>,

@@ -15,9 +15,9 @@ pub const ALIGNMENT: u64 = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// First byte.
+    /// Offset in the drive's file at which the part begins, in bytes.
     pub start: u64,
-    /// Bytes.
+    /// Size of the part in bytes.
     pub size: u64,
 }
 

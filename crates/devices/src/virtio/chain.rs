@@ -14,7 +14,7 @@ pub const MOST: usize = 1024;
 pub struct Buffer {
     /// Its first byte, as the function addresses it.
     pub address: u64,
-    /// Bytes of it.
+    /// Length of the piece in bytes.
     pub length: u32,
 }
 
@@ -94,7 +94,7 @@ const USUAL: usize = 32;
 
 /// A copy of a table of descriptors.
 pub(super) enum Table<T> {
-    /// On the stack.
+    /// As many as most requests have, without an allocation.
     Usual([T; USUAL]),
     Long(Vec<T>),
 }

@@ -29,7 +29,7 @@ pub enum Structure {
     Notify,
 }
 
-/// Finds it.
+/// The structure that an offset of the BAR belongs to.
 pub fn structure(offset: u64) -> Structure {
     match offset {
         ..ISR => Structure::Common(offset),

@@ -18,7 +18,7 @@ pub struct Packed {
     ring: Area,
     driver: Area,
     device: Area,
-    /// The next request.
+    /// Where the driver makes its next request available.
     next: Cursor,
     /// Where the next completion goes.
     done: Cursor,

@@ -34,13 +34,13 @@ pub struct Used {
 /// Where a queue is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Entries.
+    /// How many descriptors the ring has.
     pub size: u16,
-    /// Descriptor area.
+    /// Address of the descriptor area.
     pub descriptors: u64,
-    /// Driver area.
+    /// Address of the driver area (the available ring of a split one).
     pub driver: u64,
-    /// Device area.
+    /// Address of the device area (the used ring of a split one).
     pub device: u64,
 }
 
@@ -59,7 +59,7 @@ pub struct Cursor {
 pub enum Ring {
     /// Descriptors, and two rings of indices.
     Split(Split),
-    /// One ring.
+    /// A packed ring: descriptors are made available and used in one array.
     Packed(Packed),
 }
 

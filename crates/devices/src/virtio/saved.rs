@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::ring::{Cursor, Place, Ring};
 use super::transport::{QUEUE_SIZE, Transport};
 
-/// The registers.
+/// The transport's registers and queues, as they are saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransportState {
@@ -23,7 +23,7 @@ pub struct TransportState {
     queues: Vec<QueueState>,
 }
 
-/// A queue.
+/// A queue's addresses and how far it is, as they are saved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct QueueState {
@@ -41,7 +41,7 @@ fn require(holds: bool, what: &str) -> Result<(), RestoreError> {
 }
 
 impl Transport {
-    /// What it is.
+    /// The transport as a value, from which another process goes on.
     pub fn save(&self) -> TransportState {
         let queues = self.queues.iter().map(|queue| {
             let Place { size, descriptors, driver, device } = queue.place;

@@ -9,7 +9,7 @@ use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags, passes, spl
 use super::ring::{Area, Cursor, Place, QueueError, Used};
 use super::{Chain, Fault};
 
-/// The queue.
+/// The device's side of a split ring.
 #[derive(Debug)]
 pub struct Split {
     size: u16,
@@ -19,7 +19,7 @@ pub struct Split {
     used: Area,
     /// The available index up to which requests were taken.
     next: u16,
-    /// The used index.
+    /// Requests that were put into the used ring so far, modulo 65,536.
     done: u16,
     /// Completed since interrupts were asked about.
     added: u16,

@@ -17,7 +17,7 @@ pub const QUEUE_SIZE: u16 = 1024;
 /// What a write to the registers means to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing.
+    /// Nothing that concerns the device.
     None,
     /// The device is reset.
     Reset,

@@ -38,7 +38,7 @@ pub struct Finished {
     pub token: u64,
     /// The status of its completion, as the interface numbers them.
     pub status: Status,
-    /// Bytes of output.
+    /// How many bytes of output the operation wrote.
     pub output: u32,
     /// Engine time that it took, in nanoseconds.
     pub engine_ns: u32,

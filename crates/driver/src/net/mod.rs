@@ -89,11 +89,11 @@ impl Default for Options {
 /// What a function says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetInfo {
-    /// What is negotiated.
+    /// The feature bits that were negotiated.
     pub features: u64,
-    /// Its address.
+    /// The function's Ethernet address.
     pub mac: [u8; 6],
-    /// The longest packet.
+    /// The longest packet in bytes, without the Ethernet header.
     pub mtu: u16,
     /// Pairs of queues that it has.
     pub pairs: u16,

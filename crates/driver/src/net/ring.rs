@@ -12,11 +12,11 @@ use crate::device::Addresses;
 /// Where a queue's areas are, as the function addresses them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct QueueLayout {
-    /// Descriptor area.
+    /// Address of the descriptor area, as the device sees it.
     pub descriptors: u64,
-    /// Driver area.
+    /// Address of the driver area, as the device sees it.
     pub driver: u64,
-    /// Device area.
+    /// Address of the device area, as the device sees it.
     pub device: u64,
 }
 
@@ -27,7 +27,7 @@ pub struct Span {
     pub offset: usize,
     /// Bytes of a buffer.
     pub buffer: usize,
-    /// Buffers.
+    /// How many buffers there are.
     pub count: u16,
     /// Descriptors of a buffer at most.
     pub segments: u16,
@@ -68,16 +68,16 @@ enum Ring {
     Packed(Packed),
 }
 
-/// A queue.
+/// The driver's side of a queue, with buffers of its own.
 #[derive(Debug)]
 pub struct Queue {
-    /// Its number.
+    /// The queue's number: even ones receive, odd ones send.
     pub number: u16,
     /// Where it is notified in BAR 0.
     pub notify_at: u64,
-    /// Its memory.
+    /// The memory that has the queue's areas and buffers.
     pub span: Span,
-    /// Its areas.
+    /// Where the queue's areas are in it.
     pub places: QueueLayout,
     /// Requests have a table.
     pub indirect: bool,

@@ -198,7 +198,7 @@ impl Default for Links {
 /// `10.77.0.0/16`, `fd72:6163:6b62::/64`, an MTU of 1500 bytes and one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
-    /// The IPv4 network.
+    /// The IPv4 network that hosts and network functions have addresses of.
     pub subnet: Subnet<Ipv4Addr>,
     /// The IPv6 network, with 64 bits for stations.
     pub subnet6: Subnet<Ipv6Addr>,
@@ -219,7 +219,7 @@ pub struct Uplink {
     pub interface: String,
 }
 
-/// An IP network.
+/// An IP network: an address with its prefix length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subnet<A> {
     /// Its address, without bits of a station.

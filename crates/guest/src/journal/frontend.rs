@@ -46,7 +46,7 @@ pub enum Key {
     Kick(u8),
 }
 
-/// A message's head.
+/// The head of a vhost-user message: request, flags and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// What it is about.

@@ -26,30 +26,60 @@ pub const QUEUES: usize = 2;
 /// Steps that are kept because they may not have been carried out: more than one record leads to.
 const MOST_STEPS: usize = 64;
 
-/// Something that happened.
+/// An event in the order in which both processes take it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "fields are named as the arguments of State's functions")]
 pub enum Record {
     /// QEMU said something; its descriptors come along.
-    Frontend { message: Vec<u8> },
+    Frontend {
+        message: Vec<u8>,
+    },
     /// The guest asks something: in which queue, at which entry, with this room for the answer.
-    Request { now: u64, queue: u8, head: u16, room: Vec<(u64, u32)>, bytes: Vec<u8> },
+    Request {
+        now: u64,
+        queue: u8,
+        head: u16,
+        room: Vec<(u64, u32)>,
+        bytes: Vec<u8>,
+    },
     /// The node was connected to; both sockets, the node's end of the events and the page come along.
-    Connected { session: u64, page: Kind },
-    /// It was not.
-    Unreachable { session: u64 },
+    Connected {
+        session: u64,
+        page: Kind,
+    },
+    /// The node could not be reached for a session.
+    Unreachable {
+        session: u64,
+    },
     /// A proof was looked for.
-    Proven { asked: Asked, same: bool },
+    Proven {
+        asked: Asked,
+        same: bool,
+    },
     /// The node said something; what it is comes along.
-    Received { session: u64, events: bool, message: Vec<u8>, kinds: Vec<Kind>, lost: bool },
-    /// A session ended.
-    Over { session: u64 },
+    Received {
+        session: u64,
+        events: bool,
+        message: Vec<u8>,
+        kinds: Vec<Kind>,
+        lost: bool,
+    },
+    Over {
+        session: u64,
+    },
     /// An event rang.
-    Rang { object: u64 },
-    /// Time has passed.
-    Tick { now: u64 },
+    Rang {
+        object: u64,
+    },
+    /// The clock was read, in milliseconds.
+    Tick {
+        now: u64,
+    },
     /// QEMU has done the job of mapping that was first, or not.
-    Mapped { job: u64, done: bool },
+    Mapped {
+        job: u64,
+        done: bool,
+    },
     /// QEMU has done the job of unmapping that was first.
     Unmapped,
     /// The queues are about to stop.
@@ -71,7 +101,7 @@ pub enum Job {
 pub struct Request {
     /// The queue that it came by.
     pub queue: u8,
-    /// Its entry there.
+    /// The request's entry in that queue's ring.
     pub head: u16,
     /// Where in the guest's memory its answer goes, in pieces.
     pub room: Vec<(u64, u32)>,
@@ -105,13 +135,13 @@ pub struct Core {
     proofs: BTreeMap<u64, (u64, u64, Asked)>,
     /// Steps of the last records, each with its record's number.
     steps: VecDeque<(u64, Step)>,
-    /// Records so far.
+    /// How many records were taken so far.
     records: u64,
 }
 
 /// What a record led to.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Led {
+pub struct Outcome {
     /// What is to be done.
     pub actions: Vec<Action>,
     /// Numbers of the files that came along.
@@ -179,20 +209,20 @@ impl Core {
         self.frontend.repeat(&self.next)
     }
 
-    /// Something happened.
-    pub fn take(&mut self, record: &Record) -> Led {
+    /// Takes the next record; what is to be done follows from it.
+    pub fn take(&mut self, record: &Record) -> Outcome {
         self.records += 1;
-        let led = self.decide(record);
-        led.actions.iter().for_each(|action| self.note(action));
-        led
+        let outcome = self.decide(record);
+        outcome.actions.iter().for_each(|action| self.note(action));
+        outcome
     }
 
-    fn decide(&mut self, record: &Record) -> Led {
-        let mut led = Led::default();
+    fn decide(&mut self, record: &Record) -> Outcome {
+        let mut outcome = Outcome::default();
         let state = &mut self.state;
-        led.actions = match record {
+        outcome.actions = match record {
             Record::Frontend { message } => {
-                led.set = self.heard(message);
+                outcome.set = self.heard(message);
                 Vec::new()
             }
             Record::Request { now, queue, head, room, bytes } => {
@@ -211,7 +241,7 @@ impl Core {
             }
             Record::Connected { session, page } => {
                 let (number, actions) = state.connected(*session, Some(*page));
-                led.objects.extend(number);
+                outcome.objects.extend(number);
                 actions
             }
             Record::Unreachable { session } => state.connected(*session, None).1,
@@ -223,7 +253,7 @@ impl Core {
                 let place = if *events { Place::Events } else { Place::Calls };
                 let received = Received { message, objects: kinds.clone(), lost: *lost };
                 let (numbers, actions) = state.received(*session, place, received);
-                led.objects = numbers;
+                outcome.objects = numbers;
                 actions
             }
             Record::Over { session } => state.over(*session),
@@ -246,7 +276,7 @@ impl Core {
                 actions
             }
         };
-        led
+        outcome
     }
 
     /// QEMU said something; what it set.

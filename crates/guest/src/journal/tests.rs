@@ -75,9 +75,9 @@ proptest! {
                 standby = Some(decode::<Core>(&encode(&serving)).unwrap());
             }
             let event = record(event);
-            let led = serving.take(&event);
+            let outcome = serving.take(&event);
             if let Some(standby) = &mut standby {
-                prop_assert_eq!(standby.take(&event), led);
+                prop_assert_eq!(standby.take(&event), outcome);
                 prop_assert_eq!(encode(standby), encode(&serving));
             }
         }
@@ -135,8 +135,8 @@ fn what_qemu_has_not_done_is_known_in_its_order() {
     let mut core = Core::new(WINDOW);
     core.take(&ask(14, CONTROL, &words(&[0]), 0));
     let page = Kind::Memory { size: 4096, write: true };
-    let led = core.take(&Record::Connected { session: 17, page });
-    let page = led.objects[0];
+    let outcome = core.take(&Record::Connected { session: 17, page });
+    let page = outcome.objects[0];
     for (head, at) in [(1, 0), (2, 2 << 20)] {
         core.take(&ask(48, page, &words(&[0, 0, 2 << 20, 1, at]), head));
     }

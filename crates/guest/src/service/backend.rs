@@ -20,7 +20,7 @@ use rackbus_segment::guest::TAG;
 use super::{Device, WINDOW};
 use crate::journal::{QUEUES, Record};
 
-/// Entries of each.
+/// Entries of each queue.
 pub const QUEUE_SIZE: usize = 256;
 /// Bytes of the device's configuration: the tag, and how many queues for requests there are.
 pub const CONFIG_SIZE: usize = 40;

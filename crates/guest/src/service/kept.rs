@@ -10,7 +10,7 @@ use rackbus_segment::guest::Place;
 use rustix::fs::{FileType, OFlags};
 
 use crate::journal::frontend::Key;
-use crate::journal::{Core, Led, Record};
+use crate::journal::{Core, Outcome, Record};
 use crate::state::{Action, Kind};
 
 /// What a file of the guest's is here.
@@ -22,7 +22,7 @@ pub(super) enum Held {
     Other,
 }
 
-/// A session's sockets.
+/// The sockets of a session with the node: one for requests, one for events.
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub calls: Arc<Packets>,
@@ -64,20 +64,20 @@ impl Kept {
     }
 
     /// Something happened, and this came along.
-    pub(super) fn take(&mut self, record: &Record, beside: Vec<OwnedFd>) -> Led {
-        let led = self.core.take(record);
+    pub(super) fn take(&mut self, record: &Record, beside: Vec<OwnedFd>) -> Outcome {
+        let outcome = self.core.take(record);
         match record {
             Record::Frontend { .. } => {
                 let Kept { core, said, .. } = self;
                 said.retain(|key, _| core.frontend.has(*key));
-                if let Some(key) = led.set {
+                if let Some(key) = outcome.set {
                     said.insert(key, beside);
                 }
             }
-            Record::Connected { session, .. } => self.connected(*session, &led, beside),
+            Record::Connected { session, .. } => self.connected(*session, &outcome, beside),
             Record::Received { kinds, .. } => {
                 let mut line = None;
-                let numbers = led.objects.iter();
+                let numbers = outcome.objects.iter();
                 for ((number, fd), kind) in numbers.zip(beside).zip(kinds) {
                     let held = hold(fd, *kind, line.as_ref());
                     line = match &held {
@@ -89,11 +89,11 @@ impl Kept {
             }
             _ => {}
         }
-        led
+        outcome
     }
 
-    fn connected(&mut self, session: u64, led: &Led, beside: Vec<OwnedFd>) {
-        let Some(number) = led.objects.first() else { return };
+    fn connected(&mut self, session: u64, outcome: &Outcome, beside: Vec<OwnedFd>) {
+        let Some(number) = outcome.objects.first() else { return };
         let Ok([calls, events, theirs, page]) = <[OwnedFd; 4]>::try_from(beside) else { return };
         let packets = |fd| Packets::from_peer(fd).map(Arc::new);
         let (Ok(calls), Ok(events)) = (packets(calls), packets(events)) else { return };

@@ -19,7 +19,7 @@ use super::backend::QUEUE_SIZE;
 use crate::journal::QUEUES;
 use crate::state::MOST_SESSIONS;
 
-/// Words.
+/// Indices of the ledger's words.
 const PERFORMED: usize = 0;
 const REPLY_FOR: usize = 1;
 const REPLY_AT: usize = 2;
@@ -97,7 +97,7 @@ impl Ledger {
         }
     }
 
-    /// It is there.
+    /// The request's answer is in its ring.
     pub(super) fn answered(&self, queue: u8, head: u16) {
         Ledger::open(queue, head).into_iter().for_each(|word| self.store(word, 0));
         // The next request with this head has not been answered by this entry.

@@ -33,13 +33,13 @@ enum Told {
     Memory { object: u64 },
     /// One that is an event, with its doorbell's memory.
     Bell { object: u64 },
-    /// A session's sockets.
+    /// The sockets of a session go to the standby.
     Session { session: u64, opened: bool },
     /// What came with a message of QEMU's.
     Said { key: Key },
     /// That was all: from here on, whatever happens.
     Ready,
-    /// Something happened.
+    /// A record, to be taken by the standby as well.
     Happened(Record),
 }
 
@@ -90,7 +90,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Tells what happened.
+    /// Sends a record to the standby, with the descriptors that came with it.
     pub(super) fn happened(
         &self,
         record: &Record,
@@ -203,8 +203,8 @@ impl Listener {
             Told::Said { key } => drop(kept.said.insert(key, beside)),
             Told::Ready => self.ready = true,
             Told::Happened(record) => {
-                let led = kept.take(&record, beside);
-                kept.let_go(&led.actions);
+                let outcome = kept.take(&record, beside);
+                kept.let_go(&outcome.actions);
             }
         }
         Some(())

@@ -57,7 +57,7 @@ pub enum ServeError {
     /// Something of the system's failed.
     #[error("{what}: {cause}")]
     System {
-        /// What was tried.
+        /// The step that failed.
         what: String,
         /// The error that the system gave.
         cause: std::io::Error,
@@ -72,7 +72,7 @@ fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ServeError 
     move |cause| ServeError::System { what, cause }
 }
 
-/// How it ended.
+/// How serving a VM has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
     /// QEMU has connected, and its VM is over.
@@ -88,7 +88,7 @@ struct Inner {
     link: Option<Link>,
 }
 
-/// One VM's device.
+/// The file system device of one VM.
 struct Device {
     helper: Helper,
     /// The socket that processes of the guest's host attach to.
@@ -101,9 +101,9 @@ struct Device {
     /// Queues that another process served, or that were stopped, and that have not been looked at since.
     inherited: Mutex<[bool; QUEUES]>,
     taken_up: Condvar,
-    /// The standby's process.
+    /// The process id of the standby; none while there is none.
     standby: Mutex<Option<rustix::process::Pid>>,
-    /// Its VM is.
+    /// The VM has ended.
     over: AtomicBool,
 }
 
@@ -273,15 +273,15 @@ impl Device {
             self.kill_standby();
             inner.link = None;
         }
-        let led = inner.kept.take(record, beside);
-        for number in led.objects {
+        let outcome = inner.kept.take(record, beside);
+        for number in outcome.objects {
             if let Some(Held::Bell(bell, _)) = inner.kept.held.get(&number)
                 && let Err(error) = self.bells.listen(number, bell)
             {
                 tracing::error!(%error, "an interrupt is heard late");
             }
         }
-        led.actions
+        outcome.actions
     }
 
     /// Does what was decided under this lock: what is in an order, before it is given up.

@@ -34,7 +34,7 @@ pub type Start = dyn Fn(OwnedFd) -> std::io::Result<Child> + Send + Sync;
 /// What a process needs that serves a device.
 #[derive(Clone)]
 pub struct Helper {
-    /// Where QEMU connects.
+    /// The vhost-user socket that QEMU connects to.
     pub socket: PathBuf,
     /// The socket that processes attach to on the host that the guest is for.
     pub node: PathBuf,

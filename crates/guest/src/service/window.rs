@@ -40,12 +40,12 @@ pub(super) enum Job {
 /// The way to ask QEMU.
 #[derive(Default)]
 pub(super) struct Window {
-    state: Mutex<Way>,
+    state: Mutex<FrontendState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Way {
+struct FrontendState {
     frontend: Option<Frontend>,
     /// Whether the queues run: QEMU is asked at no other time.
     running: bool,
@@ -56,7 +56,7 @@ struct Way {
 }
 
 impl Window {
-    fn lock(&self) -> MutexGuard<'_, Way> {
+    fn lock(&self) -> MutexGuard<'_, FrontendState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,7 +77,7 @@ impl Window {
 
     /// Waits until the queues run: what a VM that was stopped waits for, it gets when it goes on.
     fn wait_running(&self) {
-        let stopped = |way: &mut Way| !way.running && !way.closed;
+        let stopped = |way: &mut FrontendState| !way.running && !way.closed;
         drop(self.changed.wait_while(self.lock(), stopped));
     }
 
@@ -105,7 +105,7 @@ impl Window {
             tracing::warn!(%error, "QEMU does not map a part of a segment");
             return false;
         }
-        let unchanged = |way: &mut Way| way.changes == before;
+        let unchanged = |way: &mut FrontendState| way.changes == before;
         let waited = self.changed.wait_timeout_while(self.lock(), COMMIT, unchanged);
         if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
             tracing::warn!(

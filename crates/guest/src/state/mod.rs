@@ -26,7 +26,7 @@ use maps::Maps;
 use objects::Object;
 use sessions::Session;
 
-/// The folder.
+/// Inode number of the only folder.
 const ROOT: u64 = 1;
 /// The file that sessions are opened by.
 const CONTROL: u64 = 2;
@@ -50,16 +50,16 @@ const RING_WAIT: u64 = 500;
 pub struct Asked {
     /// The shell's number for it.
     pub token: u64,
-    /// The kernel's.
+    /// The number that the guest's kernel gave the request.
     pub unique: u64,
 }
 
 /// What a descriptor is that came with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// Memory.
+    /// Memory that the guest may map.
     Memory {
-        /// Bytes of it.
+        /// Its size in bytes.
         size: u64,
         /// Whether stores are allowed.
         write: bool,
@@ -73,7 +73,7 @@ pub enum Kind {
 /// A message of the node's.
 #[derive(Debug, Clone)]
 pub struct Received<'a> {
-    /// The message itself.
+    /// The encoded message.
     pub message: &'a [u8],
     /// What came beside it.
     pub objects: Vec<Kind>,
@@ -88,7 +88,7 @@ pub enum Action {
     Answer {
         /// The request's token.
         token: u64,
-        /// The answer.
+        /// The answer as the guest's kernel reads it.
         bytes: Vec<u8>,
     },
     /// Connect to the node, and say how that went ([`State::connected`]).
@@ -102,7 +102,7 @@ pub enum Action {
         session: u64,
         /// In which of its conversations.
         place: Place,
-        /// The message.
+        /// The encoded message.
         message: Vec<u8>,
     },
     /// End the conversations with the node.
@@ -129,7 +129,7 @@ pub enum Action {
         at: u64,
         /// From where in the file.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         length: u64,
     },
     /// Have mappings taken away, each from where and how long, and then answer.

@@ -164,7 +164,7 @@ impl State {
         }
     }
 
-    /// An event rang.
+    /// An event was signalled: readers that wait for it are answered.
     pub fn rang(&mut self, object: u64) -> Vec<Action> {
         let mut actions = Vec::new();
         if let Some(object) = self.objects.get_mut(&object) {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::fuse::{self, Errno, Head};
 
-/// A process' session.
+/// A session of a process in the guest with the host's node.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Session {
     user: (u32, u32),

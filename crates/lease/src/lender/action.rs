@@ -25,7 +25,7 @@ pub enum LenderAction {
     SetLevel {
         /// The device's name at its lender: `accel0.vf1`.
         device: String,
-        /// The lease's number.
+        /// The lease whose level changes.
         lease: LeaseId,
         /// The lease's fencing epoch.
         epoch: Epoch,

@@ -12,7 +12,7 @@ use super::{Device, Lender, LenderAction, State};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Change {
-    /// Whose.
+    /// The epoch of the lease whose level changes.
     pub epoch: Epoch,
     /// Which of this epoch's.
     pub number: u64,

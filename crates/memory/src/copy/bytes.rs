@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::choice::{Choice, Way};
+use super::choice::{Choice, CopyMethod};
 use crate::ticks;
 
 /// Bytes copied between two looks at the cache, and at whether to stop.
@@ -218,7 +218,7 @@ pub(crate) unsafe fn copy_large(
     };
     let choose = |start, length| {
         let (chosen, begun) = (by_choice(start, length), ticks::now());
-        let way = chosen.map_or(Way::Plain, |chosen| chosen.way);
+        let way = chosen.map_or(CopyMethod::Plain, |chosen| chosen.way);
         (way, move || took(chosen, length, ticks::now().wrapping_sub(begun)))
     };
     // SAFETY: as promised.
@@ -234,7 +234,7 @@ unsafe fn copy_by<F: FnOnce()>(
     source: *const u8,
     destination: *mut u8,
     length: usize,
-    choose: impl Fn(*const u8, usize) -> (Way, F),
+    choose: impl Fn(*const u8, usize) -> (CopyMethod, F),
     stop: impl Fn() -> bool,
 ) -> bool {
     let apart = (source as usize).abs_diff(destination as usize) >= length;
@@ -254,8 +254,8 @@ unsafe fn copy_by<F: FnOnce()>(
             let (source, destination) = (source.add(at), destination.add(at));
             let (way, done) = choose(destination, count);
             match way {
-                Way::Stream => stream(source, destination, count),
-                Way::Plain => ptr::copy_nonoverlapping(source, destination, count),
+                CopyMethod::Stream => stream(source, destination, count),
+                CopyMethod::Plain => ptr::copy_nonoverlapping(source, destination, count),
             }
             done();
         }
@@ -433,7 +433,7 @@ mod tests {
                 // All by one way, or by both in turns.
                 let choose = |_, _| {
                     let streams = way & 1 << (parts.replace(parts.get() + 1) % 2) != 0;
-                    (if streams { Way::Stream } else { Way::Plain }, || {})
+                    (if streams { CopyMethod::Stream } else { CopyMethod::Plain }, || {})
                 };
                 // SAFETY: both vectors have the range.
                 assert!(unsafe { copy_by(from, to, length, choose, || false) });

@@ -17,7 +17,7 @@ const TRIAL: u32 = 8;
 
 /// How a part is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum CopyMethod {
     /// By stores that leave it in the cache.
     Plain,
     /// By stores that pass the cache by.
@@ -28,7 +28,7 @@ pub(super) enum Way {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chosen {
     /// How it is copied.
-    pub way: Way,
+    pub way: CopyMethod,
     /// Which times it is compared by; `None` where it is in no cache.
     kind: Option<Kind>,
 }
@@ -89,11 +89,11 @@ impl Rates {
     }
 
     /// How the next part goes.
-    fn next(&mut self) -> Way {
+    fn next(&mut self) -> CopyMethod {
         self.since_trial += 1;
         let known = self.plain.0 != 0 && self.streamed.0 != 0;
         let streams = known && self.streamed.0 < self.plain.0;
-        let chosen = if streams { Way::Stream } else { Way::Plain };
+        let chosen = if streams { CopyMethod::Stream } else { CopyMethod::Plain };
         if self.since_trial <= self.between {
             self.streamed_before = streams;
             return chosen;
@@ -106,7 +106,7 @@ impl Rates {
             self.since_trial = 0;
             return chosen;
         }
-        if before { Way::Plain } else { Way::Stream }
+        if before { CopyMethod::Plain } else { CopyMethod::Stream }
     }
 }
 
@@ -139,7 +139,7 @@ impl Choice {
     ) -> Chosen {
         let kind = match self.comes_again(start, length, cache) {
             true => Kind::Again,
-            false if is_cold() => return Chosen { way: Way::Stream, kind: None },
+            false if is_cold() => return Chosen { way: CopyMethod::Stream, kind: None },
             false => Kind::Warm,
         };
         Chosen { way: self.by_kind[kind as usize].next(), kind: Some(kind) }
@@ -148,8 +148,10 @@ impl Choice {
     /// The part took so many ticks.
     pub(super) fn took(&mut self, chosen: Chosen, length: usize, ticks: u64) {
         match (chosen.way, chosen.kind) {
-            (Way::Plain, Some(kind)) => self.by_kind[kind as usize].plain.measured(ticks, length),
-            (Way::Stream, Some(kind)) => {
+            (CopyMethod::Plain, Some(kind)) => {
+                self.by_kind[kind as usize].plain.measured(ticks, length)
+            }
+            (CopyMethod::Stream, Some(kind)) => {
                 self.by_kind[kind as usize].streamed.measured(ticks, length);
             }
             // What streams past the cache takes as long wherever it should have been.
@@ -182,9 +184,9 @@ mod tests {
             for part in 0..parts {
                 let cold = round == 0;
                 let chosen = choice.choose(part * PART, PART, 4 * PART, || cold);
-                let ticks = if chosen.way == Way::Stream { stream } else { plain };
+                let ticks = if chosen.way == CopyMethod::Stream { stream } else { plain };
                 choice.took(chosen, PART, ticks);
-                streamed += usize::from(2 * round >= rounds && chosen.way == Way::Stream);
+                streamed += usize::from(2 * round >= rounds && chosen.way == CopyMethod::Stream);
             }
         }
         streamed

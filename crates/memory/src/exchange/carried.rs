@@ -67,7 +67,7 @@ pub trait Carrier: Send + std::fmt::Debug {
 /// What carries the messages of an exchange: a connection, and the session that goes on by others.
 #[derive(Debug)]
 pub struct Carried {
-    /// The first connection.
+    /// The connection that the session begins with.
     pub carrier: Box<dyn Carrier>,
     /// The session, to which others are given.
     pub session: CarriedSession,

@@ -50,7 +50,7 @@ pub(crate) struct Place {
     at: u64,
 }
 
-/// The sender's view.
+/// How far the sender has written, and how far it knows that the receiver is.
 #[derive(Debug)]
 pub(crate) struct Putting {
     lines: u64,
@@ -130,7 +130,7 @@ impl Putting {
     }
 }
 
-/// The receiver's view.
+/// How far the receiver has read, and what it has told the sender of that.
 #[derive(Debug)]
 pub(crate) struct Taking {
     lines: u64,

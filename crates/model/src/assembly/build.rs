@@ -32,8 +32,8 @@ impl Assembly {
         }
         for (host, root) in hosts {
             // Messages of CXL.mem do not go the way of PCIe's through a root complex.
-            let stay = [self.timing.cxl.port; 3];
-            let port = self.world.add_part(PartParameters { stay, ..PartParameters::default() });
+            let delay = [self.timing.cxl.port; 3];
+            let port = self.world.add_part(PartParameters { delay, ..PartParameters::default() });
             self.ports.insert(host, port);
             self.components.push(root);
         }
@@ -100,8 +100,8 @@ impl Assembly {
             Link::Internal => Time::ZERO,
             Link::Pcie { .. } => self.propagation(from, into),
         };
-        let stay = self.world.part(self.part_towards(into, from)).stay;
-        let longest = stay.into_iter().max().unwrap_or_default();
+        let delay = self.world.part(self.part_towards(into, from)).delay;
+        let longest = delay.into_iter().max().unwrap_or_default();
         let room = |set| timing.room(set, wire.rate(), longest, propagation);
         let (posted, requests) = (room(timing.posted), room((timing.nonposted, 0)).0);
         // Requesters have room for all that they asked for.
@@ -165,7 +165,7 @@ fn part(
     let default = PartParameters { completion: timing.device.mps, ..PartParameters::default() };
     match kind {
         Kind::Switch => {
-            PartParameters { stay: [own.latency.unwrap_or(timing.switch.latency); 3], ..default }
+            PartParameters { delay: [own.latency.unwrap_or(timing.switch.latency); 3], ..default }
         }
         Kind::Ntb => {
             let ntb = &timing.ntb;
@@ -174,13 +174,13 @@ fn part(
             let back = own.completion_translation.unwrap_or(ntb.completion_translation);
             // Its registers are behind its port, which request and completion cross.
             let access = latency * 2;
-            PartParameters { stay: [request, request, latency + back], access, ..default }
+            PartParameters { delay: [request, request, latency + back], access, ..default }
         }
         Kind::RootComplex => {
             let (root, iommu_of) = (&host.root, &host.iommu);
             let latency = own.latency.unwrap_or(root.latency);
             PartParameters {
-                stay: [latency, latency, root.completion_latency],
+                delay: [latency, latency, root.completion_latency],
                 access: latency,
                 iommu: iommu.then_some(IommuParameters {
                     entries: iommu_of.entries,
@@ -209,7 +209,7 @@ fn part(
             }
         }
         Kind::CxlSwitch => {
-            PartParameters { stay: [own.latency.unwrap_or(timing.cxl.switch); 3], ..default }
+            PartParameters { delay: [own.latency.unwrap_or(timing.cxl.switch); 3], ..default }
         }
         Kind::CxlMemory => PartParameters {
             access: own.latency.unwrap_or(timing.cxl.latency),
@@ -217,7 +217,7 @@ fn part(
             completion: 64,
             ..default
         },
-        Kind::SharedMemory => PartParameters { stay: [host.memory.latency; 3], ..default },
+        Kind::SharedMemory => PartParameters { delay: [host.memory.latency; 3], ..default },
         Kind::Device => PartParameters {
             access: own.latency.unwrap_or(timing.device.latency),
             service_per_byte: per_byte(own.bandwidth.unwrap_or(timing.device.bandwidth)),

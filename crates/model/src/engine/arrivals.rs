@@ -25,7 +25,7 @@ pub enum Arrivals {
 pub struct TracedJob {
     /// When it comes after the flow's beginning; no job of a trace comes before the one listed before it.
     pub at: Time,
-    /// What it does.
+    /// The script that the job runs.
     pub script: ScriptId,
     /// Bytes that it counts for.
     pub bytes: u64,

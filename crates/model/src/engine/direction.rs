@@ -427,19 +427,19 @@ impl World {
         let tlp = &self.tlps[id];
         let Some(next) = self.next_direction(tlp) else {
             // A processor's completions cross its root complex last.
-            let back = tlp.back().then(|| self.parts[self.part_of(tlp) as usize].stay(tlp.class));
+            let back = tlp.back().then(|| self.parts[self.part_of(tlp) as usize].delay(tlp.class));
             return tail + back.unwrap_or(Time::ZERO);
         };
         let part = &self.parts[self.directions[next as usize].from as usize];
-        let stay = part.stay(tlp.class);
+        let delay = part.delay(tlp.class);
         match self.directions[next as usize].wire {
             // Its tail must be here when it is to be sent.
             Some(wire) => {
                 let header = self.routes[tlp.route as usize].header(tlp);
                 let bytes = wire.packet(header, tlp.payload());
-                head.max(tail.since(wire.time(bytes))) + stay
+                head.max(tail.since(wire.time(bytes))) + delay
             }
-            None => tail + stay,
+            None => tail + delay,
         }
     }
 

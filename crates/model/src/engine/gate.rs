@@ -14,7 +14,7 @@ use super::{Event, GateId, World};
 /// A job as a gate's policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admitted {
-    /// Whose it is.
+    /// The tenant that the job belongs to.
     pub tenant: u32,
     /// Of which of its queues.
     pub queue: u16,

@@ -10,7 +10,7 @@ use crate::time::Time;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartParameters {
     /// How long a packet stays that is passed on, by [`Class`]: from its head's coming to its going.
-    pub stay: [Time; 3],
+    pub delay: [Time; 3],
     /// As a target: from a packet's service to the write's being seen, or its completions' going.
     pub access: Time,
     /// As a target: picoseconds of service per byte, times 1024. 0 serves any number at a time.
@@ -43,7 +43,7 @@ pub struct PartParameters {
 impl Default for PartParameters {
     fn default() -> Self {
         PartParameters {
-            stay: [Time::ZERO; 3],
+            delay: [Time::ZERO; 3],
             access: Time::ZERO,
             service_per_byte: 0,
             partial_write: Time::ZERO,

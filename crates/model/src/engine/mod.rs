@@ -112,7 +112,7 @@ pub enum Class {
 /// What happens at a time.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// A packet's stay at its part is over.
+    /// A packet's delay at its part is over.
     Ready(u32),
     /// A direction may send again.
     Free(u32),
@@ -132,7 +132,7 @@ enum Event {
     Gate(u32),
 }
 
-/// A packet's stay on one hop, for a trace.
+/// A packet's delay on one hop, for a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Passage {
     /// The packet, numbered in the order of making. Pieces of a request that was split, or of completions
@@ -148,7 +148,7 @@ pub struct Passage {
     pub bytes: u32,
     /// The direction that it took.
     pub direction: DirectionId,
-    /// When its stay at the part before was over and it could be sent.
+    /// When its delay at the part before was over and it could be sent.
     pub ready: Time,
     /// When its first bit was sent.
     pub begin: Time,

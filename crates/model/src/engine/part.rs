@@ -1,4 +1,4 @@
-//! What happens to a packet at a part: it is passed on after a stay, checked and split at a root
+//! What happens to a packet at a part: it is passed on after a delay, checked and split at a root
 //! complex, or served where its route ends.
 
 use std::collections::VecDeque;
@@ -69,8 +69,8 @@ impl Part {
         }
     }
 
-    pub(super) fn stay(&self, class: Class) -> Time {
-        self.parameters.stay[class as usize]
+    pub(super) fn delay(&self, class: Class) -> Time {
+        self.parameters.delay[class as usize]
     }
 
     pub(super) fn is_whole(&self) -> bool {
@@ -92,8 +92,8 @@ impl Part {
     /// Until when a packet stays that came at `now` from another part of the chip: no shorter than a write
     /// before it that came by the same direction.
     fn stay_inside(&mut self, now: Time, tlp: &Tlp) -> Time {
-        let at = now + self.stay(tlp.class);
-        let [write, request, completion] = self.parameters.stay;
+        let at = now + self.delay(tlp.class);
+        let [write, request, completion] = self.parameters.delay;
         if request.min(completion) >= write {
             return at;
         }
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// A packet's stay where it is, is over.
+    /// A packet's delay where it is, is over.
     pub(super) fn ready(&mut self, id: u32) {
         let tlp = self.tlps[id];
         if tlp.back() && self.held_back(id) {
@@ -396,9 +396,10 @@ impl World {
         }
         self.release(tlp.ingress, tlp.room(), end);
         if tlp.class == Class::NonPosted {
-            // The completions' stay behind a direction inside of the chip is waited for once, not by each.
-            let stay = self.inner_hop(&tlp).map_or(Time::ZERO, |part| part.stay(Class::Completion));
-            self.events.schedule(seen + stay, Event::Served(id));
+            // The completions' delay behind a direction inside of the chip is waited for once, not by each.
+            let delay =
+                self.inner_hop(&tlp).map_or(Time::ZERO, |part| part.delay(Class::Completion));
+            self.events.schedule(seen + delay, Event::Served(id));
         } else if tlp.last {
             self.events.schedule(seen, Event::Served(id));
         } else {

@@ -400,12 +400,12 @@ impl World {
             self.wake_job(op.job);
         }
         // A processor's packets cross its root complex first.
-        let stay = self.parts[self.requesters[requester as usize].part as usize]
-            .stay(self.tlps[packet].class);
-        if stay == Time::ZERO {
+        let delay = self.parts[self.requesters[requester as usize].part as usize]
+            .delay(self.tlps[packet].class);
+        if delay == Time::ZERO {
             self.ready(packet);
         } else {
-            let at = self.now + stay;
+            let at = self.now + delay;
             self.events.schedule(at, Event::Ready(packet));
         }
     }

@@ -25,7 +25,7 @@ struct Line {
 
 fn line(
     links: &[DirectionParameters],
-    stay: Time,
+    delay: Time,
     access: Time,
     requester: RequesterParameters,
 ) -> Line {
@@ -36,7 +36,7 @@ fn line(
     for (nth, link) in links.iter().enumerate() {
         let end = nth + 1 == links.len();
         let part = PartParameters {
-            stay: if end { [Time::ZERO; 3] } else { [stay; 3] },
+            delay: if end { [Time::ZERO; 3] } else { [delay; 3] },
             access: if end { access } else { Time::ZERO },
             ..PartParameters::default()
         };
@@ -74,14 +74,14 @@ impl Line {
 
 #[test]
 fn a_read_takes_what_its_parts_take() {
-    let (stay, access) = (Time::from_ns(110), Time::from_ns(60));
-    let mut line = line(&[link(3, 8), link(3, 8)], stay, access, RequesterParameters::default());
+    let (delay, access) = (Time::from_ns(110), Time::from_ns(60));
+    let mut line = line(&[link(3, 8), link(3, 8)], delay, access, RequesterParameters::default());
     let flow = line.flow(line.read(256), Arrivals::Depth(1), 1, 256);
     line.finish();
     let wire = Wire::pcie(3, 8);
     // Request and completion each: the head through the switch, and the tail once.
-    let request = wire.time(24) + wire.time(24) + stay;
-    let completion = wire.time(20) + wire.time(276) + stay;
+    let request = wire.time(24) + wire.time(24) + delay;
+    let completion = wire.time(20) + wire.time(276) + delay;
     assert_eq!(line.world.flow(flow).latency.mean(), request + access + completion);
 }
 
@@ -334,13 +334,13 @@ fn pieces_of_a_read_pass_no_earlier_write() {
 
 #[test]
 fn completions_pass_no_earlier_write_inside_a_part() {
-    let [stay, walk] = [70, 330].map(Time::from_ns);
+    let [delay, walk] = [70, 330].map(Time::from_ns);
     let iommu = IommuParameters { entries: 4, page: 4096, hit: Time::ZERO, walk, walkers: 1 };
-    let quick = PartParameters { stay: [stay, stay, Time::ZERO], ..Default::default() };
-    let walks = PartParameters { stay: [stay; 3], iommu: Some(iommu), ..Default::default() };
+    let quick = PartParameters { delay: [delay, delay, Time::ZERO], ..Default::default() };
+    let walks = PartParameters { delay: [delay; 3], iommu: Some(iommu), ..Default::default() };
     for (root, walk) in [(quick, Time::ZERO), (walks, walk)] {
         let access = Time::from_us(1);
-        let mut line = line(&[link(3, 8); 2], stay, access, RequesterParameters::default());
+        let mut line = line(&[link(3, 8); 2], delay, access, RequesterParameters::default());
         at(&mut line, 1, root);
         line.world.keep_trace();
         let far = PartId(2);
@@ -369,11 +369,11 @@ fn completions_pass_no_earlier_write_inside_a_part() {
 #[test]
 fn nothing_passes_what_is_translated_at_that_very_time() {
     let mut line = line(&[link(3, 8); 2], Time::ZERO, Time::ZERO, RequesterParameters::default());
-    // The walk ends just when the read's stay is over, which was known before the walk began.
+    // The walk ends just when the read's delay is over, which was known before the walk began.
     let walk = Wire::pcie(3, 8).time(24 + 64);
     let iommu = IommuParameters { entries: 4, page: 4096, hit: Time::ZERO, walk, walkers: 1 };
-    let stay = [Time::from_ns(70); 3];
-    at(&mut line, 1, PartParameters { iommu: Some(iommu), stay, ..Default::default() });
+    let delay = [Time::from_ns(70); 3];
+    at(&mut line, 1, PartParameters { iommu: Some(iommu), delay, ..Default::default() });
     line.world.keep_trace();
     let mut script = line.write(64, Until::Begun);
     script.extend(line.read(64));
@@ -457,7 +457,11 @@ fn a_processors_completion_crosses_its_root_from_inside_too() {
         [(vec![GEN3_X8], Time::ZERO), (vec![GEN3_X8, link(3, 8)], cable.time(24) + cable.time(84))];
     for (links, cable) in cases {
         let mut line = line(&links, Time::ZERO, Time::ZERO, RequesterParameters::default());
-        at(&mut line, 0, PartParameters { stay: [request, request, answer], ..Default::default() });
+        at(
+            &mut line,
+            0,
+            PartParameters { delay: [request, request, answer], ..Default::default() },
+        );
         let flow = line.flow(line.read(64), Arrivals::Depth(1), 1, 64);
         line.finish();
         assert_eq!(line.world.flow(flow).latency.mean(), request + cable + answer);

@@ -173,7 +173,7 @@ struct Course<'a> {
     requester: RequesterId,
     is: &'a RequesterParameters,
     /// What a packet stays where it is made.
-    stay: Time,
+    delay: Time,
     directions: Vec<DirectionId>,
     /// By direction, bytes of a request's header, and of a completion's, which comes back there.
     headers: Vec<u32>,
@@ -203,7 +203,7 @@ impl<'a> Course<'a> {
             world,
             requester,
             is,
-            stay: world.part(part).stay[Class::Posted as usize],
+            delay: world.part(part).delay[Class::Posted as usize],
             headers: (0..directions.len())
                 .map(|nth| world.header(route, nth, Class::Posted))
                 .collect(),
@@ -258,10 +258,10 @@ impl<'a> Course<'a> {
         if gap > 0.0 {
             self.limited_by(Limit::Gap(self.requester), packets * gap, 1.0 / packets);
         }
-        let stay = self.stay.ps() as f64;
-        if stay > 0.0 {
+        let delay = self.delay.ps() as f64;
+        if delay > 0.0 {
             let room = f64::from(self.is.window) / packets;
-            self.limited_by(Limit::Window(self.requester), packets * stay, room);
+            self.limited_by(Limit::Window(self.requester), packets * delay, room);
         }
     }
 
@@ -333,7 +333,7 @@ impl<'a> Course<'a> {
         let waits = self.walks().1;
         let mut time = self.service(first, partial);
         let travel = self.travel(&directions, &self.headers, Class::Posted, first as u32);
-        time += (self.stay + travel).ps() as f64;
+        time += (self.delay + travel).ps() as f64;
         Operation { uses: self.uses, first: time, waits }
     }
 
@@ -374,7 +374,7 @@ impl<'a> Course<'a> {
             let back = self.travel(back, &headers, Class::Completion, carried as u32);
             (there + back).ps() as f64 + served
         };
-        let (whole, trips) = (trip(0) + self.stay.ps() as f64 + rest, roots.iter().copied());
+        let (whole, trips) = (trip(0) + self.delay.ps() as f64 + rest, roots.iter().copied());
         let trips: Vec<(usize, f64)> = trips.map(|nth| (nth, trip(nth))).collect();
         let (walks, waits) = self.walks();
         // What comes after an access that waits for a walk waits with it, but walks overlap.
@@ -428,21 +428,21 @@ impl<'a> Course<'a> {
             let next = directions
                 .get(nth + 1)
                 .map(|direction| self.world.direction_parameters(*direction).wire);
-            let stay = self.world.part(self.world.ends_of(*direction).1).stay[class as usize];
+            let delay = self.world.part(self.world.ends_of(*direction).1).delay[class as usize];
             at = match (here.wire, next) {
                 (None, None) => at,
-                (None, Some(_)) => at + stay,
+                (None, Some(_)) => at + delay,
                 (Some(wire), next) => {
                     let bytes = wire.packet(header, payload);
                     let begun = at + here.propagation;
                     let (head, tail) = (wire.packet(header, 0), begun + wire.time(bytes));
                     match next {
-                        None if class == Class::Completion => tail + stay,
+                        None if class == Class::Completion => tail + delay,
                         None => tail,
-                        Some(None) => tail + stay,
+                        Some(None) => tail + delay,
                         Some(Some(next)) => {
                             let bytes = next.packet(headers[nth + 1], payload);
-                            (begun + wire.time(head)).max(tail.since(next.time(bytes))) + stay
+                            (begun + wire.time(head)).max(tail.since(next.time(bytes))) + delay
                         }
                     }
                 }

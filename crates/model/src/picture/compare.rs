@@ -10,7 +10,7 @@ pub struct Compared {
     pub name: String,
     /// The first value, above 0.
     pub first: f64,
-    /// The second one.
+    /// The second value of the pair.
     pub second: f64,
 }
 
@@ -23,7 +23,7 @@ pub struct Comparison {
     pub subtitle: String,
     /// What the first and the second value are called.
     pub names: [&'static str; 2],
-    /// Where bars begin.
+    /// The value at which bars begin: what would be ideal.
     pub ideal: f64,
     /// The cases, from top to bottom.
     pub cases: Vec<Compared>,

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Labels keep their order and their distance, and stay within what there is when they fit.
+        /// Labels keep their order and their distance, and delay within what there is when they fit.
         #[test]
         fn labels_never_overlap(
             wanted in prop::collection::vec((0.0..300.0f64, 8.0..40.0f64), 1..20),
@@ -106,7 +106,7 @@ mod tests {
             }
         }
 
-        /// Labels that are clear of one another stay where they want to be.
+        /// Labels that are clear of one another delay where they want to be.
         #[test]
         fn labels_move_only_when_they_must(steps in prop::collection::vec(10.0..40.0f64, 1..8)) {
             let wanted: Vec<(f64, f64)> = steps

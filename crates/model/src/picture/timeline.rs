@@ -109,7 +109,7 @@ fn bursts(passages: &[Passage]) -> Vec<Burst<'_>> {
     bursts
 }
 
-/// A packet's stay in a part: from where to where, and how long.
+/// A packet's delay in a part: from where to where, and how long.
 type Stay = ((f64, f64), (f64, f64), String);
 
 /// Moments, and where they stand.
@@ -177,7 +177,7 @@ impl Timeline {
             let took = Unit::Nanoseconds.text(burst.first.begin - before.first.end);
             Some(((at, from), (at, to), took))
         });
-        let mut stays: Vec<Stay> = stays.filter(|stay| stay.1.1 > stay.0.1).collect();
+        let mut stays: Vec<Stay> = stays.filter(|delay| delay.1.1 > delay.0.1).collect();
         stays.dedup();
         for (from, to, _) in &stays {
             canvas.line(*from, *to, "#94a3b8", 5.0);

@@ -77,7 +77,7 @@ impl Found {
 /// A profile made of measurements.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Profile {
-    /// Its name.
+    /// Name of the profile, by which rack files refer to it.
     pub name: String,
     /// The profile that has what was not measured.
     pub like: String,

@@ -153,10 +153,10 @@ impl LinkTiming {
     }
 
     /// Packets and bytes of payload that a receiver has room for, `set` or what keeps a link of `rate` bytes
-    /// per second full while packets stay for `stay`: twice what is on the way then, for packets of at least
+    /// per second full while packets delay for `delay`: twice what is on the way then, for packets of at least
     /// 16 bytes of payload and framing, and at least 64 packets and 16 KiB.
-    pub fn room(&self, set: (u32, u32), rate: f64, stay: Time, propagation: Time) -> (u32, u32) {
-        let away = (self.credit_return + propagation * 2 + stay).seconds();
+    pub fn room(&self, set: (u32, u32), rate: f64, delay: Time, propagation: Time) -> (u32, u32) {
+        let away = (self.credit_return + propagation * 2 + delay).seconds();
         let bytes = (2.0 * rate * away) as u32;
         let packets = if set.0 == 0 { (bytes / 40).max(64) } else { set.0 };
         (packets, if set.1 == 0 { bytes.max(16 << 10) } else { set.1 })

@@ -56,7 +56,7 @@ pub struct FlowPlan {
     pub depth: u32,
     pub count: u64,
     pub bytes: u64,
-    /// Beyond a page.
+    /// Bytes by which the address lies beyond the beginning of a page.
     pub offset: u64,
     pub begin: u64,
 }

@@ -18,7 +18,7 @@ pub(super) enum Outgoing {
     Closed { from_ns: u64, patient: bool },
     /// A ring was asked for; until this time it is waited for.
     Opening { until_ns: u64 },
-    /// Its ring.
+    /// Frames go to this ring.
     Open {
         sender: Box<FrameSender>,
         pressure: Pressure,
@@ -31,7 +31,7 @@ pub(super) enum Outgoing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ready {
     Open,
-    /// In a moment.
+    /// The ring is being opened: ask again.
     Wait,
     /// Not now: frames are dropped.
     Down,

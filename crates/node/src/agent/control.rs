@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use rackbus_control::Client;
 use rackbus_control::api::NodeMessages;
 use rackbus_control::client::Lines;
 use rackbus_control::said::{SILENCE, Said};
+use rackbus_control::{Client, ClientError};
 use tokio::sync::mpsc;
 
 use super::Heard;
@@ -72,6 +72,10 @@ pub(super) async fn listen(
                         let _ = heard.send(Heard::Said(message));
                     }
                 }
+            }
+            // It is there, and this node has to be upgraded, say, or was revoked.
+            Err(ClientError::Refused(refused)) if !lost => {
+                tracing::error!(%refused, "the control plane refuses this node");
             }
             Err(error) => tracing::debug!(%error, "no control plane"),
         }

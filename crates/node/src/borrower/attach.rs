@@ -6,7 +6,7 @@ use std::time::Duration;
 use rackbus_control::lease_span;
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
-use rackbus_link::{Connect, Hello, Medium, Service};
+use rackbus_link::{Connect, Hello, Medium, Purpose};
 use rackbus_memory::exchange::session::Side;
 use rackbus_memory::{Carried, CarriedSession, Gate, Stream};
 use rackbus_pci::MediumAccess;
@@ -22,13 +22,13 @@ use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::hold_session;
 
 /// The half of the function that is attached to.
-pub(super) fn wanted(grant: &Grant) -> Service {
+pub(super) fn wanted(grant: &Grant) -> Purpose {
     let Grant { lease, epoch, .. } = *grant;
     let device = grant.function.device.clone();
     match grant.placement {
-        Placement::Lender => Service::Function { device, lease, epoch },
-        Placement::Borrower => Service::Medium { device, lease, epoch },
-        Placement::Host => Service::Window { device, lease, epoch },
+        Placement::Lender => Purpose::Function { device, lease, epoch },
+        Placement::Borrower => Purpose::Medium { device, lease, epoch },
+        Placement::Host => Purpose::Window { device, lease, epoch },
     }
 }
 

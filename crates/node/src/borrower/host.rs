@@ -14,7 +14,7 @@ use std::time::Duration;
 use rackbus_lease::Grant;
 use rackbus_link::{Conversation, InWindow};
 use rackbus_metal::MetalError;
-use rackbus_metal::borrower::{Module, State, Wanted, bind};
+use rackbus_metal::borrower::{BorrowedState, Module, Wanted, bind};
 use rackbus_vfio::{PciAddress, Sysfs};
 use rustix::io::Errno;
 
@@ -37,11 +37,11 @@ pub enum HostError {
     /// The lender speaks of another lease.
     #[error("{lender} lends it in epoch {epoch}, and the lease is of epoch {lease}")]
     Epoch {
-        /// The lender.
+        /// Name of the lender's host.
         lender: String,
-        /// What it says.
+        /// The epoch that the lender's node says.
         epoch: u64,
-        /// The lease's.
+        /// The epoch that the lease has.
         lease: u64,
     },
     /// A thread cannot be started.
@@ -210,7 +210,7 @@ impl HostFunction {
                 Ok(it) if (it.ntb, it.offset, it.epoch) != self.place => {
                     "the module was loaded anew"
                 }
-                Ok(it) if it.state == State::Borrowed => continue,
+                Ok(it) if it.state == BorrowedState::Borrowed => continue,
                 Ok(it) => it.reason.unwrap_or("it was returned by hand"),
                 Err(_) => "it was returned by hand",
             };

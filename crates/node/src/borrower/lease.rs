@@ -32,7 +32,7 @@ pub(super) struct Open {
 
 /// The conversation with a lender.
 pub(super) enum Attachment {
-    /// About the function.
+    /// The conversation carries register accesses and mappings: the front is at the lender.
     Function(Conversation),
     /// About its medium; the front runs here. Beside it the session, where that is on another machine.
     Medium(MediumConversation, Option<CarriedSession>),

@@ -64,10 +64,10 @@ pub enum HandOverError {
     Save {
         /// Name of the function.
         function: String,
-        /// Why not.
+        /// What its model or session says.
         cause: SaveError,
     },
-    /// Processes share memory.
+    /// Processes of the host share memory, which cannot be passed on.
     #[error("processes of the host share memory or have connected to that of others ({0})")]
     Segments(String),
     /// The link has nothing that another process could go on with.
@@ -76,7 +76,7 @@ pub enum HandOverError {
     /// The program cannot go on.
     #[error("the program cannot go on as this node: {0}")]
     Program(String),
-    /// The system refused.
+    /// A system call failed.
     #[error("what the node has cannot be passed on: {0}")]
     System(#[from] std::io::Error),
 }

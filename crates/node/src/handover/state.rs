@@ -104,7 +104,7 @@ pub struct AgentState {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listeners<T> {
-    /// For other nodes.
+    /// The link's socket, which other nodes connect to.
     pub link: T,
     /// For processes of this host that share memory.
     pub segments: T,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rackbus_fabric::FabricHandle;
-use rackbus_link::{Incoming, Listener as LinkListener, Service};
+use rackbus_link::{Incoming, Listener as LinkListener, Purpose};
 use rackbus_memory::{Gate, Passage};
 
 use super::NodeOptions;
@@ -36,20 +36,20 @@ impl Served {
     /// says.
     fn serve(self, incoming: Incoming, passage: Passage) {
         match incoming.hello.service {
-            Service::Segments => {
+            Purpose::Segments => {
                 // What it comes to is counted by the service, and is never passed on.
                 drop(passage);
                 self.segments.attend(incoming);
             }
-            Service::Network => {
+            Purpose::Network => {
                 // Its rings are opened anew by whoever goes on.
                 drop(passage);
                 self.network.attend(incoming);
             }
-            Service::Function { .. }
-            | Service::Medium { .. }
-            | Service::Resume { .. }
-            | Service::Window { .. } => self.lender.attend(incoming, &passage),
+            Purpose::Function { .. }
+            | Purpose::Medium { .. }
+            | Purpose::Resume { .. }
+            | Purpose::Window { .. } => self.lender.attend(incoming, &passage),
         }
     }
 }

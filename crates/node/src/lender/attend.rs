@@ -2,7 +2,7 @@
 
 use rackbus_control::lease_span;
 use rackbus_lease::{Holder, Placement};
-use rackbus_link::{InWindow, Incoming, Service};
+use rackbus_link::{InWindow, Incoming, Purpose};
 use rackbus_memory::Passage;
 use rackbus_pci::vfio_user::Conversation;
 
@@ -14,15 +14,15 @@ impl LentFunctions {
     /// conversation on this thread until it ends, and rests as `passage` says.
     pub fn attend(&self, incoming: Incoming, passage: &Passage) {
         let (device, lease, epoch, placement) = match incoming.hello.service.clone() {
-            Service::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
-            Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
-            Service::Window { device, lease, epoch } => (device, lease, epoch, Placement::Host),
-            Service::Resume { device, lease, epoch, secret, connection } => {
+            Purpose::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
+            Purpose::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
+            Purpose::Window { device, lease, epoch } => (device, lease, epoch, Placement::Host),
+            Purpose::Resume { device, lease, epoch, secret, connection } => {
                 let borrower = incoming.hello.from.clone();
                 let holder = Holder { lease, epoch, borrower, placement: Placement::Borrower };
                 return self.resume_session(incoming, &device, &holder, &secret, connection);
             }
-            Service::Segments | Service::Network => {
+            Purpose::Segments | Purpose::Network => {
                 return incoming.refuse("this is for functions");
             }
         };

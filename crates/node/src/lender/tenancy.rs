@@ -22,7 +22,7 @@ impl Tenancy {
         self.begun = Some((lease, counters));
     }
 
-    /// It ends.
+    /// The lease ends, with the function's counters as they are now.
     pub fn end(&mut self, counters: &DeviceReport) {
         let Some((lease, begun)) = self.begun.take() else { return };
         self.last = LeaseReport::between(lease, &begun, counters);

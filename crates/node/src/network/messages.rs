@@ -20,7 +20,7 @@ pub enum Ask {
     },
     /// Nothing will be sent into a ring any more.
     Close {
-        /// Its number.
+        /// The ring's number at its receiver.
         ring: u64,
     },
 }
@@ -33,24 +33,24 @@ pub enum Tell {
     Opened {
         /// Number of the question.
         request: u64,
-        /// The ring's number.
+        /// The ring's number at its receiver.
         ring: u64,
     },
-    /// There is none.
+    /// No ring is opened.
     Refused {
         /// Number of the question.
         request: u64,
-        /// Why not.
+        /// Why not, for people.
         reason: String,
     },
     /// Nobody takes anything from a ring any more.
     Closed {
-        /// Its number.
+        /// The ring's number at its receiver.
         ring: u64,
     },
 }
 
-/// As bytes.
+/// A message as it is sent, in JSON.
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).unwrap_or_default()
 }

@@ -138,7 +138,7 @@ struct State {
     fabric: Option<FabricHandle>,
     /// This host's ports, by station.
     ports: BTreeMap<usize, LocalPort>,
-    /// The interface's threads.
+    /// The threads that move frames of the interface, one for each queue.
     workers: Vec<Worker>,
     uplinks: Vec<Uplink>,
     /// The rings in this host's memory, by number.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION};
+use rackbus_link::{Hello, Incoming, LinkError, Purpose, VERSIONS};
 use rackbus_memory::frames::FrameEvents;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, FrameSender, PacketStream, PeerEvent, SharedMemory};
@@ -107,11 +107,11 @@ impl Shared {
 
     fn reach(&self, host: &str) -> Result<Arc<dyn PacketStream>, LinkError> {
         let hello = Hello {
-            version: VERSION,
+            versions: VERSIONS,
             rack: self.rack.clone(),
             from: self.host.clone(),
             to: host.to_owned(),
-            service: Service::Network,
+            service: Purpose::Network,
         };
         let stream = self.link.connect(&self.link.address(host), &hello)?;
         let broken = |cause| LinkError::Broken { peer: host.to_owned(), cause };

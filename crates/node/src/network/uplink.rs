@@ -40,12 +40,12 @@ pub enum UplinkState {
     Down = 0,
     /// Another one of the rack is used.
     Standby = 1,
-    /// It is used.
+    /// Frames for outside go out here.
     Active = 2,
 }
 
 impl UplinkState {
-    /// As a word.
+    /// The state in one word, as commands print it.
     pub fn word(self) -> &'static str {
         match self {
             UplinkState::Down => "down",

@@ -29,7 +29,7 @@ pub trait Device: Send {
     /// The next frame that came to it, put into `buffer`; what is left to do to it, and its length.
     fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)>;
 
-    /// Sends a frame.
+    /// Gives a frame to the interface.
     fn write(&mut self, frame: &Frame<'_>) -> Written;
 
     /// Readable when frames have come; none where no more will.
@@ -54,9 +54,9 @@ pub trait Device: Send {
 /// What became of a frame for an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
-    /// It was sent.
+    /// The interface took the frame.
     Done,
-    /// It was dropped.
+    /// The frame was dropped for this cause.
     Dropped(Cause),
     /// It was dropped, and its sender is told by this frame.
     Answered(Cause, Vec<u8>),

@@ -32,7 +32,7 @@ pub(super) struct State {
 
 /// What is needed of a function to carry steps out.
 pub(super) struct Joined {
-    /// By BAR.
+    /// Memory of its BARs that can be mapped, by the BAR's number.
     pub(super) memory: BTreeMap<u8, SharedPart>,
     /// None of a function whose front runs here, for which no windows are opened.
     pub(super) windows: Option<Box<dyn Windows>>,

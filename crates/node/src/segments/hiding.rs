@@ -8,7 +8,7 @@ use std::time::Duration;
 use rackbus_segment::message::{Event, encode};
 use rackbus_segment::{Handle, NodeId, SessionId};
 
-use super::far::{Link, Way};
+use super::far::{FarConversation, Link};
 use super::outbox::Letter;
 use super::{Segments, State};
 
@@ -127,8 +127,10 @@ impl State {
         let mut kept: BTreeMap<(SessionId, Handle), (u64, u64)> = BTreeMap::new();
         for ((way, connection), offset, length) in spans {
             let keepers = match way {
-                Way::ToOwner => self.directory.keeper_of(*connection).into_iter().collect(),
-                Way::ToConnector => self.directory.keepers(node, *connection),
+                FarConversation::ToOwner => {
+                    self.directory.keeper_of(*connection).into_iter().collect()
+                }
+                FarConversation::ToConnector => self.directory.keepers(node, *connection),
             };
             for keeper in keepers {
                 let (first, end) = (*offset, offset.saturating_add(*length));

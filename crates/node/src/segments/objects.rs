@@ -29,9 +29,9 @@ pub struct Object {
 /// What an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Memory.
+    /// A memory file.
     Memory,
-    /// An event.
+    /// An eventfd.
     Event,
     /// An interrupt's doorbell, or the ring of a sender to it.
     Line(LinePart),
@@ -43,7 +43,6 @@ impl Object {
         Arc::new(Object { fd, read_only: OnceLock::new(), kind, region })
     }
 
-    /// What it is.
     pub fn kind(&self) -> Kind {
         self.kind
     }

@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 pub struct Letter {
     /// The encoded message.
     pub bytes: Vec<u8>,
-    /// What goes along.
+    /// The descriptors that are passed with it.
     pub fds: Vec<Arc<OwnedFd>>,
 }
 

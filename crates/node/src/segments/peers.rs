@@ -4,14 +4,14 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION};
+use rackbus_link::{Hello, Incoming, LinkError, Purpose, VERSIONS};
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, StreamError};
 use rackbus_segment::NodeId;
 use rackbus_segment::directory::Loss;
 use rackbus_segment::message::decode;
 
-use super::far::Way;
+use super::far::FarConversation;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
 
@@ -59,11 +59,11 @@ impl Segments {
 
     fn reach(&self, name: &str) -> Result<Arc<Outbox>, LinkError> {
         let hello = Hello {
-            version: VERSION,
+            versions: VERSIONS,
             rack: self.rack.clone(),
             from: self.host.clone(),
             to: name.to_owned(),
-            service: Service::Segments,
+            service: Purpose::Segments,
         };
         let nobody = || LinkError::Unreachable {
             address: name.to_owned(),
@@ -119,7 +119,7 @@ impl Segments {
         let mut state = self.lock();
         state.owners.remove(&node);
         if let Some(far) = state.fars.get(&node) {
-            far.end(Way::ToOwner);
+            far.end(FarConversation::ToOwner);
         }
         self.ask_in(&mut state, |directory, now, objects| {
             directory.owner_gone(now, node, loss, objects)
@@ -175,7 +175,7 @@ impl Segments {
 
     pub(super) fn connector_lost(self: &Arc<Self>, state: &mut State, node: NodeId) {
         if let Some(far) = state.fars.get(&node) {
-            far.end(Way::ToConnector);
+            far.end(FarConversation::ToConnector);
         }
         self.ask_in(state, |directory, now, objects| directory.connector_gone(now, node, objects));
     }

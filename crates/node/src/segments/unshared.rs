@@ -14,7 +14,7 @@ use rackbus_segment::message::{
 };
 use rackbus_segment::{Handle, NodeId, Objects, SessionId, To};
 
-use super::far::{Far, LIMIT, Line, Way, is_whole, stand_ins};
+use super::far::{Far, FarConversation, LIMIT, Line, is_whole, stand_ins};
 use super::objects::Object;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
@@ -44,12 +44,19 @@ impl Segments {
     /// Says it to a node of another machine, if it is for one; else it is handed back.
     pub(super) fn deliver_far(state: &mut State, to: To, attached: &[Attached]) -> Option<To> {
         match to {
-            To::Ask(node, ask) => match state.fars.get(&node).filter(|far| far.has(Way::ToOwner)) {
-                Some(far) => ask_far(far, &ask),
-                None => return Some(To::Ask(node, ask)),
-            },
+            To::Ask(node, ask) => {
+                match state.fars.get(&node).filter(|far| far.has(FarConversation::ToOwner)) {
+                    Some(far) => ask_far(far, &ask),
+                    None => return Some(To::Ask(node, ask)),
+                }
+            }
             To::Tell(node, tell) => {
-                match state.fars.get(&node).filter(|far| far.has(Way::ToConnector)).cloned() {
+                match state
+                    .fars
+                    .get(&node)
+                    .filter(|far| far.has(FarConversation::ToConnector))
+                    .cloned()
+                {
                     Some(far) => state.tell_far(node, &far, tell, attached),
                     None => return Some(To::Tell(node, tell)),
                 }
@@ -65,7 +72,7 @@ impl Segments {
             // Under the lock, so that nothing that is said now comes before what waits.
             let mut state = self.lock();
             let Some(far) = state.far(node) else { return Loss::OutOfReach };
-            far.begin(Way::ToOwner, outbox.clone());
+            far.begin(FarConversation::ToOwner, outbox.clone());
             let before = state.owners.insert(node, Owner::Here(outbox.clone()));
             if let Some(Owner::Dialling(waiting)) = before {
                 let asks = waiting.iter().filter_map(|letter| decode(&letter.bytes));
@@ -83,9 +90,11 @@ impl Segments {
                     self.hear_tell(node, &far, tell, given, &mut held)
                 }
                 carried => {
-                    for complete in far.hear((Way::ToOwner, outbox), carried, |spans, effect| {
-                        self.while_hidden(node, spans, effect)
-                    })? {
+                    for complete in
+                        far.hear((FarConversation::ToOwner, outbox), carried, |spans, effect| {
+                            self.while_hidden(node, spans, effect)
+                        })?
+                    {
                         if let Some((tell, attached)) = held.remove(&complete) {
                             self.told(node, tell, attached);
                         }
@@ -150,15 +159,16 @@ impl Segments {
             _ => None,
         };
         let connection = match &tell {
-            Tell::Answer { request, .. } => {
-                Some(far.answered(Way::ToOwner, *request).ok_or("an answer to no question")?)
-            }
+            Tell::Answer { request, .. } => Some(
+                far.answered(FarConversation::ToOwner, *request)
+                    .ok_or("an answer to no question")?,
+            ),
             _ => None,
         };
         let Some((named, given)) = given else {
             self.told(node, tell, Vec::new());
             if let Some(connection) = over {
-                far.forget((Way::ToOwner, connection));
+                far.forget((FarConversation::ToOwner, connection));
             }
             return Ok(());
         };
@@ -172,7 +182,11 @@ impl Segments {
             Ok(attached) => self.told(node, tell, attached),
             Err(cause) => {
                 // The owner has made it; the directory lets go of it.
-                far.say(Way::ToOwner, &encode(&Ask::Disconnect { connection: named }), None);
+                far.say(
+                    FarConversation::ToOwner,
+                    &encode(&Ask::Disconnect { connection: named }),
+                    None,
+                );
                 let Tell::Answer { request, .. } = tell else { return Ok(()) };
                 let answer = Err(Refusal::System(cause));
                 self.told(node, Tell::Answer { request, answer }, Vec::new());
@@ -208,7 +222,7 @@ impl Segments {
         let object = |at: usize| made.get(at).and_then(|it| state.store.get(it.object)).cloned();
         match (given, object(0), object(1)) {
             ([StandIn::Memory { size, write }], Some(memory), _) => {
-                far.add_memory((Way::ToOwner, connection), memory, (*size, *write));
+                far.add_memory((FarConversation::ToOwner, connection), memory, (*size, *write));
             }
             (_, Some(bell), Some(event)) => {
                 let line = Line { bell, event, ring: object(2) };
@@ -232,16 +246,18 @@ impl Segments {
                 before.packets().shut_down();
                 self.connector_lost(&mut state, node);
             }
-            far.begin(Way::ToConnector, outbox.clone());
+            far.begin(FarConversation::ToConnector, outbox.clone());
             far
         };
         self.listen_far(outbox, |carried| {
             let message = match carried {
                 Carried::Said { message, .. } => message,
                 carried => {
-                    let heard = far.hear((Way::ToConnector, outbox), carried, |spans, effect| {
-                        self.while_hidden(node, spans, effect)
-                    });
+                    let heard = far.hear(
+                        (FarConversation::ToConnector, outbox),
+                        carried,
+                        |spans, effect| self.while_hidden(node, spans, effect),
+                    );
                     return heard.map(drop);
                 }
             };
@@ -254,11 +270,11 @@ impl Segments {
                 Ask::Question { request, what, .. } if refusal(what).is_some() => {
                     let answer = Err(refusal(what).unwrap_or(Refusal::NoSuchSegment));
                     let tell = Tell::Answer { request: *request, answer };
-                    far.say(Way::ToConnector, &encode(&tell), None);
+                    far.say(FarConversation::ToConnector, &encode(&tell), None);
                     return Ok(());
                 }
                 Ask::Question { request, connection, .. } => {
-                    far.asked(Way::ToConnector, *request, *connection);
+                    far.asked(FarConversation::ToConnector, *request, *connection);
                     None
                 }
                 Ask::Disconnect { connection } => Some(*connection),
@@ -269,7 +285,7 @@ impl Segments {
                 directory.asked(now, node, ask, objects)
             });
             if let Some(connection) = over {
-                far.forget((Way::ToConnector, connection));
+                far.forget((FarConversation::ToConnector, connection));
             }
             Ok(())
         });
@@ -310,11 +326,17 @@ impl Segments {
 fn ask_far(far: &Arc<Far>, ask: &Ask) {
     let bytes = encode(ask);
     match ask {
-        Ask::Question { request, connection, .. } => far.asked(Way::ToOwner, *request, *connection),
-        Ask::Disconnect { connection } if far.close((Way::ToOwner, *connection), &bytes) => return,
+        Ask::Question { request, connection, .. } => {
+            far.asked(FarConversation::ToOwner, *request, *connection)
+        }
+        Ask::Disconnect { connection }
+            if far.close((FarConversation::ToOwner, *connection), &bytes) =>
+        {
+            return;
+        }
         Ask::Disconnect { .. } | Ask::Frozen { .. } | Ask::Adopted { .. } => {}
     }
-    far.say(Way::ToOwner, &bytes, None);
+    far.say(FarConversation::ToOwner, &bytes, None);
 }
 
 impl State {
@@ -344,18 +366,20 @@ impl State {
                 match change {
                     // It keeps what it held last.
                     Change::Removed | Change::Lost
-                        if far.close((Way::ToConnector, connection), &bytes) =>
+                        if far.close((FarConversation::ToConnector, connection), &bytes) =>
                     {
                         return;
                     }
-                    change if change.is_final() => far.forget((Way::ToConnector, connection)),
+                    change if change.is_final() => {
+                        far.forget((FarConversation::ToConnector, connection))
+                    }
                     _ => {}
                 }
-                far.say(Way::ToConnector, &bytes, None);
+                far.say(FarConversation::ToConnector, &bytes, None);
             }
             // What stands there for the memory is not moved: this host's part of it is.
             Tell::Freeze { ticket, connection, .. } => {
-                if let Some(memory) = far.memory((Way::ToConnector, connection)) {
+                if let Some(memory) = far.memory((FarConversation::ToConnector, connection)) {
                     memory.pause();
                 }
                 self.in_their_place.push((node, Ask::Frozen { ticket, connection }));
@@ -363,13 +387,15 @@ impl State {
             Tell::Adopt { ticket, connection, .. } => {
                 let object = attached.first().and_then(|it| self.store.get(it.object));
                 if let (Some(memory), Some(object)) =
-                    (far.memory((Way::ToConnector, connection)), object)
+                    (far.memory((FarConversation::ToConnector, connection)), object)
                 {
                     memory.adopt(object.clone());
                 }
                 self.in_their_place.push((node, Ask::Adopted { ticket, connection }));
             }
-            Tell::Unfreeze { connection, .. } => far.resume((Way::ToConnector, connection)),
+            Tell::Unfreeze { connection, .. } => {
+                far.resume((FarConversation::ToConnector, connection))
+            }
         }
     }
 
@@ -380,7 +406,7 @@ impl State {
         answer: Result<PeerReply, Refusal>,
         attached: &[Attached],
     ) {
-        let connection = far.answered(Way::ToConnector, request);
+        let connection = far.answered(FarConversation::ToConnector, request);
         let objects = attached
             .iter()
             .filter_map(|it| self.store.get(it.object).map(|object| (object.clone(), it.write)));
@@ -398,20 +424,28 @@ impl State {
                     _ => None,
                 };
                 far.say(
-                    Way::ToConnector,
+                    FarConversation::ToConnector,
                     &encode(&Tell::Answer { request, answer }),
                     Some((connection, given)),
                 );
                 // Only now: what is stored is said behind it.
                 if let (Some(form), Some((object, _))) = (memory, objects.into_iter().next()) {
-                    far.add_memory((Way::ToConnector, connection), object, form);
+                    far.add_memory((FarConversation::ToConnector, connection), object, form);
                 }
             }
             (None, _) if !attached.is_empty() => {
                 let answer = Err(Refusal::System("its memory cannot be mapped".to_owned()));
-                far.say(Way::ToConnector, &encode(&Tell::Answer { request, answer }), None);
+                far.say(
+                    FarConversation::ToConnector,
+                    &encode(&Tell::Answer { request, answer }),
+                    None,
+                );
             }
-            _ => far.say(Way::ToConnector, &encode(&Tell::Answer { request, answer }), None),
+            _ => far.say(
+                FarConversation::ToConnector,
+                &encode(&Tell::Answer { request, answer }),
+                None,
+            ),
         }
     }
 }

@@ -42,7 +42,7 @@ impl Ntbs {
         Ok(Ntbs { addresses, open: Mutex::default() })
     }
 
-    /// Where they are.
+    /// The PCI addresses of the NTBs, by the host that each leads to.
     pub fn addresses(&self) -> &BTreeMap<String, PciAddress> {
         &self.addresses
     }

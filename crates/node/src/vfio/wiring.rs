@@ -11,7 +11,7 @@ use rackbus_vfio::Interrupt;
 /// What is to be asked of the kernel, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Disables a kind.
+    /// Disables all interrupts of this kind.
     Off(Interrupt),
     /// Wires these vectors of a kind as they are [noted](Wiring::events); the first enables it.
     Wire(Interrupt, Range<u32>),

@@ -255,7 +255,7 @@ struct LossyCaller {
 
 impl Caller for LossyCaller {
     fn hear(self: Box<Self>) -> Option<Incoming> {
-        let Incoming { hello, stream } = self.inner.hear()?;
-        Some(Incoming { hello, stream: self.faults.conversation(stream) })
+        let Incoming { hello, version, stream } = self.inner.hear()?;
+        Some(Incoming { hello, version, stream: self.faults.conversation(stream) })
     }
 }

@@ -92,7 +92,7 @@ impl<'a> Session<'a> {
         Ok(true)
     }
 
-    /// Answers one command.
+    /// Carries out one command of the client's and sends its reply.
     pub(super) fn answer(
         &mut self,
         message: Message,

@@ -22,9 +22,9 @@ use crate::endpoint::{IrqChange, Region};
 /// The kind of interrupts that a function is shown with, besides its pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
-    /// Vectors by MSI-X.
+    /// Vectors are MSI-X; MSI is hidden.
     Msix,
-    /// Vectors by MSI.
+    /// Vectors are MSI; MSI-X is hidden.
     Msi,
     /// Neither: the function has its INTx pin alone.
     Pin,

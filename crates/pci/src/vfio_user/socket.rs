@@ -23,7 +23,7 @@ use super::server::send_error;
 use super::session::{Conversation, serve_within};
 use super::wire::Message;
 
-/// A vfio-user socket.
+/// Serves a device on a vfio-user socket, one client at a time.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
@@ -52,7 +52,7 @@ struct Current {
 /// A client whose conversation rests.
 #[derive(Debug)]
 pub struct RestingClient {
-    /// The connection.
+    /// The client's connection, between two messages.
     pub stream: Arc<UnixStream>,
     /// Where the conversation rests.
     pub conversation: Conversation,
@@ -62,9 +62,9 @@ pub struct RestingClient {
 
 /// A client with whom another process held a conversation, and the device that it goes on with.
 pub struct ResumedClient {
-    /// The connection.
+    /// The client's connection, between two messages.
     pub stream: UnixStream,
-    /// The device.
+    /// The device that the client sees.
     pub device: Box<dyn Device>,
     /// Where the conversation rested.
     pub conversation: Conversation,
@@ -171,7 +171,7 @@ impl Server {
         Ok(self)
     }
 
-    /// Where it listens.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }

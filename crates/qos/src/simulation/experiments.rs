@@ -19,13 +19,13 @@ use crate::turn::{Settings, TenantId};
 const AES: (f64, f64) = (100.0, 0.12);
 const SHA3: (f64, f64) = (250.0, 3.3);
 const DEFLATE: (f64, f64) = (2000.0, 7.0);
-/// Simulated time.
+/// How long each case is simulated, in nanoseconds.
 const LENGTH: u64 = SECOND / 10;
 
 /// One case of an experiment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Case {
-    /// What is compared.
+    /// The loads that are compared, for people.
     pub name: String,
     /// What was measured without shaping.
     pub off: f64,
@@ -33,18 +33,18 @@ pub struct Case {
     pub on: f64,
 }
 
-/// An experiment's result.
+/// What came of the experiment for one of the paper's observations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Experiment {
     /// The paper's number of the observation.
     pub observation: u32,
-    /// What it says.
+    /// The observation, in one line.
     pub title: &'static str,
-    /// What is measured.
+    /// What the figures of the cases are, in one line.
     pub measure: &'static str,
-    /// What would be ideal.
+    /// The figure that perfect isolation would give.
     pub ideal: f64,
-    /// The cases.
+    /// The loads that were compared, each without and with an arbiter.
     pub cases: Vec<Case>,
 }
 

@@ -8,7 +8,7 @@ use crate::turn::{Message, Piece};
 pub enum Arrivals {
     /// So many are always under way in each queue: the next comes when one is over.
     Closed {
-        /// Messages under way.
+        /// Messages under way in each queue.
         depth: u32,
     },
     /// They come whatever becomes of them, at random, on average so many each second over all queues.
@@ -36,14 +36,14 @@ pub struct Content {
     pub granule: u64,
 }
 
-/// A tenant's load.
+/// What a tenant sends: sizes, content, arrivals and queues.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Load {
     /// Its queues, 1 at least.
     pub queues: u16,
     /// When its messages come.
     pub arrivals: Arrivals,
-    /// What they are.
+    /// What the messages are, which decides their cost and output.
     pub content: Content,
     /// When it begins, in nanoseconds.
     pub begins_ns: u64,

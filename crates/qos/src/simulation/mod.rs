@@ -22,7 +22,7 @@ pub use report::Report;
 
 /// Decides what a free engine does.
 pub trait Policy {
-    /// A message comes.
+    /// A tenant puts a message into one of its queues at `now`, in nanoseconds.
     fn submit(&mut self, tenant: TenantId, queue: u16, message: Message, now: u64);
     /// What an engine that is free does.
     fn next(&mut self, now: u64) -> Next;

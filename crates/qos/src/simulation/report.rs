@@ -13,7 +13,7 @@ pub const WARM_NS: u64 = 20_000_000;
 /// What was done within a part of the run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Operations that ended.
+    /// How many operations ended.
     pub operations: u64,
     /// Bytes that went in.
     pub ingress: u64,

@@ -12,7 +12,7 @@ use super::Handle;
 pub enum Carried<'a> {
     /// An [`Ask`](super::Ask) or a [`Tell`](super::Tell), encoded.
     Said {
-        /// The message.
+        /// The encoded message that is carried.
         #[serde(with = "bytes")]
         message: Cow<'a, [u8]>,
         /// For what would be beside it: the connection that it belongs to, and what each piece is.
@@ -52,14 +52,14 @@ pub enum Carried<'a> {
     Rung {
         /// The connection to it.
         connection: Handle,
-        /// How often.
+        /// How often it was triggered since the last time.
         count: u32,
     },
     /// A data interrupt's message.
     Message {
         /// The connection to it.
         connection: Handle,
-        /// What was sent.
+        /// The message's bytes.
         #[serde(with = "bytes")]
         data: Cow<'a, [u8]>,
     },
@@ -90,7 +90,7 @@ pub enum StandIn {
     },
     /// An interrupt's doorbell; its event comes next.
     Doorbell,
-    /// An event.
+    /// An event object, which stands for a doorbell.
     Event,
     /// The ring of a sender of data.
     Ring,

@@ -14,7 +14,7 @@ pub enum Ask {
         request: u64,
         /// The connection that a positive answer makes, by the connector's node.
         connection: Handle,
-        /// The question itself.
+        /// What is asked.
         what: Question,
     },
     /// A connection is over.

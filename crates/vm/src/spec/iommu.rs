@@ -20,7 +20,7 @@ pub enum Iommu {
     /// Remaps interrupts and translates DMA, of vfio-user functions too: each mapping of the guest's is told to
     /// their servers.
     Translating,
-    /// None.
+    /// The VM has no IOMMU.
     Absent,
 }
 

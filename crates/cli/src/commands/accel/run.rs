@@ -1,4 +1,6 @@
-//! `rackbus accel run`: one message through an accelerator.
+//! `rackbus accel run`: one message through an accelerator, or what a borrowed drive has.
+
+mod drive;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,7 +17,8 @@ use crate::commands::client;
 use crate::output::{Failure, Output};
 
 /// Send a message from standard input through an accelerator that was borrowed, and write what comes
-/// out to standard output.
+/// out to standard output. With `--drive`, the messages are what a borrowed drive has: it reads into memory that the
+/// accelerator takes them from, and the command only tells both, and takes results.
 ///
 /// In a VM the accelerator is a PCI function of that machine; it is bound to vfio-pci, or to no driver (the
 /// book says how, in "Renting accelerators").
@@ -32,7 +35,9 @@ use crate::output::{Failure, Output};
   rackbus accel run zstd+aes256gcm --key key <in >small
   rackbus accel run sha256 <in
   rackbus accel run regex --patterns words.txt <in      pattern and place of each match
-  rackbus accel run sha256 --device 01:00.0 <in         in a VM that has several")]
+  rackbus accel run sha256 --device 01:00.0 <in         in a VM that has several
+  rackbus accel run crc32c --drive 2                    a checksum of each MiB of a drive
+  rackbus accel run zstd --drive 2 --from '1 GiB' --length '64 MiB' >part.zst")]
 pub struct Args {
     /// The operation, `aes256gcm`, or several joined by `+`; one that there is not is answered with those there are.
     #[arg(value_name = "OPERATION")]
@@ -55,6 +60,8 @@ pub struct Args {
     /// The first counter block of aes256ctr: 32 hexadecimal digits.
     #[arg(long, value_name = "HEX")]
     counter: Option<String>,
+    #[command(flatten)]
+    drive: drive::Args,
     /// Write digests and matches as they come out of the engine, instead of as text.
     #[arg(long)]
     raw: bool,
@@ -71,9 +78,9 @@ enum Place {
 }
 
 impl Place {
-    fn open(&self) -> Result<Accel, Failure> {
-        // One message at a time: more than one is not under way.
-        let options = Options { depth: 1, ..Options::default() };
+    /// Opens it for so many descriptors under way.
+    fn open(&self, depth: u16) -> Result<Accel, Failure> {
+        let options = Options { depth, ..Options::default() };
         let (opened, remedy) = match self {
             Place::Socket(socket) => {
                 (Accel::open(socket, Duration::from_secs(10), options), "borrow it anew")
@@ -91,6 +98,9 @@ impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let operations = self.operations()?;
         let place = self.place(common).await?;
+        if let Some(source) = self.drive.source(common).await? {
+            return self.run_drive(&source, &place, &operations, output);
+        }
         let mut input = Vec::new();
         let read = std::io::stdin().lock().read_to_end(&mut input);
         read.map_err(|cause| Failure::new(format!("standard input: {cause}"), "try again"))?;
@@ -111,10 +121,10 @@ impl Args {
         } else if operations.contains(&Operation::Aes256Ctr) {
             nonce = counter(self.counter.as_deref())?;
         }
-        let mut accel = place.open()?;
+        // One message at a time: more than one is not under way.
+        let mut accel = place.open(1)?;
         let accel = &mut accel;
-        let stages = operations.iter().map(|operation| self.stage(accel, *operation));
-        let stages = stages.collect::<Result<Vec<_>, Failure>>()?;
+        let stages = self.stages(accel, &operations)?;
         let work = Work { stages: &stages, nonce, associated: 0 };
         let result = accel.run(&work, &input, accel.info().largest as usize).map_err(failed)?;
         self.show(output, *operations.last().unwrap_or(&Operation::Copy), prefix, result)
@@ -160,16 +170,7 @@ impl Args {
 
     /// The lease that is meant.
     async fn lease(&self, common: &Common) -> Result<Lease, Failure> {
-        let client = client(common).await?;
-        let accelerators = client.devices().await?;
-        let accelerators = accelerators.iter().filter(|d| d.kind == rackbus_devices::accel::CLASS);
-        let functions: Vec<&str> = accelerators.map(|device| device.function.as_str()).collect();
-        let mut leases = client.leases(false).await?;
-        leases.retain(|lease| {
-            lease.socket.is_some()
-                && functions.contains(&lease.function.as_str())
-                && self.lease.is_none_or(|number| number == lease.lease)
-        });
+        let mut leases = borrowed(common, rackbus_devices::accel::CLASS, self.lease).await?;
         match (leases.len(), leases.pop()) {
             (1, Some(lease)) => Ok(lease),
             (0, _) => {
@@ -178,6 +179,14 @@ impl Args {
             }
             _ => Err(Failure::usage("several accelerators are borrowed", "say which with --lease")),
         }
+    }
+
+    fn stages(
+        &self,
+        accel: &mut Accel,
+        operations: &[Operation],
+    ) -> Result<Vec<(Operation, u16)>, Failure> {
+        operations.iter().map(|operation| self.stage(accel, *operation)).collect()
     }
 
     /// An operation with the context that it needs.
@@ -200,6 +209,21 @@ impl Args {
         Ok((operation, context))
     }
 
+    /// What came out as text, where people read it as that.
+    fn text(&self, last: Operation, result: &[u8]) -> Option<String> {
+        match last {
+            _ if self.raw => None,
+            Operation::Sha256 | Operation::Sha3_512 | Operation::Blake3 => Some(hex(result)),
+            Operation::Crc32c => {
+                // As a number, as other programs write it.
+                let number: Vec<u8> = result.iter().rev().copied().collect();
+                Some(hex(&number))
+            }
+            Operation::RegexScan => Some(matches(result)),
+            _ => None,
+        }
+    }
+
     fn show(
         &self,
         output: &Output,
@@ -207,18 +231,7 @@ impl Args {
         mut prefix: Vec<u8>,
         result: Vec<u8>,
     ) -> Result<(), Failure> {
-        let hex = |data: &[u8]| data.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let text = match last {
-            _ if self.raw => None,
-            Operation::Sha256 | Operation::Sha3_512 | Operation::Blake3 => Some(hex(&result)),
-            Operation::Crc32c => {
-                // As a number, as other programs write it.
-                let number: Vec<u8> = result.iter().rev().copied().collect();
-                Some(hex(&number))
-            }
-            Operation::RegexScan => Some(matches(&result)),
-            _ => None,
-        };
+        let text = self.text(last, &result);
         prefix.extend_from_slice(&result);
         if output.is_json() {
             let value = json!({ "bytes": prefix.len(), "text": text, "hex": hex(&prefix) });
@@ -238,9 +251,32 @@ impl Args {
     }
 }
 
+/// The leases of functions of a class that can be opened here; of these the one with that number, if it is given.
+async fn borrowed(
+    common: &Common,
+    class: &str,
+    number: Option<u64>,
+) -> Result<Vec<Lease>, Failure> {
+    let client = client(common).await?;
+    let devices = client.devices().await?;
+    let devices = devices.iter().filter(|device| device.kind == class);
+    let functions: Vec<&str> = devices.map(|device| device.function.as_str()).collect();
+    let mut leases = client.leases(false).await?;
+    leases.retain(|lease| {
+        lease.socket.is_some()
+            && functions.contains(&lease.function.as_str())
+            && number.is_none_or(|number| number == lease.lease)
+    });
+    Ok(leases)
+}
+
 /// The operations that messages go through: those that a service level can name.
 fn known() -> impl Iterator<Item = Operation> {
     rackbus_devices::accel::profile::rentable()
+}
+
+fn hex(data: &[u8]) -> String {
+    data.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A line for each match: the pattern's number, and the place behind its end.

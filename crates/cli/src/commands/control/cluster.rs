@@ -42,7 +42,7 @@ pub struct EtcdArgs {
     /// The certificate that is shown to them (PEM).
     #[arg(long = "etcd-cert", value_name = "FILE", requires = "key")]
     cert: Option<PathBuf>,
-    /// Its key (PEM).
+    /// The key of that certificate, as a PEM file.
     #[arg(long = "etcd-key", value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
     /// Where the rack's keys are; `/rackbus/RACK` unless named.
@@ -183,6 +183,7 @@ impl Shared<'_> {
         let outcome = tokio::select! {
             outcome = scraped => outcome,
             outcome = served => outcome.map_err(|error| failed(error.to_string())),
+            never = process::ready_at(&self.socket) => match never {},
             () = process::asked_to_end() => Ok(()),
         };
         // Another one leads at once instead of waiting for this one's lease to end.

@@ -289,7 +289,7 @@ fn failed(error: SnapshotError) -> Failure {
     let remedy = match &error {
         SnapshotError::Occupied(_) => "`rackbus control restore` puts a backup in its place",
         SnapshotError::Nothing(_) | SnapshotError::OtherRack { .. } => "name the rack's own store",
-        SnapshotError::Led(_) | SnapshotError::Interrupted => "nothing was changed",
+        SnapshotError::HasLeader(_) | SnapshotError::Interrupted => "nothing was changed",
         _ => "see to the cause, and do it again",
     };
     Failure::new(error.to_string(), remedy)

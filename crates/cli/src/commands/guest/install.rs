@@ -17,7 +17,7 @@ use crate::paths::find_run_dir;
 const PREFIX: &str = "/opt/DIS";
 /// Where it goes in a prepared guest, whose root cannot be written to.
 const PREPARED: &str = "/var/DIS";
-/// The library's file.
+/// Name of the library's file beside the program and in the guest.
 const LIBRARY: &str = "libsisci.so";
 /// Where the rack's file system is mounted.
 const MOUNT: &str = "/run/rackbus";

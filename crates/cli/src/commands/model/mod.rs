@@ -142,7 +142,7 @@ fn taken_to_be(hosts: &[HostProfile]) -> String {
     format!("hosts are taken to be: {}", profiles.collect::<Vec<_>>().join(", "))
 }
 
-/// Nanoseconds, for people.
+/// A time of so many nanoseconds with a fitting unit: `1.25 us`.
 fn span(ns: f64) -> String {
     match ns {
         ..1e3 => format!("{ns:.0} ns"),

@@ -17,7 +17,7 @@ const READY: Duration = Duration::from_secs(10);
 /// A helper that waits for its VM. Dropped before [`keep`](Helper::keep), it is ended.
 #[derive(Debug)]
 pub struct Helper {
-    /// Where QEMU connects.
+    /// The vhost-user socket that QEMU connects to.
     pub socket: PathBuf,
     child: Option<Child>,
 }

@@ -32,7 +32,7 @@ use rackbus_spec::nvme::Status;
 
 use super::config::{BackingConfig, NvmeConfig, NvmeError};
 
-pub use shared::{SharedFile, SharedPart};
+pub use shared::{FilePart, SharedFile};
 
 /// One piece of work on the data; `B` is the form of the buffers. All ranges were checked against
 /// [`Backing::capacity`].
@@ -263,7 +263,7 @@ pub fn open_again(
             None => Err(NvmeError::Config("its memory was not passed on".to_owned())),
         },
         BackingConfig::Null => open(config),
-        BackingConfig::File(path) | BackingConfig::Part(SharedPart { path, .. }) => {
+        BackingConfig::File(path) | BackingConfig::Part(FilePart { path, .. }) => {
             let witness = descriptors.into_iter().next();
             let opened = open_file(config)?;
             Ok(Box::new(file::FileBacking::open_again(opened, path, witness)?))

@@ -32,8 +32,8 @@ pub struct Held {
 
 /// One function's part of a shared file.
 #[derive(Debug, Clone)]
-pub struct SharedPart {
-    /// The drive's functions.
+pub struct FilePart {
+    /// The file that all functions of the drive have parts of.
     pub shared: Arc<SharedFile>,
     /// The drive's file or block device.
     pub path: PathBuf,
@@ -43,13 +43,13 @@ pub struct SharedPart {
     pub name: String,
 }
 
-impl PartialEq for SharedPart {
-    fn eq(&self, other: &SharedPart) -> bool {
+impl PartialEq for FilePart {
+    fn eq(&self, other: &FilePart) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared) && self.name == other.name
     }
 }
 
-impl Eq for SharedPart {}
+impl Eq for FilePart {}
 
 impl SharedFile {
     /// A drive of `size` bytes whose functions have parts of these names and sizes.
@@ -94,7 +94,7 @@ impl SharedFile {
     }
 }
 
-impl SharedPart {
+impl FilePart {
     /// Opens the part.
     ///
     /// # Errors

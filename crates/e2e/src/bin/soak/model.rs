@@ -10,7 +10,7 @@ pub const BLOCK: usize = 4096;
 /// Blocks that are used of each drive.
 pub const BLOCKS: usize = 256;
 
-/// A drive.
+/// What a drive must hold, from all that was acknowledged.
 #[derive(Debug, Default)]
 pub struct Model {
     /// The newest epoch that has used it.

@@ -66,7 +66,7 @@ struct Incoming {
     done: usize,
 }
 
-/// What came next.
+/// What was received of a connection.
 #[derive(Debug)]
 pub(super) enum Came {
     /// A message of so many bytes.
@@ -75,11 +75,11 @@ pub(super) enum Came {
     Begun(Header),
     /// Nothing that is whole.
     Nothing,
-    /// What cannot be.
+    /// A frame that the protocol does not allow: the connection is given up.
     Wrong,
 }
 
-/// One connection.
+/// One connection of a session: its carrier, and what is half received or sent.
 #[derive(Debug)]
 pub(super) struct Connection {
     /// Its number in the session.

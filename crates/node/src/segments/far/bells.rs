@@ -24,7 +24,7 @@ const MOST_RINGS: u32 = 1024;
 /// What an interrupt is made of.
 #[derive(Debug)]
 pub struct Line {
-    /// The doorbell.
+    /// The memory of its doorbell.
     pub bell: Arc<Object>,
     /// The event for who sleeps.
     pub event: Arc<Object>,
@@ -39,7 +39,7 @@ impl Line {
     }
 }
 
-/// The connector's end.
+/// The connector's end: triggers and messages are read here and sent to the owner's node.
 #[derive(Debug)]
 pub struct Sender {
     bell: Doorbell,
@@ -66,9 +66,9 @@ struct Sending {
 /// What a sender has to say.
 #[derive(Debug)]
 pub enum Said {
-    /// So many triggers.
+    /// The interrupt was triggered so often since the last time.
     Rung(u32),
-    /// A message.
+    /// A message for a data interrupt.
     Message(Vec<u8>),
 }
 
@@ -189,7 +189,7 @@ impl Sender {
     }
 }
 
-/// The owner's end.
+/// The owner's end: what was sent is triggered here.
 #[derive(Debug)]
 pub struct Receiver {
     bell: Doorbell,
@@ -216,7 +216,7 @@ impl Receiver {
         Some(Arc::new(Receiver { bell: line.doorbell()?, ring }))
     }
 
-    /// Triggers came.
+    /// So many triggers came from the connector.
     pub fn rung(&self, count: u32) {
         for _ in 0..count.min(MOST_RINGS) {
             self.bell.ring();

@@ -4,7 +4,7 @@
 //! effect there. Looks are soon after one another while something changes ([`BUSY`]), else less and less often
 //! ([`IDLE`]); they take at most half of the time ([`BUSY_SHARE`]), and a tenth when they find nothing ([`SHARE`]).
 //!
-//! What was stored to memory of both [`Way`]s takes effect in one: what goes over the first is held there, and only
+//! What was stored to memory of both [`FarConversation`]s takes effect in one: what goes over the first is held there, and only
 //! when that is known is the rest sent.
 
 use std::borrow::Cow;
@@ -16,7 +16,7 @@ use rackbus_segment::coherence::Batch;
 use rackbus_segment::message::Carried;
 
 use super::pair::{Pair, collect};
-use super::{Closing, End, Far, Link, State, Way};
+use super::{Closing, End, Far, FarConversation, Link, State};
 
 /// Between two looks while something was stored lately.
 const BUSY: Duration = Duration::from_micros(50);
@@ -73,7 +73,7 @@ impl Far {
 
     /// Waits, as long as a conversation is there; whether `until` is so. One in which nothing goes on for too long is
     /// ended: its peer would keep everybody else here from being told.
-    fn wait_until(&self, way: Way, until: impl Fn(&State) -> bool) -> bool {
+    fn wait_until(&self, way: FarConversation, until: impl Fn(&State) -> bool) -> bool {
         let (mut left, mut since) = (usize::MAX, Instant::now());
         loop {
             self.hand_on_all();
@@ -97,7 +97,7 @@ impl Far {
         }
     }
 
-    /// One cycle.
+    /// One round: looks at all pairs and sends what differs, so that it takes effect at once.
     fn cycle(&self) -> Cycle {
         let waiting = self.hand_on_all();
         self.catch_up();
@@ -132,12 +132,13 @@ impl Far {
         let of = |way| -> Vec<&(Link, Batch)> {
             batches.iter().filter(|(link, _)| link.0 == way).collect()
         };
-        let (first, second) = (of(Way::ToOwner), of(Way::ToConnector));
-        let ways: Vec<Way> = [(Way::ToOwner, &first), (Way::ToConnector, &second)]
-            .into_iter()
-            .filter(|(_, batches)| !batches.is_empty())
-            .map(|(way, _)| way)
-            .collect();
+        let (first, second) = (of(FarConversation::ToOwner), of(FarConversation::ToConnector));
+        let ways: Vec<FarConversation> =
+            [(FarConversation::ToOwner, &first), (FarConversation::ToConnector, &second)]
+                .into_iter()
+                .filter(|(_, batches)| !batches.is_empty())
+                .map(|(way, _)| way)
+                .collect();
         let both = ways.len() == 2;
         let known = {
             let mut state = self.lock();
@@ -152,7 +153,7 @@ impl Far {
         if both {
             let count = first.len() as u64;
             // Without the one conversation, what goes over the other has to take effect alone.
-            self.wait_until(Way::ToOwner, |state| state.held >= known + count);
+            self.wait_until(FarConversation::ToOwner, |state| state.held >= known + count);
             self.send_over(&second, false);
             self.lock().answer_behind();
         }
@@ -164,9 +165,9 @@ impl Far {
             self.wait_until(way, |state| !of_way().any(|link| waits(state, link)));
             let state = self.lock();
             let unknown = |link| state.is_waiting(link).unwrap_or(true);
-            if both && way == Way::ToConnector && of_way().any(unknown) {
+            if both && way == FarConversation::ToConnector && of_way().any(unknown) {
                 // It may be lost, and would be waited for over there.
-                state.send(Way::ToOwner, &Carried::Release);
+                state.send(FarConversation::ToOwner, &Carried::Release);
             }
         }
     }

@@ -8,7 +8,7 @@ use rackbus_segment::message::Carried;
 use super::super::hiding::Span;
 use super::super::outbox::Outbox;
 use super::bells::Receiver;
-use super::{Applied, End, Far, Link, Pair, Way};
+use super::{Applied, End, Far, FarConversation, Link, Pair};
 
 /// Bytes of what is stored in one step.
 const WORD: u64 = 8;
@@ -25,7 +25,7 @@ impl Far {
     /// What is wrong with it; the conversation ends.
     pub fn hear(
         &self,
-        (way, outbox): (Way, &Arc<Outbox>),
+        (way, outbox): (FarConversation, &Arc<Outbox>),
         carried: Carried<'_>,
         hidden: impl FnOnce(&[Span], &dyn Fn() -> Applied) -> Applied,
     ) -> Result<Vec<Handle>, String> {
@@ -100,7 +100,7 @@ impl Far {
     /// All that came and is staged takes effect, and its senders are told.
     fn take_effect(
         &self,
-        (way, outbox): (Way, &Arc<Outbox>),
+        (way, outbox): (FarConversation, &Arc<Outbox>),
         hidden: impl FnOnce(&[Span], &dyn Fn() -> Applied) -> Applied,
     ) -> Vec<Handle> {
         let staged = {
@@ -129,7 +129,7 @@ impl Far {
         let mut complete = Vec::new();
         for ((way, connection), batch) in applied {
             let Some(batch) = batch else { continue };
-            if (way, batch) == (Way::ToOwner, 1) {
+            if (way, batch) == (FarConversation::ToOwner, 1) {
                 complete.push(connection);
             }
         }
@@ -164,7 +164,8 @@ impl Far {
     pub(super) fn hand_on(&self, connection: Handle, receiver: &Receiver) -> bool {
         let (taken, waiting) = receiver.hand_on();
         let state = self.lock();
-        (0..taken).for_each(|_| state.send(Way::ToConnector, &Carried::Taken { connection }));
+        (0..taken)
+            .for_each(|_| state.send(FarConversation::ToConnector, &Carried::Taken { connection }));
         waiting
     }
 }

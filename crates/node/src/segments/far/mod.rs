@@ -4,7 +4,7 @@
 //! The directory knows nothing of this. Where it says that memory goes along with an answer, the answer says what
 //! it is, and both ends get a [`Pair`]; where it says that an interrupt's doorbell does, they get the ends of
 //! [`bells`]. The two conversations with the other node (the one in which it is the owner, and the one in which it
-//! is the connector) are two [`Way`]s of one [`Far`]: a thread ([`cycle`]) sends what was stored here over both, in
+//! is the connector) are two [`FarConversation`]s of one [`Far`]: a thread ([`cycle`]) sends what was stored here over both, in
 //! one order.
 
 mod bells;
@@ -40,7 +40,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Which of the two conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Way {
+pub enum FarConversation {
     /// The other node is the owner.
     ToOwner,
     /// The other node is the connector.
@@ -48,7 +48,7 @@ pub enum Way {
 }
 
 /// A connection between the two hosts, as its connector's node calls it.
-pub type Link = (Way, Handle);
+pub type Link = (FarConversation, Handle);
 
 /// What a connection has at this end.
 #[derive(Debug, Clone)]
@@ -79,12 +79,12 @@ pub struct Far {
 
 #[derive(Debug, Default)]
 struct State {
-    ways: BTreeMap<Way, Arc<Outbox>>,
+    ways: BTreeMap<FarConversation, Arc<Outbox>>,
     ends: BTreeMap<Link, End>,
     /// What is said when all that was stored before was sent, of a connection that ends; and what comes after it.
     closing: VecDeque<Closing>,
     /// Of a question, the connection that its answer makes.
-    asked: HashMap<(Way, u64), Handle>,
+    asked: HashMap<(FarConversation, u64), Handle>,
     /// What came, and takes effect with the next that is not held.
     staged: Vec<Link>,
     /// Batches that the other side holds.
@@ -101,7 +101,7 @@ struct State {
 
 #[derive(Debug)]
 struct Closing {
-    way: Way,
+    way: FarConversation,
     /// The connection that ends, unless it is something that is said behind one.
     connection: Option<Handle>,
     said: Letter,
@@ -135,21 +135,21 @@ pub fn is_whole(given: &[StandIn]) -> bool {
 }
 
 impl State {
-    fn send(&self, way: Way, carried: &Carried<'_>) {
+    fn send(&self, way: FarConversation, carried: &Carried<'_>) {
         if let Some(outbox) = self.ways.get(&way) {
             outbox.send(letter(carried));
         }
     }
 
     /// Whether this is the conversation that there is, and none before it.
-    fn is_with(&self, way: Way, outbox: &Arc<Outbox>) -> bool {
+    fn is_with(&self, way: FarConversation, outbox: &Arc<Outbox>) -> bool {
         self.ways.get(&way).is_some_and(|it| Arc::ptr_eq(it, outbox))
     }
 
     /// Says that a batch took effect.
     fn answer(&mut self, link: Link, batch: u64) {
         match &mut self.behind {
-            Some(behind) if link.0 == Way::ToConnector => behind.push((link, batch)),
+            Some(behind) if link.0 == FarConversation::ToConnector => behind.push((link, batch)),
             _ => self.send(link.0, &Carried::Applied { connection: link.1, batch }),
         }
     }
@@ -182,17 +182,17 @@ impl Far {
     }
 
     /// A conversation has begun.
-    pub fn begin(&self, way: Way, outbox: Arc<Outbox>) {
+    pub fn begin(&self, way: FarConversation, outbox: Arc<Outbox>) {
         self.lock().ways.insert(way, outbox);
     }
 
     /// Whether there is this conversation.
-    pub fn has(&self, way: Way) -> bool {
+    pub fn has(&self, way: FarConversation) -> bool {
         self.lock().ways.contains_key(&way)
     }
 
     /// A conversation is over, and with it all connections that it was about.
-    pub fn end(&self, way: Way) {
+    pub fn end(&self, way: FarConversation) {
         let mut state = self.lock();
         state.ways.remove(&way);
         let of_way: Vec<Link> = state.ends.keys().filter(|link| link.0 == way).copied().collect();
@@ -210,7 +210,7 @@ impl Far {
     }
 
     /// Says a message of the directory's.
-    pub fn say(&self, way: Way, message: &[u8], given: Option<(Handle, Vec<StandIn>)>) {
+    pub fn say(&self, way: FarConversation, message: &[u8], given: Option<(Handle, Vec<StandIn>)>) {
         let mut state = self.lock();
         let said = said(message, given);
         if state.closing.iter().any(|closing| closing.way == way) {
@@ -222,27 +222,27 @@ impl Far {
         }
     }
 
-    /// Looks soon.
+    /// Has the next cycle begin without waiting for its time.
     fn kick(&self) {
         self.lock().now = true;
         self.kick.notify_all();
     }
 
     /// A question was asked or heard, of which the answer makes a connection.
-    pub fn asked(&self, way: Way, request: u64, connection: Handle) {
+    pub fn asked(&self, way: FarConversation, request: u64, connection: Handle) {
         self.lock().asked.insert((way, request), connection);
     }
 
     /// The connection that the answer to a question makes.
-    pub fn answered(&self, way: Way, request: u64) -> Option<Handle> {
+    pub fn answered(&self, way: FarConversation, request: u64) -> Option<Handle> {
         self.lock().asked.remove(&(way, request))
     }
 
     /// A connection has memory at this end, of so many bytes; whether it may be stored to there.
     pub fn add_memory(&self, link: Link, object: Arc<Object>, (size, write): (u64, bool)) {
         let side = match link.0 {
-            Way::ToOwner => Side::Replica,
-            Way::ToConnector => Side::Home,
+            FarConversation::ToOwner => Side::Replica,
+            FarConversation::ToConnector => Side::Home,
         };
         let pair = Pair::new(object, side, size, write);
         self.lock().ends.insert(link, End::Memory(pair));
@@ -252,7 +252,9 @@ impl Far {
     /// A connection has an interrupt of this host at this end. False when it cannot be mapped.
     pub fn add_receiver(&self, connection: Handle, line: &Line) -> bool {
         let Some(receiver) = Receiver::new(line) else { return false };
-        self.lock().ends.insert((Way::ToConnector, connection), End::Receiver(receiver));
+        self.lock()
+            .ends
+            .insert((FarConversation::ToConnector, connection), End::Receiver(receiver));
         true
     }
 
@@ -261,7 +263,7 @@ impl Far {
     pub fn add_sender(self: &Arc<Self>, connection: Handle, line: &Line) -> bool {
         let Some(sender) = Sender::new(line) else { return false };
         let (far, hearing) = (self.clone(), sender.clone());
-        let way = Way::ToOwner;
+        let way = FarConversation::ToOwner;
         let hear = move || {
             let say = |said| match said {
                 Said::Rung(count) => {
@@ -351,7 +353,7 @@ impl Far {
     /// Waits until what was triggered by a connection, or stored to memory, is there; false when it is not in time,
     /// or the connection is over.
     pub fn flush_connection(&self, connection: Handle) -> bool {
-        let end = self.lock().ends.get(&(Way::ToOwner, connection)).cloned();
+        let end = self.lock().ends.get(&(FarConversation::ToOwner, connection)).cloned();
         match end {
             Some(End::Sender(sender)) => sender.flush(PATIENCE),
             Some(End::Memory(_)) => self.flush() && self.has_connection(connection),
@@ -361,7 +363,7 @@ impl Far {
 
     /// Whether this is a connection to something there.
     fn has_connection(&self, connection: Handle) -> bool {
-        self.lock().ends.contains_key(&(Way::ToOwner, connection))
+        self.lock().ends.contains_key(&(FarConversation::ToOwner, connection))
     }
 
     /// Waits until what was stored here before has taken effect there; whether it has in time.

@@ -20,7 +20,7 @@ const TURNS: usize = 64;
 /// Stores of more bytes than this take effect first: what is polled is seldom more than a word.
 const WORD: usize = 8;
 
-/// One end.
+/// One end of memory that two machines have in common.
 #[derive(Debug)]
 pub struct Pair(Mutex<State>);
 

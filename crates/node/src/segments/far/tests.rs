@@ -50,8 +50,8 @@ struct Side {
     connector: Peer,
 }
 
-const REPLICA: Link = (Way::ToOwner, Handle(1));
-const HOME: Link = (Way::ToConnector, Handle(2));
+const REPLICA: Link = (FarConversation::ToOwner, Handle(1));
+const HOME: Link = (FarConversation::ToConnector, Handle(2));
 
 impl Side {
     fn new() -> Side {
@@ -61,8 +61,8 @@ impl Side {
     fn with_limit(limit: Duration) -> Side {
         let far = Far::new(Effects::default(), limit).unwrap();
         let (owner, connector) = (Peer::new(), Peer::new());
-        far.begin(Way::ToOwner, owner.outbox.clone());
-        far.begin(Way::ToConnector, connector.outbox.clone());
+        far.begin(FarConversation::ToOwner, owner.outbox.clone());
+        far.begin(FarConversation::ToConnector, connector.outbox.clone());
         Side { far, store: Store::default(), owner, connector }
     }
 
@@ -73,10 +73,10 @@ impl Side {
         object
     }
 
-    fn hear(&self, way: Way, carried: Carried<'_>) {
+    fn hear(&self, way: FarConversation, carried: Carried<'_>) {
         let outbox = match way {
-            Way::ToOwner => &self.owner.outbox,
-            Way::ToConnector => &self.connector.outbox,
+            FarConversation::ToOwner => &self.owner.outbox,
+            FarConversation::ToConnector => &self.connector.outbox,
         };
         self.far.hear((way, outbox), carried, |_, effect| effect()).unwrap();
     }
@@ -98,7 +98,7 @@ fn a_flush_of_a_connection_that_was_lost_fails() {
     let memory = side.add(REPLICA);
     assert!(side.far.flush_connection(REPLICA.1), "nothing was stored");
     store(&memory, &[1; 8]);
-    side.far.end(Way::ToOwner);
+    side.far.end(FarConversation::ToOwner);
     assert!(!side.far.flush_connection(REPLICA.1));
 }
 
@@ -160,7 +160,7 @@ fn what_is_held_takes_effect_when_the_conversation_it_is_held_for_is_lost() {
     assert!(matches!(side.owner.next(), Carried::Stores { last: true, held: true, .. }));
     side.hear(REPLICA.0, Carried::Held { connection: REPLICA.1, batch: 1 });
     assert!(matches!(side.connector.next(), Carried::Stores { batch: 2, last: true, .. }));
-    side.far.end(Way::ToConnector);
+    side.far.end(FarConversation::ToConnector);
     assert_eq!(side.owner.next(), Carried::Release);
     // And the one who is told so lets it take effect.
     let mut other = Side::new();
@@ -238,10 +238,11 @@ fn a_conversation_that_was_replaced_is_not_heard() {
     let mut side = Side::new();
     settled(&mut side);
     let former = std::mem::replace(&mut side.connector, Peer::new());
-    side.far.end(Way::ToConnector);
-    side.far.begin(Way::ToConnector, side.connector.outbox.clone());
+    side.far.end(FarConversation::ToConnector);
+    side.far.begin(FarConversation::ToConnector, side.connector.outbox.clone());
     let held = Carried::Held { connection: HOME.1, batch: 1 };
-    let heard = side.far.hear((Way::ToConnector, &former.outbox), held, |_, effect| effect());
+    let heard =
+        side.far.hear((FarConversation::ToConnector, &former.outbox), held, |_, effect| effect());
     assert!(heard.is_err());
     assert_eq!(side.far.lock().held, 0);
 }

@@ -18,7 +18,7 @@ const MOST_BLOCKS: usize = BUFFER as usize / BLOCK;
 /// Most I/O queues.
 const MOST_QUEUES: u16 = 3;
 
-/// When something happens.
+/// A moment of a schedule: the time, and what is done then.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
     pub at: u64,

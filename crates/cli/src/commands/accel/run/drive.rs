@@ -1,0 +1,171 @@
+//! What a borrowed drive has, through an accelerator: `rackbus accel run … --drive LEASE`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rackbus_driver::accel::{DriveSource, Range, SourceError, Work};
+use rackbus_fabric::text::format_size;
+use rackbus_spec::accel::Operation;
+use serde_json::{Value, json};
+
+use super::{Place, borrowed, hex};
+use crate::Common;
+use crate::commands::accel::failed;
+use crate::output::{Failure, Output};
+use crate::size::parse as size;
+
+/// Descriptors under way: two for each message.
+const DEPTH: u16 = 8;
+
+/// Which data of a drive.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The lease of a drive whose data are the messages, instead of standard input.
+    #[arg(long, value_name = "LEASE", conflicts_with = "device")]
+    drive: Option<u64>,
+    /// Where on the drive they begin.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "0", requires = "drive")]
+    from: u64,
+    /// How much of the drive; without it, up to its end.
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "drive")]
+    length: Option<u64>,
+    /// Bytes of each message: whole blocks of the drive, 1 MiB at most. Without it, as much.
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "drive")]
+    message: Option<u64>,
+}
+
+/// A drive, and what of it is sent.
+pub struct Source {
+    socket: PathBuf,
+    from: u64,
+    length: Option<u64>,
+    message: Option<u64>,
+}
+
+impl Args {
+    /// The drive that is meant, if one is.
+    pub async fn source(&self, common: &Common) -> Result<Option<Source>, Failure> {
+        let Some(number) = self.drive else { return Ok(None) };
+        let lease = borrowed(common, "nvme", Some(number)).await?.pop();
+        let Some(socket) = lease.and_then(|lease| lease.socket) else {
+            let remedy =
+                "borrow one: rackbus borrow HOST/DEVICE --for HOST; `rackbus leases` lists them";
+            return Err(Failure::new(
+                format!("lease {number} is none of a drive that can be opened here"),
+                remedy,
+            ));
+        };
+        let Args { from, length, message, .. } = *self;
+        Ok(Some(Source { socket: Path::new(&socket).to_owned(), from, length, message }))
+    }
+}
+
+/// Whether messages that are put out one behind the other can be told apart again.
+fn is_framed(operation: Operation) -> bool {
+    !matches!(
+        operation,
+        Operation::Aes256Ctr
+            | Operation::Aes256GcmSeal
+            | Operation::Aes256GcmOpen
+            | Operation::Deflate
+    )
+}
+
+impl super::Args {
+    /// Sends what a drive has.
+    pub(super) fn run_drive(
+        &self,
+        source: &Source,
+        place: &Place,
+        operations: &[Operation],
+        output: &Output,
+    ) -> Result<(), Failure> {
+        if operations.iter().any(|operation| !is_framed(*operation)) {
+            let error = "each message of a drive would need a nonce of its own, or an end that can be found";
+            return Err(Failure::usage(
+                error,
+                "use another operation with --drive, such as zstd, lz4 or sha256",
+            ));
+        }
+        let mut accel = place.open(DEPTH)?;
+        let stages = self.stages(&mut accel, operations)?;
+        let largest = accel.info().largest as usize;
+        let message = match source.message {
+            Some(message) => usize::try_from(message).unwrap_or(usize::MAX),
+            None => largest,
+        };
+        let opened = DriveSource::open(&mut accel, &source.socket, message.min(2 * largest));
+        let mut drive = opened.map_err(refused)?;
+        let info = drive.drive().info();
+        let end = info.blocks.saturating_mul(info.block_size.into());
+        let length = source.length.unwrap_or(end.saturating_sub(source.from));
+        let work = Work { stages: &stages, ..Work::default() };
+        let last = operations.last().copied().unwrap_or(Operation::Copy);
+        let (mut listed, mut told) = (Vec::new(), Instant::now());
+        let range = Range { offset: source.from, length };
+        let room = accel.data_size();
+        let mut written = Ok(());
+        let outcome = drive.run(&mut accel, room, &work, range, |at, result| {
+            if told.elapsed() > Duration::from_secs(1) {
+                told = Instant::now();
+                let (done, all) = (format_size(at - source.from), format_size(length));
+                output.progress(&format!("through the accelerator: {done} of {all}"));
+            }
+            match self.one(output, last, at, result, &mut listed) {
+                Ok(()) => Ok(()),
+                Err(cause) => {
+                    written = Err(cause);
+                    Err(SourceError::Ended)
+                }
+            }
+        });
+        written.map_err(|cause| Failure::new(format!("standard output: {cause}"), "try again"))?;
+        outcome.map_err(refused)?;
+        if output.is_json() {
+            output.result(&listed, |_| {});
+        }
+        Ok(())
+    }
+
+    /// Shows what came of one message.
+    fn one(
+        &self,
+        output: &Output,
+        last: Operation,
+        at: u64,
+        result: &[u8],
+        listed: &mut Vec<Value>,
+    ) -> std::io::Result<()> {
+        let text = self.text(last, result);
+        if output.is_json() {
+            listed.push(
+                json!({ "offset": at, "bytes": result.len(), "text": text, "hex": hex(result) }),
+            );
+            return Ok(());
+        }
+        match text {
+            // As sha256sum has it: the digest, and what it is of.
+            Some(text) => {
+                text.trim_end().lines().for_each(|line| output.line(&format!("{line}  {at}")))
+            }
+            None => std::io::stdout().lock().write_all(result)?,
+        }
+        Ok(())
+    }
+}
+
+fn refused(error: SourceError) -> Failure {
+    match error {
+        SourceError::Accel(error) => failed(error),
+        SourceError::Request(_) => {
+            Failure::usage(error.to_string(), "see `rackbus accel run --help`")
+        }
+        SourceError::Message { .. } => {
+            Failure::new(error.to_string(), "correct the operation, or send other data")
+        }
+        SourceError::Drive(_) | SourceError::Read { .. } | SourceError::Ended => {
+            Failure::new(error.to_string(), "see `rackbus leases`, and borrow the drive anew")
+        }
+    }
+}

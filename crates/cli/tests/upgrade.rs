@@ -1,0 +1,113 @@
+//! A rack is upgraded one machine at a time, from the version before to this one: after each step a drive is borrowed,
+//! written and read across machines, and finds what was written before. `make test-upgrade` builds the version before
+//! and names it; without it, that is said loudly, and nothing is tested.
+
+mod support;
+
+use std::path::PathBuf;
+
+use support::machines::{Machine, Machines};
+use support::open;
+
+/// Names `rackbus` of the version before.
+const PREVIOUS: &str = "RACKBUS_PREVIOUS";
+
+const RACK: &str = r#"
+name = "lab"
+
+[control]
+lease_ttl = "1 s"
+return_grace = "500 ms"
+
+[link]
+hold = "1 s"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "file"
+
+[hosts.beta]
+"#;
+
+fn previous() -> Option<PathBuf> {
+    let named = std::env::var_os(PREVIOUS).map(PathBuf::from);
+    match &named {
+        Some(named) => assert!(named.exists(), "{PREVIOUS} names {}", named.display()),
+        None => eprintln!("\n*** NOT TESTED: `make test-upgrade` builds the version before ***\n"),
+    }
+    named
+}
+
+/// Writes at the place of this step, and reads what was written at all before.
+fn works(rack: &Machines, beta: &Machine, step: u64) {
+    rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    let pattern = |step: u64| vec![step as u8 + 1; 4096];
+    drive.write(step * 8, &pattern(step), false).unwrap();
+    drive.flush().unwrap();
+    for before in 0..=step {
+        let mut read = vec![0; 4096];
+        drive.read(before * 8, &mut read).unwrap();
+        assert!(read == pattern(before), "what was written at step {before} is lost at {step}");
+    }
+    drop(drive);
+    beta.json(&["return", &lease.lease.to_string()]);
+}
+
+/// Ends a machine's node, and starts it as this version.
+fn upgrade(rack: &Machines, machine: &mut Machine, host: &str) {
+    machine.crash();
+    machine.program = env!("CARGO_BIN_EXE_rackbus").into();
+    // It was the one before that was up.
+    rack.wait(|rack| rack.state_of(host) == "down");
+    rack.node(machine, host, None);
+}
+
+fn joined(rack: &Machines, host: &str, program: &std::path::Path) -> Machine {
+    let (mut machine, token) = (rack.machine(host), rack.token(host));
+    machine.program = program.to_owned();
+    rack.node(&mut machine, host, Some(&token));
+    machine
+}
+
+#[test]
+fn nodes_first() {
+    let Some(previous) = previous() else { return };
+    let mut rack = Machines::start_with(RACK, &previous);
+    let [mut alpha, mut beta] = ["alpha", "beta"].map(|host| joined(&rack, host, &previous));
+    works(&rack, &beta, 0);
+    upgrade(&rack, &mut beta, "beta");
+    works(&rack, &beta, 1);
+    upgrade(&rack, &mut alpha, "alpha");
+    works(&rack, &beta, 2);
+    rack.control.crash();
+    rack.control.program = env!("CARGO_BIN_EXE_rackbus").into();
+    rack.begin_control();
+    rack.wait(|rack| ["alpha", "beta"].iter().all(|host| rack.state_of(host) == "up"));
+    works(&rack, &beta, 3);
+}
+
+#[test]
+fn control_plane_first() {
+    let Some(previous) = previous() else { return };
+    let mut rack = Machines::start_with(RACK, &previous);
+    let [mut alpha, mut beta] = ["alpha", "beta"].map(|host| joined(&rack, host, &previous));
+    works(&rack, &beta, 0);
+    rack.control.crash();
+    rack.control.program = env!("CARGO_BIN_EXE_rackbus").into();
+    rack.begin_control();
+    rack.wait(|rack| ["alpha", "beta"].iter().all(|host| rack.state_of(host) == "up"));
+    works(&rack, &beta, 1);
+    upgrade(&rack, &mut alpha, "alpha");
+    works(&rack, &beta, 2);
+    // A node with a certificate that the version before gave it is revoked as well.
+    rack.control.json(&["revoke", "host", "beta"]);
+    rack.wait(|rack| rack.state_of("beta") == "down");
+    beta.crash();
+    let token = rack.token("beta");
+    let mut other = rack.machine("beta2");
+    rack.node(&mut other, "beta", Some(&token));
+    works(&rack, &other, 3);
+}

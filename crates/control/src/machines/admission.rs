@@ -1,0 +1,151 @@
+//! Lets hosts and people in: their tokens, and the certificates that they get for them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rackbus_identity::{
+    Authority, Bearer, Certified, Revoked, Subject, Token, TokenRefused, Tokens,
+};
+
+use super::{Certificates, NewToken};
+use crate::api::ApiError;
+use crate::events::Draft;
+use crate::service::{Service, problem};
+
+/// What hosts join by.
+#[derive(Debug)]
+pub struct Joining {
+    authority: Authority,
+    tokens: Mutex<Tokens>,
+    hosts: Vec<String>,
+    pub(super) rack_file: String,
+}
+
+impl Joining {
+    /// For a rack of these hosts, which its file describes; with `authority`, and its tokens.
+    pub fn new(
+        authority: Authority,
+        tokens: Tokens,
+        hosts: Vec<String>,
+        rack_file: String,
+    ) -> Joining {
+        Joining { authority, tokens: Mutex::new(tokens), hosts, rack_file }
+    }
+
+    pub(super) fn tokens(&self) -> MutexGuard<'_, Tokens> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn check_host(&self, host: &str) -> Result<(), ApiError> {
+        if self.hosts.iter().any(|known| known == host) {
+            return Ok(());
+        }
+        let known = self.hosts.join(", ");
+        Err(problem(
+            "unknown_host",
+            format!("the rack has no host {host}"),
+            &format!("its hosts are {known}"),
+        ))
+    }
+
+    fn sign(&self, certified: &Certified, request: &str) -> Result<Certificates, ApiError> {
+        let refused = |error: rackbus_identity::AuthorityError| {
+            let remedy = "join with `rackbus node --join`, or log in with `rackbus login`";
+            problem("bad_request", error.to_string(), remedy)
+        };
+        let certificates = self.authority.sign(certified, request).map_err(refused)?;
+        Ok(Certificates { certificates })
+    }
+}
+
+/// Lets hosts and people in: what they are let in by, and where that is noted.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    pub(super) joining: Arc<Joining>,
+    pub(super) service: Arc<Service>,
+}
+
+impl Admission {
+    pub(crate) fn check_host(&self, host: &str) -> Result<(), ApiError> {
+        self.joining.check_host(host)
+    }
+
+    /// Notes who was let in.
+    pub(crate) async fn note(&self, event: Draft) {
+        self.service.note(event).await;
+    }
+
+    /// A token for `bearer`, which is good for so long.
+    pub(crate) async fn make_token(
+        &self,
+        bearer: Bearer,
+        time: Duration,
+    ) -> Result<NewToken, ApiError> {
+        let joining = self.joining.clone();
+        let made = blocking(move || joining.tokens().make(&bearer, time));
+        let stored = |error: std::io::Error| {
+            problem("not_stored", error.to_string(), "see to the state directory")
+        };
+        Ok(NewToken { token: made.await.map_err(stored)?.to_string() })
+    }
+
+    /// Certificates for who has `token`, which is used up by that. `subject` says of whom they are, and for how long.
+    pub(crate) async fn admit(
+        &self,
+        token: Token,
+        request: String,
+        remedy: &'static str,
+        subject: impl Fn(&Bearer) -> Result<(Subject, Duration), ApiError> + Send + 'static,
+    ) -> Result<(Subject, Certificates), ApiError> {
+        let refused = move |error: TokenRefused| problem("forbidden", error.to_string(), remedy);
+        let (joining, shown) = (self.joining.clone(), token.clone());
+        // Who has no token learns nothing.
+        let bearer = blocking(move || joining.tokens().bearer(&shown)).await.map_err(refused)?;
+        let (subject, life) = subject(&bearer)?;
+        // What cannot be signed costs none.
+        let signed = self.give(subject.clone(), life, &request, None).await?;
+        let joining = self.joining.clone();
+        // Of several that show it at once, one gets its certificate.
+        blocking(move || joining.tokens().take(&token, &bearer)).await.map_err(refused)?;
+        Ok((subject, signed))
+    }
+
+    /// Gives out a certificate; one that is renewed goes with the one that it is renewed by.
+    pub(super) async fn give(
+        &self,
+        subject: Subject,
+        life: Duration,
+        request: &str,
+        old: Option<Certified>,
+    ) -> Result<Certificates, ApiError> {
+        let certified = self.service.draft_certificate(subject, life);
+        let signed = self.joining.sign(&certified, request)?;
+        self.service.issue_certificate(&certified, old).await?;
+        Ok(signed)
+    }
+
+    /// Forgets the tokens of who is revoked; how many there were.
+    pub(crate) async fn forget_tokens(&self, what: Revoked) -> Result<usize, ApiError> {
+        let of = move |bearer: &Bearer| match (bearer, &what) {
+            (Bearer::Host(host), Revoked::Host(revoked)) => host == revoked,
+            (Bearer::Person(person, _), Revoked::User(revoked)) => person.user == *revoked,
+            _ => false,
+        };
+        let joining = self.joining.clone();
+        let forgotten = blocking(move || joining.tokens().forget(of)).await;
+        forgotten.map_err(|error| {
+            problem("not_stored", error.to_string(), "nothing was revoked; see to the store")
+        })
+    }
+
+    pub(crate) fn service(&self) -> &Service {
+        &self.service
+    }
+}
+
+async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(job).await {
+        Ok(done) => done,
+        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    }
+}

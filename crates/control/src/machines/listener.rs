@@ -1,0 +1,175 @@
+//! Connections of other machines: over TLS, each known before anybody waits for it, and in bounded numbers.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
+use rackbus_identity::{Certified, Credentials, Handshakes, Renewed, Revocations, Subject};
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::{TlsAcceptor, server};
+
+use super::HANDSHAKE;
+use super::counted::{Counted, refuse};
+use crate::access::Peer;
+
+/// Connections of each host at a time, so that none takes those of others; and of the other control planes.
+const CONNECTIONS: usize = 512;
+/// Connections at a time of those who are not known yet.
+const HANDSHAKES: usize = 512;
+/// Connections at a time of those who have no certificate, each for so long at most: they come to join.
+const STRANGERS: usize = 64;
+const JOINING: Duration = Duration::from_secs(10);
+
+/// Accepts connections whose handshake is done: of each, nobody else waits for it.
+pub(super) struct TlsListener {
+    ready: mpsc::Receiver<(Held, SocketAddr)>,
+    local: SocketAddr,
+}
+
+/// A connection, and its place among all.
+type Held = Counted<server::TlsStream<TcpStream>>;
+
+impl TlsListener {
+    pub(super) fn new(
+        listener: TcpListener,
+        credentials: Renewed,
+        revocations: Revocations,
+    ) -> std::io::Result<TlsListener> {
+        let local = listener.local_addr()?;
+        let (begun, ready) = mpsc::channel(16);
+        tokio::spawn(accept(listener, credentials, revocations, begun));
+        Ok(TlsListener { ready, local })
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    credentials: Renewed,
+    revocations: Revocations,
+    begun: mpsc::Sender<(Held, SocketAddr)>,
+) {
+    let unknown = Handshakes::new(HANDSHAKES);
+    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    let places = Places { known: Arc::default(), strangers, revocations };
+    loop {
+        let (socket, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::error!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let Some(place) = unknown.begin(address.ip()) else {
+            refuse("too many not known yet", &address);
+            continue;
+        };
+        let config = current(&credentials).open_server().clone();
+        let (begun, places) = (begun.clone(), places.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            if watch(&socket).is_err() {
+                return;
+            }
+            let handshake = TlsAcceptor::from(config).accept(socket);
+            match tokio::time::timeout(HANDSHAKE, handshake).await {
+                Ok(Ok(stream)) => match places.take(stream) {
+                    Some(counted) => drop(begun.send((counted, address)).await),
+                    None => refuse("too many of one", &address),
+                },
+                Ok(Err(error)) => {
+                    tracing::warn!(%address, %error, "a handshake failed");
+                    refuse("handshake failed", &address);
+                }
+                Err(_) => refuse("silent", &address),
+            }
+        });
+    }
+}
+
+/// Places for those who are known.
+#[derive(Clone)]
+struct Places {
+    known: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
+    strangers: Arc<Semaphore>,
+    revocations: Revocations,
+}
+
+impl Places {
+    /// Gives `stream` one; `None` where all are taken. Who is revoked is a stranger.
+    fn take(&self, stream: server::TlsStream<TcpStream>) -> Option<Held> {
+        let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let stranger = |stream, is_revoked| {
+            let place = self.strangers.clone().try_acquire_owned().ok()?;
+            Some(Counted::stranger(stream, place, JOINING, is_revoked))
+        };
+        let Some(certified) = certificate.and_then(Certified::of) else {
+            return stranger(stream, false);
+        };
+        let subject = certified.subject.to_string();
+        let (end, ended) = tokio::sync::watch::channel(false);
+        let watched = self.revocations.watch(certified, move || {
+            end.send_replace(true);
+        });
+        let Ok(watched) = watched else { return stranger(stream, true) };
+        // As many as there were ever certificates for; the other control planes are one of them.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = known.entry(subject).or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS)));
+        let place = own.clone().try_acquire_owned().ok()?;
+        Some(Counted::known(stream, place, watched, ended))
+    }
+}
+
+/// Has a machine that is gone noticed, also by who only listens.
+pub(super) fn watch(socket: &TcpStream) -> std::io::Result<()> {
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(2))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(socket, 3)?;
+    sockopt::set_tcp_user_timeout(socket, 5000)?;
+    Ok(())
+}
+
+pub(super) fn current(credentials: &Renewed) -> Credentials {
+    credentials.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+impl Listener for TlsListener {
+    type Io = Held;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match self.ready.recv().await {
+            Some(ready) => ready,
+            // Whoever accepts goes on for as long as this is there.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        Ok(self.local)
+    }
+}
+
+impl Connected<IncomingStream<'_, TlsListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, TlsListener>) -> Self {
+        let (_, tls) = stream.io().get().get_ref();
+        let certificate = tls.peer_certificates().and_then(|chain| chain.first());
+        let Some(certified) = certificate.and_then(Certified::of) else { return Peer::Stranger };
+        let certified = Box::new(certified);
+        if stream.io().is_revoked() {
+            return Peer::Revoked(certified);
+        }
+        match certified.subject.clone() {
+            Subject::Node(host) => Peer::Node(host, Some(certified)),
+            Subject::Person(person) => Peer::Person(person, certified),
+            Subject::Control => Peer::Control,
+        }
+    }
+}
