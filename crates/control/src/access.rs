@@ -319,7 +319,7 @@ mod tests {
     const DEVICES: &str = "local control administrator operator node";
     const OPERATE: &str = "local control administrator operator";
     const ADMINISTRATE: &str = "local control administrator";
-    const MAY: [(&str, &str); 39] = [
+    const MAY: [(&str, &str); 40] = [
         ("GET /v1/status", READ),
         ("GET /v1/control", READ),
         ("GET /v1/devices", READ),
@@ -336,6 +336,12 @@ mod tests {
         ("GET /v1/leases/{lease}", READ),
         ("DELETE /v1/leases/{lease}", HOST),
         ("PUT /v1/leases/{lease}/level", HOST),
+        ("GET /v1/shares", READ),
+        ("POST /v1/shares", HOST),
+        ("GET /v1/shares/{share}", READ),
+        ("DELETE /v1/shares/{share}", HOST),
+        ("POST /v1/shares/{share}/yield", HOST),
+        ("GET /v1/shares/{share}/turns", READ),
         ("GET /v1/compositions", READ),
         ("POST /v1/compositions", OPERATE),
         ("DELETE /v1/compositions/{name}", OPERATE),
@@ -354,12 +360,6 @@ mod tests {
         ("GET /v1/certificates", ADMINISTRATE),
         ("GET /v1/revocations", READ),
         ("POST /v1/revocations", ADMINISTRATE),
-        ("GET /v1/shares", READ),
-        ("POST /v1/shares", HOST),
-        ("GET /v1/shares/{share}", READ),
-        ("DELETE /v1/shares/{share}", HOST),
-        ("POST /v1/shares/{share}/yield", HOST),
-        ("GET /v1/shares/{share}/turns", READ),
     ];
 
     #[test]

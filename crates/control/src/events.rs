@@ -1,11 +1,11 @@
 //! What happened in the rack, with its cause: events as they are made of decisions, refusals and
 //! reports, and the bounded log of them.
 
+mod shares;
+
 use std::collections::{BTreeMap, VecDeque};
 
-use rackbus_lease::{
-    EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState, LeaveReason, Share,
-};
+use rackbus_lease::{EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState};
 
 use crate::access::Asker;
 use crate::api::{DeviceReport, Event, EventKind, PeerReport};
@@ -109,76 +109,6 @@ impl Draft {
         let text = format!("{function} {text}");
         let draft = Draft::of_function(kind, &function.host, &function.to_string(), text);
         Some(Draft { epoch: Some(*epoch), ..draft })
-    }
-
-    /// What is new of a share: it joined, its turn began or ended. Nothing where that is not news.
-    pub fn of_share(before: Option<&Share>, share: &Share) -> Option<Draft> {
-        let Share { share: number, function, borrower, .. } = share;
-        let seconds = |ms: u64| ms as f64 / 1e3;
-        let of = |lease: Option<u64>, text| Draft {
-            lease,
-            ..Draft::of_function(EventKind::Lease, borrower, &function.to_string(), text)
-        };
-        let Some(before) = before else {
-            let text = format!(
-                "{borrower} takes turns on {function} of {:.1} s (share {number})",
-                seconds(share.quantum())
-            );
-            return Some(of(None, text));
-        };
-        let begun = |share: &Share| {
-            share.turn.as_ref().and_then(|turn| Some((turn.lease, turn.begun?, turn.allowance)))
-        };
-        match (begun(before), begun(share)) {
-            (None, Some((lease, _, allowance))) => {
-                let handed = match share.handovers > before.handovers {
-                    true => format!(
-                        ", handed over in {} ms in which nobody had it",
-                        share.handover - before.handover
-                    ),
-                    false => String::new(),
-                };
-                let text = format!(
-                    "turn {} of share {number}: {borrower} has {function} for {:.1} s{handed}",
-                    share.turns + 1,
-                    seconds(allowance)
-                );
-                Some(of(Some(lease), text))
-            }
-            (Some((lease, ..)), None) => {
-                let credit = match share.credit {
-                    0 => String::new(),
-                    less @ ..0 => format!(
-                        ", {:.1} s longer than its turn, and owes them",
-                        seconds(less.unsigned_abs())
-                    ),
-                    more => {
-                        format!(", and has {:.1} s more next time", seconds(more.unsigned_abs()))
-                    }
-                };
-                let text = format!(
-                    "turn {} of share {number} is over: {borrower} had {function} for {:.1} s{credit}",
-                    share.turns,
-                    seconds(share.held - before.held)
-                );
-                Some(of(Some(lease), text))
-            }
-            _ => None,
-        }
-    }
-
-    /// A share takes no more turns.
-    pub fn of_leaving(share: &Share, reason: &LeaveReason) -> Draft {
-        let Share { share: number, function, borrower, turns, held, .. } = share;
-        let kind = match reason {
-            LeaveReason::Asked | LeaveReason::Withdrawn => EventKind::Lease,
-            _ => EventKind::Loss,
-        };
-        let text = format!(
-            "{borrower} takes no more turns on {function} (share {number}, {turns} turns of {:.1} s in all): {reason}",
-            *held as f64 / 1e3
-        );
-        Draft::of_function(kind, borrower, &function.to_string(), text)
     }
 
     /// What is new in what a node says of a function.
