@@ -240,7 +240,7 @@ fn operations_of_an_accelerator_go_on_when_connections_break() {
     );
     let Borrowed { beta, relay, lease, alpha: _alpha, rack: _rack } =
         borrow_function(&file, "alpha/accel0.vf1");
-    let mut accel = Accel::open(&support::socket(&lease), PATIENCE, Options::default()).unwrap();
+    let mut accel = Accel::open(support::socket(&lease), PATIENCE, Options::default()).unwrap();
     let message: Vec<u8> = (0..300_000).map(|n: u32| (n.wrapping_mul(n) / 7 % 251) as u8).collect();
     let hash = Work { stages: &[(Operation::Sha256, 0)], ..Work::default() };
     let expected = accel.run(&hash, &message, 32).unwrap();

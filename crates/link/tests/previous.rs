@@ -1,7 +1,7 @@
 //! What nodes of the version before say over the link is understood, and what is said to them is what they know: the
 //! messages in `previous/messages.jsonl` were written by that version. Fields that are not known are ignored.
 
-use rackbus_link::{Hello, HelloReply, InWindow, Medium, Service, VERSIONS};
+use rackbus_link::{Hello, HelloReply, InWindow, Medium, Purpose, VERSIONS};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -40,7 +40,7 @@ fn messages_of_the_version_before_are_understood_and_said_the_same() {
                 for service in more.as_object_mut().into_iter().flat_map(|it| it.values_mut()) {
                     service["of_a_later_version"] = Value::Null;
                 }
-                assert_eq!(read::<Service>(&more), hello.service);
+                assert_eq!(read::<Purpose>(&more), hello.service);
                 said
             }
             "reply" => serde_json::to_value(read::<HelloReply>(value)).unwrap(),

@@ -65,6 +65,9 @@ pub struct Range {
     pub length: u64,
 }
 
+/// Takes what came out of a message, with where that begins on the drive.
+type Take<'a> = dyn FnMut(u64, &[u8]) -> Result<(), SourceError> + 'a;
+
 /// A drive whose data go through an accelerator.
 #[derive(Debug)]
 pub struct DriveSource {
@@ -258,7 +261,7 @@ fn take(
     accel: &mut Accel,
     under_way: &mut VecDeque<Message>,
     room: usize,
-    each: &mut dyn FnMut(u64, &[u8]) -> Result<(), SourceError>,
+    each: &mut Take<'_>,
 ) -> Result<(), SourceError> {
     let Some(oldest) = under_way.front().map(|message| message.slot) else { return Ok(()) };
     loop {

@@ -130,7 +130,7 @@ impl Tenant {
     fn completion(&mut self) -> Option<Completion> {
         let at = RINGS[1] as usize + (self.seen % ENTRIES) as usize * COMPLETION_SIZE;
         let completion: Completion = self.memory.whole().read_obj(at).unwrap();
-        let phase = u16::from(self.seen / ENTRIES % 2 == 0);
+        let phase = u16::from((self.seen / ENTRIES).is_multiple_of(2));
         if completion.status & 1 != phase {
             return None;
         }
