@@ -41,7 +41,7 @@ pub(super) const NAMES: [&str; OPERATIONS.len()] = {
     names
 };
 
-/// A tenant's function of an accelerator, whose operations a [`Medium`] does.
+/// A tenant's function of an accelerator, whose operations its medium does.
 #[derive(Debug)]
 pub struct Front<M: Medium> {
     info: FunctionInfo,

@@ -85,7 +85,7 @@ impl Logs {
         Logs { since_ns: now_ns, ..Logs::default() }
     }
 
-    /// The logs as a value, to be restored by [`Logs::restored`].
+    /// The logs as a value, to be restored by [`LogState::restore`].
     pub fn save(&self, now_ns: u64) -> LogState {
         LogState {
             errors: self.errors.iter().map(|entry| transmute!(*entry)).collect(),

@@ -76,7 +76,7 @@ pub enum To {
 pub enum Output {
     /// Send a message, with these objects beside it.
     Send(To, Vec<Attached>),
-    /// Copy memory, then call [`Directory::copied`].
+    /// Copy memory, then call [`Directory::copied`](super::Directory::copied).
     Copy {
         /// Number of the move that the copy belongs to.
         ticket: Handle,
@@ -89,7 +89,7 @@ pub enum Output {
     },
     /// Empty a range of memory: who still maps it reads zeroes from now on.
     Empty {
-        /// What to call [`Directory::emptied`] with when it is done: so much takes its time, and
+        /// What to call [`Directory::emptied`](super::Directory::emptied) with when it is done: so much takes its time, and
         /// is not waited for. `None` for little, which is done at once.
         job: Option<Handle>,
         /// The memory to be emptied.
@@ -101,7 +101,7 @@ pub enum Output {
     },
     /// Let go of an object.
     Forget(ObjectId),
-    /// End a session: it did not answer. [`Directory::closed`] is to be called.
+    /// End a session: it did not answer. [`Directory::closed`](super::Directory::closed) is to be called.
     Cut(SessionId),
 }
 

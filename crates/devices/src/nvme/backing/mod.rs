@@ -252,7 +252,7 @@ pub fn descriptor_count(config: &NvmeConfig) -> usize {
 /// it. What was acknowledged there is kept to.
 ///
 /// # Errors
-/// As [`open`], and when the descriptors are not what the medium needs.
+/// As [`open`](open()), and when the descriptors are not what the medium needs.
 pub fn open_again(
     config: &NvmeConfig,
     descriptors: Vec<OwnedFd>,
