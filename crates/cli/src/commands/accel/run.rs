@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long, value_name = "HEX")]
     counter: Option<String>,
     #[command(flatten)]
-    drive: drive::Args,
+    drive: drive::DriveArgs,
     /// Write digests and matches as they come out of the engine, instead of as text.
     #[arg(long)]
     raw: bool,

@@ -20,7 +20,7 @@ const DEPTH: u16 = 8;
 
 /// Which data of a drive.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct DriveArgs {
     /// The lease of a drive whose data are the messages, instead of standard input.
     #[arg(long, value_name = "LEASE", conflicts_with = "device")]
     drive: Option<u64>,
@@ -43,7 +43,7 @@ pub struct Source {
     message: Option<u64>,
 }
 
-impl Args {
+impl DriveArgs {
     /// The drive that is meant, if one is.
     pub async fn source(&self, common: &Common) -> Result<Option<Source>, Failure> {
         let Some(number) = self.drive else { return Ok(None) };
@@ -56,7 +56,7 @@ impl Args {
                 remedy,
             ));
         };
-        let Args { from, length, message, .. } = *self;
+        let DriveArgs { from, length, message, .. } = *self;
         Ok(Some(Source { socket: Path::new(&socket).to_owned(), from, length, message }))
     }
 }
