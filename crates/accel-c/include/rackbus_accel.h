@@ -170,12 +170,15 @@ int rackbus_accel_wait(rackbus_accel *accel, unsigned queue, unsigned millisecon
 int rackbus_accel_run(rackbus_accel *accel, const rackbus_accel_request *request, const void *input, size_t length,
 		      void *output, size_t room, size_t *written);
 
-/* Called with what came out of a message of a drive, which begins there at offset. It returns 0 to go on. */
+/*
+ * Called with what came out of a message of a drive, which begins there at offset. It returns 0 to go on. It does not
+ * use the accelerator.
+ */
 typedef int (*rackbus_accel_each)(void *argument, uint64_t offset, const void *output, size_t length);
 
 /*
  * Does the operations of a request (its segments are not used) on what the drive at a vfio-user socket has: length
- * bytes from offset on, in messages of so many bytes (whole blocks; 0: as many as can be). The drive reads into
+ * bytes from offset on, in messages of so many bytes (whole blocks; 0: 1 MiB, or half of it where more may come out than goes in). The drive reads into
  * memory that the accelerator takes it from; the program only tells both, and takes results, in the order of the drive.
  * Each message has the same nonce. It takes the memory for data, and nothing is under way in queue 0, whose depth is
  * 6 at least. It ends with RACKBUS_ACCEL_ENDED when each did not return 0.

@@ -467,7 +467,8 @@ pub unsafe extern "C" fn rackbus_accel_run_drive(
         let (nonce, associated) = (request.nonce, request.associated);
         let work = Work { stages: &stages, nonce, associated };
         let (accel, room) = accel.0.parts();
-        let message = if message == 0 { accel.info().largest as usize } else { message };
+        let usual = DriveSource::usual_message(accel, &stages);
+        let message = if message == 0 { usual } else { message };
         let mut source = DriveSource::open(accel, Path::new(drive), message)?;
         let outcome = source.run(accel, room, &work, Range { offset, length }, |at, result| {
             // SAFETY: as the header says; the result is there until it returns.

@@ -77,6 +77,30 @@ fn each_message_of_a_range_comes_out_once_in_its_order() {
     assert_eq!(accel.run(&Work { stages: chains[0], ..Work::default() }, b"on", 2).unwrap(), b"on");
 }
 
+/// What no engine makes smaller.
+#[test]
+fn a_message_of_the_usual_length_has_room_for_what_comes_out() {
+    let mut accel = accel();
+    let mut state = 1u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    })
+    .take(2 << 20)
+    .collect();
+    for operation in [Operation::ZstdCompress, Operation::Lz4Compress, Operation::Copy] {
+        let stages = [(operation, 0)];
+        let message = DriveSource::usual_message(&accel, &stages);
+        let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
+        let options = DriveOptions { depth: 1, data: 3 * message };
+        let mut drive = Drive::with_device(Box::new(Local::new(Box::new(model))), options).unwrap();
+        drive.write(0, &noise, false).unwrap();
+        let mut source = DriveSource::over(&mut accel, drive, message).unwrap();
+        run(&mut source, &mut accel, &stages, (0, 2 << 20)).unwrap();
+        source.close(&mut accel).unwrap();
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_and_what_fails_leaves_both_usable() {
     let mut accel = accel();

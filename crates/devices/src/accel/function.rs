@@ -52,7 +52,8 @@ pub struct Front<M: Medium> {
     pub(super) queues: Vec<Queue>,
     /// What is under way, by number.
     pub(super) pending: BTreeMap<u64, Pending<M::Work>>,
-    pub(super) next: u64,
+    /// The queue pair that descriptors are taken from first: another one in each poll.
+    first: u16,
     /// Some of those have no memory, because mappings changed.
     pub(super) let_go: bool,
     /// The shadow doorbells say that it sleeps.
@@ -134,7 +135,7 @@ impl<M: Medium> Front<M> {
             shadow: 0,
             queues: vec![Queue::default(); usize::from(QUEUES)],
             pending: BTreeMap::new(),
-            next: 0,
+            first: 0,
             let_go: false,
             told_asleep: false,
         }
@@ -150,7 +151,7 @@ impl<M: Medium> Front<M> {
     }
 
     /// Gives up what is under way. On return nothing of it touches memory.
-    fn cancel(&mut self, which: impl Fn(&Pending<M::Work>) -> bool) {
+    pub(super) fn cancel(&mut self, which: impl Fn(&Pending<M::Work>) -> bool) {
         self.pending.retain(|_, pending| {
             let over = which(pending);
             if over {
@@ -335,7 +336,8 @@ impl<M: Medium> Function for Front<M> {
         for finished in finished {
             self.finish(bus, finished);
         }
-        for number in 0..QUEUES {
+        self.first = (self.first + 1) % QUEUES;
+        for number in (self.first..QUEUES).chain(0..self.first) {
             if self.queues[usize::from(number)].has_work() {
                 some |= self.take(bus, number);
             }

@@ -69,6 +69,9 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     /// The operations that it does, a bit for each number.
     fn operations(&self) -> u64;
 
+    /// A name for an operation, which none before had, whoever asked for that.
+    fn number(&mut self) -> u64;
+
     /// How many operations may begin now, where so many are under way.
     fn room(&self, under_way: usize) -> usize;
 

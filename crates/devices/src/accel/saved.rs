@@ -88,11 +88,11 @@ impl<M: Medium> Front<M> {
             }
             self.interrupt(bus);
         }
-        let (medium, files) = self.medium.save(bus)?;
         // A queue pair in error completes nothing.
-        let completed = |pending: &&Pending<_>| self.queues[usize::from(pending.queue)].is_on();
-        let under_way = self.pending.values().filter(completed);
-        let under_way = under_way.filter_map(|pending| self.under_way(pending));
+        let on: Vec<bool> = self.queues.iter().map(Queue::is_on).collect();
+        self.cancel(|pending| !on[usize::from(pending.queue)]);
+        let (medium, files) = self.medium.save(bus)?;
+        let under_way = self.pending.values().filter_map(|pending| self.under_way(pending));
         let value = FrontState {
             running: self.running,
             shadow: self.shadow,
@@ -137,10 +137,10 @@ impl<M: Medium> Front<M> {
         self.queues = queues;
         for (under_way, (descriptor, plan)) in saved.under_way.iter().zip(checked) {
             let queue = under_way.queue;
-            let order = Order { number: self.next, queue, descriptor: &descriptor, plan: &plan };
+            let number = self.medium.number();
+            let order = Order { number, queue, descriptor: &descriptor, plan: &plan };
             let begun = self.medium.begin_again(bus.dma, &order, &under_way.work);
-            let ended = match begun.map(|begun: Begun<_>| self.note(bus, queue, &descriptor, begun))
-            {
+            let ended = match begun.map(|begun: Begun<_>| self.note(bus, &order, begun)) {
                 Ok(None) => None,
                 Ok(Some(value)) => Some((Status::Success, value)),
                 Err(status) => Some((status, 0)),

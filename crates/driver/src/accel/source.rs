@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rackbus_spec::accel::{Completion, Status};
+use rackbus_spec::accel::{Completion, Operation, Status};
 use rackbus_spec::nvme::IoOpcode;
 
 use super::{Accel, AccelError, Span, Work};
@@ -18,8 +18,10 @@ use crate::{Drive, DriveError, Queue};
 
 /// Messages under way: one that is read, and those that the accelerator works on.
 const SLOTS: usize = 3;
-/// How long the accelerator waits for a read.
-const LIMIT: Duration = Duration::from_secs(30);
+/// How long a drive may take for a read.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+/// How long the accelerator waits for one, which ends before who waits for the accelerator gives up.
+const WAIT_LIMIT: Duration = Duration::from_secs(15);
 /// Set in the identifier of a descriptor that waits.
 const WAITS: u16 = 0x8000;
 
@@ -126,6 +128,16 @@ impl DriveSource {
         Ok(DriveSource { drive, address, message })
     }
 
+    /// Bytes of a message for these operations: as many as can be, but half of that where more may come out than goes in.
+    pub fn usual_message(accel: &Accel, stages: &[(Operation, u16)]) -> usize {
+        let shrinks = |stage: &(Operation, u16)| {
+            use Operation::{Blake3, Copy, Crc32c, Sha3_512, Sha256};
+            matches!(stage.0, Copy | Sha256 | Sha3_512 | Blake3 | Crc32c)
+        };
+        let largest = accel.info().largest as usize;
+        if stages.iter().all(shrinks) { largest } else { largest / 2 }
+    }
+
     /// The drive.
     pub fn drive(&mut self) -> &mut Drive {
         &mut self.drive
@@ -177,10 +189,8 @@ impl DriveSource {
             }
             if outcome.is_ok() {
                 let count = (length - at).min(self.message as u64) as usize;
-                outcome =
-                    self.begin(accel, work, slot, (offset + at, count), room).map(|message| {
-                        under_way.push_back(message);
-                    });
+                let message = Message::new(slot, offset + at, count);
+                outcome = self.begin(accel, work, message, room, &mut under_way);
                 at += count as u64;
             }
             if outcome.is_err() {
@@ -198,15 +208,17 @@ impl DriveSource {
         outcome
     }
 
-    /// Tells accelerator and drive of a message, and waits until the drive has read it.
+    /// Tells accelerator and drive of a message, and waits until the drive has read it. It is under way as soon as the
+    /// accelerator knows of it, whatever the drive does.
     fn begin(
         &mut self,
         accel: &mut Accel,
         work: &Work<'_>,
-        slot: usize,
-        (offset, length): (u64, usize),
+        message: Message,
         room: usize,
-    ) -> Result<Message, SourceError> {
+        under_way: &mut VecDeque<Message>,
+    ) -> Result<(), SourceError> {
+        let Message { slot, offset, length, .. } = message;
         let block = u64::from(self.drive.info().block_size);
         let none = SourceError::Request("the drive has no memory for it");
         let buffer = self.drive.buffer(slot * self.message, length).ok_or(none)?;
@@ -218,16 +230,14 @@ impl DriveSource {
         let blocks = (length as u64 / block) as u32;
         let id = queue.submit(IoOpcode::Read, offset / block, blocks, buffer, false)?;
         let (at, condition) = queue.awaited(id);
-        let mut wait = Accel::describe_wait(self.address + at as u64, condition, LIMIT);
+        let mut wait = Accel::describe_wait(self.address + at as u64, condition, WAIT_LIMIT);
         (wait.id, operations.id) = (slot as u16 | WAITS, slot as u16);
-        let told = [&wait, &operations].into_iter().try_for_each(|it| accel.push(0, it));
-        let told = told.and_then(|()| accel.ring(0));
+        [&wait, &operations].into_iter().try_for_each(|it| accel.push(0, it))?;
+        accel.ring(0)?;
+        under_way.push_back(message);
         let (queue, device, _) = self.drive.parts();
-        // The drive reads in any case: what was told of it is to end.
         queue.ring(device)?;
-        finish(queue, device)?;
-        told?;
-        Ok(Message { slot, offset, length, waited: None, done: None })
+        finish(queue, device)
     }
 
     /// Lets the accelerator reach the drive's memory no more, and gives the drive back.
@@ -236,6 +246,12 @@ impl DriveSource {
     /// When the connection failed.
     pub fn close(self, accel: &mut Accel) -> Result<(), SourceError> {
         Ok(accel.leave(self.address, self.drive.memory().len())?)
+    }
+}
+
+impl Message {
+    fn new(slot: usize, offset: u64, length: usize) -> Message {
+        Message { slot, offset, length, waited: None, done: None }
     }
 }
 
@@ -249,7 +265,7 @@ fn finish(queue: &mut Queue, device: &mut dyn crate::Device) -> Result<(), Sourc
             true => std::hint::spin_loop(),
             false => std::thread::yield_now(),
         }
-        if looks.is_multiple_of(1024) && begun.elapsed() > LIMIT {
+        if looks.is_multiple_of(1024) && begun.elapsed() > READ_LIMIT {
             return Err(DriveError::TimedOut("read").into());
         }
     }
@@ -279,6 +295,8 @@ fn take(
         let slot = usize::from(completion.id & !WAITS);
         let Some(message) = under_way.iter_mut().find(|message| message.slot == slot) else {
             under_way.clear();
+            // Nothing of it may be taken for what follows.
+            while accel.under_way(0) > 0 && accel.wait(0).is_ok() {}
             return Err(AccelError::Unsupported("it completed what nobody sent").into());
         };
         match completion.id & WAITS {

@@ -56,26 +56,25 @@ impl<M: Medium> Front<M> {
         from: &Descriptor,
     ) -> Result<Option<u32>, Status> {
         let plan = check(from)?;
-        let order = Order { number: self.next, queue, descriptor: from, plan: &plan };
+        let order = Order { number: self.medium.number(), queue, descriptor: from, plan: &plan };
         let begun = self.medium.begin(bus.dma, &order)?;
-        Ok(self.note(bus, queue, from, begun))
+        Ok(self.note(bus, &order, begun))
     }
 
     /// Keeps what is under way of a descriptor; the completion's value where that is done.
     pub(in super::super) fn note(
         &mut self,
         bus: &Bus<'_>,
-        queue: u16,
-        from: &Descriptor,
+        order: &Order<'_>,
         begun: Begun<M::Work>,
     ) -> Option<u32> {
         let work = match begun {
             Begun::Work(work) => work,
             Begun::Over(value) => return Some(value),
         };
-        let pending = Pending { queue, descriptor: *from, work, begun: bus.user.ticks() };
-        self.pending.insert(self.next, pending);
-        self.next += 1;
+        let Order { number, queue, descriptor, .. } = *order;
+        let begun = bus.user.ticks();
+        self.pending.insert(number, Pending { queue, descriptor: *descriptor, work, begun });
         None
     }
 }

@@ -39,6 +39,9 @@ pub struct Local {
     contexts: Contexts,
     /// What has begun and was not submitted, each with the input bytes of it that are done.
     begun: Vec<(Arc<Job>, usize)>,
+    /// Names that were given to operations so far. What an engine has ended may come when its operation was given
+    /// up long since, and another user's is under way.
+    numbers: u64,
     /// What users before this one have used.
     recorded: Usage,
     /// The front elsewhere that has the engines in the place of this function.
@@ -94,6 +97,7 @@ impl Local {
             scratch: Scratch::default(),
             contexts: Contexts::default(),
             begun: Vec::new(),
+            numbers: 0,
             recorded: Usage::default(),
             port: None,
             files: Vec::new(),
@@ -201,6 +205,11 @@ impl Medium for Local {
 
     fn operations(&self) -> u64 {
         rentable().fold(0, |bits, operation| bits | 1 << operation as u8)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
     }
 
     fn room(&self, under_way: usize) -> usize {

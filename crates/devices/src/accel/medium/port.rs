@@ -31,8 +31,6 @@ pub struct Port {
     exchange: Exchange,
     /// Operations under way, by slot.
     slots: Vec<Option<Slot>>,
-    /// Operations that have begun so far, for their names.
-    begun: u64,
     /// The front is not listened to any more.
     over: bool,
     /// The port was saved, and nothing happened since: engines have released the places for data.
@@ -87,7 +85,7 @@ impl Port {
         let either = either_of([Some(exchange.as_fd()), Some(event)]);
         let either = either.map_err(|cause| ExchangeError::Events(cause.into()))?;
         let slots = (0..SLOTS).map(|_| None).collect();
-        Ok(Port { exchange, slots, begun: 0, over: false, let_go: false, either })
+        Ok(Port { exchange, slots, over: false, let_go: false, either })
     }
 
     /// What is not answered, to be done again by whoever [resumes](Port::resume) it, and what that needs of the
@@ -197,9 +195,8 @@ impl Port {
                 if !is_free || !fits || u16::from(ask.queue) >= QUEUES {
                     return false;
                 }
-                let begun = self.begin(local, ask);
-                let number = self.begun;
-                self.begun += 1;
+                let number = local.number();
+                let begun = self.begin(local, number, ask);
                 let over = match begun {
                     Ok(Begun::Work(work)) => {
                         let kept = Slot { number, ask: *ask, work, begun: bus.user.ticks() };
@@ -218,19 +215,19 @@ impl Port {
         true
     }
 
-    fn begin(&mut self, local: &mut Local, ask: &Ask) -> Result<Begun<LocalWork>, Status> {
+    fn begin(
+        &mut self,
+        local: &mut Local,
+        number: u64,
+        ask: &Ask,
+    ) -> Result<Begun<LocalWork>, Status> {
         let descriptor = ask.descriptor();
         let plan = check(&descriptor)?;
         if plan.operations() == [Operation::Wait] {
             return Err(Status::InvalidOperation);
         }
         let memory = self.memory(ask).ok_or(Status::Transfer)?;
-        let order = Order {
-            number: self.begun,
-            queue: ask.queue.into(),
-            descriptor: &descriptor,
-            plan: &plan,
-        };
+        let order = Order { number, queue: ask.queue.into(), descriptor: &descriptor, plan: &plan };
         let begun = local.start(&order, memory, 0);
         if plan.operations()[0] == Operation::CreateContext
             && let Some((input, _)) = self.memory(ask)

@@ -38,6 +38,8 @@ pub struct Remote {
     stopping: bool,
     /// What an earlier life left is still to be told. Until then its answers are left where they are.
     untold: bool,
+    /// Names that were given to operations so far.
+    numbers: u64,
     /// Sent, and not rung for.
     unrung: bool,
     /// The front was saved, and nothing happened since: somebody else continues with the exchange.
@@ -120,6 +122,7 @@ impl Remote {
             used: false,
             stopping: false,
             untold: false,
+            numbers: 0,
             unrung: false,
             saved: false,
         }
@@ -166,11 +169,18 @@ impl Remote {
             return None;
         };
         let Asked { owner, secret } = asked;
+        self.wipe(slot, secret);
+        let Some(Owner { number, descriptor }) = owner else {
+            let handle = u16::try_from(answer.value.get()).unwrap_or(0);
+            if secret > 0 && status == Status::Success && !self.stopping {
+                // A context that nobody knows of would stay.
+                self.forget(slot, handle);
+            } else {
+                self.free.push(slot);
+            }
+            return None;
+        };
         self.free.push(slot);
-        if let Some(place) = self.exchange.data(input_tag(slot), secret) {
-            place.get().fill(0);
-        }
-        let Owner { number, descriptor } = owner?;
         let (written, value) = (answer.written.get() as usize, answer.value.get().into());
         if written > descriptor.output_length as usize {
             self.break_off();
@@ -180,6 +190,24 @@ impl Remote {
             Ok(()) => Some(Finished { number, status, written, value }),
             Err(status) => Some(Finished { number, status, written: 0, value: 0 }),
         }
+    }
+
+    /// Wipes what brought a context.
+    fn wipe(&self, slot: u16, secret: usize) {
+        if let Some(place) = self.exchange.data(input_tag(slot), secret) {
+            place.get().fill(0);
+        }
+    }
+
+    /// Has a context destroyed, in a slot that is free.
+    fn forget(&mut self, slot: u16, handle: u16) {
+        let descriptor = Descriptor {
+            stages: [Operation::DestroyContext as u8, 0, 0, 0],
+            contexts: [handle, 0, 0, 0],
+            ..Descriptor::default()
+        };
+        self.slots[usize::from(slot)] = Some(Asked { owner: None, secret: 0 });
+        self.send(&Ask::run(slot, 0, &descriptor), None);
     }
 
     /// Puts the output of an operation where its descriptor says.
@@ -214,8 +242,11 @@ impl Remote {
     /// Nobody answers any more.
     fn fail_all(&mut self, out: &mut Vec<Finished>) {
         self.exchange.close();
+        // What would begin behind it ends at once.
+        self.stopping = false;
         for slot in 0..SLOTS {
             let Some(asked) = self.slots[usize::from(slot)].take() else { continue };
+            self.wipe(slot, asked.secret);
             self.free.push(slot);
             let failed = |Owner { number, .. }| Finished {
                 number,
@@ -235,6 +266,11 @@ impl Medium for Remote {
 
     fn operations(&self) -> u64 {
         self.description.operations
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
     }
 
     fn room(&self, _under_way: usize) -> usize {

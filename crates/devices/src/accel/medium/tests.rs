@@ -455,6 +455,54 @@ fn when_the_lender_is_lost_everything_ends_and_nothing_begins() {
     assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Unreachable);
 }
 
+/// Its driver begins anew, and the lender dies before it has answered that.
+#[test]
+fn when_the_lender_is_lost_while_the_function_begins_anew_nothing_hangs() {
+    let mut tenant = Tenant::apart(&pool());
+    tenant.create(Operation::Aes256Ctr, &[5; 32]);
+    tenant.write(reg::CONTROL, &0u32.to_le_bytes());
+    tenant.begin();
+    tenant.lender = None;
+    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Unreachable);
+}
+
+/// Its queue pair is taken away before the lender answers with a handle.
+#[test]
+fn a_context_that_nobody_waits_for_any_more_is_destroyed() {
+    let mut tenant = Tenant::apart(&pool());
+    tenant.put(INPUT, &[5; 32]);
+    let stages = [Operation::CreateContext as u8, Operation::Aes256Ctr as u8, 0, 0];
+    let input = IOVA + INPUT;
+    tenant.push(&Descriptor { stages, input, input_length: 32, ..Descriptor::default() });
+    tenant.poll_front();
+    for on in [0u32, 1] {
+        tenant.write(reg::QUEUE + reg::ENABLE, &on.to_le_bytes());
+    }
+    (tenant.sent, tenant.seen) = (0, 0);
+    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Success);
+    assert_eq!(tenant.create(Operation::Aes256Ctr, &[6; 32]), 1, "the other one stayed");
+}
+
+/// A queue pair fails with operations under way, and the front goes on elsewhere before its driver knows.
+#[test]
+fn a_front_with_a_failed_queue_goes_on_elsewhere_with_its_slots() {
+    let pool = pool();
+    let mut tenant = Tenant::apart(&pool);
+    tenant.put(INPUT, &message(4096));
+    for _ in 0..20 {
+        tenant.push(&Descriptor { input_length: 4096, ..ask(&[Operation::Sha256], &[]) });
+    }
+    tenant.poll_front();
+    tenant.write(reg::DOORBELL, &ENTRIES.to_le_bytes());
+    tenant.hand_over(&pool, [true, false]);
+    tenant.write(reg::CONTROL, &0u32.to_le_bytes());
+    tenant.begin();
+    for _ in 0..100 {
+        assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), b"on").1, b"on");
+    }
+    assert!(!tenant.lost.get());
+}
+
 /// The lender's function is returned while operations are under way.
 #[test]
 fn a_lender_that_takes_its_function_back_ends_its_front() {

@@ -30,7 +30,8 @@ pub struct DriveArgs {
     /// How much of the drive; without it, up to its end.
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "drive")]
     length: Option<u64>,
-    /// Bytes of each message: whole blocks of the drive, 1 MiB at most. Without it, as much.
+    /// Bytes of each message: whole blocks of the drive, 1 MiB at most. Without it, as much, or half of that where more may
+    /// come out than goes in.
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "drive")]
     message: Option<u64>,
 }
@@ -93,7 +94,7 @@ impl super::Args {
         let largest = accel.info().largest as usize;
         let message = match source.message {
             Some(message) => usize::try_from(message).unwrap_or(usize::MAX),
-            None => largest,
+            None => DriveSource::usual_message(&accel, &stages),
         };
         let opened = DriveSource::open(&mut accel, &source.socket, message.min(2 * largest));
         let mut drive = opened.map_err(refused)?;
