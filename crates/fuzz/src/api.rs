@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::connect_info::MockConnectInfo;
-use axum::http::{Request, StatusCode, header};
+use axum::http::{Method, Request, StatusCode, header};
 use axum::response::Response;
 use http_body_util::BodyExt;
 use rackbus_control::access::Peer;
@@ -121,8 +121,11 @@ fn request(input: &mut Input<'_>) -> Option<Request<Body>> {
     request.body(Body::from(body)).ok()
 }
 
-/// Looks at an answer: every refusal says why, in JSON where it is this API's.
-async fn check(response: Response) {
+/// Looks at an answer: every refusal says why, in JSON where it is this API's, and where an answer has a body at all.
+async fn check(method: Method, response: Response) {
+    if method == Method::HEAD {
+        return;
+    }
     let status = response.status();
     let kind = response.headers().get(header::CONTENT_TYPE).cloned();
     if kind.as_ref().is_some_and(|kind| kind == "application/x-ndjson") {
@@ -159,7 +162,8 @@ async fn converse(mut input: Input<'_>) {
         let Some(request) = request(&mut input) else { continue };
         let router = router.clone();
         let mut caller = tokio::spawn(async move {
-            check(router.oneshot(request).await.expect("it answers")).await;
+            let method = request.method().clone();
+            check(method, router.oneshot(request).await.expect("it answers")).await;
         });
         // Who has no answer yet waits on while others ask.
         match tokio::time::timeout(PATIENCE, &mut caller).await {
