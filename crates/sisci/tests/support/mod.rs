@@ -128,8 +128,12 @@ impl Rack {
     pub fn of_machines() -> Rack {
         let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
         let authority = Authority::open(folder.path(), "test").unwrap();
+        // An address of its own for each rack: a port that was free is nobody else's before its node listens there.
+        static RACKS: AtomicU32 = AtomicU32::new(1);
+        let (process, rack) = (std::process::id(), RACKS.fetch_add(1, Ordering::Relaxed));
+        let loopback = format!("127.{}.{}.{rack}", 1 + process / 256 % 250, process % 256);
         let ports = HOSTS.map(|(_, name)| {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let listener = TcpListener::bind(format!("{loopback}:0")).unwrap();
             (name.to_owned(), listener.local_addr().unwrap().to_string())
         });
         for (node, name) in HOSTS {
