@@ -144,7 +144,7 @@ impl Shared {
     fn send_out(&self, tls: &mut Connection) -> std::io::Result<bool> {
         let mut some = false;
         while tls.wants_write() {
-            match tls.write_tls(&mut &self.socket) {
+            match tls.write_tls(&mut &*self.socket) {
                 Ok(_) => some = true,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -159,7 +159,7 @@ impl Shared {
         if !tls.wants_read() {
             return Ok(false);
         }
-        match tls.read_tls(&mut &self.socket) {
+        match tls.read_tls(&mut &*self.socket) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
