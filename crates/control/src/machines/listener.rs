@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
@@ -112,6 +112,7 @@ impl Places {
             return stranger(stream, false);
         };
         let subject = certified.subject.to_string();
+        let until = SystemTime::UNIX_EPOCH + Duration::from_secs(certified.until);
         let (end, ended) = tokio::sync::watch::channel(false);
         let watched = self.revocations.watch(certified, move || {
             end.send_replace(true);
@@ -121,7 +122,7 @@ impl Places {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let own = known.entry(subject).or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS)));
         let place = own.clone().try_acquire_owned().ok()?;
-        Some(Counted::known(stream, place, watched, ended))
+        Some(Counted::known(stream, place, watched, ended, until))
     }
 }
 

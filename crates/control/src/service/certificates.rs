@@ -73,6 +73,7 @@ impl Service {
         let ask = |answer| Request::Register { asked, answer };
         self.writing.ask(ask).await?.map_err(|refused| {
             let (code, remedy) = match &refused {
+                RegisterRefused::Over(_) => ("forbidden", "join or log in again with a new token"),
                 RegisterRefused::Revoked(_) => {
                     ("forbidden", "ask an administrator for a new token")
                 }
