@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use rackbus_identity::Watched;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 
 /// Connections that were refused before anything was asked, by cause.
 static REFUSED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
@@ -32,7 +32,7 @@ const LOOKED_AT: Duration = Duration::from_secs(60);
 /// A connection with its place.
 pub(super) struct Counted<S> {
     stream: S,
-    _place: OwnedSemaphorePermit,
+    _place: Box<dyn Send>,
     /// When this ends, nothing is read or written any more. Nothing, once it has.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     is_revoked: bool,
@@ -42,7 +42,7 @@ impl<S> Counted<S> {
     /// One of somebody who is known, until their certificate is revoked, when `ended` changes, or is over, at `until`.
     pub(super) fn known(
         stream: S,
-        place: OwnedSemaphorePermit,
+        place: impl Send + 'static,
         watched: Watched,
         mut ended: watch::Receiver<bool>,
         until: SystemTime,
@@ -55,18 +55,18 @@ impl<S> Counted<S> {
                 () = moment(until) => {}
             }
         };
-        Counted { stream, _place: place, end: Some(Box::pin(end)), is_revoked: false }
+        Counted { stream, _place: Box::new(place), end: Some(Box::pin(end)), is_revoked: false }
     }
 
     /// One of somebody who is not known, or no more, for so long at most.
     pub(super) fn stranger(
         stream: S,
-        place: OwnedSemaphorePermit,
+        place: impl Send + 'static,
         limit: Duration,
         is_revoked: bool,
     ) -> Counted<S> {
         let end = Box::pin(tokio::time::sleep(limit));
-        Counted { stream, _place: place, end: Some(end), is_revoked }
+        Counted { stream, _place: Box::new(place), end: Some(end), is_revoked }
     }
 
     pub(super) fn get(&self) -> &S {
