@@ -52,6 +52,11 @@ impl Writer {
             register.revoked().clone()
         };
         self.shared.revocations.learn(&list, now);
+        self.shared.revoked_version.send_if_modified(|version| {
+            let is_new = *version != list.version;
+            *version = list.version;
+            is_new
+        });
         self.shared.publish(outcome, commit.events, commit.first_event);
         Ok(Ok(count))
     }
