@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::private::{NotPrivate, check_private, run_base};
+use crate::private::{NotPrivate, check_private, run_base_with};
 
 /// The rack's run directory.
 pub const RUN_DIR: &str = "RACKBUS_RUN_DIR";
@@ -52,7 +52,7 @@ impl Location {
         let run_dir = match var(RUN_DIR) {
             Some(dir) => PathBuf::from(dir),
             None => {
-                let base = run_base();
+                let base = run_base_with(|base| !holding(base, "rack.json").is_empty());
                 check_private(&base)?;
                 only(&base, "rack.json", "several racks", RUN_DIR)?
             }
@@ -107,6 +107,15 @@ impl From<&Location> for Place {
     }
 }
 
+/// The folders in `dir` that hold a file of the name `mark`, in order.
+fn holding(dir: &Path, mark: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| path.join(mark).exists()).collect();
+    found.sort();
+    found
+}
+
 /// The only folder in `dir` that has a file `mark`.
 fn only(
     dir: &Path,
@@ -114,11 +123,7 @@ fn only(
     what: &'static str,
     var: &'static str,
 ) -> Result<PathBuf, LocationError> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> =
-        entries.map(|entry| entry.path()).filter(|path| path.join(mark).exists()).collect();
-    found.sort();
-    match found.as_slice() {
+    match holding(dir, mark).as_slice() {
         [one] => Ok(one.clone()),
         [] => Err(LocationError::NoRack(dir.to_owned())),
         several => {

@@ -39,12 +39,45 @@ pub fn check_private(dir: &Path) -> Result<(), NotPrivate> {
     Ok(())
 }
 
-/// The folder that holds racks' run directories.
+/// Where the services of the system have theirs.
+const SYSTEM: &str = "/run/rackbus";
+
+/// The folder that holds racks' run directories, for whoever looks for one that it `has`: root's is looked for among
+/// those of the system's services, too, where its own folder, which a login session gives, has it not.
+pub fn run_base_with(has: impl Fn(&Path) -> bool) -> PathBuf {
+    base_with(run_base(), Path::new(SYSTEM), rustix::process::getuid().is_root(), has)
+}
+
+fn base_with(own: PathBuf, system: &Path, is_root: bool, has: impl Fn(&Path) -> bool) -> PathBuf {
+    match is_root && !has(&own) && has(system) {
+        true => system.to_owned(),
+        false => own,
+    }
+}
+
+/// The folder that holds racks' run directories, as far as this process makes them.
 pub fn run_base() -> PathBuf {
     let user = rustix::process::getuid();
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("rackbus"),
-        None if user.is_root() => PathBuf::from("/run/rackbus"),
+        None if user.is_root() => PathBuf::from(SYSTEM),
         None => PathBuf::from(format!("/tmp/rackbus-{}", user.as_raw())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_also_finds_what_the_services_of_the_system_have() {
+        let (own, system) = (Path::new("/run/user/0/rackbus"), Path::new(SYSTEM));
+        let found = |is_root, with: &[&Path]| {
+            base_with(own.to_owned(), system, is_root, |base| with.contains(&base))
+        };
+        assert_eq!(found(true, &[system]), system);
+        assert_eq!(found(true, &[own, system]), own);
+        assert_eq!(found(true, &[]), own);
+        assert_eq!(found(false, &[system]), own);
     }
 }

@@ -13,6 +13,7 @@ use rackbus_control::Client;
 use rackbus_control::leadership::election::Member;
 use rackbus_identity::{Certified, Credentials, CredentialsError, Request, write_private};
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::Common;
@@ -136,9 +137,16 @@ impl Contexts {
             }
             Err(cause) => return Err(unreadable(&path, &cause.to_string())),
         };
-        let noted = serde_json::from_slice(&text);
-        let noted = noted.map_err(|cause| unreadable(&path, &cause.to_string()))?;
+        let noted = noted_of(&path, &text)?;
         Ok(Context { name: name.to_owned(), folder, noted })
+    }
+
+    /// Makes the folder for them, so that it is known early where that cannot be.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn prepare(&self) -> Result<(), Failure> {
+        make_private(&self.folder)
     }
 
     /// Keeps a context, in the place of one of the same name.
@@ -156,6 +164,9 @@ impl Contexts {
         make_private(&self.folder)?;
         make_private(&folder)?;
         let context = Context { name: name.to_owned(), folder, noted };
+        let _lock = context.lock(FlockOperation::LockExclusive)?;
+        // Who had the lock may have removed it.
+        make_private(&context.folder)?;
         // What it is known by comes last: without it there is no context.
         credentials.save(&context.folder).map_err(unusable)?;
         context.note()?;
@@ -171,6 +182,7 @@ impl Contexts {
         if self.current().as_deref() == Some(name) {
             self.set_current(None)?;
         }
+        let _lock = context.lock(FlockOperation::LockExclusive)?;
         fs::remove_dir_all(&context.folder).map_err(|cause| unwritable(&context.folder, &cause))
     }
 }
@@ -189,6 +201,15 @@ pub fn check_name(name: &str) -> Result<(), Failure> {
             "take up to 64 letters, digits, dots, underscores and hyphens, and not `local`",
         )),
     }
+}
+
+/// A name for the context of this rack, where the user gives none.
+pub fn name_for(rack: &str) -> String {
+    if check_name(rack).is_ok() {
+        return rack.to_owned();
+    }
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+    format!("rack-{}", rack.chars().take(40).map(plain).collect::<String>())
 }
 
 /// The context that a command means; none where it means the rack of this machine.
@@ -248,9 +269,12 @@ impl Context {
         }
         if credentials.is_due() {
             // Where that fails, the one that there is does for now.
-            let renewed = tokio::time::timeout(RENEWAL, self.renewed(&credentials)).await;
-            if let Ok(Ok(Some(renewed))) = renewed {
-                credentials = renewed;
+            match tokio::time::timeout(RENEWAL, self.renewed()).await {
+                Ok(Ok(renewed)) => credentials = renewed.unwrap_or(credentials),
+                Ok(Err(failure)) => self.not_renewed(&credentials, &failure.error),
+                Err(_) => {
+                    self.not_renewed(&credentials, "the control plane did not answer in time")
+                }
             }
         }
         Ok(self.client_of(&credentials))
@@ -260,30 +284,73 @@ impl Context {
         Client::over_tls(&self.noted.control_planes, credentials.client().clone())
     }
 
-    /// The next certificate, and where the control planes are now. Nothing where another process gets it just now.
-    async fn renewed(&self, credentials: &Credentials) -> Result<Option<Credentials>, Failure> {
+    /// Says so. A command has one client, so it is said once.
+    fn not_renewed(&self, credentials: &Credentials, cause: &str) {
+        let until = moment(credentials.certified().until);
+        eprintln!(
+            "rackbus: your certificate for rack {}, good until {until}, could not be renewed: {cause}",
+            self.noted.rack
+        );
+    }
+
+    /// Keeps other processes from changing it until what is returned is dropped. Nothing where another one does, and
+    /// this is not to wait for it.
+    fn lock(&self, operation: FlockOperation) -> Result<Option<fs::File>, Failure> {
         let path = self.folder.join("renewal");
         let lock = fs::File::options().create(true).append(true).open(&path);
         let lock = lock.map_err(|cause| unwritable(&path, &cause))?;
-        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Ok(None);
+        match rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, operation)) {
+            Ok(()) => Ok(Some(lock)),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(unwritable(&path, &errno.into())),
         }
+    }
+
+    /// The next certificate, and where the control planes are now. Nothing where another process gets it just now.
+    async fn renewed(&self) -> Result<Option<Credentials>, Failure> {
+        let lock = self.lock(FlockOperation::NonBlockingLockExclusive)?;
+        let Some(_lock) = lock else { return Ok(None) };
         let current = self.credentials()?;
         if !current.is_due() {
             return Ok(Some(current));
         }
-        let client = self.client_of(credentials);
+        let client = self.client_of(&current);
         let request = Request::new().map_err(unusable)?;
         let certificates = client.renew(request.text()).await?;
         let next = request.answered(&certificates);
         let next = next.map_err(unusable)?;
+        // Who does not heed the lock, an older version say, may have logged in again or removed it meanwhile.
+        let on_disk = self.credentials()?;
+        if on_disk.certified().serial != current.certified().serial {
+            return Ok(Some(on_disk));
+        }
         next.save(&self.folder).map_err(unusable)?;
-        let mut noted = self.noted.clone();
-        noted.learn(&client.control().await?.members);
-        if noted != self.noted {
-            Context { noted, ..self.clone() }.note()?;
+        // Where the control planes are is learned another time, where that fails.
+        if let Ok(known) = client.control().await {
+            self.learn_locked(&known.members)?;
         }
         Ok(Some(next))
+    }
+
+    /// Notes the control planes that there are, beside what is noted now.
+    ///
+    /// # Errors
+    /// When that cannot be read or written.
+    pub fn learn(&self, members: &[Member]) -> Result<(), Failure> {
+        let _lock = self.lock(FlockOperation::LockExclusive)?;
+        self.learn_locked(members)
+    }
+
+    fn learn_locked(&self, members: &[Member]) -> Result<(), Failure> {
+        let path = self.folder.join("context.json");
+        let text = fs::read(&path).map_err(|cause| unreadable(&path, &cause.to_string()))?;
+        let before = noted_of(&path, &text)?;
+        let mut noted = before.clone();
+        noted.learn(members);
+        match noted == before {
+            true => Ok(()),
+            false => Context { noted, ..self.clone() }.note(),
+        }
     }
 
     fn note(&self) -> Result<(), Failure> {
@@ -296,6 +363,10 @@ impl Context {
 /// A moment in seconds since 1970, for people.
 pub fn moment(seconds: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
+}
+
+fn noted_of(path: &Path, text: &[u8]) -> Result<Noted, Failure> {
+    serde_json::from_slice(text).map_err(|cause| unreadable(path, &cause.to_string()))
 }
 
 fn unreadable(path: &Path, cause: &str) -> Failure {
@@ -365,6 +436,10 @@ mod tests {
             assert!(check_name(bad).is_err(), "{bad}");
         }
         assert!(check_name("lab-2.example").is_ok());
+        assert_eq!(name_for("lab-2"), "lab-2");
+        for rack in ["", "..", ".hidden", "a/b", "local", "ä b", &"a".repeat(65)] {
+            assert!(check_name(&name_for(rack)).is_ok(), "{rack}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rackbus_attach::private::{self, run_base};
+use rackbus_attach::private::{self, run_base, run_base_with};
 use serde::{Deserialize, Serialize};
 
 use rackbus_devices::class::parse_rack;
@@ -112,7 +112,10 @@ pub fn find_run_dir(common: &Common) -> Result<PathBuf, Failure> {
         check_private(&dir)?;
         return Ok(dir);
     }
-    let base = run_base();
+    let base = run_base_with(|base| match &common.rack {
+        Some(name) => base.join(name).exists(),
+        None => !racks_in(base).is_empty(),
+    });
     check_private(&base)?;
     let dir = match &common.rack {
         Some(name) => base.join(name),
@@ -122,11 +125,14 @@ pub fn find_run_dir(common: &Common) -> Result<PathBuf, Failure> {
     Ok(dir)
 }
 
-fn only_rack(base: &Path) -> Result<PathBuf, Failure> {
+fn racks_in(base: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(base).into_iter().flatten().flatten();
     let runs = |dir: &PathBuf| dir.join("rack.json").exists() || !living(dir).is_empty();
-    let racks: Vec<PathBuf> = entries.map(|e| e.path()).filter(runs).collect();
-    match racks.as_slice() {
+    entries.map(|e| e.path()).filter(runs).collect()
+}
+
+fn only_rack(base: &Path) -> Result<PathBuf, Failure> {
+    match racks_in(base).as_slice() {
         [rack] => Ok(rack.clone()),
         [] => Err(Failure::new("no rack runs on this machine", "start one with `rackbus up`")),
         several => {

@@ -10,7 +10,9 @@ use axum::extract::{Query, State};
 use axum::routing::get;
 use axum::{Json, Router};
 use hyper::Method;
-use rackbus_identity::{Certified, Revocation, RevocationList, Revocations, Revoked, now};
+use rackbus_identity::{
+    Certified, Person, Revocation, RevocationList, Revocations, Revoked, Role, Subject, now,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
@@ -75,7 +77,13 @@ impl RevokeRequest {
         };
         match (&self.host, &self.user, &self.serial) {
             (Some(host), None, None) => Ok(Revoked::Host(host.clone())),
-            (None, Some(user), None) => Ok(Revoked::User(user.clone())),
+            (None, Some(user), None) => {
+                let person = Person { user: user.clone(), role: Role::Reader };
+                match Subject::Person(person).is_valid() {
+                    true => Ok(Revoked::User(user.clone())),
+                    false => Err(bad(format!("no certificate can name {user:?}"))),
+                }
+            }
             (None, None, Some(serial)) => {
                 serial.parse().map(Revoked::Serial).map_err(|error| bad(format!("{error}")))
             }
@@ -241,6 +249,9 @@ mod tests {
         assert_eq!(asked(Some("beta"), None, None), Ok(Revoked::Host("beta".into())));
         assert_eq!(asked(None, Some("ann"), None), Ok(Revoked::User("ann".into())));
         assert!(matches!(asked(None, None, Some("41ab")), Ok(Revoked::Serial(_))));
+        assert!(
+            asked(None, Some("Ann Smith"), None).is_err() && asked(None, Some(""), None).is_err()
+        );
         assert!(asked(None, None, None).is_err() && asked(None, None, Some("beta")).is_err());
         assert!(asked(Some("beta"), Some("ann"), None).is_err());
     }

@@ -15,8 +15,15 @@ use crate::usage::LeaseReport;
 pub const MOST_EVENTS: usize = 10_000;
 /// How long an event is kept: thirty days, in milliseconds.
 pub const KEPT_MS: u64 = 30 * 24 * 60 * 60 * 1000;
-/// Refusals that say the same are an event once in this time, with their number.
-const REFUSALS_EVERY_MS: u64 = 1000;
+/// Of all events, refusals are at most so many: whoever is refused again and again does not push out the others.
+pub const MOST_REFUSAL_EVENTS: usize = MOST_EVENTS / 10;
+/// Refusals that are forgotten in one step for that, which a store takes as a whole.
+const FORGOTTEN: usize = 32;
+/// How long refusals that are alike are only counted after each that is an event; the last time from then on. After
+/// such a time without any, it begins anew.
+const REFUSALS_EVERY_MS: [u64; 4] = [1000, 10_000, 60_000, 600_000];
+/// The longest of these.
+const QUIET_MS: u64 = 600_000;
 /// Refusals that are told apart at most.
 const MOST_REFUSALS: usize = 1000;
 
@@ -271,8 +278,21 @@ pub fn log(event: &Event) {
 /// Keeps somebody who is refused again and again from filling the log.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    /// By what is alike: when it last was said, and how often it was not since.
-    said: BTreeMap<String, (u64, u64)>,
+    /// By what is alike.
+    said: BTreeMap<String, Told>,
+}
+
+/// What was said of refusals that are alike.
+#[derive(Debug, Default)]
+struct Told {
+    /// Until when they are only counted.
+    silent_until: u64,
+    /// When the last one was, said or not.
+    last: u64,
+    /// How many were said without a quiet time between.
+    times: usize,
+    /// How many were not said since the last that was.
+    left_out: u64,
 }
 
 impl Refusals {
@@ -284,23 +304,28 @@ impl Refusals {
         host: Option<&str>,
         text: &str,
     ) -> Option<Draft> {
-        let recent = |at: u64| now < at.saturating_add(REFUSALS_EVERY_MS);
         if !self.said.contains_key(alike) && self.said.len() >= MOST_REFUSALS {
-            self.said.retain(|_, (at, _)| recent(*at));
+            self.said.retain(|_, told| now < told.silent_until);
             if self.said.len() >= MOST_REFUSALS {
                 return None;
             }
         }
-        let (at, left_out) = self.said.entry(alike.to_owned()).or_insert((0, 0));
-        if *at > 0 && recent(*at) {
-            *left_out += 1;
+        let told = self.said.entry(alike.to_owned()).or_default();
+        let last = std::mem::replace(&mut told.last, now);
+        if now < told.silent_until {
+            told.left_out += 1;
             return None;
         }
-        let text = match std::mem::take(left_out) {
+        if now >= last.saturating_add(QUIET_MS) {
+            told.times = 0;
+        }
+        let wait = REFUSALS_EVERY_MS.get(told.times).copied().unwrap_or(QUIET_MS);
+        told.times = (told.times + 1).min(REFUSALS_EVERY_MS.len());
+        told.silent_until = now.saturating_add(wait);
+        let text = match std::mem::take(&mut told.left_out) {
             0 => text.to_owned(),
             count => format!("{text} ({count} more times since the last)"),
         };
-        *at = now;
         Some(Draft::of_host(EventKind::Refusal, host, text))
     }
 }
@@ -342,8 +367,25 @@ impl Log {
         gone.map_or(0, |(_, event)| event.id + 1)
     }
 
+    /// The numbers of the refusals that are forgotten when `new` are added and `first` is the first that stays: the
+    /// oldest of those that are too many.
+    pub fn forgotten(&self, new: &[Event], first: u64) -> Vec<u64> {
+        let is_refusal = |event: &&Event| event.kind == EventKind::Refusal;
+        let added = new.iter().filter(is_refusal).count();
+        if added == 0 {
+            return Vec::new();
+        }
+        let kept = || self.events.iter().filter(is_refusal).filter(|event| event.id >= first);
+        let excess = (kept().count() + added).saturating_sub(MOST_REFUSAL_EVENTS);
+        kept().map(|event| event.id).take(excess.min(FORGOTTEN)).collect()
+    }
+
     /// Keeps events that are stored now.
     pub fn put(&mut self, events: &[Event], first: u64) {
+        let forgotten = self.forgotten(events, first);
+        if !forgotten.is_empty() {
+            self.events.retain(|event| !forgotten.contains(&event.id));
+        }
         while self.events.front().is_some_and(|event| event.id < first) {
             self.events.pop_front();
         }
@@ -427,9 +469,48 @@ mod tests {
         let next = refusals.refused(6000, "held", Some("beta"), "held").unwrap();
         assert_eq!(next.text, "held (2 more times since the last)");
         for number in 0..2 * MOST_REFUSALS {
-            refusals.refused(7000, &number.to_string(), None, "no");
+            refusals.refused(70_000, &number.to_string(), None, "no");
         }
         assert!(refusals.said.len() <= MOST_REFUSALS);
+    }
+
+    #[test]
+    fn whoever_is_refused_all_the_time_is_said_less_and_less_often() {
+        let mut refusals = Refusals::default();
+        let mut said = |times: std::ops::Range<u64>| {
+            let at = times
+                .step_by(100)
+                .filter(|now| refusals.refused(*now, "eve", None, "no").is_some());
+            at.collect::<Vec<u64>>()
+        };
+        let hour = 3_600_000;
+        let often = said(1000..1000 + hour);
+        assert_eq!(often[..5], [1000, 2000, 12_000, 72_000, 672_000]);
+        assert_eq!(often.len(), 9, "{often:?}");
+        let later = 3 * hour;
+        assert_eq!(said(later..later + 5000), [later, later + 1000], "after a quiet time");
+    }
+
+    #[test]
+    fn refusals_do_not_push_out_other_events() {
+        let mut log = Log::default();
+        let mut put = |drafts| {
+            let events = log.number(1, drafts);
+            let first = log.first_kept(1, events.len());
+            log.put(&events, first);
+            assert_eq!(first, 0);
+        };
+        put(drafts(5));
+        let refusal = || Draft::of_host(EventKind::Refusal, None, "no".to_owned());
+        for _ in 0..2 * MOST_EVENTS {
+            put(vec![refusal()]);
+        }
+        put(drafts(1));
+        let kept = log.after(0, None, usize::MAX);
+        assert_eq!(kept.len(), 6 + MOST_REFUSAL_EVENTS);
+        assert!(kept[..5].iter().all(|it| it.kind == EventKind::Restart));
+        let newest = 2 * MOST_EVENTS as u64 + 5;
+        assert_eq!(kept[5].id, newest + 1 - MOST_REFUSAL_EVENTS as u64, "the oldest are gone");
     }
 
     #[test]

@@ -53,6 +53,9 @@ pub enum RegisterRefused {
     /// A subject has too many certificates, or the rack has.
     #[error("{0} certificates of {1} are good already")]
     TooMany(usize, String),
+    /// What it is to be renewed by is over.
+    #[error("the certificate of {0} is over")]
+    Over(Subject),
     /// What it is to be renewed by, or it itself, is revoked.
     #[error("the certificate of {0} was revoked")]
     Revoked(Subject),
@@ -125,10 +128,11 @@ impl Register {
         let about = self.revoked.revoked.iter().filter(|it| it.what.is_about(&certified));
         let newest = about.map(|it| it.at).max();
         certified.since = newest.map_or(since, |newest| since.max(newest.saturating_add(1)));
+        certified.until = certified.since.saturating_add(life);
         certified
     }
 
-    /// Gives out a certificate at `now`; one that is renewed by `old` not if that is revoked.
+    /// Gives out a certificate at `now`; one that is renewed by `old` not if that is over or revoked.
     ///
     /// # Errors
     /// [`RegisterRefused`].
@@ -143,6 +147,9 @@ impl Register {
             if self.revoked.find(one).is_some() {
                 return Err(RegisterRefused::Revoked(subject.clone()));
             }
+        }
+        if old.is_some_and(|old| old.is_over(now)) {
+            return Err(RegisterRefused::Over(subject.clone()));
         }
         let good = |it: &&Certified| !it.is_over(now) && self.revoked.find(it).is_none();
         let own = self.issued.values().filter(|it| it.subject == *subject).filter(good).count();
@@ -280,6 +287,27 @@ mod tests {
             register.revoke(20, Revoked::Serial(Serial::new())),
             Err(RegisterRefused::Unknown(_))
         ));
+    }
+
+    #[test]
+    fn what_is_over_is_not_renewed() {
+        let mut register = Register::default();
+        let old = issue(&mut register, 10, ann());
+        let renew = |now| {
+            let next = register.draft(now, ann(), LIFE);
+            register.issue(now, &next, Some(&old)).map(drop)
+        };
+        assert_eq!(renew(10 + LIFE - 1), Ok(()));
+        assert_eq!(renew(10 + LIFE), Err(RegisterRefused::Over(ann())));
+    }
+
+    #[test]
+    fn what_is_given_after_a_clock_that_was_ahead_lives_as_long() {
+        let mut register = Register::default();
+        issue(&mut register, 10 + 2 * LIFE, ann());
+        revoke(&mut register, 10, Revoked::User("ann".into()));
+        let next = register.draft(10, ann(), LIFE);
+        assert_eq!((next.since, next.until), (11 + 2 * LIFE, 11 + 3 * LIFE));
     }
 
     #[test]

@@ -43,6 +43,9 @@ pub enum AuthorityError {
     Credentials(#[from] CredentialsError),
 }
 
+/// What the authority's name begins with; the rack's follows.
+pub(crate) const RACK: &str = "rackbus ";
+
 /// A rack's certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -99,7 +102,7 @@ impl Authority {
     pub fn generate(rack: &str) -> Result<Authority, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
-        let name = DnValue::Utf8String(format!("rackbus {rack}"));
+        let name = DnValue::Utf8String(format!("{RACK}{rack}"));
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rcgen::{CertificateParams, KeyPair};
 use rustls::crypto::ring::default_provider;
@@ -13,6 +14,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
+use crate::authority::RACK;
 use crate::{Certified, Subject, now};
 
 /// Why credentials cannot be had.
@@ -161,6 +163,14 @@ impl Credentials {
         &self.certified
     }
 
+    /// The name of the rack, as its authority has it; nothing where that has none.
+    pub fn rack(&self) -> Option<String> {
+        let own = CertificateDer::pem_slice_iter(self.text.0.as_bytes()).next()?.ok()?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(&own).ok()?;
+        let name = parsed.issuer().iter_common_name().next()?.as_str().ok()?;
+        name.strip_prefix(RACK).map(str::to_owned)
+    }
+
     /// For connecting to others of the rack.
     pub fn client(&self) -> &Arc<ClientConfig> {
         &self.client
@@ -225,12 +235,44 @@ pub(crate) fn write_public(path: &Path, text: &str) -> io::Result<()> {
 }
 
 fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let new = path.with_extension("new");
+    // Another process, or thread, may write the same file now: each has its own until it is whole.
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let nth = COUNT.fetch_add(1, Ordering::Relaxed);
+    let new = path.with_extension(format!("{}-{nth}.new", std::process::id()));
+    // One of a process that had the same number and ended half way.
     let _ = std::fs::remove_file(&new);
     let mut file = std::fs::File::options().write(true).create_new(true).mode(mode).open(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    if let Err(error) = written.and_then(|()| std::fs::rename(&new, path)) {
+        let _ = std::fs::remove_file(&new);
+        return Err(error);
+    }
     // The name, too, is to be there after a loss of power.
     path.parent().map_or(Ok(()), |folder| std::fs::File::open(folder)?.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_say_of_which_rack_they_are() {
+        let authority = crate::Authority::generate("lab two").unwrap();
+        let credentials = authority.issue(&Subject::Node("beta".to_owned())).unwrap();
+        assert_eq!(credentials.rack().as_deref(), Some("lab two"));
+    }
+
+    #[test]
+    fn a_file_that_several_write_at_once_is_one_of_them_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("identity.pem");
+        let texts: Vec<String> = ["a", "b", "c", "d"].map(|it| it.repeat(1000)).into();
+        std::thread::scope(|scope| {
+            for text in &texts {
+                scope.spawn(|| (0..20).for_each(|_| write_private(&path, text).unwrap()));
+            }
+        });
+        assert!(texts.contains(&std::fs::read_to_string(&path).unwrap()));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+    }
 }

@@ -14,13 +14,19 @@ const OF_ONE: usize = 64;
 #[derive(Debug, Clone)]
 pub struct Handshakes {
     most: usize,
+    of_one: usize,
     places: Arc<Mutex<BTreeMap<IpAddr, usize>>>,
 }
 
 impl Handshakes {
     /// Nobody yet; `most` at a time.
     pub fn new(most: usize) -> Handshakes {
-        Handshakes { most, places: Arc::default() }
+        Handshakes::with(most, OF_ONE)
+    }
+
+    /// Nobody yet; `most` at a time, of these `of_one` from one address.
+    pub fn with(most: usize, of_one: usize) -> Handshakes {
+        Handshakes { most, of_one, places: Arc::default() }
     }
 
     fn places(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
@@ -34,11 +40,11 @@ impl Handshakes {
         if places.values().sum::<usize>() >= self.most {
             return None;
         }
-        let own = places.entry(network).or_default();
-        if *own >= OF_ONE {
+        let own = places.get(&network).copied().unwrap_or_default();
+        if own >= self.of_one {
             return None;
         }
-        *own += 1;
+        places.insert(network, own + 1);
         Some(Handshake { of: self.clone(), network })
     }
 }
@@ -91,6 +97,9 @@ mod tests {
         assert!(begin("fd00::ffff:1:2:3").is_none(), "the same network");
         held.extend((held.len()..200).map(|n| begin(&format!("10.1.0.{n}")).unwrap()));
         assert!(begin("10.0.0.9").is_none(), "there are as many as there may be");
+        let few = Handshakes::with(3, 1);
+        let _one = few.begin(at("10.0.0.1")).unwrap();
+        assert!(few.begin(at("10.0.0.1")).is_none() && few.begin(at("10.0.0.2")).is_some());
         drop(held.remove(0));
         drop(begin("10.0.0.1").unwrap());
         held.clear();

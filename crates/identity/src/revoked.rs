@@ -90,13 +90,21 @@ impl RevocationList {
     /// With what `other` has that this one has not. Nothing is taken back: whoever led before may tell less.
     #[must_use]
     pub fn merged(&self, other: &RevocationList, now: u64) -> RevocationList {
-        let mut revoked: Vec<Revocation> =
-            self.revoked.iter().filter(|it| it.until > now).cloned().collect();
-        for new in other.revoked.iter().filter(|it| it.until > now) {
-            let known = revoked.iter().any(|it| it.what == new.what && it.at >= new.at);
-            if !known && revoked.len() < MOST_REVOKED {
-                revoked.retain(|it| it.what != new.what);
-                revoked.push(new.clone());
+        let of_use = |list: &RevocationList| {
+            list.revoked.iter().filter(|it| it.until > now).cloned().collect::<Vec<_>>()
+        };
+        let mut revoked = of_use(self);
+        let mut places: BTreeMap<Revoked, usize> =
+            revoked.iter().enumerate().map(|(place, it)| (it.what.clone(), place)).collect();
+        for new in of_use(other) {
+            match places.get(&new.what) {
+                Some(&place) if revoked[place].at >= new.at => {}
+                Some(&place) => revoked[place] = new,
+                None if revoked.len() < MOST_REVOKED => {
+                    places.insert(new.what.clone(), revoked.len());
+                    revoked.push(new);
+                }
+                None => {}
             }
         }
         revoked.sort_by_key(|it| it.number);
@@ -161,8 +169,7 @@ impl Revocations {
         checked(&self.state().list, certified)
     }
 
-    /// Has `end` called when `certified` is revoked, for as long as what is returned is there. It must not wait, and
-    /// not ask this again.
+    /// Has `end` called when `certified` is revoked, for as long as what is returned is there. It must not wait.
     ///
     /// # Errors
     /// [`IsRevoked`], when it is by now.
@@ -185,15 +192,19 @@ impl Revocations {
         let merged = state.list.merged(list, now);
         let is_new = merged != state.list;
         state.list = merged;
-        let State { list, open, others } = &mut *state;
-        open.retain(|_, open| {
-            let revoked = list.find(&open.certified).is_some();
-            if revoked {
-                (open.end)();
-            }
-            !revoked
-        });
-        for other in others {
+        let State { list: known, open, others } = &mut *state;
+        let (revoked, good) = std::mem::take(open)
+            .into_iter()
+            .partition::<BTreeMap<_, _>, _>(|(_, open)| known.find(&open.certified).is_some());
+        *open = good;
+        let others = others.clone();
+        // Whoever is ended may come back here: what it has may drop its own `Watched`.
+        drop(state);
+        for open in revoked.values() {
+            (open.end)();
+        }
+        drop(revoked);
+        for other in &others {
             other.learn(list, now);
         }
         is_new
@@ -202,8 +213,10 @@ impl Revocations {
     /// Tells `other` all that is known here, and all that is learned.
     pub fn tell(&self, other: &Revocations, now: u64) {
         let mut state = self.state();
-        other.learn(&state.list, now);
         state.others.push(other.clone());
+        let known = state.list.clone();
+        drop(state);
+        other.learn(&known, now);
     }
 }
 
@@ -294,6 +307,20 @@ mod tests {
     }
 
     #[test]
+    fn a_full_list_still_learns_more_of_what_it_has() {
+        let hosts: Vec<_> =
+            (0..MOST_REVOKED).map(|it| (Revoked::Host(format!("host{it}")), 100)).collect();
+        let known = list(MOST_REVOKED as u64, &hosts);
+        let mut later = list(1, &[(Revoked::Host("host7".into()), 150)]);
+        later.revoked[0].number = MOST_REVOKED as u64 + 1;
+        let merged = known.merged(&later, 200);
+        assert_eq!(merged.revoked.len(), MOST_REVOKED);
+        assert_eq!(merged.revoked.last(), later.revoked.last());
+        let other = list(1, &[(Revoked::Host("other".into()), 150)]);
+        assert_eq!(known.merged(&other, 200).revoked, known.revoked);
+    }
+
+    #[test]
     fn connections_end_when_their_certificate_is_revoked() {
         let (revocations, other) = (Revocations::default(), Revocations::default());
         revocations.tell(&other, 0);
@@ -315,5 +342,31 @@ mod tests {
         let refused = other.watch(beta(1), || {}).unwrap_err().to_string();
         assert!(refused.contains("of beta.node.rackbus was revoked"), "{refused}");
         assert!(other.watch(beta(6), || {}).is_ok());
+    }
+
+    #[test]
+    fn what_is_ended_may_drop_what_watches_it_and_ask_again() {
+        let (first, second) = (Revocations::default(), Revocations::default());
+        first.tell(&second, 0);
+        let (done, ended) = std::sync::mpsc::channel();
+        // In a thread of its own: a lock that is taken twice fails this test instead of stopping it.
+        std::thread::spawn(move || {
+            for of in [&first, &second] {
+                let held: Arc<Mutex<Option<Watched>>> = Arc::default();
+                let (own, asked, all) = (held.clone(), of.clone(), first.clone());
+                let done = done.clone();
+                let end = move || {
+                    drop(own.lock().unwrap().take());
+                    assert!(asked.check(&beta(1)).is_err() && all.check(&beta(1)).is_err());
+                    done.send("ended").unwrap();
+                };
+                *held.lock().unwrap() = Some(of.watch(beta(1), end).unwrap());
+            }
+            first.learn(&list(1, &[(Revoked::Host("beta".into()), 5)]), 10);
+            done.send("learned").unwrap();
+        });
+        let limit = std::time::Duration::from_secs(60);
+        let told: Vec<_> = (0..3).map(|_| ended.recv_timeout(limit).unwrap()).collect();
+        assert_eq!(told, ["ended", "ended", "learned"]);
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct TlsConversation(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    socket: TcpStream,
+    socket: Arc<TcpStream>,
     tls: Mutex<Connection>,
     /// How long the peer may take to take what is sent.
     limit: Duration,
@@ -55,6 +55,7 @@ impl TlsConversation {
         prepare(&socket)?;
         tls.set_buffer_limit(Some(BUFFER));
         let (tls, receive_limit) = (Mutex::new(tls), Mutex::new(Some(limit)));
+        let socket = Arc::new(socket);
         let shared = Shared { socket, tls, limit, receive_limit, watched: OnceLock::new() };
         let conversation = TlsConversation(Arc::new(shared));
         let deadline = Instant::now() + limit;
@@ -83,12 +84,10 @@ impl TlsConversation {
     pub(crate) fn end_when_revoked(&self, revocations: &Revocations) -> Result<Certified, String> {
         let certified = self.peer(Certified::of);
         let certified = certified.ok_or("its certificate is of nobody of a rack")?;
-        let shared = Arc::downgrade(&self.0);
+        let socket = self.0.socket.clone();
         let end = move || {
-            if let Some(shared) = shared.upgrade() {
-                tracing::warn!("a conversation is ended: the peer's certificate was revoked");
-                let _ = shared.socket.shutdown(std::net::Shutdown::Both);
-            }
+            tracing::warn!("a conversation is ended: the peer's certificate was revoked");
+            let _ = socket.shutdown(std::net::Shutdown::Both);
         };
         let watched = revocations.watch(certified.clone(), end).map_err(|it| it.to_string())?;
         // It is asked once, when the conversation begins.
@@ -145,7 +144,7 @@ impl Shared {
     fn send_out(&self, tls: &mut Connection) -> std::io::Result<bool> {
         let mut some = false;
         while tls.wants_write() {
-            match tls.write_tls(&mut &self.socket) {
+            match tls.write_tls(&mut &*self.socket) {
                 Ok(_) => some = true,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -160,7 +159,7 @@ impl Shared {
         if !tls.wants_read() {
             return Ok(false);
         }
-        match tls.read_tls(&mut &self.socket) {
+        match tls.read_tls(&mut &*self.socket) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),

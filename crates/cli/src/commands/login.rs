@@ -39,6 +39,7 @@ impl Args {
         if let Some(name) = &common.context {
             contexts::check_name(name)?;
         }
+        contexts.prepare()?;
         let path = self.token_file.display();
         let text = std::fs::read_to_string(&self.token_file)
             .map_err(|cause| Failure::usage(format!("{path}: {cause}"), AGAIN))?;
@@ -50,18 +51,28 @@ impl Args {
         let failed = |error| not_reached(error, AGAIN);
         let certificates = client.login(&asked).await.map_err(failed)?;
         let credentials = request.answered(&certificates).map_err(unusable)?;
-        // From here on they are known.
+        // The token is used up: what it was exchanged for is kept before anything else can fail.
+        let rack = credentials.rack().unwrap_or_else(|| "rack".to_owned());
+        let name = common.context.clone().unwrap_or_else(|| contexts::name_for(&rack));
+        let noted = Noted { rack: rack.clone(), control_planes: servers.clone() };
+        let context = contexts.put(&name, noted, &credentials)?;
+        contexts.set_current(Some(&name))?;
+        // Where the other control planes are, and what the rack says of the user, is good to know.
         let client = Client::over_tls(&servers, credentials.client().clone());
-        let known = client.whoami().await.map_err(failed)?;
-        let mut noted = Noted { rack: known.rack.clone(), control_planes: servers };
-        noted.learn(&client.control().await.map_err(failed)?.members);
-        let name = common.context.as_deref().unwrap_or(&known.rack);
-        let context = contexts.put(name, noted, &credentials)?;
-        contexts.set_current(Some(name))?;
+        let known = async {
+            let known = client.whoami().await.map_err(failed)?;
+            context.learn(&client.control().await.map_err(failed)?.members)?;
+            Ok::<_, Failure>(known.asker.to_string())
+        };
+        let asker = known.await.unwrap_or_else(|failure| {
+            output.progress(&format!("rackbus: you are logged in, but {}", failure.error));
+            credentials.subject().to_string()
+        });
+        let context = contexts.get(&name)?;
         let shown = described(&context, true)?;
         output.result(&shown, |o| {
             let until = contexts::moment(credentials.certified().until);
-            o.line(&format!("you are {} in rack {}, until {until}", known.asker, known.rack));
+            o.line(&format!("you are {asker} in rack {rack}, until {until}"));
             o.line(&format!(
                 "commands are for context {name} from now on; `rackbus context use local` for the rack of this machine"
             ));

@@ -45,6 +45,10 @@ impl Args {
             ),
         };
         let done = client(common).await?.revoke(&asked).await?;
+        if done.certificates == 0 && done.tokens == 0 {
+            let remedy = "`rackbus certificates` lists those that are good";
+            output.progress(&format!("rackbus: nothing that is good is of {what}; {remedy}"));
+        }
         output.result(&done, |o| {
             let (certificates, tokens) = (done.certificates, done.tokens);
             o.line(&format!(

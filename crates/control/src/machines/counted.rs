@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rackbus_identity::Watched;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 
 /// Connections that were refused before anything was asked, by cause.
 static REFUSED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
@@ -26,39 +26,47 @@ pub(crate) fn refused() -> BTreeMap<&'static str, u64> {
     REFUSED.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+/// How often the clock is looked at for the end of a certificate.
+const LOOKED_AT: Duration = Duration::from_secs(60);
+
 /// A connection with its place.
 pub(super) struct Counted<S> {
     stream: S,
-    _place: OwnedSemaphorePermit,
-    /// When this ends, nothing is read or written any more.
-    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    _place: Box<dyn Send>,
+    /// When this ends, nothing is read or written any more. Nothing, once it has.
+    end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     is_revoked: bool,
 }
 
 impl<S> Counted<S> {
-    /// One of somebody who is known, until their certificate is revoked: then `ended` changes.
+    /// One of somebody who is known, until their certificate is revoked, when `ended` changes, or is over, at `until`.
     pub(super) fn known(
         stream: S,
-        place: OwnedSemaphorePermit,
+        place: impl Send + 'static,
         watched: Watched,
         mut ended: watch::Receiver<bool>,
+        until: SystemTime,
     ) -> Counted<S> {
         let end = async move {
             let _watched = watched;
             // Who is to say so is gone when it has been said.
-            let _ = ended.wait_for(|ended| *ended).await;
+            tokio::select! {
+                _ = ended.wait_for(|ended| *ended) => {}
+                () = moment(until) => {}
+            }
         };
-        Counted { stream, _place: place, end: Box::pin(end), is_revoked: false }
+        Counted { stream, _place: Box::new(place), end: Some(Box::pin(end)), is_revoked: false }
     }
 
     /// One of somebody who is not known, or no more, for so long at most.
     pub(super) fn stranger(
         stream: S,
-        place: OwnedSemaphorePermit,
+        place: impl Send + 'static,
         limit: Duration,
         is_revoked: bool,
     ) -> Counted<S> {
-        Counted { stream, _place: place, end: Box::pin(tokio::time::sleep(limit)), is_revoked }
+        let end = Box::pin(tokio::time::sleep(limit));
+        Counted { stream, _place: Box::new(place), end: Some(end), is_revoked }
     }
 
     pub(super) fn get(&self) -> &S {
@@ -72,7 +80,18 @@ impl<S> Counted<S> {
 
     /// Whether its time is over; who asks is woken then.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
-        self.end.as_mut().poll(context).is_ready()
+        let ended = self.end.as_mut().is_none_or(|end| end.as_mut().poll(context).is_ready());
+        if ended {
+            self.end = None;
+        }
+        ended
+    }
+}
+
+/// Waits until `until` by the clock of the machine, which may be set meanwhile.
+async fn moment(until: SystemTime) {
+    while let Ok(left) = until.duration_since(SystemTime::now()) {
+        tokio::time::sleep(left.clamp(Duration::from_millis(1), LOOKED_AT)).await;
     }
 }
 
@@ -114,7 +133,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
 mod tests {
     use std::sync::Arc;
 
-    use tokio::io::AsyncReadExt;
+    use rackbus_identity::{Certified, Revocations, Subject};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::Semaphore;
 
     use super::*;
@@ -128,7 +148,41 @@ mod tests {
         let error = counted.read(&mut [0; 1]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(places.available_permits(), 0);
+        // Who asks again is told the same.
+        let again = counted.read(&mut [0; 1]).await.unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::TimedOut);
         drop(counted);
         assert_eq!(places.available_permits(), 1);
+    }
+
+    fn known(
+        until: SystemTime,
+        ended: watch::Receiver<bool>,
+    ) -> (tokio::io::DuplexStream, Counted<tokio::io::DuplexStream>) {
+        let (other, stream) = tokio::io::duplex(16);
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let certified = Certified::new(Subject::Node("beta".to_owned()), Duration::from_secs(60));
+        let watched = Revocations::default().watch(certified, || {}).unwrap();
+        (other, Counted::known(stream, place, watched, ended, until))
+    }
+
+    #[tokio::test]
+    async fn one_ends_with_its_certificate_and_when_that_is_revoked() {
+        let hour = Duration::from_secs(3600);
+        let (_kept, ended) = watch::channel(false);
+        let (_other, mut over) = known(SystemTime::now() - hour, ended.clone());
+        for _ in 0..2 {
+            let error = over.read(&mut [0; 1]).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        }
+        let (revoke, ended) = watch::channel(false);
+        let (mut other, mut good) = known(SystemTime::now() + hour, ended);
+        other.write_all(b"a").await.unwrap();
+        assert_eq!(good.read(&mut [0; 1]).await.unwrap(), 1);
+        revoke.send_replace(true);
+        for _ in 0..2 {
+            let error = good.read(&mut [0; 1]).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        }
     }
 }

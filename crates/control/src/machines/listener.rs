@@ -1,9 +1,9 @@
 //! Connections of other machines: over TLS, each known before anybody waits for it, and in bounded numbers.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
@@ -21,8 +21,10 @@ use crate::access::Peer;
 const CONNECTIONS: usize = 512;
 /// Connections at a time of those who are not known yet.
 const HANDSHAKES: usize = 512;
-/// Connections at a time of those who have no certificate, each for so long at most: they come to join.
+/// Connections at a time of those who have no certificate, of all and from one address, each for so long at most:
+/// they come to join.
 const STRANGERS: usize = 64;
+const STRANGERS_OF_ONE: usize = 8;
 const JOINING: Duration = Duration::from_secs(10);
 
 /// Accepts connections whose handshake is done: of each, nobody else waits for it.
@@ -54,7 +56,7 @@ async fn accept(
     begun: mpsc::Sender<(Held, SocketAddr)>,
 ) {
     let unknown = Handshakes::new(HANDSHAKES);
-    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    let strangers = Handshakes::with(STRANGERS, STRANGERS_OF_ONE);
     let places = Places { known: Arc::default(), strangers, revocations };
     loop {
         let (socket, address) = match listener.accept().await {
@@ -78,7 +80,7 @@ async fn accept(
             }
             let handshake = TlsAcceptor::from(config).accept(socket);
             match tokio::time::timeout(HANDSHAKE, handshake).await {
-                Ok(Ok(stream)) => match places.take(stream) {
+                Ok(Ok(stream)) => match places.take(stream, address.ip()) {
                     Some(counted) => drop(begun.send((counted, address)).await),
                     None => refuse("too many of one", &address),
                 },
@@ -96,22 +98,23 @@ async fn accept(
 #[derive(Clone)]
 struct Places {
     known: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
-    strangers: Arc<Semaphore>,
+    strangers: Handshakes,
     revocations: Revocations,
 }
 
 impl Places {
     /// Gives `stream` one; `None` where all are taken. Who is revoked is a stranger.
-    fn take(&self, stream: server::TlsStream<TcpStream>) -> Option<Held> {
+    fn take(&self, stream: server::TlsStream<TcpStream>, address: IpAddr) -> Option<Held> {
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let stranger = |stream, is_revoked| {
-            let place = self.strangers.clone().try_acquire_owned().ok()?;
+            let place = self.strangers.begin(address)?;
             Some(Counted::stranger(stream, place, JOINING, is_revoked))
         };
         let Some(certified) = certificate.and_then(Certified::of) else {
             return stranger(stream, false);
         };
         let subject = certified.subject.to_string();
+        let until = SystemTime::UNIX_EPOCH + Duration::from_secs(certified.until);
         let (end, ended) = tokio::sync::watch::channel(false);
         let watched = self.revocations.watch(certified, move || {
             end.send_replace(true);
@@ -121,7 +124,7 @@ impl Places {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let own = known.entry(subject).or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS)));
         let place = own.clone().try_acquire_owned().ok()?;
-        Some(Counted::known(stream, place, watched, ended))
+        Some(Counted::known(stream, place, watched, ended, until))
     }
 }
 

@@ -34,13 +34,10 @@ impl Service {
 
     /// What is revoked, when that is another version than `after`, or `wait` is over.
     pub(crate) async fn revocations_after(&self, after: u64, wait: Duration) -> RevocationList {
-        let deadline = tokio::time::Instant::now() + wait;
-        let list = || self.shared.revocations.list();
-        let newer = |_: &_| Some(list()).filter(|list| list.version != after);
-        match self.shared.wait(deadline, newer).await {
-            Some(list) => list,
-            None => list(),
-        }
+        let mut version = self.shared.revoked_version.subscribe();
+        // What there is is answered in any case.
+        let _ = tokio::time::timeout(wait, version.wait_for(|version| *version != after)).await;
+        self.shared.revocations.list()
     }
 
     /// A certificate as it would be given out now.
@@ -73,6 +70,7 @@ impl Service {
         let ask = |answer| Request::Register { asked, answer };
         self.writing.ask(ask).await?.map_err(|refused| {
             let (code, remedy) = match &refused {
+                RegisterRefused::Over(_) => ("forbidden", "join or log in again with a new token"),
                 RegisterRefused::Revoked(_) => {
                     ("forbidden", "ask an administrator for a new token")
                 }

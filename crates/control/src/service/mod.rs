@@ -168,6 +168,7 @@ impl Service {
             changes: broadcast::Sender::new(CHANGES_BACKLOG),
             commits: Histogram::new(COMMIT_TIMES),
             term: AtomicU64::new(term),
+            revoked_version: watch::Sender::new(register.revoked().version),
             register: Mutex::new(register),
             revocations,
         });

@@ -35,6 +35,8 @@ pub(super) struct Shared {
     pub(super) register: Mutex<Register>,
     /// The revocations for everybody who looks at them.
     pub(super) revocations: Revocations,
+    /// The version of these, for those who wait for another.
+    pub(super) revoked_version: watch::Sender<u64>,
 }
 
 impl std::fmt::Debug for Shared {

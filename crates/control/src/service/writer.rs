@@ -25,7 +25,7 @@ pub(super) use requests::{
 use super::{Shared, problem};
 use crate::access::{self, Asker as By};
 use crate::answers::{Answers, Found, KeptAnswer, KeyedRequest};
-use crate::api::{ApiError, Event};
+use crate::api::ApiError;
 use crate::events::{Draft, Refusals};
 use crate::store::{Commit, Store, StoreError};
 
@@ -275,10 +275,9 @@ impl Writer {
     /// Keeps events that no decision belongs to.
     fn note(&mut self, events: Vec<Draft>) {
         let outcome = Outcome::default();
-        let (events, first_event) = self.number(self.shared.clock.now(), &outcome, events);
-        let commit = Commit { events, first_event, ..Commit::default() };
+        let commit = self.number(self.shared.clock.now(), &outcome, events);
         match self.commit(&commit) {
-            Ok(()) => self.shared.publish(outcome, commit.events, first_event),
+            Ok(()) => self.shared.publish(outcome, commit.events, commit.first_event),
             Err(error) => {
                 tracing::error!(%error, "an event could not be stored");
                 self.shared.known().store_failures += 1;
@@ -302,10 +301,9 @@ impl Writer {
         if !answers.is_empty() {
             forgotten_keys.extend(self.answers.outdated(now, answers.len()));
         }
-        let (events, first_event) = self.number(now, &outcome, events);
+        let numbered = self.number(now, &outcome, events);
         let records = outcome.records.clone();
-        let commit =
-            Commit { records, answers, forgotten_keys, events, first_event, ..Commit::default() };
+        let commit = Commit { records, answers, forgotten_keys, ..numbered };
         let unchanged = commit.is_empty() && outcome.messages.is_empty();
         if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
@@ -317,7 +315,7 @@ impl Writer {
         commit.forgotten_keys.iter().for_each(|key| self.answers.forget(key));
         // Who waits for something to happen asks again when it has: a refusal is nothing to wait for.
         if !unchanged {
-            self.shared.publish(outcome, commit.events, first_event);
+            self.shared.publish(outcome, commit.events, commit.first_event);
         }
         Ok(answer)
     }
@@ -331,17 +329,18 @@ impl Writer {
         outcome
     }
 
-    /// The events of a step, and the number of the first event that is kept.
-    fn number(&self, now: u64, outcome: &Outcome, mut drafts: Vec<Draft>) -> (Vec<Event>, u64) {
+    /// The events of a step, and which earlier ones are forgotten, as they are committed.
+    fn number(&self, now: u64, outcome: &Outcome, mut drafts: Vec<Draft>) -> Commit {
         let known = self.shared.known();
         drafts.extend(known.events_of(&outcome.records));
         if drafts.is_empty() {
-            return (Vec::new(), 0);
+            return Commit::default();
         }
         let by = |draft: Draft| draft.by(self.by.clone());
         let events = known.log.number(now, drafts.into_iter().map(by).collect());
-        let first = known.log.first_kept(now, events.len());
-        (events, first)
+        let first_event = known.log.first_kept(now, events.len());
+        let forgotten_events = known.log.forgotten(&events, first_event);
+        Commit { events, first_event, forgotten_events, ..Commit::default() }
     }
 }
 

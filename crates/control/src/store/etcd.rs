@@ -203,6 +203,9 @@ pub(crate) fn operations(keys: &Keys, commit: &Commit) -> Result<Vec<Op>, StoreE
         let value = is_kept.then(|| text(&key, entry)).transpose()?;
         changes.insert(key, value);
     }
+    for id in &commit.forgotten_events {
+        changes.insert(keys.event(*id), None);
+    }
     for event in commit.events.iter().filter(|event| event.id >= commit.first_event) {
         let key = keys.event(event.id);
         let value = text(&key, event)?;

@@ -89,7 +89,8 @@ impl Store for Memory {
             }
         }
         kept.events.extend(commit.events.iter().map(|event| (event.id, event.clone())));
-        kept.events.retain(|id, _| *id >= commit.first_event);
+        kept.events
+            .retain(|id, _| *id >= commit.first_event && !commit.forgotten_events.contains(id));
         Ok(())
     }
 }

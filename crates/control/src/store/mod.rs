@@ -104,6 +104,8 @@ pub struct Commit {
     pub events: Vec<Event>,
     /// Events with a smaller number are forgotten; 0 for none.
     pub first_event: u64,
+    /// The numbers of earlier events that are forgotten, too.
+    pub forgotten_events: Vec<u64>,
 }
 
 impl Commit {
@@ -207,7 +209,7 @@ mod tests {
             records: vec![host(1), lease.clone()],
             answers: vec![answer("a", 1, None), answer("b", 2, None)],
             certificates: [1, 2, 3].map(|number| Put(revocation(number))).into(),
-            events: vec![event(1), event(2)],
+            events: vec![event(0), event(1), event(2), event(3)],
             ..Commit::default()
         };
         store.commit(&first).unwrap();
@@ -217,8 +219,9 @@ mod tests {
             answers: vec![answer("a", 1, Some(Err(refused.clone())))],
             forgotten_keys: vec!["b".to_owned()],
             certificates: vec![Forget(revocation(2)), Put(revocation(4))],
-            events: vec![event(3)],
-            first_event: 2,
+            events: vec![event(4)],
+            first_event: 1,
+            forgotten_events: vec![2],
         };
         store.commit(&second).unwrap();
         let mut opened = again();
@@ -226,7 +229,7 @@ mod tests {
         let state = store.load().unwrap();
         assert_eq!(state.records, [host(2), lease]);
         assert_eq!(state.answers, [answer("a", 1, Some(Err(refused)))]);
-        assert_eq!(state.events, [event(2), event(3)]);
+        assert_eq!(state.events, [event(1), event(3), event(4)]);
         assert_eq!(state.certificates, [1, 3, 4].map(revocation));
         let term = store.begin().unwrap();
         assert!(term > state.term && store.begin().unwrap() > term);

@@ -244,6 +244,10 @@ impl Store for Sqlite {
             let id = i64::try_from(event.id).unwrap_or(i64::MAX);
             put("event", &id, text(&path, "event", event)?).map_err(sqlite)?;
         }
+        for id in &commit.forgotten_events {
+            let id = i64::try_from(*id).unwrap_or(i64::MAX);
+            transaction.execute("DELETE FROM event WHERE id = ?1", [id]).map_err(sqlite)?;
+        }
         if commit.first_event > 0 {
             let first = i64::try_from(commit.first_event).unwrap_or(i64::MAX);
             let text = "DELETE FROM event WHERE id < ?1";

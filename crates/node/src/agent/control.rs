@@ -14,6 +14,9 @@ use crate::term::NewestTerm;
 /// How long it waits before it looks for a lost control plane again.
 const RECONNECT: Duration = Duration::from_millis(100);
 
+/// How long it waits at most where the control plane is there and refuses it: each time twice as long.
+const REFUSED: Duration = Duration::from_secs(5);
+
 /// How long the control plane may take to hear a message, before the next is tried.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -44,10 +47,11 @@ pub(super) async fn listen(
     heard: mpsc::UnboundedSender<Heard>,
     mut newest: NewestTerm,
 ) {
-    let mut lost = false;
+    let (mut lost, mut wait) = (false, RECONNECT);
     while !heard.is_closed() {
         match client.listen(&host, newest.newest()).await {
             Ok(mut said) => {
+                wait = RECONNECT;
                 let mut connected = false;
                 while let Some(Said { term, message }) = next(&mut said, newest.newest()).await {
                     let taken;
@@ -74,15 +78,25 @@ pub(super) async fn listen(
                 }
             }
             // It is there, and this node has to be upgraded, say, or was revoked.
-            Err(ClientError::Refused(refused)) if !lost => {
-                tracing::error!(%refused, "the control plane refuses this node");
+            Err(ClientError::Refused(refused)) => {
+                if !lost {
+                    tracing::error!(%refused, "the control plane refuses this node");
+                }
+                // Not where another one is to lead in a moment.
+                wait = match refused.code.as_str() {
+                    "forbidden" => (wait * 2).min(REFUSED),
+                    _ => RECONNECT,
+                };
             }
-            Err(error) => tracing::debug!(%error, "no control plane"),
+            Err(error) => {
+                wait = RECONNECT;
+                tracing::debug!(%error, "no control plane");
+            }
         }
         if !std::mem::replace(&mut lost, true) {
             tracing::warn!(host, "the control plane is gone; what is lent and borrowed stays so");
         }
-        tokio::time::sleep(RECONNECT).await;
+        tokio::time::sleep(wait).await;
     }
 }
 

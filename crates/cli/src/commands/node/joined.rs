@@ -109,13 +109,13 @@ impl JoinArgs {
             .note(&run_dir)?;
         let advertised = match &self.advertise {
             Some(advertised) => advertised.clone(),
-            None => own_address(&control[0], self.listen)?.to_string(),
+            None => own_address(&control, self.listen)?.to_string(),
         };
         let credentials = Arc::new(RwLock::new(credentials));
         let control = Arc::new(Leaders::new(control, tls_of(&credentials)));
         let listen = self.listen.to_string();
         let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
-        let revocations = noted_revocations(&state_dir);
+        let revocations = noted_revocations(&state_dir)?;
         let link = link.with_revocations(revocations.clone());
         locate_others(&link, &control);
         Ok(Some(Joined { run_dir, link, credentials, revocations, control, state_dir }))
@@ -196,7 +196,7 @@ fn noted(state_dir: &Path) -> Vec<String> {
 }
 
 /// What was revoked when that was last heard: a node that is started while no control plane is reached knows it.
-fn noted_revocations(state_dir: &Path) -> Revocations {
+fn noted_revocations(state_dir: &Path) -> Result<Revocations, Failure> {
     let (revocations, path) = (Revocations::default(), state_dir.join(REVOKED));
     match std::fs::read(&path).map(|text| serde_json::from_slice::<RevocationList>(&text)) {
         Ok(Ok(list)) => drop(revocations.learn(&list, now())),
@@ -204,9 +204,13 @@ fn noted_revocations(state_dir: &Path) -> Revocations {
             tracing::error!(%error, path = %path.display(), "what was revoked cannot be read");
         }
         // Nothing was.
-        Err(_) => {}
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {}
+        Err(cause) => {
+            let error = format!("{}: {cause}", path.display());
+            return Err(Failure::new(error, "see to the file: it says what was revoked"));
+        }
     }
-    revocations
+    Ok(revocations)
 }
 
 fn note_revocations(state_dir: &Path, list: &RevocationList) {
@@ -265,24 +269,38 @@ async fn renewed(control: &Arc<Leaders>, state_dir: &Path) -> Result<Credentials
 }
 
 /// Where others reach who listens at `listen`, if they reach it as the control plane does.
-fn own_address(control: &str, listen: SocketAddr) -> Result<SocketAddr, Failure> {
+fn own_address(control: &[String], listen: SocketAddr) -> Result<SocketAddr, Failure> {
     if !listen.ip().is_unspecified() {
         return Ok(listen);
     }
-    let towards = || -> std::io::Result<SocketAddr> {
+    let towards = |control: &str| -> std::io::Result<Option<SocketAddr>> {
         let same = |to: &SocketAddr| to.is_ipv4() == listen.is_ipv4();
-        let to = control.to_socket_addrs()?.find(same).ok_or(std::io::ErrorKind::NotFound)?;
+        let Some(to) = control.to_socket_addrs()?.find(same) else { return Ok(None) };
         let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0; 16], 0).into() };
         // No packet is sent: the system says which way one would take.
         let socket = UdpSocket::bind(any)?;
         socket.connect(to)?;
-        socket.local_addr()
+        socket.local_addr().map(Some)
     };
-    let own = towards().map_err(|cause| {
-        let error = format!("this machine's address towards {control} is not known: {cause}");
-        Failure::usage(error, "name it with --advertise; --listen [::]:7421 listens for IPv6")
-    })?;
-    Ok(SocketAddr::new(own.ip(), listen.port()))
+    let mut failed = None;
+    for address in control {
+        match towards(address) {
+            Ok(Some(own)) => return Ok(SocketAddr::new(own.ip(), listen.port())),
+            Ok(None) => {}
+            Err(cause) => failed = Some((address, cause)),
+        }
+    }
+    Err(match failed {
+        // A name that is not known now may be known in a moment.
+        Some((control, cause)) => Failure::new(
+            format!("this machine's address towards {control} is not known: {cause}"),
+            "see to the name and the network, or name the address with --advertise",
+        ),
+        None => Failure::usage(
+            format!("no control plane has an address of the family of {listen}"),
+            "name the address with --advertise; --listen [::]:7421 listens for IPv6",
+        ),
+    })
 }
 
 fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
@@ -300,8 +318,22 @@ mod tests {
     #[test]
     fn an_address_that_is_named_is_the_one_that_others_are_told() {
         let listen = "127.0.0.1:7421".parse().unwrap();
-        assert_eq!(own_address("127.0.0.1:1", listen).unwrap(), listen);
+        let control = ["127.0.0.1:1".to_owned()];
+        assert_eq!(own_address(&control, listen).unwrap(), listen);
         let any = "0.0.0.0:7421".parse().unwrap();
-        assert_eq!(own_address("127.0.0.1:1", any).unwrap(), listen);
+        assert_eq!(own_address(&control, any).unwrap(), listen);
+        // One that has none of the same family, or that is not resolved, does not keep the next from being tried.
+        let several = ["[::1]:1", "without-a-port", "127.0.0.1:1"].map(str::to_owned);
+        assert_eq!(own_address(&several, any).unwrap(), listen);
+        assert!(!own_address(&several[..2], any).unwrap_err().usage, "a name may be known later");
+        assert!(own_address(&several[..1], any).unwrap_err().usage);
+    }
+
+    #[test]
+    fn what_was_revoked_is_known_or_the_node_does_not_start() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(noted_revocations(folder.path()).is_ok());
+        std::fs::create_dir(folder.path().join(REVOKED)).unwrap();
+        assert!(noted_revocations(folder.path()).is_err());
     }
 }

@@ -39,8 +39,8 @@ impl Writer {
             }
         };
         let outcome = Outcome::default();
-        let (events, first_event) = self.number(at_ms, &outcome, event.into_iter().collect());
-        let commit = Commit { certificates, events, first_event, ..Commit::default() };
+        let numbered = self.number(at_ms, &outcome, event.into_iter().collect());
+        let commit = Commit { certificates, ..numbered };
         if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "what becomes of a certificate could not be stored");
             self.shared.known().store_failures += 1;
@@ -52,7 +52,12 @@ impl Writer {
             register.revoked().clone()
         };
         self.shared.revocations.learn(&list, now);
-        self.shared.publish(outcome, commit.events, first_event);
+        self.shared.revoked_version.send_if_modified(|version| {
+            let is_new = *version != list.version;
+            *version = list.version;
+            is_new
+        });
+        self.shared.publish(outcome, commit.events, commit.first_event);
         Ok(Ok(count))
     }
 }
