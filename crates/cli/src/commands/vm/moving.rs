@@ -65,8 +65,14 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
     if let Err(error) = off {
         waiting.abort();
         return Err(Failure::new(
-            format!("VM {} is not moved and goes on at {}: {error}", args.name, moving.from),
-            "see what its guest does: rackbus vm exec, or its console.log",
+            format!(
+                "VM {} is not moved: {error}; its guest was asked to switch itself off, and may still do so",
+                args.name
+            ),
+            format!(
+                "see its console.log; once it is off, start it at {} with `rackbus vm run`; while it goes on, it can be moved",
+                moving.from
+            ),
         ));
     }
     joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
