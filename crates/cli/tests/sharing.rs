@@ -145,7 +145,12 @@ fn three_programs_take_turns_on_one_drive_and_find_their_own_data_there() {
     let events = events(&rack);
     let told = |text: &str| events.iter().filter(|event| event.contains(text)).count();
     assert!(told("handed over in ") >= 3, "{events:#?}");
-    assert!(told("is over, and others want the function") >= 3, "{events:#?}");
+    assert!(told(" is over: ") >= 3, "{events:#?}");
+    for of_each_lease in
+        ["is being lent", "can use", "is asked to let go", "offered again", "what lease"]
+    {
+        assert_eq!(told(of_each_lease), 0, "the events of the shares tell it: {events:#?}");
+    }
     assert_eq!(told("takes no more turns on alpha/nvme0"), 3, "{events:#?}");
     // It is to be had again as ever.
     rack.give_back(&rack.borrow("alpha/nvme0", "beta"));

@@ -28,9 +28,9 @@ pub type Answer = Result<Lease, ApiError>;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum KeyedRequest {
-    /// A function for a host.
+    /// A function for a host, or several together.
     Borrow {
-        /// Name of the function, `HOST/DEVICE`.
+        /// Name of the function, `HOST/DEVICE`; of several, all names with a comma and a space between.
         function: String,
         /// The host that shall have it.
         borrower: String,
@@ -58,7 +58,7 @@ pub struct KeptAnswer {
     pub key: String,
     /// What was asked for.
     pub request: KeyedRequest,
-    /// The lease that it is about.
+    /// The lease that it is about; of several that were granted together, the first.
     pub lease: LeaseId,
     /// When it was decided, milliseconds since 1970.
     pub at_ms: u64,
@@ -73,8 +73,8 @@ pub enum Found {
     New,
     /// It was decided, and is not answered yet.
     Pending(LeaseId),
-    /// It was answered before, with this.
-    Answered(Box<Answer>),
+    /// It was answered before, with this, about that lease.
+    Answered(LeaseId, Box<Answer>),
 }
 
 /// All keys that are kept.
@@ -107,8 +107,8 @@ impl Answers {
                 format!("the idempotency key {key} belongs to another request"),
                 "give each request a key of its own",
             )),
-            Some(KeptAnswer { answer: Some(answer), .. }) => {
-                Ok(Found::Answered(Box::new(answer.clone())))
+            Some(KeptAnswer { lease, answer: Some(answer), .. }) => {
+                Ok(Found::Answered(*lease, Box::new(answer.clone())))
             }
             Some(kept) => Ok(Found::Pending(kept.lease)),
         }

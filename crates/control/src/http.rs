@@ -180,7 +180,7 @@ async fn lease(State(service): Shared, Path(lease): Path<u64>) -> Result<Json<Le
 }
 
 /// The idempotency key that a request carries.
-fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+pub(crate) fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     headers.get(IDEMPOTENCY_KEY).map(|value| check_key(value.as_bytes())).transpose()
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, State};
+use axum::http::HeaderMap;
 use axum::routing::post;
 use axum::{Json, Router};
 use rackbus_lease::Placement;
@@ -12,6 +13,7 @@ use utoipa::{OpenApi, ToSchema};
 
 use crate::access::Peer;
 use crate::api::{ApiError, Lease};
+use crate::http::key;
 use crate::service::Service;
 
 /// Asks for several functions.
@@ -39,17 +41,23 @@ pub struct BorrowAllRequest {
 }
 
 /// Borrows functions, whole or not at all, in one step; answers when all can be used.
-#[utoipa::path(post, path = "/v1/leases/together", request_body = BorrowAllRequest, responses(
-    (status = 200, body = Vec<Lease>), (status = 404, body = ApiError),
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day gets the leases of the first one as they stand,
+/// or, where one of them has ended, a refusal, and the others are given back.
+#[utoipa::path(post, path = "/v1/leases/together", request_body = BorrowAllRequest,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = Vec<Lease>), (status = 404, body = ApiError),
     (status = 409, body = ApiError, description = "Somebody has one of them; `holder` and `lease` tell who"),
+    (status = 422, body = ApiError, description = "The key belongs to another request"),
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(
     State(service): State<Arc<Service>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
     Json(request): Json<BorrowAllRequest>,
 ) -> Result<Json<Vec<Lease>>, ApiError> {
     peer.acts_for(&request.borrower)?;
-    service.borrow_together(&request).await.map(Json)
+    service.borrow_together(&request, key(&headers)?).await.map(Json)
 }
 
 /// What of the OpenAPI document is about functions that are borrowed together.

@@ -9,8 +9,9 @@ use std::time::Duration;
 use rackbus_control::api::{BorrowRequest, Lease, NodeMessages};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::{Commit, Memory, StoreError};
+use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{Options, Service};
-use rackbus_lease::{Config, Message};
+use rackbus_lease::{Config, Message, Placement};
 use rackbus_seeds::Random;
 use tokio::task::JoinSet;
 
@@ -181,4 +182,48 @@ async fn a_key_has_one_lease_and_one_answer() {
         let ended = tokio::time::timeout(PATIENCE, run(seed)).await;
         ended.unwrap_or_else(|_| panic!("seed {seed} does not end"));
     }
+}
+
+/// Asks for two functions together until the nodes are there.
+async fn together(life: &Life, key: &str) -> Vec<u64> {
+    let request = BorrowAllRequest {
+        functions: vec!["alpha/nvme1".to_owned(), "alpha/nvme0".to_owned()],
+        borrower: "beta".to_owned(),
+        placement: Placement::Lender,
+        group: None,
+        wait_ms: None,
+        priority: 0,
+    };
+    loop {
+        match life.service.borrow_together(&request, Some(key.to_owned())).await {
+            Ok(leases) => return leases.into_iter().map(|lease| lease.lease).collect(),
+            Err(refused) => {
+                let early = ["silent", "unknown_host", "unknown_function", "failed", "returning"];
+                assert!(early.contains(&refused.code.as_str()), "{refused:?}");
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_borrowed_together_under_a_key_are_borrowed_once() {
+    let ended = tokio::time::timeout(PATIENCE, async {
+        let (store, full) = (Memory::default(), Arc::new(AtomicBool::new(false)));
+        let life = Life::start(&store, &full);
+        let first = together(&life, "move").await;
+        assert_eq!(together(&life, "move").await, first);
+        life.crash().await;
+        // The answer may have been lost with that life.
+        let life = Life::start(&store, &full);
+        assert_eq!(together(&life, "move").await, first);
+        let live = life.service.leases(false);
+        assert_eq!(live.len(), 2, "{live:?}");
+        // Whole or not at all: where one has ended, the other is given back, and both are lent anew.
+        life.service.give_back(first[1], None).await.unwrap();
+        let second = together(&life, "move").await;
+        assert!(second.iter().all(|lease| !first.contains(lease)), "{first:?} {second:?}");
+        life.crash().await;
+    });
+    ended.await.expect("it ends");
 }

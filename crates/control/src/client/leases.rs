@@ -28,16 +28,18 @@ impl Client {
         self.change(Method::POST, "/v1/leases", request).await
     }
 
-    /// Borrows functions whole or not at all, in one step. It is asked for once only: who waits loses its place when the
-    /// control plane is restarted.
+    /// Borrows functions whole or not at all, in one step, under an idempotency key ([`new_key`](Client::new_key)): who
+    /// asks again with the same key gets the same leases. A control plane that is restarted meanwhile is asked again;
+    /// a request that waits does so at the end of its queue.
     ///
     /// # Errors
     /// [`ClientError`]; [`ClientError::Refused`] names the holder.
     pub async fn borrow_together(
         &self,
         request: &BorrowAllRequest,
+        key: &str,
     ) -> Result<Vec<Lease>, ClientError> {
-        self.call(Method::POST, "/v1/leases/together", request).await
+        self.change_as(Method::POST, "/v1/leases/together", request, key).await
     }
 
     /// Returns a lease; answers when the function is offered again. A control plane that is restarted

@@ -25,6 +25,13 @@ const REPEATED: Duration = Duration::from_secs(10);
 const BEFORE_REPEATING: Duration = Duration::from_millis(100);
 
 impl Client {
+    /// An idempotency key that no other request has: 128 bits, seeded by the system.
+    pub fn new_key() -> String {
+        let random =
+            || RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()));
+        format!("{:016x}{:016x}", random(), random())
+    }
+
     pub(super) async fn stream<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -41,11 +48,21 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, ClientError> {
-        let key = new_key();
+        self.change_as(method, path, body, &Client::new_key()).await
+    }
+
+    /// The same, with a key that the caller may use again.
+    pub(super) async fn change_as<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        key: &str,
+    ) -> Result<T, ClientError> {
         let (mut sent, mut lost_since) = (false, None);
         loop {
             let asked = Instant::now();
-            let outcome = self.ask(method.clone(), path, body, Some(&key)).await;
+            let outcome = self.ask(method.clone(), path, body, Some(key)).await;
             let lost = match &outcome {
                 Err(ClientError::Broken(_)) => true,
                 Err(ClientError::Refused(refused)) => refused.code == "ending",
@@ -117,12 +134,6 @@ pub(crate) async fn speak(
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     Ok(sender)
-}
-
-/// A key that no other request has: 128 bits, seeded by the system.
-pub(super) fn new_key() -> String {
-    let random = || RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()));
-    format!("{:016x}{:016x}", random(), random())
 }
 
 /// Percent-encodes what may not stand in a query.

@@ -6,6 +6,11 @@ use super::Draft;
 use crate::api::EventKind;
 
 impl Draft {
+    /// Whether it is news of a lease, also where that is a turn: of these, what a share's own events do not tell.
+    pub fn is_news(&self, is_turn: impl FnOnce(u64) -> bool) -> bool {
+        self.kind != EventKind::Lease || !self.lease.is_some_and(is_turn)
+    }
+
     /// What is new of a share: it joined, its turn began or ended. Nothing where that is not news.
     pub fn of_share(before: Option<&Share>, share: &Share) -> Option<Draft> {
         let Share { share: number, function, borrower, .. } = share;
@@ -74,5 +79,21 @@ impl Draft {
             *held as f64 / 1e3
         );
         Draft::of_function(kind, borrower, &function.to_string(), text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_turns_only_what_goes_wrong_is_told_beside_the_events_of_shares() {
+        let of = |kind, lease| Draft { lease, ..Draft::of_host(kind, None, String::new()) };
+        let is_turn = |lease| lease == 2;
+        assert!(of(EventKind::Lease, Some(1)).is_news(is_turn));
+        assert!(!of(EventKind::Lease, Some(2)).is_news(is_turn));
+        assert!(of(EventKind::Loss, Some(2)).is_news(is_turn));
+        assert!(of(EventKind::Fault, Some(2)).is_news(is_turn));
+        assert!(of(EventKind::Lease, None).is_news(is_turn));
     }
 }

@@ -88,9 +88,11 @@ impl Known {
     /// What `records` tell that is not known yet.
     pub fn events_of(&self, records: &[Record]) -> Vec<Draft> {
         let event = |record: &Record| match record {
-            Record::Lease(lease) => Draft::of_lease(self.leases.get(&lease.lease), lease),
+            Record::Lease(lease) => Draft::of_lease(self.leases.get(&lease.lease), lease)
+                .filter(|draft| draft.is_news(|_| lease.turn.is_some())),
             // What is withdrawn is told of its device.
             Record::Function(state) if self.is_leaving(&state.function) => None,
+            Record::Function(state) if self.is_back_from_turn(state) => None,
             Record::Function(state) => Draft::of_state(self.functions.get(&state.function), state),
             Record::Host(life) => {
                 let text = match self.hosts.get(&life.host) {
@@ -120,6 +122,20 @@ impl Known {
             Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
         records.iter().filter_map(event).collect()
+    }
+
+    /// Whether a lease is a turn that somebody takes on a function.
+    pub fn is_turn(&self, lease: LeaseId) -> bool {
+        self.leases.get(&lease).is_some_and(|lease| lease.turn.is_some())
+    }
+
+    /// Whether a turn on a function is over, and it can be lent again.
+    fn is_back_from_turn(&self, state: &FunctionRecord) -> bool {
+        let before = self.functions.get(&state.function).map(|before| &before.state);
+        let Some(FunctionState::Lent { lease } | FunctionState::Revoking { lease }) = before else {
+            return false;
+        };
+        state.state == FunctionState::Offered && self.is_turn(*lease)
     }
 
     fn device_event(&self, change: &DeviceChange) -> Option<Draft> {

@@ -24,7 +24,7 @@ pub(super) struct Asked<'a> {
     pub(super) functions: Vec<FunctionId>,
     pub(super) borrower: &'a str,
     pub(super) terms: Terms,
-    /// Goes with one function only.
+    /// The idempotency key of the request.
     pub(super) key: Option<String>,
 }
 

@@ -104,6 +104,7 @@ impl Shared {
             let before = before.fronts.get(function).cloned().unwrap_or_default();
             drafts.extend(Draft::of_report(host, function, &before, now));
         }
+        drafts.retain(|draft| draft.is_news(|lease| known.is_turn(lease)));
         for (function, now) in known.reports.get(host).iter().flat_map(|report| &report.peers) {
             let before = before.peers.get(function).cloned().unwrap_or_default();
             drafts.extend(Draft::of_peers(host, function, &before, now));

@@ -11,13 +11,14 @@ use crate::together::BorrowAllRequest;
 
 impl Service {
     /// Borrows functions whole or not at all, and waits until all can be used. The caller may go away meanwhile, as
-    /// from [`borrow`](Service::borrow).
+    /// from [`borrow`](Service::borrow); asked again with the same idempotency key, it gets the same leases.
     ///
     /// # Errors
     /// [`ApiError`], which names the holder when there is one.
     pub async fn borrow_together(
         &self,
         request: &BorrowAllRequest,
+        key: Option<String>,
     ) -> Result<Vec<Lease>, ApiError> {
         let BorrowAllRequest { functions, borrower, placement, group, wait_ms, priority } = request;
         let checked = BorrowRequest {
@@ -37,7 +38,7 @@ impl Service {
             return Err(problem("bad_request", error.to_owned(), "name each of them once"));
         }
         let terms = Terms { placement, group, level };
-        let asked = Asked { functions: named, borrower, terms, key: None };
+        let asked = Asked { functions: named, borrower, terms, key };
         match self.grant(asked, wait, *priority).await? {
             Granted::Leases(wanted) => self.settle(wanted, &functions.join(", "), borrower).await,
             Granted::Answered(answer) => answer.map(|lease| vec![lease]),

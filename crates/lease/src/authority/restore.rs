@@ -88,7 +88,7 @@ impl Authority {
                 }
             }
         }
-        authority.restore_shares();
+        authority.restore_shares(now);
         authority
     }
 }

@@ -74,9 +74,7 @@ impl Authority {
         let record = self.shares.get(&share).ok_or(ShareRefused::NoShare(share))?;
         let turn = record.turn.as_ref().ok_or(ShareRefused::NoTurn(share))?;
         let lease = turn.lease;
-        if !matches!(self.leases[&lease].state, LeaseState::Closing { .. }) {
-            self.close(now, lease, EndReason::TurnGivenBack);
-        }
+        self.ask_back(now, share, lease);
         self.take_turns(now);
         Ok(self.take())
     }
@@ -111,11 +109,8 @@ impl Authority {
             .filter_map(|share| Some((share.share, share.turn.as_ref()?.lease)))
             .collect();
         for (share, lease) in due {
-            self.change_share(share, |share| {
-                share.turn.iter_mut().for_each(|turn| turn.asked = Some(now));
-            });
-            if !matches!(self.leases[&lease].state, LeaseState::Closing { .. }) {
-                self.close(now, lease, EndReason::TurnOver);
+            if !self.renew_turn(now, share) {
+                self.ask_back(now, share, lease);
             }
         }
         let mut functions: Vec<&FunctionId> =
@@ -170,8 +165,16 @@ impl Authority {
             | EndReason::RecordsLost => TurnEnd::CutShort,
         };
         let place = tail(&self.ring(&function));
-        self.change_share(number, |share| share.end(now, how, place));
-        if let EndReason::BorrowerFailed(why) = reason
+        self.change_share(number, |share| {
+            // It was had for the whole of it: its node would have said that nobody used it.
+            let had = how == TurnEnd::Over
+                && share.turn.as_ref().is_some_and(|turn| turn.begun.is_some());
+            if had {
+                share.unused = 0;
+            }
+            share.end(now, how, place);
+        });
+        if let EndReason::BorrowerFailed(why) | EndReason::LenderFailed(why) = reason
             && self.shares[&number].failed >= MOST_FAILED
         {
             self.remove_share(now, number, LeaveReason::Failed(why.clone()));
@@ -226,6 +229,40 @@ impl Authority {
         self.shares.values().filter(other)
     }
 
+    /// Asks who has a turn to let go, within the grace of its share.
+    fn ask_back(&mut self, now: Millis, share: LeaseId, lease: LeaseId) {
+        self.change_share(share, |share| {
+            share.turn.iter_mut().for_each(|turn| turn.asked = turn.asked.or(Some(now)));
+        });
+        if !matches!(self.leases[&lease].state, LeaseState::Closing { .. }) {
+            self.close(now, lease, EndReason::TurnOver);
+        }
+    }
+
+    /// Where whoever has a turn that is over would be the next as well, because the others owe theirs: it keeps the
+    /// function, and its next turn begins. The others miss theirs, as when it had let go. Whether it was so.
+    fn renew_turn(&mut self, now: Millis, number: LeaseId) -> bool {
+        let Some(mut share) = self.shares.get(&number).cloned() else { return false };
+        let Some(lease) = share.turn.as_ref().map(|turn| turn.lease) else { return false };
+        if matches!(self.leases[&lease].state, LeaseState::Closing { .. }) {
+            return false;
+        }
+        let mut ring = self.ring(&share.function);
+        share.end(now, TurnEnd::GivenBack, tail(&ring));
+        ring.iter_mut().filter(|it| it.share == number).for_each(|it| *it = share.clone());
+        if next_turn(&mut ring, |share| self.is_able(now, share)) != Some(number) {
+            return false;
+        }
+        for mut share in ring {
+            if share.share == number {
+                share.begin(lease);
+                share.usable(now, None);
+            }
+            self.put_share(share);
+        }
+        true
+    }
+
     /// Whether another share of the ring would take the function now.
     fn is_wanted(&self, now: Millis, share: &Share) -> bool {
         self.others(share).any(|other| self.is_able(now, other))
@@ -270,6 +307,11 @@ impl Authority {
     fn remove_share(&mut self, now: Millis, number: LeaseId, reason: LeaveReason) {
         let Some(share) = self.shares.remove(&number) else { return };
         let lease = share.turn.as_ref().map(|turn| turn.lease);
+        let end = match reason {
+            // Its node says so, and need not be given time.
+            LeaveReason::Gone(_) | LeaveReason::Unused => EndReason::TurnGivenBack,
+            _ => EndReason::Returned,
+        };
         let removed = Record::ShareRemoved { share: number, reason };
         self.outcome.records.push(removed);
         self.undo.push(Undo::Share(number, Some(Box::new(share))));
@@ -278,7 +320,7 @@ impl Authority {
             && record.is_live()
             && !matches!(record.state, LeaseState::Closing { .. })
         {
-            self.close(now, lease, EndReason::Returned);
+            self.close(now, lease, end);
         }
     }
 
@@ -299,7 +341,9 @@ impl Authority {
     }
 
     /// A turn of which the records say that it goes on, and whose lease is over, has ended.
-    pub(super) fn restore_shares(&mut self) {
+    /// Its times are of the clock of a former process, which may have been ahead of this one's.
+    pub(super) fn restore_shares(&mut self, now: Millis) {
+        self.shares.values_mut().for_each(|share| share.not_after(now));
         let live = |turn: &Turn| self.leases.get(&turn.lease).is_some_and(LeaseRecord::is_live);
         let ended = |share: &&Share| share.turn.as_ref().is_some_and(|turn| !live(turn));
         let ended: Vec<LeaseId> =

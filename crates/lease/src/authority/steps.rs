@@ -118,9 +118,11 @@ impl Authority {
             }
             LeaseState::Closing { reason } => {
                 let message = match (&reason, record.turn) {
-                    (EndReason::TurnOver, Some(turn)) => {
-                        Message::TurnOver { lease, grace: turn.grace }
-                    }
+                    // Whoever ends it: a program has its grace, unless its node says that it needs none.
+                    (
+                        EndReason::TurnOver | EndReason::Returned | EndReason::Withdrawn,
+                        Some(turn),
+                    ) => Message::TurnOver { lease, grace: turn.grace },
                     _ => Message::Ended { lease, reason: reason.to_string() },
                 };
                 self.send(&record.borrower, message);

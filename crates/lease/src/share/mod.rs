@@ -11,8 +11,11 @@
 //! was alone owes nothing for that time. Handing over costs time that is nobody's: it is counted, and charged to no
 //! share.
 //!
-//! A share whose turn nobody uses [`MOST_UNUSED`] times in a row leaves the ring, as does one whose borrower cannot open
-//! its end [`MOST_FAILED`] times in a row, and one whose host is silent for long.
+//! Where all others that want the function owe their next turn, and so its holder would be the next again, it keeps the
+//! function, and its next turn begins at once.
+//!
+//! A share whose turn nobody uses [`MOST_UNUSED`] times in a row leaves the ring, as does one whose lender refuses it, or whose
+//! borrower cannot open its end, [`MOST_FAILED`] times in a row, and one whose host is silent for long.
 
 mod ring;
 
@@ -26,7 +29,7 @@ use crate::message::{FunctionId, LeaseId, Millis, Terms};
 pub const MOST_DEBT: i64 = 8;
 /// Turns in a row that nobody used, after which a share leaves the ring.
 pub const MOST_UNUSED: u32 = 3;
-/// Turns in a row that its borrower could not begin, after which a share leaves the ring.
+/// Turns in a row that could not begin, after which a share leaves the ring.
 pub const MOST_FAILED: u32 = 5;
 /// How long a share whose turn could not begin waits for its next one, at first and at most.
 const AGAIN: [Millis; 2] = [250, 30_000];
@@ -230,6 +233,18 @@ impl Share {
         }
     }
 
+    /// Of times that were noted by a clock that was ahead: they are `now`, and a wait is the longest from now.
+    pub fn not_after(&mut self, now: Millis) {
+        let [_, longest] = AGAIN;
+        self.not_before = self.not_before.min(now.saturating_add(longest));
+        self.since = self.since.min(now);
+        self.let_go = self.let_go.map(|at| at.min(now));
+        if let Some(turn) = &mut self.turn {
+            turn.begun = turn.begun.map(|at| at.min(now));
+            turn.asked = turn.asked.map(|at| at.min(now));
+        }
+    }
+
     /// Its turn ended, and it goes to `place`.
     pub fn end(&mut self, now: Millis, how: TurnEnd, place: u64) {
         let Some(turn) = self.turn.take() else { return };
@@ -278,7 +293,7 @@ pub enum LeaveReason {
     Asked,
     /// Nobody used its last turns.
     Unused,
-    /// Its borrower could not open its end, the last times.
+    /// Its lender could not lend the function, or its borrower not open its end, the last times.
     Failed(String),
     /// What it was for is no more.
     Gone(String),

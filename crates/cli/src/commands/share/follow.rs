@@ -151,6 +151,8 @@ async fn in_turns(
 ) -> Result<(), Failure> {
     let mut turns = Turns::of(client, share);
     let mut running: Option<Running> = None;
+    // How it stands, as last told; while a program ends, its share may have its next turn already.
+    let mut last: Option<Share> = None;
     loop {
         let ended = async {
             match &mut running {
@@ -160,15 +162,23 @@ async fn in_turns(
         };
         tokio::select! {
             status = ended => {
-                let was_asked = running.take().is_some_and(|running| running.asked);
+                let Some(Running { lease, mut asked, .. }) = running.take() else { continue };
                 let failed = |error: String| Failure::new(error, "see what it says");
                 let status = status.map_err(|cause| failed(cause.to_string()))?;
-                match (was_asked, status.success()) {
-                    (true, _) => {}
-                    (false, true) => return Ok(()),
-                    (false, false) => {
-                        return Err(failed(format!("the program ended its turn with {status}")));
-                    }
+                if !asked && status.success() {
+                    return Ok(());
+                }
+                if !asked {
+                    // It may have failed because its function was lost, before that was told here.
+                    let now = has_turn(client, share, lease).await?;
+                    asked = !now;
+                }
+                if !asked {
+                    return Err(failed(format!("the program ended its turn with {status}")));
+                }
+                let next = last.as_ref().filter(|it| is_turn(it) && it.lease != lease);
+                if let Some(next) = next {
+                    running = Some(Running::start(command, next)?);
                 }
             }
             stands = turns.next() => {
@@ -178,17 +188,36 @@ async fn in_turns(
                 };
                 output.progress(&told(&stands));
                 match &mut running {
-                    None if stands.state == ShareState::Turn => {
+                    None if is_turn(&stands) => {
                         running = Some(Running::start(command, &stands)?);
                     }
                     Some(running)
-                        if stands.state != ShareState::Turn || stands.lease != running.lease =>
+                        if !is_turn(&stands) || stands.lease != running.lease =>
                     {
                         running.ask();
                     }
                     _ => {}
                 }
+                last = Some(stands);
             }
+        }
+    }
+}
+
+fn is_turn(share: &Share) -> bool {
+    share.state == ShareState::Turn
+}
+
+/// Whether a lease still is a share's turn, as soon as the control plane can tell.
+async fn has_turn(client: &Client, share: u64, lease: Option<u64>) -> Result<bool, Failure> {
+    loop {
+        match client.shares().await {
+            Ok(shares) => {
+                let stands = shares.iter().find(|it| it.share == share);
+                return Ok(stands.is_some_and(|it| is_turn(it) && it.lease == lease));
+            }
+            Err(error @ ClientError::Refused(_)) => return Err(error.into()),
+            Err(_) => tokio::time::sleep(AGAIN).await,
         }
     }
 }

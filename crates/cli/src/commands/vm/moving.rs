@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use rackbus_control::ClientError;
 use rackbus_control::api::Lease;
 use rackbus_control::together::BorrowAllRequest;
+use rackbus_control::{Client, ClientError};
 use rackbus_vm::{Assets, Boot, Interrupts, Record, Vm, VmSpec, registry};
 
 use super::leases::{function, give_back_all, leases_of, show};
@@ -46,6 +46,8 @@ struct Moving<'a> {
     leases: Vec<Lease>,
     /// Its user asked for MSI-X.
     msix: bool,
+    /// Under which the functions are asked for at the new host, however often.
+    key: String,
 }
 
 /// Moves a VM to another host.
@@ -63,20 +65,34 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
     if let Err(error) = off {
         waiting.abort();
         return Err(Failure::new(
-            format!("VM {} is not moved and goes on at {}: {error}", args.name, moving.from),
-            "see what its guest does: rackbus vm exec, or its console.log",
+            format!(
+                "VM {} is not moved: {error}; its guest was asked to switch itself off, and may still do so",
+                args.name
+            ),
+            format!(
+                "see its console.log; once it is off, start it at {} with `rackbus vm run`; while it goes on, it can be moved",
+                moving.from
+            ),
         ));
     }
     joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
-    give_back_all(context, &moving.leases).await;
-    let there = match joined(waiting.await)? {
-        Ok(leases) => Ok(leases),
-        // A control plane that was restarted has forgotten who waited.
-        Err(ClientError::Refused(refused)) => Err(ClientError::Refused(refused).into()),
-        Err(_) => moving.borrow(moving.to).await,
+    // In vain where the control plane is away for long: whoever borrows below tries it again.
+    let ended = tokio::time::timeout(HAND_OVER, moving.end(&moving.leases)).await;
+    if !matches!(ended, Ok(Ok(()))) {
+        waiting.abort();
+    }
+    let there = match waiting.await {
+        Ok(Ok(leases)) => Ok(leases),
+        Ok(Err(error)) if !is_lost(&error) => Err(error.into()),
+        // A control plane that is away for long has forgotten who waited.
+        _ => moving.borrow(moving.to, &moving.key, &moving.leases).await,
     };
+    let mut former = moving.leases.clone();
     let outcome = match there {
-        Ok(leases) => moving.start(moving.to, leases).await,
+        Ok(leases) => {
+            former.extend(leases.iter().cloned());
+            moving.start(moving.to, leases).await
+        }
         Err(failure) => Err(failure),
     };
     let failure = match outcome {
@@ -93,7 +109,7 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
         Err(failure) => failure,
     };
     let Failure { error, .. } = failure;
-    let back = match moving.borrow(&moving.from).await {
+    let back = match moving.borrow(&moving.from, &Client::new_key(), &former).await {
         Ok(leases) => moving.start(&moving.from, leases).await,
         Err(failure) => Err(failure),
     };
@@ -178,7 +194,7 @@ impl<'a> Moving<'a> {
             Interrupts::noted(socket.as_ref()) == Interrupts::MsixKept
         };
         let msix = leases.iter().any(kept);
-        Ok(Moving { context, from: from.clone(), to, spec, leases, msix })
+        Ok(Moving { context, from: from.clone(), to, spec, leases, msix, key: Client::new_key() })
     }
 
     fn request(&self, host: &str) -> BorrowAllRequest {
@@ -197,11 +213,12 @@ impl<'a> Moving<'a> {
         &self,
     ) -> Result<tokio::task::JoinHandle<Result<Vec<Lease>, ClientError>>, Failure> {
         let (client, request) = (self.context.client.clone(), self.request(self.to));
+        let key = self.key.clone();
         let mut asked = tokio::spawn(async move {
             if request.functions.is_empty() {
                 return Ok(Vec::new());
             }
-            client.borrow_together(&request).await
+            client.borrow_together(&request, &key).await
         });
         loop {
             let devices = self.context.client.devices().await?;
@@ -230,18 +247,23 @@ impl<'a> Moving<'a> {
         }
     }
 
-    /// Borrows all functions for a host, as soon as they are to be had.
-    async fn borrow(&self, host: &str) -> Result<Vec<Lease>, Failure> {
+    /// Borrows all functions for a host, as soon as they are to be had. An answer that was lost is asked for again
+    /// under the same key. What is left of `former` leases is given back before: the request would wait for it.
+    async fn borrow(&self, host: &str, key: &str, former: &[Lease]) -> Result<Vec<Lease>, Failure> {
         let request = self.request(host);
         if request.functions.is_empty() {
             return Ok(Vec::new());
         }
         let asked = async {
             loop {
-                match self.context.client.borrow_together(&request).await {
+                let asked = async {
+                    self.end(former).await?;
+                    self.context.client.borrow_together(&request, key).await
+                };
+                match asked.await {
                     Ok(leases) => return Ok(leases),
-                    Err(error @ ClientError::Refused(_)) => return Err(error.into()),
-                    Err(_) => tokio::time::sleep(AGAIN).await,
+                    Err(error) if is_lost(&error) => tokio::time::sleep(AGAIN).await,
+                    Err(error) => return Err(error.into()),
                 }
             }
         };
@@ -250,6 +272,28 @@ impl<'a> Moving<'a> {
             Err(Failure::new(error, "see `rackbus status`"))
         };
         tokio::time::timeout(OFF + HAND_OVER, asked).await.unwrap_or_else(|_| late())
+    }
+
+    /// Ends those of its former leases that still go on, as soon as the control plane is there.
+    async fn end(&self, former: &[Lease]) -> Result<(), ClientError> {
+        loop {
+            match self.end_once(former).await {
+                Err(error) if is_lost(&error) => tokio::time::sleep(AGAIN).await,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn end_once(&self, former: &[Lease]) -> Result<(), ClientError> {
+        let live = self.context.client.leases(false).await?;
+        for lease in live.iter().filter(|it| former.iter().any(|had| had.lease == it.lease)) {
+            match self.context.client.give_back(lease.lease).await {
+                Err(error) if is_lost(&error) => return Err(error),
+                // Where it is refused, it has ended, or does: the request waits for the function.
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Starts the VM at a host with what it has borrowed there; gives that back where it does not start.
@@ -273,6 +317,14 @@ impl<'a> Moving<'a> {
             give_back_all(self.context, &leases).await;
         }
         outcome
+    }
+}
+
+/// Whether the answer may be had by asking again.
+fn is_lost(error: &ClientError) -> bool {
+    match error {
+        ClientError::Refused(refused) => refused.code == "ending",
+        _ => true,
     }
 }
 

@@ -46,12 +46,20 @@ impl Writer {
         asker: Asker,
     ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
         let Terms { placement, group, level } = terms.clone();
-        let (function, host) = (functions[0].to_string(), borrower.to_owned());
+        let names: Vec<String> = functions.iter().map(FunctionId::to_string).collect();
+        let (function, host) = (names.join(", "), borrower.to_owned());
         let request = KeyedRequest::Borrow { function, borrower: host, placement, group, level };
         match self.find(key.as_deref(), &request)? {
             Found::New => {}
-            Found::Pending(lease) => return Ok(Ok(Granted::Leases(vec![self.want(lease)]))),
-            Found::Answered(answer) => return Ok(Ok(Granted::Answered(answer))),
+            Found::Answered(_, answer) if functions.len() == 1 => {
+                return Ok(Ok(Granted::Answered(answer)));
+            }
+            // The answer that is kept tells of the first; what was granted in one step has numbers in a row.
+            Found::Pending(first) | Found::Answered(first, _) => {
+                let leases = (first..).take(functions.len());
+                let wanted = leases.map(|lease| self.want(lease)).collect();
+                return Ok(Ok(Granted::Leases(wanted)));
+            }
         }
         let turn = functions.iter().try_for_each(|function| self.check_turn(function, asker));
         if let Err(queued) = turn {
@@ -120,7 +128,7 @@ impl Writer {
         match self.find(key.as_deref(), &request)? {
             Found::New => {}
             Found::Pending(_) => return Ok(Ok(Returned::Awaited)),
-            Found::Answered(answer) => return Ok(Ok(Returned::Answered(answer))),
+            Found::Answered(_, answer) => return Ok(Ok(Returned::Answered(answer))),
         }
         // Somebody else may have returned it, and its function still be on the way back.
         let held = self.shared.known().is_held(lease);
