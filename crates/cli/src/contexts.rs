@@ -21,7 +21,7 @@ use crate::output::Failure;
 use crate::paths::make_private;
 use crate::remote::address_of;
 
-/// Names the context.
+/// The environment variable with the name of the context that commands use.
 pub const CONTEXT: &str = "RACKBUS_CONTEXT";
 /// The rack of this machine, where a context is named.
 pub const LOCAL: &str = "local";

@@ -24,7 +24,7 @@ const FORGOTTEN: usize = 32;
 pub enum Entry {
     /// A certificate was given out.
     Issued(Certified),
-    /// Something was revoked.
+    /// Certificates were revoked: of a subject up to a time, or one by its serial number.
     Revoked(Revocation),
 }
 
@@ -41,9 +41,9 @@ impl Entry {
 /// What becomes of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// It is kept.
+    /// The store keeps this entry from now on, in the place of one with its key.
     Put(Entry),
-    /// It is forgotten.
+    /// The store forgets this entry.
     Forget(Entry),
 }
 
@@ -67,7 +67,7 @@ pub enum RegisterRefused {
     Full,
 }
 
-/// The register.
+/// The certificates that were given out and are not over, and the revocations.
 #[derive(Debug, Clone, Default)]
 pub struct Register {
     issued: BTreeMap<Serial, Certified>,
@@ -75,7 +75,7 @@ pub struct Register {
 }
 
 impl Register {
-    /// What was stored.
+    /// The register of a store that has these entries.
     pub fn of(entries: Vec<Entry>) -> Register {
         let mut register = Register::default();
         entries.into_iter().for_each(|entry| register.put(entry));

@@ -36,7 +36,7 @@ const fn entry(method: &'static str, path: &'static str, need: Need) -> Entry {
     Entry { method, path, need }
 }
 
-/// All of them.
+/// All requests, each with what is needed for it.
 pub const TABLE: [Entry; 40] = [
     entry("GET", "/v1/status", Need::Read),
     entry("GET", "/v1/control", Need::Read),
