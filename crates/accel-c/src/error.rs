@@ -21,18 +21,18 @@ pub const ENDED: c_int = -9;
 
 /// Why a call failed.
 #[derive(Debug)]
-pub struct Failure {
+pub struct CallFailure {
     code: c_int,
     text: String,
 }
 
-impl Failure {
-    pub fn new(code: c_int, text: &str) -> Failure {
-        Failure { code, text: text.to_owned() }
+impl CallFailure {
+    pub fn new(code: c_int, text: &str) -> CallFailure {
+        CallFailure { code, text: text.to_owned() }
     }
 
     /// The driver's error; `lost` is the number of one that has to do with the function's end of the line.
-    pub fn of(error: AccelError, lost: c_int) -> Failure {
+    pub fn of(error: AccelError, lost: c_int) -> CallFailure {
         let code = match &error {
             AccelError::Client(_) | AccelError::Device(_) | AccelError::Unsupported(_) => lost,
             AccelError::Memory(_) => MEMORY,
@@ -41,12 +41,12 @@ impl Failure {
             AccelError::Operation { .. } => OPERATION,
             AccelError::TimedOut => NO_ANSWER,
         };
-        Failure { code, text: error.to_string() }
+        CallFailure { code, text: error.to_string() }
     }
 }
 
-impl From<SourceError> for Failure {
-    fn from(error: SourceError) -> Failure {
+impl From<SourceError> for CallFailure {
+    fn from(error: SourceError) -> CallFailure {
         let text = error.to_string();
         let code = match error {
             SourceError::Accel(error) => return error.into(),
@@ -55,18 +55,18 @@ impl From<SourceError> for Failure {
             SourceError::Request(_) => INVALID,
             SourceError::Ended => ENDED,
         };
-        Failure { code, text }
+        CallFailure { code, text }
     }
 }
 
-impl From<AccelError> for Failure {
-    fn from(error: AccelError) -> Failure {
-        Failure::of(error, LOST)
+impl From<AccelError> for CallFailure {
+    fn from(error: AccelError) -> CallFailure {
+        CallFailure::of(error, LOST)
     }
 }
 
-pub fn invalid(text: String) -> Failure {
-    Failure { code: INVALID, text }
+pub fn invalid(text: String) -> CallFailure {
+    CallFailure { code: INVALID, text }
 }
 
 thread_local! {
@@ -79,13 +79,13 @@ pub fn last() -> *const c_char {
 }
 
 /// Does what a function of the library does, and says how it ended.
-pub fn attempt(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
+pub fn attempt(call: impl FnOnce() -> Result<c_int, CallFailure>) -> c_int {
     // What was half done when it panicked is the caller's to close, and checked by the driver as ever.
     let outcome = catch_unwind(AssertUnwindSafe(call));
     let failure = match outcome {
         Ok(Ok(value)) => return value,
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::new(INTERNAL, "a defect of the library; please report it"),
+        Err(_) => CallFailure::new(INTERNAL, "a defect of the library; please report it"),
     };
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
     LAST.set(text);

@@ -12,11 +12,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use rackbus_driver::accel::{
-    Accel, DriveSource, Finished, Options, Range, SourceError, Submitter, Work,
+    Accel, AccelOptions, DriveRange, DriveSource, FinishedRequest, MessageWork, SourceError,
+    Submitter,
 };
 use rackbus_spec::accel::{Operation, Status};
 
-use error::{Failure, INVALID, OPEN, attempt, invalid};
+use error::{CallFailure, INVALID, OPEN, attempt, invalid};
 pub use types::{
     rackbus_accel_completion, rackbus_accel_info, rackbus_accel_options, rackbus_accel_request,
     rackbus_accel_segment,
@@ -36,7 +37,7 @@ pub struct rackbus_accel(Submitter);
 ///
 /// # Safety
 /// It is null, or leads to a `T` that nobody changes meanwhile.
-unsafe fn checked<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
+unsafe fn checked<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, CallFailure> {
     if !pointer.is_aligned() {
         return Err(invalid(format!("{what} is not aligned")));
     }
@@ -48,7 +49,7 @@ unsafe fn checked<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure
 ///
 /// # Safety
 /// It is null, or leads to a `T` that nobody else uses meanwhile.
-unsafe fn checked_mut<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, Failure> {
+unsafe fn checked_mut<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, CallFailure> {
     if !pointer.is_aligned() {
         return Err(invalid(format!("{what} is not aligned")));
     }
@@ -60,7 +61,11 @@ unsafe fn checked_mut<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, F
 ///
 /// # Safety
 /// It is null, or leads to as many `T` that nobody changes meanwhile.
-unsafe fn several<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T], Failure> {
+unsafe fn several<'a, T>(
+    pointer: *const T,
+    count: usize,
+    what: &str,
+) -> Result<&'a [T], CallFailure> {
     if count == 0 {
         return Ok(&[]);
     }
@@ -77,7 +82,7 @@ unsafe fn several<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<
 ///
 /// # Safety
 /// It is null, or leads to such text.
-unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failure> {
+unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, CallFailure> {
     // SAFETY: as the caller promises.
     unsafe { checked(pointer, what) }?;
     // SAFETY: not null, and as the caller promises.
@@ -92,12 +97,12 @@ unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failur
 unsafe fn open(
     options: *const rackbus_accel_options,
     out: *mut *mut rackbus_accel,
-    start: impl FnOnce(Options) -> Result<Accel, rackbus_driver::AccelError>,
-) -> Result<c_int, Failure> {
+    start: impl FnOnce(AccelOptions) -> Result<Accel, rackbus_driver::AccelError>,
+) -> Result<c_int, CallFailure> {
     // SAFETY: as the caller promises.
     let out = unsafe { checked_mut(out, "accel") }?;
     *out = std::ptr::null_mut();
-    let mut chosen = Options::default();
+    let mut chosen = AccelOptions::default();
     let mut segments = SEGMENTS;
     if !options.is_null() {
         // SAFETY: as the caller promises.
@@ -106,7 +111,7 @@ unsafe fn open(
         chosen = asked.chosen()?;
     }
     let opened = Submitter::start(chosen, segments, start);
-    let opened = opened.map_err(|error| Failure::of(error, OPEN))?;
+    let opened = opened.map_err(|error| CallFailure::of(error, OPEN))?;
     *out = Box::into_raw(Box::new(rackbus_accel(opened)));
     Ok(0)
 }
@@ -151,11 +156,11 @@ pub unsafe extern "C" fn rackbus_accel_open_pci(
 }
 
 /// The address of the only accelerator of this machine.
-fn only() -> Result<String, Failure> {
-    let mut found = Accel::find().map_err(|error| Failure::of(error, OPEN))?;
+fn only() -> Result<String, CallFailure> {
+    let mut found = Accel::find().map_err(|error| CallFailure::of(error, OPEN))?;
     match (found.len(), found.pop()) {
         (1, Some(address)) => Ok(address),
-        (0, _) => Err(Failure::new(OPEN, "this machine has no accelerator; borrow one for it")),
+        (0, _) => Err(CallFailure::new(OPEN, "this machine has no accelerator; borrow one for it")),
         _ => Err(invalid("this machine has several accelerators: name an address".to_owned())),
     }
 }
@@ -272,13 +277,13 @@ pub unsafe extern "C" fn rackbus_accel_destroy_context(
     })
 }
 
-fn named(operation: c_uint) -> Result<Operation, Failure> {
+fn named(operation: c_uint) -> Result<Operation, CallFailure> {
     let known = u8::try_from(operation).ok().and_then(Operation::from_number);
     known.ok_or_else(|| invalid(format!("there is no operation {operation}")))
 }
 
 /// The operations of a request, each with its context.
-fn stages(request: &rackbus_accel_request) -> Result<Vec<(Operation, u16)>, Failure> {
+fn stages(request: &rackbus_accel_request) -> Result<Vec<(Operation, u16)>, CallFailure> {
     let given = request.operations.iter().zip(request.contexts).take_while(|(of, _)| **of != 0);
     let stages = given.map(|(of, context)| Ok((named((*of).into())?, context)));
     stages.collect()
@@ -292,7 +297,7 @@ unsafe fn ranges(
     segments: *const rackbus_accel_segment,
     count: u32,
     what: &str,
-) -> Result<Vec<(usize, usize)>, Failure> {
+) -> Result<Vec<(usize, usize)>, CallFailure> {
     if count as usize > rackbus_spec::accel::SEGMENTS {
         return Err(invalid(format!("{what} has more than 256 segments")));
     }
@@ -329,7 +334,7 @@ pub unsafe extern "C" fn rackbus_accel_submit(
                 ranges(request.output, request.output_segments, "output")?,
             )
         };
-        let work = Work { stages: &stages, nonce, associated };
+        let work = MessageWork { stages: &stages, nonce, associated };
         accel.0.submit(queue as usize, &work, (&input, &output), token)?;
         Ok(0)
     })
@@ -389,8 +394,8 @@ pub unsafe extern "C" fn rackbus_accel_wait(
 }
 
 /// Writes what has ended, if anything has: 1 or 0.
-fn told(finished: Option<Finished>, to: &mut rackbus_accel_completion) -> c_int {
-    let Some(Finished { token, status, output, engine_ns }) = finished else { return 0 };
+fn told(finished: Option<FinishedRequest>, to: &mut rackbus_accel_completion) -> c_int {
+    let Some(FinishedRequest { token, status, output, engine_ns }) = finished else { return 0 };
     let status = status as u32;
     *to = rackbus_accel_completion { token, status, output, engine_ns, reserved: 0 };
     1
@@ -424,7 +429,7 @@ pub unsafe extern "C" fn rackbus_accel_run(
         }
         let stages = stages(request)?;
         let (nonce, associated) = (request.nonce, request.associated);
-        let work = Work { stages: &stages, nonce, associated };
+        let work = MessageWork { stages: &stages, nonce, associated };
         let result = accel.0.run(&work, input, room)?;
         if !result.is_empty() {
             // SAFETY: no more came out than there is room for, as the program says; the two are apart, for
@@ -465,16 +470,17 @@ pub unsafe extern "C" fn rackbus_accel_run_drive(
         let each = each.ok_or_else(|| invalid("each is NULL".to_owned()))?;
         let stages = stages(request)?;
         let (nonce, associated) = (request.nonce, request.associated);
-        let work = Work { stages: &stages, nonce, associated };
+        let work = MessageWork { stages: &stages, nonce, associated };
         let (accel, room) = accel.0.parts();
         let usual = DriveSource::usual_message(accel, &stages);
         let message = if message == 0 { usual } else { message };
         let mut source = DriveSource::open(accel, Path::new(drive), message)?;
-        let outcome = source.run(accel, room, &work, Range { offset, length }, |at, result| {
-            // SAFETY: as the header says; the result is there until it returns.
-            let said = unsafe { each(argument, at, result.as_ptr().cast(), result.len()) };
-            if said == 0 { Ok(()) } else { Err(SourceError::Ended) }
-        });
+        let outcome =
+            source.run(accel, room, &work, DriveRange { offset, length }, |at, result| {
+                // SAFETY: as the header says; the result is there until it returns.
+                let said = unsafe { each(argument, at, result.as_ptr().cast(), result.len()) };
+                if said == 0 { Ok(()) } else { Err(SourceError::Ended) }
+            });
         // What failed first is what matters.
         let closed = source.close(accel);
         outcome?;

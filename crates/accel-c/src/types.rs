@@ -1,9 +1,9 @@
 //! The structures of the header.
 
-use rackbus_driver::accel::Options;
+use rackbus_driver::accel::AccelOptions;
 use rackbus_spec::accel::STAGES;
 
-use crate::error::{Failure, invalid};
+use crate::error::{CallFailure, invalid};
 
 /// How to use a function; 0 is as usual.
 #[allow(non_camel_case_types)]
@@ -24,8 +24,8 @@ pub struct rackbus_accel_options {
 
 impl rackbus_accel_options {
     /// As the driver has them.
-    pub(crate) fn chosen(&self) -> Result<Options, Failure> {
-        let usual = Options::default();
+    pub(crate) fn chosen(&self) -> Result<AccelOptions, CallFailure> {
+        let usual = AccelOptions::default();
         let or = |given: u16, usual: u16| if given == 0 { usual } else { given };
         let data = match usize::try_from(self.data) {
             Ok(0) => usual.data,
@@ -35,7 +35,7 @@ impl rackbus_accel_options {
         if self.polled > 1 {
             return Err(invalid("polled is 0 or 1".to_owned()));
         }
-        Ok(Options {
+        Ok(AccelOptions {
             queues: or(self.queues, usual.queues),
             depth: or(self.depth, usual.depth),
             data,
@@ -93,9 +93,9 @@ pub struct rackbus_accel_request {
     pub input: *const rackbus_accel_segment,
     /// Where the output goes.
     pub output: *const rackbus_accel_segment,
-    /// Segments of the input.
+    /// How many segments `input` points to.
     pub input_segments: u32,
-    /// Segments of the output.
+    /// How many segments `output` points to.
     pub output_segments: u32,
 }
 

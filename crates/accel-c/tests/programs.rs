@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
+use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{LocalFunction, serve_function};
@@ -49,7 +49,7 @@ fn compile(source: &str, to: &Path, library: &[&str]) -> PathBuf {
 }
 
 fn serve(socket: &Path) -> LocalFunction {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
     serve_function(Box::new(model), socket, EngineOptions::default()).unwrap()
 }

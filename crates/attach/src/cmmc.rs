@@ -8,7 +8,8 @@
 use std::time::{Duration, Instant};
 
 use rackbus_memory::copy::{
-    Engine, EngineOptions, PieceError, Place, State, Statistics, Ticket, Transaction,
+    CopyEngine, CopyEngineOptions, CopyLocation, PieceError, Statistics, Ticket, Transaction,
+    TransactionState,
 };
 use rackbus_segment::message::{NodeId, SegmentId};
 
@@ -47,7 +48,7 @@ pub struct AreaKey {
 
 /// What a receiver is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteNotice {
     /// First byte that was written.
     pub offset: u64,
     /// Length of the copy in bytes.
@@ -65,7 +66,7 @@ pub enum Signal {
     Tagged(u64),
 }
 
-impl Written {
+impl WriteNotice {
     fn to_bytes(self) -> [u8; 24] {
         let mut bytes = [0; 24];
         for (part, value) in bytes.chunks_mut(8).zip([self.offset, self.length, self.tag]) {
@@ -74,16 +75,16 @@ impl Written {
         bytes
     }
 
-    fn of_bytes(bytes: &[u8]) -> Option<Written> {
+    fn of_bytes(bytes: &[u8]) -> Option<WriteNotice> {
         let mut words = bytes.chunks_exact(8).map(|part| part.try_into().map(u64::from_le_bytes));
         let mut word = || words.next()?.ok();
-        Some(Written { offset: word()?, length: word()?, tag: word()? })
+        Some(WriteNotice { offset: word()?, length: word()?, tag: word()? })
     }
 }
 
 /// Memory that others may write to. It ends when it is dropped.
 #[derive(Debug)]
-pub struct Area {
+pub struct ExportedArea {
     segment: LocalSegment,
     mapping: Mapping,
     signals: DataInterrupt,
@@ -96,13 +97,13 @@ impl Session {
     ///
     /// # Errors
     /// [`AttachError::Refused`] when so much is not left.
-    pub fn export_area(&self, size: u64) -> Result<Area, AttachError> {
+    pub fn export_area(&self, size: u64) -> Result<ExportedArea, AttachError> {
         let options = SegmentOptions { choose: true, ..SegmentOptions::shared(0, size) };
         let segment = self.create_segment(&options)?;
         let mapping = segment.map(0, size)?;
         let signals = self.create_data_interrupt(None)?;
         segment.set_available()?;
-        Ok(Area { segment, mapping, signals, node: self.node() })
+        Ok(ExportedArea { segment, mapping, signals, node: self.node() })
     }
 
     /// Registers an area of another host (or of this one) to write to.
@@ -120,7 +121,7 @@ impl Session {
     }
 }
 
-impl Area {
+impl ExportedArea {
     /// How senders find the area: its host, its segment, and the interrupt that announces copies.
     pub fn key(&self) -> AreaKey {
         let (segment, signals) = (self.segment.id(), self.signals.number());
@@ -137,13 +138,13 @@ impl Area {
     ///
     /// # Errors
     /// [`InterruptError::TimedOut`] after `timeout` (`None` waits for ever).
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<Written, InterruptError> {
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<WriteNotice, InterruptError> {
         let deadline = after(timeout);
         let mut buffer = [0; 24];
         loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let written = match self.signals.receive(&mut buffer, left) {
-                Ok(length) => buffer.get(..length).and_then(Written::of_bytes),
+                Ok(length) => buffer.get(..length).and_then(WriteNotice::of_bytes),
                 Err(InterruptError::BufferTooShort(length)) => {
                     // No signal of ours: it is thrown away.
                     self.signals.receive(&mut vec![0; length], Some(Duration::ZERO))?;
@@ -151,7 +152,7 @@ impl Area {
                 }
                 Err(error) => return Err(error),
             };
-            let inside = |it: &Written| {
+            let inside = |it: &WriteNotice| {
                 it.offset.checked_add(it.length).is_some_and(|end| end <= self.segment.size())
             };
             if let Some(written) = written.filter(inside) {
@@ -200,37 +201,44 @@ impl RemoteArea {
         }
         match signal {
             Signal::None => Ok(()),
-            Signal::Tagged(tag) => self.signal(Written { offset, length: bytes.len() as u64, tag }),
+            Signal::Tagged(tag) => {
+                self.signal(WriteNotice { offset, length: bytes.len() as u64, tag })
+            }
         }
     }
 
-    fn signal(&self, written: Written) -> Result<(), CopyError> {
+    fn signal(&self, written: WriteNotice) -> Result<(), CopyError> {
         Ok(self.signals.send(&written.to_bytes())?)
     }
 
-    fn ended(&self, state: State, written: Written, signal: Signal) -> Result<(), CopyError> {
+    fn ended(
+        &self,
+        state: TransactionState,
+        written: WriteNotice,
+        signal: Signal,
+    ) -> Result<(), CopyError> {
         match state {
-            State::Done => {}
-            State::Aborted | State::Posted => return Err(CopyError::Aborted),
-            State::Failed(_) => return Err(CopyError::Gone),
+            TransactionState::Done => {}
+            TransactionState::Aborted | TransactionState::Posted => return Err(CopyError::Aborted),
+            TransactionState::Failed(_) => return Err(CopyError::Gone),
         }
         match signal {
             Signal::None => Ok(()),
-            Signal::Tagged(tag) => self.signal(Written { tag, ..written }),
+            Signal::Tagged(tag) => self.signal(WriteNotice { tag, ..written }),
         }
     }
 }
 
 /// A copy engine for a sender that does something else meanwhile.
 #[derive(Debug)]
-pub struct Copier(Engine);
+pub struct Copier(CopyEngine);
 
 /// A write that was submitted. Dropping it aborts nothing, but tells nobody.
 #[derive(Debug)]
-pub struct Writing<'a> {
+pub struct SubmittedWrite<'a> {
     area: &'a RemoteArea,
     ticket: Ticket,
-    written: Written,
+    written: WriteNotice,
     signal: Signal,
 }
 
@@ -239,9 +247,9 @@ impl Copier {
     ///
     /// # Errors
     /// When the system has no threads left.
-    pub fn start(options: &EngineOptions) -> Result<Copier, AttachError> {
+    pub fn start(options: &CopyEngineOptions) -> Result<Copier, AttachError> {
         let failed = |cause| AttachError::System { what: "a thread of the copy engine", cause };
-        Ok(Copier(Engine::start("rackbus copy", options).map_err(failed)?))
+        Ok(Copier(CopyEngine::start("rackbus copy", options).map_err(failed)?))
     }
 
     /// What each channel did so far.
@@ -261,7 +269,7 @@ impl Copier {
         source: (&Mapping, usize),
         length: usize,
         signal: Signal,
-    ) -> Result<Writing<'a>, CopyError> {
+    ) -> Result<SubmittedWrite<'a>, CopyError> {
         self.gather(area, &[(offset, source.1, length)], source.0, signal)
     }
 
@@ -277,23 +285,23 @@ impl Copier {
         pieces: &[(u64, usize, usize)],
         source: &Mapping,
         signal: Signal,
-    ) -> Result<Writing<'a>, CopyError> {
+    ) -> Result<SubmittedWrite<'a>, CopyError> {
         let mut transaction = Transaction::new();
         for (offset, from, length) in pieces {
             let to = usize::try_from(*offset).unwrap_or(usize::MAX);
-            let from = Place::shared(source.region(), *from);
-            transaction.add(from, Place::shared(area.mapping.region(), to), *length)?;
+            let from = CopyLocation::shared(source.region(), *from);
+            transaction.add(from, CopyLocation::shared(area.mapping.region(), to), *length)?;
         }
         let offset = pieces.first().map_or(0, |piece| piece.0);
-        let written = Written { offset, length: transaction.bytes(), tag: 0 };
+        let written = WriteNotice { offset, length: transaction.bytes(), tag: 0 };
         // Decided when the bytes are copied: a receiver that leaves later has had them.
         let transaction = transaction.between(area.segment.watch().clone());
         let ticket = self.0.least_busy().submit(transaction);
-        Ok(Writing { area, ticket, written, signal })
+        Ok(SubmittedWrite { area, ticket, written, signal })
     }
 }
 
-impl Writing<'_> {
+impl SubmittedWrite<'_> {
     /// Waits until all bytes are there, and tells the receiver if it is to be told.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::copy::Parties;
 use rackbus_segment::NodeId;
-use rackbus_segment::message::Change;
+use rackbus_segment::message::ConnectionChange;
 
 /// What a process is told of a segment that it owns or is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum SegmentEvent {
     /// A host's process disconnected from the segment, or is gone.
     Disconnected(NodeId),
     /// What the process is connected to changed.
-    Remote(Change),
+    Remote(ConnectionChange),
 }
 
 /// Called for each event, on the session's thread for that; false ends it.
@@ -39,7 +39,7 @@ pub struct Watch {
     arrived: Condvar,
     callback: Mutex<Option<Callback>>,
     /// How the far end ended.
-    ending: OnceLock<Change>,
+    ending: OnceLock<ConnectionChange>,
     /// The far end's host is out of reach.
     unreachable: AtomicBool,
 }
@@ -90,7 +90,7 @@ impl Watch {
     }
 
     /// How the far end went, if it is gone for good.
-    pub fn ending(&self) -> Option<Change> {
+    pub fn ending(&self) -> Option<ConnectionChange> {
         self.ending.get().copied()
     }
 
@@ -144,7 +144,7 @@ impl Watch {
     /// Something happened: who waits is woken, who wants to be called will be.
     pub(crate) fn deliver(self: &Arc<Self>, event: SegmentEvent, calls: &Calls) {
         if let SegmentEvent::Remote(change) = event {
-            if change == Change::NotOperational {
+            if change == ConnectionChange::NotOperational {
                 self.unreachable.store(true, Ordering::Release);
             }
             if change.is_final() {

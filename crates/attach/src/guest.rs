@@ -14,7 +14,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use rackbus_memory::packets::Packet;
 use rackbus_memory::window::ReadBuffer;
 use rackbus_memory::{Access, AdaptiveSpin, PacketStream, Region, StreamError, window};
-use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, Place, SESSION, TAG, object_name, proof};
+use rackbus_segment::guest::{
+    GREETING, GuestChannel, GuestFrame, MAX_FRAME, SESSION, TAG, object_name, proof,
+};
 use rustix::io::Errno;
 
 use crate::session::{AttachError, lock};
@@ -81,12 +83,12 @@ pub(crate) fn open(folder: &Path) -> Result<[Arc<dyn PacketStream>; 2], AttachEr
     let admitted = window::admit(&file);
     admitted.map_err(|cause| AttachError::System { what: "fstat", cause })?;
     let session = Arc::new(Session { file, folder: folder.to_owned(), over: false.into() });
-    let calls = Conversation::new(&session, Place::Calls)?;
+    let calls = Conversation::new(&session, GuestChannel::Calls)?;
     if let Err(error) = calls.prove() {
         window::withdraw();
         return Err(error);
     }
-    Ok([Arc::new(calls), Arc::new(Conversation::new(&session, Place::Events)?)])
+    Ok([Arc::new(calls), Arc::new(Conversation::new(&session, GuestChannel::Events)?)])
 }
 
 /// The file that is the session.
@@ -102,7 +104,7 @@ impl Session {
     fn end(&self) {
         if !self.over.swap(true, Ordering::AcqRel) {
             // Who reads is told by the far side. Closing the file would do the same, later.
-            let _ = self.file.write_at(&[0], Place::End.offset());
+            let _ = self.file.write_at(&[0], GuestChannel::End.offset());
         }
     }
 }
@@ -111,7 +113,7 @@ impl Session {
 #[derive(Debug)]
 struct Conversation {
     session: Arc<Session>,
-    place: Place,
+    place: GuestChannel,
     frame: Mutex<ReadBuffer>,
 }
 
@@ -124,7 +126,7 @@ fn broken(error: &std::io::Error) -> StreamError {
 }
 
 impl Conversation {
-    fn new(session: &Arc<Session>, place: Place) -> Result<Conversation, AttachError> {
+    fn new(session: &Arc<Session>, place: GuestChannel) -> Result<Conversation, AttachError> {
         let frame = Mutex::new(ReadBuffer::new(MAX_FRAME)?);
         Ok(Conversation { session: session.clone(), place, frame })
     }
@@ -148,7 +150,7 @@ impl Conversation {
         if stored.is_none() || page.truncated() {
             return Err(refused("the guest's kernel maps its files without a memory window").into());
         }
-        let seen = self.session.file.write_at(&word.to_le_bytes(), Place::Proof.offset());
+        let seen = self.session.file.write_at(&word.to_le_bytes(), GuestChannel::Proof.offset());
         if seen.is_err() {
             return Err(refused("what the guest stores is not seen outside").into());
         }
@@ -159,7 +161,7 @@ impl Conversation {
     }
 
     /// The next message with its files.
-    fn next(&self, deadline: Option<Instant>) -> Result<(Frame, Vec<OwnedFd>), StreamError> {
+    fn next(&self, deadline: Option<Instant>) -> Result<(GuestFrame, Vec<OwnedFd>), StreamError> {
         let mut buffer = lock(&self.frame);
         loop {
             if self.session.over.load(Ordering::Acquire) {
@@ -176,7 +178,7 @@ impl Conversation {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(broken(&error)),
             };
-            let frame = Frame::decode(&buffer.bytes(length));
+            let frame = GuestFrame::decode(&buffer.bytes(length));
             let mut frame = frame.ok_or(StreamError::Socket(Errno::PROTO))?;
             let opened = frame.objects.iter().map(|number| self.file(*number));
             let files: Result<Vec<OwnedFd>, std::io::Error> = opened.collect();
@@ -210,10 +212,10 @@ impl PacketStream for Conversation {
     }
 
     fn post(&self, message: &[u8]) -> Result<bool, StreamError> {
-        if self.place != Place::Calls || self.session.over.load(Ordering::Acquire) {
+        if self.place != GuestChannel::Calls || self.session.over.load(Ordering::Acquire) {
             return self.send(message, &[]).map(|()| true);
         }
-        match self.session.file.write_at(message, Place::Posts.offset()) {
+        match self.session.file.write_at(message, GuestChannel::Posts.offset()) {
             Ok(length) if length == message.len() => Ok(false),
             // A helper of an earlier version.
             Err(error) if error.kind() == ErrorKind::InvalidInput => {

@@ -17,7 +17,7 @@ use rackbus_memory::ring::{Producer, RingLayout};
 use rackbus_memory::{Access, AdaptiveSpin, PeerEvent, Region};
 use rackbus_segment::Handle;
 use rackbus_segment::message::{
-    BROADCAST_NODE, DATA_SLOTS, InterruptKind, MAX_DATA, NodeId, Refusal, Reply, Request,
+    BROADCAST_NODE, DATA_SLOTS, InterruptKind, MAX_DATA, NodeId, Refusal, Reply, SessionRequest,
 };
 
 use crate::registry::Watched;
@@ -92,7 +92,7 @@ impl Line {
         number: Option<u32>,
         shared: bool,
     ) -> Result<Line, AttachError> {
-        let request = Request::CreateInterrupt { kind, number, shared };
+        let request = SessionRequest::CreateInterrupt { kind, number, shared };
         let (Reply::Interrupt { interrupt: handle, number, rung }, fds) = session.call(&request)?
         else {
             return Err(AttachError::Protocol);
@@ -122,7 +122,7 @@ impl Line {
             false => self.bell.close(),
         }
         // A node that is gone has ended it already.
-        let _ = self.session.done(&Request::RemoveInterrupt { interrupt: self.handle });
+        let _ = self.session.done(&SessionRequest::RemoveInterrupt { interrupt: self.handle });
     }
 }
 

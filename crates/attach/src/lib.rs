@@ -25,6 +25,7 @@
 //! mappings stay where they are, with what they hold; who was connected is told ([`SegmentEvent`]).
 
 mod cmmc;
+pub mod devices;
 mod events;
 mod guest;
 mod interrupts;
@@ -38,20 +39,22 @@ mod registry;
 mod segments;
 mod session;
 
-pub use cmmc::{Area, AreaKey, Copier, CopyError, RemoteArea, Signal, Writing, Written};
+pub use cmmc::{
+    AreaKey, Copier, CopyError, ExportedArea, RemoteArea, Signal, SubmittedWrite, WriteNotice,
+};
 pub use events::{Callback, SegmentEvent, Watch};
 pub use guest::WindowError;
 pub use interrupts::{
     DataInterrupt, Interrupt, InterruptError, RemoteDataInterrupt, RemoteInterrupt,
 };
-pub use location::{Location, LocationError, Place};
+pub use location::{Location, LocationError, NodeAddress};
 pub use locks::{LOCK_BYTES, RackBarrier, RackMutex};
 pub use memory::Mapping;
 pub use pages::{Extent, RemotePages};
 pub use rackbus_memory::lock::{LockError, Locked};
 pub use rackbus_segment::message::{
-    BROADCAST_NODE, Change, Holder, MAX_DATA, NodeId, Refusal, SegmentEntry, SegmentId,
-    SegmentKind, Share, Withdrawal,
+    BROADCAST_NODE, ConnectionChange, DeviceEntry, LockHolder, MAX_DATA, NodeId, Refusal,
+    SegmentAccess, SegmentEntry, SegmentId, SegmentKind, Withdrawal,
 };
 pub use segments::{LocalSegment, RemoteSegment, SegmentOptions};
 pub use session::{AttachError, Session};

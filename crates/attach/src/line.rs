@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rackbus_memory::descriptors::keep_room;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, PacketStream};
-use rackbus_segment::message::{Reply, Request, decode, encode};
+use rackbus_segment::message::{Reply, SessionRequest, decode, encode};
 
 use crate::session::AttachError;
 
@@ -19,9 +19,9 @@ const ANSWER: Duration = Duration::from_secs(15);
 /// for its node at last.
 const MOST_OWED: usize = 16;
 
-/// The socket of requests.
+/// The socket to the node for requests: one caller at a time sends and waits.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct RequestSocket {
     pub packets: Arc<dyn PacketStream>,
     buffer: Vec<u8>,
     spin: AdaptiveSpin,
@@ -29,15 +29,15 @@ pub(crate) struct Line {
     owed: usize,
 }
 
-impl Line {
-    pub(crate) fn new(packets: Arc<dyn PacketStream>) -> Line {
+impl RequestSocket {
+    pub(crate) fn new(packets: Arc<dyn PacketStream>) -> RequestSocket {
         let (buffer, spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
-        Line { packets, buffer, spin, owed: 0 }
+        RequestSocket { packets, buffer, spin, owed: 0 }
     }
 
     /// Sends a request whose answer the caller does not need: that the node has done it, or that it
     /// had ended already. It comes before whatever is asked later.
-    pub(crate) fn post(&mut self, request: &Request) -> Result<(), AttachError> {
+    pub(crate) fn post(&mut self, request: &SessionRequest) -> Result<(), AttachError> {
         if self.owed == MOST_OWED {
             self.take_owed()?;
         }
@@ -49,7 +49,7 @@ impl Line {
     /// Asks the node; what it answers, with the descriptors beside it.
     pub(crate) fn call(
         &mut self,
-        request: &Request,
+        request: &SessionRequest,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
         let (reply, fds, lost) = self.ask(request, fds)?;
@@ -65,7 +65,7 @@ impl Line {
 
     fn ask(
         &mut self,
-        request: &Request,
+        request: &SessionRequest,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>, bool), AttachError> {
         self.packets.send(&encode(request), fds).map_err(AttachError::Gone)?;
@@ -99,13 +99,15 @@ impl Line {
 }
 
 /// The request that ends what a reply tells of.
-fn ending(reply: &Reply) -> Option<Request> {
+fn ending(reply: &Reply) -> Option<SessionRequest> {
     Some(match *reply {
-        Reply::Created { segment, .. } => Request::Remove { segment },
-        Reply::Connected(ref connected) => Request::Disconnect { connection: connected.connection },
-        Reply::Interrupt { interrupt, .. } => Request::RemoveInterrupt { interrupt },
-        Reply::Extent { extent, .. } => Request::Free { extent },
-        Reply::Pages { connection, .. } => Request::Disconnect { connection },
+        Reply::Created { segment, .. } => SessionRequest::Remove { segment },
+        Reply::Connected(ref connected) => {
+            SessionRequest::Disconnect { connection: connected.connection }
+        }
+        Reply::Interrupt { interrupt, .. } => SessionRequest::RemoveInterrupt { interrupt },
+        Reply::Extent { extent, .. } => SessionRequest::Free { extent },
+        Reply::Pages { connection, .. } => SessionRequest::Disconnect { connection },
         _ => return None,
     })
 }
@@ -120,8 +122,8 @@ mod tests {
     #[test]
     fn an_owed_answer_that_is_none_is_not_taken_for_the_next_one() {
         let (own, node) = Packets::pair().unwrap();
-        let mut line = Line::new(Arc::new(own));
-        let request = Request::Disconnect { connection: Handle(1) };
+        let mut line = RequestSocket::new(Arc::new(own));
+        let request = SessionRequest::Disconnect { connection: Handle(1) };
         line.post(&request).unwrap();
         node.send(&[0xff; 3], &[]).unwrap();
         node.send(&encode(&Reply::Done), &[]).unwrap();

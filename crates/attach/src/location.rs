@@ -77,33 +77,33 @@ impl Location {
 
 /// Where a process finds its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum NodeAddress {
     /// By the socket of its node, on a host.
     Host(Location),
     /// In a virtual machine, through the file system that is mounted in this folder.
     Guest(PathBuf),
 }
 
-impl Place {
+impl NodeAddress {
     /// What the environment says, as [`Location::from_environment`]; where it does not say anything and a
     /// rack's file system is mounted, this is a virtual machine.
     ///
     /// # Errors
     /// As there.
-    pub fn from_environment() -> Result<Place, LocationError> {
+    pub fn from_environment() -> Result<NodeAddress, LocationError> {
         let said = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         if !said(RUN_DIR)
             && let Some(folder) = crate::guest::find()
         {
-            return Ok(Place::Guest(folder));
+            return Ok(NodeAddress::Guest(folder));
         }
-        Location::from_environment().map(Place::Host)
+        Location::from_environment().map(NodeAddress::Host)
     }
 }
 
-impl From<&Location> for Place {
-    fn from(location: &Location) -> Place {
-        Place::Host(location.clone())
+impl From<&Location> for NodeAddress {
+    fn from(location: &Location) -> NodeAddress {
+        NodeAddress::Host(location.clone())
     }
 }
 

@@ -8,9 +8,9 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::Event;
-use rackbus_memory::lock::{LockError, Locked, MUTEX_BYTES, Owner, SharedBarrier, SharedMutex};
+use rackbus_memory::lock::{LockError, LockOwner, Locked, MUTEX_BYTES, SharedBarrier, SharedMutex};
 use rackbus_segment::SessionId;
-use rackbus_segment::message::Holder;
+use rackbus_segment::message::LockHolder;
 
 use crate::memory::Mapping;
 use crate::session::{AttachError, Session};
@@ -34,21 +34,21 @@ pub struct RackMutex {
 #[derive(Debug)]
 pub struct RackBarrier {
     session: Session,
-    parties: Vec<Holder>,
+    parties: Vec<LockHolder>,
     barrier: SharedBarrier,
 }
 
 /// A session as locks write it: its number is used again only after 65,536 others, and then with
 /// another generation.
-fn owner(holder: Holder) -> Option<Owner> {
+fn owner(holder: LockHolder) -> Option<LockOwner> {
     let number = holder.node.checked_shl(16)? | (holder.session.0 & 0xffff) as u32;
     let generation = (holder.session.0 >> 16) as u32;
-    (holder.node <= 0xffff).then_some(Owner { id: NonZeroU32::new(number)?, generation })
+    (holder.node <= 0xffff).then_some(LockOwner { id: NonZeroU32::new(number)?, generation })
 }
 
-fn holder(owner: Owner) -> Holder {
+fn holder(owner: LockOwner) -> LockHolder {
     let session = u64::from(owner.generation) << 16 | u64::from(owner.id.get() & 0xffff);
-    Holder { node: owner.id.get() >> 16, session: SessionId(session) }
+    LockHolder { node: owner.id.get() >> 16, session: SessionId(session) }
 }
 
 impl Session {
@@ -76,12 +76,12 @@ impl Session {
         &self,
         mapping: &Mapping,
         offset: usize,
-        parties: &[Holder],
+        parties: &[LockHolder],
     ) -> Result<RackBarrier, AttachError> {
         if !mapping.is_shared() {
             return Err(AttachError::NotShared);
         }
-        let owners: Option<Vec<Owner>> = parties.iter().map(|party| owner(*party)).collect();
+        let owners: Option<Vec<LockOwner>> = parties.iter().map(|party| owner(*party)).collect();
         let (owners, me) = (owners.unwrap_or_default(), owner(self.holder()));
         let me = me.ok_or(AttachError::Protocol)?;
         let region = mapping.region().clone();
@@ -93,7 +93,7 @@ impl Session {
     /// Whether a party is certainly gone. One whose node is dead is cut off, and counts as gone:
     /// its process knows ([`Session::is_gone`]) and must not continue. A node that is only slow, or
     /// out of reach, says nothing of its processes.
-    fn is_dead(&self, holder: Holder) -> bool {
+    fn is_dead(&self, holder: LockHolder) -> bool {
         self.alive(holder).is_ok_and(|alive| !alive)
     }
 }

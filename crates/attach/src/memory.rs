@@ -62,9 +62,18 @@ impl Mapping {
     }
 }
 
+/// Somebody else than this process who has memory mapped, and is to be where it is.
+pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
+    /// The memory is about to move: on return nothing of it is read or written any more.
+    fn let_go(&self);
+
+    /// The memory is in this file from now on, which may be the one that it was in.
+    fn take_up(&self, file: &Arc<OwnedFd>);
+}
+
 /// The memory of a segment, a connection or an extent, with the mappings of it.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MappedMemory {
     state: Mutex<State>,
     moved: Condvar,
     access: Access,
@@ -76,6 +85,7 @@ pub(crate) struct Memory {
 struct State {
     file: Option<Arc<OwnedFd>>,
     regions: Vec<Weak<Region>>,
+    followers: Vec<Weak<dyn Follower>>,
     frozen: bool,
     /// The range that nobody is to access now, and the mappings in which the system sees to that.
     hidden: Option<(u64, u64, Vec<Weak<Region>>)>,
@@ -83,8 +93,8 @@ struct State {
     ended: bool,
 }
 
-impl Memory {
-    pub(crate) fn new(file: Option<OwnedFd>, write: bool, size: u64) -> Arc<Memory> {
+impl MappedMemory {
+    pub(crate) fn new(file: Option<OwnedFd>, write: bool, size: u64) -> Arc<MappedMemory> {
         let access = match write {
             true => Access::READ | Access::WRITE,
             false => Access::READ,
@@ -92,11 +102,12 @@ impl Memory {
         let state = State {
             file: file.map(Arc::new),
             regions: Vec::new(),
+            followers: Vec::new(),
             frozen: false,
             hidden: None,
             ended: false,
         };
-        Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access, size })
+        Arc::new(MappedMemory { state: Mutex::new(state), moved: Condvar::new(), access, size })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -128,6 +139,20 @@ impl Memory {
         address: Option<usize>,
         read_only: bool,
     ) -> Result<Mapping, AttachError> {
+        let (mut state, file) = self.at_rest((offset, length))?;
+        let access = if read_only { Access::READ } else { self.access };
+        let region = Region::map_at(address, file.as_fd(), offset, length, access)?;
+        let region = Arc::new(region);
+        state.regions.retain(|region| region.strong_count() > 0);
+        state.regions.push(Arc::downgrade(&region));
+        Ok(Mapping::new(region))
+    }
+
+    /// The file that a range of the memory is in, while nothing is moved.
+    fn at_rest(
+        &self,
+        (offset, length): (u64, u64),
+    ) -> Result<(MutexGuard<'_, State>, Arc<OwnedFd>), AttachError> {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.size);
         if !inside || length == 0 {
             return Err(RegionError::OutOfFile { offset, length, file_size: self.size }.into());
@@ -135,18 +160,26 @@ impl Memory {
         let state = self.lock();
         let changing = |state: &mut State| state.frozen || state.hidden.is_some();
         let waited = self.moved.wait_timeout_while(state, PATIENCE, changing);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let file = match &state.file {
-            Some(file) if !state.frozen => file.clone(),
-            Some(_) => return Err(AttachError::Busy),
-            None => return Err(AttachError::NoMemory),
-        };
-        let access = if read_only { Access::READ } else { self.access };
-        let region = Region::map_at(address, file.as_fd(), offset, length, access)?;
-        let region = Arc::new(region);
-        state.regions.retain(|region| region.strong_count() > 0);
-        state.regions.push(Arc::downgrade(&region));
-        Ok(Mapping::new(region))
+        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        match state.file.clone() {
+            Some(file) if !state.frozen => Ok((state, file)),
+            Some(_) => Err(AttachError::Busy),
+            None => Err(AttachError::NoMemory),
+        }
+    }
+
+    /// Has `follower` take up a range of the memory, and be where it is from now on, for as long as it lives.
+    pub(crate) fn lead(
+        &self,
+        range: (u64, u64),
+        follower: &Arc<impl Follower + 'static>,
+    ) -> Result<(), AttachError> {
+        let (mut state, file) = self.at_rest(range)?;
+        follower.take_up(&file);
+        let follower: Weak<dyn Follower> = Arc::<_>::downgrade(follower) as Weak<dyn Follower>;
+        state.followers.retain(|follower| follower.strong_count() > 0);
+        state.followers.push(follower);
+        Ok(())
     }
 
     /// The node moves a range elsewhere: writers wait from now on.
@@ -161,6 +194,7 @@ impl Memory {
         for region in state.regions.iter().filter_map(Weak::upgrade) {
             region.freeze(offset, length)?;
         }
+        state.followers.iter().filter_map(Weak::upgrade).for_each(|follower| follower.let_go());
         Ok(())
     }
 
@@ -235,8 +269,12 @@ impl Memory {
         }
         for region in state.regions.iter().filter_map(Weak::upgrade) {
             if let Err(error) = region.unfreeze() {
-                tracing::error!(%error, "memory that was frozen cannot be written to");
+                tracing::error!(%error, "memory that was frozen cannot be made writable again");
             }
+        }
+        if let Some(file) = &state.file {
+            let followers = state.followers.iter().filter_map(Weak::upgrade);
+            followers.for_each(|follower| follower.take_up(file));
         }
         self.moved.notify_all();
     }
@@ -268,7 +306,8 @@ mod tests {
     fn counts_while_it_moves(mut seed: u64) {
         const SIZE: u64 = 8 * 4096 + 100;
         const WRITERS: u64 = 3;
-        let memory = Memory::new(Some(SharedMemory::reserve("first", SIZE).unwrap()), true, SIZE);
+        let memory =
+            MappedMemory::new(Some(SharedMemory::reserve("first", SIZE).unwrap()), true, SIZE);
         let stop = AtomicBool::new(false);
         let mappings: Vec<(Mapping, usize, usize)> = (0..WRITERS)
             .map(|writer| {
@@ -338,7 +377,7 @@ mod tests {
     #[test]
     fn a_writer_goes_on_when_the_move_that_it_waits_for_never_ends() {
         let file = SharedMemory::reserve("test", 8192).unwrap();
-        let memory = Memory::new(Some(file), true, 8192);
+        let memory = MappedMemory::new(Some(file), true, 8192);
         let mapping = memory.map((0, 8192), None, false).unwrap();
         memory.freeze(0, 8192).unwrap();
         std::thread::scope(|scope| {
@@ -358,7 +397,7 @@ mod tests {
     #[test]
     fn nobody_writes_before_all_mappings_have_moved() {
         let (old, new) = (SharedMemory::reserve("old", 8192), SharedMemory::reserve("new", 8192));
-        let memory = Memory::new(Some(old.unwrap()), true, 8192);
+        let memory = MappedMemory::new(Some(old.unwrap()), true, 8192);
         let (one, other) = (memory.map((0, 8192), None, false), memory.map((0, 8192), None, false));
         let (one, other) = (one.unwrap(), other.unwrap());
         memory.freeze(0, 8192).unwrap();

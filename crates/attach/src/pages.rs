@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use rackbus_memory::{Access, Region};
 use rackbus_segment::Handle;
-use rackbus_segment::message::{NodeId, Reply, Request};
+use rackbus_segment::message::{NodeId, Reply, SessionRequest};
 
 use crate::events::Watch;
-use crate::memory::{Mapping, Memory};
+use crate::memory::{MappedMemory, Mapping};
 use crate::registry::Watched;
 use crate::session::{AttachError, Session};
 
@@ -21,7 +21,7 @@ pub struct Extent {
     handle: Handle,
     address: u64,
     mapping: Mapping,
-    memory: Arc<Memory>,
+    memory: Arc<MappedMemory>,
 }
 
 impl Session {
@@ -30,13 +30,13 @@ impl Session {
     /// # Errors
     /// [`AttachError::Refused`] when so much is not left, or the size is not of whole pages.
     pub fn allocate(&self, size: u64) -> Result<Extent, AttachError> {
-        let (reply, fds) = self.call(&Request::Allocate { size })?;
+        let (reply, fds) = self.call(&SessionRequest::Allocate { size })?;
         let (Reply::Extent { extent: handle, address }, Some(file)) =
             (reply, fds.into_iter().next())
         else {
             return Err(AttachError::Protocol);
         };
-        let memory = Memory::new(Some(file), true, size);
+        let memory = MappedMemory::new(Some(file), true, size);
         let mapping = memory.map((0, size), None, false)?;
         // Its pages move one by one: the file as a whole is never mapped again, hence no size.
         let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };
@@ -50,7 +50,7 @@ impl Session {
     /// # Errors
     /// [`AttachError::Refused`]: nobody opened them to this host, or they are not there.
     pub fn map_pages(&self, address: u64, length: u64) -> Result<RemotePages, AttachError> {
-        let (reply, fds) = self.call(&Request::MapPages { address, length })?;
+        let (reply, fds) = self.call(&SessionRequest::MapPages { address, length })?;
         let Reply::Pages { connection: handle, lengths, write } = reply else {
             return Err(AttachError::Protocol);
         };
@@ -106,7 +106,7 @@ impl Extent {
         write: bool,
     ) -> Result<(), AttachError> {
         let extent = self.handle;
-        self.session.done(&Request::OpenPages { extent, offset, length, node, write })
+        self.session.done(&SessionRequest::OpenPages { extent, offset, length, node, write })
     }
 
     /// Closes pages, as they were opened. When this returns nobody else reads or writes them,
@@ -115,13 +115,13 @@ impl Extent {
     /// # Errors
     /// [`AttachError::Refused`] when they are not open.
     pub fn close(&self, offset: u64, length: u64) -> Result<(), AttachError> {
-        self.session.done(&Request::ClosePages { extent: self.handle, offset, length })
+        self.session.done(&SessionRequest::ClosePages { extent: self.handle, offset, length })
     }
 }
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        let request = Request::Free { extent: self.handle };
+        let request = SessionRequest::Free { extent: self.handle };
         // A node that is gone has ended it already.
         let _ = self.session.give_back(self.handle, &self.memory, &request);
     }

@@ -13,11 +13,11 @@ use rackbus_memory::descriptors::keep_room;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, PacketStream, StreamError};
 use rackbus_segment::Handle;
-use rackbus_segment::message::{Change, Event, Notice, Refusal, decode, encode};
+use rackbus_segment::message::{ConnectionChange, Notice, Refusal, SessionEvent, decode, encode};
 
 use crate::events::{Calls, SegmentEvent, Watch};
 use crate::interrupts::Rings;
-use crate::memory::Memory;
+use crate::memory::MappedMemory;
 use crate::session::{AttachError, Session, lock};
 
 /// Events kept for what is not known yet.
@@ -28,18 +28,18 @@ const MOST_EARLY: usize = 1024;
 pub(crate) struct Registry {
     watched: Mutex<HashMap<Handle, Watched>>,
     /// Events about things whose making has not been heard of yet: they come on another socket.
-    early: Mutex<VecDeque<(Handle, Event, Vec<OwnedFd>)>>,
+    early: Mutex<VecDeque<(Handle, SessionEvent, Vec<OwnedFd>)>>,
     /// Held while an event is dealt with: they are in the order in which they came, those that
     /// came early too.
     order: Mutex<()>,
-    pub(crate) finished: Finished,
+    pub(crate) finished: FinishedCall,
     pub(crate) gone: AtomicBool,
     pub(crate) calls: Calls,
 }
 
 /// What has taken longer, and is done.
 #[derive(Debug, Default)]
-pub(crate) struct Finished {
+pub(crate) struct FinishedCall {
     state: Mutex<Outcomes>,
     changed: Condvar,
 }
@@ -51,7 +51,7 @@ struct Outcomes {
     ended: bool,
 }
 
-impl Finished {
+impl FinishedCall {
     fn tell(&self, ticket: Handle, outcome: Result<(), Refusal>) {
         lock(&self.state).by_ticket.insert(ticket, outcome);
         self.changed.notify_all();
@@ -80,7 +80,7 @@ impl Finished {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Watched {
     pub watch: Weak<Watch>,
-    pub memory: Weak<Memory>,
+    pub memory: Weak<MappedMemory>,
     pub size: u64,
     pub rings: Weak<Rings>,
 }
@@ -91,7 +91,7 @@ impl Registry {
             watched: Mutex::default(),
             early: Mutex::default(),
             order: Mutex::default(),
-            finished: Finished::default(),
+            finished: FinishedCall::default(),
             gone: AtomicBool::new(false),
             calls,
         }
@@ -129,7 +129,7 @@ impl Registry {
         lock(&self.watched).get(&handle).cloned()
     }
 
-    fn memory(&self, handle: Handle) -> Option<Arc<Memory>> {
+    fn memory(&self, handle: Handle) -> Option<Arc<MappedMemory>> {
         self.get(handle).and_then(|watched| watched.memory.upgrade())
     }
 
@@ -142,7 +142,7 @@ impl Registry {
         while let Ok(packet) = events.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
         {
             packet.fds.iter().for_each(keep_room);
-            match buffer.get(..packet.length).and_then(decode::<Event>) {
+            match buffer.get(..packet.length).and_then(decode::<SessionEvent>) {
                 Some(event) => self.came(event, packet.fds, events),
                 None => break,
             }
@@ -155,7 +155,7 @@ impl Registry {
         self.finished.end();
     }
 
-    fn came(&self, event: Event, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
+    fn came(&self, event: SessionEvent, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
         let _order = lock(&self.order);
         self.heard(event, fds, events);
     }
@@ -166,8 +166,8 @@ impl Registry {
         all.iter().filter_map(|watched| watched.memory.upgrade()).for_each(|it| it.end());
         for watch in all.iter().filter_map(|watched| watched.watch.upgrade()) {
             if !watch.lost() {
-                watch.deliver(SegmentEvent::Remote(Change::NotOperational), &self.calls);
-                watch.deliver(SegmentEvent::Remote(Change::Lost), &self.calls);
+                watch.deliver(SegmentEvent::Remote(ConnectionChange::NotOperational), &self.calls);
+                watch.deliver(SegmentEvent::Remote(ConnectionChange::Lost), &self.calls);
             }
         }
     }
@@ -179,7 +179,7 @@ impl Registry {
     }
 
     /// Deals with an event; the caller holds `order`.
-    fn heard(&self, event: Event, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
+    fn heard(&self, event: SessionEvent, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
         if let Some(handle) = about(&event) {
             let mut early = lock(&self.early);
             if !lock(&self.watched).contains_key(&handle) {
@@ -190,58 +190,58 @@ impl Registry {
             }
         }
         match event {
-            Event::Connected { segment, node } => {
+            SessionEvent::Connected { segment, node } => {
                 self.deliver(segment, SegmentEvent::Connected(node));
             }
-            Event::Disconnected { segment, node } => {
+            SessionEvent::Disconnected { segment, node } => {
                 self.deliver(segment, SegmentEvent::Disconnected(node));
             }
-            Event::Remote { connection, change } => {
+            SessionEvent::Remote { connection, change } => {
                 if let Some(memory) = self.memory(connection).filter(|_| change.is_final()) {
                     memory.end();
                 }
                 self.deliver(connection, SegmentEvent::Remote(change));
             }
-            Event::Sender { interrupt, ring } => {
+            SessionEvent::Sender { interrupt, ring } => {
                 if let (Some(rings), Some(file)) = (self.rings(interrupt), fds.into_iter().next())
                     && let Err(error) = rings.add(ring, file)
                 {
-                    tracing::error!(%error, "a sender of data interrupts cannot be heard");
+                    tracing::error!(%error, "a sender of data interrupts could not be added");
                 }
             }
-            Event::SenderGone { interrupt, ring } => {
+            SessionEvent::SenderGone { interrupt, ring } => {
                 if let Some(rings) = self.rings(interrupt) {
                     rings.sender_gone(ring);
                 }
             }
-            Event::Freeze { ticket, keeper, offset, length } => {
+            SessionEvent::Freeze { ticket, keeper, offset, length } => {
                 if self.freeze(keeper, (offset, length)) {
                     answer(events, Notice::Frozen { ticket, keeper });
                 }
             }
-            Event::Adopt { ticket, keeper, offset, length, from } => {
+            SessionEvent::Adopt { ticket, keeper, offset, length, from } => {
                 if let Some(file) = fds.into_iter().next() {
                     self.adopt(keeper, (offset, length), file, from);
                 }
                 answer(events, Notice::Adopted { ticket, keeper });
             }
-            Event::Unfreeze { keeper, .. } => {
+            SessionEvent::Unfreeze { keeper, .. } => {
                 if let Some(memory) = self.memory(keeper) {
                     memory.unfreeze();
                 }
             }
-            Event::Hide { turn, keeper, offset, length } => {
+            SessionEvent::Hide { turn, keeper, offset, length } => {
                 if let Some(memory) = self.memory(keeper) {
                     memory.hide(offset, length);
                 }
                 answer(events, Notice::Hidden { turn });
             }
-            Event::Show { keeper } => {
+            SessionEvent::Show { keeper } => {
                 if let Some(memory) = self.memory(keeper) {
                     memory.show();
                 }
             }
-            Event::Finished { ticket, outcome } => self.finished.tell(ticket, outcome),
+            SessionEvent::Finished { ticket, outcome } => self.finished.tell(ticket, outcome),
         }
     }
 
@@ -250,7 +250,7 @@ impl Registry {
         if let Some(memory) = self.memory(keeper)
             && let Err(error) = memory.freeze(offset, length)
         {
-            tracing::error!(%error, "memory cannot be kept from its writers");
+            tracing::error!(%error, "memory that is being moved cannot be protected from its writers");
             memory.end();
             return false;
         }
@@ -270,16 +270,22 @@ impl Registry {
 }
 
 /// What an event is about.
-fn about(event: &Event) -> Option<Handle> {
+fn about(event: &SessionEvent) -> Option<Handle> {
     match event {
-        Event::Connected { segment, .. } | Event::Disconnected { segment, .. } => Some(*segment),
-        Event::Remote { connection, .. } => Some(*connection),
-        Event::Sender { interrupt, .. } | Event::SenderGone { interrupt, .. } => Some(*interrupt),
-        Event::Freeze { keeper, .. }
-        | Event::Adopt { keeper, .. }
-        | Event::Unfreeze { keeper, .. } => Some(*keeper),
+        SessionEvent::Connected { segment, .. } | SessionEvent::Disconnected { segment, .. } => {
+            Some(*segment)
+        }
+        SessionEvent::Remote { connection, .. } => Some(*connection),
+        SessionEvent::Sender { interrupt, .. } | SessionEvent::SenderGone { interrupt, .. } => {
+            Some(*interrupt)
+        }
+        SessionEvent::Freeze { keeper, .. }
+        | SessionEvent::Adopt { keeper, .. }
+        | SessionEvent::Unfreeze { keeper, .. } => Some(*keeper),
         // What is not known yet is not mapped.
-        Event::Hide { .. } | Event::Show { .. } | Event::Finished { .. } => None,
+        SessionEvent::Hide { .. } | SessionEvent::Show { .. } | SessionEvent::Finished { .. } => {
+            None
+        }
     }
 }
 
@@ -309,8 +315,8 @@ mod tests {
         for number in 0..50 {
             let segment = Handle(number);
             let event = |node| match node {
-                0 => Event::Connected { segment, node: 4 },
-                _ => Event::Disconnected { segment, node: 4 },
+                0 => SessionEvent::Connected { segment, node: 4 },
+                _ => SessionEvent::Disconnected { segment, node: 4 },
             };
             let watch = Watch::new(None);
             let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
@@ -331,13 +337,17 @@ mod tests {
     }
 
     /// Brings `first` before `watched` is known, and `second` while what came early is dealt with.
-    fn one_early_one_late(watched: Watched, first: (Event, Option<OwnedFd>), second: Event) {
+    fn one_early_one_late(
+        watched: Watched,
+        first: (SessionEvent, Option<OwnedFd>),
+        second: SessionEvent,
+    ) {
         let (events, _node) = Packets::pair().unwrap();
         let registry = Registry::new(Calls::start().unwrap());
         let (early, fds) = first;
         let handle = about(&early).unwrap();
         // Many that came early take long enough for the next one to come meanwhile.
-        let other = Event::Connected { segment: handle, node: 4 };
+        let other = SessionEvent::Connected { segment: handle, node: 4 };
         (0..64).for_each(|_| registry.came(other.clone(), Vec::new(), &events));
         registry.came(early, fds.into_iter().collect(), &events);
         std::thread::scope(|scope| {
@@ -353,7 +363,7 @@ mod tests {
     fn a_freeze_that_came_early_ends_with_the_loss_that_followed_it() {
         for number in 0..50 {
             let file = SharedMemory::reserve("test", 4096).unwrap();
-            let (memory, keeper) = (Memory::new(Some(file), true, 4096), Handle(number));
+            let (memory, keeper) = (MappedMemory::new(Some(file), true, 4096), Handle(number));
             let watch = Watch::new(None);
             let watched = Watched {
                 watch: Arc::downgrade(&watch),
@@ -361,8 +371,9 @@ mod tests {
                 size: 4096,
                 ..Watched::default()
             };
-            let freeze = Event::Freeze { ticket: Handle(1), keeper, offset: 0, length: 4096 };
-            let lost = Event::Remote { connection: keeper, change: Change::Lost };
+            let freeze =
+                SessionEvent::Freeze { ticket: Handle(1), keeper, offset: 0, length: 4096 };
+            let lost = SessionEvent::Remote { connection: keeper, change: ConnectionChange::Lost };
             one_early_one_late(watched, (freeze, None), lost);
             assert!(!memory.is_frozen(), "its writers wait for ever");
         }
@@ -375,8 +386,8 @@ mod tests {
             let watched = Watched { rings: Arc::downgrade(&rings), ..Watched::default() };
             let ring = Handle(7);
             let file = SharedMemory::reserve("ring", 1 << 20).unwrap();
-            let sender = (Event::Sender { interrupt, ring }, Some(file));
-            one_early_one_late(watched, sender, Event::SenderGone { interrupt, ring });
+            let sender = (SessionEvent::Sender { interrupt, ring }, Some(file));
+            one_early_one_late(watched, sender, SessionEvent::SenderGone { interrupt, ring });
             assert_eq!(rings.count(), 0, "its ring stays for ever");
         }
     }
@@ -384,7 +395,7 @@ mod tests {
     #[test]
     fn who_waits_for_the_end_of_a_move_learns_that_the_node_is_gone() {
         for number in 0..2_000 {
-            let finished = Finished::default();
+            let finished = FinishedCall::default();
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| finished.wait(Handle(number), MOVED));
                 finished.end();
@@ -392,7 +403,7 @@ mod tests {
                 assert!(matches!(gone, Err(AttachError::Gone(StreamError::Closed))));
             });
         }
-        let finished = Finished::default();
+        let finished = FinishedCall::default();
         finished.tell(Handle(1), Ok(()));
         finished.end();
         finished.wait(Handle(1), MOVED).unwrap();
@@ -402,7 +413,7 @@ mod tests {
     /// take.
     #[test]
     fn that_the_node_is_gone_is_not_told_between_a_look_and_the_sleep_that_follows() {
-        let finished = Finished::default();
+        let finished = FinishedCall::default();
         std::thread::scope(|scope| {
             let looking = lock(&finished.state);
             let (told, telling) = std::sync::mpsc::channel();

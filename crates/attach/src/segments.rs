@@ -7,11 +7,13 @@ use rackbus_memory::Region;
 use rackbus_segment::Handle;
 use rackbus_segment::guest::ReadOnly;
 use rackbus_segment::message::{
-    BROADCAST_NODE, Connected, NodeId, Reply, Request, SegmentId, SegmentKind, Target, Withdrawal,
+    BROADCAST_NODE, Connected, NodeId, Reply, SegmentId, SegmentKind, SessionRequest, TargetKind,
+    Withdrawal,
 };
 
+use crate::devices::Held;
 use crate::events::{Callback, Watch};
-use crate::memory::{Mapping, Memory};
+use crate::memory::{MappedMemory, Mapping};
 use crate::registry::Watched;
 use crate::session::{AttachError, Session};
 
@@ -44,7 +46,7 @@ pub struct LocalSegment {
     size: u64,
     kind: SegmentKind,
     address: Option<u64>,
-    memory: Arc<Memory>,
+    memory: Arc<MappedMemory>,
     watch: Arc<Watch>,
     removed: std::sync::atomic::AtomicBool,
 }
@@ -69,11 +71,11 @@ impl Session {
         callback: Option<Callback>,
     ) -> Result<LocalSegment, AttachError> {
         let SegmentOptions { id, choose, size, kind } = *options;
-        let (reply, fds) = self.call(&Request::CreateSegment { id, choose, size, kind })?;
+        let (reply, fds) = self.call(&SessionRequest::CreateSegment { id, choose, size, kind })?;
         let Reply::Created { segment: handle, id, address } = reply else {
             return Err(AttachError::Protocol);
         };
-        let memory = Memory::new(fds.into_iter().next(), true, size);
+        let memory = MappedMemory::new(fds.into_iter().next(), true, size);
         let watch = Watch::new(callback);
         let watched = Watched {
             watch: Arc::downgrade(&watch),
@@ -111,7 +113,7 @@ impl Session {
         timeout_ms: u32,
         callback: Option<Callback>,
     ) -> Result<RemoteSegment, AttachError> {
-        let what = if node == BROADCAST_NODE { Target::Group } else { Target::Segment };
+        let what = if node == BROADCAST_NODE { TargetKind::Group } else { TargetKind::Segment };
         self.connect_to(node, id, timeout_ms, what, callback)
     }
 
@@ -124,7 +126,7 @@ impl Session {
         id: SegmentId,
         callback: Option<Callback>,
     ) -> Result<RemoteSegment, AttachError> {
-        self.connect_to(self.node(), id, u32::MAX, Target::Attach, callback)
+        self.connect_to(self.node(), id, u32::MAX, TargetKind::Attach, callback)
     }
 
     fn connect_to(
@@ -132,10 +134,10 @@ impl Session {
         node: NodeId,
         id: SegmentId,
         timeout_ms: u32,
-        what: Target,
+        what: TargetKind,
         callback: Option<Callback>,
     ) -> Result<RemoteSegment, AttachError> {
-        let (reply, fds) = self.call(&Request::Connect { node, id, timeout_ms, what })?;
+        let (reply, fds) = self.call(&SessionRequest::Connect { node, id, timeout_ms, what })?;
         let (Reply::Connected(connected), Some(file)) = (reply, fds.into_iter().next()) else {
             return Err(AttachError::Protocol);
         };
@@ -144,7 +146,7 @@ impl Session {
             self.disconnect(handle);
             return Err(ReadOnly { node, segment: id }.into());
         }
-        let memory = Memory::new(Some(file), write, size);
+        let memory = MappedMemory::new(Some(file), write, size);
         let watch = Watch::new(callback);
         let watched = Watched {
             watch: Arc::downgrade(&watch),
@@ -154,7 +156,8 @@ impl Session {
         };
         self.registry().watch(handle, watched, self);
         let session = self.clone();
-        Ok(RemoteSegment { session, handle, node, id, size, address, memory, watch })
+        let keeper = Keeper::Node(handle);
+        Ok(RemoteSegment { session, keeper, node, id, size, address, memory, watch })
     }
 }
 
@@ -184,7 +187,7 @@ impl LocalSegment {
     /// # Errors
     /// [`AttachError::Refused`] for private segments, and empty ones without memory.
     pub fn set_available(&self) -> Result<(), AttachError> {
-        self.session.done(&Request::SetAvailable { segment: self.handle })
+        self.session.done(&SessionRequest::SetAvailable { segment: self.handle })
     }
 
     /// Lets nobody connect any more. With [`Withdrawal::Force`] those that are connected lose it:
@@ -193,7 +196,7 @@ impl LocalSegment {
     /// # Errors
     /// [`AttachError`].
     pub fn set_unavailable(&self, how: Withdrawal) -> Result<(), AttachError> {
-        self.session.done(&Request::SetUnavailable { segment: self.handle, how })
+        self.session.done(&SessionRequest::SetUnavailable { segment: self.handle, how })
     }
 
     /// Between machines, waits until what was stored before has taken effect at everybody who is connected. On one
@@ -210,7 +213,7 @@ impl LocalSegment {
     /// # Errors
     /// [`AttachError::Refused`] for empty segments without memory.
     pub fn share(&self) -> Result<(), AttachError> {
-        self.session.done(&Request::Share { segment: self.handle })
+        self.session.done(&SessionRequest::Share { segment: self.handle })
     }
 
     /// Maps `length` bytes from `offset`.
@@ -245,7 +248,7 @@ impl LocalSegment {
     }
 
     fn ask_memory(&self) -> Result<OwnedFd, AttachError> {
-        match self.session.call(&Request::GiveMemory { segment: self.handle })? {
+        match self.session.call(&SessionRequest::GiveMemory { segment: self.handle })? {
             (Reply::Memory, fds) => fds.into_iter().next().ok_or(AttachError::Protocol),
             _ => Err(AttachError::Protocol),
         }
@@ -273,6 +276,10 @@ impl LocalSegment {
         Ok(Mapping::new(region))
     }
 
+    pub(crate) fn memory(&self) -> &Arc<MappedMemory> {
+        &self.memory
+    }
+
     /// Whether it has memory.
     pub fn has_memory(&self) -> bool {
         self.memory.has_file()
@@ -292,7 +299,7 @@ impl LocalSegment {
             return Ok(());
         }
         self.watch.end();
-        let request = Request::Remove { segment: self.handle };
+        let request = SessionRequest::Remove { segment: self.handle };
         self.session.give_back(self.handle, &self.memory, &request)
     }
 }
@@ -304,17 +311,26 @@ impl Drop for LocalSegment {
     }
 }
 
-/// A connection to a segment. It ends when it is dropped; mappings stay, but are not moved along
+/// Who keeps the memory that a connection leads to.
+#[derive(Debug)]
+enum Keeper {
+    /// The node, by this handle.
+    Node(Handle),
+    /// A device that this process has borrowed.
+    Device(Held),
+}
+
+/// A connection to a segment, or to memory of a borrowed device. It ends when it is dropped; mappings stay, but are not moved along
 /// any more.
 #[derive(Debug)]
 pub struct RemoteSegment {
     session: Session,
-    handle: Handle,
+    keeper: Keeper,
     node: NodeId,
     id: SegmentId,
     size: u64,
     address: Option<u64>,
-    memory: Arc<Memory>,
+    memory: Arc<MappedMemory>,
     watch: Arc<Watch>,
 }
 
@@ -355,15 +371,47 @@ impl RemoteSegment {
     /// # Errors
     /// [`AttachError`] when the owner's node is gone, or did not answer in time.
     pub fn flush(&self) -> Result<(), AttachError> {
-        match self.is_far() {
-            true => self.session.flush(self.handle),
-            false => Ok(()),
+        match self.keeper {
+            Keeper::Node(handle) if self.is_far() => self.session.flush(handle),
+            Keeper::Node(_) | Keeper::Device(_) => Ok(()),
         }
     }
 
     /// Whether the segment is on another machine, and what is mapped stands for it.
     pub fn is_far(&self) -> bool {
-        self.session.between_machines() && self.node != self.session.node()
+        let of_node = matches!(self.keeper, Keeper::Node(_));
+        of_node && self.session.between_machines() && self.node != self.session.node()
+    }
+
+    /// Memory of a device that this process has borrowed from a host, in the place of a segment.
+    pub(crate) fn of_device(
+        session: &Session,
+        (node, id): (NodeId, SegmentId),
+        (memory, size): (Arc<MappedMemory>, u64),
+        device: Held,
+    ) -> RemoteSegment {
+        let (session, keeper, watch) = (session.clone(), Keeper::Device(device), Watch::new(None));
+        RemoteSegment { session, keeper, node, id, size, address: None, memory, watch }
+    }
+
+    /// Whether what it leads to is still there.
+    pub fn is_there(&self) -> bool {
+        match &self.keeper {
+            Keeper::Node(_) => !self.watch.lost(),
+            Keeper::Device(held) => held.device.identity().is_ok(),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<MappedMemory> {
+        &self.memory
+    }
+
+    /// The device whose memory it is, if it is one's.
+    pub(crate) fn device(&self) -> Option<&Held> {
+        match &self.keeper {
+            Keeper::Node(_) => None,
+            Keeper::Device(device) => Some(device),
+        }
     }
 
     /// Ends the waiting and the calling for it, for whoever is at it on other threads.
@@ -399,8 +447,9 @@ impl Drop for RemoteSegment {
         self.watch.end();
         // First, so that the node continues with a move that waits for this process; then those who
         // wait for the move are let go.
-        self.session.disconnect(self.handle);
+        let Keeper::Node(handle) = self.keeper else { return };
+        self.session.disconnect(handle);
         self.memory.end();
-        self.session.registry().forget(self.handle);
+        self.session.registry().forget(handle);
     }
 }

@@ -12,15 +12,16 @@ use std::time::{Duration, Instant};
 use rackbus_memory::region::RegionError;
 use rackbus_memory::{PacketStream, Packets, StreamError};
 use rackbus_segment::message::{
-    Holder, NodeId, Refusal, Reply, Request, SegmentEntry, SegmentId, Share, VERSION, Welcome,
+    LockHolder, NodeId, Refusal, Reply, SegmentAccess, SegmentEntry, SegmentId, SessionRequest,
+    VERSION, Welcome,
 };
 use rackbus_segment::{Handle, SessionId};
 
 use crate::events::Calls;
 use crate::guest::{self, WindowError};
-use crate::line::Line;
-use crate::location::{Location, Place};
-use crate::memory::Memory;
+use crate::line::RequestSocket;
+use crate::location::{Location, NodeAddress};
+use crate::memory::MappedMemory;
 use crate::registry::Registry;
 
 /// How long moving memory may take: tens of gigabytes are copied.
@@ -40,19 +41,21 @@ pub enum AttachError {
         cause: std::io::Error,
     },
     /// The node is gone.
-    #[error("the host's node is gone ({0}); what is mapped stays, nothing new can be had")]
+    #[error(
+        "the connection to the host's node is lost ({0}); what is mapped stays usable, open a new session for anything else"
+    )]
     Gone(StreamError),
     /// The node, or another's, said no.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The process is a fork of the one that attached.
-    #[error("this process is a fork of the one that attached; attach anew")]
+    #[error("this process is a fork of the one that attached; open a session of its own")]
     Forked,
     /// The node answered something that makes no sense.
     #[error("the host's node does not speak this protocol; use the library of its version")]
     Protocol,
     /// The process may not have another descriptor. Nothing was made, all that it has stays.
-    #[error("this process may not have more descriptors; raise its limit of open files")]
+    #[error("the process has no more file descriptors; raise its limit of open files (ulimit -n)")]
     NoDescriptors,
     /// Memory could not be mapped.
     #[error(transparent)]
@@ -106,7 +109,7 @@ pub struct Session(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     welcome: Welcome,
-    calls: Mutex<Line>,
+    calls: Mutex<RequestSocket>,
     events: Arc<dyn PacketStream>,
     /// Whether the process is in a virtual machine.
     in_guest: bool,
@@ -124,12 +127,12 @@ impl Session {
     ///
     /// # Errors
     /// [`AttachError`] when no node is there, or does not let this process in.
-    pub fn open(place: impl Into<Place>) -> Result<Session, AttachError> {
+    pub fn open(place: impl Into<NodeAddress>) -> Result<Session, AttachError> {
         match place.into() {
-            Place::Host(location) => Session::open_on_host(&location),
-            Place::Guest(folder) => {
+            NodeAddress::Host(location) => Session::open_on_host(&location),
+            NodeAddress::Guest(folder) => {
                 let [calls, events] = guest::open(&folder)?;
-                Session::begin(Line::new(calls), events, &[], true)
+                Session::begin(RequestSocket::new(calls), events, &[], true)
             }
         }
     }
@@ -140,19 +143,19 @@ impl Session {
             .map_err(|cause| AttachError::NoNode { path: path.clone(), cause })?;
         let failed = |what| move |cause| AttachError::System { what, cause };
         let (events, theirs) = Packets::pair().map_err(failed("socketpair"))?;
-        let line = Line::new(Arc::new(packets));
+        let line = RequestSocket::new(Arc::new(packets));
         Session::begin(line, Arc::new(events), &[theirs.as_fd()], false)
     }
 
     /// Says hello, with the node's end of the events beside it.
     fn begin(
-        mut line: Line,
+        mut line: RequestSocket,
         events: Arc<dyn PacketStream>,
         theirs: &[BorrowedFd<'_>],
         in_guest: bool,
     ) -> Result<Session, AttachError> {
         let failed = |what| move |cause| AttachError::System { what, cause };
-        let hello = Request::Hello { version: VERSION };
+        let hello = SessionRequest::Hello { version: VERSION };
         let welcome = match line.call(&hello, theirs)? {
             (Reply::Welcome(welcome), _) => welcome,
             (Reply::Refused(refusal), _) => return Err(refusal.into()),
@@ -186,8 +189,8 @@ impl Session {
     }
 
     /// Who this session is, in the whole rack: what it holds locks as.
-    pub fn holder(&self) -> Holder {
-        Holder { node: self.0.welcome.node, session: self.0.welcome.session }
+    pub fn holder(&self) -> LockHolder {
+        LockHolder { node: self.0.welcome.node, session: self.0.welcome.session }
     }
 
     /// Whether the node is gone.
@@ -213,7 +216,7 @@ impl Session {
     /// effect everywhere.
     pub(crate) fn flush(&self, keeper: Handle) -> Result<(), AttachError> {
         match self.between_machines() {
-            true => self.done(&Request::Flush { keeper }),
+            true => self.done(&SessionRequest::Flush { keeper }),
             false => Ok(()),
         }
     }
@@ -223,7 +226,7 @@ impl Session {
     /// # Errors
     /// [`AttachError::Refused`] when it does not, or there is no such host.
     pub fn probe(&self, node: NodeId) -> Result<(), AttachError> {
-        self.done(&Request::Probe { node })
+        self.done(&SessionRequest::Probe { node })
     }
 
     /// Whether a session of any host still lives. False is certain; true may only mean that
@@ -231,8 +234,8 @@ impl Session {
     ///
     /// # Errors
     /// [`AttachError`] when that cannot be told.
-    pub fn alive(&self, holder: Holder) -> Result<bool, AttachError> {
-        match self.call(&Request::Alive { holder })? {
+    pub fn alive(&self, holder: LockHolder) -> Result<bool, AttachError> {
+        match self.call(&SessionRequest::Alive { holder })? {
             (Reply::Alive(alive), _) => Ok(alive),
             _ => Err(AttachError::Protocol),
         }
@@ -247,10 +250,10 @@ impl Session {
         &self,
         segments: std::ops::RangeInclusive<SegmentId>,
         node: Option<NodeId>,
-        share: Share,
+        share: SegmentAccess,
     ) -> Result<(), AttachError> {
         let (first, last) = segments.into_inner();
-        self.done(&Request::SetShare { first, last, node, share })
+        self.done(&SessionRequest::SetShare { first, last, node, share })
     }
 
     /// All segments of this host.
@@ -261,7 +264,7 @@ impl Session {
         let mut all = Vec::new();
         loop {
             let skip = u32::try_from(all.len()).unwrap_or(u32::MAX);
-            match self.call(&Request::ListSegments { skip })? {
+            match self.call(&SessionRequest::ListSegments { skip })? {
                 (Reply::Segments { list, more }, _) => {
                     all.extend(list);
                     if !more {
@@ -287,7 +290,10 @@ impl Session {
     }
 
     /// Asks the node; a refusal is an error.
-    pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
+    pub(crate) fn call(
+        &self,
+        request: &SessionRequest,
+    ) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
         if !self.is_own() {
             return Err(AttachError::Forked);
         }
@@ -306,7 +312,7 @@ impl Session {
     pub(crate) fn disconnect(&self, connection: Handle) {
         if self.is_own() {
             // A node that is gone has ended it already.
-            let _ = lock(&self.0.calls).post(&Request::Disconnect { connection });
+            let _ = lock(&self.0.calls).post(&SessionRequest::Disconnect { connection });
         }
     }
 
@@ -316,8 +322,8 @@ impl Session {
     pub(crate) fn give_back(
         &self,
         handle: Handle,
-        memory: &Memory,
-        request: &Request,
+        memory: &MappedMemory,
+        request: &SessionRequest,
     ) -> Result<(), AttachError> {
         let outcome = self.done(request);
         memory.end();
@@ -326,7 +332,7 @@ impl Session {
     }
 
     /// Asks the node for something that has no result, and waits until it is done.
-    pub(crate) fn done(&self, request: &Request) -> Result<(), AttachError> {
+    pub(crate) fn done(&self, request: &SessionRequest) -> Result<(), AttachError> {
         match self.call(request)? {
             (Reply::Done, _) => Ok(()),
             (Reply::Started { ticket }, _) => self.0.registry.finished.wait(ticket, MOVED),

@@ -127,7 +127,7 @@ pub enum Command {
         /// Where it is served.
         #[arg(long)]
         socket: PathBuf,
-        /// Milliseconds to measure.
+        /// For how many milliseconds to measure.
         #[arg(long)]
         time: u64,
     },

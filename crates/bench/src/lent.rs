@@ -6,7 +6,9 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::{BackingConfig, Nvme, NvmeConfig};
-use rackbus_driver::{Buffer, Device, Drive, DriveError, Local, Options, Queue};
+use rackbus_driver::{
+    Drive, DriveBuffer, DriveError, DriveOptions, DriveQueue, DrivenFunction, InThreadFunction,
+};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{ClientError, serve_function};
 use rackbus_spec::nvme::IoOpcode;
@@ -101,7 +103,7 @@ impl LenderProcess {
 pub fn open(socket: &Path, data: usize) -> Result<Drive, BenchError> {
     let start = Instant::now();
     loop {
-        match Drive::open(socket, Options { depth: DEPTH, data }) {
+        match Drive::open(socket, DriveOptions { depth: DEPTH, data }) {
             Err(DriveError::Client(ClientError::Refused(_))) if start.elapsed() < PATIENCE => {
                 std::thread::yield_now();
             }
@@ -123,8 +125,8 @@ impl Drop for LenderProcess {
 /// When the drive cannot be made.
 pub fn local_drive(backing: BackingConfig, data: usize) -> Result<Drive, BenchError> {
     let nvme = Nvme::new(&config(backing))?;
-    let device = Box::new(Local::new(Box::new(nvme)));
-    Ok(Drive::with_device(device, Options { depth: DEPTH, data })?)
+    let device = Box::new(InThreadFunction::new(Box::new(nvme)));
+    Ok(Drive::with_device(device, DriveOptions { depth: DEPTH, data })?)
 }
 
 /// Runs `load` on `drive` for about `time`; returns operations per second.
@@ -162,9 +164,9 @@ pub fn run_anywhere(drive: &mut Drive, load: &Load, time: Duration) -> Result<f6
 }
 
 struct Client<'a> {
-    queue: &'a mut Queue,
-    device: &'a mut dyn Device,
-    buffers: Vec<Buffer>,
+    queue: &'a mut DriveQueue,
+    device: &'a mut dyn DrivenFunction,
+    buffers: Vec<DriveBuffer>,
     /// Which buffer a command uses, by its identifier.
     by_id: Vec<usize>,
     opcode: IoOpcode,

@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use rackbus_devices::nvme::{BackingConfig, Nvme};
 use rackbus_devices::{Lost, class};
-use rackbus_driver::{Drive, Local, Options};
-use rackbus_identity::{Authority, Subject};
+use rackbus_driver::{Drive, DriveOptions, InThreadFunction};
+use rackbus_identity::{CertificateAuthority, Subject};
 use rackbus_link::tcp::TcpLink;
-use rackbus_link::{Connect, Conversation, Hello, Link, Listener, Medium, Purpose, VERSIONS};
-use rackbus_memory::exchange::session::Side;
+use rackbus_link::{
+    Connect, Conversation, Hello, Link, Listener, OfferedMedium, Purpose, VERSIONS,
+};
+use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, CarriedSession, Carrier};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::{Engine, MediumAccess};
@@ -54,13 +56,13 @@ fn failed(error: impl std::fmt::Display) -> BenchError {
 }
 
 /// The link of a host that listens at `listen`.
-fn link(authority: &Authority, host: &str, listen: &str) -> Result<TcpLink, BenchError> {
+fn link(authority: &CertificateAuthority, host: &str, listen: &str) -> Result<TcpLink, BenchError> {
     let credentials = authority.issue(&Subject::Node(host.to_owned())).map_err(failed)?;
     Ok(TcpLink::new("bench", listen, listen, Arc::new(RwLock::new(credentials))))
 }
 
 /// What is carried by one connection alone.
-fn carried(carrier: Box<dyn Carrier>, side: Side) -> Result<Carried, BenchError> {
+fn carried(carrier: Box<dyn Carrier>, side: SessionSide) -> Result<Carried, BenchError> {
     let session = CarriedSession::of_one_connection(side).map_err(failed)?;
     Ok(Carried { carrier, session, side })
 }
@@ -72,12 +74,13 @@ fn lend(listener: &dyn Listener) -> Result<(), BenchError> {
     let model = Nvme::new(&config(BackingConfig::Memory)).map_err(failed)?;
     let engine = Engine::start("nvme0", Box::new(model), EngineOptions::default());
     let engine = engine.map_err(failed)?;
-    let carried = incoming.stream.carrier().map(|it| carried(it, Side::Answers)).transpose()?;
+    let carried =
+        incoming.stream.carrier().map(|it| carried(it, SessionSide::Answers)).transpose()?;
     let offer = engine.handle().call(|endpoint| endpoint.serve_medium(carried));
     let offer = offer.map_err(failed)?.map_err(failed)?;
     let stream = incoming.accept().map_err(failed)?;
     let (class, description) = (offer.class.to_owned(), offer.description);
-    Medium { class, description, session: None }.send(&*stream, &[]).map_err(failed)?;
+    OfferedMedium { class, description, session: None }.send(&*stream, &[]).map_err(failed)?;
     stream.wait_closed();
     Ok(())
 }
@@ -89,7 +92,7 @@ struct Borrowed {
 }
 
 impl Borrowed {
-    fn new(authority: &Authority) -> Result<Borrowed, BenchError> {
+    fn new(authority: &CertificateAuthority) -> Result<Borrowed, BenchError> {
         let free = std::net::TcpListener::bind("127.0.0.1:0").map_err(failed)?;
         let place = free.local_addr().map_err(failed)?.to_string();
         drop(free);
@@ -106,16 +109,16 @@ impl Borrowed {
         let (from, to) = ("beta".to_owned(), "alpha".to_owned());
         let hello = Hello { versions: VERSIONS, rack: "bench".to_owned(), from, to, service };
         let connected = beta.connect(&alpha.address("alpha"), &hello).and_then(|stream| {
-            let (medium, _) = Medium::receive(&*stream, "alpha")?;
+            let (medium, _) = OfferedMedium::receive(&*stream, "alpha")?;
             Ok((stream, medium))
         });
         let (stream, medium) =
             connected.map_err(|error| failures.try_recv().unwrap_or_else(|_| failed(error)))?;
         let carrier = stream.carrier().ok_or_else(|| failed("the link carries nothing"))?;
-        let access = MediumAccess::Carried(carried(carrier, Side::Asks)?);
+        let access = MediumAccess::Carried(carried(carrier, SessionSide::Asks)?);
         let front = class::front(&medium.class, &medium.description, access, Lost::new(|| {}));
-        let device = Box::new(Local::new(front.map_err(failed)?));
-        let drive = Drive::with_device(device, Options { depth: 32, data: DATA })?;
+        let device = Box::new(InThreadFunction::new(front.map_err(failed)?));
+        let drive = Drive::with_device(device, DriveOptions { depth: 32, data: DATA })?;
         Ok(Borrowed { drive, _stream: stream })
     }
 }
@@ -129,7 +132,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let load = wait_quiet(0.5, settings.patience);
     let (name, runs) = (regime.name(), settings.runs);
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
-    let authority = Authority::open(&settings.dir, "bench").map_err(failed)?;
+    let authority = CertificateAuthority::open(&settings.dir, "bench").map_err(failed)?;
     let mut borrowed = Borrowed::new(&authority)?;
     for (case, load, is_latency) in CASES {
         if !case.contains(&settings.only) {

@@ -49,7 +49,7 @@ enum As {
     Latency,
     /// Thousands of operations per second.
     Rate,
-    /// Gigabytes per second.
+    /// Gigabytes that pass each second, by requests of this size.
     Bandwidth(usize),
 }
 

@@ -17,7 +17,7 @@ pub fn installed(program: &str) -> bool {
 /// What fio reports of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct FioResult {
-    /// Operations per second.
+    /// Operations that completed each second.
     pub iops: f64,
     /// Mean latency from submission to completion in microseconds, without fio's own loop.
     pub mean_us: f64,

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use rackbus_driver::{Drive, DriveError, Options};
+use rackbus_driver::{Drive, DriveError, DriveOptions};
 use rackbus_spec::nvme::IoOpcode;
 use tempfile::TempDir;
 
@@ -45,7 +45,7 @@ fn acknowledged_writes_survive_the_lender_being_killed() {
     let mut acknowledged = [0u64; 64];
     for generation in 1..=5u64 {
         let mut lender = lend(&image, &socket);
-        let mut drive = Drive::open(&socket, Options { depth: DEPTH, data: 1 << 20 }).unwrap();
+        let mut drive = Drive::open(&socket, DriveOptions { depth: DEPTH, data: 1 << 20 }).unwrap();
         for (lba, last) in (0..).zip(&acknowledged) {
             let mut found = vec![0; BLOCK];
             drive.read(lba, &mut found).unwrap();
@@ -63,7 +63,7 @@ fn acknowledged_writes_survive_the_lender_being_killed() {
         drive.flush().unwrap();
         kill_under_load(&mut drive, &mut lender, generation, &mut acknowledged);
         lender.wait().unwrap();
-        let gone = Drive::open(&socket, Options::default());
+        let gone = Drive::open(&socket, DriveOptions::default());
         assert!(matches!(gone, Err(DriveError::Client(_))), "{gone:?}");
     }
 }

@@ -9,9 +9,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::leadership::election::Member;
-use rackbus_identity::{Certified, Credentials, CredentialsError, Request, write_private};
+use rackbus_identity::{
+    CertificateRequest, Certified, Credentials, CredentialsError, write_private,
+};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -33,8 +35,8 @@ pub const AGAIN: &str =
 
 /// A rack that the user has logged in to.
 #[derive(Debug, Clone)]
-pub struct Context {
-    /// Its name.
+pub struct RackContext {
+    /// The name that the user gave it, which is that of its folder.
     pub name: String,
     folder: PathBuf,
     /// What is noted of the rack.
@@ -63,20 +65,20 @@ impl Noted {
 
 /// Where contexts are kept.
 #[derive(Debug, Clone)]
-pub struct Contexts {
+pub struct ContextStore {
     folder: PathBuf,
 }
 
-impl Contexts {
+impl ContextStore {
     /// This user's.
     ///
     /// # Errors
     /// When the user has no directory for them.
-    pub fn own() -> Result<Contexts, Failure> {
+    pub fn own() -> Result<ContextStore, Failure> {
         let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let base = var("XDG_CONFIG_HOME").or_else(|| var("HOME").map(|home| home.join(".config")));
         let none = || Failure::new("you have no configuration directory", "set HOME");
-        Ok(Contexts { folder: base.ok_or_else(none)?.join("rackbus") })
+        Ok(ContextStore { folder: base.ok_or_else(none)?.join("rackbus") })
     }
 
     fn of(&self, name: &str) -> PathBuf {
@@ -121,7 +123,7 @@ impl Contexts {
     ///
     /// # Errors
     /// When there is none, or it cannot be read.
-    pub fn get(&self, name: &str) -> Result<Context, Failure> {
+    pub fn get(&self, name: &str) -> Result<RackContext, Failure> {
         check_name(name)?;
         let folder = self.of(name);
         let path = folder.join("context.json");
@@ -138,7 +140,7 @@ impl Contexts {
             Err(cause) => return Err(unreadable(&path, &cause.to_string())),
         };
         let noted = noted_of(&path, &text)?;
-        Ok(Context { name: name.to_owned(), folder, noted })
+        Ok(RackContext { name: name.to_owned(), folder, noted })
     }
 
     /// Makes the folder for them, so that it is known early where that cannot be.
@@ -158,12 +160,12 @@ impl Contexts {
         name: &str,
         noted: Noted,
         credentials: &Credentials,
-    ) -> Result<Context, Failure> {
+    ) -> Result<RackContext, Failure> {
         check_name(name)?;
         let folder = self.of(name);
         make_private(&self.folder)?;
         make_private(&folder)?;
-        let context = Context { name: name.to_owned(), folder, noted };
+        let context = RackContext { name: name.to_owned(), folder, noted };
         let _lock = context.lock(FlockOperation::LockExclusive)?;
         // Who had the lock may have removed it.
         make_private(&context.folder)?;
@@ -216,13 +218,13 @@ pub fn name_for(rack: &str) -> String {
 ///
 /// # Errors
 /// When the one that is named is not there.
-pub fn chosen(common: &Common) -> Result<Option<Context>, Failure> {
+pub fn chosen(common: &Common) -> Result<Option<RackContext>, Failure> {
     match &common.context {
         Some(name) if name == LOCAL => Ok(None),
-        Some(name) => Contexts::own()?.get(name).map(Some),
+        Some(name) => ContextStore::own()?.get(name).map(Some),
         None if common.run_dir.is_some() || common.rack.is_some() => Ok(None),
         None => {
-            let Ok(contexts) = Contexts::own() else { return Ok(None) };
+            let Ok(contexts) = ContextStore::own() else { return Ok(None) };
             contexts.current().map(|name| contexts.get(&name)).transpose()
         }
     }
@@ -242,7 +244,7 @@ pub fn refuse_named(common: &Common) -> Result<(), Failure> {
     }
 }
 
-impl Context {
+impl RackContext {
     /// The certificate that is kept.
     ///
     /// # Errors
@@ -256,7 +258,7 @@ impl Context {
     ///
     /// # Errors
     /// When the certificate is of no more use.
-    pub async fn client(&self) -> Result<Client, Failure> {
+    pub async fn client(&self) -> Result<ControlClient, Failure> {
         let mut credentials = self.credentials()?;
         if credentials.is_over() {
             let Certified { until, .. } = credentials.certified();
@@ -280,8 +282,8 @@ impl Context {
         Ok(self.client_of(&credentials))
     }
 
-    fn client_of(&self, credentials: &Credentials) -> Client {
-        Client::over_tls(&self.noted.control_planes, credentials.client().clone())
+    fn client_of(&self, credentials: &Credentials) -> ControlClient {
+        ControlClient::with_tls(&self.noted.control_planes, credentials.client().clone())
     }
 
     /// Says so. A command has one client, so it is said once.
@@ -315,7 +317,7 @@ impl Context {
             return Ok(Some(current));
         }
         let client = self.client_of(&current);
-        let request = Request::new().map_err(unusable)?;
+        let request = CertificateRequest::new().map_err(unusable)?;
         let certificates = client.renew(request.text()).await?;
         let next = request.answered(&certificates);
         let next = next.map_err(unusable)?;
@@ -349,7 +351,7 @@ impl Context {
         noted.learn(members);
         match noted == before {
             true => Ok(()),
-            false => Context { noted, ..self.clone() }.note(),
+            false => RackContext { noted, ..self.clone() }.note(),
         }
     }
 
@@ -385,7 +387,7 @@ pub fn unusable(error: CredentialsError) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use rackbus_identity::{Authority, Person, Role, Subject};
+    use rackbus_identity::{CertificateAuthority, Person, Role, Subject};
 
     use super::*;
 
@@ -395,13 +397,13 @@ mod tests {
 
     fn credentials() -> Credentials {
         let ann = Person { user: "ann".to_owned(), role: Role::Reader };
-        Authority::generate("lab").unwrap().issue(&Subject::Person(ann)).unwrap()
+        CertificateAuthority::generate("lab").unwrap().issue(&Subject::Person(ann)).unwrap()
     }
 
     #[test]
     fn contexts_are_kept_used_and_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let contexts = Contexts { folder: folder.path().join("rackbus") };
+        let contexts = ContextStore { folder: folder.path().join("rackbus") };
         assert!(contexts.names().is_empty() && contexts.current().is_none());
         assert!(contexts.get("lab").unwrap_err().remedy.contains("rackbus login"));
         contexts.put("lab", noted("lab"), &credentials()).unwrap();
@@ -421,7 +423,7 @@ mod tests {
     fn what_is_kept_is_its_users_alone() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
-        let contexts = Contexts { folder: folder.path().join("rackbus") };
+        let contexts = ContextStore { folder: folder.path().join("rackbus") };
         let context = contexts.put("lab", noted("lab"), &credentials()).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&context.folder), 0o700);

@@ -54,7 +54,7 @@ pub fn start(path: Option<&Path>) {
     };
     // Without the thread the counts are told when their causes come again.
     if let Err(error) = std::thread::Builder::new().name("log counts".into()).spawn(count) {
-        tracing::warn!(%error, "no thread that tells how much was left out of the log");
+        tracing::warn!(%error, "cannot start the thread that logs how much was left out");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use rackbus_control::ClientError;
+use rackbus_control::ControlClientError;
 use serde::Serialize;
 use serde_json::json;
 
@@ -33,10 +33,10 @@ impl Failure {
     }
 }
 
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Self {
+impl From<ControlClientError> for Failure {
+    fn from(error: ControlClientError) -> Self {
         match error {
-            ClientError::Refused(refused) => Failure {
+            ControlClientError::Refused(refused) => Failure {
                 code: refused.code,
                 error: refused.error,
                 remedy: refused.remedy,

@@ -27,7 +27,7 @@ const LAST_LEASE: u64 = 9_999_999;
 
 /// What `up` leaves in the run directory for the other commands: `rack.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Running {
+pub struct RunningRack {
     /// Name of the rack, as its file says.
     pub rack: String,
     /// Absolute path of the rack file that it was started with.
@@ -40,7 +40,7 @@ pub struct Running {
     pub text: Option<String>,
 }
 
-impl Running {
+impl RunningRack {
     /// Leaves it in the run directory.
     pub fn note(&self, run_dir: &Path) -> Result<(), Failure> {
         let path = run_dir.join("rack.json");
@@ -62,12 +62,12 @@ impl Running {
     }
 
     /// Of the rack that `file` describes.
-    pub fn of(rack: &Rack, file: &Path, state_dir: &Path) -> Result<Running, Failure> {
+    pub fn of(rack: &Rack, file: &Path, state_dir: &Path) -> Result<RunningRack, Failure> {
         let text = Some(read_text(file)?);
         let file = file.canonicalize().map_err(|cause| {
             Failure::usage(format!("{}: {cause}", file.display()), "name a rack file")
         })?;
-        Ok(Running { rack: rack.name.clone(), file, state_dir: state_dir.to_owned(), text })
+        Ok(RunningRack { rack: rack.name.clone(), file, state_dir: state_dir.to_owned(), text })
     }
 }
 
@@ -148,7 +148,7 @@ fn only_rack(base: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// What `up` noted in a run directory.
-pub fn running(run_dir: &Path) -> Result<Running, Failure> {
+pub fn running(run_dir: &Path) -> Result<RunningRack, Failure> {
     let path = run_dir.join("rack.json");
     let remedy = "start the rack with `rackbus up`";
     let text = fs::read(&path).map_err(|cause| match cause.kind() {

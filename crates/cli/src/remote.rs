@@ -1,6 +1,6 @@
 //! Control planes on other machines: how they are named, and what to do when they do not answer.
 
-use rackbus_control::ClientError;
+use rackbus_control::ControlClientError;
 
 use crate::output::Failure;
 
@@ -21,9 +21,9 @@ pub fn address_of(url: &str) -> Result<String, Failure> {
 
 /// Why a control plane on another machine did not do what it was asked for; `again` is what to do about a certificate
 /// that it refuses.
-pub fn not_reached(error: ClientError, again: &str) -> Failure {
+pub fn not_reached(error: ControlClientError, again: &str) -> Failure {
     match error {
-        refused @ ClientError::Refused(_) => refused.into(),
+        refused @ ControlClientError::Refused(_) => refused.into(),
         other if other.to_string().contains("certificate") => Failure::new(
             other.to_string(),
             format!("see that the clocks of both machines are right; else {again}"),

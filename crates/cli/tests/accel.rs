@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use rackbus_control::api::DeviceState;
-use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_spec::accel::{Descriptor, Operation};
 use support::{PATIENCE, Rack};
 
@@ -66,10 +66,10 @@ fn an_accelerator_is_rented_at_a_level_that_is_kept_and_used_from_the_command_li
 
     // Who dies in the middle of its operations harms nobody, and what it had is there for the next one.
     let lease = rack.borrow("alpha/accel0.vf3", "beta");
-    let options = Options { depth: 30, ..Options::default() };
+    let options = AccelOptions { depth: 30, ..AccelOptions::default() };
     let mut dies =
         Accel::open(Path::new(lease.socket.as_deref().unwrap()), PATIENCE, options).unwrap();
-    let deflate = Work { stages: &[(Operation::Deflate, 0)], ..Work::default() };
+    let deflate = MessageWork { stages: &[(Operation::Deflate, 0)], ..MessageWork::default() };
     let descriptor = dies.describe(&deflate, (0, 1 << 20), (1 << 20, 1 << 20)).unwrap();
     for _ in 0..30 {
         dies.push(0, &descriptor).unwrap();
@@ -145,9 +145,9 @@ fn a_strict_borrower_uses_engines_that_reach_none_of_its_memory() {
     let digest = through(&rack, &["accel", "run", "crc32c"], &[0; 32]);
     assert_eq!(digest, b"8a9136aa\n");
     let socket = said["socket"].as_str().unwrap();
-    let mut accel = Accel::open(Path::new(socket), PATIENCE, Options::default()).unwrap();
+    let mut accel = Accel::open(Path::new(socket), PATIENCE, AccelOptions::default()).unwrap();
     let key = accel.create_context(Operation::Aes256GcmSeal, &[7; 32]).unwrap();
-    let seal = Work { stages: &[(Operation::Aes256GcmSeal, key)], ..Work::default() };
+    let seal = MessageWork { stages: &[(Operation::Aes256GcmSeal, key)], ..MessageWork::default() };
     assert_eq!(accel.run(&seal, b"a message", 64).unwrap().len(), 9 + 16);
     // Its memory is reached by its own host and nobody else.
     let reached = rack.json(&["reach", function]);
@@ -168,7 +168,7 @@ fn a_strict_borrower_uses_engines_that_reach_none_of_its_memory() {
         assert!(begun.elapsed() < PATIENCE, "{listed}");
     }
     // Its lender dies: what is under way ends, and does not hang.
-    let deflate = Work { stages: &[(Operation::Deflate, 0)], ..Work::default() };
+    let deflate = MessageWork { stages: &[(Operation::Deflate, 0)], ..MessageWork::default() };
     let descriptor = accel.describe(&deflate, (0, 1 << 20), (1 << 20, 1 << 20)).unwrap();
     for _ in 0..10 {
         accel.push(0, &descriptor).unwrap();
@@ -197,12 +197,12 @@ fn restarted_in_place(rack: &Rack, isolation: &str) {
     // One that nobody uses continues, too.
     rack.good(&["restart", "alpha"]);
     let socket = lease["socket"].as_str().unwrap().to_owned();
-    let options = Options { depth: 30, ..Options::default() };
+    let options = AccelOptions { depth: 30, ..AccelOptions::default() };
     let mut accel = Accel::open(Path::new(&socket), PATIENCE, options).unwrap();
     let key = accel.create_context(Operation::Aes256GcmSeal, &[7; 32]).unwrap();
-    let seal = Work { stages: &[(Operation::Aes256GcmSeal, key)], ..Work::default() };
+    let seal = MessageWork { stages: &[(Operation::Aes256GcmSeal, key)], ..MessageWork::default() };
     let sealed = accel.run(&seal, b"a message", 64).unwrap();
-    let deflate = Work { stages: &[(Operation::Deflate, 0)], ..Work::default() };
+    let deflate = MessageWork { stages: &[(Operation::Deflate, 0)], ..MessageWork::default() };
     for host in ["alpha", "beta", "alpha"] {
         for id in 0..30 {
             let descriptor = accel.describe(&deflate, (0, 1 << 20), (1 << 20, 1 << 20)).unwrap();

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rackbus_identity::rustls::{ClientConnection, StreamOwned};
-use rackbus_identity::{Authority, Certified, Credentials, Person, Request, Role, Subject, now};
+use rackbus_identity::{
+    CertificateAuthority, CertificateRequest, Certified, Credentials, Person, Role, Subject, now,
+};
 use support::PATIENCE;
 use support::machines::Machines;
 
@@ -32,12 +34,12 @@ fn address(rack: &Machines) -> String {
 }
 
 /// The rack's authority, as whoever has stolen its key has it: to make certificates that the rack would not.
-fn authority(rack: &Machines) -> Authority {
-    Authority::load(&rack.control.state_dir().join("identity")).unwrap().unwrap()
+fn authority(rack: &Machines) -> CertificateAuthority {
+    CertificateAuthority::load(&rack.control.state_dir().join("identity")).unwrap().unwrap()
 }
 
-fn credentials(authority: &Authority, certified: &Certified) -> Credentials {
-    let request = Request::new().unwrap();
+fn credentials(authority: &CertificateAuthority, certified: &Certified) -> Credentials {
+    let request = CertificateRequest::new().unwrap();
     let signed = authority.sign(certified, request.text()).unwrap();
     request.answered(&signed).unwrap()
 }
@@ -132,7 +134,7 @@ fn expired_early_and_foreign_certificates_are_refused() {
     let expired = Certified { since: now() - 2 * day, until: now() - day, ..administrator() };
     is_refused(&rack, &credentials(&authority, &expired), "CertificateExpired");
     // Of another rack of the same name, by somebody who knows this rack's authority.
-    let foreign = credentials(&Authority::generate("lab").unwrap(), &administrator());
+    let foreign = credentials(&CertificateAuthority::generate("lab").unwrap(), &administrator());
     let folder = tempfile::tempdir().unwrap();
     foreign.save(folder.path()).unwrap();
     let path = folder.path().join("identity.pem");

@@ -179,7 +179,7 @@ fn in_the_foreground_it_stops_with_its_process() {
 }
 
 #[test]
-fn every_command_speaks_json() {
+fn every_command_prints_json() {
     let rack = Rack::described(THREE_HOSTS);
     let status = rack.json(&["up", &rack.file()]);
     assert_eq!(status["hosts"].as_array().unwrap().len(), 3);
@@ -206,7 +206,7 @@ fn every_command_speaks_json() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_with_a_remedy() {
+fn errors_name_a_remedy() {
     let rack = Rack::up(THREE_HOSTS);
     let cases: [(&[&str], &str); 6] = [
         (&["lend", "fffe:00:1f.7"], "no PCI function fffe:00:1f.7 on this machine; `lspci -D`"),
@@ -301,7 +301,7 @@ fn of_several_racks_one_must_be_named() {
 }
 
 #[test]
-fn events_tell_what_happened_and_why() {
+fn events_name_what_happened_and_why() {
     let mut rack = Rack::up(THREE_HOSTS);
     let follow = rack.command(&["events", "--follow", "--json"]);
     let mut following = { follow }.stdout(Stdio::piped()).spawn().unwrap();
@@ -385,7 +385,7 @@ fn a_lease_is_traced_through_control_plane_lender_and_borrower() {
     for (log, steps) in [
         ("control.log", &["is being lent to beta", "beta can use", "ended: returned"][..]),
         ("alpha/node.log", &["to be lent", "function attached", "to be taken back"]),
-        ("beta/node.log", &["borrowed", "in use", "letting go"]),
+        ("beta/node.log", &["borrowed", "in use", "releasing the function"]),
     ] {
         let told = of(log);
         for step in steps {

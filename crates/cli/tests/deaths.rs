@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::{DeviceState, Lease, LeaseStage, Placement};
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use rustix::process::Signal;
 use support::{Rack, THREE_HOSTS, open, socket};
 
@@ -24,7 +24,8 @@ impl Load {
         let (done, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (done.clone(), stop.clone());
         let thread = std::thread::spawn(move || {
-            let mut drive = Drive::open(&socket, Options::default()).map_err(|e| e.to_string())?;
+            let mut drive =
+                Drive::open(&socket, DriveOptions::default()).map_err(|e| e.to_string())?;
             let mut block = vec![0; 4096];
             for round in 0u64.. {
                 if end.load(Ordering::Relaxed) {

@@ -30,7 +30,7 @@ fn wait(socket: &Path, there: bool) {
 }
 
 #[test]
-fn a_helper_outlives_what_makes_no_sense_and_ends_with_its_rack() {
+fn a_helper_outlives_malformed_messages_and_ends_with_its_rack() {
     let rack = Rack::up(THREE_HOSTS);
     let socket = socket(&rack);
     for said in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &[1, 0, 0, 0], &[]] {

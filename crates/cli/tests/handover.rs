@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_attach::{Location, Session};
 use rackbus_control::api::{DeviceState, Lease, LeaseStage};
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::region;
 use serde_json::Value;
@@ -54,7 +54,7 @@ struct Load {
 
 impl Load {
     fn start(lease: &Lease) -> Load {
-        let mut drive = Drive::open(socket(lease), Options::default()).unwrap();
+        let mut drive = Drive::open(socket(lease), DriveOptions::default()).unwrap();
         let (rounds, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (rounds.clone(), stop.clone());
         let thread = std::thread::spawn(move || {
@@ -276,7 +276,7 @@ fn functions_go_on_reaching_each_other() {
         serde_json::from_value(lease).unwrap()
     };
     let (drive, target) = (borrow("alpha/nvme0"), borrow("gamma/ram0"));
-    let mut drive = Drive::open(socket(&drive), Options::default()).unwrap();
+    let mut drive = Drive::open(socket(&drive), DriveOptions::default()).unwrap();
     drive.write(0, &[0x5a; 4096], false).unwrap();
     let client = Client::connect(socket(&target), PATIENCE).unwrap();
     let mapped = client.map_region(2, 0, SIZE).unwrap();

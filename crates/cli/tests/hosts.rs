@@ -90,7 +90,7 @@ fn a_program_on_a_host_finds_the_library() {
 
 /// Processes of the same user can connect to a node's link, but only nodes speak for hosts there.
 #[test]
-fn a_process_that_is_no_node_speaks_for_no_host() {
+fn a_process_that_is_no_node_acts_for_no_host() {
     let rack = Rack::up(THREE_HOSTS);
     let lease = rack.borrow("alpha/nvme0", "beta");
     let function = format!(

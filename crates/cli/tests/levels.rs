@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_spec::accel::Operation;
 use serde_json::Value;
 use support::{PATIENCE, Rack};
@@ -19,14 +19,14 @@ fn rack(keys: &str) -> Rack {
 }
 
 fn open(lease: &Value) -> Accel {
-    let options = Options { depth: 32, ..Options::default() };
+    let options = AccelOptions { depth: 32, ..AccelOptions::default() };
     Accel::open(Path::new(lease["socket"].as_str().unwrap()), PATIENCE, options).unwrap()
 }
 
 /// Has so many megabytes checksummed, and waits for them.
 fn use_it(accel: &mut Accel, megabytes: usize) {
     let stages = [(Operation::Crc32c, 0)];
-    let work = Work { stages: &stages, ..Work::default() };
+    let work = MessageWork { stages: &stages, ..MessageWork::default() };
     let descriptor = accel.describe(&work, (0, 64 << 10), (1 << 20, 4)).unwrap();
     for _ in 0..megabytes {
         for _ in 0..16 {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rackbus_driver::DriveError;
-use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_spec::accel::{Descriptor, Operation};
 use rustix::process::Signal;
 use support::machines::Machines;
@@ -98,17 +98,17 @@ fn an_accelerator_of_another_machine_is_rented_at_a_level() {
         (&"alpha/accel0.vf1".into(), &"borrower".into())
     );
     let socket = said["socket"].as_str().unwrap();
-    let options = Options { depth: 30, ..Options::default() };
+    let options = AccelOptions { depth: 30, ..AccelOptions::default() };
     let mut accel = Accel::open(Path::new(socket), PATIENCE, options).unwrap();
     let message: Vec<u8> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(n) / 7 % 251) as u8).collect();
     let key = accel.create_context(Operation::Aes256GcmSeal, &[7; 32]).unwrap();
     let stages = [(Operation::ZstdCompress, 0), (Operation::Aes256GcmSeal, key)];
-    let there = Work { stages: &stages, ..Work::default() };
+    let there = MessageWork { stages: &stages, ..MessageWork::default() };
     let sealed = accel.run(&there, &message, 1 << 20).unwrap();
     let stages = [(Operation::Aes256GcmOpen, key), (Operation::ZstdDecompress, 0)];
-    let back = Work { stages: &stages, ..Work::default() };
+    let back = MessageWork { stages: &stages, ..MessageWork::default() };
     assert!(accel.run(&back, &sealed, 1 << 20).unwrap() == message);
-    let hash = Work { stages: &[(Operation::Sha256, 0)], ..Work::default() };
+    let hash = MessageWork { stages: &[(Operation::Sha256, 0)], ..MessageWork::default() };
     let descriptor = accel.describe(&hash, (0, 4096), (1 << 20, 32)).unwrap();
     for id in 0..30 {
         accel.push(0, &Descriptor { id, ..descriptor }).unwrap();

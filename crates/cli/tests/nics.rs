@@ -6,7 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::{DeviceState, Lease};
-use rackbus_driver::net::{Net, Options};
+use rackbus_driver::net::{Net, NetOptions};
 use rackbus_spec::virtio::net::Header;
 use support::{PATIENCE, Rack};
 
@@ -15,7 +15,7 @@ const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"10 s\"\nreturn_grac
                     mac = \"02:00:00:00:00:01\"\nrate = \"1 Gbit/s\"\n[hosts.beta]\n[hosts.gamma]\n";
 
 fn open(lease: &Lease) -> Net {
-    let options = Options { interrupts: true, ..Options::default() };
+    let options = NetOptions { interrupts: true, ..NetOptions::default() };
     let socket = lease.socket.as_ref().unwrap();
     Net::open(std::path::Path::new(socket), PATIENCE, options).unwrap()
 }

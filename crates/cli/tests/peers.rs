@@ -5,7 +5,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::api::{DeviceState, Lease, LeaseStage};
 use rackbus_devices::memory::BAR;
 use rackbus_driver::{Drive, DriveError};
@@ -146,9 +146,66 @@ fn a_borrower_that_stands_still_leaves_no_window() {
         assert!(begun.elapsed() < PATIENCE, "what was lent is not offered again");
     }
     // All nodes would be asked by `rackbus reach`, the one that stands still too.
-    let alpha = Client::new(&rack.run_dir().join("alpha").join(rackbus_node::metrics::SOCKET));
+    let alpha =
+        ControlClient::new(&rack.run_dir().join("alpha").join(rackbus_node::metrics::SOCKET));
     let reached = rack.block(alpha.reach("alpha/nvme0")).unwrap();
     assert_eq!(reached, [], "a function that was taken back reaches memory");
     beta.signal(Signal::CONT);
     drop(program);
+}
+
+/// Two drives of two lenders: what one reads into the buffer of the other is written from there by that one.
+#[test]
+fn a_drive_reads_into_the_memory_buffer_of_another() {
+    let text = r#"
+name = "lab"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "memory"
+
+[hosts.gamma.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "memory"
+buffer = "1 MiB"
+
+[hosts.beta]
+"#;
+    const MIB: usize = 1 << 20;
+    let rack = Rack::up(text);
+    assert!(rack.good(&["devices", "gamma/nvme0"]).contains("1 MiB memory buffer"));
+    let leases = ["alpha/nvme0", "gamma/nvme0"].map(|function| {
+        let said = rack.json(&["borrow", function, "--for", "beta", "--group", "db"]);
+        serde_json::from_value::<Lease>(said).unwrap()
+    });
+    let [mut from, mut to] = [&leases[0], &leases[1]].map(open);
+    assert!(matches!(from.place_buffer(AT), Err(DriveError::Unsupported(_))));
+    assert!(matches!(to.place_buffer(AT + 4096), Err(DriveError::Request(_))));
+    assert_eq!(to.place_buffer(AT).unwrap(), MIB as u64);
+    let data: Vec<u8> = (0..MIB).map(|at| (at / 512 + at % 251) as u8).collect();
+    from.write(100, &data, false).unwrap();
+    from.read_to(100, MIB, AT).unwrap();
+    to.write_from(500, MIB, AT).unwrap();
+    let mut found = vec![0; MIB];
+    to.read(500, &mut found).unwrap();
+    assert!(found == data, "what was copied differs");
+    let metrics = rack.good(&["metrics", "alpha"]);
+    let written = "rackbus_function_peer_written_bytes_total{function=\"alpha/nvme0\",host=\"alpha\"} 1048576";
+    assert!(metrics.contains(written), "{metrics}");
+    // Beyond its end, and when it is given back, there is nothing.
+    let refused = |outcome: Result<(), DriveError>| matches!(outcome, Err(DriveError::Command { status, .. }) if status.code() == Status::DATA_TRANSFER_ERROR);
+    assert!(refused(from.read_to(100, 4096, AT + MIB as u64)));
+    drop(to);
+    rack.give_back(&leases[1]);
+    assert!(refused(from.read_to(100, 4096, AT)));
+    // Its next user finds zeroes, also where the controller runs at the borrower.
+    let said = rack.json(&["borrow", "gamma/nvme0", "--for", "beta", "--isolation", "strict"]);
+    let lease: Lease = serde_json::from_value(said).unwrap();
+    let mut strict = open(&lease);
+    assert_eq!(strict.place_buffer(AT).unwrap(), MIB as u64);
+    strict.write_from(0, MIB, AT).unwrap();
+    strict.read(0, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0), "a former user's data is in the buffer");
 }

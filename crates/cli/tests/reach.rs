@@ -4,7 +4,7 @@ mod support;
 
 use rackbus_attach::{Location, SegmentOptions, Session};
 use rackbus_control::api::{Lease, LeaseStage};
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use serde_json::{Value, json};
 use support::{PATIENCE, Rack, open, socket};
 
@@ -127,7 +127,7 @@ fn segments_and_interrupts_are_windows_as_well() {
 fn no_host_lends_more_than_the_rack_file_says_it_has() {
     let rack = Rack::up(RACK);
     let lease = rack.borrow("alpha/nvme0", "beta");
-    let much = Options { depth: 4, data: 65 << 20 };
+    let much = DriveOptions { depth: 4, data: 65 << 20 };
     Drive::open(socket(&lease), much).map(drop).unwrap_err();
     wait_for_nothing(&rack, "alpha/nvme0");
     let line = "beta has 64 MiB of memory by the rack file";

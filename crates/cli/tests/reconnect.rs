@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::Lease;
 use rackbus_driver::Drive;
-use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_spec::accel::Operation;
 use rustix::process::{Pid, Signal};
 use support::machines::{Machine, Machines};
@@ -240,9 +240,10 @@ fn operations_of_an_accelerator_go_on_when_connections_break() {
     );
     let Borrowed { beta, relay, lease, alpha: _alpha, rack: _rack } =
         borrow_function(&file, "alpha/accel0.vf1");
-    let mut accel = Accel::open(support::socket(&lease), PATIENCE, Options::default()).unwrap();
+    let mut accel =
+        Accel::open(support::socket(&lease), PATIENCE, AccelOptions::default()).unwrap();
     let message: Vec<u8> = (0..300_000).map(|n: u32| (n.wrapping_mul(n) / 7 % 251) as u8).collect();
-    let hash = Work { stages: &[(Operation::Sha256, 0)], ..Work::default() };
+    let hash = MessageWork { stages: &[(Operation::Sha256, 0)], ..MessageWork::default() };
     let expected = accel.run(&hash, &message, 32).unwrap();
     let breaks = 10;
     let connections = relay.taken();

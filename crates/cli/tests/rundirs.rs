@@ -114,7 +114,7 @@ fn a_process_id_that_a_dead_process_left_is_nobodys() {
 
 /// Whoever makes a process repeat itself does not fill its disk.
 #[test]
-fn what_is_said_too_often_is_counted_instead_of_logged() {
+fn repeated_log_lines_are_counted_instead_of_logged() {
     let rack = Rack::up(THREE_HOSTS);
     for _ in 0..2000 {
         let mut peer = UnixStream::connect(rack.run_dir().join("alpha/link.sock")).unwrap();

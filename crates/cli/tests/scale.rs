@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use rackbus_attach::{
-    AttachError, Location, Mapping, RemoteSegment, SegmentOptions, Session, Share,
+    AttachError, Location, Mapping, RemoteSegment, SegmentAccess, SegmentOptions, Session,
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
 use support::{PATIENCE, Rack};
@@ -333,7 +333,7 @@ fn segments_of_any_size_are_shared_and_taken_away() {
         }
         assert_eq!(places.map(|at| byte(&mapping, at)), [7; 3], "{size} bytes");
         let begun = Instant::now();
-        alpha.set_share(id..=id, Some(BETA), Share::None).unwrap();
+        alpha.set_share(id..=id, Some(BETA), SegmentAccess::None).unwrap();
         assert!(begun.elapsed() < PATIENCE);
         // The owner keeps its bytes, who was connected has none, and nothing in between was filled.
         assert_eq!(places.map(|at| byte(&mapping, at)), [7; 3], "{size} bytes");

@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rackbus_attach::{
-    AttachError, Change, Location, Mapping, Refusal, SegmentEntry, SegmentEvent, SegmentOptions,
-    Session, Share,
+    AttachError, ConnectionChange, Location, Mapping, Refusal, SegmentAccess, SegmentEntry,
+    SegmentEvent, SegmentOptions, Session,
 };
 use support::{PATIENCE, Rack};
 
@@ -162,7 +162,7 @@ fn an_owner_that_is_killed_is_missed_and_can_be_replaced() {
     while mapping.whole().read_obj::<u64>(0).unwrap() == 0 {}
     let copying = Copying::of(mapping.clone());
     owner.kill();
-    assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Lost)));
+    assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Lost)));
     assert!(copying.finish() > 0);
     let again = session(&rack, "alpha").create_segment(&SegmentOptions::shared(7, SIZE));
     again.unwrap();
@@ -219,7 +219,7 @@ fn a_node_that_is_killed_is_missed_on_both_sides_and_can_be_replaced() {
     let remote = connect(&beta);
     let copying = Copying::of(remote.map(0, SIZE).unwrap());
     rack.process(Some("alpha")).crash();
-    for change in [Change::NotOperational, Change::Lost] {
+    for change in [ConnectionChange::NotOperational, ConnectionChange::Lost] {
         assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(change)));
     }
     assert!(copying.finish() > 0);
@@ -247,9 +247,9 @@ fn a_process_that_does_not_answer_cannot_hold_up_a_revocation() {
     let mapping = remote.map(0, SIZE).unwrap();
     owner.signal(rustix::process::Signal::STOP);
     let begun = Instant::now();
-    alpha.set_share(7..=7, Some(8), Share::None).unwrap();
+    alpha.set_share(7..=7, Some(8), SegmentAccess::None).unwrap();
     assert!(begun.elapsed() < PATIENCE);
-    assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Revoked)));
+    assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Revoked)));
     assert_eq!(mapping.whole().read_obj::<u64>(0), Some(0));
     owner.signal(rustix::process::Signal::CONT);
     // Cut off as it was, it is not the owner of the number any more.
@@ -275,7 +275,7 @@ fn the_rack_file_and_the_command_line_say_who_may_use_what() {
     rack.good(&["mem", "share", "alpha", "0-0x10", "--with", "gamma", "--access", "read"]);
     assert!(!session(&rack, "gamma").connect(ALPHA, 7, 100).unwrap().writable());
     rack.good(&["mem", "share", "alpha", "7", "--with", "beta", "--access", "none"]);
-    assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Revoked)));
+    assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Revoked)));
     assert!(beta.connect(ALPHA, 7, 100).is_err());
     rack.bad(2, &["mem", "segments", "delta"]);
 }
@@ -298,7 +298,10 @@ fn nothing_is_left_after_a_thousand_rounds() {
             let owner = Other::start(&rack, "alpha", "owner");
             let remote = connect(&beta);
             owner.kill();
-            assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Lost)));
+            assert_eq!(
+                remote.watch().wait(SOON),
+                Some(SegmentEvent::Remote(ConnectionChange::Lost))
+            );
             return;
         }
         let alpha = session(&rack, "alpha");
@@ -311,7 +314,7 @@ fn nothing_is_left_after_a_thousand_rounds() {
         interrupt.receive(&mut [0; 8], SOON).unwrap();
         remote.map(0, 1 << 20).unwrap().whole().fill(1);
         alpha.close();
-        assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Lost)));
+        assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Lost)));
     };
     // The nodes' conversation with each other stays.
     assert!(beta.connect(ALPHA, 7, 1_000).is_err());

@@ -5,7 +5,7 @@ mod support;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rackbus_attach::{Change, Location, Mapping, SegmentEvent, SegmentOptions, Session};
+use rackbus_attach::{ConnectionChange, Location, Mapping, SegmentEvent, SegmentOptions, Session};
 use support::PATIENCE;
 use support::machines::{Machine, Machines};
 
@@ -159,11 +159,12 @@ fn what_may_only_be_loaded_is_not_stored_to_and_a_death_is_told() {
     let last = other.map(0, SIZE).unwrap();
     drop(open);
     let soon = Some(Duration::from_secs(10));
-    assert_eq!(other.watch().wait(soon), Some(SegmentEvent::Remote(Change::Removed)));
+    assert_eq!(other.watch().wait(soon), Some(SegmentEvent::Remote(ConnectionChange::Removed)));
     assert_eq!(load(&last, 64), 6);
     alpha.crash();
     let told = [remote.watch().wait(soon), remote.watch().wait(soon)];
-    let changes = [Change::NotOperational, Change::Lost].map(|it| Some(SegmentEvent::Remote(it)));
+    let changes = [ConnectionChange::NotOperational, ConnectionChange::Lost]
+        .map(|it| Some(SegmentEvent::Remote(it)));
     assert_eq!(told, changes);
     assert_eq!(load(&there, 0), 5, "what is mapped stays");
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rackbus_control::shares::{Share, ShareState};
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use serde_json::Value;
 use support::{Rack, pattern};
 
@@ -50,7 +50,8 @@ fn borrower() {
     let socket = std::env::var_os("RACKBUS_SOCKET").unwrap();
     let before = notes(&file);
     note(&file, "turn");
-    let mut drive = Drive::open(Path::new(&socket), Options { depth: 4, data: 1 << 20 }).unwrap();
+    let mut drive =
+        Drive::open(Path::new(&socket), DriveOptions { depth: 4, data: 1 << 20 }).unwrap();
     let done = before.iter().filter(|line| *line != "turn").count() as u64;
     let lba = |at: u64| (region * BLOCKS + at) * 8;
     let mut data = vec![0; 4096];
@@ -164,7 +165,8 @@ fn a_program_that_does_not_let_go_loses_the_function_and_owes_the_time() {
     let stubborn = share(&rack, &join("beta"));
     let got = wait(&rack, stubborn.share, |it| it.state == ShareState::Turn);
     let mut drive =
-        Drive::open(Path::new(&got.socket.unwrap()), Options { depth: 4, data: 1 << 20 }).unwrap();
+        Drive::open(Path::new(&got.socket.unwrap()), DriveOptions { depth: 4, data: 1 << 20 })
+            .unwrap();
     drive.write(0, &[7; 4096], true).unwrap();
     let other = share(&rack, &join("gamma"));
     assert_eq!(other.slice_ms, 300);
@@ -177,7 +179,8 @@ fn a_program_that_does_not_let_go_loses_the_function_and_owes_the_time() {
     drive.read(0, &mut [0; 4096]).expect_err("it reaches a function that others have");
     let socket = next.socket.unwrap();
     let mut data = [0; 4096];
-    let mut drive = Drive::open(Path::new(&socket), Options { depth: 4, data: 1 << 20 }).unwrap();
+    let mut drive =
+        Drive::open(Path::new(&socket), DriveOptions { depth: 4, data: 1 << 20 }).unwrap();
     drive.read(0, &mut data).unwrap();
     assert_eq!(data, [7; 4096], "what was acknowledged");
     // Who is done early gives back by letting go.
@@ -207,7 +210,7 @@ fn turns_that_nobody_uses_end_and_a_restarted_control_plane_goes_on_with_the_rin
         wait(&rack, used.share, |it| it.state == ShareState::Turn && it.lease != Some(known))
     };
     let turn = wait_turn(0);
-    let drive = Drive::open(&path, Options { depth: 4, data: 1 << 20 }).unwrap();
+    let drive = Drive::open(&path, DriveOptions { depth: 4, data: 1 << 20 }).unwrap();
     // Nobody is at beta: after some turns it leaves.
     rack.wait(async |client| {
         let shares = client.shares().await.ok()?;

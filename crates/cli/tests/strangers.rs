@@ -101,7 +101,7 @@ fn stranger() {
 }
 
 #[test]
-fn nobody_but_its_node_speaks_for_a_host_or_is_let_in_as_it() {
+fn only_its_node_acts_for_a_host_or_is_admitted_as_it() {
     let rack = Rack::up(THREE_HOSTS);
     let lease = rack.borrow("alpha/nvme0", "beta");
     assert_eq!((lease.lease, lease.epoch), (1, 1));

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rackbus_control::api::{DeviceState, LeaseStage};
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::irq;
 use rustix::process::{Pid, Signal, kill_process};
@@ -193,7 +193,8 @@ fn sockets(arguments: &str) -> Vec<PathBuf> {
 #[ignore = "a part of the other tests, which start it"]
 fn plays_qemu() {
     let Ok(arguments) = std::env::var("PLAYED_ARGUMENTS") else { return };
-    let open = |socket: &PathBuf| Drive::open(socket, Options { depth: 4, data: 1 << 20 }).unwrap();
+    let open =
+        |socket: &PathBuf| Drive::open(socket, DriveOptions { depth: 4, data: 1 << 20 }).unwrap();
     let mut drives: Vec<Drive> = sockets(&arguments).iter().map(open).collect();
     drives.iter_mut().for_each(|drive| drive.write(0, &[7; 512], true).unwrap());
     // Its user sees that, and ends it.

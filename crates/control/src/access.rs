@@ -3,8 +3,8 @@
 //! Processes of this machine, of the same user or root's, administrate the rack. The node of a host on another
 //! machine acts for that host and nobody else. People on other machines may what their role says, which their
 //! certificate names. Who shows no certificate of the rack can join it or log in, with a token. [`table`] has what is
-//! needed for each request; [`Peer::decide`] says whether somebody has that. What is granted and refused is in the
-//! events with who [asked](Asker).
+//! needed for each request; [`ApiPeer::decide`] says whether somebody has that. What is granted and refused is in the
+//! events with who [asked](RequestOrigin).
 
 pub mod table;
 
@@ -27,7 +27,7 @@ use table::Need;
 
 /// Who is at the other end of a connection to the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Peer {
+pub enum ApiPeer {
     /// A process of this machine, as the kernel says; its number, when the kernel says that, too.
     Local(Option<i32>),
     /// The node of this host, as its certificate says; none where it is a process of this machine.
@@ -42,22 +42,23 @@ pub enum Peer {
     Stranger,
 }
 
-impl Peer {
+impl ApiPeer {
     /// Refuses what is asked for `host` by who acts for another one, or for none.
     ///
     /// # Errors
     /// `forbidden`.
     pub fn acts_for(&self, host: &str) -> Result<(), ApiError> {
         let own = match self {
-            Peer::Local(_) | Peer::Control => return Ok(()),
-            Peer::Person(Person { role: Role::Administrator | Role::Operator, .. }, _) => {
+            ApiPeer::Local(_) | ApiPeer::Control => return Ok(()),
+            ApiPeer::Person(Person { role: Role::Administrator | Role::Operator, .. }, _) => {
                 return Ok(());
             }
-            Peer::Person(Person { role: Role::Borrower(own), .. }, _) | Peer::Node(own, _) => own,
-            Peer::Person(Person { role: Role::Reader, .. }, _) => {
+            ApiPeer::Person(Person { role: Role::Borrower(own), .. }, _)
+            | ApiPeer::Node(own, _) => own,
+            ApiPeer::Person(Person { role: Role::Reader, .. }, _) => {
                 return Err(self.forbidden(format!("{} may not act for {host}", self.asker())));
             }
-            Peer::Revoked(_) | Peer::Stranger => return Err(self.unknown()),
+            ApiPeer::Revoked(_) | ApiPeer::Stranger => return Err(self.unknown()),
         };
         match own == host {
             true => Ok(()),
@@ -72,7 +73,7 @@ impl Peer {
     /// `forbidden`.
     pub fn describes_devices(&self) -> Result<(), ApiError> {
         match self {
-            Peer::Person(..) if !self.administrates() => {
+            ApiPeer::Person(..) if !self.administrates() => {
                 let error = format!(
                     "{} may not describe a device, only offer one again that the rack file has",
                     self.asker()
@@ -92,12 +93,12 @@ impl Peer {
     fn has(&self, need: Need) -> bool {
         match self {
             // Who a process of this machine speaks for is seen by who holds the host's file.
-            Peer::Local(_) => need != Need::Certificate,
-            Peer::Control => !matches!(need, Need::Certificate | Need::Node),
-            Peer::Stranger => need == Need::Token,
-            Peer::Revoked(_) => false,
-            Peer::Node(..) => !matches!(need, Need::Operate | Need::Administrate),
-            Peer::Person(Person { role, .. }, _) => match need {
+            ApiPeer::Local(_) => need != Need::Certificate,
+            ApiPeer::Control => !matches!(need, Need::Certificate | Need::Node),
+            ApiPeer::Stranger => need == Need::Token,
+            ApiPeer::Revoked(_) => false,
+            ApiPeer::Node(..) => !matches!(need, Need::Operate | Need::Administrate),
+            ApiPeer::Person(Person { role, .. }, _) => match need {
                 Need::Token | Need::Read | Need::Certificate => true,
                 Need::Node => false,
                 Need::Host => *role != Role::Reader,
@@ -116,7 +117,7 @@ impl Peer {
     pub fn decide(&self, method: &Method, path: &str) -> Result<(), ApiError> {
         let Some((entry, host)) = table::find(method.as_str(), path) else {
             return match self {
-                Peer::Revoked(_) | Peer::Stranger => Err(self.unknown()),
+                ApiPeer::Revoked(_) | ApiPeer::Stranger => Err(self.unknown()),
                 _ => Err(problem(
                     "unknown_request",
                     format!("this control plane, version {VERSION}, does not know this request"),
@@ -127,7 +128,7 @@ impl Peer {
         if !self.has(entry.need) {
             let what = format!("{} {}", entry.method, entry.path);
             return Err(match self {
-                Peer::Revoked(_) | Peer::Stranger => self.unknown(),
+                ApiPeer::Revoked(_) | ApiPeer::Stranger => self.unknown(),
                 _ => self.forbidden(format!("{} may not ask for {what}", self.asker())),
             });
         }
@@ -137,7 +138,7 @@ impl Peer {
     /// Refuses who is nobody of the rack, or no more.
     fn unknown(&self) -> ApiError {
         match self {
-            Peer::Revoked(certified) => {
+            ApiPeer::Revoked(certified) => {
                 let Certified { serial, subject, .. } = &**certified;
                 self.forbidden(format!("your certificate {serial}, of {subject}, was revoked"))
             }
@@ -147,12 +148,12 @@ impl Peer {
 
     fn forbidden(&self, error: String) -> ApiError {
         let remedy = match self {
-            Peer::Person(..) => {
+            ApiPeer::Person(..) => {
                 "ask an administrator for a token of a role that may: `rackbus token --user NAME --role ROLE`"
             }
-            Peer::Stranger => "join with `rackbus node --join`, or log in with `rackbus login`",
-            Peer::Revoked(_) => "ask an administrator for a new token",
-            Peer::Local(_) | Peer::Node(..) | Peer::Control => {
+            ApiPeer::Stranger => "join with `rackbus node --join`, or log in with `rackbus login`",
+            ApiPeer::Revoked(_) => "ask an administrator for a new token",
+            ApiPeer::Local(_) | ApiPeer::Node(..) | ApiPeer::Control => {
                 "ask where the control plane runs, or for one function of the host's own on its machine"
             }
         };
@@ -160,23 +161,23 @@ impl Peer {
     }
 
     /// Who it is, for the events.
-    pub fn asker(&self) -> Asker {
-        let of = |role: &str, user: Option<&String>, host: Option<&str>| Asker {
+    pub fn asker(&self) -> RequestOrigin {
+        let of = |role: &str, user: Option<&String>, host: Option<&str>| RequestOrigin {
             role: role.to_owned(),
             user: user.cloned(),
             host: host.map(str::to_owned),
         };
         match self {
-            Peer::Local(_) => of("local", None, None),
-            Peer::Node(host, _) => of("node", None, Some(host)),
-            Peer::Control => of("control", None, None),
-            Peer::Stranger => of("stranger", None, None),
-            Peer::Revoked(certified) => match &certified.subject {
+            ApiPeer::Local(_) => of("local", None, None),
+            ApiPeer::Node(host, _) => of("node", None, Some(host)),
+            ApiPeer::Control => of("control", None, None),
+            ApiPeer::Stranger => of("stranger", None, None),
+            ApiPeer::Revoked(certified) => match &certified.subject {
                 Subject::Node(host) => of("revoked", None, Some(host)),
                 Subject::Person(Person { user, .. }) => of("revoked", Some(user), None),
                 Subject::Control => of("revoked", None, None),
             },
-            Peer::Person(Person { user, role }, _) => of(role.name(), Some(user), role.host()),
+            ApiPeer::Person(Person { user, role }, _) => of(role.name(), Some(user), role.host()),
         }
     }
 }
@@ -185,12 +186,12 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Who asked for something.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-pub struct Asker {
+pub struct RequestOrigin {
     /// What they may: `administrator`, `operator`, `borrower` or `reader` for a person; `node`; `local` for a process
     /// on the control plane's machine; `control` for another control plane, which passes on what is asked on its
     /// machine; `revoked` for who has one that was revoked; `stranger` for who has no certificate.
     pub role: String,
-    /// The person's name.
+    /// The person's name, where a person asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// The host that a borrower or a node is for.
@@ -199,9 +200,9 @@ pub struct Asker {
 }
 
 /// `ann (operator)`, `ann (borrower for beta)`, `node of beta`, `local`.
-impl fmt::Display for Asker {
+impl fmt::Display for RequestOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Asker { role, user, host } = self;
+        let RequestOrigin { role, user, host } = self;
         f.pad(&match (user, host) {
             (Some(user), Some(host)) => format!("{user} ({role} for {host})"),
             (Some(user), None) => format!("{user} ({role})"),
@@ -213,12 +214,12 @@ impl fmt::Display for Asker {
 
 tokio::task_local! {
     /// Who made the request that this task answers.
-    static ASKER: Asker;
+    static ASKER: RequestOrigin;
 }
 
 /// Who made the request that is answered; nobody where none is.
-pub(crate) fn asker() -> Option<Asker> {
-    ASKER.try_with(Asker::clone).ok()
+pub(crate) fn asker() -> Option<RequestOrigin> {
+    ASKER.try_with(RequestOrigin::clone).ok()
 }
 
 /// How many requests were refused to whom, by role.
@@ -226,7 +227,7 @@ pub(crate) fn asker() -> Option<Asker> {
 pub struct Forbidden(Mutex<BTreeMap<String, u64>>);
 
 impl Forbidden {
-    fn count(&self, asker: &Asker) {
+    fn count(&self, asker: &RequestOrigin) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry(asker.role.clone()).or_default() += 1;
     }
@@ -240,7 +241,7 @@ impl Forbidden {
 /// Answers no request that its sender may not make, and notes those in the events.
 pub async fn check(
     State(service): State<Arc<Service>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     request: Request,
     next: Next,
 ) -> Response {
@@ -254,7 +255,7 @@ pub async fn check(
     };
     versions::say(&mut response);
     // By the table, or by who decided about the request itself.
-    if let Some(Refused(refused)) = response.extensions().get().cloned() {
+    if let Some(AccessRefused(refused)) = response.extensions().get().cloned() {
         tracing::warn!(%asker, what, error = refused.error, "a request was refused");
         service.forbidden().count(&asker);
         service.note_forbidden(asker, &refused).await;
@@ -267,7 +268,7 @@ pub async fn check(
 /// # Errors
 /// `forbidden`.
 pub async fn check_alone(
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
@@ -280,16 +281,16 @@ pub async fn check_alone(
 
 /// Goes with an answer that refuses something for lack of a right to it.
 #[derive(Debug, Clone)]
-pub(crate) struct Refused(pub(crate) ApiError);
+pub(crate) struct AccessRefused(pub(crate) ApiError);
 
 #[cfg(test)]
 mod tests {
     use super::table::TABLE;
     use super::*;
 
-    fn person(role: Role) -> Peer {
+    fn person(role: Role) -> ApiPeer {
         let person = Person { user: "ann".to_owned(), role };
-        Peer::Person(person, certified())
+        ApiPeer::Person(person, certified())
     }
 
     fn certified() -> Box<Certified> {
@@ -297,17 +298,17 @@ mod tests {
         Box::new(Certified::new(subject, std::time::Duration::from_secs(60)))
     }
 
-    fn everybody() -> Vec<(&'static str, Peer)> {
+    fn everybody() -> Vec<(&'static str, ApiPeer)> {
         vec![
-            ("local", Peer::Local(None)),
-            ("control", Peer::Control),
+            ("local", ApiPeer::Local(None)),
+            ("control", ApiPeer::Control),
             ("administrator", person(Role::Administrator)),
             ("operator", person(Role::Operator)),
             ("borrower", person(Role::Borrower("beta".to_owned()))),
             ("reader", person(Role::Reader)),
-            ("node", Peer::Node("beta".to_owned(), None)),
-            ("revoked", Peer::Revoked(certified())),
-            ("stranger", Peer::Stranger),
+            ("node", ApiPeer::Node("beta".to_owned(), None)),
+            ("revoked", ApiPeer::Revoked(certified())),
+            ("stranger", ApiPeer::Stranger),
         ]
     }
 

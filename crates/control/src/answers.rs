@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rackbus_lease::{Authority, FunctionState, LeaseId, LeaseRecord, LeaseState, Placement};
+use rackbus_lease::{Authority, Availability, LeaseId, LeaseRecord, LeaseState, Placement};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{ApiError, Lease};
@@ -22,7 +22,7 @@ pub const MOST_KEYS: usize = 10_000;
 const LONGEST_KEY: usize = 128;
 
 /// What is answered to a request.
-pub type Answer = Result<Lease, ApiError>;
+pub type BorrowAnswer = Result<Lease, ApiError>;
 
 /// What was asked for under a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ pub struct KeptAnswer {
     /// When it was decided, milliseconds since 1970.
     pub at_ms: u64,
     /// The answer, when it is known.
-    pub answer: Option<Answer>,
+    pub answer: Option<BorrowAnswer>,
 }
 
 /// What is known of a key.
@@ -74,12 +74,12 @@ pub enum Found {
     /// It was decided, and is not answered yet.
     Pending(LeaseId),
     /// It was answered before, with this, about that lease.
-    Answered(LeaseId, Box<Answer>),
+    Answered(LeaseId, Box<BorrowAnswer>),
 }
 
 /// All keys that are kept.
 #[derive(Debug, Default)]
-pub struct Answers {
+pub struct KeptAnswers {
     by_key: BTreeMap<String, KeptAnswer>,
     /// Those without an answer.
     pending: BTreeSet<String>,
@@ -87,10 +87,10 @@ pub struct Answers {
     by_time: BTreeSet<(u64, String)>,
 }
 
-impl Answers {
+impl KeptAnswers {
     /// The keyed answers that the store had.
-    pub fn of(kept: impl IntoIterator<Item = KeptAnswer>) -> Answers {
-        let mut answers = Answers::default();
+    pub fn of(kept: impl IntoIterator<Item = KeptAnswer>) -> KeptAnswers {
+        let mut answers = KeptAnswers::default();
         kept.into_iter().for_each(|kept| answers.put(kept));
         answers
     }
@@ -162,7 +162,7 @@ impl Answers {
 }
 
 /// The answer to a request, as soon as there is one.
-fn answer(authority: &Authority, request: &KeyedRequest, lease: LeaseId) -> Option<Answer> {
+fn answer(authority: &Authority, request: &KeyedRequest, lease: LeaseId) -> Option<BorrowAnswer> {
     let Some(record) = authority.lease(lease) else {
         return Some(Err(problem(
             "unknown_lease",
@@ -185,8 +185,8 @@ fn answer(authority: &Authority, request: &KeyedRequest, lease: LeaseId) -> Opti
 /// Whether the function of a lease that has ended is not held by it any more.
 fn is_back(authority: &Authority, record: &LeaseRecord) -> bool {
     authority.function(&record.function).is_none_or(|function| match function.state {
-        FunctionState::Lent { lease } | FunctionState::Revoking { lease } => lease != record.lease,
-        FunctionState::Offered | FunctionState::Withdrawn => true,
+        Availability::Lent { lease } | Availability::Revoking { lease } => lease != record.lease,
+        Availability::Offered | Availability::Withdrawn => true,
     })
 }
 
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn keys_are_kept_for_a_day_and_not_without_limit() {
-        let mut answers = Answers::of([kept("old", 5), kept("young", 6)]);
+        let mut answers = KeptAnswers::of([kept("old", 5), kept("young", 6)]);
         assert_eq!(answers.outdated(KEPT_MS, 1), [] as [&str; 0]);
         assert_eq!(answers.outdated(KEPT_MS + 5, 1), ["old"]);
         for number in answers.by_key.len()..MOST_KEYS {
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_key_belongs_to_one_request() {
-        let answers = Answers::of([kept("a", 5)]);
+        let answers = KeptAnswers::of([kept("a", 5)]);
         let same = KeyedRequest::Return { lease: 1 };
         assert_eq!(answers.find("a", &same).unwrap(), Found::Pending(1));
         assert_eq!(answers.find("b", &same).unwrap(), Found::New);

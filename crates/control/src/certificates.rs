@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use crate::api::ApiError;
-use crate::client::{Client, ClientError};
-use crate::machines::Admission;
+use crate::client::{ControlClient, ControlClientError};
+use crate::machines::RackAdmission;
 use crate::service::{Service, problem};
 
 /// The longest that an answer waits for something new.
@@ -31,7 +31,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// A certificate that was given out and has not been forgotten.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Certificate {
-    /// Its number.
+    /// Its serial number, in hexadecimal digits.
     pub serial: String,
     /// Whose it is, as the certificate says: `beta.node.rackbus`, `ann.operator.user.rackbus`.
     pub subject: String,
@@ -59,7 +59,7 @@ pub struct RevokeRequest {
     pub serial: Option<String>,
 }
 
-/// What was revoked.
+/// What came of a revocation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RevokeAnswer {
     /// How many certificates that were good are revoked by it, as far as the control plane knows them.
@@ -105,7 +105,7 @@ impl From<(&Certified, Option<&Revocation>)> for Certificate {
     }
 }
 
-type Shared = State<Arc<Admission>>;
+type Shared = State<Arc<RackAdmission>>;
 
 /// The certificates that were given out and are not over.
 #[utoipa::path(get, path = "/v1/certificates", responses((status = 200, body = Vec<Certificate>)))]
@@ -164,44 +164,44 @@ async fn revocations(
 pub(crate) struct Document;
 
 /// The routes of certificates.
-pub(crate) fn routes() -> Router<Arc<Admission>> {
+pub(crate) fn routes() -> Router<Arc<RackAdmission>> {
     Router::new()
         .route("/v1/certificates", get(list))
         .route("/v1/revocations", get(revocations).post(revoke))
 }
 
-impl Client {
+impl ControlClient {
     /// The certificates that were given out and are not over.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn certificates(&self) -> Result<Vec<Certificate>, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn certificates(&self) -> Result<Vec<Certificate>, ControlClientError> {
         self.get("/v1/certificates").await
     }
 
     /// Revokes certificates.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn revoke(&self, asked: &RevokeRequest) -> Result<RevokeAnswer, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn revoke(&self, asked: &RevokeRequest) -> Result<RevokeAnswer, ControlClientError> {
         self.call(Method::POST, "/v1/revocations", asked).await
     }
 
     /// What is revoked, when that is another version than `after`, or `wait` is over.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// [`ControlClientError`].
     pub async fn revocations(
         &self,
         after: u64,
         wait: Duration,
-    ) -> Result<RevocationList, ClientError> {
+    ) -> Result<RevocationList, ControlClientError> {
         self.get(&format!("/v1/revocations?after={after}&wait_ms={}", wait.as_millis())).await
     }
 }
 
 /// Learns what is revoked, for as long as the process lives; `learned` is told of what is new.
-pub async fn follow(client: Client, known: Revocations, learned: impl Fn(&RevocationList)) {
+pub async fn follow(client: ControlClient, known: Revocations, learned: impl Fn(&RevocationList)) {
     loop {
         let (version, limit) = (known.list().version, FOLLOWED + AGAIN);
         let asked = client.revocations(version, FOLLOWED);

@@ -25,7 +25,7 @@ use crate::leadership::serving::ControlStatus;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub enum ControlClientError {
     /// No process listens at the socket, or it is gone.
     #[error("the control plane does not answer at {}: {cause}", .place.display())]
     Unreachable {
@@ -44,14 +44,14 @@ pub enum ClientError {
     #[error("{0}")]
     Version(String),
     /// The answer makes no sense.
-    #[error("the control plane's answer makes no sense: {0}")]
+    #[error("the control plane's answer cannot be understood: {0}")]
     Answer(String),
 }
 
 /// A way to the control plane. Each request makes its own connection, so that a control plane
 /// which was restarted is found again.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct ControlClient {
     to: To,
 }
 
@@ -64,76 +64,76 @@ enum To {
     Machines(Arc<Leaders>),
 }
 
-impl Client {
+impl ControlClient {
     /// A client of the control plane that listens at `socket`.
     pub fn new(socket: &Path) -> Self {
-        Client { to: To::Socket(socket.to_owned()) }
+        ControlClient { to: To::Socket(socket.to_owned()) }
     }
 
     /// A client of the control plane at `addresses` (each `HOST:PORT`), on whatever machines: of the one that leads.
-    pub fn over_tls(addresses: &[String], tls: Arc<ClientConfig>) -> Self {
+    pub fn with_tls(addresses: &[String], tls: Arc<ClientConfig>) -> Self {
         let tls = Arc::new(move || tls.clone());
-        Client::of(Arc::new(Leaders::new(addresses.iter().cloned(), tls)))
+        ControlClient::of(Arc::new(Leaders::new(addresses.iter().cloned(), tls)))
     }
 
     /// A client of whoever leads.
     pub fn of(leaders: Arc<Leaders>) -> Self {
-        Client { to: To::Machines(leaders) }
+        ControlClient { to: To::Machines(leaders) }
     }
 
     /// The control plane itself: its processes, which of them leads, and its store.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn control(&self) -> Result<ControlStatus, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn control(&self) -> Result<ControlStatus, ControlClientError> {
         self.get("/v1/control").await
     }
 
     /// The rack as a whole.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn status(&self) -> Result<RackStatus, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn status(&self) -> Result<RackStatus, ControlClientError> {
         self.get("/v1/status").await
     }
 
     /// The functions.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn devices(&self) -> Result<Vec<Device>, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn devices(&self) -> Result<Vec<Device>, ControlClientError> {
         self.get("/v1/devices").await
     }
 
     /// The leases that are not over; with `all`, those that are, too.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn leases(&self, all: bool) -> Result<Vec<Lease>, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn leases(&self, all: bool) -> Result<Vec<Lease>, ControlClientError> {
         self.get(if all { "/v1/leases?all=true" } else { "/v1/leases" }).await
     }
 
     /// One lease.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn lease(&self, lease: u64) -> Result<Lease, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn lease(&self, lease: u64) -> Result<Lease, ControlClientError> {
         self.get(&format!("/v1/leases/{lease}")).await
     }
 
     /// The way from a host or function to another.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn path(&self, from: &str, to: &str) -> Result<crate::api::Path, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn path(&self, from: &str, to: &str) -> Result<crate::api::Path, ControlClientError> {
         self.get(&format!("/v1/path?from={}&to={}", escape(from), escape(to))).await
     }
 
     /// The OpenAPI document.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn openapi(&self) -> Result<serde_json::Value, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn openapi(&self) -> Result<serde_json::Value, ControlClientError> {
         self.get("/openapi.json").await
     }
 
@@ -141,26 +141,27 @@ impl Client {
     /// node's.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn metrics(&self) -> Result<String, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn metrics(&self) -> Result<String, ControlClientError> {
         let response = checked(self.request(Method::GET, "/metrics", &(), None).await?).await?;
         let bytes = response.into_body().collect().await?.to_bytes();
-        String::from_utf8(bytes.into()).map_err(|cause| ClientError::Answer(cause.to_string()))
+        String::from_utf8(bytes.into())
+            .map_err(|cause| ControlClientError::Answer(cause.to_string()))
     }
 
     /// A `GET` of any path whose answer is JSON.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ControlClientError> {
         self.call(Method::GET, path, &()).await
     }
 
     /// What changes in the rack, from now on.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn changes(&self) -> Result<Lines<Change>, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn changes(&self) -> Result<Lines<Change>, ControlClientError> {
         self.stream("/v1/changes").await
     }
 
@@ -168,13 +169,13 @@ impl Client {
     /// still to happen.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// [`ControlClientError`].
     pub async fn events(
         &self,
         kind: Option<EventKind>,
         most: Option<usize>,
         follow: bool,
-    ) -> Result<Lines<Event>, ClientError> {
+    ) -> Result<Lines<Event>, ControlClientError> {
         let mut path = format!("/v1/events?follow={follow}");
         if let Some(kind) = kind {
             let word = serde_json::to_value(kind).unwrap_or_default();

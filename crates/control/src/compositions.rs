@@ -9,7 +9,7 @@ use rackbus_lease::Placement;
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
-use crate::access::Peer;
+use crate::access::ApiPeer;
 use crate::api::{ApiError, Isolation, Lease};
 use crate::service::Service;
 
@@ -113,7 +113,7 @@ async fn remove(
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Path(name): Path<String>,
     Json(request): Json<CompositionRequest>,
 ) -> Result<Json<Composition>, ApiError> {
@@ -127,7 +127,7 @@ async fn borrow(
     responses((status = 200, body = Composition), (status = 404, body = ApiError)))]
 async fn give_back(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Path(name): Path<String>,
 ) -> Result<Json<Composition>, ApiError> {
     service.check_composition(&name, &peer)?;

@@ -5,9 +5,9 @@ mod shares;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rackbus_lease::{EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState};
+use rackbus_lease::{Availability, EndReason, FunctionRecord, LeaseRecord, LeaseState};
 
-use crate::access::Asker;
+use crate::access::RequestOrigin;
 use crate::api::{DeviceReport, Event, EventKind, PeerReport};
 use crate::usage::LeaseReport;
 
@@ -35,14 +35,14 @@ pub struct Draft {
     function: Option<String>,
     lease: Option<u64>,
     epoch: Option<u64>,
-    by: Option<Asker>,
+    by: Option<RequestOrigin>,
     text: String,
 }
 
 impl Draft {
     /// That `asker` asked for it.
     #[must_use]
-    pub fn by(self, asker: Option<Asker>) -> Draft {
+    pub fn by(self, asker: Option<RequestOrigin>) -> Draft {
         Draft { by: asker, ..self }
     }
 
@@ -105,10 +105,10 @@ impl Draft {
     pub fn of_state(before: Option<&FunctionRecord>, record: &FunctionRecord) -> Option<Draft> {
         let FunctionRecord { function, epoch, state } = record;
         let (kind, text) = match (before.map(|before| &before.state), state) {
-            (None, FunctionState::Offered) => (EventKind::Lease, "is offered"),
-            (Some(FunctionState::Offered), FunctionState::Offered) => return None,
-            (_, FunctionState::Offered) => (EventKind::Lease, "is offered again"),
-            (before, FunctionState::Withdrawn) if before != Some(&FunctionState::Withdrawn) => {
+            (None, Availability::Offered) => (EventKind::Lease, "is offered"),
+            (Some(Availability::Offered), Availability::Offered) => return None,
+            (_, Availability::Offered) => (EventKind::Lease, "is offered again"),
+            (before, Availability::Withdrawn) if before != Some(&Availability::Withdrawn) => {
                 (EventKind::Loss, "is no longer offered by its host")
             }
             _ => return None,
@@ -277,7 +277,7 @@ pub fn log(event: &Event) {
 
 /// Keeps somebody who is refused again and again from filling the log.
 #[derive(Debug, Default)]
-pub struct Refusals {
+pub struct RefusalLimiter {
     /// By what is alike.
     said: BTreeMap<String, Told>,
 }
@@ -295,7 +295,7 @@ struct Told {
     left_out: u64,
 }
 
-impl Refusals {
+impl RefusalLimiter {
     /// The event of a refusal at `now`; nothing when one that is `alike` was said a moment ago.
     pub fn refused(
         &mut self,
@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     fn refusals_that_say_the_same_are_counted() {
-        let mut refusals = Refusals::default();
+        let mut refusals = RefusalLimiter::default();
         assert!(refusals.refused(5000, "held", Some("beta"), "held").is_some());
         assert!(refusals.refused(5001, "held", Some("beta"), "held").is_none());
         assert!(refusals.refused(5999, "held", Some("beta"), "held").is_none());
@@ -475,8 +475,8 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_refused_all_the_time_is_said_less_and_less_often() {
-        let mut refusals = Refusals::default();
+    fn repeated_refusals_are_reported_less_and_less_often() {
+        let mut refusals = RefusalLimiter::default();
         let mut said = |times: std::ops::Range<u64>| {
             let at = times
                 .step_by(100)
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_tells_of_what_is_new_in_it() {
+    fn a_report_makes_events_of_what_is_new_in_it() {
         let report = |dma_refused, trouble: Option<&str>| DeviceReport {
             dma_refused,
             last_refused: Some("DMA to 0x1000".to_owned()),

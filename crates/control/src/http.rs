@@ -22,7 +22,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::BroadcastStream;
 use utoipa::{IntoParams, OpenApi};
 
-use crate::access::{self, Peer, Refused};
+use crate::access::{self, AccessRefused, ApiPeer};
 use crate::answers::check_key;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
@@ -123,7 +123,7 @@ impl IntoResponse for ApiError {
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        let refused = (status == StatusCode::FORBIDDEN).then(|| Refused(self.clone()));
+        let refused = (status == StatusCode::FORBIDDEN).then(|| AccessRefused(self.clone()));
         let mut response = (status, Json(self)).into_response();
         // Who decided about the request says so to whoever notes it.
         refused.map(|refused| response.extensions_mut().insert(refused));
@@ -160,13 +160,13 @@ struct LeasesQuery {
     all: bool,
 }
 
-/// The leases.
+/// All leases that last, and with `all` those that are over and still known.
 #[utoipa::path(get, path = "/v1/leases", params(LeasesQuery), responses((status = 200, body = Vec<Lease>)))]
 async fn leases(State(service): Shared, Query(query): Query<LeasesQuery>) -> Json<Vec<Lease>> {
     Json(service.leases(query.all))
 }
 
-/// One lease.
+/// One lease by its number, also one that is over, as long as it is known.
 #[utoipa::path(get, path = "/v1/leases/{lease}", params(("lease" = u64, Path, description = "Its number")),
     responses((status = 200, body = Lease), (status = 404, body = ApiError)))]
 async fn lease(State(service): Shared, Path(lease): Path<u64>) -> Result<Json<Lease>, ApiError> {
@@ -197,7 +197,7 @@ pub(crate) fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     headers: HeaderMap,
     Json(request): Json<BorrowRequest>,
 ) -> Result<Json<Lease>, ApiError> {
@@ -216,7 +216,7 @@ async fn borrow(
     (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn give_back(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     headers: HeaderMap,
     Path(lease): Path<u64>,
 ) -> Result<Json<Lease>, ApiError> {
@@ -311,7 +311,7 @@ struct ListenQuery {
         (status = 403, body = ApiError, description = "Another process is the host's node")))]
 async fn listen(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Path(host): Path<String>,
     Query(query): Query<ListenQuery>,
 ) -> Result<Response, ApiError> {
@@ -326,14 +326,14 @@ async fn listen(
         (status = 403, body = ApiError, description = "Another process is the host's node")))]
 async fn say(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Path(host): Path<String>,
     Json(said): Json<AnyMessages>,
 ) -> Result<Json<Option<NotUnderstood>>, ApiError> {
     service.check_node(&host, &peer)?;
     let (said, unknown) = said.understood();
     if let Some(unknown) = &unknown {
-        tracing::warn!(host, ?unknown, "a node says what is not known here");
+        tracing::warn!(host, ?unknown, "a node sent a message of an unknown kind");
     }
     service.receive(&host, said).await?;
     Ok(Json(unknown))
@@ -352,7 +352,7 @@ pub(crate) fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static
     ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
 }
 
-/// All routes, for who may ask. Requests carry a [`ConnectInfo`] of the [`Peer`] that they came from.
+/// All routes, for who may ask. Requests carry a [`ConnectInfo`] of the [`ApiPeer`] that they came from.
 pub fn routes(service: Arc<Service>) -> Router {
     let check = axum::middleware::from_fn_with_state(service.clone(), access::check);
     bare_routes(service).layer(check)
@@ -418,13 +418,13 @@ pub(crate) fn listen_at(socket: &FilePath) -> std::io::Result<net::UnixListener>
 /// Serves `routes` to who connects to `listener`, until the process ends, to processes of the same user
 /// and root's.
 pub(crate) async fn serve_on(routes: Router, listener: UnixListener) -> std::io::Result<()> {
-    axum::serve(OwnUsers(listener), routes.into_make_service_with_connect_info::<Peer>()).await
+    axum::serve(OwnUsers(listener), routes.into_make_service_with_connect_info::<ApiPeer>()).await
 }
 
-impl Connected<IncomingStream<'_, OwnUsers>> for Peer {
+impl Connected<IncomingStream<'_, OwnUsers>> for ApiPeer {
     fn connect_info(stream: IncomingStream<'_, OwnUsers>) -> Self {
         let credentials = stream.io().peer_cred();
-        Peer::Local(credentials.ok().and_then(|peer| peer.pid()))
+        ApiPeer::Local(credentials.ok().and_then(|peer| peer.pid()))
     }
 }
 
@@ -459,8 +459,12 @@ impl axum::serve::Listener for OwnUsers {
                 Ok(peer) if peer.uid() == getuid().as_raw() || peer.uid() == Uid::ROOT.as_raw() => {
                     return (stream, address);
                 }
-                Ok(peer) => tracing::warn!(uid = peer.uid(), "a stranger's connection was refused"),
-                Err(error) => tracing::warn!(%error, "who connects is unknown; refused"),
+                Ok(peer) => {
+                    tracing::warn!(uid = peer.uid(), "a connection of another user was refused")
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was refused: its process cannot be identified")
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Method, StatusCode};
 use rackbus_identity::rustls::ClientConfig;
 
-use crate::client::{ClientError, speak};
+use crate::client::{ControlClientError, speak};
 use crate::machines;
 use crate::service::problem;
 use crate::versions::{self, VERSIONS};
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Leaders {
 
 /// A request that can be sent to one after the other.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct RepeatableRequest {
     /// The HTTP method, such as `POST`.
     pub method: Method,
     /// Path and query of the request: `/v1/leases?all=true`.
@@ -74,8 +74,8 @@ pub struct Asked {
     pub body: Bytes,
 }
 
-impl Asked {
-    pub(crate) fn request(self) -> Result<hyper::Request<Full<Bytes>>, ClientError> {
+impl RepeatableRequest {
+    pub(crate) fn request(self) -> Result<hyper::Request<Full<Bytes>>, ControlClientError> {
         let mut request = hyper::Request::builder()
             .method(self.method)
             .uri(self.path)
@@ -86,7 +86,7 @@ impl Asked {
             request = request.header(IDEMPOTENCY_KEY, key);
         }
         let request = request.body(Full::new(self.body));
-        request.map_err(|cause| ClientError::Answer(cause.to_string()))
+        request.map_err(|cause| ControlClientError::Answer(cause.to_string()))
     }
 }
 
@@ -165,8 +165,11 @@ impl Leaders {
     /// Asks the leader, wherever it is.
     ///
     /// # Errors
-    /// [`ClientError`], when none is found, or the one that was asked is gone before it answered.
-    pub async fn send(&self, asked: &Asked) -> Result<hyper::Response<Incoming>, ClientError> {
+    /// [`ControlClientError`], when none is found, or the one that was asked is gone before it answered.
+    pub async fn send(
+        &self,
+        asked: &RepeatableRequest,
+    ) -> Result<hyper::Response<Incoming>, ControlClientError> {
         let begun = Instant::now();
         let mut tried = 0;
         loop {
@@ -191,7 +194,7 @@ impl Leaders {
                     self.pass(&address, None);
                     if all < 2 || begun.elapsed() > FINDING {
                         let cause = std::io::Error::new(cause.kind(), cause.to_string());
-                        return Err(ClientError::Unreachable { place: self.place(), cause });
+                        return Err(ControlClientError::Unreachable { place: self.place(), cause });
                     }
                 }
             }
@@ -230,7 +233,7 @@ impl Leaders {
         };
         let path = parts.uri.path_and_query().map_or("/", |it| it.as_str()).to_owned();
         let key = parts.headers.get(IDEMPOTENCY_KEY).cloned();
-        let asked = Asked { method: parts.method, path, key, body };
+        let asked = RepeatableRequest { method: parts.method, path, key, body };
         match self.send(&asked).await {
             Ok(answer) => {
                 let (parts, body) = answer.into_parts();
@@ -249,8 +252,11 @@ impl Leaders {
                 let remedy =
                     "see that the machines of the control plane are up and reached from here";
                 // It may have been carried out: whoever has a key asks again.
-                let code =
-                    if matches!(error, ClientError::Broken(_)) { "ending" } else { "unreachable" };
+                let code = if matches!(error, ControlClientError::Broken(_)) {
+                    "ending"
+                } else {
+                    "unreachable"
+                };
                 problem(code, error.to_string(), remedy).into_response()
             }
         }

@@ -8,7 +8,7 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
-use crate::access::Peer;
+use crate::access::ApiPeer;
 use crate::api::{ApiError, LONGEST_LEVEL, Lease};
 use crate::service::{Service, problem};
 
@@ -46,7 +46,7 @@ pub(crate) fn check_level(level: Option<&str>) -> Result<(), ApiError> {
     (status = 504, body = ApiError, description = "The lender has not answered yet, and goes on being asked")))]
 async fn change(
     State(service): State<Arc<Service>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Path(lease): Path<u64>,
     Json(request): Json<LevelRequest>,
 ) -> Result<Json<Lease>, ApiError> {

@@ -49,7 +49,7 @@ pub mod together;
 pub mod usage;
 pub mod versions;
 
-pub use client::{Client, ClientError};
+pub use client::{ControlClient, ControlClientError};
 pub use events::lease_span;
 pub use http::{openapi, serve};
-pub use service::{Inventory, Options, Service};
+pub use service::{Inventory, Service, ServiceOptions};

@@ -21,11 +21,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsConnector, client};
 use utoipa::{OpenApi, ToSchema};
 
-pub(crate) use admission::Admission;
 pub use admission::Joining;
+pub(crate) use admission::RackAdmission;
 use listener::{TlsListener, current, watch};
 
-use crate::access::{self, Peer};
+use crate::access::{self, ApiPeer};
 use crate::api::{ApiError, EventKind};
 use crate::events::Draft;
 use crate::http::{OwnUsers, bare_routes, listen_at, serve_on};
@@ -86,7 +86,7 @@ pub struct RackFile {
     pub text: String,
 }
 
-type Shared = State<Arc<Admission>>;
+type Shared = State<Arc<RackAdmission>>;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -117,7 +117,7 @@ async fn token(
     Ok(Json(token))
 }
 
-/// A host joins.
+/// Lets a machine join as a host: gives it a certificate for the token that it brings.
 #[utoipa::path(post, path = "/v1/join", request_body = JoinRequest,
     responses((status = 200, body = Certificates), (status = 403, body = ApiError)))]
 async fn join(
@@ -135,7 +135,7 @@ async fn join(
     };
     let admitted = admission.admit(token, request, remedy, of_host).await;
     let (_, signed) = admitted.inspect_err(|error: &ApiError| {
-        tracing::warn!(host, error = error.error, "a host was not let in");
+        tracing::warn!(host, error = error.error, "a host was refused");
     })?;
     let text = format!("the machine of {host} has joined");
     admission.note(Draft::of_host(EventKind::Access, Some(&host), text)).await;
@@ -147,16 +147,16 @@ async fn join(
     responses((status = 200, body = Certificates), (status = 403, body = ApiError)))]
 async fn renew(
     State(admission): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Json(asked): Json<RenewRequest>,
 ) -> Result<Json<Certificates>, ApiError> {
     let (subject, life, old) = match peer {
-        Peer::Node(host, Some(old)) => {
+        ApiPeer::Node(host, Some(old)) => {
             // A host that the rack file has no more is not renewed.
             admission.check_host(&host)?;
             (Subject::Node(host), NODE_LIFE, old)
         }
-        Peer::Person(person, old) => {
+        ApiPeer::Person(person, old) => {
             person.role.host().map_or(Ok(()), |host| admission.check_host(host))?;
             (Subject::Person(person), old.life(), old)
         }
@@ -176,7 +176,7 @@ async fn rack(State(admission): Shared) -> Json<RackFile> {
 
 /// The API of a control plane for all machines.
 pub fn all_routes(service: Arc<Service>, joining: Arc<Joining>) -> Router {
-    let admission = Admission { joining, service: service.clone() };
+    let admission = RackAdmission { joining, service: service.clone() };
     let entering = Router::new()
         .route("/v1/tokens", post(token))
         .route("/v1/join", post(join))
@@ -201,8 +201,8 @@ pub async fn serve(
     revocations: Revocations,
 ) -> std::io::Result<()> {
     let own = OwnUsers::new(listen_at(socket)?)?;
-    let local = routes.clone().into_make_service_with_connect_info::<Peer>();
-    let others = routes.into_make_service_with_connect_info::<Peer>();
+    let local = routes.clone().into_make_service_with_connect_info::<ApiPeer>();
+    let others = routes.into_make_service_with_connect_info::<ApiPeer>();
     let listener = TlsListener::new(listener, credentials, revocations)?;
     tokio::try_join!(async { axum::serve(own, local).await }, async {
         axum::serve(listener, others).await

@@ -30,15 +30,15 @@ pub type Labels = Vec<(&'static str, String)>;
 
 /// One page of metrics. The names of all begin with `rackbus_`.
 #[derive(Debug)]
-pub struct Page(Registry);
+pub struct MetricsPage(Registry);
 
-impl Default for Page {
+impl Default for MetricsPage {
     fn default() -> Self {
-        Page(Registry::with_prefix("rackbus"))
+        MetricsPage(Registry::with_prefix("rackbus"))
     }
 }
 
-impl Page {
+impl MetricsPage {
     /// Adds something that goes up and down. A full stop is appended to the help.
     pub fn gauge(
         &mut self,
@@ -193,10 +193,10 @@ fn of_function((function, host): (String, String)) -> Labels {
 }
 
 /// Makes a page whenever one is asked for.
-pub type Source = Arc<dyn Fn() -> Page + Send + Sync>;
+pub type MetricsSource = Arc<dyn Fn() -> MetricsPage + Send + Sync>;
 
 /// The route `/metrics` alone.
-pub fn routes(source: Source) -> Router {
+pub fn routes(source: MetricsSource) -> Router {
     let page = move || {
         let text = source().text();
         async { ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response() }
@@ -208,7 +208,7 @@ pub fn routes(source: Source) -> Router {
 ///
 /// # Errors
 /// When the socket fails.
-pub async fn serve_on(source: Source, listener: TcpListener) -> std::io::Result<()> {
+pub async fn serve_on(source: MetricsSource, listener: TcpListener) -> std::io::Result<()> {
     axum::serve(listener, routes(source)).await
 }
 
@@ -233,7 +233,7 @@ mod tests {
             trouble: Some("hangs \"now\"".to_owned()),
             ..DeviceReport::default()
         };
-        let mut page = Page::default();
+        let mut page = MetricsPage::default();
         let name = ("alpha/nvme0".to_owned(), "beta".to_owned());
         page.functions([(name, &report)].into_iter());
         let text = page.text();

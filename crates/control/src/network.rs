@@ -34,14 +34,15 @@ pub struct NetworkStatus {
 pub struct PortStatus {
     /// Its name: that of the host, or `HOST/FUNCTION`.
     pub port: String,
-    /// Its Ethernet address.
+    /// Its Ethernet address, six bytes with colons between.
     pub mac: String,
-    /// Its IPv4 address.
+    /// Its IPv4 address in the rack's network.
     pub ipv4: String,
-    /// Its IPv6 address.
+    /// Its IPv6 address in the rack's network.
     pub ipv6: String,
-    /// Its lanes: for an interface as many as it has queues.
-    pub lanes: usize,
+    /// How many queues it has, each with a thread of its own.
+    #[serde(alias = "lanes")]
+    pub queues: usize,
     /// Frames for groups that it sent.
     pub groups: u64,
     /// Frames that it sent and that were dropped before it was known for whom they are, by cause.

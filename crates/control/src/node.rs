@@ -16,12 +16,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::api::ApiError;
 use crate::http::{listen_at, serve_on};
-use crate::metrics::{self, Source};
+use crate::metrics::{self, MetricsSource};
 use crate::network::{CaptureDone, CaptureRequest, NodeNetwork};
 use crate::reach::reached;
 use crate::service::views::problem;
 
-/// The process of a node.
+/// Which program a node's process runs now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeProcess {
     /// How often the node was restarted in place since it was started.
@@ -53,9 +53,9 @@ pub struct AskedRestart {
 }
 
 /// What a node answers from.
-pub struct Answers {
+pub struct NodeSources {
     /// What is counted on the node, as Prometheus reads it.
-    pub metrics: Source,
+    pub metrics: MetricsSource,
     /// What it lets others reach.
     pub fabric: FabricHandle,
     /// Its part in the rack's network.
@@ -66,9 +66,9 @@ pub struct Answers {
     pub restarts: mpsc::UnboundedSender<AskedRestart>,
 }
 
-impl std::fmt::Debug for Answers {
+impl std::fmt::Debug for NodeSources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Answers").field("process", &self.process).finish_non_exhaustive()
+        f.debug_struct("NodeSources").field("process", &self.process).finish_non_exhaustive()
     }
 }
 
@@ -90,8 +90,8 @@ struct ReachQuery {
 ///
 /// # Errors
 /// When the socket fails.
-pub async fn serve_node(answers: Answers, listener: UnixListener) -> std::io::Result<()> {
-    let Answers { metrics, fabric, network, process, restarts } = answers;
+pub async fn serve_node(answers: NodeSources, listener: UnixListener) -> std::io::Result<()> {
+    let NodeSources { metrics, fabric, network, process, restarts } = answers;
     let reach = async move |Query(query): Query<ReachQuery>| {
         fabric.with(|fabric| reached(fabric, &query.of)).map(Json)
     };

@@ -8,7 +8,7 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
-use crate::access::Peer;
+use crate::access::ApiPeer;
 use crate::api::ApiError;
 use crate::service::Service;
 
@@ -79,7 +79,7 @@ async fn list(State(service): Shared) -> Json<Vec<RackSection>> {
     (status = 503, body = ApiError, description = "The node of its host is silent")))]
 async fn offer(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Json(request): Json<OfferRequest>,
 ) -> Result<Json<RackSection>, ApiError> {
     service.offer(&request, &peer).await.map(Json)
@@ -100,7 +100,7 @@ struct WithdrawQuery {
     (status = 409, body = ApiError, description = "Somebody has a function of it; `holder` and `lease` tell who")))]
 async fn withdraw(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Path((host, device)): Path<(String, String)>,
     Query(query): Query<WithdrawQuery>,
 ) -> Result<Json<RackSection>, ApiError> {

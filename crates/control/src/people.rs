@@ -15,11 +15,11 @@ use rackbus_identity::{Bearer, LONGEST_LIFE, PERSON_LIFE, Person, Role, Subject,
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
-use crate::access::{Asker, Peer};
+use crate::access::{ApiPeer, RequestOrigin};
 use crate::api::{ApiError, EventKind};
-use crate::client::{Client, ClientError};
+use crate::client::{ControlClient, ControlClientError};
 use crate::events::Draft;
-use crate::machines::{Admission, Certificates, LONGEST_TOKEN, NewToken};
+use crate::machines::{Certificates, LONGEST_TOKEN, NewToken, RackAdmission};
 use crate::service::{Service, problem};
 
 /// The shortest that a person's certificate is good, in seconds: clocks of machines differ.
@@ -58,7 +58,7 @@ pub struct WhoAmI {
     pub rack: String,
     /// What they may: see the events.
     #[serde(flatten)]
-    pub asker: Asker,
+    pub asker: RequestOrigin,
 }
 
 impl UserTokenRequest {
@@ -82,7 +82,7 @@ impl UserTokenRequest {
     }
 }
 
-type Shared = State<Arc<Admission>>;
+type Shared = State<Arc<RackAdmission>>;
 
 /// Makes a token with which a person logs in once. Where the rack has several machines; for administrators.
 #[utoipa::path(post, path = "/v1/users/tokens", request_body = UserTokenRequest,
@@ -132,7 +132,7 @@ async fn login(
 #[utoipa::path(get, path = "/v1/whoami", responses((status = 200, body = WhoAmI)))]
 async fn whoami(
     State(service): State<Arc<Service>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
 ) -> Json<WhoAmI> {
     Json(WhoAmI { rack: service.rack(), asker: peer.asker() })
 }
@@ -141,12 +141,12 @@ async fn whoami(
 #[derive(OpenApi)]
 #[openapi(
     paths(user_token, login, whoami),
-    components(schemas(UserTokenRequest, LoginRequest, WhoAmI, Asker))
+    components(schemas(UserTokenRequest, LoginRequest, WhoAmI, RequestOrigin))
 )]
 pub(crate) struct Document;
 
 /// How people get in.
-pub(crate) fn routes() -> Router<Arc<Admission>> {
+pub(crate) fn routes() -> Router<Arc<RackAdmission>> {
     Router::new().route("/v1/users/tokens", post(user_token)).route("/v1/login", post(login))
 }
 
@@ -155,12 +155,12 @@ pub(crate) fn own_routes() -> Router<Arc<Service>> {
     Router::new().route("/v1/whoami", get(whoami))
 }
 
-impl Client {
+impl ControlClient {
     /// Makes a token with which a person logs in once.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn user_token(&self, asked: &UserTokenRequest) -> Result<String, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn user_token(&self, asked: &UserTokenRequest) -> Result<String, ControlClientError> {
         let made: NewToken = self.call(Method::POST, "/v1/users/tokens", asked).await?;
         Ok(made.token)
     }
@@ -168,8 +168,8 @@ impl Client {
     /// Logs in, as who has no certificate yet; the certificates (PEM).
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn login(&self, asked: &LoginRequest) -> Result<String, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn login(&self, asked: &LoginRequest) -> Result<String, ControlClientError> {
         let signed: Certificates = self.call(Method::POST, "/v1/login", asked).await?;
         Ok(signed.certificates)
     }
@@ -177,8 +177,8 @@ impl Client {
     /// Who asks, as the control plane knows them.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn whoami(&self) -> Result<WhoAmI, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn whoami(&self) -> Result<WhoAmI, ControlClientError> {
         self.get("/v1/whoami").await
     }
 }

@@ -1,6 +1,6 @@
 //! The certificates that the rack has given out, and which of them are revoked: what is decided about them.
 //!
-//! No clock and no store: the writer says what time it is, and stores the [changes](Change) before they count. What is
+//! No clock and no store: the writer says what time it is, and stores the [changes](RegisterChange) before they count. What is
 //! over is forgotten, so the register is as large as there are certificates that are good; of each subject only so
 //! many may be.
 
@@ -21,30 +21,30 @@ const FORGOTTEN: usize = 32;
 /// What is kept of the register, each under a key of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Entry {
+pub enum RegisterEntry {
     /// A certificate was given out.
     Issued(Certified),
     /// Certificates were revoked: of a subject up to a time, or one by its serial number.
     Revoked(Revocation),
 }
 
-impl Entry {
+impl RegisterEntry {
     /// The key that it is kept under.
     pub fn key(&self) -> String {
         match self {
-            Entry::Issued(certified) => format!("issued/{}", certified.serial),
-            Entry::Revoked(revocation) => format!("revoked/{:020}", revocation.number),
+            RegisterEntry::Issued(certified) => format!("issued/{}", certified.serial),
+            RegisterEntry::Revoked(revocation) => format!("revoked/{:020}", revocation.number),
         }
     }
 }
 
 /// What becomes of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum RegisterChange {
     /// The store keeps this entry from now on, in the place of one with its key.
-    Put(Entry),
+    Put(RegisterEntry),
     /// The store forgets this entry.
-    Forget(Entry),
+    Forget(RegisterEntry),
 }
 
 /// Why something is not done.
@@ -54,7 +54,7 @@ pub enum RegisterRefused {
     #[error("{0} certificates of {1} are good already")]
     TooMany(usize, String),
     /// What it is to be renewed by is over.
-    #[error("the certificate of {0} is over")]
+    #[error("the certificate of {0} has expired")]
     Over(Subject),
     /// What it is to be renewed by, or it itself, is revoked.
     #[error("the certificate of {0} was revoked")]
@@ -69,25 +69,25 @@ pub enum RegisterRefused {
 
 /// The certificates that were given out and are not over, and the revocations.
 #[derive(Debug, Clone, Default)]
-pub struct Register {
+pub struct CertificateRegister {
     issued: BTreeMap<Serial, Certified>,
     revoked: RevocationList,
 }
 
-impl Register {
+impl CertificateRegister {
     /// The register of a store that has these entries.
-    pub fn of(entries: Vec<Entry>) -> Register {
-        let mut register = Register::default();
+    pub fn of(entries: Vec<RegisterEntry>) -> CertificateRegister {
+        let mut register = CertificateRegister::default();
         entries.into_iter().for_each(|entry| register.put(entry));
         register
     }
 
-    fn put(&mut self, entry: Entry) {
+    fn put(&mut self, entry: RegisterEntry) {
         match entry {
-            Entry::Issued(certified) => {
+            RegisterEntry::Issued(certified) => {
                 self.issued.insert(certified.serial.clone(), certified);
             }
-            Entry::Revoked(revocation) => {
+            RegisterEntry::Revoked(revocation) => {
                 self.revoked.version = self.revoked.version.max(revocation.number);
                 self.revoked.revoked.push(revocation);
                 self.revoked.revoked.sort_by_key(|it| it.number);
@@ -96,14 +96,14 @@ impl Register {
     }
 
     /// Does what was decided, when it is stored.
-    pub fn apply(&mut self, changes: Vec<Change>) {
+    pub fn apply(&mut self, changes: Vec<RegisterChange>) {
         for change in changes {
             match change {
-                Change::Put(entry) => self.put(entry),
-                Change::Forget(Entry::Issued(certified)) => {
+                RegisterChange::Put(entry) => self.put(entry),
+                RegisterChange::Forget(RegisterEntry::Issued(certified)) => {
                     self.issued.remove(&certified.serial);
                 }
-                Change::Forget(Entry::Revoked(gone)) => {
+                RegisterChange::Forget(RegisterEntry::Revoked(gone)) => {
                     self.revoked.revoked.retain(|it| it.number != gone.number);
                 }
             }
@@ -115,7 +115,7 @@ impl Register {
         self.issued.values().map(|certified| (certified, self.revoked.find(certified)))
     }
 
-    /// What is revoked.
+    /// All revocations that are in force, as nodes are told them.
     pub fn revoked(&self) -> &RevocationList {
         &self.revoked
     }
@@ -141,7 +141,7 @@ impl Register {
         now: u64,
         certified: &Certified,
         old: Option<&Certified>,
-    ) -> Result<Vec<Change>, RegisterRefused> {
+    ) -> Result<Vec<RegisterChange>, RegisterRefused> {
         let subject = &certified.subject;
         for one in [Some(certified), old].into_iter().flatten() {
             if self.revoked.find(one).is_some() {
@@ -157,11 +157,13 @@ impl Register {
             return Err(RegisterRefused::TooMany(own, subject.to_string()));
         }
         let mut changes = self.forgotten(now);
-        let gone = changes.iter().filter(|it| matches!(it, Change::Forget(Entry::Issued(_))));
+        let gone = changes
+            .iter()
+            .filter(|it| matches!(it, RegisterChange::Forget(RegisterEntry::Issued(_))));
         if self.issued.len() - gone.count() >= MOST {
             return Err(RegisterRefused::TooMany(MOST, "this rack".to_owned()));
         }
-        changes.push(Change::Put(Entry::Issued(certified.clone())));
+        changes.push(RegisterChange::Put(RegisterEntry::Issued(certified.clone())));
         Ok(changes)
     }
 
@@ -169,7 +171,11 @@ impl Register {
     ///
     /// # Errors
     /// [`RegisterRefused`].
-    pub fn revoke(&self, now: u64, what: Revoked) -> Result<(usize, Vec<Change>), RegisterRefused> {
+    pub fn revoke(
+        &self,
+        now: u64,
+        what: Revoked,
+    ) -> Result<(usize, Vec<RegisterChange>), RegisterRefused> {
         let about: Vec<&Certified> = self.issued.values().filter(|it| what.is_about(it)).collect();
         let good = about.iter().filter(|it| !it.is_over(now) && self.revoked.find(it).is_none());
         let count = good.count();
@@ -189,22 +195,30 @@ impl Register {
         let number = self.revoked.version.saturating_add(1);
         // Of the same host or person the last one says it all.
         let before = self.revoked.revoked.iter().filter(|it| it.what == what);
-        changes.extend(before.map(|it| Change::Forget(Entry::Revoked(it.clone()))));
-        let gone = changes.iter().filter(|it| matches!(it, Change::Forget(Entry::Revoked(_))));
+        changes.extend(before.map(|it| RegisterChange::Forget(RegisterEntry::Revoked(it.clone()))));
+        let gone = changes
+            .iter()
+            .filter(|it| matches!(it, RegisterChange::Forget(RegisterEntry::Revoked(_))));
         if self.revoked.revoked.len().saturating_sub(gone.count()) >= MOST_REVOKED {
             return Err(RegisterRefused::Full);
         }
-        changes.push(Change::Put(Entry::Revoked(Revocation { number, what, at, until })));
+        changes.push(RegisterChange::Put(RegisterEntry::Revoked(Revocation {
+            number,
+            what,
+            at,
+            until,
+        })));
         Ok((count, changes))
     }
 
     /// What is over by `now`. The newest revocation stays: later ones are numbered after it.
-    fn forgotten(&self, now: u64) -> Vec<Change> {
+    fn forgotten(&self, now: u64) -> Vec<RegisterChange> {
         let issued = self.issued.values().filter(|it| it.is_over(now)).cloned();
         let revoked = self.revoked.revoked.iter();
         let revoked = revoked.filter(|it| it.until <= now && it.number != self.revoked.version);
-        let gone = issued.map(Entry::Issued).chain(revoked.cloned().map(Entry::Revoked));
-        gone.map(Change::Forget).take(FORGOTTEN).collect()
+        let gone =
+            issued.map(RegisterEntry::Issued).chain(revoked.cloned().map(RegisterEntry::Revoked));
+        gone.map(RegisterChange::Forget).take(FORGOTTEN).collect()
     }
 }
 
@@ -224,29 +238,29 @@ mod tests {
         Subject::Node("beta".into())
     }
 
-    fn issue(register: &mut Register, now: u64, subject: Subject) -> Certified {
+    fn issue(register: &mut CertificateRegister, now: u64, subject: Subject) -> Certified {
         let certified = register.draft(now, subject, LIFE);
         register.apply(register.clone().issue(now, &certified, None).unwrap());
         certified
     }
 
-    fn revoke(register: &mut Register, now: u64, what: Revoked) -> usize {
+    fn revoke(register: &mut CertificateRegister, now: u64, what: Revoked) -> usize {
         let (count, changes) = register.clone().revoke(now, what).unwrap();
         register.apply(changes);
         count
     }
 
     /// What is stored makes the same register.
-    fn stored(register: &Register) -> Register {
-        let issued = register.issued.values().cloned().map(Entry::Issued);
-        let revoked = register.revoked.revoked.iter().cloned().map(Entry::Revoked);
+    fn stored(register: &CertificateRegister) -> CertificateRegister {
+        let issued = register.issued.values().cloned().map(RegisterEntry::Issued);
+        let revoked = register.revoked.revoked.iter().cloned().map(RegisterEntry::Revoked);
         let texts = issued.chain(revoked).map(|entry| serde_json::to_string(&entry).unwrap());
-        Register::of(texts.map(|text| serde_json::from_str(&text).unwrap()).collect())
+        CertificateRegister::of(texts.map(|text| serde_json::from_str(&text).unwrap()).collect())
     }
 
     #[test]
     fn what_was_given_before_is_revoked_and_what_is_given_after_is_good() {
-        let mut register = Register::default();
+        let mut register = CertificateRegister::default();
         let (first, second) = (issue(&mut register, 10, ann()), issue(&mut register, 20, ann()));
         let node = issue(&mut register, 20, beta());
         assert_eq!(revoke(&mut register, 20, Revoked::User("ann".into())), 2);
@@ -271,7 +285,7 @@ mod tests {
 
     #[test]
     fn what_is_revoked_is_not_renewed() {
-        let mut register = Register::default();
+        let mut register = CertificateRegister::default();
         let old = issue(&mut register, 10, ann());
         let next = register.draft(20, ann(), LIFE);
         assert!(register.issue(20, &next, Some(&old)).is_ok());
@@ -279,7 +293,7 @@ mod tests {
         let refused = Err(RegisterRefused::Revoked(ann()));
         assert_eq!(register.issue(20, &next, Some(&old)), refused);
         // Nor what was begun before everything of ann's was revoked.
-        let mut register = Register::default();
+        let mut register = CertificateRegister::default();
         let next = register.draft(20, ann(), LIFE);
         revoke(&mut register, 20, Revoked::User("ann".into()));
         assert_eq!(register.issue(20, &next, None), refused);
@@ -291,7 +305,7 @@ mod tests {
 
     #[test]
     fn what_is_over_is_not_renewed() {
-        let mut register = Register::default();
+        let mut register = CertificateRegister::default();
         let old = issue(&mut register, 10, ann());
         let renew = |now| {
             let next = register.draft(now, ann(), LIFE);
@@ -303,7 +317,7 @@ mod tests {
 
     #[test]
     fn what_is_given_after_a_clock_that_was_ahead_lives_as_long() {
-        let mut register = Register::default();
+        let mut register = CertificateRegister::default();
         issue(&mut register, 10 + 2 * LIFE, ann());
         revoke(&mut register, 10, Revoked::User("ann".into()));
         let next = register.draft(10, ann(), LIFE);
@@ -312,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_is_over_is_forgotten_and_numbers_go_on() {
-        let mut register = Register::default();
+        let mut register = CertificateRegister::default();
         let old = issue(&mut register, 10, ann());
         revoke(&mut register, 10, Revoked::Serial(old.serial.clone()));
         revoke(&mut register, 10, Revoked::Host("beta".into()));
@@ -327,7 +341,7 @@ mod tests {
 
     #[test]
     fn one_cannot_have_certificates_without_end() {
-        let mut register = Register::default();
+        let mut register = CertificateRegister::default();
         for _ in 0..MOST_OF_ONE {
             issue(&mut register, 10, ann());
         }

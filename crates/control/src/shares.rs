@@ -10,7 +10,7 @@ use rackbus_lease::Placement;
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
-use crate::access::Peer;
+use crate::access::ApiPeer;
 use crate::api::{ApiError, Isolation};
 use crate::http::lines;
 use crate::service::Service;
@@ -82,7 +82,7 @@ pub enum ShareState {
 /// A borrower that takes turns on a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Share {
-    /// Its number.
+    /// Number of the share, from those of leases.
     pub share: u64,
     /// Name of the function, `HOST/DEVICE`.
     pub function: String,
@@ -106,7 +106,7 @@ pub struct Share {
     pub grace_ms: u64,
     /// How many slices a turn has.
     pub weight: u32,
-    /// Where it stands.
+    /// Whether it waits, has its turn, or is asked to let go.
     pub state: ShareState,
     /// Number of the lease that its turn is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,7 +135,7 @@ pub struct Share {
 /// What is said of the turns on a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Turns {
-    /// Who takes turns.
+    /// How many shares the function has.
     pub shares: usize,
     /// The share whose turn it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -144,7 +144,7 @@ pub struct Turns {
     pub slice_ms: u64,
     /// Turns that those who share it now had.
     pub turns: u64,
-    /// Hand-overs among these.
+    /// How many of those passed the function from one share to another.
     pub handovers: u64,
     /// For how long nobody had the function at these, all together, in milliseconds.
     pub handover_ms: u64,
@@ -173,7 +173,7 @@ async fn list(State(service): Shared) -> Json<Vec<Share>> {
     (status = 409, body = ApiError, description = "The function is shared otherwise, or others wait for it")))]
 async fn join(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Json(spec): Json<ShareSpec>,
 ) -> Result<Json<Share>, ApiError> {
     peer.acts_for(&spec.borrower)?;
@@ -192,7 +192,7 @@ async fn one(State(service): Shared, Path(share): Path<u64>) -> Result<Json<Shar
     responses((status = 200, body = Share), (status = 404, body = ApiError)))]
 async fn leave(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Path(share): Path<u64>,
 ) -> Result<Json<Share>, ApiError> {
     peer.acts_for(&service.find_share(share)?.borrower)?;
@@ -205,7 +205,7 @@ async fn leave(
     (status = 404, body = ApiError), (status = 409, body = ApiError, description = "It is not its turn")))]
 async fn give_turn_back(
     State(service): Shared,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     Path(share): Path<u64>,
 ) -> Result<Json<Share>, ApiError> {
     peer.acts_for(&service.find_share(share)?.borrower)?;

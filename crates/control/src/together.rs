@@ -11,7 +11,7 @@ use rackbus_lease::Placement;
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
-use crate::access::Peer;
+use crate::access::ApiPeer;
 use crate::api::{ApiError, Lease};
 use crate::http::key;
 use crate::service::Service;
@@ -52,7 +52,7 @@ pub struct BorrowAllRequest {
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(
     State(service): State<Arc<Service>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     headers: HeaderMap,
     Json(request): Json<BorrowAllRequest>,
 ) -> Result<Json<Vec<Lease>>, ApiError> {
@@ -65,7 +65,7 @@ async fn borrow(
 #[openapi(paths(borrow), components(schemas(BorrowAllRequest)))]
 pub(crate) struct Document;
 
-/// The route.
+/// `POST /v1/leases/together`: all of several functions, or none.
 pub(crate) fn routes() -> Router<Arc<Service>> {
     Router::new().route("/v1/leases/together", post(borrow))
 }

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_speaks_the_first_version() {
+    fn a_peer_that_names_no_version_has_the_first() {
         assert_eq!(check_request(Versions::new(1, 2), &headers(None)), Ok(1));
         assert_eq!(check_request(Versions::new(1, 2), &headers(Some("2-3"))), Ok(2));
         let refused = check_request(Versions::new(2, 3), &headers(None)).unwrap_err();

@@ -8,18 +8,18 @@ use axum::body::Body;
 use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use rackbus_control::access::Peer;
+use rackbus_control::access::ApiPeer;
 use rackbus_control::api::ApiError;
 use rackbus_control::leaders::LEADER;
 use rackbus_control::leadership::candidate::{Candidacy, Standing};
 use rackbus_control::leadership::core::Won;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::leadership::members::Members;
-use rackbus_control::leadership::serving::{ControlStatus, Front};
+use rackbus_control::leadership::serving::{ControlPlane, ControlStatus};
 use rackbus_control::leadership::{Tenure, machine_clock};
 use rackbus_control::service::Inventory;
-use rackbus_control::store::Memory;
-use rackbus_control::{Options, Service};
+use rackbus_control::store::MemoryStore;
+use rackbus_control::{Service, ServiceOptions};
 use rackbus_lease::Config;
 use tokio::sync::watch;
 use tower::ServiceExt;
@@ -32,7 +32,7 @@ fn member(name: &str) -> Member {
 }
 
 /// The front of `own`, and what says how it stands.
-fn front() -> (Arc<Front>, watch::Sender<Standing>, watch::Sender<Members>) {
+fn front() -> (Arc<ControlPlane>, watch::Sender<Standing>, watch::Sender<Members>) {
     let (said, standing) = watch::channel(Standing::Follows(Some(member("other"))));
     let (known, members) = watch::channel(Members::default());
     let open = |_| {
@@ -41,7 +41,7 @@ fn front() -> (Arc<Front>, watch::Sender<Standing>, watch::Sender<Members>) {
             hosts: vec!["alpha".to_owned()],
             ..Inventory::default()
         };
-        let options = Options {
+        let options = ServiceOptions {
             inventory,
             read_rack: None,
             config: Config::default(),
@@ -49,13 +49,13 @@ fn front() -> (Arc<Front>, watch::Sender<Standing>, watch::Sender<Members>) {
             log_lines_left_out: || 0,
             is_node: Arc::new(|_, _| true),
         };
-        let service = Service::open_with(options, Box::new(Memory::default()))?;
+        let service = Service::open_with(options, Box::new(MemoryStore::default()))?;
         let routes = rackbus_control::http::routes(service.clone());
         Ok((service, routes))
     };
     let candidacy = Candidacy { standing, members };
     let tls = Arc::new(|| unreachable!("nobody is passed on"));
-    let front = Front::start("lab", member("own"), candidacy, tls, Box::new(open));
+    let front = ControlPlane::start("lab", member("own"), candidacy, tls, Box::new(open));
     (front, said, known)
 }
 
@@ -86,7 +86,7 @@ async fn leads(routes: &Router) {
 #[tokio::test]
 async fn who_does_not_lead_says_who_does_and_decides_nothing() {
     let (front, said, _members) = front();
-    let routes = front.routes().layer(MockConnectInfo(Peer::Node("alpha".to_owned(), None)));
+    let routes = front.routes().layer(MockConnectInfo(ApiPeer::Node("alpha".to_owned(), None)));
     let refused = ask(&routes, "/v1/devices").await;
     assert_eq!(refused.status(), StatusCode::MISDIRECTED_REQUEST);
     assert_eq!(refused.headers()[LEADER], "https://other:7420");
@@ -100,14 +100,14 @@ async fn who_does_not_lead_says_who_does_and_decides_nothing() {
     let refused = ask(&routes, "/v1/devices").await;
     assert!(!refused.headers().contains_key(LEADER));
     // Also who does not lead tells only those who may know.
-    let strangers = front.routes().layer(MockConnectInfo(Peer::Stranger));
+    let strangers = front.routes().layer(MockConnectInfo(ApiPeer::Stranger));
     assert_eq!(ask(&strangers, "/v1/control").await.status(), StatusCode::FORBIDDEN);
 }
 
 #[tokio::test]
 async fn a_leader_answers_until_its_tenure_is_over_and_ends_its_streams_with_it() {
     let (front, said, _members) = front();
-    let routes = front.routes().layer(MockConnectInfo(Peer::Control));
+    let routes = front.routes().layer(MockConnectInfo(ApiPeer::Control));
     let first = tenure(60_000);
     said.send_replace(Standing::Leads(first.clone()));
     leads(&routes).await;

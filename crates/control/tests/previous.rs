@@ -7,7 +7,7 @@ use rackbus_control::api::{ApiError, BorrowRequest, Event, Lease, NodeMessages, 
 use rackbus_control::machines::{
     Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest,
 };
-use rackbus_control::said::Said;
+use rackbus_control::said::NodeLine;
 use rackbus_control::versions::NotUnderstood;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -54,7 +54,7 @@ fn without_what_is_new(said: &Value, recorded: &Value) -> Value {
 }
 
 #[test]
-fn messages_of_the_version_before_are_understood_and_said_the_same() {
+fn messages_of_the_previous_version_are_read_and_written_the_same() {
     let mut kinds = BTreeSet::new();
     for line in RECORDED.lines() {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -67,7 +67,7 @@ fn messages_of_the_version_before_are_understood_and_said_the_same() {
             "borrow_request" => (again::<BorrowRequest>(value), true),
             "heard" => (again::<Option<NotUnderstood>>(value), true),
             "node_messages" => (between_machines::<NodeMessages>(value), false),
-            "said" => (between_machines::<Said>(value), false),
+            "said" => (between_machines::<NodeLine>(value), false),
             "new_token" => (between_machines::<NewToken>(value), false),
             "certificates" => (between_machines::<Certificates>(value), false),
             "rack_file" => (between_machines::<RackFile>(value), false),

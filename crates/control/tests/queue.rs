@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rackbus_control::api::{BorrowRequest, EventKind, Lease, LeaseStage, NodeMessages};
 use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::store::Memory;
-use rackbus_control::{Options, Service};
+use rackbus_control::store::MemoryStore;
+use rackbus_control::{Service, ServiceOptions};
 use rackbus_lease::{Config, Message};
 use tokio::task::JoinHandle;
 
@@ -17,14 +17,14 @@ const LONG: u64 = 60_000;
 
 /// A control plane with nodes that do at once what they are told.
 async fn service() -> Arc<Service> {
-    let service = Service::open_with(options(), Box::new(Memory::default())).unwrap();
+    let service = Service::open_with(options(), Box::new(MemoryStore::default())).unwrap();
     for host in ["alpha", "beta"] {
         register(&service, host).await;
     }
     service
 }
 
-fn options() -> Options {
+fn options() -> ServiceOptions {
     let nvme0 = InventoryDevice {
         function: FUNCTION.parse().unwrap(),
         kind: "nvme".to_owned(),
@@ -39,7 +39,7 @@ fn options() -> Options {
         devices: vec![nvme0],
         ..Inventory::default()
     };
-    Options {
+    ServiceOptions {
         inventory,
         read_rack: None,
         config: Config { resend: 5, ..Config::default() },
@@ -171,7 +171,7 @@ async fn what_is_returned_is_not_snatched_from_who_waits_but_by_who_is_more_urge
 }
 
 #[tokio::test]
-async fn who_waited_for_too_long_or_went_away_stands_in_nobodys_way() {
+async fn a_request_that_timed_out_or_was_dropped_leaves_the_queue() {
     let service = service().await;
     let held = service.borrow(&request(None, 0), None).await.unwrap();
     let refused = service.borrow(&request(Some(20), 9), None).await.unwrap_err();
@@ -224,7 +224,7 @@ async fn a_turn_that_is_not_taken_is_the_next_ones() {
 /// After a restart of the control plane, a request of a host that is not back yet.
 #[tokio::test]
 async fn who_waits_for_a_node_asks_again_when_something_has_happened_only() {
-    let store = Memory::default();
+    let store = MemoryStore::default();
     let first = Service::open_with(options(), Box::new(store.clone())).unwrap();
     for host in ["alpha", "beta"] {
         register(&first, host).await;

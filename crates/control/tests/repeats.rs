@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rackbus_control::api::{BorrowRequest, Lease, NodeMessages};
 use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::store::{Commit, Memory, StoreError};
+use rackbus_control::store::{Commit, MemoryStore, StoreError};
 use rackbus_control::together::BorrowAllRequest;
-use rackbus_control::{Options, Service};
+use rackbus_control::{Service, ServiceOptions};
 use rackbus_lease::{Config, Message, Placement};
 use rackbus_seeds::Random;
 use tokio::task::JoinSet;
@@ -31,7 +31,7 @@ struct Life {
 }
 
 impl Life {
-    fn start(store: &Memory, full: &Arc<AtomicBool>) -> Life {
+    fn start(store: &MemoryStore, full: &Arc<AtomicBool>) -> Life {
         let dead = Arc::new(AtomicBool::new(false));
         let judge = {
             let (dead, full) = (dead.clone(), full.clone());
@@ -56,7 +56,7 @@ impl Life {
             devices: DEVICES.iter().map(|name| device(name)).collect(),
             ..Inventory::default()
         };
-        let options = Options {
+        let options = ServiceOptions {
             inventory,
             read_rack: None,
             config: Config { resend: 5, ..Config::default() },
@@ -129,7 +129,7 @@ async fn node(service: Arc<Service>, host: &str) {
 
 async fn run(seed: u64) {
     let mut random = Random(seed);
-    let (store, full) = (Memory::default(), Arc::new(AtomicBool::new(false)));
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
     let answers = Answers::default();
     let mut life = Life::start(&store, &full);
     for _ in 0..40 {
@@ -209,7 +209,7 @@ async fn together(life: &Life, key: &str) -> Vec<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_borrowed_together_under_a_key_are_borrowed_once() {
     let ended = tokio::time::timeout(PATIENCE, async {
-        let (store, full) = (Memory::default(), Arc::new(AtomicBool::new(false)));
+        let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
         let life = Life::start(&store, &full);
         let first = together(&life, "move").await;
         assert_eq!(together(&life, "move").await, first);

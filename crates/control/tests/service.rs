@@ -12,10 +12,10 @@ use rackbus_control::api::{
 };
 use rackbus_control::client::Lines;
 use rackbus_control::compositions::CompositionSpec;
-use rackbus_control::said::Said;
+use rackbus_control::said::NodeLine;
 use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::store::{Commit, Memory, StoreError};
-use rackbus_control::{Client, ClientError, Options, Service, serve};
+use rackbus_control::store::{Commit, MemoryStore, StoreError};
+use rackbus_control::{ControlClient, ControlClientError, Service, ServiceOptions, serve};
 use rackbus_lease::{Config, Message, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Control {
     folder: tempfile::TempDir,
-    client: Client,
+    client: ControlClient,
 }
 
 impl Control {
@@ -35,7 +35,7 @@ impl Control {
     }
 
     /// The same, whose state is in `store`.
-    async fn start_with(store: Option<Memory>) -> Control {
+    async fn start_with(store: Option<MemoryStore>) -> Control {
         let folder = tempfile::tempdir().unwrap();
         let device = InventoryDevice {
             function: "alpha/nvme0".parse().unwrap(),
@@ -59,7 +59,7 @@ impl Control {
             ..Inventory::default()
         };
         let database = folder.path().join("control.db");
-        let options = Options {
+        let options = ServiceOptions {
             inventory,
             read_rack: None,
             config: Config::default(),
@@ -73,7 +73,7 @@ impl Control {
         };
         let service = service.unwrap();
         let socket = folder.path().join("control.sock");
-        let client = Client::new(&socket);
+        let client = ControlClient::new(&socket);
         let serving: Arc<Path> = socket.into();
         tokio::spawn(async move { serve(service, &serving).await });
         while client.status().await.is_err() {
@@ -85,7 +85,7 @@ impl Control {
         control
     }
 
-    async fn say(&self, host: &str, messages: Vec<Message>) -> Result<(), ClientError> {
+    async fn say(&self, host: &str, messages: Vec<Message>) -> Result<(), ControlClientError> {
         self.client.say(host, &NodeMessages { messages, report: None }).await
     }
 
@@ -162,7 +162,7 @@ fn register(host: &str, lends: bool) -> Message {
 }
 
 /// What is said next, beside that the control plane is there.
-async fn next_message(heard: &mut Lines<Said>) -> Option<Message> {
+async fn next_message(heard: &mut Lines<NodeLine>) -> Option<Message> {
     loop {
         let said = heard.next().await?;
         assert!(said.term > 0, "{said:?}");
@@ -193,15 +193,15 @@ async fn a_control_plane_goes_on_in_a_later_term_than_all_that_nodes_know() {
 
 /// The test runs itself as another process of the same user.
 #[tokio::test]
-async fn nobody_else_speaks_for_a_host() {
+async fn only_its_node_acts_for_a_host() {
     const STRANGER: &str = "RACKBUS_CONTROL_STRANGER";
     if let Some(socket) = std::env::var_os(STRANGER) {
-        let client = Client::new(Path::new(&socket));
+        let client = ControlClient::new(Path::new(&socket));
         let said = NodeMessages { messages: vec![register("alpha", false)], report: None };
         let spoken = client.say("alpha", &said).await;
         let heard = client.listen("alpha", 0).await.map(drop);
         for refused in [spoken, heard] {
-            let Err(ClientError::Refused(refused)) = refused else {
+            let Err(ControlClientError::Refused(refused)) = refused else {
                 panic!("a stranger is heard: {refused:?}")
             };
             assert_eq!(refused.code, "not_the_node");
@@ -211,7 +211,7 @@ async fn nobody_else_speaks_for_a_host() {
     }
     let control = Control::start().await;
     let mut stranger = tokio::process::Command::new(std::env::current_exe().unwrap());
-    stranger.args(["--exact", "nobody_else_speaks_for_a_host"]);
+    stranger.args(["--exact", "only_its_node_acts_for_a_host"]);
     stranger.env(STRANGER, control.path("control.sock"));
     assert!(stranger.status().await.unwrap().success());
 }
@@ -226,7 +226,7 @@ async fn terms_that_cannot_be_kept_are_refused_before_anything_is_decided() {
         ..BorrowRequest::new("alpha/accel0.vf1", "beta")
     };
     let error = control.client.borrow_as(&strict).await.unwrap_err();
-    let ClientError::Refused(error) = error else { panic!("{error}") };
+    let ControlClientError::Refused(error) = error else { panic!("{error}") };
     assert_eq!(error.code, "inseparable");
     assert!(error.error.starts_with("alpha/accel0.vf1 cannot be borrowed with strict"), "{error}");
     let windows = [(Isolation::Shared, "no_window"), (Isolation::Strict, "contradiction")];
@@ -235,13 +235,13 @@ async fn terms_that_cannot_be_kept_are_refused_before_anything_is_decided() {
         let in_tree =
             BorrowRequest { isolation, placement, ..BorrowRequest::new("alpha/nvme0", "beta") };
         let error = control.client.borrow_as(&in_tree).await.unwrap_err();
-        let ClientError::Refused(error) = error else { panic!("{error}") };
+        let ControlClientError::Refused(error) = error else { panic!("{error}") };
         assert_eq!(error.code, code, "{error}");
     }
     let level = Some("x".repeat(1 << 20));
     let long = BorrowRequest { level, ..BorrowRequest::new("alpha/nvme0", "beta") };
     let error = control.client.borrow_as(&long).await.unwrap_err();
-    let ClientError::Refused(error) = error else { panic!("{error}") };
+    let ControlClientError::Refused(error) = error else { panic!("{error}") };
     assert_eq!(error.code, "bad_request");
     let spec = CompositionSpec {
         name: "both".to_owned(),
@@ -250,7 +250,7 @@ async fn terms_that_cannot_be_kept_are_refused_before_anything_is_decided() {
         isolation: Isolation::Strict,
     };
     let error = control.client.save_composition(&spec).await.unwrap_err();
-    let ClientError::Refused(error) = error else { panic!("{error}") };
+    let ControlClientError::Refused(error) = error else { panic!("{error}") };
     assert_eq!(error.code, "inseparable");
     assert!(control.client.leases(true).await.unwrap().is_empty());
     assert!(control.client.compositions().await.unwrap().is_empty());
@@ -377,7 +377,7 @@ const BORROW: &str = r#"{"function":"alpha/nvme0","borrower":"beta"}"#;
 /// A request whose answer was lost, because the control plane died or the connection did.
 #[tokio::test]
 async fn a_repeated_request_gets_the_answer_to_the_first() {
-    let store = Memory::default();
+    let store = MemoryStore::default();
     let control = Control::start_with(Some(store.clone())).await;
     let both = async {
         let first = control.ask("POST", "/v1/leases", "k1", BORROW);
@@ -422,7 +422,7 @@ async fn a_request_that_could_not_be_stored_may_be_repeated() {
             false => Ok(()),
         })
     };
-    let control = Control::start_with(Some(Memory::default().judged_by(judge))).await;
+    let control = Control::start_with(Some(MemoryStore::default().judged_by(judge))).await;
     full.store(true, Ordering::SeqCst);
     let (status, refused) = control.ask("POST", "/v1/leases", "k", BORROW).await;
     assert!(status == 503 && refused.contains("the disk is full"), "{refused}");
@@ -465,7 +465,7 @@ async fn nothing_is_sent_before_it_is_stored() {
         }
         Ok(())
     });
-    let control = Control::start_with(Some(Memory::default().judged_by(judge))).await;
+    let control = Control::start_with(Some(MemoryStore::default().judged_by(judge))).await;
     let mut heard = control.client.listen("alpha", 0).await.unwrap();
     let client = control.client.clone();
     let borrow = tokio::spawn(async move { client.borrow("alpha/nvme0", "beta").await });
@@ -481,8 +481,8 @@ async fn nothing_is_sent_before_it_is_stored() {
 }
 
 #[tokio::test]
-async fn events_tell_what_happened_and_outlive_the_control_plane() {
-    let store = Memory::default();
+async fn events_name_what_happened_and_outlive_the_control_plane() {
+    let store = MemoryStore::default();
     let control = Control::start_with(Some(store.clone())).await;
     let mut coming = control.client.events(Some(EventKind::Loss), None, true).await.unwrap();
     let (lent, lease) =
@@ -579,7 +579,7 @@ async fn what_is_counted_is_served_to_prometheus() {
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let source = Arc::new(rackbus_control::metrics::Page::default);
+    let source = Arc::new(rackbus_control::metrics::MetricsPage::default);
     tokio::spawn(rackbus_control::metrics::serve_on(source, listener));
     let mut scrape = tokio::net::TcpStream::connect(address).await.unwrap();
     let request = "GET /metrics HTTP/1.1\r\nhost: rack\r\nconnection: close\r\n\r\n";

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, Rack, RackError};
-use rackbus_fabric::text::{Outcome, list, wrong};
+use rackbus_fabric::text::{Parsed, list, wrong};
 use rackbus_net::PortOptions;
 use rackbus_pci::{Function, MediumAccess};
 
@@ -38,12 +38,17 @@ pub trait Class: Sync {
     /// Its name: the word in the rack file, and on the link for its media.
     fn name(&self) -> &'static str;
 
+    /// What PCI knows its functions by, where that is the same for all of them.
+    fn pci_identity(&self) -> Option<PciIdentity> {
+        None
+    }
+
     /// Reads what the rack file says of a device. `None`: the timing model knows it, and no host on
     /// this machine can play it.
     ///
     /// # Errors
     /// [`Problem`](rackbus_fabric::text::Problem), with its place, for what is wrong.
-    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>>;
+    fn read(&self, section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>>;
 
     /// The version of the state that its devices are saved with; `None` where none is ever run.
     fn state_version(&self) -> Option<u32> {
@@ -58,7 +63,7 @@ pub trait Class: Sync {
     fn virtual_functions(
         &self,
         _section: &DeviceSection<'_>,
-    ) -> Outcome<Vec<Arc<dyn DeviceConfig>>> {
+    ) -> Parsed<Vec<Arc<dyn DeviceConfig>>> {
         Ok(Vec::new())
     }
 
@@ -89,6 +94,29 @@ pub trait Class: Sync {
     ) -> Result<Box<dyn Function>, FrontError> {
         self.front(description, MediumAccess::Files(files), lost)
     }
+}
+
+/// What PCI knows a function by, without asking it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PciIdentity {
+    /// Vendor ID that functions of the class show; 0 where that is not known here.
+    pub vendor_id: u16,
+    /// Device ID that they show; 0 where that is not known here.
+    pub device_id: u16,
+    /// Class code: base class, sub-class and programming interface, from bit 23 on down.
+    pub class: u32,
+}
+
+impl PciIdentity {
+    /// Of functions with this class code, base class first.
+    pub(crate) fn new(vendor_id: u16, device_id: u16, [base, sub, interface]: [u8; 3]) -> Self {
+        PciIdentity { vendor_id, device_id, class: u32::from_be_bytes([0, base, sub, interface]) }
+    }
+}
+
+/// What PCI knows functions of class `class` by; nothing where that differs from one to another.
+pub fn pci_identity(class: &str) -> Option<PciIdentity> {
+    find(class)?.pci_identity()
 }
 
 /// A device as the rack file describes it.
@@ -317,7 +345,7 @@ impl Class for Modelled {
         self.0
     }
 
-    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+    fn read(&self, section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
         section.keys(&["kind"]).map(|_| None)
     }
 }

@@ -14,6 +14,7 @@
 pub mod accel;
 pub mod class;
 mod either;
+mod front_exchange;
 pub mod lost;
 pub mod memory;
 pub mod nic;
@@ -26,4 +27,4 @@ pub mod virtio;
 
 pub use class::{Class, DeviceConfig, FrontError, RackDevice};
 pub use lost::Lost;
-pub use place::{Folders, Place};
+pub use place::{DataLocation, Folders};

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rackbus_net::Network;
+use rackbus_net::PortSource;
 
 /// A place for data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum DataLocation {
     /// In a file that rackbus keeps in its state directory.
     State,
     /// In this file or block device; a relative path counts from the rack file's folder.
@@ -26,7 +26,7 @@ pub struct Folders {
     /// Where the rack file is.
     pub rack: PathBuf,
     /// Where network functions have their ports; without it their links are down.
-    pub network: Option<Arc<dyn Network>>,
+    pub network: Option<Arc<dyn PortSource>>,
 }
 
 impl Folders {
@@ -37,20 +37,20 @@ impl Folders {
 
     /// The same with this network.
     #[must_use]
-    pub fn with_network(self, network: Arc<dyn Network>) -> Folders {
+    pub fn with_network(self, network: Arc<dyn PortSource>) -> Folders {
         Folders { network: Some(network), ..self }
     }
 }
 
-impl Place {
+impl DataLocation {
     /// What a word in the rack file means. A path has a slash, so that a misspelt word does not
     /// become a file.
-    pub fn parse(text: &str) -> Option<Place> {
+    pub fn parse(text: &str) -> Option<DataLocation> {
         match text {
-            "file" => Some(Place::State),
-            "memory" => Some(Place::Memory),
-            "null" => Some(Place::Null),
-            path if path.contains('/') => Some(Place::Path(PathBuf::from(path))),
+            "file" => Some(DataLocation::State),
+            "memory" => Some(DataLocation::Memory),
+            "null" => Some(DataLocation::Null),
+            path if path.contains('/') => Some(DataLocation::Path(PathBuf::from(path))),
             _ => None,
         }
     }
@@ -58,24 +58,24 @@ impl Place {
     /// The file of `function` (`alpha/nvme0`), if it is in one.
     pub fn file(&self, function: &str, folders: &Folders) -> Option<PathBuf> {
         match self {
-            Place::State => {
+            DataLocation::State => {
                 let device = function.rsplit('/').next().unwrap_or(function);
                 Some(folders.state.join(format!("{device}.img")))
             }
             // An absolute path stays as it is.
-            Place::Path(path) => Some(folders.rack.join(Path::new(path))),
-            Place::Memory | Place::Null => None,
+            DataLocation::Path(path) => Some(folders.rack.join(Path::new(path))),
+            DataLocation::Memory | DataLocation::Null => None,
         }
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for DataLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::State => f.write_str("file"),
-            Place::Path(path) => write!(f, "{}", path.display()),
-            Place::Memory => f.write_str("memory"),
-            Place::Null => f.write_str("null"),
+            DataLocation::State => f.write_str("file"),
+            DataLocation::Path(path) => write!(f, "{}", path.display()),
+            DataLocation::Memory => f.write_str("memory"),
+            DataLocation::Null => f.write_str("null"),
         }
     }
 }

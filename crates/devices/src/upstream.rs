@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rackbus_fabric::rack::DeviceSection;
-use rackbus_fabric::text::{Outcome, Section, wrong};
+use rackbus_fabric::text::{Parsed, Section, wrong};
 use rackbus_pci::Function;
 
 use crate::class::{Class, DeviceConfig};
@@ -26,7 +26,7 @@ impl Class for UpstreamClass {
         CLASS
     }
 
-    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+    fn read(&self, section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
         let keys = section.keys(&["kind", "socket", "command"])?;
         Ok(Some(Arc::new(UpstreamSection::read(&keys)?)))
     }
@@ -51,7 +51,7 @@ struct UpstreamSection {
 }
 
 impl UpstreamSection {
-    fn read(section: &Section<'_>) -> Outcome<UpstreamSection> {
+    fn read(section: &Section<'_>) -> Parsed<UpstreamSection> {
         let (socket, place) = section.require("socket", section.text("socket", SOCKET)?, SOCKET)?;
         if !socket.contains('/') {
             return wrong(place, format!("`socket` is {socket:?}"), SOCKET);

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_fabric::rack::DeviceSection;
-use rackbus_fabric::text::{Outcome, Section, wrong};
+use rackbus_fabric::text::{Parsed, Section, wrong};
 use rackbus_pci::Function;
 use rackbus_vfio::PciAddress;
 
@@ -24,15 +24,12 @@ impl Class for PhysicalClass {
         CLASS
     }
 
-    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+    fn read(&self, section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
         let keys = section.keys(KEYS)?;
         Ok(Some(Arc::new(read(&keys)?)))
     }
 
-    fn virtual_functions(
-        &self,
-        section: &DeviceSection<'_>,
-    ) -> Outcome<Vec<Arc<dyn DeviceConfig>>> {
+    fn virtual_functions(&self, section: &DeviceSection<'_>) -> Parsed<Vec<Arc<dyn DeviceConfig>>> {
         let whole = read(&section.keys(KEYS)?)?;
         let part = |number| Arc::new(PhysicalFunction { number: Some(number), ..whole.clone() });
         let numbers = 1..=whole.functions.unwrap_or(0);
@@ -53,7 +50,7 @@ pub struct PhysicalFunction {
     pub mapped: bool,
 }
 
-fn read(section: &Section<'_>) -> Outcome<PhysicalFunction> {
+fn read(section: &Section<'_>) -> Parsed<PhysicalFunction> {
     let found = section.text("address", ADDRESS)?;
     let (text, place) = section.require("address", found, ADDRESS)?;
     let Ok(address) = text.parse() else {

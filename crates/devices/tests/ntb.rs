@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use rackbus_devices::ntb::{Bridge, BridgeConfig, BridgeError, EndConfig, Side, map};
+use rackbus_devices::ntb::{Bridge, BridgeConfig, BridgeError, BridgeSide, EndConfig, map};
 use rackbus_memory::Access;
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::{irq, region};
@@ -76,14 +76,14 @@ fn one_machine_reaches_the_others_memory_by_both_windows() {
     assert_eq!((window.size, window.memory.is_some()), (MEMORY, true));
     a.read(4, 0x123, &mut read).unwrap();
     assert_eq!(&read, b"through window 1");
-    let counted = bridge.counted(Side::A);
+    let counted = bridge.counted(BridgeSide::A);
     assert_eq!((counted.window1_writes, counted.window1_reads), (1, 1));
     assert_eq!((counted.direct, counted.posted, counted.dropped), (2, 0, 0));
     // What was unmapped is not reached any more: B's machine is asked, and does not answer.
     b.dma_unmap(AT, MEMORY).unwrap();
     a.read(2, 0x123, &mut read).unwrap();
     assert_eq!(read, [0xff; 16]);
-    assert_eq!(bridge.counted(Side::A).timeouts, 1);
+    assert_eq!(bridge.counted(BridgeSide::A).timeouts, 1);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_machine_that_answers_nothing_blocks_nobody() {
     a.write(region::BAR0, map::SCRATCHPADS, &7_u32.to_le_bytes()).unwrap();
     a.read(region::BAR0, map::SCRATCHPADS, &mut read).unwrap();
     assert_eq!(read, 7_u32.to_le_bytes());
-    let counted = bridge.counted(Side::A);
+    let counted = bridge.counted(BridgeSide::A);
     assert!(counted.dropped >= 500, "{counted:?}");
     // B's machine goes away without a word, and another one takes its place.
     drop(b);

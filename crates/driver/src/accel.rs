@@ -20,14 +20,14 @@ use rackbus_spec::accel::{
     Completion, Descriptor, OPERATIONS, Operation, Status, queue_state, registers as reg,
 };
 
-use layout::Layout;
-pub use layout::Span;
-use ring::Ring;
-pub use source::{DriveSource, Range, SourceError};
-pub use submitter::{Finished, Ranges, Submitter};
+use layout::AccelLayout;
+pub use layout::MessageSpan;
+use ring::AccelRing;
+pub use source::{DriveRange, DriveSource, SourceError};
+pub use submitter::{FinishedRequest, Ranges, Submitter};
 
 use crate::DriveError;
-use crate::device::{Addresses, Device, connect};
+use crate::device::{DmaAddresses, DrivenFunction, connect};
 
 /// Who the functions are.
 const VENDOR_ID: u16 = rackbus_spec::accel::VENDOR_ID;
@@ -96,7 +96,7 @@ impl From<DriveError> for AccelError {
 
 /// How to use a function.
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct AccelOptions {
     /// How many queue pairs of the function are used.
     pub queues: u16,
     /// Descriptors under way in each, 1 to 4095.
@@ -107,9 +107,9 @@ pub struct Options {
     pub interrupts: bool,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { queues: 1, depth: 32, data: 4 << 20, interrupts: true }
+impl Default for AccelOptions {
+    fn default() -> AccelOptions {
+        AccelOptions { queues: 1, depth: 32, data: 4 << 20, interrupts: true }
     }
 }
 
@@ -128,7 +128,7 @@ pub struct AccelInfo {
 
 /// What is to be done with a message.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Work<'a> {
+pub struct MessageWork<'a> {
     /// The operations, in order, each with its context or 0.
     pub stages: &'a [(Operation, u16)],
     /// Nonce or first counter block.
@@ -139,12 +139,12 @@ pub struct Work<'a> {
 
 /// A function in use.
 pub struct Accel {
-    device: Box<dyn Device>,
+    device: Box<dyn DrivenFunction>,
     memory: SharedMemory,
-    addresses: Addresses,
-    layout: Layout,
+    addresses: DmaAddresses,
+    layout: AccelLayout,
     info: AccelInfo,
-    queues: Vec<Ring>,
+    queues: Vec<AccelRing>,
     /// What rings for each vector.
     events: Vec<Event>,
     data_size: usize,
@@ -161,7 +161,7 @@ impl Accel {
     ///
     /// # Errors
     /// [`AccelError`].
-    pub fn open(path: &Path, limit: Duration, options: Options) -> Result<Accel, AccelError> {
+    pub fn open(path: &Path, limit: Duration, options: AccelOptions) -> Result<Accel, AccelError> {
         Accel::start(Box::new(connect(path, limit)?), options)
     }
 
@@ -170,7 +170,7 @@ impl Accel {
     ///
     /// # Errors
     /// [`AccelError`].
-    pub fn open_pci(address: &str, options: Options) -> Result<Accel, AccelError> {
+    pub fn open_pci(address: &str, options: AccelOptions) -> Result<Accel, AccelError> {
         let function = MachineFunction::open_only(address, VENDOR_ID, DEVICE_ID);
         let function = function.map_err(DriveError::from)?;
         Accel::start(Box::new(function), options)
@@ -189,15 +189,18 @@ impl Accel {
     ///
     /// # Errors
     /// [`AccelError`].
-    pub fn start(device: Box<dyn Device>, options: Options) -> Result<Accel, AccelError> {
-        let Options { queues, depth, data, interrupts } = options;
+    pub fn start(
+        device: Box<dyn DrivenFunction>,
+        options: AccelOptions,
+    ) -> Result<Accel, AccelError> {
+        let AccelOptions { queues, depth, data, interrupts } = options;
         if !(1..=4095).contains(&depth) || queues == 0 {
             return Err(AccelError::Request("1 to 4095 descriptors may be under way"));
         }
         if queues > MOST_QUEUES {
             return Err(AccelError::Request("the function has fewer queues"));
         }
-        let layout = Layout::new(queues, depth, data);
+        let layout = AccelLayout::new(queues, depth, data);
         let mut device = device;
         let memory = device.memory("accel-driver", layout.length)?;
         // Declared behind the memory: where this fails, the function is stopped before its memory is given back.
@@ -214,7 +217,7 @@ impl Accel {
         write4(&mut *device, reg::CONTROL, 1)?;
         let mut rings = Vec::new();
         for (number, place) in (0..queues).zip(&layout.rings) {
-            let mut ring = Ring::new(number, *place, depth);
+            let mut ring = AccelRing::new(number, *place, depth);
             if !events.is_empty() {
                 ring.vector = u32::from(number) % events.len() as u32;
             }
@@ -254,7 +257,7 @@ impl Accel {
     ///
     /// # Errors
     /// When it is not in there, or the function does not reach it in one piece, which happens without an IOMMU.
-    pub fn span(&self, offset: usize, length: usize) -> Result<Span, AccelError> {
+    pub fn span(&self, offset: usize, length: usize) -> Result<MessageSpan, AccelError> {
         layout::span(&self.addresses, self.data_offset(offset, length)?, length)
     }
 
@@ -264,7 +267,11 @@ impl Accel {
     ///
     /// # Errors
     /// When something is not in the memory for data, or there are more than `most` segments, or 256.
-    pub fn list(&self, (at, most): (usize, usize), ranges: Ranges<'_>) -> Result<Span, AccelError> {
+    pub fn list(
+        &self,
+        (at, most): (usize, usize),
+        ranges: Ranges<'_>,
+    ) -> Result<MessageSpan, AccelError> {
         let at = self.data_offset(at, 0)?;
         let within = |(offset, length): &(usize, usize)| {
             Ok::<_, AccelError>((self.data_offset(*offset, *length)?, *length))
@@ -422,7 +429,7 @@ impl Accel {
     }
 }
 
-fn identify(device: &mut dyn Device) -> Result<AccelInfo, AccelError> {
+fn identify(device: &mut dyn DrivenFunction) -> Result<AccelInfo, AccelError> {
     match read4(device, reg::MAGIC)? {
         u32::MAX => return Err(AccelError::Device(DriveError::Absent)),
         reg::MAGIC_VALUE => {}
@@ -443,12 +450,12 @@ fn identify(device: &mut dyn Device) -> Result<AccelInfo, AccelError> {
     })
 }
 
-fn read4(device: &mut dyn Device, offset: u64) -> Result<u32, AccelError> {
+fn read4(device: &mut dyn DrivenFunction, offset: u64) -> Result<u32, AccelError> {
     let mut data = [0; 4];
     device.read(offset, &mut data)?;
     Ok(u32::from_le_bytes(data))
 }
 
-fn write4(device: &mut dyn Device, offset: u64, value: u32) -> Result<(), AccelError> {
+fn write4(device: &mut dyn DrivenFunction, offset: u64, value: u32) -> Result<(), AccelError> {
     Ok(device.write(offset, &value.to_le_bytes())?)
 }

@@ -1,6 +1,6 @@
 //! How a driver reaches a function's registers, and the function the driver's memory.
 //!
-//! A function is at the other end of a vfio-user socket ([`Client`]), in this very thread ([`Local`]), or one
+//! A function is at the other end of a vfio-user socket ([`Client`]), in this very thread ([`InThreadFunction`]), or one
 //! of this machine's own ([`MachineFunction`]). Drivers are the same above all three.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,26 +18,30 @@ use crate::DriveError;
 
 /// Offset of the command register in configuration space (PCIe base 6.0, section 7.5.1.1.3).
 const COMMAND: u64 = 4;
+/// Offset in configuration space of base address register `bar` (PCIe base 6.0, section 7.5.1.2.1).
+pub(crate) fn bar_register(bar: u8) -> u64 {
+    0x10 + 4 * u64::from(bar)
+}
 /// Command register: memory space and bus master enable.
 const ENABLE: u16 = 0b110;
 
 /// Where a function reaches the driver's memory: in one piece, or in runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Addresses {
+pub struct DmaAddresses {
     /// In the order of their offsets; the first is of offset 0.
     runs: Vec<Run>,
     length: u64,
 }
 
-impl Addresses {
+impl DmaAddresses {
     /// Memory of `length` bytes that is reached from `iova` on.
-    pub fn contiguous(iova: u64, length: usize) -> Addresses {
-        Addresses { runs: vec![Run { offset: 0, address: iova }], length: length as u64 }
+    pub fn contiguous(iova: u64, length: usize) -> DmaAddresses {
+        DmaAddresses { runs: vec![Run { offset: 0, address: iova }], length: length as u64 }
     }
 
     /// Memory of `length` bytes that is reached in these runs.
-    fn of(runs: Vec<Run>, length: usize) -> Addresses {
-        Addresses { runs, length: length as u64 }
+    fn of(runs: Vec<Run>, length: usize) -> DmaAddresses {
+        DmaAddresses { runs, length: length as u64 }
     }
 
     /// The address of the memory, where it is all in one piece.
@@ -59,7 +63,7 @@ impl Addresses {
 }
 
 /// A PCI function with a controller behind BAR 0.
-pub trait Device: Send {
+pub trait DrivenFunction: Send {
     /// Reads at `offset` of BAR 0.
     ///
     /// # Errors
@@ -83,7 +87,7 @@ pub trait Device: Send {
     /// Writes at `offset` of configuration space.
     ///
     /// # Errors
-    /// As [`read_config`](Device::read_config).
+    /// As [`read_config`](DrivenFunction::read_config).
     fn write_config(&mut self, _offset: u64, _data: &[u8]) -> Result<(), DriveError> {
         Err(DriveError::Unsupported("its configuration space is not to be had"))
     }
@@ -96,15 +100,15 @@ pub trait Device: Send {
         Ok(SharedMemory::create(name, length as u64)?)
     }
 
-    /// Resets the function, lets it reach `memory`, which came from [`memory`](Device::memory), and enables it.
+    /// Resets the function, lets it reach `memory`, which came from [`memory`](DrivenFunction::memory), and enables it.
     /// Where it can choose, the memory is at `iova`.
     ///
     /// # Errors
     /// When the device refuses.
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError>;
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError>;
 
     /// Interrupts of the function by up to `count` vectors, each with what rings: as many as there are, or
-    /// none. Asked for once, after [`start`](Device::start).
+    /// none. Asked for once, after [`start`](DrivenFunction::start).
     ///
     /// # Errors
     /// When the device refuses.
@@ -112,7 +116,7 @@ pub trait Device: Send {
         Ok(Vec::new())
     }
 
-    /// Lets the function read memory of another one's driver at `iova`, until [`unshare`](Device::unshare).
+    /// Lets the function read memory of another one's driver at `iova`, until [`unshare`](DrivenFunction::unshare).
     ///
     /// # Errors
     /// When the device refuses, or cannot choose where its memory is.
@@ -136,7 +140,7 @@ pub trait Device: Send {
 }
 
 /// A device at the other end of a vfio-user connection.
-impl Device for Client {
+impl DrivenFunction for Client {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         Ok(Client::read(self, region::BAR0, offset, data)?)
     }
@@ -153,12 +157,12 @@ impl Device for Client {
         Ok(Client::write(self, region::CONFIG, offset, data)?)
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
         self.reset()?;
         let length = memory.len() as u64;
         self.dma_map(iova, length, Access::READ | Access::WRITE, Some((memory.as_fd(), 0)))?;
         Client::write(self, region::CONFIG, COMMAND, &ENABLE.to_le_bytes())?;
-        Ok(Addresses::contiguous(iova, memory.len()))
+        Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 
     fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
@@ -186,7 +190,7 @@ impl Device for Client {
 }
 
 /// A function of this machine.
-impl Device for MachineFunction {
+impl DrivenFunction for MachineFunction {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         Ok(MachineFunction::read(self, offset, data)?)
     }
@@ -199,8 +203,8 @@ impl Device for MachineFunction {
         Ok(MachineFunction::memory(self, name, length as u64)?)
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
-        Ok(Addresses::of(MachineFunction::start(self, iova, memory)?, memory.len()))
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
+        Ok(DmaAddresses::of(MachineFunction::start(self, iova, memory)?, memory.len()))
     }
 
     fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, DriveError> {
@@ -229,7 +233,7 @@ pub fn connect(path: &Path, limit: Duration) -> Result<Client, DriveError> {
 
 /// A device model that runs in this very thread: what a drive costs without lending it.
 #[derive(Debug)]
-pub struct Local {
+pub struct InThreadFunction {
     endpoint: Endpoint,
     polls: u32,
     now_ns: u64,
@@ -238,14 +242,14 @@ pub struct Local {
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 16;
 
-impl Local {
+impl InThreadFunction {
     /// Runs `model` on an engine in this process.
     pub fn new(model: Box<dyn Function>) -> Self {
-        Local { endpoint: Endpoint::new(model), polls: 0, now_ns: 0 }
+        InThreadFunction { endpoint: Endpoint::new(model), polls: 0, now_ns: 0 }
     }
 }
 
-impl Device for Local {
+impl DrivenFunction for InThreadFunction {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         self.endpoint
             .read(Region::Bar(0), offset, data)
@@ -270,7 +274,7 @@ impl Device for Local {
             .map_err(|_| DriveError::Unsupported("its configuration space is too small"))
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
         self.endpoint.scrub();
         let refused = |_| DriveError::Unsupported("it cannot map the driver's memory");
         let access = Access::READ | Access::WRITE;
@@ -280,7 +284,7 @@ impl Device for Local {
         self.endpoint
             .write(Region::Config, COMMAND, &ENABLE.to_le_bytes())
             .map_err(|_| DriveError::Unsupported("it has no configuration space"))?;
-        Ok(Addresses::contiguous(iova, memory.len()))
+        Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 
     fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
@@ -318,12 +322,12 @@ mod tests {
 
     #[test]
     fn an_address_goes_with_the_bytes_that_follow_it_in_one_piece() {
-        let one = Addresses::contiguous(1 << 32, 8192);
+        let one = DmaAddresses::contiguous(1 << 32, 8192);
         assert_eq!(one.whole(), Some(1 << 32));
         assert_eq!(one.at(0), Some((1 << 32, 8192)));
         assert_eq!((one.at(8191), one.at(8192)), (Some(((1 << 32) + 8191, 1)), None));
         let run = |offset, address| Run { offset, address };
-        let two = Addresses::of(vec![run(0, 0x9000), run(4096, 0x1000)], 6000);
+        let two = DmaAddresses::of(vec![run(0, 0x9000), run(4096, 0x1000)], 6000);
         assert_eq!(two.whole(), None);
         assert_eq!(two.at(4095), Some((0x9fff, 1)));
         assert_eq!(two.at(4096), Some((0x1000, 6000 - 4096)));

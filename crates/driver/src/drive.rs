@@ -13,8 +13,8 @@ use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 use zerocopy::IntoBytes;
 
 use crate::DriveError;
-use crate::device::{Device, connect};
-use crate::queue::{Buffer, CQ_FACTOR, PAGE, Place, Queue, ring_entries};
+use crate::device::{DrivenFunction, connect};
+use crate::queue::{CQ_FACTOR, DriveBuffer, DriveQueue, PAGE, PairLayout, ring_entries};
 use admin::{Admin, admin_queue, enable, wait};
 
 /// Where the shared memory begins in the drive's address space, where the driver can choose.
@@ -41,17 +41,17 @@ const IO_SQ: usize = 5 * PAGE;
 
 /// How to use a drive.
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct DriveOptions {
     /// Commands in flight, 1 to 512.
     pub depth: u16,
     /// Bytes of memory for data.
     pub data: usize,
 }
 
-impl Default for Options {
+impl Default for DriveOptions {
     /// 32 commands, 4 MiB.
     fn default() -> Self {
-        Options { depth: 32, data: 4 << 20 }
+        DriveOptions { depth: 32, data: 4 << 20 }
     }
 }
 
@@ -74,11 +74,11 @@ pub struct DriveInfo {
 
 /// An open drive with one I/O queue.
 pub struct Drive {
-    device: Box<dyn Device>,
+    device: Box<dyn DrivenFunction>,
     memory: SharedMemory,
-    queue: Queue,
+    queue: DriveQueue,
     info: DriveInfo,
-    data: Buffer,
+    data: DriveBuffer,
 }
 
 impl std::fmt::Debug for Drive {
@@ -92,7 +92,7 @@ impl Drive {
     ///
     /// # Errors
     /// [`DriveError`] when it cannot be reached, started or used.
-    pub fn open(path: &Path, options: Options) -> Result<Drive, DriveError> {
+    pub fn open(path: &Path, options: DriveOptions) -> Result<Drive, DriveError> {
         Drive::with_device(Box::new(connect(path, TIME_LIMIT)?), options)
     }
 
@@ -100,7 +100,10 @@ impl Drive {
     ///
     /// # Errors
     /// As [`open`](Drive::open).
-    pub fn with_device(mut device: Box<dyn Device>, options: Options) -> Result<Drive, DriveError> {
+    pub fn with_device(
+        mut device: Box<dyn DrivenFunction>,
+        options: DriveOptions,
+    ) -> Result<Drive, DriveError> {
         if !(1..=512).contains(&options.depth) {
             return Err(DriveError::Request("1 to 512 commands may be in flight"));
         }
@@ -120,10 +123,10 @@ impl Drive {
             info.max_transfer = info.max_transfer.min(PAGE);
         }
         let shadow = if shadowed { Some(admin.shadow_doorbells()?) } else { None };
-        let place = Place { id: 1, sq: IO_SQ, cq: io_cq, entries, depth, dstrd, shadow };
+        let place = PairLayout { id: 1, sq: IO_SQ, cq: io_cq, entries, depth, dstrd, shadow };
         admin.create_queues(place)?;
-        let queue = Queue::new(&memory, iova, place, sgl);
-        let data = Buffer { offset: data, length: length - data };
+        let queue = DriveQueue::new(&memory, iova, place, sgl);
+        let data = DriveBuffer { offset: data, length: length - data };
         Ok(Drive { device, memory, queue, info, data })
     }
 
@@ -133,14 +136,14 @@ impl Drive {
     }
 
     /// The queue, with the device that it is used with and the memory for data.
-    pub fn parts(&mut self) -> (&mut Queue, &mut dyn Device, Buffer) {
+    pub fn parts(&mut self) -> (&mut DriveQueue, &mut dyn DrivenFunction, DriveBuffer) {
         (&mut self.queue, &mut *self.device, self.data)
     }
 
     /// `length` bytes of the memory for data from `offset` on.
-    pub fn buffer(&self, offset: usize, length: usize) -> Option<Buffer> {
+    pub fn buffer(&self, offset: usize, length: usize) -> Option<DriveBuffer> {
         let end = offset.checked_add(length)?;
-        (end <= self.data.length).then(|| Buffer { offset: self.data.offset + offset, length })
+        (end <= self.data.length).then(|| DriveBuffer { offset: self.data.offset + offset, length })
     }
 
     /// Reads `out.len()` bytes, whole blocks, from block `lba` on.
@@ -223,7 +226,7 @@ impl Drive {
     /// [`DriveError`].
     pub fn deallocate(&mut self, lba: u64, blocks: u32) -> Result<(), DriveError> {
         let range = DsmRange { attributes: 0, nlb: blocks, slba: lba };
-        let buffer = Buffer { offset: self.data.offset, length: size_of::<DsmRange>() };
+        let buffer = DriveBuffer { offset: self.data.offset, length: size_of::<DsmRange>() };
         self.slice(buffer)?.copy_from(range.as_bytes());
         let mut sqe = io(IoOpcode::DatasetManagement);
         sqe.cdw11 = DsmCdw11::new().with_ad(true).into();
@@ -238,7 +241,7 @@ impl Drive {
     }
 
     /// Cuts a request into commands: block, number of blocks and buffer of each.
-    fn pieces(&self, lba: u64, length: usize) -> Result<Vec<(u64, u32, Buffer)>, DriveError> {
+    fn pieces(&self, lba: u64, length: usize) -> Result<Vec<(u64, u32, DriveBuffer)>, DriveError> {
         let block = self.info.block_size as usize;
         if !length.is_multiple_of(block) {
             return Err(DriveError::Request("the length is not a multiple of the block size"));
@@ -246,7 +249,7 @@ impl Drive {
         let piece = self.piece();
         let cut = |start: usize| {
             let length = piece.min(length - start);
-            let buffer = Buffer { offset: self.data.offset, length };
+            let buffer = DriveBuffer { offset: self.data.offset, length };
             let lba = lba.checked_add((start / block) as u64);
             let lba = lba.ok_or(DriveError::Request("the blocks are beyond the drive's end"))?;
             Ok((lba, (length / block) as u32, buffer))
@@ -254,7 +257,7 @@ impl Drive {
         (0..length).step_by(piece).map(cut).collect()
     }
 
-    fn slice(&self, buffer: Buffer) -> Result<DmaSlice<'_>, DriveError> {
+    fn slice(&self, buffer: DriveBuffer) -> Result<DmaSlice<'_>, DriveError> {
         let part = self.memory.whole().part(buffer.offset, buffer.length);
         part.ok_or(DriveError::Request("the buffer is no part of the drive's memory"))
     }
@@ -264,7 +267,7 @@ impl Drive {
         opcode: IoOpcode,
         lba: u64,
         blocks: u32,
-        buffer: Buffer,
+        buffer: DriveBuffer,
         fua: bool,
     ) -> Result<(), DriveError> {
         self.check_idle()?;

@@ -3,7 +3,7 @@
 //! measuring. Of a drive (NVMe) here, of an accelerator in [`accel`], of a network function (virtio) in [`net`].
 //!
 //! [`Drive`] opens a drive at a vfio-user socket, or one of this machine's, and reads and writes it; each of
-//! its [`Queue`]s keeps many commands in flight. The driver polls for completions and uses shadow doorbells, so
+//! its [`DriveQueue`]s keeps many commands in flight. The driver polls for completions and uses shadow doorbells, so
 //! neither side makes a system call while both are busy; when the drive sleeps, a doorbell write
 //! through the socket wakes it. It lives in one thread and takes no interrupts.
 
@@ -14,10 +14,10 @@ pub mod net;
 mod queue;
 
 pub use accel::{Accel, AccelError};
-pub use device::{Addresses, Device, Local};
-pub use drive::{Drive, DriveInfo, Options};
+pub use device::{DmaAddresses, DrivenFunction, InThreadFunction};
+pub use drive::{Drive, DriveInfo, DriveOptions};
 pub use net::{Net, NetError};
-pub use queue::{Buffer, Completed, Queue};
+pub use queue::{Completed, DriveBuffer, DriveQueue};
 pub use rackbus_pci::machine::{MachineError, MachineFunction};
 
 use rackbus_spec::nvme::Status;

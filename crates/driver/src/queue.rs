@@ -11,7 +11,7 @@ use rackbus_spec::nvme::registers::{DOORBELLS, cq_head_doorbell, sq_tail_doorbel
 use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 
 use crate::DriveError;
-use crate::device::Device;
+use crate::device::DrivenFunction;
 
 /// Bytes of a memory page as the driver configures the controller.
 pub(crate) const PAGE: usize = 4096;
@@ -31,12 +31,12 @@ pub(crate) fn ring_entries(depth: u16) -> u16 {
 
 /// A part of the memory shared with the drive, for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffer {
+pub struct DriveBuffer {
     pub(crate) offset: usize,
     pub(crate) length: usize,
 }
 
-impl Buffer {
+impl DriveBuffer {
     /// Where it begins in the memory shared with the drive, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
@@ -56,7 +56,7 @@ impl Buffer {
 /// A command that has completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completed {
-    /// What [`Queue::submit`] returned for it.
+    /// What [`DriveQueue::submit`] returned for it.
     pub id: u16,
     /// Status of the completion entry.
     pub status: Status,
@@ -66,7 +66,7 @@ pub struct Completed {
 
 /// Where a queue pair lies in the shared memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct PairLayout {
     pub(crate) id: u16,
     pub(crate) sq: usize,
     pub(crate) cq: usize,
@@ -80,10 +80,10 @@ pub(crate) struct Place {
 
 /// A queue pair of up to `depth` commands in flight.
 #[derive(Debug)]
-pub struct Queue {
+pub struct DriveQueue {
     memory: SharedMemory,
     iova: u64,
-    place: Place,
+    place: PairLayout,
     sgl: bool,
     sq_tail: u16,
     /// The tail that the drive was told last.
@@ -97,9 +97,14 @@ pub struct Queue {
     busy: Vec<bool>,
 }
 
-impl Queue {
-    pub(crate) fn new(memory: &SharedMemory, iova: u64, place: Place, sgl: bool) -> Queue {
-        Queue {
+impl DriveQueue {
+    pub(crate) fn new(
+        memory: &SharedMemory,
+        iova: u64,
+        place: PairLayout,
+        sgl: bool,
+    ) -> DriveQueue {
+        DriveQueue {
             memory: memory.clone(),
             iova,
             place,
@@ -134,7 +139,7 @@ impl Queue {
     }
 
     /// Puts a read, write or compare of `blocks` logical blocks (1 to 65,536) at `lba` into the
-    /// queue; the drive sees it after [`ring`](Queue::ring). The buffer must hold them.
+    /// queue; the drive sees it after [`ring`](DriveQueue::ring). The buffer must hold them.
     ///
     /// # Errors
     /// [`DriveError::Request`] when the queue is full or the buffer is no part of the memory.
@@ -144,14 +149,14 @@ impl Queue {
         opcode: IoOpcode,
         lba: u64,
         blocks: u32,
-        buffer: Buffer,
+        buffer: DriveBuffer,
         fua: bool,
     ) -> Result<u16, DriveError> {
         let address = self.iova + buffer.offset as u64;
         self.submit_at(opcode, lba, blocks, (address, buffer.length), fua)
     }
 
-    /// As [`submit`](Queue::submit), with data at `address` of the drive's address space, `length` bytes: a
+    /// As [`submit`](DriveQueue::submit), with data at `address` of the drive's address space, `length` bytes: a
     /// part of a BAR of another function. The drive refuses what it does not reach.
     ///
     /// # Errors
@@ -177,7 +182,7 @@ impl Queue {
     }
 
     /// Sets the data pointer to memory of the driver's.
-    pub(crate) fn point_to(&self, sqe: &mut Sqe, buffer: Buffer) {
+    pub(crate) fn point_to(&self, sqe: &mut Sqe, buffer: DriveBuffer) {
         self.point(sqe, (self.iova + buffer.offset as u64, buffer.length));
     }
 
@@ -219,7 +224,7 @@ impl Queue {
     /// # Errors
     /// When the connection failed.
     #[inline]
-    pub fn ring(&mut self, device: &mut dyn Device) -> Result<(), DriveError> {
+    pub fn ring(&mut self, device: &mut dyn DrivenFunction) -> Result<(), DriveError> {
         if self.sq_tail == self.rung {
             return Ok(());
         }
@@ -234,7 +239,7 @@ impl Queue {
     #[inline]
     fn doorbell(
         &self,
-        device: &mut dyn Device,
+        device: &mut dyn DrivenFunction,
         register: u64,
         old: u16,
         new: u16,
@@ -258,7 +263,10 @@ impl Queue {
     /// # Errors
     /// When the connection failed, or the drive completed a command that nobody sent.
     #[inline]
-    pub fn poll(&mut self, device: &mut dyn Device) -> Result<Option<Completed>, DriveError> {
+    pub fn poll(
+        &mut self,
+        device: &mut dyn DrivenFunction,
+    ) -> Result<Option<Completed>, DriveError> {
         let at = self.place.cq + usize::from(self.cq_head) * CQE_SIZE;
         let memory = self.memory.whole();
         // The half with the phase tag holds the identifier and the status too.
@@ -292,7 +300,7 @@ impl Queue {
     }
 
     /// The memory of `buffer`.
-    pub fn data(&self, buffer: Buffer) -> Option<DmaSlice<'_>> {
+    pub fn data(&self, buffer: DriveBuffer) -> Option<DmaSlice<'_>> {
         self.memory.whole().part(buffer.offset, buffer.length)
     }
 }

@@ -4,26 +4,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
-use rackbus_driver::accel::{Accel, AccelError, Options, Work};
-use rackbus_driver::{Device, Local};
+use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
+use rackbus_driver::accel::{Accel, AccelError, AccelOptions, MessageWork};
+use rackbus_driver::{DrivenFunction, InThreadFunction};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{LocalFunction, serve_function};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{Descriptor, Operation, Status};
 
-fn function(pool: &Arc<Pool>, tenant: u32) -> Box<dyn Device> {
+fn function(pool: &Arc<EnginePool>, tenant: u32) -> Box<dyn DrivenFunction> {
     let model = Accelerator::new(pool, TenantId(tenant), None, 1).unwrap();
-    Box::new(Local::new(Box::new(model)))
+    Box::new(InThreadFunction::new(Box::new(model)))
 }
 
-fn accel(options: Options) -> Accel {
-    let pool = Pool::new(PoolOptions::default());
+fn accel(options: AccelOptions) -> Accel {
+    let pool = EnginePool::new(PoolOptions::default());
     Accel::start(function(&pool, 1), options).unwrap()
 }
 
-fn work(stages: &[(Operation, u16)]) -> Work<'_> {
-    Work { stages, ..Work::default() }
+fn work(stages: &[(Operation, u16)]) -> MessageWork<'_> {
+    MessageWork { stages, ..MessageWork::default() }
 }
 
 fn status(outcome: Result<Vec<u8>, AccelError>) -> Status {
@@ -39,7 +39,7 @@ fn text(size: usize) -> Vec<u8> {
 
 #[test]
 fn what_is_encrypted_and_compressed_comes_back() {
-    let mut accel = accel(Options::default());
+    let mut accel = accel(AccelOptions::default());
     let key = accel.create_context(Operation::Aes256GcmSeal, &[9; 32]).unwrap();
     for size in [0, 1, 15, 16, 17, 4096, 65_537, 1 << 20] {
         let message = text(size);
@@ -64,7 +64,7 @@ fn what_is_encrypted_and_compressed_comes_back() {
 
 #[test]
 fn a_chain_is_its_operations_one_after_the_other() {
-    let mut accel = accel(Options::default());
+    let mut accel = accel(AccelOptions::default());
     let key = accel.create_context(Operation::Aes256GcmSeal, &[9; 32]).unwrap();
     let message = text(200_000);
     let seal = [(Operation::ZstdCompress, 0), (Operation::Aes256GcmSeal, key)];
@@ -89,7 +89,7 @@ type Case<'a> = (Vec<(Operation, u16)>, &'a [u8], usize, Status);
 /// One tenant's mistakes: an error for that descriptor, and the next one is done.
 #[test]
 fn what_cannot_be_done_ends_with_a_status_and_nothing_else_happens() {
-    let mut accel = accel(Options::default());
+    let mut accel = accel(AccelOptions::default());
     let key = accel.create_context(Operation::Aes256Ctr, &[9; 32]).unwrap();
     let patterns = accel.create_context(Operation::RegexScan, b"(x+x+)+y\nab").unwrap();
     let bomb = accel.run(&work(&[(Operation::Deflate, 0)]), &vec![0; 1 << 20], 1 << 20).unwrap();
@@ -150,7 +150,7 @@ fn what_cannot_be_done_ends_with_a_status_and_nothing_else_happens() {
 
 #[test]
 fn memory_that_is_not_the_functions_is_a_transfer_error() {
-    let mut accel = accel(Options::default());
+    let mut accel = accel(AccelOptions::default());
     let copy = [(Operation::Copy, 0)];
     let good = accel.describe(&work(&copy), (0, 64), (64, 64)).unwrap();
     let list = Descriptor { input_segments: 1, ..good };
@@ -180,7 +180,8 @@ fn memory_that_is_not_the_functions_is_a_transfer_error() {
 
 #[test]
 fn many_are_under_way_and_each_is_completed_once() {
-    let mut accel = accel(Options { queues: 4, depth: 100, data: 1 << 20, ..Options::default() });
+    let mut accel =
+        accel(AccelOptions { queues: 4, depth: 100, data: 1 << 20, ..AccelOptions::default() });
     let hash = [(Operation::Crc32c, 0)];
     let (mut sent, mut done) = (0u32, vec![false; 10_000]);
     while done.contains(&false) {
@@ -227,7 +228,7 @@ fn found(masked: &[u8; 32]) -> usize {
 fn keys_are_wiped_when_the_function_is_given_back() {
     const KEYS: u8 = 20;
     let masked: [u8; 32] = std::array::from_fn(|n| (n as u8).wrapping_mul(37) ^ 0x6c);
-    let mut accel = accel(Options::default());
+    let mut accel = accel(AccelOptions::default());
     let mut key: Vec<u8> = masked.iter().map(|byte| byte ^ 0xa5).collect();
     for _ in 0..KEYS {
         accel.create_context(Operation::Aes256Ctr, &key).unwrap();
@@ -244,14 +245,14 @@ fn keys_are_wiped_when_the_function_is_given_back() {
 /// Keeps 2,048 messages under way in all until it is told to stop: the engines' work for some tenths of a second, so
 /// that a machine that runs others meanwhile does not leave them without any of this tenant's.
 fn flood(
-    pool: &Arc<Pool>,
+    pool: &Arc<EnginePool>,
     tenant: u32,
     queues: u16,
     message: &[u8],
     stop: &std::sync::atomic::AtomicBool,
 ) {
     let depth = 2048 / queues;
-    let options = Options { queues, depth, data: 4 << 20, ..Options::default() };
+    let options = AccelOptions { queues, depth, data: 4 << 20, ..AccelOptions::default() };
     let mut accel = Accel::start(function(pool, tenant), options).unwrap();
     accel.data(0, message.len()).unwrap().copy_from(message);
     let deflate = [(Operation::Deflate, 0)];
@@ -280,7 +281,7 @@ fn is_even((first, second): &(u64, u64)) -> bool {
 /// as much and come by four queues.
 #[test]
 fn equal_tenants_get_equal_engine_time_whatever_their_messages_cost() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let stop = std::sync::atomic::AtomicBool::new(false);
     let mut state = 1u64;
     let noise = std::iter::repeat_with(|| {
@@ -328,7 +329,7 @@ fn used() -> Duration {
 
 /// A function on an engine of its own, which lets one operation through each second.
 fn slow(folder: &Path) -> (LocalFunction, PathBuf) {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let level = "copy 0 op/s max 1 op/s".parse().unwrap();
     let model = Accelerator::new(&pool, TenantId(1), Some(&level), 1).unwrap();
     let socket = folder.join("accel.sock");
@@ -340,7 +341,7 @@ fn who_waits_long_sleeps() {
     let folder = tempfile::tempdir().unwrap();
     let (_function, socket) = slow(folder.path());
     for interrupts in [true, false] {
-        let options = Options { interrupts, ..Options::default() };
+        let options = AccelOptions { interrupts, ..AccelOptions::default() };
         let mut accel = Accel::open(&socket, Duration::from_secs(10), options).unwrap();
         let copy = [(Operation::Copy, 0)];
         // The first ones are let through at once, or not, as the bucket is.

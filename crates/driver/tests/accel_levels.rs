@@ -1,8 +1,8 @@
 //! What a tenant of an accelerator is charged and promised, seen by a driver.
 
-use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
-use rackbus_driver::Local;
-use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
+use rackbus_driver::InThreadFunction;
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_qos::{ServiceLevel, TenantId};
 use rackbus_spec::accel::Operation;
 
@@ -10,10 +10,11 @@ const TENANT: TenantId = TenantId(1);
 
 #[test]
 fn compiling_patterns_is_charged_to_who_has_them_compiled() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let model = Accelerator::new(&pool, TENANT, None, 1).unwrap();
     let mut accel =
-        Accel::start(Box::new(Local::new(Box::new(model))), Options::default()).unwrap();
+        Accel::start(Box::new(InThreadFunction::new(Box::new(model))), AccelOptions::default())
+            .unwrap();
     assert_eq!(pool.usage(TENANT).unwrap().engine_ns, 0);
     accel.create_context(Operation::RegexScan, b"(error|warning) [0-9]+\n\\w+@\\w+").unwrap();
     let charged = pool.usage(TENANT).unwrap().engine_ns;
@@ -27,17 +28,18 @@ fn compiling_patterns_is_charged_to_who_has_them_compiled() {
 #[test]
 fn the_next_user_of_a_function_owes_nothing_of_what_the_one_before_did() {
     let level: ServiceLevel = "copy 0 Gbit/s out 1 B/s".parse().unwrap();
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let copy = |accel: &mut Accel| {
         let stages = [(Operation::Copy, 0)];
-        let work = Work { stages: &stages, ..Work::default() };
+        let work = MessageWork { stages: &stages, ..MessageWork::default() };
         let descriptor = accel.describe(&work, (0, 4096), (8192, 4096)).unwrap();
         accel.push(0, &descriptor).unwrap();
         accel.ring(0).unwrap();
     };
     let model = Accelerator::new(&pool, TENANT, Some(&level), 1).unwrap();
     let mut accel =
-        Accel::start(Box::new(Local::new(Box::new(model))), Options::default()).unwrap();
+        Accel::start(Box::new(InThreadFunction::new(Box::new(model))), AccelOptions::default())
+            .unwrap();
     // The burst holds so much: what is beyond it is owed, at a byte a second.
     for _ in 0..16 {
         copy(&mut accel);

@@ -1,24 +1,26 @@
 //! Data of a drive through an accelerator: what comes out is what a program would get that read it and asked then.
 
-use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
+use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
-use rackbus_driver::accel::{Accel, DriveSource, Options, Range, SourceError, Work};
-use rackbus_driver::{Drive, Local, Options as DriveOptions};
+use rackbus_driver::accel::{
+    Accel, AccelOptions, DriveRange, DriveSource, MessageWork, SourceError,
+};
+use rackbus_driver::{Drive, DriveOptions, InThreadFunction};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{Operation, Status};
 
 const MESSAGE: usize = 64 << 10;
 
 fn accel() -> Accel {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
-    Accel::start(Box::new(Local::new(Box::new(model))), Options::default()).unwrap()
+    Accel::start(Box::new(InThreadFunction::new(Box::new(model))), AccelOptions::default()).unwrap()
 }
 
 fn drive(depth: u16) -> Drive {
     let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
     let options = DriveOptions { depth, data: 3 * MESSAGE };
-    Drive::with_device(Box::new(Local::new(Box::new(model))), options).unwrap()
+    Drive::with_device(Box::new(InThreadFunction::new(Box::new(model))), options).unwrap()
 }
 
 fn content() -> Vec<u8> {
@@ -28,7 +30,7 @@ fn content() -> Vec<u8> {
 fn source(accel: &mut Accel) -> DriveSource {
     let mut drive = drive(1);
     drive.write(0, &content(), false).unwrap();
-    DriveSource::over(accel, drive, MESSAGE).unwrap()
+    DriveSource::with_drive(accel, drive, MESSAGE).unwrap()
 }
 
 fn run(
@@ -38,12 +40,12 @@ fn run(
     (offset, length): (u64, u64),
 ) -> Result<Vec<(u64, Vec<u8>)>, SourceError> {
     let (mut results, room) = (Vec::new(), accel.data_size());
-    let work = Work { stages, ..Work::default() };
+    let work = MessageWork { stages, ..MessageWork::default() };
     let each = |at: u64, result: &[u8]| {
         results.push((at, result.to_vec()));
         Ok(())
     };
-    source.run(accel, room, &work, Range { offset, length }, each).map(|()| results)
+    source.run(accel, room, &work, DriveRange { offset, length }, each).map(|()| results)
 }
 
 #[test]
@@ -68,13 +70,16 @@ fn each_message_of_a_range_comes_out_once_in_its_order() {
                 results.iter().zip(whole.chunks(MESSAGE).enumerate())
             {
                 assert_eq!(*at, offset + (nth * MESSAGE) as u64);
-                let work = Work { stages, ..Work::default() };
+                let work = MessageWork { stages, ..MessageWork::default() };
                 assert!(*result == accel.run(&work, input, 1 << 20).unwrap(), "{stages:?} at {at}");
             }
         }
     }
     source.close(&mut accel).unwrap();
-    assert_eq!(accel.run(&Work { stages: chains[0], ..Work::default() }, b"on", 2).unwrap(), b"on");
+    assert_eq!(
+        accel.run(&MessageWork { stages: chains[0], ..MessageWork::default() }, b"on", 2).unwrap(),
+        b"on"
+    );
 }
 
 /// What no engine makes smaller.
@@ -93,9 +98,10 @@ fn a_message_of_the_usual_length_has_room_for_what_comes_out() {
         let message = DriveSource::usual_message(&accel, &stages);
         let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
         let options = DriveOptions { depth: 1, data: 3 * message };
-        let mut drive = Drive::with_device(Box::new(Local::new(Box::new(model))), options).unwrap();
+        let mut drive =
+            Drive::with_device(Box::new(InThreadFunction::new(Box::new(model))), options).unwrap();
         drive.write(0, &noise, false).unwrap();
-        let mut source = DriveSource::over(&mut accel, drive, message).unwrap();
+        let mut source = DriveSource::with_drive(&mut accel, drive, message).unwrap();
         run(&mut source, &mut accel, &stages, (0, 2 << 20)).unwrap();
         source.close(&mut accel).unwrap();
     }
@@ -117,9 +123,9 @@ fn what_cannot_be_is_refused_and_what_fails_leaves_both_usable() {
     };
     // Who takes results ends it.
     let mut taken = 0;
-    let (work, room) = (Work { stages: &copy, ..Work::default() }, accel.data_size());
+    let (work, room) = (MessageWork { stages: &copy, ..MessageWork::default() }, accel.data_size());
     let ended =
-        source.run(&mut accel, room, &work, Range { offset: 0, length: 1 << 20 }, |_, _| {
+        source.run(&mut accel, room, &work, DriveRange { offset: 0, length: 1 << 20 }, |_, _| {
             taken += 1;
             if taken == 2 { Err(SourceError::Ended) } else { Ok(()) }
         });
@@ -130,7 +136,7 @@ fn what_cannot_be_is_refused_and_what_fails_leaves_both_usable() {
     for (drive, message) in
         [(drive(2), MESSAGE), (drive(1), 0), (drive(1), 100), (drive(1), 2 << 20)]
     {
-        let refused = DriveSource::over(&mut accel, drive, message).unwrap_err();
+        let refused = DriveSource::with_drive(&mut accel, drive, message).unwrap_err();
         assert!(matches!(refused, SourceError::Request(_)), "{refused}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::{BackingConfig, Nvme, NvmeConfig};
-use rackbus_driver::{Drive, DriveError, Local, Options};
+use rackbus_driver::{Drive, DriveError, DriveOptions, InThreadFunction};
 use rackbus_memory::AdaptiveSpin;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{ClientError, LocalFunction, serve_function};
@@ -40,7 +40,7 @@ fn lend_with(
 fn open(path: &Path) -> Drive {
     let start = Instant::now();
     loop {
-        match Drive::open(path, Options::default()) {
+        match Drive::open(path, DriveOptions::default()) {
             Err(DriveError::Client(ClientError::Refused(_)))
                 if start.elapsed() < Duration::from_secs(5) =>
             {
@@ -98,7 +98,7 @@ fn a_lent_drive_does_what_a_drive_does() {
     for kind in ["memory", "file"] {
         let dir = TempDir::new().unwrap();
         let (_lent, path) = lend(&dir, &config(&dir, kind));
-        exercise(&mut Drive::open(&path, Options::default()).unwrap());
+        exercise(&mut Drive::open(&path, DriveOptions::default()).unwrap());
     }
 }
 
@@ -107,8 +107,8 @@ fn a_local_drive_does_the_same() {
     for kind in ["memory", "file"] {
         let dir = TempDir::new().unwrap();
         let nvme = Nvme::new(&config(&dir, kind)).unwrap();
-        let device = Box::new(Local::new(Box::new(nvme)));
-        exercise(&mut Drive::with_device(device, Options::default()).unwrap());
+        let device = Box::new(InThreadFunction::new(Box::new(nvme)));
+        exercise(&mut Drive::with_device(device, DriveOptions::default()).unwrap());
     }
 }
 
@@ -120,7 +120,7 @@ fn the_queue_stays_full_round_after_round() {
     let options = EngineOptions { spin, ..EngineOptions::default() };
     let (lent, path) = lend_with(&dir, &config(&dir, "memory"), options);
     let depth = 7;
-    let mut drive = Drive::open(&path, Options { depth, data: 64 << 10 }).unwrap();
+    let mut drive = Drive::open(&path, DriveOptions { depth, data: 64 << 10 }).unwrap();
     let buffers: Vec<_> =
         (0..depth).map(|i| drive.buffer(usize::from(i) * 4096, 4096).unwrap()).collect();
     let (queue, device, _) = drive.parts();
@@ -172,8 +172,8 @@ fn a_hundred_borrowers_one_after_the_other_find_what_the_last_one_left() {
 fn a_second_borrower_is_turned_away_while_the_first_one_stays() {
     let dir = TempDir::new().unwrap();
     let (_lent, path) = lend(&dir, &config(&dir, "memory"));
-    let first = Drive::open(&path, Options::default()).unwrap();
-    let second = Drive::open(&path, Options::default());
+    let first = Drive::open(&path, DriveOptions::default()).unwrap();
+    let second = Drive::open(&path, DriveOptions::default());
     assert!(matches!(second, Err(DriveError::Client(ClientError::Refused(_)))), "{second:?}");
     drop(first);
     open(&path);
@@ -210,7 +210,7 @@ fn an_idle_drive_uses_no_processor_and_a_doorbell_wakes_it() {
         Ok(Box::new(device.session()) as Box<dyn rackbus_pci::vfio_user::Device>)
     })
     .unwrap();
-    let mut drive = Drive::open(&path, Options::default()).unwrap();
+    let mut drive = Drive::open(&path, DriveOptions::default()).unwrap();
     let mut block = [0; 512];
     drive.read(0, &mut block).unwrap();
     // An adaptive spin is over after a hundred microseconds; this is a thousand times as long.

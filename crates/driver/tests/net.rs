@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rackbus_devices::nic::{Counters, Nic, NicOptions};
-use rackbus_driver::net::{Net, NetError, Options};
-use rackbus_driver::{Device, Local};
-use rackbus_net::{LocalNetwork, MacAddress, Network, PortOptions};
+use rackbus_devices::nic::{Nic, NicCounters, NicOptions};
+use rackbus_driver::net::{Net, NetError, NetOptions};
+use rackbus_driver::{DrivenFunction, InThreadFunction};
+use rackbus_net::{LocalNetwork, MacAddress, PortOptions, PortSource};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{LocalFunction, serve_function};
 use rackbus_spec::virtio::feature as common;
@@ -18,15 +18,15 @@ fn nic(network: &LocalNetwork, number: u16, pairs: u16, rate: Option<(u64, u64)>
     let name = format!("alpha/nic0.vf{number}");
     let port = network.port(&name).unwrap();
     let options = NicOptions { mac: MacAddress::derived(&name), name, pairs, rate };
-    Box::new(Nic::new(&options, Some(port), Arc::new(Counters::default())))
+    Box::new(Nic::new(&options, Some(port), Arc::new(NicCounters::default())))
 }
 
-fn two(options: [Options; 2]) -> [Net; 2] {
+fn two(options: [NetOptions; 2]) -> [Net; 2] {
     let network = LocalNetwork::new([]);
     let mut number = 0;
     options.map(|options| {
         number += 1;
-        let local = Local::new(nic(&network, number, 4, None));
+        let local = InThreadFunction::new(nic(&network, number, 4, None));
         Net::start(Box::new(local), options).unwrap()
     })
 }
@@ -71,7 +71,7 @@ fn frames_go_through_by_every_kind_of_queue_and_stay_in_order() {
             let features = features(packed, event_index, mergeable);
             let buffer = if mergeable { 512 } else { 70_000 };
             let options =
-                Options { features, size, buffer, segments, indirect, ..Options::default() };
+                NetOptions { features, size, buffer, segments, indirect, ..NetOptions::default() };
             let mut nets = two([options; 2]);
             let context = format!("packed {packed}, event index {event_index}, {options:?}");
             let mut found = Vec::new();
@@ -153,7 +153,7 @@ fn checksum(segment: &[u8]) -> u16 {
 #[test]
 fn what_a_sender_leaves_to_others_goes_along_or_is_done_for_who_takes_no_such_frames() {
     let without =
-        |features: u64| Options { features: !features, buffer: 70_000, ..Options::default() };
+        |features: u64| NetOptions { features: !features, buffer: 70_000, ..NetOptions::default() };
     let takes_all = without(0);
     for (receiver, expected) in [
         (takes_all, 1),
@@ -192,14 +192,15 @@ fn what_a_sender_leaves_to_others_goes_along_or_is_done_for_who_takes_no_such_fr
 }
 
 #[test]
-fn a_sender_may_leave_to_others_only_what_it_negotiated_and_what_makes_sense() {
-    let plain = Options { features: !(feature::CSUM | feature::HOST_TSO4), ..Options::default() };
-    let plain = Options {
+fn a_sender_may_offload_only_what_it_negotiated_and_what_is_valid() {
+    let plain =
+        NetOptions { features: !(feature::CSUM | feature::HOST_TSO4), ..NetOptions::default() };
+    let plain = NetOptions {
         features: plain.features
             & !(feature::HOST_TSO6 | feature::HOST_ECN | feature::HOST_UFO | feature::HOST_USO),
         ..plain
     };
-    let mut nets = two([plain, Options::default()]);
+    let mut nets = two([plain, NetOptions::default()]);
     let to = nets[1].info().mac;
     let sent = segment(&nets[0], to, 700);
     for header in [offload(0), offload(500), Header { gso_type: 77, ..Header::default() }] {
@@ -215,7 +216,7 @@ fn a_sender_may_leave_to_others_only_what_it_negotiated_and_what_makes_sense() {
 
 #[test]
 fn only_frames_that_a_driver_wants_reach_it() {
-    let mut nets = two([Options::default(); 2]);
+    let mut nets = two([NetOptions::default(); 2]);
     let own = nets[1].info().mac;
     let group = [0x33, 0x33, 0, 0, 0, 9];
     let mut found = Vec::new();
@@ -250,7 +251,7 @@ fn only_frames_that_a_driver_wants_reach_it() {
 
 #[test]
 fn several_pairs_share_flows_and_keep_each_in_order() {
-    let options = Options { pairs: 4, ..Options::default() };
+    let options = NetOptions { pairs: 4, ..NetOptions::default() };
     let mut nets = two([options; 2]);
     assert_eq!(nets[0].info().pairs, 4);
     let to = nets[1].info().mac;
@@ -299,7 +300,7 @@ fn who_sleeps_is_woken() {
     let (_second, two) = served(folder.path(), &network, 2);
     for (packed, event_index) in [(false, false), (false, true), (true, false), (true, true)] {
         let features = features(packed, event_index, true);
-        let options = Options { features, interrupts: true, ..Options::default() };
+        let options = NetOptions { features, interrupts: true, ..NetOptions::default() };
         let limit = Duration::from_secs(10);
         let mut a = Net::open(&one, limit, options).unwrap();
         let mut b = Net::open(&two, limit, options).unwrap();
@@ -351,9 +352,9 @@ fn a_rate_is_kept_in_both_directions() {
     let network = LocalNetwork::new([]);
     // 64 KiB at once, then 1 MB/s.
     let slow = Some((1_000_000, 65_536));
-    let options = Options { pairs: 1, ..Options::default() };
+    let options = NetOptions { pairs: 1, ..NetOptions::default() };
     let start = |number, rate| {
-        let local = Local::new(nic(&network, number, 1, rate));
+        let local = InThreadFunction::new(nic(&network, number, 1, rate));
         Net::start(Box::new(local), options).unwrap()
     };
     let mut nets = [start(1, slow), start(2, None)];
@@ -378,8 +379,9 @@ fn a_function_without_a_network_has_its_link_down() {
     let name = "alpha/nic0.vf1".to_owned();
     let mac = MacAddress::derived(&name);
     let options = NicOptions { mac, name, pairs: 1, rate: None };
-    let local = Local::new(Box::new(Nic::new(&options, None, Arc::new(Counters::default()))));
-    let mut net = Net::start(Box::new(local), Options::default()).unwrap();
+    let local =
+        InThreadFunction::new(Box::new(Nic::new(&options, None, Arc::new(NicCounters::default()))));
+    let mut net = Net::start(Box::new(local), NetOptions::default()).unwrap();
     assert!(!net.is_up().unwrap());
     assert_eq!(net.info().mac, mac.0);
     let sent = frame(&net, [0xff; 6], 100, 1);
@@ -397,8 +399,8 @@ fn functions_in_vlans_of_their_own_reach_their_own_and_spoofed_frames_nobody() {
         ("alpha/nic0.vf3".to_owned(), port(None, false)),
     ]);
     let mut nets = [1, 2, 3].map(|number| {
-        let local = Local::new(nic(&network, number, 1, None));
-        Net::start(Box::new(local), Options::default()).unwrap()
+        let local = InThreadFunction::new(nic(&network, number, 1, None));
+        Net::start(Box::new(local), NetOptions::default()).unwrap()
     });
     let good = frame(&nets[0], [0xff; 6], 100, 1);
     let mut spoofed = good.clone();
@@ -420,11 +422,12 @@ fn functions_in_vlans_of_their_own_reach_their_own_and_spoofed_frames_nobody() {
 #[test]
 fn features_are_accepted_together_or_not_at_all() {
     let network = LocalNetwork::new([]);
-    let local = || Box::new(Local::new(nic(&network, 1, 1, None))) as Box<dyn Device>;
+    let local =
+        || Box::new(InThreadFunction::new(nic(&network, 1, 1, None))) as Box<dyn DrivenFunction>;
     let features = !feature::GUEST_CSUM;
-    let refused = Net::start(local(), Options { features, ..Options::default() });
+    let refused = Net::start(local(), NetOptions { features, ..NetOptions::default() });
     assert!(matches!(refused, Err(NetError::Features(_))), "{refused:?}");
-    let few = Net::start(local(), Options { pairs: 2, ..Options::default() });
+    let few = Net::start(local(), NetOptions { pairs: 2, ..NetOptions::default() });
     assert!(matches!(few, Err(NetError::Request(_))), "{few:?}");
-    Net::start(local(), Options::default()).unwrap();
+    Net::start(local(), NetOptions::default()).unwrap();
 }

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use rackbus_devices::nic::{Counters, Nic, NicOptions};
-use rackbus_driver::net::{Net, Options};
-use rackbus_driver::{Addresses, Device, DriveError};
+use rackbus_devices::nic::{Nic, NicCounters, NicOptions};
+use rackbus_driver::net::{Net, NetOptions};
+use rackbus_driver::{DmaAddresses, DriveError, DrivenFunction};
 use rackbus_memory::{Access, SharedMemory};
-use rackbus_net::{LocalNetwork, MacAddress, Network};
+use rackbus_net::{LocalNetwork, MacAddress, PortSource};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::{Endpoint, FunctionState, Work};
 use rackbus_spec::virtio::feature as common;
@@ -16,7 +16,7 @@ fn model(network: &LocalNetwork, number: u32) -> Box<Nic> {
     let name = format!("alpha/nic0.vf{number}");
     let port = network.port(&name).unwrap();
     let options = NicOptions { mac: MacAddress::derived(&name), name, pairs: 2, rate: None };
-    Box::new(Nic::new(&options, Some(port), Arc::new(Counters::default())))
+    Box::new(Nic::new(&options, Some(port), Arc::new(NicCounters::default())))
 }
 
 /// A function that others may save and restore between two accesses.
@@ -60,7 +60,7 @@ impl Life {
     }
 }
 
-impl Device for Life {
+impl DrivenFunction for Life {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         self.with(|endpoint| endpoint.read(Region::Bar(0), offset, data).unwrap());
         Ok(())
@@ -76,14 +76,14 @@ impl Device for Life {
         Ok(())
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
         self.with(|endpoint| {
             let access = Access::READ | Access::WRITE;
             let length = memory.len() as u64;
             endpoint.map(iova, length, access, Some(memory.handle(0))).unwrap();
             endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
         });
-        Ok(Addresses::contiguous(iova, memory.len()))
+        Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 
     fn progress(&mut self) -> bool {
@@ -117,7 +117,8 @@ fn a_function_goes_on_at_any_moment() {
         }
         let network = Arc::new(LocalNetwork::new([]));
         let lives = [1, 2].map(|number| Life::new(&network, number));
-        let options = Options { features, size: 16, segments: 2, pairs: 2, ..Options::default() };
+        let options =
+            NetOptions { features, size: 16, segments: 2, pairs: 2, ..NetOptions::default() };
         let mut nets =
             [0, 1].map(|n: usize| Net::start(Box::new(lives[n].clone()), options).unwrap());
         let to = nets[1].info().mac;

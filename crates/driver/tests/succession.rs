@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_memory::{Event, Lending, Stream};
 use rackbus_pci::Engine;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{
-    Client, Conversation, Ended, EngineDevice, SavedSession, SessionState, serve_until,
+    Client, Ended, EngineDevice, RestingConversation, SavedSession, SessionState, serve_until,
 };
 
 /// Names the file of the drive to the process that continues.
@@ -120,14 +120,14 @@ fn another_process_goes_on_with_a_drive_in_use() {
     let pause = Arc::new(Event::new().unwrap());
     let session = std::thread::spawn({
         let (device, theirs, pause) = (device.clone(), theirs.clone(), pause.clone());
-        move || serve_until(&*theirs, &device, Conversation::default(), &*pause).unwrap()
+        move || serve_until(&*theirs, &device, RestingConversation::default(), &*pause).unwrap()
     });
     let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let driver = std::thread::spawn({
         let (stop, rounds) = (stop.clone(), rounds.clone());
         move || {
             let client = Client::with_stream(Arc::new(ours)).unwrap();
-            let drive = Drive::with_device(Box::new(client), Options::default()).unwrap();
+            let drive = Drive::with_device(Box::new(client), DriveOptions::default()).unwrap();
             use_drive(drive, &stop, &rounds);
         }
     });

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use rackbus_vm::agent::Running;
-use rackbus_vm::{Output, Record, Vm, registry};
+use rackbus_vm::agent::RunningCommand;
+use rackbus_vm::{CommandOutput, Vm, VmRecord, registry};
 
 use crate::{Failure, Rack, Result, ensure};
 
@@ -81,7 +81,7 @@ impl Guest {
 
     /// A VM that something else started.
     #[must_use]
-    pub fn attach(record: Record) -> Guest {
+    pub fn attach(record: VmRecord) -> Guest {
         Guest { name: record.name.clone(), vm: Vm::attach(record) }
     }
 
@@ -103,7 +103,7 @@ impl Guest {
         rack.json(&["vm", "stop", &self.name]).map(drop)
     }
 
-    /// The VM's name.
+    /// The VM's name, which is also that of its files.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -134,7 +134,7 @@ impl Guest {
     ///
     /// # Errors
     /// When the VM has gone.
-    pub fn begin(&mut self, script: &str, limit: Duration) -> Result<Running> {
+    pub fn begin(&mut self, script: &str, limit: Duration) -> Result<RunningCommand> {
         Ok(self.vm.agent()?.start(script, limit)?)
     }
 
@@ -155,7 +155,7 @@ impl Guest {
 ///
 /// # Errors
 /// When its status is not 0.
-pub fn succeeded(name: &str, script: &str, output: &Output) -> Result<String> {
+pub fn succeeded(name: &str, script: &str, output: &CommandOutput) -> Result<String> {
     if output.ok() {
         return Ok(output.text());
     }

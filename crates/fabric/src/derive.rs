@@ -1,9 +1,9 @@
 //! The topology that a rack file describes, or that follows from it where it describes none.
 
 use crate::domain::Access;
-use crate::rack::{Physical, Rack, Window};
+use crate::rack::{PhysicalFabric, Rack, Window};
 use crate::system::{Fabric, SpaceError, Target};
-use crate::topology::{ComponentId, Kind, Link, Topology, TopologyError};
+use crate::topology::{ComponentId, ComponentKind, Link, Topology, TopologyError};
 
 /// What joins the parts of a host where the file does not say.
 const INSIDE: Link = Link::Internal;
@@ -20,7 +20,7 @@ pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
         for device in &host.devices {
             topology.add(
                 Some(id),
-                Kind::Device,
+                ComponentKind::Device,
                 &format!("{}/{}", host.name, device.function()),
             )?;
         }
@@ -113,26 +113,26 @@ fn join_by_memory(topology: &mut Topology) -> Result<(), TopologyError> {
     if hosts.len() < 2 {
         return Ok(());
     }
-    let shared = topology.add(None, Kind::SharedMemory, "shm")?;
+    let shared = topology.add(None, ComponentKind::SharedMemory, "shm")?;
     for (id, name) in hosts {
-        let ntb = topology.add(Some(id), Kind::Ntb, &format!("{name}/ntb"))?;
+        let ntb = topology.add(Some(id), ComponentKind::Ntb, &format!("{name}/ntb"))?;
         topology.connect(ntb, shared, Link::Internal)?;
     }
     Ok(())
 }
 
-fn join_as_told(topology: &mut Topology, physical: &Physical) -> Result<(), TopologyError> {
+fn join_as_told(topology: &mut Topology, physical: &PhysicalFabric) -> Result<(), TopologyError> {
     for adapter in &physical.adapters {
         let host = topology.host_named(&adapter.host);
-        topology.add(host, Kind::Ntb, &adapter.name)?;
+        topology.add(host, ComponentKind::Ntb, &adapter.name)?;
     }
     for switch in &physical.switches {
         let host = switch.host.as_ref().and_then(|name| topology.host_named(name));
-        let kind = if switch.cxl { Kind::CxlSwitch } else { Kind::Switch };
+        let kind = if switch.cxl { ComponentKind::CxlSwitch } else { ComponentKind::Switch };
         topology.add(host, kind, &switch.name)?;
     }
     for memory in &physical.memories {
-        topology.add(None, Kind::CxlMemory, &memory.name)?;
+        topology.add(None, ComponentKind::CxlMemory, &memory.name)?;
     }
     for cable in &physical.links {
         let [a, b] = cable.ends.each_ref().map(|name| end(topology, name));

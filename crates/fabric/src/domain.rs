@@ -19,7 +19,7 @@ bitflags! {
 
 /// Why a range could not be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum MapError {
+pub enum DomainMapError {
     /// A range of no bytes.
     #[error("a mapping at {start:#x} of no bytes")]
     Empty {
@@ -89,7 +89,7 @@ pub enum FaultCause {
 
 /// One mapping: a range of addresses, what it allows, and what is there.
 #[derive(Debug, Clone)]
-pub struct Mapping<T> {
+pub struct DomainMapping<T> {
     /// First address of the range.
     pub start: u64,
     /// Last address: inclusive, so that a mapping may end with the address space.
@@ -100,7 +100,7 @@ pub struct Mapping<T> {
     pub target: T,
 }
 
-impl<T> Mapping<T> {
+impl<T> DomainMapping<T> {
     /// Its length; `None` for the whole 64-bit address space, whose length is 2^64.
     pub fn length(&self) -> Option<u64> {
         (self.last - self.start).checked_add(1)
@@ -122,7 +122,7 @@ pub struct Hit<'a, T> {
 #[derive(Debug, Clone)]
 pub struct Domain<T> {
     /// Sorted by start, disjoint.
-    mappings: Vec<Mapping<T>>,
+    mappings: Vec<DomainMapping<T>>,
 }
 
 impl<T> Default for Domain<T> {
@@ -141,17 +141,17 @@ impl<T> Domain<T> {
     ///
     /// # Errors
     /// What [`map`](Domain::map) would refuse it with.
-    pub fn check(&self, start: u64, length: u64) -> Result<(), MapError> {
+    pub fn check(&self, start: u64, length: u64) -> Result<(), DomainMapError> {
         self.place(start, length).map(drop)
     }
 
     /// The mapping of exactly `[start, start + length)`.
-    pub fn get(&self, start: u64, length: u64) -> Option<&Mapping<T>> {
+    pub fn get(&self, start: u64, length: u64) -> Option<&DomainMapping<T>> {
         self.exact(start, length).map(|index| &self.mappings[index])
     }
 
     /// The mapping that begins at `start`.
-    pub fn starting_at(&self, start: u64) -> Option<&Mapping<T>> {
+    pub fn starting_at(&self, start: u64) -> Option<&DomainMapping<T>> {
         let index = self.mappings.binary_search_by_key(&start, |m| m.start).ok()?;
         Some(&self.mappings[index])
     }
@@ -165,16 +165,16 @@ impl<T> Domain<T> {
     /// Maps `[start, start + length)` to `target`.
     ///
     /// # Errors
-    /// [`MapError`]; the domain is unchanged then.
+    /// [`DomainMapError`]; the domain is unchanged then.
     pub fn map(
         &mut self,
         start: u64,
         length: u64,
         access: Access,
         target: T,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), DomainMapError> {
         let (index, last) = self.place(start, length)?;
-        self.mappings.insert(index, Mapping { start, last, access, target });
+        self.mappings.insert(index, DomainMapping { start, last, access, target });
         Ok(())
     }
 
@@ -240,7 +240,7 @@ impl<T> Domain<T> {
     }
 
     /// The mappings, by address.
-    pub fn iter(&self) -> impl Iterator<Item = &Mapping<T>> {
+    pub fn iter(&self) -> impl Iterator<Item = &DomainMapping<T>> {
         self.mappings.iter()
     }
 
@@ -273,14 +273,14 @@ impl<T> Domain<T> {
     }
 
     /// Where a new mapping would go, and its last address.
-    fn place(&self, start: u64, length: u64) -> Result<(usize, u64), MapError> {
-        let more = length.checked_sub(1).ok_or(MapError::Empty { start })?;
-        let last = start.checked_add(more).ok_or(MapError::Wraps { start, length })?;
+    fn place(&self, start: u64, length: u64) -> Result<(usize, u64), DomainMapError> {
+        let more = length.checked_sub(1).ok_or(DomainMapError::Empty { start })?;
+        let last = start.checked_add(more).ok_or(DomainMapError::Wraps { start, length })?;
         let index = self.mappings.partition_point(|m| m.start < start);
         let before = index.checked_sub(1).map(|i| &self.mappings[i]).filter(|m| m.last >= start);
         let after = self.mappings.get(index).filter(|m| m.start <= last);
         match before.or(after) {
-            Some(other) => Err(MapError::Overlaps {
+            Some(other) => Err(DomainMapError::Overlaps {
                 start,
                 length,
                 other_start: other.start,

@@ -30,12 +30,14 @@ pub mod topology;
 mod values;
 
 pub use demand::{DemandMapped, Destination, WayError};
-pub use domain::{Access, Domain, Fault, FaultCause, Hit, MapError, Mapping, UnmapError};
+pub use domain::{
+    Access, Domain, DomainMapError, DomainMapping, Fault, FaultCause, Hit, UnmapError,
+};
 pub use loan::{
-    BarPlace, Counted, FabricHandle, Lending, LentMemory, Loan, LoanEnd, LoanError, Reached,
+    BarPlace, CountedBytes, FabricHandle, Lending, LentMemory, Loan, LoanEnd, LoanError, Reached,
     UnknownPart,
 };
 pub use system::{
     AccessError, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError, Target,
 };
-pub use topology::{ComponentId, HostId, Kind, Link, Path, Topology, TopologyError};
+pub use topology::{ComponentId, ComponentKind, HostId, Link, Path, Topology, TopologyError};

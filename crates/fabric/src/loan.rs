@@ -16,15 +16,15 @@ mod held;
 mod reached;
 
 pub use bar::BarPlace;
-pub use counted::Counted;
+pub use counted::CountedBytes;
 
-use crate::domain::{Access, MapError};
+use crate::domain::{Access, DomainMapError};
 use crate::rack::format_size;
 use crate::system::{Fabric, ObjectKey, Requester, SpaceError, Target};
 use crate::topology::{ComponentId, HostId};
 pub use handle::FabricHandle;
 use handle::front_name;
-use held::Record;
+use held::LoanRecord;
 pub use held::{Lending, Loan, LoanEnd};
 pub use reached::Reached;
 
@@ -290,6 +290,6 @@ impl Fabric {
         // Behind the last mapping, where it costs no search; else wherever there is room.
         let behind = space.last().and_then(|last| last.checked_add(1)).unwrap_or(0);
         let found = space.gap(behind, length).or_else(|| space.gap(0, length));
-        found.ok_or(SpaceError::Range(MapError::Wraps { start: behind, length }))
+        found.ok_or(SpaceError::Range(DomainMapError::Wraps { start: behind, length }))
     }
 }

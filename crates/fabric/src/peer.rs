@@ -2,20 +2,20 @@
 //!
 //! A user (a VM, or a driver process) has the functions that it borrowed in one address space: it programs
 //! their BARs, and it gives them addresses for DMA. So an address in a BAR must mean that BAR to each of the
-//! others too. [`Peers`] follows the functions of one user and says which *windows* are to be opened and
+//! others too. [`PeerFunctions`] follows the functions of one user and says which *windows* are to be opened and
 //! closed for that: one for each function, each other function, and each part of a BAR of that one that is
 //! memory, as long as the other one decodes it. It does nothing itself; the borrower's node carries its
-//! [`Step`]s out and says what became of them.
+//! [`PeerStep`]s out and says what became of them.
 //!
 //! Source: "Device Lending" (journal, 2019), section 6: the borrower resolves addresses of other borrowed
 //! devices, for a VM the guest-physical ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A function in the hands of a user, from its [`join`](Peers::join) to its [`leave`](Peers::leave). No
+/// A function in the hands of a user, from its [`join`](PeerFunctions::join) to its [`leave`](PeerFunctions::leave). No
 /// number is used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Member(u64);
+pub struct PeerMember(u64);
 
 /// A part of a BAR that is memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,7 +24,7 @@ pub struct BarPart {
     pub bar: u8,
     /// Bytes from its beginning.
     pub offset: u64,
-    /// Length in bytes.
+    /// Bytes of the BAR that are reached.
     pub length: u64,
 }
 
@@ -54,9 +54,9 @@ pub struct Programmed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerWindow {
     /// Whose DMA goes through it.
-    pub initiator: Member,
+    pub initiator: PeerMember,
     /// Whose BAR it leads to.
-    pub target: Member,
+    pub target: PeerMember,
     /// The part of the BAR.
     pub part: BarPart,
     /// What the initiator calls its first byte: where the target decodes it.
@@ -64,7 +64,7 @@ pub struct PeerWindow {
 }
 
 impl PeerWindow {
-    /// The last address. [`Peers`] has no window that goes past the address space.
+    /// The last address. [`PeerFunctions`] has no window that goes past the address space.
     fn last(&self) -> u64 {
         self.address + (self.part.length - 1)
     }
@@ -78,7 +78,7 @@ impl PeerWindow {
 
 /// What is to be done next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum PeerStep {
     /// Take the window away from its initiator.
     Close(PeerWindow),
     /// Give it to its initiator.
@@ -156,8 +156,8 @@ struct Plan {
 
 /// The functions of one user.
 #[derive(Debug, Clone, Default)]
-pub struct Peers {
-    members: BTreeMap<Member, Joined>,
+pub struct PeerFunctions {
+    members: BTreeMap<PeerMember, Joined>,
     newest: u64,
     /// The windows that there are.
     open: BTreeSet<PeerWindow>,
@@ -165,10 +165,10 @@ pub struct Peers {
     failed: BTreeMap<PeerWindow, String>,
 }
 
-impl Peers {
+impl PeerFunctions {
     /// A user without functions.
-    pub fn new() -> Peers {
-        Peers::default()
+    pub fn new() -> PeerFunctions {
+        PeerFunctions::default()
     }
 
     /// Whether the user has none.
@@ -177,23 +177,23 @@ impl Peers {
     }
 
     /// The user has opened a function, which is as after reset.
-    pub fn join(&mut self, function: PeerFunction) -> Member {
+    pub fn join(&mut self, function: PeerFunction) -> PeerMember {
         self.newest += 1;
-        let member = Member(self.newest);
+        let member = PeerMember(self.newest);
         self.members.insert(member, Joined { function, programmed: Programmed::default() });
         member
     }
 
     /// The function is gone, and all that it reached with it. What others reached of it is closed by the
     /// next steps.
-    pub fn leave(&mut self, member: Member) {
+    pub fn leave(&mut self, member: PeerMember) {
         self.members.remove(&member);
         self.open.retain(|window| window.initiator != member);
         self.failed.clear();
     }
 
     /// What the function's configuration space says now. To say the same again changes nothing.
-    pub fn programmed(&mut self, member: Member, programmed: Programmed) {
+    pub fn programmed(&mut self, member: PeerMember, programmed: Programmed) {
         if let Some(joined) = self.members.get_mut(&member)
             && joined.programmed != programmed
         {
@@ -208,28 +208,28 @@ impl Peers {
     }
 
     /// What is to be done next, if anything: windows are closed before others are opened.
-    pub fn next(&self) -> Option<Step> {
+    pub fn next(&self) -> Option<PeerStep> {
         let wanted = self.plan().windows;
         if let Some(window) = self.open.difference(&wanted).next() {
-            return Some(Step::Close(*window));
+            return Some(PeerStep::Close(*window));
         }
         let missing = |window: &&PeerWindow| {
             !self.open.contains(*window) && !self.failed.contains_key(*window)
         };
-        wanted.iter().find(missing).map(|window| Step::Open(*window))
+        wanted.iter().find(missing).map(|window| PeerStep::Open(*window))
     }
 
     /// A step was carried out. One that closes a window has done so whatever else there is to say; one that
     /// opens it may have failed, and is not tried again before something changes.
-    pub fn done(&mut self, step: Step, outcome: Result<(), String>) {
+    pub fn done(&mut self, step: PeerStep, outcome: Result<(), String>) {
         match (step, outcome) {
-            (Step::Close(window), _) => {
+            (PeerStep::Close(window), _) => {
                 self.open.remove(&window);
             }
-            (Step::Open(window), Ok(())) => {
+            (PeerStep::Open(window), Ok(())) => {
                 self.open.insert(window);
             }
-            (Step::Open(window), Err(reason)) => {
+            (PeerStep::Open(window), Err(reason)) => {
                 self.failed.insert(window, reason);
             }
         }
@@ -241,7 +241,7 @@ impl Peers {
     }
 
     /// The name of a function that has not left.
-    pub fn name(&self, member: Member) -> Option<&str> {
+    pub fn name(&self, member: PeerMember) -> Option<&str> {
         self.members.get(&member).map(|joined| joined.function.name.as_str())
     }
 
@@ -277,8 +277,8 @@ impl Peers {
 
     fn plan_pair(
         &self,
-        (initiator, from): (Member, &Joined),
-        (target, to): (Member, &Joined),
+        (initiator, from): (PeerMember, &Joined),
+        (target, to): (PeerMember, &Joined),
         plan: &mut Plan,
     ) {
         let decoded = to.function.parts.iter().filter_map(|part| {

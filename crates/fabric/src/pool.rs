@@ -16,7 +16,7 @@ use crate::rack::{PAGE, Rack};
 
 /// The exported memory of a rack's hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pool {
+pub struct MemoryPool {
     slot: u64,
     hosts: Vec<Exported>,
 }
@@ -34,9 +34,9 @@ pub struct Exported {
     pub size: u64,
 }
 
-impl Pool {
+impl MemoryPool {
     /// The pool of a rack.
-    pub fn of(rack: &Rack) -> Pool {
+    pub fn of(rack: &Rack) -> MemoryPool {
         let largest = rack.hosts.iter().map(|host| host.memory).max().unwrap_or(0);
         // At most 64 TiB by 16382 hosts: below 2^60.
         let slot = largest.max(PAGE).next_power_of_two();
@@ -46,7 +46,7 @@ impl Pool {
             base: nth * slot,
             size: host.export,
         };
-        Pool { slot, hosts: rack.hosts.iter().zip(1..).map(exported).collect() }
+        MemoryPool { slot, hosts: rack.hosts.iter().zip(1..).map(exported).collect() }
     }
 
     /// What each host exports, in the order of their addresses.

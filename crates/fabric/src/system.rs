@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::coverage::Coverage;
-use crate::domain::{Access, Domain, Fault, MapError, UnmapError};
-use crate::topology::{ComponentId, HostId, Kind, Path, Topology};
+use crate::domain::{Access, Domain, DomainMapError, Fault, UnmapError};
+use crate::topology::{ComponentId, ComponentKind, HostId, Path, Topology};
 
 /// The most windows one access may pass; more are windows that lead in a circle.
 pub const MOST_WINDOWS: usize = 16;
@@ -162,7 +162,7 @@ pub enum AccessError {
 pub enum SpaceError {
     /// The range is empty, not aligned, or taken.
     #[error(transparent)]
-    Range(#[from] MapError),
+    Range(#[from] DomainMapError),
     /// What it would lead to goes past its end.
     #[error("{start:#x}+{length:#x} would lead past the end of what it leads to")]
     TooLong {
@@ -242,7 +242,7 @@ impl Fabric {
         length: u64,
         target: &Target,
     ) -> Result<(), SpaceError> {
-        let part = |id: ComponentId, kind: Kind, host: Option<HostId>| {
+        let part = |id: ComponentId, kind: ComponentKind, host: Option<HostId>| {
             let component = self.topology.component(id);
             let fits = component.kind == kind && (host.is_none() || component.host == host);
             if fits { Ok(()) } else { Err(SpaceError::Misplaced(component.name.clone())) }
@@ -252,12 +252,12 @@ impl Fabric {
             Target::Lent { offset, .. } => (offset, None),
             Target::Interrupt { .. } => (0, None),
             Target::Bar { device, offset, .. } => {
-                part(device, Kind::Device, Some(host))?;
+                part(device, ComponentKind::Device, Some(host))?;
                 (offset, None)
             }
             Target::Window { ntb, peer, address } => {
-                part(ntb, Kind::Ntb, Some(host))?;
-                part(peer, Kind::Ntb, None)?;
+                part(ntb, ComponentKind::Ntb, Some(host))?;
+                part(peer, ComponentKind::Ntb, None)?;
                 if self.topology.component(peer).host.is_none_or(|other| other == host) {
                     let name = self.topology.component(peer).name.clone();
                     return Err(SpaceError::Misplaced(name));
@@ -296,7 +296,9 @@ impl Fabric {
         address: u64,
     ) -> Result<(), SpaceError> {
         let component = self.topology.component(requester);
-        if !matches!(component.kind, Kind::Device | Kind::Ntb) || component.host.is_none() {
+        if !matches!(component.kind, ComponentKind::Device | ComponentKind::Ntb)
+            || component.host.is_none()
+        {
             return Err(SpaceError::Misplaced(component.name.clone()));
         }
         if length.checked_sub(1).is_some_and(|more| address.checked_add(more).is_none()) {
@@ -425,7 +427,7 @@ impl Fabric {
             Requester::Cpu(host) => (host, None),
             Requester::Device(id) => {
                 let component = self.topology.component(id);
-                let device = component.kind == Kind::Device;
+                let device = component.kind == ComponentKind::Device;
                 (component.host.filter(|_| device).ok_or(AccessError::Requester)?, Some(id))
             }
         };

@@ -43,7 +43,7 @@ pub struct Problem {
 }
 
 /// Something read, or what is wrong with it.
-pub type Outcome<T> = Result<T, Problem>;
+pub type Parsed<T> = Result<T, Problem>;
 
 /// Refuses what is at `span`.
 ///
@@ -53,7 +53,7 @@ pub fn wrong<T>(
     span: Range<usize>,
     what: impl Into<String>,
     allowed: impl Into<String>,
-) -> Outcome<T> {
+) -> Parsed<T> {
     Err(Problem { span, what: what.into(), allowed: allowed.into() })
 }
 
@@ -72,7 +72,7 @@ impl Problem {
 ///
 /// # Errors
 /// [`Problem`] when it is no TOML.
-pub fn document(text: &str) -> Outcome<Spanned<DeTable<'_>>> {
+pub fn document(text: &str) -> Parsed<Spanned<DeTable<'_>>> {
     DeTable::parse(text).map_err(|error| Problem {
         span: error.span().unwrap_or(0..0),
         what: error.message().trim().replace('\n', ", "),
@@ -101,7 +101,7 @@ impl<'a> Section<'a> {
         span: Range<usize>,
         place: impl Into<String>,
         known: &'static [&'static str],
-    ) -> Outcome<Self> {
+    ) -> Parsed<Self> {
         let section = Section { table: value, span, place: place.into(), known };
         for key in section.table.keys() {
             let name: &str = key.get_ref();
@@ -128,7 +128,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is not.
-    pub fn require<T>(&self, key: &str, found: Option<T>, allowed: &str) -> Outcome<T> {
+    pub fn require<T>(&self, key: &str, found: Option<T>, allowed: &str) -> Parsed<T> {
         match found {
             Some(value) => Ok(value),
             None => wrong(self.span.clone(), format!("{} has no `{key}`", self.place), allowed),
@@ -143,7 +143,7 @@ impl<'a> Section<'a> {
         &self,
         key: &'static str,
         allowed: &str,
-    ) -> Outcome<Option<(&'a str, Range<usize>)>> {
+    ) -> Parsed<Option<(&'a str, Range<usize>)>> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => match value.get_ref() {
@@ -161,7 +161,7 @@ impl<'a> Section<'a> {
         &self,
         key: &'static str,
         allowed: &str,
-    ) -> Outcome<Option<(Vec<String>, Range<usize>)>> {
+    ) -> Parsed<Option<(Vec<String>, Range<usize>)>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let DeValue::Array(entries) = value.get_ref() else {
             return wrong(value.span(), mismatch(key, value.get_ref()), allowed);
@@ -170,7 +170,7 @@ impl<'a> Section<'a> {
             DeValue::String(text) => Ok(text.to_string()),
             other => wrong(entry.span(), mismatch(key, other), allowed),
         };
-        let texts = entries.iter().map(text).collect::<Outcome<Vec<String>>>()?;
+        let texts = entries.iter().map(text).collect::<Parsed<Vec<String>>>()?;
         Ok(Some((texts, value.span())))
     }
 
@@ -178,7 +178,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn truth(&self, key: &'static str) -> Outcome<Option<bool>> {
+    pub fn truth(&self, key: &'static str) -> Parsed<Option<bool>> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => match value.get_ref() {
@@ -192,7 +192,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn number(&self, key: &'static str, allowed: &str) -> Outcome<Option<(u64, Range<usize>)>> {
+    pub fn number(&self, key: &'static str, allowed: &str) -> Parsed<Option<(u64, Range<usize>)>> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => match integer(value.get_ref()) {
@@ -206,7 +206,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn choice(&self, key: &'static str, choices: &[u8]) -> Outcome<Option<u8>> {
+    pub fn choice(&self, key: &'static str, choices: &[u8]) -> Parsed<Option<u8>> {
         let words: Vec<String> = choices.iter().map(u8::to_string).collect();
         let allowed = format!("`{key}` is one of {}", words.join(", "));
         let Some((number, span)) = self.number(key, &allowed)? else {
@@ -222,7 +222,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn size(&self, key: &'static str, least: u64, most: u64) -> Outcome<Option<u64>> {
+    pub fn size(&self, key: &'static str, least: u64, most: u64) -> Parsed<Option<u64>> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
@@ -244,7 +244,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn duration(&self, key: &'static str, least: u64, most: u64) -> Outcome<Option<u64>> {
+    pub fn duration(&self, key: &'static str, least: u64, most: u64) -> Parsed<Option<u64>> {
         let Some((text, span)) = self.text(key, DURATIONS)? else {
             return Ok(None);
         };
@@ -263,7 +263,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn picoseconds(&self, key: &'static str, most: u64) -> Outcome<Option<u64>> {
+    pub fn picoseconds(&self, key: &'static str, most: u64) -> Parsed<Option<u64>> {
         let Some((text, span)) = self.text(key, PRECISE)? else {
             return Ok(None);
         };
@@ -281,7 +281,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn rate(&self, key: &'static str) -> Outcome<Option<u64>> {
+    pub fn rate(&self, key: &'static str) -> Parsed<Option<u64>> {
         let Some((text, span)) = self.text(key, RATES)? else {
             return Ok(None);
         };
@@ -295,7 +295,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn length(&self, key: &'static str, most: u64) -> Outcome<Option<u64>> {
+    pub fn length(&self, key: &'static str, most: u64) -> Parsed<Option<u64>> {
         let Some((text, span)) = self.text(key, LENGTHS)? else {
             return Ok(None);
         };
@@ -309,7 +309,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
-    pub fn count(&self, key: &'static str, least: u64, most: u64) -> Outcome<Option<u64>> {
+    pub fn count(&self, key: &'static str, least: u64, most: u64) -> Parsed<Option<u64>> {
         let allowed = format!("`{key}` is a whole number from {least} to {most}");
         match self.number(key, &allowed)? {
             Some((number, span)) if !(least..=most).contains(&number) => {
@@ -328,7 +328,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// [`Problem`] when something else is there, or one has no proper name.
-    pub fn tables(&self, key: &'static str) -> Outcome<Vec<Named<'a>>> {
+    pub fn tables(&self, key: &'static str) -> Parsed<Vec<Named<'a>>> {
         let Some(value) = self.get(key) else {
             return Ok(Vec::new());
         };
@@ -418,7 +418,7 @@ pub fn subsection<'a>(
     value: &'a Spanned<DeValue<'a>>,
     place: &str,
     known: &'static [&'static str],
-) -> Outcome<Section<'a>> {
+) -> Parsed<Section<'a>> {
     match value.get_ref() {
         DeValue::Table(table) => Section::new(table, value.span(), place, known),
         other => wrong(value.span(), mismatch(place, other), format!("write a table: [{place}]")),

@@ -21,7 +21,7 @@ pub struct ComponentId(usize);
 
 /// What a component is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ComponentKind {
     /// A host's root complex: its processor's side of PCIe.
     RootComplex,
     /// Memory of a host.
@@ -40,17 +40,17 @@ pub enum Kind {
     CxlSwitch,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ComponentKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::RootComplex => "root complex",
-            Kind::Memory => "memory",
-            Kind::Device => "device",
-            Kind::Switch => "switch",
-            Kind::Ntb => "ntb",
-            Kind::SharedMemory => "shared memory",
-            Kind::CxlMemory => "CXL memory",
-            Kind::CxlSwitch => "CXL switch",
+            ComponentKind::RootComplex => "root complex",
+            ComponentKind::Memory => "memory",
+            ComponentKind::Device => "device",
+            ComponentKind::Switch => "switch",
+            ComponentKind::Ntb => "ntb",
+            ComponentKind::SharedMemory => "shared memory",
+            ComponentKind::CxlMemory => "CXL memory",
+            ComponentKind::CxlSwitch => "CXL switch",
         })
     }
 }
@@ -61,7 +61,7 @@ pub struct Component {
     /// Its name, unique in the topology: `alpha/nvme0`, `alpha/root`.
     pub name: String,
     /// What the component does with packets.
-    pub kind: Kind,
+    pub kind: ComponentKind,
     /// The host it is in; `None` between hosts.
     pub host: Option<HostId>,
 }
@@ -150,8 +150,8 @@ impl Topology {
             return Err(TopologyError::Duplicate(name.to_owned()));
         }
         let id = HostId(self.hosts.len());
-        let root = self.add(Some(id), Kind::RootComplex, &format!("{name}/root"))?;
-        let memory = self.add(Some(id), Kind::Memory, &format!("{name}/memory"))?;
+        let root = self.add(Some(id), ComponentKind::RootComplex, &format!("{name}/root"))?;
+        let memory = self.add(Some(id), ComponentKind::Memory, &format!("{name}/memory"))?;
         self.put_link(root, memory, Link::Internal);
         self.hosts.push(Host { name: name.to_owned(), root, memory, memory_size, iommu });
         self.host_names.insert(name.to_owned(), id);
@@ -165,7 +165,7 @@ impl Topology {
     pub fn add(
         &mut self,
         host: Option<HostId>,
-        kind: Kind,
+        kind: ComponentKind,
         name: &str,
     ) -> Result<ComponentId, TopologyError> {
         let id = ComponentId(self.components.len());
@@ -189,19 +189,24 @@ impl Topology {
         link: Link,
     ) -> Result<(), TopologyError> {
         let (one, other) = (self.component(a), self.component(b));
-        let both_ntbs = one.kind == Kind::Ntb && other.kind == Kind::Ntb;
-        let outward =
-            |inner: &Component, outer: &Component| inner.kind == Kind::Ntb && outer.host.is_none();
-        let is_cxl = |part: &Component| matches!(part.kind, Kind::CxlMemory | Kind::CxlSwitch);
+        let both_ntbs = one.kind == ComponentKind::Ntb && other.kind == ComponentKind::Ntb;
+        let outward = |inner: &Component, outer: &Component| {
+            inner.kind == ComponentKind::Ntb && outer.host.is_none()
+        };
+        let is_cxl = |part: &Component| {
+            matches!(part.kind, ComponentKind::CxlMemory | ComponentKind::CxlSwitch)
+        };
         let fits = match (is_cxl(one), is_cxl(other)) {
             (false, false) => {
                 one.host == other.host || both_ntbs || outward(one, other) || outward(other, one)
             }
-            (true, true) => one.kind != Kind::CxlMemory || other.kind != Kind::CxlMemory,
-            (true, false) => other.kind == Kind::RootComplex,
-            (false, true) => one.kind == Kind::RootComplex,
+            (true, true) => {
+                one.kind != ComponentKind::CxlMemory || other.kind != ComponentKind::CxlMemory
+            }
+            (true, false) => other.kind == ComponentKind::RootComplex,
+            (false, true) => one.kind == ComponentKind::RootComplex,
         };
-        let memory = one.kind == Kind::Memory || other.kind == Kind::Memory;
+        let memory = one.kind == ComponentKind::Memory || other.kind == ComponentKind::Memory;
         if a == b || !fits || memory {
             return Err(TopologyError::Joined(one.name.clone(), other.name.clone()));
         }
@@ -269,12 +274,14 @@ impl Topology {
         let component = self.component(id);
         let here = component.host.is_none() || ends.contains(&component.host);
         let through = match component.kind {
-            Kind::Memory | Kind::Device | Kind::CxlMemory => false,
+            ComponentKind::Memory | ComponentKind::Device | ComponentKind::CxlMemory => false,
             // What is between hosts and not theirs is reached through it, other hosts are not.
-            Kind::CxlSwitch => ends.contains(&None),
+            ComponentKind::CxlSwitch => ends.contains(&None),
             // Inside one host an NTB leads nowhere.
-            Kind::Ntb => ends[0] != ends[1],
-            Kind::RootComplex | Kind::Switch | Kind::SharedMemory => true,
+            ComponentKind::Ntb => ends[0] != ends[1],
+            ComponentKind::RootComplex | ComponentKind::Switch | ComponentKind::SharedMemory => {
+                true
+            }
         };
         here && through
     }
@@ -285,7 +292,7 @@ impl Topology {
         let of = |host| {
             move |id: &&ComponentId| {
                 let component = self.component(**id);
-                component.kind == Kind::Ntb && component.host == Some(host)
+                component.kind == ComponentKind::Ntb && component.host == Some(host)
             }
         };
         Some((*way.iter().rfind(of(from))?, *way.iter().find(of(to))?))
@@ -358,7 +365,8 @@ impl Path {
 
     /// How many of the hops are root complexes.
     pub fn roots(&self, topology: &Topology) -> usize {
-        let is_root = |id: &&ComponentId| topology.component(**id).kind == Kind::RootComplex;
+        let is_root =
+            |id: &&ComponentId| topology.component(**id).kind == ComponentKind::RootComplex;
         self.hops().iter().filter(is_root).count()
     }
 }

@@ -1,7 +1,7 @@
 //! The domain against a list of intervals in 128-bit arithmetic, where nothing wraps.
 
 use proptest::prelude::*;
-use rackbus_fabric::{Access, Domain, FaultCause, MapError};
+use rackbus_fabric::{Access, Domain, DomainMapError, FaultCause};
 
 /// One past the last address.
 const END: u128 = 1 << 64;
@@ -87,9 +87,9 @@ proptest! {
                     let overlaps = model.iter().any(|m| m.start < to && from < m.end);
                     let outcome = domain.map(start, length, access, number);
                     match outcome {
-                        Err(MapError::Empty { .. }) => prop_assert_eq!(length, 0),
-                        Err(MapError::Wraps { .. }) => prop_assert!(to > END),
-                        Err(MapError::Overlaps { .. }) => prop_assert!(overlaps),
+                        Err(DomainMapError::Empty { .. }) => prop_assert_eq!(length, 0),
+                        Err(DomainMapError::Wraps { .. }) => prop_assert!(to > END),
+                        Err(DomainMapError::Overlaps { .. }) => prop_assert!(overlaps),
                         Ok(()) => {
                             prop_assert!(length > 0 && to <= END && !overlaps);
                             model.push(Interval { start: from, end: to, access, target: number });
@@ -156,5 +156,8 @@ fn a_mapping_may_end_with_the_address_space_and_not_go_on() {
     assert_eq!(domain.resolve(u64::MAX, 1, Access::READ).map(|h| h.length), Ok(1));
     let wraps = domain.resolve(u64::MAX, 2, Access::READ).unwrap_err();
     assert_eq!(wraps.cause, FaultCause::Wraps);
-    assert!(matches!(domain.map(u64::MAX - 40, 42, Access::READ, ()), Err(MapError::Wraps { .. })));
+    assert!(matches!(
+        domain.map(u64::MAX - 40, 42, Access::READ, ()),
+        Err(DomainMapError::Wraps { .. })
+    ));
 }

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
-    Access, AccessError, BarPlace, ComponentId, DemandMapped, Destination, Fabric, FabricHandle,
-    FaultCause, HostId, Kind, Lending, LentMemory, LoanError, ObjectKey, Place, Requester, Target,
-    Topology, derive,
+    Access, AccessError, BarPlace, ComponentId, ComponentKind, DemandMapped, Destination, Fabric,
+    FabricHandle, FaultCause, HostId, Lending, LentMemory, LoanError, ObjectKey, Place, Requester,
+    Target, Topology, derive,
 };
 
 const ALL: Access = Access::READ.union(Access::WRITE);
@@ -283,7 +283,10 @@ fn check_path(topology: &Topology, components: &[ComponentId], place: Place) {
     // A device that addresses itself goes nowhere: its path is one component long.
     for middle in components.iter().skip(1).take(components.len().saturating_sub(2)) {
         let kind = topology.component(*middle).kind;
-        assert!(!matches!(kind, Kind::Memory | Kind::Device), "{kind} on the way");
+        assert!(
+            !matches!(kind, ComponentKind::Memory | ComponentKind::Device),
+            "{kind} on the way"
+        );
     }
     let end = *components.last().unwrap();
     match place {

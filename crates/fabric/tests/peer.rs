@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use rackbus_fabric::peer::{BarPart, Member, PeerFunction, PeerWindow, Peers, Programmed, Step};
+use rackbus_fabric::peer::{
+    BarPart, PeerFunction, PeerFunctions, PeerMember, PeerStep, PeerWindow, Programmed,
+};
 
 /// Two BARs, the second with two parts that are memory.
 const PARTS: [BarPart; 3] = [
@@ -44,7 +46,7 @@ fn events() -> impl Strategy<Value = Event> {
 
 #[derive(Debug, Clone)]
 struct Expected {
-    member: Member,
+    member: PeerMember,
     isolated: bool,
     programmed: Programmed,
 }
@@ -79,14 +81,14 @@ struct Lenders(BTreeSet<PeerWindow>);
 
 impl Lenders {
     /// Carries out a step; false when it is to fail.
-    fn carry_out(&mut self, step: Step, works: bool) -> Result<(), String> {
+    fn carry_out(&mut self, step: PeerStep, works: bool) -> Result<(), String> {
         match step {
-            Step::Close(window) => {
+            PeerStep::Close(window) => {
                 assert!(self.0.remove(&window), "{window:?} is closed and was not open");
                 if works { Ok(()) } else { Err("the connection broke".to_owned()) }
             }
-            Step::Open(_) if !works => Err("there is no room".to_owned()),
-            Step::Open(window) => {
+            PeerStep::Open(_) if !works => Err("there is no room".to_owned()),
+            PeerStep::Open(window) => {
                 let last = |w: &PeerWindow| w.address + (w.part.length - 1);
                 let meets = |other: &&PeerWindow| {
                     other.initiator == window.initiator
@@ -104,7 +106,7 @@ impl Lenders {
 proptest! {
     #[test]
     fn windows_are_what_is_decoded(events in prop::collection::vec(events(), 0..60)) {
-        let mut peers = Peers::new();
+        let mut peers = PeerFunctions::new();
         let mut all: Vec<Expected> = Vec::new();
         let mut lenders = Lenders::default();
         for event in events {
@@ -153,7 +155,7 @@ fn function(name: &str, isolated: bool) -> PeerFunction {
     PeerFunction { name: name.to_owned(), isolated, parts: vec![PARTS[1]] }
 }
 
-fn settle(peers: &mut Peers) {
+fn settle(peers: &mut PeerFunctions) {
     while let Some(step) = peers.next() {
         peers.done(step, Ok(()));
     }
@@ -167,8 +169,9 @@ fn master(address: Option<u64>) -> Programmed {
 
 #[test]
 fn what_is_not_reached_is_told_with_the_reason_and_what_to_do() {
-    let mut peers = Peers::new();
-    let said = |peers: &Peers| peers.refused().iter().map(ToString::to_string).collect::<Vec<_>>();
+    let mut peers = PeerFunctions::new();
+    let said =
+        |peers: &PeerFunctions| peers.refused().iter().map(ToString::to_string).collect::<Vec<_>>();
     let drive = peers.join(function("alpha/nvme0", true));
     let memory = peers.join(function("gamma/ram0", false));
     peers.programmed(drive, master(None));
@@ -194,7 +197,7 @@ fn what_is_not_reached_is_told_with_the_reason_and_what_to_do() {
     peers.leave(other);
     peers.programmed(memory, at(0x20_0000));
     let step = peers.next().unwrap();
-    assert!(matches!(step, Step::Close(window) if window.address == 0x10_0000), "{step:?}");
+    assert!(matches!(step, PeerStep::Close(window) if window.address == 0x10_0000), "{step:?}");
     peers.done(step, Ok(()));
     let step = peers.next().unwrap();
     peers.done(step, Err("no room".into()));

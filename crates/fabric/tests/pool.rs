@@ -2,7 +2,7 @@
 //! map of pages.
 
 use proptest::prelude::*;
-use rackbus_fabric::pool::{Extents, Pool};
+use rackbus_fabric::pool::{Extents, MemoryPool};
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{Access, Place, Requester, derive};
 
@@ -15,7 +15,7 @@ const PAGE: u64 = 4096;
 fn the_map_is_marlins() {
     let text = include_str!("../../../examples/testbeds/marlin-pool.toml");
     let rack = Rack::parse("marlin-pool.toml", text).unwrap();
-    let pool = Pool::of(&rack);
+    let pool = MemoryPool::of(&rack);
     assert_eq!(pool.host("mh").unwrap().base, 32 * GIB);
     for i in 1..50 {
         assert_eq!(pool.host(&format!("ch{i}")).unwrap().base, 64 * GIB + (i - 1) * 32 * GIB);
@@ -53,7 +53,7 @@ fn racks() -> impl Strategy<Value = Rack> {
 proptest! {
     #[test]
     fn an_address_is_one_hosts(rack in racks(), any in any::<u64>(), near in 0usize..8) {
-        let pool = Pool::of(&rack);
+        let pool = MemoryPool::of(&rack);
         let near = &pool.hosts()[near % rack.hosts.len()];
         let ends = [near.base, near.base + near.size, near.base + near.size / 2];
         let around = ends.into_iter().flat_map(|end| [end.wrapping_sub(1), end, end + 1]);

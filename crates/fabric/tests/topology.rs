@@ -4,10 +4,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rackbus_fabric::{ComponentId, HostId, Kind, Link, Topology};
+use rackbus_fabric::{ComponentId, ComponentKind, HostId, Link, Topology};
 
-const KINDS: [Kind; 6] =
-    [Kind::Switch, Kind::Ntb, Kind::Device, Kind::SharedMemory, Kind::CxlMemory, Kind::CxlSwitch];
+const KINDS: [ComponentKind; 6] = [
+    ComponentKind::Switch,
+    ComponentKind::Ntb,
+    ComponentKind::Device,
+    ComponentKind::SharedMemory,
+    ComponentKind::CxlMemory,
+    ComponentKind::CxlSwitch,
+];
 
 /// What a breadth-first search finds first.
 fn naive(topology: &Topology, from: ComponentId, to: ComponentId) -> Option<Vec<ComponentId>> {
@@ -15,9 +21,9 @@ fn naive(topology: &Topology, from: ComponentId, to: ComponentId) -> Option<Vec<
     let passes = |id| {
         let part = topology.component(id);
         let through = match part.kind {
-            Kind::Memory | Kind::Device | Kind::CxlMemory => false,
-            Kind::Ntb => ends[0] != ends[1],
-            Kind::CxlSwitch => ends.contains(&None),
+            ComponentKind::Memory | ComponentKind::Device | ComponentKind::CxlMemory => false,
+            ComponentKind::Ntb => ends[0] != ends[1],
+            ComponentKind::CxlSwitch => ends.contains(&None),
             _ => true,
         };
         through && (part.host.is_none() || ends.contains(&part.host))
@@ -90,7 +96,7 @@ fn tree(hosts: usize) -> Topology {
             let name = format!("h{host}");
             let id = topology.add_host(&name, 1 << 30, false).unwrap();
             let root = topology.host(id).root;
-            let [_, ntb] = [Kind::Device, Kind::Ntb].map(|kind| {
+            let [_, ntb] = [ComponentKind::Device, ComponentKind::Ntb].map(|kind| {
                 let part = topology.add(Some(id), kind, &format!("{name}/{kind}")).unwrap();
                 topology.connect(root, part, link).unwrap();
                 part
@@ -102,7 +108,7 @@ fn tree(hosts: usize) -> Topology {
         let parts = topology.components().count();
         let above = level.chunks(31).enumerate().map(|(index, below)| {
             let name = format!("switch{}", parts + index);
-            let switch = topology.add(None, Kind::Switch, &name).unwrap();
+            let switch = topology.add(None, ComponentKind::Switch, &name).unwrap();
             below.iter().for_each(|part| topology.connect(*part, switch, link).unwrap());
             switch
         });

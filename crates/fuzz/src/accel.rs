@@ -1,7 +1,7 @@
 //! What a tenant says to an accelerator: descriptors, and messages for each engine.
 
 use rackbus_devices::accel::check;
-use rackbus_devices::accel::engines::{Context, LEAST_ROOM, Request, begin};
+use rackbus_devices::accel::engines::{Context, LEAST_ROOM, OperationRequest, Spare, begin};
 use rackbus_spec::accel::{DESCRIPTOR_SIZE, Descriptor, Operation};
 use zerocopy::{FromBytes, IntoBytes};
 use zeroize::Zeroizing;
@@ -26,13 +26,13 @@ pub fn run(data: &[u8]) {
     };
     let context = Context::new(operation, &Zeroizing::new(made_of)).ok();
     let associated = descriptor.associated.min(message.len() as u32);
-    let request = Request {
+    let request = OperationRequest {
         nonce: descriptor.nonce,
         associated,
         context: context.as_ref(),
-        ..Request::default()
+        ..OperationRequest::default()
     };
-    let Ok(mut engine) = begin(operation, &request) else { return };
+    let Ok(mut engine) = begin(operation, &request, &mut Spare::default()) else { return };
     let piece = usize::from(descriptor.id).max(1);
     let mut out = vec![0; LEAST_ROOM + usize::from(descriptor.contexts[1])];
     let (mut start, mut end, mut written) = (0, piece.min(message.len()), 0);

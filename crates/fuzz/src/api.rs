@@ -10,11 +10,11 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Method, Request, StatusCode, header};
 use axum::response::Response;
 use http_body_util::BodyExt;
-use rackbus_control::access::Peer;
+use rackbus_control::access::ApiPeer;
 use rackbus_control::api::{ApiError, Lease, NodeMessages, RackStatus};
 use rackbus_control::http::routes;
 use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::{Options, Service};
+use rackbus_control::{Service, ServiceOptions};
 use rackbus_lease::{Config, Message};
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
@@ -76,7 +76,7 @@ fn service() -> Arc<Service> {
         ..Inventory::default()
     };
     // SQLite's name for a database in memory.
-    let options = Options {
+    let options = ServiceOptions {
         inventory,
         read_rack: None,
         config: Config::default(),
@@ -154,7 +154,7 @@ async fn get<T: serde::de::DeserializeOwned>(router: &Router, uri: &str) -> T {
 async fn converse(mut input: Input<'_>) {
     // This process may speak for any host.
     let process = i32::try_from(std::process::id()).ok();
-    let router = routes(service()).layer(MockConnectInfo(Peer::Local(process)));
+    let router = routes(service()).layer(MockConnectInfo(ApiPeer::Local(process)));
     let mut callers: Vec<JoinHandle<()>> = Vec::new();
     let mut count = 0;
     while !input.is_empty() && count < MOST {

@@ -61,6 +61,10 @@ pub const WORDS: &[&str] = &[
     "trace",
     "file",
     "bursts",
+    "[shaping.",
+    "weight",
+    "burst",
+    "operations",
     "members",
     "together",
 ];
@@ -187,7 +191,7 @@ pub fn rack_seeds() -> Vec<Vec<u8>> {
     [DEMO, MODEL_RACK, LENDING, MARLIN].map(|text| text.as_bytes().to_vec()).to_vec()
 }
 
-/// Workloads with timings.
+/// Workload files, with and without timings of their own.
 pub fn model_seeds() -> Vec<Vec<u8>> {
     let flow = |kind: &str, rest: &str| {
         format!("duration = \"10 us\"\n[flows.a]\nkind = \"{kind}\"\n{rest}size = \"4 KiB\"\n")

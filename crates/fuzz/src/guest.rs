@@ -7,10 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_guest::fuse::{self, REQUEST_HEAD};
-use rackbus_guest::state::{Action, Kind, MOST_OBJECTS, MOST_SESSIONS, Received, State};
+use rackbus_guest::state::{
+    DescriptorKind, GuestAction, GuestState, MOST_OBJECTS, MOST_SESSIONS, Received,
+};
 use rackbus_segment::Handle;
-use rackbus_segment::guest::{Place, object_name};
-use rackbus_segment::message::{Change, Connected, Event, Reply, encode};
+use rackbus_segment::guest::{GuestChannel, object_name};
+use rackbus_segment::message::{Connected, ConnectionChange, Reply, SessionEvent, encode};
 
 use crate::input::Input;
 
@@ -19,7 +21,7 @@ const STEPS: usize = 400;
 
 /// The shell, as far as the state knows.
 struct Shell {
-    state: State,
+    state: GuestState,
     now: u64,
     tokens: u64,
     /// Requests without an answer.
@@ -42,7 +44,7 @@ pub fn run(data: &[u8]) {
 fn drive(data: &[u8]) -> (usize, usize) {
     let mut input = Input::new(data);
     let mut shell = Shell {
-        state: State::new(WINDOW),
+        state: GuestState::new(WINDOW),
         now: 0,
         tokens: 0,
         asked: BTreeSet::new(),
@@ -86,7 +88,7 @@ impl Shell {
                 0 => self.state.stop(),
                 _ => {
                     let session = self.session(input);
-                    self.state.over(session)
+                    self.state.session_ended(session)
                 }
             },
         };
@@ -108,7 +110,7 @@ impl Shell {
         self.sessions.iter().nth(nth).copied().unwrap_or_else(|| input.number())
     }
 
-    fn request(&mut self, input: &mut Input<'_>) -> Vec<Action> {
+    fn request(&mut self, input: &mut Input<'_>) -> Vec<GuestAction> {
         const OPERATIONS: [u32; 16] = [1, 2, 3, 14, 15, 16, 17, 18, 26, 28, 36, 38, 42, 48, 49, 60];
         let code = OPERATIONS[usize::from(input.u8() & 15)];
         let node = self.node(input);
@@ -119,7 +121,12 @@ impl Shell {
                 arguments.push(0);
             }
             15 | 16 | 18 => {
-                let place = [Place::Calls, Place::Events, Place::Proof, Place::End];
+                let place = [
+                    GuestChannel::Calls,
+                    GuestChannel::Events,
+                    GuestChannel::Proof,
+                    GuestChannel::End,
+                ];
                 let offset = match input.u8() {
                     nth @ 0..200 => place[usize::from(nth & 3)].offset(),
                     _ => input.number(),
@@ -164,51 +171,52 @@ impl Shell {
     }
 
     /// The node says something, with something beside it.
-    fn said(&mut self, input: &mut Input<'_>) -> Vec<Action> {
+    fn said(&mut self, input: &mut Input<'_>) -> Vec<GuestAction> {
         let (session, connection) = (self.session(input), Handle(u64::from(input.u8() & 3)));
         let connected = Connected { connection, size: 1, write: true, address: None };
         let (place, message) = match input.u8() & 3 {
-            0 => (Place::Calls, encode(&Reply::Connected(connected))),
-            1 => (Place::Calls, input.short().to_vec()),
+            0 => (GuestChannel::Calls, encode(&Reply::Connected(connected))),
+            1 => (GuestChannel::Calls, input.short().to_vec()),
             2 => {
-                let change = Change::Revoked;
-                (Place::Events, encode(&Event::Remote { connection, change }))
+                let change = ConnectionChange::Revoked;
+                (GuestChannel::Events, encode(&SessionEvent::Remote { connection, change }))
             }
-            _ => (Place::Events, input.short().to_vec()),
+            _ => (GuestChannel::Events, input.short().to_vec()),
         };
         let kind = |choice: u8| match choice & 3 {
-            0 => Kind::Memory { size: u64::from(choice) << 16 | 1, write: true },
-            1 => Kind::Memory { size: 4096, write: false },
-            2 => Kind::Bell,
-            _ => Kind::Other,
+            0 => DescriptorKind::Memory { size: u64::from(choice) << 16 | 1, write: true },
+            1 => DescriptorKind::Memory { size: 4096, write: false },
+            2 => DescriptorKind::Bell,
+            _ => DescriptorKind::Other,
         };
-        let objects: Vec<Kind> = input.short().iter().take(8).map(|it| kind(*it)).collect();
+        let objects: Vec<DescriptorKind> =
+            input.short().iter().take(8).map(|it| kind(*it)).collect();
         let received = Received { message: &message, objects: objects.clone(), lost: false };
         let (numbers, actions) = self.state.received(session, place, received);
         for (number, kind) in numbers.into_iter().zip(objects) {
-            let mappable = matches!(kind, Kind::Memory { write: true, .. });
+            let mappable = matches!(kind, DescriptorKind::Memory { write: true, .. });
             assert!(self.held.insert(number, mappable).is_none(), "a number was given twice");
         }
         actions
     }
 
-    fn perform(&mut self, actions: Vec<Action>) {
+    fn perform(&mut self, actions: Vec<GuestAction>) {
         for action in actions {
             match action {
-                Action::Answer { token, bytes } => {
+                GuestAction::Answer { token, bytes } => {
                     assert!(self.asked.remove(&token), "request {token} was answered twice");
                     let length = bytes.first_chunk().map_or(0, |it| u32::from_le_bytes(*it));
                     assert_eq!(length as usize, bytes.len());
                 }
-                Action::Connect { session } => self.connect(session),
-                Action::End { session } => drop(self.sessions.remove(&session)),
-                Action::Send { message, .. } => assert!(!message.is_empty()),
-                Action::Prove { object, asked, .. } => {
+                GuestAction::Connect { session } => self.connect(session),
+                GuestAction::End { session } => drop(self.sessions.remove(&session)),
+                GuestAction::Send { message, .. } => assert!(!message.is_empty()),
+                GuestAction::Prove { object, asked, .. } => {
                     assert!(self.held.contains_key(&object) || !self.sessions.is_empty());
                     let answer = self.state.proven(asked, true);
                     self.perform(answer);
                 }
-                Action::Map { job, object, at, length, .. } => {
+                GuestAction::Map { job, object, at, length, .. } => {
                     assert_eq!(self.held.get(&object), Some(&true), "no file to be mapped");
                     assert!(length > 0 && at.checked_add(length).is_some_and(|end| end <= WINDOW));
                     let before = self.maps.range(..at + length).next_back();
@@ -218,24 +226,25 @@ impl Shell {
                     let answer = self.state.mapped(job, true);
                     self.perform(answer);
                 }
-                Action::Unmap { ranges, asked } => {
+                GuestAction::Unmap { ranges, asked } => {
                     for (at, length) in ranges {
                         assert_eq!(self.maps.remove(&at), Some(length), "nothing is mapped there");
                         self.counts.1 += 1;
                     }
                     if let Some(asked) = asked {
                         let bytes = fuse::done(asked.unique);
-                        self.perform(vec![Action::Answer { token: asked.token, bytes }]);
+                        self.perform(vec![GuestAction::Answer { token: asked.token, bytes }]);
                     }
                 }
-                Action::Ring { object } => assert!(self.held.contains_key(&object)),
-                Action::Forget { object } => assert!(self.held.remove(&object).is_some()),
+                GuestAction::Ring { object } => assert!(self.held.contains_key(&object)),
+                GuestAction::Forget { object } => assert!(self.held.remove(&object).is_some()),
             }
         }
     }
 
     fn connect(&mut self, session: u64) {
-        let page = (!session.is_multiple_of(5)).then_some(Kind::Memory { size: 4096, write: true });
+        let page = (!session.is_multiple_of(5))
+            .then_some(DescriptorKind::Memory { size: 4096, write: true });
         let (number, actions) = self.state.connected(session, page);
         if let Some(number) = number {
             self.held.insert(number, true);

@@ -9,7 +9,7 @@ use rackbus_fuzz::{TARGETS, Target, target};
 #[derive(Debug, Parser)]
 #[command(about = "What `make fuzz` runs, by hand")]
 enum Command {
-    /// Names the targets.
+    /// Prints the names of all targets, a line each.
     List,
     /// Writes a target's seeds and its words (as `words`, for libFuzzer's -dict) into a folder.
     Seeds { target: String, folder: PathBuf },

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_devices::nic::{Counters, Nic, NicOptions};
+use rackbus_devices::nic::{Nic, NicCounters, NicOptions};
 use rackbus_devices::virtio::layout;
 use rackbus_memory::{Access, SharedMemory};
-use rackbus_net::{LocalNetwork, MacAddress, Network, Offload, Port};
+use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, Offload, PortSource};
 use rackbus_pci::endpoint::{Clock, Region};
 use rackbus_pci::{Endpoint, FunctionState, Work};
 use rackbus_spec::virtio::net::{HEADER_SIZE, feature};
@@ -54,7 +54,7 @@ impl Clock for Time {
 struct Driver {
     endpoint: Option<Endpoint>,
     network: LocalNetwork,
-    peer: Box<dyn Port>,
+    peer: Box<dyn NetworkPort>,
     /// Memory that the peer sends from.
     outside: SharedMemory,
     ram: SharedMemory,
@@ -70,7 +70,7 @@ fn model(network: &LocalNetwork) -> Box<Nic> {
     let name = "alpha/nic0.vf1".to_owned();
     let port = network.port(&name).expect("nobody has it");
     let options = NicOptions { mac: MacAddress::derived(&name), name, pairs: 2, rate: None };
-    Box::new(Nic::new(&options, Some(port), Arc::new(Counters::default())))
+    Box::new(Nic::new(&options, Some(port), Arc::new(NicCounters::default())))
 }
 
 impl Driver {

@@ -8,12 +8,15 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rackbus_fabric::FabricHandle;
-use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
+use rackbus_segment::directory::{AttachedObject, DirectorySettings, HostRange, LinePart, Loss};
 use rackbus_segment::message::{
-    Ask, Event, InterruptKind, Notice, PeerReply, Question, Refusal, Reply, Request, SegmentKind,
-    Share, Target, Tell, VERSION, Withdrawal, decode, encode,
+    ConnectorMessage, InterruptKind, Notice, OwnerMessage, PeerReply, Question, Refusal, Reply,
+    SegmentAccess, SegmentKind, SessionEvent, SessionRequest, TargetKind, VERSION, Withdrawal,
+    decode, encode,
 };
-use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, SessionId, To};
+use rackbus_segment::{
+    Directory, DirectoryAction, Handle, NodeId, ObjectId, Objects, Recipient, SessionId,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::input::Input;
@@ -69,7 +72,7 @@ enum Open {
     /// A session, to what it was told.
     Notice(SessionId, Notice),
     /// A connector's node asks.
-    Ask(NodeId, Ask),
+    Ask(NodeId, ConnectorMessage),
     /// An owner's node is asked.
     Question(NodeId, u64, Question),
     /// A copy is to be made.
@@ -85,14 +88,14 @@ struct Host {
     open: VecDeque<Open>,
     /// The processes' sessions: their numbers, of which none is used twice.
     sessions: [SessionId; 4],
-    /// Replies that each session waits for: those to [`Request`]s, of which every one has one.
+    /// Replies that each session waits for: those to [`SessionRequest`]s, of which every one has one.
     waiting: BTreeMap<SessionId, u64>,
 }
 
 impl Host {
     fn new() -> Host {
         let range = |node: NodeId| HostRange { base: u64::from(node) << 32, size: EXPORT };
-        let settings = Settings {
+        let settings = DirectorySettings {
             node: NODES[0],
             hosts: NODES.iter().map(|node| (*node, format!("h{node}"))).collect(),
             range: range(NODES[0]),
@@ -111,31 +114,31 @@ impl Host {
         }
     }
 
-    fn with(&mut self, act: impl FnOnce(&mut Directory, u64, &mut Store) -> Vec<Output>) {
+    fn with(&mut self, act: impl FnOnce(&mut Directory, u64, &mut Store) -> Vec<DirectoryAction>) {
         let outputs = act(&mut self.directory, self.now, &mut self.store);
         let mut cut = Vec::new();
         for output in outputs {
             match output {
-                Output::Send(to, attached) => {
+                DirectoryAction::Send(to, attached) => {
                     for it in &attached {
                         assert!(self.store.live.contains(&it.object), "{it:?} is sent and gone");
                     }
                     self.sent(to, &attached);
                 }
-                Output::Copy { ticket, .. } => self.open.push_back(Open::Copy(ticket)),
-                Output::Empty { job, .. } => self.open.extend(job.map(Open::Empty)),
-                Output::Forget(object) => {
+                DirectoryAction::Copy { ticket, .. } => self.open.push_back(Open::Copy(ticket)),
+                DirectoryAction::Empty { job, .. } => self.open.extend(job.map(Open::Empty)),
+                DirectoryAction::Forget(object) => {
                     assert!(self.store.live.remove(&object), "{object:?} is forgotten twice");
                 }
-                Output::Cut(session) => cut.push(session),
+                DirectoryAction::Cut(session) => cut.push(session),
             }
         }
         cut.into_iter().for_each(|session| self.close(session));
     }
 
-    fn sent(&mut self, to: To, attached: &[Attached]) {
+    fn sent(&mut self, to: Recipient, attached: &[AttachedObject]) {
         match to {
-            To::Reply(session, reply) => {
+            Recipient::Reply(session, reply) => {
                 assert_eq!(decode::<Reply>(&encode(&reply)).as_ref(), Some(&reply));
                 if !self.sessions.contains(&session) {
                     // The shell has nobody to give it to.
@@ -149,28 +152,36 @@ impl Host {
                 };
                 assert_eq!(given, attached.len(), "pages without their memory");
             }
-            To::Event(session, event) => {
-                assert_eq!(decode::<Event>(&encode(&event)).as_ref(), Some(&event));
+            Recipient::Event(session, event) => {
+                assert_eq!(decode::<SessionEvent>(&encode(&event)).as_ref(), Some(&event));
                 let notice = match event {
-                    Event::Freeze { ticket, keeper, .. } => Notice::Frozen { ticket, keeper },
-                    Event::Adopt { ticket, keeper, .. } => Notice::Adopted { ticket, keeper },
+                    SessionEvent::Freeze { ticket, keeper, .. } => {
+                        Notice::Frozen { ticket, keeper }
+                    }
+                    SessionEvent::Adopt { ticket, keeper, .. } => {
+                        Notice::Adopted { ticket, keeper }
+                    }
                     _ => return,
                 };
                 self.open.push_back(Open::Notice(session, notice));
             }
-            To::Ask(node, ask) => {
+            Recipient::Ask(node, ask) => {
                 assert_ne!(node, NODES[0], "a node does not ask itself aloud");
-                assert_eq!(decode::<Ask>(&encode(&ask)).as_ref(), Some(&ask));
-                if let Ask::Question { request, what, .. } = ask {
+                assert_eq!(decode::<ConnectorMessage>(&encode(&ask)).as_ref(), Some(&ask));
+                if let ConnectorMessage::Question { request, what, .. } = ask {
                     self.open.push_back(Open::Question(node, request, what));
                 }
             }
-            To::Tell(node, tell) => {
+            Recipient::Tell(node, tell) => {
                 assert_ne!(node, NODES[0], "a node does not tell itself aloud");
-                assert_eq!(decode::<Tell>(&encode(&tell)).as_ref(), Some(&tell));
+                assert_eq!(decode::<OwnerMessage>(&encode(&tell)).as_ref(), Some(&tell));
                 let ask = match tell {
-                    Tell::Freeze { ticket, connection, .. } => Ask::Frozen { ticket, connection },
-                    Tell::Adopt { ticket, connection, .. } => Ask::Adopted { ticket, connection },
+                    OwnerMessage::Freeze { ticket, connection, .. } => {
+                        ConnectorMessage::Frozen { ticket, connection }
+                    }
+                    OwnerMessage::Adopt { ticket, connection, .. } => {
+                        ConnectorMessage::Adopted { ticket, connection }
+                    }
                     _ => return,
                 };
                 self.open.push_back(Open::Ask(node, ask));
@@ -187,15 +198,15 @@ impl Host {
         self.with(|directory, now, store| directory.closed(now, session, store));
     }
 
-    fn request(&mut self, session: SessionId, request: Request) {
+    fn request(&mut self, session: SessionId, request: SessionRequest) {
         *self.waiting.entry(session).or_default() += 1;
         self.with(|directory, now, store| directory.request(now, session, request, store));
     }
 
     /// As the shell does: what came along is there while it is dealt with.
-    fn tell(&mut self, node: NodeId, tell: Tell, count: u8) {
-        let mut object = || Attached { object: self.store.add(), write: count & 4 == 0 };
-        let attached: Vec<Attached> = (0..count & 3).map(|_| object()).collect();
+    fn tell(&mut self, node: NodeId, tell: OwnerMessage, count: u8) {
+        let mut object = || AttachedObject { object: self.store.add(), write: count & 4 == 0 };
+        let attached: Vec<AttachedObject> = (0..count & 3).map(|_| object()).collect();
         let taken = attached.clone();
         self.with(|directory, now, store| directory.told(now, node, tell, attached, store));
         for it in taken {
@@ -216,7 +227,7 @@ impl Host {
             Some(Open::Question(node, request, what)) => {
                 let how = input.u8();
                 let (answer, count) = grant(&what, how);
-                self.tell(node, Tell::Answer { request, answer }, count);
+                self.tell(node, OwnerMessage::Answer { request, answer }, count);
             }
             Some(Open::Copy(ticket)) => {
                 let outcome = self.outcome(input);
@@ -296,7 +307,7 @@ fn step(host: &mut Host, input: &mut Input<'_>) {
     let node = NODES[1 + usize::from(choice >> 4 & 1)];
     match choice & 15 {
         0..=6 => {
-            if let Some(request) = message::<Request>(input) {
+            if let Some(request) = message::<SessionRequest>(input) {
                 host.request(session, request);
             }
         }
@@ -306,12 +317,12 @@ fn step(host: &mut Host, input: &mut Input<'_>) {
             }
         }
         8 | 9 => {
-            if let Some(ask) = message::<Ask>(input) {
+            if let Some(ask) = message::<ConnectorMessage>(input) {
                 host.with(|directory, now, store| directory.asked(now, node, ask, store));
             }
         }
         10 => {
-            if let Some(tell) = message::<Tell>(input) {
+            if let Some(tell) = message::<OwnerMessage>(input) {
                 host.tell(node, tell, choice >> 5);
             }
         }
@@ -336,7 +347,7 @@ pub fn run(data: &[u8]) {
     let mut host = Host::new();
     let sessions = u64::from(input.u8() & 3);
     for session in 1..=sessions {
-        host.request(SessionId(session), Request::Hello { version: VERSION });
+        host.request(SessionId(session), SessionRequest::Hello { version: VERSION });
     }
     for _ in 0..MOST {
         if input.is_empty() {
@@ -353,7 +364,7 @@ fn said(choice: u8, bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// A request of a session, counted from 1.
-fn ask(session: u8, request: &Request) -> Vec<u8> {
+fn ask(session: u8, request: &SessionRequest) -> Vec<u8> {
     said((session - 1) << 4, encode(request))
 }
 
@@ -364,27 +375,27 @@ fn obey() -> Vec<u8> {
 
 /// A question of another node.
 fn question(what: Question) -> Vec<u8> {
-    said(8, encode(&Ask::Question { request: 1, connection: Handle(5), what }))
+    said(8, encode(&ConnectorMessage::Question { request: 1, connection: Handle(5), what }))
 }
 
-fn create(id: u32, kind: SegmentKind) -> Request {
-    Request::CreateSegment { id, choose: false, size: 8192, kind }
+fn create(id: u32, kind: SegmentKind) -> SessionRequest {
+    SessionRequest::CreateSegment { id, choose: false, size: 8192, kind }
 }
 
-fn connect(node: NodeId, what: Target) -> Request {
-    Request::Connect { node, id: 1, timeout_ms: 1000, what }
+fn connect(node: NodeId, what: TargetKind) -> SessionRequest {
+    SessionRequest::Connect { node, id: 1, timeout_ms: 1000, what }
 }
 
 /// Sessions of one host share a segment, which is withdrawn.
 fn own_seed() -> Vec<u8> {
     let segment = Handle(1);
-    let withdraw = |how| ask(1, &Request::SetUnavailable { segment, how });
+    let withdraw = |how| ask(1, &SessionRequest::SetUnavailable { segment, how });
     [
         ask(1, &create(1, SegmentKind::Shared)),
-        ask(1, &Request::SetAvailable { segment }),
-        ask(1, &Request::Share { segment }),
-        ask(2, &connect(4, Target::Segment)),
-        ask(2, &connect(4, Target::Attach)),
+        ask(1, &SessionRequest::SetAvailable { segment }),
+        ask(1, &SessionRequest::Share { segment }),
+        ask(2, &connect(4, TargetKind::Segment)),
+        ask(2, &connect(4, TargetKind::Attach)),
         withdraw(Withdrawal::Force),
     ]
     .concat()
@@ -393,16 +404,17 @@ fn own_seed() -> Vec<u8> {
 /// Another node connects, and is no longer allowed to.
 fn guest_seed() -> Vec<u8> {
     let segment = Handle(1);
-    let rule = Request::SetShare { first: 1, last: 9, node: None, share: Share::None };
+    let rule =
+        SessionRequest::SetShare { first: 1, last: 9, node: None, share: SegmentAccess::None };
     [
         ask(1, &create(1, SegmentKind::Shared)),
-        ask(1, &Request::SetAvailable { segment }),
-        question(Question::Segment { id: 1, what: Target::Segment }),
+        ask(1, &SessionRequest::SetAvailable { segment }),
+        question(Question::Segment { id: 1, what: TargetKind::Segment }),
         ask(1, &rule),
         obey(),
         obey(),
         obey(),
-        said(8, encode(&Ask::Disconnect { connection: Handle(5) })),
+        said(8, encode(&ConnectorMessage::Disconnect { connection: Handle(5) })),
         vec![13, 200],
     ]
     .concat()
@@ -412,13 +424,13 @@ fn guest_seed() -> Vec<u8> {
 fn away_seed() -> Vec<u8> {
     let kind = InterruptKind::Data;
     [
-        ask(1, &connect(8, Target::Segment)),
+        ask(1, &connect(8, TargetKind::Segment)),
         obey(),
-        ask(1, &Request::ConnectInterrupt { node: 12, kind, number: 3, timeout_ms: 5 }),
+        ask(1, &SessionRequest::ConnectInterrupt { node: 12, kind, number: 3, timeout_ms: 5 }),
         obey(),
         said(
             10,
-            encode(&Tell::Freeze {
+            encode(&OwnerMessage::Freeze {
                 ticket: Handle(1),
                 connection: Handle(1),
                 offset: 0,
@@ -428,7 +440,7 @@ fn away_seed() -> Vec<u8> {
         obey(),
         said(
             0x2a,
-            encode(&Tell::Adopt {
+            encode(&OwnerMessage::Adopt {
                 ticket: Handle(1),
                 connection: Handle(1),
                 offset: 0,
@@ -436,7 +448,7 @@ fn away_seed() -> Vec<u8> {
             }),
         ),
         obey(),
-        ask(1, &Request::Probe { node: 8 }),
+        ask(1, &SessionRequest::Probe { node: 8 }),
         vec![0x4e, 13, 0xf0, 0xff, 0xff],
     ]
     .concat()
@@ -446,14 +458,18 @@ fn away_seed() -> Vec<u8> {
 fn interrupts_seed() -> Vec<u8> {
     let kind = InterruptKind::Data;
     [
-        ask(1, &Request::CreateInterrupt { kind, number: Some(1), shared: false }),
-        ask(2, &Request::ConnectInterrupt { node: 4, kind, number: 1, timeout_ms: 5 }),
+        ask(1, &SessionRequest::CreateInterrupt { kind, number: Some(1), shared: false }),
+        ask(2, &SessionRequest::ConnectInterrupt { node: 4, kind, number: 1, timeout_ms: 5 }),
         question(Question::Interrupt { kind, number: 1 }),
         ask(
             1,
-            &Request::CreateInterrupt { kind: InterruptKind::Plain, number: None, shared: true },
+            &SessionRequest::CreateInterrupt {
+                kind: InterruptKind::Plain,
+                number: None,
+                shared: true,
+            },
         ),
-        ask(1, &Request::RemoveInterrupt { interrupt: Handle(1) }),
+        ask(1, &SessionRequest::RemoveInterrupt { interrupt: Handle(1) }),
     ]
     .concat()
 }
@@ -461,19 +477,20 @@ fn interrupts_seed() -> Vec<u8> {
 /// Pages are opened, mapped, closed and freed.
 fn pages_seed() -> Vec<u8> {
     let extent = Handle(1);
-    let pages = |node, write| Request::OpenPages { extent, offset: 0, length: 4096, node, write };
+    let pages =
+        |node, write| SessionRequest::OpenPages { extent, offset: 0, length: 4096, node, write };
     [
-        ask(1, &Request::Allocate { size: 16384 }),
+        ask(1, &SessionRequest::Allocate { size: 16384 }),
         ask(1, &pages(8, true)),
         ask(1, &pages(4, false)),
-        ask(2, &Request::MapPages { address: 4 << 32, length: 4096 }),
+        ask(2, &SessionRequest::MapPages { address: 4 << 32, length: 4096 }),
         question(Question::Pages { address: 4 << 32, length: 4096 }),
-        ask(1, &Request::ClosePages { extent, offset: 0, length: 4096 }),
+        ask(1, &SessionRequest::ClosePages { extent, offset: 0, length: 4096 }),
         obey(),
         obey(),
         obey(),
-        ask(1, &Request::Free { extent }),
-        ask(2, &Request::ListSegments { skip: 0 }),
+        ask(1, &SessionRequest::Free { extent }),
+        ask(2, &SessionRequest::ListSegments { skip: 0 }),
     ]
     .concat()
 }
@@ -484,7 +501,7 @@ fn groups_seed() -> Vec<u8> {
         ask(1, &create(2, SegmentKind::Group)),
         ask(2, &create(2, SegmentKind::Group)),
         question(Question::Group { id: 2, size: Some(8192) }),
-        ask(1, &connect(252, Target::Group)),
+        ask(1, &connect(252, TargetKind::Group)),
         ask(2, &create(3, SegmentKind::Empty)),
         ask(2, &create(4, SegmentKind::Private)),
     ]

@@ -15,7 +15,7 @@ use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Shown, ShownWith, serve};
 use rackbus_spec::vfio_user::{
     DmaMap, DmaUnmap, Flags, Header, IrqSet, IrqSetFlags, PeerMap, RegionAccess, RegionInfo,
-    TYPE_MASK, Version, command, irq, region,
+    Registers, TYPE_MASK, Version, command, irq, region,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -247,6 +247,10 @@ impl Device for &Direct {
         Ok(self.call(|endpoint| endpoint.close_window(iova, length))?)
     }
 
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+        Ok(self.call(|endpoint| endpoint.poll_registers(bar))?)
+    }
+
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
         Ok(self.call(|endpoint| endpoint.set_irqs(change))?)
     }
@@ -356,6 +360,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         say(command::PEER_MAP, 1, &[peer.as_bytes(), name.as_bytes()].concat()),
         say(command::DMA_MAP, 0, DmaMap { address: 1 << 30, ..map }.as_bytes()),
         say(command::PEER_UNMAP, 0, closed.as_bytes()),
+        say(command::REGISTERS, 0, Registers { argsz: 16, bar: 0, size: 0 }.as_bytes()),
+        say(command::REGISTERS, 1, Registers { argsz: 16, bar: 9, size: 1 }.as_bytes()),
     ]
     .concat();
     let end = [

@@ -21,7 +21,7 @@ const MAX_PAGES: u16 = 32;
 /// Mappings begin at multiples of this power of two.
 const MAP_ALIGNMENT: u16 = 12;
 
-/// Features of [`Operation::Init`] that are agreed to: large writes, requests of many pages, aligned
+/// Features of [`FuseOperation::Init`] that are agreed to: large writes, requests of many pages, aligned
 /// mappings, and the second word of features.
 const AGREED: u32 = 1 << 5 | 1 << 22 | 1 << 26 | 1 << 30;
 /// Of the second word: each file says whether it is mapped directly.
@@ -64,7 +64,7 @@ impl Errno {
 
 /// Who asks, and about which file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
+pub struct RequestHead {
     /// Number of the request, which its answer repeats.
     pub unique: u64,
     /// Number of the file.
@@ -78,7 +78,7 @@ pub struct Head {
 /// What the guest's kernel asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named as in FUSE's own description")]
-pub enum Operation<'a> {
+pub enum FuseOperation<'a> {
     /// The file system is mounted.
     Init { major: u32, minor: u32, flags_2: u32 },
     /// The file system is unmounted.
@@ -89,7 +89,7 @@ pub enum Operation<'a> {
     Forget(Vec<(u64, u64)>),
     /// Asks for the attributes of the file.
     Attributes,
-    /// Opens a file.
+    /// Opens a file of the folder by its number.
     Open,
     /// Reads from a file.
     Read { handle: u64, offset: u64, size: u32 },
@@ -99,7 +99,7 @@ pub enum Operation<'a> {
     Release { handle: u64 },
     /// Something that is done by having been asked.
     Nothing,
-    /// Opens the folder.
+    /// Opens the only folder, the root.
     OpenFolder,
     /// Reads the folder's entries from the one with this number.
     ReadFolder { offset: u64, size: u32 },
@@ -136,7 +136,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Exactly `count` pairs.
+    /// Takes `count` pairs of numbers, and refuses what is shorter.
     fn pairs(&mut self, count: u32) -> Result<Vec<(u64, u64)>, Errno> {
         if self.0.len() / 16 < count as usize {
             return Err(Errno::INVAL);
@@ -153,20 +153,20 @@ impl<'a> Fields<'a> {
 }
 
 /// The head of a request; `None` when there is not even that, and nothing to answer.
-pub fn head(bytes: &[u8]) -> Option<Head> {
+pub fn head(bytes: &[u8]) -> Option<RequestHead> {
     let mut fields = Fields(bytes);
     let _length_and_operation = fields.u64().ok()?;
     let (unique, node) = (fields.u64().ok()?, fields.u64().ok()?);
     let (user, group) = (fields.u32().ok()?, fields.u32().ok()?);
     fields.skip(8).ok()?;
-    Some(Head { unique, node, user, group })
+    Some(RequestHead { unique, node, user, group })
 }
 
 /// What a request asks.
 ///
 /// # Errors
 /// [`Errno::INVAL`] when it is none.
-pub fn operation(bytes: &[u8]) -> Result<Operation<'_>, Errno> {
+pub fn operation(bytes: &[u8]) -> Result<FuseOperation<'_>, Errno> {
     let mut fields = Fields(bytes);
     let (length, code) = (fields.u32()?, fields.u32()?);
     if length as usize != bytes.len() {
@@ -174,65 +174,65 @@ pub fn operation(bytes: &[u8]) -> Result<Operation<'_>, Errno> {
     }
     fields.skip(REQUEST_HEAD - 8)?;
     Ok(match code {
-        1 => Operation::Lookup { name: fields.name()? },
+        1 => FuseOperation::Lookup { name: fields.name()? },
         2 => {
             let node = head(bytes).ok_or(Errno::INVAL)?.node;
-            Operation::Forget(vec![(node, fields.u64()?)])
+            FuseOperation::Forget(vec![(node, fields.u64()?)])
         }
-        3 => Operation::Attributes,
-        14 => Operation::Open,
+        3 => FuseOperation::Attributes,
+        14 => FuseOperation::Open,
         15 => {
             let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()?);
-            Operation::Read { handle, offset, size }
+            FuseOperation::Read { handle, offset, size }
         }
         16 => write(fields)?,
-        17 => Operation::Statistics,
-        18 => Operation::Release { handle: fields.u64()? },
+        17 => FuseOperation::Statistics,
+        18 => FuseOperation::Release { handle: fields.u64()? },
         // To flush, to synchronise, and of the folder to close it: nothing waits anywhere.
-        20 | 25 | 29 | 30 => Operation::Nothing,
+        20 | 25 | 29 | 30 => FuseOperation::Nothing,
         26 => init(fields)?,
-        27 => Operation::OpenFolder,
+        27 => FuseOperation::OpenFolder,
         28 => {
             let (_handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()?);
-            Operation::ReadFolder { offset, size }
+            FuseOperation::ReadFolder { offset, size }
         }
-        36 => Operation::Interrupt,
-        38 => Operation::Destroy,
+        36 => FuseOperation::Interrupt,
+        38 => FuseOperation::Destroy,
         42 => {
             let count = fields.u32()?;
             fields.skip(4)?;
-            Operation::Forget(fields.pairs(count)?)
+            FuseOperation::Forget(fields.pairs(count)?)
         }
         48 => {
             let (_handle, offset, length) = (fields.u64()?, fields.u64()?, fields.u64()?);
             let (flags, at) = (fields.u64()?, fields.u64()?);
-            Operation::SetUpMapping { offset, length, write: flags & 1 != 0, at }
+            FuseOperation::SetUpMapping { offset, length, write: flags & 1 != 0, at }
         }
         49 => {
             let count = fields.u32()?;
-            Operation::RemoveMappings(fields.pairs(count)?)
+            FuseOperation::RemoveMappings(fields.pairs(count)?)
         }
-        other => Operation::Unknown(other),
+        other => FuseOperation::Unknown(other),
     })
 }
 
-fn write(mut fields: Fields<'_>) -> Result<Operation<'_>, Errno> {
+fn write(mut fields: Fields<'_>) -> Result<FuseOperation<'_>, Errno> {
     let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()?);
     // Flags, a lock's owner, flags again, and a gap.
     fields.skip(4 + 8 + 4 + 4)?;
     match fields.0.len() == size as usize {
-        true => Ok(Operation::Write { handle, offset, data: fields.0 }),
+        true => Ok(FuseOperation::Write { handle, offset, data: fields.0 }),
         false => Err(Errno::INVAL),
     }
 }
 
-fn init(mut fields: Fields<'_>) -> Result<Operation<'_>, Errno> {
+fn init(mut fields: Fields<'_>) -> Result<FuseOperation<'_>, Errno> {
     let (major, minor) = (fields.u32()?, fields.u32()?);
     fields.skip(4)?;
     let flags = fields.u32()?;
     // Kernels before 5.17 send no second word.
     let flags_2 = if flags & 1 << 30 != 0 { fields.u32()? } else { 0 };
-    Ok(Operation::Init { major, minor, flags_2 })
+    Ok(FuseOperation::Init { major, minor, flags_2 })
 }
 
 /// What a file is, for its attributes.
@@ -408,18 +408,18 @@ mod tests {
     #[test]
     fn requests_are_what_they_say_or_none() {
         let lookup = request(1, b"session\0");
-        assert_eq!(head(&lookup), Some(Head { unique: 7, node: 9, user: 1000, group: 100 }));
-        assert_eq!(operation(&lookup), Ok(Operation::Lookup { name: b"session" }));
+        assert_eq!(head(&lookup), Some(RequestHead { unique: 7, node: 9, user: 1000, group: 100 }));
+        assert_eq!(operation(&lookup), Ok(FuseOperation::Lookup { name: b"session" }));
         let map = request(48, &words(&[3, 0, 2 << 20, 3, 4 << 20]));
         let set_up =
-            Operation::SetUpMapping { offset: 0, length: 2 << 20, write: true, at: 4 << 20 };
+            FuseOperation::SetUpMapping { offset: 0, length: 2 << 20, write: true, at: 4 << 20 };
         assert_eq!(operation(&map), Ok(set_up));
         let mut removal = 2_u32.to_le_bytes().to_vec();
         removal.extend(words(&[0, 1, 2, 3]));
         let removal = request(49, &removal);
         let removed = operation(&removal);
-        assert_eq!(removed, Ok(Operation::RemoveMappings(vec![(0, 1), (2, 3)])));
-        assert_eq!(operation(&request(2, &words(&[5]))), Ok(Operation::Forget(vec![(9, 5)])));
+        assert_eq!(removed, Ok(FuseOperation::RemoveMappings(vec![(0, 1), (2, 3)])));
+        assert_eq!(operation(&request(2, &words(&[5]))), Ok(FuseOperation::Forget(vec![(9, 5)])));
         for wrong in [
             request(1, b"no end"),
             request(1, b"two\0names\0"),

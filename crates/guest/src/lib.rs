@@ -20,4 +20,4 @@ pub mod journal;
 pub mod service;
 pub mod state;
 
-pub use service::{Helper, ServeError, Served, serve, stand_by};
+pub use service::{ServeError, ServingEnd, StandbyStart, serve, stand_by};

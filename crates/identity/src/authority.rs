@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 
 use crate::certified::{Certified, NODE_LIFE, SKEW, now};
 use crate::credentials::{write_private, write_public};
-use crate::{Credentials, CredentialsError, Request, Subject, fingerprint};
+use crate::{CertificateRequest, Credentials, CredentialsError, Subject, fingerprint};
 
 /// How long the certificate of an authority is good.
 const AUTHORITY: Duration = Duration::from_secs(3650 * 24 * 3600);
@@ -47,29 +47,29 @@ pub enum AuthorityError {
 pub(crate) const RACK: &str = "rackbus ";
 
 /// A rack's certificate authority.
-pub struct Authority {
+pub struct CertificateAuthority {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
     pem: String,
 }
 
-impl std::fmt::Debug for Authority {
+impl std::fmt::Debug for CertificateAuthority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Authority").finish_non_exhaustive()
+        f.debug_struct("CertificateAuthority").finish_non_exhaustive()
     }
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// The authority whose files are in `folder`, made at the first start of `rack`. Its key is readable for
     /// its owner only.
     ///
     /// # Errors
     /// [`AuthorityError`].
-    pub fn open(folder: &Path, rack: &str) -> Result<Authority, AuthorityError> {
-        if let Some(authority) = Authority::load(folder)? {
+    pub fn open(folder: &Path, rack: &str) -> Result<CertificateAuthority, AuthorityError> {
+        if let Some(authority) = CertificateAuthority::load(folder)? {
             return Ok(authority);
         }
-        let authority = Authority::generate(rack)?;
+        let authority = CertificateAuthority::generate(rack)?;
         authority.save(folder)?;
         Ok(authority)
     }
@@ -78,7 +78,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`AuthorityError`].
-    pub fn load(folder: &Path) -> Result<Option<Authority>, AuthorityError> {
+    pub fn load(folder: &Path) -> Result<Option<CertificateAuthority>, AuthorityError> {
         let (key_path, certificate_path) = (folder.join("ca.key"), folder.join("ca.pem"));
         let file = |path: &Path| {
             let path = path.to_owned();
@@ -88,7 +88,7 @@ impl Authority {
         match std::fs::read_to_string(&certificate_path) {
             Ok(pem) => {
                 let key = std::fs::read_to_string(&key_path).map_err(file(&key_path))?;
-                Authority::from_pem(&pem, &key).map(Some)
+                CertificateAuthority::from_pem(&pem, &key).map(Some)
             }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(file(&certificate_path)(cause)),
@@ -99,7 +99,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`AuthorityError`].
-    pub fn generate(rack: &str) -> Result<Authority, AuthorityError> {
+    pub fn generate(rack: &str) -> Result<CertificateAuthority, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
         let name = DnValue::Utf8String(format!("{RACK}{rack}"));
@@ -110,15 +110,15 @@ impl Authority {
         params.not_before = moment(since.saturating_sub(SKEW.as_secs()))?;
         params.not_after = moment(since.saturating_add(AUTHORITY.as_secs()))?;
         let pem = params.self_signed(&key)?.pem();
-        Authority::of(pem, key)
+        CertificateAuthority::of(pem, key)
     }
 
-    /// The authority with this certificate and key, as [`pem`](Authority::pem) has them.
+    /// The authority with this certificate and key, as [`pem`](CertificateAuthority::pem) has them.
     ///
     /// # Errors
     /// [`AuthorityError`].
-    pub fn from_pem(certificate: &str, key: &str) -> Result<Authority, AuthorityError> {
-        Authority::of(certificate.to_owned(), KeyPair::from_pem(key)?)
+    pub fn from_pem(certificate: &str, key: &str) -> Result<CertificateAuthority, AuthorityError> {
+        CertificateAuthority::of(certificate.to_owned(), KeyPair::from_pem(key)?)
     }
 
     /// Its certificate and its key, which is as secret as the rack.
@@ -141,11 +141,11 @@ impl Authority {
         write_public(&certificate_path, certificate).map_err(file(&certificate_path))
     }
 
-    fn of(pem: String, key: KeyPair) -> Result<Authority, AuthorityError> {
+    fn of(pem: String, key: KeyPair) -> Result<CertificateAuthority, AuthorityError> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes())
             .map_err(|_| rcgen::Error::CouldNotParseCertificate)?;
         let issuer = Issuer::from_ca_cert_pem(&pem, key)?;
-        Ok(Authority { issuer, certificate, pem })
+        Ok(CertificateAuthority { issuer, certificate, pem })
     }
 
     /// SHA-256 of its certificate, by which who joins knows it.
@@ -188,7 +188,7 @@ impl Authority {
     /// # Errors
     /// [`AuthorityError`].
     pub fn issue(&self, subject: &Subject) -> Result<Credentials, AuthorityError> {
-        let request = Request::new()?;
+        let request = CertificateRequest::new()?;
         let certified = Certified::new(subject.clone(), NODE_LIFE);
         let signed = self.sign(&certified, request.text())?;
         Ok(request.answered(&signed)?)

@@ -92,7 +92,7 @@ impl TryFrom<String> for Serial {
 pub struct Certified {
     /// Of whom it is.
     pub subject: Subject,
-    /// Its number.
+    /// Its serial number, which no other certificate of the rack has.
     pub serial: Serial,
     /// When it was made, in seconds since 1970.
     pub since: u64,
@@ -142,7 +142,7 @@ impl Certified {
     }
 }
 
-/// Seconds since 1970.
+/// The machine's clock in seconds since 1970, which can be set back.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs())
 }

@@ -39,21 +39,21 @@ fn unusable(what: impl std::fmt::Display) -> CredentialsError {
 
 /// A new key, and what asks for a certificate for it.
 #[derive(Debug)]
-pub struct Request {
+pub struct CertificateRequest {
     key: KeyPair,
     text: String,
 }
 
-impl Request {
+impl CertificateRequest {
     /// Makes the key.
     ///
     /// # Errors
     /// When the system has no random numbers.
-    pub fn new() -> Result<Request, CredentialsError> {
+    pub fn new() -> Result<CertificateRequest, CredentialsError> {
         let key = KeyPair::generate().map_err(unusable)?;
         let params = CertificateParams::new(Vec::new()).map_err(unusable)?;
         let text = params.serialize_request(&key).and_then(|it| it.pem()).map_err(unusable)?;
-        Ok(Request { key, text })
+        Ok(CertificateRequest { key, text })
     }
 
     /// The request as PKCS #10, in PEM.
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn credentials_say_of_which_rack_they_are() {
-        let authority = crate::Authority::generate("lab two").unwrap();
+        let authority = crate::CertificateAuthority::generate("lab two").unwrap();
         let credentials = authority.issue(&Subject::Node("beta".to_owned())).unwrap();
         assert_eq!(credentials.rack().as_deref(), Some("lab two"));
     }

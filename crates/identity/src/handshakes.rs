@@ -59,7 +59,7 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A place.
+/// A place among those that handshakes may take, given back when this is dropped.
 #[derive(Debug)]
 pub struct Handshake {
     of: Handshakes,

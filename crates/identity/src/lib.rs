@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
 //! Who is who between the machines of a rack.
 //!
-//! A rack has a certificate authority of its own, made by its control plane ([`Authority`]). Whoever belongs to
+//! A rack has a certificate authority of its own, made by its control plane ([`CertificateAuthority`]). Whoever belongs to
 //! the rack has a certificate of it that names what it is ([`Subject`]), and shows that in TLS 1.3 to all others
 //! ([`Credentials`]). Hosts and people get their first one for a [token](Token), which is good once and for a limited
 //! time.
@@ -18,13 +18,13 @@ mod versions;
 
 use rustls::pki_types::CertificateDer;
 
-pub use authority::{Authority, AuthorityError};
+pub use authority::{AuthorityError, CertificateAuthority};
 pub use certified::{BadSerial, Certified, LONGEST_LIFE, NODE_LIFE, PERSON_LIFE, Serial, now};
-pub use credentials::{Credentials, CredentialsError, Request, write_private};
+pub use credentials::{CertificateRequest, Credentials, CredentialsError, write_private};
 pub use handshakes::{Handshake, Handshakes};
 pub use join::joining_config;
 pub use revoked::{
-    IsRevoked, MOST_REVOKED, Revocation, RevocationList, Revocations, Revoked, Watched,
+    IsRevoked, MOST_REVOKED, Revocation, RevocationList, Revocations, Revoked, WatchedConnection,
 };
 pub use rustls;
 pub use subject::{BadRole, BadSubject, Person, Role, Subject};
@@ -48,7 +48,7 @@ fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
     sha2::Sha256::digest(certificate).into()
 }
 
-/// As hexadecimal digits.
+/// Two lower-case digits for each byte, without separators.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Certified, Serial, Subject};
 
-/// What is revoked.
+/// What a revocation is about: one certificate, or all of a host or person.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Revoked {
@@ -25,7 +25,7 @@ pub enum Revoked {
     User(String),
 }
 
-/// `host beta`
+/// In words, for messages: `host beta`, `user ann`, `certificate 3f…`.
 impl fmt::Display for Revoked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -53,7 +53,7 @@ impl Revoked {
 pub struct Revocation {
     /// Its number; later ones have greater ones.
     pub number: u64,
-    /// What.
+    /// The certificate, host or person that it is about.
     pub what: Revoked,
     /// When, in seconds since 1970: certificates made later are good.
     pub at: u64,
@@ -116,7 +116,7 @@ impl RevocationList {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the certificate {serial} of {subject} was revoked")]
 pub struct IsRevoked {
-    /// Its number.
+    /// The certificate's serial number, as `rackbus certificates` lists it.
     pub serial: Serial,
     /// Of whom it is.
     pub subject: Subject,
@@ -156,7 +156,7 @@ impl Revocations {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The list.
+    /// A copy of the list as it is known now.
     pub fn list(&self) -> RevocationList {
         self.state().list.clone()
     }
@@ -177,12 +177,12 @@ impl Revocations {
         &self,
         certified: Certified,
         end: impl Fn() + Send + Sync + 'static,
-    ) -> Result<Watched, IsRevoked> {
+    ) -> Result<WatchedConnection, IsRevoked> {
         let mut state = self.state();
         checked(&state.list, &certified)?;
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         state.open.insert(number, Open { certified, end: Box::new(end) });
-        Ok(Watched { of: self.clone(), number })
+        Ok(WatchedConnection { of: self.clone(), number })
     }
 
     /// Learns of revocations at `now` (seconds since 1970), and ends the connections of those that are revoked.
@@ -198,7 +198,7 @@ impl Revocations {
             .partition::<BTreeMap<_, _>, _>(|(_, open)| known.find(&open.certified).is_some());
         *open = good;
         let others = others.clone();
-        // Whoever is ended may come back here: what it has may drop its own `Watched`.
+        // Whoever is ended may come back here: what it has may drop its own `WatchedConnection`.
         drop(state);
         for open in revoked.values() {
             (open.end)();
@@ -230,12 +230,12 @@ fn checked(list: &RevocationList, certified: &Certified) -> Result<(), IsRevoked
 
 /// A connection that is ended when its certificate is revoked.
 #[derive(Debug)]
-pub struct Watched {
+pub struct WatchedConnection {
     of: Revocations,
     number: u64,
 }
 
-impl Drop for Watched {
+impl Drop for WatchedConnection {
     fn drop(&mut self) {
         let gone = self.of.state().open.remove(&self.number);
         // What it has may end other things when it is dropped.
@@ -352,7 +352,7 @@ mod tests {
         // In a thread of its own: a lock that is taken twice fails this test instead of stopping it.
         std::thread::spawn(move || {
             for of in [&first, &second] {
-                let held: Arc<Mutex<Option<Watched>>> = Arc::default();
+                let held: Arc<Mutex<Option<WatchedConnection>>> = Arc::default();
                 let (own, asked, all) = (held.clone(), of.clone(), first.clone());
                 let done = done.clone();
                 let end = move || {

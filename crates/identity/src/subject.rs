@@ -20,7 +20,7 @@ const CONTROL: &str = "control.rackbus";
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Subject {
-    /// The control plane.
+    /// A control plane, which all of the rack's nodes and users talk to.
     Control,
     /// The node of this host.
     Node(String),
@@ -46,7 +46,7 @@ pub enum Role {
     Operator,
     /// To borrow and return for this host.
     Borrower(String),
-    /// To look.
+    /// To read what there is, and change nothing.
     Reader,
 }
 
@@ -168,7 +168,7 @@ impl fmt::Display for Subject {
 
 /// A name that stands for nobody of a rack.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is the name of nobody of a rack")]
+#[error("`{0}` is no name in a rack's certificates")]
 pub struct BadSubject(String);
 
 impl FromStr for Subject {

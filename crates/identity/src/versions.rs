@@ -26,7 +26,7 @@ struct Said {
 
 /// What are no versions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` are no versions of a protocol")]
+#[error("`{0}` is no range of versions: write `3` or `2-3`")]
 pub struct BadVersions(String);
 
 impl Versions {
@@ -36,7 +36,7 @@ impl Versions {
         Versions { oldest, newest }
     }
 
-    /// The newest one.
+    /// The newest version, which is used when the other side speaks it.
     pub fn newest(self) -> u32 {
         self.newest
     }
@@ -59,7 +59,7 @@ impl Versions {
     }
 }
 
-/// `3`, or `2-3`.
+/// For messages: `3` when there is one version, else `2-3`.
 impl fmt::Display for Versions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.oldest == self.newest {
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_that_both_speak_is_spoken() {
+    fn the_newest_version_of_both_sides_is_used() {
         for (own, other, common) in [
             ((1, 1), (1, 1), Some(1)),
             ((1, 2), (1, 1), Some(1)),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn one_version_is_said_as_before_there_were_several() {
+    fn one_version_is_written_as_a_single_number() {
         let text = |versions| serde_json::to_string(&versions).unwrap();
         assert_eq!(text(Versions::new(1, 1)), r#"{"version":1}"#);
         assert_eq!(text(Versions::new(1, 2)), r#"{"version":2,"oldest":1}"#);

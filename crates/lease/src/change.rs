@@ -24,7 +24,7 @@ pub enum ChangeRefused {
     /// There is no such lease.
     #[error("there is no lease {0}")]
     Unknown(LeaseId),
-    /// It has ended.
+    /// The lease has ended, and with it its level.
     #[error("lease {lease} has ended: {reason}")]
     Ended {
         /// The lease whose level was to be changed.

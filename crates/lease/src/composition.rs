@@ -9,7 +9,7 @@ use crate::message::{FunctionId, Placement};
 
 /// Functions that are borrowed together, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Composition {
+pub struct CompositionRecord {
     /// Its name, which is also that of the group that its leases belong to.
     pub name: String,
     /// The host that borrows it.
@@ -38,7 +38,7 @@ pub enum CompositionRefused {
     Twice(FunctionId),
 }
 
-impl Composition {
+impl CompositionRecord {
     /// Whether it can be borrowed at all.
     ///
     /// # Errors

@@ -14,21 +14,21 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use action::LenderAction;
-pub use admission::{Holder, NotAdmitted};
+pub use admission::{ArmedFor, NotAdmitted};
 
 use crate::message::{Epoch, Incarnation, LeaseId, Message};
 use crate::under_way::UnderWay;
 use devices::Devices;
-use levels::Change;
+use levels::LenderChange;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum State {
     /// Nobody may attach: it was not armed, or was revoked.
     Free,
     /// The node is being told to let this one in.
-    Arming(Holder),
+    Arming(ArmedFor),
     /// This one may attach.
-    Armed(Holder),
+    Armed(ArmedFor),
     /// The node is taking this epoch's accesses away.
     Revoking(Epoch),
 }
@@ -44,10 +44,10 @@ struct Device {
     newest: Epoch,
     /// Who was refused last, and why: an arming that is said again has the same answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    refused: Option<(Holder, String)>,
+    refused: Option<(ArmedFor, String)>,
     /// The newest change of a borrower's service level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    change: Option<Change>,
+    change: Option<LenderChange>,
 }
 
 /// The state machine of one lender, for one life of its node. It is a value that another process can go
@@ -125,12 +125,12 @@ impl Lender {
             Message::Arm { incarnation, device, lease, epoch, borrower, placement, level }
                 if incarnation == self.incarnation =>
             {
-                self.arm(device, Holder { lease, epoch, borrower, placement }, level)
+                self.arm(device, ArmedFor { lease, epoch, borrower, placement }, level)
             }
             Message::SetLevel { incarnation, device, epoch, number, level }
                 if incarnation == self.incarnation =>
             {
-                self.set_level(device, Change { epoch, number, level, outcome: None })
+                self.set_level(device, LenderChange { epoch, number, level, outcome: None })
             }
             Message::Revoke { incarnation, device, epoch } if incarnation == self.incarnation => {
                 self.revoke(device, epoch)
@@ -190,7 +190,12 @@ impl Lender {
         }
     }
 
-    fn arm(&mut self, device: String, wanted: Holder, level: Option<String>) -> Vec<LenderAction> {
+    fn arm(
+        &mut self,
+        device: String,
+        wanted: ArmedFor,
+        level: Option<String>,
+    ) -> Vec<LenderAction> {
         let (incarnation, epoch) = (self.incarnation, wanted.epoch);
         self.newest_lease = self.newest_lease.max(wanted.lease);
         let Some(entry) = self.devices.get_mut(&device) else {
@@ -218,7 +223,7 @@ impl Lender {
             State::Free => {
                 (entry.newest, entry.refused, entry.change) = (epoch, None, None);
                 entry.state = State::Arming(wanted.clone());
-                let Holder { lease, epoch, borrower, placement: _ } = wanted;
+                let ArmedFor { lease, epoch, borrower, placement: _ } = wanted;
                 vec![LenderAction::Arm { device, lease, epoch, borrower, level }]
             }
             // An authority that knew of the older one would have had it revoked: it has lost its

@@ -18,11 +18,11 @@
 //! The authority repeats what was not answered; nodes answer repeated messages again. Only
 //! registering, renewing and reporting a loss begin at a node, which repeats those.
 //!
-//! Requests for a function that somebody has may wait in a [`Queue`]. A [`Composition`] is several functions that
+//! Requests for a function that somebody has may wait in a [`WaitingQueue`]. A [`CompositionRecord`] is several functions that
 //! are borrowed whole or not at all. The service level of a lease can be [changed](LevelChange) while it is used;
 //! its lender decides whether that can be kept.
 //!
-//! Borrowers may take turns on a function: a [`Share`] is a standing request for them.
+//! Borrowers may take turns on a function: a [`ShareRecord`] is a standing request for them.
 //!
 //! Devices may be offered and withdrawn while the rack runs: a [`DeviceChange`] is said to their host until its node has
 //! answered, and to each new life of that.
@@ -45,18 +45,18 @@ pub mod share;
 pub mod under_way;
 
 pub use authority::{
-    Authority, BorrowRefused, Config, EndReason, FunctionRecord, FunctionState, HostRecord,
-    LeaseRecord, LeaseState, Outcome, Record, ReturnRefused,
+    Authority, Availability, BorrowRefused, Config, Decision, EndReason, FunctionRecord,
+    HostRecord, LeaseRecord, LeaseState, Record, ReturnRefused,
 };
 pub use borrower::{Borrower, BorrowerAction};
 pub use change::{ChangeRefused, LevelChange};
-pub use composition::{Composition, CompositionRefused};
+pub use composition::{CompositionRecord, CompositionRefused};
 pub use device::{DeviceAnswer, DeviceChange, DeviceRefused};
-pub use lender::{Holder, Lender, LenderAction, NotAdmitted};
+pub use lender::{ArmedFor, Lender, LenderAction, NotAdmitted};
 pub use message::{
     BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis, Placement,
     Terms,
 };
-pub use queue::{Place, Priority, Queue};
-pub use share::{LeaveReason, Share, ShareRefused, ShareRequest, Turn, TurnOf, TurnUse};
+pub use queue::{Priority, QueuePlace, WaitingQueue};
+pub use share::{LeaveReason, ShareRecord, ShareRefused, ShareRequest, ShareTurn, TurnOf, TurnUse};
 pub use under_way::UnderWay;

@@ -18,22 +18,22 @@ pub type Priority = u8;
 
 /// A place in the queue for a function. What is less comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct QueuePlace {
     priority: Reverse<Priority>,
     number: u64,
 }
 
 /// Who waits for which function.
 #[derive(Debug, Default)]
-pub struct Queue {
+pub struct WaitingQueue {
     next: u64,
-    waiting: BTreeMap<FunctionId, BTreeSet<Place>>,
+    waiting: BTreeMap<FunctionId, BTreeSet<QueuePlace>>,
 }
 
-impl Queue {
-    /// A request waits for all of `functions` from now on, until it [leaves](Queue::leave).
-    pub fn enter(&mut self, functions: &[FunctionId], priority: Priority) -> Place {
-        let place = Place { priority: Reverse(priority), number: self.next };
+impl WaitingQueue {
+    /// A request waits for all of `functions` from now on, until it [leaves](WaitingQueue::leave).
+    pub fn enter(&mut self, functions: &[FunctionId], priority: Priority) -> QueuePlace {
+        let place = QueuePlace { priority: Reverse(priority), number: self.next };
         self.next += 1;
         for function in functions {
             self.waiting.entry(function.clone()).or_default().insert(place);
@@ -42,7 +42,7 @@ impl Queue {
     }
 
     /// A request that waited has its functions, or gave up.
-    pub fn leave(&mut self, functions: &[FunctionId], place: Place) {
+    pub fn leave(&mut self, functions: &[FunctionId], place: QueuePlace) {
         for function in functions {
             if let Some(waiting) = self.waiting.get_mut(function) {
                 waiting.remove(&place);
@@ -54,13 +54,13 @@ impl Queue {
     }
 
     /// How many who wait for `function` come before the request that has `place` there.
-    pub fn before(&self, function: &FunctionId, place: Place) -> usize {
+    pub fn before(&self, function: &FunctionId, place: QueuePlace) -> usize {
         self.waiting.get(function).map_or(0, |waiting| waiting.range(..place).count())
     }
 
     /// The same for a request that does not wait.
     pub fn before_newcomer(&self, function: &FunctionId, priority: Priority) -> usize {
-        self.before(function, Place { priority: Reverse(priority), number: self.next })
+        self.before(function, QueuePlace { priority: Reverse(priority), number: self.next })
     }
 
     /// How many wait for `function`.
@@ -85,10 +85,10 @@ mod tests {
         fn who_comes_first_is_who_is_most_urgent_and_then_who_was_there_first(
             deeds in prop::collection::vec((1usize..4, 0u8..3, any::<prop::sample::Index>()), 1..60),
         ) {
-            let mut queue = Queue::default();
+            let mut queue = WaitingQueue::default();
             // Which of the two functions a request is for are the bits of a number.
             let of = |bits: usize| (0..2).filter(|at| bits >> at & 1 == 1).map(function).collect::<Vec<_>>();
-            let mut list: Vec<(usize, u8, usize, Place)> = Vec::new();
+            let mut list: Vec<(usize, u8, usize, QueuePlace)> = Vec::new();
             for (number, (bits, priority, choice)) in deeds.into_iter().enumerate() {
                 if choice.index(3) == 0 && !list.is_empty() {
                     let (bits, _, _, place) = list.remove(choice.index(list.len()));

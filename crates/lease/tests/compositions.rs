@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 
 use rackbus_lease::{
-    Authority, Config, FunctionId, LeaseId, Message, Outcome, Place, Placement, Queue, Terms,
+    Authority, Config, Decision, FunctionId, LeaseId, Message, Placement, QueuePlace, Terms,
+    WaitingQueue,
 };
 use rackbus_seeds::Random;
 
@@ -37,7 +38,7 @@ impl Rack {
     }
 
     /// Delivers what was said, and what is answered, until nobody says anything.
-    fn perform(&mut self, outcome: Outcome) {
+    fn perform(&mut self, outcome: Decision) {
         let mut said = outcome.messages;
         while let Some((host, message)) = said.pop() {
             let answer = match message {
@@ -69,9 +70,9 @@ trait Policy {
     /// each function.
     fn try_to_get(
         rack: &mut Rack,
-        queue: &Queue,
+        queue: &WaitingQueue,
         functions: &[FunctionId],
-        place: Place,
+        place: QueuePlace,
         has: &[LeaseId],
     ) -> Vec<LeaseId>;
 }
@@ -82,9 +83,9 @@ struct Whole;
 impl Policy for Whole {
     fn try_to_get(
         rack: &mut Rack,
-        queue: &Queue,
+        queue: &WaitingQueue,
         functions: &[FunctionId],
-        place: Place,
+        place: QueuePlace,
         _: &[LeaseId],
     ) -> Vec<LeaseId> {
         if functions.iter().any(|function| queue.before(function, place) > 0) {
@@ -107,9 +108,9 @@ struct OneByOne;
 impl Policy for OneByOne {
     fn try_to_get(
         rack: &mut Rack,
-        _: &Queue,
+        _: &WaitingQueue,
         functions: &[FunctionId],
-        _: Place,
+        _: QueuePlace,
         has: &[LeaseId],
     ) -> Vec<LeaseId> {
         let mut leases = has.to_vec();
@@ -126,7 +127,7 @@ impl Policy for OneByOne {
 
 struct Asker {
     functions: Vec<FunctionId>,
-    place: Place,
+    place: QueuePlace,
     has: Vec<LeaseId>,
 }
 
@@ -139,7 +140,7 @@ impl Asker {
 /// Plays one seed; false when requests wait and nothing can happen any more.
 fn play<P: Policy>(seed: u64) -> bool {
     let mut random = Random(seed);
-    let (mut rack, mut queue) = (Rack::new(), Queue::default());
+    let (mut rack, mut queue) = (Rack::new(), WaitingQueue::default());
     let (mut askers, mut asked): (Vec<Asker>, usize) = (Vec::new(), 0);
     loop {
         rack.now += 1;

@@ -6,7 +6,7 @@
 //! that one, and no other.
 
 use rackbus_lease::{
-    Authority, Config, Epoch, LeaseId, LeaseState, Message, Outcome, Placement, ShareRequest,
+    Authority, Config, Decision, Epoch, LeaseId, LeaseState, Message, Placement, ShareRequest,
     TurnUse,
 };
 use rackbus_seeds::Random;
@@ -49,7 +49,7 @@ impl Rack {
     }
 
     /// Honest nodes answer at once; the rogue when it likes.
-    fn perform(&mut self, outcome: Outcome) {
+    fn perform(&mut self, outcome: Decision) {
         let mut said = outcome.messages;
         while let Some((host, message)) = said.pop() {
             self.heard.push(message.clone());
@@ -179,7 +179,7 @@ fn a_node_of_another_host_ends_no_lease_of_others() {
 }
 
 #[test]
-fn a_borrower_that_lies_spoils_its_own_lease_and_no_other() {
+fn a_lying_borrower_harms_its_own_lease_only() {
     for seed in seeds() {
         let (mut rack, lease) = Rack::new(seed);
         rack.borrow("alpha/nvme1", ROGUE);
@@ -202,7 +202,7 @@ fn a_borrower_that_lies_spoils_its_own_lease_and_no_other() {
 }
 
 #[test]
-fn a_lender_that_lies_spoils_what_it_lends_and_nothing_else() {
+fn a_lying_lender_harms_what_it_lends_only() {
     for seed in seeds() {
         let (mut rack, lease) = Rack::new(seed);
         for _ in 0..100 {
@@ -221,7 +221,7 @@ fn a_lender_that_lies_spoils_what_it_lends_and_nothing_else() {
 }
 
 #[test]
-fn a_rogue_that_takes_turns_keeps_nobody_from_theirs() {
+fn a_rogue_borrower_does_not_delay_the_turns_of_others() {
     for seed in seeds().take(100) {
         let (mut rack, lease) = Rack::new(seed);
         let mut shares = Vec::new();

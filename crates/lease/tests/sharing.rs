@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use rackbus_lease::{
-    Authority, Borrower, BorrowerAction, Config, LeaseId, Lender, LenderAction, Message, Millis,
-    Outcome, Placement, Record, ShareRequest, TurnUse,
+    Authority, Borrower, BorrowerAction, Config, Decision, LeaseId, Lender, LenderAction, Message,
+    Millis, Placement, Record, ShareRequest, TurnUse,
 };
 use rackbus_seeds::Random;
 
@@ -152,7 +152,7 @@ impl Rack {
         }
     }
 
-    fn perform(&mut self, outcome: Outcome) {
+    fn perform(&mut self, outcome: Decision) {
         for record in outcome.records {
             if let Record::Lease(lease) = &record
                 && lease.turn.is_some()

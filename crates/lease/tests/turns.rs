@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_lease::{
-    Authority, Config, DeviceChange, LeaseState, Message, Millis, Outcome, Placement, Record,
-    Share, ShareRequest, TurnUse,
+    Authority, Config, Decision, DeviceChange, LeaseState, Message, Millis, Placement, Record,
+    ShareRecord, ShareRequest, TurnUse,
 };
 
 const SLICE: Millis = 1000;
@@ -51,9 +51,9 @@ impl Rack {
         self.perform(outcome);
     }
 
-    fn perform(&mut self, outcome: Outcome) {
+    fn perform(&mut self, outcome: Decision) {
         let mut outcomes = VecDeque::from([outcome]);
-        while let Some(Outcome { records, messages, .. }) = outcomes.pop_front() {
+        while let Some(Decision { records, messages, .. }) = outcomes.pop_front() {
             for record in records {
                 match record.removes() {
                     true => self.stored.remove(&record.key()),
@@ -160,7 +160,7 @@ impl Rack {
         self.register();
     }
 
-    fn of(&self, share: u64) -> Option<Share> {
+    fn of(&self, share: u64) -> Option<ShareRecord> {
         self.authority.shares().find(|it| it.share == share).cloned()
     }
 }
@@ -195,7 +195,7 @@ fn a_share_that_its_lender_refuses_each_time_leaves_the_ring() {
 
 #[test]
 fn who_leaves_gives_back_or_loses_its_function_has_its_grace() {
-    let ends: [fn(&mut Authority, Millis, u64) -> Outcome; 4] = [
+    let ends: [fn(&mut Authority, Millis, u64) -> Decision; 4] = [
         |authority, now, share| authority.leave(now, share).unwrap(),
         |authority, now, share| authority.give_turn_back(now, share).unwrap(),
         |authority, now, share| {
@@ -262,7 +262,7 @@ fn a_holder_that_is_next_by_its_account_keeps_the_function() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_between_two_lives_delays_no_turn() {
+fn a_clock_that_is_set_back_across_a_restart_delays_no_turn() {
     let mut rack = Rack::new();
     rack.now = 10_000_000;
     rack.register();

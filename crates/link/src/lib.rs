@@ -22,8 +22,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use conversation::Conversation;
-pub use medium::{Handles, InWindow, Medium};
-pub use session::{Secret, Session};
+pub use medium::{Handles, InWindow, OfferedMedium};
+pub use session::{MediumSession, Secret};
 
 use rackbus_identity::Versions;
 use rackbus_memory::{Stream, StreamError};
@@ -217,11 +217,11 @@ pub trait Listener: Send {
 pub trait Caller: Send {
     /// Hears what it wants, which may take a while. `None` when it may not speak, is not the host that it
     /// says, or makes no sense; it has been told so.
-    fn hear(self: Box<Self>) -> Option<Incoming>;
+    fn hear(self: Box<Self>) -> Option<IncomingConnection>;
 }
 
 /// A connection that said hello and waits for its answer.
-pub struct Incoming {
+pub struct IncomingConnection {
     /// The hello, whose sender is known to be the host that it names.
     pub hello: Hello,
     /// The version of the link that both speak.
@@ -230,13 +230,13 @@ pub struct Incoming {
     pub stream: Arc<dyn Conversation>,
 }
 
-impl std::fmt::Debug for Incoming {
+impl std::fmt::Debug for IncomingConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Incoming").field("hello", &self.hello).finish_non_exhaustive()
+        f.debug_struct("IncomingConnection").field("hello", &self.hello).finish_non_exhaustive()
     }
 }
 
-impl Incoming {
+impl IncomingConnection {
     /// Says that the conversation may begin, in the version that both speak.
     ///
     /// # Errors

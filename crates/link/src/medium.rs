@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rackbus_memory::{Stream, StreamError};
 use serde::{Deserialize, Serialize};
 
-use crate::session::Session;
+use crate::session::MediumSession;
 use crate::{LinkError, receive_frame_with, send_frame_with};
 
 /// What leads to a medium, as the link carries it; its class knows what each of them is.
@@ -13,17 +13,17 @@ pub type Handles = Vec<OwnedFd>;
 
 /// A medium, as its lender offers it to a front.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Medium {
+pub struct OfferedMedium {
     /// The class of the function, as its front is named: `nvme`.
     pub class: String,
     /// What the front shows, as the class writes it (JSON).
     pub description: String,
     /// How a front on another machine goes on with it by other connections. `None` where memory is shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub session: Option<Session>,
+    pub session: Option<MediumSession>,
 }
 
-impl Medium {
+impl OfferedMedium {
     /// Offers it, with its files.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Medium {
     ///
     /// # Errors
     /// [`LinkError::Broken`], [`LinkError::Protocol`].
-    pub fn receive(stream: &dyn Stream, peer: &str) -> Result<(Medium, Handles), LinkError> {
+    pub fn receive(stream: &dyn Stream, peer: &str) -> Result<(OfferedMedium, Handles), LinkError> {
         let broken = |cause| LinkError::Broken { peer: peer.to_owned(), cause };
         let protocol = |what| LinkError::Protocol { peer: peer.to_owned(), what };
         let mut fds = Vec::new();
@@ -67,7 +67,7 @@ impl InWindow {
     /// Hears it from `peer`.
     ///
     /// # Errors
-    /// As [`Medium::receive`].
+    /// As [`OfferedMedium::receive`].
     pub fn receive(stream: &dyn Stream, peer: &str) -> Result<InWindow, LinkError> {
         let broken = |cause| LinkError::Broken { peer: peer.to_owned(), cause };
         let protocol = |what| LinkError::Protocol { peer: peer.to_owned(), what };

@@ -39,7 +39,7 @@ impl fmt::Debug for Secret {
 
 /// What a front needs to go on with its medium when their connection is lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Session {
+pub struct MediumSession {
     /// Said again on each other connection.
     pub secret: Secret,
     /// For how long, in milliseconds, the lender keeps the session when it hears nothing.

@@ -15,8 +15,8 @@ use rustix::process::{Pid, getpid, getuid};
 
 use crate::presence::speaks_for;
 use crate::{
-    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener,
-    VERSIONS, answered, common_version, receive_frame, send_frame,
+    Caller, Connect, Conversation, Hello, HelloReply, IncomingConnection, Link, LinkError,
+    Listener, VERSIONS, answered, common_version, receive_frame, send_frame,
 };
 
 /// How long a peer may take for the next message, or to take one, before it counts as lost. Below
@@ -125,7 +125,7 @@ struct ShmCaller {
 }
 
 impl Caller for ShmCaller {
-    fn hear(self: Box<Self>) -> Option<Incoming> {
+    fn hear(self: Box<Self>) -> Option<IncomingConnection> {
         let ShmLink { rack, run_dir, hosts } = &self.link;
         let (incoming, process) = hear(self.stream, rack, &self.host)?;
         let from = &incoming.hello.from;
@@ -141,7 +141,7 @@ impl Caller for ShmCaller {
 
 /// Hears what a connection to the node of `host` wants, and of which process it is. `None` when it may not speak, or makes no sense; it has been
 /// told so.
-pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<(Incoming, Pid)> {
+pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<(IncomingConnection, Pid)> {
     let stream = Arc::new(stream);
     let refuse = |reason: &str| {
         tracing::warn!(reason, "a connection to the link was refused");
@@ -174,7 +174,7 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<(Incoming, Pid
     }
     // From here on the conversation has its own pace: an idle device sends nothing for days.
     stream.set_read_timeout(None).ok()?;
-    Some((Incoming { hello, version, stream }, peer.pid))
+    Some((IncomingConnection { hello, version, stream }, peer.pid))
 }
 
 #[cfg(test)]
@@ -204,7 +204,7 @@ mod tests {
     fn meet(
         test: &str,
         hello: Hello,
-        answer: impl FnOnce(Incoming) + Send + 'static,
+        answer: impl FnOnce(IncomingConnection) + Send + 'static,
     ) -> Result<Arc<dyn Conversation>, LinkError> {
         let link = link(test);
         let listener = link.listen("alpha").unwrap();
@@ -233,7 +233,7 @@ mod tests {
     /// Whoever may call himself this host has every right here. The test runs itself as another
     /// process of the same user.
     #[test]
-    fn nobody_else_is_this_host() {
+    fn only_one_process_is_this_host() {
         const STRANGER: &str = "RACKBUS_LINK_STRANGER";
         let own = Hello { from: "alpha".into(), ..hello() };
         if let Ok(folder) = std::env::var(STRANGER) {
@@ -252,7 +252,7 @@ mod tests {
         let link = link("stranger");
         let listener = link.listen("alpha").unwrap();
         let mut stranger = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "shm::tests::nobody_else_is_this_host"])
+            .args(["--exact", "shm::tests::only_one_process_is_this_host"])
             .env(STRANGER, &link.run_dir)
             .spawn()
             .unwrap();

@@ -19,8 +19,8 @@ use rackbus_memory::StreamError;
 
 use crate::tls::TlsConversation;
 use crate::{
-    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, Purpose,
-    VERSIONS, answered, common_version, receive_frame, send_frame,
+    Caller, Connect, Conversation, Hello, HelloReply, IncomingConnection, Link, LinkError,
+    Listener, Purpose, VERSIONS, answered, common_version, receive_frame, send_frame,
 };
 
 /// How long a peer may take for each of a connection, a handshake and an answer before it counts as lost.
@@ -193,7 +193,7 @@ impl Listener for TcpListening {
             let (socket, from) = self.listener.accept()?;
             let unheard = self.link.unheard.begin(from.ip());
             let Some(unheard) = unheard else {
-                tracing::warn!(%from, "a connection to the link was refused: too many are not known yet");
+                tracing::warn!(%from, "a connection to the link was refused: too many have not identified themselves yet");
                 continue;
             };
             let (link, host) = (self.link.clone(), self.host.clone());
@@ -202,7 +202,7 @@ impl Listener for TcpListening {
     }
 }
 
-/// Who connected.
+/// A connection whose other end proved by its certificate which host it is.
 #[derive(Debug)]
 struct TcpCaller {
     socket: TcpStream,
@@ -212,7 +212,7 @@ struct TcpCaller {
 }
 
 impl Caller for TcpCaller {
-    fn hear(self: Box<Self>) -> Option<Incoming> {
+    fn hear(self: Box<Self>) -> Option<IncomingConnection> {
         let config = self.link.credentials().server().clone();
         let tls = ServerConnection::new(config).ok()?;
         let stream = match TlsConversation::begin(self.socket, tls.into(), TIME_LIMIT) {
@@ -252,7 +252,7 @@ impl Caller for TcpCaller {
         }
         // From here on the conversation has its own pace: an idle device sends nothing for days.
         stream.receive_without_limit();
-        Some(Incoming { hello, version, stream })
+        Some(IncomingConnection { hello, version, stream })
     }
 }
 
@@ -261,18 +261,18 @@ mod tests {
     use std::io::{Read, Write};
     use std::sync::RwLock;
 
-    use rackbus_identity::{Authority, Revocation, RevocationList, Revoked};
+    use rackbus_identity::{CertificateAuthority, Revocation, RevocationList, Revoked};
     use rackbus_memory::exchange::MESSAGE_BYTES;
-    use rackbus_memory::exchange::session::Side;
+    use rackbus_memory::exchange::session::SessionSide;
     use rackbus_memory::{Carried, CarriedSession, Event, Exchange, ExchangeLayout};
 
     use super::*;
 
-    fn authority() -> Authority {
-        Authority::open(tempfile::tempdir().unwrap().path(), "lab").unwrap()
+    fn authority() -> CertificateAuthority {
+        CertificateAuthority::open(tempfile::tempdir().unwrap().path(), "lab").unwrap()
     }
 
-    fn link(authority: &Authority, host: &str) -> TcpLink {
+    fn link(authority: &CertificateAuthority, host: &str) -> TcpLink {
         let credentials = authority.issue(&Subject::Node(host.to_owned())).unwrap();
         let credentials = Arc::new(RwLock::new(credentials));
         TcpLink::new("lab", "127.0.0.1:0", "127.0.0.1:1", credentials)
@@ -294,12 +294,12 @@ mod tests {
         Purpose::Medium { device: "nvme0".into(), lease: 3, epoch: 7 }
     }
 
-    fn carried(stream: &dyn Conversation, side: Side) -> Carried {
+    fn carried(stream: &dyn Conversation, side: SessionSide) -> Carried {
         let session = CarriedSession::of_one_connection(side).unwrap();
         Carried { carrier: stream.carrier().unwrap(), session, side }
     }
 
-    type Met = (Option<Incoming>, Result<Arc<dyn Conversation>, LinkError>);
+    type Met = (Option<IncomingConnection>, Result<Arc<dyn Conversation>, LinkError>);
 
     fn meet(alpha: &TcpLink, other: &TcpLink, hello: Hello) -> Met {
         let (listening, address) = listening(alpha);
@@ -309,7 +309,7 @@ mod tests {
         let Some(incoming) = incoming else { return (None, connect.join().unwrap()) };
         let (hello, version) = (incoming.hello.clone(), incoming.version);
         let stream = incoming.accept().unwrap();
-        (Some(Incoming { hello, version, stream }), connect.join().unwrap())
+        (Some(IncomingConnection { hello, version, stream }), connect.join().unwrap())
     }
 
     fn refused(alpha: &TcpLink, other: &TcpLink, hello: Hello) -> String {
@@ -327,11 +327,12 @@ mod tests {
         let (theirs, ours) = (incoming.unwrap().stream, stream.unwrap());
         // What the lender says first goes before what is carried.
         theirs.send(&[b"medium"], &[]).unwrap();
-        let mut answers = Exchange::carried("a", carried(&*theirs, Side::Answers), LAYOUT).unwrap();
+        let mut answers =
+            Exchange::carried("a", carried(&*theirs, SessionSide::Answers), LAYOUT).unwrap();
         let mut said = [0; 6];
         ours.receive(&mut said, &mut Vec::new()).unwrap();
         assert_eq!(&said, b"medium");
-        let mut asks = Exchange::carried("b", carried(&*ours, Side::Asks), LAYOUT).unwrap();
+        let mut asks = Exchange::carried("b", carried(&*ours, SessionSide::Asks), LAYOUT).unwrap();
         let mut message = [0; MESSAGE_BYTES];
         let mut wait = |to: &mut Exchange, from: &mut Exchange| loop {
             if let Some(length) = to.receive(&mut message) {
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_cannot_speak_for_another_one() {
+    fn a_host_cannot_act_for_another_one() {
         let authority = authority();
         let (alpha, gamma) = (link(&authority, "alpha"), link(&authority, "gamma"));
         let said = refused(&alpha, &gamma, hello("beta", medium()));
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_certificate_of_the_rack_is_not_heard() {
+    fn a_peer_without_a_certificate_of_the_rack_is_refused() {
         let (own, other) = (authority(), authority());
         let (alpha, beta) = (link(&own, "alpha"), link(&other, "beta"));
         let said = refused(&alpha, &beta, hello("beta", medium()));
@@ -395,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_adjacent_versions_speak_the_newest_that_both_do() {
+    fn nodes_of_adjacent_versions_use_the_newest_in_common() {
         let authority = authority();
         let node = |host: &str, versions| TcpLink { versions, ..link(&authority, host) };
         let says = |versions| Hello { versions, ..hello("beta", medium()) };
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_revoked_is_not_heard_and_its_conversations_end() {
+    fn a_revoked_peer_is_refused_and_its_conversations_end() {
         let authority = authority();
         let revocations = Revocations::default();
         let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));

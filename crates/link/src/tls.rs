@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_identity::rustls::{Connection, Error};
-use rackbus_identity::{Certified, Revocations, Watched};
+use rackbus_identity::{Certified, Revocations, WatchedConnection};
 use rackbus_memory::{Carrier, PacketStream, Stream, StreamError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -39,7 +39,7 @@ struct Shared {
     /// How long it may take for what is to be received.
     receive_limit: Mutex<Option<Duration>>,
     /// Ends it when the peer's certificate is revoked.
-    watched: OnceLock<Watched>,
+    watched: OnceLock<WatchedConnection>,
 }
 
 impl TlsConversation {

@@ -1,7 +1,7 @@
 //! What nodes of the version before say over the link is understood, and what is said to them is what they know: the
 //! messages in `previous/messages.jsonl` were written by that version. Fields that are not known are ignored.
 
-use rackbus_link::{Hello, HelloReply, InWindow, Medium, Purpose, VERSIONS};
+use rackbus_link::{Hello, HelloReply, InWindow, OfferedMedium, Purpose, VERSIONS};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -26,7 +26,7 @@ fn again<T: Serialize + DeserializeOwned>(value: &Value) -> (T, Value) {
 }
 
 #[test]
-fn messages_of_the_version_before_are_understood_and_said_the_same() {
+fn messages_of_the_previous_version_are_read_and_written_the_same() {
     let mut kinds = std::collections::BTreeSet::new();
     for line in RECORDED.lines() {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -44,7 +44,7 @@ fn messages_of_the_version_before_are_understood_and_said_the_same() {
                 said
             }
             "reply" => serde_json::to_value(read::<HelloReply>(value)).unwrap(),
-            "medium" => again::<Medium>(value).1,
+            "medium" => again::<OfferedMedium>(value).1,
             "in_window" => again::<InWindow>(value).1,
             other => panic!("what is {other}?"),
         };

@@ -2,7 +2,7 @@
 //!
 //! What a DMA engine in a switch is between hosts (Marlin's HRDMA, section 5.1 of its paper), this
 //! is between processes that map the same memory. A [`Transaction`] is a scatter-gather list; a
-//! [`Channel`] carries transactions out one after the other; an [`Engine`] has several channels.
+//! [`Channel`] carries transactions out one after the other; an [`CopyEngine`] has several channels.
 //! What makes it fast there makes it fast here:
 //!
 //! * *batching*: many pieces are one transaction, and many transactions one submission;
@@ -26,12 +26,12 @@ use crate::spin::AdaptiveSpin;
 
 pub use bytes::copy as copy_bytes;
 pub use channel::{Channel, Statistics};
-pub use ticket::{Failure, State, Ticket};
-pub use transaction::{Parties, PieceError, Place, Transaction};
+pub use ticket::{CopyFailure, Ticket, TransactionState};
+pub use transaction::{CopyLocation, Parties, PieceError, Transaction};
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]
-pub struct EngineOptions {
+pub struct CopyEngineOptions {
     /// Its channels; at least one.
     pub channels: usize,
     /// How long a channel without work looks for some before it sleeps.
@@ -40,27 +40,27 @@ pub struct EngineOptions {
     pub cpus: Vec<usize>,
 }
 
-impl Default for EngineOptions {
+impl Default for CopyEngineOptions {
     /// One channel that runs anywhere.
     fn default() -> Self {
-        EngineOptions { channels: 1, spin: AdaptiveSpin::default(), cpus: Vec::new() }
+        CopyEngineOptions { channels: 1, spin: AdaptiveSpin::default(), cpus: Vec::new() }
     }
 }
 
 /// Channels that copy. Dropping it ends them: what waits or is under way is aborted.
 #[derive(Debug)]
-pub struct Engine {
+pub struct CopyEngine {
     channels: Vec<Channel>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Engine {
+impl CopyEngine {
     /// Starts the channels' threads, named after `name`.
     ///
     /// # Errors
     /// When the system has no threads left.
-    pub fn start(name: &str, options: &EngineOptions) -> std::io::Result<Engine> {
-        let mut engine = Engine { channels: Vec::new(), threads: Vec::new() };
+    pub fn start(name: &str, options: &CopyEngineOptions) -> std::io::Result<CopyEngine> {
+        let mut engine = CopyEngine { channels: Vec::new(), threads: Vec::new() };
         for index in 0..options.channels.max(1) {
             let cpu = options.cpus.get(index % options.cpus.len().max(1)).copied();
             let name = format!("{name}-{index}");
@@ -83,7 +83,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for CopyEngine {
     fn drop(&mut self) {
         self.channels.iter().for_each(Channel::stop);
         for thread in self.threads.drain(..) {

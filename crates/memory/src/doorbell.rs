@@ -29,11 +29,11 @@ use crate::region::Region;
 use crate::spin::{AdaptiveSpin, Spinning, nanoseconds};
 use crate::window::WindowEvent;
 
-pub(crate) use line::{Line, Look};
+pub(crate) use line::{DoorbellLine, Look};
 
 /// Bytes of a doorbell in a region: a cache line of its own.
 pub const DOORBELL_BYTES: usize = 64;
-const _: () = assert!(size_of::<Line>() == DOORBELL_BYTES);
+const _: () = assert!(size_of::<DoorbellLine>() == DOORBELL_BYTES);
 
 /// The longest sleep between two looks at the line.
 pub const RECHECK: Duration = Duration::from_millis(500);
@@ -53,7 +53,7 @@ pub enum WaitError {
 #[derive(Debug)]
 pub struct Doorbell {
     region: Arc<Region>,
-    line: NonNull<Line>,
+    line: NonNull<DoorbellLine>,
     /// Whoever has the line may have the event, too: it is never waited for.
     event: PeerEvent,
     /// Closed as far as this end knows: a peer that opens the line again does not open this.
@@ -74,11 +74,11 @@ impl Doorbell {
         offset: usize,
         event: impl Into<PeerEvent>,
     ) -> Option<Doorbell> {
-        let (line, event) = (shared::<Line>(&region, offset)?, event.into());
+        let (line, event) = (shared::<DoorbellLine>(&region, offset)?, event.into());
         Some(Doorbell { region, line, event, closed: AtomicBool::new(false) })
     }
 
-    fn line(&self) -> &Line {
+    fn line(&self) -> &DoorbellLine {
         // SAFETY: checked in `new`; the region stays mapped, and atomics are sound on memory that
         // others change.
         unsafe { self.line.as_ref() }
@@ -265,7 +265,7 @@ pub(crate) fn shared<T>(region: &Region, offset: usize) -> Option<NonNull<T>> {
 /// Waits until `line` has another count than `seen`, or is closed, or `gone` says that nobody will
 /// ring it any more; `None` when that took longer than `timeout`.
 pub(crate) fn wait_on(
-    line: &Line,
+    line: &DoorbellLine,
     seen: u32,
     gone: impl Fn() -> bool + Copy,
     sharing: futex::Flags,
@@ -298,7 +298,7 @@ pub(crate) fn wait_on(
 
 /// Sleeps until `found` finds something.
 fn sleep_on(
-    line: &Line,
+    line: &DoorbellLine,
     seen: u32,
     found: impl Fn() -> Option<Look>,
     gone: impl Fn() -> bool,
@@ -331,7 +331,7 @@ fn sleep(turn: *const u32, expected: u32, sharing: futex::Flags, timeout: Durati
         tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    // SAFETY: the address is inside of a `Line` that the caller holds; only the kernel accesses it
+    // SAFETY: the address is inside of a `DoorbellLine` that the caller holds; only the kernel accesses it
     // at this size.
     let word = unsafe { &*turn.cast::<AtomicU32>() };
     // However it ends, the caller looks again.

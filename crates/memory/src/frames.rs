@@ -23,7 +23,7 @@ use crate::peer_event::PeerEvent;
 use crate::region::Region;
 use crate::slice::{DmaSlice, PinnedSlice};
 
-use marks::{Broken, Credit, Marks, Place, Putting, Taking};
+use marks::{Broken, Credit, Marks, ReceiverMarks, RecordPlace, SenderMarks};
 
 /// Bytes of the header that goes along with each frame.
 pub const FRAME_HEADER: usize = 10;
@@ -39,7 +39,7 @@ const ROOM_BELL: usize = DOORBELL_BYTES;
 const CREDIT: usize = 2 * DOORBELL_BYTES;
 const RING: usize = 4 * LINE;
 
-/// The largest ring.
+/// Bytes of the largest ring, 64 MiB.
 const MAX_BYTES: usize = 1 << 26;
 
 /// How a ring of frames lies in memory.
@@ -74,7 +74,7 @@ fn lines_of(length: usize) -> usize {
 
 /// The other side of a ring does not keep to its protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the other side of a ring of frames does not keep to its protocol")]
+#[error("the other side of a ring of frames violates the protocol")]
 pub struct RingBroken;
 
 impl From<Broken> for RingBroken {
@@ -159,7 +159,7 @@ pub struct FrameEvents {
 #[derive(Debug)]
 pub struct FrameSender {
     memory: Memory,
-    putting: Putting,
+    putting: SenderMarks,
     /// The other side closed a doorbell, which is not its to close.
     broken: bool,
 }
@@ -173,7 +173,7 @@ impl FrameSender {
         layout: FramesLayout,
     ) -> Option<FrameSender> {
         let memory = Memory::new(region, events, layout)?;
-        let putting = Putting::new(layout.ring_bytes / LINE);
+        let putting = SenderMarks::new(layout.ring_bytes / LINE);
         Some(FrameSender { memory, putting, broken: false })
     }
 
@@ -208,7 +208,7 @@ impl FrameSender {
     }
 
     #[inline]
-    fn place(&mut self, length: usize) -> Result<(Place, usize), FrameError> {
+    fn place(&mut self, length: usize) -> Result<(RecordPlace, usize), FrameError> {
         let lines = u32::try_from(length).ok().and_then(|it| self.memory.layout.lines_of(it));
         let lines = lines.ok_or(FrameError::Length)?;
         if self.broken {
@@ -283,7 +283,7 @@ struct Current {
 #[derive(Debug)]
 pub struct FrameReceiver {
     memory: Memory,
-    taking: Taking,
+    taking: ReceiverMarks,
     /// Line and length of the next frame, since it was looked at.
     current: Option<Current>,
     /// The other side closed a doorbell, which is not its to close.
@@ -298,7 +298,7 @@ impl FrameReceiver {
         layout: FramesLayout,
     ) -> Option<FrameReceiver> {
         let memory = Memory::new(region, events, layout)?;
-        let taking = Taking::new(layout.ring_bytes / LINE);
+        let taking = ReceiverMarks::new(layout.ring_bytes / LINE);
         Some(FrameReceiver { memory, taking, current: None, broken: false })
     }
 

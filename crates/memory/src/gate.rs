@@ -1,8 +1,8 @@
 //! Brings the threads that hold conversations to rest, all of them at a moment where each can be taken up
 //! again: between two messages. Then the process can be replaced by another one that continues.
 //!
-//! Who begins something that must not be cut off [enters](Gate::enter), and has left when its [`Passage`] is
-//! dropped. While the gate is closed nobody enters, and who is inside [rests](Passage::rest) as soon as it
+//! Who begins something that must not be cut off [enters](Gate::enter), and has left when its [`GatePassage`] is
+//! dropped. While the gate is closed nobody enters, and who is inside [rests](GatePassage::rest) as soon as it
 //! can; to hear of that, it waits for the gate's descriptor besides its own.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -45,7 +45,7 @@ impl Inner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotClosed {
     /// Somebody else has closed it.
-    #[error("it is being done already")]
+    #[error("it is already in progress")]
     Closed,
     /// So many did not come to rest in time.
     #[error("{0} conversations did not come to rest")]
@@ -63,16 +63,16 @@ impl Gate {
     }
 
     /// Begins something that must not be cut off; waits while the gate is closed.
-    pub fn enter(&self) -> Passage {
+    pub fn enter(&self) -> GatePassage {
         let mut state = self.0.wait_open(self.0.lock());
         state.inside += 1;
         drop(state);
-        Passage(self.clone())
+        GatePassage(self.clone())
     }
 
     /// Waits until `descriptor` is readable, and enters. What was readable may have been dealt with by
     /// others meanwhile: look once more.
-    pub fn enter_when_readable(&self, descriptor: BorrowedFd<'_>) -> Passage {
+    pub fn enter_when_readable(&self, descriptor: BorrowedFd<'_>) -> GatePassage {
         loop {
             Event::wait_any(&[descriptor, self.as_fd()], None);
             let passage = self.enter();
@@ -129,9 +129,9 @@ impl Drop for Closed<'_> {
 
 /// Somebody inside of a gate.
 #[derive(Debug)]
-pub struct Passage(Gate);
+pub struct GatePassage(Gate);
 
-impl Passage {
+impl GatePassage {
     /// The gate that this is a passage of.
     pub fn gate(&self) -> &Gate {
         &self.0
@@ -148,7 +148,7 @@ impl Passage {
     }
 }
 
-impl Drop for Passage {
+impl Drop for GatePassage {
     fn drop(&mut self) {
         self.0.0.lock().inside -= 1;
         self.0.0.changed.notify_all();

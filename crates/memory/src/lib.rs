@@ -63,14 +63,14 @@ pub use exchange::{
     Carried, CarriedSession, Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout,
 };
 pub use frames::{FrameReceiver, FrameSender, FramesLayout};
-pub use gate::{Gate, Passage};
+pub use gate::{Gate, GatePassage};
 pub use handle::MemoryHandle;
 pub use packets::{PacketListener, PacketStream, Packets};
 pub use peer_event::PeerEvent;
 pub use rackbus_fabric::{Access, Lending};
 pub use refusals::Refusals;
 pub use region::{Region, RegionError, SharedMemory};
-pub use registers::Registers;
+pub use registers::MappedRegisters;
 pub use revoker::Revoker;
 pub use ring::{Consumer, Producer, PushError, RingLayout};
 pub use slice::{DmaSlice, PinnedPieces, PinnedSlice};

@@ -1,6 +1,6 @@
 //! Locks and barriers between processes that survive the death of who holds them.
 //!
-//! Memory cannot tell that a process has died; its host's node can. Each party has an [`Owner`], a
+//! Memory cannot tell that a process has died; its host's node can. Each party has an [`LockOwner`], a
 //! number that is its own in the whole rack; whoever learns that an owner is dead declares it, on
 //! each lock and barrier, as often as it likes: the lock is freed and its next holder is told, the
 //! barrier waits for one party less.
@@ -24,26 +24,26 @@ use crate::spin::AdaptiveSpin;
 
 /// A party: a process, say. All its threads may be one owner or several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Owner {
+pub struct LockOwner {
     /// Its number, unique in the rack among those that live.
     pub id: NonZeroU32,
     /// How often the number was given out before: a greater one is a later party.
     pub generation: u32,
 }
 
-impl Owner {
+impl LockOwner {
     /// As it is written into a lock; never zero.
     fn to_word(self) -> u64 {
         u64::from(self.id.get()) | u64::from(self.generation) << 32
     }
 
-    fn of_word(word: u64) -> Option<Owner> {
+    fn of_word(word: u64) -> Option<LockOwner> {
         let id = NonZeroU32::new(word as u32)?;
-        Some(Owner { id, generation: (word >> 32) as u32 })
+        Some(LockOwner { id, generation: (word >> 32) as u32 })
     }
 
     /// Whether `other`'s death is this one's too: the same number, and no later life of it.
-    fn died_with(self, other: Owner) -> bool {
+    fn died_with(self, other: LockOwner) -> bool {
         self.id == other.id && other.generation.wrapping_sub(self.generation) <= u32::MAX / 2
     }
 }
@@ -52,7 +52,7 @@ impl Owner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
     /// Others did not get there in time.
-    #[error("the others did not get there in time")]
+    #[error("not all parties reached the barrier in time")]
     TimedOut,
     /// Its doorbell was closed, or its memory was taken away.
     #[error("the lock was closed")]

@@ -276,7 +276,7 @@ impl Region {
         crate::guard::uffd::hide(self.base.as_ptr() as usize + start, length)
     }
 
-    /// Lets them continue.
+    /// Lets those go on who wait since the range was hidden.
     pub fn show(&self, offset: u64, length: u64) {
         let Some((start, length, _)) = self.pages(offset, length) else { return };
         crate::guard::uffd::show(self.base.as_ptr() as usize + start, length);

@@ -11,25 +11,25 @@ use crate::region::RegionError;
 /// A mapped range of device registers. They are read and written by words of four bytes.
 ///
 /// When the device is removed while it is mapped, the kernel takes the pages away; accesses do nothing
-/// then, and [`gone`](Registers::gone) says so.
+/// then, and [`gone`](MappedRegisters::gone) says so.
 #[derive(Debug)]
-pub struct Registers {
+pub struct MappedRegisters {
     base: NonNull<u8>,
     length: usize,
     registration: Registration,
 }
 
 // SAFETY: every access is one volatile load or store of a device's register, from whatever thread.
-unsafe impl Send for Registers {}
+unsafe impl Send for MappedRegisters {}
 // SAFETY: as above.
-unsafe impl Sync for Registers {}
+unsafe impl Sync for MappedRegisters {}
 
-impl Registers {
+impl MappedRegisters {
     /// Maps the first `length` bytes of `file`, a BAR as Linux' sysfs has it (`resource0`).
     ///
     /// # Errors
     /// [`RegionError`] when the file is shorter, or the system refuses.
-    pub fn map(file: BorrowedFd<'_>, length: u64) -> Result<Registers, RegionError> {
+    pub fn map(file: BorrowedFd<'_>, length: u64) -> Result<MappedRegisters, RegionError> {
         let stat = rustix::fs::fstat(file)
             .map_err(|cause| RegionError::System { what: "fstat", cause })?;
         let file_size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -37,7 +37,7 @@ impl Registers {
         let Some(bytes) = bytes else {
             return Err(RegionError::OutOfFile { offset: 0, length, file_size });
         };
-        Registers::map_bytes(file, 0, bytes)
+        MappedRegisters::map_bytes(file, 0, bytes)
     }
 
     /// Maps `length` bytes at `offset` of a device's file that has no size, as VFIO gives it: the kernel's driver
@@ -49,17 +49,17 @@ impl Registers {
         file: BorrowedFd<'_>,
         offset: u64,
         length: u64,
-    ) -> Result<Registers, RegionError> {
+    ) -> Result<MappedRegisters, RegionError> {
         let bytes = usize::try_from(length).ok().filter(|bytes| *bytes > 0);
         let out = RegionError::OutOfFile { offset, length, file_size: 0 };
-        Registers::map_bytes(file, offset, bytes.ok_or(out)?)
+        MappedRegisters::map_bytes(file, offset, bytes.ok_or(out)?)
     }
 
     fn map_bytes(
         file: BorrowedFd<'_>,
         offset: u64,
         bytes: usize,
-    ) -> Result<Registers, RegionError> {
+    ) -> Result<MappedRegisters, RegionError> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
         let base = unsafe {
@@ -75,7 +75,7 @@ impl Registers {
         .map_err(|cause| RegionError::System { what: "mmap", cause })?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
         let registration = Registration::new(base.as_ptr() as usize, bytes);
-        Ok(Registers { base, length: bytes, registration })
+        Ok(MappedRegisters { base, length: bytes, registration })
     }
 
     /// Where it is in this process, and its bytes: for what maps it elsewhere.
@@ -114,7 +114,7 @@ impl Registers {
     }
 }
 
-impl Drop for Registers {
+impl Drop for MappedRegisters {
     fn drop(&mut self) {
         self.registration.retire();
         // SAFETY: the mapping is ours and nobody has a pointer into it; a failure to unmap would only
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn words_are_read_and_written_inside_of_the_mapping_only() {
         let memory = SharedMemory::create("registers", 4096).unwrap();
-        let registers = Registers::map(memory.as_fd(), 4096).unwrap();
+        let registers = MappedRegisters::map(memory.as_fd(), 4096).unwrap();
         assert_eq!(registers.write(4092, 7), Some(()));
         assert_eq!((registers.read(4092), registers.read(0)), (Some(7), Some(0)));
         for wrong in [4093, 4096, 2, u64::MAX] {
@@ -141,7 +141,7 @@ mod tests {
         }
         assert!(!registers.gone());
         for length in [0, 4097] {
-            assert!(Registers::map(memory.as_fd(), length).is_err(), "{length}");
+            assert!(MappedRegisters::map(memory.as_fd(), length).is_err(), "{length}");
         }
     }
 
@@ -149,7 +149,7 @@ mod tests {
     fn a_device_that_was_removed_is_noticed_and_harms_nobody() {
         let file = rustix::fs::memfd_create("registers", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8192).unwrap();
-        let registers = Registers::map(file.as_fd(), 8192).unwrap();
+        let registers = MappedRegisters::map(file.as_fd(), 8192).unwrap();
         registers.write(4096, 1).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();
         assert_eq!(registers.read(4096), Some(0));

@@ -18,7 +18,7 @@ use crate::doorbell::shared;
 use crate::region::Region;
 use crate::slice::{DmaSlice, PinnedSlice};
 
-use indices::{Indices, Putting, Taking};
+use indices::{ConsumerIndices, Indices, ProducerIndices};
 
 /// Bytes of the length before each message.
 const LENGTH_BYTES: usize = 4;
@@ -112,7 +112,7 @@ impl Memory {
 #[derive(Debug)]
 pub struct Producer {
     memory: Memory,
-    putting: Putting,
+    putting: ProducerIndices,
 }
 
 impl Producer {
@@ -121,7 +121,7 @@ impl Producer {
     /// region cannot be both read and written.
     pub fn new(region: Arc<Region>, offset: usize, layout: RingLayout) -> Option<Producer> {
         let memory = Memory::new(region, offset, layout)?;
-        let putting = Putting::new(memory.indices(), layout.slots);
+        let putting = ProducerIndices::new(memory.indices(), layout.slots);
         Some(Producer { memory, putting })
     }
 
@@ -149,7 +149,7 @@ impl Producer {
 #[derive(Debug)]
 pub struct Consumer {
     memory: Memory,
-    taking: Taking,
+    taking: ConsumerIndices,
     malformed: u64,
 }
 
@@ -157,7 +157,7 @@ impl Consumer {
     /// The consumer of the ring at `offset` of `region`, as [`Producer::new`].
     pub fn new(region: Arc<Region>, offset: usize, layout: RingLayout) -> Option<Consumer> {
         let memory = Memory::new(region, offset, layout)?;
-        let taking = Taking::new(memory.indices(), layout.slots);
+        let taking = ConsumerIndices::new(memory.indices(), layout.slots);
         Some(Consumer { memory, taking, malformed: 0 })
     }
 

@@ -56,7 +56,7 @@ struct Mapped {
 
 /// A mapping of a function, as its user made it.
 #[derive(Debug, Clone, Copy)]
-pub struct Mapping<'a> {
+pub struct DmaMapping<'a> {
     /// What the function calls its first byte.
     pub iova: u64,
     /// Its length in bytes.
@@ -110,6 +110,14 @@ impl DmaSpace {
         self.domain.map(iova, length, access, window)?;
         self.generation += 1;
         Ok(())
+    }
+
+    /// Whether the user has nothing mapped in `[iova, iova + length)`, and could.
+    ///
+    /// # Errors
+    /// What [`map`](DmaSpace::map) would refuse it with.
+    pub fn check(&self, iova: u64, length: u64) -> Result<(), MapError> {
+        Ok(self.domain.check(iova, length)?)
     }
 
     /// What is lent, mapped; with `place`, a window to that.
@@ -215,7 +223,7 @@ impl DmaSpace {
     }
 
     /// The mappings of its user, by address.
-    pub fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
+    pub fn mappings(&self) -> impl Iterator<Item = DmaMapping<'_>> {
         self.domain.iter().map(|mapping| mapping.target.mapping())
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::lock::{Locked, Owner, SharedBarrier, SharedMutex};
+use rackbus_memory::lock::{LockOwner, Locked, SharedBarrier, SharedMutex};
 use rackbus_memory::{Access, Event, Region, SharedMemory};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -31,8 +31,8 @@ const PARTIES: u32 = 4;
 const PHASES: u32 = 60;
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
 
-fn owner(id: u32, generation: u32) -> Owner {
-    Owner { id: NonZeroU32::new(id).unwrap(), generation }
+fn owner(id: u32, generation: u32) -> LockOwner {
+    LockOwner { id: NonZeroU32::new(id).unwrap(), generation }
 }
 
 fn event() -> Event {
@@ -42,7 +42,7 @@ fn event() -> Event {
 /// One process' view of the memory.
 struct View {
     region: Arc<Region>,
-    me: Owner,
+    me: LockOwner,
 }
 
 impl View {
@@ -58,7 +58,7 @@ impl View {
         SharedMutex::new(self.region.clone(), MUTEX_AT, event(), self.me).unwrap()
     }
 
-    fn parties() -> Vec<Owner> {
+    fn parties() -> Vec<LockOwner> {
         (1..=PARTIES).map(|id| owner(id, 0)).collect()
     }
 
@@ -144,7 +144,7 @@ impl Parent {
         Parent { memory, view }
     }
 
-    fn start(&self, what: &str, me: Owner, number: u32) -> Child {
+    fn start(&self, what: &str, me: LockOwner, number: u32) -> Child {
         let fd = self.memory.as_fd().as_raw_fd();
         let path = format!("/proc/{}/fd/{fd}", std::process::id());
         let party = format!("{path} {what} {} {} {number}", me.id, me.generation);
@@ -158,7 +158,7 @@ impl Parent {
 }
 
 /// Waits until one of them ends by itself; which one.
-fn first_to_end(children: &[(Owner, Child)]) -> usize {
+fn first_to_end(children: &[(LockOwner, Child)]) -> usize {
     let ended: Vec<_> = children
         .iter()
         .map(|(_, child)| {
@@ -186,8 +186,8 @@ fn a_mutex_outlives_its_holders() {
     const DEATHS: u32 = 24;
     let parent = Parent::new();
     let mutex = parent.view.mutex();
-    let start = |me: Owner, turns| (me, parent.start("count", me, turns));
-    let mut children: Vec<(Owner, Child)> = (1..=3).map(|id| start(owner(id, 0), 20)).collect();
+    let start = |me: LockOwner, turns| (me, parent.start("count", me, turns));
+    let mut children: Vec<(LockOwner, Child)> = (1..=3).map(|id| start(owner(id, 0), 20)).collect();
     let mut inside = 0;
     for death in 0..DEATHS {
         // One dies by itself, with the lock; the next one is killed, wherever it is.

@@ -1,5 +1,5 @@
 //! The algorithms in shared memory, run through every order of accesses that the memory model
-//! allows (loom): no wake-up is lost, no message is lost, torn or reordered.
+//! allows (loom): no wake-up is lost, no message is lost, mixed with another or reordered.
 //!
 //! The very same source files as in the crate, over loom's atomics instead of the standard
 //! library's. `make test-loom` runs it.
@@ -22,7 +22,7 @@ mod marks;
 #[allow(dead_code, reason = "not all of it is part of a model")]
 mod slot;
 
-use indices::{Indices, Putting, Taking};
+use indices::{ConsumerIndices, Indices, ProducerIndices};
 use line::{Line, Look};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
@@ -237,7 +237,7 @@ impl Ring {
         &self.slots[(number % SLOTS) as usize]
     }
 
-    fn push(&self, putting: &mut Putting, message: u32) -> bool {
+    fn push(&self, putting: &mut ProducerIndices, message: u32) -> bool {
         let Some(number) = putting.free(&self.indices) else { return false };
         // SAFETY: what these tests are about; loom reports where it does not hold.
         self.slot(number).with_mut(|slot| unsafe { *slot = message });
@@ -245,7 +245,7 @@ impl Ring {
         true
     }
 
-    fn pop(&self, taking: &mut Taking) -> Option<u32> {
+    fn pop(&self, taking: &mut ConsumerIndices) -> Option<u32> {
         let number = taking.oldest(&self.indices)?;
         // SAFETY: as above.
         let message = self.slot(number).with(|slot| unsafe { *slot });
@@ -262,14 +262,14 @@ fn a_ring_loses_tears_and_reorders_nothing() {
         let ring = Ring::new();
         let producer = ring.clone();
         let producing = thread::spawn(move || {
-            let mut putting = Putting::new(&producer.indices, SLOTS);
+            let mut putting = ProducerIndices::new(&producer.indices, SLOTS);
             for message in 1..=MESSAGES {
                 while !producer.push(&mut putting, message) {
                     thread::yield_now();
                 }
             }
         });
-        let mut taking = Taking::new(&ring.indices, SLOTS);
+        let mut taking = ConsumerIndices::new(&ring.indices, SLOTS);
         for message in 1..=MESSAGES {
             let taken = loop {
                 match ring.pop(&mut taking) {
@@ -289,13 +289,13 @@ fn a_consumer_that_sleeps_between_messages_gets_all() {
         let ring = Ring::new();
         let producer = ring.clone();
         let producing = thread::spawn(move || {
-            let mut putting = Putting::new(&producer.indices, SLOTS);
+            let mut putting = ProducerIndices::new(&producer.indices, SLOTS);
             for message in 1..=2 {
                 assert!(producer.push(&mut putting, message));
                 producer.bell.ring();
             }
         });
-        let mut taking = Taking::new(&ring.indices, SLOTS);
+        let mut taking = ConsumerIndices::new(&ring.indices, SLOTS);
         for message in 1..=2 {
             let taken = loop {
                 let seen = ring.bell.line.count();
@@ -421,8 +421,8 @@ impl Frames {
 
 /// A sender of frames of these lengths in lines, which announces `batch` at once and sleeps while there is no room.
 fn send_frames(ring: &Frames, lengths: &[usize], batch: usize) {
-    let mut putting = marks::Putting::new(ring.marks.len());
-    let announce = |putting: &mut marks::Putting| {
+    let mut putting = marks::SenderMarks::new(ring.marks.len());
+    let announce = |putting: &mut marks::SenderMarks| {
         if putting.announce(ring) {
             ring.frames.ring();
         }
@@ -452,7 +452,7 @@ fn send_frames(ring: &Frames, lengths: &[usize], batch: usize) {
 
 /// A receiver of as many frames, which sleeps while there is none.
 fn receive_frames(ring: &Frames, lengths: &[usize]) {
-    let mut taking = marks::Taking::new(ring.marks.len());
+    let mut taking = marks::ReceiverMarks::new(ring.marks.len());
     for (number, lines) in lengths.iter().enumerate() {
         let (line, length) = loop {
             let seen = ring.frames.line.count();

@@ -127,7 +127,7 @@ const STATUS: Opcode = opcode::read_write::<RawStatus>(GROUP, 5);
 
 /// What is borrowed, and from where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedFunction {
     /// The NTB, which is bound to the module.
     pub ntb: PciAddress,
     /// Offset of the control area in its window 1.
@@ -169,7 +169,7 @@ pub enum BorrowedState {
 
 /// What the module knows of a function.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Status {
+pub struct ModuleStatus {
     /// By which it is returned.
     pub handle: u32,
     /// The name that it was borrowed by.
@@ -194,13 +194,13 @@ pub struct Status {
     pub removal_ms: u32,
     /// Looks at the heartbeat, and those that found it as before.
     pub heartbeats: u64,
-    /// See [`heartbeats`](Status::heartbeats).
+    /// Of those, how many found it as it was before.
     pub heartbeats_missed: u64,
     /// Writes to configuration space that were passed on, that found no room, and that the lender refused.
     pub writes_forwarded: u64,
-    /// See [`writes_forwarded`](Status::writes_forwarded).
+    /// Of those, how many found no room in the ring.
     pub writes_lost: u64,
-    /// See [`writes_forwarded`](Status::writes_forwarded).
+    /// Of those, how many the lender refused.
     pub writes_refused: u64,
     /// Times that bus mastering was not on when its driver went on.
     pub waits_late: u64,
@@ -210,7 +210,7 @@ pub struct Status {
     pub dma_refused: u64,
     /// Interrupts, those that came while there should be none, and by vector.
     pub interrupts_stray: u64,
-    /// See [`interrupts_stray`](Status::interrupts_stray).
+    /// How many came, by vector.
     pub interrupts: Vec<u64>,
 }
 
@@ -252,7 +252,7 @@ impl Module {
     ///
     /// # Errors
     /// When the module refuses: with what to do.
-    pub fn borrow(&self, wanted: &Wanted) -> Result<Borrowed, MetalError> {
+    pub fn borrow(&self, wanted: &WantedFunction) -> Result<Borrowed, MetalError> {
         let bytes = wanted.name.as_bytes();
         if bytes.len() >= NAME_BYTES || bytes.contains(&0) {
             return Err(MetalError::Name(wanted.name.clone()));
@@ -330,13 +330,13 @@ impl Module {
     ///
     /// # Errors
     /// When there is none.
-    pub fn status(&self, handle: u32) -> Result<Status, MetalError> {
+    pub fn status(&self, handle: u32) -> Result<ModuleStatus, MetalError> {
         // SAFETY: integers only, of which zeroes are values.
         let mut raw: RawStatus = unsafe { std::mem::zeroed() };
         raw.handle = handle;
         let what = || format!("looking at function {handle}");
         self.call::<STATUS, _>(&mut raw).or_else(|errno| refused(what())(errno))?;
-        Ok(Status::of(&raw))
+        Ok(ModuleStatus::of(&raw))
     }
 }
 
@@ -347,11 +347,11 @@ impl AsFd for Module {
     }
 }
 
-impl Status {
-    fn of(raw: &RawStatus) -> Status {
+impl ModuleStatus {
+    fn of(raw: &RawStatus) -> ModuleStatus {
         let length = raw.name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
         let vectors = (raw.vectors as usize).min(VECTORS);
-        Status {
+        ModuleStatus {
             handle: raw.handle,
             name: String::from_utf8_lossy(&raw.name[..length]).into_owned(),
             state: match raw.state {

@@ -4,17 +4,19 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rackbus_memory::{Access, Event, Registers};
+use rackbus_memory::{Access, Event, MappedRegisters};
 use rackbus_spec::pcie::msix;
 use rackbus_spec::vfio_user::region;
-use rackbus_vfio::{Container, Device, Interrupt, PciAddress, VfioError};
+use rackbus_vfio::{Container, InterruptIndex, PciAddress, VfioDevice, VfioError};
 
 use crate::error::MetalError;
 use crate::image::{Image, MsixTable};
 use crate::lender::{BEAT, LentStatus, locked};
 use crate::ntb::{DOORBELL, Ntb};
-use crate::requests::{DEVICE_CONTROL_BITS, Request, Requests};
-use crate::window::{BAR_64, BAR_PREFETCH, ControlArea, DIRECT, Offer, PAGE, State, WindowBar};
+use crate::requests::{DEVICE_CONTROL_BITS, FunctionRequest, RequestRing};
+use crate::window::{
+    BAR_64, BAR_PREFETCH, ControlArea, DIRECT, FunctionStatus, Offer, PAGE, WindowBar,
+};
 
 /// Behind this offset of an entry of the MSI-X table is its mask.
 const VECTOR_CONTROL: u64 = 12;
@@ -25,7 +27,7 @@ pub(crate) struct BarMap {
     number: u8,
     size: u64,
     flags: u32,
-    registers: Arc<Registers>,
+    registers: Arc<MappedRegisters>,
 }
 
 impl BarMap {
@@ -36,7 +38,7 @@ impl BarMap {
 }
 
 /// Maps the BARs of a device; those of I/O ports are not lent.
-pub(crate) fn map_bars(device: &Device) -> Result<Vec<BarMap>, MetalError> {
+pub(crate) fn map_bars(device: &VfioDevice) -> Result<Vec<BarMap>, MetalError> {
     let address = device.address();
     let mut bars = Vec::new();
     for bar in device.facts().bars.iter().filter(|bar| !bar.io) {
@@ -67,7 +69,7 @@ impl Mappings {
         &mut self,
         iova: u64,
         bytes: u64,
-        backing: impl Into<rackbus_vfio::Backing>,
+        backing: impl Into<rackbus_vfio::RangeTarget>,
         access: Access,
     ) -> Result<(), MetalError> {
         self.container.map(iova, backing, access)?;
@@ -87,21 +89,21 @@ impl Drop for Mappings {
 }
 
 /// Told, once, why a function was taken away from its borrower.
-pub type OnLost = Box<dyn Fn(&str) + Send + Sync>;
+pub type OnTakenAway = Box<dyn Fn(&str) + Send + Sync>;
 
 /// A function, its control area, and what the borrower asked for.
-pub(crate) struct Function {
-    device: Device,
+pub(crate) struct ControlledFunction {
+    device: VfioDevice,
     area: ControlArea,
     /// While it is lent. Who changes the device for the borrower holds this; nothing is changed after the end.
     mappings: Mutex<Option<Mappings>>,
-    table: (Arc<Registers>, MsixTable),
+    table: (Arc<MappedRegisters>, MsixTable),
     device_control: u16,
-    requests: Mutex<Requests>,
+    requests: Mutex<RequestRing>,
     /// Offset of its control area in the borrower's window 1.
     control: u64,
     epoch: u64,
-    lost: OnLost,
+    lost: OnTakenAway,
     /// Nobody at the borrower uses it any more.
     released: AtomicBool,
     carried_out: AtomicU64,
@@ -116,22 +118,22 @@ pub(crate) struct Function {
     _vector: Event,
 }
 
-impl std::fmt::Debug for Function {
+impl std::fmt::Debug for ControlledFunction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Function").field("status", &self.status()).finish_non_exhaustive()
+        f.debug_struct("ControlledFunction").field("status", &self.status()).finish_non_exhaustive()
     }
 }
 
-impl Function {
+impl ControlledFunction {
     /// Lends a device that was reset and whose memory is on, at a place in the borrower's window.
     pub fn new(
         ntb: &Ntb,
-        device: Device,
+        device: VfioDevice,
         image: Image,
         bars: &[BarMap],
         (control, offsets): (u64, Vec<u64>),
-        (epoch, lost): (u64, OnLost),
-    ) -> Result<Function, MetalError> {
+        (epoch, lost): (u64, OnTakenAway),
+    ) -> Result<ControlledFunction, MetalError> {
         let (msix, table) = table_of(device.address(), &image, bars)?;
         let plan = ntb.plan();
         let area = ControlArea::new()?;
@@ -149,8 +151,8 @@ impl Function {
         let event =
             || Event::new().map_err(|cause| MetalError::System { what: "making an event", cause });
         let (wake, given_up, vector) = (event()?, event()?, event()?);
-        device.wire(Interrupt::Msix, 0, &[Some(vector.as_fd())])?;
-        for kind in [Interrupt::Request, Interrupt::Error] {
+        device.wire(InterruptIndex::Msix, 0, &[Some(vector.as_fd())])?;
+        for kind in [InterruptIndex::Request, InterruptIndex::Error] {
             // Not every kernel and device has both.
             let _ = device.wire(kind, 0, &[Some(given_up.as_fd())]);
         }
@@ -163,12 +165,12 @@ impl Function {
             doorbell: DOORBELL,
             bars: shown,
         };
-        let function = Function {
+        let function = ControlledFunction {
             area,
             mappings: Mutex::new(Some(mappings)),
             table: (table, msix),
             device_control: image.writable.device_control,
-            requests: Mutex::new(Requests::new(epoch, image.writable)),
+            requests: Mutex::new(RequestRing::new(epoch, image.writable)),
             control,
             epoch,
             lost,
@@ -202,7 +204,7 @@ impl Function {
         let mut requests = locked(&self.requests);
         let producer = self.area.producer();
         while let Some(request) = requests.next(producer, |number| self.area.entry(number)) {
-            let released = matches!(request, Request::Release);
+            let released = matches!(request, FunctionRequest::Release);
             self.released.store(released, Ordering::Relaxed);
             requests.done();
         }
@@ -266,15 +268,15 @@ impl Function {
         if next.is_some() { Served::One } else { Served::All }
     }
 
-    fn carry_out(&self, request: Request) -> Result<(), VfioError> {
+    fn carry_out(&self, request: FunctionRequest) -> Result<(), VfioError> {
         tracing::debug!(device = %self.device.address(), ?request, "the borrower asks");
-        self.released.store(matches!(request, Request::Release), Ordering::Relaxed);
+        self.released.store(matches!(request, FunctionRequest::Release), Ordering::Relaxed);
         match request {
-            Request::Master(true) => self.device.enable(true),
-            Request::Master(false) => self.device.stop_mastering(),
-            Request::Msix => Ok(()),
-            Request::DeviceControl(bits) => self.set_device_control(bits),
-            Request::Reset | Request::Release => self.reset(),
+            FunctionRequest::Master(true) => self.device.enable(true),
+            FunctionRequest::Master(false) => self.device.stop_mastering(),
+            FunctionRequest::Msix => Ok(()),
+            FunctionRequest::DeviceControl(bits) => self.set_device_control(bits),
+            FunctionRequest::Reset | FunctionRequest::Release => self.reset(),
         }
     }
 
@@ -309,16 +311,16 @@ impl Function {
     /// Takes it away, whatever its borrower does; false when that was done. Waits for what is being done for the
     /// borrower, a reset at most.
     pub fn end(&self) -> bool {
-        self.area.set_state(State::Revoked);
+        self.area.set_state(FunctionStatus::Revoked);
         let mut mappings = locked(&self.mappings);
         let Some(mapped) = mappings.take() else { return false };
         if let Err(error) = self.device.stop_mastering() {
-            tracing::warn!(device = %self.device.address(), %error, "bus mastering cannot be stopped");
+            tracing::warn!(device = %self.device.address(), %error, "bus mastering could not be turned off");
         }
         drop(mapped);
         if let Err(error) = self.device.reset() {
             // Closing it resets it, too.
-            tracing::warn!(device = %self.device.address(), %error, "it is not reset yet");
+            tracing::warn!(device = %self.device.address(), %error, "the function could not be reset yet");
         }
         drop(mappings);
         self.wake();
@@ -354,7 +356,7 @@ fn table_of(
     address: PciAddress,
     image: &Image,
     bars: &[BarMap],
-) -> Result<(MsixTable, Arc<Registers>), MetalError> {
+) -> Result<(MsixTable, Arc<MappedRegisters>), MetalError> {
     let not_lendable = |reason: &str| MetalError::NotLendable { address, reason: reason.into() };
     let msix = image
         .msix

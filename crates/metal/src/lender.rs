@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use rackbus_memory::Event;
 use rackbus_spec::vfio_user::region;
-use rackbus_vfio::{Container, Device, Facts, PciAddress};
+use rackbus_vfio::{Container, Facts, PciAddress, VfioDevice};
 
 use crate::error::MetalError;
-use crate::function::{BarMap, Function, OnLost, map_bars};
+use crate::function::{BarMap, ControlledFunction, OnTakenAway, map_bars};
 use crate::image;
 use crate::ntb::Ntb;
-use crate::plan::Room;
+use crate::plan::WindowRoom;
 use crate::window::{HEARTBEAT_MS, PAGE};
 
 /// How often the heartbeat changes: twice as often as the borrower expects.
@@ -44,9 +44,9 @@ pub struct LentWindow {
 #[derive(Debug)]
 struct Shared {
     ntb: Ntb,
-    room: Mutex<Room>,
+    room: Mutex<WindowRoom>,
     /// By the offset of their control areas.
-    functions: Mutex<BTreeMap<u64, Arc<Function>>>,
+    functions: Mutex<BTreeMap<u64, Arc<ControlledFunction>>>,
     /// BARs of what was taken away and the borrower may not have noticed, by the offset of their control areas.
     retired: Mutex<BTreeMap<u64, Vec<u64>>>,
     stop: Event,
@@ -62,7 +62,7 @@ impl LentWindow {
         let container = Arc::new(Container::new()?);
         let ntb = Ntb::open(&container, ntb)?;
         let plan = ntb.plan();
-        let room = Room::new(plan.inbound.end - plan.inbound.start);
+        let room = WindowRoom::new(plan.inbound.end - plan.inbound.start);
         let failed = |what| move |cause| MetalError::System { what, cause };
         let shared = Arc::new(Shared {
             ntb,
@@ -102,7 +102,12 @@ impl LentWindow {
     ///
     /// # Errors
     /// When it cannot be lent through a window, there is no room, or VFIO refuses.
-    pub fn lend(&self, facts: Facts, epoch: u64, lost: OnLost) -> Result<Lent, MetalError> {
+    pub fn lend(
+        &self,
+        facts: Facts,
+        epoch: u64,
+        lost: OnTakenAway,
+    ) -> Result<WindowLoan, MetalError> {
         let outcome = self.try_lend(facts, epoch, lost);
         if outcome.is_err() {
             self.shared.ntb.container().leave_idle_groups();
@@ -110,9 +115,14 @@ impl LentWindow {
         outcome
     }
 
-    fn try_lend(&self, facts: Facts, epoch: u64, lost: OnLost) -> Result<Lent, MetalError> {
+    fn try_lend(
+        &self,
+        facts: Facts,
+        epoch: u64,
+        lost: OnTakenAway,
+    ) -> Result<WindowLoan, MetalError> {
         let address = facts.address;
-        let device = Device::open(self.shared.ntb.container(), facts)?;
+        let device = VfioDevice::open(self.shared.ntb.container(), facts)?;
         let not_lendable =
             |reason: &str| MetalError::NotLendable { address, reason: reason.into() };
         if !device.resets_itself() {
@@ -130,7 +140,8 @@ impl LentWindow {
         let sizes: Vec<u64> = bars.iter().map(BarMap::size).collect();
         let place = locked(&self.shared.room).take(&sizes).ok_or(MetalError::NoRoom(address))?;
         let (control, offsets) = place.clone();
-        let function = Function::new(&self.shared.ntb, device, image, &bars, place, (epoch, lost));
+        let function =
+            ControlledFunction::new(&self.shared.ntb, device, image, &bars, place, (epoch, lost));
         let function = function.and_then(|function| {
             let function = Arc::new(function);
             let serving = function.clone();
@@ -145,7 +156,7 @@ impl LentWindow {
                 let status = function.status();
                 locked(&self.shared.functions).insert(control, function.clone());
                 let shared = self.shared.clone();
-                Ok(Lent { shared, running: Some((function, thread)), offsets, status })
+                Ok(WindowLoan { shared, running: Some((function, thread)), offsets, status })
             }
             Err(error) => {
                 locked(&self.shared.room).give_back(control, &offsets);
@@ -178,11 +189,12 @@ impl Drop for LentWindow {
 }
 
 impl Shared {
-    fn all(&self) -> Vec<Arc<Function>> {
+    fn all(&self) -> Vec<Arc<ControlledFunction>> {
         locked(&self.functions).values().cloned().collect()
     }
 
-    /// Writes the heartbeats.
+    /// Changes every function's heartbeat until it is stopped, so that borrowers see that the
+    /// lender lives.
     fn beat(&self) {
         let mut beat = 0u32;
         while !self.stopped.load(Ordering::Relaxed) {
@@ -220,10 +232,10 @@ impl Shared {
 
 /// A function that is lent, until this is dropped.
 #[derive(Debug)]
-pub struct Lent {
+pub struct WindowLoan {
     shared: Arc<Shared>,
     /// With its thread, until this is dropped.
-    running: Option<(Arc<Function>, JoinHandle<()>)>,
+    running: Option<(Arc<ControlledFunction>, JoinHandle<()>)>,
     offsets: Vec<u64>,
     /// As it was at the beginning.
     status: LentStatus,
@@ -248,14 +260,14 @@ pub struct LentStatus {
     pub trouble: Option<String>,
 }
 
-impl Lent {
+impl WindowLoan {
     /// What is known of it.
     pub fn status(&self) -> LentStatus {
         self.running.as_ref().map_or_else(|| self.status.clone(), |(function, _)| function.status())
     }
 }
 
-impl Drop for Lent {
+impl Drop for WindowLoan {
     fn drop(&mut self) {
         let control = self.status.offset;
         locked(&self.shared.functions).remove(&control);

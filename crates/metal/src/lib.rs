@@ -22,5 +22,5 @@ pub mod requests;
 pub mod window;
 
 pub use error::MetalError;
-pub use function::OnLost;
-pub use lender::{Lent, LentWindow};
+pub use function::OnTakenAway;
+pub use lender::{LentWindow, WindowLoan};

@@ -5,13 +5,13 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rackbus_memory::{Access, Event, Registers};
+use rackbus_memory::{Access, Event, MappedRegisters};
 use rackbus_spec::pcie::header;
 use rackbus_spec::vfio_user::region;
-use rackbus_vfio::{Container, Device, Facts, Interrupt, PciAddress};
+use rackbus_vfio::{Container, Facts, InterruptIndex, PciAddress, VfioDevice};
 
 use crate::error::MetalError;
-use crate::plan::Plan;
+use crate::plan::WindowPlan;
 
 /// Subsystem of a bridge in software (`rackbus ntb`).
 const IN_SOFTWARE: [u8; 4] = [0xf4, 0x1a, 0x00, 0x11];
@@ -45,10 +45,10 @@ const WINDOWS: [u32; 2] = [region::BAR0 + 2, region::BAR0 + 4];
 /// An end of an NTB that is up.
 #[derive(Debug)]
 pub struct Ntb {
-    device: Device,
-    registers: Arc<Registers>,
+    device: VfioDevice,
+    registers: Arc<MappedRegisters>,
     event: Event,
-    plan: Plan,
+    plan: WindowPlan,
     direct: bool,
 }
 
@@ -63,13 +63,13 @@ impl Ntb {
         if !facts.is_ntb() {
             return Err(MetalError::NotAnNtb { address, vendor, device });
         }
-        let device = Device::open(container, facts)?;
+        let device = VfioDevice::open(container, facts)?;
         let unusable = |reason| MetalError::Windows { address, reason };
         let mut sizes = [0; 4];
         device.read(region::CONFIG, WINDOW_SIZES, &mut sizes)?;
         let own = WINDOWS.map(|window| device.region(window).size);
         let others = 1u64.checked_shl(sizes[2].into()).unwrap_or(0);
-        let plan = Plan::new(others, own[0], own[1])
+        let plan = WindowPlan::new(others, own[0], own[1])
             .ok_or_else(|| unusable("its windows have sizes that no windows have"))?;
         let registers = device.map(region::BAR0, 0, REGISTERS)?;
         // Memory is mapped before the function is let loose.
@@ -80,7 +80,7 @@ impl Ntb {
         container.map(plan.memory.start, whole(WINDOWS[1])?, access)?;
         let failed = |cause| MetalError::System { what: "making an event", cause };
         let event = Event::new().map_err(failed)?;
-        device.wire(Interrupt::Msix, 0, &[Some(event.as_fd())])?;
+        device.wire(InterruptIndex::Msix, 0, &[Some(event.as_fd())])?;
         let mut subsystem = [0; 4];
         device.read(region::CONFIG, header::SUBSYSTEM_VENDOR_ID.into(), &mut subsystem)?;
         let direct = subsystem == IN_SOFTWARE;
@@ -134,7 +134,7 @@ impl Ntb {
     }
 
     /// Where what is behind its windows is.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &WindowPlan {
         &self.plan
     }
 

@@ -13,7 +13,7 @@ const FIRST: u64 = 1 << 32;
 
 /// The ranges of one NTB.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct WindowPlan {
     /// Where the borrower's accesses through its window 1 arrive.
     pub inbound: Range<u64>,
     /// The lender's window 1.
@@ -22,10 +22,10 @@ pub struct Plan {
     pub memory: Range<u64>,
 }
 
-impl Plan {
+impl WindowPlan {
     /// The ranges for the sizes of the borrower's window 1 and the lender's two windows. `None` for sizes that no
     /// windows have: not powers of two, or too large.
-    pub fn new(inbound: u64, interrupts: u64, memory: u64) -> Option<Plan> {
+    pub fn new(inbound: u64, interrupts: u64, memory: u64) -> Option<WindowPlan> {
         let sizes = [inbound, interrupts, memory];
         let possible =
             |size: &u64| size.is_power_of_two() && (PAGE as u64..=1 << 46).contains(size);
@@ -39,7 +39,7 @@ impl Plan {
             at = begin + size;
             begin..at
         });
-        Some(Plan { inbound, interrupts, memory })
+        Some(WindowPlan { inbound, interrupts, memory })
     }
 
     /// Where a device reaches the borrower's [`MSI_ADDRESS`]: the borrower's end translates window 1 to that
@@ -52,16 +52,16 @@ impl Plan {
 
 /// Room in the borrower's window 1, given to functions and taken back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Room {
+pub struct WindowRoom {
     size: u64,
     /// What is taken, in order, apart from one another.
     taken: Vec<Range<u64>>,
 }
 
-impl Room {
+impl WindowRoom {
     /// A window of `size` bytes, empty.
-    pub fn new(size: u64) -> Room {
-        Room { size, taken: Vec::new() }
+    pub fn new(size: u64) -> WindowRoom {
+        WindowRoom { size, taken: Vec::new() }
     }
 
     /// Takes room for a control area and for BARs of these sizes, each a power of two: offsets of all. `None` when
@@ -117,19 +117,19 @@ mod tests {
 
     #[test]
     fn the_local_apics_are_where_the_module_expects_them() {
-        let plan = Plan::new(64 << 20, 64 << 20, 512 << 20).unwrap();
+        let plan = WindowPlan::new(64 << 20, 64 << 20, 512 << 20).unwrap();
         assert_eq!(plan.msi_base() - plan.interrupts.start, 0xfee0_0000 - 0xfc00_0000);
-        let small = Plan::new(64 << 20, 1 << 20, 512 << 20).unwrap();
+        let small = WindowPlan::new(64 << 20, 1 << 20, 512 << 20).unwrap();
         assert_eq!(small.msi_base(), small.interrupts.start);
-        assert_eq!(Plan::new(3 << 20, 1 << 20, 1 << 20), None);
-        assert_eq!(Plan::new(0, 1 << 20, 1 << 20), None);
+        assert_eq!(WindowPlan::new(3 << 20, 1 << 20, 1 << 20), None);
+        assert_eq!(WindowPlan::new(0, 1 << 20, 1 << 20), None);
     }
 
     proptest! {
         #[test]
         fn ranges_are_aligned_and_apart(sizes in prop::array::uniform3(12u32..46)) {
             let [inbound, interrupts, memory] = sizes.map(|log2| 1u64 << log2);
-            let plan = Plan::new(inbound, interrupts, memory).unwrap();
+            let plan = WindowPlan::new(inbound, interrupts, memory).unwrap();
             let ranges = [plan.inbound, plan.interrupts, plan.memory];
             for (range, size) in ranges.iter().zip([inbound, interrupts, memory]) {
                 prop_assert_eq!(range.end - range.start, size);
@@ -145,7 +145,7 @@ mod tests {
             returned in prop::collection::vec(any::<prop::sample::Index>(), 0..10),
         ) {
             let size = 64 << 20;
-            let mut room = Room::new(size);
+            let mut room = WindowRoom::new(size);
             let mut held = Vec::new();
             for bars in functions {
                 let sizes: Vec<u64> = bars.iter().map(|log2| 1 << log2).collect();
@@ -175,7 +175,7 @@ mod tests {
             for (control, offsets, _) in held {
                 room.give_back(control, &offsets);
             }
-            prop_assert_eq!(room, Room::new(size));
+            prop_assert_eq!(room, WindowRoom::new(size));
         }
     }
 }

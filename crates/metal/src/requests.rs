@@ -7,21 +7,21 @@ use crate::window::RING_ENTRIES;
 
 /// The command register, 2 bytes.
 const COMMAND: u16 = 0x04;
-/// [`COMMAND`]: bus mastering.
+/// Bit of [`COMMAND`] by which the function may do DMA.
 const BUS_MASTER: u32 = 1 << 2;
 /// Bits of the device control register that are the borrower's: relaxed ordering, no snoop, the size of reads.
 pub const DEVICE_CONTROL_BITS: u16 = 1 << 4 | 1 << 11 | 7 << 12;
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request {
+pub enum FunctionRequest {
     /// The device may master its bus, or not.
     Master(bool),
     /// The borrower has enabled or masked MSI-X as a whole, which concerns its side alone.
     Msix,
     /// The device control register has these of [`DEVICE_CONTROL_BITS`].
     DeviceControl(u16),
-    /// Reset the device.
+    /// Reset the device, as a function-level reset does.
     Reset,
     /// Nobody at the borrower uses the function any more.
     Release,
@@ -30,7 +30,7 @@ pub enum Request {
 /// Where the registers are that a borrower may ask to be written: offsets in configuration space, 0 for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Writable {
-    /// MSI-X control.
+    /// Offset of the message control register of MSI-X.
     pub msix_control: u16,
     /// Device control of PCI Express.
     pub device_control: u16,
@@ -38,22 +38,26 @@ pub struct Writable {
 
 /// The lender's end of a ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Requests {
+pub struct RequestRing {
     epoch: u64,
     writable: Writable,
     consumer: u32,
     refused: u32,
 }
 
-impl Requests {
+impl RequestRing {
     /// The ring of a function that was just lent.
-    pub fn new(epoch: u64, writable: Writable) -> Requests {
-        Requests { epoch, writable, consumer: 0, refused: 0 }
+    pub fn new(epoch: u64, writable: Writable) -> RequestRing {
+        RequestRing { epoch, writable, consumer: 0, refused: 0 }
     }
 
     /// The next request, when the ring's producer is there and `entry` reads an entry by its number. `None` when
-    /// all is done. Whoever carries it out says so by [`done`](Requests::done); what was passed over is done by itself.
-    pub fn next(&mut self, producer: u32, entry: impl Fn(u32) -> [u32; 4]) -> Option<Request> {
+    /// all is done. Whoever carries it out says so by [`done`](RequestRing::done); what was passed over is done by itself.
+    pub fn next(
+        &mut self,
+        producer: u32,
+        entry: impl Fn(u32) -> [u32; 4],
+    ) -> Option<FunctionRequest> {
         let ahead = producer.wrapping_sub(self.consumer);
         if ahead > RING_ENTRIES {
             // No such ring: there is nothing in it that could be believed.
@@ -73,7 +77,7 @@ impl Requests {
         None
     }
 
-    /// The request that [`next`](Requests::next) gave is carried out.
+    /// The request that [`next`](RequestRing::next) gave is carried out.
     pub fn done(&mut self) {
         self.consumer = self.consumer.wrapping_add(1);
     }
@@ -83,20 +87,22 @@ impl Requests {
         (self.consumer, self.refused)
     }
 
-    fn check(&self, [seq, what, value, epoch]: [u32; 4]) -> Option<Request> {
+    fn check(&self, [seq, what, value, epoch]: [u32; 4]) -> Option<FunctionRequest> {
         if seq != self.consumer || epoch != self.epoch as u32 {
             return None;
         }
         let (kind, size, offset) = (what & 0xff, what >> 8 & 0xff, (what >> 16) as u16);
         let Writable { msix_control, device_control } = self.writable;
         match kind {
-            1 if size == 2 && offset == COMMAND => Some(Request::Master(value & BUS_MASTER != 0)),
-            1 if size == 2 && offset == msix_control && offset != 0 => Some(Request::Msix),
-            1 if size == 2 && offset == device_control && offset != 0 => {
-                Some(Request::DeviceControl(value as u16 & DEVICE_CONTROL_BITS))
+            1 if size == 2 && offset == COMMAND => {
+                Some(FunctionRequest::Master(value & BUS_MASTER != 0))
             }
-            2 if what >> 8 == 0 && value == 0 => Some(Request::Reset),
-            3 => Some(Request::Release),
+            1 if size == 2 && offset == msix_control && offset != 0 => Some(FunctionRequest::Msix),
+            1 if size == 2 && offset == device_control && offset != 0 => {
+                Some(FunctionRequest::DeviceControl(value as u16 & DEVICE_CONTROL_BITS))
+            }
+            2 if what >> 8 == 0 && value == 0 => Some(FunctionRequest::Reset),
+            3 => Some(FunctionRequest::Release),
             _ => None,
         }
     }
@@ -125,14 +131,14 @@ mod tests {
     fn requests_are_carried_out_in_their_order() {
         let entries =
             [write(4, 6), write(0x42, 0x8000), write(0x68, 0xffff), (2, 0), write(4, 2), (3, 0)];
-        let mut requests = Requests::new(1 << 32 | 7, WRITABLE);
+        let mut requests = RequestRing::new(1 << 32 | 7, WRITABLE);
         let expected = [
-            Request::Master(true),
-            Request::Msix,
-            Request::DeviceControl(DEVICE_CONTROL_BITS),
-            Request::Reset,
-            Request::Master(false),
-            Request::Release,
+            FunctionRequest::Master(true),
+            FunctionRequest::Msix,
+            FunctionRequest::DeviceControl(DEVICE_CONTROL_BITS),
+            FunctionRequest::Reset,
+            FunctionRequest::Master(false),
+            FunctionRequest::Release,
         ];
         for (number, request) in (1..).zip(expected) {
             assert_eq!(requests.next(6, ring(&entries)), Some(request));
@@ -146,15 +152,15 @@ mod tests {
     #[test]
     fn what_is_not_the_borrowers_is_passed_over() {
         let refused = [write(0x10, 0), write(0, 1), (1 | 4 << 8 | 4 << 16, 6), (9, 0), (2, 1)];
-        let mut requests = Requests::new(7, WRITABLE);
+        let mut requests = RequestRing::new(7, WRITABLE);
         assert_eq!(requests.next(5, ring(&refused)), None);
         assert_eq!(requests.progress(), (5, 5));
         let none = Writable { msix_control: 0, device_control: 0 };
-        let mut requests = Requests::new(7, none);
+        let mut requests = RequestRing::new(7, none);
         assert_eq!(requests.next(1, ring(&[write(0, 6)])), None, "no register is at 0");
         // Of another lease, or out of order.
         for wrong in [[0, 2, 0, 8], [1, 2, 0, 7]] {
-            let mut requests = Requests::new(7, WRITABLE);
+            let mut requests = RequestRing::new(7, WRITABLE);
             assert_eq!(requests.next(1, |_| wrong), None);
             assert_eq!(requests.progress(), (1, 1));
         }
@@ -167,7 +173,7 @@ mod tests {
             producers in prop::collection::vec(any::<u32>(), 1..20),
             words in prop::collection::vec(any::<[u8; 4]>(), 128),
         ) {
-            let mut requests = Requests::new(7, WRITABLE);
+            let mut requests = RequestRing::new(7, WRITABLE);
             for producer in producers {
                 let entry = |number: u32| {
                     let [kind, size, offset, value] = words[(number % RING_ENTRIES) as usize];

@@ -15,7 +15,7 @@ pub const VERSION: u32 = 1;
 pub const PAGE: usize = 4096;
 /// Bytes of the whole area.
 pub const AREA: usize = 3 * PAGE;
-/// Entries of the ring.
+/// Requests that the ring has room for, a power of two.
 pub const RING_ENTRIES: u32 = 128;
 /// The heartbeat changes at least this often, in milliseconds.
 pub const HEARTBEAT_MS: u64 = 100;
@@ -38,7 +38,7 @@ const ENTRIES: usize = 0x80;
 /// Whether the function can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum State {
+pub enum FunctionStatus {
     /// Nothing is lent here.
     None = 0,
     /// All of the area is valid.
@@ -57,7 +57,7 @@ pub struct WindowBar {
     pub offset: U64,
     /// Its bytes, a power of two.
     pub size: U64,
-    /// [`BAR_PRESENT`] and others.
+    /// What kind of BAR it is: bits as [`BAR_PRESENT`].
     pub flags: U32,
     reserved: U32,
 }
@@ -84,7 +84,7 @@ impl WindowBar {
 /// The first page's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Header {
+pub struct WindowHeader {
     magic: U32,
     version: U32,
     epoch: U64,
@@ -106,11 +106,11 @@ pub struct Header {
 /// What differs from function to function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// The lease's epoch.
+    /// The epoch of the lease by which the function is lent.
     pub epoch: u64,
     /// MSI-X vectors of the device.
     pub vectors: u32,
-    /// [`DIRECT`] or 0.
+    /// Whether the window bypasses the borrower's IOMMU: [`DIRECT`], or 0.
     pub flags: u32,
     /// Where the device reaches the borrower's memory, and how much of it.
     pub dma: (u64, u64),
@@ -123,12 +123,12 @@ pub struct Offer {
 }
 
 impl Offer {
-    fn header(&self) -> Header {
-        Header {
+    fn header(&self) -> WindowHeader {
+        WindowHeader {
             magic: MAGIC.into(),
             version: VERSION.into(),
             epoch: self.epoch.into(),
-            state: (State::None as u32).into(),
+            state: (FunctionStatus::None as u32).into(),
             heartbeat: U32::ZERO,
             flags: self.flags.into(),
             vectors: self.vectors.into(),
@@ -180,11 +180,11 @@ impl ControlArea {
         if let Some(page) = whole.part(CONFIG, PAGE) {
             page.copy_from(image);
         }
-        self.set_state(State::Ready);
+        self.set_state(FunctionStatus::Ready);
     }
 
     /// Says whether the function can be used; all that was written before is seen by who sees this.
-    pub fn set_state(&self, state: State) {
+    pub fn set_state(&self, state: FunctionStatus) {
         self.shown.whole().store_u32(STATE, (state as u32).to_le(), Ordering::Release);
     }
 
@@ -255,20 +255,20 @@ mod tests {
             .map(|word| word.parse().unwrap())
             .collect();
         let ours = [
-            offset_of!(Header, epoch),
+            offset_of!(WindowHeader, epoch),
             STATE,
             HEARTBEAT,
-            offset_of!(Header, flags),
-            offset_of!(Header, vectors),
-            offset_of!(Header, dma_base),
-            offset_of!(Header, dma_size),
-            offset_of!(Header, msi_base),
-            offset_of!(Header, config_offset),
-            offset_of!(Header, ring_offset),
-            offset_of!(Header, ring_entries),
-            offset_of!(Header, doorbell),
-            offset_of!(Header, bars),
-            size_of::<Header>(),
+            offset_of!(WindowHeader, flags),
+            offset_of!(WindowHeader, vectors),
+            offset_of!(WindowHeader, dma_base),
+            offset_of!(WindowHeader, dma_size),
+            offset_of!(WindowHeader, msi_base),
+            offset_of!(WindowHeader, config_offset),
+            offset_of!(WindowHeader, ring_offset),
+            offset_of!(WindowHeader, ring_entries),
+            offset_of!(WindowHeader, doorbell),
+            offset_of!(WindowHeader, bars),
+            size_of::<WindowHeader>(),
             size_of::<WindowBar>(),
             PRODUCER,
             CONSUMER,
@@ -289,7 +289,7 @@ mod tests {
         ];
         let ours: Vec<u64> = ours.map(|at| at as u64).into_iter().chain(constants).collect();
         assert_eq!(found, ours);
-        assert_eq!(offset_of!(Header, state), STATE);
-        assert_eq!(offset_of!(Header, heartbeat), HEARTBEAT);
+        assert_eq!(offset_of!(WindowHeader, state), STATE);
+        assert_eq!(offset_of!(WindowHeader, heartbeat), HEARTBEAT);
     }
 }

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use rackbus_fabric::demand::BAR;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
-    AccessError, ComponentId, DemandMapped, Destination, Fabric, HostId, Kind, Link, Requester,
-    SpaceError, Topology, TopologyError, WayError, derive,
+    AccessError, ComponentId, ComponentKind, DemandMapped, Destination, Fabric, HostId, Link,
+    Requester, SpaceError, Topology, TopologyError, WayError, derive,
 };
 
 use crate::engine::{
@@ -40,7 +40,7 @@ pub enum AssemblyError {
     #[error(
         "`{0}` is a {1}; an end is a host, HOST/DEVICE, an adapter, a CXL memory, or HOST@ADDRESS"
     )]
-    Between(String, Kind),
+    Between(String, ComponentKind),
     /// It is CXL memory, and what asks is no processor.
     #[error("`{from}` does not reach the CXL memory `{to}`; processors do: name a host")]
     NotCoherent {
@@ -155,6 +155,11 @@ impl Assembly {
         self.fabric().topology()
     }
 
+    /// The part that stands for a component.
+    pub fn part(&self, component: ComponentId) -> PartId {
+        self.parts[&component]
+    }
+
     /// The name of a part.
     pub fn name(&self, part: PartId) -> &str {
         &self.topology().component(self.components[part.index()]).name
@@ -195,9 +200,9 @@ impl Assembly {
         }
         let id = topology.named(name).ok_or_else(unknown)?;
         match topology.component(id).kind {
-            Kind::Device => Ok(End::Device(id)),
-            Kind::Ntb => Ok(End::Adapter(id)),
-            Kind::CxlMemory => Ok(End::Cxl(id)),
+            ComponentKind::Device => Ok(End::Device(id)),
+            ComponentKind::Ntb => Ok(End::Adapter(id)),
+            ComponentKind::CxlMemory => Ok(End::Cxl(id)),
             kind => Err(AssemblyError::Between(name.to_owned(), kind)),
         }
     }
@@ -233,6 +238,7 @@ impl Assembly {
                     tags: cpu.loads,
                     window: cpu.window.saturating_add(crossing as u32),
                     gap: cpu.fill,
+                    write_gap: Time::ZERO,
                     alignment: 0,
                     turn: 0,
                     engine: None,
@@ -297,6 +303,7 @@ impl Assembly {
             tags: own.tags.unwrap_or(device.tags),
             window: own.window.unwrap_or(device.window),
             gap: own.packet_gap.unwrap_or(device.packet_gap),
+            write_gap: own.write_gap.unwrap_or(device.write_gap),
             alignment: own.alignment.unwrap_or(device.alignment),
             turn: own.turn.unwrap_or(device.turn),
             engine: (engine > 0).then_some(engine),

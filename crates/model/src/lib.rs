@@ -18,6 +18,7 @@
 //! * [`mod@reproduce`]: the papers' figures, modelled.
 
 pub mod assembly;
+mod disjoint;
 pub mod engine;
 pub mod flow;
 pub mod picture;

@@ -3,6 +3,11 @@
 
 use crate::time::Time;
 
+/// A number that two others decide, as if it were random.
+pub(crate) fn mix(one: u64, other: u64) -> u64 {
+    Random(one ^ other.wrapping_mul(0xd6e8_feb8_6659_fd93)).bits()
+}
+
 /// A sequence of random numbers.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
@@ -11,6 +16,11 @@ impl Random {
     /// The sequence of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
+    }
+
+    /// One of a seed's sequences: different numbers give sequences that have nothing to do with each other.
+    pub fn of(seed: u64, sequence: u64) -> Random {
+        Random(mix(seed, sequence))
     }
 
     /// The next 64 bits.

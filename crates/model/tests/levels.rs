@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use rackbus_fabric::rack::{Adapter, Cable, Physical, Rack, Switch};
+use rackbus_fabric::rack::{Adapter, Cable, PhysicalFabric, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::{FlowLevel, shares};
 use rackbus_model::random::Random;
@@ -29,7 +29,7 @@ impl Maker {
     /// a switch of the host; some have an IOMMU.
     fn rack(&mut self) -> (Rack, Vec<String>) {
         let mut text = "name = \"random\"\n".to_owned();
-        let mut physical = Physical::default();
+        let mut physical = PhysicalFabric::default();
         let mut devices = Vec::new();
         let switches = 1 + self.below(3);
         for nth in 0..switches {
@@ -98,6 +98,7 @@ impl Maker {
             duration: Time::from_us(1600),
             warmup: Time::from_us(400),
             units: Default::default(),
+            shaping: Vec::new(),
             flows,
             notes: Vec::new(),
         }
@@ -161,6 +162,9 @@ fn a_flow_alone_gets_what_is_computed() {
     let root = RootTiming { combine: 256, ..RootTiming::default() };
     let timing = Timing { host: HostTiming { root, ..HostTiming::default() }, ..Timing::default() };
     let [_, each] = all_apart("alone, roots combine completions", &timing, first);
+    assert!(each.median < 0.3 && each.worst < 3.0);
+    let device = DeviceTiming { tags: 32, ..DeviceTiming::default() };
+    let [_, each] = all_apart("alone, 32 tags", &Timing { device, ..Timing::default() }, first);
     assert!(each.median < 0.3 && each.worst < 3.0);
 }
 

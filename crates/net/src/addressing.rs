@@ -28,11 +28,11 @@ pub struct Station {
     pub name: String,
     /// The host whose node has its port.
     pub host: String,
-    /// Its Ethernet address.
+    /// Its Ethernet address, made from its place in the rack file.
     pub mac: MacAddress,
-    /// Its IPv4 address.
+    /// Its IPv4 address in the rack's network.
     pub ipv4: Ipv4Addr,
-    /// Its IPv6 address.
+    /// Its IPv6 address in the rack's network.
     pub ipv6: Ipv6Addr,
     /// Whether it is a host's interface, a network function or an uplink.
     pub kind: StationKind,

@@ -2,7 +2,7 @@
 
 use rackbus_memory::frames::FRAME_HEADER;
 
-/// What a capture is told of a frame: whether it was sent or received, and when on the lane's clock.
+/// What a capture is told of a frame: whether it was sent or received, and when on the queue's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Captured {
     /// Whether the port sent it.
@@ -27,7 +27,7 @@ impl Captured {
     }
 }
 
-/// `LINKTYPE_ETHERNET`.
+/// The kind of the captured link: Ethernet frames (`LINKTYPE_ETHERNET`).
 const ETHERNET: u16 = 1;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -35,7 +35,7 @@ const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const INTERFACE: u32 = 1;
 const PACKET: u32 = 6;
 
-/// Options.
+/// Codes of options in blocks; [`END`] ends a block's list.
 const END: u16 = 0;
 const HARDWARE: u16 = 2;
 const NAME: u16 = 2;

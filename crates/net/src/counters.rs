@@ -109,7 +109,7 @@ pub struct PaceCounters {
     pub since_ns: Count,
 }
 
-/// All that a lane of a port counts.
+/// All that a queue of a port counts.
 #[derive(Debug)]
 pub struct LaneCounters {
     /// By the number of the other station.
@@ -125,7 +125,7 @@ pub struct LaneCounters {
 }
 
 impl LaneCounters {
-    /// Those of a lane in a network of so many stations.
+    /// Those of a queue in a network of so many stations.
     pub fn new(stations: usize) -> LaneCounters {
         LaneCounters {
             peers: (0..stations).map(|_| PeerCounters::default()).collect(),

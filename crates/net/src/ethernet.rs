@@ -6,13 +6,13 @@ use crate::address::MacAddress;
 pub const HEADER: usize = 14;
 /// Bytes of a VLAN tag.
 pub const TAG: usize = 4;
-/// IPv4.
+/// EtherType of an IPv4 packet.
 pub const IPV4: u16 = 0x0800;
-/// IPv6.
+/// EtherType of an IPv6 packet.
 pub const IPV6: u16 = 0x86dd;
-/// ARP.
+/// EtherType of an address resolution message (ARP).
 pub const ARP: u16 = 0x0806;
-/// Reverse ARP.
+/// EtherType of a reverse ARP message, as moved machines announce themselves with.
 pub const RARP: u16 = 0x8035;
 /// A VLAN tag follows (802.1Q), or two (802.1ad).
 pub const TAGGED: [u16; 2] = [0x8100, 0x88a8];
@@ -22,7 +22,7 @@ pub const TAGGED: [u16; 2] = [0x8100, 0x88a8];
 pub struct Header {
     /// Whom it is for.
     pub to: MacAddress,
-    /// Source address.
+    /// Whom it says that it is from.
     pub from: MacAddress,
     /// The identifier of the outer VLAN, 0 to 4095; 0 is none but a priority.
     pub vlan: Option<u16>,

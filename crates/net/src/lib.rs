@@ -9,7 +9,7 @@
 //! * [`port`]: the end of the network that a device model or an interface holds.
 //! * [`switch`]: who receives a frame, and who may send it (pure).
 //! * [`pressure`]: for how long a sender waits for a receiver (pure).
-//! * [`lane`]: a port over rings in shared memory. [`counters`]: what it counts.
+//! * [`port_queue`]: a port over rings in shared memory. [`counters`]: what it counts.
 //! * [`capture`]: frames as a file for Wireshark.
 
 #![forbid(unsafe_code)]
@@ -21,18 +21,18 @@ pub mod capture;
 pub mod counters;
 pub mod cut;
 pub mod ethernet;
-pub mod lane;
 pub mod local;
 pub mod mtu;
 pub mod offload;
 pub mod port;
+pub mod port_queue;
 pub mod pressure;
 pub mod switch;
 
 pub use address::MacAddress;
 pub use addressing::{Station, StationKind, Stations};
-pub use lane::{Lane, LaneHandle, LaneId, News, Opener};
 pub use local::LocalNetwork;
 pub use offload::Offload;
-pub use port::{Cause, Frame, Network, Port, PortOptions, Sent};
-pub use switch::Switch;
+pub use port::{Cause, Frame, NetworkPort, PortOptions, PortSource, Sent};
+pub use port_queue::{News, PortQueue, PortQueueHandle, PortQueueId, RingOpener};
+pub use switch::StationSwitch;

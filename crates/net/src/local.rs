@@ -1,6 +1,6 @@
 //! A network of one process, for devices that no node lends: those of tests and of fuzzing.
 //!
-//! Who receives what is decided by the rack's own [`Switch`]. Each port has a ring of its own memory, into which
+//! Who receives what is decided by the rack's own [`StationSwitch`]. Each port has a ring of its own memory, into which
 //! senders copy under its lock, so frames of one sender stay in order. A port that is full keeps its senders waiting for
 //! some milliseconds; after that, frames for it are dropped until it has taken one: so a receiver that stands
 //! still holds nobody up.
@@ -17,14 +17,14 @@ use rackbus_memory::{DmaSlice, Event, SharedMemory};
 use crate::address::MacAddress;
 use crate::addressing::{Station, StationKind};
 use crate::offload::Offload;
-use crate::port::{Cause, Frame, Network, Port, PortOptions, Sent};
-use crate::switch::{HEAD, Switch, To};
+use crate::port::{Cause, Frame, NetworkPort, PortOptions, PortSource, Sent};
+use crate::switch::{FrameTarget, HEAD, StationSwitch};
 
 /// Bytes of a port's ring.
 const RING: usize = 1 << 20;
 /// For how long a full port keeps a sender waiting.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// The longest packet.
+/// Bytes of the longest packet that a port takes.
 const MTU: u16 = 65_535;
 /// Frames begin at multiples of this.
 const LINE: usize = 64;
@@ -43,10 +43,10 @@ impl LocalNetwork {
     }
 }
 
-impl Network for LocalNetwork {
-    fn port(&self, function: &str) -> std::io::Result<Box<dyn Port>> {
+impl PortSource for LocalNetwork {
+    fn port(&self, function: &str) -> std::io::Result<Box<dyn NetworkPort>> {
         let options = self.options.get(function).cloned().unwrap_or_default();
-        self.members.join(function, options).map(|port| Box::new(port) as Box<dyn Port>)
+        self.members.join(function, options).map(|port| Box::new(port) as Box<dyn NetworkPort>)
     }
 }
 
@@ -59,7 +59,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 struct Joined {
     ports: Vec<(Station, Arc<Inbox>)>,
-    switch: Switch,
+    switch: StationSwitch,
 }
 
 #[derive(Debug)]
@@ -67,7 +67,7 @@ struct Members(Mutex<Joined>);
 
 impl Default for Members {
     fn default() -> Members {
-        Members(Mutex::new(Joined { ports: Vec::new(), switch: Switch::new(&[], MTU) }))
+        Members(Mutex::new(Joined { ports: Vec::new(), switch: StationSwitch::new(&[], MTU) }))
     }
 }
 
@@ -76,7 +76,7 @@ impl Joined {
     fn changed(&mut self) {
         let stations: Vec<Station> =
             self.ports.iter().map(|(station, _)| station.clone()).collect();
-        self.switch = Switch::new(&stations, MTU);
+        self.switch = StationSwitch::new(&stations, MTU);
     }
 }
 
@@ -124,15 +124,15 @@ impl Members {
         offload: &Offload,
         head: &[u8],
         length: usize,
-    ) -> Result<(To, Vec<Arc<Inbox>>), Cause> {
+    ) -> Result<(FrameTarget, Vec<Arc<Inbox>>), Cause> {
         let joined = lock(&self.0);
         let of = |inbox: &Arc<Inbox>| Arc::ptr_eq(inbox, sender);
         let from = joined.ports.iter().position(|(_, inbox)| of(inbox)).ok_or(Cause::Down)?;
         let (to, tagged) = joined.switch.decide(from, offload, head, length)?;
         let receives = |nth: usize| match to {
-            To::Station(station) => nth == station,
-            To::All => joined.switch.hears(nth, from, tagged),
-            To::Outside => false,
+            FrameTarget::Station(station) => nth == station,
+            FrameTarget::All => joined.switch.hears(nth, from, tagged),
+            FrameTarget::Outside => false,
         };
         let all = joined.ports.iter().enumerate();
         let receivers = all.filter(|(nth, _)| receives(*nth));
@@ -243,7 +243,7 @@ impl Drop for LocalPort {
     }
 }
 
-impl Port for LocalPort {
+impl NetworkPort for LocalPort {
     fn mac(&self) -> MacAddress {
         self.inbox.mac
     }
@@ -281,7 +281,7 @@ impl Port for LocalPort {
         let mut sent = Sent::Done;
         for receiver in receivers {
             let put = receiver.put(&self.inbox, offload, parts, length);
-            if to != To::All {
+            if to != FrameTarget::All {
                 sent = put;
             }
             if !self.told.iter().any(|known| Arc::ptr_eq(known, &receiver)) {
@@ -337,7 +337,7 @@ mod tests {
     /// Bytes of the longest frame without a tag.
     const LONGEST: usize = 14 + MTU as usize;
 
-    fn port(network: &LocalNetwork, function: &str) -> Box<dyn Port> {
+    fn port(network: &LocalNetwork, function: &str) -> Box<dyn NetworkPort> {
         let mut port = network.port(function).unwrap();
         port.attend(true);
         port
@@ -356,7 +356,7 @@ mod tests {
         memory.whole().part(0, length).unwrap()
     }
 
-    fn number(port: &mut Box<dyn Port>) -> Option<u32> {
+    fn number(port: &mut Box<dyn NetworkPort>) -> Option<u32> {
         let number = port.next()?.bytes.read_obj(14);
         port.consume();
         number
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn each_frame_goes_to_whom_it_is_for() {
+    fn each_frame_goes_to_its_receiver() {
         let options = || PortOptions { vlan: Some(7), ..PortOptions::default() };
         let network = LocalNetwork::new([
             ("h/nic0.vf2".to_owned(), options()),

@@ -49,7 +49,7 @@ pub const OFFLOAD_BYTES: usize = size_of::<Offload>();
 )]
 #[repr(C)]
 pub struct Offload {
-    /// [`NEEDS_CSUM`], [`DATA_VALID`].
+    /// What is known of the checksum: [`NEEDS_CSUM`] or [`DATA_VALID`].
     pub flags: u8,
     /// How the frame is to be cut.
     pub gso_type: u8,

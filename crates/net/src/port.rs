@@ -22,7 +22,7 @@ pub const MIN_FRAME: usize = 14;
 pub enum Sent {
     /// It was taken, and lies with all its receivers that had room.
     Done,
-    /// Its receiver has no room now. It may be sent again after [`Port::wake_fd`] rang or a poll later; a port
+    /// Its receiver has no room now. It may be sent again after [`NetworkPort::wake_fd`] rang or a poll later; a port
     /// bounds for how long it says so, and drops frames for that receiver then.
     Full,
     /// It was dropped and counted.
@@ -60,14 +60,14 @@ pub struct Frame<'a> {
 }
 
 /// One end of the network.
-pub trait Port: Send {
+pub trait NetworkPort: Send {
     /// The Ethernet address that it sends from and receives by. It never changes.
     fn mac(&self) -> MacAddress;
 
     /// Bytes of the longest IP packet that the network takes: 1280 to 65,535.
     fn mtu(&self) -> u16;
 
-    /// Whether the network behind it works. A change rings [`Port::wake_fd`].
+    /// Whether the network behind it works. A change rings [`NetworkPort::wake_fd`].
     fn is_up(&self) -> bool;
 
     /// Its owner takes frames from now on, or does not: then what is there is given up, and what comes for it is
@@ -87,20 +87,20 @@ pub trait Port: Send {
     /// burst.
     fn flush(&mut self);
 
-    /// The next frame that came for it. It stays the next until it is [consumed](Port::consume).
+    /// The next frame that came for it. It stays the next until it is [consumed](NetworkPort::consume).
     fn next(&mut self) -> Option<Frame<'_>>;
 
-    /// Gives the room of the [next](Port::next) frame back.
+    /// Gives the room of the [next](NetworkPort::next) frame back.
     fn consume(&mut self);
 
     /// Its owner stops polling: from now on what comes, or room that became free for what was
-    /// [`Sent::Full`], rings [`Port::wake_fd`]. False when there is something already.
+    /// [`Sent::Full`], rings [`NetworkPort::wake_fd`]. False when there is something already.
     fn park(&mut self) -> bool;
 
     /// Its owner polls again.
     fn unpark(&mut self);
 
-    /// Readable when something came after [`Port::park`]; emptied by [`Port::unpark`].
+    /// Readable when something came after [`NetworkPort::park`]; emptied by [`NetworkPort::unpark`].
     fn wake_fd(&self) -> BorrowedFd<'_>;
 }
 
@@ -116,10 +116,10 @@ pub struct PortOptions {
 }
 
 /// Where ports are had, by the name of the function that each is for: `alpha/nic0.vf1`.
-pub trait Network: Send + Sync + std::fmt::Debug {
+pub trait PortSource: Send + Sync + std::fmt::Debug {
     /// The port of `function`, which nobody else holds.
     ///
     /// # Errors
     /// When it is held already, the network is down, or memory cannot be had.
-    fn port(&self, function: &str) -> std::io::Result<Box<dyn Port>>;
+    fn port(&self, function: &str) -> std::io::Result<Box<dyn NetworkPort>>;
 }

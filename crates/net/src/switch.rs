@@ -40,18 +40,18 @@ const LINK_LOCAL_GROUPS: [u8; 5] = [0x01, 0x80, 0xc2, 0, 0];
 
 /// Who receives a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum To {
+pub enum FrameTarget {
     /// The station of this number.
     Station(usize),
-    /// All stations but the sender that are [in its VLAN](Switch::hears).
+    /// All stations but the sender that are [in its VLAN](StationSwitch::hears).
     All,
-    /// The first of the [uplinks](Switch::uplinks) that works.
+    /// The first of the [uplinks](StationSwitch::uplinks) that works.
     Outside,
 }
 
 /// The stations of a rack, and what each may do.
 #[derive(Debug)]
-pub struct Switch {
+pub struct StationSwitch {
     members: Vec<Member>,
     /// Their addresses, in order.
     by_mac: Vec<(MacAddress, usize)>,
@@ -72,11 +72,11 @@ struct Member {
     is_uplink: bool,
 }
 
-impl Switch {
+impl StationSwitch {
     /// The switch of these stations, whose IP packets are of up to `mtu` bytes. Hosts take part in VLANs by
     /// tags, as their interfaces have them, and so do uplinks; functions send and receive frames without tags. An
     /// uplink sends from any address that is no station's.
-    pub fn new(stations: &[Station], mtu: u16) -> Switch {
+    pub fn new(stations: &[Station], mtu: u16) -> StationSwitch {
         let member = |it: &Station| Member {
             mac: it.mac,
             bound: it.anti_spoofing.then_some((it.ipv4, it.ipv6)),
@@ -89,7 +89,7 @@ impl Switch {
             members.iter().enumerate().map(|(nth, it)| (it.mac, nth)).collect();
         by_mac.sort_unstable();
         let uplinks = (0..members.len()).filter(|nth| members[*nth].is_uplink).collect();
-        Switch { members, by_mac, mtu: mtu.into(), uplinks }
+        StationSwitch { members, by_mac, mtu: mtu.into(), uplinks }
     }
 
     /// Whether two stations are in one VLAN, and may have a ring between them. Uplinks have, to know of each other.
@@ -142,7 +142,7 @@ impl Switch {
         offload: &Offload,
         head: &[u8],
         length: usize,
-    ) -> Result<(To, bool), Cause> {
+    ) -> Result<(FrameTarget, bool), Cause> {
         let header = Header::of(head).filter(|_| length <= MAX_FRAME).ok_or(Cause::Length)?;
         self.check_size(offload, &header, length)?;
         self.check_source(from, &header, head)?;
@@ -152,14 +152,14 @@ impl Switch {
         }
         if header.to.is_group() {
             let link_local = header.to.0[..5] == LINK_LOCAL_GROUPS && header.to.0[5] < 16;
-            return if link_local { Err(Cause::Unknown) } else { Ok((To::All, tagged)) };
+            return if link_local { Err(Cause::Unknown) } else { Ok((FrameTarget::All, tagged)) };
         }
         let Some(station) = self.station_of(header.to) else {
             let nowhere = self.members[from].is_uplink || self.uplinks.is_empty();
             return match self.members[from].vlan {
                 _ if nowhere => Err(Cause::Unknown),
                 Some(_) => Err(Cause::Vlan),
-                None => Ok((To::Outside, tagged)),
+                None => Ok((FrameTarget::Outside, tagged)),
             };
         };
         if station == from {
@@ -169,7 +169,7 @@ impl Switch {
         if apart || tagged && !self.members[station].tagged {
             return Err(Cause::Vlan);
         }
-        Ok((To::Station(station), tagged))
+        Ok((FrameTarget::Station(station), tagged))
     }
 
     /// Whether `from` may have sent a frame that begins with `head`, for its receiver.
@@ -268,7 +268,7 @@ impl Switch {
 enum Behind {
     /// An ICMPv6 message, at this place.
     Icmp(usize),
-    /// Another protocol.
+    /// Any protocol other than ICMPv6.
     Other,
     /// Nobody knows: it begins behind what is looked at.
     Unknown,

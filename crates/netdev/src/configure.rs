@@ -9,8 +9,8 @@ use rustix::net::{AddressFamily, SocketType, netdevice};
 
 /// What an interface gets.
 #[derive(Debug, Clone)]
-pub struct Settings {
-    /// Its Ethernet address.
+pub struct InterfaceSettings {
+    /// The interface's Ethernet address, made from its place in the rack.
     pub mac: [u8; 6],
     /// Bytes of the longest IP packet.
     pub mtu: u16,
@@ -25,7 +25,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// What the system says.
-pub fn configure(name: &str, settings: &Settings) -> io::Result<()> {
+pub fn configure(name: &str, settings: &InterfaceSettings) -> io::Result<()> {
     let index = |name| {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
         netdevice::name_to_index(socket, name)
@@ -47,7 +47,7 @@ pub fn configure(name: &str, settings: &Settings) -> io::Result<()> {
 
 async fn set(
     handle: &Handle,
-    settings: &Settings,
+    settings: &InterfaceSettings,
     own: u32,
     loopback: u32,
 ) -> Result<(), rtnetlink::Error> {

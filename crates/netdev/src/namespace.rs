@@ -31,7 +31,7 @@ pub fn open(name: &str) -> io::Result<File> {
     }
 }
 
-/// `NSFS_MAGIC`.
+/// What `fstatfs(2)` says of a namespace's file (`NSFS_MAGIC`).
 const NSFS: rustix::fs::FsWord = 0x6e73_6673;
 
 /// The namespace of that name, made if there is none.

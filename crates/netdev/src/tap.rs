@@ -63,7 +63,7 @@ fn open_queue(name: &str) -> io::Result<OwnedFd> {
     Ok(queue)
 }
 
-/// `TUNSETOFFLOAD`.
+/// Tells the interface what its reader takes, bits `TUN_F_*` (`TUNSETOFFLOAD`).
 fn offload(queue: &OwnedFd, offloads: u32) -> io::Result<()> {
     let number = offloads as usize;
     // SAFETY: the request takes a number.

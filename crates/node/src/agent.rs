@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_control::api::{NodeMessages, NodeReport};
 use rackbus_control::node::AskedRestart;
-use rackbus_control::{Client, lease_span};
+use rackbus_control::{ControlClient, lease_span};
 use rackbus_lease::{LeaseId, LenderAction, Message, Millis, TurnUse};
 use tokio::sync::mpsc;
 
@@ -28,7 +28,7 @@ use crate::handover::{HandOver, HandOverError, begun_ns, instant_of};
 use crate::lender::LentFunctions;
 use crate::sequencer::{Sequencer, essential};
 use crate::term::NewestTerm;
-use crate::turns::Turns;
+use crate::turns::UsableTurns;
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -67,7 +67,7 @@ pub enum Heard {
 
 /// Who the agent speaks for.
 #[derive(Debug, Clone)]
-pub struct Identity {
+pub struct AgentIdentity {
     /// Name of the node's host.
     pub host: String,
     /// Where its link listens.
@@ -83,7 +83,7 @@ pub type Observe = Box<dyn Fn() -> NodeReport + Send>;
 
 /// The agent of one node.
 pub struct Agent {
-    identity: Identity,
+    identity: AgentIdentity,
     lender: Arc<LentFunctions>,
     borrower: Arc<BorrowedFunctions>,
     unplugger: Unplugger,
@@ -99,7 +99,7 @@ pub struct Agent {
     said: mpsc::UnboundedSender<NodeMessages>,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
-    turns: Turns,
+    turns: UsableTurns,
     hand_over: Option<Arc<HandOver>>,
     /// A restart that waits for what is under way, until then.
     restart: Option<(AskedRestart, Instant)>,
@@ -114,7 +114,7 @@ impl std::fmt::Debug for Agent {
 impl Agent {
     /// An agent that hears what is sent to `heard`.
     pub fn new(
-        identity: Identity,
+        identity: AgentIdentity,
         lender: Arc<LentFunctions>,
         borrower: Arc<BorrowedFunctions>,
         unplugger: Unplugger,
@@ -126,7 +126,7 @@ impl Agent {
         let incarnation = u64::try_from(since.as_nanos()).unwrap_or(0);
         lender.set_incarnation(incarnation);
         let (said, outbox) = mpsc::unbounded_channel();
-        let client = Client::new(&identity.control);
+        let client = ControlClient::new(&identity.control);
         let post = tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
         let term = NewestTerm::open(identity.term.clone());
         let listen = tokio::spawn(listen(client, identity.host.clone(), heard.clone(), term));
@@ -148,7 +148,7 @@ impl Agent {
             said,
             by_device: Sequencer::default(),
             by_lease: Sequencer::default(),
-            turns: Turns::default(),
+            turns: UsableTurns::default(),
             hand_over: None,
             restart: None,
         }

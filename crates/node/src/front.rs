@@ -4,12 +4,12 @@
 //! The lender has none of this host's memory. When it is lost, what was under way fails, and the
 //! function answers as an absent one does.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_devices::{FrontError, Lost, class};
-use rackbus_link::Medium;
+use rackbus_link::OfferedMedium;
 use rackbus_memory::{Access, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
@@ -34,7 +34,7 @@ pub struct MediumConversation(Arc<Conversation>);
 
 struct Conversation {
     stream: Arc<dyn Stream>,
-    medium: Medium,
+    medium: OfferedMedium,
     /// The function, whoever has it.
     device: EngineDevice,
     engine: EngineHandle,
@@ -57,7 +57,7 @@ impl MediumConversation {
         if !self.0.stream.is_closed() {
             self.0.ended_here.store(true, Ordering::Release);
         }
-        self.over();
+        self.ended();
     }
 
     /// The front's engine; nothing when it has ended.
@@ -66,7 +66,7 @@ impl MediumConversation {
     }
 
     /// It has ended, on whatever side.
-    fn over(&self) {
+    fn ended(&self) {
         self.0.gone.store(true, Ordering::Release);
         self.0.stream.shut_down();
         // After it: what fails gives up its place for data, from which nothing may be sent any more.
@@ -77,6 +77,7 @@ impl MediumConversation {
         let _ = self.0.engine.post(|endpoint| {
             endpoint.poll(endpoint.clock());
             endpoint.reset();
+            endpoint.retire_registers();
             // Its user may keep it for ever, while another lease of the function has another front here,
             // which the fabric takes for the same.
             endpoint.drop_memory();
@@ -101,7 +102,7 @@ impl MediumConversation {
     }
 
     /// The medium, as its lender described it.
-    pub fn medium(&self) -> &Medium {
+    pub fn medium(&self) -> &OfferedMedium {
         &self.0.medium
     }
 
@@ -110,7 +111,7 @@ impl MediumConversation {
     /// # Errors
     /// [`SaveError`]; it goes on then.
     pub fn save(&self) -> Result<SavedSession, SaveError> {
-        self.0.device.save(vfio_user::Conversation::default())
+        self.0.device.save(vfio_user::RestingConversation::default())
     }
 
     /// Goes on here after all with what was saved.
@@ -130,7 +131,7 @@ impl PlacedDevice {
     /// When the medium is none that this host has a front for, or no engine can be had.
     pub fn start(
         name: &str,
-        medium: &Medium,
+        medium: &OfferedMedium,
         access: MediumAccess,
         stream: Arc<dyn Stream>,
         lending: Lending,
@@ -148,7 +149,7 @@ impl PlacedDevice {
     /// When this process cannot.
     pub fn resume(
         name: &str,
-        medium: &Medium,
+        medium: &OfferedMedium,
         saved: SavedSession,
         stream: Arc<dyn Stream>,
         lending: Lending,
@@ -167,7 +168,7 @@ impl PlacedDevice {
     /// The front of `medium`, as `session` begins or continues with it.
     fn with(
         name: &str,
-        medium: &Medium,
+        medium: &OfferedMedium,
         model: impl FnOnce(Lost) -> Result<Box<dyn Function>, FrontError>,
         stream: Arc<dyn Stream>,
         on_lost: OnLost,
@@ -194,7 +195,7 @@ impl PlacedDevice {
         let watched = conversation.clone();
         let watch = move || {
             stream.wait_closed();
-            watched.over();
+            watched.ended();
             if !watched.0.ended_here.load(Ordering::Acquire) {
                 on_lost("its node closed the link, or does not answer".to_owned());
             }
@@ -268,6 +269,16 @@ impl Device for PlacedDevice {
         self.device.unmap_all()
     }
 
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+        let given = self.device.registers(bar);
+        if self.conversation.is_gone() {
+            // It may have ended before they were there to be retired.
+            self.conversation.0.engine.call(|endpoint| endpoint.retire_registers())?;
+            return Err(DeviceError::new(Errno::NODEV, "the lender is gone"));
+        }
+        given
+    }
+
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
         self.device.set_irqs(change)
     }
@@ -294,8 +305,11 @@ mod tests {
         let config = NvmeConfig::memory(1 << 20, "M1");
         let mut lender = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
         let offer = lender.serve_medium(None).unwrap();
-        let medium =
-            Medium { class: offer.class.to_owned(), description: offer.description, session: None };
+        let medium = OfferedMedium {
+            class: offer.class.to_owned(),
+            description: offer.description,
+            session: None,
+        };
         let (stream, _lenders) = UnixStream::pair().unwrap();
         let stream: Arc<dyn Stream> = Arc::new(stream);
         let lending = Lending::alone();
@@ -334,7 +348,7 @@ mod tests {
                 Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
             let offer = lender.serve_medium(None).unwrap();
             let class = offer.class.to_owned();
-            let medium = Medium { class, description: offer.description, session: None };
+            let medium = OfferedMedium { class, description: offer.description, session: None };
             let (stream, lenders) = UnixStream::pair().unwrap();
             let stream: Arc<dyn Stream> = Arc::new(stream);
             let (told, heard) = std::sync::mpsc::channel();
@@ -355,14 +369,14 @@ mod tests {
 
     /// Its user may keep it for as long as it likes, as a VM does whose lease has ended.
     #[test]
-    fn a_front_that_lost_its_medium_is_in_no_later_fronts_way() {
+    fn a_front_that_lost_its_medium_does_not_block_a_later_one() {
         let lending = Lending::alone();
         let both = Access::READ | Access::WRITE;
         let start = || {
             let mut lender =
                 Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
             let offer = lender.serve_medium(None).unwrap();
-            let medium = Medium {
+            let medium = OfferedMedium {
                 class: offer.class.to_owned(),
                 description: offer.description,
                 session: None,

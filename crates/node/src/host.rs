@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::node::{Answers, serve_node};
-use rackbus_control::{Client, lease_span};
+use rackbus_control::node::{NodeSources, serve_node};
+use rackbus_control::{ControlClient, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::Grant;
 use rackbus_link::Link;
 use rackbus_memory::Gate;
-use rackbus_segment::directory::Settings;
+use rackbus_segment::directory::DirectorySettings;
 use rackbus_vfio::PciAddress;
 use tokio::sync::mpsc;
 
@@ -26,10 +26,10 @@ use lending::lend_available;
 use restarts::{Taken, check_restarts, process_of_this_version, resume_borrowed};
 use sockets::Sockets;
 
-use crate::agent::{Agent, Heard, Identity};
+use crate::agent::{Agent, AgentIdentity, Heard};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
-use crate::handover::parcel::Descriptors;
-use crate::handover::{HandOver, Inherited, Program};
+use crate::handover::parcel::ParcelDescriptors;
+use crate::handover::{HandOver, InheritedNode, Program};
 use crate::lendable::Lendable;
 use crate::lender::LendError;
 use crate::lender::devices::OfferedFunctions;
@@ -59,7 +59,7 @@ pub struct NodeOptions {
     /// The rack's hosts and functions, and what joins them here.
     pub topology: Topology,
     /// Whom the segment service serves, its addresses and its sharing rules.
-    pub segments: Settings,
+    pub segments: DirectorySettings,
     /// Its part in the rack's network, not begun yet.
     pub network: NetworkService,
     /// How long fronts here hold what is under way while their mediums on other machines cannot be reached.
@@ -95,7 +95,7 @@ pub enum NodeError {
     #[error("other nodes cannot be listened to: {0}")]
     Link(std::io::Error),
     /// What another process left cannot be gone on with.
-    #[error("what the process before left cannot be gone on with: {0}")]
+    #[error("the state that the previous process passed on cannot be used: {0}")]
     Inherited(std::io::Error),
     /// A thread cannot be started.
     #[error("a thread cannot be started: {0}")]
@@ -114,19 +114,22 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
 ///
 /// # Errors
 /// [`NodeError`]; then the process is to end, and with it what it lends and borrows.
-pub async fn resume(options: NodeOptions, inherited: Inherited) -> Result<(), NodeError> {
+pub async fn resume(options: NodeOptions, inherited: InheritedNode) -> Result<(), NodeError> {
     start(options, Some(inherited)).await
 }
 
-async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result<(), NodeError> {
+async fn start(
+    mut options: NodeOptions,
+    inherited: Option<InheritedNode>,
+) -> Result<(), NodeError> {
     let folder = options.run_dir.join(&options.host);
     let functions = functions_folder(&options.run_dir, &options.host);
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
     let (mut state, mut descriptors, received_ns) = match inherited {
-        Some(Inherited { state, descriptors, received_ns }) => {
+        Some(InheritedNode { state, descriptors, received_ns }) => {
             (Some(state), descriptors, received_ns)
         }
-        None => (None, Descriptors::default(), 0),
+        None => (None, ParcelDescriptors::default(), 0),
     };
     let resumed = state.is_some();
 
@@ -182,15 +185,8 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
-        Arc::new(HandOver {
-            gate,
-            lender,
-            borrower,
-            segments,
-            listeners: copies,
-            program,
-            restarts,
-        })
+        let listeners = copies;
+        Arc::new(HandOver { gate, lender, borrower, segments, listeners, program, restarts })
     });
     let mut agent =
         Agent::new(identity(&options), lender, borrower, unplugger, observe, heard.clone());
@@ -202,7 +198,7 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
     }
     let (restarts, asked) = mpsc::unbounded_channel();
     tokio::spawn(check_restarts(hand_over, asked, heard));
-    let answers = Answers { metrics, fabric, network: Arc::new(network), process, restarts };
+    let answers = NodeSources { metrics, fabric, network: Arc::new(network), process, restarts };
     tokio::select! {
         () = agent.run(inbox) => Ok(()),
         never = answer(answers, questions) => match never {},
@@ -210,8 +206,8 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
 }
 
 /// Who the node of these options is, to the control plane.
-fn identity(options: &NodeOptions) -> Identity {
-    Identity {
+fn identity(options: &NodeOptions) -> AgentIdentity {
+    AgentIdentity {
         host: options.host.clone(),
         address: options.link.address(&options.host),
         control: control_socket(&options.run_dir),
@@ -233,7 +229,7 @@ fn borrow(
     heard: mpsc::UnboundedSender<Heard>,
     gate: Gate,
 ) -> BorrowedFunctions {
-    let client = Client::new(&control_socket(&options.run_dir));
+    let client = ControlClient::new(&control_socket(&options.run_dir));
     let users = Users::new(&options.run_dir, &options.host, client);
     let listener = Arc::new(Listener { heard, users });
     let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
@@ -243,7 +239,7 @@ fn borrow(
 }
 
 /// Answers for the node. Where that fails, it goes on without.
-async fn answer(answers: Answers, listener: UnixListener) -> std::convert::Infallible {
+async fn answer(answers: NodeSources, listener: UnixListener) -> std::convert::Infallible {
     if let Err(error) = serve_node(answers, listener).await {
         tracing::error!(%error, "the node's metrics and reach cannot be served");
     }

@@ -15,7 +15,7 @@ use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
 use rackbus_memory::{Carried, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
-use rackbus_pci::vfio_user::{Conversation, Device, EngineDevice, SavedSession};
+use rackbus_pci::vfio_user::{Device, EngineDevice, RestingConversation, SavedSession};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
 
 use crate::report;
@@ -112,7 +112,7 @@ pub trait Lendable: Debug + Send + Sync {
     /// [`NotSaved`]; it continues as it was.
     fn save(
         &self,
-        _conversation: Conversation,
+        _conversation: RestingConversation,
         _limit: Duration,
     ) -> Result<Option<SavedSession>, NotSaved> {
         Err(NotSaved::Refused(SaveError::Unsupported))
@@ -136,7 +136,7 @@ pub trait Lendable: Debug + Send + Sync {
 pub type User = (Lending, Arc<dyn Stream>);
 
 /// A function in the hands of its user, and where the conversation with it rested.
-pub type Resumed = (Box<dyn Attached>, Conversation);
+pub type Resumed = (Box<dyn Attached>, RestingConversation);
 
 /// Why a function was not saved.
 #[derive(Debug)]
@@ -276,7 +276,7 @@ impl Lendable for Modelled {
                 Err(NoAnswer::Late) => return Err(NotReady::Hangs),
                 Err(NoAnswer::Stopped(_)) => {}
             }
-            tracing::error!(device = self.name, "the device model failed and is started anew");
+            tracing::error!(device = self.name, "the device model failed and is started again");
             *running = None;
         }
         let started = (self.factory)().and_then(|model| self.start(model));
@@ -313,7 +313,7 @@ impl Lendable for Modelled {
 
     fn save(
         &self,
-        conversation: Conversation,
+        conversation: RestingConversation,
         limit: Duration,
     ) -> Result<Option<SavedSession>, NotSaved> {
         let running = self.running();
@@ -338,7 +338,7 @@ impl Lendable for Modelled {
         let running = self.running();
         let Some(Running { device, .. }) = &*running else { return };
         if let Err(error) = device.take_back(saved) {
-            tracing::error!(device = self.name, %error, "what was saved cannot be taken back");
+            tracing::error!(device = self.name, %error, "a saved function cannot be taken back");
         }
     }
 

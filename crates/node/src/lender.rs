@@ -27,7 +27,7 @@ use std::time::Duration;
 use rackbus_control::api::DeviceReport;
 use rackbus_devices::class::LentTo;
 use rackbus_fabric::FabricHandle;
-use rackbus_lease::{Epoch, Holder, Incarnation, LeaseId, LenderAction, Message};
+use rackbus_lease::{ArmedFor, Epoch, Incarnation, LeaseId, LenderAction, Message};
 
 use crate::lendable::Lendable;
 use crate::sessions::HOLD;
@@ -159,7 +159,7 @@ impl LentFunctions {
     }
 
     /// Whom a function is lent to that `holder` has.
-    fn lent_to(&self, holder: Option<&Holder>) -> LentTo {
+    fn lent_to(&self, holder: Option<&ArmedFor>) -> LentTo {
         match holder {
             None => LentTo::Nobody,
             Some(holder) if holder.borrower == self.host => LentTo::Owner,
@@ -176,7 +176,7 @@ impl LentFunctions {
             let to = self.lent_to(holder.as_ref());
             lent.lendable.set_level(level, to).map_err(LendError::Level)?;
             *lent.promised() = level.map(str::to_owned);
-            if let Some(Holder { lease, .. }) = holder {
+            if let Some(ArmedFor { lease, .. }) = holder {
                 lent.tenancy().begin(lease, lent.describe());
             }
             Ok(())
@@ -216,7 +216,9 @@ impl LentFunctions {
         match outcome {
             Err(hangs @ LendError::Hangs { .. }) => return Err(hangs),
             // One that cannot be run again is reported when it is next armed.
-            Err(error) => tracing::error!(device, %error, "the function is back, but broken"),
+            Err(error) => {
+                tracing::error!(device, %error, "the function answers again, but is broken")
+            }
             Ok(()) => {}
         }
         // What was promised to the former borrower can be promised to others.
@@ -226,7 +228,11 @@ impl LentFunctions {
             lent.lendable.set_level(None, LentTo::Nobody)
         });
         if let Ok(Err(reason)) = back {
-            tracing::error!(device, reason, "the function's own service level is not kept");
+            tracing::error!(
+                device,
+                reason,
+                "the function's own service level cannot be guaranteed"
+            );
         }
         Ok(self.fence.lock().revoke_done(device, epoch))
     }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_fabric::{Counted, FabricHandle, HostId, LentMemory, LoanError, ObjectKey};
+use rackbus_fabric::{CountedBytes, FabricHandle, HostId, LentMemory, LoanError, ObjectKey};
 use serde::{Deserialize, Serialize};
 
 /// The ranges of one function. Clones are the same ones.
@@ -16,15 +16,15 @@ pub struct LentOut {
     fabric: FabricHandle,
     /// None where the fabric knows no such host, and nothing bounds what it lends.
     owner: Option<HostId>,
-    ranges: Arc<Mutex<BTreeMap<u64, Entry>>>,
+    ranges: Arc<Mutex<BTreeMap<u64, LentRangeGuard>>>,
 }
 
 /// A range that is counted as long as this lives.
 #[derive(Debug)]
-pub struct Entry {
+pub struct LentRangeGuard {
     range: LentRange,
     #[expect(dead_code, reason = "what is counted is discounted when it is dropped")]
-    counted: Counted,
+    counted: CountedBytes,
 }
 
 /// A range that is lent, as it continues in another process.
@@ -56,21 +56,21 @@ impl LentOut {
         iova: u64,
         length: u64,
         memory: &impl LentMemory,
-    ) -> Result<Option<Entry>, LoanError> {
+    ) -> Result<Option<LentRangeGuard>, LoanError> {
         let (ObjectKey(device, inode), offset) = (memory.object(), memory.offset());
         self.count(LentRange { iova, length, object: (device, inode), offset })
     }
 
-    fn count(&self, range: LentRange) -> Result<Option<Entry>, LoanError> {
+    fn count(&self, range: LentRange) -> Result<Option<LentRangeGuard>, LoanError> {
         let LentRange { iova, length, object: (device, inode), offset } = range;
         let object = ObjectKey(device, inode);
         let Some(owner) = self.owner else { return Ok(None) };
         let counted = self.fabric.count(owner, object, offset, length)?;
-        Ok(self.lock().insert(iova, Entry { range, counted }))
+        Ok(self.lock().insert(iova, LentRangeGuard { range, counted }))
     }
 
     /// The range that begins at `iova` was not lent after all: what was there `before` still is.
-    pub fn take_back(&self, iova: u64, before: Option<Entry>) {
+    pub fn take_back(&self, iova: u64, before: Option<LentRangeGuard>) {
         // What is removed is discounted when the lock is free.
         let _refused = match before {
             Some(before) => self.lock().insert(iova, before),
@@ -107,7 +107,7 @@ impl LentOut {
         ranges.into_iter().try_for_each(|range| self.count(range).map(drop))
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, LentRangeGuard>> {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -29,6 +29,7 @@ pub mod lent_out;
 pub mod metrics;
 pub mod network;
 pub mod peers;
+mod programs;
 pub mod remote;
 mod report;
 pub mod segments;
@@ -42,7 +43,7 @@ pub mod users;
 pub mod vfio;
 
 pub use borrower::{BorrowError, BorrowedFunctions};
-pub use handover::{HandOverError, Inherited, Program};
+pub use handover::{HandOverError, InheritedNode, Program};
 pub use host::{NodeError, NodeOptions, control_socket, resume, run};
 pub use lendable::{Lendable, Modelled};
 pub use lender::{LendError, LentFunctions};

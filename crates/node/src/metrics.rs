@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_control::api::NodeReport;
-use rackbus_control::metrics::{Labels, Page, Source};
+use rackbus_control::metrics::{Labels, MetricsPage, MetricsSource};
 use rackbus_control::network::NodeNetwork;
 use rackbus_control::node::NodeProcess;
 use rackbus_link::Purpose;
@@ -110,10 +110,10 @@ pub fn source(
     network: NetworkService,
     link: Arc<LinkCounters>,
     process: NodeProcess,
-) -> Source {
+) -> MetricsSource {
     let host = host.to_owned();
     Arc::new(move || {
-        let mut page = Page::default();
+        let mut page = MetricsPage::default();
         let reports = lender.report();
         let fronts = borrower.fronts();
         let own = reports.iter().map(|(device, report)| (format!("{host}/{device}"), report));
@@ -140,7 +140,7 @@ pub fn source(
     })
 }
 
-fn link_page(link: &LinkCounters, page: &mut Page) {
+fn link_page(link: &LinkCounters, page: &mut MetricsPage) {
     let kinds = link.kinds();
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let of = |kind: &str| vec![("service", kind.to_owned())];

@@ -1,6 +1,6 @@
 //! Peer-to-peer: the functions that one user of this host has borrowed reach each other's BARs.
 //!
-//! Which windows there are to be, [`Peers`](rackbus_fabric::peer::Peers) decides; here it is told what the user programs into each
+//! Which windows there are to be, [`Peers`](rackbus_fabric::peer::PeerFunctions) decides; here it is told what the user programs into each
 //! function's configuration space, and each window is opened at the lender of the function whose DMA goes
 //! through it, with the memory of the BAR that the other lender gave. No process of this host touches the
 //! bytes. The functions of one user are those of one VM, or those of leases with the same group.
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, W
 
 use rackbus_control::api::PeerReport;
 use rackbus_fabric::BarPlace;
-use rackbus_fabric::peer::{BarPart, Member, PeerFunction};
+use rackbus_fabric::peer::{BarPart, PeerFunction, PeerMember};
 use rackbus_memory::{Access, MemoryHandle};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::programmed::{LOOKED_AT, programmed};
@@ -25,7 +25,7 @@ pub use followed::Followed;
 use group::{Group, Joined};
 
 /// Opens and closes windows at the lender of one function.
-pub trait Windows: Send + Sync {
+pub trait PeerWindows: Send + Sync {
     /// Lets the function reach `memory`, which is at `place`, at `[iova, iova + length)`.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl PeerGroups {
         user: &str,
         name: &str,
         shape: &DeviceShape,
-        windows: Option<Box<dyn Windows>>,
+        windows: Option<Box<dyn PeerWindows>>,
     ) -> Membership {
         let mut groups = self.lock();
         groups.retain(|_, group| group.strong_count() > 0);
@@ -124,7 +124,7 @@ impl PeerGroups {
 #[derive(Debug)]
 pub struct Membership {
     group: Arc<Group>,
-    member: Member,
+    member: PeerMember,
 }
 
 impl Membership {

@@ -5,21 +5,22 @@
 //! lost, this keeps answering in its place as an absent device does: reads are all ones, writes
 //! go nowhere. The driver sees a device that was pulled out, not a machine that hangs.
 
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rackbus_fabric::BarPlace;
 use rackbus_memory::{Access, MapError, MemoryHandle, Stream};
-use rackbus_pci::BarMemory;
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{
     Client, ClientError, Device, DeviceError, DeviceShape, RegionShape, SharedPart,
 };
+use rackbus_pci::{BarMemory, PolledRegisters};
 use rackbus_spec::vfio_user::{IrqSetFlags, irq, region};
 use rustix::io::Errno;
 
-use crate::peers::{ACCESS, Windows};
+use crate::peers::{ACCESS, PeerWindows};
 
 use crate::lent_out::LentOut;
 
@@ -30,7 +31,7 @@ pub type OnLost = Box<dyn FnOnce(String) + Send>;
 #[derive(Debug)]
 pub struct RemoteDevice {
     shape: DeviceShape,
-    conversation: Conversation,
+    conversation: LenderConversation,
     /// Interrupt indexes that vectors are wired at.
     vectors: Vec<u32>,
     /// Whether the other end takes writes that it does not answer.
@@ -41,17 +42,35 @@ pub struct RemoteDevice {
 
 /// The conversation with the lender, which others may end.
 #[derive(Debug, Clone)]
-pub struct Conversation {
+pub struct LenderConversation {
     client: Arc<Client>,
     /// The lender is lost, or the borrower let go.
     gone: Arc<AtomicBool>,
+    /// Registers that the user has as memory, by the BAR: what a lender that is lost cannot retire itself.
+    registers: Arc<Mutex<BTreeMap<u8, PolledRegisters>>>,
 }
 
-impl Conversation {
+impl LenderConversation {
     /// Lets the lender go. The device answers as an absent one from now on.
     pub fn end(&self) {
         self.gone.store(true, Ordering::Release);
         self.client.shut_down();
+        self.retire_registers();
+    }
+
+    /// Registers in memory read all ones from now on, as those do that are asked for by messages.
+    fn retire_registers(&self) {
+        let mut registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *registers).into_values().for_each(|registers| registers.retire());
+    }
+
+    /// Has registers retired when the lender is gone, which it may be by now.
+    fn keep_registers(&self, bar: u8, registers: PolledRegisters) {
+        let kept = &self.registers;
+        kept.lock().unwrap_or_else(PoisonError::into_inner).insert(bar, registers);
+        if self.gone.load(Ordering::Acquire) {
+            self.retire_registers();
+        }
     }
 
     /// The socket of the conversation, for another process to [go on](RemoteDevice::resume) with between
@@ -71,7 +90,7 @@ impl Conversation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoSocket;
 
-impl Windows for Conversation {
+impl PeerWindows for LenderConversation {
     fn open(
         &self,
         iova: u64,
@@ -111,23 +130,23 @@ impl RemoteDevice {
     }
 
     fn with(client: Client, shape: DeviceShape, on_lost: OnLost) -> Self {
-        let client = Arc::new(client);
-        let gone = Arc::new(AtomicBool::new(false));
+        let (client, gone, registers) = (Arc::new(client), Arc::default(), Arc::default());
+        let conversation = LenderConversation { client, gone, registers };
         let watcher = std::thread::Builder::new().name("lender watch".into()).spawn({
-            let (client, gone) = (client.clone(), gone.clone());
+            let conversation = conversation.clone();
             move || {
-                client.wait_closed();
-                if !gone.swap(true, Ordering::AcqRel) {
-                    client.shut_down();
+                conversation.client.wait_closed();
+                if !conversation.gone.swap(true, Ordering::AcqRel) {
+                    conversation.client.shut_down();
+                    conversation.retire_registers();
                     on_lost("its node closed the link, or does not answer".to_owned());
                 }
             }
         });
         if let Err(cause) = watcher {
-            tracing::error!(%cause, "no thread to watch the lender; its loss shows at the next access");
+            tracing::error!(%cause, "cannot start a thread to watch the lender; its loss shows at the next access");
         }
         let vectors = vec![irq::MSIX];
-        let conversation = Conversation { client, gone };
         RemoteDevice { shape, conversation, vectors, posts: true, lent_out: None }
     }
 
@@ -152,7 +171,7 @@ impl RemoteDevice {
     }
 
     /// The conversation with the lender.
-    pub fn conversation(&self) -> Conversation {
+    pub fn conversation(&self) -> LenderConversation {
         self.conversation.clone()
     }
 
@@ -250,6 +269,22 @@ impl Device for RemoteDevice {
             lent_out.end_all();
         }
         Ok(())
+    }
+
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+        // The same memory as long as the conversation goes on: who asks often takes no descriptors.
+        let kept = self.conversation.registers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(registers) = kept.get(&bar) {
+            return Ok(registers.descriptor()?);
+        }
+        drop(kept);
+        let absent = || DeviceError::new(Errno::NODEV, "the lender is gone");
+        let given = self.or_absent(self.client().registers(bar).map(Some), None)?;
+        let (file, length) = given.ok_or_else(absent)?;
+        let registers = PolledRegisters::adopt(file, length)?;
+        let given = registers.descriptor()?;
+        self.conversation.keep_registers(bar, registers);
+        Ok(given)
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {

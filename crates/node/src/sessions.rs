@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_fabric::rack::LINK_HOLD_MS;
-use rackbus_link::{Connect, Hello, LinkError, Purpose, Secret, Session};
+use rackbus_link::{Connect, Hello, LinkError, MediumSession, Purpose, Secret};
 use rackbus_memory::CarriedSession;
 use rackbus_memory::exchange::OnSessionChange;
-use rackbus_memory::exchange::session::{Side, Timing};
+use rackbus_memory::exchange::session::{SessionSide, SessionTiming};
 
 /// For how long a front holds what is under way while its medium cannot be reached, where the rack file says
 /// nothing.
@@ -28,20 +28,20 @@ pub(crate) struct LentSession {
 impl LentSession {
     /// A session with `borrower`, whose front may go on trying for `hold`.
     pub(crate) fn begin(borrower: &str, hold: Duration) -> std::io::Result<LentSession> {
-        let timing = Timing::answering(millis(hold));
-        let session = CarriedSession::new(borrower, Side::Answers, timing, Box::new(drop))?;
+        let timing = SessionTiming::answering(millis(hold));
+        let session = CarriedSession::new(borrower, SessionSide::Answers, timing, Box::new(drop))?;
         Ok(LentSession { secret: Secret::new(), session })
     }
 
-    /// The session itself.
+    /// What carries the medium's messages, and goes on by another connection when one is lost.
     pub(crate) fn carried(&self) -> &CarriedSession {
         &self.session
     }
 
     /// What its borrower is told.
-    pub(crate) fn offer(&self) -> Session {
+    pub(crate) fn offer(&self) -> MediumSession {
         let kept_ms = self.session.timing().hold;
-        Session { secret: self.secret.clone(), kept_ms }
+        MediumSession { secret: self.secret.clone(), kept_ms }
     }
 
     /// The session, for who knows its secret.
@@ -62,15 +62,16 @@ impl LentSession {
 /// # Errors
 /// When there are no descriptors or threads left.
 pub(crate) fn hold_session(
-    offered: &Session,
+    offered: &MediumSession,
     hold: Duration,
     link: Arc<dyn Connect>,
     address: String,
     hello: Hello,
     on_change: OnSessionChange,
 ) -> std::io::Result<CarriedSession> {
-    let hold = millis(hold).min(Timing::most(offered.kept_ms));
-    let session = CarriedSession::new(&hello.to, Side::Asks, Timing::asking(hold), on_change)?;
+    let hold = millis(hold).min(SessionTiming::most(offered.kept_ms));
+    let session =
+        CarriedSession::new(&hello.to, SessionSide::Asks, SessionTiming::asking(hold), on_change)?;
     let (held, secret) = (session.clone(), offered.secret.clone());
     std::thread::Builder::new().name("link".into()).spawn(move || {
         while let Some(connection) = held.wait_wanted() {

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_earlier_term_is_never_taken_again_not_even_by_another_life() {
+    fn an_earlier_term_is_refused_also_after_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.term");
         let mut term = NewestTerm::open(path.clone());

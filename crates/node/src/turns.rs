@@ -19,18 +19,18 @@ struct Turn {
 
 /// The turns that can be used now.
 #[derive(Debug, Default)]
-pub struct Turns {
+pub struct UsableTurns {
     open: BTreeMap<LeaseId, Turn>,
 }
 
-impl Turns {
+impl UsableTurns {
     /// A turn begins, which its user may take up within `claim` milliseconds.
     pub fn begin(&mut self, now: Millis, lease: LeaseId, claim: Millis) {
         let turn = Turn { claim_by: now.saturating_add(claim), used: false };
         self.open.entry(lease).or_insert(turn);
     }
 
-    /// It is over.
+    /// Forgets the turn that this lease was.
     pub fn end(&mut self, lease: LeaseId) {
         self.open.remove(&lease);
     }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_turn_is_given_back_when_its_user_goes_or_nobody_comes() {
-        let mut turns = Turns::default();
+        let mut turns = UsableTurns::default();
         assert_eq!(turns.due(5), Millis::MAX);
         turns.begin(0, 1, 100);
         turns.begin(0, 2, 100);

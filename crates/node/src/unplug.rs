@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use rackbus_lease::TurnUse;
-use rackbus_vm::{Interrupts, Vm, VmError, registry};
+use rackbus_vm::{InterruptChoice, Vm, VmError, registry};
 
 /// Finds a host's VMs by the vfio-user sockets they use.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ impl Unplugger {
         let unplugger = self.clone();
         let work = move || sockets.iter().for_each(|socket| unplugger.unplug(socket));
         if let Err(error) = std::thread::Builder::new().name("unplug".into()).spawn(work) {
-            tracing::error!(%error, "no thread to unplug what nobody serves any more");
+            tracing::error!(%error, "cannot start a thread to unplug functions that nobody serves any more");
         }
     }
 
@@ -48,11 +48,11 @@ impl Unplugger {
             }
             // Nor will it be possible the next time.
             Err(error @ (VmError::NoSuchVm { .. } | VmError::NoFreePort(_))) => {
-                tracing::warn!(vm, function, %error, "it is not hot-added any more");
+                tracing::warn!(vm, function, %error, "the function cannot be hot-added and is not tried again");
                 Err(TurnUse::Gone(error.to_string()))
             }
             Err(error) => {
-                tracing::warn!(vm, function, %error, "it is not hot-added in this turn");
+                tracing::warn!(vm, function, %error, "the function cannot be hot-added in this turn");
                 Err(TurnUse::Unused)
             }
         }
@@ -62,7 +62,7 @@ impl Unplugger {
     /// A user that is no VM of ours (another program, a QEMU started by hand) is left to see the
     /// connection close.
     pub fn unplug(&self, socket: &Path) {
-        if Interrupts::noted(socket) == Interrupts::MsixKept {
+        if InterruptChoice::noted(socket) == InterruptChoice::MsixKept {
             tracing::info!(socket = %socket.display(), "shown with MSI-X: it stays until its VM ends");
             return;
         }
@@ -81,7 +81,9 @@ impl Unplugger {
         let vm = record.name.clone();
         match Vm::attach(record).hot_remove(&device) {
             Ok(()) => tracing::info!(vm, device, "hot-removed"),
-            Err(error) => tracing::warn!(vm, device, %error, "the guest did not let go"),
+            Err(error) => {
+                tracing::warn!(vm, device, %error, "the guest did not release the function")
+            }
         }
     }
 }

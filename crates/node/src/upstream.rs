@@ -31,7 +31,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::lendable::{Attached, Lendable, NotReady, NotSaved};
-use crate::remote::{Conversation, RemoteDevice};
+use crate::remote::{LenderConversation, RemoteDevice};
 
 /// How long a server may take to be there, and for each answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -50,7 +50,7 @@ pub struct Upstream {
     /// The server that its user's session has; `None` between two users.
     process: Arc<Mutex<Option<Child>>>,
     /// The conversation with the server while there is a user, for who takes the function away.
-    conversation: Arc<Mutex<Option<Conversation>>>,
+    conversation: Arc<Mutex<Option<LenderConversation>>>,
     /// The last session ended without the server's word that it released everything.
     unsettled: Arc<Mutex<bool>>,
 }
@@ -243,7 +243,7 @@ impl Lendable for Upstream {
     /// What the server has of its user's cannot be had from it. Without a user there is nothing to pass on.
     fn save(
         &self,
-        _conversation: vfio_user::Conversation,
+        _conversation: vfio_user::RestingConversation,
         _limit: Duration,
     ) -> Result<Option<SavedSession>, NotSaved> {
         match &*locked(&self.conversation) {
@@ -261,7 +261,7 @@ struct Session {
     loans: Mutex<BTreeMap<u64, Loan<Option<MemoryHandle>>>>,
     /// The program, where it was run for this user.
     process: Option<Arc<Mutex<Option<Child>>>>,
-    conversation: Arc<Mutex<Option<Conversation>>>,
+    conversation: Arc<Mutex<Option<LenderConversation>>>,
     unsettled: Arc<Mutex<bool>>,
 }
 

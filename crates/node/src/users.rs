@@ -6,27 +6,27 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{ControlClient, ControlClientError};
 use rackbus_vm::registry;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// How long until a control plane that does not answer is asked again: at first, and at most.
-const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+pub(crate) const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
 /// Watches the VMs of one host.
 #[derive(Debug)]
 pub struct Users {
     run_dir: PathBuf,
     host: String,
-    client: Client,
+    client: ControlClient,
     runtime: tokio::runtime::Handle,
 }
 
 impl Users {
     /// For the VMs of `host` in the rack's run directory. To be called inside of a tokio runtime.
-    pub fn new(run_dir: &Path, host: &str, client: Client) -> Self {
+    pub fn new(run_dir: &Path, host: &str, client: ControlClient) -> Self {
         let runtime = tokio::runtime::Handle::current();
         Users { run_dir: run_dir.to_owned(), host: host.to_owned(), client, runtime }
     }
@@ -69,7 +69,7 @@ impl Users {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("vm watch".into()).spawn(wait) {
-            tracing::error!(%error, process, "no thread to watch a VM: its lease stays");
+            tracing::error!(%error, process, "cannot start a thread to watch a VM: its lease stays");
         }
     }
 }
@@ -84,13 +84,19 @@ fn wait_readable(process: &OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
+/// Whether a refusal with this code leaves open what becomes of a request: the control plane could not store it, ends, or
+/// is not reached by who passes it on.
+pub(crate) fn is_open(code: &str) -> bool {
+    matches!(code, "not_stored" | "ending" | "unreachable" | "silent")
+}
+
 /// Returns a lease. While the control plane does not answer, it is asked again.
-async fn give_back(client: &Client, lease: u64, lease_ended: impl Fn() -> bool) {
+pub(crate) async fn give_back(client: &ControlClient, lease: u64, lease_ended: impl Fn() -> bool) {
     let [mut wait, most] = AGAIN;
     while !lease_ended() {
         match client.give_back(lease).await {
             Ok(_) => return,
-            Err(ClientError::Refused(refused)) if refused.code != "not_stored" => {
+            Err(ControlClientError::Refused(refused)) if !is_open(&refused.code) => {
                 // It has ended otherwise meanwhile, or is ending.
                 tracing::debug!(lease, error = refused.error, "not returned");
                 return;
@@ -103,7 +109,7 @@ async fn give_back(client: &Client, lease: u64, lease_ended: impl Fn() -> bool) 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::{BufRead, BufReader, Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::process::{Child, Command, Stdio};
@@ -114,6 +120,8 @@ mod tests {
 
     const LEASE: u64 = 7;
     const NOT_STORED: &str = r#"{"code":"not_stored","error":"no room","remedy":"make room"}"#;
+    const UNREACHABLE: &str =
+        r#"{"code":"unreachable","error":"no control plane","remedy":"wait"}"#;
     const OVER: &str = r#"{"code":"over","error":"it is over","remedy":"nothing"}"#;
     const RETURNED: &str = r#"{"lease":7,"function":"alpha/nvme0","lender":"alpha",
         "borrower":"beta","epoch":1,"stage":"closing","socket":null,"reason":"returned",
@@ -135,8 +143,24 @@ mod tests {
 
     /// Answers a request; what was asked.
     fn answer(stream: UnixStream, status: u16, body: &str) -> String {
+        answer_with_key(stream, status, body).0
+    }
+
+    /// Answers requests, each by what comes next; what was asked, and under which keys.
+    pub(crate) fn answer_all(
+        listener: &UnixListener,
+        answers: &[(u16, &str)],
+    ) -> Vec<(String, String)> {
+        let answer = |(status, body): &(u16, &str)| {
+            answer_with_key(listener.accept().unwrap().0, *status, body)
+        };
+        answers.iter().map(answer).collect()
+    }
+
+    /// The same, and the idempotency key.
+    fn answer_with_key(stream: UnixStream, status: u16, body: &str) -> (String, String) {
         let mut reader = BufReader::new(&stream);
-        let (mut asked, mut length) = (String::new(), 0);
+        let (mut asked, mut length, mut key) = (String::new(), 0, String::new());
         reader.read_line(&mut asked).unwrap();
         loop {
             let mut line = String::new();
@@ -144,6 +168,8 @@ mod tests {
             let line = line.trim().to_ascii_lowercase();
             if let Some(number) = line.strip_prefix("content-length:") {
                 length = number.trim().parse().unwrap();
+            } else if let Some(given) = line.strip_prefix("idempotency-key:") {
+                key = given.trim().to_owned();
             } else if line.is_empty() {
                 break;
             }
@@ -151,7 +177,7 @@ mod tests {
         reader.read_exact(&mut vec![0; length]).unwrap();
         let length = body.len();
         write!(&stream, "HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
-        asked
+        (asked, key)
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -159,16 +185,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = host(folder.path());
         let path = folder.path().join("control.sock");
-        let users = Users::new(folder.path(), "beta", Client::new(&path));
+        let users = Users::new(folder.path(), "beta", ControlClient::new(&path));
         let mut vm = vm();
         users.watch(LEASE, &socket, vm.id(), || false);
         drop(vm.stdin.take());
-        // Nobody answers at first: then it cannot be stored, twice; then it is.
+        // Nobody answers at first: then it cannot be stored, or passed on to who could; then it is.
         tokio::time::sleep(AGAIN[0] / 2).await;
         let listener = UnixListener::bind(&path).unwrap();
         let (heard, asked) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            for (status, body) in [(503, NOT_STORED), (503, NOT_STORED), (200, RETURNED)] {
+            for (status, body) in [(503, NOT_STORED), (502, UNREACHABLE), (200, RETURNED)] {
                 heard.send(answer(listener.accept().unwrap().0, status, body)).unwrap();
             }
         });
@@ -185,7 +211,7 @@ mod tests {
         let socket = host(folder.path());
         let path = folder.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        let users = Users::new(folder.path(), "beta", Client::new(&path));
+        let users = Users::new(folder.path(), "beta", ControlClient::new(&path));
         let mut vm = vm();
         drop(vm.stdin.take());
         vm.wait().unwrap();
@@ -201,7 +227,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        let client = Client::new(&path);
+        let client = ControlClient::new(&path);
         let answered = std::thread::spawn({
             let listener = listener.try_clone().unwrap();
             move || answer(listener.accept().unwrap().0, 409, OVER)
@@ -218,7 +244,8 @@ mod tests {
     async fn the_lease_of_a_program_stays_when_it_ends() {
         let folder = tempfile::tempdir().unwrap();
         host(folder.path());
-        let users = Users::new(folder.path(), "beta", Client::new(&folder.path().join("none")));
+        let users =
+            Users::new(folder.path(), "beta", ControlClient::new(&folder.path().join("none")));
         let looked = Arc::new(AtomicBool::new(false));
         let mut program = vm();
         let looking = looked.clone();

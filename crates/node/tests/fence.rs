@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{Fabric, FabricHandle, derive};
-use rackbus_lease::{Holder, Lender, LenderAction, Message, Placement};
-use rackbus_link::{Hello, Incoming, Purpose, VERSIONS};
+use rackbus_lease::{ArmedFor, Lender, LenderAction, Message, Placement};
+use rackbus_link::{Hello, IncomingConnection, Purpose, VERSIONS};
 use rackbus_memory::{Gate, Stream};
 use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
@@ -57,9 +57,9 @@ struct Attempt {
 
 impl Attempt {
     /// Who is not let in gets the reason.
-    fn start(lender: &Arc<LentFunctions>, wanted: &Holder) -> Result<Attempt, String> {
+    fn start(lender: &Arc<LentFunctions>, wanted: &ArmedFor) -> Result<Attempt, String> {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let Holder { lease, epoch, borrower, placement } = wanted.clone();
+        let ArmedFor { lease, epoch, borrower, placement } = wanted.clone();
         let device = DEVICE.to_owned();
         let service = match placement {
             Placement::Lender => Purpose::Function { device, lease, epoch },
@@ -68,7 +68,8 @@ impl Attempt {
         };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
         let hello = Hello { versions: VERSIONS, rack, from: borrower, to, service };
-        let incoming = Incoming { hello, version: VERSIONS.newest(), stream: Arc::new(theirs) };
+        let incoming =
+            IncomingConnection { hello, version: VERSIONS.newest(), stream: Arc::new(theirs) };
         let lender = lender.clone();
         let passage = Gate::new().unwrap().enter();
         let attending = std::thread::spawn(move || lender.attend(incoming, &passage));
@@ -100,7 +101,7 @@ fn a_decided_revocation_refuses_before_it_is_carried_out() {
     lender.receive(arm(5, "beta"));
     lender.arm(DEVICE, 5, None);
     let (borrower, placement) = ("beta".to_owned(), Placement::Lender);
-    let beta = Holder { lease: 5, epoch: 5, borrower, placement };
+    let beta = ArmedFor { lease: 5, epoch: 5, borrower, placement };
     Attempt::start(&lender, &beta).expect("it is armed for beta").end();
     lender.receive(revoke(5));
     let refused = Attempt::start(&lender, &beta).err().expect("its lease is being revoked");
@@ -117,7 +118,7 @@ fn a_decided_revocation_refuses_before_it_is_carried_out() {
 
 /// The same messages to the pure lender: it lets in whom the node lets in, and nobody else.
 #[test]
-fn the_node_lets_in_whom_the_protocol_admits() {
+fn the_node_admits_whom_the_protocol_admits() {
     for seed in 0..40 {
         let mut random = Random(seed);
         let lender = functions();
@@ -151,7 +152,7 @@ fn the_node_lets_in_whom_the_protocol_admits() {
                 _ => {
                     let placement = [Placement::Lender, Placement::Borrower][random.below(2)];
                     let borrower = borrower.to_owned();
-                    let wanted = Holder { lease: epoch, epoch, borrower, placement };
+                    let wanted = ArmedFor { lease: epoch, epoch, borrower, placement };
                     let live = Attempt::start(&lender, &wanted);
                     match (pure.admits(DEVICE, &wanted), live) {
                         (Ok(()), Ok(attempt)) => attempt.end(),

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use rackbus_control::api::{Device as ApiDevice, DeviceState};
 use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::{Client as ControlClient, Options};
+use rackbus_control::{ControlClient, ServiceOptions};
 use rackbus_fabric::{Fabric, FabricHandle};
 use rackbus_lease::{Config, Grant, LenderAction, Message, Placement};
 use rackbus_link::shm::ShmLink;
-use rackbus_link::{Connect, Hello, Incoming, Link, Purpose, VERSIONS};
-use rackbus_memory::{Access, DmaSpace, Event, Passage, PinnedSlice, SharedMemory, Stream};
-use rackbus_node::agent::{Agent, Identity};
+use rackbus_link::{Connect, Hello, IncomingConnection, Link, Purpose, VERSIONS};
+use rackbus_memory::{Access, DmaSpace, Event, GatePassage, PinnedSlice, SharedMemory, Stream};
+use rackbus_node::agent::{Agent, AgentIdentity};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
 use rackbus_node::{LendError, LentFunctions, Modelled, RemoteDevice, control_socket};
@@ -166,15 +166,15 @@ struct User {
 }
 
 /// Nobody closes the gate of this process.
-fn passage() -> Passage {
+fn passage() -> GatePassage {
     rackbus_memory::Gate::new().unwrap().enter()
 }
 
-fn incoming(stream: UnixStream, epoch: u64) -> Incoming {
+fn incoming(stream: UnixStream, epoch: u64) -> IncomingConnection {
     let service = Purpose::Function { device: "nvme0".into(), lease: epoch, epoch };
     let (rack, from, to) = ("test".into(), "beta".into(), "alpha".into());
     let hello = Hello { versions: VERSIONS, rack, from, to, service };
-    Incoming { hello, version: VERSIONS.newest(), stream: Arc::new(stream) }
+    IncomingConnection { hello, version: VERSIONS.newest(), stream: Arc::new(stream) }
 }
 
 /// The welcome comes first; vfio-user takes over from there.
@@ -368,7 +368,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         devices: vec![nvme0],
         ..Inventory::default()
     };
-    let options = Options {
+    let options = ServiceOptions {
         inventory,
         read_rack: None,
         config: Config::default(),
@@ -410,7 +410,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         );
         let unplugger = Unplugger::new(run_dir, &host);
         let term = folder.join("control.term");
-        let identity = Identity { host, address, control, term };
+        let identity = AgentIdentity { host, address, control, term };
         let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();
         let (borrower, observe) = (Arc::new(borrower), Box::new(Default::default));
         let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);

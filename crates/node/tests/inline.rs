@@ -12,8 +12,8 @@ use std::time::Duration;
 use common::{Rack, blocking};
 use rackbus_control::api::{BorrowRequest, Lease};
 use rackbus_devices::memory::BAR;
-use rackbus_driver::accel::{Accel, Options, Span, Work};
-use rackbus_driver::{Addresses, Device, Drive, DriveError, Options as DriveOptions};
+use rackbus_driver::accel::{Accel, AccelOptions, MessageSpan, MessageWork};
+use rackbus_driver::{DmaAddresses, Drive, DriveError, DriveOptions, DrivenFunction};
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_pci::vfio_user::Client as User;
 use rackbus_spec::accel::{Completion, Condition, Descriptor, Operation, Status};
@@ -35,7 +35,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A connection that the driver shares with the test, which maps more by it.
 struct Shared(Arc<User>);
 
-impl Device for Shared {
+impl DrivenFunction for Shared {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         Ok(self.0.read(region::BAR0, offset, data)?)
     }
@@ -44,11 +44,11 @@ impl Device for Shared {
         Ok(self.0.post(region::BAR0, offset, data)?)
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
         let length = memory.len() as u64;
         self.0.dma_map(iova, length, Access::all(), Some((memory.as_fd(), 0)))?;
         self.0.write(region::CONFIG, 4, &[6, 0])?;
-        Ok(Addresses::contiguous(iova, memory.len()))
+        Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 }
 
@@ -72,7 +72,8 @@ impl Tenant {
         memory.write(region::CONFIG, 4, &[2, 0]).unwrap();
         let options = DriveOptions { depth: 1, ..DriveOptions::default() };
         let drive = Drive::with_device(Box::new(Shared(drive)), options).unwrap();
-        let started = Accel::start(Box::new(Shared(accel.clone())), Options::default()).unwrap();
+        let started =
+            Accel::start(Box::new(Shared(accel.clone())), AccelOptions::default()).unwrap();
         let queues = drive.memory();
         let there = Some((queues.as_fd(), 0));
         accel.dma_map(QUEUES, queues.len() as u64, Access::READ, there).unwrap();
@@ -87,9 +88,9 @@ impl Tenant {
         let id = queue.submit_at(IoOpcode::Read, lba, blocks, (WAY, MESSAGE), false).unwrap();
         let (at, condition) = queue.awaited(id);
         let wait = Accel::describe_wait(QUEUES + at as u64, condition, limit);
-        let input = Span { address: WAY, segments: 0, length: MESSAGE as u32 };
+        let input = MessageSpan { address: WAY, segments: 0, length: MESSAGE as u32 };
         let output = self.accel.span(0, 1 << 20).unwrap();
-        let work = Work { stages: chain, ..Work::default() };
+        let work = MessageWork { stages: chain, ..MessageWork::default() };
         let descriptor = Accel::describe_spans(&work, input, output).unwrap();
         self.accel.push(0, &wait).unwrap();
         self.accel.push(0, &descriptor).unwrap();
@@ -137,7 +138,7 @@ async fn what_a_drive_reads_goes_through_a_chain_without_the_tenants_doing() {
             let data: Vec<u8> = (0..MESSAGE).map(|at| (at / 300) as u8 ^ nth).collect();
             tenant.drive.write(8, &data, false).unwrap();
             let digest = [(Operation::Sha256, 0)];
-            let work = Work { stages: &digest, ..Work::default() };
+            let work = MessageWork { stages: &digest, ..MessageWork::default() };
             let expected = tenant.accel.run(&work, &data, 32).unwrap();
             tenant.submit(8, &[(Operation::Copy, 0), (Operation::Sha256, 0)], LIMIT);
             let early = tenant.accel.wait_for(0, Duration::from_millis(20)).unwrap();
@@ -177,8 +178,11 @@ async fn what_a_drive_did_not_read_is_not_begun() {
         tenant.accel.ring(0).unwrap();
         assert_eq!(tenant.accel.wait(0).unwrap().status, Status::Transfer as u16);
         let good = Accel::describe_wait(QUEUES, Condition::default(), LIMIT);
-        let next =
-            tenant.accel.describe(&Work { stages: &copy, ..Work::default() }, (0, 64), (64, 64));
+        let next = tenant.accel.describe(
+            &MessageWork { stages: &copy, ..MessageWork::default() },
+            (0, 64),
+            (64, 64),
+        );
         // The one behind what waited in vain.
         tenant.accel.push(0, &next.unwrap()).unwrap();
         tenant.accel.ring(0).unwrap();

@@ -11,8 +11,8 @@ use common::{HOSTS, Rack, blocking};
 use rackbus_control::api::{
     BorrowRequest, DeviceState, EventKind, Isolation, Lease, LeaseStage, Placement,
 };
-use rackbus_control::{Client, ClientError};
-use rackbus_driver::{Drive, DriveError, Options as DriveOptions};
+use rackbus_control::{ControlClient, ControlClientError};
+use rackbus_driver::{Drive, DriveError, DriveOptions};
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_node::metrics::SOCKET;
 use rackbus_pci::vfio_user::{Client as User, ClientError as ClientFailure};
@@ -50,7 +50,7 @@ async fn data_written_by_one_borrower_is_found_by_the_next() {
     .await;
 
     let refused = rack.client.borrow("alpha/nvme0", "gamma").await.unwrap_err();
-    let ClientError::Refused(refused) = refused else { panic!("{refused}") };
+    let ControlClientError::Refused(refused) = refused else { panic!("{refused}") };
     assert_eq!((refused.code.as_str(), refused.holder.as_deref()), ("held", Some("beta")));
     assert_eq!(refused.lease, Some(lease.lease));
 
@@ -84,7 +84,7 @@ async fn what_cannot_be_is_refused_with_a_remedy() {
         ("alpha/nvme0", "delta", "unknown_host"),
     ] {
         let error = rack.client.borrow(function, borrower).await.unwrap_err();
-        let ClientError::Refused(error) = error else { panic!("{error}") };
+        let ControlClientError::Refused(error) = error else { panic!("{error}") };
         assert_eq!(error.code, code);
         assert!(!error.remedy.is_empty());
     }
@@ -250,7 +250,7 @@ async fn a_request_that_contradicts_itself_is_refused() {
     let rack = rack().await;
     let request = BorrowRequest { placement: Some(Placement::Lender), ..strict("beta") };
     let error = rack.client.borrow_as(&request).await.unwrap_err();
-    let ClientError::Refused(error) = error else { panic!("{error}") };
+    let ControlClientError::Refused(error) = error else { panic!("{error}") };
     assert_eq!(error.code, "contradiction");
     assert_eq!(rack.client.devices().await.unwrap()[0].state, DeviceState::Offered);
 }
@@ -330,7 +330,7 @@ async fn faults_are_events_wherever_the_front_runs() {
         let told = told
             .unwrap_or_else(|_| panic!("nobody tells of it, with the front at the {placement}"));
         assert!(told.text.contains("accesses of alpha/nvme0 were refused"), "{told:?}");
-        let node = Client::new(&rack.folder.path().join(host).join(SOCKET));
+        let node = ControlClient::new(&rack.folder.path().join(host).join(SOCKET));
         let text = node.metrics().await.unwrap();
         let counted = format!(
             "rackbus_function_dma_refused_total{{function=\"alpha/nvme0\",host=\"{host}\",\

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use common::Rack;
 use common::lossy::Faults;
 use common::segments::{ALPHA, BETA, GAMMA, Hosts};
-use rackbus_attach::{AttachError, Mapping, Refusal, SegmentOptions, Share};
-use rackbus_control::ClientError;
+use rackbus_attach::{AttachError, Mapping, Refusal, SegmentAccess, SegmentOptions};
+use rackbus_control::ControlClientError;
 use rackbus_control::api::{BorrowRequest, Isolation, Lease};
-use rackbus_driver::{Drive, DriveError, Options};
+use rackbus_driver::{Drive, DriveError, DriveOptions};
 use rackbus_seeds::Random;
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
@@ -34,7 +34,7 @@ impl Promises {
     fn check(&self, lba: u64, block: &[u8]) {
         let (acknowledged, tried) = self.0.get(&lba).cloned().unwrap_or_default();
         // A write is of whole blocks.
-        assert!(block.iter().all(|byte| *byte == block[0]), "block {lba} is torn");
+        assert!(block.iter().all(|byte| *byte == block[0]), "block {lba} is old in part");
         let known = block[0] == acknowledged || tried.contains(&block[0]);
         assert!(known, "block {lba} is {}: not {acknowledged} nor one of {tried:?}", block[0]);
     }
@@ -42,7 +42,7 @@ impl Promises {
     /// Uses a drive until it fails or enough was done; the error.
     fn work(&mut self, socket: &Path, random: &mut Random) -> Option<String> {
         let mut attempt = || -> Result<(), DriveError> {
-            let mut drive = Drive::open(socket, Options { depth: 4, data: 1 << 16 })?;
+            let mut drive = Drive::open(socket, DriveOptions { depth: 4, data: 1 << 16 })?;
             let mut block = vec![0; 512];
             for _ in 0..40 {
                 let lba = random.below(16) as u64;
@@ -70,7 +70,7 @@ async fn borrow(rack: &Rack, strict: bool) -> Lease {
     loop {
         match rack.client.borrow_as(&request).await {
             Ok(lease) => return lease,
-            Err(ClientError::Refused(error)) => {
+            Err(ControlClientError::Refused(error)) => {
                 let known = ["held", "returning", "silent", "failed"];
                 assert!(known.contains(&error.code.as_str()), "{error:?}");
                 assert!(!error.error.is_empty() && !error.remedy.is_empty());
@@ -123,7 +123,7 @@ async fn lending_holds_over_a_link_that_loses_conversations() {
         }
         // A lease whose lender was lost may have ended by itself.
         match within("returning", rack.client.give_back(lease.lease)).await {
-            Ok(_) | Err(ClientError::Refused(_)) => {}
+            Ok(_) | Err(ControlClientError::Refused(_)) => {}
             Err(error) => panic!("{error}"),
         }
     }
@@ -134,7 +134,7 @@ async fn lending_holds_over_a_link_that_loses_conversations() {
     let lease = within("borrowing at the end", borrow(&rack, false)).await;
     let socket = lease.socket.clone().unwrap();
     let check = tokio::task::spawn_blocking(move || {
-        let mut drive = Drive::open(Path::new(&socket), Options::default()).unwrap();
+        let mut drive = Drive::open(Path::new(&socket), DriveOptions::default()).unwrap();
         let mut block = vec![0; 512];
         for lba in 0..16 {
             drive.read(lba, &mut block).unwrap();
@@ -189,13 +189,13 @@ fn shared_memory_holds_over_a_link_that_loses_conversations() {
         }
         if round % 5 == 0 {
             // Done means that nothing new is seen there, whatever became of the conversation.
-            let outcome = alpha.set_share(7..=7, Some(session.node()), Share::None);
+            let outcome = alpha.set_share(7..=7, Some(session.node()), SegmentAccess::None);
             if done_or_unanswered(outcome).is_some() {
                 revoked += 1;
                 mine.whole().write_obj(0, &!round).unwrap();
                 assert_ne!(word(&theirs), !round, "round {round}: memory that was taken away");
             }
-            alpha.set_share(7..=7, Some(session.node()), Share::Write).unwrap();
+            alpha.set_share(7..=7, Some(session.node()), SegmentAccess::Write).unwrap();
         }
     }
     let injected = faults.end();

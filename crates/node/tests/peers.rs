@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use common::user::{Memory, SIZE, is_refused, open_shared, socket};
 use common::{Rack, blocking};
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::api::{BorrowRequest, DeviceReport, EventKind, Isolation, Lease};
 use rackbus_control::reach::{ReachedPlace, ReachedRange};
 use rackbus_devices::memory::BAR;
-use rackbus_driver::{Drive, Options as DriveOptions};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_fabric::BarPlace;
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_node::metrics::SOCKET;
@@ -45,7 +45,7 @@ async fn borrow(rack: &Rack, function: &str, group: &str) -> Lease {
 
 /// What the drive reaches of BARs, as its lender's fabric says.
 async fn reached(rack: &Rack) -> Vec<ReachedRange> {
-    let node = Client::new(&rack.folder.path().join("alpha").join(SOCKET));
+    let node = ControlClient::new(&rack.folder.path().join("alpha").join(SOCKET));
     let mut ranges = node.reach(DRIVE).await.unwrap();
     ranges.retain(|range| matches!(range.to, ReachedPlace::Bar { .. }));
     ranges

@@ -7,10 +7,10 @@ use std::time::Duration;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{Fabric, FabricHandle, derive};
-use rackbus_identity::{Authority, Subject};
+use rackbus_identity::{CertificateAuthority, Subject};
 use rackbus_lease::{Message, Placement};
 use rackbus_link::tcp::TcpLink;
-use rackbus_link::{Connect, Conversation, Hello, Link, Medium, Purpose, Secret, VERSIONS};
+use rackbus_link::{Connect, Conversation, Hello, Link, OfferedMedium, Purpose, Secret, VERSIONS};
 use rackbus_memory::Gate;
 use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
@@ -26,14 +26,14 @@ struct Alpha {
     link: TcpLink,
 }
 
-fn link(authority: &Authority, host: &str, listen: &str) -> TcpLink {
+fn link(authority: &CertificateAuthority, host: &str, listen: &str) -> TcpLink {
     let credentials = authority.issue(&Subject::Node(host.to_owned())).unwrap();
     TcpLink::new("test", listen, listen, Arc::new(RwLock::new(credentials)))
 }
 
 impl Alpha {
     /// The drive is lent to beta by lease 5, under epoch 5.
-    fn start(authority: &Authority, hold: Duration) -> Alpha {
+    fn start(authority: &CertificateAuthority, hold: Duration) -> Alpha {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let place = free.local_addr().unwrap().to_string();
         drop(free);
@@ -75,7 +75,7 @@ impl Alpha {
     /// Connects as `host`; why it may not.
     fn connect(
         &self,
-        authority: &Authority,
+        authority: &CertificateAuthority,
         host: &str,
         service: Purpose,
     ) -> Result<Arc<dyn Conversation>, String> {
@@ -86,10 +86,10 @@ impl Alpha {
         connected.map_err(|error| error.to_string())
     }
 
-    fn begin(&self, authority: &Authority) -> (Arc<dyn Conversation>, Secret) {
+    fn begin(&self, authority: &CertificateAuthority) -> (Arc<dyn Conversation>, Secret) {
         let service = Purpose::Medium { device: DEVICE.to_owned(), lease: 5, epoch: 5 };
         let stream = self.connect(authority, "beta", service).unwrap();
-        let (medium, _) = Medium::receive(&*stream, "alpha").unwrap();
+        let (medium, _) = OfferedMedium::receive(&*stream, "alpha").unwrap();
         (stream, medium.session.unwrap().secret)
     }
 }
@@ -99,9 +99,9 @@ fn resume(lease: u64, epoch: u64, secret: &Secret, connection: u64) -> Purpose {
     Purpose::Resume { device, lease, epoch, secret, connection }
 }
 
-fn authority() -> (tempfile::TempDir, Authority) {
+fn authority() -> (tempfile::TempDir, CertificateAuthority) {
     let folder = tempfile::tempdir().unwrap();
-    let authority = Authority::open(folder.path(), "test").unwrap();
+    let authority = CertificateAuthority::open(folder.path(), "test").unwrap();
     (folder, authority)
 }
 

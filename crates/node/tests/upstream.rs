@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use common::{Rack, blocking};
 use rackbus_control::api::{BorrowRequest, Isolation, Lease};
-use rackbus_control::{Client as NodeClient, ClientError};
+use rackbus_control::{ControlClient as NodeClient, ControlClientError};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
-use rackbus_driver::{Drive, DriveError, Options};
+use rackbus_driver::{Drive, DriveError, DriveOptions};
 use rackbus_node::metrics::SOCKET;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, LocalFunction, serve_function};
@@ -36,7 +36,7 @@ fn serve(socket: &Path) -> LocalFunction {
 }
 
 fn open(lease: &Lease) -> Result<Drive, DriveError> {
-    Drive::open(Path::new(lease.socket.as_ref().unwrap()), Options::default())
+    Drive::open(Path::new(lease.socket.as_ref().unwrap()), DriveOptions::default())
 }
 
 /// Borrows the function, which may be on its way back.
@@ -45,7 +45,7 @@ async fn borrow(rack: &Rack) -> Lease {
     loop {
         match rack.client.borrow("alpha/d0", "beta").await {
             Ok(lease) => return lease,
-            Err(ClientError::Refused(_)) if begun.elapsed() < SOON => {}
+            Err(ControlClientError::Refused(_)) if begun.elapsed() < SOON => {}
             Err(error) => panic!("{error}"),
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

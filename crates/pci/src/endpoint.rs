@@ -4,6 +4,7 @@
 //! while bus mastering is off, what a function-level reset resets, and the order *quiesce, then
 //! unmap* that makes a revoked window stay untouched (invariant I4). It belongs to one thread.
 
+mod registers;
 mod saved;
 mod windows;
 
@@ -20,7 +21,7 @@ use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
 use crate::function::{
     Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ResetKind, Work,
 };
-use crate::interrupts::{InterruptError, Interrupts};
+use crate::interrupts::{Interrupts, WiringError};
 use crate::operations::Operations;
 use crate::user::UserWatch;
 
@@ -241,6 +242,8 @@ impl Endpoint {
         if self.dma.has(iova, length, access, memory.as_ref()) {
             return Ok(());
         }
+        // What is refused closes no windows.
+        self.dma.check(iova, length)?;
         if memory.is_some() {
             self.give_way(iova, length);
         }
@@ -278,7 +281,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// When a vector does not exist or a descriptor is not fit; nothing changes then.
-    pub fn set_irqs(&mut self, change: IrqChange) -> Result<(), InterruptError> {
+    pub fn set_irqs(&mut self, change: IrqChange) -> Result<(), WiringError> {
         self.irq.change(change)
     }
 

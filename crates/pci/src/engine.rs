@@ -326,7 +326,7 @@ impl<'a> Runner<'a> {
             let work = self.endpoint.poll(self.pace.now_ns());
             match work {
                 Work::Done => self.count_busy(),
-                Work::Idle => std::hint::spin_loop(),
+                Work::Idle | Work::Watch(_) => std::hint::spin_loop(),
                 Work::Asleep(_) => {}
             }
             match self.pace.after(work, || self.endpoint.clock()) {

@@ -13,6 +13,7 @@ use rackbus_memory::{Carried, DmaSpace};
 
 use crate::interrupts::Interrupts;
 use crate::operations::Operations;
+use crate::polled::NotPolled;
 use crate::state::{ModelState, RestoreError, SaveError};
 use crate::user::UserWatch;
 
@@ -51,6 +52,9 @@ pub enum Work {
     /// Nothing to do, and nothing that polling could see: whatever comes next rings (a register
     /// write, [`Function::wake_fd`], or the time given, in nanoseconds of [`Bus::now_ns`]).
     Asleep(Option<u64>),
+    /// As [`Idle`](Work::Idle), where nobody rings: whoever puts work where polling sees it does no more than that.
+    /// Worth spinning for a while; a sleep after that lasts so many nanoseconds at most.
+    Watch(u64),
 }
 
 /// A function's base address register.
@@ -127,15 +131,15 @@ pub struct VendorCapability {
 /// Who a function is: the fixed part of its configuration space and its resources.
 #[derive(Debug, Clone)]
 pub struct FunctionInfo {
-    /// PCI vendor id.
+    /// PCI vendor id: with the device id, what drivers recognise it by.
     pub vendor_id: u16,
-    /// PCI device id.
+    /// PCI device id, one of the vendor's.
     pub device_id: u16,
-    /// Subsystem vendor id.
+    /// PCI id of who made the card or board.
     pub subsystem_vendor_id: u16,
-    /// Subsystem id.
+    /// The card's or board's id, by its maker.
     pub subsystem_id: u16,
-    /// Revision.
+    /// Revision of the device, 0 where there is but one.
     pub revision: u8,
     /// Class code: base class, sub-class, programming interface.
     pub class: [u8; 3],
@@ -267,6 +271,19 @@ pub trait Function: Send {
         let _ = carried;
         Err(MediumRefused::Inseparable)
     }
+
+    /// Gives the registers of BAR `bar` as memory as well, until the user is gone ([`ResetKind::Scrub`]) or
+    /// [`retire_registers`](Function::retire_registers): a descriptor, and their length in bytes. Asked for again,
+    /// it is the same memory. See [`polled`](crate::polled).
+    ///
+    /// # Errors
+    /// [`NotPolled`]; the function continues as it was.
+    fn poll_registers(&mut self, _bus: &Bus<'_>, _bar: u8) -> Result<(OwnedFd, u64), NotPolled> {
+        Err(NotPolled::Class)
+    }
+
+    /// The registers in memory are looked at no more, and read all ones: for their user the device is gone.
+    fn retire_registers(&mut self) {}
 
     /// On return no DMA of the function is in flight: what uses memory of the host has finished,
     /// and slices kept from [`Bus::dma`] are dropped or will be resolved again. Work that uses none

@@ -16,7 +16,7 @@ use crate::state::{Descriptors, InterruptState, RestoreError};
 
 /// Why a change of the interrupt wiring was refused.
 #[derive(Debug, thiserror::Error)]
-pub enum InterruptError {
+pub enum WiringError {
     /// The vectors are not all there are.
     #[error("vectors {start}+{count} are not inside the function's {available}")]
     OutOfRange {
@@ -140,7 +140,7 @@ impl Interrupts {
     ///
     /// # Errors
     /// When a vector does not exist or a descriptor is not fit; nothing changes then.
-    pub fn change(&mut self, change: IrqChange) -> Result<(), InterruptError> {
+    pub fn change(&mut self, change: IrqChange) -> Result<(), WiringError> {
         match change {
             IrqChange::WireVectors(start, fds) => return self.wire_vectors(start, fds),
             IrqChange::UnwireVectors => self.unwire_vectors(),
@@ -173,11 +173,11 @@ impl Interrupts {
         &mut self,
         start: u32,
         fds: Vec<Option<OwnedFd>>,
-    ) -> Result<(), InterruptError> {
+    ) -> Result<(), WiringError> {
         let (available, count) = (self.vectors.len(), fds.len());
         let first = start as usize;
         if first.checked_add(count).is_none_or(|end| end > available) {
-            return Err(InterruptError::OutOfRange {
+            return Err(WiringError::OutOfRange {
                 start,
                 count: u32::try_from(count).unwrap_or(u32::MAX),
                 available: u32::try_from(available).unwrap_or(u32::MAX),
@@ -186,7 +186,7 @@ impl Interrupts {
         let mut events = Vec::with_capacity(count);
         for (vector, fd) in (start..).zip(fds) {
             let event = fd.map(PeerEvent::new).transpose();
-            events.push(event.map_err(|cause| InterruptError::Descriptor { vector, cause })?);
+            events.push(event.map_err(|cause| WiringError::Descriptor { vector, cause })?);
         }
         for (index, event) in (first..).zip(events) {
             if let Some(event) = &event
@@ -209,9 +209,9 @@ impl Interrupts {
     ///
     /// # Errors
     /// When the descriptor is no eventfd.
-    pub(crate) fn wire_intx(&mut self, fd: Option<OwnedFd>) -> Result<(), InterruptError> {
+    pub(crate) fn wire_intx(&mut self, fd: Option<OwnedFd>) -> Result<(), WiringError> {
         let event = fd.map(PeerEvent::new).transpose();
-        self.intx = event.map_err(|cause| InterruptError::Descriptor { vector: 0, cause })?;
+        self.intx = event.map_err(|cause| WiringError::Descriptor { vector: 0, cause })?;
         self.intx_masked.set(false);
         if self.intx_level.get() {
             self.signal_intx();

@@ -9,6 +9,7 @@
 //! * [`machine`]: functions of this machine, for drivers in user space.
 //! * [`pace`]: when an engine polls, spins and sleeps.
 //! * [`engine`]: the thread that runs an endpoint, and the handle others talk to it through.
+//! * [`polled`]: registers as plain memory, which the engine looks at.
 //! * [`programmed`]: where a function decodes its BARs, read from its configuration space.
 //! * [`user`]: whether a function's user is still there.
 //! * [`vfio_user`]: the protocol by which QEMU and userspace drivers use a function.
@@ -21,6 +22,7 @@ pub mod interrupts;
 pub mod machine;
 pub mod operations;
 pub mod pace;
+pub mod polled;
 pub mod programmed;
 pub mod state;
 pub mod user;
@@ -34,4 +36,5 @@ pub use function::{
 };
 pub use interrupts::{Interrupts, Mode};
 pub use operations::Operations;
+pub use polled::{LookAgain, NotPolled, PolledRegisters};
 pub use state::{FunctionState, ModelState, RestoreError, SaveError, Saved};

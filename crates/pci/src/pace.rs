@@ -13,6 +13,9 @@
 //! it spins only for as long as it does so without yielding, and sleeps, so that those whom it waits
 //! for have the processor.
 //!
+//! Where nobody rings ([`Work::Watch`]), a sleep after a spin in vain is a short one. If the poll after it finds
+//! nothing again, there is no further spin: the wait goes on, and its whole length is what the next spin learns from.
+//!
 //! A gap between two looks tells that the thread did not run, or slept: the whole host may have
 //! stood still for so long that the function's user has given it up. So after a gap the engine
 //! checks that there still is a user. Looks are many polls apart, so models look more often, before
@@ -63,6 +66,8 @@ pub struct Pace {
     idle_since: Option<u64>,
     /// When the spin began after which it sleeps.
     asleep_since: Option<u64>,
+    /// When the spin began after which it looks from time to time only.
+    watching_since: Option<u64>,
     polls: u32,
     /// The engine yielded after the last look at the clock.
     yielded: bool,
@@ -78,7 +83,7 @@ pub struct Pace {
 impl Pace {
     /// Begins at `now_ns`, in nanoseconds of the caller's clock.
     pub fn new(spin: AdaptiveSpin, now_ns: u64) -> Pace {
-        let (idle_since, asleep_since) = (None, None);
+        let (idle_since, asleep_since, watching_since) = (None, None, None);
         let (moved_ns, stay_ns) = (now_ns, STAY_NS);
         let (yielded, shared) = (false, false);
         let (polls, crowded_until) = (0, 0);
@@ -87,6 +92,7 @@ impl Pace {
             now_ns,
             idle_since,
             asleep_since,
+            watching_since,
             polls,
             yielded,
             shared,
@@ -120,7 +126,9 @@ impl Pace {
     pub fn after(&mut self, work: Work, clock: impl FnOnce() -> u64) -> Next {
         match work {
             Work::Done => {
-                if self.idle_since.take().is_some() {
+                if let Some(since) = self.watching_since.take() {
+                    self.spin.waited(self.now_ns.saturating_sub(since));
+                } else if self.idle_since.take().is_some() {
                     self.spin.found();
                 }
                 self.polls = self.polls.wrapping_add(1);
@@ -136,8 +144,24 @@ impl Pace {
                 }
                 self.look(clock())
             }
+            Work::Watch(limit_ns) => self.watch(limit_ns, clock),
             Work::Asleep(deadline) => Next::Sleep(deadline),
         }
+    }
+
+    /// Nothing is to be done, and what comes next does not ring.
+    fn watch(&mut self, limit_ns: u64, clock: impl FnOnce() -> u64) -> Next {
+        if self.watching_since.is_none() {
+            self.polls = self.polls.wrapping_add(1);
+            if !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+                return Next::Poll;
+            }
+            match self.look(clock()) {
+                Next::Sleep(_) => self.watching_since = self.asleep_since.take(),
+                other => return other,
+            }
+        }
+        Next::Sleep(Some(self.now_ns.saturating_add(limit_ns)))
     }
 
     /// Looks at the clock in the middle of a spin.
@@ -203,6 +227,42 @@ mod tests {
         now += 10 * STAY_NS;
         pace.disturbed(now);
         assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+    }
+
+    /// Where nobody rings, an engine that found nothing looks from time to time, without a spin at each look, and
+    /// spins again when work has come.
+    #[test]
+    fn an_engine_that_nobody_rings_sleeps_for_a_while_and_looks() {
+        let mut now = 1;
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
+        now += 10 * STAY_NS;
+        pace.disturbed(now);
+        let budget = pace.spin.budget_ns();
+        let next = |pace: &mut Pace, now: &mut u64, work| {
+            for _ in 0..100_000 {
+                match pace.after(work, || {
+                    *now += 1000;
+                    *now
+                }) {
+                    Next::Poll | Next::Yield => {}
+                    other => return other,
+                }
+            }
+            panic!("it spins for ever");
+        };
+        let slept = next(&mut pace, &mut now, Work::Watch(50_000));
+        assert_eq!(slept, Next::Sleep(Some(now + 50_000)));
+        for _ in 0..10 {
+            now += 50_000;
+            assert!(!pace.disturbed(now));
+            // The very next poll.
+            let looked = pace.after(Work::Watch(60_000), || panic!("the time is known"));
+            assert_eq!(looked, Next::Sleep(Some(now + 60_000)));
+        }
+        assert_eq!(pace.spin.budget_ns(), budget, "what has not ended teaches nothing");
+        pace.after(Work::Done, || now);
+        assert!(pace.spin.budget_ns() < budget, "so long a wait is no spin's");
+        assert_eq!(pace.after(Work::Watch(50_000), || now), Next::Poll);
     }
 
     #[test]

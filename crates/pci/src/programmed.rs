@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_or_makes_no_sense_decodes_nothing() {
+    fn absent_or_malformed_programming_decodes_nothing() {
         assert_eq!(programmed(&[0xff; LOOKED_AT]), Programmed::default());
         assert_eq!(programmed(&[]), Programmed::default());
         // Capabilities that lead in a circle, an I/O BAR, a 64-bit BAR that has no second half.

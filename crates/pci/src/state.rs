@@ -14,13 +14,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_fabric::BarPlace;
-use rackbus_memory::space::{Behind, KEPT_FILES, Mapping};
+use rackbus_memory::space::{Behind, DmaMapping, KEPT_FILES};
 use rackbus_memory::{Access, DmaSpace, Event, MapError, MemoryHandle, PeerEvent};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::EngineStopped;
-use crate::interrupts::InterruptError;
+use crate::interrupts::WiringError;
 
 /// The version of everything that this crate writes. The model's own state has another.
 pub const VERSION: u32 = 1;
@@ -32,8 +32,13 @@ pub enum SaveError {
     #[error("the state of functions of this class cannot be saved")]
     Unsupported,
     /// It was saved before.
-    #[error("the function was saved before; what it was goes on elsewhere")]
+    #[error("the function was saved already and continues in another process")]
     Ended,
+    /// Its user has its registers mapped.
+    #[error(
+        "the function's user has its registers mapped, which another process cannot go on with; return it first"
+    )]
+    Polled,
     /// Its user's memory was taken away.
     #[error("the function's memory was taken away from it; there is nothing to go on with")]
     Revoked,
@@ -69,7 +74,7 @@ pub enum RestoreError {
     #[error("the state is damaged: {0}")]
     Malformed(#[from] serde_json::Error),
     /// Somebody continued from it.
-    #[error("the state was restored before; a function goes on from a state once")]
+    #[error("the state was restored already, which can be done once")]
     Taken,
     /// It says what cannot be.
     #[error("the state is damaged: {0}")]
@@ -93,7 +98,7 @@ pub enum RestoreError {
     },
     /// An interrupt could not be wired.
     #[error("the state's interrupts: {0}")]
-    Interrupts(#[from] InterruptError),
+    Interrupts(#[from] WiringError),
 }
 
 /// The state of a device model, as its class writes it.
@@ -289,14 +294,14 @@ impl<'d> MappingSaver<'d> {
 
     /// Its windows to BARs of others.
     pub fn windows(&mut self, dma: &DmaSpace) -> Result<Vec<WindowState>, SaveError> {
-        let window = |(mapping, place): (Mapping<'_>, &BarPlace)| {
+        let window = |(mapping, place): (DmaMapping<'_>, &BarPlace)| {
             let BarPlace { function, bar, offset } = place.clone();
             Ok(WindowState { mapping: self.mapping(mapping)?, function, bar, offset })
         };
         dma.windows().map(window).collect()
     }
 
-    fn mapping(&mut self, mapping: Mapping<'_>) -> Result<MappingState, SaveError> {
+    fn mapping(&mut self, mapping: DmaMapping<'_>) -> Result<MappingState, SaveError> {
         let memory = match mapping.behind {
             Behind::Nothing => None,
             Behind::NotKept(..) => return Err(SaveError::TooManyFiles(KEPT_FILES)),

@@ -25,6 +25,8 @@ pub use local::{LocalFunction, serve_function};
 
 pub use requests::{RequestError, Requests};
 pub use server::serve;
-pub use session::{Conversation, Ended, SavedSession, SessionState, serve_until, serve_within};
+pub use session::{
+    Ended, RestingConversation, SavedSession, SessionState, serve_until, serve_within,
+};
 pub use shown::{Shown, ShownWith};
 pub use socket::{Opener, RestingClient, ResumedClient, Server};

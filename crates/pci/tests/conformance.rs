@@ -338,7 +338,7 @@ proptest! {
 
     /// Well-framed nonsense is answered, each message once.
     #[test]
-    fn framed_nonsense_is_answered(messages in prop::collection::vec((0u16..20, prop::collection::vec(any::<u8>(), 0..64)), 1..40)) {
+    fn malformed_messages_of_right_length_are_answered(messages in prop::collection::vec((0u16..20, prop::collection::vec(any::<u8>(), 0..64)), 1..40)) {
         let function = serve_copier();
         let mut raw = Raw::negotiated(&function);
         for (command, body) in &messages {

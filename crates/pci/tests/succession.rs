@@ -15,7 +15,7 @@ use rackbus_memory::{Access, Event, Lending, SharedMemory};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{
-    Client, Conversation, Device, Ended, EngineDevice, SessionState, serve_until,
+    Client, Device, Ended, EngineDevice, RestingConversation, SessionState, serve_until,
 };
 use rackbus_pci::{Endpoint, Engine, FunctionState, RestoreError, SaveError};
 use rackbus_spec::vfio_user::irq;
@@ -33,7 +33,7 @@ impl Life {
     fn start(
         engine: Engine,
         device: EngineDevice,
-        from: Conversation,
+        from: RestingConversation,
         stream: &Arc<UnixStream>,
     ) -> Life {
         let pause = Arc::new(Event::new().unwrap());
@@ -48,7 +48,7 @@ impl Life {
         let engine = engine();
         let device = EngineDevice::new(engine.handle().clone()).unwrap();
         let device = device.session_of(Lending::alone(), Some(stream.clone())).unwrap();
-        Life::start(engine, device, Conversation::default(), stream)
+        Life::start(engine, device, RestingConversation::default(), stream)
     }
 
     /// Ends it; what is left is bytes and descriptors.
@@ -252,7 +252,7 @@ fn a_function_that_was_saved_is_taken_back_once_and_goes_on() {
 fn what_somebody_went_on_with_is_not_taken_back() {
     let first = engine();
     let device = EngineDevice::new(first.handle().clone()).unwrap();
-    let saved = device.save(Conversation::default()).unwrap();
+    let saved = device.save(RestingConversation::default()).unwrap();
     let copies = saved.descriptors.iter().map(|fd| fd.try_clone().unwrap()).collect();
     let next = engine();
     EngineDevice::resume_unused(next.handle(), saved.state.clone(), copies).unwrap();

@@ -9,9 +9,9 @@
 use std::collections::BTreeMap;
 
 use crate::SECOND;
-use crate::level::{LevelError, Rate, ServiceLevel, Unit};
-use crate::profile::Profile;
-use crate::tenant::Share;
+use crate::level::{LevelError, Rate, RateUnit, ServiceLevel};
+use crate::profile::EngineProfile;
+use crate::tenant::TenantShare;
 
 /// What the engines of a device can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub const RESERVE: u32 = 50;
 /// What bounds a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
-    /// Time of the engines.
+    /// Time of the engines, of which each second has one second for each engine.
     EngineTime,
     /// Bytes into the device.
     Ingress,
@@ -50,7 +50,7 @@ impl std::fmt::Display for Resource {
 
 /// Why a level is not promised.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum LevelRefused {
     /// The level that is asked for contradicts itself.
     #[error(transparent)]
     Level(#[from] LevelError),
@@ -90,9 +90,9 @@ struct Need {
 
 /// The levels that are promised, by who has them.
 #[derive(Debug, Clone)]
-pub struct Admission {
+pub struct LevelAdmission {
     capacity: Capacity,
-    profiles: BTreeMap<String, Profile>,
+    profiles: BTreeMap<String, EngineProfile>,
     promised: BTreeMap<u64, (ServiceLevel, Need)>,
     /// What is promised before anybody comes for it.
     reserved: Option<Reserved>,
@@ -106,17 +106,17 @@ struct Reserved {
     taken: Option<u64>,
 }
 
-impl Admission {
+impl LevelAdmission {
     /// Nothing promised yet by a device with this capacity and these engines.
-    pub fn new(capacity: Capacity, profiles: BTreeMap<String, Profile>) -> Admission {
-        Admission { capacity, profiles, promised: BTreeMap::new(), reserved: None }
+    pub fn new(capacity: Capacity, profiles: BTreeMap<String, EngineProfile>) -> LevelAdmission {
+        LevelAdmission { capacity, profiles, promised: BTreeMap::new(), reserved: None }
     }
 
-    /// Promises `level` to whoever [takes](Admission::take_reserved) it: nobody else is promised what it needs.
+    /// Promises `level` to whoever [takes](LevelAdmission::take_reserved) it: nobody else is promised what it needs.
     ///
     /// # Errors
-    /// [`Refused`]; what was reserved before still is.
-    pub fn reserve(&mut self, level: &ServiceLevel) -> Result<(), Refused> {
+    /// [`LevelRefused`]; what was reserved before still is.
+    pub fn reserve(&mut self, level: &ServiceLevel) -> Result<(), LevelRefused> {
         let (need, _) = self.fits(None, level)?;
         self.reserved = Some(Reserved { level: level.clone(), need, taken: None });
         Ok(())
@@ -129,8 +129,8 @@ impl Admission {
     }
 
     /// Promises `holder` what is reserved, in the place of what that has, until it is
-    /// [released](Admission::release) or has another level. None where nothing is reserved, or somebody has it.
-    pub fn take_reserved(&mut self, holder: u64) -> Option<Share> {
+    /// [released](LevelAdmission::release) or has another level. None where nothing is reserved, or somebody has it.
+    pub fn take_reserved(&mut self, holder: u64) -> Option<TenantShare> {
         let reserved = self.reserved.as_mut()?;
         if reserved.taken.is_some_and(|taken| taken != holder) {
             return None;
@@ -138,13 +138,13 @@ impl Admission {
         reserved.taken = Some(holder);
         let Reserved { level, need, .. } = reserved.clone();
         let cost_ns = self.profiles.get(&level.engine)?.cost_ns(level.message, level.ratio);
-        let share = Share::of(&level, cost_ns);
+        let share = TenantShare::of(&level, cost_ns);
         self.promised.insert(holder, (level, need));
         Some(share)
     }
 
-    /// The engines' profiles.
-    pub fn profiles(&self) -> &BTreeMap<String, Profile> {
+    /// What the engines' operations cost, by operation.
+    pub fn profiles(&self) -> &BTreeMap<String, EngineProfile> {
         &self.profiles
     }
 
@@ -156,8 +156,12 @@ impl Admission {
     /// Promises `level` to `holder`, in the place of what that has.
     ///
     /// # Errors
-    /// [`Refused`]; what the holder had, it still has.
-    pub fn admit(&mut self, holder: u64, level: &ServiceLevel) -> Result<Share, Refused> {
+    /// [`LevelRefused`]; what the holder had, it still has.
+    pub fn admit(
+        &mut self,
+        holder: u64,
+        level: &ServiceLevel,
+    ) -> Result<TenantShare, LevelRefused> {
         let (need, share) = self.fits(Some(holder), level)?;
         self.give_up_reserved(holder);
         self.promised.insert(holder, (level.clone(), need));
@@ -165,12 +169,16 @@ impl Admission {
     }
 
     /// What `level` needs and is, if it can be kept in the place of what `holder` has.
-    fn fits(&self, holder: Option<u64>, level: &ServiceLevel) -> Result<(Need, Share), Refused> {
+    fn fits(
+        &self,
+        holder: Option<u64>,
+        level: &ServiceLevel,
+    ) -> Result<(Need, TenantShare), LevelRefused> {
         level.check()?;
         let Some(profile) = self.profiles.get(&level.engine) else {
             let there: Vec<_> = self.profiles.keys().map(String::as_str).collect();
             let there = there.join(", ");
-            return Err(Refused::Engine { engine: level.engine.clone(), there });
+            return Err(LevelRefused::Engine { engine: level.engine.clone(), there });
         };
         let cost_ns = profile.cost_ns(level.message, level.ratio);
         let (ingress, egress) = level.directions();
@@ -190,7 +198,7 @@ impl Admission {
         }
         if let Some((part, what)) = least {
             let per_second = (level.min.per_second as f64 * part.max(0.0)).floor() as u64;
-            return Err(Refused::TooMuch {
+            return Err(LevelRefused::TooMuch {
                 asked: level.min,
                 engine: level.engine.clone(),
                 message: level.message,
@@ -198,7 +206,7 @@ impl Admission {
                 fits: rounded(Rate { per_second, unit: level.min.unit }),
             });
         }
-        Ok((need, Share::of(level, cost_ns)))
+        Ok((need, TenantShare::of(level, cost_ns)))
     }
 
     /// What `holder` was promised, it has no more.
@@ -241,7 +249,7 @@ impl Admission {
 /// A rate that can be written down and asked for: rounded down to three digits.
 fn rounded(rate: Rate) -> Rate {
     // In bits, for bytes are written so.
-    let bits = if rate.unit == Unit::Bytes { 8 } else { 1 };
+    let bits = if rate.unit == RateUnit::Bytes { 8 } else { 1 };
     let value = rate.per_second.saturating_mul(bits);
     let step = 10u64.pow(value.checked_ilog10().unwrap_or(0).saturating_sub(2));
     Rate { per_second: value / step * step / bits, unit: rate.unit }
@@ -254,18 +262,18 @@ mod tests {
     use super::*;
     use crate::profile::Point;
 
-    fn profiles() -> BTreeMap<String, Profile> {
+    fn profiles() -> BTreeMap<String, EngineProfile> {
         let profile = |fixed: f64, byte: f64| {
             let cost = |message: u64| fixed + message as f64 * byte;
             let point = |message| Point { message, ratio: 1000, cost_ns: cost(message) };
-            Profile::new([64, 4096, 65_536].map(point).to_vec()).unwrap()
+            EngineProfile::new([64, 4096, 65_536].map(point).to_vec()).unwrap()
         };
         let named = [("aes256gcm", profile(100.0, 0.2)), ("deflate", profile(2000.0, 8.0))];
         named.map(|(name, profile)| (name.to_owned(), profile)).into()
     }
 
-    fn admission() -> Admission {
-        Admission::new(Capacity { workers: 2, ingress: None, egress: None }, profiles())
+    fn admission() -> LevelAdmission {
+        LevelAdmission::new(Capacity { workers: 2, ingress: None, egress: None }, profiles())
     }
 
     fn level(text: &str) -> ServiceLevel {
@@ -278,7 +286,7 @@ mod tests {
         admission.admit(1, &level("deflate 800 Mbit/s message 64 KiB")).unwrap();
         let asked = level("deflate 2 Gbit/s message 4 KiB");
         let refused = admission.admit(2, &asked).unwrap_err();
-        let Refused::TooMuch { fits, what: Resource::EngineTime, .. } = &refused else {
+        let LevelRefused::TooMuch { fits, what: Resource::EngineTime, .. } = &refused else {
             panic!("{refused}");
         };
         let said = refused.to_string();
@@ -309,7 +317,7 @@ mod tests {
         admission.reserve(&level("deflate 1 Gbit/s weight 7")).unwrap();
         assert!(admission.reserve(&level("deflate 9 Gbit/s")).is_err());
         let refused = admission.admit(1, &level("deflate 1.5 Gbit/s")).unwrap_err();
-        let Refused::TooMuch { fits, .. } = refused else { panic!("{refused}") };
+        let LevelRefused::TooMuch { fits, .. } = refused else { panic!("{refused}") };
         admission.admit(1, &ServiceLevel { min: fits, ..level("deflate 1.5 Gbit/s") }).unwrap();
         let share = admission.take_reserved(2).unwrap();
         assert_eq!((share.weight, share.guarantee.is_some()), (7, true));
@@ -340,12 +348,18 @@ mod tests {
     fn each_direction_bounds_what_is_promised() {
         let capacity =
             Capacity { workers: 8, ingress: Some(1_000_000_000), egress: Some(125_000_000) };
-        let mut admission = Admission::new(capacity, profiles());
+        let mut admission = LevelAdmission::new(capacity, profiles());
         let refused = admission.admit(1, &level("aes256gcm 4 Gbit/s")).unwrap_err();
-        assert!(matches!(refused, Refused::TooMuch { what: Resource::Egress, .. }), "{refused}");
+        assert!(
+            matches!(refused, LevelRefused::TooMuch { what: Resource::Egress, .. }),
+            "{refused}"
+        );
         admission.admit(1, &level("aes256gcm 4 Gbit/s ratio 10")).unwrap();
         let refused = admission.admit(2, &level("aes256gcm 4 Gbit/s ratio 10")).unwrap_err();
-        assert!(matches!(refused, Refused::TooMuch { what: Resource::Ingress, .. }), "{refused}");
+        assert!(
+            matches!(refused, LevelRefused::TooMuch { what: Resource::Ingress, .. }),
+            "{refused}"
+        );
         assert!(refused.to_string().ends_with("3.6 Gbit/s would fit"), "{refused}");
     }
 
@@ -359,7 +373,7 @@ mod tests {
             let mut admission = admission();
             for (holder, deflate, per_second, size) in asked {
                 let engine = if deflate { "deflate" } else { "aes256gcm" };
-                let min = Rate { per_second, unit: Unit::Bytes };
+                let min = Rate { per_second, unit: RateUnit::Bytes };
                 let message = 1 << size;
                 let _ = admission.admit(holder, &ServiceLevel { message, ..ServiceLevel::new(engine, min) });
                 let need = |level: &ServiceLevel| {

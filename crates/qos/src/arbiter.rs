@@ -9,14 +9,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::drr::Drr;
-use crate::kept::Kept;
-use crate::tenant::{Share, Spent, Tenant};
-use crate::turn::{Done, Message, Next, Piece, Settings, TenantId, Turn, Usage};
+use crate::kept::MinimumRecord;
+use crate::tenant::{Spent, Tenant, TenantShare};
+use crate::turn::{
+    EngineTurn, MessagePiece, NextTurn, QueuedMessage, SharingSettings, TenantId, TurnResult, Usage,
+};
 
 /// Decides which tenant's message an engine serves next, and for how long.
 #[derive(Debug)]
-pub struct Arbiter {
-    settings: Settings,
+pub struct TenantArbiter {
+    settings: SharingSettings,
     tenants: BTreeMap<TenantId, Tenant>,
     /// By [`Level`]: who has a guarantee, and everybody.
     levels: [Drr<TenantId>; 2],
@@ -34,12 +36,12 @@ enum Level {
 
 const LEVELS: [Level; 2] = [Level::Guaranteed, Level::Rest];
 
-impl Arbiter {
+impl TenantArbiter {
     /// An arbiter of engines that nobody uses yet.
-    pub fn new(settings: Settings) -> Arbiter {
+    pub fn new(settings: SharingSettings) -> TenantArbiter {
         let slice_ns = settings.slice_ns.max(1);
-        Arbiter {
-            settings: Settings { slice_ns, ..settings },
+        TenantArbiter {
+            settings: SharingSettings { slice_ns, ..settings },
             tenants: BTreeMap::new(),
             levels: [Drr::new(slice_ns), Drr::new(slice_ns)],
             timers: BTreeSet::new(),
@@ -49,13 +51,13 @@ impl Arbiter {
     }
 
     /// How the engines are shared.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &SharingSettings {
         &self.settings
     }
 
     /// A tenant comes, or gets another share.
-    pub fn set(&mut self, id: TenantId, share: Share, now: u64) {
-        let Arbiter { tenants, lives, settings, .. } = self;
+    pub fn set(&mut self, id: TenantId, share: TenantShare, now: u64) {
+        let TenantArbiter { tenants, lives, settings, .. } = self;
         let new = || {
             *lives += 1;
             Tenant::new(*lives, share, settings.slice_ns, now)
@@ -78,7 +80,7 @@ impl Arbiter {
     }
 
     /// A tenant goes. Its waiting messages are returned; what an engine has of it is not waited for.
-    pub fn remove(&mut self, id: TenantId) -> Vec<Message> {
+    pub fn remove(&mut self, id: TenantId) -> Vec<QueuedMessage> {
         for level in &mut self.levels {
             level.remove(id);
         }
@@ -89,7 +91,7 @@ impl Arbiter {
 
     /// Another tenant comes in the place of one: it owes nothing of what that one spent, and what waited of that
     /// one is returned. What was counted continues.
-    pub fn renew(&mut self, id: TenantId, share: Share, now: u64) -> Vec<Message> {
+    pub fn renew(&mut self, id: TenantId, share: TenantShare, now: u64) -> Vec<QueuedMessage> {
         let counted = self.tenants.get_mut(&id).map(|tenant| (tenant.usage, tenant.kept(now)));
         let left = self.remove(id);
         self.set(id, share, now);
@@ -101,7 +103,7 @@ impl Arbiter {
     }
 
     /// Nothing of a tenant waits any more. What waited is returned.
-    pub fn clear(&mut self, id: TenantId, now: u64) -> Vec<Message> {
+    pub fn clear(&mut self, id: TenantId, now: u64) -> Vec<QueuedMessage> {
         let Some(tenant) = self.tenants.get_mut(&id) else { return Vec::new() };
         tenant.waiting = 0;
         tenant.note(now);
@@ -109,7 +111,7 @@ impl Arbiter {
     }
 
     /// Nothing of one of a tenant's queues waits any more. What waited is returned.
-    pub fn clear_queue(&mut self, id: TenantId, queue: u16, now: u64) -> Vec<Message> {
+    pub fn clear_queue(&mut self, id: TenantId, queue: u16, now: u64) -> Vec<QueuedMessage> {
         let Some(tenant) = self.tenants.get_mut(&id) else { return Vec::new() };
         let cleared = tenant.queues.get_mut(&queue).map(std::mem::take).unwrap_or_default();
         tenant.waiting -= cleared.len();
@@ -118,7 +120,7 @@ impl Arbiter {
     }
 
     /// The share of a tenant.
-    pub fn share(&self, id: TenantId) -> Option<&Share> {
+    pub fn share(&self, id: TenantId) -> Option<&TenantShare> {
         self.tenants.get(&id).map(Tenant::share)
     }
 
@@ -128,7 +130,7 @@ impl Arbiter {
     }
 
     /// How far a tenant got its minimum so far.
-    pub fn kept(&mut self, id: TenantId, now: u64) -> Option<Kept> {
+    pub fn kept(&mut self, id: TenantId, now: u64) -> Option<MinimumRecord> {
         self.tenants.get_mut(&id).map(|tenant| tenant.kept(now))
     }
 
@@ -172,7 +174,7 @@ impl Arbiter {
     }
 
     /// A message comes. False when there is no such tenant.
-    pub fn submit(&mut self, id: TenantId, queue: u16, message: Message, now: u64) -> bool {
+    pub fn submit(&mut self, id: TenantId, queue: u16, message: QueuedMessage, now: u64) -> bool {
         let Some(tenant) = self.tenants.get_mut(&id) else { return false };
         enqueue(tenant, queue, message, false, now);
         self.wake(id, now);
@@ -180,7 +182,7 @@ impl Arbiter {
     }
 
     /// What an engine that is free does now.
-    pub fn next(&mut self, now: u64) -> Next {
+    pub fn next(&mut self, now: u64) -> NextTurn {
         while let Some((at, level, id)) = self.timers.first().copied().filter(|(at, ..)| *at <= now)
         {
             self.timers.remove(&(at, level, id));
@@ -194,16 +196,16 @@ impl Arbiter {
                 && let Some(turn) = self.turn(level, id, now)
             {
                 self.under_way += 1;
-                return Next::Run(turn);
+                return NextTurn::Run(turn);
             }
         }
         let limits = self.timers.iter().find(|(_, level, _)| *level == Level::Rest);
-        limits.map_or(Next::Idle, |(at, ..)| Next::Wait(*at))
+        limits.map_or(NextTurn::Idle, |(at, ..)| NextTurn::Wait(*at))
     }
 
     /// A turn has ended. Of its messages, those that are not over wait again, before all others of
     /// their queue. False when its tenant has gone: then they do not, and nobody is charged.
-    pub fn complete(&mut self, turn: &Turn, done: Done, now: u64) -> bool {
+    pub fn complete(&mut self, turn: &EngineTurn, done: TurnResult, now: u64) -> bool {
         self.under_way = self.under_way.saturating_sub(1);
         let tenant = self.tenants.get_mut(&turn.tenant);
         let Some(tenant) = tenant.filter(|tenant| tenant.life == turn.life) else { return false };
@@ -224,11 +226,13 @@ impl Arbiter {
         usage.egress += actual.egress;
         usage.engine_ns += actual.engine_ns;
         usage.guaranteed_ns += if turn.guaranteed { actual.engine_ns } else { 0 };
-        for Piece { message, length, .. } in turn.pieces.iter().rev().filter(|piece| !piece.over) {
+        for MessagePiece { message, length, .. } in
+            turn.pieces.iter().rev().filter(|piece| !piece.over)
+        {
             tenant.usage.split += u64::from(message.done == 0 && *length > 0);
             // Something is done with each turn, or a message whose engine does nothing never ends.
             let done = message.done + length;
-            enqueue(tenant, turn.queue, Message { done, ..*message }, true, now);
+            enqueue(tenant, turn.queue, QueuedMessage { done, ..*message }, true, now);
         }
         let level = if turn.guaranteed { Level::Guaranteed } else { Level::Rest };
         let (estimated, actual) = (turn.estimated.engine_ns, actual.engine_ns);
@@ -250,7 +254,7 @@ impl Arbiter {
     }
 
     fn pick(&mut self, level: Level, now: u64) -> Option<TenantId> {
-        let Arbiter { tenants, timers, levels, .. } = self;
+        let TenantArbiter { tenants, timers, levels, .. } = self;
         levels[level as usize].pick(now, |id| {
             let Some(tenant) = tenants.get_mut(&id) else { return false };
             if tenant.waiting == 0 || tenant.timers[level as usize].is_some() {
@@ -278,14 +282,14 @@ impl Arbiter {
     }
 
     /// The turn of a tenant that has work.
-    fn turn(&mut self, level: Level, id: TenantId, now: u64) -> Option<Turn> {
-        let Settings { slice_ns, batch, least_ns, .. } = self.settings;
+    fn turn(&mut self, level: Level, id: TenantId, now: u64) -> Option<EngineTurn> {
+        let SharingSettings { slice_ns, batch, least_ns, .. } = self.settings;
         let tenant = self.tenants.get_mut(&id)?;
         let queues = &tenant.queues;
         let has_work = |queue| queues.get(&queue).is_some_and(|queue| !queue.is_empty());
         let queue = tenant.turns.pick(now, has_work)?;
         let guaranteed = level == Level::Guaranteed;
-        let mut turn = Turn {
+        let mut turn = EngineTurn {
             tenant: id,
             queue,
             pieces: Vec::new(),
@@ -329,7 +333,7 @@ impl Arbiter {
     }
 }
 
-fn enqueue(tenant: &mut Tenant, queue: u16, message: Message, first: bool, now: u64) {
+fn enqueue(tenant: &mut Tenant, queue: u16, message: QueuedMessage, first: bool, now: u64) {
     let messages = tenant.queues.entry(queue).or_insert_with(|| {
         tenant.turns.set(queue, 1);
         Default::default()
@@ -346,7 +350,7 @@ fn enqueue(tenant: &mut Tenant, queue: u16, message: Message, first: bool, now: 
 
 /// The piece of `message` that is done next, and what it is estimated to spend: about a slice, in whole
 /// granules.
-fn cut(message: Message, slice_ns: u64, least_ns: u64) -> (Piece, Spent) {
+fn cut(message: QueuedMessage, slice_ns: u64, least_ns: u64) -> (MessagePiece, Spent) {
     let left = message.ingress.saturating_sub(message.done);
     let part = |whole: u64, length: u64| match message.ingress {
         0 => whole,
@@ -364,7 +368,7 @@ fn cut(message: Message, slice_ns: u64, least_ns: u64) -> (Piece, Spent) {
         ingress: length,
         egress: part(message.egress, length),
     };
-    (Piece { message, length, over: length == left }, spent)
+    (MessagePiece { message, length, over: length == left }, spent)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::SECOND;
 /// until the debt is paid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
-    /// Tokens per second.
+    /// Tokens that come each second.
     rate: u64,
     /// Tokens that are kept at most.
     depth: u64,
@@ -30,7 +30,7 @@ impl Bucket {
         self.level = self.level.min(scaled(self.depth));
     }
 
-    /// Tokens per second.
+    /// How many tokens come each second.
     pub fn rate(&self) -> u64 {
         self.rate
     }

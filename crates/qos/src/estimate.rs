@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_within_a_tenth_changes_nothing_and_nonsense_is_bounded() {
+    fn noise_within_a_tenth_changes_nothing_and_outliers_are_bounded() {
         let mut estimate = Estimate::default();
         for round in 0..100 {
             assert!(!estimate.observe(1e7, 10_000_000 + (round % 3) * 450_000));

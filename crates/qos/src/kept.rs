@@ -18,7 +18,7 @@ const ENOUGH: u128 = 99;
 
 /// How far a tenant got its minimum. All of it only grows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct MinimumRecord {
     /// Nanoseconds in which it had work waiting and was not held back by its own bounds.
     pub waited_ns: u64,
     /// Seconds that were compared: it had work waiting for a tenth of each at least.
@@ -58,7 +58,7 @@ pub(crate) struct Keeping {
     owed_ns: u128,
     units: u64,
     engine_ns: u64,
-    total: Kept,
+    total: MinimumRecord,
 }
 
 impl Keeping {
@@ -74,12 +74,12 @@ impl Keeping {
             owed_ns: 0,
             units: 0,
             engine_ns: 0,
-            total: Kept::default(),
+            total: MinimumRecord::default(),
         }
     }
 
     /// Goes on from what was counted before.
-    pub(crate) fn go_on(&mut self, total: Kept) {
+    pub(crate) fn go_on(&mut self, total: MinimumRecord) {
         self.total = total;
     }
 
@@ -111,7 +111,7 @@ impl Keeping {
     }
 
     /// All windows that have ended.
-    pub(crate) fn total(&mut self, now: u64) -> Kept {
+    pub(crate) fn total(&mut self, now: u64) -> MinimumRecord {
         self.advance(now);
         self.total
     }
@@ -189,7 +189,10 @@ mod tests {
     fn who_does_not_wait_or_is_held_back_by_its_own_bounds_is_owed_nothing() {
         let mut keeping = keeping();
         keeping.wait(false, SECOND / 20);
-        assert_eq!(keeping.total(100 * SECOND), Kept { waited_ns: SECOND / 20, ..Kept::default() });
+        assert_eq!(
+            keeping.total(100 * SECOND),
+            MinimumRecord { waited_ns: SECOND / 20, ..MinimumRecord::default() }
+        );
         keeping.wait(true, 100 * SECOND);
         keeping.hold(100 * SECOND + SECOND / 2, 100 * SECOND);
         keeping.got(500, 0, 101 * SECOND - 1);

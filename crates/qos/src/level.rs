@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// What a rate counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Unit {
+pub enum RateUnit {
     /// Bytes that go into the engine.
     Bytes,
     /// Operations, whatever their size.
@@ -21,7 +21,7 @@ pub struct Rate {
     /// Bytes or operations each second.
     pub per_second: u64,
     /// Which of the two.
-    pub unit: Unit,
+    pub unit: RateUnit,
 }
 
 /// A tenant's service level.
@@ -73,7 +73,7 @@ fn wrong<T>(what: impl Into<String>) -> Result<T, LevelError> {
 const MESSAGE: u64 = 4096;
 /// The largest message where nothing is said, and the largest that can be asked for.
 pub const LARGEST: u64 = 1 << 20;
-/// The greatest weight.
+/// The greatest weight that can be asked for.
 pub const HEAVIEST: u32 = 1000;
 /// A burst of so many of the minimum is a second of it: it is not greater.
 const BURSTS: u64 = 10;
@@ -100,8 +100,8 @@ impl ServiceLevel {
     /// Operations each second that `min` is.
     pub fn operations(&self) -> f64 {
         match self.min.unit {
-            Unit::Operations => self.min.per_second as f64,
-            Unit::Bytes => self.min.per_second as f64 / self.message.max(1) as f64,
+            RateUnit::Operations => self.min.per_second as f64,
+            RateUnit::Bytes => self.min.per_second as f64 / self.message.max(1) as f64,
         }
     }
 
@@ -139,8 +139,8 @@ impl ServiceLevel {
         }
         // What may come at once comes before all others' minima, whatever these are.
         let (one, kept) = match self.min.unit {
-            Unit::Bytes => (self.largest, min / BURSTS),
-            Unit::Operations => (1, min / BURSTS),
+            RateUnit::Bytes => (self.largest, min / BURSTS),
+            RateUnit::Operations => (1, min / BURSTS),
         };
         if min > 0 && self.burst > one.max(kept) {
             let Self { burst, .. } = self;
@@ -162,17 +162,17 @@ impl ServiceLevel {
 
 /// Bits each second by prefix, then bytes, then operations: the name, how many of the unit it is
 /// (numerator and denominator), and the unit.
-const RATES: [(&str, u64, u64, Unit); 10] = [
-    ("Gbit/s", 1_000_000_000, 8, Unit::Bytes),
-    ("Mbit/s", 1_000_000, 8, Unit::Bytes),
-    ("kbit/s", 1000, 8, Unit::Bytes),
-    ("GB/s", 1_000_000_000, 1, Unit::Bytes),
-    ("MB/s", 1_000_000, 1, Unit::Bytes),
-    ("kB/s", 1000, 1, Unit::Bytes),
-    ("B/s", 1, 1, Unit::Bytes),
-    ("Mop/s", 1_000_000, 1, Unit::Operations),
-    ("kop/s", 1000, 1, Unit::Operations),
-    ("op/s", 1, 1, Unit::Operations),
+const RATES: [(&str, u64, u64, RateUnit); 10] = [
+    ("Gbit/s", 1_000_000_000, 8, RateUnit::Bytes),
+    ("Mbit/s", 1_000_000, 8, RateUnit::Bytes),
+    ("kbit/s", 1000, 8, RateUnit::Bytes),
+    ("GB/s", 1_000_000_000, 1, RateUnit::Bytes),
+    ("MB/s", 1_000_000, 1, RateUnit::Bytes),
+    ("kB/s", 1000, 1, RateUnit::Bytes),
+    ("B/s", 1, 1, RateUnit::Bytes),
+    ("Mop/s", 1_000_000, 1, RateUnit::Operations),
+    ("kop/s", 1000, 1, RateUnit::Operations),
+    ("op/s", 1, 1, RateUnit::Operations),
 ];
 
 const SIZES: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
@@ -181,7 +181,7 @@ impl FromStr for Rate {
     type Err = LevelError;
 
     fn from_str(text: &str) -> Result<Rate, LevelError> {
-        let unit = |(name, ..): &&(&str, u64, u64, Unit)| text.ends_with(name);
+        let unit = |(name, ..): &&(&str, u64, u64, RateUnit)| text.ends_with(name);
         let Some((name, times, over, unit)) = RATES.iter().find(unit).copied() else {
             return wrong(format!(
                 "`{text}` is no rate; write it as 4 Gbit/s, 500 MB/s or 20 kop/s"
@@ -200,7 +200,7 @@ impl FromStr for Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of_unit = |entry: &&(&str, u64, u64, Unit)| entry.3 == self.unit;
+        let of_unit = |entry: &&(&str, u64, u64, RateUnit)| entry.3 == self.unit;
         let value = |times: u64, over: u64| self.per_second as f64 * over as f64 / times as f64;
         // In bits, as rates of networks and engines are sold.
         let usual = RATES.iter().filter(of_unit).filter(|entry| !entry.0.contains("B/"));
@@ -260,14 +260,14 @@ impl FromStr for ServiceLevel {
         while let Some(name) = key {
             let text;
             (text, key) = value();
-            let rate = |unit: Unit| match text.parse::<Rate>()? {
+            let rate = |unit: RateUnit| match text.parse::<Rate>()? {
                 rate if rate.unit == unit => Ok(rate.per_second),
                 _ => wrong(format!("`{name} {text}` is in another unit than it should be")),
             };
             match name {
                 "max" => level.max = Some(rate(min.unit)?),
-                "in" => level.ingress = Some(rate(Unit::Bytes)?),
-                "out" => level.egress = Some(rate(Unit::Bytes)?),
+                "in" => level.ingress = Some(rate(RateUnit::Bytes)?),
+                "out" => level.egress = Some(rate(RateUnit::Bytes)?),
                 "message" => level.message = size(&text)?,
                 "burst" => level.burst = size(&text)?,
                 "largest" => largest = Some(size(&text)?),
@@ -305,7 +305,7 @@ impl fmt::Display for ServiceLevel {
         }
         for (name, bound) in [("in", self.ingress), ("out", self.egress)] {
             if let Some(per_second) = bound {
-                write!(f, " {name} {}", Rate { per_second, unit: Unit::Bytes })?;
+                write!(f, " {name} {}", Rate { per_second, unit: RateUnit::Bytes })?;
             }
         }
         if self.largest != usual.largest {
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn a_level_is_what_was_written() {
         let level: ServiceLevel = "aes256gcm 4 Gbit/s".parse().unwrap();
-        let min = Rate { per_second: 500_000_000, unit: Unit::Bytes };
+        let min = Rate { per_second: 500_000_000, unit: RateUnit::Bytes };
         assert_eq!(level, ServiceLevel::new("aes256gcm", min));
         let text = "zstd 20 kop/s max 40 kop/s message 64 KiB ratio 300 burst 64 weight 2 in 11 Gbit/s \
                     out 4 Gbit/s largest 128 KiB";

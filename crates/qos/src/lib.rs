@@ -30,14 +30,16 @@ pub mod simulation;
 mod tenant;
 pub mod turn;
 
-pub use admission::{Admission, Capacity, Refused};
-pub use arbiter::Arbiter;
+pub use admission::{Capacity, LevelAdmission, LevelRefused};
+pub use arbiter::TenantArbiter;
 pub use estimate::Estimate;
-pub use kept::Kept;
-pub use level::{LevelError, Rate, ServiceLevel, Unit};
-pub use profile::{Point, Profile, ProfileError};
-pub use tenant::{Guarantee, Limit, Share};
-pub use turn::{Done, Message, Next, Piece, Settings, TenantId, Turn, Usage};
+pub use kept::MinimumRecord;
+pub use level::{LevelError, Rate, RateUnit, ServiceLevel};
+pub use profile::{EngineProfile, Point, ProfileError};
+pub use tenant::{Guarantee, RateLimit, TenantShare};
+pub use turn::{
+    EngineTurn, MessagePiece, NextTurn, QueuedMessage, SharingSettings, TenantId, TurnResult, Usage,
+};
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;

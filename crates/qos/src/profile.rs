@@ -23,7 +23,7 @@ pub struct Point {
 /// Costs of one engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Point>", into = "Vec<Point>")]
-pub struct Profile {
+pub struct EngineProfile {
     /// By ratio; each has its sizes, ascending, with costs that never decrease.
     rows: Vec<Row>,
 }
@@ -50,13 +50,13 @@ pub enum ProfileError {
     },
 }
 
-impl Profile {
+impl EngineProfile {
     /// A profile of measured points, in any order. Of two for the same size and ratio the dearer
     /// counts. A cost below that of a smaller message is noise of the measurement, and is raised.
     ///
     /// # Errors
     /// [`ProfileError`].
-    pub fn new(mut points: Vec<Point>) -> Result<Profile, ProfileError> {
+    pub fn new(mut points: Vec<Point>) -> Result<EngineProfile, ProfileError> {
         let bad = |point: &&Point| !(point.cost_ns > 0.0 && point.cost_ns < SECOND as f64);
         if let Some(Point { message, cost_ns, .. }) = points.iter().find(bad).copied() {
             return Err(ProfileError::Point { message, cost_ns });
@@ -74,7 +74,7 @@ impl Profile {
                 _ => costs.push((message, cost)),
             }
         }
-        if rows.is_empty() { Err(ProfileError::Empty) } else { Ok(Profile { rows }) }
+        if rows.is_empty() { Err(ProfileError::Empty) } else { Ok(EngineProfile { rows }) }
     }
 
     /// Engine time of one operation on `message` bytes with `ratio` thousandths as much output, in
@@ -130,16 +130,16 @@ impl Row {
     }
 }
 
-impl TryFrom<Vec<Point>> for Profile {
+impl TryFrom<Vec<Point>> for EngineProfile {
     type Error = ProfileError;
 
-    fn try_from(points: Vec<Point>) -> Result<Profile, ProfileError> {
-        Profile::new(points)
+    fn try_from(points: Vec<Point>) -> Result<EngineProfile, ProfileError> {
+        EngineProfile::new(points)
     }
 }
 
-impl From<Profile> for Vec<Point> {
-    fn from(profile: Profile) -> Vec<Point> {
+impl From<EngineProfile> for Vec<Point> {
+    fn from(profile: EngineProfile) -> Vec<Point> {
         profile.points()
     }
 }
@@ -168,7 +168,7 @@ mod tests {
             let points = [64, 4096, 65_536].into_iter().flat_map(|message| {
                 [0, 1000, 4000].map(|ratio| point(message, ratio, cost(message, ratio)))
             });
-            let profile = Profile::new(points.collect()).unwrap();
+            let profile = EngineProfile::new(points.collect()).unwrap();
             let (asked, expected) = (profile.cost_ns(message, ratio), cost(message, ratio));
             prop_assert!((asked / expected - 1.0).abs() < 1e-6, "{asked} is not {expected}");
             prop_assert!(profile.worst_ns(message) >= asked * 0.999_999);
@@ -181,7 +181,7 @@ mod tests {
             a in 1u64..200_000, b in 1u64..200_000, ratio in 0u32..3,
         ) {
             let points = points.into_iter().map(|(message, ratio, cost)| point(message, ratio, cost));
-            let profile = Profile::new(points.collect()).unwrap();
+            let profile = EngineProfile::new(points.collect()).unwrap();
             let (small, large) = (profile.cost_ns(a.min(b), ratio), profile.cost_ns(a.max(b), ratio));
             prop_assert!(small > 0.0 && small <= large * (1.0 + 1e-9), "{small} {large}");
         }
@@ -189,23 +189,23 @@ mod tests {
 
     #[test]
     fn points_that_cannot_be_are_refused() {
-        assert_eq!(Profile::new(Vec::new()), Err(ProfileError::Empty));
+        assert_eq!(EngineProfile::new(Vec::new()), Err(ProfileError::Empty));
         for cost in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert!(matches!(
-                Profile::new(vec![point(64, 0, cost)]),
+                EngineProfile::new(vec![point(64, 0, cost)]),
                 Err(ProfileError::Point { .. })
             ));
         }
-        assert!(serde_json::from_str::<Profile>("[]").is_err());
+        assert!(serde_json::from_str::<EngineProfile>("[]").is_err());
     }
 
     #[test]
     fn beyond_the_measured_ratios_the_nearest_counts() {
         let points = vec![point(64, 100, 10.0), point(128, 100, 20.0), point(64, 200, 30.0)];
-        let profile = Profile::new(points.clone()).unwrap();
+        let profile = EngineProfile::new(points.clone()).unwrap();
         assert_eq!((profile.cost_ns(64, 0), profile.cost_ns(64, 900)), (10.0, 30.0));
         assert_eq!((profile.cost_ns(64, 150), profile.worst_ns(64)), (20.0, 30.0));
         let json = serde_json::to_string(&profile).unwrap();
-        assert_eq!(serde_json::from_str::<Profile>(&json).unwrap(), profile);
+        assert_eq!(serde_json::from_str::<EngineProfile>(&json).unwrap(), profile);
     }
 }

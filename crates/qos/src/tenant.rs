@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::bucket::Bucket;
 use crate::drr::Drr;
-use crate::kept::{Keeping, Kept, Promise};
-use crate::level::{ServiceLevel, Unit};
-use crate::turn::{Message, Usage};
+use crate::kept::{Keeping, MinimumRecord, Promise};
+use crate::level::{RateUnit, ServiceLevel};
+use crate::turn::{QueuedMessage, Usage};
 
 /// For so long a tenant's unused minimum or maximum is kept, in nanoseconds: longer than an engine that
 /// is busy with others' turns, or was not scheduled, lets it wait.
@@ -14,17 +14,17 @@ const KEPT_NS: u64 = 20_000_000;
 
 /// A rate that is not exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limit {
-    /// Units each second.
+pub struct RateLimit {
+    /// Units that may pass each second, on average.
     pub rate: u64,
     /// Units that may come at once.
     pub burst: u64,
 }
 
-impl Limit {
+impl RateLimit {
     /// A rate with room for `burst`, and for what comes while nobody looks.
-    pub fn new(rate: u64, burst: u64) -> Limit {
-        Limit { rate, burst: burst.max(part(rate, KEPT_NS)) }
+    pub fn new(rate: u64, burst: u64) -> RateLimit {
+        RateLimit { rate, burst: burst.max(part(rate, KEPT_NS)) }
     }
 
     fn bucket(self, now: u64) -> Bucket {
@@ -38,60 +38,61 @@ impl Limit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guarantee {
     /// Nanoseconds of engine time.
-    pub engine: Limit,
-    /// Bytes or operations.
-    pub units: Limit,
+    pub engine: RateLimit,
+    /// The same in bytes or operations, as [`Guarantee::unit`] says.
+    pub units: RateLimit,
     /// Which of the two.
-    pub unit: Unit,
+    pub unit: RateUnit,
     /// Units of one message of the kind that it was bought for.
     pub one: u64,
 }
 
 /// What a tenant may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct TenantShare {
     /// Its minimum, if it has one.
     pub guarantee: Option<Guarantee>,
     /// Its weight in what is left.
     pub weight: u32,
     /// Operations each second at most.
-    pub operations: Option<Limit>,
+    pub operations: Option<RateLimit>,
     /// Bytes into engines each second at most.
-    pub ingress: Option<Limit>,
+    pub ingress: Option<RateLimit>,
     /// Bytes out of engines each second at most.
-    pub egress: Option<Limit>,
+    pub egress: Option<RateLimit>,
 }
 
-impl Default for Share {
+impl Default for TenantShare {
     /// A part of what others leave, without bounds.
-    fn default() -> Share {
-        Share { guarantee: None, weight: 1, operations: None, ingress: None, egress: None }
+    fn default() -> TenantShare {
+        TenantShare { guarantee: None, weight: 1, operations: None, ingress: None, egress: None }
     }
 }
 
-impl Share {
+impl TenantShare {
     /// What `level` is, where one operation of the kind that it is meant for costs `cost_ns`.
-    pub fn of(level: &ServiceLevel, cost_ns: f64) -> Share {
+    pub fn of(level: &ServiceLevel, cost_ns: f64) -> TenantShare {
         let one = match level.min.unit {
-            Unit::Bytes => level.message,
-            Unit::Operations => 1,
+            RateUnit::Bytes => level.message,
+            RateUnit::Operations => 1,
         };
-        let limit = |rate: u64| Limit::new(rate, level.burst.max(one));
+        let limit = |rate: u64| RateLimit::new(rate, level.burst.max(one));
         let engine = |operations: f64| (operations * cost_ns).ceil() as u64;
         let burst_ns = engine(level.burst.max(one) as f64 / one as f64);
         let guarantee = (level.min.per_second > 0).then(|| Guarantee {
-            engine: Limit::new(engine(level.operations()), burst_ns),
+            engine: RateLimit::new(engine(level.operations()), burst_ns),
             units: limit(level.min.per_second),
             unit: level.min.unit,
             one,
         });
-        let bytes = |rate: u64| Limit::new(rate, level.largest.min(level.burst.max(level.message)));
-        let max = |unit: Unit| level.max.filter(|_| level.min.unit == unit);
-        let ingress = [max(Unit::Bytes), level.ingress].into_iter().flatten().min();
-        Share {
+        let bytes =
+            |rate: u64| RateLimit::new(rate, level.largest.min(level.burst.max(level.message)));
+        let max = |unit: RateUnit| level.max.filter(|_| level.min.unit == unit);
+        let ingress = [max(RateUnit::Bytes), level.ingress].into_iter().flatten().min();
+        TenantShare {
             guarantee,
             weight: level.weight,
-            operations: max(Unit::Operations).map(limit),
+            operations: max(RateUnit::Operations).map(limit),
             ingress: ingress.map(bytes),
             egress: level.egress.map(bytes),
         }
@@ -108,15 +109,15 @@ fn part(rate: u64, ns: u64) -> u64 {
 pub(crate) struct Tenant {
     /// Which of all tenants that there were.
     pub(crate) life: u64,
-    share: Share,
+    share: TenantShare,
     /// Engine time and units of the guarantee.
-    guarantee: Option<(Bucket, Bucket, Unit)>,
+    guarantee: Option<(Bucket, Bucket, RateUnit)>,
     operations: Option<Bucket>,
     ingress: Option<Bucket>,
     egress: Option<Bucket>,
     /// Its queues take turns.
     pub(crate) turns: Drr<u16>,
-    pub(crate) queues: BTreeMap<u16, VecDeque<Message>>,
+    pub(crate) queues: BTreeMap<u16, VecDeque<QueuedMessage>>,
     pub(crate) waiting: usize,
     /// When it is looked at again: for its limits, and for its guarantee.
     pub(crate) timers: [Option<u64>; 2],
@@ -134,7 +135,7 @@ pub(crate) struct Spent {
 }
 
 impl Tenant {
-    pub(crate) fn new(life: u64, share: Share, slice_ns: u64, now: u64) -> Tenant {
+    pub(crate) fn new(life: u64, share: TenantShare, slice_ns: u64, now: u64) -> Tenant {
         Tenant {
             life,
             share,
@@ -164,33 +165,33 @@ impl Tenant {
     /// So much was done for it.
     pub(crate) fn got(&mut self, done: Spent, now: u64) {
         let units = match self.share.guarantee.map(|guarantee| guarantee.unit) {
-            Some(Unit::Operations) => done.operations,
+            Some(RateUnit::Operations) => done.operations,
             _ => done.ingress,
         };
         self.keeping.got(units, done.engine_ns, now);
     }
 
     /// How far it got its minimum.
-    pub(crate) fn kept(&mut self, now: u64) -> Kept {
+    pub(crate) fn kept(&mut self, now: u64) -> MinimumRecord {
         self.keeping.total(now)
     }
 
     /// Counts on from what was counted before it.
-    pub(crate) fn go_on_counting(&mut self, kept: Kept) {
+    pub(crate) fn go_on_counting(&mut self, kept: MinimumRecord) {
         self.keeping.go_on(kept);
     }
 
-    pub(crate) fn share(&self) -> &Share {
+    pub(crate) fn share(&self) -> &TenantShare {
         &self.share
     }
 
     /// Another share from now on. What was spent of the old one stays spent.
-    pub(crate) fn change(&mut self, share: Share, now: u64) {
-        let change = |bucket: &mut Option<Bucket>, limit: Option<Limit>| match (&mut *bucket, limit)
-        {
-            (Some(bucket), Some(limit)) => bucket.change(limit.rate, limit.burst, now),
-            _ => *bucket = limit.map(|limit| limit.bucket(now)),
-        };
+    pub(crate) fn change(&mut self, share: TenantShare, now: u64) {
+        let change =
+            |bucket: &mut Option<Bucket>, limit: Option<RateLimit>| match (&mut *bucket, limit) {
+                (Some(bucket), Some(limit)) => bucket.change(limit.rate, limit.burst, now),
+                _ => *bucket = limit.map(|limit| limit.bucket(now)),
+            };
         change(&mut self.operations, share.operations);
         change(&mut self.ingress, share.ingress);
         change(&mut self.egress, share.egress);
@@ -237,8 +238,8 @@ impl Tenant {
         if let Some((engine, units, unit)) = self.guarantee.as_mut().filter(|_| guaranteed) {
             engine.settle(estimated.engine_ns, actual.engine_ns);
             match unit {
-                Unit::Bytes => units.settle(estimated.ingress, actual.ingress),
-                Unit::Operations => units.settle(estimated.operations, actual.operations),
+                RateUnit::Bytes => units.settle(estimated.ingress, actual.ingress),
+                RateUnit::Operations => units.settle(estimated.operations, actual.operations),
             }
         }
     }
@@ -249,7 +250,7 @@ fn promise(guarantee: Guarantee) -> Promise {
     Promise { units: units.rate, engine_ns: engine.rate, one }
 }
 
-fn buckets(guarantee: Guarantee, now: u64) -> (Bucket, Bucket, Unit) {
+fn buckets(guarantee: Guarantee, now: u64) -> (Bucket, Bucket, RateUnit) {
     (guarantee.engine.bucket(now), guarantee.units.bucket(now), guarantee.unit)
 }
 

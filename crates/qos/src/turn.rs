@@ -10,7 +10,7 @@ pub struct TenantId(pub u32);
 
 /// How the engines are shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub struct SharingSettings {
     /// Engine time of a turn, in nanoseconds: who comes with something urgent waits for one.
     pub slice_ns: u64,
     /// Turns that are under way at the same time.
@@ -21,15 +21,15 @@ pub struct Settings {
     pub least_ns: u64,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings { slice_ns: 50_000, workers: 1, batch: 32, least_ns: 100 }
+impl Default for SharingSettings {
+    fn default() -> SharingSettings {
+        SharingSettings { slice_ns: 50_000, workers: 1, batch: 32, least_ns: 100 }
     }
 }
 
 /// A message that waits for an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Message {
+pub struct QueuedMessage {
     /// Its owner's name for it.
     pub tag: u64,
     /// Bytes that go in.
@@ -46,17 +46,17 @@ pub struct Message {
 
 /// A part of a message in a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct MessagePiece {
     /// The message that is to be served.
-    pub message: Message,
-    /// Input bytes that this turn is to do, from [`done`](Message::done) on. Whoever does it puts here
+    pub message: QueuedMessage,
+    /// Input bytes that this turn is to do, from [`done`](QueuedMessage::done) on. Whoever does it puts here
     /// what it did, which may be less.
     pub length: u64,
     /// Nothing of the message is left afterwards. Whoever does it may say so earlier, or later.
     pub over: bool,
 }
 
-impl Piece {
+impl MessagePiece {
     /// It is the first of its message of which anything was done.
     pub(crate) fn begins(&self) -> bool {
         self.message.done == 0 && (self.length > 0 || self.over)
@@ -65,13 +65,13 @@ impl Piece {
 
 /// Work for one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
+pub struct EngineTurn {
     /// The tenant whose message it is.
     pub tenant: TenantId,
     /// Of which of its queues.
     pub queue: u16,
     /// The messages, in order.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<MessagePiece>,
     /// The engine stops after so many nanoseconds, at the next place where it can.
     pub budget_ns: u64,
     /// The life of the tenant that it is a turn of.
@@ -80,18 +80,18 @@ pub struct Turn {
     pub(crate) estimated: Spent,
 }
 
-impl Turn {
+impl EngineTurn {
     /// A message that is done whole, whatever it takes: for policies that charge nothing.
-    pub(crate) fn unbounded(tenant: TenantId, queue: u16, piece: Piece) -> Turn {
+    pub(crate) fn unbounded(tenant: TenantId, queue: u16, piece: MessagePiece) -> EngineTurn {
         let estimated = Spent::default();
         let (pieces, budget_ns, life) = (vec![piece], u64::MAX, 0);
-        Turn { tenant, queue, pieces, budget_ns, life, guaranteed: false, estimated }
+        EngineTurn { tenant, queue, pieces, budget_ns, life, guaranteed: false, estimated }
     }
 }
 
 /// What became of a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct TurnResult {
     /// Engine time that it took, in nanoseconds.
     pub engine_ns: u64,
     /// Bytes that came out.
@@ -100,9 +100,9 @@ pub struct Done {
 
 /// What an engine that is free does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
+pub enum NextTurn {
     /// Serve this turn now.
-    Run(Turn),
+    Run(EngineTurn),
     /// Nothing until then, unless something new comes: tenants are at their limits.
     Wait(u64),
     /// Nothing until something comes.

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use rackbus_qos::simulation::unshaped::{BySize, RoundRobin};
-use rackbus_qos::simulation::{Arrivals, Content, Load, Policy, Report, run};
+use rackbus_qos::simulation::unshaped::{BySize, MessageRoundRobin};
+use rackbus_qos::simulation::{Arrivals, Load, MessageCosts, Policy, Report, run};
 use rackbus_qos::{
-    Admission, Arbiter, Capacity, Point, Profile, SECOND, ServiceLevel, Settings, Share, TenantId,
+    Capacity, EngineProfile, LevelAdmission, Point, SECOND, ServiceLevel, SharingSettings,
+    TenantArbiter, TenantId, TenantShare,
 };
 use rackbus_seeds::Simulation;
 
@@ -27,21 +28,22 @@ fn load(size: u64, (fixed_ns, byte_ns): (f64, f64)) -> Load {
 }
 
 fn of_content(load: Load, factor: f64) -> Load {
-    Load { content: Content { factor: (factor, factor), ..load.content }, ..load }
+    Load { content: MessageCosts { factor: (factor, factor), ..load.content }, ..load }
 }
 
-fn shaped(shares: &[Share], engines: usize) -> Arbiter {
+fn shaped(shares: &[TenantShare], engines: usize) -> TenantArbiter {
     let workers = engines as u32;
-    let settings = Settings { slice_ns: SLICE_NS, workers, batch: 256, ..Settings::default() };
-    let mut arbiter = Arbiter::new(settings);
+    let settings =
+        SharingSettings { slice_ns: SLICE_NS, workers, batch: 256, ..SharingSettings::default() };
+    let mut arbiter = TenantArbiter::new(settings);
     for (id, share) in shares.iter().enumerate() {
         arbiter.set(TenantId(id as u32), *share, 0);
     }
     arbiter
 }
 
-fn equal(loads: &[Load], engines: usize) -> Arbiter {
-    shaped(&vec![Share::default(); loads.len()], engines)
+fn equal(loads: &[Load], engines: usize) -> TenantArbiter {
+    shaped(&vec![TenantShare::default(); loads.len()], engines)
 }
 
 /// How much more engine time the first of two tenants got.
@@ -77,7 +79,7 @@ fn equal_tenants_get_equal_engine_time_and_do_not_without_shaping() {
             if !(0.98..=1.02).contains(&shaped) {
                 return Err(format!("{name}: {shaped:.3} shaped"));
             }
-            let unshaped = ratio(&mut RoundRobin::default(), 1, &loads, seed);
+            let unshaped = ratio(&mut MessageRoundRobin::default(), 1, &loads, seed);
             let sized = ratio(&mut BySize::default(), 1, &loads, seed);
             for (found, expected, policy) in
                 [(unshaped, by_message, "round robin"), (sized, by_size, "round robin by size")]
@@ -120,11 +122,11 @@ fn any_number_of_equal_tenants_on_any_number_of_engines_get_the_same() {
     });
 }
 
-fn profiles() -> BTreeMap<String, Profile> {
+fn profiles() -> BTreeMap<String, EngineProfile> {
     let profile = |(fixed, byte): (f64, f64)| {
         let point =
             |message: u64| Point { message, ratio: 1000, cost_ns: fixed + byte * message as f64 };
-        Profile::new([64, 4096, 65_536].map(point).to_vec()).unwrap()
+        EngineProfile::new([64, 4096, 65_536].map(point).to_vec()).unwrap()
     };
     let named = [("aes256ctr", AES), ("sha3-512", SHA3), ("deflate", DEFLATE)];
     named.map(|(name, cost)| (name.to_owned(), profile(cost))).into()
@@ -136,9 +138,9 @@ fn sold(
     texts: &[&str],
     engines: usize,
     others: usize,
-) -> (Vec<ServiceLevel>, Vec<Share>, Vec<Load>) {
+) -> (Vec<ServiceLevel>, Vec<TenantShare>, Vec<Load>) {
     let capacity = Capacity { workers: engines as u32, ingress: None, egress: None };
-    let mut admission = Admission::new(capacity, profiles());
+    let mut admission = LevelAdmission::new(capacity, profiles());
     let (mut levels, mut shares, mut loads) = (Vec::new(), Vec::new(), Vec::new());
     for (holder, text) in (0..).zip(texts) {
         let level: ServiceLevel = text.parse().unwrap();
@@ -152,7 +154,7 @@ fn sold(
         levels.push(level);
     }
     for other in 0..others {
-        shares.push(Share::default());
+        shares.push(TenantShare::default());
         loads.push(match other % 3 {
             0 => of_content(Load { queues: 8, ..load(65_536, DEFLATE) }, 1.9),
             1 => Load { queues: 16, ..load(16, AES) },
@@ -165,8 +167,8 @@ fn sold(
 /// Units of the minimum that were done.
 fn units(level: &ServiceLevel, report: &Report, from_ns: u64) -> u64 {
     report.least(SECOND, from_ns, |step| match level.min.unit {
-        rackbus_qos::Unit::Bytes => step.ingress,
-        rackbus_qos::Unit::Operations => step.operations,
+        rackbus_qos::RateUnit::Bytes => step.ingress,
+        rackbus_qos::RateUnit::Operations => step.operations,
     })
 }
 
@@ -213,8 +215,8 @@ fn every_minimum_is_met_within_one_percent_over_any_second() {
 fn a_minimum_that_is_not_kept_is_on_record() {
     SIMULATION.run(|seed, _| {
         let promised = |rate: u64| {
-            let min = rackbus_qos::Rate { per_second: rate, unit: rackbus_qos::Unit::Bytes };
-            Share::of(&ServiceLevel::new("sha3-512", min), SHA3.0 + 4096.0 * SHA3.1)
+            let min = rackbus_qos::Rate { per_second: rate, unit: rackbus_qos::RateUnit::Bytes };
+            TenantShare::of(&ServiceLevel::new("sha3-512", min), SHA3.0 + 4096.0 * SHA3.1)
         };
         // One engine does some 298 MB/s of it.
         let shares = [promised(250_000_000), promised(250_000_000), promised(100_000_000)];
@@ -256,7 +258,7 @@ fn a_victims_latency_under_attack_is_as_alone_and_one_slice() {
             // A third of what was bought, as requests come.
             loads[0].arrivals = Arrivals::Open { per_second: 4000 };
             let alone = run(&mut shaped(&shares, 1), 1, &loads, SECOND / 5, seed);
-            shares.resize(tenants, Share::default());
+            shares.resize(tenants, TenantShare::default());
             loads.resize(tenants, attack.clone());
             let attacked = run(&mut shaped(&shares, 1), 1, &loads, SECOND / 5, seed);
             let (alone, attacked) = (alone[0].percentile(99.0), attacked[0].percentile(99.0));
@@ -264,7 +266,7 @@ fn a_victims_latency_under_attack_is_as_alone_and_one_slice() {
                 let attack = &attack.content.sizes;
                 return Err(format!("{tenants} tenants, {attack:?}: {attacked} ns, {alone} alone"));
             }
-            let unshaped = run(&mut RoundRobin::default(), 1, &loads, SECOND / 4, seed);
+            let unshaped = run(&mut MessageRoundRobin::default(), 1, &loads, SECOND / 4, seed);
             if tenants == 64 && attack.content.sizes[0] == 65_536 {
                 let unshaped = unshaped[0].percentile(99.0);
                 if unshaped < 5 * attacked {
@@ -285,7 +287,7 @@ fn what_is_left_goes_by_weight_and_what_nobody_uses_is_not_lost() {
             Load { period_ns: SECOND / 5, ..load(4096, SHA3) },
         ];
         let weights = [1, 3, 4];
-        let shares = weights.map(|weight| Share { weight, ..Share::default() });
+        let shares = weights.map(|weight| TenantShare { weight, ..TenantShare::default() });
         let reports = run(&mut shaped(&shares, 1), 1, &loads, 2 * SECOND, seed);
         let got: Vec<u64> = reports.iter().map(|report| report.total().engine_ns).collect();
         let ratio = got[1] as f64 / got[0] as f64;
@@ -315,8 +317,10 @@ fn a_maximum_is_kept_however_much_there_is() {
             let (level, total) = (&levels[0], reports[0].total());
             let got = match (level.max, level.min.unit) {
                 (None, _) => total.egress as f64 / level.egress.unwrap() as f64,
-                (Some(max), rackbus_qos::Unit::Bytes) => total.ingress as f64 / max as f64,
-                (Some(max), rackbus_qos::Unit::Operations) => total.operations as f64 / max as f64,
+                (Some(max), rackbus_qos::RateUnit::Bytes) => total.ingress as f64 / max as f64,
+                (Some(max), rackbus_qos::RateUnit::Operations) => {
+                    total.operations as f64 / max as f64
+                }
             } / 1.98;
             if !(0.98..=1.02).contains(&got) {
                 return Err(format!("{level}: {got:.3} of the maximum"));

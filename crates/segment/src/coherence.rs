@@ -2,7 +2,7 @@
 //! side and when, and what of the other side's stores takes effect here.
 //!
 //! A connection between machines has memory at both ends: the segment itself, its *home*, and a *replica* at the
-//! connector. Each end has a [`Window`], which knows by a *shadow* what the other end has, or will have when it
+//! connector. Each end has a [`ConnectionWindow`], which knows by a *shadow* what the other end has, or will have when it
 //! has applied what is under way. What differs from it was stored here since; only those bytes are sent.
 //!
 //! *Order.* What is compared is a snapshot: memory as it was at one moment, or as it would have been had some stores
@@ -25,7 +25,7 @@ pub const PAGE: usize = 4096;
 
 /// Which end of a connection it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum ConnectionSide {
     /// The segment's own memory.
     Home,
     /// The memory that stands for it at the connector.
@@ -102,7 +102,7 @@ pub struct Batch {
 
 /// A part of a batch, as it fits into a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part<'a> {
+pub struct BatchPart<'a> {
     /// Number of the batch.
     pub batch: u64,
     /// Whether it is the last one.
@@ -125,7 +125,7 @@ impl Batch {
     }
 
     /// Cut into parts, in order, each of at most `most` bytes with what their places take, 12 each.
-    pub fn parts(&self, most: usize) -> Vec<Part<'_>> {
+    pub fn parts(&self, most: usize) -> Vec<BatchPart<'_>> {
         const PLACE: usize = 12;
         let most = most.max(PLACE + 1);
         let mut parts = Vec::new();
@@ -136,7 +136,7 @@ impl Batch {
                 if size + PLACE >= most {
                     let places = std::mem::take(&mut places);
                     let data = &self.stores.data[start..end];
-                    parts.push(Part { batch: self.number, last: false, places, data });
+                    parts.push(BatchPart { batch: self.number, last: false, places, data });
                     (size, start) = (0, end);
                 }
                 let count = left.min(most - size - PLACE);
@@ -146,7 +146,7 @@ impl Batch {
             }
         }
         let data = &self.stores.data[start..end];
-        parts.push(Part { batch: self.number, last: true, places, data });
+        parts.push(BatchPart { batch: self.number, last: true, places, data });
         parts
     }
 }
@@ -176,8 +176,8 @@ impl Shadow {
 
 /// One end of a connection's memory. See the module's documentation.
 #[derive(Debug)]
-pub struct Window {
-    side: Side,
+pub struct ConnectionWindow {
+    side: ConnectionSide,
     size: u64,
     /// Whether the replica may be stored to.
     write: bool,
@@ -194,10 +194,10 @@ pub struct Window {
     staged: Option<Stores>,
 }
 
-impl Window {
+impl ConnectionWindow {
     /// Of memory of `size` bytes, all zeroes at the replica; `write` says whether that may be stored to.
-    pub fn new(side: Side, size: u64, write: bool) -> Window {
-        Window {
+    pub fn new(side: ConnectionSide, size: u64, write: bool) -> ConnectionWindow {
+        ConnectionWindow {
             side,
             size,
             write,
@@ -217,7 +217,7 @@ impl Window {
 
     /// Whether what is stored here goes to the other side.
     pub fn tells(&self) -> bool {
-        self.side == Side::Home || self.write
+        self.side == ConnectionSide::Home || self.write
     }
 
     /// Whether a batch is under way: the next one waits for it.
@@ -259,7 +259,7 @@ impl Window {
     }
 
     /// A part of a batch has come; whether it was the last one, so that the batch can
-    /// [take effect](Window::take_effect).
+    /// [take effect](ConnectionWindow::take_effect).
     ///
     /// # Errors
     /// [`Violation`].
@@ -273,7 +273,7 @@ impl Window {
         if batch != self.heard + 1 || self.staged.is_some() {
             return Err(Violation::Number(batch));
         }
-        if self.side == Side::Home && !self.write {
+        if self.side == ConnectionSide::Home && !self.write {
             return Err(Violation::ReadOnly);
         }
         let mut rest = data;
@@ -334,7 +334,7 @@ impl Window {
     /// At a replica: without the bytes that are under way from here.
     fn without_own(&self, stores: Stores) -> Stores {
         let own = match (self.side, &self.under_way) {
-            (Side::Replica, Some(own)) if !own.is_empty() => own,
+            (ConnectionSide::Replica, Some(own)) if !own.is_empty() => own,
             _ => return stores,
         };
         let mut others = Stores::default();
@@ -379,8 +379,8 @@ mod tests {
 
     const SIZE: u64 = 2 * PAGE as u64 + 99;
 
-    fn home(write: bool) -> Window {
-        Window::new(Side::Home, SIZE, write)
+    fn home(write: bool) -> ConnectionWindow {
+        ConnectionWindow::new(ConnectionSide::Home, SIZE, write)
     }
 
     fn pages(memory: &[u8]) -> Vec<(u64, &[u8])> {
@@ -395,7 +395,7 @@ mod tests {
         ) {
             let mut memory = vec![0; SIZE as usize];
             let mut here = home(true);
-            let mut there = Window::new(Side::Replica, SIZE, true);
+            let mut there = ConnectionWindow::new(ConnectionSide::Replica, SIZE, true);
             let mut replica = vec![0; SIZE as usize];
             for half in [&stores[..stores.len() / 2], &stores[stores.len() / 2..]] {
                 let before = memory.clone();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn malformed_messages_are_refused() {
         type Case = (u64, &'static [(u64, u32)], &'static [u8], Violation);
         let cases: [Case; 7] = [
             (2, &[], &[], Violation::Number(2)),
@@ -459,6 +459,9 @@ mod tests {
         }
         assert_eq!(home(false).hear(1, true, &[(0, 1)], &[1]), Err(Violation::ReadOnly));
         assert_eq!(home(true).applied(1), Err(Violation::Number(1)));
-        assert!(Window::new(Side::Replica, SIZE, false).collect([]).is_none(), "it only loads");
+        assert!(
+            ConnectionWindow::new(ConnectionSide::Replica, SIZE, false).collect([]).is_none(),
+            "it only loads"
+        );
     }
 }

@@ -2,12 +2,12 @@
 //! that the VM's host serves.
 //!
 //! In the root of the file system is one file, [`SESSION`]. Each process that opens it has a session with
-//! the node. What it writes is a message, what it reads is one, with its head ([`Frame`]); where in the
-//! file it does so says which conversation is meant ([`Place`]). What comes beside a message is memory or
+//! the node. What it writes is a message, what it reads is one, with its head ([`GuestFrame`]); where in the
+//! file it does so says which conversation is meant ([`GuestChannel`]). What comes beside a message is memory or
 //! an event, each a file of its own ([`object_name`]) that nobody can list and only its session's user can
 //! open.
 
-use crate::message::{NodeId, SegmentId};
+use crate::message::{NodeId, SegmentId, SessionRequest, decode};
 
 /// The name (`tag`) that the guest's kernel knows the file system by.
 pub const TAG: &str = "rackbus";
@@ -30,9 +30,21 @@ const HEAD: usize = 8;
 /// The first frame of a session: its file is a page to prove with that stores are seen on both sides.
 pub const GREETING: &[u8] = b"rackbus guest 1";
 
+/// Whether a request is not a guest's to make: devices are plugged into a virtual machine by its host.
+pub fn is_refused(request: &[u8]) -> bool {
+    matches!(
+        decode(request),
+        Some(
+            SessionRequest::ListDevices { .. }
+                | SessionRequest::BorrowDevice { .. }
+                | SessionRequest::ReturnDevice { .. }
+        )
+    )
+}
+
 /// Conversations of a session, by the offset at which its file is read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum GuestChannel {
     /// Requests are written and replies read.
     Calls,
     /// Events are read and notices written.
@@ -46,23 +58,29 @@ pub enum Place {
     Posts,
 }
 
-impl Place {
+impl GuestChannel {
     /// Where in the file it is.
     pub fn offset(self) -> u64 {
         match self {
-            Place::Calls => 0,
-            Place::Events => 1 << 16,
-            Place::Proof => 2 << 16,
-            Place::End => 3 << 16,
-            Place::Posts => 4 << 16,
+            GuestChannel::Calls => 0,
+            GuestChannel::Events => 1 << 16,
+            GuestChannel::Proof => 2 << 16,
+            GuestChannel::End => 3 << 16,
+            GuestChannel::Posts => 4 << 16,
         }
     }
 
     /// The conversation at an offset.
-    pub fn at(offset: u64) -> Option<Place> {
-        [Place::Calls, Place::Events, Place::Proof, Place::End, Place::Posts]
-            .into_iter()
-            .find(|place| place.offset() == offset)
+    pub fn at(offset: u64) -> Option<GuestChannel> {
+        [
+            GuestChannel::Calls,
+            GuestChannel::Events,
+            GuestChannel::Proof,
+            GuestChannel::End,
+            GuestChannel::Posts,
+        ]
+        .into_iter()
+        .find(|place| place.offset() == offset)
     }
 }
 
@@ -73,16 +91,16 @@ pub fn proof(word: u64) -> u64 {
 
 /// A message that a process reads, with what came beside it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Frame {
+pub struct GuestFrame {
     /// Numbers of the files, in the message's order.
     pub objects: Vec<u64>,
     /// Whether there were more that the guest has no room for.
     pub lost: bool,
-    /// The encoded message.
+    /// The message as the node sent it.
     pub message: Vec<u8>,
 }
 
-impl Frame {
+impl GuestFrame {
     /// As it is read.
     pub fn encode(&self) -> Vec<u8> {
         let count = u16::try_from(self.objects.len()).unwrap_or(u16::MAX);
@@ -97,7 +115,7 @@ impl Frame {
     }
 
     /// From what was read; `None` when that is no frame.
-    pub fn decode(bytes: &[u8]) -> Option<Frame> {
+    pub fn decode(bytes: &[u8]) -> Option<GuestFrame> {
         let (length, rest) = bytes.split_first_chunk::<4>()?;
         let (count, rest) = rest.split_first_chunk::<2>()?;
         let (lost, rest) = rest.split_first_chunk::<2>()?;
@@ -109,7 +127,7 @@ impl Frame {
         let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).ok();
         let objects = objects.chunks_exact(8).filter_map(number).collect();
         let lost = u16::from_le_bytes(*lost) != 0;
-        Some(Frame { objects, lost, message: message.to_vec() })
+        Some(GuestFrame { objects, lost, message: message.to_vec() })
     }
 }
 
@@ -150,15 +168,15 @@ mod tests {
             objects in prop::collection::vec(any::<u64>(), 0..8),
             lost: bool, message in prop::collection::vec(any::<u8>(), 0..64),
         ) {
-            let frame = Frame { objects, lost, message };
+            let frame = GuestFrame { objects, lost, message };
             let bytes = frame.encode();
-            prop_assert_eq!(Frame::decode(&bytes), Some(frame));
-            prop_assert_eq!(Frame::decode(&bytes[..bytes.len() - 1]), None);
+            prop_assert_eq!(GuestFrame::decode(&bytes), Some(frame));
+            prop_assert_eq!(GuestFrame::decode(&bytes[..bytes.len() - 1]), None);
         }
 
         #[test]
         fn anything_is_a_frame_or_none(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-            if let Some(frame) = Frame::decode(&bytes) {
+            if let Some(frame) = GuestFrame::decode(&bytes) {
                 prop_assert_eq!(frame.objects.len() * 8 + frame.message.len() + 8, bytes.len());
             }
         }
@@ -170,9 +188,15 @@ mod tests {
         for name in ["o", "o+7", "o07", "O7", "7", "o7 ", "o99999999999999999999"] {
             assert_eq!(object_number(name.as_bytes()), None, "{name}");
         }
-        for place in [Place::Calls, Place::Events, Place::Proof, Place::End, Place::Posts] {
-            assert_eq!(Place::at(place.offset()), Some(place));
+        for place in [
+            GuestChannel::Calls,
+            GuestChannel::Events,
+            GuestChannel::Proof,
+            GuestChannel::End,
+            GuestChannel::Posts,
+        ] {
+            assert_eq!(GuestChannel::at(place.offset()), Some(place));
         }
-        assert_eq!(Place::at(1), None);
+        assert_eq!(GuestChannel::at(1), None);
     }
 }

@@ -16,5 +16,5 @@ pub mod directory;
 pub mod guest;
 pub mod message;
 
-pub use directory::{Directory, Objects, Output, To};
+pub use directory::{Directory, DirectoryAction, Objects, Recipient};
 pub use message::{Handle, NodeId, ObjectId, SegmentId, SessionId};

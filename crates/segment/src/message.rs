@@ -1,11 +1,12 @@
-//! What is said: between a process and its host's node ([`Request`], [`Reply`], [`Event`]), and
-//! between the node of a connector and the node of an owner ([`Ask`], [`Tell`]).
+//! What is said: between a process and its host's node ([`SessionRequest`], [`Reply`], [`SessionEvent`]), and
+//! between the node of a connector and the node of an owner ([`ConnectorMessage`], [`OwnerMessage`]).
 //!
 //! A message is one packet, in `postcard`'s encoding, with the descriptors of memory and interrupts
 //! beside it. Nothing in a message is trusted: a handle counts only for the session or peer that
 //! it was given to.
 
 mod carried;
+mod devices;
 mod peers;
 mod session;
 
@@ -14,9 +15,10 @@ use std::borrow::Cow;
 use rackbus_fabric::rack::ShareAccess;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-pub use carried::{Carried, StandIn};
-pub use peers::{Ask, PeerReply, Question, Tell};
-pub use session::{Connected, Event, Notice, Reply, Request, SegmentEntry, Welcome};
+pub use carried::{CarriedMessage, StandIn};
+pub use devices::{BorrowedEntry, DeviceEntry, MOST_BORROWED, fabric_device_id};
+pub use peers::{ConnectorMessage, OwnerMessage, PeerReply, Question};
+pub use session::{Connected, Notice, Reply, SegmentEntry, SessionEvent, SessionRequest, Welcome};
 
 /// Version of all of these messages; both sides must speak the same.
 pub const VERSION: u32 = 3;
@@ -53,7 +55,7 @@ pub struct Handle(pub u64);
 
 /// Who holds a lock, anywhere in the rack: a session of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Holder {
+pub struct LockHolder {
     /// Number of the session's host.
     pub node: NodeId,
     /// Number of the session on its host.
@@ -76,7 +78,7 @@ pub enum SegmentKind {
     Shared,
     /// Memory that never leaves the process.
     Private,
-    /// No memory yet: the process brings its own ([`Request::GiveMemory`]).
+    /// No memory yet: the process brings its own ([`SessionRequest::GiveMemory`]).
     Empty,
     /// A member of the multicast group of its number: one store reaches every member.
     Group,
@@ -95,7 +97,7 @@ pub enum Withdrawal {
 
 /// How much of a segment a connector may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Share {
+pub enum SegmentAccess {
     /// The host may not connect.
     None,
     /// The host may load.
@@ -104,29 +106,29 @@ pub enum Share {
     Write,
 }
 
-impl From<ShareAccess> for Share {
+impl From<ShareAccess> for SegmentAccess {
     fn from(access: ShareAccess) -> Self {
         match access {
-            ShareAccess::None => Share::None,
-            ShareAccess::Read => Share::Read,
-            ShareAccess::Write => Share::Write,
+            ShareAccess::None => SegmentAccess::None,
+            ShareAccess::Read => SegmentAccess::Read,
+            ShareAccess::Write => SegmentAccess::Write,
         }
     }
 }
 
-impl From<Share> for ShareAccess {
-    fn from(share: Share) -> Self {
+impl From<SegmentAccess> for ShareAccess {
+    fn from(share: SegmentAccess) -> Self {
         match share {
-            Share::None => ShareAccess::None,
-            Share::Read => ShareAccess::Read,
-            Share::Write => ShareAccess::Write,
+            SegmentAccess::None => ShareAccess::None,
+            SegmentAccess::Read => ShareAccess::Read,
+            SegmentAccess::Write => ShareAccess::Write,
         }
     }
 }
 
 /// What happens to the far end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Change {
+pub enum ConnectionChange {
     /// Its owner asks to disconnect.
     Disconnect,
     /// Its owner has ended it in order: what is mapped keeps what it held last.
@@ -139,16 +141,19 @@ pub enum Change {
     Lost,
 }
 
-impl Change {
+impl ConnectionChange {
     /// Whether the far end is gone for good.
     pub fn is_final(self) -> bool {
-        matches!(self, Change::Removed | Change::Revoked | Change::Lost)
+        matches!(
+            self,
+            ConnectionChange::Removed | ConnectionChange::Revoked | ConnectionChange::Lost
+        )
     }
 }
 
 /// What a connection is to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Target {
+pub enum TargetKind {
     /// A segment of another host, or of this one.
     Segment,
     /// A segment of another process of this host, which shares it.
@@ -211,6 +216,15 @@ pub enum Refusal {
     /// The session has as much as one may have.
     #[error("a process may have {0} of these")]
     TooMany(u32),
+    /// No function of the rack has that fabric device id.
+    #[error("the rack has no device of that id")]
+    NoSuchDevice,
+    /// Somebody else has the function.
+    #[error("{0}")]
+    DeviceInUse(String),
+    /// The function is not to be had.
+    #[error("{0}")]
+    NotLent(String),
 }
 
 /// A message as bytes.

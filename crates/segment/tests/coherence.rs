@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use rackbus_seeds::{Random, Simulation};
-use rackbus_segment::coherence::{PAGE, Side, Window};
+use rackbus_segment::coherence::{ConnectionSide, ConnectionWindow, PAGE};
 
 const SEEDS: u64 = 2_000;
 const HOSTS: usize = 3;
@@ -31,7 +31,7 @@ enum Policy {
     /// What a replica has under way is overwritten by what the home says.
     Overwrite,
     /// Pages are read one after the other while the programs continue.
-    Torn,
+    WhileWriting,
     /// Snapshots are taken as if what came had taken effect, before it has.
     Early,
     /// An answer is sent before a batch that was taken before what is answered took effect.
@@ -51,7 +51,7 @@ type Piece = (usize, Vec<u8>);
 #[derive(Debug)]
 struct End {
     host: usize,
-    window: Window,
+    window: ConnectionWindow,
     out: VecDeque<Message>,
     /// A batch that was taken and is not sent yet, and what is said behind it.
     unsent: VecDeque<Message>,
@@ -89,14 +89,16 @@ fn own_of(host: usize, nth: usize) -> usize {
 impl Rack {
     fn new(policy: Policy) -> Rack {
         let end = |host, side| {
-            let window = Window::new(side, SIZE as u64, true);
+            let window = ConnectionWindow::new(side, SIZE as u64, true);
             let (out, unsent) = (VecDeque::new(), VecDeque::new());
             End { host, window, out, unsent, raw: Vec::new(), early: None }
         };
         Rack {
             policy,
             memory: vec![vec![0; SIZE]; HOSTS],
-            links: (1..HOSTS).map(|host| [end(0, Side::Home), end(host, Side::Replica)]).collect(),
+            links: (1..HOSTS)
+                .map(|host| [end(0, ConnectionSide::Home), end(host, ConnectionSide::Replica)])
+                .collect(),
             programs: vec![VecDeque::new(); HOSTS],
             counts: vec![0; HOSTS],
             own: vec![[0; 2]; HOSTS],
@@ -144,7 +146,7 @@ impl Rack {
         let mut pages = Vec::new();
         for start in (0..SIZE).step_by(PAGE) {
             pages.push(self.memory[host][start..SIZE.min(start + PAGE)].to_vec());
-            if self.policy == Policy::Torn {
+            if self.policy == Policy::WhileWriting {
                 (0..random.below(12)).for_each(|_| self.store_next(host));
             }
         }
@@ -340,7 +342,7 @@ fn all_memory_becomes_the_same_and_no_flag_is_before_its_data() {
 #[test]
 fn wrong_policies_are_found() {
     for policy in
-        [Policy::Parts, Policy::Overwrite, Policy::Torn, Policy::Early, Policy::Overtaking]
+        [Policy::Parts, Policy::Overwrite, Policy::WhileWriting, Policy::Early, Policy::Overtaking]
     {
         let found = (0..200).find_map(|seed| run(policy, seed, false).err());
         assert!(found.is_some(), "{policy:?} is not found");

@@ -1,11 +1,11 @@
 //! What a session is told when another host's node says nothing.
 
 use rackbus_fabric::FabricHandle;
-use rackbus_segment::directory::{HostRange, LinePart, Loss, Settings};
+use rackbus_segment::directory::{DirectorySettings, HostRange, LinePart, Loss};
 use rackbus_segment::message::{
-    Holder, Refusal, Reply, Request, SegmentKind, Target, VERSION, Withdrawal,
+    LockHolder, Refusal, Reply, SegmentKind, SessionRequest, TargetKind, VERSION, Withdrawal,
 };
-use rackbus_segment::{Directory, ObjectId, Objects, Output, SessionId, To};
+use rackbus_segment::{Directory, DirectoryAction, ObjectId, Objects, Recipient, SessionId};
 
 /// Nothing is made in these tests.
 struct Nothing;
@@ -32,16 +32,16 @@ fn directory() -> Directory {
     let hosts = [(4, "alpha".to_owned()), (8, "beta".to_owned())].into();
     let rules = Default::default();
     let (ranges, machines) = (vec![(4, range)], false);
-    let settings = Settings { node: 4, hosts, range, ranges, rules, machines };
+    let settings = DirectorySettings { node: 4, hosts, range, ranges, rules, machines };
     let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
     let mut directory = Directory::new(settings, fabric);
-    directory.request(0, SESSION, Request::Hello { version: VERSION }, &mut Nothing);
+    directory.request(0, SESSION, SessionRequest::Hello { version: VERSION }, &mut Nothing);
     directory
 }
 
-fn replies(outputs: Vec<Output>) -> Vec<Reply> {
+fn replies(outputs: Vec<DirectoryAction>) -> Vec<Reply> {
     let reply = |output| match output {
-        Output::Send(To::Reply(SESSION, reply), _) => Some(reply),
+        DirectoryAction::Send(Recipient::Reply(SESSION, reply), _) => Some(reply),
         _ => None,
     };
     outputs.into_iter().filter_map(reply).collect()
@@ -49,17 +49,17 @@ fn replies(outputs: Vec<Output>) -> Vec<Reply> {
 
 #[test]
 fn a_holder_is_dead_only_when_somebody_says_so() {
-    let holder = Holder { node: 8, session: SessionId(7) };
+    let holder = LockHolder { node: 8, session: SessionId(7) };
     let mut slow = directory();
-    let asked = slow.request(0, SESSION, Request::Alive { holder }, &mut Nothing);
+    let asked = slow.request(0, SESSION, SessionRequest::Alive { holder }, &mut Nothing);
     assert_eq!(replies(asked), []);
     let due = slow.next_tick().unwrap();
     assert_eq!(replies(slow.tick(due, &mut Nothing)), [Reply::Alive(true)]);
     // A node that is dead has cut off its processes; one that is out of reach may be well.
     for (loss, alive) in [(Loss::Dead, false), (Loss::OutOfReach, true)] {
         let mut gone = directory();
-        gone.request(0, SESSION, Request::Alive { holder }, &mut Nothing);
-        gone.request(0, SESSION, Request::Probe { node: 8 }, &mut Nothing);
+        gone.request(0, SESSION, SessionRequest::Alive { holder }, &mut Nothing);
+        gone.request(0, SESSION, SessionRequest::Probe { node: 8 }, &mut Nothing);
         let told = replies(gone.owner_gone(0, 8, loss, &mut Nothing));
         assert_eq!(told, [Reply::Alive(alive), Reply::Refused(Refusal::NotResponding)]);
     }
@@ -68,7 +68,7 @@ fn a_holder_is_dead_only_when_somebody_says_so() {
 #[test]
 fn a_probe_that_nobody_answers_is_refused() {
     let mut slow = directory();
-    slow.request(0, SESSION, Request::Probe { node: 8 }, &mut Nothing);
+    slow.request(0, SESSION, SessionRequest::Probe { node: 8 }, &mut Nothing);
     let due = slow.next_tick().unwrap();
     let told = replies(slow.tick(due, &mut Nothing));
     assert_eq!(told, [Reply::Refused(Refusal::NotResponding)]);
@@ -102,13 +102,13 @@ fn nobody_is_cut_off_because_the_node_itself_stood_still() {
         told.into_iter().next().unwrap()
     };
     let (kind, size) = (SegmentKind::Shared, 4096);
-    let create = Request::CreateSegment { id: 7, choose: false, size, kind };
+    let create = SessionRequest::CreateSegment { id: 7, choose: false, size, kind };
     let Reply::Created { segment, .. } = ask(&mut directory, create) else { panic!() };
-    ask(&mut directory, Request::SetAvailable { segment });
-    let what = Target::Segment;
-    let connect = Request::Connect { node: 4, id: 7, timeout_ms: 1000, what };
+    ask(&mut directory, SessionRequest::SetAvailable { segment });
+    let what = TargetKind::Segment;
+    let connect = SessionRequest::Connect { node: 4, id: 7, timeout_ms: 1000, what };
     assert!(matches!(ask(&mut directory, connect), Reply::Connected(_)));
-    let withdraw = Request::SetUnavailable { segment, how: Withdrawal::Force };
+    let withdraw = SessionRequest::SetUnavailable { segment, how: Withdrawal::Force };
     assert!(matches!(ask(&mut directory, withdraw), Reply::Started { .. }));
     // The owner has answered, perhaps: the node has not been able to hear it.
     let due = directory.next_tick().unwrap();
@@ -116,5 +116,5 @@ fn nobody_is_cut_off_because_the_node_itself_stood_still() {
     // Who is silent even now is cut off, however late that is found.
     let due = directory.next_tick().unwrap();
     let cut = directory.tick(due + 60_000, &mut memories);
-    assert!(cut.contains(&Output::Cut(SESSION)), "{cut:?}");
+    assert!(cut.contains(&DirectoryAction::Cut(SESSION)), "{cut:?}");
 }

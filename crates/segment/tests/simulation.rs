@@ -10,12 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rackbus_fabric::FabricHandle;
 use rackbus_seeds::{Random, Simulation};
-use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
+use rackbus_segment::directory::{AttachedObject, DirectorySettings, HostRange, LinePart, Loss};
 use rackbus_segment::message::{
-    Ask, Change, Event, InterruptKind, Notice, Reply, Request, SegmentKind, Share, Target, Tell,
-    VERSION, Withdrawal,
+    ConnectionChange, ConnectorMessage, InterruptKind, Notice, OwnerMessage, Reply, SegmentAccess,
+    SegmentKind, SessionEvent, SessionRequest, TargetKind, VERSION, Withdrawal,
 };
-use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, SessionId, To};
+use rackbus_segment::{
+    Directory, DirectoryAction, Handle, NodeId, ObjectId, Objects, Recipient, SessionId,
+};
 
 const NODES: [NodeId; 3] = [4, 8, 12];
 const EXPORT: u64 = 1 << 20;
@@ -56,8 +58,8 @@ impl Objects for Store {
 /// What is on its way between two nodes, each direction of each conversation in its order.
 #[derive(Debug, Clone)]
 enum Carried {
-    Ask(Ask),
-    Tell(Tell, Vec<Attached>),
+    Ask(ConnectorMessage),
+    Tell(OwnerMessage, Vec<AttachedObject>),
 }
 
 /// What a session knows, and what memory it was ever handed.
@@ -110,7 +112,7 @@ impl Rack {
 
     fn start(&mut self, node: NodeId) {
         let range = |node: NodeId| HostRange { base: u64::from(node) << 32, size: EXPORT };
-        let settings = Settings {
+        let settings = DirectorySettings {
             node,
             hosts: NODES.iter().map(|node| (*node, format!("h{node}"))).collect(),
             range: range(node),
@@ -125,7 +127,7 @@ impl Rack {
     fn with(
         &mut self,
         node: NodeId,
-        act: impl FnOnce(&mut Directory, u64, &mut Store) -> Vec<Output>,
+        act: impl FnOnce(&mut Directory, u64, &mut Store) -> Vec<DirectoryAction>,
     ) {
         let (Some(directory), Some(store)) =
             (self.directories.get_mut(&node), self.stores.get_mut(&node))
@@ -136,40 +138,40 @@ impl Rack {
         self.perform(node, outputs);
     }
 
-    fn perform(&mut self, node: NodeId, outputs: Vec<Output>) {
+    fn perform(&mut self, node: NodeId, outputs: Vec<DirectoryAction>) {
         for output in outputs {
             match output {
-                Output::Send(To::Reply(session, reply), attached) => {
+                DirectoryAction::Send(Recipient::Reply(session, reply), attached) => {
                     self.replied((node, session), reply, &attached);
                 }
-                Output::Send(To::Event(session, event), attached) => {
+                DirectoryAction::Send(Recipient::Event(session, event), attached) => {
                     self.happened((node, session), event, &attached);
                 }
-                Output::Send(To::Ask(to, ask), _) => {
+                DirectoryAction::Send(Recipient::Ask(to, ask), _) => {
                     assert_ne!(to, node, "a node does not ask itself aloud");
                     self.carried.entry((node, to, true)).or_default().push_back(Carried::Ask(ask));
                 }
-                Output::Send(To::Tell(to, tell), attached) => {
+                DirectoryAction::Send(Recipient::Tell(to, tell), attached) => {
                     let queue = self.carried.entry((node, to, false)).or_default();
                     queue.push_back(Carried::Tell(tell, attached));
                 }
-                Output::Copy { ticket, .. } => self.copies.push_back((node, ticket)),
-                Output::Empty { object, length, .. } => {
+                DirectoryAction::Copy { ticket, .. } => self.copies.push_back((node, ticket)),
+                DirectoryAction::Empty { object, length, .. } => {
                     // Single pages of extents are emptied as well: those have no holders here.
                     if length > 4096 {
                         self.stores.get_mut(&node).unwrap().emptied.insert(object);
                     }
                 }
-                Output::Forget(object) => {
+                DirectoryAction::Forget(object) => {
                     let store = self.stores.get_mut(&node).unwrap();
                     assert!(store.live.remove(&object), "{object:?} is forgotten twice");
                 }
-                Output::Cut(session) => self.end_session((node, session)),
+                DirectoryAction::Cut(session) => self.end_session((node, session)),
             }
         }
     }
 
-    fn replied(&mut self, who: (NodeId, SessionId), reply: Reply, attached: &[Attached]) {
+    fn replied(&mut self, who: (NodeId, SessionId), reply: Reply, attached: &[AttachedObject]) {
         let Some(client) = self.clients.get_mut(&who) else { return };
         client.waiting = client.waiting.checked_sub(1).expect("a reply that nobody asked for");
         let memory = attached.first().map(|it| it.object);
@@ -200,11 +202,16 @@ impl Rack {
         }
     }
 
-    fn happened(&mut self, who: (NodeId, SessionId), event: Event, attached: &[Attached]) {
+    fn happened(
+        &mut self,
+        who: (NodeId, SessionId),
+        event: SessionEvent,
+        attached: &[AttachedObject],
+    ) {
         let Some(client) = self.clients.get_mut(&who) else { return };
         let notice = match event {
-            Event::Freeze { ticket, keeper, .. } => Some(Notice::Frozen { ticket, keeper }),
-            Event::Adopt { ticket, keeper, .. } => {
+            SessionEvent::Freeze { ticket, keeper, .. } => Some(Notice::Frozen { ticket, keeper }),
+            SessionEvent::Adopt { ticket, keeper, .. } => {
                 let whole = !client.extents.contains(&keeper);
                 if let Some(old) = client.memory.insert(keeper, attached[0].object)
                     && whole
@@ -213,15 +220,15 @@ impl Rack {
                 }
                 Some(Notice::Adopted { ticket, keeper })
             }
-            Event::Remote { connection, change: Change::Revoked } => {
+            SessionEvent::Remote { connection, change: ConnectionChange::Revoked } => {
                 client.former.extend(client.memory.remove(&connection));
                 None
             }
-            Event::Remote { connection, change } if change.is_final() => {
+            SessionEvent::Remote { connection, change } if change.is_final() => {
                 client.left.extend(client.memory.remove(&connection));
                 None
             }
-            Event::Finished { ticket, .. } => {
+            SessionEvent::Finished { ticket, .. } => {
                 client.started.remove(&ticket);
                 None
             }
@@ -233,7 +240,7 @@ impl Rack {
         }
     }
 
-    fn ask(&mut self, who: (NodeId, SessionId), request: Request) {
+    fn ask(&mut self, who: (NodeId, SessionId), request: SessionRequest) {
         let Some(client) = self.clients.get_mut(&who) else { return };
         client.waiting += 1;
         let (node, session) = who;
@@ -245,7 +252,7 @@ impl Rack {
         self.next_session += 1;
         let client = Client { answers, ..Client::default() };
         self.clients.insert((node, session), client);
-        self.ask((node, session), Request::Hello { version: VERSION });
+        self.ask((node, session), SessionRequest::Hello { version: VERSION });
     }
 
     fn end_session(&mut self, who: (NodeId, SessionId)) {
@@ -428,8 +435,8 @@ impl Rack {
             _ => {
                 if let Some((who, request)) = self.request(step) {
                     // What is released is not the client's any more, whatever is answered.
-                    if let Request::Disconnect { connection: handle }
-                    | Request::Remove { segment: handle } = request
+                    if let SessionRequest::Disconnect { connection: handle }
+                    | SessionRequest::Remove { segment: handle } = request
                     {
                         let client = self.clients.get_mut(&who).unwrap();
                         client.memory.remove(&handle);
@@ -442,67 +449,73 @@ impl Rack {
         }
     }
 
-    fn request(&self, step: &Step) -> Option<((NodeId, SessionId), Request)> {
+    fn request(&self, step: &Step) -> Option<((NodeId, SessionId), SessionRequest)> {
         let segments: fn(&Client) -> &Vec<Handle> = |client| &client.segments;
         let kind = |data| if data { InterruptKind::Data } else { InterruptKind::Plain };
         Some(match *step {
             Step::Create { who, id, group } => {
                 let kind = if group { SegmentKind::Group } else { SegmentKind::Shared };
                 let size = 8192;
-                (self.client(who)?, Request::CreateSegment { id, choose: false, size, kind })
+                (self.client(who)?, SessionRequest::CreateSegment { id, choose: false, size, kind })
             }
             Step::Offer { who, which } => {
                 let (who, segment) = self.one_of(who, which, segments)?;
-                (who, Request::SetAvailable { segment })
+                (who, SessionRequest::SetAvailable { segment })
             }
             Step::Withdraw { who, which, how } => {
                 let (who, segment) = self.one_of(who, which, segments)?;
                 let how = [Withdrawal::Quiet, Withdrawal::Notify, Withdrawal::Force][how as usize];
-                (who, Request::SetUnavailable { segment, how })
+                (who, SessionRequest::SetUnavailable { segment, how })
             }
             Step::Remove { who, which } => {
                 let (who, segment) = self.one_of(who, which, segments)?;
-                (who, Request::Remove { segment })
+                (who, SessionRequest::Remove { segment })
             }
             Step::Connect { who, node, id, group } => {
-                let what = if group { Target::Group } else { Target::Segment };
+                let what = if group { TargetKind::Group } else { TargetKind::Segment };
                 let node = NODES[node];
-                (self.client(who)?, Request::Connect { node, id, timeout_ms: 1_000, what })
+                (self.client(who)?, SessionRequest::Connect { node, id, timeout_ms: 1_000, what })
             }
             Step::Disconnect { who, which } => {
                 let (who, connection) = self.one_of(who, which, |client| &client.connections)?;
-                (who, Request::Disconnect { connection })
+                (who, SessionRequest::Disconnect { connection })
             }
             Step::Rule { who, id, node, share } => {
-                let share = [Share::None, Share::Read, Share::Write][share as usize];
+                let share = [SegmentAccess::None, SegmentAccess::Read, SegmentAccess::Write]
+                    [share as usize];
                 let node = Some(NODES[node]);
-                (self.client(who)?, Request::SetShare { first: id, last: id, node, share })
+                (self.client(who)?, SessionRequest::SetShare { first: id, last: id, node, share })
             }
             Step::Interrupt { who, number, data } => {
                 let (kind, number) = (kind(data), Some(number));
-                (self.client(who)?, Request::CreateInterrupt { kind, number, shared: !data })
+                (self.client(who)?, SessionRequest::CreateInterrupt { kind, number, shared: !data })
             }
             Step::Trigger { who, node, number, data } => {
                 let (node, kind) = (NODES[node], kind(data));
                 let timeout_ms = 1_000;
-                (self.client(who)?, Request::ConnectInterrupt { node, kind, number, timeout_ms })
+                (
+                    self.client(who)?,
+                    SessionRequest::ConnectInterrupt { node, kind, number, timeout_ms },
+                )
             }
-            Step::Allocate { who } => (self.client(who)?, Request::Allocate { size: 4 * 4096 }),
+            Step::Allocate { who } => {
+                (self.client(who)?, SessionRequest::Allocate { size: 4 * 4096 })
+            }
             Step::Pages { who, which, page, node, open } => {
                 let (who, extent) = self.one_of(who, which, |client| &client.extents)?;
                 let (offset, length) = (page * 4096, 4096);
                 let request = match open {
                     true => {
                         let (node, write) = (NODES[node], true);
-                        Request::OpenPages { extent, offset, length, node, write }
+                        SessionRequest::OpenPages { extent, offset, length, node, write }
                     }
-                    false => Request::ClosePages { extent, offset, length },
+                    false => SessionRequest::ClosePages { extent, offset, length },
                 };
                 (who, request)
             }
             Step::Reach { who, node, page } => {
                 let address = (u64::from(NODES[node]) << 32) + page * 4096;
-                (self.client(who)?, Request::MapPages { address, length: 4096 })
+                (self.client(who)?, SessionRequest::MapPages { address, length: 4096 })
             }
             _ => return None,
         })

@@ -164,7 +164,7 @@ fn flush(sequence: RawHandle) {
     unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
 }
 
-/// `sci_cb_block_transfer_t`.
+/// Called when a block transfer has ended (`sci_cb_block_transfer_t`).
 pub type BlockCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> c_int>;
 
 /// Which way of copying a program chose: there is one, which chooses by itself.
@@ -205,7 +205,7 @@ api! {
         }
     }
 
-    /// Removes a sequence.
+    /// Removes a sequence, by which stores to a mapping are checked.
     fn SCIRemoveSequence(sequence: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, remove_sequence(sequence, flags)) };

@@ -12,7 +12,9 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rackbus_memory::copy::{Engine, EngineOptions, Parties, Place, State, Ticket, Transaction};
+use rackbus_memory::copy::{
+    CopyEngine, CopyEngineOptions, CopyLocation, Parties, Ticket, Transaction, TransactionState,
+};
 
 use crate::calling::Calling;
 use crate::constants::errors::*;
@@ -43,16 +45,16 @@ const ERROR: QueueState = 5;
 /// No channel was assigned.
 const NO_CHANNEL: u32 = u32::MAX;
 
-/// `sci_cb_dma_t`.
+/// Called when a queue's transfers have ended (`sci_cb_dma_t`).
 pub type DmaCallback = Option<Function>;
 
 /// A callback of a program, as the C API declares it.
 pub type Function = unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32;
 
 /// The process' copy engine, which lives as long as the process.
-static ENGINE: RwLock<Option<&'static Engine>> = RwLock::new(None);
+static ENGINE: RwLock<Option<&'static CopyEngine>> = RwLock::new(None);
 
-fn engine() -> Outcome<&'static Engine> {
+fn engine() -> Outcome<&'static CopyEngine> {
     if let Some(engine) = *ENGINE.read().unwrap_or_else(PoisonError::into_inner) {
         return Ok(engine);
     }
@@ -60,12 +62,13 @@ fn engine() -> Outcome<&'static Engine> {
     if let Some(engine) = *started {
         return Ok(engine);
     }
-    let options = EngineOptions { channels: DMA_CHANNELS as usize, ..EngineOptions::default() };
-    let engine = Engine::start("rackbus dma", &options).map_err(|_| Code(SCI_ERR_SYSTEM))?;
+    let options =
+        CopyEngineOptions { channels: DMA_CHANNELS as usize, ..CopyEngineOptions::default() };
+    let engine = CopyEngine::start("rackbus dma", &options).map_err(|_| Code(SCI_ERR_SYSTEM))?;
     Ok(started.insert(Box::leak(Box::new(engine))))
 }
 
-/// A queue (`sci_dma_queue_t`).
+/// Transfers that are done one after the other (`sci_dma_queue_t`).
 #[derive(Debug)]
 pub struct DmaQueue {
     max_entries: u32,
@@ -136,12 +139,12 @@ impl Ends {
     }
 }
 
-fn queue_state(state: State) -> QueueState {
+fn queue_state(state: TransactionState) -> QueueState {
     match state {
-        State::Posted => POSTED,
-        State::Done => DONE,
-        State::Aborted => ABORTED,
-        State::Failed(_) => ERROR,
+        TransactionState::Posted => POSTED,
+        TransactionState::Done => DONE,
+        TransactionState::Aborted => ABORTED,
+        TransactionState::Failed(_) => ERROR,
     }
 }
 
@@ -275,8 +278,8 @@ fn enqueue(
     let (remote, there) = connected(remote, reads)?;
     let (using, here) = prepared(local)?;
     let places = (
-        Place::shared(&here, local_offset as usize),
-        Place::shared(&there, remote_offset as usize),
+        CopyLocation::shared(&here, local_offset as usize),
+        CopyLocation::shared(&there, remote_offset as usize),
     );
     {
         let mut work = found.lock();

@@ -48,12 +48,14 @@ impl From<Refusal> for Code {
             Refusal::NoSuchNode => SCI_ERR_NO_SUCH_NODEID,
             Refusal::NotResponding => SCI_ERR_NODE_NOT_RESPONDING,
             Refusal::Illegal(_) => SCI_ERR_ILLEGAL_OPERATION,
-            Refusal::Busy => SCI_ERR_BUSY,
+            Refusal::Busy | Refusal::DeviceInUse(_) => SCI_ERR_BUSY,
+            Refusal::NoSuchDevice => SCI_ERR_NO_SUCH_FDID,
+            Refusal::NotLent(_) => SCI_ERR_NOT_SUPPORTED,
         })
     }
 }
 
-/// Fails with `code`.
+/// The error that a program finds as `code`.
 pub(crate) fn fail<T>(code: u32) -> Outcome<T> {
     Err(Code(code))
 }

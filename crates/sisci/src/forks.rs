@@ -75,6 +75,7 @@ extern "C" fn before() {
     held.extend(crate::interrupts::hold());
     held.extend(crate::copy::hold());
     held.extend(crate::maps::hold());
+    held.extend(crate::devices::hold());
     held.extend(crate::remote::hold());
     held.extend(crate::local::hold());
     held.push(Box::new(rackbus_memory::guard::hold_registrations()) as Held);

@@ -26,9 +26,9 @@ use crate::local::{Argument, CANCEL, LateHandle, duration, late};
 
 pub use exports::*;
 
-/// `sci_cb_interrupt_t`.
+/// Called when an interrupt was triggered (`sci_cb_interrupt_t`).
 pub type InterruptCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32>;
-/// `sci_cb_data_interrupt_t`.
+/// Called with the data of an interrupt (`sci_cb_data_interrupt_t`).
 pub type DataCallback =
     Option<unsafe extern "C" fn(*mut c_void, RawHandle, *mut c_void, u32, u32) -> u32>;
 

@@ -10,6 +10,7 @@
 //! * [`copy`]: stores, sequences and block transfers.
 //! * [`interrupts`]: with and without data.
 //! * [`dma`]: transfers by the copy engine.
+//! * [`devices`]: devices of the rack that a program borrows.
 //! * [`query`]: facts, asked for by `SCIQuery`.
 //! * [`unsupported`]: what needs hardware that is not here: the documented error, never a pretence.
 
@@ -19,6 +20,7 @@ mod export;
 mod calling;
 pub mod constants;
 pub mod copy;
+pub mod devices;
 pub mod dma;
 pub mod error;
 mod forks;

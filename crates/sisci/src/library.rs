@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rackbus_attach::{Place, Session};
+use rackbus_attach::{NodeAddress, Session};
 
 use crate::constants::errors::*;
 use crate::constants::*;
@@ -20,7 +20,7 @@ const RACKBUS_ADAPTER: c_int = 1;
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 static SESSION: Mutex<Option<(u32, Session)>> = Mutex::new(None);
 
-/// A descriptor (`sci_desc_t`).
+/// What a program opens to use an adapter (`sci_desc_t`).
 #[derive(Debug)]
 pub struct Descriptor {
     session: Session,
@@ -40,6 +40,12 @@ impl Child {
         let descriptor = find::<Descriptor>(sd)?;
         descriptor.children.fetch_add(1, Ordering::AcqRel);
         Ok(Child(descriptor))
+    }
+
+    /// The same once more.
+    pub(crate) fn again(&self) -> Child {
+        self.0.children.fetch_add(1, Ordering::AcqRel);
+        Child(self.0.clone())
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -81,7 +87,7 @@ pub(crate) fn session() -> Outcome<Session> {
         }
         _ => {}
     }
-    let opened = Place::from_environment()
+    let opened = NodeAddress::from_environment()
         .map_err(|error| error.to_string())
         .and_then(|place| Session::open(place).map_err(|error| error.to_string()));
     match opened {
@@ -146,6 +152,7 @@ fn forget_parents() {
     crate::dma::forget_all();
     crate::copy::forget_all();
     crate::maps::forget_all();
+    crate::devices::forget_all();
     crate::remote::forget_all();
     crate::local::forget_all();
     std::mem::forget(Descriptor::table().clear());
@@ -166,6 +173,7 @@ fn terminate() {
     crate::dma::end_all();
     crate::copy::end_all();
     crate::maps::end_all();
+    crate::devices::end_all();
     crate::remote::end_all();
     crate::local::end_all();
     drop(Descriptor::table().clear());
@@ -218,7 +226,7 @@ fn probe(sd: RawHandle, adapter: u32, node: u32, flags: u32) -> Outcome<()> {
 }
 
 api! {
-    /// Initialises the library.
+    /// Makes the library ready; it is called before anything else.
     fn SCIInitialize(flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, initialize(flags)) };
@@ -229,7 +237,7 @@ api! {
         terminate();
     }
 
-    /// Opens a descriptor.
+    /// Opens a descriptor, by which everything else is made.
     fn SCIOpen(sd: *mut RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe {
@@ -239,7 +247,7 @@ api! {
         }
     }
 
-    /// Closes a descriptor.
+    /// Closes a descriptor; what was made by it has to be removed before.
     fn SCIClose(sd: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, close(sd, flags)) };

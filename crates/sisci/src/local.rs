@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use rackbus_attach::{Callback, Change, LocalSegment, Mapping, RemoteSegment, SegmentEvent, Watch};
+use rackbus_attach::devices::{BorrowedDevice, DeviceError, DeviceMapping};
+use rackbus_attach::{
+    Callback, ConnectionChange, LocalSegment, Mapping, RemoteSegment, SegmentEvent, Watch,
+};
 
 use rackbus_memory::Region;
 
@@ -32,7 +35,7 @@ const LOST: Reason = 5;
 /// What a callback answers (`sci_callback_action_t`): anything but this goes on.
 pub(crate) const CANCEL: u32 = 1;
 
-/// `sci_cb_local_segment_t`.
+/// Called with what happens to a local segment (`sci_cb_local_segment_t`).
 pub type LocalCallback =
     Option<unsafe extern "C" fn(*mut c_void, RawHandle, Reason, u32, u32, u32) -> u32>;
 
@@ -156,6 +159,18 @@ impl Local {
         })
     }
 
+    /// Lets a device reach a part of it.
+    pub(crate) fn map_for(
+        &self,
+        device: &BorrowedDevice,
+        range: (u64, u64),
+    ) -> Result<DeviceMapping, DeviceError> {
+        match &self.source {
+            Source::Own(segment) => device.map_local(segment, range),
+            Source::Attached(segment) => device.map_remote(segment, range),
+        }
+    }
+
     /// All of its memory, for the copy engine.
     pub(crate) fn whole(&self) -> Outcome<Arc<Region>> {
         if let Some(region) = self.whole.get() {
@@ -189,11 +204,13 @@ fn reason(event: SegmentEvent, own_node: u32) -> (Reason, u32) {
 }
 
 /// What a change of a connection's far end is called.
-pub(crate) fn remote_reason(change: Change) -> Reason {
+pub(crate) fn remote_reason(change: ConnectionChange) -> Reason {
     match change {
-        Change::Disconnect | Change::Removed | Change::Revoked => DISCONNECT,
-        Change::NotOperational => NOT_OPERATIONAL,
-        Change::Lost => LOST,
+        ConnectionChange::Disconnect | ConnectionChange::Removed | ConnectionChange::Revoked => {
+            DISCONNECT
+        }
+        ConnectionChange::NotOperational => NOT_OPERATIONAL,
+        ConnectionChange::Lost => LOST,
     }
 }
 
@@ -258,7 +275,7 @@ pub(crate) fn duration(timeout: u32) -> Option<Duration> {
 }
 
 api! {
-    /// Creates a segment.
+    /// Makes a segment of so many bytes, which others cannot connect to yet.
     fn SCICreateSegment(
         sd: RawHandle,
         segment: *mut RawHandle,
@@ -284,7 +301,7 @@ api! {
         unsafe { finish(error, prepare(segment, adapter, flags)) };
     }
 
-    /// Lets others connect.
+    /// Lets other hosts connect to the segment by its number.
     fn SCISetSegmentAvailable(segment: RawHandle, adapter: u32, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, set_available(segment, adapter, flags)) };
@@ -296,7 +313,7 @@ api! {
         unsafe { finish(error, set_unavailable(segment, adapter, flags)) };
     }
 
-    /// Removes a segment.
+    /// Removes a segment; who is connected is told, or with the force flag cut off.
     fn SCIRemoveSegment(segment: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, remove(segment, flags)) };
@@ -307,7 +324,7 @@ api! {
         find::<Local>(segment).map_or(0, |local| usize::try_from(local.size()).unwrap_or(usize::MAX))
     }
 
-    /// A segment's number.
+    /// The number by which others connect to a segment; 0 for no handle.
     fn SCIGetLocalSegmentId(segment: RawHandle) -> u32 {
         find::<Local>(segment).map_or(0, |local| match &local.source {
             Source::Own(segment) => segment.id(),

@@ -15,7 +15,7 @@ use crate::handles::{Kind, RawHandle, find, kind};
 use crate::local::Local;
 use crate::remote::Remote;
 
-/// A mapping (`sci_map_t`).
+/// A mapping of a segment (`sci_map_t`), until it is unmapped.
 #[derive(Debug)]
 pub struct Map {
     mapping: Mapping,
@@ -162,7 +162,7 @@ fn map_local(segment: RawHandle, wanted: &Wanted) -> Outcome<(RawHandle, *mut c_
 fn map_remote(segment: RawHandle, wanted: &Wanted) -> Outcome<(RawHandle, *mut c_void)> {
     let remote = find::<Remote>(segment)?;
     let connected = remote.segment()?;
-    if remote.lost() {
+    if remote.lost() || !connected.is_there() {
         return fail(SCI_ERR_NOT_CONNECTED);
     }
     let (range, address) = wanted.check(connected.size())?;
@@ -262,7 +262,7 @@ api! {
         }
     }
 
-    /// Unmaps.
+    /// Takes a mapping away; its addresses must not be used any more.
     fn SCIUnmapSegment(map: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, unmap(map, flags)) };

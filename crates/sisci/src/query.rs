@@ -42,7 +42,7 @@ unsafe fn query(command: u32, data: *mut c_void, flags: u32) -> Outcome<()> {
             SCI_Q_SYSTEM => system(&read(data)?),
             SCI_Q_DMA => dma(&read(data)?, flags),
             SCI_Q_LOCAL_SEGMENT | SCI_Q_REMOTE_SEGMENT | SCI_Q_MAP => handle(data),
-            SCI_Q_DEVICE => fail(SCI_ERR_NOT_SUPPORTED),
+            SCI_Q_DEVICE => crate::devices::query(&read(data)?),
             _ => fail(SCI_ERR_ILLEGAL_QUERY),
         }
     }

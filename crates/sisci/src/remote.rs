@@ -5,19 +5,22 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rackbus_attach::{BROADCAST_NODE, Callback, Change, RemoteSegment, SegmentEvent, Watch};
+use rackbus_attach::{
+    BROADCAST_NODE, Callback, ConnectionChange, RemoteSegment, SegmentEvent, Watch,
+};
 use rackbus_memory::Region;
 
 use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
+use crate::devices::DeviceUse;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
 use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::{Child, Descriptor, node_id};
 use crate::local::{Argument, CANCEL, CONNECT, LateHandle, Reason, late, remote_reason, wait_on};
 
-/// `sci_cb_remote_segment_t`.
+/// Called with what happens to a remote segment (`sci_cb_remote_segment_t`).
 pub type RemoteCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, Reason, u32) -> u32>;
 
 /// A remote segment (`sci_remote_segment_t`).
@@ -35,6 +38,8 @@ pub struct Remote {
     calling: Arc<Calling>,
     /// Until it is disconnected, or its descriptor is closed when it leads nowhere any more.
     child: Mutex<Option<Child>>,
+    /// The device whose memory it is, if it is one's, until it is disconnected.
+    device: Mutex<Option<DeviceUse>>,
 }
 kind!(Remote, 3);
 
@@ -90,7 +95,9 @@ impl Remote {
     pub(crate) fn left(&self) -> Option<Left> {
         let watch = self.segment.get()?.watch();
         Some(match watch.ending()? {
-            Change::Removed | Change::Lost if !watch.is_unreachable() => Left::InPlace,
+            ConnectionChange::Removed | ConnectionChange::Lost if !watch.is_unreachable() => {
+                Left::InPlace
+            }
             _ => Left::Away,
         })
     }
@@ -108,6 +115,7 @@ impl Remote {
             segment.end_watch();
         }
         drop(self.child().take());
+        drop(self.device.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -228,11 +236,20 @@ fn add(
     let mapped = AtomicUsize::new(0);
     let handle = Remote::table().add(|_| {
         let (whole, child) = (OnceLock::new(), Mutex::new(Some(child)));
-        Remote { segment, asked, mapped, whole, calling, child }
+        Remote { segment, asked, mapped, whole, calling, child, device: Mutex::default() }
     });
     // Set once, here.
     let _ = late.set(handle.addr());
     handle
+}
+
+/// A handle of memory of a device.
+pub(crate) fn add_of_device(segment: RemoteSegment, child: Child, device: DeviceUse) -> RawHandle {
+    let asked = (segment.node(), segment.id());
+    let (segment, calling) = (Arc::new(OnceLock::from(segment)), Arc::default());
+    let (mapped, whole) = (AtomicUsize::new(0), OnceLock::new());
+    let (child, device) = (Mutex::new(Some(child)), Mutex::new(Some(device)));
+    Remote::table().add(|_| Remote { segment, asked, mapped, whole, calling, child, device })
 }
 
 fn disconnect(handle: RawHandle, flags: u32) -> Outcome<()> {

@@ -10,7 +10,6 @@ use crate::dma::DmaCallback;
 use crate::error::{Outcome, fail, finish};
 use crate::handles::RawHandle;
 use crate::interrupts::InterruptCallback;
-use crate::remote::RemoteCallback;
 
 /// Tells a program that what it asks for needs hardware.
 ///
@@ -36,8 +35,6 @@ macro_rules! unsupported {
         )*}
     };
 }
-
-type Device = RawHandle;
 
 unsupported! {
     /// Memory at a bus address of this host.
@@ -68,35 +65,4 @@ unsupported! {
     fn SCIRegisterPCIeRequester(sd: RawHandle, adapter: u32, bus: u32, function: u32, flags: u32);
     /// An adapter's right to be reached by a PCIe requester.
     fn SCIUnregisterPCIeRequester(sd: RawHandle, adapter: u32, bus: u32, function: u32, flags: u32);
-    /// Devices of the fabric: they are lent by `rackbus borrow` here, whole, to stock drivers.
-    fn SCIBorrowDevice(sd: RawHandle, device: *mut Device, fdid: u64, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIReturnDevice(device: Device, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIReleaseExclusiveBorrow(device: Device, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIGetDeviceList(sd: RawHandle, fdids: *mut u64, max: usize, filter: *const c_void, flags: u32) -> usize = 0;
-    /// See [`SCIBorrowDevice`].
-    fn SCIConnectDeviceSegment(device: Device, segment: *mut RawHandle, id: u32, kind: u32, callback: RemoteCallback, argument: *mut c_void, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIConnectDeviceSegmentPath(device: Device, segment: *mut RawHandle, id: u32, kind: u32, adapter: u32, callback: RemoteCallback, argument: *mut c_void, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIConnectDeviceMemory(sd: RawHandle, segment: *mut RawHandle, adapter: u32, device: Device, number: u32, reserved: u32, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCICreateDeviceSegment(device: Device, id: u32, size: usize, kind: u32, hints: u32, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIMapLocalSegmentForDevice(segment: RawHandle, adapter: u32, device: Device, address: *mut u64, offset: usize, size: usize, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIMapRemoteSegmentForDevice(segment: RawHandle, device: Device, address: *mut u64, offset: usize, size: usize, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIUnmapLocalSegmentForDevice(segment: RawHandle, adapter: u32, device: Device, flags: u32);
-    /// See [`SCIBorrowDevice`].
-    fn SCIUnmapRemoteSegmentForDevice(segment: RawHandle, device: Device, flags: u32);
-}
-
-api! {
-    /// See [`SCIBorrowDevice`].
-    fn SCIGetFabricDeviceId(_device: Device) -> u64 {
-        0
-    }
 }

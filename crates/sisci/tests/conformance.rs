@@ -11,7 +11,12 @@ scenarios!(Build::Plain, alone: forks, signals);
 /// A file without a test would never be run.
 #[test]
 fn every_scenario_has_a_test() {
-    let source = concat!(include_str!("support/scenarios.rs"), include_str!("conformance.rs"));
+    let source = concat!(
+        include_str!("support/scenarios.rs"),
+        include_str!("conformance.rs"),
+        // On whole nodes, by its name.
+        "scenarios!(devices);"
+    );
     for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c")).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
         let Some(scenario) = name.strip_suffix(".c").filter(|scenario| *scenario != "scenario")

@@ -5,9 +5,9 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// PCI vendor id.
+/// PCI vendor id: the one that QEMU has for devices of its own.
 pub const VENDOR_ID: u16 = 0x1234;
-/// PCI device id.
+/// PCI device id of the accelerator: the letters `ra`.
 pub const DEVICE_ID: u16 = 0x7261;
 /// Class code: processing accelerator (PCI Code and ID Assignment Specification 1.15, section 1.19).
 pub const CLASS_CODE: [u8; 3] = [0x12, 0x00, 0x00];
@@ -22,7 +22,7 @@ pub mod registers {
     pub const MAGIC_VALUE: u32 = u32::from_le_bytes(*b"RBAC");
     /// 4 bytes, read only: version of this interface.
     pub const VERSION: u64 = 0x04;
-    /// What [`VERSION`] reads.
+    /// What software reads at [`VERSION`]: the layout of this file.
     pub const VERSION_VALUE: u32 = 1;
     /// 4 bytes, read only: queue pairs.
     pub const QUEUES: u64 = 0x08;
@@ -69,7 +69,7 @@ pub mod registers {
 pub mod queue_state {
     /// It is not there.
     pub const OFF: u32 = 0;
-    /// The queue works.
+    /// It takes descriptors from its submission ring.
     pub const ON: u32 = 1;
     /// Its registers were refused, or its rings could not be reached, or a doorbell was no index. It does
     /// nothing until it is taken away and made again.
@@ -100,7 +100,7 @@ pub enum Operation {
     CreateContext = 1,
     /// Wipes the context that the first stage names.
     DestroyContext = 2,
-    /// Output is input.
+    /// Copies the input to the output, to move data by DMA.
     Copy = 3,
     /// AES-256 in counter mode, either direction.
     Aes256Ctr = 4,
@@ -108,23 +108,23 @@ pub enum Operation {
     Aes256GcmSeal = 5,
     /// AES-256-GCM: input is a ciphertext and its tag.
     Aes256GcmOpen = 6,
-    /// SHA-256: 32 bytes.
+    /// SHA-256 of the input: 32 bytes of output.
     Sha256 = 7,
-    /// SHA3-512: 64 bytes.
+    /// SHA3-512 of the input: 64 bytes of output.
     Sha3_512 = 8,
-    /// BLAKE3: 32 bytes.
+    /// BLAKE3 of the input: 32 bytes of output.
     Blake3 = 9,
     /// Raw deflate (RFC 1951).
     Deflate = 10,
-    /// The reverse.
+    /// Unpacks a stream as [`Operation::Deflate`] makes it.
     Inflate = 11,
     /// A Zstandard frame (RFC 8878).
     ZstdCompress = 12,
-    /// The reverse.
+    /// Unpacks a Zstandard frame.
     ZstdDecompress = 13,
-    /// An LZ4 frame.
+    /// Packs the input into one LZ4 frame.
     Lz4Compress = 14,
-    /// The reverse.
+    /// Unpacks an LZ4 frame.
     Lz4Decompress = 15,
     /// Looks for the context's patterns: a match is 16 bytes, a pattern's number and the input offset
     /// behind its end, each of 8.
@@ -215,7 +215,7 @@ pub struct Descriptor {
     pub input_segments: u16,
     /// The same of the output.
     pub output_segments: u16,
-    /// Not used; 0.
+    /// Fills up to the next field; software writes 0.
     pub reserved: u16,
     /// Operations of the pipeline, in order; 0 ends it before its fourth.
     pub stages: [u8; STAGES],
@@ -263,9 +263,9 @@ pub const LONGEST_WAIT: u32 = 60_000;
 pub struct Segment {
     /// Address of its first byte.
     pub address: u64,
-    /// Length in bytes.
+    /// Bytes of the segment, from `address` on.
     pub length: u32,
-    /// Not used; 0.
+    /// Fills up to 16 bytes; software writes 0.
     pub reserved: u32,
 }
 
@@ -275,18 +275,18 @@ pub struct Segment {
 )]
 #[repr(C)]
 pub struct Completion {
-    /// Bytes of output.
+    /// How many bytes of output were written.
     pub output: u32,
     /// Handle of a new context; for others, engine time in nanoseconds.
     pub value: u32,
     /// Where the function goes on reading in the submission ring.
     pub head: u16,
-    /// The descriptor's `id`.
+    /// The `id` of the descriptor that has ended.
     pub id: u16,
     /// The [`Status`], shifted left by one, and the phase tag in bit 0: 1 in the first round, then 0, and
     /// so on. Written after everything else.
     pub status: u16,
-    /// Not used; 0.
+    /// Fills up to the next field; the device writes 0.
     pub reserved: u16,
 }
 
@@ -310,7 +310,7 @@ pub enum Status {
     CorruptInput = 6,
     /// The tag is not that of the input. The output is zeroes.
     NotAuthentic = 7,
-    /// The engine failed.
+    /// The engine failed, through no fault of the descriptor.
     EngineFailed = 8,
     /// All contexts are taken, or patterns need more memory than a context may have.
     NoRoom = 9,

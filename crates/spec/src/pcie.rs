@@ -16,9 +16,9 @@ pub mod header {
     pub const VENDOR_ID: u16 = 0x00;
     /// Device ID, 16 bits.
     pub const DEVICE_ID: u16 = 0x02;
-    /// Command, 16 bits.
+    /// Command register, 16 bits: what the function may do; see [`Command`](super::Command).
     pub const COMMAND: u16 = 0x04;
-    /// Status, 16 bits.
+    /// Status register, 16 bits: what the function reports; see [`Status`](super::Status).
     pub const STATUS: u16 = 0x06;
     /// Revision ID, 8 bits.
     pub const REVISION_ID: u16 = 0x08;
@@ -63,7 +63,7 @@ bitflags! {
     /// The status register (section 7.5.1.1.4), the bits used here.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Status: u16 {
-        /// INTx is asserted.
+        /// An interrupt of the pin waits, whether or not the command register lets it out.
         const INTERRUPT_STATUS = 1 << 3;
         /// There is a capabilities list.
         const CAPABILITIES_LIST = 1 << 4;
@@ -82,15 +82,15 @@ pub mod bar {
 
 /// Capability ids (section 7.5, 7.7; PCI code and ID assignment).
 pub mod capability {
-    /// PCI power management.
+    /// Power states D0 and D3hot; laid out as in [`pm`](super::pm).
     pub const POWER_MANAGEMENT: u8 = 0x01;
-    /// MSI.
+    /// Message signalled interrupts; laid out as in [`msi`](super::msi).
     pub const MSI: u8 = 0x05;
-    /// Vendor-specific.
+    /// A vendor's own structure; its length is in the byte behind the next pointer.
     pub const VENDOR: u8 = 0x09;
-    /// PCI Express.
+    /// What PCI Express adds to a function; laid out as in [`express`](super::express).
     pub const PCI_EXPRESS: u8 = 0x10;
-    /// MSI-X.
+    /// Message signalled interrupts with a table in a BAR; laid out as in [`msix`](super::msix).
     pub const MSIX: u8 = 0x11;
     /// Extended capability: device serial number.
     pub const EXT_SERIAL_NUMBER: u16 = 0x0003;

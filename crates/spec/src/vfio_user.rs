@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Protocol version spoken here ("Version"). QEMU insists on minor 0.
 pub const VERSION: (u16, u16) = (0, 0);
 
-/// Command numbers ("Commands").
+/// Numbers in a header's `command` ("Commands"); a reply repeats its request's.
 pub mod command {
     /// Negotiates version and capabilities; first message of a connection.
     pub const VERSION: u16 = 1;
@@ -29,15 +29,15 @@ pub mod command {
     pub const DEVICE_GET_IRQ_INFO: u16 = 7;
     /// Wires, masks or triggers interrupts.
     pub const DEVICE_SET_IRQS: u16 = 8;
-    /// Reads of a region.
+    /// Reads up to the negotiated size from a region; the data is in the reply.
     pub const REGION_READ: u16 = 9;
-    /// Writes to a region.
+    /// Writes to a region; the data follows the body, and a posted write has no reply.
     pub const REGION_WRITE: u16 = 10;
     /// Server reads the client's memory by message.
     pub const DMA_READ: u16 = 11;
     /// Server writes the client's memory by message.
     pub const DMA_WRITE: u16 = 12;
-    /// Resets the device.
+    /// Takes the device back to its state after power-on.
     pub const DEVICE_RESET: u16 = 13;
     /// Several posted writes in one message; only when negotiated.
     pub const REGION_WRITE_MULTI: u16 = 15;
@@ -45,10 +45,12 @@ pub mod command {
     pub const PEER_MAP: u16 = 0x8000;
     /// Rackbus' own, between nodes: takes that away again; its body is a [`DmaUnmap`](super::DmaUnmap).
     pub const PEER_UNMAP: u16 = 0x8001;
+    /// Rackbus' own: asks for the registers of a BAR as memory; see [`Registers`](super::Registers).
+    pub const REGISTERS: u16 = 0x8002;
 }
 
 bitflags! {
-    /// Header flags ("Header").
+    /// Type and options of a message, as the header has them ("Header").
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Flags: u32 {
         /// The message is a reply (type field, bits 0 to 3).
@@ -69,11 +71,11 @@ pub const TYPE_MASK: u32 = 0xf;
 pub struct Header {
     /// Chosen by the sender, copied into the reply. May repeat.
     pub message_id: u16,
-    /// One of [`command`].
+    /// What the message is about, one of [`command`]; a reply has its request's.
     pub command: u16,
     /// Bytes of the whole message, this header included.
     pub message_size: u32,
-    /// See [`Flags`].
+    /// Type and options: bits of [`Flags`].
     pub flags: u32,
     /// An errno, in error replies.
     pub error: u32,
@@ -106,7 +108,7 @@ bitflags! {
 pub struct DmaMap {
     /// Size of this structure.
     pub argsz: u32,
-    /// See [`DmaMapFlags`].
+    /// What the device may do with the range: bits of [`DmaMapFlags`].
     pub flags: u32,
     /// Where in the descriptor's file the range begins.
     pub offset: u64,
@@ -131,6 +133,18 @@ pub struct PeerMap {
     pub name_length: u32,
 }
 
+/// Body of `REGISTERS` and of its reply, whose descriptor leads to the registers' memory. Rackbus' own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Registers {
+    /// Size of this structure.
+    pub argsz: u32,
+    /// The BAR, 0 to 5.
+    pub bar: u32,
+    /// Bytes of the registers, from the BAR's first one on; 0 in the question.
+    pub size: u64,
+}
+
 bitflags! {
     /// Flags of [`DmaUnmap`] ("VFIO_USER_DMA_UNMAP").
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,7 +160,7 @@ bitflags! {
 pub struct DmaUnmap {
     /// Size of this structure.
     pub argsz: u32,
-    /// See [`DmaUnmapFlags`].
+    /// Whether one range goes or all: bits of [`DmaUnmapFlags`].
     pub flags: u32,
     /// First address of the range in the client's address space.
     pub address: u64,
@@ -171,9 +185,9 @@ bitflags! {
 pub struct DeviceInfo {
     /// Size of this structure, or of what the sender can take.
     pub argsz: u32,
-    /// See [`DeviceInfoFlags`].
+    /// What kind of device it is: bits of [`DeviceInfoFlags`].
     pub flags: u32,
-    /// Number of regions.
+    /// How many regions there are: for a PCI device, those in [`region`].
     pub num_regions: u32,
     /// Number of interrupt indexes.
     pub num_irqs: u32,
@@ -189,7 +203,7 @@ bitflags! {
         const WRITE = 1 << 1;
         /// Can be mapped, in whole or as its capability says.
         const MMAP = 1 << 2;
-        /// Capabilities follow.
+        /// Capabilities follow in the reply, which say which parts can be mapped.
         const CAPS = 1 << 3;
     }
 }
@@ -200,7 +214,7 @@ bitflags! {
 pub struct RegionInfo {
     /// Size of the whole reply, or of what the sender can take.
     pub argsz: u32,
-    /// See [`RegionInfoFlags`].
+    /// What the client may do with the region: bits of [`RegionInfoFlags`].
     pub flags: u32,
     /// Index of the region the client asks about.
     pub index: u32,
@@ -216,7 +230,7 @@ pub struct RegionInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct CapHeader {
-    /// The capability's id.
+    /// What kind of capability it is, as the kernel's VFIO numbers them.
     pub id: u16,
     /// Version of the capability.
     pub version: u16,
@@ -235,7 +249,7 @@ pub struct SparseMmap {
     pub header: CapHeader,
     /// How many areas follow.
     pub nr_areas: u32,
-    /// Reserved; 0.
+    /// Fills up to 8 bytes; 0.
     pub reserved: u32,
 }
 
@@ -270,7 +284,7 @@ bitflags! {
 pub struct IrqInfo {
     /// Size of this structure, or of what the sender can take.
     pub argsz: u32,
-    /// See [`IrqInfoFlags`].
+    /// How the index's interrupts can be used: bits of [`IrqInfoFlags`].
     pub flags: u32,
     /// Which interrupt index: [`irq`].
     pub index: u32,
@@ -288,9 +302,9 @@ bitflags! {
         const DATA_BOOL = 1 << 1;
         /// One descriptor a vector, beside the message; none at all means no wire.
         const DATA_EVENTFD = 1 << 2;
-        /// Masks the vectors.
+        /// The named vectors raise nothing until they are unmasked.
         const ACTION_MASK = 1 << 3;
-        /// Unmasks the vectors.
+        /// The named vectors raise interrupts again.
         const ACTION_UNMASK = 1 << 4;
         /// Wire (with descriptors) or fire (without).
         const ACTION_TRIGGER = 1 << 5;
@@ -303,7 +317,7 @@ bitflags! {
 pub struct IrqSet {
     /// Size of this structure and its data.
     pub argsz: u32,
-    /// See [`IrqSetFlags`].
+    /// One kind of data and one action: bits of [`IrqSetFlags`].
     pub flags: u32,
     /// Which interrupt index: [`irq`].
     pub index: u32,
@@ -319,7 +333,7 @@ pub struct IrqSet {
 pub struct RegionAccess {
     /// Offset in the region.
     pub offset: u64,
-    /// Which region: [`region`].
+    /// Index of the region that is read or written, as in [`region`].
     pub region: u32,
     /// Number of bytes to read or write.
     pub count: u32,
@@ -339,9 +353,9 @@ pub struct DmaAccess {
 pub mod region {
     /// BAR 0; the others follow.
     pub const BAR0: u32 = 0;
-    /// Expansion ROM.
+    /// The expansion ROM; of size 0 where there is none.
     pub const ROM: u32 = 6;
-    /// Configuration space.
+    /// Configuration space, 256 or 4096 bytes.
     pub const CONFIG: u32 = 7;
     /// Number of regions: six BARs, ROM, configuration space, VGA.
     pub const COUNT: u32 = 9;
@@ -349,17 +363,17 @@ pub mod region {
 
 /// Interrupt indexes of a PCI device (Linux VFIO user API, `VFIO_PCI_*_IRQ_INDEX`).
 pub mod irq {
-    /// The INTx pin.
+    /// The interrupt pin, one vector at most.
     pub const INTX: u32 = 0;
-    /// MSI.
+    /// Message signalled interrupts, up to 32 vectors.
     pub const MSI: u32 = 1;
-    /// MSI-X.
+    /// Message signalled interrupts by a table, up to 2048 vectors.
     pub const MSIX: u32 = 2;
-    /// Error reports.
+    /// Uncorrectable errors that the device reports (AER).
     pub const ERR: u32 = 3;
     /// The device wants to go: release it.
     pub const REQ: u32 = 4;
-    /// Number of indexes.
+    /// How many indexes a PCI device has.
     pub const COUNT: u32 = 5;
 }
 

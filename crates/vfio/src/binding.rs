@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_says_whom_a_function_goes_back_to_also_for_another_process() {
+    fn the_record_names_the_driver_to_go_back_to_also_for_another_process() {
         let (tree, bindings) = deaf();
         let address = "03:00.0".parse().unwrap();
         let facts = tree.sysfs().facts(address).unwrap();

@@ -1,7 +1,7 @@
 //! An IOMMU domain of this process: what functions of it reach.
 //!
 //! A container begins empty, and its functions reach what is mapped into it and nothing else. What they reach
-//! is memory of this process that nobody has references into ([`Backing`]); the kernel pins its pages. A
+//! is memory of this process that nobody has references into ([`RangeTarget`]); the kernel pins its pages. A
 //! mapping ends when it is unmapped, or with the container: on return nothing is reached through it any more.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::{Access, Region, Registers, SharedMemory};
+use rackbus_memory::{Access, MappedRegisters, Region, SharedMemory};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -26,19 +26,19 @@ const PAGE: u64 = 4096;
 
 /// What a range of a container leads to: memory that is reached by raw copies only, or registers.
 #[derive(Debug, Clone)]
-pub enum Backing {
+pub enum RangeTarget {
     /// A mapped file of somebody's.
     Memory(Arc<Region>),
     /// Registers of a function of this machine: whoever is in the container reaches that function's BAR.
-    Registers(Arc<Registers>),
+    Registers(Arc<MappedRegisters>),
 }
 
-impl Backing {
+impl RangeTarget {
     /// Where it is in this process, and its bytes.
     fn span(&self) -> (usize, u64) {
         match self {
-            Backing::Memory(region) => (region.whole().as_ptr() as usize, region.len() as u64),
-            Backing::Registers(registers) => {
+            RangeTarget::Memory(region) => (region.whole().as_ptr() as usize, region.len() as u64),
+            RangeTarget::Registers(registers) => {
                 let (at, length) = registers.span();
                 (at, length as u64)
             }
@@ -46,21 +46,21 @@ impl Backing {
     }
 }
 
-impl From<Arc<Region>> for Backing {
-    fn from(region: Arc<Region>) -> Backing {
-        Backing::Memory(region)
+impl From<Arc<Region>> for RangeTarget {
+    fn from(region: Arc<Region>) -> RangeTarget {
+        RangeTarget::Memory(region)
     }
 }
 
-impl From<&SharedMemory> for Backing {
-    fn from(memory: &SharedMemory) -> Backing {
-        Backing::Memory(memory.region().clone())
+impl From<&SharedMemory> for RangeTarget {
+    fn from(memory: &SharedMemory) -> RangeTarget {
+        RangeTarget::Memory(memory.region().clone())
     }
 }
 
-impl From<Arc<Registers>> for Backing {
-    fn from(registers: Arc<Registers>) -> Backing {
-        Backing::Registers(registers)
+impl From<Arc<MappedRegisters>> for RangeTarget {
+    fn from(registers: Arc<MappedRegisters>) -> RangeTarget {
+        RangeTarget::Registers(registers)
     }
 }
 
@@ -71,7 +71,7 @@ pub struct Container {
     groups: Mutex<BTreeMap<u32, Arc<File>>>,
     file: File,
     /// What is mapped: bytes and backing by first address.
-    mapped: Mutex<BTreeMap<u64, (u64, Backing)>>,
+    mapped: Mutex<BTreeMap<u64, (u64, RangeTarget)>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -154,7 +154,7 @@ impl Container {
     pub fn map(
         &self,
         iova: u64,
-        backing: impl Into<Backing>,
+        backing: impl Into<RangeTarget>,
         access: Access,
     ) -> Result<(), VfioError> {
         let backing = backing.into();
@@ -176,7 +176,7 @@ impl Container {
 
     fn range_error(
         &self,
-        mapped: &BTreeMap<u64, (u64, Backing)>,
+        mapped: &BTreeMap<u64, (u64, RangeTarget)>,
         iova: u64,
         length: u64,
     ) -> VfioError {
@@ -261,7 +261,7 @@ fn open_group(group: u32) -> Result<File, VfioError> {
 }
 
 /// The mappings inside of a range, by their first addresses; `None` when there is none or one is cut.
-fn inside(mapped: &BTreeMap<u64, (u64, Backing)>, iova: u64, length: u64) -> Option<Vec<u64>> {
+fn inside(mapped: &BTreeMap<u64, (u64, RangeTarget)>, iova: u64, length: u64) -> Option<Vec<u64>> {
     let last = iova.checked_add(length.checked_sub(1)?)?;
     let touched: Vec<(u64, u64)> = mapped
         .range(..=last)
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_of_the_ranges_is_said() {
+    fn the_free_ranges_are_reported() {
         let ranges = vec![(0, 0xfedf_ffff), (0xfef0_0000, u64::MAX)];
         let left =
             usable(ranges.clone(), [(0, 0xffff), (0xfee0_0000 - 0x1000, 0xfedf_ffff)].into_iter());
@@ -314,8 +314,8 @@ mod tests {
     fn a_range_takes_whole_mappings_or_nothing() {
         let memory = SharedMemory::create("test", 0x2000).unwrap();
         let mapped = BTreeMap::from([
-            (0x1000, (0x2000, Backing::from(&memory))),
-            (0x4000, (0x2000, Backing::from(&memory))),
+            (0x1000, (0x2000, RangeTarget::from(&memory))),
+            (0x4000, (0x2000, RangeTarget::from(&memory))),
         ]);
         assert_eq!(inside(&mapped, 0, 0x10000), Some(vec![0x1000, 0x4000]));
         assert_eq!(inside(&mapped, 0x1000, 0x2000), Some(vec![0x1000]));

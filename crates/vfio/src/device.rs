@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rackbus_memory::Registers;
+use rackbus_memory::MappedRegisters;
 use rackbus_spec::pcie::{Command, header};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, DeviceInfoFlags, IrqInfo, IrqInfoFlags, IrqSetFlags, RegionInfo,
@@ -39,12 +39,12 @@ pub struct RegionFacts {
 
 /// The kind of interrupts of a function, by VFIO's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interrupt {
-    /// The INTx pin.
+pub enum InterruptIndex {
+    /// The interrupt pin, one vector, which the kernel masks at each interrupt.
     Intx,
-    /// MSI.
+    /// Message signalled interrupts, up to 32 vectors.
     Msi,
-    /// MSI-X.
+    /// Message signalled interrupts by a table in a BAR, up to 2048 vectors.
     Msix,
     /// Rings when the function reports an error that it cannot correct (AER).
     Error,
@@ -52,21 +52,21 @@ pub enum Interrupt {
     Request,
 }
 
-impl Interrupt {
+impl InterruptIndex {
     fn index(self) -> u32 {
         match self {
-            Interrupt::Intx => irq::INTX,
-            Interrupt::Msi => irq::MSI,
-            Interrupt::Msix => irq::MSIX,
-            Interrupt::Error => irq::ERR,
-            Interrupt::Request => irq::REQ,
+            InterruptIndex::Intx => irq::INTX,
+            InterruptIndex::Msi => irq::MSI,
+            InterruptIndex::Msix => irq::MSIX,
+            InterruptIndex::Error => irq::ERR,
+            InterruptIndex::Request => irq::REQ,
         }
     }
 }
 
 /// A function that is bound to `vfio-pci`, opened. When it is closed, it is stopped, and the kernel resets it.
 #[derive(Debug)]
-pub struct Device {
+pub struct VfioDevice {
     /// Closed before the group and the container.
     file: File,
     /// Its group, of which the container keeps the other reference.
@@ -78,12 +78,12 @@ pub struct Device {
     resets_itself: bool,
 }
 
-impl Device {
+impl VfioDevice {
     /// Opens a function into a container: from then on it reaches what is mapped there, once it masters the bus.
     ///
     /// # Errors
     /// When it is not bound to `vfio-pci`, its group cannot be had, or the kernel refuses.
-    pub fn open(container: &Arc<Container>, facts: Facts) -> Result<Device, VfioError> {
+    pub fn open(container: &Arc<Container>, facts: Facts) -> Result<VfioDevice, VfioError> {
         let address = facts.address;
         if !facts.driver.as_deref().is_some_and(crate::facts::is_vfio) {
             let found = facts.driver.clone().unwrap_or_else(|| "no driver".to_owned());
@@ -105,7 +105,7 @@ impl Device {
             irqs.push(kernel::irq_info(&file, index).unwrap_or(none));
         }
         let resets_itself = info.flags & DeviceInfoFlags::RESET.bits() != 0;
-        Ok(Device {
+        Ok(VfioDevice {
             file,
             _group: group,
             container: container.clone(),
@@ -144,12 +144,12 @@ impl Device {
     }
 
     /// How many vectors it has of a kind of interrupts.
-    pub fn vectors(&self, kind: Interrupt) -> u32 {
+    pub fn vectors(&self, kind: InterruptIndex) -> u32 {
         self.irqs.get(kind.index() as usize).map_or(0, |info| info.count)
     }
 
     /// Whether vectors of this kind can be added while others are in use.
-    pub fn grows(&self, kind: Interrupt) -> bool {
+    pub fn grows(&self, kind: InterruptIndex) -> bool {
         let info = self.irqs.get(kind.index() as usize);
         info.is_some_and(|info| info.flags & IrqInfoFlags::NORESIZE.bits() == 0)
     }
@@ -167,7 +167,7 @@ impl Device {
     /// Writes a region.
     ///
     /// # Errors
-    /// As [`read`](Device::read).
+    /// As [`read`](VfioDevice::read).
     pub fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), VfioError> {
         let at = self.at(region, offset, data.len())?;
         let written = self.file.write_all_at(data, at);
@@ -188,7 +188,12 @@ impl Device {
     ///
     /// # Errors
     /// When that part cannot be mapped.
-    pub fn map(&self, region: u32, offset: u64, length: u64) -> Result<Arc<Registers>, VfioError> {
+    pub fn map(
+        &self,
+        region: u32,
+        offset: u64,
+        length: u64,
+    ) -> Result<Arc<MappedRegisters>, VfioError> {
         let facts = self.region(region);
         let inside = |(start, size): &(u64, u64)| {
             let end = offset.checked_add(length);
@@ -198,7 +203,8 @@ impl Device {
             let length = usize::try_from(length).unwrap_or(usize::MAX);
             return Err(VfioError::OutOfRegion { region, offset, length });
         }
-        let registers = Registers::map_device(self.file.as_fd(), facts.offset + offset, length)?;
+        let registers =
+            MappedRegisters::map_device(self.file.as_fd(), facts.offset + offset, length)?;
         Ok(Arc::new(registers))
     }
 
@@ -243,7 +249,7 @@ impl Device {
     /// When the kernel refuses: there are fewer vectors, another kind is enabled, or it is no eventfd.
     pub fn wire(
         &self,
-        kind: Interrupt,
+        kind: InterruptIndex,
         start: u32,
         events: &[Option<BorrowedFd<'_>>],
     ) -> Result<(), VfioError> {
@@ -256,7 +262,7 @@ impl Device {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn unwire(&self, kind: Interrupt) -> Result<(), VfioError> {
+    pub fn unwire(&self, kind: InterruptIndex) -> Result<(), VfioError> {
         self.set_irqs(kind, (0, 0), IrqSetFlags::ACTION_TRIGGER)
     }
 
@@ -264,7 +270,7 @@ impl Device {
     ///
     /// # Errors
     /// When it is not wired.
-    pub fn fire(&self, kind: Interrupt, vector: u32) -> Result<(), VfioError> {
+    pub fn fire(&self, kind: InterruptIndex, vector: u32) -> Result<(), VfioError> {
         self.set_irqs(kind, (vector, 1), IrqSetFlags::ACTION_TRIGGER)
     }
 
@@ -274,7 +280,7 @@ impl Device {
     /// When it is not wired.
     pub fn mask_intx(&self, masked: bool) -> Result<(), VfioError> {
         let action = if masked { IrqSetFlags::ACTION_MASK } else { IrqSetFlags::ACTION_UNMASK };
-        self.set_irqs(Interrupt::Intx, (0, 1), action)
+        self.set_irqs(InterruptIndex::Intx, (0, 1), action)
     }
 
     /// Has the pin unmasked whenever `event` rings.
@@ -289,7 +295,7 @@ impl Device {
 
     fn set_irqs(
         &self,
-        kind: Interrupt,
+        kind: InterruptIndex,
         vectors: (u32, u32),
         action: IrqSetFlags,
     ) -> Result<(), VfioError> {
@@ -325,26 +331,26 @@ impl Device {
     }
 }
 
-impl Device {
+impl VfioDevice {
     /// Opens a function by its address into a container of its own.
     ///
     /// # Errors
-    /// As [`open`](Device::open).
-    pub fn open_alone(address: PciAddress) -> Result<Device, VfioError> {
+    /// As [`open`](VfioDevice::open).
+    pub fn open_alone(address: PciAddress) -> Result<VfioDevice, VfioError> {
         let facts = Sysfs::here().facts(address)?;
-        Device::open(&Arc::new(Container::new()?), facts)
+        VfioDevice::open(&Arc::new(Container::new()?), facts)
     }
 }
 
 /// The function's file: whoever has it may do all that VFIO lets a program do with the function, apart from what
 /// it reaches. It keeps the function open.
-impl AsFd for Device {
+impl AsFd for VfioDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
-impl Drop for Device {
+impl Drop for VfioDevice {
     fn drop(&mut self) {
         // A function that is gone cannot be stopped, and masters nothing.
         let _ = self.enable(false);

@@ -44,7 +44,7 @@ pub enum VfioError {
     GroupInUse {
         /// PCI address of the function.
         address: PciAddress,
-        /// The group's number.
+        /// Number of the group, which is given to one user as a whole.
         group: u32,
         /// The functions that are in use, each with its driver.
         others: String,
@@ -57,7 +57,7 @@ pub enum VfioError {
          `fuser /dev/vfio/{group}` and /proc/*/maps name it"
     )]
     Busy {
-        /// The group's number.
+        /// Number of the group that somebody has open.
         group: u32,
     },
     /// The function is what this machine runs on.
@@ -70,7 +70,7 @@ pub enum VfioError {
         /// What the user can do about it.
         hint: &'static str,
     },
-    /// It is a bridge.
+    /// It is a bridge, which cannot be lent by itself.
     #[error("{0} is a bridge; lend the functions behind it")]
     Bridge(PciAddress),
     /// It has fewer virtual functions than are wanted.
@@ -145,7 +145,7 @@ pub enum VfioError {
     /// An access is not inside of a region.
     #[error("{length} bytes at {offset:#x} are not inside of region {region}")]
     OutOfRegion {
-        /// The region's number.
+        /// Index of the region that was accessed.
         region: u32,
         /// Where the access begins.
         offset: u64,

@@ -35,17 +35,17 @@ mod request {
 
 /// The kind of IOMMU: `VFIO_TYPE1v2_IOMMU`.
 pub const TYPE1_V2: usize = 3;
-/// `VFIO_GROUP_FLAGS_VIABLE`.
+/// All functions of the group can be given to a user (`VFIO_GROUP_FLAGS_VIABLE`).
 const VIABLE: u32 = 1;
-/// `VFIO_DMA_MAP_FLAG_READ` and `VFIO_DMA_MAP_FLAG_WRITE`.
+/// What the function may do by a mapping (`VFIO_DMA_MAP_FLAG_READ` and `VFIO_DMA_MAP_FLAG_WRITE`).
 const MAP_READ: u32 = 1;
 const MAP_WRITE: u32 = 2;
-/// `VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE`.
+/// The capability that lists usable addresses (`VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE`).
 const CAP_IOVA_RANGE: u16 = 1;
 /// The most that the kernel is asked for of one structure.
 const MOST: usize = 64 << 10;
 
-/// `struct vfio_group_status`.
+/// Answer to `VFIO_GROUP_GET_STATUS` (`struct vfio_group_status`).
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct GroupStatus {
@@ -53,7 +53,7 @@ struct GroupStatus {
     flags: u32,
 }
 
-/// `struct vfio_iommu_type1_dma_map`.
+/// Argument of `VFIO_IOMMU_MAP_DMA` (`struct vfio_iommu_type1_dma_map`).
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct DmaMap {
@@ -64,7 +64,7 @@ struct DmaMap {
     size: u64,
 }
 
-/// `struct vfio_iommu_type1_dma_unmap`.
+/// Argument of `VFIO_IOMMU_UNMAP_DMA` (`struct vfio_iommu_type1_dma_unmap`).
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct DmaUnmap {
@@ -74,7 +74,7 @@ struct DmaUnmap {
     size: u64,
 }
 
-/// `struct vfio_iommu_type1_info`.
+/// Answer to `VFIO_IOMMU_GET_INFO`, before its capabilities (`struct vfio_iommu_type1_info`).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct IommuInfo {
@@ -98,11 +98,11 @@ struct HotReset {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Dependent {
-    /// Its IOMMU group.
+    /// Number of its IOMMU group, which the caller must have open.
     pub group: u32,
-    /// Its PCI domain.
+    /// Its PCI domain, the first part of its address.
     pub segment: u16,
-    /// Its bus.
+    /// Its PCI bus, the second part of its address.
     pub bus: u8,
     /// Its device and function.
     pub devfn: u8,

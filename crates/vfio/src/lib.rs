@@ -1,7 +1,7 @@
 //! PCI functions of this machine in the hands of a process: Linux' VFIO, and what sysfs says of functions.
 //!
 //! A function is taken from its driver ([`Binding`]), put into a [`Container`] (an IOMMU domain, which
-//! reaches nothing but what is mapped there), and opened ([`Device`]): its registers, its configuration
+//! reaches nothing but what is mapped there), and opened ([`VfioDevice`]): its registers, its configuration
 //! space, its interrupts by eventfd, its resets.
 //!
 //! * [`facts`]: functions, their IOMMU groups, drivers, BARs and virtual functions as sysfs has them; reads a
@@ -13,7 +13,7 @@
 //!
 //! The container is the kernel's interface of groups and type 1 IOMMUs, which every kernel has that has VFIO.
 //! iommufd, which takes its place in newer ones, differs in how a container is made and mapped, and in nothing
-//! that [`Device`] or its users see.
+//! that [`VfioDevice`] or its users see.
 //!
 //! Source: Linux, `Documentation/driver-api/vfio.rst` and `include/uapi/linux/vfio.h`.
 
@@ -27,8 +27,8 @@ mod kernel;
 pub mod reset;
 
 pub use binding::{Binding, Bindings};
-pub use container::{Backing, Container};
-pub use device::{Device, Interrupt, RegionFacts};
+pub use container::{Container, RangeTarget};
+pub use device::{InterruptIndex, RegionFacts, VfioDevice};
 pub use error::VfioError;
 pub use facts::{Facts, PciAddress, Sysfs};
 pub use faults::{FaultLog, IommuFault};

@@ -26,7 +26,7 @@ const LONGEST_REPLY: u64 = 64 << 20;
 
 /// What a command in the guest left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct CommandOutput {
     /// The exit status; 124 or 143 when it was stopped for taking too long.
     pub status: i32,
     /// What it wrote to standard output.
@@ -35,7 +35,7 @@ pub struct Output {
     pub stderr: Vec<u8>,
 }
 
-impl Output {
+impl CommandOutput {
     /// Whether the command ended with status 0.
     #[must_use]
     pub fn ok(&self) -> bool {
@@ -49,11 +49,11 @@ impl Output {
     }
 }
 
-type Waiting = Arc<Mutex<HashMap<u64, Sender<Output>>>>;
+type Waiting = Arc<Mutex<HashMap<u64, Sender<CommandOutput>>>>;
 
 /// A connection to a guest's agent.
 #[derive(Debug)]
-pub struct Agent {
+pub struct GuestAgent {
     path: PathBuf,
     writer: Mutex<UnixStream>,
     waiting: Waiting,
@@ -62,13 +62,13 @@ pub struct Agent {
 
 /// A command that runs in the guest.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningCommand {
     command: String,
     limit: Duration,
-    reply: Receiver<Output>,
+    reply: Receiver<CommandOutput>,
 }
 
-impl Agent {
+impl GuestAgent {
     /// Connects to the agent port of a VM. The guest need not have started: requests wait for it.
     ///
     /// # Errors
@@ -93,8 +93,8 @@ impl Agent {
     ///
     /// # Errors
     /// When the guest does not answer in time or goes away. A command that fails is not an error:
-    /// see [`Output::status`].
-    pub fn exec(&self, command: &str, limit: Duration) -> Result<Output> {
+    /// see [`CommandOutput::status`].
+    pub fn exec(&self, command: &str, limit: Duration) -> Result<CommandOutput> {
         self.start(command, limit)?.wait()
     }
 
@@ -102,7 +102,7 @@ impl Agent {
     ///
     /// # Errors
     /// When the VM has gone.
-    pub fn start(&self, command: &str, limit: Duration) -> Result<Running> {
+    pub fn start(&self, command: &str, limit: Duration) -> Result<RunningCommand> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
@@ -110,11 +110,11 @@ impl Agent {
         let line = format!("{id} {seconds} {}\n", BASE64.encode(command));
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         writer.write_all(line.as_bytes()).map_err(io("send a command to", &self.path))?;
-        Ok(Running { command: command.to_owned(), limit, reply })
+        Ok(RunningCommand { command: command.to_owned(), limit, reply })
     }
 }
 
-impl Drop for Agent {
+impl Drop for GuestAgent {
     fn drop(&mut self) {
         let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Ends the reader; an error means that the peer has gone, which ends it as well.
@@ -122,7 +122,7 @@ impl Drop for Agent {
     }
 }
 
-impl Running {
+impl RunningCommand {
     /// Whether the command ends within `limit`; what it left is not kept.
     pub(crate) fn answered(&self, limit: Duration) -> bool {
         self.reply.recv_timeout(limit).is_ok()
@@ -132,7 +132,7 @@ impl Running {
     ///
     /// # Errors
     /// When the guest does not answer in time or goes away.
-    pub fn wait(self) -> Result<Output> {
+    pub fn wait(self) -> Result<CommandOutput> {
         // The guest itself stops the command at its limit and then answers.
         let grace = self.limit + Duration::from_secs(5);
         self.reply.recv_timeout(grace).map_err(|e| match e {
@@ -177,7 +177,7 @@ fn read_replies(stream: UnixStream, waiting: &Waiting) {
     waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-fn parse_reply(line: &[u8]) -> Option<(u64, Output)> {
+fn parse_reply(line: &[u8]) -> Option<(u64, CommandOutput)> {
     let mut fields = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let id = fields.next()?.parse().ok()?;
     let status = fields.next()?.parse().ok()?;
@@ -186,7 +186,7 @@ fn parse_reply(line: &[u8]) -> Option<(u64, Output)> {
         text => BASE64.decode(text).ok(),
     };
     let (stdout, stderr) = (bytes()?, bytes()?);
-    fields.next().is_none().then_some((id, Output { status, stdout, stderr }))
+    fields.next().is_none().then_some((id, CommandOutput { status, stdout, stderr }))
 }
 
 #[cfg(test)]

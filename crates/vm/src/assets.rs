@@ -20,14 +20,14 @@ const KVM_PROBE: Duration = Duration::from_secs(15);
 /// What executes a guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Accel {
+pub enum Acceleration {
     /// KVM: the guest runs on the processor itself.
     Kvm,
     /// QEMU's translator: runs everywhere, some ten times slower.
     Tcg,
 }
 
-impl Accel {
+impl Acceleration {
     /// QEMU's name for it.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -38,13 +38,13 @@ impl Accel {
     }
 }
 
-impl fmt::Display for Accel {
+impl fmt::Display for Acceleration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Accel {
+impl FromStr for Acceleration {
     type Err = VmError;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -204,13 +204,13 @@ impl Assets {
     ///
     /// # Errors
     /// When `RACKBUS_ACCEL` has another value, or set-up has not been run.
-    pub fn accel(&self) -> Result<Accel> {
+    pub fn accel(&self) -> Result<Acceleration> {
         if let Ok(choice) = std::env::var("RACKBUS_ACCEL") {
             return choice.parse();
         }
         let usable = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
         if !usable {
-            return Ok(Accel::Tcg);
+            return Ok(Acceleration::Tcg);
         }
         let host = rustix::system::uname();
         let kernel = host.release().to_string_lossy();
@@ -219,7 +219,7 @@ impl Assets {
             return Ok(known);
         }
         tracing::info!("finding out whether KVM runs guests on this host (once)");
-        let accel = if self.probe_kvm()? { Accel::Kvm } else { Accel::Tcg };
+        let accel = if self.probe_kvm()? { Acceleration::Kvm } else { Acceleration::Tcg };
         tracing::info!("guests run under {accel} here; set RACKBUS_ACCEL=kvm or tcg to change it");
         fs::write(&answer, accel.name()).map_err(io("write", &answer))?;
         Ok(accel)
@@ -229,7 +229,7 @@ impl Assets {
         let dir = std::env::temp_dir().join(format!("rackbus-kvm-probe-{}", std::process::id()));
         let mut spec = VmSpec::new("probe", &dir, Boot::Guest(Guest::Trixie));
         spec.console = Console::Socket;
-        spec.accel = Some(Accel::Kvm);
+        spec.accel = Some(Acceleration::Kvm);
         let mut vm = Vm::launch(self, &spec)?;
         // QEMU may end, stop with an internal error, or let the guest hang: all mean no.
         let works = vm.wait_boot(KVM_PROBE).is_ok();

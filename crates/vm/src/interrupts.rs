@@ -21,7 +21,7 @@ const PROBE: Duration = Duration::from_secs(10);
 
 /// The interrupts that a function is shown with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Interrupts {
+pub enum InterruptChoice {
     /// MSI, or the pin: the function can be unplugged at any time.
     #[default]
     Msi,
@@ -31,15 +31,15 @@ pub enum Interrupts {
     MsixKept,
 }
 
-impl Interrupts {
+impl InterruptChoice {
     /// With a QEMU that [bears](unplugs_msix) that such a function is unplugged or not, for a user
     /// who asks for MSI-X or does not.
     #[must_use]
-    pub fn choose(bears: bool, asked: bool) -> Interrupts {
+    pub fn choose(bears: bool, asked: bool) -> InterruptChoice {
         match (bears, asked) {
-            (true, _) => Interrupts::Msix,
-            (false, true) => Interrupts::MsixKept,
-            (false, false) => Interrupts::Msi,
+            (true, _) => InterruptChoice::Msix,
+            (false, true) => InterruptChoice::MsixKept,
+            (false, false) => InterruptChoice::Msi,
         }
     }
 
@@ -50,23 +50,23 @@ impl Interrupts {
     pub fn note(self, socket: &Path) -> Result<()> {
         let path = note(socket);
         let text = match self {
-            Interrupts::Msi => {
+            InterruptChoice::Msi => {
                 forget(socket);
                 return Ok(());
             }
-            Interrupts::Msix => "msix",
-            Interrupts::MsixKept => "msix kept",
+            InterruptChoice::Msix => "msix",
+            InterruptChoice::MsixKept => "msix kept",
         };
         fs::write(&path, text).map_err(io("write", &path))
     }
 
     /// What was noted for `socket`.
     #[must_use]
-    pub fn noted(socket: &Path) -> Interrupts {
+    pub fn noted(socket: &Path) -> InterruptChoice {
         match fs::read_to_string(note(socket)).as_deref() {
-            Ok("msix") => Interrupts::Msix,
-            Ok("msix kept") => Interrupts::MsixKept,
-            _ => Interrupts::Msi,
+            Ok("msix") => InterruptChoice::Msix,
+            Ok("msix kept") => InterruptChoice::MsixKept,
+            _ => InterruptChoice::Msi,
         }
     }
 }
@@ -110,7 +110,7 @@ pub fn unplugs_msix<S>(
     let unplugs = match outcome {
         Ok(unplugs) => unplugs,
         Err(error) => {
-            tracing::warn!(%error, "whether this QEMU unplugs functions with MSI-X is not known");
+            tracing::warn!(%error, "could not find out whether this QEMU unplugs functions with MSI-X");
             return Ok(false);
         }
     };
@@ -198,24 +198,24 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("rackbus-interrupts-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("folder");
         let socket = dir.join("nvme0.7.sock");
-        for noted in [Interrupts::Msix, Interrupts::MsixKept, Interrupts::Msi] {
+        for noted in [InterruptChoice::Msix, InterruptChoice::MsixKept, InterruptChoice::Msi] {
             noted.note(&socket).expect("note");
-            assert_eq!(Interrupts::noted(&socket), noted);
-            assert_eq!(Interrupts::noted(&dir.join("nvme0.8.sock")), Interrupts::Msi);
+            assert_eq!(InterruptChoice::noted(&socket), noted);
+            assert_eq!(InterruptChoice::noted(&dir.join("nvme0.8.sock")), InterruptChoice::Msi);
         }
-        Interrupts::Msix.note(&socket).expect("note");
+        InterruptChoice::Msix.note(&socket).expect("note");
         forget(&socket);
-        assert_eq!(Interrupts::noted(&socket), Interrupts::Msi);
+        assert_eq!(InterruptChoice::noted(&socket), InterruptChoice::Msi);
         fs::remove_dir_all(&dir).expect("clean up");
     }
 
     #[test]
-    fn msix_is_for_a_qemu_that_bears_it_and_for_who_asks_and_then_kept() {
-        assert_eq!(Interrupts::choose(false, false), Interrupts::Msi);
-        assert_eq!(Interrupts::choose(false, true), Interrupts::MsixKept);
+    fn msix_is_chosen_for_a_qemu_that_can_unplug_it_or_on_request_and_kept() {
+        assert_eq!(InterruptChoice::choose(false, false), InterruptChoice::Msi);
+        assert_eq!(InterruptChoice::choose(false, true), InterruptChoice::MsixKept);
         assert_eq!(
-            [false, true].map(|asked| Interrupts::choose(true, asked)),
-            [Interrupts::Msix; 2]
+            [false, true].map(|asked| InterruptChoice::choose(true, asked)),
+            [InterruptChoice::Msix; 2]
         );
     }
 
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qemu_is_asked_once_whether_it_bears_to_unplug_msix() {
+    fn a_qemu_is_probed_once_for_unplugging_msix() {
         let cache = std::env::temp_dir().join(format!("rackbus-probe-{}", std::process::id()));
         let assets = Assets::in_folder(&cache);
         let mut asked = 0;

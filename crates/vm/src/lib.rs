@@ -18,15 +18,15 @@ pub mod spec;
 
 mod error;
 
-pub use agent::{Agent, Output};
-pub use assets::{Accel, Assets, Guest};
+pub use agent::{CommandOutput, GuestAgent};
+pub use assets::{Acceleration, Assets, Guest};
 pub use error::VmError;
-pub use interrupts::Interrupts;
+pub use interrupts::InterruptChoice;
 pub use machine::Vm;
-pub use metal::{Cable, Machine, MachineSpec, Switch};
+pub use metal::{Machine, MachineSpec, NetworkCable, SharedNetwork};
 pub use qmp::Qmp;
-pub use registry::{Plugged, Record};
-pub use spec::{Boot, Console, FunctionSpec, Iommu, VmSpec};
+pub use registry::{Plugged, VmRecord};
+pub use spec::{Boot, Console, FunctionSpec, VmIommu, VmSpec};
 
 /// An outcome with this crate's [`VmError`].
 pub type Result<T> = std::result::Result<T, VmError>;

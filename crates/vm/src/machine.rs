@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 
 use crate::assets::Assets;
 use crate::error::io;
-use crate::registry::{Claim, Plugged, Record, birth, free_port, plugged, remove};
+use crate::registry::{NameClaim, Plugged, VmRecord, birth, free_port, plugged, remove};
 use crate::spec::{Boot, Console, VmSpec, device};
-use crate::{Agent, Output, Result, VmError};
+use crate::{CommandOutput, GuestAgent, Result, VmError};
 
 /// How long QEMU may take until its sockets are there.
 const START: Duration = Duration::from_secs(10);
@@ -33,10 +33,10 @@ const SHUTDOWN: Duration = Duration::from_secs(20);
 /// A VM whose QEMU this process started, and its QMP connection.
 #[derive(Debug)]
 pub struct Vm {
-    record: Record,
+    record: VmRecord,
     /// QEMU, when this process started it.
     child: Option<Child>,
-    agent: Option<Agent>,
+    agent: Option<GuestAgent>,
 }
 
 impl Vm {
@@ -52,7 +52,7 @@ impl Vm {
         // Until the record is written, which others find it by.
         let _claim = prepare_dir(&spec.dir, &spec.name)?;
         let host = spec.dir.ancestors().nth(2).and_then(Path::file_name);
-        let record = Record {
+        let record = VmRecord {
             name: spec.name.clone(),
             host: host.map(|h| h.to_string_lossy().into_owned()).unwrap_or_default(),
             pid: 0,
@@ -72,12 +72,12 @@ impl Vm {
             dir: spec.dir.clone(),
         };
         if spec.boot == Boot::Firmware {
-            let path = spec.variables();
-            std::fs::copy(assets.firmware()?.variables, &path).map_err(|source| VmError::Io {
-                action: "write",
-                path,
-                source,
-            })?;
+            let path = spec.variables_file();
+            let written = match &spec.variables {
+                Some(variables) => std::fs::write(&path, variables),
+                None => std::fs::copy(assets.firmware()?.variables, &path).map(drop),
+            };
+            written.map_err(|source| VmError::Io { action: "write", path, source })?;
         }
         record.keep_spec(spec)?;
         for function in &spec.functions {
@@ -96,13 +96,13 @@ impl Vm {
 
     /// A VM that another process started.
     #[must_use]
-    pub fn attach(record: Record) -> Self {
+    pub fn attach(record: VmRecord) -> Self {
         Self { record, child: None, agent: None }
     }
 
     /// What is known of it.
     #[must_use]
-    pub fn record(&self) -> &Record {
+    pub fn record(&self) -> &VmRecord {
         &self.record
     }
 
@@ -148,18 +148,18 @@ impl Vm {
     ///
     /// # Errors
     /// When the VM does not run.
-    pub fn agent(&mut self) -> Result<&Agent> {
+    pub fn agent(&mut self) -> Result<&GuestAgent> {
         if self.agent.is_none() {
-            self.agent = Some(Agent::connect(&self.record.dir.join("agent.sock"))?);
+            self.agent = Some(GuestAgent::connect(&self.record.dir.join("agent.sock"))?);
         }
         self.agent.as_ref().ok_or_else(|| VmError::Invalid("no agent".into()))
     }
 
-    /// Runs a command in the guest; see [`Agent::exec`].
+    /// Runs a command in the guest; see [`GuestAgent::exec`].
     ///
     /// # Errors
     /// When the guest does not answer in time or goes away.
-    pub fn exec(&mut self, command: &str, limit: Duration) -> Result<Output> {
+    pub fn exec(&mut self, command: &str, limit: Duration) -> Result<CommandOutput> {
         self.agent()?.exec(command, limit)
     }
 
@@ -374,15 +374,15 @@ impl Vm {
 
 /// An empty folder that only this user can enter, claimed; what an ended VM of that name left is
 /// removed.
-fn prepare_dir(dir: &Path, name: &str) -> Result<Claim> {
+fn prepare_dir(dir: &Path, name: &str) -> Result<NameClaim> {
     let private = |dir: &Path| {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make", dir))
     };
     private(dir.parent().unwrap_or(dir))?;
     let taken = || VmError::Exists(name.to_owned());
-    let claim = Claim::take(dir)?.ok_or_else(taken)?;
+    let claim = NameClaim::take(dir)?.ok_or_else(taken)?;
     let record = fs::read(dir.join("vm.json")).ok();
-    let record = record.and_then(|text| serde_json::from_slice::<Record>(&text).ok());
+    let record = record.and_then(|text| serde_json::from_slice::<VmRecord>(&text).ok());
     if record.is_some_and(|record| record.alive()) {
         return Err(taken());
     }

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::agent::Running;
+use crate::agent::RunningCommand;
 use crate::error::io;
-use crate::spec::{Boot, FunctionSpec, Iommu, VmSpec};
+use crate::spec::{Boot, FunctionSpec, VmIommu, VmSpec};
 use crate::{Assets, Guest, Result, Vm, VmError};
 
-pub use network::{Cable, Switch};
+pub use network::{NetworkCable, SharedNetwork};
 
 /// How long a machine may take to boot under TCG on a busy host.
 const BOOT: Duration = Duration::from_secs(120);
@@ -42,7 +42,7 @@ pub struct MachineSpec {
     /// How many virtual processors it has.
     pub cpus: u32,
     /// What it has of an IOMMU.
-    pub iommu: Iommu,
+    pub iommu: VmIommu,
     /// vfio-user sockets of functions it has, bridges among them, each behind a root port, in this order.
     pub functions: Vec<PathBuf>,
     /// Other devices, as QEMU's `-device` takes them, and their back ends: option and value in turn.
@@ -52,7 +52,7 @@ pub struct MachineSpec {
     /// A folder whose files it gets, under [`FILES`].
     pub files: Option<PathBuf>,
     /// Where its network interface is plugged in.
-    pub cable: Option<Cable>,
+    pub cable: Option<NetworkCable>,
 }
 
 impl MachineSpec {
@@ -65,7 +65,7 @@ impl MachineSpec {
             memory_mib: crate::spec::DEFAULT_MEMORY_MIB,
             memory_file: None,
             cpus: 1,
-            iommu: Iommu::Absent,
+            iommu: VmIommu::Absent,
             functions: Vec::new(),
             devices: Vec::new(),
             append: String::new(),
@@ -123,7 +123,7 @@ impl Machine {
     pub fn start(assets: &Assets, spec: &MachineSpec, dir: &Path) -> Result<Machine> {
         std::fs::create_dir_all(dir).map_err(io("make", dir))?;
         let vm = Vm::launch(assets, &spec.vm(&dir.join(&spec.name))?)?;
-        let address = spec.cable.as_ref().map(Cable::address);
+        let address = spec.cable.as_ref().map(NetworkCable::address);
         Ok(Machine { name: spec.name.clone(), vm, address, has_files: spec.files.is_some() })
     }
 
@@ -177,7 +177,7 @@ impl Machine {
     ///
     /// # Errors
     /// When the VM has gone.
-    pub fn begin(&mut self, script: &str, limit: Duration) -> Result<Running> {
+    pub fn begin(&mut self, script: &str, limit: Duration) -> Result<RunningCommand> {
         self.vm.agent()?.start(script, limit)
     }
 

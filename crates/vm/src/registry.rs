@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::io;
-use crate::spec::{VmSpec, device_id};
+use crate::spec::{VmSpec, device_id, variables_file};
 use crate::{Qmp, Result, VmError};
 
 /// What is kept of a VM in `vm.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct VmRecord {
     /// The VM's name on its host.
     pub name: String,
     /// The host it runs on.
@@ -59,7 +59,7 @@ pub struct Plugged {
     pub socket: PathBuf,
 }
 
-impl Record {
+impl VmRecord {
     /// Writes the record into its folder, whole or not at all.
     ///
     /// # Errors
@@ -89,6 +89,23 @@ impl Record {
         let text = fs::read(&path).map_err(io("read", &path))?;
         serde_json::from_slice(&text)
             .map_err(|e| VmError::Invalid(format!("{}: {e}", path.display())))
+    }
+
+    /// Keeps the firmware's variables, as they are now, in a file beside its folder; that file, and they. `None` of a VM
+    /// without firmware.
+    ///
+    /// # Errors
+    /// When they cannot be read or written.
+    pub fn keep_variables(&self) -> Result<Option<(PathBuf, Vec<u8>)>> {
+        let path = variables_file(&self.dir);
+        let variables = match fs::read(&path) {
+            Ok(variables) => variables,
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(cause) => return Err(io("read", &path)(cause)),
+        };
+        let kept = self.dir.with_file_name(format!("{}.variables.fd", self.name));
+        fs::write(&kept, &variables).map_err(io("write", &kept))?;
+        Ok(Some((kept, variables)))
     }
 
     /// Whether its QEMU runs.
@@ -152,20 +169,20 @@ pub(crate) fn birth(pid: u32) -> Option<u64> {
 
 /// A name that nobody else can take or clear away for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct NameClaim {
     _lock: fs::File,
 }
 
-impl Claim {
+impl NameClaim {
     /// Claims the name that `dir` is the folder of; `None` when somebody else has it.
-    pub(crate) fn take(dir: &Path) -> Result<Option<Claim>> {
+    pub(crate) fn take(dir: &Path) -> Result<Option<NameClaim>> {
         // No VM's name begins with a dot.
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let path = dir.with_file_name(format!(".{name}.lock"));
         let lock = fs::File::options().create(true).append(true).open(&path);
         let lock = lock.map_err(io("make", &path))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Claim { _lock: lock })),
+            Ok(()) => Ok(Some(NameClaim { _lock: lock })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(cause) => Err(io("lock", &path)(cause.into())),
         }
@@ -182,14 +199,15 @@ pub fn vms_dir(run_dir: &Path, host: &str) -> PathBuf {
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub fn list(run_dir: &Path, host: &str) -> Result<Vec<Record>> {
+pub fn list(run_dir: &Path, host: &str) -> Result<Vec<VmRecord>> {
     let dir = vms_dir(run_dir, host);
     let entries = match fs::read_dir(&dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(io("read", &dir)(e)),
     };
-    let mut found: Vec<Record> = entries.flatten().filter_map(|e| read(&e.path(), host)).collect();
+    let mut found: Vec<VmRecord> =
+        entries.flatten().filter_map(|e| read(&e.path(), host)).collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
@@ -198,7 +216,7 @@ pub fn list(run_dir: &Path, host: &str) -> Result<Vec<Record>> {
 ///
 /// # Errors
 /// [`VmError::NoSuchVm`] when none runs.
-pub fn find(run_dir: &Path, host: &str, name: &str) -> Result<Record> {
+pub fn find(run_dir: &Path, host: &str, name: &str) -> Result<VmRecord> {
     list(run_dir, host)?
         .into_iter()
         .find(|r| r.name == name)
@@ -213,7 +231,7 @@ pub fn find_by_socket(
     run_dir: &Path,
     host: &str,
     socket: &Path,
-) -> Result<Option<(Record, String)>> {
+) -> Result<Option<(VmRecord, String)>> {
     for record in list(run_dir, host)? {
         let plugged = record.qmp().and_then(|mut qmp| plugged(&record, &mut qmp));
         let device = plugged.unwrap_or_default().into_iter().find(|p| p.socket == socket);
@@ -266,7 +284,7 @@ fn read_note(dir: &Path, id: String) -> Option<Plugged> {
 ///
 /// # Errors
 /// When QEMU does not answer.
-pub fn plugged(record: &Record, qmp: &mut Qmp) -> Result<Vec<Plugged>> {
+pub fn plugged(record: &VmRecord, qmp: &mut Qmp) -> Result<Vec<Plugged>> {
     let devices = qmp.command("qom-list", &json!({"path": "/machine/peripheral"}))?;
     let mut found = Vec::new();
     for device in devices.as_array().into_iter().flatten() {
@@ -298,13 +316,13 @@ pub(crate) fn free_port(qmp: &mut Qmp, ports: usize) -> Result<Option<String>> {
     Ok(None)
 }
 
-fn read(dir: &Path, host: &str) -> Option<Record> {
+fn read(dir: &Path, host: &str) -> Option<VmRecord> {
     let record = read_record(dir, host)?;
     if record.alive() {
         return Some(record);
     }
     // Removed when that is certain: its process is gone, and nobody begins another one there.
-    let _claim = Claim::take(dir).ok().flatten()?;
+    let _claim = NameClaim::take(dir).ok().flatten()?;
     let record = read_record(dir, host)?;
     if record.birth.is_some() && !record.alive() {
         remove(dir);
@@ -321,9 +339,9 @@ pub(crate) fn remove(dir: &Path) {
     }
 }
 
-fn read_record(dir: &Path, host: &str) -> Option<Record> {
+fn read_record(dir: &Path, host: &str) -> Option<VmRecord> {
     let text = fs::read(dir.join("vm.json")).ok()?;
-    let mut record: Record = match serde_json::from_slice(&text) {
+    let mut record: VmRecord = match serde_json::from_slice(&text) {
         Ok(record) => record,
         Err(error) => {
             tracing::warn!("{}: not a VM's record: {error}", dir.display());

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::assets::{Accel, Assets, Guest};
+use crate::assets::{Acceleration, Assets, Guest};
 use crate::{Result, VmError};
 
-pub use iommu::Iommu;
+pub use iommu::VmIommu;
 use iommu::{REMAPPER, ends_at_boot, is_iommu};
 
 /// The guest memory that a VM gets unless told otherwise, MiB.
@@ -81,7 +81,7 @@ pub struct VmSpec {
     /// Number of virtual processors.
     pub cpus: u32,
     /// What executes it; `None`: what works here ([`Assets::accel`]).
-    pub accel: Option<Accel>,
+    pub accel: Option<Acceleration>,
     /// Functions plugged in from the start.
     pub functions: Vec<FunctionSpec>,
     /// PCIe ports beside those of the functions it starts with.
@@ -93,11 +93,20 @@ pub struct VmSpec {
     /// The file that is to be its memory; without one it is anonymous.
     pub memory_file: Option<PathBuf>,
     /// What the VM has of an IOMMU, unless `extra` has one.
-    pub iommu: Iommu,
+    pub iommu: VmIommu,
     /// More of the kernel's command line, for a prepared guest.
     pub append: String,
     /// More QEMU arguments, passed on as they are.
     pub extra: Vec<String>,
+    /// The firmware's variables that it goes on with; without them, those that a VM begins with. Its folder has a file of
+    /// them once it is started.
+    #[serde(skip)]
+    pub variables: Option<Vec<u8>>,
+}
+
+/// Where a VM with this folder keeps the firmware's variables.
+pub(crate) fn variables_file(dir: &Path) -> PathBuf {
+    dir.join("variables.fd")
 }
 
 impl VmSpec {
@@ -116,9 +125,10 @@ impl VmSpec {
             console: Console::Socket,
             fabric: None,
             memory_file: None,
-            iommu: Iommu::default(),
+            iommu: VmIommu::default(),
             append: String::new(),
             extra: Vec::new(),
+            variables: None,
         }
     }
 
@@ -206,8 +216,8 @@ impl VmSpec {
     }
 
     /// The VM's own copy of the firmware's variables.
-    pub(crate) fn variables(&self) -> PathBuf {
-        self.dir.join("variables.fd")
+    pub(crate) fn variables_file(&self) -> PathBuf {
+        variables_file(&self.dir)
     }
 
     fn ports(&self) -> usize {
@@ -258,7 +268,7 @@ impl VmSpec {
                         "driver": "file", "filename": text(file)?, "locking": "off"}}))
                 };
                 args.json("-blockdev", &flash("code", &firmware.code, true)?);
-                args.json("-blockdev", &flash("variables", &self.variables(), false)?);
+                args.json("-blockdev", &flash("variables", &self.variables_file(), false)?);
                 args.put("-machine", "pflash0=code,pflash1=variables");
             }
         }
@@ -402,7 +412,7 @@ mod tests {
     fn spec() -> VmSpec {
         let boot = Boot::Kernel { kernel: "/k".into(), initrd: None, append: String::new() };
         let mut spec = VmSpec::new("one", Path::new("/run/r/beta/vms/one"), boot);
-        spec.accel = Some(Accel::Tcg);
+        spec.accel = Some(Acceleration::Tcg);
         spec
     }
 

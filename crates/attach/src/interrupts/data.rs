@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_of_a_sender_that_left_rubbish_behind_is_let_go() {
+    fn the_ring_of_a_sender_that_wrote_garbage_is_dropped() {
         let rings = Rings::silent();
         let (memory, mut producer) = sender(&rings, Handle(1));
         producer.push(&[1]).unwrap();

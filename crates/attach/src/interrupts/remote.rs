@@ -6,7 +6,7 @@ use rackbus_memory::Region;
 use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::ring::{Producer, PushError};
 use rackbus_segment::Handle;
-use rackbus_segment::message::{InterruptKind, NodeId, Reply, Request};
+use rackbus_segment::message::{InterruptKind, NodeId, Reply, SessionRequest};
 
 use super::{InterruptError, RING, bell, shared};
 use crate::events::Watch;
@@ -33,7 +33,7 @@ impl Sender {
         number: u32,
         timeout_ms: u32,
     ) -> Result<(Sender, Option<Arc<Region>>), AttachError> {
-        let request = Request::ConnectInterrupt { node, kind, number, timeout_ms };
+        let request = SessionRequest::ConnectInterrupt { node, kind, number, timeout_ms };
         let (Reply::Connected(connected), fds) = session.call(&request)? else {
             return Err(AttachError::Protocol);
         };

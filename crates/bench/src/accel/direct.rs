@@ -17,8 +17,8 @@ type Call = Box<dyn FnMut(&[u8], &mut Vec<u8>)>;
 
 /// An operation of a library.
 pub enum Direct {
-    /// A call of it.
-    Call(Call, Vec<u8>),
+    /// A call of it, and its outputs, which it writes in turn.
+    Call(Call, Vec<Vec<u8>>),
     /// No library has it whole: the engine without queue pair.
     Engine(Operation),
 }
@@ -37,11 +37,11 @@ fn digest<D: AsRef<[u8]> + 'static>(of: fn(&[u8]) -> D) -> Call {
 }
 
 impl Direct {
-    /// The library's `operation`, with room for so many bytes of output.
+    /// The library's `operation`, with room for so many bytes in each of so many outputs.
     ///
     /// # Errors
     /// When the library cannot be had.
-    pub fn new(operation: Operation, room: usize) -> Result<Direct, BenchError> {
+    pub fn new(operation: Operation, room: usize, outputs: usize) -> Result<Direct, BenchError> {
         let no = |what: &str| BenchError::Peer(format!("{what} cannot be used"));
         let call: Call = match operation {
             Operation::Copy => Box::new(|input, out| {
@@ -100,23 +100,27 @@ impl Direct {
             }),
             _ => return Ok(Direct::Engine(operation)),
         };
-        Ok(Direct::Call(call, Vec::with_capacity(room)))
+        let outputs = (0..outputs).map(|_| Vec::with_capacity(room)).collect();
+        Ok(Direct::Call(call, outputs))
     }
 
-    /// Operations each second on `message`.
-    pub fn rate(&mut self, time: Duration, message: &[u8]) -> f64 {
+    /// Operations each second on `messages` in turn: as much memory as a queue pair's operations are about, or what is
+    /// in the library's caches is not in the queue pair's.
+    pub fn rate(&mut self, time: Duration, messages: &[Vec<u8>]) -> f64 {
         match self {
             Direct::Engine(operation) => {
-                let point = measure(*operation, message.len(), Content::Text, time);
+                let length = messages.first().map_or(0, Vec::len);
+                let point = measure(*operation, length, Content::Text, time);
                 point.map_or(0.0, |point| 1e9 / point.cost_ns)
             }
-            Direct::Call(call, out) => {
+            Direct::Call(call, outputs) => {
                 let (begun, mut done) = (Instant::now(), 0u64);
                 loop {
                     // The clock takes as long as the smallest operation.
-                    for _ in 0..32 {
-                        call(std::hint::black_box(message), out);
-                        std::hint::black_box(&mut *out);
+                    for at in 0..32 {
+                        let out = &mut outputs[at % messages.len()];
+                        call(std::hint::black_box(&messages[at % messages.len()]), out);
+                        std::hint::black_box(out);
                     }
                     done += 32;
                     let elapsed = begun.elapsed();

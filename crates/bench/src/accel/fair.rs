@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rackbus_devices::accel::{Pool, PoolOptions};
-use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_devices::accel::{EnginePool, PoolOptions};
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_qos::{ServiceLevel, TenantId};
 use rackbus_spec::accel::{Descriptor, Operation};
 
@@ -62,12 +62,12 @@ struct Tenant {
 
 impl Tenant {
     fn new(
-        pool: &Arc<Pool>,
+        pool: &Arc<EnginePool>,
         number: u32,
         level: Option<&ServiceLevel>,
         sends: &Sends,
     ) -> Result<Tenant, BenchError> {
-        let options = Options { depth: 2 * DEPTH, data: 1 << 20, ..Options::default() };
+        let options = AccelOptions { depth: 2 * DEPTH, data: 1 << 20, ..AccelOptions::default() };
         let accel = function(pool, number, level, options)?;
         let descriptor = describe(&accel, sends, 0)?;
         Ok(Tenant { accel, descriptor })
@@ -91,7 +91,7 @@ fn describe(accel: &Accel, sends: &Sends, at: usize) -> Result<Descriptor, Bench
         to.copy_from(&sends.message);
     }
     let stages = [(sends.operation, 0)];
-    let work = Work { stages: &stages, ..Work::default() };
+    let work = MessageWork { stages: &stages, ..MessageWork::default() };
     let room = length + length / 4 + 1024;
     accel.describe(&work, (at, length), (at + (128 << 10), room)).map_err(failed)
 }
@@ -99,7 +99,7 @@ fn describe(accel: &Accel, sends: &Sends, at: usize) -> Result<Descriptor, Bench
 /// Has both tenants send for a time, after a tenth of it, from this thread: engine time, bytes in and operations of
 /// each.
 fn together(
-    pool: &Arc<Pool>,
+    pool: &Arc<EnginePool>,
     mut tenants: [Tenant; 2],
     time: Duration,
 ) -> Result<[[u64; 3]; 2], BenchError> {
@@ -132,7 +132,7 @@ fn together(
 /// # Errors
 /// When an operation fails.
 pub fn shaped(of: &[Sends; 2], time: Duration) -> Result<f64, BenchError> {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let first = Tenant::new(&pool, 1, None, &of[0])?;
     let tenants = [first, Tenant::new(&pool, 2, None, &of[1])?];
     let [first, second] = together(&pool, tenants, time)?;
@@ -154,7 +154,7 @@ pub fn in_turn(of: &[Sends; 2], time: Duration) -> Result<f64, BenchError> {
 /// # Errors
 /// When an operation fails.
 pub fn both(time: Duration) -> Result<f64, BenchError> {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let (_, of) = pairs().swap_remove(0);
     let first = Tenant::new(&pool, 1, None, &of[0])?;
     let tenants = [first, Tenant::new(&pool, 2, None, &of[1])?];
@@ -179,8 +179,8 @@ fn alternate(
     time: Duration,
     mut ended: impl FnMut(usize, u32),
 ) -> Result<(), BenchError> {
-    let pool = Pool::new(PoolOptions::default());
-    let options = Options { depth: 2 * DEPTH, data: 2 << 20, ..Options::default() };
+    let pool = EnginePool::new(PoolOptions::default());
+    let options = AccelOptions { depth: 2 * DEPTH, data: 2 << 20, ..AccelOptions::default() };
     let mut accel = function(&pool, 1, None, options)?;
     let mut descriptors = [describe(&accel, &of[0], 0)?, describe(&accel, &of[1], 512 << 10)?];
     for (id, descriptor) in (0..).zip(&mut descriptors) {
@@ -207,7 +207,7 @@ fn alternate(
 /// # Errors
 /// When an operation fails.
 pub fn minimum(time: Duration) -> Result<f64, BenchError> {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let text = format!("deflate {PROMISED} MB/s max {PROMISED} MB/s message 16KiB");
     let level: ServiceLevel = text.parse().map_err(|error| BenchError::Peer(format!("{error}")))?;
     let victim = sends(Operation::Deflate, vec![0; 16 << 10]);

@@ -117,7 +117,8 @@ impl Bench<'_> {
             let message = direct::message(operation, LARGE);
             let room = 2 * LARGE;
             let mut queue = Queue::new(&[operation], &message, room, DEPTH)?;
-            let mut direct = Direct::new(operation, room)?;
+            let mut direct = Direct::new(operation, room, DEPTH.into())?;
+            let messages = vec![message.clone(); DEPTH.into()];
             let gigabytes = message.len() as f64 / 1e9;
             self.pairs(
                 &case,
@@ -129,7 +130,7 @@ impl Bench<'_> {
                 },
                 || {
                     pin(SERVER_CPU);
-                    Ok(direct.rate(time, &message) * gigabytes)
+                    Ok(direct.rate(time, &messages) * gigabytes)
                 },
             )?;
             unpin();
@@ -145,7 +146,7 @@ impl Bench<'_> {
         let case = "crc32c 64 B, one at a time";
         if self.wanted(case) {
             let mut queue = Queue::new(&[operation], &message, SMALL, 1)?;
-            let mut direct = Direct::new(operation, SMALL)?;
+            let mut direct = Direct::new(operation, SMALL, 1)?;
             self.pairs(
                 case,
                 "the library, called directly",
@@ -156,7 +157,7 @@ impl Bench<'_> {
                 },
                 || {
                     pin(SERVER_CPU);
-                    Ok(1e6 / direct.rate(time, &message))
+                    Ok(1e6 / direct.rate(time, std::slice::from_ref(&message)))
                 },
             )?;
             unpin();

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
-use rackbus_driver::Local;
-use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
+use rackbus_driver::InThreadFunction;
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_qos::{ServiceLevel, TenantId};
 use rackbus_spec::accel::{Descriptor, Operation};
 
@@ -14,14 +14,14 @@ use crate::BenchError;
 
 /// A function of `pool` in this thread, with its level.
 pub fn function(
-    pool: &Arc<Pool>,
+    pool: &Arc<EnginePool>,
     tenant: u32,
     level: Option<&ServiceLevel>,
-    options: Options,
+    options: AccelOptions,
 ) -> Result<Accel, BenchError> {
     let failed = |error: &dyn std::fmt::Display| BenchError::Peer(error.to_string());
     let model = Accelerator::new(pool, TenantId(tenant), level, 1).map_err(|e| failed(&e))?;
-    Accel::start(Box::new(Local::new(Box::new(model))), options).map_err(|e| failed(&e))
+    Accel::start(Box::new(InThreadFunction::new(Box::new(model))), options).map_err(|e| failed(&e))
 }
 
 /// A queue pair with work for it.
@@ -96,9 +96,10 @@ impl Queue {
     }
 
     fn empty(each: usize, depth: u16) -> Result<Queue, BenchError> {
-        let pool = Pool::new(PoolOptions::default());
+        let pool = EnginePool::new(PoolOptions::default());
         let data = each * usize::from(depth) + (64 << 10);
-        let accel = function(&pool, 1, None, Options { depth, data, ..Options::default() })?;
+        let accel =
+            function(&pool, 1, None, AccelOptions { depth, data, ..AccelOptions::default() })?;
         Ok(Queue { accel, depth: depth.into(), places: Vec::new(), under_way: Vec::new() })
     }
 
@@ -124,7 +125,9 @@ impl Queue {
         input: (usize, usize),
         output: (usize, usize),
     ) -> Result<Descriptor, BenchError> {
-        self.accel.describe(&Work { stages, ..Work::default() }, input, output).map_err(failed)
+        self.accel
+            .describe(&MessageWork { stages, ..MessageWork::default() }, input, output)
+            .map_err(failed)
     }
 
     /// Does one descriptor; bytes that came out.

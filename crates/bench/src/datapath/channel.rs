@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use rackbus_memory::SharedMemory;
-use rackbus_memory::copy::{Channel, Engine, EngineOptions, Place, State, Ticket, Transaction};
+use rackbus_memory::copy::{
+    Channel, CopyEngine, CopyEngineOptions, CopyLocation, Ticket, Transaction, TransactionState,
+};
 
 use super::copy::{memory, plain, walk};
 use super::{Bench, rate};
@@ -97,20 +99,21 @@ impl Bench<'_> {
     }
 }
 
-fn engine(channels: usize) -> Result<Engine, BenchError> {
+fn engine(channels: usize) -> Result<CopyEngine, BenchError> {
     let cpus = (SERVER_CPU..SERVER_CPU + channels).collect();
-    let options = EngineOptions { channels, cpus, ..EngineOptions::default() };
-    Engine::start("bench-copy", &options).map_err(BenchError::io("starting the copy engine"))
+    let options = CopyEngineOptions { channels, cpus, ..CopyEngineOptions::default() };
+    CopyEngine::start("bench-copy", &options).map_err(BenchError::io("starting the copy engine"))
 }
 
 fn transaction(from: &SharedMemory, to: &SharedMemory, at: usize, bytes: usize) -> Transaction {
-    let (source, destination) = (Place::shared(from.region(), at), Place::shared(to.region(), at));
+    let (source, destination) =
+        (CopyLocation::shared(from.region(), at), CopyLocation::shared(to.region(), at));
     Transaction::of(source, destination, bytes).expect("inside")
 }
 
 /// Waits without ever sleeping: waking a sleeper is a system call of the channel's.
 fn poll(ticket: &Ticket) {
-    while ticket.poll() == State::Posted {
+    while ticket.poll() == TransactionState::Posted {
         std::hint::spin_loop();
     }
 }
@@ -149,7 +152,7 @@ fn queued(
 /// Gigabytes per second of copying all pages.
 fn pages(
     time: Duration,
-    engine: &Engine,
+    engine: &CopyEngine,
     configuration: Configuration,
     from: &SharedMemory,
     to: &SharedMemory,
@@ -161,16 +164,16 @@ fn pages(
         for (number, first) in (0..PAGES).step_by(pieces).enumerate() {
             let mut list = Transaction::new().merging_up_to(merging);
             for page in first..(first + pieces).min(PAGES) {
-                let source = Place::shared(from.region(), page * PAGE);
-                let destination = Place::shared(to.region(), page * PAGE);
+                let source = CopyLocation::shared(from.region(), page * PAGE);
+                let destination = CopyLocation::shared(to.region(), page * PAGE);
                 list.add(source, destination, PAGE).expect("inside");
             }
             // Each channel has one transaction at a time, as the paper's.
-            let lane = number % channels;
-            if let Some(ticket) = under_way[lane].take() {
+            let which = number % channels;
+            if let Some(ticket) = under_way[which].take() {
                 ticket.wait(None);
             }
-            under_way[lane] = Some(engine.channels()[lane].submit(list));
+            under_way[which] = Some(engine.channels()[which].submit(list));
         }
         for ticket in under_way.into_iter().flatten() {
             ticket.wait(None);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::{Failure, Guest, Rack, Result, ensure, sisci};
 use rackbus_vm::Assets;
-use rackbus_vm::agent::Running;
+use rackbus_vm::agent::RunningCommand;
 
 /// The rack: two hosts, and the hosts that their guests are.
 const RACK: &str = "name = \"guests-bench\"\n[hosts.alpha]\n[hosts.beta]\n\
@@ -42,7 +42,7 @@ impl Place {
 
 /// A program that runs.
 enum Program {
-    Guest(Running),
+    Guest(RunningCommand),
     Host(Child),
 }
 

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection, StreamOwned};
-use rackbus_identity::{Authority, Subject};
+use rackbus_identity::{CertificateAuthority, Subject};
 
 use super::failed;
 use crate::BenchError;
@@ -21,7 +21,7 @@ impl<T: Read + Write + Send> Pipe for T {}
 /// Both ends of a connection: who asks, and who answers.
 type Ends = (Box<dyn Pipe>, Box<dyn Pipe>);
 
-fn pipes(authority: &Authority, over_tls: bool) -> Result<Ends, BenchError> {
+fn pipes(authority: &CertificateAuthority, over_tls: bool) -> Result<Ends, BenchError> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     let client = TcpStream::connect(listener.local_addr().map_err(failed)?).map_err(failed)?;
     let (server, _) = listener.accept().map_err(failed)?;
@@ -102,7 +102,7 @@ fn serve(pipe: &mut dyn Pipe, bytes: usize) {
 
 /// Reads a second, with as many under way as the load has.
 pub fn run(
-    authority: &Authority,
+    authority: &CertificateAuthority,
     load: &Load,
     over_tls: bool,
     time: Duration,

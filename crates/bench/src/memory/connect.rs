@@ -16,7 +16,7 @@ use crate::report::median;
 
 /// Bytes of the segment.
 const BYTES: usize = 4096;
-/// Milliseconds for connecting.
+/// For how many milliseconds a connection is waited for.
 const SOON: u32 = 1_000;
 /// Connections that one program has at a time.
 const HELD: usize = 100;

@@ -4,9 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rackbus_attach::{Copier, Signal, Writing};
+use rackbus_attach::{Copier, Signal, SubmittedWrite};
 use rackbus_memory::Region;
-use rackbus_memory::copy::{Channel, Engine, EngineOptions, Place, State, Ticket, Transaction};
+use rackbus_memory::copy::{
+    Channel, CopyEngine, CopyEngineOptions, CopyLocation, Ticket, Transaction, TransactionState,
+};
 
 use super::pio::batch;
 use super::plain::Plain;
@@ -22,9 +24,9 @@ const AHEAD: usize = 4;
 impl Bench<'_> {
     pub(super) fn copies(&mut self) -> Result<(), BenchError> {
         let time = self.settings.time;
-        let options = EngineOptions { cpus: vec![SERVER_CPU], ..EngineOptions::default() };
+        let options = CopyEngineOptions { cpus: vec![SERVER_CPU], ..CopyEngineOptions::default() };
         let engine =
-            Engine::start("bench", &options).map_err(BenchError::io("starting an engine"))?;
+            CopyEngine::start("bench", &options).map_err(BenchError::io("starting an engine"))?;
         let channel = &engine.channels()[0];
         for bytes in SIZES {
             let case = format!("copy {} to opened pages", size(bytes));
@@ -72,9 +74,9 @@ impl Bench<'_> {
 impl Bench<'_> {
     pub(super) fn areas(&mut self) -> Result<(), BenchError> {
         let time = self.settings.time;
-        let options = EngineOptions { cpus: vec![SERVER_CPU], ..EngineOptions::default() };
+        let options = CopyEngineOptions { cpus: vec![SERVER_CPU], ..CopyEngineOptions::default() };
         let engine =
-            Engine::start("bench", &options).map_err(BenchError::io("starting an engine"))?;
+            CopyEngine::start("bench", &options).map_err(BenchError::io("starting an engine"))?;
         let (channel, copier) = (&engine.channels()[0], Copier::start(&options)?);
         for bytes in SIZES {
             let case = format!("CMMC {}", size(bytes));
@@ -120,7 +122,7 @@ impl Bench<'_> {
 }
 
 /// Waits for a write as the other side waits: by polling.
-fn polled(writing: Writing<'_>) -> Result<(), BenchError> {
+fn polled(writing: SubmittedWrite<'_>) -> Result<(), BenchError> {
     while !writing.is_over() {
         std::hint::spin_loop();
     }
@@ -134,7 +136,7 @@ fn queue(
     bytes: usize,
     ahead: &mut VecDeque<Ticket>,
 ) -> Result<(), BenchError> {
-    let copy = Transaction::of(Place::shared(from, 0), Place::shared(to, 0), bytes);
+    let copy = Transaction::of(CopyLocation::shared(from, 0), CopyLocation::shared(to, 0), bytes);
     ahead.push_back(channel.submit(copy.map_err(|error| BenchError::Peer(error.to_string()))?));
     match ahead.len() > AHEAD {
         true => ahead.pop_front().map_or(Ok(()), |ticket| ended(&ticket)),
@@ -145,8 +147,8 @@ fn queue(
 fn ended(ticket: &Ticket) -> Result<(), BenchError> {
     loop {
         match ticket.poll() {
-            State::Posted => std::hint::spin_loop(),
-            State::Done => return Ok(()),
+            TransactionState::Posted => std::hint::spin_loop(),
+            TransactionState::Done => return Ok(()),
             other => return Err(BenchError::Peer(format!("a copy ended as {other:?}"))),
         }
     }

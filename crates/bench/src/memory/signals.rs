@@ -57,7 +57,7 @@ impl Bench<'_> {
     }
 }
 
-/// Milliseconds for connecting.
+/// For how many milliseconds a connection is waited for.
 const SOON: u32 = 1_000;
 
 /// Interrupts in both directions. The two sides are in cache lines of their own, as in two processes.

@@ -2,16 +2,17 @@
 
 use std::time::Instant;
 
-use rackbus_fabric::rack::{Adapter, Cable, Physical, Rack, Switch};
+use rackbus_fabric::rack::{Adapter, Cable, PhysicalFabric, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::shares;
 use rackbus_model::random::Random;
 use rackbus_model::time::Time;
 use rackbus_model::timing::Timing;
-use rackbus_model::workload::{FlowKind, FlowSpec, Workload, run};
+use rackbus_model::workload::{Divided, FlowKind, FlowSpec, Workload, run};
 
 use super::{Bench, refused};
 use crate::BenchError;
+use crate::machine::{CLIENT_CPU, pin, unpin};
 
 const HOSTS: u64 = 10_000;
 const FLOWS: u64 = 100_000;
@@ -23,7 +24,7 @@ const PORTS: usize = 31;
 /// Hosts with a drive and an NTB each, below a tree of switches; every other one has an IOMMU.
 fn rack(hosts: u64) -> Result<Rack, BenchError> {
     let mut text = "name = \"large\"\n".to_owned();
-    let mut physical = Physical::default();
+    let mut physical = PhysicalFabric::default();
     let cable = |a: &str, b: &str, generation, lanes| Cable {
         ends: [a.to_owned(), b.to_owned()],
         generation,
@@ -55,12 +56,19 @@ fn rack(hosts: u64) -> Result<Rack, BenchError> {
     Ok(rack)
 }
 
-/// Reads and writes of random drives, to random hosts' memory.
-fn workload(hosts: u64, flows: u64) -> Workload {
+/// Reads and writes of random drives, to the memory of random hosts: all of them, or of those below the drive's switch.
+fn workload(hosts: u64, flows: u64, within: bool) -> Workload {
     let mut random = Random::new(1);
     let flow = |nth: u64| {
-        let [from, to] = [(); 2].map(|()| format!("h{}", random.below(hosts)));
-        let from = format!("{from}/nvme0");
+        let from = random.below(hosts);
+        let to = match (within, PORTS as u64) {
+            (false, _) => random.below(hosts),
+            (true, ports) => {
+                let first = from / ports * ports;
+                first + random.below(ports.min(hosts - first))
+            }
+        };
+        let (from, to) = (format!("h{from}/nvme0"), format!("h{to}"));
         let kind = match nth % 2 {
             0 => FlowKind::Read { from, to },
             _ => FlowKind::Write { from, to },
@@ -73,6 +81,7 @@ fn workload(hosts: u64, flows: u64) -> Workload {
         duration: Time::from_us(1_000),
         warmup: Time::ZERO,
         units: Default::default(),
+        shaping: Vec::new(),
         flows,
         notes: Vec::new(),
     }
@@ -85,7 +94,8 @@ impl Bench<'_> {
         if !self.wanted(case) {
             return Ok(());
         }
-        let (rack, workload, timing) = (rack(100)?, workload(100, 400), Timing::default());
+        let (rack, timing) = (rack(100)?, Timing::default());
+        let workload = workload(100, 400, false);
         let took = || {
             let start = Instant::now();
             let results = run(&rack, &timing, &workload, u64::MAX).map_err(refused)?;
@@ -98,13 +108,41 @@ impl Bench<'_> {
         self.rates(case, "the limit: less is better", "s", took, || Ok(LIMIT))
     }
 
+    /// The same where flows stay below their switches: four parts that have nothing in common.
+    pub(super) fn parts(&mut self) -> Result<(), BenchError> {
+        let case = "1 ms of 100 hosts, 400 flows below four switches, all processors";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let (rack, timing) = (rack(100)?, Timing::default());
+        let workload = workload(100, 400, true);
+        unpin();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let speed = |threads: usize| {
+            let start = Instant::now();
+            let mut divided = Divided::new(&rack, &timing, &workload).map_err(refused)?;
+            let spawned = |work: &(dyn Fn() + Sync)| {
+                std::thread::scope(|scope| (0..threads).for_each(|_| _ = scope.spawn(work)));
+            };
+            divided.go(u64::MAX, &spawned).map_err(refused)?;
+            match divided.len() {
+                4 => Ok(1.0 / start.elapsed().as_secs_f64()),
+                parts => Err(BenchError::Peer(format!("there are {parts} parts"))),
+            }
+        };
+        let done = self.rates(case, "one processor", "ms/s", || speed(processors), || speed(1));
+        pin(CLIENT_CPU);
+        done
+    }
+
     /// From rack and workload to the shares, ways included.
     pub(super) fn large(&mut self) -> Result<(), BenchError> {
         let case = "flow level, 10,000 hosts, 100,000 flows";
         if !self.wanted(case) {
             return Ok(());
         }
-        let (rack, workload, timing) = (rack(HOSTS)?, workload(HOSTS, FLOWS), Timing::default());
+        let (rack, timing) = (rack(HOSTS)?, Timing::default());
+        let workload = workload(HOSTS, FLOWS, false);
         let took = || {
             let start = Instant::now();
             let level = shares(&rack, &timing, &workload).map_err(refused)?;

@@ -1,7 +1,7 @@
 //! The timing model: how fast it simulates, against the bare machine and other simulators.
 //!
 //! Each module has the cases of one layer, the peers' sides beside them. Everything runs on one
-//! processor: a simulation is one thread.
+//! processor, but for a rack whose parts have nothing in common.
 
 mod events;
 mod large;
@@ -42,6 +42,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     bench.events()?;
     bench.reads()?;
     bench.packets()?;
+    bench.parts()?;
     bench.large()
 }
 

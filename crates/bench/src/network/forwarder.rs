@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::vectored::{read_with_head, write_with_head};
 use rackbus_memory::{Event, SharedMemory};
-use rackbus_netdev::configure::{Settings, configure};
+use rackbus_netdev::configure::{InterfaceSettings, configure};
 use rackbus_netdev::{namespace, tap};
 
 use super::Pair;
@@ -129,7 +129,7 @@ impl Forwarder {
             let space = namespace::create(name).map_err(failed())?;
             let address = |end: usize| IpAddr::from([10, 78, 0, 1 + end as u8]);
             let mac = |end: usize| [2, 0x78, 0, 0, 0, 1 + end as u8];
-            let settings = Settings {
+            let settings = InterfaceSettings {
                 mac: mac(nth),
                 mtu: 1500,
                 addresses: vec![(address(nth), 24)],

@@ -5,7 +5,7 @@
 pub struct Load {
     /// Bytes of each operation.
     pub bytes: usize,
-    /// Operations in flight.
+    /// Operations that are kept under way.
     pub depth: u16,
     /// Writes instead of reads.
     pub write: bool,

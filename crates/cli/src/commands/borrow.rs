@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, Lease, Placement};
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{ControlClient, ControlClientError};
 use rackbus_devices::accel::CLASS;
-use rackbus_vm::interrupts::Interrupts;
+use rackbus_vm::interrupts::InterruptChoice;
 
 use crate::Common;
 use crate::commands::client;
@@ -126,7 +126,7 @@ impl Args {
             None => anywhere(&client, request).await?,
         };
         if let (true, Some(socket)) = (self.msix && !self.trust.in_host(), &lease.socket) {
-            let noted = Interrupts::Msix.note(Path::new(socket));
+            let noted = InterruptChoice::Msix.note(Path::new(socket));
             noted.map_err(|error| {
                 Failure::new(error.to_string(), "borrow it on the host that it is for")
             })?;
@@ -159,15 +159,15 @@ fn place(lease: &Lease) -> String {
 }
 
 /// Whether a function was refused because others have it, or come before.
-fn is_taken(error: &ClientError) -> bool {
-    let ClientError::Refused(error) = error else { return false };
+fn is_taken(error: &ControlClientError) -> bool {
+    let ControlClientError::Refused(error) = error else { return false };
     ["held", "returning", "queued"].contains(&error.code.as_str())
 }
 
 /// Borrows the first accelerator that keeps what is asked for. One function of each device is asked: its
 /// others would answer the same.
 async fn anywhere(
-    client: &Client,
+    client: &ControlClient,
     request: impl Fn(&str) -> BorrowRequest,
 ) -> Result<Lease, Failure> {
     let mut asked: Vec<String> = Vec::new();

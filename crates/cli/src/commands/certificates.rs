@@ -5,7 +5,7 @@ use crate::commands::client;
 use crate::contexts::moment;
 use crate::output::{Cell, Failure, Output, Tone};
 
-/// List the certificates that the rack has given to machines and people, and that are not over.
+/// List the certificates that the rack has given to machines and people, and that have not expired.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus certificates

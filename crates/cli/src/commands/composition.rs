@@ -42,10 +42,10 @@ enum Command {
     Return(NameArgs),
 }
 
-/// `rackbus composition save`.
+/// Arguments of `rackbus composition save`.
 #[derive(Debug, clap::Args)]
 struct SaveArgs {
-    /// The composition's name
+    /// What to call the composition
     name: String,
     /// The host that shall have its functions
     #[arg(long = "for", value_name = "HOST")]
@@ -61,14 +61,14 @@ struct SaveArgs {
 /// `rackbus composition remove` and `rackbus composition return`.
 #[derive(Debug, clap::Args)]
 struct NameArgs {
-    /// The composition's name
+    /// The composition, by the name that it was saved with
     name: String,
 }
 
-/// `rackbus composition borrow`.
+/// Arguments of `rackbus composition borrow`.
 #[derive(Debug, clap::Args)]
 struct BorrowArgs {
-    /// The composition's name
+    /// The composition, by the name that it was saved with
     name: String,
     /// Wait so long while others have some of it; without a time, a day. What waits has none of it
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "1day",

@@ -4,7 +4,7 @@ use rackbus_identity::now;
 use serde_json::{Value, json};
 
 use crate::Common;
-use crate::contexts::{self, Context, Contexts, LOCAL};
+use crate::contexts::{self, ContextStore, LOCAL, RackContext};
 use crate::output::{Cell, Failure, Output, Tone};
 
 /// Show, choose or remove the racks that you have logged in to with `rackbus login`.
@@ -34,7 +34,7 @@ enum Command {
 
 impl Args {
     pub fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let contexts = Contexts::own()?;
+        let contexts = ContextStore::own()?;
         match &self.command {
             Command::List => {
                 let current = contexts.current();
@@ -83,7 +83,7 @@ impl Args {
 }
 
 /// A context as programs see it.
-pub fn described(context: &Context, is_current: bool) -> Result<Value, Failure> {
+pub fn described(context: &RackContext, is_current: bool) -> Result<Value, Failure> {
     let credentials = context.credentials()?;
     let certified = credentials.certified();
     Ok(json!({

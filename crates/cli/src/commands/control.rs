@@ -10,19 +10,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rackbus_control::machines::{self, Joining};
-use rackbus_control::metrics::{Source, serve_on};
+use rackbus_control::metrics::{MetricsSource, serve_on};
 use rackbus_control::service::IsNode;
-use rackbus_control::{Options, Service, serve};
+use rackbus_control::{Service, ServiceOptions, serve};
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
-use rackbus_identity::{Authority, Renewed, Subject, Tokens};
+use rackbus_identity::{CertificateAuthority, Renewed, Subject, Tokens};
 use rackbus_lease::Config;
 use rackbus_link::presence::{holder, node_file};
 
 use crate::Common;
 use crate::commands::{misread, offers, read_devices};
 use crate::output::{Failure, Output};
-use crate::paths::Running;
+use crate::paths::RunningRack;
 use crate::{log, paths, process};
 
 /// Run the control plane, in the foreground.
@@ -110,7 +110,7 @@ impl Args {
         let inventory = offers::inventory(&rack, &devices, &text, apart)
             .map_err(|error| Failure::usage(error, "correct the rack file"))?;
         let (ttl, close_grace) = (rack.control.lease_ttl_ms, rack.control.return_grace_ms);
-        let options = Options {
+        let options = ServiceOptions {
             inventory,
             read_rack: Some(offers::reader(text.clone(), apart)),
             config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
@@ -122,7 +122,7 @@ impl Args {
         let socket = rackbus_node::control_socket(&run_dir);
         if let (StoreKind::Etcd, Some(listen)) = (self.store, self.listen) {
             let (cluster, keys) = (self.etcd.cluster()?, self.etcd.keys(&rack.name));
-            let shared = cluster::Shared {
+            let shared = cluster::ClusterOptions {
                 rack: &rack,
                 text,
                 options,
@@ -164,7 +164,7 @@ impl Args {
     }
 
     /// The run directory, and what is in it: noted now where a file is named, else by who started the rack.
-    fn place(&self, common: &Common) -> Result<(PathBuf, Running), Failure> {
+    fn place(&self, common: &Common) -> Result<(PathBuf, RunningRack), Failure> {
         let Some(file) = &self.file else {
             let run_dir = paths::find_run_dir(common)?;
             let running = paths::running(&run_dir)?;
@@ -174,7 +174,7 @@ impl Args {
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
         let state_dir = paths::state_dir(self.state_dir.as_deref(), &rack.name)?;
-        let running = Running::of(&rack, file, &state_dir)?;
+        let running = RunningRack::of(&rack, file, &state_dir)?;
         running.note(&run_dir)?;
         Ok((run_dir, running))
     }
@@ -198,13 +198,15 @@ impl Machines {
         let folder = state_dir.join("identity");
         paths::make_private(&folder)?;
         let failed = |error: String| Failure::new(error, "see to the state directory");
-        let authority = Authority::open(&folder, &rack.name).map_err(|e| failed(e.to_string()))?;
+        let authority =
+            CertificateAuthority::open(&folder, &rack.name).map_err(|e| failed(e.to_string()))?;
         let own = authority.issue(&Subject::Control).map_err(|e| failed(e.to_string()))?;
         let tokens = Tokens::open(&folder, authority.fingerprint());
         let tokens = tokens.map_err(|e| failed(e.to_string()))?;
         let credentials = Arc::new(RwLock::new(own));
         let (certificate, key) = authority.pem();
-        let again = Authority::from_pem(certificate, &key).map_err(|e| failed(e.to_string()))?;
+        let again =
+            CertificateAuthority::from_pem(certificate, &key).map_err(|e| failed(e.to_string()))?;
         tokio::spawn(renew(again, credentials.clone()));
         let joining = Arc::new(Joining::new(authority, tokens, hosts, text));
         let listener = listen_at(listen).await?;
@@ -232,7 +234,7 @@ async fn listen_at(listen: SocketAddr) -> Result<tokio::net::TcpListener, Failur
 }
 
 /// Renews the control plane's own certificate.
-async fn renew(authority: Authority, credentials: Renewed) {
+async fn renew(authority: CertificateAuthority, credentials: Renewed) {
     loop {
         tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
         let due = credentials.read().unwrap_or_else(PoisonError::into_inner).is_due();
@@ -246,7 +248,7 @@ async fn renew(authority: Authority, credentials: Renewed) {
 }
 
 /// Serves the metrics at a network address, if one is named.
-async fn scraped(counted: Source, address: Option<SocketAddr>) -> Result<(), Failure> {
+async fn scraped(counted: MetricsSource, address: Option<SocketAddr>) -> Result<(), Failure> {
     let Some(address) = address else { return std::future::pending().await };
     let failed = |error: std::io::Error| {
         let error = format!("metrics cannot be served at {address}: {error}");

@@ -58,7 +58,7 @@ fn remove_networks(run_dir: &Path) {
         if namespace::open(&name).is_ok()
             && let Err(error) = namespace::remove(&name)
         {
-            tracing::warn!(%error, name, "a network namespace is left");
+            tracing::warn!(%error, name, "a network namespace could not be removed");
         }
     }
 }

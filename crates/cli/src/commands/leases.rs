@@ -8,7 +8,7 @@ use crate::Common;
 use crate::commands::client;
 use crate::output::{Cell, Failure, Output, Tone, ago};
 
-/// List the leases.
+/// List who has borrowed what, and where it is used.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus leases

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::output::{Cell, Failure, Output, Tone};
 
 /// Take a PCI function of this machine from its driver so that it can be lent, or give it back.
-/// Without an address, list the functions and what stands against lending them.
+/// Without an address, list the functions, and why some cannot be lent.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus lend                              what this machine has, and what could be lent
@@ -77,7 +77,7 @@ struct Listed {
     kind: &'static str,
     /// Who took it from its driver, as the note says.
     taker: Option<String>,
-    /// What stands against lending it.
+    /// Why it cannot be lent now.
     refused: Option<String>,
 }
 

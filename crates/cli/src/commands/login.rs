@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::people::LoginRequest;
-use rackbus_identity::{Request, Token, joining_config};
+use rackbus_identity::{CertificateRequest, Token, joining_config};
 
 use crate::Common;
 use crate::commands::context::described;
-use crate::contexts::{self, AGAIN, Contexts, Noted, unusable};
+use crate::contexts::{self, AGAIN, ContextStore, Noted, unusable};
 use crate::output::{Failure, Output};
 use crate::remote::{address_of, not_reached};
 
@@ -35,7 +35,7 @@ impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let servers =
             self.control.iter().map(|url| address_of(url)).collect::<Result<Vec<_>, _>>()?;
-        let contexts = Contexts::own()?;
+        let contexts = ContextStore::own()?;
         if let Some(name) = &common.context {
             contexts::check_name(name)?;
         }
@@ -45,9 +45,9 @@ impl Args {
             .map_err(|cause| Failure::usage(format!("{path}: {cause}"), AGAIN))?;
         let token: Token =
             text.parse().map_err(|error| Failure::usage(format!("{path}: {error}"), AGAIN))?;
-        let request = Request::new().map_err(unusable)?;
+        let request = CertificateRequest::new().map_err(unusable)?;
         let asked = LoginRequest { token: token.to_string(), request: request.text().to_owned() };
-        let client = Client::over_tls(&servers, joining_config(&token));
+        let client = ControlClient::with_tls(&servers, joining_config(&token));
         let failed = |error| not_reached(error, AGAIN);
         let certificates = client.login(&asked).await.map_err(failed)?;
         let credentials = request.answered(&certificates).map_err(unusable)?;
@@ -58,7 +58,7 @@ impl Args {
         let context = contexts.put(&name, noted, &credentials)?;
         contexts.set_current(Some(&name))?;
         // Where the other control planes are, and what the rack says of the user, is good to know.
-        let client = Client::over_tls(&servers, credentials.client().clone());
+        let client = ControlClient::with_tls(&servers, credentials.client().clone());
         let known = async {
             let known = client.whoami().await.map_err(failed)?;
             context.learn(&client.control().await.map_err(failed)?.members)?;

@@ -3,14 +3,14 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use rackbus_attach::{AttachError, Location, SegmentEntry, Session, Share};
-use rackbus_fabric::pool::{Exported, Pool};
+use rackbus_attach::{AttachError, Location, SegmentAccess, SegmentEntry, Session};
+use rackbus_fabric::pool::{Exported, MemoryPool};
 use rackbus_fabric::rack::{Rack, format_size};
 use rackbus_fabric::sharing::segment_range;
 use serde_json::json;
 
 use crate::Common;
-use crate::commands::{RackFile, named_host};
+use crate::commands::{DescriptionSource, named_host};
 use crate::output::{Cell, Failure, Output, Tone};
 use crate::paths;
 
@@ -35,7 +35,7 @@ enum Command {
   rackbus mem map --file rack.toml     of one that does not")]
 struct MapArgs {
     #[command(flatten)]
-    from: RackFile,
+    from: DescriptionSource,
 }
 
 /// List the segments that processes share: of every host, or of one.
@@ -81,7 +81,7 @@ enum Access {
 impl Args {
     pub fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         match &self.command {
-            Command::Map(args) => map(&Pool::of(&args.from.read(common)?), output),
+            Command::Map(args) => map(&MemoryPool::of(&args.from.read(common)?), output),
             Command::Segments(args) => args.run(common, output)?,
             Command::Share(args) => args.run(common, output)?,
         }
@@ -168,9 +168,9 @@ impl ShareArgs {
             name => Some(named_host(&rack, name)?.node_id),
         };
         let share = match self.access {
-            Access::None => Share::None,
-            Access::Read => Share::Read,
-            Access::Write => Share::Write,
+            Access::None => SegmentAccess::None,
+            Access::Read => SegmentAccess::Read,
+            Access::Write => SegmentAccess::Write,
         };
         attach(&run_dir, owner)?.set_share(self.segments.clone(), node, share).map_err(refused)?;
         let (first, last) = (self.segments.start(), self.segments.end());
@@ -185,7 +185,7 @@ fn parse_range(text: &str) -> Result<RangeInclusive<u32>, String> {
     segment_range(text).filter(|range| !range.is_empty()).ok_or_else(|| form.to_owned())
 }
 
-fn map(pool: &Pool, output: &Output) {
+fn map(pool: &MemoryPool, output: &Output) {
     let told = |it: &Exported| {
         json!({
             "host": it.host,

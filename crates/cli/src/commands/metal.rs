@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rackbus_metal::borrower::{self, BorrowedState, Module, Status, Wanted};
+use rackbus_metal::borrower::{self, BorrowedState, Module, ModuleStatus, WantedFunction};
 use rackbus_metal::{LentWindow, MetalError};
 use rackbus_vfio::{Bindings, PciAddress, VfioError};
 use serde_json::json;
@@ -109,7 +109,10 @@ impl Args {
             }
             Action::Borrow { name, ntb, offset, epoch, vectors } => {
                 let (name, offset, epoch) = (name.clone(), *offset, *epoch);
-                borrow(&Wanted { ntb: *ntb, offset, epoch, name, vectors: *vectors }, output)
+                borrow(
+                    &WantedFunction { ntb: *ntb, offset, epoch, name, vectors: *vectors },
+                    output,
+                )
             }
             Action::Return { handle, force, timeout } => {
                 let module = Module::open().map_err(failure)?;
@@ -168,7 +171,7 @@ fn take_and_lend(
     ntb: PciAddress,
     epoch: u64,
     force: bool,
-) -> Result<(LentWindow, rackbus_metal::Lent), Failure> {
+) -> Result<(LentWindow, rackbus_metal::WindowLoan), Failure> {
     bindings.take(device, TAKER, force).map_err(failure)?;
     let facts = |address| bindings.sysfs().facts(address).map_err(failure);
     let window = LentWindow::open(facts(ntb)?).map_err(failure)?;
@@ -177,7 +180,7 @@ fn take_and_lend(
     Ok((window, lent))
 }
 
-fn borrow(wanted: &Wanted, output: &Output) -> Result<(), Failure> {
+fn borrow(wanted: &WantedFunction, output: &Output) -> Result<(), Failure> {
     borrower::bind(&rackbus_vfio::Sysfs::here(), wanted.ntb).map_err(failure)?;
     let borrowed = Module::open().and_then(|module| module.borrow(wanted)).map_err(failure)?;
     output.result(&borrowed, |o| {
@@ -191,7 +194,7 @@ fn borrow(wanted: &Wanted, output: &Output) -> Result<(), Failure> {
 
 fn list(output: &Output) -> Result<(), Failure> {
     let module = Module::open().map_err(failure)?;
-    let mut all: Vec<Status> = Vec::new();
+    let mut all: Vec<ModuleStatus> = Vec::new();
     for handle in module.handles().map_err(failure)? {
         // One that was returned meanwhile is not listed.
         all.extend(module.status(handle).ok());

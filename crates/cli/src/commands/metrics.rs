@@ -1,6 +1,6 @@
 //! `rackbus metrics`: what the control plane or a node counts, for Prometheus.
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use serde_json::json;
 
 use crate::Common;
@@ -27,7 +27,7 @@ impl Args {
                 let run_dir = find_run_dir(common)?;
                 let rack = running(&run_dir)?.rack()?;
                 let host = &named_host(&rack, host)?.name;
-                Client::new(&run_dir.join(host).join(rackbus_node::metrics::SOCKET))
+                ControlClient::new(&run_dir.join(host).join(rackbus_node::metrics::SOCKET))
             }
         };
         let text = client.metrics().await?;

@@ -43,7 +43,7 @@ pub mod withdraw;
 
 use std::path::{Path, PathBuf};
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::{Host, Rack};
@@ -54,10 +54,10 @@ use crate::paths::{find_run_dir, running};
 use crate::{Common, contexts};
 
 /// A client of the control plane of the rack that is meant: that of a context, or of this machine.
-pub async fn client(common: &Common) -> Result<Client, Failure> {
+pub async fn client(common: &Common) -> Result<ControlClient, Failure> {
     match contexts::chosen(common)? {
         Some(context) => context.client().await,
-        None => Ok(Client::new(&rackbus_node::control_socket(&find_run_dir(common)?))),
+        None => Ok(ControlClient::new(&rackbus_node::control_socket(&find_run_dir(common)?))),
     }
 }
 
@@ -90,13 +90,13 @@ pub fn misread(error: FileError) -> Failure {
 
 /// Whose description a command reads.
 #[derive(Debug, clap::Args)]
-pub struct RackFile {
+pub struct DescriptionSource {
     /// A rack file, instead of that of the rack that runs on this machine.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 }
 
-impl RackFile {
+impl DescriptionSource {
     /// Reads the file that is meant: the one named, or that of the running rack.
     pub fn read(&self, common: &Common) -> Result<Rack, Failure> {
         match &self.file {

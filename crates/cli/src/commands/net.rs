@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rackbus_control::network::{CaptureRequest, NetworkStatus, PeerStatus, PortStatus};
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{ControlClient, ControlClientError};
 use rackbus_fabric::rack::{Rack, format_size};
 
 use crate::Common;
@@ -99,12 +99,12 @@ impl Args {
 }
 
 /// The hosts that are meant, each with a client of its node.
-fn nodes(common: &Common, hosts: &[String]) -> Result<Vec<(String, Client)>, Failure> {
+fn nodes(common: &Common, hosts: &[String]) -> Result<Vec<(String, ControlClient)>, Failure> {
     let run_dir = find_run_dir(common)?;
     let rack = running(&run_dir)?.rack()?;
     let client = |host: &str| {
         let socket = run_dir.join(host).join(rackbus_node::metrics::SOCKET);
-        (host.to_owned(), Client::new(&socket))
+        (host.to_owned(), ControlClient::new(&socket))
     };
     if hosts.is_empty() {
         return Ok(rack.hosts.iter().map(|host| client(&host.name)).collect());
@@ -112,9 +112,9 @@ fn nodes(common: &Common, hosts: &[String]) -> Result<Vec<(String, Client)>, Fai
     hosts.iter().map(|name| Ok(client(&named_host(&rack, name)?.name))).collect()
 }
 
-fn silent(host: &str, error: ClientError) -> Failure {
+fn silent(host: &str, error: ControlClientError) -> Failure {
     match error {
-        ClientError::Unreachable { .. } => Failure::new(
+        ControlClientError::Unreachable { .. } => Failure::new(
             format!("the node of {host} does not answer"),
             "look with `rackbus status`, start the rack with `rackbus up`",
         ),
@@ -158,7 +158,7 @@ pub async fn statuses(run_dir: &std::path::Path, rack: &Rack) -> Vec<NetworkStat
     let mut all = Vec::new();
     for host in &rack.hosts {
         let socket = run_dir.join(&host.name).join(rackbus_node::metrics::SOCKET);
-        all.extend(Client::new(&socket).network().await);
+        all.extend(ControlClient::new(&socket).network().await);
     }
     all
 }
@@ -169,7 +169,7 @@ async fn status(common: &Common, output: &Output, hosts: &[String]) -> Result<()
         match client.network().await {
             Ok(status) => all.push(status),
             // The others' figures say what became of what was for it.
-            Err(ClientError::Unreachable { .. }) if hosts.is_empty() => {
+            Err(ControlClientError::Unreachable { .. }) if hosts.is_empty() => {
                 output.progress(&format!("the node of {host} does not answer"));
             }
             Err(error) => return Err(silent(&host, error)),
@@ -207,7 +207,7 @@ fn port_row(status: &NetworkStatus, port: &PortStatus) -> Vec<Cell> {
         port.ipv4.clone().into(),
         port.mac.clone().into(),
         status.mtu.to_string().into(),
-        port.lanes.to_string().into(),
+        port.queues.to_string().into(),
         port.polling.map_or("-".to_owned(), |part| format!("{:.1} %", 100.0 * part)).into(),
         dropped(&port.drops),
     ]

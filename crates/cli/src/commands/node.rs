@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_devices::Folders;
-use rackbus_fabric::pool::{Exported, Pool};
+use rackbus_fabric::pool::{Exported, MemoryPool};
 use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
 use rackbus_node::lender::devices::OfferedFunctions;
 use rackbus_node::{NetworkService, NodeOptions, Program, vfio};
-use rackbus_segment::directory::{HostRange, Settings};
+use rackbus_segment::directory::{DirectorySettings, HostRange};
 use rackbus_vfio::PciAddress;
 
 use crate::Common;
@@ -38,7 +38,7 @@ use succession::{NodeProgram, RackSource};
 
 `rackbus up` starts the nodes of a rack whose hosts are all on this machine.")]
 pub struct Args {
-    /// The host.
+    /// The host of the rack file that this machine is, or plays.
     #[arg(long)]
     host: String,
     /// Hold the processors out of idle states.
@@ -88,7 +88,7 @@ impl Args {
             self.build(&from, run_dir, state_dir, joined.as_ref(), held)?;
         if let Some(own) = own_devices {
             let control = rackbus_node::control_socket(&options.run_dir);
-            tokio::spawn(own_devices::offer(Client::new(&control), self.host.clone(), own));
+            tokio::spawn(own_devices::offer(ControlClient::new(&control), self.host.clone(), own));
         }
         let socket = options.run_dir.join(&self.host).join(rackbus_node::metrics::SOCKET);
         let node = async {
@@ -125,7 +125,7 @@ impl Args {
             &process::pid_file(run_dir, Some(&self.host)),
             process::runs_already(&format!("the node of {}", self.host)),
         )?];
-        held.extend(self.low_latency.then(stay_awake).transpose()?);
+        held.extend(self.low_latency.then(keep_processors_awake).transpose()?);
         paths::make_private(state_dir)?;
         held.push(process::own_state(state_dir)?);
         Ok(held)
@@ -137,7 +137,7 @@ impl Args {
         from: &RackSource,
         run_dir: PathBuf,
         state_dir: PathBuf,
-        joined: Option<&joined::Joined>,
+        joined: Option<&joined::JoinedHost>,
         held: Vec<File>,
     ) -> Result<Built, Failure> {
         let (rack, devices) = from.parse()?;
@@ -228,12 +228,12 @@ struct Built {
 }
 
 /// The settings of the host's segment service, from the rack file.
-fn segments(rack: &rack::Rack, host: &str, machines: bool) -> Settings {
-    let pool = Pool::of(rack);
+fn segments(rack: &rack::Rack, host: &str, machines: bool) -> DirectorySettings {
+    let pool = MemoryPool::of(rack);
     let all = || pool.hosts().iter();
     let range = |exported: &Exported| HostRange { base: exported.base, size: exported.size };
     let here = pool.host(host);
-    Settings {
+    DirectorySettings {
         node: here.map_or(0, |exported| exported.node_id),
         hosts: all().map(|exported| (exported.node_id, exported.host.clone())).collect(),
         range: here.map_or(HostRange { base: 0, size: 0 }, range),
@@ -244,7 +244,7 @@ fn segments(rack: &rack::Rack, host: &str, machines: bool) -> Settings {
 }
 
 /// While the file is open, processors poll instead of halting (Linux PM QoS).
-fn stay_awake() -> Result<File, Failure> {
+fn keep_processors_awake() -> Result<File, Failure> {
     use std::io::Write;
     const PATH: &str = "/dev/cpu_dma_latency";
     let failed = |cause: std::io::Error| {

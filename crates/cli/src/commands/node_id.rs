@@ -4,7 +4,7 @@ use rackbus_fabric::rack::Host;
 use serde_json::json;
 
 use crate::Common;
-use crate::commands::{RackFile, named_host};
+use crate::commands::{DescriptionSource, named_host};
 use crate::output::{Failure, Output};
 
 /// Show the hosts' SISCI node ids.
@@ -16,7 +16,7 @@ pub struct Args {
     /// The host; all unless named.
     host: Option<String>,
     #[command(flatten)]
-    from: RackFile,
+    from: DescriptionSource,
 }
 
 impl Args {

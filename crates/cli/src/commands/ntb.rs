@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rackbus_devices::ntb::{Bridge, BridgeConfig, BridgeError, EndConfig, Side};
+use rackbus_devices::ntb::{Bridge, BridgeConfig, BridgeError, BridgeSide, EndConfig};
 use rackbus_fabric::rack::format_size;
 use serde_json::{Value, json};
 
@@ -120,11 +120,11 @@ impl Serve {
         if let Some(socket) = &self.counters {
             tell_counters(socket, bridge.clone())?;
         }
-        let [first, second] = bridge.windows(Side::A);
+        let [first, second] = bridge.windows(BridgeSide::A);
         let ready = json!({
             "ready": true,
             "sockets": [self.a_socket, self.b_socket],
-            "windows": { "a": bridge.windows(Side::A), "b": bridge.windows(Side::B) },
+            "windows": { "a": bridge.windows(BridgeSide::A), "b": bridge.windows(BridgeSide::B) },
         });
         output.result(&ready, |o| {
             o.line(&format!(
@@ -146,8 +146,8 @@ impl Serve {
 fn counters(bridge: &Bridge) -> Value {
     json!({
         "link": if bridge.link_is_up() { "up" } else { "down" },
-        "a": bridge.counted(Side::A),
-        "b": bridge.counted(Side::B),
+        "a": bridge.counted(BridgeSide::A),
+        "b": bridge.counted(BridgeSide::B),
     })
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rackbus_control::service::{
-    Inventory, InventoryDevice, OfferedDevice, ReadRack, Section, Sections,
+    DescribedDevice, Inventory, InventoryDevice, OfferedDevice, ReadRack, Sections,
 };
 use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
@@ -128,8 +128,8 @@ pub fn sections(devices: &[RackDevice], text: &str) -> Sections {
             .iter()
             .try_fold(&rack, |table, key| table.get(*key).and_then(Value::as_table));
         let text = said.and_then(|said| toml::to_string(said).ok()).unwrap_or_default();
-        let fresh = Section { text, functions: Vec::new(), listed: true };
-        let section: &mut Section =
+        let fresh = DescribedDevice { text, functions: Vec::new(), listed: true };
+        let section: &mut DescribedDevice =
             sections.entry((host.to_owned(), name.to_owned())).or_insert(fresh);
         let function = device.function.split_once('/').map_or("", |(_, function)| function);
         section.functions.push(function.to_owned());
@@ -138,9 +138,9 @@ pub fn sections(devices: &[RackDevice], text: &str) -> Sections {
 }
 
 /// A composition of the rack file as the control plane knows it.
-fn saved(composition: &Composition) -> Option<rackbus_lease::Composition> {
+fn saved(composition: &Composition) -> Option<rackbus_lease::CompositionRecord> {
     let functions = composition.functions.iter().map(|function| function.parse().ok());
-    Some(rackbus_lease::Composition {
+    Some(rackbus_lease::CompositionRecord {
         name: composition.name.clone(),
         borrower: composition.host.clone(),
         functions: functions.collect::<Option<_>>()?,

@@ -28,7 +28,7 @@ const LIBRARY: &str = "libsisci.so";
 The program gets RACKBUS_RUN_DIR and RACKBUS_HOST, and finds libsisci.so. Where the host has its interface, the
 program is in the network namespace of that.")]
 pub struct Args {
-    /// The host.
+    /// The host on which the program is to run.
     host: String,
     /// The program and its arguments.
     #[arg(last = true, required = true)]

@@ -1,7 +1,7 @@
 //! `rackbus reach`: whose memory a function or host reaches now, and by which way.
 
 use rackbus_control::reach::{ReachedPlace, ReachedRange};
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{ControlClient, ControlClientError};
 use rackbus_fabric::rack::format_size;
 use serde::Serialize;
 
@@ -37,12 +37,12 @@ impl Args {
         let mut rows = Vec::new();
         for host in &rack.hosts {
             let socket = run_dir.join(&host.name).join(rackbus_node::metrics::SOCKET);
-            match Client::new(&socket).reach(&self.of).await {
+            match ControlClient::new(&socket).reach(&self.of).await {
                 Ok(ranges) => {
                     rows.extend(ranges.into_iter().map(|range| Row { node: &host.name, range }));
                 }
                 // What a node lets be reached ends with it.
-                Err(ClientError::Unreachable { .. }) => {
+                Err(ControlClientError::Unreachable { .. }) => {
                     output.progress(&format!("the node of {} does not answer", host.name));
                 }
                 Err(error) => return Err(error.into()),

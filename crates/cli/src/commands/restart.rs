@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rackbus_control::node::{NodeProcess, RestartRequest};
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{ControlClient, ControlClientError};
 use serde::Serialize;
 
 use crate::Common;
@@ -104,7 +104,7 @@ impl Args {
 
 /// Has the node of `host` go on as `program`; what became of it.
 async fn restart(run_dir: &Path, host: &str, program: &Path) -> Result<NodeProcess, Failure> {
-    let client = Client::new(&run_dir.join(host).join(rackbus_node::metrics::SOCKET));
+    let client = ControlClient::new(&run_dir.join(host).join(rackbus_node::metrics::SOCKET));
     let silent = || {
         let error = format!("the node of {host} does not answer");
         Failure::new(error, format!("see {}", run_dir.join(host).join("node.log").display()))
@@ -112,8 +112,8 @@ async fn restart(run_dir: &Path, host: &str, program: &Path) -> Result<NodeProce
     let before = client.node_process().await.map_err(|_| silent())?;
     match client.restart_node(&RestartRequest { program: program.to_owned() }).await {
         // It was done: whoever would answer is another program by now.
-        Err(ClientError::Broken(_)) | Ok(()) => {}
-        Err(ClientError::Refused(refused)) => {
+        Err(ControlClientError::Broken(_)) | Ok(()) => {}
+        Err(ControlClientError::Refused(refused)) => {
             let error = format!("the node of {host} is not restarted: {}", refused.error);
             return Err(Failure::new(error, refused.remedy));
         }

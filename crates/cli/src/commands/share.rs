@@ -90,11 +90,11 @@ struct TurnArgs {
 /// `rackbus share leave`, `yield` and `follow`.
 #[derive(Debug, clap::Args)]
 struct NumberArgs {
-    /// The share's number
+    /// The share, by the number that `rackbus share` printed
     share: u64,
 }
 
-/// `rackbus share run`.
+/// Arguments of `rackbus share run`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The program finds the function's vfio-user socket in RACKBUS_SOCKET. At the end of the turn it gets SIGTERM;

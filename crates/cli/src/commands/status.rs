@@ -1,6 +1,6 @@
 //! `rackbus status`: how the rack is, and what went wrong lately.
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::api::{Device, HostState, RackStatus};
 
 use crate::Common;
@@ -8,7 +8,7 @@ use crate::commands::client;
 use crate::commands::devices::trouble;
 use crate::output::{Cell, Failure, Output, Tone, ago};
 
-/// Show how the rack is: its hosts, and leases that ended without being returned.
+/// Show the state of the rack: its hosts, and leases that ended without being returned.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus status
@@ -22,7 +22,7 @@ impl Args {
 }
 
 /// Asks the control plane and shows what it says.
-pub async fn show(client: &Client, output: &Output) -> Result<(), Failure> {
+pub async fn show(client: &ControlClient, output: &Output) -> Result<(), Failure> {
     let status = client.status().await?;
     let devices = if output.is_json() { Vec::new() } else { client.devices().await? };
     output.result(&status, |o| people(&status, &devices, o));
@@ -38,13 +38,21 @@ pub fn node_state(state: HostState) -> (&'static str, Tone) {
     }
 }
 
+/// So many of what `one` is: `1 lease`, `2 leases`.
+fn counted(count: u64, one: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        _ => format!("{count} {one}s"),
+    }
+}
+
 fn people(status: &RackStatus, devices: &[Device], output: &Output) {
     output.line(&format!(
-        "rack {}: {} hosts, {} leases, {} requests refused, control plane up {}",
+        "rack {}: {}, {}, {} refused, control plane up {}",
         status.rack,
-        status.hosts.len(),
-        status.live_leases,
-        status.refused,
+        counted(status.hosts.len() as u64, "host"),
+        counted(status.live_leases as u64, "lease"),
+        counted(status.refused, "request"),
         ago(status.uptime_ms)
     ));
     if status.store_failures > 0 {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::api::HostState;
 use rackbus_fabric::rack::Rack;
 use rustix::process::Pid;
@@ -88,12 +88,12 @@ enum Action {
     },
     /// End a host's node at once, as a crash would.
     Kill {
-        /// The host.
+        /// The host whose node is ended.
         machine: String,
     },
     /// Start the node of a host again.
     Start {
-        /// The host.
+        /// The host whose node is started.
         machine: String,
     },
 }
@@ -261,9 +261,9 @@ impl Testbed {
     }
 
     /// A client of the control plane.
-    fn client(&self, dir: &Path) -> Client {
+    fn client(&self, dir: &Path) -> ControlClient {
         let run_dir = dir.join(CONTROL_MACHINE).join("run");
-        Client::new(&rackbus_node::control_socket(&run_dir))
+        ControlClient::new(&rackbus_node::control_socket(&run_dir))
     }
 
     /// All processes of the machines, those that hold them last.
@@ -416,7 +416,7 @@ async fn begin(testbed: &mut Testbed, dir: &Path, output: &Output) -> Result<(),
 }
 
 /// Waits until these hosts' nodes are connected.
-async fn up_again(client: &Client, names: &[&str]) -> Result<(), Failure> {
+async fn up_again(client: &ControlClient, names: &[&str]) -> Result<(), Failure> {
     let begun = Instant::now();
     loop {
         let hosts = client.status().await?.hosts;

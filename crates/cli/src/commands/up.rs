@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::api::HostState;
 use rackbus_devices::RackDevice;
 use rackbus_fabric::rack::Rack;
@@ -15,7 +15,7 @@ use rackbus_fabric::rack::Rack;
 use crate::Common;
 use crate::commands::{read_devices, status};
 use crate::output::{Failure, Output};
-use crate::paths::{self, Running};
+use crate::paths::{self, RunningRack};
 use crate::process;
 
 /// How long the rack may take to come up.
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
   rackbus up --metrics 127.0.0.1:9470     for Prometheus: http://127.0.0.1:9470/metrics
   rackbus up --low-latency                keep processors awake: interrupts in 2-4 us instead of 30-60")]
 pub struct Args {
-    /// The rack file.
+    /// The rack file, which says what hosts and devices there are.
     #[arg(default_value = "rack.toml")]
     file: PathBuf,
     /// Where drives' files and the control plane's database are kept.
@@ -71,7 +71,7 @@ impl Args {
         }
         check_nothing_runs(&rack.name, &run_dir)?;
         paths::make_private(&state_dir)?;
-        Running::of(&rack, &self.file, &state_dir)?.note(&run_dir)?;
+        RunningRack::of(&rack, &self.file, &state_dir)?.note(&run_dir)?;
         let begun = Instant::now();
         output.progress(&format!("starting rack {} in {}", rack.name, run_dir.display()));
         for RackDevice { function, kind, .. } in devices.iter().filter(|d| d.config.is_none()) {
@@ -82,7 +82,7 @@ impl Args {
         // From before the first process on, so that no interrupt leaves some of them behind.
         let mut requests = process::EndRequests::listen();
         let mut children = Vec::new();
-        let client = Client::new(&rackbus_node::control_socket(&run_dir));
+        let client = ControlClient::new(&rackbus_node::control_socket(&run_dir));
         let outcome = match self.start(&rack, &run_dir, &mut children) {
             Ok(()) => tokio::select! {
                 outcome = ready(&client, &mut children, output) => outcome,
@@ -165,7 +165,7 @@ fn check_nothing_runs(rack: &str, run_dir: &Path) -> Result<(), Failure> {
 
 /// Waits until every host is up, or a process ends.
 async fn ready(
-    client: &Client,
+    client: &ControlClient,
     children: &mut [(String, Child, PathBuf)],
     output: &Output,
 ) -> Result<(), Failure> {

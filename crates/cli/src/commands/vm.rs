@@ -9,9 +9,9 @@ mod running;
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_vm::spec::{DEFAULT_MEMORY_MIB, DEFAULT_SPARE_PORTS};
-use rackbus_vm::{Guest, Record, VmError, registry};
+use rackbus_vm::{Guest, VmError, VmRecord, registry};
 
 use crate::Common;
 use crate::commands::borrow::Trust;
@@ -55,7 +55,7 @@ enum VmCommand {
     Remove(PlugArgs),
 }
 
-/// `rackbus vm run`.
+/// Arguments of `rackbus vm run`.
 #[derive(Debug, clap::Args)]
 struct RunArgs {
     /// The host that the VM runs on
@@ -78,7 +78,7 @@ struct RunArgs {
     /// Guest memory: 512M, 2G
     #[arg(long, value_name = "SIZE", value_parser = memory, default_value_t = DEFAULT_MEMORY_MIB)]
     memory: u32,
-    /// Virtual processors
+    /// How many virtual processors the guest has
     #[arg(long, default_value_t = 1)]
     cpus: u32,
     /// Free ports for functions that are plugged in later
@@ -115,7 +115,7 @@ struct RunArgs {
     extra: Vec<String>,
 }
 
-/// `rackbus vm args`.
+/// Arguments of `rackbus vm args`.
 #[derive(Debug, clap::Args)]
 struct OwnArgs {
     /// The host that the VM runs on
@@ -142,20 +142,20 @@ struct OwnArgs {
     msix: bool,
 }
 
-/// `rackbus vm stop`.
+/// Arguments of `rackbus vm stop`.
 #[derive(Debug, clap::Args)]
 struct StopArgs {
-    /// The VM's name
+    /// The VM, by the name that `rackbus vm list` shows
     name: String,
     /// End it at once, as a power cut would
     #[arg(long)]
     kill: bool,
 }
 
-/// `rackbus vm exec`.
+/// Arguments of `rackbus vm exec`.
 #[derive(Debug, clap::Args)]
 struct ExecArgs {
-    /// The VM's name
+    /// The VM, by the name that `rackbus vm list` shows
     name: String,
     /// Stop the command after this many seconds
     #[arg(long, default_value_t = 60)]
@@ -165,7 +165,7 @@ struct ExecArgs {
     command: Vec<String>,
 }
 
-/// `rackbus vm add`.
+/// Arguments of `rackbus vm add`.
 #[derive(Debug, clap::Args)]
 struct AddArgs {
     #[command(flatten)]
@@ -177,7 +177,7 @@ struct AddArgs {
 /// `rackbus vm add` and `rackbus vm remove`.
 #[derive(Debug, clap::Args)]
 struct PlugArgs {
-    /// The VM's name
+    /// The VM, by the name that `rackbus vm list` shows
     name: String,
     /// The function, as HOST/DEVICE
     function: String,
@@ -197,7 +197,7 @@ fn memory(text: &str) -> Result<u32, String> {
 
 /// What every one of them needs.
 struct Context<'a> {
-    client: Client,
+    client: ControlClient,
     run_dir: PathBuf,
     output: &'a Output,
 }
@@ -205,7 +205,7 @@ struct Context<'a> {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let run_dir = find_run_dir(common)?;
-        let client = Client::new(&rackbus_node::control_socket(&run_dir));
+        let client = ControlClient::new(&rackbus_node::control_socket(&run_dir));
         let context = Context { client, run_dir, output };
         match &self.command {
             VmCommand::Run(args) => run_vm(args, &context).await,
@@ -240,7 +240,7 @@ fn joined<T>(outcome: Result<T, tokio::task::JoinError>) -> Result<T, Failure> {
 }
 
 /// The VMs of all hosts.
-fn all(context: &Context<'_>) -> Result<Vec<Record>, Failure> {
+fn all(context: &Context<'_>) -> Result<Vec<VmRecord>, Failure> {
     let mut found = Vec::new();
     let Ok(hosts) = std::fs::read_dir(&context.run_dir) else { return Ok(found) };
     for host in hosts.flatten().filter(|h| h.path().join("vms").is_dir()) {
@@ -250,7 +250,7 @@ fn all(context: &Context<'_>) -> Result<Vec<Record>, Failure> {
     Ok(found)
 }
 
-fn find(context: &Context<'_>, name: &str) -> Result<Record, Failure> {
+fn find(context: &Context<'_>, name: &str) -> Result<VmRecord, Failure> {
     let found = all(context)?.into_iter().find(|vm| vm.name == name);
     let error = || format!("no VM named '{name}' runs");
     found.ok_or_else(|| Failure::new(error(), "see `rackbus vm list`"))

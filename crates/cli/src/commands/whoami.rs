@@ -7,7 +7,7 @@ use crate::commands::client;
 use crate::contexts;
 use crate::output::{Failure, Output};
 
-/// Show who the control plane takes you for, and what you may do.
+/// Show as whom the control plane knows you, and what you may do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus whoami

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use history::{Effect, Operation};
 use processes::{Cluster, Part, etcd};
 use rackbus_control::api::Lease;
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{ControlClient, ControlClientError};
 use rackbus_seeds::Random;
 use rustix::process::Signal;
 use support::open;
@@ -63,7 +63,7 @@ impl Record {
 }
 
 /// One client of a host: borrows a function, looks that nobody else writes to it, and returns it.
-async fn client(own: Client, host: &'static str, seed: u64, record: Arc<Record>) {
+async fn client(own: ControlClient, host: &'static str, seed: u64, record: Arc<Record>) {
     let mut random = Random(seed);
     while !record.over.load(Ordering::Relaxed) {
         let function = CONTESTED[random.below(CONTESTED.len())];
@@ -71,13 +71,13 @@ async fn client(own: Client, host: &'static str, seed: u64, record: Arc<Record>)
         let borrowed = tokio::time::timeout(ANSWER, own.borrow(function, host)).await;
         let lease = match borrowed {
             Ok(Ok(lease)) => lease,
-            Ok(Err(ClientError::Refused(refused))) if refused.code == "held" => {
+            Ok(Err(ControlClientError::Refused(refused))) if refused.code == "held" => {
                 record.note(function, from, Some(record.now()), Effect::Held);
                 tokio::time::sleep(Duration::from_millis(random.below(40) as u64)).await;
                 continue;
             }
             // Nothing is decided while a function is on its way back, or a node is looked for.
-            Ok(Err(ClientError::Refused(refused)))
+            Ok(Err(ControlClientError::Refused(refused)))
                 if ["returning", "silent", "queued"].contains(&refused.code.as_str()) =>
             {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -116,12 +116,12 @@ fn use_alone(lease: &Lease, hold: Duration) {
     assert!(read == block, "lease {} finds what another one wrote", lease.lease);
 }
 
-async fn give_back(own: &Client, function: &str, lease: &Lease, record: &Record) {
+async fn give_back(own: &ControlClient, function: &str, lease: &Lease, record: &Record) {
     let from = record.now();
     match tokio::time::timeout(ANSWER, own.give_back(lease.lease)).await {
         Ok(Ok(_)) => record.note(function, from, Some(record.now()), Effect::Returned(lease.lease)),
         // Its first answer was lost and it was forgotten that it was asked: all the same it is over.
-        Ok(Err(ClientError::Refused(refused))) if refused.code == "over" => {
+        Ok(Err(ControlClientError::Refused(refused))) if refused.code == "over" => {
             record.note(function, from, Some(record.now()), Effect::Returned(lease.lease));
         }
         unknown => {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rackbus_control::certificates::RevokeRequest;
 use rackbus_control::people::UserTokenRequest;
-use rackbus_control::register::Register;
+use rackbus_control::register::CertificateRegister;
 use rackbus_control::store::{Sqlite, Store};
 
 use super::RACK;
@@ -103,7 +103,7 @@ async fn a_context_finds_the_leader_and_a_revocation_holds_whoever_leads() {
     let args = ["--rack", "lab", "control", "migrate", "--from", &from, "--to", &to];
     cluster.controls[next].run(&args).unwrap();
     let moved = Sqlite::open(&file, "lab").unwrap().load().unwrap().certificates;
-    let moved = Register::of(moved);
+    let moved = CertificateRegister::of(moved);
     let revoked = moved.issued().filter(|(_, revoked)| revoked.is_some());
     let revoked: Vec<String> = revoked.map(|(it, _)| it.subject.to_string()).collect();
     assert_eq!(revoked, ["eve.operator.user.rackbus"]);

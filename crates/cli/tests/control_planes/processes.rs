@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::leadership::serving::ControlStatus;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -93,8 +93,8 @@ impl Part {
     }
 
     /// A client at its socket.
-    pub fn client(&self) -> Client {
-        Client::new(&self.folder.join("run/control.sock"))
+    pub fn client(&self) -> ControlClient {
+        ControlClient::new(&self.folder.join("run/control.sock"))
     }
 
     /// Asks it to end, and waits until it has.

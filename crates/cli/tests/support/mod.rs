@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::api::{Device, DeviceState, HostState, Lease, LeaseStage};
-use rackbus_driver::{Drive, DriveError, Options};
+use rackbus_driver::{Drive, DriveError, DriveOptions};
 use rackbus_pci::vfio_user::ClientError;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -275,8 +275,8 @@ impl Rack {
     }
 
     /// A client of the rack's control plane.
-    pub fn client(&self) -> Client {
-        Client::new(&self.run_dir().join("control.sock"))
+    pub fn client(&self) -> ControlClient {
+        ControlClient::new(&self.run_dir().join("control.sock"))
     }
 
     /// Runs `task` to its end, at most [`PATIENCE`].
@@ -286,7 +286,7 @@ impl Rack {
     }
 
     /// Waits until `ready` gives a value; looked at again at each change that is told by the control plane.
-    pub fn wait<T>(&self, ready: impl AsyncFn(&Client) -> Option<T>) -> T {
+    pub fn wait<T>(&self, ready: impl AsyncFn(&ControlClient) -> Option<T>) -> T {
         let client = self.client();
         self.block(async {
             loop {
@@ -369,7 +369,7 @@ pub fn open(lease: &Lease) -> Drive {
 
 /// Opens the drive of a lease, or says why not.
 pub fn try_open(lease: &Lease) -> Result<Drive, DriveError> {
-    Drive::open(socket(lease), Options { depth: 4, data: 1 << 20 })
+    Drive::open(socket(lease), DriveOptions { depth: 4, data: 1 << 20 })
 }
 
 /// Bytes that differ from block to block and from seed to seed.

@@ -23,7 +23,7 @@ pub enum Need {
 
 /// One kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct AccessEntry {
     /// `GET`, `POST`, `PUT` or `DELETE`.
     pub method: &'static str,
     /// The path, where `{…}` stands for any one part.
@@ -32,12 +32,12 @@ pub struct Entry {
     pub need: Need,
 }
 
-const fn entry(method: &'static str, path: &'static str, need: Need) -> Entry {
-    Entry { method, path, need }
+const fn entry(method: &'static str, path: &'static str, need: Need) -> AccessEntry {
+    AccessEntry { method, path, need }
 }
 
 /// All requests, each with what is needed for it.
-pub const TABLE: [Entry; 40] = [
+pub const TABLE: [AccessEntry; 40] = [
     entry("GET", "/v1/status", Need::Read),
     entry("GET", "/v1/control", Need::Read),
     entry("GET", "/v1/devices", Need::Read),
@@ -81,7 +81,7 @@ pub const TABLE: [Entry; 40] = [
 ];
 
 /// The entry for a request, and the host that its path names, if it does.
-pub fn find<'p>(method: &str, path: &'p str) -> Option<(&'static Entry, Option<&'p str>)> {
+pub fn find<'p>(method: &str, path: &'p str) -> Option<(&'static AccessEntry, Option<&'p str>)> {
     TABLE.iter().filter(|entry| entry.method == method).find_map(|entry| {
         let host = matched(entry.path, path)?;
         Some((entry, host))

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Device, HostStatus, Lease};
-use crate::access::Asker;
+use crate::access::RequestOrigin;
 
 /// What changed, as `/v1/changes` streams it: a line of JSON each, with the whole new state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -59,7 +59,7 @@ pub struct Event {
     pub epoch: Option<u64>,
     /// Who asked for it, where somebody did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by: Option<Asker>,
+    pub by: Option<RequestOrigin>,
     /// What happened, with its cause.
     pub text: String,
 }

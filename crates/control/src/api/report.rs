@@ -150,7 +150,7 @@ pub struct NodeReport {
     /// What functions that its host has borrowed reach of others of the same user, by their names in the
     /// rack; those that reach none, and are refused none, are left out.
     pub peers: std::collections::BTreeMap<String, PeerReport>,
-    /// Lines left out of its log.
+    /// Lines that its log left out, because too many of one kind came.
     pub log_lines_left_out: u64,
     /// When it was said, in milliseconds since the node was started.
     pub counted_ms: u64,

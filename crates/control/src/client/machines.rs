@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use hyper::Method;
 
-use super::{Client, ClientError};
+use super::{ControlClient, ControlClientError};
 use crate::machines::{Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest};
 
-impl Client {
+impl ControlClient {
     /// Makes a token with which `host` joins once within `time`.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn token(&self, host: &str, time: Duration) -> Result<String, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn token(&self, host: &str, time: Duration) -> Result<String, ControlClientError> {
         let asked = TokenRequest { host: host.to_owned(), seconds: time.as_secs() };
         let made: NewToken = self.call(Method::POST, "/v1/tokens", &asked).await?;
         Ok(made.token)
@@ -21,8 +21,8 @@ impl Client {
     /// Joins the rack, as a host that has no certificate yet; the certificates (PEM).
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn join(&self, asked: &JoinRequest) -> Result<String, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn join(&self, asked: &JoinRequest) -> Result<String, ControlClientError> {
         let signed: Certificates = self.call(Method::POST, "/v1/join", asked).await?;
         Ok(signed.certificates)
     }
@@ -30,8 +30,8 @@ impl Client {
     /// New certificates (PEM) for the node whose credentials the client has.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn renew(&self, request: &str) -> Result<String, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn renew(&self, request: &str) -> Result<String, ControlClientError> {
         let asked = RenewRequest { request: request.to_owned() };
         let signed: Certificates = self.call(Method::POST, "/v1/renew", &asked).await?;
         Ok(signed.certificates)
@@ -40,8 +40,8 @@ impl Client {
     /// The rack file, of a rack of several machines.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn rack_file(&self) -> Result<String, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn rack_file(&self) -> Result<String, ControlClientError> {
         let file: RackFile = self.get("/v1/rack").await?;
         Ok(file.text)
     }

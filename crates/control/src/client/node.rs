@@ -4,28 +4,28 @@ use hyper::Method;
 
 use super::lines::Lines;
 use super::transport::escape;
-use super::{Client, ClientError};
+use super::{ControlClient, ControlClientError};
 use crate::api::NodeMessages;
 use crate::network::{CaptureDone, CaptureRequest, NetworkStatus};
 use crate::node::{NodeProcess, RestartRequest};
 use crate::reach::ReachedRange;
-use crate::said::Said;
+use crate::said::NodeLine;
 use crate::versions::NotUnderstood;
 
-impl Client {
+impl ControlClient {
     /// What a function or host reaches now, of a node whose socket is the client's.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn reach(&self, of: &str) -> Result<Vec<ReachedRange>, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn reach(&self, of: &str) -> Result<Vec<ReachedRange>, ControlClientError> {
         self.get(&format!("/v1/reach?of={}", escape(of))).await
     }
 
     /// The process of the node whose socket is the client's.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn node_process(&self) -> Result<NodeProcess, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn node_process(&self) -> Result<NodeProcess, ControlClientError> {
         self.get("/v1/process").await
     }
 
@@ -33,24 +33,24 @@ impl Client {
     /// connection breaks off.
     ///
     /// # Errors
-    /// [`ClientError`]; always, as it is not answered otherwise.
-    pub async fn restart_node(&self, request: &RestartRequest) -> Result<(), ClientError> {
+    /// [`ControlClientError`]; always, as it is not answered otherwise.
+    pub async fn restart_node(&self, request: &RestartRequest) -> Result<(), ControlClientError> {
         self.call(Method::POST, "/v1/restart", request).await
     }
 
     /// A node's part in the rack's network, asked of the node itself.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn network(&self) -> Result<NetworkStatus, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn network(&self) -> Result<NetworkStatus, ControlClientError> {
         self.get("/v1/network").await
     }
 
     /// Has the node make its host's interface, or take it away.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn set_network(&self, up: bool) -> Result<NetworkStatus, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn set_network(&self, up: bool) -> Result<NetworkStatus, ControlClientError> {
         let path = if up { "/v1/network/up" } else { "/v1/network/down" };
         self.call(Method::POST, path, &()).await
     }
@@ -58,20 +58,23 @@ impl Client {
     /// Has the node capture frames; waits until that has ended, and ends it when dropped.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn capture(&self, request: &CaptureRequest) -> Result<CaptureDone, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn capture(
+        &self,
+        request: &CaptureRequest,
+    ) -> Result<CaptureDone, ControlClientError> {
         self.call(Method::POST, "/v1/network/capture", request).await
     }
 
     /// A node says something.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn say(&self, host: &str, said: &NodeMessages) -> Result<(), ClientError> {
+    /// [`ControlClientError`].
+    pub async fn say(&self, host: &str, said: &NodeMessages) -> Result<(), ControlClientError> {
         let path = format!("/v1/hosts/{host}/messages");
         let unknown: Option<NotUnderstood> = self.call(Method::POST, &path, said).await?;
         if let Some(unknown) = unknown {
-            tracing::warn!(?unknown, "the control plane is older, and does not know what is said");
+            tracing::warn!(?unknown, "the control plane is older and does not know this message");
         }
         Ok(())
     }
@@ -79,8 +82,12 @@ impl Client {
     /// What the control plane says to a node that knows of no later term than `term`, from now on.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn listen(&self, host: &str, term: u64) -> Result<Lines<Said>, ClientError> {
+    /// [`ControlClientError`].
+    pub async fn listen(
+        &self,
+        host: &str,
+        term: u64,
+    ) -> Result<Lines<NodeLine>, ControlClientError> {
         let path = format!("/v1/hosts/{host}/messages?term={term}");
         self.stream(&path).await
     }

@@ -14,9 +14,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use super::lines::Lines;
-use super::{Client, ClientError, To};
+use super::{ControlClient, ControlClientError, To};
 use crate::api::ApiError;
-use crate::leaders::Asked;
+use crate::leaders::RepeatableRequest;
 use crate::versions::{VERSIONS, check_answer};
 
 /// How long a request whose answer was lost is repeated.
@@ -24,7 +24,7 @@ const REPEATED: Duration = Duration::from_secs(10);
 /// How long is waited before it is repeated.
 const BEFORE_REPEATING: Duration = Duration::from_millis(100);
 
-impl Client {
+impl ControlClient {
     /// An idempotency key that no other request has: 128 bits, seeded by the system.
     pub fn new_key() -> String {
         let random =
@@ -35,7 +35,7 @@ impl Client {
     pub(super) async fn stream<T: DeserializeOwned>(
         &self,
         path: &str,
-    ) -> Result<Lines<T>, ClientError> {
+    ) -> Result<Lines<T>, ControlClientError> {
         let response = self.request(Method::GET, path, &(), None).await?;
         Ok(Lines::new(checked(response).await?))
     }
@@ -47,8 +47,8 @@ impl Client {
         method: Method,
         path: &str,
         body: &impl Serialize,
-    ) -> Result<T, ClientError> {
-        self.change_as(method, path, body, &Client::new_key()).await
+    ) -> Result<T, ControlClientError> {
+        self.change_as(method, path, body, &ControlClient::new_key()).await
     }
 
     /// The same, with a key that the caller may use again.
@@ -58,16 +58,16 @@ impl Client {
         path: &str,
         body: &impl Serialize,
         key: &str,
-    ) -> Result<T, ClientError> {
+    ) -> Result<T, ControlClientError> {
         let (mut sent, mut lost_since) = (false, None);
         loop {
             let asked = Instant::now();
             let outcome = self.ask(method.clone(), path, body, Some(key)).await;
             let lost = match &outcome {
-                Err(ClientError::Broken(_)) => true,
-                Err(ClientError::Refused(refused)) => refused.code == "ending",
+                Err(ControlClientError::Broken(_)) => true,
+                Err(ControlClientError::Refused(refused)) => refused.code == "ending",
                 // It was there before, and is on its way back.
-                Err(ClientError::Unreachable { .. }) => sent,
+                Err(ControlClientError::Unreachable { .. }) => sent,
                 _ => false,
             };
             // One that waited for long was lost just now.
@@ -86,7 +86,7 @@ impl Client {
         method: Method,
         path: &str,
         body: &impl Serialize,
-    ) -> Result<T, ClientError> {
+    ) -> Result<T, ControlClientError> {
         self.ask(method, path, body, None).await
     }
 
@@ -96,10 +96,11 @@ impl Client {
         path: &str,
         body: &impl Serialize,
         key: Option<&str>,
-    ) -> Result<T, ClientError> {
+    ) -> Result<T, ControlClientError> {
         let response = checked(self.request(method, path, body, key).await?).await?;
         let bytes = response.into_body().collect().await?.to_bytes();
-        serde_json::from_slice(&bytes).map_err(|cause| ClientError::Answer(cause.to_string()))
+        serde_json::from_slice(&bytes)
+            .map_err(|cause| ControlClientError::Answer(cause.to_string()))
     }
 
     pub(super) async fn request(
@@ -108,21 +109,23 @@ impl Client {
         path: &str,
         body: &impl Serialize,
         key: Option<&str>,
-    ) -> Result<Response<Incoming>, ClientError> {
-        let text =
-            serde_json::to_vec(body).map_err(|cause| ClientError::Answer(cause.to_string()))?;
+    ) -> Result<Response<Incoming>, ControlClientError> {
+        let text = serde_json::to_vec(body)
+            .map_err(|cause| ControlClientError::Answer(cause.to_string()))?;
         let key = key.map(HeaderValue::from_str).transpose();
-        let key = key.map_err(|cause| ClientError::Answer(cause.to_string()))?;
-        let asked = Asked { method, path: path.to_owned(), key, body: Bytes::from(text) };
+        let key = key.map_err(|cause| ControlClientError::Answer(cause.to_string()))?;
+        let asked =
+            RepeatableRequest { method, path: path.to_owned(), key, body: Bytes::from(text) };
         let answered = match &self.to {
             To::Machines(leaders) => leaders.send(&asked).await?,
             To::Socket(place) => {
-                let unreachable = |cause| ClientError::Unreachable { place: place.clone(), cause };
+                let unreachable =
+                    |cause| ControlClientError::Unreachable { place: place.clone(), cause };
                 let stream = UnixStream::connect(place).await.map_err(unreachable)?;
                 speak(stream).await?.send_request(asked.request()?).await?
             }
         };
-        check_answer(VERSIONS, answered.headers()).map_err(ClientError::Version)?;
+        check_answer(VERSIONS, answered.headers()).map_err(ControlClientError::Version)?;
         Ok(answered)
     }
 }
@@ -130,7 +133,7 @@ impl Client {
 /// Begins HTTP on a connection.
 pub(crate) async fn speak(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-) -> Result<http1::SendRequest<Full<Bytes>>, ClientError> {
+) -> Result<http1::SendRequest<Full<Bytes>>, ControlClientError> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     Ok(sender)
@@ -147,19 +150,20 @@ pub(super) fn escape(text: &str) -> String {
 /// The response, unless it is an error.
 pub(super) async fn checked(
     response: Response<Incoming>,
-) -> Result<Response<Incoming>, ClientError> {
+) -> Result<Response<Incoming>, ControlClientError> {
     let status = response.status();
     if status.is_success() {
         return Ok(response);
     }
     let bytes = response.into_body().collect().await?.to_bytes();
     match serde_json::from_slice::<ApiError>(&bytes) {
-        Ok(error) => Err(ClientError::Refused(error)),
+        Ok(error) => Err(ControlClientError::Refused(error)),
         Err(_) if status == StatusCode::NOT_FOUND => {
-            Err(ClientError::Answer("it does not know this request".to_owned()))
+            Err(ControlClientError::Answer("it does not know this request".to_owned()))
         }
-        Err(_) => {
-            Err(ClientError::Answer(format!("{status}: {}", String::from_utf8_lossy(&bytes))))
-        }
+        Err(_) => Err(ControlClientError::Answer(format!(
+            "{status}: {}",
+            String::from_utf8_lossy(&bytes)
+        ))),
     }
 }

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
 use super::json::{done, encode, key_values, number, revision, txn_json};
-use super::{Done, EtcdLease, Kv, KvError, Page, Range, Txn};
+use super::{EtcdLease, KeyPage, KeyRange, Kv, KvError, TransactionResult, Txn};
 
 /// How long a member may take to be connected to, of several.
 const CONNECT: Duration = Duration::from_millis(700);
@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Where a member listens for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct EtcdEndpoint {
     host: String,
     port: u16,
     tls: bool,
@@ -43,7 +43,7 @@ pub struct Endpoint {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
     /// It is no URL of a member.
-    #[error("{0} is not where etcd can be: name its members as `https://HOST:PORT`")]
+    #[error("{0} is no address of etcd: name its members as `https://HOST:PORT`")]
     Url(String),
     /// Everything would go over the network in clear, the key of the rack's certificate authority among it.
     #[error(
@@ -57,10 +57,10 @@ pub enum ClusterError {
     Authority,
 }
 
-impl std::str::FromStr for Endpoint {
+impl std::str::FromStr for EtcdEndpoint {
     type Err = ClusterError;
 
-    fn from_str(text: &str) -> Result<Endpoint, ClusterError> {
+    fn from_str(text: &str) -> Result<EtcdEndpoint, ClusterError> {
         let wrong = || ClusterError::Url(text.to_owned());
         let (scheme, rest) = text.trim().split_once("://").ok_or_else(wrong)?;
         let tls = match scheme {
@@ -76,13 +76,13 @@ impl std::str::FromStr for Endpoint {
         }
         let own = host.parse::<IpAddr>().map_or(host == "localhost", |it| it.is_loopback());
         match tls || own {
-            true => Ok(Endpoint { host, port, tls }),
+            true => Ok(EtcdEndpoint { host, port, tls }),
             false => Err(ClusterError::Clear(text.to_owned())),
         }
     }
 }
 
-impl std::fmt::Display for Endpoint {
+impl std::fmt::Display for EtcdEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
         match self.host.contains(':') {
@@ -95,7 +95,7 @@ impl std::fmt::Display for Endpoint {
 /// The members of a cluster, and how they are spoken to.
 #[derive(Debug, Clone)]
 pub struct Cluster {
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<EtcdEndpoint>,
     tls: Option<Arc<ClientConfig>>,
 }
 
@@ -105,7 +105,7 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError`].
     pub fn new(
-        endpoints: Vec<Endpoint>,
+        endpoints: Vec<EtcdEndpoint>,
         tls: Option<Arc<ClientConfig>>,
     ) -> Result<Cluster, ClusterError> {
         match endpoints.iter().any(|it| it.tls) && tls.is_none() {
@@ -115,12 +115,12 @@ impl Cluster {
     }
 
     /// A client, whose requests take at most `patience` each.
-    pub fn client(&self, patience: Duration) -> Etcd {
-        Etcd { cluster: self.clone(), at: 0, open: None, patience }
+    pub fn client(&self, patience: Duration) -> EtcdClient {
+        EtcdClient { cluster: self.clone(), at: 0, open: None, patience }
     }
 
     /// Where its members are.
-    pub fn endpoints(&self) -> &[Endpoint] {
+    pub fn endpoints(&self) -> &[EtcdEndpoint] {
         &self.endpoints
     }
 }
@@ -165,7 +165,7 @@ fn causes(error: &dyn std::error::Error) -> String {
 
 /// A client of a cluster: one request at a time.
 #[derive(Debug)]
-pub struct Etcd {
+pub struct EtcdClient {
     cluster: Cluster,
     /// Which member is asked.
     at: usize,
@@ -173,12 +173,12 @@ pub struct Etcd {
     patience: Duration,
 }
 
-impl Etcd {
+impl EtcdClient {
     /// Carries out a transaction.
     ///
     /// # Errors
     /// [`KvError`].
-    pub async fn txn(&mut self, txn: &Txn) -> Result<Done, KvError> {
+    pub async fn txn(&mut self, txn: &Txn) -> Result<TransactionResult, KvError> {
         txn.check_size().map_err(KvError::Refused)?;
         let answer = self.call("/v3/kv/txn", &txn_json(txn)).await?;
         done(&answer)
@@ -188,7 +188,7 @@ impl Etcd {
     ///
     /// # Errors
     /// [`KvError`].
-    pub async fn range(&mut self, range: &Range) -> Result<Page, KvError> {
+    pub async fn range(&mut self, range: &KeyRange) -> Result<KeyPage, KvError> {
         let asked = json!({
             "key": encode(&range.from),
             "range_end": encode(&range.to),
@@ -197,7 +197,7 @@ impl Etcd {
         });
         let answer = self.call("/v3/kv/range", &asked).await?;
         let more = answer["more"].as_bool().unwrap_or(false);
-        Ok(Page { values: key_values(&answer)?, revision: revision(&answer), more })
+        Ok(KeyPage { values: key_values(&answer)?, revision: revision(&answer), more })
     }
 
     /// Grants a lease of so many seconds; its number, and the seconds that it really has.
@@ -324,7 +324,7 @@ impl Etcd {
     }
 }
 
-async fn connect(cluster: &Cluster, member: &Endpoint) -> std::io::Result<Open> {
+async fn connect(cluster: &Cluster, member: &EtcdEndpoint) -> std::io::Result<Open> {
     let socket = TcpStream::connect((member.host.as_str(), member.port)).await?;
     socket.set_nodelay(true)?;
     match cluster.tls.as_ref().filter(|_| member.tls) {
@@ -352,13 +352,13 @@ pub struct Blocking {
 
 #[derive(Debug)]
 enum Asked {
-    Txn(Txn, mpsc::SyncSender<Result<Done, KvError>>),
-    Range(Range, mpsc::SyncSender<Result<Page, KvError>>),
+    Txn(Txn, mpsc::SyncSender<Result<TransactionResult, KvError>>),
+    Range(KeyRange, mpsc::SyncSender<Result<KeyPage, KvError>>),
 }
 
 impl Blocking {
     /// On the runtime that this is called on.
-    pub fn new(mut etcd: Etcd) -> Blocking {
+    pub fn new(mut etcd: EtcdClient) -> Blocking {
         let (asked, mut inbox) = tokio::sync::mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(asked) = inbox.recv().await {
@@ -383,11 +383,11 @@ impl Blocking {
 }
 
 impl Kv for Blocking {
-    fn txn(&mut self, txn: &Txn) -> Result<Done, KvError> {
+    fn txn(&mut self, txn: &Txn) -> Result<TransactionResult, KvError> {
         self.ask(|answer| Asked::Txn(txn.clone(), answer))
     }
 
-    fn range(&mut self, range: &Range) -> Result<Page, KvError> {
+    fn range(&mut self, range: &KeyRange) -> Result<KeyPage, KvError> {
         self.ask(|answer| Asked::Range(range.clone(), answer))
     }
 
@@ -405,9 +405,12 @@ mod tests {
         for good in
             ["https://e1:2379", "http://127.0.0.1:2379", "http://[::1]:2379", "http://localhost:1"]
         {
-            assert_eq!(good.parse::<Endpoint>().unwrap().to_string(), good);
+            assert_eq!(good.parse::<EtcdEndpoint>().unwrap().to_string(), good);
         }
-        assert_eq!("https://e1:2379/".parse::<Endpoint>().unwrap().to_string(), "https://e1:2379");
+        assert_eq!(
+            "https://e1:2379/".parse::<EtcdEndpoint>().unwrap().to_string(),
+            "https://e1:2379"
+        );
         for bad in [
             "e1:2379",
             "https://e1",
@@ -416,9 +419,9 @@ mod tests {
             "https://e1:0",
             "https://a/b:1",
         ] {
-            assert!(matches!(bad.parse::<Endpoint>(), Err(ClusterError::Url(_))), "{bad}");
+            assert!(matches!(bad.parse::<EtcdEndpoint>(), Err(ClusterError::Url(_))), "{bad}");
         }
-        let clear = "http://10.0.0.1:2379".parse::<Endpoint>();
+        let clear = "http://10.0.0.1:2379".parse::<EtcdEndpoint>();
         assert!(matches!(clear, Err(ClusterError::Clear(_))));
         let tls = "https://e1:2379".parse().unwrap();
         assert_eq!(Cluster::new(vec![tls], None).unwrap_err(), ClusterError::Authority);

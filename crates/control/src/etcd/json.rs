@@ -5,7 +5,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use super::{Compare, Done, KeyValue, KvError, MOST_OPERATIONS, NESTED, Op, Revision, Txn};
+use super::{
+    Compare, EtcdOperation, KeyValue, KvError, MOST_OPERATIONS, NESTED, Revision,
+    TransactionResult, Txn,
+};
 
 pub(super) fn encode(text: &str) -> String {
     STANDARD.encode(text)
@@ -53,21 +56,21 @@ fn compare_json(compare: &Compare) -> Value {
     }
 }
 
-fn op_json(op: &Op) -> Value {
+fn op_json(op: &EtcdOperation) -> Value {
     match op {
-        Op::Put { key, value, lease } => json!({ "request_put": {
+        EtcdOperation::Put { key, value, lease } => json!({ "request_put": {
             "key": encode(key), "value": encode(value), "lease": lease.unwrap_or(0).to_string(),
         }}),
-        Op::Delete(key) => json!({ "request_delete_range": { "key": encode(key) }}),
-        Op::DeleteRange(from, to) => json!({ "request_delete_range": {
+        EtcdOperation::Delete(key) => json!({ "request_delete_range": { "key": encode(key) }}),
+        EtcdOperation::DeleteRange(from, to) => json!({ "request_delete_range": {
             "key": encode(from), "range_end": encode(to),
         }}),
-        Op::Get(key) => json!({ "request_range": { "key": encode(key) }}),
+        EtcdOperation::Get(key) => json!({ "request_range": { "key": encode(key) }}),
     }
 }
 
 /// More operations than etcd takes go as transactions of a transaction.
-fn ops_json(ops: &[Op]) -> Value {
+fn ops_json(ops: &[EtcdOperation]) -> Value {
     match ops.len() <= MOST_OPERATIONS {
         true => ops.iter().map(op_json).collect(),
         false => ops
@@ -87,7 +90,7 @@ pub(super) fn txn_json(txn: &Txn) -> Value {
     })
 }
 
-pub(super) fn done(answer: &Value) -> Result<Done, KvError> {
+pub(super) fn done(answer: &Value) -> Result<TransactionResult, KvError> {
     let responses = answer["responses"].as_array().map(Vec::as_slice).unwrap_or_default();
     let reads = responses.iter().map(|response| &response["response_range"]);
     let found = reads
@@ -96,7 +99,7 @@ pub(super) fn done(answer: &Value) -> Result<Done, KvError> {
         .collect::<Result<_, KvError>>()?;
     let succeeded = answer["succeeded"].as_bool().unwrap_or(false);
     match revision(answer) {
-        1.. => Ok(Done { succeeded, revision: revision(answer), found }),
+        1.. => Ok(TransactionResult { succeeded, revision: revision(answer), found }),
         _ => Err(KvError::Unknown("its answer has no revision".to_owned())),
     }
 }
@@ -107,7 +110,8 @@ mod tests {
 
     #[test]
     fn many_operations_go_as_transactions_of_one() {
-        let ops = |n: usize| (0..n).map(|n| Op::Delete(n.to_string())).collect::<Vec<_>>();
+        let ops =
+            |n: usize| (0..n).map(|n| EtcdOperation::Delete(n.to_string())).collect::<Vec<_>>();
         assert_eq!(ops_json(&ops(128)).as_array().unwrap().len(), 128);
         let nested = ops_json(&ops(129));
         assert_eq!(nested.as_array().unwrap().len(), 3);

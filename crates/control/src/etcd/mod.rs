@@ -10,7 +10,7 @@ pub mod gateway;
 mod json;
 pub mod model;
 
-pub use gateway::{Blocking, Cluster, ClusterError, Endpoint, Etcd};
+pub use gateway::{Blocking, Cluster, ClusterError, EtcdClient, EtcdEndpoint};
 
 /// A revision of etcd's store. Grows with each change.
 pub type Revision = i64;
@@ -35,7 +35,7 @@ pub enum Compare {
 
 /// One operation of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Op {
+pub enum EtcdOperation {
     /// Sets a key's value; with a lease, the key goes with it.
     Put {
         /// The whole key, with the prefix of its rack.
@@ -53,17 +53,17 @@ pub enum Op {
     Get(String),
 }
 
-impl Op {
+impl EtcdOperation {
     /// Sets a key that is bound to no lease.
-    pub fn put(key: impl Into<String>, value: impl Into<String>) -> Op {
-        Op::Put { key: key.into(), value: value.into(), lease: None }
+    pub fn put(key: impl Into<String>, value: impl Into<String>) -> EtcdOperation {
+        EtcdOperation::Put { key: key.into(), value: value.into(), lease: None }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         match self {
-            Op::Put { key, value, .. } => key.len() + value.len(),
-            Op::Delete(key) | Op::Get(key) => key.len(),
-            Op::DeleteRange(from, to) => from.len() + to.len(),
+            EtcdOperation::Put { key, value, .. } => key.len() + value.len(),
+            EtcdOperation::Delete(key) | EtcdOperation::Get(key) => key.len(),
+            EtcdOperation::DeleteRange(from, to) => from.len() + to.len(),
         }
     }
 }
@@ -74,9 +74,9 @@ pub struct Txn {
     /// What has to be so.
     pub compares: Vec<Compare>,
     /// What is done then.
-    pub then: Vec<Op>,
+    pub then: Vec<EtcdOperation>,
     /// What is done otherwise.
-    pub otherwise: Vec<Op>,
+    pub otherwise: Vec<EtcdOperation>,
 }
 
 impl Txn {
@@ -86,7 +86,7 @@ impl Txn {
     /// Why not.
     pub fn check_size(&self) -> Result<(), String> {
         let operations = self.then.len().max(self.otherwise.len());
-        let bytes: usize = self.then.iter().chain(&self.otherwise).map(Op::bytes).sum();
+        let bytes: usize = self.then.iter().chain(&self.otherwise).map(EtcdOperation::bytes).sum();
         let most = NESTED * NESTED;
         match operations <= most && bytes <= MOST_BYTES {
             true => Ok(()),
@@ -114,18 +114,18 @@ pub struct KeyValue {
 
 /// What a transaction came to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct TransactionResult {
     /// Whether the comparisons held.
     pub succeeded: bool,
     /// The store's revision after it.
     pub revision: Revision,
-    /// What the [reads](Op::Get) found, in their order.
+    /// What the [reads](EtcdOperation::Get) found, in their order.
     pub found: Vec<Option<KeyValue>>,
 }
 
 /// A part of the keys, as they were at one revision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Page {
+pub struct KeyPage {
     /// In the order of the keys.
     pub values: Vec<KeyValue>,
     /// The revision that was read.
@@ -136,7 +136,7 @@ pub struct Page {
 
 /// Which keys are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Range {
+pub struct KeyRange {
     /// The first key of the range, included.
     pub from: String,
     /// The key after the last.
@@ -147,10 +147,10 @@ pub struct Range {
     pub limit: usize,
 }
 
-impl Range {
+impl KeyRange {
     /// All keys that begin with `prefix`, now.
-    pub fn of(prefix: &str) -> Range {
-        Range { from: prefix.to_owned(), to: after(prefix), revision: 0, limit: 500 }
+    pub fn of(prefix: &str) -> KeyRange {
+        KeyRange { from: prefix.to_owned(), to: after(prefix), revision: 0, limit: 500 }
     }
 }
 
@@ -171,7 +171,7 @@ pub enum KvError {
     #[error("etcd refuses: {0}")]
     Refused(String),
     /// What was asked for is not there (any more).
-    #[error("etcd does not have it: {0}")]
+    #[error("etcd does not have what was asked for: {0}")]
     Gone(String),
     /// No member can be reached: nothing was sent.
     #[error("etcd cannot be reached: {0}")]
@@ -187,13 +187,13 @@ pub trait Kv: Send + std::fmt::Debug {
     ///
     /// # Errors
     /// [`KvError`].
-    fn txn(&mut self, txn: &Txn) -> Result<Done, KvError>;
+    fn txn(&mut self, txn: &Txn) -> Result<TransactionResult, KvError>;
 
     /// Reads keys, as the whole cluster has them.
     ///
     /// # Errors
     /// [`KvError`].
-    fn range(&mut self, range: &Range) -> Result<Page, KvError>;
+    fn range(&mut self, range: &KeyRange) -> Result<KeyPage, KvError>;
 
     /// Waits some moments before something that failed is tried again.
     fn pause(&mut self);
@@ -208,7 +208,7 @@ pub fn read_all(
     prefix: &str,
     revision: Revision,
 ) -> Result<(Vec<KeyValue>, Revision), KvError> {
-    let mut range = Range { revision, ..Range::of(prefix) };
+    let mut range = KeyRange { revision, ..KeyRange::of(prefix) };
     let mut values = Vec::new();
     loop {
         let page = kv.range(&range)?;
@@ -235,12 +235,13 @@ mod tests {
 
     #[test]
     fn what_etcd_does_not_take_at_once_is_known_before() {
-        let put = |n: usize| Op::put(format!("k{n}"), "v".repeat(100));
+        let put = |n: usize| EtcdOperation::put(format!("k{n}"), "v".repeat(100));
         let mut txn = Txn { then: (0..4096).map(put).collect(), ..Txn::default() };
         assert_eq!(txn.check_size(), Ok(()));
         txn.then.push(put(4096));
         assert!(txn.check_size().unwrap_err().contains("4097 values"));
-        let txn = Txn { then: vec![Op::put("k", "v".repeat(2 << 20))], ..Txn::default() };
+        let txn =
+            Txn { then: vec![EtcdOperation::put("k", "v".repeat(2 << 20))], ..Txn::default() };
         assert!(txn.check_size().is_err());
     }
 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Compare, Done, EtcdLease, KeyValue, Kv, KvError, Op, Page, Range, Revision, Txn};
+use super::{
+    Compare, EtcdLease, EtcdOperation, KeyPage, KeyRange, KeyValue, Kv, KvError, Revision,
+    TransactionResult, Txn,
+};
 
 /// Revisions that can be read after others.
 const KEPT: usize = 500;
@@ -89,41 +92,43 @@ impl State {
         }
     }
 
-    fn carry_out(&mut self, op: &Op, found: &mut Vec<Option<KeyValue>>) {
+    fn carry_out(&mut self, op: &EtcdOperation, found: &mut Vec<Option<KeyValue>>) {
         let at = self.revision;
         match op {
-            Op::Put { key, value, lease } => {
+            EtcdOperation::Put { key, value, lease } => {
                 let created = self.keys.get(key).map_or(at, |it| it.created);
                 let (key, value, lease) = (key.clone(), value.clone(), lease.unwrap_or(0));
                 let put = KeyValue { key: key.clone(), value, created, modified: at, lease };
                 self.keys.insert(key, put);
             }
-            Op::Delete(key) => drop(self.keys.remove(key)),
-            Op::DeleteRange(from, to) => self.keys.retain(|key, _| key < from || key >= to),
-            Op::Get(key) => found.push(self.keys.get(key).cloned()),
+            EtcdOperation::Delete(key) => drop(self.keys.remove(key)),
+            EtcdOperation::DeleteRange(from, to) => {
+                self.keys.retain(|key, _| key < from || key >= to)
+            }
+            EtcdOperation::Get(key) => found.push(self.keys.get(key).cloned()),
         }
     }
 }
 
 impl Kv for Model {
-    fn txn(&mut self, txn: &Txn) -> Result<Done, KvError> {
+    fn txn(&mut self, txn: &Txn) -> Result<TransactionResult, KvError> {
         txn.check_size().map_err(KvError::Refused)?;
         let mut state = self.state();
         let succeeded = txn.compares.iter().all(|compare| state.holds(compare));
         let ops = if succeeded { &txn.then } else { &txn.otherwise };
-        let ended = |op: &&Op| matches!(op, Op::Put { lease: Some(it), .. } if !state.leases.contains_key(it));
+        let ended = |op: &&EtcdOperation| matches!(op, EtcdOperation::Put { lease: Some(it), .. } if !state.leases.contains_key(it));
         if ops.iter().any(|op| ended(&op)) {
             return Err(KvError::Gone("requested lease not found".to_owned()));
         }
-        if ops.iter().any(|op| !matches!(op, Op::Get(_))) {
+        if ops.iter().any(|op| !matches!(op, EtcdOperation::Get(_))) {
             state.next();
         }
         let mut found = Vec::new();
         ops.iter().for_each(|op| state.carry_out(op, &mut found));
-        Ok(Done { succeeded, revision: state.revision, found })
+        Ok(TransactionResult { succeeded, revision: state.revision, found })
     }
 
-    fn range(&mut self, range: &Range) -> Result<Page, KvError> {
+    fn range(&mut self, range: &KeyRange) -> Result<KeyPage, KvError> {
         let state = self.state();
         let keys = match range.revision {
             0 => &state.keys,
@@ -134,7 +139,7 @@ impl Kv for Model {
         let mut values: Vec<KeyValue> = found.map(|(_, it)| it.clone()).collect();
         let more = values.len() > range.limit;
         values.truncate(range.limit);
-        Ok(Page { values, revision: state.revision, more })
+        Ok(KeyPage { values, revision: state.revision, more })
     }
 
     fn pause(&mut self) {}

@@ -1,6 +1,6 @@
 //! What is told of borrowers that take turns on a function.
 
-use rackbus_lease::{LeaveReason, Share};
+use rackbus_lease::{LeaveReason, ShareRecord};
 
 use super::Draft;
 use crate::api::EventKind;
@@ -12,8 +12,8 @@ impl Draft {
     }
 
     /// What is new of a share: it joined, its turn began or ended. Nothing where that is not news.
-    pub fn of_share(before: Option<&Share>, share: &Share) -> Option<Draft> {
-        let Share { share: number, function, borrower, .. } = share;
+    pub fn of_share(before: Option<&ShareRecord>, share: &ShareRecord) -> Option<Draft> {
+        let ShareRecord { share: number, function, borrower, .. } = share;
         let seconds = |ms: u64| ms as f64 / 1e3;
         let of = |lease: Option<u64>, text| Draft {
             lease,
@@ -26,7 +26,7 @@ impl Draft {
             );
             return Some(of(None, text));
         };
-        let begun = |share: &Share| {
+        let begun = |share: &ShareRecord| {
             share.turn.as_ref().and_then(|turn| Some((turn.lease, turn.begun?, turn.allowance)))
         };
         match (begun(before), begun(share)) {
@@ -68,8 +68,8 @@ impl Draft {
     }
 
     /// A share takes no more turns.
-    pub fn of_leaving(share: &Share, reason: &LeaveReason) -> Draft {
-        let Share { share: number, function, borrower, turns, held, .. } = share;
+    pub fn of_leaving(share: &ShareRecord, reason: &LeaveReason) -> Draft {
+        let ShareRecord { share: number, function, borrower, turns, held, .. } = share;
         let kind = match reason {
             LeaveReason::Asked | LeaveReason::Withdrawn => EventKind::Lease,
             _ => EventKind::Loss,

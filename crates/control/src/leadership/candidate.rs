@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::core::{Action, CandidateConfig, Failed, Leadership, Won};
+use super::core::{CandidateConfig, EtcdUnavailable, Leadership, LeadershipAction, Won};
 use super::election::{self, Member};
 use super::members::Members;
 use super::tenure::{Tenure, machine_clock, now};
-use crate::etcd::{Cluster, Etcd, EtcdLease, KvError};
+use crate::etcd::{Cluster, EtcdClient, EtcdLease, KvError};
 use crate::store::Keys;
 
 /// What a candidate is now.
@@ -72,7 +72,7 @@ impl Candidate {
 
 struct Run {
     core: Leadership,
-    etcd: Etcd,
+    etcd: EtcdClient,
     candidate: Candidate,
     standing: watch::Sender<Standing>,
     tenure: Option<Arc<Tenure>>,
@@ -119,23 +119,23 @@ impl Run {
         }
     }
 
-    async fn act(&mut self, action: Action) {
+    async fn act(&mut self, action: LeadershipAction) {
         let sent = now();
         match action {
-            Action::Grant => {
+            LeadershipAction::Grant => {
                 let outcome = self.etcd.grant(self.candidate.ttl).await;
                 let outcome = self.heard(outcome).map(|(lease, seconds)| (lease, seconds * 1000));
                 self.core.granted(sent, now(), outcome);
                 self.lease = self.core.lease();
                 self.announce().await;
             }
-            Action::Renew(lease) => {
+            LeadershipAction::Renew(lease) => {
                 let outcome = self.etcd.renew(lease).await;
                 let outcome = self.heard(outcome).map(|time| time.map(|seconds| seconds * 1000));
                 self.core.renewed(sent, now(), outcome);
                 self.announce().await;
             }
-            Action::Look => {
+            LeadershipAction::Look => {
                 let outcome = self.etcd.txn(&election::look(&self.candidate.keys)).await;
                 let outcome = self.heard(outcome).map(|done| election::seen(&done));
                 if self.tenure.is_none() {
@@ -144,16 +144,16 @@ impl Run {
                 }
                 self.core.looked(now(), outcome.map(|(seen, _)| seen));
             }
-            Action::Campaign { lease, term, term_revision } => {
+            LeadershipAction::Campaign { lease, term, term_revision } => {
                 let Candidate { keys, member, .. } = &self.candidate;
                 let txn = election::campaign(keys, member, lease, term, term_revision);
                 let outcome = self.etcd.txn(&txn).await;
                 let outcome = self.heard(outcome).map(|done| election::won(&done, term));
                 self.core.campaigned(now(), outcome);
             }
-            Action::Lead(won) => self.lead(won),
-            Action::Stop(why) => {
-                tracing::warn!(why, "this control plane leads no more");
+            LeadershipAction::Lead(won) => self.lead(won),
+            LeadershipAction::Stop(why) => {
+                tracing::warn!(why, "this control plane is no longer the leader");
                 if let Some(tenure) = self.tenure.take() {
                     tenure.end();
                 }
@@ -168,7 +168,11 @@ impl Run {
 
     fn lead(&mut self, won: Won) {
         let Some(until) = self.core.until() else { return };
-        tracing::info!(term = won.term, revision = won.revision, "this control plane leads");
+        tracing::info!(
+            term = won.term,
+            revision = won.revision,
+            "this control plane is the leader"
+        );
         let tenure = Arc::new(Tenure::new(won, until, machine_clock()));
         self.tenure = Some(tenure.clone());
         self.standing.send_replace(Standing::Leads(tenure));
@@ -186,17 +190,17 @@ impl Run {
         }
     }
 
-    fn heard<T>(&mut self, outcome: Result<T, KvError>) -> Result<T, Failed> {
+    fn heard<T>(&mut self, outcome: Result<T, KvError>) -> Result<T, EtcdUnavailable> {
         let reachable = outcome.is_ok();
         match &outcome {
             Err(error) if self.reachable => {
-                tracing::error!(%error, "the control plane's store does not do what it is asked");
+                tracing::error!(%error, "the control plane's store failed");
             }
             Ok(_) if !self.reachable => tracing::info!("etcd answers again"),
             _ => {}
         }
         self.reachable = reachable;
-        outcome.map_err(|_| Failed)
+        outcome.map_err(|_| EtcdUnavailable)
     }
 
     /// The process ends: the next one may lead at once.
@@ -212,10 +216,14 @@ impl Run {
 }
 
 /// Notes who leads; whether that is new.
-fn follow<T>(standing: &mut Standing, outcome: &Result<T, Failed>, leader: Option<Member>) -> bool {
+fn follow<T>(
+    standing: &mut Standing,
+    outcome: &Result<T, EtcdUnavailable>,
+    leader: Option<Member>,
+) -> bool {
     let next = match outcome {
         Ok(_) => Standing::Follows(leader),
-        Err(Failed) => Standing::Unknown,
+        Err(EtcdUnavailable) => Standing::Unknown,
     };
     let same = match (&*standing, &next) {
         (Standing::Follows(known), Standing::Follows(leader)) => known == leader,

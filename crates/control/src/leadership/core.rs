@@ -35,7 +35,7 @@ const LATE: &str = "its lease could not be renewed in time";
 
 /// What is to be done next. The next is asked for when the outcome of this one was told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum LeadershipAction {
     /// Have a lease granted, then say [`granted`](Leadership::granted).
     Grant,
     /// Renew the lease, then say [`renewed`](Leadership::renewed).
@@ -68,7 +68,7 @@ pub struct Won {
 
 /// What a look at the keys found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct SeenKeys {
     /// The lease of who leads, and the revision that made its key.
     pub leader: Option<(EtcdLease, Revision)>,
     /// The newest term; 0 when there was none.
@@ -79,7 +79,7 @@ pub struct Seen {
 
 /// That etcd did not answer, or refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Failed;
+pub struct EtcdUnavailable;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Lease {
@@ -131,31 +131,35 @@ impl Leadership {
     }
 
     /// What is to be done now; `None`: nothing before [`next`](Leadership::next).
-    pub fn poll(&mut self, now: Millis) -> Option<Action> {
+    pub fn poll(&mut self, now: Millis) -> Option<LeadershipAction> {
         if self.lease.as_ref().is_some_and(|lease| lease.until <= now) {
             self.give_up(LATE);
         }
         match self.role {
             Role::Deposed(why) => {
                 self.role = Role::Follower;
-                return Some(Action::Stop(why));
+                return Some(LeadershipAction::Stop(why));
             }
             Role::Elected(won) => {
                 self.role = Role::Leader;
-                return Some(Action::Lead(won));
+                return Some(LeadershipAction::Lead(won));
             }
             Role::Leader | Role::Follower => {}
         }
         let Some(lease) = &self.lease else {
-            return (self.again <= now).then_some(Action::Grant);
+            return (self.again <= now).then_some(LeadershipAction::Grant);
         };
         if lease.renew_at <= now {
-            return Some(Action::Renew(lease.number));
+            return Some(LeadershipAction::Renew(lease.number));
         }
         if let Some((term, term_revision)) = self.vacant.take() {
-            return Some(Action::Campaign { lease: lease.number, term: term + 1, term_revision });
+            return Some(LeadershipAction::Campaign {
+                lease: lease.number,
+                term: term + 1,
+                term_revision,
+            });
         }
-        (self.look_at <= now).then_some(Action::Look)
+        (self.look_at <= now).then_some(LeadershipAction::Look)
     }
 
     /// When there is something to do.
@@ -174,7 +178,7 @@ impl Leadership {
         &mut self,
         sent: Millis,
         now: Millis,
-        outcome: Result<(EtcdLease, Millis), Failed>,
+        outcome: Result<(EtcdLease, Millis), EtcdUnavailable>,
     ) {
         match outcome {
             Ok((number, ttl)) => {
@@ -186,16 +190,21 @@ impl Leadership {
                 self.lease = Some(lease);
                 self.look_at = now;
             }
-            Err(Failed) => self.again = now + self.config.look,
+            Err(EtcdUnavailable) => self.again = now + self.config.look,
         }
     }
 
     /// The lease was renewed for so many milliseconds; or is over (`None`); or there was no answer.
-    pub fn renewed(&mut self, sent: Millis, now: Millis, outcome: Result<Option<Millis>, Failed>) {
+    pub fn renewed(
+        &mut self,
+        sent: Millis,
+        now: Millis,
+        outcome: Result<Option<Millis>, EtcdUnavailable>,
+    ) {
         let until = match outcome {
             Ok(Some(ttl)) => self.until_of(sent, ttl),
             Ok(None) => return self.give_up("etcd has ended its lease"),
-            Err(Failed) => 0,
+            Err(EtcdUnavailable) => 0,
         };
         let again = now + self.config.look;
         let Some(lease) = &mut self.lease else { return };
@@ -208,7 +217,7 @@ impl Leadership {
     }
 
     /// Who leads was read, or not.
-    pub fn looked(&mut self, now: Millis, outcome: Result<Seen, Failed>) {
+    pub fn looked(&mut self, now: Millis, outcome: Result<SeenKeys, EtcdUnavailable>) {
         let every = if self.role == Role::Leader { self.config.renew } else { self.config.look };
         self.look_at = now + every;
         let (Ok(seen), Some(own)) = (outcome, self.lease()) else { return };
@@ -225,7 +234,7 @@ impl Leadership {
     }
 
     /// The leadership was taken, or somebody else has it (`None`), or there was no answer.
-    pub fn campaigned(&mut self, now: Millis, outcome: Result<Option<Won>, Failed>) {
+    pub fn campaigned(&mut self, now: Millis, outcome: Result<Option<Won>, EtcdUnavailable>) {
         // Looked at again soon, also after no answer: it may have been won.
         self.look_at = now + self.config.look;
         if let (Ok(Some(won)), Role::Follower, Some(_)) = (outcome, self.role, &self.lease) {
@@ -263,27 +272,27 @@ mod tests {
     const CONFIG: CandidateConfig =
         CandidateConfig { ttl: 3000, margin: 500, renew: 750, look: 250 };
 
-    fn vacant(term: u64) -> Seen {
-        Seen { leader: None, term, term_revision: 9 }
+    fn vacant(term: u64) -> SeenKeys {
+        SeenKeys { leader: None, term, term_revision: 9 }
     }
 
     /// A candidate that was granted lease 7 at 0.
     fn candidate() -> Leadership {
         let mut it = Leadership::new(CONFIG);
-        assert_eq!(it.poll(0), Some(Action::Grant));
+        assert_eq!(it.poll(0), Some(LeadershipAction::Grant));
         it.granted(0, 10, Ok((7, 3000)));
         it
     }
 
     fn leader() -> Leadership {
         let mut it = candidate();
-        assert_eq!(it.poll(10), Some(Action::Look));
+        assert_eq!(it.poll(10), Some(LeadershipAction::Look));
         it.looked(20, Ok(vacant(4)));
-        let campaign = Action::Campaign { lease: 7, term: 5, term_revision: 9 };
+        let campaign = LeadershipAction::Campaign { lease: 7, term: 5, term_revision: 9 };
         assert_eq!(it.poll(20), Some(campaign));
         let won = Won { revision: 11, term: 5 };
         it.campaigned(30, Ok(Some(won)));
-        assert_eq!(it.poll(30), Some(Action::Lead(won)));
+        assert_eq!(it.poll(30), Some(LeadershipAction::Lead(won)));
         it
     }
 
@@ -297,15 +306,15 @@ mod tests {
     #[test]
     fn a_leader_stops_by_its_own_clock_before_its_lease_can_end() {
         let mut it = leader();
-        assert_eq!(it.poll(750), Some(Action::Renew(7)));
+        assert_eq!(it.poll(750), Some(LeadershipAction::Renew(7)));
         // Sent at 750, answered late: counted from when it was sent.
         it.renewed(750, 2000, Ok(Some(3000)));
         assert_eq!(it.until(), Some(3250));
-        assert_eq!(it.poll(2000), Some(Action::Renew(7)));
-        it.renewed(2000, 3249, Err(Failed));
+        assert_eq!(it.poll(2000), Some(LeadershipAction::Renew(7)));
+        it.renewed(2000, 3249, Err(EtcdUnavailable));
         assert_eq!(it.until(), Some(3250));
-        assert!(matches!(it.poll(3250), Some(Action::Stop(_))), "not a moment later");
-        assert_eq!((it.until(), it.poll(3250)), (None, Some(Action::Grant)));
+        assert!(matches!(it.poll(3250), Some(LeadershipAction::Stop(_))), "not a moment later");
+        assert_eq!((it.until(), it.poll(3250)), (None, Some(LeadershipAction::Grant)));
     }
 
     #[test]
@@ -320,27 +329,27 @@ mod tests {
     fn a_lease_that_is_over_or_a_key_that_is_gone_ends_the_leadership_at_once() {
         for seen in [None, Some((8, 12))] {
             let mut it = leader();
-            it.looked(100, Ok(Seen { leader: seen, term: 5, term_revision: 11 }));
-            assert!(matches!(it.poll(100), Some(Action::Stop(_))), "{seen:?}");
+            it.looked(100, Ok(SeenKeys { leader: seen, term: 5, term_revision: 11 }));
+            assert!(matches!(it.poll(100), Some(LeadershipAction::Stop(_))), "{seen:?}");
         }
         let mut it = leader();
         it.renewed(100, 110, Ok(None));
-        assert!(matches!(it.poll(110), Some(Action::Stop(_))));
+        assert!(matches!(it.poll(110), Some(LeadershipAction::Stop(_))));
         let mut it = leader();
         it.lost();
-        assert!(matches!(it.poll(110), Some(Action::Stop(_))));
-        assert_eq!(it.poll(110), Some(Action::Grant), "with another lease");
+        assert!(matches!(it.poll(110), Some(LeadershipAction::Stop(_))));
+        assert_eq!(it.poll(110), Some(LeadershipAction::Grant), "with another lease");
     }
 
     #[test]
     fn a_campaign_whose_answer_was_lost_is_found_to_be_won() {
         let mut it = candidate();
         it.looked(20, Ok(vacant(0)));
-        assert!(matches!(it.poll(20), Some(Action::Campaign { term: 1, .. })));
-        it.campaigned(30, Err(Failed));
-        assert_eq!(it.poll(280), Some(Action::Look));
-        it.looked(290, Ok(Seen { leader: Some((7, 44)), term: 1, term_revision: 44 }));
-        assert_eq!(it.poll(290), Some(Action::Lead(Won { revision: 44, term: 1 })));
+        assert!(matches!(it.poll(20), Some(LeadershipAction::Campaign { term: 1, .. })));
+        it.campaigned(30, Err(EtcdUnavailable));
+        assert_eq!(it.poll(280), Some(LeadershipAction::Look));
+        it.looked(290, Ok(SeenKeys { leader: Some((7, 44)), term: 1, term_revision: 44 }));
+        assert_eq!(it.poll(290), Some(LeadershipAction::Lead(Won { revision: 44, term: 1 })));
     }
 
     #[test]
@@ -349,6 +358,6 @@ mod tests {
         it.looked(20, Ok(vacant(0)));
         it.poll(20);
         it.campaigned(9000, Ok(Some(Won { revision: 44, term: 1 })));
-        assert_eq!((it.poll(9000), it.until()), (Some(Action::Grant), None));
+        assert_eq!((it.poll(9000), it.until()), (Some(LeadershipAction::Grant), None));
     }
 }

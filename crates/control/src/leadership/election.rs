@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::core::{Seen, Won};
-use crate::etcd::{Compare, Done, EtcdLease, KeyValue, Op, Revision, Txn};
+use super::core::{SeenKeys, Won};
+use crate::etcd::{Compare, EtcdLease, EtcdOperation, KeyValue, Revision, TransactionResult, Txn};
 use crate::store::Keys;
 
 /// A control plane as the others and the nodes know it.
@@ -22,16 +22,16 @@ pub struct Member {
 
 /// The transaction that reads who leads, and the newest term.
 pub fn look(keys: &Keys) -> Txn {
-    let then = vec![Op::Get(keys.key("leader")), Op::Get(keys.key("term"))];
+    let then = vec![EtcdOperation::Get(keys.key("leader")), EtcdOperation::Get(keys.key("term"))];
     Txn { then, ..Txn::default() }
 }
 
 /// What [`look`] found, and who leads.
-pub fn seen(done: &Done) -> (Seen, Option<Member>) {
+pub fn seen(done: &TransactionResult) -> (SeenKeys, Option<Member>) {
     let [leader, term] = &done.found[..] else {
-        return (Seen { leader: None, term: 0, term_revision: 0 }, None);
+        return (SeenKeys { leader: None, term: 0, term_revision: 0 }, None);
     };
-    let seen = Seen {
+    let seen = SeenKeys {
         leader: leader.as_ref().map(|it| (it.lease, it.created)),
         term: term.as_ref().map_or(0, number),
         term_revision: term.as_ref().map_or(0, |it| it.modified),
@@ -62,14 +62,14 @@ pub fn campaign(
             Compare::Created(keys.key("incomplete"), 0),
         ],
         then: vec![
-            Op::Put { key: leader, value, lease: Some(lease) },
-            Op::put(newest, term.to_string()),
+            EtcdOperation::Put { key: leader, value, lease: Some(lease) },
+            EtcdOperation::put(newest, term.to_string()),
         ],
         otherwise: Vec::new(),
     }
 }
 
 /// What [`campaign`] came to; `None`: somebody else leads, or did meanwhile.
-pub fn won(done: &Done, term: u64) -> Option<Won> {
+pub fn won(done: &TransactionResult, term: u64) -> Option<Won> {
     done.succeeded.then_some(Won { revision: done.revision, term })
 }

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use utoipa::ToSchema;
 
 use super::election::Member;
-use crate::etcd::{Etcd, EtcdLease, KvError, Op, Range, Txn};
+use crate::etcd::{EtcdClient, EtcdLease, EtcdOperation, KeyRange, KvError, Txn};
 use crate::store::Keys;
 
 /// How long a control plane waits before it looks again which others there are.
@@ -42,11 +42,11 @@ pub struct StoreHealth {
 pub fn announce(keys: &Keys, member: &Member, lease: EtcdLease) -> Txn {
     let key = keys.key(&format!("members/{}", member.id));
     let value = serde_json::to_string(member).unwrap_or_default();
-    Txn { then: vec![Op::Put { key, value, lease: Some(lease) }], ..Txn::default() }
+    Txn { then: vec![EtcdOperation::Put { key, value, lease: Some(lease) }], ..Txn::default() }
 }
 
 /// Looks again and again who is there, until nobody listens.
-pub(super) async fn watch(mut etcd: Etcd, keys: Keys, known: watch::Sender<Members>) {
+pub(super) async fn watch(mut etcd: EtcdClient, keys: Keys, known: watch::Sender<Members>) {
     while !known.is_closed() {
         let next = match read(&mut etcd, &keys).await {
             Ok(members) => members,
@@ -65,8 +65,8 @@ pub(super) async fn watch(mut etcd: Etcd, keys: Keys, known: watch::Sender<Membe
     }
 }
 
-async fn read(etcd: &mut Etcd, keys: &Keys) -> Result<Members, KvError> {
-    let page = etcd.range(&Range::of(&keys.key("members/"))).await?;
+async fn read(etcd: &mut EtcdClient, keys: &Keys) -> Result<Members, KvError> {
+    let page = etcd.range(&KeyRange::of(&keys.key("members/"))).await?;
     let (version, bytes) = etcd.health().await?;
     let members = page.values.iter().filter_map(|found| serde_json::from_str(&found.value).ok());
     let mut members: Vec<Member> = members.collect();

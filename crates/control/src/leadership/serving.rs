@@ -25,10 +25,10 @@ use super::candidate::{Candidacy, Standing};
 use super::election::Member;
 use super::members::{Members, StoreHealth};
 use super::tenure::Tenure;
-use crate::access::{self, Peer};
+use crate::access::{self, ApiPeer};
 use crate::api::ApiError;
 use crate::leaders::{LEADER, Leaders, TlsSource};
-use crate::metrics::Page;
+use crate::metrics::MetricsPage;
 use crate::service::{OpenError, Service, problem};
 
 /// How long an election takes, at most.
@@ -64,10 +64,11 @@ pub struct ControlStatus {
 }
 
 /// Makes the service of a leader, and its routes.
-pub type Open = Box<dyn Fn(Arc<Tenure>) -> Result<(Arc<Service>, Router), OpenError> + Send + Sync>;
+pub type OpenService =
+    Box<dyn Fn(Arc<Tenure>) -> Result<(Arc<Service>, Router), OpenError> + Send + Sync>;
 
 /// One control plane among several.
-pub struct Front {
+pub struct ControlPlane {
     rack: String,
     own: Member,
     standing: watch::Receiver<Standing>,
@@ -84,13 +85,13 @@ struct Leading {
     routes: Router,
 }
 
-impl std::fmt::Debug for Front {
+impl std::fmt::Debug for ControlPlane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Front").field("own", &self.own).finish_non_exhaustive()
+        f.debug_struct("ControlPlane").field("own", &self.own).finish_non_exhaustive()
     }
 }
 
-impl Front {
+impl ControlPlane {
     /// The front of `own`, which does as its candidacy says; `open` begins to lead. `tls` shows this control plane
     /// to the leader.
     pub fn start(
@@ -98,10 +99,10 @@ impl Front {
         own: Member,
         candidacy: Candidacy,
         tls: TlsSource,
-        open: Open,
-    ) -> Arc<Front> {
+        open: OpenService,
+    ) -> Arc<ControlPlane> {
         let Candidacy { standing, members } = candidacy;
-        let front = Arc::new(Front {
+        let front = Arc::new(ControlPlane {
             rack: rack.to_owned(),
             own,
             standing,
@@ -114,7 +115,7 @@ impl Front {
     }
 
     /// Leads whenever that is its turn.
-    async fn lead(self: Arc<Self>, open: Arc<Open>) {
+    async fn lead(self: Arc<Self>, open: Arc<OpenService>) {
         let mut standing = self.standing.clone();
         loop {
             let now = standing.borrow_and_update().clone();
@@ -187,7 +188,7 @@ impl Front {
     }
 
     /// What is counted: of the whole rack where this leads.
-    pub fn metrics(&self) -> Page {
+    pub fn metrics(&self) -> MetricsPage {
         let leading = self.leading();
         let mut page =
             leading.as_ref().map(|leading| leading.service.metrics()).unwrap_or_default();
@@ -225,7 +226,7 @@ impl Front {
 
     /// The routes that everybody reaches.
     pub fn routes(self: &Arc<Self>) -> Router {
-        let status = async |State(front): State<Arc<Front>>| Json(front.status());
+        let status = async |State(front): State<Arc<ControlPlane>>| Json(front.status());
         let scraped = self.clone();
         Router::new()
             .route("/v1/control", get(status))
@@ -259,16 +260,16 @@ impl Front {
 
 /// The leadership ended while something was done: it may have been done.
 fn ending() -> ApiError {
-    let error = "this control plane leads no more; what was asked for may have been done";
+    let error = "this control plane is no longer the leader; what was asked for may have been done";
     problem("ending", error.to_owned(), "ask again with the same idempotency key")
 }
 
 async fn dispatch(
-    State(front): State<Arc<Front>>,
-    ConnectInfo(peer): ConnectInfo<Peer>,
+    State(front): State<Arc<ControlPlane>>,
+    ConnectInfo(peer): ConnectInfo<ApiPeer>,
     request: Request,
 ) -> Response {
-    let local = matches!(peer, Peer::Local(_));
+    let local = matches!(peer, ApiPeer::Local(_));
     if local {
         front.settle().await;
     }
@@ -311,7 +312,7 @@ impl HttpBody for WhileLeading {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         if self.ended.as_mut().poll(context).is_ready() {
-            let ended = std::io::Error::other("this control plane leads no more");
+            let ended = std::io::Error::other("this control plane is no longer the leader");
             return Poll::Ready(Some(Err(axum::Error::new(ended))));
         }
         Pin::new(&mut self.body).poll_frame(context)

@@ -7,11 +7,11 @@
 use std::io;
 use std::sync::Arc;
 
-use rackbus_identity::{Authority, AuthorityError, Shelf};
+use rackbus_identity::{AuthorityError, CertificateAuthority, Shelf};
 use serde::{Deserialize, Serialize};
 
 use super::tenure::Tenure;
-use crate::etcd::{Compare, Etcd, Kv, KvError, Op, Revision, Txn};
+use crate::etcd::{Compare, EtcdClient, EtcdOperation, Kv, KvError, Revision, Txn};
 use crate::store::{ETCD_LAYOUT, Keys};
 
 /// Why a cluster's keys are not this rack's.
@@ -23,7 +23,7 @@ pub enum SharedError {
     /// The prefix is another rack's.
     #[error("the keys under {prefix} are those of rack {found}; name another --etcd-prefix")]
     OtherRack {
-        /// The prefix.
+        /// Where in etcd the keys are, as `--etcd-prefix` says.
         prefix: String,
         /// The rack whose keys are there.
         found: String,
@@ -33,7 +33,7 @@ pub enum SharedError {
         "the keys under {prefix} were written by a newer version of rackbus (layout {found}); run that version"
     )]
     Newer {
-        /// The prefix.
+        /// Where in etcd the keys are, as `--etcd-prefix` says.
         prefix: String,
         /// The layout that they have.
         found: u64,
@@ -44,7 +44,7 @@ pub enum SharedError {
          rack's etcd, or another rack's state directory"
     )]
     OtherAuthority {
-        /// The prefix.
+        /// Where in etcd the keys are, as `--etcd-prefix` says.
         prefix: String,
     },
     /// The state was moved to another store.
@@ -52,7 +52,7 @@ pub enum SharedError {
         "the state under {prefix} has moved to {to}; start with that, or move it back with `rackbus control migrate`"
     )]
     Moved {
-        /// The prefix.
+        /// Where in etcd the keys were, as `--etcd-prefix` says.
         prefix: String,
         /// The store that has the state now.
         to: String,
@@ -62,7 +62,7 @@ pub enum SharedError {
         "the state under {prefix} was not put there completely; run `rackbus control restore` or `migrate` again"
     )]
     Incomplete {
-        /// The prefix.
+        /// Where in etcd the keys are, as `--etcd-prefix` says.
         prefix: String,
     },
     /// The authority cannot be made or read.
@@ -87,7 +87,7 @@ struct Kept {
 }
 
 /// What is under `identity` for this authority.
-pub fn identity_value(authority: &Authority) -> String {
+pub fn identity_value(authority: &CertificateAuthority) -> String {
     let (certificate, key) = authority.pem();
     let kept = Kept { certificate: certificate.to_owned(), key };
     serde_json::to_string(&kept).unwrap_or_default()
@@ -97,10 +97,10 @@ pub fn identity_value(authority: &Authority) -> String {
 ///
 /// # Errors
 /// [`SharedError`].
-pub fn identity_of(value: &str) -> Result<Authority, SharedError> {
+pub fn identity_of(value: &str) -> Result<CertificateAuthority, SharedError> {
     let kept: Kept = serde_json::from_str(value)
         .map_err(|cause| SharedError::Value("identity".into(), cause))?;
-    Ok(Authority::from_pem(&kept.certificate, &kept.key)?)
+    Ok(CertificateAuthority::from_pem(&kept.certificate, &kept.key)?)
 }
 
 /// The rack that is named under `rack`.
@@ -127,14 +127,14 @@ pub fn rack_value(rack: &str) -> String {
 /// # Errors
 /// [`SharedError`], among them all that says that these keys are not this rack's.
 pub async fn authority(
-    etcd: &mut Etcd,
+    etcd: &mut EtcdClient,
     keys: &Keys,
     rack: &str,
-    own: Option<&Authority>,
-) -> Result<Authority, SharedError> {
+    own: Option<&CertificateAuthority>,
+) -> Result<CertificateAuthority, SharedError> {
     let names = ["rack", "identity", "moved", "incomplete"].map(|name| keys.key(name));
     loop {
-        let then = names.iter().cloned().map(Op::Get).collect();
+        let then = names.iter().cloned().map(EtcdOperation::Get).collect();
         let done = etcd.txn(&Txn { then, ..Txn::default() }).await?;
         let [whose, identity, moved, incomplete] = &done.found[..] else {
             return Err(KvError::Unknown("its answer makes no sense".to_owned()).into());
@@ -163,7 +163,7 @@ pub async fn authority(
                 false => Err(SharedError::OtherAuthority { prefix }),
             };
         }
-        let made = if own.is_none() { Some(Authority::generate(rack)?) } else { None };
+        let made = if own.is_none() { Some(CertificateAuthority::generate(rack)?) } else { None };
         let Some(first) = own.or(made.as_ref()) else { continue };
         let [whose, identity, ..] = names.clone();
         let begin = Txn {
@@ -171,7 +171,10 @@ pub async fn authority(
                 Compare::Created(whose.clone(), 0),
                 Compare::Created(identity.clone(), 0),
             ],
-            then: vec![Op::put(whose, rack_value(rack)), Op::put(identity, identity_value(first))],
+            then: vec![
+                EtcdOperation::put(whose, rack_value(rack)),
+                EtcdOperation::put(identity, identity_value(first)),
+            ],
             otherwise: Vec::new(),
         };
         // Whoever was first: it is read again.
@@ -197,7 +200,8 @@ impl SharedShelf {
 
 impl Shelf for SharedShelf {
     fn read(&mut self) -> io::Result<Option<String>> {
-        let look = Txn { then: vec![Op::Get(self.keys.key("tokens"))], ..Txn::default() };
+        let look =
+            Txn { then: vec![EtcdOperation::Get(self.keys.key("tokens"))], ..Txn::default() };
         let found =
             self.kv.txn(&look).map_err(io::Error::other)?.found.into_iter().next().flatten();
         self.read = found.as_ref().map_or(0, |it| it.modified);
@@ -211,12 +215,12 @@ impl Shelf for SharedShelf {
                 Compare::Created(self.keys.key("leader"), self.tenure.revision),
                 Compare::Modified(tokens.clone(), self.read),
             ],
-            then: vec![Op::put(tokens, text)],
+            then: vec![EtcdOperation::put(tokens, text)],
             otherwise: Vec::new(),
         };
         match self.kv.txn(&put).map_err(io::Error::other)?.succeeded {
             true => Ok(()),
-            false => Err(io::Error::other("this control plane leads no more")),
+            false => Err(io::Error::other("this control plane is no longer the leader")),
         }
     }
 }

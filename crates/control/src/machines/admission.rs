@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::{
-    Authority, Bearer, Certified, Revoked, Subject, Token, TokenRefused, Tokens,
+    Bearer, CertificateAuthority, Certified, Revoked, Subject, Token, TokenRefused, Tokens,
 };
 
 use super::{Certificates, NewToken};
@@ -15,7 +15,7 @@ use crate::service::{Service, problem};
 /// What hosts join by.
 #[derive(Debug)]
 pub struct Joining {
-    authority: Authority,
+    authority: CertificateAuthority,
     tokens: Mutex<Tokens>,
     hosts: Vec<String>,
     pub(super) rack_file: String,
@@ -24,7 +24,7 @@ pub struct Joining {
 impl Joining {
     /// For a rack of these hosts, which its file describes; with `authority`, and its tokens.
     pub fn new(
-        authority: Authority,
+        authority: CertificateAuthority,
         tokens: Tokens,
         hosts: Vec<String>,
         rack_file: String,
@@ -60,12 +60,12 @@ impl Joining {
 
 /// Lets hosts and people in: what they are let in by, and where that is noted.
 #[derive(Debug)]
-pub(crate) struct Admission {
+pub(crate) struct RackAdmission {
     pub(super) joining: Arc<Joining>,
     pub(super) service: Arc<Service>,
 }
 
-impl Admission {
+impl RackAdmission {
     pub(crate) fn check_host(&self, host: &str) -> Result<(), ApiError> {
         self.joining.check_host(host)
     }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
-use rackbus_identity::Watched;
+use rackbus_identity::WatchedConnection;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
@@ -43,7 +43,7 @@ impl<S> Counted<S> {
     pub(super) fn known(
         stream: S,
         place: impl Send + 'static,
-        watched: Watched,
+        watched: WatchedConnection,
         mut ended: watch::Receiver<bool>,
         until: SystemTime,
     ) -> Counted<S> {

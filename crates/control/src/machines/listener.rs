@@ -15,7 +15,7 @@ use tokio_rustls::{TlsAcceptor, server};
 
 use super::HANDSHAKE;
 use super::counted::{Counted, refuse};
-use crate::access::Peer;
+use crate::access::ApiPeer;
 
 /// Connections of each host at a time, so that none takes those of others; and of the other control planes.
 const CONNECTIONS: usize = 512;
@@ -160,19 +160,19 @@ impl Listener for TlsListener {
     }
 }
 
-impl Connected<IncomingStream<'_, TlsListener>> for Peer {
+impl Connected<IncomingStream<'_, TlsListener>> for ApiPeer {
     fn connect_info(stream: IncomingStream<'_, TlsListener>) -> Self {
         let (_, tls) = stream.io().get().get_ref();
         let certificate = tls.peer_certificates().and_then(|chain| chain.first());
-        let Some(certified) = certificate.and_then(Certified::of) else { return Peer::Stranger };
+        let Some(certified) = certificate.and_then(Certified::of) else { return ApiPeer::Stranger };
         let certified = Box::new(certified);
         if stream.io().is_revoked() {
-            return Peer::Revoked(certified);
+            return ApiPeer::Revoked(certified);
         }
         match certified.subject.clone() {
-            Subject::Node(host) => Peer::Node(host, Some(certified)),
-            Subject::Person(person) => Peer::Person(person, certified),
-            Subject::Control => Peer::Control,
+            Subject::Node(host) => ApiPeer::Node(host, Some(certified)),
+            Subject::Person(person) => ApiPeer::Person(person, certified),
+            Subject::Control => ApiPeer::Control,
         }
     }
 }

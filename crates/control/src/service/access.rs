@@ -2,7 +2,7 @@
 
 use super::Service;
 use super::views::problem;
-use crate::access::Peer;
+use crate::access::ApiPeer;
 use crate::api::ApiError;
 
 impl Service {
@@ -10,22 +10,22 @@ impl Service {
     ///
     /// # Errors
     /// [`ApiError`] when the rack has no such host, or `peer` is not its node.
-    pub fn check_node(&self, host: &str, peer: &Peer) -> Result<(), ApiError> {
+    pub fn check_node(&self, host: &str, peer: &ApiPeer) -> Result<(), ApiError> {
         self.shared.check_host(host)?;
         let own = |process: i32| u32::try_from(process) == Ok(std::process::id());
         let is_node = match peer {
-            Peer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
-            Peer::Local(None)
-            | Peer::Person(..)
-            | Peer::Control
-            | Peer::Revoked(_)
-            | Peer::Stranger => false,
-            Peer::Node(node, _) => node == host,
+            ApiPeer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
+            ApiPeer::Local(None)
+            | ApiPeer::Person(..)
+            | ApiPeer::Control
+            | ApiPeer::Revoked(_)
+            | ApiPeer::Stranger => false,
+            ApiPeer::Node(node, _) => node == host,
         };
         if is_node {
             return Ok(());
         }
-        tracing::warn!(host, ?peer, "somebody who is not the host's node was refused");
+        tracing::warn!(host, ?peer, "a process that is not the host's node was refused");
         let error = format!("you are not the node of {host}");
         Err(problem("not_the_node", error, "nodes are started with `rackbus node --host HOST`"))
     }
@@ -35,12 +35,12 @@ impl Service {
     ///
     /// # Errors
     /// `forbidden`.
-    pub fn check_device_of(&self, host: &str, peer: &Peer) -> Result<(), ApiError> {
-        let Peer::Local(Some(process)) = peer else { return peer.acts_for(host) };
+    pub fn check_device_of(&self, host: &str, peer: &ApiPeer) -> Result<(), ApiError> {
+        let ApiPeer::Local(Some(process)) = peer else { return peer.acts_for(host) };
         let inventory = self.shared.inventory();
         let node_of = inventory.hosts.iter().find(|it| (self.is_node)(it, *process));
         match node_of {
-            Some(own) => Peer::Node(own.clone(), None).acts_for(host),
+            Some(own) => ApiPeer::Node(own.clone(), None).acts_for(host),
             None => Ok(()),
         }
     }
@@ -49,9 +49,9 @@ impl Service {
     ///
     /// # Errors
     /// `forbidden`; of what is not known, for others than administrators: it may be made at this moment.
-    pub fn check_borrower(&self, lease: u64, peer: &Peer) -> Result<(), ApiError> {
+    pub fn check_borrower(&self, lease: u64, peer: &ApiPeer) -> Result<(), ApiError> {
         match (self.lease(lease), peer) {
-            (_, Peer::Local(_) | Peer::Control) => Ok(()),
+            (_, ApiPeer::Local(_) | ApiPeer::Control) => Ok(()),
             (Some(known), _) => peer.acts_for(&known.borrower),
             (None, _) => {
                 let error = format!("there is no lease {lease}");

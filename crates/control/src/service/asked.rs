@@ -1,7 +1,7 @@
 //! Who asked for what: what of the service is about that.
 
 use super::{Service, problem};
-use crate::access::{Asker, Forbidden, Peer};
+use crate::access::{ApiPeer, Forbidden, RequestOrigin};
 use crate::api::ApiError;
 use crate::events::Draft;
 
@@ -22,7 +22,7 @@ impl Service {
     }
 
     /// Notes that somebody was refused; who is so again and again, once a second with how often.
-    pub(crate) async fn note_forbidden(&self, asker: Asker, refused: &ApiError) {
+    pub(crate) async fn note_forbidden(&self, asker: RequestOrigin, refused: &ApiError) {
         self.writing.note_forbidden(asker, format!("refused: {}", refused.error)).await;
     }
 
@@ -30,7 +30,7 @@ impl Service {
     ///
     /// # Errors
     /// `forbidden`; for who acts for one host, the same of a composition that there is not.
-    pub fn check_composition(&self, name: &str, peer: &Peer) -> Result<(), ApiError> {
+    pub fn check_composition(&self, name: &str, peer: &ApiPeer) -> Result<(), ApiError> {
         let known = self.compositions().into_iter().find(|it| it.name == name);
         match known {
             Some(known) => peer.acts_for(&known.borrower),

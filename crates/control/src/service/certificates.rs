@@ -5,25 +5,25 @@ use std::time::Duration;
 
 use rackbus_identity::{Certified, RevocationList, Revocations, Revoked, Subject};
 
-use super::writer::{RegisterRequest, Request};
+use super::writer::{RegisterRequest, WriterRequest};
 use super::{Service, Shared, problem};
 use crate::api::ApiError;
-use crate::register::{Register, RegisterRefused};
+use crate::register::{CertificateRegister, RegisterRefused};
 
 impl Shared {
-    pub(super) fn register(&self) -> MutexGuard<'_, Register> {
+    pub(super) fn register(&self) -> MutexGuard<'_, CertificateRegister> {
         // It is changed in whole steps.
         self.register.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seconds since 1970.
+    /// The service's clock in seconds since 1970, which never goes back.
     pub(super) fn seconds(&self) -> u64 {
         self.clock.now() / 1000
     }
 }
 
 impl Service {
-    pub(crate) fn register(&self) -> MutexGuard<'_, Register> {
+    pub(crate) fn register(&self) -> MutexGuard<'_, CertificateRegister> {
         self.shared.register()
     }
 
@@ -67,7 +67,7 @@ impl Service {
     }
 
     async fn change_register(&self, asked: RegisterRequest) -> Result<usize, ApiError> {
-        let ask = |answer| Request::Register { asked, answer };
+        let ask = |answer| WriterRequest::Register { asked, answer };
         self.writing.ask(ask).await?.map_err(|refused| {
             let (code, remedy) = match &refused {
                 RegisterRefused::Over(_) => ("forbidden", "join or log in again with a new token"),

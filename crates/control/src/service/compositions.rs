@@ -5,11 +5,13 @@
 
 use futures_util::future::join_all;
 use rackbus_lease::{
-    Composition as Saved, CompositionRefused, FunctionId, LeaseRecord, LeaseState, Terms,
+    CompositionRecord as Saved, CompositionRefused, FunctionId, LeaseRecord, LeaseState, Terms,
 };
 
 use super::writer::CompositionChange;
-use super::{Asked, Granted, Known, Request, Service, function_id, present, problem};
+use super::{
+    FunctionsRequest, Granted, Known, Service, WriterRequest, function_id, present, problem,
+};
 use crate::api::{ApiError, BorrowRequest};
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec, CompositionState};
 
@@ -129,7 +131,7 @@ impl Service {
     }
 
     async fn change_composition(&self, change: CompositionChange) -> Result<(), ApiError> {
-        let changed = self.writing.ask(|answer| Request::Compose { change, answer }).await?;
+        let changed = self.writing.ask(|answer| WriterRequest::Compose { change, answer }).await?;
         changed.map_err(explain)
     }
 
@@ -153,7 +155,7 @@ impl Service {
         }
         let Saved { borrower, functions, placement, .. } = composition;
         let terms = Terms { placement, group: Some(name.to_owned()), level: None };
-        let asked = Asked { functions, borrower: &borrower, terms, key: None };
+        let asked = FunctionsRequest { functions, borrower: &borrower, terms, key: None };
         let what = format!("the composition {name}");
         if let Granted::Leases(wanted) = self.grant(asked, wait, priority).await? {
             self.settle(wanted, &what, &borrower).await?;

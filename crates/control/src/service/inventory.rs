@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use rackbus_fabric::Topology;
-use rackbus_lease::{Composition, FunctionId};
+use rackbus_lease::{CompositionRecord, FunctionId};
 
 use super::Sections;
 
@@ -19,7 +19,7 @@ pub struct Inventory {
     /// All functions of the rack, in the order of its file.
     pub devices: Vec<InventoryDevice>,
     /// Compositions of the rack file.
-    pub compositions: Vec<Composition>,
+    pub compositions: Vec<CompositionRecord>,
     /// The components and links that `rackbus path` goes along.
     pub topology: Topology,
     /// Hosts are machines that share no memory: fronts run at their borrowers only.

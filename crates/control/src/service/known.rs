@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use rackbus_lease::{
-    Authority, Composition, DeviceChange, FunctionId, FunctionRecord, FunctionState, HostRecord,
-    LeaseId, LeaseRecord, Message, Record, Share,
+    Authority, Availability, CompositionRecord, DeviceChange, FunctionId, FunctionRecord,
+    HostRecord, LeaseId, LeaseRecord, Message, Record, ShareRecord,
 };
 use tokio::sync::mpsc;
 
@@ -27,11 +27,11 @@ pub(super) struct Known {
     pub functions: BTreeMap<FunctionId, FunctionRecord>,
     pub leases: BTreeMap<LeaseId, LeaseRecord>,
     /// Those that were saved, by name.
-    pub compositions: BTreeMap<String, Composition>,
+    pub compositions: BTreeMap<String, CompositionRecord>,
     /// What differs from the rack file, by host and device.
     pub devices: BTreeMap<(String, String), DeviceChange>,
     /// Who takes turns on functions.
-    pub shares: BTreeMap<LeaseId, Share>,
+    pub shares: BTreeMap<LeaseId, ShareRecord>,
     /// The nodes that listen now.
     nodes: BTreeMap<String, mpsc::Sender<Message>>,
     /// How often each node was cut off because it took nothing.
@@ -69,7 +69,7 @@ impl Known {
     }
 
     /// Who takes turns on a function.
-    pub fn ring(&self, function: &FunctionId) -> impl Iterator<Item = &Share> {
+    pub fn ring(&self, function: &FunctionId) -> impl Iterator<Item = &ShareRecord> {
         self.shares.values().filter(move |share| share.function == *function)
     }
 
@@ -78,9 +78,7 @@ impl Known {
         let record = self.leases.get(&lease);
         let function = record.and_then(|record| self.functions.get(&record.function));
         function.is_some_and(|function| match function.state {
-            FunctionState::Lent { lease: by } | FunctionState::Revoking { lease: by } => {
-                by == lease
-            }
+            Availability::Lent { lease: by } | Availability::Revoking { lease: by } => by == lease,
             _ => false,
         })
     }
@@ -132,10 +130,10 @@ impl Known {
     /// Whether a turn on a function is over, and it can be lent again.
     fn is_back_from_turn(&self, state: &FunctionRecord) -> bool {
         let before = self.functions.get(&state.function).map(|before| &before.state);
-        let Some(FunctionState::Lent { lease } | FunctionState::Revoking { lease }) = before else {
+        let Some(Availability::Lent { lease } | Availability::Revoking { lease }) = before else {
             return false;
         };
-        state.state == FunctionState::Offered && self.is_turn(*lease)
+        state.state == Availability::Offered && self.is_turn(*lease)
     }
 
     fn device_event(&self, change: &DeviceChange) -> Option<Draft> {
@@ -190,7 +188,10 @@ impl Known {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Closed(_)) => drop(self.nodes.remove(host)),
             Err(mpsc::error::TrySendError::Full(_)) => {
-                tracing::warn!(host, "the node takes nothing; it is cut off until it comes back");
+                tracing::warn!(
+                    host,
+                    "the node takes no messages; it is disconnected until it connects again"
+                );
                 self.nodes.remove(host);
                 *self.overruns.entry(host.to_owned()).or_default() += 1;
             }

@@ -10,7 +10,7 @@ use super::Service;
 use super::known::Known;
 use super::turns::{Turn, is_busy};
 use super::views::{not_lent, present, problem};
-use super::writer::{Asker, Granted, Request, Returned, Wanted};
+use super::writer::{AwaitedLease, Granted, QueueStanding, Returned, WriterRequest};
 use crate::api::{ApiError, BorrowRequest, EventKind, Lease};
 use crate::events::Draft;
 
@@ -20,7 +20,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) const RETURN_PATIENCE: Duration = Duration::from_secs(40);
 
 /// Functions that are asked for together.
-pub(super) struct Asked<'a> {
+pub(super) struct FunctionsRequest<'a> {
     pub(super) functions: Vec<FunctionId>,
     pub(super) borrower: &'a str,
     pub(super) terms: Terms,
@@ -58,7 +58,7 @@ impl Service {
                 "ask for placement `borrower` or, where an NTB joins the two, `host`, or for no placement",
             ));
         }
-        let asked = Asked {
+        let asked = FunctionsRequest {
             functions: vec![id],
             borrower: &request.borrower,
             terms: request.terms()?,
@@ -76,11 +76,11 @@ impl Service {
     /// Has leases granted on functions, on all or on none, as soon as they are to be had.
     pub(super) async fn grant(
         &self,
-        asked: Asked<'_>,
+        asked: FunctionsRequest<'_>,
         wait: Option<Duration>,
         priority: Priority,
     ) -> Result<Granted, ApiError> {
-        let Asked { functions, borrower, mut terms, key } = asked;
+        let FunctionsRequest { functions, borrower, mut terms, key } = asked;
         if self.shared.inventory().apart && terms.placement != Placement::Host {
             terms.placement = Placement::Borrower;
         }
@@ -89,12 +89,13 @@ impl Service {
         let wait_until = wait.map(|wait| now + wait);
         let patience = now + PATIENCE;
         let turn = wait.map(|_| Turn::enter(&self.shared, &functions, priority));
-        let asker = turn.as_ref().map_or(Asker::Now(priority), Turn::asker);
+        let asker = turn.as_ref().map_or(QueueStanding::Now(priority), Turn::asker);
         let mut steps = self.shared.steps.subscribe();
         let granted = loop {
             let (functions, borrower) = (functions.clone(), borrower.to_owned());
             let (terms, key) = (terms.clone(), key.clone());
-            let ask = |answer| Request::Borrow { functions, borrower, terms, key, asker, answer };
+            let ask =
+                |answer| WriterRequest::Borrow { functions, borrower, terms, key, asker, answer };
             let refused = match self.writing.ask(ask).await? {
                 Err(refused) => refused,
                 granted => break granted,
@@ -132,13 +133,13 @@ impl Service {
     /// Waits until all that was granted can be used. If one cannot, all are given back.
     pub(super) async fn settle(
         &self,
-        wanted: Vec<Wanted>,
+        wanted: Vec<AwaitedLease>,
         what: &str,
         borrower: &str,
     ) -> Result<Vec<Lease>, ApiError> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         let settled = |known: &Known| {
-            let record = |wanted: &Wanted| known.leases.get(&wanted.lease).cloned();
+            let record = |wanted: &AwaitedLease| known.leases.get(&wanted.lease).cloned();
             let records: Vec<LeaseRecord> = wanted.iter().filter_map(record).collect();
             let ended = |record: &LeaseRecord| matches!(record.state, LeaseState::Ended { .. });
             let open = |record: &LeaseRecord| matches!(record.state, LeaseState::Active { .. });
@@ -157,7 +158,7 @@ impl Service {
                 return Err(not_lent(record, reason));
             }
         }
-        wanted.into_iter().for_each(Wanted::keep);
+        wanted.into_iter().for_each(AwaitedLease::keep);
         Ok(records.iter().map(present).collect())
     }
 
@@ -167,7 +168,7 @@ impl Service {
     /// # Errors
     /// [`ApiError`].
     pub async fn give_back(&self, lease: u64, key: Option<String>) -> Result<Lease, ApiError> {
-        let ask = |answer| Request::GiveBack { lease, key, answer };
+        let ask = |answer| WriterRequest::GiveBack { lease, key, answer };
         match self.writing.ask(ask).await? {
             Ok(Returned::Awaited) => {}
             Ok(Returned::Answered(answer)) => return *answer,

@@ -3,7 +3,7 @@
 use rackbus_lease::{ChangeRefused, LeaseId, LeaseState, LevelChange};
 
 use super::leases::PATIENCE;
-use super::{Request, Service, present, problem};
+use super::{Service, WriterRequest, present, problem};
 use crate::api::{ApiError, Lease};
 use crate::levels::{LevelRequest, check_level};
 
@@ -20,7 +20,7 @@ impl Service {
     ) -> Result<Lease, ApiError> {
         let level = &request.level;
         check_level(level.as_deref())?;
-        let ask = |answer| Request::ChangeLevel { lease, level: level.clone(), answer };
+        let ask = |answer| WriterRequest::ChangeLevel { lease, level: level.clone(), answer };
         // None where it has that level anyway.
         let number = self.writing.ask(ask).await?.map_err(explain)?;
         let deadline = tokio::time::Instant::now() + PATIENCE;

@@ -1,15 +1,15 @@
 //! The control plane's metrics.
 
-use rackbus_lease::{LeaseState, Share};
+use rackbus_lease::{LeaseState, ShareRecord};
 
 use super::{Known, Service, Shared};
 use crate::api::{Device, DeviceState, EventKind, HostState};
-use crate::metrics::{Labels, Page};
+use crate::metrics::{Labels, MetricsPage};
 
 impl Service {
     /// What the control plane counts, now.
-    pub fn metrics(&self) -> Page {
-        let mut page = Page::default();
+    pub fn metrics(&self) -> MetricsPage {
+        let mut page = MetricsPage::default();
         let known = self.shared.known();
         self.shared.leases_and_functions(&known, &mut page);
         self.shared.hosts(&known, &mut page);
@@ -46,7 +46,7 @@ impl Service {
 }
 
 impl Shared {
-    fn leases_and_functions(&self, known: &Known, page: &mut Page) {
+    fn leases_and_functions(&self, known: &Known, page: &mut MetricsPage) {
         let stages = ["arming", "opening", "active", "closing"].map(|stage| {
             let count =
                 known.leases.values().filter(|lease| live_stage(&lease.state) == Some(stage));
@@ -71,12 +71,13 @@ impl Shared {
         let named = |device: &Device| vec![("function", device.function.clone())];
         let shares = shared().map(|(device, turns)| (named(device), turns.shares as f64));
         page.gauge("shares", "Borrowers that take turns on a function", shares);
-        let share = |share: &Share| {
+        let share = |share: &ShareRecord| {
             let function = ("function", share.function.to_string());
             vec![function, ("host", share.borrower.clone()), ("share", share.share.to_string())]
         };
-        let of =
-            |value: fn(&Share) -> u64| known.shares.values().map(move |it| (share(it), value(it)));
+        let of = |value: fn(&ShareRecord) -> u64| {
+            known.shares.values().map(move |it| (share(it), value(it)))
+        };
         let help = "Turns that a borrower had on a function";
         page.counter("turns", help, of(|share| share.turns));
         let help = "Milliseconds for which a borrower had a function in its turns";
@@ -85,7 +86,7 @@ impl Shared {
         page.counter("handovers", help, of(|share| share.handovers));
         let help = "Milliseconds for which nobody had a function while it was handed over";
         page.counter("handover_ms", help, of(|share| share.handover));
-        let holds = |share: &Share| f64::from(u8::from(share.turn.is_some()));
+        let holds = |share: &ShareRecord| f64::from(u8::from(share.turn.is_some()));
         let turn = known.shares.values().map(|it| (share(it), holds(it)));
         page.gauge("turn", "Whether it is a borrower's turn", turn);
         let own = devices.iter().filter_map(|device| {
@@ -100,7 +101,7 @@ impl Shared {
         page.functions(own.chain(fronts));
     }
 
-    fn hosts(&self, known: &Known, page: &mut Page) {
+    fn hosts(&self, known: &Known, page: &mut MetricsPage) {
         let hosts: Vec<_> = self.inventory().hosts.iter().map(|h| self.host(known, h)).collect();
         let of = |host: &String| vec![("host", host.clone())];
         let up = hosts

@@ -33,20 +33,20 @@ use rackbus_lease::{Authority, Config};
 use tokio::sync::{broadcast, watch};
 
 use crate::access::Forbidden;
-use crate::answers::Answers;
+use crate::answers::KeptAnswers;
 use crate::api::{Change, Event, EventKind};
 use crate::events::{Draft, Log};
-use crate::register::Register;
+use crate::register::CertificateRegister;
 use crate::store::{Commit, Sqlite, Store, StoreError};
 
 use clock::{Clock, millis};
 pub use inventory::{Inventory, InventoryDevice};
 use known::Known;
-use leases::{Asked, function_id};
-pub use sections::{OfferedDevice, ReadRack, Section, Sections};
+use leases::{FunctionsRequest, function_id};
+pub use sections::{DescribedDevice, OfferedDevice, ReadRack, Sections};
 use shared::Shared;
 pub(crate) use views::{not_lent, present, problem};
-use writer::{Granted, Request, Writing};
+use writer::{Granted, WriterRequest, Writing};
 
 /// How far the clocks of machines may be apart before somebody is told, in milliseconds.
 const CLOCKS_APART: u64 = 5_000;
@@ -63,7 +63,7 @@ pub type IsNode = Arc<dyn Fn(&str, i32) -> bool + Send + Sync>;
 
 /// How the control plane runs.
 #[derive(Clone)]
-pub struct Options {
+pub struct ServiceOptions {
     /// The hosts and functions of the rack file.
     pub inventory: Inventory,
     /// Reads the rack file again with devices beside its own; nothing where devices cannot be offered.
@@ -78,9 +78,9 @@ pub struct Options {
     pub is_node: IsNode,
 }
 
-impl std::fmt::Debug for Options {
+impl std::fmt::Debug for ServiceOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options").field("database", &self.database).finish_non_exhaustive()
+        f.debug_struct("ServiceOptions").field("database", &self.database).finish_non_exhaustive()
     }
 }
 
@@ -114,7 +114,7 @@ impl Service {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open(options: Options) -> Result<Arc<Service>, OpenError> {
+    pub fn open(options: ServiceOptions) -> Result<Arc<Service>, OpenError> {
         let store = Sqlite::open(&options.database, &options.inventory.rack)?;
         Service::open_with(options, Box::new(store))
     }
@@ -123,7 +123,10 @@ impl Service {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open_with(options: Options, store: Box<dyn Store>) -> Result<Arc<Service>, OpenError> {
+    pub fn open_with(
+        options: ServiceOptions,
+        store: Box<dyn Store>,
+    ) -> Result<Arc<Service>, OpenError> {
         let text = format!("the control plane {} was started", env!("CARGO_PKG_VERSION"));
         Service::begin(options, store, text)
     }
@@ -133,7 +136,7 @@ impl Service {
     /// # Errors
     /// [`OpenError`].
     pub fn begin(
-        options: Options,
+        options: ServiceOptions,
         mut store: Box<dyn Store>,
         text: String,
     ) -> Result<Arc<Service>, OpenError> {
@@ -155,7 +158,8 @@ impl Service {
         }
         let mut known = Known::of(&authority);
         known.log = Log::of(state.events);
-        let (register, revocations) = (Register::of(state.certificates), Revocations::default());
+        let (register, revocations) =
+            (CertificateRegister::of(state.certificates), Revocations::default());
         revocations.learn(register.revoked(), clock.now() / 1000);
         let shared = Arc::new(Shared {
             inventory: RwLock::new(Arc::new(options.inventory)),
@@ -173,7 +177,7 @@ impl Service {
             revocations,
         });
         shared.renew_inventory();
-        let answers = Answers::of(state.answers);
+        let answers = KeptAnswers::of(state.answers);
         let mut started = vec![Draft::of_host(EventKind::Restart, None, text)];
         if let Some(behind) = behind {
             let text = format!(

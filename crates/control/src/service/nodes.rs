@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rackbus_lease::Message;
 use tokio::sync::mpsc;
 
-use super::writer::Request;
+use super::writer::WriterRequest;
 use super::{InventoryDevice, Service, Shared};
 use crate::api::{ApiError, Change, NodeMessages, NodeReport};
 use crate::events::Draft;
@@ -27,7 +27,7 @@ impl Service {
         tracing::debug!(host, ?messages, "received");
         let events = report.map(|report| self.shared.note(host, report)).unwrap_or_default();
         let host = host.to_owned();
-        self.writing.ask(|answer| Request::Heard { host, messages, events, answer }).await
+        self.writing.ask(|answer| WriterRequest::Heard { host, messages, events, answer }).await
     }
 
     /// A node listens: what is said to it from now on. A later listener takes its place.
@@ -54,7 +54,7 @@ impl Service {
         }
         // A node that tells of more would use up the numbers.
         let above = known.min(term.saturating_add(MOST_LOST));
-        self.writing.ask(|answer| Request::RaiseTerm { above, answer }).await
+        self.writing.ask(|answer| WriterRequest::RaiseTerm { above, answer }).await
     }
 }
 

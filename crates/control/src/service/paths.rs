@@ -1,7 +1,7 @@
 //! The way from one place of the rack to another.
 
 use rackbus_fabric::{
-    ComponentId, DemandMapped, Destination, HostId, Kind, Requester, Topology, derive,
+    ComponentId, ComponentKind, DemandMapped, Destination, HostId, Requester, Topology, derive,
 };
 
 use super::Service;
@@ -54,9 +54,10 @@ impl Service {
         if let Some(host) = topology.host_named(name) {
             return Ok(End::Host(host));
         }
-        let device = |id: &ComponentId| topology.component(*id).kind == Kind::Device;
+        let device = |id: &ComponentId| topology.component(*id).kind == ComponentKind::Device;
         topology.named(name).filter(device).map(End::Device).ok_or_else(|| {
-            let devices = topology.components().filter(|(_, part)| part.kind == Kind::Device);
+            let devices =
+                topology.components().filter(|(_, part)| part.kind == ComponentKind::Device);
             let known = inventory.hosts.iter().chain(devices.map(|(_, part)| &part.name));
             let known: Vec<&str> = known.map(String::as_str).collect();
             let error = format!("rack {} has no host or function {name}", inventory.rack);

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_lease::{DeviceChange, DeviceRefused, FunctionState};
+use rackbus_lease::{Availability, DeviceChange, DeviceRefused};
 
 use super::leases::RETURN_PATIENCE;
-use super::{Inventory, Known, Request, Service, Shared, problem};
-use crate::access::Peer;
+use super::{Inventory, Known, Service, Shared, WriterRequest, problem};
+use crate::access::ApiPeer;
 use crate::api::ApiError;
 use crate::offers::{OfferRequest, RackSection, SectionState};
 
@@ -25,7 +25,7 @@ const MOST_DEVICES: usize = 256;
 
 /// A device of the rack as the rack file describes it, or would.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Section {
+pub struct DescribedDevice {
     /// The TOML below the section's head.
     pub text: String,
     /// Names of its functions on its host.
@@ -35,7 +35,7 @@ pub struct Section {
 }
 
 /// The devices of a rack by host and name.
-pub type Sections = BTreeMap<(String, String), Section>;
+pub type Sections = BTreeMap<(String, String), DescribedDevice>;
 
 /// A device that was offered beside those of the rack file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl Shared {
 
 fn shown(
     (host, device): &(String, String),
-    section: &Section,
+    section: &DescribedDevice,
     by_node: bool,
     state: SectionState,
     trouble: Option<String>,
@@ -133,7 +133,7 @@ impl Service {
     pub async fn offer(
         &self,
         request: &OfferRequest,
-        peer: &Peer,
+        peer: &ApiPeer,
     ) -> Result<RackSection, ApiError> {
         let id = super::function_id(&request.device)?;
         let key = (id.host, id.device);
@@ -162,7 +162,7 @@ impl Service {
         };
         let deadline = tokio::time::Instant::now() + OFFER_PATIENCE;
         self.wait_gone(&key, deadline).await;
-        let asked = self.writing.ask(|answer| Request::Offer { change, answer }).await?;
+        let asked = self.writing.ask(|answer| WriterRequest::Offer { change, answer }).await?;
         let number = asked.map_err(refused)?;
         let answer = self.shared.wait(deadline, |known| {
             let life = known.hosts.get(&key.0).map(|host| host.incarnation);
@@ -207,7 +207,11 @@ impl Service {
     }
 
     /// What is to be offered, read as the rack file would be.
-    fn described(&self, key: &(String, String), text: Option<&str>) -> Result<Section, ApiError> {
+    fn described(
+        &self,
+        key: &(String, String),
+        text: Option<&str>,
+    ) -> Result<DescribedDevice, ApiError> {
         let name = format!("{}/{}", key.0, key.1);
         let inventory = self.shared.inventory();
         let known = inventory.sections.get(key);
@@ -261,9 +265,9 @@ impl Service {
         let its = |it: &DeviceChange| it.number >= number && it.failure().is_some() && !it.listed;
         let Some(change) = change.filter(its) else { return };
         let change = DeviceChange { was: change.section.clone(), ..change };
-        let ask = |answer| Request::Withdraw { change, force: false, answer };
+        let ask = |answer| WriterRequest::Withdraw { change, force: false, answer };
         if let Err(error) = self.writing.ask(ask).await {
-            tracing::warn!(error = error.error, "a device that failed is still known");
+            tracing::warn!(error = error.error, "a device that failed cannot be removed");
         }
     }
 
@@ -283,7 +287,7 @@ impl Service {
         let left_out = || {
             let change = self.shared.known().devices.get(&key).cloned()?;
             let text = change.section.or(change.was)?;
-            Some(Section { text, functions: change.functions, listed: change.listed })
+            Some(DescribedDevice { text, functions: change.functions, listed: change.listed })
         };
         let Some(section) = inventory.sections.get(&key).cloned().or_else(left_out) else {
             let error = format!("the rack has no device {host}/{device}");
@@ -309,7 +313,8 @@ impl Service {
             by_node: false,
             answer: None,
         };
-        let asked = self.writing.ask(|answer| Request::Withdraw { change, force, answer }).await?;
+        let asked =
+            self.writing.ask(|answer| WriterRequest::Withdraw { change, force, answer }).await?;
         asked.map_err(refused)?;
         let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
         let done = self.shared.wait(deadline, |known| {
@@ -321,7 +326,7 @@ impl Service {
             let in_use = section.functions.iter().any(|name| {
                 let id = rackbus_lease::FunctionId { host: host.to_owned(), device: name.clone() };
                 let state = known.functions.get(&id).map(|record| &record.state);
-                matches!(state, Some(FunctionState::Lent { .. } | FunctionState::Revoking { .. }))
+                matches!(state, Some(Availability::Lent { .. } | Availability::Revoking { .. }))
             });
             (gone || !known.listens(host) && !in_use).then_some(gone)
         });
@@ -336,7 +341,7 @@ impl Service {
     }
 }
 
-fn shown_now(key: &(String, String), section: &Section) -> RackSection {
+fn shown_now(key: &(String, String), section: &DescribedDevice) -> RackSection {
     shown(key, section, false, SectionState::Offered, None)
 }
 

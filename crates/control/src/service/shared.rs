@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use prometheus_client::metrics::histogram::Histogram;
 use rackbus_identity::Revocations;
-use rackbus_lease::{Outcome, Queue, Record};
+use rackbus_lease::{Decision, Record, WaitingQueue};
 use tokio::sync::{broadcast, watch};
 
 use super::clock::Clock;
 use super::known::Known;
 use super::{Inventory, ReadRack, present};
 use crate::api::{Change, Event};
-use crate::register::Register;
+use crate::register::CertificateRegister;
 
 /// What the writer and those who ask share.
 pub(super) struct Shared {
@@ -23,7 +23,7 @@ pub(super) struct Shared {
     pub(super) log_lines_left_out: fn() -> u64,
     pub(super) known: Mutex<Known>,
     /// Who waits for which function. Locked for moments only, after `known` where both are.
-    pub(super) queue: Mutex<Queue>,
+    pub(super) queue: Mutex<WaitingQueue>,
     /// Moves with every step.
     pub(super) steps: watch::Sender<u64>,
     pub(super) changes: broadcast::Sender<Change>,
@@ -32,7 +32,7 @@ pub(super) struct Shared {
     /// The leader's term, which goes with all that nodes are told.
     pub(super) term: AtomicU64,
     /// Certificates and revocations, as they are stored.
-    pub(super) register: Mutex<Register>,
+    pub(super) register: Mutex<CertificateRegister>,
     /// The revocations for everybody who looks at them.
     pub(super) revocations: Revocations,
     /// The version of these, for those who wait for another.
@@ -66,9 +66,9 @@ impl Shared {
     }
 
     /// A step is stored: lets everybody know.
-    pub(super) fn publish(&self, outcome: Outcome, events: Vec<Event>, first_event: u64) {
+    pub(super) fn publish(&self, outcome: Decision, events: Vec<Event>, first_event: u64) {
         events.iter().for_each(crate::events::log);
-        let Outcome { records, messages } = outcome;
+        let Decision { records, messages } = outcome;
         let changes = |it: &Record| matches!(it, Record::Device(_) | Record::DeviceRemoved { .. });
         let mut known = self.known();
         known.log.put(&events, first_event);

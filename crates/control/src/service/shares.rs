@@ -2,12 +2,12 @@
 //! and shows how they stand. Whose turn it is decides the authority.
 
 use rackbus_lease::share::{
-    DEFAULT_GRACE, GREATEST_WEIGHT, LONGEST_GRACE, SLICES, Share as Record, next_turn,
+    DEFAULT_GRACE, GREATEST_WEIGHT, LONGEST_GRACE, SLICES, ShareRecord as Record, next_turn,
 };
 use rackbus_lease::{FunctionId, LeaseId, LeaseState, Placement, ShareRefused, ShareRequest};
 
 use super::writer::ShareChange;
-use super::{Known, Request, Service, Shared, function_id, problem};
+use super::{Known, Service, Shared, WriterRequest, function_id, problem};
 use crate::api::{ApiError, BorrowRequest};
 use crate::shares::{Share, ShareSpec, ShareState, Turns};
 
@@ -61,7 +61,7 @@ impl Service {
     }
 
     async fn change_share(&self, change: ShareChange) -> Result<LeaseId, ApiError> {
-        let ask = |answer| Request::Share { change, answer };
+        let ask = |answer| WriterRequest::Share { change, answer };
         self.writing.ask(ask).await?.map_err(explain)
     }
 

@@ -3,7 +3,7 @@
 use rackbus_lease::Terms;
 
 use super::Service;
-use super::leases::{Asked, function_id};
+use super::leases::{FunctionsRequest, function_id};
 use super::views::problem;
 use super::writer::Granted;
 use crate::api::{ApiError, BorrowRequest, Lease};
@@ -38,7 +38,7 @@ impl Service {
             return Err(problem("bad_request", error.to_owned(), "name each of them once"));
         }
         let terms = Terms { placement, group, level };
-        let asked = Asked { functions: named, borrower, terms, key };
+        let asked = FunctionsRequest { functions: named, borrower, terms, key };
         match self.grant(asked, wait, *priority).await? {
             Granted::Leases(wanted) => self.settle(wanted, &functions.join(", "), borrower).await,
             Granted::Answered(answer) => answer.map(|lease| vec![lease]),

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use rackbus_lease::{BorrowRefused, FunctionId, FunctionState, Place, Priority, Queue};
+use rackbus_lease::{Availability, BorrowRefused, FunctionId, Priority, QueuePlace, WaitingQueue};
 use tokio::time::Instant;
 
 use super::Shared;
-use super::writer::Asker;
+use super::writer::QueueStanding;
 
 /// Whether a request that waits goes on waiting: the function is there, and others have it or come
 /// first.
@@ -24,7 +24,7 @@ pub(super) fn is_busy(refused: &BorrowRefused) -> bool {
 pub(super) struct Turn {
     shared: Arc<Shared>,
     functions: Vec<FunctionId>,
-    place: Place,
+    place: QueuePlace,
 }
 
 impl Turn {
@@ -35,8 +35,8 @@ impl Turn {
     }
 
     /// Who the writer is asked by.
-    pub fn asker(&self) -> Asker {
-        Asker::Waits(self.place)
+    pub fn asker(&self) -> QueueStanding {
+        QueueStanding::Waits(self.place)
     }
 
     /// Waits until all functions are to be had and nobody comes first; false when that is not so until
@@ -46,7 +46,7 @@ impl Turn {
             let queue = self.shared.queue();
             let mine = |function: &FunctionId| {
                 let record = known.functions.get(function);
-                record.is_some_and(|record| record.state == FunctionState::Offered)
+                record.is_some_and(|record| record.state == Availability::Offered)
                     && queue.before(function, self.place) == 0
                     && known.ring(function).next().is_none()
             };
@@ -66,7 +66,7 @@ impl Drop for Turn {
 
 impl Shared {
     /// Locked for moments only, after what is known where both are.
-    pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
+    pub(super) fn queue(&self) -> MutexGuard<'_, WaitingQueue> {
         // It is changed in whole steps.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
 //! How the control plane's state looks from outside: hosts, functions, leases, and refusals.
 
 use rackbus_lease::{
-    BorrowRefused, EndReason, FunctionId, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
+    Availability, BorrowRefused, EndReason, FunctionId, FunctionRecord, LeaseRecord, LeaseState,
     Message, Placement, TurnUse,
 };
 
@@ -182,7 +182,7 @@ impl Shared {
             offers: known
                 .functions
                 .values()
-                .filter(|f| f.function.host == host && f.state == FunctionState::Offered)
+                .filter(|f| f.function.host == host && f.state == Availability::Offered)
                 .count(),
             borrows: leases().filter(|l| l.borrower == host).count(),
             shared_memory: report.map(|r| r.shared_memory.clone()).unwrap_or_default(),
@@ -193,19 +193,19 @@ impl Shared {
     pub(super) fn device(&self, known: &Known, device: &InventoryDevice) -> Device {
         let record = known.functions.get(&device.function);
         let lease = record.and_then(|r| match r.state {
-            FunctionState::Lent { lease } | FunctionState::Revoking { lease } => Some(lease),
+            Availability::Lent { lease } | Availability::Revoking { lease } => Some(lease),
             _ => None,
         });
         let up = known.listens(&device.function.host);
         let state = match record.map(|r| &r.state) {
-            None | Some(FunctionState::Withdrawn) => DeviceState::Absent,
+            None | Some(Availability::Withdrawn) => DeviceState::Absent,
             Some(_) if !up => DeviceState::Unreachable,
-            Some(FunctionState::Lent { .. }) => DeviceState::Lent,
-            Some(FunctionState::Revoking { .. }) => DeviceState::Returning,
-            Some(FunctionState::Offered) if known.is_leaving(&device.function) => {
+            Some(Availability::Lent { .. }) => DeviceState::Lent,
+            Some(Availability::Revoking { .. }) => DeviceState::Returning,
+            Some(Availability::Offered) if known.is_leaving(&device.function) => {
                 DeviceState::Absent
             }
-            Some(FunctionState::Offered) => DeviceState::Offered,
+            Some(Availability::Offered) => DeviceState::Offered,
         };
         let holder = lease.and_then(|l| known.leases.get(&l)).map(|l| l.borrower.clone());
         Device {

@@ -14,19 +14,20 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rackbus_lease::{Authority, LeaseId, Message, Outcome};
+use rackbus_lease::{Authority, Decision, LeaseId, Message};
 use tokio::sync::{mpsc, oneshot};
 
 use requests::{Answer, Interest};
 pub(super) use requests::{
-    Asker, CompositionChange, Granted, RegisterRequest, Request, Returned, ShareChange, Wanted,
+    AwaitedLease, CompositionChange, Granted, QueueStanding, RegisterRequest, Returned,
+    ShareChange, WriterRequest,
 };
 
 use super::{Shared, problem};
-use crate::access::{self, Asker as By};
-use crate::answers::{Answers, Found, KeptAnswer, KeyedRequest};
+use crate::access::{self, RequestOrigin as By};
+use crate::answers::{Found, KeptAnswer, KeptAnswers, KeyedRequest};
 use crate::api::ApiError;
-use crate::events::{Draft, Refusals};
+use crate::events::{Draft, RefusalLimiter};
 use crate::store::{Commit, Store, StoreError};
 
 /// Requests that may wait for the writer.
@@ -35,7 +36,7 @@ const BACKLOG: usize = 256;
 /// A way to the writer.
 #[derive(Debug)]
 pub(super) struct Writing {
-    requests: mpsc::Sender<(Option<By>, Request)>,
+    requests: mpsc::Sender<(Option<By>, WriterRequest)>,
 }
 
 impl Writing {
@@ -43,7 +44,7 @@ impl Writing {
     pub fn start(
         authority: Authority,
         store: Box<dyn Store>,
-        answers: Answers,
+        answers: KeptAnswers,
         shared: Arc<Shared>,
         events: Vec<Draft>,
     ) -> std::io::Result<Writing> {
@@ -56,7 +57,7 @@ impl Writing {
             store,
             answers,
             shared,
-            refusals: Refusals::default(),
+            refusals: RefusalLimiter::default(),
             unwanted,
             interests: BTreeMap::new(),
             returning: BTreeSet::new(),
@@ -79,7 +80,10 @@ impl Writing {
     }
 
     /// Asks, and waits for the answer.
-    pub async fn ask<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, ApiError> {
+    pub async fn ask<T>(
+        &self,
+        request: impl FnOnce(Answer<T>) -> WriterRequest,
+    ) -> Result<T, ApiError> {
         let (answer, answered) = oneshot::channel();
         let gone = || {
             problem("ending", "the control plane ends".to_owned(), "start it again and try again")
@@ -91,32 +95,32 @@ impl Writing {
     /// Has something noted that decides nothing.
     pub async fn note(&self, events: Vec<Draft>) {
         // A writer that is gone notes nothing any more: the process ends.
-        let _ = self.requests.send((access::asker(), Request::Note { events })).await;
+        let _ = self.requests.send((access::asker(), WriterRequest::Note { events })).await;
     }
 
     /// Has it noted that somebody had no right to what was asked for.
     pub async fn note_forbidden(&self, by: By, text: String) {
-        let _ = self.requests.send((None, Request::Forbidden { by, text })).await;
+        let _ = self.requests.send((None, WriterRequest::Forbidden { by, text })).await;
     }
 }
 
 /// What a step comes to, beside the answer to who asked for it.
 #[derive(Debug, Default)]
 struct Step {
-    outcome: Outcome,
+    outcome: Decision,
     events: Vec<Draft>,
     answers: Vec<KeptAnswer>,
     forgotten_keys: Vec<String>,
 }
 
-impl From<Outcome> for Step {
-    fn from(outcome: Outcome) -> Step {
+impl From<Decision> for Step {
+    fn from(outcome: Decision) -> Step {
         Step { outcome, ..Step::default() }
     }
 }
 
 /// A step that gave something its number, or was refused.
-fn numbered<E>(decided: Result<(LeaseId, Outcome), E>) -> (Result<LeaseId, E>, Step) {
+fn numbered<E>(decided: Result<(LeaseId, Decision), E>) -> (Result<LeaseId, E>, Step) {
     match decided {
         Ok((number, outcome)) => (Ok(number), outcome.into()),
         Err(refused) => (Err(refused), Step::default()),
@@ -126,9 +130,9 @@ fn numbered<E>(decided: Result<(LeaseId, Outcome), E>) -> (Result<LeaseId, E>, S
 struct Writer {
     authority: Authority,
     store: Box<dyn Store>,
-    answers: Answers,
+    answers: KeptAnswers,
     shared: Arc<Shared>,
-    refusals: Refusals,
+    refusals: RefusalLimiter,
     unwanted: mpsc::UnboundedSender<LeaseId>,
     /// Who waits for which lease.
     interests: BTreeMap<LeaseId, Weak<Interest>>,
@@ -143,7 +147,7 @@ struct Writer {
 impl Writer {
     async fn run(
         &mut self,
-        mut requests: mpsc::Receiver<(Option<By>, Request)>,
+        mut requests: mpsc::Receiver<(Option<By>, WriterRequest)>,
         mut returns: mpsc::UnboundedReceiver<LeaseId>,
     ) {
         loop {
@@ -152,7 +156,7 @@ impl Writer {
                 request = requests.recv() => match request {
                     Some((by, request)) => {
                         // What a node says is not what it asks for.
-                        let asks = !matches!(request, Request::Heard { .. });
+                        let asks = !matches!(request, WriterRequest::Heard { .. });
                         self.by = by.filter(|_| asks);
                         self.serve(request);
                         self.by = None;
@@ -183,13 +187,13 @@ impl Writer {
         self.give_back_unwanted();
     }
 
-    fn serve(&mut self, request: Request) {
+    fn serve(&mut self, request: WriterRequest) {
         match request {
             // Nobody there any more: then the lease is dropped, and so given back.
-            Request::Borrow { functions, borrower, terms, key, asker, answer } => {
+            WriterRequest::Borrow { functions, borrower, terms, key, asker, answer } => {
                 let _ = answer.send(self.borrow(&functions, &borrower, terms, key, asker));
             }
-            Request::Compose { change, answer } => {
+            WriterRequest::Compose { change, answer } => {
                 let _ = answer.send(self.step(|authority, now| {
                     let changed = match change {
                         CompositionChange::Save(composition) => authority.compose(now, composition),
@@ -201,17 +205,17 @@ impl Writer {
                     }
                 }));
             }
-            Request::Share { change, answer } => drop(answer.send(self.share(change))),
-            Request::Offer { change, answer } => {
+            WriterRequest::Share { change, answer } => drop(answer.send(self.share(change))),
+            WriterRequest::Offer { change, answer } => {
                 let _ =
                     answer.send(self.step(|authority, now| numbered(authority.offer(now, change))));
             }
-            Request::Withdraw { change, force, answer } => {
+            WriterRequest::Withdraw { change, force, answer } => {
                 let _ = answer.send(
                     self.step(|authority, now| numbered(authority.withdraw(now, change, force))),
                 );
             }
-            Request::ChangeLevel { lease, level, answer } => {
+            WriterRequest::ChangeLevel { lease, level, answer } => {
                 let _ = answer.send(self.step(|authority, now| {
                     match authority.change_level(now, lease, level) {
                         Ok(outcome) => {
@@ -222,10 +226,10 @@ impl Writer {
                     }
                 }));
             }
-            Request::GiveBack { lease, key, answer } => {
+            WriterRequest::GiveBack { lease, key, answer } => {
                 let _ = answer.send(self.give_back(lease, key));
             }
-            Request::Heard { host, messages, events, answer } => {
+            WriterRequest::Heard { host, messages, events, answer } => {
                 let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
                 let hear = |authority: &mut Authority, now| {
                     let outcome = authority.receive_all(now, &host, messages);
@@ -234,12 +238,12 @@ impl Writer {
                 let heard = self.step(hear).map(|now| self.shared.heard(&host, now, registers));
                 let _ = answer.send(heard);
             }
-            Request::RaiseTerm { above, answer } => drop(answer.send(self.raise_term(above))),
-            Request::Register { asked, answer } => {
+            WriterRequest::RaiseTerm { above, answer } => drop(answer.send(self.raise_term(above))),
+            WriterRequest::Register { asked, answer } => {
                 let _ = answer.send(self.change_register(asked));
             }
-            Request::Note { events } => self.note(events),
-            Request::Forbidden { by, text } => {
+            WriterRequest::Note { events } => self.note(events),
+            WriterRequest::Forbidden { by, text } => {
                 let (alike, host) = (format!("forbidden {by}"), by.host.clone());
                 self.by = Some(by);
                 self.refused_alike(&alike, host.as_deref(), &text);
@@ -274,7 +278,7 @@ impl Writer {
 
     /// Keeps events that no decision belongs to.
     fn note(&mut self, events: Vec<Draft>) {
-        let outcome = Outcome::default();
+        let outcome = Decision::default();
         let commit = self.number(self.shared.clock.now(), &outcome, events);
         match self.commit(&commit) {
             Ok(()) => self.shared.publish(outcome, commit.events, commit.first_event),
@@ -330,7 +334,7 @@ impl Writer {
     }
 
     /// The events of a step, and which earlier ones are forgotten, as they are committed.
-    fn number(&self, now: u64, outcome: &Outcome, mut drafts: Vec<Draft>) -> Commit {
+    fn number(&self, now: u64, outcome: &Decision, mut drafts: Vec<Draft>) -> Commit {
         let known = self.shared.known();
         drafts.extend(known.events_of(&outcome.records));
         if drafts.is_empty() {

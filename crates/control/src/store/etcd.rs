@@ -14,10 +14,10 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Commit, State, Store, StoreError};
-use crate::etcd::{Compare, Kv, KvError, Op, Revision, Txn, read_all};
+use super::{Commit, Store, StoreError, StoredState};
+use crate::etcd::{Compare, EtcdOperation, Kv, KvError, Revision, Txn, read_all};
 use crate::leadership::Tenure;
-use crate::register::Change;
+use crate::register::RegisterChange;
 
 /// Version of the layout of the keys.
 pub const ETCD_LAYOUT: u64 = 1;
@@ -94,17 +94,17 @@ impl Etcd {
     }
 
     /// Carries out `ops` if this leads, exactly once.
-    fn change(&mut self, mut ops: Vec<Op>) -> Result<(), StoreError> {
+    fn change(&mut self, mut ops: Vec<EtcdOperation>) -> Result<(), StoreError> {
         let name = format!("{}.{}", self.tenure.revision, self.made + 1);
         let (leader, commit) = (self.keys.key("leader"), self.keys.key("commit"));
-        ops.push(Op::put(commit.as_str(), name.as_str()));
+        ops.push(EtcdOperation::put(commit.as_str(), name.as_str()));
         let txn = Txn {
             compares: vec![
                 Compare::Created(leader.clone(), self.tenure.revision),
                 Compare::Modified(commit.clone(), self.committed),
             ],
             then: ops,
-            otherwise: vec![Op::Get(leader), Op::Get(commit)],
+            otherwise: vec![EtcdOperation::Get(leader), EtcdOperation::Get(commit)],
         };
         txn.check_size()
             .map_err(|error| StoreError::Etcd(format!("the step is too large: {error}")))?;
@@ -143,7 +143,7 @@ impl Etcd {
 }
 
 impl Store for Etcd {
-    fn load(&mut self) -> Result<State, StoreError> {
+    fn load(&mut self) -> Result<StoredState, StoreError> {
         let (records, at) = self.read("record/", 0)?;
         let (answers, _) = self.read("answer/", at)?;
         let (certificates, _) = self.read("certificate/", at)?;
@@ -151,7 +151,7 @@ impl Store for Etcd {
         let commit = self.keys.key("commit");
         let (found, _) = read_all(self.kv.as_mut(), &commit, at).map_err(Etcd::failed)?;
         self.committed = found.first().map_or(0, |it| it.modified);
-        Ok(State { term: self.tenure.term(), records, answers, certificates, events })
+        Ok(StoredState { term: self.tenure.term(), records, answers, certificates, events })
     }
 
     fn begin(&mut self) -> Result<u64, StoreError> {
@@ -161,7 +161,7 @@ impl Store for Etcd {
 
     fn raise_term(&mut self, above: u64) -> Result<u64, StoreError> {
         let term = self.tenure.term().max(above).saturating_add(1);
-        self.change(vec![Op::put(self.keys.key("term"), term.to_string())])?;
+        self.change(vec![EtcdOperation::put(self.keys.key("term"), term.to_string())])?;
         self.tenure.set_term(term);
         Ok(term)
     }
@@ -179,7 +179,7 @@ impl Store for Etcd {
 }
 
 /// What a commit changes, each key once: of several changes of a key, the last.
-pub(crate) fn operations(keys: &Keys, commit: &Commit) -> Result<Vec<Op>, StoreError> {
+pub(crate) fn operations(keys: &Keys, commit: &Commit) -> Result<Vec<EtcdOperation>, StoreError> {
     let mut changes = std::collections::BTreeMap::new();
     for record in &commit.records {
         let key = keys.key(&format!("record/{}", record.key()));
@@ -196,8 +196,8 @@ pub(crate) fn operations(keys: &Keys, commit: &Commit) -> Result<Vec<Op>, StoreE
     }
     for change in &commit.certificates {
         let (entry, is_kept) = match change {
-            Change::Put(entry) => (entry, true),
-            Change::Forget(entry) => (entry, false),
+            RegisterChange::Put(entry) => (entry, true),
+            RegisterChange::Forget(entry) => (entry, false),
         };
         let key = keys.key(&format!("certificate/{}", entry.key()));
         let value = is_kept.then(|| text(&key, entry)).transpose()?;
@@ -211,15 +211,15 @@ pub(crate) fn operations(keys: &Keys, commit: &Commit) -> Result<Vec<Op>, StoreE
         let value = text(&key, event)?;
         changes.insert(key, Some(value));
     }
-    let mut ops: Vec<Op> = changes
+    let mut ops: Vec<EtcdOperation> = changes
         .into_iter()
         .map(|(key, value)| match value {
-            Some(value) => Op::put(key, value),
-            None => Op::Delete(key),
+            Some(value) => EtcdOperation::put(key, value),
+            None => EtcdOperation::Delete(key),
         })
         .collect();
     if commit.first_event > 0 {
-        ops.push(Op::DeleteRange(keys.event(0), keys.event(commit.first_event)));
+        ops.push(EtcdOperation::DeleteRange(keys.event(0), keys.event(commit.first_event)));
     }
     Ok(ops)
 }

@@ -5,17 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rackbus_lease::Record;
 
-use super::{Commit, State, Store, StoreError};
+use super::{Commit, Store, StoreError, StoredState};
 use crate::answers::KeptAnswer;
 use crate::api::Event;
-use crate::register::{Change, Entry};
+use crate::register::{RegisterChange, RegisterEntry};
 
 /// Decides whether a commit may be stored; may wait.
 pub type Judge = Arc<dyn Fn(&Commit) -> Result<(), StoreError> + Send + Sync>;
 
 /// A store in memory. Its clones share what is stored: so another control plane can find it.
 #[derive(Clone, Default)]
-pub struct Memory {
+pub struct MemoryStore {
     kept: Arc<Mutex<Kept>>,
     judge: Option<Judge>,
 }
@@ -25,28 +25,28 @@ struct Kept {
     term: u64,
     records: BTreeMap<String, Record>,
     answers: BTreeMap<String, KeptAnswer>,
-    certificates: BTreeMap<String, Entry>,
+    certificates: BTreeMap<String, RegisterEntry>,
     events: BTreeMap<u64, Event>,
 }
 
-impl Memory {
+impl MemoryStore {
     /// The same store, which asks `judge` before each commit.
     #[must_use]
-    pub fn judged_by(self, judge: Judge) -> Memory {
-        Memory { judge: Some(judge), ..self }
+    pub fn judged_by(self, judge: Judge) -> MemoryStore {
+        MemoryStore { judge: Some(judge), ..self }
     }
 }
 
-impl std::fmt::Debug for Memory {
+impl std::fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Memory").finish_non_exhaustive()
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
     }
 }
 
-impl Store for Memory {
-    fn load(&mut self) -> Result<State, StoreError> {
+impl Store for MemoryStore {
+    fn load(&mut self) -> Result<StoredState, StoreError> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(State {
+        Ok(StoredState {
             term: kept.term,
             records: kept.records.values().cloned().collect(),
             answers: kept.answers.values().cloned().collect(),
@@ -84,8 +84,10 @@ impl Store for Memory {
         }
         for change in &commit.certificates {
             match change {
-                Change::Put(entry) => drop(kept.certificates.insert(entry.key(), entry.clone())),
-                Change::Forget(entry) => drop(kept.certificates.remove(&entry.key())),
+                RegisterChange::Put(entry) => {
+                    drop(kept.certificates.insert(entry.key(), entry.clone()))
+                }
+                RegisterChange::Forget(entry) => drop(kept.certificates.remove(&entry.key())),
             }
         }
         kept.events.extend(commit.events.iter().map(|event| (event.id, event.clone())));

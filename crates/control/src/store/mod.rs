@@ -5,7 +5,7 @@
 //! that is killed at any point finds, when it returns, a state that it has been in. The writer's
 //! thread owns the store and may wait for it; nobody else does.
 //!
-//! [`Sqlite`] is the file of a single control plane. [`Etcd`] is shared by several, of which one leads. [`Memory`]
+//! [`Sqlite`] is the file of a single control plane. [`Etcd`] is shared by several, of which one leads. [`MemoryStore`]
 //! keeps nothing, for tests. [`snapshot`]: a state as a whole, for backups and moves.
 
 mod etcd;
@@ -19,8 +19,8 @@ use std::path::PathBuf;
 use rackbus_lease::Record;
 
 pub use etcd::{ETCD_LAYOUT, Etcd, Keys};
-pub use memory::Memory;
-pub use shared_snapshot::Held;
+pub use memory::MemoryStore;
+pub use shared_snapshot::LeaderKeyHold;
 pub use sqlite::{LAYOUT, Sqlite};
 
 use crate::answers::KeptAnswer;
@@ -71,7 +71,7 @@ pub enum StoreError {
     #[error("{0}")]
     Etcd(String),
     /// Whoever stores leads no more; nothing is stored, unless another read it since.
-    #[error("this control plane leads no more")]
+    #[error("this control plane is no longer the leader")]
     NotLeading,
     /// The state was moved to another store.
     #[error(
@@ -99,7 +99,7 @@ pub struct Commit {
     /// Keys whose requests are forgotten.
     pub forgotten_keys: Vec<String>,
     /// What becomes of certificates and revocations; of the same key a later one counts.
-    pub certificates: Vec<register::Change>,
+    pub certificates: Vec<register::RegisterChange>,
     /// Events, each with a greater number than all before.
     pub events: Vec<Event>,
     /// Events with a smaller number are forgotten; 0 for none.
@@ -117,15 +117,15 @@ impl Commit {
 
 /// Everything that was stored.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct StoredState {
     /// The newest term of a leader; 0 when there was none.
     pub term: u64,
     /// Records of the lending protocol.
     pub records: Vec<Record>,
     /// Requests with an idempotency key.
     pub answers: Vec<KeptAnswer>,
-    /// Certificates and revocations.
-    pub certificates: Vec<register::Entry>,
+    /// Certificates that were given out, and revocations, each under its key.
+    pub certificates: Vec<register::RegisterEntry>,
     /// What happened, in the order of the numbers; at most so many as are kept.
     pub events: Vec<Event>,
 }
@@ -136,7 +136,7 @@ pub trait Store: Send + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError`].
-    fn load(&mut self) -> Result<State, StoreError>;
+    fn load(&mut self) -> Result<StoredState, StoreError>;
 
     /// Begins the term of who stores from now on: a greater one than all before.
     ///
@@ -164,17 +164,17 @@ mod tests {
     use rackbus_lease::{HostRecord, LeaseId};
 
     use super::*;
-    use crate::answers::{Answer, KeyedRequest};
+    use crate::answers::{BorrowAnswer, KeyedRequest};
     use crate::api::EventKind;
-    use crate::register::Change::{Forget, Put};
-    use crate::register::Entry;
+    use crate::register::RegisterChange::{Forget, Put};
+    use crate::register::RegisterEntry;
 
     fn host(incarnation: u64) -> Record {
         let (host, address) = ("alpha".to_owned(), "here".to_owned());
         Record::Host(HostRecord { host, incarnation, address })
     }
 
-    fn answer(key: &str, lease: LeaseId, answer: Option<Answer>) -> KeptAnswer {
+    fn answer(key: &str, lease: LeaseId, answer: Option<BorrowAnswer>) -> KeptAnswer {
         let request = KeyedRequest::Return { lease };
         KeptAnswer { key: key.to_owned(), request, lease, at_ms: 1, answer }
     }
@@ -194,9 +194,9 @@ mod tests {
         }
     }
 
-    fn revocation(number: u64) -> Entry {
+    fn revocation(number: u64) -> RegisterEntry {
         let what = Revoked::Host(format!("host{number}"));
-        Entry::Revoked(Revocation { number, what, at: 5, until: 9 })
+        RegisterEntry::Revoked(Revocation { number, what, at: 5, until: 9 })
     }
 
     /// What every store does, whatever keeps it.
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn both_stores_keep_what_is_committed() {
-        keeps_what_is_committed(&mut Memory::default(), || None);
+        keeps_what_is_committed(&mut MemoryStore::default(), || None);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.db");
         let open = || Sqlite::open(&path, "demo").unwrap();

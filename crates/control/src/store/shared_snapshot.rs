@@ -1,11 +1,13 @@
 //! A state as a value, from and into etcd.
 
-use rackbus_identity::Authority;
+use rackbus_identity::CertificateAuthority;
 
 use super::Keys;
 use super::etcd::operations;
 use super::snapshot::{FORMAT, Snapshot, SnapshotError};
-use crate::etcd::{Compare, Etcd, EtcdLease, KeyValue, Op, Range, Revision, Txn};
+use crate::etcd::{
+    Compare, EtcdClient, EtcdLease, EtcdOperation, KeyRange, KeyValue, Revision, Txn,
+};
 use crate::leadership::election::{self, Member};
 use crate::leadership::shared::{SharedError, identity_of, identity_value, rack_of, rack_value};
 
@@ -20,11 +22,11 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError`].
     pub async fn of_etcd(
-        etcd: &mut Etcd,
+        etcd: &mut EtcdClient,
         keys: &Keys,
         target: Option<&str>,
     ) -> Result<Snapshot, SnapshotError> {
-        let (mut range, mut all) = (Range::of(&keys.key("")), Vec::new());
+        let (mut range, mut all) = (KeyRange::of(&keys.key("")), Vec::new());
         loop {
             let page = etcd.range(&range).await?;
             if range.revision == 0 {
@@ -70,12 +72,12 @@ impl Snapshot {
     /// [`SnapshotError`], which says why not.
     pub async fn check_etcd(
         &self,
-        etcd: &mut Etcd,
+        etcd: &mut EtcdClient,
         keys: &Keys,
         replace: bool,
     ) -> Result<u64, SnapshotError> {
         let names = ["rack", "moved", "incomplete", "term"];
-        let then = names.iter().map(|name| Op::Get(keys.key(name))).collect();
+        let then = names.iter().map(|name| EtcdOperation::Get(keys.key(name))).collect();
         let found = etcd.txn(&Txn { then, ..Txn::default() }).await?.found;
         let value = |n: usize| found.get(n).cloned().flatten().map(|it| it.value);
         let place = keys.key("");
@@ -98,11 +100,11 @@ impl Snapshot {
     /// [`SnapshotError`].
     pub async fn put_etcd(
         &self,
-        etcd: &mut Etcd,
+        etcd: &mut EtcdClient,
         keys: &Keys,
         replace: bool,
     ) -> Result<(), SnapshotError> {
-        let held = Held::take(etcd, keys).await?;
+        let held = LeaderKeyHold::take(etcd, keys).await?;
         let put = self.put_held(etcd, keys, replace, &held).await;
         held.release(etcd).await;
         put
@@ -110,25 +112,25 @@ impl Snapshot {
 
     async fn put_held(
         &self,
-        etcd: &mut Etcd,
+        etcd: &mut EtcdClient,
         keys: &Keys,
         replace: bool,
-        held: &Held,
+        held: &LeaderKeyHold,
     ) -> Result<(), SnapshotError> {
         let newest = self.check_etcd(etcd, keys, replace).await?;
         let folder = |name: &str| {
             let prefix = keys.key(name);
             let end = crate::etcd::after(&prefix);
-            Op::DeleteRange(prefix, end)
+            EtcdOperation::DeleteRange(prefix, end)
         };
         held.change(
             etcd,
             vec![
-                Op::put(keys.key("incomplete"), "1"),
-                Op::put(keys.key("rack"), rack_value(&self.rack)),
-                Op::put(keys.key("term"), newest.saturating_add(1).to_string()),
-                Op::Delete(keys.key("moved")),
-                Op::Delete(keys.key("tokens")),
+                EtcdOperation::put(keys.key("incomplete"), "1"),
+                EtcdOperation::put(keys.key("rack"), rack_value(&self.rack)),
+                EtcdOperation::put(keys.key("term"), newest.saturating_add(1).to_string()),
+                EtcdOperation::Delete(keys.key("moved")),
+                EtcdOperation::Delete(keys.key("tokens")),
                 folder("record/"),
                 folder("answer/"),
                 folder("certificate/"),
@@ -147,38 +149,38 @@ impl Snapshot {
             }
         }
         held.change(etcd, batch).await?;
-        let mut last = vec![Op::Delete(keys.key("incomplete"))];
+        let mut last = vec![EtcdOperation::Delete(keys.key("incomplete"))];
         if let Some((certificate, key)) = &self.identity {
-            let authority = Authority::from_pem(certificate, key)?;
-            last.push(Op::put(keys.key("identity"), identity_value(&authority)));
+            let authority = CertificateAuthority::from_pem(certificate, key)?;
+            last.push(EtcdOperation::put(keys.key("identity"), identity_value(&authority)));
         }
         if let Some(tokens) = &self.tokens {
-            last.push(Op::put(keys.key("tokens"), tokens.as_str()));
+            last.push(EtcdOperation::put(keys.key("tokens"), tokens.as_str()));
         }
         held.change(etcd, last).await
     }
 }
 
 /// Whether something of a rack is there beside its name and its authority.
-async fn occupies(etcd: &mut Etcd, keys: &Keys) -> Result<bool, SnapshotError> {
-    let first = Range { limit: 1, ..Range::of(&keys.key("record/")) };
+async fn occupies(etcd: &mut EtcdClient, keys: &Keys) -> Result<bool, SnapshotError> {
+    let first = KeyRange { limit: 1, ..KeyRange::of(&keys.key("record/")) };
     Ok(!etcd.range(&first).await?.values.is_empty())
 }
 
 /// The leader's key, held by who reads or changes a state as a whole: no control plane leads meanwhile.
 #[derive(Debug)]
-pub struct Held {
+pub struct LeaderKeyHold {
     keys: Keys,
     lease: EtcdLease,
     revision: Revision,
 }
 
-impl Held {
+impl LeaderKeyHold {
     /// Takes it, while nobody has it.
     ///
     /// # Errors
     /// [`SnapshotError`], among them that somebody leads.
-    pub async fn take(etcd: &mut Etcd, keys: &Keys) -> Result<Held, SnapshotError> {
+    pub async fn take(etcd: &mut EtcdClient, keys: &Keys) -> Result<LeaderKeyHold, SnapshotError> {
         let (seen, leader) = election::seen(&etcd.txn(&election::look(keys)).await?);
         if seen.leader.is_some() {
             let url = leader.map(|it| it.url).unwrap_or_default();
@@ -192,12 +194,12 @@ impl Held {
         let (leader, keys) = (keys.key("leader"), keys.clone());
         let take = Txn {
             compares: vec![Compare::Created(leader.clone(), 0)],
-            then: vec![Op::Put { key: leader, value, lease: Some(lease) }],
+            then: vec![EtcdOperation::Put { key: leader, value, lease: Some(lease) }],
             otherwise: Vec::new(),
         };
         let done = etcd.txn(&take).await?;
         match done.succeeded {
-            true => Ok(Held { keys, lease, revision: done.revision }),
+            true => Ok(LeaderKeyHold { keys, lease, revision: done.revision }),
             false => Err(SnapshotError::Interrupted),
         }
     }
@@ -206,17 +208,21 @@ impl Held {
     ///
     /// # Errors
     /// [`SnapshotError`], among them that somebody leads since.
-    pub async fn leave(&self, etcd: &mut Etcd, place: &str) -> Result<(), SnapshotError> {
-        self.change(etcd, vec![Op::put(self.keys.key("moved"), place)]).await
+    pub async fn leave(&self, etcd: &mut EtcdClient, place: &str) -> Result<(), SnapshotError> {
+        self.change(etcd, vec![EtcdOperation::put(self.keys.key("moved"), place)]).await
     }
 
     /// Gives up the key of the leader, so that control planes lead again.
-    pub async fn release(self, etcd: &mut Etcd) {
+    pub async fn release(self, etcd: &mut EtcdClient) {
         // Where that fails, the lease ends by itself.
         drop(etcd.revoke(self.lease).await);
     }
 
-    async fn change(&self, etcd: &mut Etcd, then: Vec<Op>) -> Result<(), SnapshotError> {
+    async fn change(
+        &self,
+        etcd: &mut EtcdClient,
+        then: Vec<EtcdOperation>,
+    ) -> Result<(), SnapshotError> {
         let compares = vec![Compare::Created(self.keys.key("leader"), self.revision)];
         match etcd.txn(&Txn { compares, then, ..Txn::default() }).await?.succeeded {
             true => Ok(()),

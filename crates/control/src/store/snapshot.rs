@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rackbus_identity::{Authority, AuthorityError};
+use rackbus_identity::{AuthorityError, CertificateAuthority};
 use rackbus_lease::Record;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use crate::answers::KeptAnswer;
 use crate::api::Event;
 use crate::etcd::KvError;
 use crate::leadership::shared::SharedError;
-use crate::register::{Change, Entry};
+use crate::register::{RegisterChange, RegisterEntry};
 
 /// Version of the value.
 pub(super) const FORMAT: u32 = 1;
@@ -36,9 +36,9 @@ pub struct Snapshot {
     pub(super) records: Vec<Record>,
     pub(super) answers: Vec<KeptAnswer>,
     pub(super) events: Vec<Event>,
-    /// Certificates and revocations.
+    /// Certificates that were given out, and revocations.
     #[serde(default)]
-    pub(super) certificates: Vec<Entry>,
+    pub(super) certificates: Vec<RegisterEntry>,
     /// Certificate and key of the authority.
     #[serde(default)]
     pub(super) identity: Option<(String, String)>,
@@ -175,10 +175,10 @@ impl Snapshot {
         }
         let state = store.load()?;
         let folder = path.with_file_name("identity");
-        let authority = Authority::load(&folder)?;
+        let authority = CertificateAuthority::load(&folder)?;
         let identity = authority.map(|it| (it.pem().0.to_owned(), it.pem().1));
         let tokens = std::fs::read_to_string(folder.join("tokens.json")).ok();
-        let super::State { term, records, answers, certificates, events } = state;
+        let super::StoredState { term, records, answers, certificates, events } = state;
         Ok(Snapshot {
             format: FORMAT,
             rack,
@@ -240,7 +240,7 @@ impl Snapshot {
             let folder = path.with_file_name("identity");
             let mut private = std::fs::DirBuilder::new();
             private.recursive(true).mode(0o700).create(&folder).map_err(file(&folder))?;
-            Authority::from_pem(certificate, key)?.save(&folder)?;
+            CertificateAuthority::from_pem(certificate, key)?.save(&folder)?;
             let tokens = folder.join("tokens.json");
             let text = self.tokens.as_deref().unwrap_or("{}");
             rackbus_identity::write_private(&tokens, text).map_err(file(&tokens))?;
@@ -255,7 +255,7 @@ impl Snapshot {
             records: self.records.clone(),
             answers: self.answers.clone(),
             events: self.events.clone(),
-            certificates: self.certificates.iter().cloned().map(Change::Put).collect(),
+            certificates: self.certificates.iter().cloned().map(RegisterChange::Put).collect(),
             ..Commit::default()
         }
     }
@@ -271,21 +271,21 @@ fn wal(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use rackbus_identity::{Revocation, Revoked};
-    use rackbus_lease::{FunctionRecord, FunctionState, HostRecord};
+    use rackbus_lease::{Availability, FunctionRecord, HostRecord};
 
     use super::*;
 
-    fn revocation() -> Entry {
+    fn revocation() -> RegisterEntry {
         let what = Revoked::User("ann".to_owned());
-        Entry::Revoked(Revocation { number: 3, what, at: 5, until: 9 })
+        RegisterEntry::Revoked(Revocation { number: 3, what, at: 5, until: 9 })
     }
 
     fn state() -> Snapshot {
         let function = "alpha/nvme0".parse().unwrap();
-        let function = FunctionRecord { function, epoch: 7, state: FunctionState::Offered };
+        let function = FunctionRecord { function, epoch: 7, state: Availability::Offered };
         let (host, address) = ("alpha".to_owned(), "here".to_owned());
         let host = HostRecord { host, incarnation: 3, address };
-        let authority = Authority::generate("lab").unwrap();
+        let authority = CertificateAuthority::generate("lab").unwrap();
         Snapshot {
             format: FORMAT,
             rack: "lab".to_owned(),

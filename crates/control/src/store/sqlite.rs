@@ -9,8 +9,8 @@ use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Commit, State, Store, StoreError};
-use crate::register::Change;
+use super::{Commit, Store, StoreError, StoredState};
+use crate::register::RegisterChange;
 
 /// Version of the file's layout: how many upgrades it has had.
 pub const LAYOUT: i64 = UPGRADES.len() as i64;
@@ -120,8 +120,8 @@ impl Sqlite {
         found.map(|term: i64| term.unsigned_abs()).map_err(|cause| self.sqlite(cause))
     }
 
-    fn read(&self) -> Result<State, StoreError> {
-        Ok(State {
+    fn read(&self) -> Result<StoredState, StoreError> {
+        Ok(StoredState {
             term: self.term()?,
             records: self.values("record", "key")?,
             answers: self.values("answer", "key")?,
@@ -183,7 +183,7 @@ fn upgrade(transaction: &Transaction<'_>, path: &Path, rack: &str) -> Result<(),
 }
 
 impl Store for Sqlite {
-    fn load(&mut self) -> Result<State, StoreError> {
+    fn load(&mut self) -> Result<StoredState, StoreError> {
         // All of one moment, whoever writes meanwhile.
         self.connection.execute_batch("BEGIN").map_err(|cause| self.sqlite(cause))?;
         let state = self.read();
@@ -233,11 +233,13 @@ impl Store for Sqlite {
         }
         for change in &commit.certificates {
             match change {
-                Change::Put(entry) => {
+                RegisterChange::Put(entry) => {
                     let (key, value) = (entry.key(), text(&path, &entry.key(), entry)?);
                     put("certificate", &key, value).map_err(sqlite)?;
                 }
-                Change::Forget(entry) => delete("certificate", &entry.key()).map_err(sqlite)?,
+                RegisterChange::Forget(entry) => {
+                    delete("certificate", &entry.key()).map_err(sqlite)?
+                }
             }
         }
         for event in &commit.events {

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rackbus_control::api::{Event, EventKind};
 use rackbus_control::etcd::model::Model;
-use rackbus_control::etcd::{Done, Kv, KvError, Page, Range, Txn};
-use rackbus_control::leadership::core::{Action, CandidateConfig, Failed, Leadership, Won};
+use rackbus_control::etcd::{KeyPage, KeyRange, Kv, KvError, TransactionResult, Txn};
+use rackbus_control::leadership::core::{
+    CandidateConfig, EtcdUnavailable, Leadership, LeadershipAction, Won,
+};
 use rackbus_control::leadership::election::{self, Member};
 use rackbus_control::leadership::{Clock, Tenure};
 use rackbus_control::store::{Commit, Etcd, Keys, Store, StoreError};
@@ -242,7 +244,7 @@ impl std::fmt::Debug for World {
 }
 
 impl Kv for Reached {
-    fn txn(&mut self, txn: &Txn) -> Result<Done, KvError> {
+    fn txn(&mut self, txn: &Txn) -> Result<TransactionResult, KvError> {
         let world = self.world.upgrade().expect("it is there while it runs");
         let done = world.request(self.cut, |model| model.txn(txn));
         // Cut off or not by chance, from then on.
@@ -250,7 +252,7 @@ impl Kv for Reached {
         done
     }
 
-    fn range(&mut self, range: &Range) -> Result<Page, KvError> {
+    fn range(&mut self, range: &KeyRange) -> Result<KeyPage, KvError> {
         let world = self.world.upgrade().expect("it is there while it runs");
         world.request(self.cut, |model| model.range(range))
     }
@@ -261,8 +263,8 @@ impl Kv for Reached {
     }
 }
 
-fn failed<T>(outcome: Result<T, KvError>) -> Result<T, Failed> {
-    outcome.map_err(|_| Failed)
+fn failed<T>(outcome: Result<T, KvError>) -> Result<T, EtcdUnavailable> {
+    outcome.map_err(|_| EtcdUnavailable)
 }
 
 impl Candidate {
@@ -286,25 +288,25 @@ impl Candidate {
         }
     }
 
-    fn act(&mut self, action: Action, world: &World) {
+    fn act(&mut self, action: LeadershipAction, world: &World) {
         let (sent, own) = (self.now(), self.own);
         world.trace(|| format!("{own} {action:?}"));
         match action {
-            Action::Grant => {
+            LeadershipAction::Grant => {
                 let granted = world.request(self.cut, |model| Ok((model.grant(TTL), TTL)));
                 self.core.granted(sent, self.now(), failed(granted));
             }
-            Action::Renew(lease) => {
+            LeadershipAction::Renew(lease) => {
                 let renewed = world.request(self.cut, |model| Ok(model.renew(lease)));
                 self.core.renewed(sent, self.now(), failed(renewed));
             }
-            Action::Look => {
+            LeadershipAction::Look => {
                 let look = election::look(&keys());
                 let seen = world.request(self.cut, |model| model.txn(&look));
                 let seen = failed(seen).map(|done| election::seen(&done).0);
                 self.core.looked(self.now(), seen);
             }
-            Action::Campaign { lease, term, term_revision } => {
+            LeadershipAction::Campaign { lease, term, term_revision } => {
                 let (id, version) = (own.to_string(), String::new());
                 let member = Member { url: format!("https://{id}:1"), id, version, pid: 1 };
                 let txn = election::campaign(&keys(), &member, lease, term, term_revision);
@@ -312,8 +314,8 @@ impl Candidate {
                 let won = failed(done).map(|done| election::won(&done, term));
                 self.core.campaigned(self.now(), won);
             }
-            Action::Lead(won) => self.begin(won, world),
-            Action::Stop(_) => {
+            LeadershipAction::Lead(won) => self.begin(won, world),
+            LeadershipAction::Stop(_) => {
                 if let Some(lead) = self.lead.take() {
                     lead.tenure.end();
                 }
@@ -344,7 +346,7 @@ impl Candidate {
         });
         let number = number.unwrap_or(0);
         if state.events.last().map_or(0, |event| event.id) != number {
-            world.wrong(format!("number {number} without its event: a commit was torn"));
+            world.wrong(format!("number {number} without its event: a commit was stored in part"));
         }
         self.lead = Some(Lead { tenure, store, number });
     }

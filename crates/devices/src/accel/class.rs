@@ -4,14 +4,15 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_fabric::rack::DeviceSection;
-use rackbus_fabric::text::{Outcome, wrong};
+use rackbus_fabric::text::{Parsed, wrong};
 use rackbus_pci::{Function, MediumAccess};
 use rackbus_qos::{ServiceLevel, TenantId};
+use rackbus_spec::accel::{CLASS_CODE, DEVICE_ID, VENDOR_ID};
 
 use super::CLASS;
 use super::function::{Accelerator, AcceleratorError};
-use super::pool::{Pool, PoolOptions};
-use crate::class::{Class, DeviceConfig, FrontError, LentTo};
+use super::pool::{EnginePool, PoolOptions};
+use crate::class::{Class, DeviceConfig, FrontError, LentTo, PciIdentity};
 use crate::lost::Lost;
 use crate::place::{Folders, digest};
 
@@ -29,6 +30,10 @@ pub struct AcceleratorClass;
 impl Class for AcceleratorClass {
     fn name(&self) -> &'static str {
         CLASS
+    }
+
+    fn pci_identity(&self) -> Option<PciIdentity> {
+        Some(PciIdentity::new(VENDOR_ID, DEVICE_ID, CLASS_CODE))
     }
 
     fn state_version(&self) -> Option<u32> {
@@ -53,15 +58,12 @@ impl Class for AcceleratorClass {
         super::front_again(description, files, lost)
     }
 
-    fn read(&self, _section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+    fn read(&self, _section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
         // Its functions are lent, not the device.
         Ok(None)
     }
 
-    fn virtual_functions(
-        &self,
-        section: &DeviceSection<'_>,
-    ) -> Outcome<Vec<Arc<dyn DeviceConfig>>> {
+    fn virtual_functions(&self, section: &DeviceSection<'_>) -> Parsed<Vec<Arc<dyn DeviceConfig>>> {
         let keys = section.keys(&["kind", "functions", "workers", "slice", "level", "provider"])?;
         let functions = keys.count("functions", 1, MOST_FUNCTIONS)?;
         let workers = keys.count("workers", 1, MOST_WORKERS)?;
@@ -91,7 +93,7 @@ impl Class for AcceleratorClass {
         let usual = PoolOptions::default();
         let slice_ns = slice.map_or(usual.slice_ns, |slice| slice / 1000);
         let workers = workers.map_or(usual.workers, |workers| workers as u32);
-        let pool = Pool::new(PoolOptions { workers, slice_ns, provider });
+        let pool = EnginePool::new(PoolOptions { workers, slice_ns, provider });
         let function = |number: u64| {
             let name = format!("{}.vf{number}", section.function());
             let tenant = TenantId(number as u32);
@@ -116,7 +118,7 @@ struct AcceleratorFunction {
     level: Option<ServiceLevel>,
     /// What its user was promised, which a model that is made anew has too.
     promised: Mutex<Promised>,
-    pool: Arc<Pool>,
+    pool: Arc<EnginePool>,
 }
 
 #[derive(Debug, Default)]
@@ -144,7 +146,7 @@ impl AcceleratorFunction {
         let mut made = Accelerator::new(&self.pool, self.tenant, level, serial);
         if let (Err(AcceleratorError::Level(reason)), true) = (&made, !medium.is_empty()) {
             // Who goes on keeps the function, with a share of what is left.
-            tracing::error!(function = self.name, %reason, "what was promised is not kept");
+            tracing::error!(function = self.name, %reason, "a guaranteed service level cannot be kept after the restart");
             made = Accelerator::new(&self.pool, self.tenant, None, serial);
         }
         let mut function = made.map_err(std::io::Error::other)?;

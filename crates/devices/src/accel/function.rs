@@ -19,15 +19,15 @@ use rackbus_pci::{
     Bar, Bus, Function, FunctionInfo, MediumOffer, MediumRefused, ModelState, Operations,
     ResetKind, RestoreError, SaveError, Work,
 };
-use rackbus_qos::{Refused, ServiceLevel, TenantId};
+use rackbus_qos::{LevelRefused, ServiceLevel, TenantId};
 use rackbus_spec::accel::{
     BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, Status, VENDOR_ID, shadow,
 };
 
-use super::job::Finished;
+use super::job::FinishedJob;
 use super::medium::{Local, Medium};
-use super::pool::Pool;
-use super::queue::Queue;
+use super::pool::EnginePool;
+use super::queue::QueuePair;
 use super::{QUEUES, waiting};
 
 /// Names of the operations, for what is counted.
@@ -49,9 +49,9 @@ pub struct Front<M: Medium> {
     operations: Operations,
     pub(super) running: bool,
     pub(super) shadow: u64,
-    pub(super) queues: Vec<Queue>,
+    pub(super) queues: Vec<QueuePair>,
     /// What is under way, by number.
-    pub(super) pending: BTreeMap<u64, Pending<M::Work>>,
+    pub(super) pending: BTreeMap<u64, PendingOperation<M::Work>>,
     /// The queue pair that descriptors are taken from first: another one in each poll.
     first: u16,
     /// Some of those have no memory, because mappings changed.
@@ -63,16 +63,18 @@ pub struct Front<M: Medium> {
 /// A function whose engines are in the same process.
 pub type Accelerator = Front<Local>;
 
-pub(super) struct Pending<W> {
+pub(super) struct PendingOperation<W> {
     pub queue: u16,
     pub descriptor: Descriptor,
     pub work: W,
     pub begun: u64,
 }
 
-impl<W> std::fmt::Debug for Pending<W> {
+impl<W> std::fmt::Debug for PendingOperation<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pending").field("descriptor", &self.descriptor).finish_non_exhaustive()
+        f.debug_struct("PendingOperation")
+            .field("descriptor", &self.descriptor)
+            .finish_non_exhaustive()
     }
 }
 
@@ -84,7 +86,7 @@ pub enum AcceleratorError {
     Start(#[from] std::io::Error),
     /// Its service level cannot be kept.
     #[error(transparent)]
-    Level(#[from] Refused),
+    Level(#[from] LevelRefused),
 }
 
 impl Accelerator {
@@ -93,14 +95,14 @@ impl Accelerator {
     /// # Errors
     /// [`AcceleratorError`].
     pub fn new(
-        pool: &Arc<Pool>,
+        pool: &Arc<EnginePool>,
         tenant: TenantId,
         level: Option<&ServiceLevel>,
         serial: u64,
     ) -> Result<Accelerator, AcceleratorError> {
         let operations = Operations::new(&NAMES);
         let local = Local::new(pool, tenant, level, operations.clone())?;
-        Ok(Front::over(local, serial, operations))
+        Ok(Front::with_medium(local, serial, operations))
     }
 
     /// What came with a saved state that is to be restored.
@@ -111,7 +113,7 @@ impl Accelerator {
 
 impl<M: Medium> Front<M> {
     /// The function with this serial number, which counts what it does in `operations`.
-    pub(super) fn over(medium: M, serial: u64, operations: Operations) -> Front<M> {
+    pub(super) fn with_medium(medium: M, serial: u64, operations: Operations) -> Front<M> {
         let bar =
             Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
         let info = FunctionInfo {
@@ -133,7 +135,7 @@ impl<M: Medium> Front<M> {
             operations,
             running: false,
             shadow: 0,
-            queues: vec![Queue::default(); usize::from(QUEUES)],
+            queues: vec![QueuePair::default(); usize::from(QUEUES)],
             pending: BTreeMap::new(),
             first: 0,
             let_go: false,
@@ -151,7 +153,7 @@ impl<M: Medium> Front<M> {
     }
 
     /// Gives up what is under way. On return nothing of it touches memory.
-    pub(super) fn cancel(&mut self, which: impl Fn(&Pending<M::Work>) -> bool) {
+    pub(super) fn cancel(&mut self, which: impl Fn(&PendingOperation<M::Work>) -> bool) {
         self.pending.retain(|_, pending| {
             let over = which(pending);
             if over {
@@ -166,7 +168,7 @@ impl<M: Medium> Front<M> {
         self.running = false;
         self.cancel(|_| true);
         self.medium.stop();
-        self.queues.fill(Queue::default());
+        self.queues.fill(QueuePair::default());
         self.shadow = 0;
         (self.let_go, self.told_asleep) = (false, false);
     }
@@ -201,11 +203,11 @@ impl<M: Medium> Front<M> {
     }
 
     /// An operation has ended.
-    pub(super) fn finish(&mut self, bus: &Bus<'_>, finished: Finished) {
+    pub(super) fn finish(&mut self, bus: &Bus<'_>, finished: FinishedJob) {
         let Some(pending) = self.pending.remove(&finished.number) else { return };
-        let Finished { status, written, value, .. } = finished;
+        let FinishedJob { status, written, value, .. } = finished;
         let good = status == Status::Success;
-        let Pending { queue, descriptor, begun, .. } = pending;
+        let PendingOperation { queue, descriptor, begun, .. } = pending;
         let bytes = u64::from(descriptor.input_length);
         count(&self.operations, descriptor.stages[0], bytes, good, [begun, bus.user.ticks()]);
         let value = u32::try_from(value).unwrap_or(u32::MAX);
@@ -238,7 +240,7 @@ impl<M: Medium> Front<M> {
             }
         }
         for (number, status) in gone {
-            self.finish(bus, Finished { number, status, written: 0, value: 0 });
+            self.finish(bus, FinishedJob { number, status, written: 0, value: 0 });
         }
     }
 
@@ -348,7 +350,7 @@ impl<M: Medium> Function for Front<M> {
             some = true;
         }
         self.interrupt(bus);
-        let waits = self.queues.iter().any(Queue::waits);
+        let waits = self.queues.iter().any(QueuePair::waits);
         match some {
             true => Work::Done,
             // What comes into memory rings for nobody.
@@ -365,7 +367,7 @@ impl<M: Medium> Function for Front<M> {
         }
         // With as many under way as may be, the next one that ends rings.
         let full = self.medium.room(self.pending.len()) == 0;
-        let wanted = |queue: &Queue| queue.has_work() && queue.waits_until.is_none();
+        let wanted = |queue: &QueuePair| queue.has_work() && queue.waits_until.is_none();
         let idle = full || !self.queues.iter().any(wanted);
         self.medium.sleep() && idle
     }

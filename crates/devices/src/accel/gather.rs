@@ -19,7 +19,7 @@ impl Gather {
         self.length += length;
     }
 
-    /// Bytes.
+    /// Bytes of all pieces together.
     pub fn len(&self) -> usize {
         self.length
     }

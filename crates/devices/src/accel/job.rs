@@ -3,17 +3,19 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_qos::Piece;
+use rackbus_qos::MessagePiece;
 use rackbus_spec::accel::Status;
 
+use super::engines::Spare;
 use super::gather::Gather;
-use super::outbox::Outbox;
+use super::outbox::CompletionOutbox;
 use super::pipeline::Pipeline;
+use super::scratch::Scratch;
 
 /// Input bytes that an engine takes at once: what stays in a processor's first caches.
 pub const CHUNK: usize = 16 << 10;
 
-/// An operation.
+/// An operation under way: its pipeline, and how far it has come.
 pub struct Job {
     /// Its function's name for it.
     pub number: u64,
@@ -25,7 +27,7 @@ pub struct Job {
     pub kind: u8,
     /// What it costs by the profiles, in nanoseconds.
     pub profile_ns: f64,
-    pub outbox: Arc<Outbox>,
+    pub outbox: Arc<CompletionOutbox>,
     state: Mutex<State>,
 }
 
@@ -36,12 +38,12 @@ impl std::fmt::Debug for Job {
 }
 
 /// Begins an operation's engines.
-pub type Start = Box<dyn FnOnce() -> Result<Pipeline, Status> + Send>;
+pub type StartEngines = Box<dyn FnOnce(&mut Spare) -> Result<Pipeline, Status> + Send>;
 
 /// The engines of an operation.
 enum Engines {
     /// They have not begun.
-    Waiting(Start),
+    Waiting(StartEngines),
     Running(Pipeline),
     /// The operation has ended, or was given up.
     Over,
@@ -60,12 +62,12 @@ struct State {
 
 /// How an operation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Finished {
+pub struct FinishedJob {
     /// The function's name for it.
     pub number: u64,
-    /// How.
+    /// The status that its completion gets.
     pub status: Status,
-    /// Bytes of output.
+    /// Bytes that it put out.
     pub written: usize,
     /// What its completion has as its value: the engine time that it took, in nanoseconds, or the handle of the
     /// context that it created.
@@ -75,9 +77,9 @@ pub struct Finished {
 /// What an engine's turn with an operation did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ran {
-    /// Input bytes.
+    /// Input bytes that were taken.
     pub read: usize,
-    /// Output bytes.
+    /// Output bytes that were made.
     pub written: usize,
     /// There is nothing more to do, for now at least.
     pub over: bool,
@@ -86,19 +88,19 @@ pub struct Ran {
 }
 
 /// What an operation is about, for [`Job::new`].
-pub struct Order {
+pub struct JobInput {
     pub number: u64,
     pub kind: u8,
     pub profile_ns: f64,
-    pub start: Start,
+    pub start: StartEngines,
     pub memory: (Gather, Gather),
     /// Bytes of input and of output that were done in an earlier life.
     pub done: usize,
 }
 
 impl Job {
-    pub fn new(order: Order, outbox: Arc<Outbox>) -> Job {
-        let Order { number, kind, profile_ns, start, memory, done } = order;
+    pub fn new(order: JobInput, outbox: Arc<CompletionOutbox>) -> Job {
+        let JobInput { number, kind, profile_ns, start, memory, done } = order;
         Job {
             number,
             input_length: memory.0.len(),
@@ -122,7 +124,13 @@ impl Job {
     }
 
     /// Does `piece` of it, as long as `goes_on` says so. `scratch` is the engine's own memory.
-    pub fn run(&self, piece: &Piece, scratch: &mut [u8], mut goes_on: impl FnMut() -> bool) -> Ran {
+    pub fn run(
+        &self,
+        piece: &MessagePiece,
+        scratch: &mut Scratch,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Ran {
+        let Scratch { out: scratch, spare } = scratch;
         let mut state = self.lock();
         let state = &mut *state;
         let none = Ran { read: 0, written: 0, over: true, status: None };
@@ -134,7 +142,7 @@ impl Job {
             Engines::Over => return none,
             Engines::Running(pipeline) => (Ok(pipeline), false),
             Engines::Waiting(start) => {
-                let begun = catch_unwind(AssertUnwindSafe(start));
+                let begun = catch_unwind(AssertUnwindSafe(|| start(spare)));
                 (begun.unwrap_or(Err(Status::EngineFailed)), true)
             }
         };
@@ -196,19 +204,21 @@ impl Job {
         };
         (state.read, state.written) = (read, written);
         // Of an operation that has ended, what is in its engines, keys too, goes now.
-        if status.is_none() {
-            state.engines = Engines::Running(pipeline);
+        match status {
+            None => state.engines = Engines::Running(pipeline),
+            Some(Status::Success) => pipeline.leave(spare),
+            Some(_) => {}
         }
         Ran { read: read - first, written: written - before, over: status.is_some(), status }
     }
 
     /// Adds engine time; how it ended, with that.
-    pub fn account(&self, engine_ns: u64, status: Option<Status>) -> Option<Finished> {
+    pub fn account(&self, engine_ns: u64, status: Option<Status>) -> Option<FinishedJob> {
         let mut state = self.lock();
         state.engine_ns += engine_ns;
         let written = if status == Some(Status::Success) { state.written } else { 0 };
         let (number, value) = (self.number, state.engine_ns);
-        status.map(|status| Finished { number, status, written, value })
+        status.map(|status| FinishedJob { number, status, written, value })
     }
 
     /// Its memory is about to change. On return nothing touches it.

@@ -30,23 +30,23 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::function::{Front, NAMES};
-use super::job::Finished;
-use super::request::Plan;
+use super::job::FinishedJob;
+use super::request::CheckedDescriptor;
 use super::{LARGEST, MediumError};
 use crate::class::FrontError;
 use crate::lost::Lost;
 
 /// An operation that a front begins.
 #[derive(Debug, Clone, Copy)]
-pub struct Order<'a> {
+pub struct OperationOrder<'a> {
     /// The front's name for it.
     pub number: u64,
-    /// Its queue pair.
+    /// The queue pair that the descriptor came by.
     pub queue: u16,
     /// What is asked for.
     pub descriptor: &'a Descriptor,
-    /// The same, checked.
-    pub plan: &'a Plan,
+    /// What is asked for, with every field within its bounds.
+    pub plan: &'a CheckedDescriptor,
 }
 
 /// What became of a descriptor at once.
@@ -79,13 +79,17 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     ///
     /// # Errors
     /// The status that it ends with at once.
-    fn begin(&mut self, dma: &DmaSpace, order: &Order<'_>) -> Result<Begun<Self::Work>, Status>;
+    fn begin(
+        &mut self,
+        dma: &DmaSpace,
+        order: &OperationOrder<'_>,
+    ) -> Result<Begun<Self::Work>, Status>;
 
     /// Passes what has begun since the last time, in this queue pair, to the engines.
     fn submit(&mut self, queue: u16);
 
     /// What has ended. Its output is where the descriptor says.
-    fn take_finished(&mut self, dma: &DmaSpace) -> Vec<Finished>;
+    fn take_finished(&mut self, dma: &DmaSpace) -> Vec<FinishedJob>;
 
     /// On return nothing of it touches the tenant's memory until it is [taken up](Medium::take_up).
     fn let_go(&mut self, work: &Self::Work);
@@ -141,7 +145,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     fn save(&mut self, bus: &Bus<'_>) -> std::io::Result<(Self::Saved, Vec<OwnedFd>)>;
 
     /// An operation under way as a value.
-    fn save_work(&self, order: &Order<'_>, work: &Self::Work) -> Self::SavedWork;
+    fn save_work(&self, order: &OperationOrder<'_>, work: &Self::Work) -> Self::SavedWork;
 
     /// Goes on with what was [saved](Medium::save).
     ///
@@ -153,7 +157,11 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     ///
     /// # Errors
     /// What is wrong with it.
-    fn check_saved(&self, order: &Order<'_>, saved: &Self::SavedWork) -> Result<(), MediumError>;
+    fn check_saved(
+        &self,
+        order: &OperationOrder<'_>,
+        saved: &Self::SavedWork,
+    ) -> Result<(), MediumError>;
 
     /// Goes on with an operation that was under way, which is [submitted](Medium::submit) afterwards.
     ///
@@ -162,7 +170,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     fn begin_again(
         &mut self,
         dma: &DmaSpace,
-        order: &Order<'_>,
+        order: &OperationOrder<'_>,
         saved: &Self::SavedWork,
     ) -> Result<Begun<Self::Work>, Status>;
 }
@@ -196,7 +204,7 @@ pub(super) struct Description {
 
 /// What an [`Ask`] asks for.
 mod kind {
-    /// An operation.
+    /// An operation is begun, as its descriptor says.
     pub const RUN: u8 = 1;
     /// All operations are given up, all contexts wiped. Each operation is answered, then this.
     pub const STOP: u8 = 2;
@@ -253,7 +261,7 @@ struct Answer {
     slot: U16,
     /// The number of its [`Status`].
     status: U16,
-    /// Bytes of output.
+    /// Bytes that the operation put out.
     written: U32,
     /// What its completion has as its value.
     value: U32,
@@ -273,7 +281,7 @@ pub fn front(
         MediumAccess::Files(files) => Remote::new(description, exchange(files)?, lost)?,
         MediumAccess::Carried(carried) => Remote::carried(description, carried, lost)?,
     };
-    Ok(over(remote))
+    Ok(front_with(remote))
 }
 
 /// The same where an earlier life of the front is gone on with.
@@ -286,12 +294,12 @@ pub fn front_again(
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    Ok(over(Remote::again(description, exchange(files)?, lost)?))
+    Ok(front_with(Remote::again(description, exchange(files)?, lost)?))
 }
 
-fn over(remote: Remote) -> Box<dyn Function> {
+fn front_with(remote: Remote) -> Box<dyn Function> {
     let serial = remote.serial();
-    Box::new(Front::over(remote, serial, Operations::new(&NAMES)))
+    Box::new(Front::with_medium(remote, serial, Operations::new(&NAMES)))
 }
 
 fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {

@@ -24,6 +24,7 @@ pub mod profile;
 mod queue;
 mod request;
 mod saved;
+mod scratch;
 mod waiting;
 
 #[cfg(test)]
@@ -32,8 +33,8 @@ mod tests;
 pub use class::AcceleratorClass;
 pub use function::Accelerator;
 pub use medium::{LAYOUT as MEDIUM_LAYOUT, front, front_again};
-pub use pool::{Pool, PoolOptions};
-pub use request::{Plan, check};
+pub use pool::{EnginePool, PoolOptions};
+pub use request::{CheckedDescriptor, check};
 
 /// What is wrong with a medium that is to be gone on with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

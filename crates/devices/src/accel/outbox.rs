@@ -5,25 +5,25 @@ use std::sync::{Mutex, PoisonError};
 
 use rackbus_memory::Event;
 
-use super::job::Finished;
+use super::job::FinishedJob;
 
 /// Where an operation's end is told.
 #[derive(Debug)]
-pub struct Outbox {
-    finished: Mutex<Vec<Finished>>,
+pub struct CompletionOutbox {
+    finished: Mutex<Vec<FinishedJob>>,
     some: AtomicBool,
     asleep: AtomicBool,
     event: Event,
 }
 
-impl Outbox {
+impl CompletionOutbox {
     /// An empty one.
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub fn new() -> std::io::Result<Outbox> {
+    pub fn new() -> std::io::Result<CompletionOutbox> {
         let (finished, some, asleep) = Default::default();
-        Ok(Outbox { finished, some, asleep, event: Event::new()? })
+        Ok(CompletionOutbox { finished, some, asleep, event: Event::new()? })
     }
 
     /// Rings from now on when something is put in; false when something is in there.
@@ -32,13 +32,13 @@ impl Outbox {
         !self.some.load(Ordering::SeqCst)
     }
 
-    /// What rings.
+    /// The event that rings when something comes while its reader sleeps.
     pub fn event(&self) -> &Event {
         &self.event
     }
 
-    /// What has come.
-    pub fn take(&self) -> Vec<Finished> {
+    /// Takes all that has come, and goes on without sleeping.
+    pub fn take(&self) -> Vec<FinishedJob> {
         if self.asleep.swap(false, Ordering::SeqCst) {
             self.event.drain();
         }
@@ -48,8 +48,8 @@ impl Outbox {
         std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Puts one in.
-    pub fn put(&self, finished: Finished) {
+    /// Puts an operation's end in, and wakes its reader if it sleeps.
+    pub fn put(&self, finished: FinishedJob) {
         self.finished.lock().unwrap_or_else(PoisonError::into_inner).push(finished);
         self.some.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {

@@ -1,8 +1,8 @@
 //! Engines one behind the other: what comes out of one goes into the next and never leaves the device.
 
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::{Operation, Status};
 
-use super::engines::{Engine, LEAST_ROOM};
+use super::engines::{LEAST_ROOM, RunningOperation, Spare};
 
 /// Bytes that wait between two engines at most, and that an engine puts out in a step.
 const BETWEEN: usize = 16 << 10;
@@ -13,18 +13,20 @@ pub struct Pipeline {
 }
 
 struct Stage {
-    engine: Box<dyn Engine>,
-    /// Its input from `start` on.
-    input: Vec<u8>,
+    operation: Operation,
+    engine: Box<dyn RunningOperation>,
+    /// Its input is from `start` to `end` in here. It only grows, so that its bytes are zeroed once.
+    buffer: Vec<u8>,
     start: usize,
-    /// Nothing follows behind `input`.
+    end: usize,
+    /// Nothing follows behind `end`.
     last: bool,
     finished: bool,
 }
 
 /// How far a pipeline came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct PipelineProgress {
     /// Bytes that it put out.
     pub written: usize,
     /// Nothing more comes out.
@@ -35,10 +37,19 @@ pub struct Progress {
 
 impl Pipeline {
     /// These engines, in order.
-    pub fn new(engines: Vec<Box<dyn Engine>>) -> Pipeline {
-        let stage =
-            |engine| Stage { engine, input: Vec::new(), start: 0, last: false, finished: false };
+    pub fn new(engines: Vec<(Operation, Box<dyn RunningOperation>)>) -> Pipeline {
+        let stage = |(operation, engine)| {
+            let (buffer, start, end) = (Vec::new(), 0, 0);
+            Stage { operation, engine, buffer, start, end, last: false, finished: false }
+        };
         Pipeline { stages: engines.into_iter().map(stage).collect() }
+    }
+
+    /// Leaves engines whose next operation need not begin with a new one.
+    pub fn leave(self, spare: &mut Spare) {
+        for stage in self.stages {
+            spare.put(stage.operation, stage.engine);
+        }
     }
 
     /// Gives the first engine `length` more bytes of input, which `fill` writes; `last` says that no more
@@ -46,8 +57,8 @@ impl Pipeline {
     pub fn feed(&mut self, length: usize, last: bool, fill: impl FnOnce(&mut [u8])) {
         let Some(first) = self.stages.first_mut() else { return };
         first.last = last;
-        let at = first.make_room(length);
-        fill(&mut first.input[at..]);
+        fill(first.make_room(length));
+        first.end += length;
     }
 
     /// Goes on until `out` has little room left, or there is too little input, as long as `goes_on` says so.
@@ -58,7 +69,7 @@ impl Pipeline {
         &mut self,
         out: &mut [u8],
         goes_on: &mut dyn FnMut() -> bool,
-    ) -> Result<Progress, Status> {
+    ) -> Result<PipelineProgress, Status> {
         let mut written = 0;
         loop {
             let mut moved = false;
@@ -68,47 +79,46 @@ impl Pipeline {
                 let Some(next) = behind.first_mut() else {
                     let room = &mut out[written..];
                     if room.len() < LEAST_ROOM {
-                        return Ok(Progress { written, finished: false, hungry: false });
+                        return Ok(PipelineProgress { written, finished: false, hungry: false });
                     }
                     let (count, active) = stage.step(room)?;
                     written += count;
                     moved |= active;
                     continue;
                 };
-                if next.input.len() - next.start >= BETWEEN {
+                if next.end - next.start >= BETWEEN {
                     continue;
                 }
-                let at = next.make_room(BETWEEN);
-                let stepped = stage.step(&mut next.input[at..]);
-                let (count, active) = stepped.inspect_err(|_| next.input.truncate(at))?;
-                next.input.truncate(at + count);
+                let (count, active) = stage.step(next.make_room(BETWEEN))?;
+                next.end += count;
                 next.last = stage.finished;
                 moved |= active;
             }
             let finished = self.stages.last().is_none_or(|stage| stage.finished);
             if finished || !moved {
-                return Ok(Progress { written, finished, hungry: !finished });
+                return Ok(PipelineProgress { written, finished, hungry: !finished });
             }
             if !goes_on() {
-                return Ok(Progress { written, finished: false, hungry: false });
+                return Ok(PipelineProgress { written, finished: false, hungry: false });
             }
         }
     }
 }
 
 impl Stage {
-    /// Makes room for `length` more bytes of input; where they begin.
-    fn make_room(&mut self, length: usize) -> usize {
-        self.input.drain(..self.start);
-        self.start = 0;
-        let at = self.input.len();
-        self.input.resize(at + length, 0);
-        at
+    /// Room for `length` more bytes behind its input.
+    fn make_room(&mut self, length: usize) -> &mut [u8] {
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        if self.buffer.len() < self.end + length {
+            self.buffer.resize(self.end + length, 0);
+        }
+        &mut self.buffer[self.end..self.end + length]
     }
 
     /// Bytes that came out, and whether anything was done.
     fn step(&mut self, out: &mut [u8]) -> Result<(usize, bool), Status> {
-        let input = &self.input[self.start..];
+        let input = &self.buffer[self.start..self.end];
         if input.is_empty() && !self.last {
             return Ok((0, false));
         }

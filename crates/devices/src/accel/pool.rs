@@ -10,12 +10,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_qos::{
-    Admission, Arbiter, Capacity, Done, Estimate, Kept, Message, Next, Profile, Refused,
-    ServiceLevel, Settings, Share, TenantId, Turn, Usage,
+    Capacity, EngineProfile, EngineTurn, Estimate, LevelAdmission, LevelRefused, MinimumRecord,
+    NextTurn, QueuedMessage, ServiceLevel, SharingSettings, TenantArbiter, TenantId, TenantShare,
+    TurnResult, Usage,
 };
 
-use super::job::{CHUNK, Job, Ran};
+use super::job::{Job, Ran};
 use super::profile::{engine_clock, measure_all};
+use super::scratch::Scratch;
 
 /// Input bytes between two places where an operation can be interrupted.
 const GRANULE: u64 = 4096;
@@ -42,19 +44,9 @@ impl Default for PoolOptions {
     }
 }
 
-/// The memory of a thread that is an engine.
-#[derive(Debug)]
-pub struct Scratch(Vec<u8>);
-
-impl Default for Scratch {
-    fn default() -> Scratch {
-        Scratch(vec![0; 2 * CHUNK])
-    }
-}
-
 /// The engines of one device, and its shaper.
 #[derive(Debug)]
-pub struct Pool {
+pub struct EnginePool {
     options: PoolOptions,
     shared: Mutex<Shared>,
     work: Condvar,
@@ -62,21 +54,21 @@ pub struct Pool {
     submitted: AtomicU64,
     begun: Instant,
     started: OnceLock<Started>,
-    this: Weak<Pool>,
+    this: Weak<EnginePool>,
 }
 
 /// What came of starting the engines.
 #[derive(Debug)]
 struct Started {
-    /// What operations cost.
-    profiles: BTreeMap<String, Profile>,
+    /// What each operation costs on these engines, by its name.
+    profiles: BTreeMap<String, EngineProfile>,
     /// Why there are fewer engines than there should be.
     failed: Option<String>,
 }
 
 struct Shared {
-    arbiter: Arbiter,
-    admission: Admission,
+    arbiter: TenantArbiter,
+    admission: LevelAdmission,
     jobs: BTreeMap<u64, Arc<Job>>,
     estimates: BTreeMap<(TenantId, u8), Estimate>,
     next_tag: u64,
@@ -95,7 +87,7 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     /// The operations of a turn, where there still are any.
-    fn jobs_of(&self, turn: &Turn) -> Vec<Option<Arc<Job>>> {
+    fn jobs_of(&self, turn: &EngineTurn) -> Vec<Option<Arc<Job>>> {
         turn.pieces.iter().map(|piece| self.jobs.get(&piece.message.tag).cloned()).collect()
     }
 
@@ -104,28 +96,28 @@ impl Shared {
         &mut self,
         tenant: TenantId,
         level: Option<&ServiceLevel>,
-    ) -> Result<Share, Refused> {
+    ) -> Result<TenantShare, LevelRefused> {
         match level {
             Some(level) => self.admission.admit(tenant.0.into(), level),
             None => {
                 self.admission.release(tenant.0.into());
-                Ok(Share::default())
+                Ok(TenantShare::default())
             }
         }
     }
 }
 
-impl Pool {
+impl EnginePool {
     /// A pool whose engines start when they are first needed.
-    pub fn new(options: PoolOptions) -> Arc<Pool> {
+    pub fn new(options: PoolOptions) -> Arc<EnginePool> {
         let PoolOptions { workers, slice_ns, .. } = options;
-        let settings = Settings { slice_ns, workers, ..Settings::default() };
+        let settings = SharingSettings { slice_ns, workers, ..SharingSettings::default() };
         let capacity = Capacity { workers, ingress: None, egress: None };
-        Arc::new_cyclic(|this| Pool {
+        Arc::new_cyclic(|this| EnginePool {
             options,
             shared: Mutex::new(Shared {
-                arbiter: Arbiter::new(settings),
-                admission: Admission::new(capacity, BTreeMap::new()),
+                arbiter: TenantArbiter::new(settings),
+                admission: LevelAdmission::new(capacity, BTreeMap::new()),
                 jobs: BTreeMap::new(),
                 estimates: BTreeMap::new(),
                 next_tag: 0,
@@ -151,7 +143,7 @@ impl Pool {
             let mut failed = None;
             let profiles = measure_all();
             let capacity = Capacity { workers: self.options.workers, ingress: None, egress: None };
-            let mut admission = Admission::new(capacity, profiles.clone());
+            let mut admission = LevelAdmission::new(capacity, profiles.clone());
             if let Some(provider) = &self.options.provider
                 && let Err(refused) = admission.reserve(provider)
             {
@@ -173,7 +165,7 @@ impl Pool {
     }
 
     /// What operations cost here, by name; nothing before it is started.
-    pub fn profiles(&self) -> Option<&BTreeMap<String, Profile>> {
+    pub fn profiles(&self) -> Option<&BTreeMap<String, EngineProfile>> {
         self.started.get().map(|started| &started.profiles)
     }
 
@@ -185,8 +177,12 @@ impl Pool {
     /// A tenant has another level: the one it asks for, or a part of what is left.
     ///
     /// # Errors
-    /// [`Refused`], with what would fit; the tenant has what it had.
-    pub fn set_level(&self, tenant: TenantId, level: Option<&ServiceLevel>) -> Result<(), Refused> {
+    /// [`LevelRefused`], with what would fit; the tenant has what it had.
+    pub fn set_level(
+        &self,
+        tenant: TenantId,
+        level: Option<&ServiceLevel>,
+    ) -> Result<(), LevelRefused> {
         let mut shared = self.lock();
         let share = shared.promise(tenant, level)?;
         let now = self.now_ns();
@@ -198,8 +194,12 @@ impl Pool {
     /// A tenant comes in the place of the one before, whose debts and level are not its own.
     ///
     /// # Errors
-    /// [`Refused`], with what would fit; the tenant has what the one before had.
-    pub fn begin(&self, tenant: TenantId, level: Option<&ServiceLevel>) -> Result<(), Refused> {
+    /// [`LevelRefused`], with what would fit; the tenant has what the one before had.
+    pub fn begin(
+        &self,
+        tenant: TenantId,
+        level: Option<&ServiceLevel>,
+    ) -> Result<(), LevelRefused> {
         let mut shared = self.lock();
         let share = shared.promise(tenant, level)?;
         self.renew(&mut shared, tenant, share);
@@ -216,7 +216,7 @@ impl Pool {
     }
 
     /// A tenant of the host that has the device takes what is promised to that from now on; false as for
-    /// [`begin_own`](Pool::begin_own).
+    /// [`begin_own`](EnginePool::begin_own).
     pub fn set_own(&self, tenant: TenantId) -> bool {
         let mut shared = self.lock();
         let Some(share) = shared.admission.take_reserved(tenant.0.into()) else { return false };
@@ -225,7 +225,7 @@ impl Pool {
         true
     }
 
-    fn renew(&self, shared: &mut Shared, tenant: TenantId, share: Share) {
+    fn renew(&self, shared: &mut Shared, tenant: TenantId, share: TenantShare) {
         for message in shared.arbiter.renew(tenant, share, self.now_ns()) {
             shared.jobs.remove(&message.tag);
         }
@@ -240,7 +240,7 @@ impl Pool {
     }
 
     /// How far a tenant got its minimum.
-    pub fn kept(&self, tenant: TenantId) -> Option<Kept> {
+    pub fn kept(&self, tenant: TenantId) -> Option<MinimumRecord> {
         let now = self.now_ns();
         self.lock().arbiter.kept(tenant, now)
     }
@@ -313,7 +313,7 @@ impl Pool {
             let tag = shared.next_tag;
             shared.next_tag += 1;
             let factor = shared.estimates.get(&(tenant, job.kind)).map_or(1.0, Estimate::factor);
-            let message = Message {
+            let message = QueuedMessage {
                 tag,
                 ingress: job.input_length as u64,
                 egress: job.output_length as u64,
@@ -334,7 +334,7 @@ impl Pool {
         let until = now.saturating_add(self.options.slice_ns);
         let free = |shared: &Shared| shared.busy < self.options.workers;
         while free(&shared) && !shared.arbiter.has_others(tenant) && self.now_ns() < until {
-            let Next::Run(turn) = shared.arbiter.next(self.now_ns()) else { break };
+            let NextTurn::Run(turn) = shared.arbiter.next(self.now_ns()) else { break };
             let jobs = shared.jobs_of(&turn);
             shared.busy += 1;
             drop(shared);
@@ -365,22 +365,22 @@ impl Pool {
     }
 
     /// The next turn and its operations, if there is one before long.
-    fn next(&self) -> Option<(Turn, Vec<Option<Arc<Job>>>)> {
+    fn next(&self) -> Option<(EngineTurn, Vec<Option<Arc<Job>>>)> {
         let seen = self.submitted.load(Ordering::Acquire);
         let mut shared = self.lock();
         let next = match shared.busy < self.options.workers {
             true => shared.arbiter.next(self.now_ns()),
             // Who is the engine in the place of this one calls when it leaves anything.
-            false => Next::Idle,
+            false => NextTurn::Idle,
         };
         let wait = match next {
-            Next::Run(turn) => {
+            NextTurn::Run(turn) => {
                 let jobs = shared.jobs_of(&turn);
                 shared.busy += 1;
                 return Some((turn, jobs));
             }
-            Next::Wait(until) => Duration::from_nanos(until.saturating_sub(self.now_ns())),
-            Next::Idle => Duration::MAX,
+            NextTurn::Wait(until) => Duration::from_nanos(until.saturating_sub(self.now_ns())),
+            NextTurn::Idle => Duration::MAX,
         };
         drop(shared);
         let spun = Instant::now();
@@ -403,7 +403,7 @@ impl Pool {
     }
 
     /// Does a turn, and gives the engine back.
-    fn run(&self, mut turn: Turn, jobs: &[Option<Arc<Job>>], scratch: &mut Scratch) {
+    fn run(&self, mut turn: EngineTurn, jobs: &[Option<Arc<Job>>], scratch: &mut Scratch) {
         let (begun, before) = (Instant::now(), engine_clock());
         let budget = Duration::from_nanos(turn.budget_ns);
         let mut ran = Vec::with_capacity(jobs.len());
@@ -411,7 +411,7 @@ impl Pool {
             let none = Ran { read: 0, written: 0, over: true, status: None };
             let done = job
                 .as_ref()
-                .map_or(none, |job| job.run(piece, &mut scratch.0, || begun.elapsed() < budget));
+                .map_or(none, |job| job.run(piece, scratch, || begun.elapsed() < budget));
             (piece.length, piece.over) = (done.read as u64, done.over);
             ran.push(done);
         }
@@ -428,7 +428,7 @@ impl Pool {
             }
         }
         let egress = ran.iter().map(|done| done.written as u64).sum();
-        self.settle(&turn, jobs, Done { engine_ns, egress }, profile_ns);
+        self.settle(&turn, jobs, TurnResult { engine_ns, egress }, profile_ns);
         let failures = finished.iter().filter(|(_, end)| end.status as u8 == FAILED).count();
         if failures > 0 {
             self.lock().failed += failures as u64;
@@ -439,7 +439,13 @@ impl Pool {
     }
 
     /// Tells what a turn did, by the profiles about `profile_ns` of work; the engine is free.
-    fn settle(&self, turn: &Turn, jobs: &[Option<Arc<Job>>], done: Done, profile_ns: f64) {
+    fn settle(
+        &self,
+        turn: &EngineTurn,
+        jobs: &[Option<Arc<Job>>],
+        done: TurnResult,
+        profile_ns: f64,
+    ) {
         let mut shared = self.lock();
         shared.busy -= 1;
         // Of a tenant that has gone meanwhile, nothing continues.
@@ -459,7 +465,7 @@ impl Pool {
 const FAILED: u8 = rackbus_spec::accel::Status::EngineFailed as u8;
 
 /// An engine: works as long as its device is there.
-fn work(pool: &Weak<Pool>) {
+fn work(pool: &Weak<EnginePool>) {
     let mut scratch = Scratch::default();
     while let Some(pool) = pool.upgrade() {
         if let Some((turn, jobs)) = pool.next() {

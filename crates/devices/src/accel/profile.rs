@@ -4,27 +4,28 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_qos::{Point, Profile};
+use rackbus_qos::{EngineProfile, Point};
 use rackbus_spec::accel::{OPERATIONS, Operation, Status};
 use rustix::time::{ClockId, clock_gettime};
 use zeroize::Zeroizing;
 
-use super::engines::{self, Context, Request};
+use super::engines::{self, Context, OperationRequest};
 use super::job::CHUNK;
 use super::pipeline::Pipeline;
+use super::scratch::Scratch;
 
 /// What is in the messages that are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// Zero bytes.
+    /// All bytes are zero, which compresses best.
     Zeroes,
     /// Words, as a log or a page has them.
     Text,
-    /// Nothing that repeats.
+    /// Random bytes, which do not compress.
     Noise,
 }
 
-/// All contents.
+/// All kinds of content, each of which is measured.
 pub const CONTENTS: [Content; 3] = [Content::Zeroes, Content::Text, Content::Noise];
 
 /// Sizes that a device measures when it starts, in bytes.
@@ -41,10 +42,10 @@ pub fn rentable() -> impl Iterator<Item = Operation> {
 }
 
 /// Profiles of all operations, by name. Takes some tenths of a second.
-pub fn measure_all() -> BTreeMap<String, Profile> {
+pub fn measure_all() -> BTreeMap<String, EngineProfile> {
     let measured = rentable().filter_map(|operation| {
         let points = CONTENTS.into_iter().flat_map(|content| of_content(operation, content));
-        let profile = Profile::new(points.collect()).ok()?;
+        let profile = EngineProfile::new(points.collect()).ok()?;
         Some((operation.name().to_owned(), profile))
     });
     measured.collect()
@@ -79,8 +80,8 @@ pub fn measure(
 ) -> Result<Point, Status> {
     let context = context(operation).map(Arc::new);
     let message = message(operation, size, content, context.as_deref())?;
-    let mut out = vec![0; 4 * CHUNK];
-    let mut run = || run(operation, &message, context.as_deref(), &mut out, &mut |_| {});
+    let mut scratch = Scratch::default();
+    let mut run = || run(operation, &message, context.as_deref(), &mut scratch, &mut |_| {});
     let mut written = run()?;
     let (mut best, mut count, mut rounds) = (f64::MAX, 1u32, 0);
     let begun = engine_clock();
@@ -107,22 +108,26 @@ pub fn measure(
     Ok(Point { message: message.len() as u64, ratio: ratio as u32, cost_ns: best.max(1.0) })
 }
 
-/// Does one message, with `out` for what comes out at a time, of which `each` is told; all bytes that came out.
+/// Does one message, and tells `each` of what comes out at a time; all bytes that came out.
 fn run(
     operation: Operation,
     message: &[u8],
     context: Option<&Context>,
-    out: &mut [u8],
+    scratch: &mut Scratch,
     each: &mut dyn FnMut(&[u8]),
 ) -> Result<usize, Status> {
-    let request = Request { context, ..Request::default() };
-    let mut pipeline = Pipeline::new(vec![engines::begin(operation, &request)?]);
+    let request =
+        OperationRequest { context, length: Some(message.len()), ..OperationRequest::default() };
+    let Scratch { out, spare } = scratch;
+    let mut pipeline =
+        Pipeline::new(vec![(operation, engines::begin(operation, &request, spare)?)]);
     let (mut read, mut written) = (0, 0);
     loop {
         let progress = pipeline.pump(out, &mut || true)?;
         written += progress.written;
         each(&out[..progress.written]);
         if progress.finished {
+            pipeline.leave(spare);
             return Ok(written);
         }
         if progress.hungry {
@@ -165,8 +170,8 @@ fn message(
         _ => return Ok(plain),
     };
     let mut message = Vec::new();
-    let mut out = vec![0; 4 * CHUNK];
-    run(forward, &plain, context, &mut out, &mut |some| message.extend_from_slice(some))?;
+    let mut scratch = Scratch::default();
+    run(forward, &plain, context, &mut scratch, &mut |some| message.extend_from_slice(some))?;
     Ok(message)
 }
 

@@ -15,7 +15,7 @@ use super::ENTRIES;
 /// The registers of a queue pair, and what follows from them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Queue {
+pub struct QueuePair {
     pub submission: u64,
     pub completion: u64,
     pub entries: u32,
@@ -40,9 +40,9 @@ pub struct Queue {
     pub in_vain: Option<u16>,
 }
 
-impl Default for Queue {
-    fn default() -> Queue {
-        Queue {
+impl Default for QueuePair {
+    fn default() -> QueuePair {
+        QueuePair {
             submission: 0,
             completion: 0,
             entries: 0,
@@ -61,10 +61,10 @@ impl Default for Queue {
     }
 }
 
-impl Queue {
+impl QueuePair {
     /// Makes the queue pair, or takes it away. What was under way is completed nowhere.
     pub fn enable(&mut self, on: bool) {
-        let Queue { submission, completion, entries, vector, .. } = *self;
+        let QueuePair { submission, completion, entries, vector, .. } = *self;
         let fits = (2..=u32::from(ENTRIES)).contains(&entries)
             && entries.is_power_of_two()
             && submission.is_multiple_of(DESCRIPTOR_SIZE as u64)
@@ -74,13 +74,15 @@ impl Queue {
             (true, true) => queue_state::ON,
             (true, false) => queue_state::ERROR,
         };
-        *self = Queue { submission, completion, entries, vector, state, ..Queue::default() };
+        *self =
+            QueuePair { submission, completion, entries, vector, state, ..QueuePair::default() };
     }
 
     /// Whether a queue pair that was written down can be.
     pub fn is_possible(&self) -> bool {
-        let Queue { submission, completion, entries, vector, state, .. } = *self;
-        let mut made = Queue { submission, completion, entries, vector, ..Queue::default() };
+        let QueuePair { submission, completion, entries, vector, state, .. } = *self;
+        let mut made =
+            QueuePair { submission, completion, entries, vector, ..QueuePair::default() };
         made.enable(true);
         let fits = made.is_on();
         match state {
@@ -100,7 +102,7 @@ impl Queue {
         room
     }
 
-    /// Whether it works.
+    /// Whether it takes descriptors: it was made, and nothing was wrong since.
     pub fn is_on(&self) -> bool {
         self.state == queue_state::ON
     }
@@ -134,7 +136,7 @@ impl Queue {
         self.is_on() && self.head != self.tail && unread + self.under_way < self.mask()
     }
 
-    /// The next descriptor, which stays in the ring until it is [taken](Queue::take). Nothing, and an end of the
+    /// The next descriptor, which stays in the ring until it is [taken](QueuePair::take). Nothing, and an end of the
     /// queue pair, where its ring cannot be reached.
     pub fn peek(&mut self, bus: &Bus<'_>) -> Option<Descriptor> {
         if !self.has_work() {

@@ -5,20 +5,20 @@ use rackbus_spec::accel::{Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES,
 
 use super::LARGEST;
 use super::contexts::Contexts;
-use super::engines::{self, Request, takes_associated, takes_nonce};
+use super::engines::{self, OperationRequest, takes_associated, takes_nonce};
 use super::gather::Gather;
-use super::job::Start;
+use super::job::StartEngines;
 use super::pipeline::Pipeline;
 
 /// A descriptor whose fields are within their bounds. What it names may still not be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct CheckedDescriptor {
     /// The operations of the pipeline, in order; `stages` of them count.
     operations: [Operation; STAGES],
     stages: usize,
 }
 
-impl Plan {
+impl CheckedDescriptor {
     /// The operations, one at least.
     pub fn operations(&self) -> &[Operation] {
         &self.operations[..self.stages]
@@ -36,7 +36,7 @@ impl Plan {
 ///
 /// # Errors
 /// The status that it ends with.
-pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
+pub fn check(descriptor: &Descriptor) -> Result<CheckedDescriptor, Status> {
     let stages = descriptor.stages.iter().take_while(|number| **number != 0).count();
     if stages == 0 || descriptor.stages[stages..].iter().any(|number| *number != 0) {
         return Err(Status::InvalidOperation);
@@ -45,7 +45,7 @@ pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
     for (operation, number) in operations.iter_mut().zip(&descriptor.stages[..stages]) {
         *operation = Operation::from_number(*number).ok_or(Status::InvalidOperation)?;
     }
-    let plan = Plan { operations, stages };
+    let plan = CheckedDescriptor { operations, stages };
     let is_management = |operation: &Operation| {
         matches!(operation, Operation::CreateContext | Operation::DestroyContext | Operation::Wait)
     };
@@ -87,16 +87,16 @@ fn check_wait(descriptor: &Descriptor) -> Result<(), Status> {
 
 /// What begins the engines of a checked descriptor. They take memory, so they are begun when one is to
 /// work, and not while operations wait. The first `done` bytes were done in an earlier life, where the
-/// pipeline [keeps the length](Plan::keeps_length).
+/// pipeline [keeps the length](CheckedDescriptor::keeps_length).
 ///
 /// # Errors
 /// The status that the descriptor ends with: a context that it names is not there.
 pub fn start(
-    plan: &Plan,
+    plan: &CheckedDescriptor,
     descriptor: &Descriptor,
     contexts: &Contexts,
     done: usize,
-) -> Result<Start, Status> {
+) -> Result<StartEngines, Status> {
     let context = |handle: &u16| match handle {
         0 => Ok(None),
         handle => contexts.get(*handle).map(Some).ok_or(Status::InvalidContext),
@@ -104,12 +104,15 @@ pub fn start(
     let contexts = descriptor.contexts[..plan.stages].iter().map(context);
     let contexts = contexts.collect::<Result<Vec<_>, _>>()?;
     let (plan, nonce, associated) = (*plan, descriptor.nonce, descriptor.associated);
-    Ok(Box::new(move || {
+    let input_length = descriptor.input_length as usize;
+    Ok(Box::new(move |spare| {
         let stages = plan.operations().iter().zip(&contexts).enumerate();
         let engines = stages.map(|(nth, (operation, context))| {
             let associated = if nth == 0 { associated } else { 0 };
             let context = context.as_deref();
-            engines::begin(*operation, &Request { nonce, associated, context, done })
+            let length = (nth == 0).then_some(input_length);
+            let request = OperationRequest { nonce, associated, context, done, length };
+            Ok((*operation, engines::begin(*operation, &request, spare)?))
         });
         Ok(Pipeline::new(engines.collect::<Result<_, _>>()?))
     }))

@@ -9,7 +9,7 @@
 //! * Input and output are apart: the input is as it was, for the tenant leaves it alone until the completion, and
 //!   the output is written anew, the same.
 //! * Input and output may be the same memory where the output is as long as the input at every point
-//!   ([`Plan::keeps_length`]). Then what was put out has taken the place of the input, and the operation continues
+//!   ([`CheckedDescriptor::keeps_length`]). Then what was put out has taken the place of the input, and the operation continues
 //!   behind it. All that an engine read beyond that is still there.
 //! * Operations on contexts end in the poll that reads them, so none of them is ever under way. One that waits is
 //!   still in the ring; its limit begins anew.
@@ -30,10 +30,10 @@ use rackbus_spec::accel::{Descriptor, Status};
 use serde::{Deserialize, Serialize};
 use zerocopy::transmute;
 
-use super::function::{Front, Pending};
-use super::medium::{Begun, MOST, Medium, Order};
-use super::queue::Queue;
-use super::request::{self, Plan};
+use super::function::{Front, PendingOperation};
+use super::medium::{Begun, MOST, Medium, OperationOrder};
+use super::queue::QueuePair;
+use super::request::{self, CheckedDescriptor};
 use super::{CLASS, MediumError, QUEUES};
 
 #[cfg(doc)]
@@ -50,7 +50,7 @@ struct FrontState<S, W> {
     shadow: u64,
     /// The shadow doorbells say that it sleeps.
     asleep: bool,
-    queues: Vec<Queue>,
+    queues: Vec<QueuePair>,
     /// In the order in which they were read.
     under_way: Vec<UnderWay<W>>,
     medium: S,
@@ -89,7 +89,7 @@ impl<M: Medium> Front<M> {
             self.interrupt(bus);
         }
         // A queue pair in error completes nothing.
-        let on: Vec<bool> = self.queues.iter().map(Queue::is_on).collect();
+        let on: Vec<bool> = self.queues.iter().map(QueuePair::is_on).collect();
         self.cancel(|pending| !on[usize::from(pending.queue)]);
         let (medium, files) = self.medium.save(bus)?;
         let under_way = self.pending.values().filter_map(|pending| self.under_way(pending));
@@ -104,11 +104,11 @@ impl<M: Medium> Front<M> {
         Ok((ModelState::new(CLASS, VERSION, &value)?, files))
     }
 
-    fn under_way(&self, pending: &Pending<M::Work>) -> Option<UnderWay<M::SavedWork>> {
-        let Pending { queue, descriptor, work, .. } = pending;
+    fn under_way(&self, pending: &PendingOperation<M::Work>) -> Option<UnderWay<M::SavedWork>> {
+        let PendingOperation { queue, descriptor, work, .. } = pending;
         // It was checked when it began.
         let plan = request::check(descriptor).ok()?;
-        let order = Order { number: 0, queue: *queue, descriptor, plan: &plan };
+        let order = OperationOrder { number: 0, queue: *queue, descriptor, plan: &plan };
         let work = self.medium.save_work(&order, work);
         Some(UnderWay { queue: *queue, descriptor: transmute!(*descriptor), work })
     }
@@ -121,7 +121,7 @@ impl<M: Medium> Front<M> {
     ) -> Result<(), RestoreError> {
         let saved: FrontState<M::Saved, M::SavedWork> = model.read(CLASS, VERSION)?;
         require(saved.queues.len() == usize::from(QUEUES), "the number of queue pairs")?;
-        require(saved.queues.iter().all(Queue::is_possible), "a queue pair")?;
+        require(saved.queues.iter().all(QueuePair::is_possible), "a queue pair")?;
         require(saved.under_way.len() <= MOST, "too many descriptors are under way")?;
         let idle = saved.under_way.is_empty() && saved.queues.iter().all(|queue| !queue.is_on());
         require(saved.running || idle, "a function that is stopped and works")?;
@@ -130,7 +130,7 @@ impl<M: Medium> Front<M> {
         let mut queues = saved.queues;
         for under_way in &saved.under_way {
             let queue = queues.get_mut(usize::from(under_way.queue));
-            require(queue.is_some_and(Queue::go_on), "a descriptor of no queue pair")?;
+            require(queue.is_some_and(QueuePair::go_on), "a descriptor of no queue pair")?;
         }
         self.medium.restore(bus, &saved.medium).map_err(invalid)?;
         (self.running, self.shadow, self.told_asleep) = (saved.running, saved.shadow, saved.asleep);
@@ -138,7 +138,7 @@ impl<M: Medium> Front<M> {
         for (under_way, (descriptor, plan)) in saved.under_way.iter().zip(checked) {
             let queue = under_way.queue;
             let number = self.medium.number();
-            let order = Order { number, queue, descriptor: &descriptor, plan: &plan };
+            let order = OperationOrder { number, queue, descriptor: &descriptor, plan: &plan };
             let begun = self.medium.begin_again(bus.dma, &order, &under_way.work);
             let ended = match begun.map(|begun: Begun<_>| self.note(bus, &order, begun)) {
                 Ok(None) => None,
@@ -157,13 +157,17 @@ impl<M: Medium> Front<M> {
     fn check(
         &self,
         under_way: &UnderWay<M::SavedWork>,
-    ) -> Result<(Descriptor, Plan), RestoreError> {
+    ) -> Result<(Descriptor, CheckedDescriptor), RestoreError> {
         let descriptor: Descriptor = transmute!(under_way.descriptor);
         let plan = request::check(&descriptor);
         let plan =
             plan.map_err(|status| RestoreError::Invalid(format!("a descriptor: {status}")))?;
-        let order =
-            Order { number: 0, queue: under_way.queue, descriptor: &descriptor, plan: &plan };
+        let order = OperationOrder {
+            number: 0,
+            queue: under_way.queue,
+            descriptor: &descriptor,
+            plan: &plan,
+        };
         self.medium.check_saved(&order, &under_way.work).map_err(invalid)?;
         Ok((descriptor, plan))
     }

@@ -15,12 +15,13 @@ use rackbus_spec::accel::{
 };
 use rackbus_spec::pcie::Command;
 
-use super::engines::{Engine, Step};
+use super::engines::Spare;
+use super::engines::{EngineStep, RunningOperation};
 use super::gather::Gather;
-use super::job::{Job, Order};
-use super::outbox::Outbox;
+use super::job::{Job, JobInput};
+use super::outbox::CompletionOutbox;
 use super::pipeline::Pipeline;
-use super::pool::Scratch;
+use super::scratch::Scratch;
 use super::*;
 use crate::class::{DeviceConfig, LentTo, parse_rack};
 
@@ -29,20 +30,24 @@ mod saved;
 /// An engine that fails as no engine should.
 struct Panics;
 
-impl Engine for Panics {
-    fn step(&mut self, _: &[u8], _: bool, _: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Panics {
+    fn step(&mut self, _: &[u8], _: bool, _: &mut [u8]) -> Result<EngineStep, Status> {
         std::panic::resume_unwind(Box::new("planted"))
     }
 }
 
-fn job(engine: Box<dyn Engine>, number: u64, outbox: &Arc<Outbox>) -> (Arc<Job>, usize) {
-    let start = Box::new(|| Ok(Pipeline::new(vec![engine])));
+fn job(
+    engine: Box<dyn RunningOperation>,
+    number: u64,
+    outbox: &Arc<CompletionOutbox>,
+) -> (Arc<Job>, usize) {
+    let start = Box::new(|_: &mut Spare| Ok(Pipeline::new(vec![(Operation::Copy, engine)])));
     let memory = (Gather::default(), Gather::default());
-    let order = Order { number, kind: 3, profile_ns: 1000.0, start, memory, done: 0 };
+    let order = JobInput { number, kind: 3, profile_ns: 1000.0, start, memory, done: 0 };
     (Arc::new(Job::new(order, outbox.clone())), 0)
 }
 
-fn wait(outbox: &Outbox) -> Vec<super::job::Finished> {
+fn wait(outbox: &CompletionOutbox) -> Vec<super::job::FinishedJob> {
     let begun = Instant::now();
     loop {
         let finished = outbox.take();
@@ -57,12 +62,12 @@ fn wait(outbox: &Outbox) -> Vec<super::job::Finished> {
 }
 
 /// An operation whose engine waits until it is told to continue.
-fn held() -> (Box<dyn Engine>, std::sync::mpsc::Sender<()>) {
+fn held() -> (Box<dyn RunningOperation>, std::sync::mpsc::Sender<()>) {
     struct Held(std::sync::mpsc::Receiver<()>);
-    impl Engine for Held {
-        fn step(&mut self, input: &[u8], _: bool, _: &mut [u8]) -> Result<Step, Status> {
+    impl RunningOperation for Held {
+        fn step(&mut self, input: &[u8], _: bool, _: &mut [u8]) -> Result<EngineStep, Status> {
             let _ = self.0.recv();
-            Ok(Step { read: input.len(), written: 0, finished: true })
+            Ok(EngineStep { read: input.len(), written: 0, finished: true })
         }
     }
     let (go_on, waits) = std::sync::mpsc::channel();
@@ -71,19 +76,22 @@ fn held() -> (Box<dyn Engine>, std::sync::mpsc::Sender<()>) {
 
 #[test]
 fn a_short_operation_is_done_by_who_submits_it_unless_the_engines_are_busy() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     pool.start().unwrap();
-    let outboxes = [(); 2].map(|()| Arc::new(Outbox::new().unwrap()));
+    let outboxes = [(); 2].map(|()| Arc::new(CompletionOutbox::new().unwrap()));
     for tenant in [1, 2] {
         pool.set_level(TenantId(tenant), None).unwrap();
     }
-    let submit = |tenant: u32, engine: Box<dyn Engine>, profile_ns: f64| {
+    let submit = |tenant: u32, engine: Box<dyn RunningOperation>, profile_ns: f64| {
         let outbox = &outboxes[tenant as usize - 1];
         let (mut job, done) = job(engine, 7, outbox);
         Arc::get_mut(&mut job).unwrap().profile_ns = profile_ns;
         pool.submit(TenantId(tenant), 0, vec![(job, done)], &mut Scratch::default());
     };
-    let copy = || engines::begin(Operation::Copy, &engines::Request::default()).unwrap();
+    let copy = || {
+        let request = engines::OperationRequest::default();
+        engines::begin(Operation::Copy, &request, &mut Spare::default()).unwrap()
+    };
     submit(1, copy(), 1000.0);
     assert_eq!(outboxes[0].take().len(), 1, "it was not done at once");
     // A long one is passed on, and what comes while it is done waits for its engine.
@@ -98,12 +106,13 @@ fn a_short_operation_is_done_by_who_submits_it_unless_the_engines_are_busy() {
 
 #[test]
 fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     pool.start().unwrap();
-    let outboxes = [(); 2].map(|()| Arc::new(Outbox::new().unwrap()));
+    let outboxes = [(); 2].map(|()| Arc::new(CompletionOutbox::new().unwrap()));
     for (tenant, outbox) in (1..).zip(&outboxes) {
         pool.set_level(TenantId(tenant), None).unwrap();
-        let copy = engines::begin(Operation::Copy, &engines::Request::default());
+        let request = engines::OperationRequest::default();
+        let copy = engines::begin(Operation::Copy, &request, &mut Spare::default());
         let engine = if tenant == 1 { Box::new(Panics) } else { copy.unwrap() };
         pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)], &mut Scratch::default());
     }
@@ -115,11 +124,11 @@ fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
 
 #[test]
 fn a_level_beyond_what_was_measured_is_refused_and_what_fits_is_kept() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     pool.start().unwrap();
     let refused = pool.set_level(TenantId(1), Some(&"sha256 1000000 Gbit/s".parse().unwrap()));
     let refused = refused.unwrap_err();
-    let rackbus_qos::Refused::TooMuch { fits, .. } = &refused else { panic!("{refused}") };
+    let rackbus_qos::LevelRefused::TooMuch { fits, .. } = &refused else { panic!("{refused}") };
     assert!(fits.per_second > 0, "{refused}");
     let level = format!("sha256 {fits}").parse().unwrap();
     pool.set_level(TenantId(1), Some(&level)).unwrap();
@@ -283,7 +292,7 @@ struct Tenant {
 }
 
 impl Tenant {
-    fn new(pool: &Arc<Pool>, number: u32) -> Tenant {
+    fn new(pool: &Arc<EnginePool>, number: u32) -> Tenant {
         let model = Accelerator::new(pool, TenantId(number), None, 1).unwrap();
         let memory = SharedMemory::create("accel-test", MEMORY).unwrap();
         let mut tenant =
@@ -353,7 +362,7 @@ impl Tenant {
 /// Invariant I4 under way, and mappings that come and go as a guest's with a virtual IOMMU do.
 #[test]
 fn nothing_touches_memory_that_was_unmapped_and_the_operation_goes_on_when_it_is_back() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let [mut tenant, mut other] = [1, 2].map(|number| Tenant::new(&pool, number));
     let mut state = 1u64;
     let noise = std::iter::repeat_with(|| {
@@ -387,7 +396,7 @@ fn nothing_touches_memory_that_was_unmapped_and_the_operation_goes_on_when_it_is
 /// What was taken from a queue pair goes with it, also where the tenant's level lets nothing through.
 #[test]
 fn a_queue_pair_that_is_made_again_and_again_leaves_nothing_before_the_engines() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = Tenant::new(&pool, 1);
     pool.set_level(TenantId(1), Some(&"copy 0 op/s max 1 op/s".parse().unwrap())).unwrap();
     for _ in 0..100 {
@@ -406,7 +415,7 @@ fn a_queue_pair_that_is_made_again_and_again_leaves_nothing_before_the_engines()
 /// A tenant that goes in the middle of its operations leaves nothing before the engines.
 #[test]
 fn a_tenant_that_goes_in_the_middle_is_gone_at_once_and_the_next_one_begins_anew() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = Tenant::new(&pool, 1);
     for _ in 0..10 {
         tenant.send(Operation::Deflate, 1 << 20);
@@ -458,7 +467,7 @@ const SHADOW: u64 = 0x3000;
 /// An interrupt for each completion that the driver has not said that it polls for, by the vector of its queue.
 #[test]
 fn completions_interrupt_whoever_does_not_poll() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = Tenant::new(&pool, 1);
     let events: Vec<Event> = (0..8).map(|_| Event::new().unwrap()).collect();
     let wires = events.iter().map(|event| Some(event.as_fd().try_clone_to_owned().unwrap()));
@@ -489,7 +498,7 @@ fn completions_interrupt_whoever_does_not_poll() {
 fn a_search_whose_patterns_are_dear_ends_its_turn_in_time() {
     let patterns = zeroize::Zeroizing::new(b"[01]*1[01]{3000}".to_vec());
     let context = engines::Context::new(Operation::RegexScan, &patterns).unwrap();
-    let request = engines::Request { context: Some(&context), ..Default::default() };
+    let request = engines::OperationRequest { context: Some(&context), ..Default::default() };
     let mut noise = vec![0; 4096];
     let mut state = 1u64;
     noise.fill_with(|| {
@@ -497,8 +506,9 @@ fn a_search_whose_patterns_are_dear_ends_its_turn_in_time() {
         b'0' + (state >> 63) as u8
     });
     let search = |goes_on: bool| {
-        let engine = engines::begin(Operation::RegexScan, &request).unwrap();
-        let mut pipeline = Pipeline::new(vec![engine]);
+        let scan = Operation::RegexScan;
+        let engine = engines::begin(scan, &request, &mut Spare::default()).unwrap();
+        let mut pipeline = Pipeline::new(vec![(scan, engine)]);
         pipeline.feed(noise.len(), true, |to| to.copy_from_slice(&noise));
         let (mut out, mut all, mut turns) = (vec![0; 32 << 10], Vec::new(), 0);
         loop {

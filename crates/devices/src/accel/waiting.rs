@@ -8,7 +8,7 @@ use rackbus_pci::Bus;
 use rackbus_spec::accel::{Condition, Descriptor, Operation, Status};
 use zerocopy::transmute;
 
-use super::queue::Queue;
+use super::queue::QueuePair;
 use super::request::check;
 
 /// What is waited for is looked at so often, in nanoseconds.
@@ -16,7 +16,7 @@ pub const LOOK_NS: u64 = 20_000;
 
 /// What becomes of a queue's next descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum NextDescriptor {
     /// It is to be begun, as any.
     Begin,
     /// It stays in the ring for now.
@@ -26,13 +26,13 @@ pub enum Look {
 }
 
 /// Looks whether the next descriptor of a queue waits, and for how long.
-pub fn look(bus: &Bus<'_>, queue: &mut Queue, descriptor: &Descriptor) -> Look {
+pub fn look(bus: &Bus<'_>, queue: &mut QueuePair, descriptor: &Descriptor) -> NextDescriptor {
     if let Some(status) = queue.in_vain.take() {
         queue.take();
-        return Look::Over(Err(Status::from_number(status).unwrap_or(Status::TimedOut)));
+        return NextDescriptor::Over(Err(Status::from_number(status).unwrap_or(Status::TimedOut)));
     }
     if descriptor.stages[0] != Operation::Wait as u8 || check(descriptor).is_err() {
-        return Look::Begin;
+        return NextDescriptor::Begin;
     }
     let limit_ns = u64::from(descriptor.associated) * 1_000_000;
     let until = *queue.waits_until.get_or_insert(bus.now_ns.saturating_add(limit_ns));
@@ -42,11 +42,11 @@ pub fn look(bus: &Bus<'_>, queue: &mut Queue, descriptor: &Descriptor) -> Look {
         None => Err(Status::Transfer),
         Some(Some(outcome)) => outcome,
         Some(None) if bus.now_ns >= until => Err(Status::TimedOut),
-        Some(None) => return Look::NotYet,
+        Some(None) => return NextDescriptor::NotYet,
     };
     queue.take();
     queue.in_vain = outcome.err().map(|status| status as u16);
-    Look::Over(outcome)
+    NextDescriptor::Over(outcome)
 }
 
 /// What a word means: nothing yet, that all is well, or that it is not.

@@ -4,15 +4,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, format_size};
-use rackbus_fabric::text::{Outcome, SIZES, Section, wrong};
+use rackbus_fabric::text::{Parsed, SIZES, Section, wrong};
 use rackbus_pci::{Function, MediumAccess};
 
 use super::CLASS;
-use super::function::Memory;
-use super::span::{AtReturn, Span, SpanError};
-use crate::class::{Class, DeviceConfig, FrontError};
+use super::function::{CLASS_CODE, DEVICE_ID, MemoryFunction, VENDOR_ID};
+use super::span::{AtReturn, MemorySpan, SpanError};
+use crate::class::{Class, DeviceConfig, FrontError, PciIdentity};
 use crate::lost::Lost;
-use crate::place::{Folders, Place, digest};
+use crate::place::{DataLocation, Folders, digest};
 
 /// The class of functions whose BAR is a span of memory.
 #[derive(Debug)]
@@ -23,7 +23,11 @@ impl Class for MemoryClass {
         CLASS
     }
 
-    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+    fn pci_identity(&self) -> Option<PciIdentity> {
+        Some(PciIdentity::new(VENDOR_ID, DEVICE_ID, CLASS_CODE))
+    }
+
+    fn read(&self, section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
         let keys = section.keys(&["kind", "size", "backing", "at_return"])?;
         Ok(Some(Arc::new(MemorySection::read(section.function(), &keys)?)))
     }
@@ -40,7 +44,7 @@ impl Class for MemoryClass {
         _lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
         match access {
-            MediumAccess::Files(files) => Ok(Box::new(Memory::front(description, files)?)),
+            MediumAccess::Files(files) => Ok(Box::new(MemoryFunction::front(description, files)?)),
             MediumAccess::Carried(_) => Err(FrontError::Unmapped),
         }
     }
@@ -51,23 +55,25 @@ impl Class for MemoryClass {
 struct MemorySection {
     function: String,
     size: u64,
-    place: Place,
+    place: DataLocation,
     at_return: AtReturn,
 }
 
 impl MemorySection {
-    fn read(function: &str, section: &Section<'_>) -> Outcome<MemorySection> {
+    fn read(function: &str, section: &Section<'_>) -> Parsed<MemorySection> {
         let size = section.require("size", section.size("size", 1 << 20, 64 << 40)?, SIZES)?;
         if !size.is_power_of_two() {
             let what = format!("`size` is {}", format_size(size));
             return wrong(section.place("size"), what, "a BAR's size is a power of two");
         }
         let place = match section.text("backing", BACKINGS)? {
-            None => Place::Memory,
-            Some((text, span)) => match Place::parse(text).filter(|place| *place != Place::Null) {
-                Some(place) => place,
-                None => return wrong(span, format!("there is no backing `{text}`"), BACKINGS),
-            },
+            None => DataLocation::Memory,
+            Some((text, span)) => {
+                match DataLocation::parse(text).filter(|place| *place != DataLocation::Null) {
+                    Some(place) => place,
+                    None => return wrong(span, format!("there is no backing `{text}`"), BACKINGS),
+                }
+            }
         };
         let at_return = match section.text("at_return", AT_RETURN)? {
             None | Some(("zero", _)) => AtReturn::Zero,
@@ -79,10 +85,10 @@ impl MemorySection {
         Ok(MemorySection { function: function.to_owned(), size, place, at_return })
     }
 
-    fn span(&self, folders: &Folders) -> Result<Span, SpanError> {
+    fn span(&self, folders: &Folders) -> Result<MemorySpan, SpanError> {
         match self.place.file(&self.function, folders) {
-            Some(path) => Span::file(&path, self.size, self.at_return),
-            None => Span::memory(self.size, self.at_return),
+            Some(path) => MemorySpan::file(&path, self.size, self.at_return),
+            None => MemorySpan::memory(self.size, self.at_return),
         }
     }
 }
@@ -102,7 +108,7 @@ impl DeviceConfig for MemorySection {
 
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>> {
         let span = self.span(folders).map_err(std::io::Error::other)?;
-        Ok(Box::new(Memory::new(span, digest(&self.function))?))
+        Ok(Box::new(MemoryFunction::new(span, digest(&self.function))?))
     }
 
     fn resume(
@@ -111,9 +117,9 @@ impl DeviceConfig for MemorySection {
         medium: Vec<OwnedFd>,
     ) -> std::io::Result<Box<dyn Function>> {
         let path = self.place.file(&self.function, folders);
-        let span = Span::again(path.as_deref(), self.size, self.at_return, medium);
+        let span = MemorySpan::again(path.as_deref(), self.size, self.at_return, medium);
         let span = span.map_err(std::io::Error::other)?;
-        Ok(Box::new(Memory::new(span, digest(&self.function))?))
+        Ok(Box::new(MemoryFunction::new(span, digest(&self.function))?))
     }
 }
 

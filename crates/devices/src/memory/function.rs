@@ -10,7 +10,7 @@ use rackbus_pci::{
 use serde::{Deserialize, Serialize};
 
 use super::CLASS;
-use super::span::{Span, SpanError};
+use super::span::{MemorySpan, SpanError};
 use crate::class::FrontError;
 
 /// The BAR that is the memory. Its number is that of the shared memory of QEMU's `ivshmem-plain`, so
@@ -18,10 +18,10 @@ use crate::class::FrontError;
 pub const BAR: u8 = 2;
 /// The version of [`MemoryState`]. Since version 2 it says whether a front elsewhere has the medium.
 pub const VERSION: u32 = 2;
-const VENDOR_ID: u16 = crate::nvme::VENDOR_ID;
-const DEVICE_ID: u16 = 0x726d;
+pub(super) const VENDOR_ID: u16 = crate::nvme::VENDOR_ID;
+pub(super) const DEVICE_ID: u16 = 0x726d;
 /// Memory controller, RAM (PCI Code and ID Assignment Specification 1.15, section 1.6).
-const CLASS_CODE: [u8; 3] = [0x05, 0x00, 0x00];
+pub(super) const CLASS_CODE: [u8; 3] = [0x05, 0x00, 0x00];
 
 /// What a front needs to know of the memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,21 +45,21 @@ struct MemoryState {
 
 /// Memory as a function.
 #[derive(Debug)]
-pub struct Memory {
+pub struct MemoryFunction {
     info: FunctionInfo,
-    span: Span,
+    span: MemorySpan,
     memory: BarMemory,
     health: Health,
     /// A front elsewhere has the medium.
     served: bool,
 }
 
-impl Memory {
+impl MemoryFunction {
     /// The function of `span`, whose length is a power of two.
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub fn new(span: Span, serial: u64) -> std::io::Result<Memory> {
+    pub fn new(span: MemorySpan, serial: u64) -> std::io::Result<MemoryFunction> {
         let memory = BarMemory::new(span.descriptor()?);
         let mappable = Mappable { memory: memory.clone(), areas: vec![(0, span.length())] };
         let bar = Bar {
@@ -83,7 +83,7 @@ impl Memory {
             vendor: Vec::new(),
             serial,
         };
-        Ok(Memory { info, span, memory, health: Health::default(), served: false })
+        Ok(MemoryFunction { info, span, memory, health: Health::default(), served: false })
     }
 
     /// The front of the memory that another node described and whose file it gave. The function is
@@ -91,7 +91,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`FrontError`].
-    pub fn front(description: &str, files: Vec<OwnedFd>) -> Result<Memory, FrontError> {
+    pub fn front(description: &str, files: Vec<OwnedFd>) -> Result<MemoryFunction, FrontError> {
         let Described { size, serial } = serde_json::from_str(description)?;
         let unfit = |error: SpanError| FrontError::Device(std::io::Error::other(error));
         if !(4096..=1 << 62).contains(&size) || !size.is_power_of_two() {
@@ -99,8 +99,8 @@ impl Memory {
         }
         let count = files.len();
         let [file] = files.try_into().map_err(|_| FrontError::Files(count, 1))?;
-        let span = Span::elsewhere(file, size).map_err(unfit)?;
-        Memory::new(span, serial).map_err(FrontError::Device)
+        let span = MemorySpan::elsewhere(file, size).map_err(unfit)?;
+        MemoryFunction::new(span, serial).map_err(FrontError::Device)
     }
 
     fn described(&self) -> Described {
@@ -125,7 +125,7 @@ impl Memory {
     }
 }
 
-impl Function for Memory {
+impl Function for MemoryFunction {
     fn info(&self) -> &FunctionInfo {
         &self.info
     }

@@ -13,8 +13,8 @@ mod span;
 mod tests;
 
 pub use class::MemoryClass;
-pub use function::{BAR, Memory};
-pub use span::{AtReturn, Span, SpanError};
+pub use function::{BAR, MemoryFunction};
+pub use span::{AtReturn, MemorySpan, SpanError};
 
 /// The name of the class.
 pub const CLASS: &str = "memory";

@@ -72,28 +72,28 @@ enum Home {
 
 /// A span of memory. It is not mapped here: what its users do to its file harms nobody.
 #[derive(Debug)]
-pub struct Span {
+pub struct MemorySpan {
     home: Home,
     length: u64,
     at_return: AtReturn,
     file: File,
 }
 
-impl Span {
+impl MemorySpan {
     /// `length` bytes of zeroes in memory; pages are taken when they are first written.
     ///
     /// # Errors
     /// [`SpanError::Memory`].
-    pub fn memory(length: u64, at_return: AtReturn) -> Result<Span, SpanError> {
+    pub fn memory(length: u64, at_return: AtReturn) -> Result<MemorySpan, SpanError> {
         let file = File::from(SharedMemory::reserve("memory", length)?);
-        Ok(Span { home: Home::Memory, length, at_return, file })
+        Ok(MemorySpan { home: Home::Memory, length, at_return, file })
     }
 
     /// The `length` bytes of the file at `path`, which is made if it is missing or empty.
     ///
     /// # Errors
     /// [`SpanError`] when it cannot be used, or has another length.
-    pub fn file(path: &Path, length: u64, at_return: AtReturn) -> Result<Span, SpanError> {
+    pub fn file(path: &Path, length: u64, at_return: AtReturn) -> Result<MemorySpan, SpanError> {
         let failed = |what| failed(path, what);
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
@@ -119,7 +119,7 @@ impl Span {
             }
         }
         let home = Home::File { path: path.to_owned(), lock };
-        let mut span = Span { home, length, at_return, file };
+        let mut span = MemorySpan { home, length, at_return, file };
         span.take_away()?;
         Ok(span)
     }
@@ -142,12 +142,12 @@ impl Span {
     ///
     /// # Errors
     /// [`SpanError::Unfit`].
-    pub fn elsewhere(file: OwnedFd, length: u64) -> Result<Span, SpanError> {
-        let file = Span::passed_on(file, length)?;
-        Ok(Span { home: Home::Elsewhere, length, at_return: AtReturn::Keep, file })
+    pub fn elsewhere(file: OwnedFd, length: u64) -> Result<MemorySpan, SpanError> {
+        let file = MemorySpan::passed_on(file, length)?;
+        Ok(MemorySpan { home: Home::Elsewhere, length, at_return: AtReturn::Keep, file })
     }
 
-    /// The span that an earlier life of its function passed on as [`files`](Span::files): at `path`,
+    /// The span that an earlier life of its function passed on as [`files`](MemorySpan::files): at `path`,
     /// or in memory.
     ///
     /// # Errors
@@ -157,10 +157,10 @@ impl Span {
         length: u64,
         at_return: AtReturn,
         files: Vec<OwnedFd>,
-    ) -> Result<Span, SpanError> {
+    ) -> Result<MemorySpan, SpanError> {
         let mut files = files.into_iter();
         let (file, lock) = (files.next(), files.next());
-        let file = Span::passed_on(file.ok_or(SpanError::Unfit(length))?, length)?;
+        let file = MemorySpan::passed_on(file.ok_or(SpanError::Unfit(length))?, length)?;
         let home = match (path, lock) {
             (None, _) => Home::Memory,
             (Some(path), Some(lock)) => Home::File {
@@ -169,7 +169,7 @@ impl Span {
             },
             (Some(_), None) => return Err(SpanError::Unfit(length)),
         };
-        Ok(Span { home, length, at_return, file })
+        Ok(MemorySpan { home, length, at_return, file })
     }
 
     /// What another process needs to continue with the span.

@@ -16,8 +16,8 @@ use crate::lost::Lost;
 
 const SIZE: u64 = 1 << 20;
 
-fn endpoint(span: Span) -> Endpoint {
-    let mut endpoint = Endpoint::new(Box::new(Memory::new(span, 7).unwrap()));
+fn endpoint(span: MemorySpan) -> Endpoint {
+    let mut endpoint = Endpoint::new(Box::new(MemoryFunction::new(span, 7).unwrap()));
     enable(&mut endpoint);
     endpoint
 }
@@ -50,14 +50,17 @@ fn at(file: &File, offset: u64) -> [u8; 8] {
 }
 
 /// A span in a memory file, and one in a file of `folder`.
-fn spans(folder: &Path, at_return: AtReturn) -> [Span; 2] {
+fn spans(folder: &Path, at_return: AtReturn) -> [MemorySpan; 2] {
     let file = folder.join(format!("{at_return:?}.img"));
-    [Span::memory(SIZE, at_return).unwrap(), Span::file(&file, SIZE, at_return).unwrap()]
+    [
+        MemorySpan::memory(SIZE, at_return).unwrap(),
+        MemorySpan::file(&file, SIZE, at_return).unwrap(),
+    ]
 }
 
 #[test]
 fn loads_and_stores_reach_the_same_bytes_trapped_and_mapped() {
-    let mut endpoint = endpoint(Span::memory(SIZE, AtReturn::Zero).unwrap());
+    let mut endpoint = endpoint(MemorySpan::memory(SIZE, AtReturn::Zero).unwrap());
     let file = mapped(&endpoint);
     let mapping = Mapping::map(file.as_fd(), 0, SIZE, Access::all()).unwrap();
     endpoint.write(Region::Bar(BAR), SIZE - 8, b"trapped!").unwrap();
@@ -100,28 +103,28 @@ fn a_returned_span_is_another_users_and_the_old_mapping_leads_nowhere() {
 }
 
 #[test]
-fn a_file_is_taken_away_from_who_mapped_it_in_a_former_life_and_is_one_process_alone() {
+fn a_file_is_taken_away_from_earlier_mappings_and_used_by_one_process() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ram.img");
-    let first = Span::file(&path, SIZE, AtReturn::Keep).unwrap();
+    let first = MemorySpan::file(&path, SIZE, AtReturn::Keep).unwrap();
     let old = File::from(first.descriptor().unwrap());
     old.write_all_at(b"content!", 0).unwrap();
-    let refused = Span::file(&path, SIZE, AtReturn::Keep).unwrap_err();
+    let refused = MemorySpan::file(&path, SIZE, AtReturn::Keep).unwrap_err();
     assert!(matches!(refused, SpanError::InUse { .. }), "{refused}");
     // Whoever mapped it continues, and may lock what it has; its node has ended.
     rustix::fs::flock(&old, rustix::fs::FlockOperation::LockExclusive).unwrap();
     drop(first);
-    let second = Span::file(&path, SIZE, AtReturn::Keep).unwrap();
+    let second = MemorySpan::file(&path, SIZE, AtReturn::Keep).unwrap();
     old.write_all_at(b"too late", 0).unwrap();
     let mut data = [0; 8];
     second.read(0, &mut data).unwrap();
     assert_eq!(&data, b"content!");
-    let refused = Span::file(&path, 2 * SIZE, AtReturn::Keep).map(drop);
+    let refused = MemorySpan::file(&path, 2 * SIZE, AtReturn::Keep).map(drop);
     assert!(refused.is_err());
     drop(second);
-    let refused = Span::file(&path, 2 * SIZE, AtReturn::Keep).unwrap_err().to_string();
+    let refused = MemorySpan::file(&path, 2 * SIZE, AtReturn::Keep).unwrap_err().to_string();
     assert!(refused.contains("it has 1048576 bytes, not 2097152"), "{refused}");
-    let refused = Span::file(Path::new("/dev/null"), SIZE, AtReturn::Zero).unwrap_err();
+    let refused = MemorySpan::file(Path::new("/dev/null"), SIZE, AtReturn::Zero).unwrap_err();
     assert!(refused.to_string().contains("name a file on a DAX file system"), "{refused}");
 }
 
@@ -143,7 +146,7 @@ fn a_truncated_file_reads_as_ones_and_is_whole_for_the_next_user() {
 
 #[test]
 fn a_front_elsewhere_has_the_same_bytes_until_the_lender_takes_them_away() {
-    let mut lender = endpoint(Span::memory(SIZE, AtReturn::Zero).unwrap());
+    let mut lender = endpoint(MemorySpan::memory(SIZE, AtReturn::Zero).unwrap());
     let offer = lender.serve_medium(None).unwrap();
     assert!(matches!(lender.serve_medium(None), Err(MediumRefused::InUse)));
     let lost = Lost::new(|| {});
@@ -172,7 +175,7 @@ fn a_front_elsewhere_has_the_same_bytes_until_the_lender_takes_them_away() {
 
 #[test]
 fn a_front_of_memory_that_does_not_fit_is_refused() {
-    let file = || Span::memory(SIZE, AtReturn::Zero).unwrap().descriptor().unwrap();
+    let file = || MemorySpan::memory(SIZE, AtReturn::Zero).unwrap().descriptor().unwrap();
     let pipe = || rustix::pipe::pipe().unwrap().0;
     for (description, files, expected) in [
         ("{}", vec![file()], "missing field"),
@@ -183,7 +186,7 @@ fn a_front_of_memory_that_does_not_fit_is_refused() {
         ("{\"size\":0,\"serial\":1}", vec![file()], "no file of 0 bytes"),
         ("{\"size\":1048576,\"serial\":1}", vec![pipe()], "no file of 1048576 bytes"),
     ] {
-        let said = Memory::front(description, files).unwrap_err().to_string();
+        let said = MemoryFunction::front(description, files).unwrap_err().to_string();
         assert!(said.contains(expected), "{description}: {said}");
     }
 }
@@ -199,23 +202,23 @@ fn a_saved_function_goes_on_with_its_bytes_and_mapping() {
         let saved = first.save().unwrap();
         drop(first);
         let home = (nth == 1).then_some(&*path);
-        let span = Span::again(home, SIZE, AtReturn::Zero, saved.medium).unwrap();
+        let span = MemorySpan::again(home, SIZE, AtReturn::Zero, saved.medium).unwrap();
         assert!(
-            nth == 0 || Span::file(&path, SIZE, AtReturn::Zero).is_err(),
+            nth == 0 || MemorySpan::file(&path, SIZE, AtReturn::Zero).is_err(),
             "it is locked no more"
         );
-        let other = Memory::new(span, 8).unwrap();
+        let other = MemoryFunction::new(span, 8).unwrap();
         let mut second = Endpoint::new(Box::new(other));
         let refused = second.restore(&saved.state, saved.descriptors).unwrap_err();
         assert!(matches!(refused, RestoreError::Different(_)), "{refused}");
     }
-    let mut first = endpoint(Span::memory(SIZE, AtReturn::Zero).unwrap());
+    let mut first = endpoint(MemorySpan::memory(SIZE, AtReturn::Zero).unwrap());
     let user = mapped(&first);
     user.write_all_at(b"content!", 0).unwrap();
     let saved = first.save().unwrap();
-    let span = Span::again(None, SIZE, AtReturn::Zero, saved.medium).unwrap();
+    let span = MemorySpan::again(None, SIZE, AtReturn::Zero, saved.medium).unwrap();
     drop(first);
-    let mut second = Endpoint::new(Box::new(Memory::new(span, 7).unwrap()));
+    let mut second = Endpoint::new(Box::new(MemoryFunction::new(span, 7).unwrap()));
     second.restore(&saved.state, saved.descriptors).unwrap();
     assert_eq!(&read(&mut second, 0), b"content!", "memory space stays enabled");
     user.write_all_at(b"goes on!", 0).unwrap();
@@ -227,11 +230,12 @@ fn a_saved_function_goes_on_with_its_bytes_and_mapping() {
 
 /// Here, the file's folder is gone.
 #[test]
-fn memory_that_could_not_be_taken_away_is_nobodys_in_no_life() {
+fn memory_that_could_not_be_taken_away_is_never_lent_again() {
     let folder = tempfile::tempdir().unwrap();
     let own = folder.path().join("own");
     std::fs::create_dir(&own).unwrap();
-    let mut endpoint = endpoint(Span::file(&own.join("ram.img"), SIZE, AtReturn::Keep).unwrap());
+    let mut endpoint =
+        endpoint(MemorySpan::file(&own.join("ram.img"), SIZE, AtReturn::Keep).unwrap());
     let old = mapped(&endpoint);
     old.write_all_at(b"content!", 0).unwrap();
     std::fs::remove_dir_all(&own).unwrap();

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_fabric::rack::DeviceSection;
-use rackbus_fabric::text::{Outcome, Section, wrong};
+use rackbus_fabric::text::{Parsed, Section, wrong};
 use rackbus_net::{MacAddress, PortOptions};
 use rackbus_pci::Function;
-use rackbus_qos::{Rate, Unit};
+use rackbus_qos::{Rate, RateUnit};
+use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE};
+use rackbus_spec::virtio::{DEVICE_ID_BASE, VENDOR_ID};
 
-use super::function::{Counters, Nic, NicOptions};
+use super::function::{Nic, NicCounters, NicOptions};
 use super::{CLASS, MOST_PAIRS};
-use crate::class::{Class, DeviceConfig};
+use crate::class::{Class, DeviceConfig, PciIdentity};
 use crate::place::Folders;
 
 /// Functions of a device at most.
@@ -37,19 +39,20 @@ impl Class for NicClass {
         CLASS
     }
 
+    fn pci_identity(&self) -> Option<PciIdentity> {
+        Some(PciIdentity::new(VENDOR_ID, DEVICE_ID_BASE + DEVICE_TYPE, CLASS_CODE))
+    }
+
     fn state_version(&self) -> Option<u32> {
         Some(super::saved::VERSION)
     }
 
-    fn read(&self, _section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+    fn read(&self, _section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
         // Its functions are lent, not the device.
         Ok(None)
     }
 
-    fn virtual_functions(
-        &self,
-        section: &DeviceSection<'_>,
-    ) -> Outcome<Vec<Arc<dyn DeviceConfig>>> {
+    fn virtual_functions(&self, section: &DeviceSection<'_>) -> Parsed<Vec<Arc<dyn DeviceConfig>>> {
         let keys = section.keys(KEYS)?;
         let device = section.function();
         let Some(functions) = keys.count("functions", 1, MOST_FUNCTIONS)? else {
@@ -110,7 +113,7 @@ fn beyond(mac: MacAddress, count: u64) -> Option<MacAddress> {
     Some(MacAddress([a, b, c, x, y, z]))
 }
 
-fn mac(keys: &Section<'_>) -> Outcome<Option<MacAddress>> {
+fn mac(keys: &Section<'_>) -> Parsed<Option<MacAddress>> {
     let Some((text, span)) = keys.text("mac", MAC)? else { return Ok(None) };
     match text.parse::<MacAddress>() {
         Ok(mac) if mac.is_station() => Ok(Some(mac)),
@@ -129,11 +132,13 @@ struct Own {
 }
 
 impl Own {
-    fn read(keys: &Section<'_>) -> Outcome<Own> {
+    fn read(keys: &Section<'_>) -> Parsed<Own> {
         let rate = match keys.text("rate", RATE)? {
             None => None,
             Some((text, span)) => match text.parse::<Rate>() {
-                Ok(Rate { per_second, unit: Unit::Bytes }) if per_second > 0 => Some(per_second),
+                Ok(Rate { per_second, unit: RateUnit::Bytes }) if per_second > 0 => {
+                    Some(per_second)
+                }
                 Ok(_) => return wrong(span, format!("{text} is no rate of bytes"), RATE),
                 Err(error) => return wrong(span, error.to_string(), RATE),
             },
@@ -173,7 +178,7 @@ impl Own {
 struct NicFunction {
     options: NicOptions,
     port: PortOptions,
-    counters: Arc<Counters>,
+    counters: Arc<NicCounters>,
 }
 
 impl DeviceConfig for NicFunction {
@@ -256,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn each_function_is_what_is_said_of_the_card_and_of_itself() {
+    fn each_function_has_the_keys_of_the_card_and_its_own() {
         let keys = "functions = 3\nqueues = 1\nmac = \"52:54:00:00:00:ff\"\nrate = \"1 Gbit/s\"\n\
                     [hosts.alpha.devices.nic0.function.vf2]\nvlan = 7\nrate = \"2.5 Mbit/s\"\n\
                     [hosts.alpha.devices.nic0.function.vf3]\nmac = \"02:00:00:00:00:01\"\n";

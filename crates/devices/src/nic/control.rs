@@ -12,7 +12,7 @@ pub const LONGEST: usize = 16 << 10;
 /// What a driver has set by commands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub struct NicSettings {
     /// Which frames it wants.
     pub filter: Filter,
     /// The function's Ethernet address.
@@ -25,10 +25,10 @@ pub struct Settings {
     pub announce: bool,
 }
 
-impl Settings {
+impl NicSettings {
     /// As its driver begins, which accepted these features, at this address.
-    pub fn new(features: u64, mac: MacAddress) -> Settings {
-        Settings {
+    pub fn new(features: u64, mac: MacAddress) -> NicSettings {
+        NicSettings {
             filter: Filter::new(features & feature::CTRL_VLAN != 0),
             mac: mac.0,
             pairs: 1,
@@ -124,26 +124,26 @@ mod tests {
 
     #[test]
     fn commands_set_what_they_are_about_or_nothing() {
-        let new = || Settings::new(ALL, OWN);
+        let new = || NicSettings::new(ALL, OWN);
         let mac = [2, 9, 9, 9, 9, 9];
         let mut promiscuous = Filter::new(true);
         promiscuous.promiscuous = true;
         let offloads = feature::GUEST_CSUM.to_le_bytes();
-        let good: [(&[u8], Settings); 5] = [
-            (&[4, 0, 4, 0], Settings { pairs: 4, ..new() }),
+        let good: [(&[u8], NicSettings); 5] = [
+            (&[4, 0, 4, 0], NicSettings { pairs: 4, ..new() }),
             (&[&[1, 1][..], &OWN.0].concat(), new()),
             (
                 &[&[5, 0][..], &offloads].concat(),
-                Settings { offloads: feature::GUEST_CSUM, ..new() },
+                NicSettings { offloads: feature::GUEST_CSUM, ..new() },
             ),
-            (&[0, 0, 1], Settings { filter: promiscuous, ..new() }),
+            (&[0, 0, 1], NicSettings { filter: promiscuous, ..new() }),
             (&[3, 0], new()),
         ];
         for (said, expected) in good {
             let mut settings = new();
             assert!(settings.execute(ALL, 4, said), "{said:?}");
             assert_eq!(settings, expected, "{said:?}");
-            let mut without = Settings::new(0, OWN);
+            let mut without = NicSettings::new(0, OWN);
             assert!(!without.execute(0, 4, said), "{said:?} without its feature");
         }
         let bad: [&[u8]; 12] = [
@@ -171,10 +171,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_said_the_settings_stay_possible(
+        fn after_any_commands_the_settings_are_valid(
             said in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
         ) {
-            let mut settings = Settings::new(ALL, OWN);
+            let mut settings = NicSettings::new(ALL, OWN);
             for mut said in said {
                 if let Some(class) = said.first_mut() {
                     *class %= 6;

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_memory::DmaSpace;
-use rackbus_net::{MacAddress, Port};
+use rackbus_net::{MacAddress, NetworkPort};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{
     Bus, Function, FunctionInfo, ModelState, Operations, ResetKind, RestoreError, SaveError, Work,
 };
 use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE, config, control, feature};
 
-use super::control::{LONGEST, Settings};
+use super::control::{LONGEST, NicSettings};
 use super::receive::{Cutting, Delivery};
 use super::shaper::Shaper;
 use super::{MOST_PAIRS, features};
-use crate::virtio::{Chain, Change, Fault, QueueError, Transport, Used, layout};
+use crate::virtio::{Chain, DriverFault, QueueError, RegisterWrite, Transport, Used, layout};
 
 /// For how long a queue's memory may be out of reach until the driver is told that it is broken: a hypervisor maps
 /// memory anew while its guest runs.
@@ -43,7 +43,7 @@ pub struct NicOptions {
 
 /// What is counted beside operations.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct NicCounters {
     /// Frames that a driver did not want.
     pub filtered: AtomicU64,
     /// Frames that did not fit into the buffers that their driver has.
@@ -72,7 +72,7 @@ const NAMES: [&str; 2] = ["receive", "transmit"];
 
 /// What a poll of one direction came to.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct PollOutcome {
     /// A request was completed, so the driver may want an interrupt.
     pub done: bool,
     /// It waits for something that does not show in its queues: room, buffers, its rate.
@@ -81,24 +81,24 @@ pub(super) struct Outcome {
     pub until: Option<u64>,
 }
 
-impl Outcome {
+impl PollOutcome {
     pub fn wait_until(&mut self, at: u64) {
         self.stalled = true;
         self.until = Some(self.until.map_or(at, |until| until.min(at)));
     }
 }
 
-/// The function.
+/// A virtio network function, with its queues and the port that it sends by.
 pub struct Nic {
     info: FunctionInfo,
     pub(super) operations: Operations,
-    pub(super) counters: Arc<Counters>,
-    pub(super) port: Option<Box<dyn Port>>,
+    pub(super) counters: Arc<NicCounters>,
+    pub(super) port: Option<Box<dyn NetworkPort>>,
     pub(super) mac: MacAddress,
     pub(super) most_pairs: u16,
     rate: Option<u64>,
     pub(super) transport: Transport,
-    pub(super) settings: Settings,
+    pub(super) settings: NicSettings,
     pub(super) link_up: bool,
     pub(super) inward: Shaper,
     pub(super) outward: Shaper,
@@ -122,7 +122,11 @@ impl std::fmt::Debug for Nic {
 
 impl Nic {
     /// A function at this port, or with its link down.
-    pub fn new(options: &NicOptions, port: Option<Box<dyn Port>>, counters: Arc<Counters>) -> Nic {
+    pub fn new(
+        options: &NicOptions,
+        port: Option<Box<dyn NetworkPort>>,
+        counters: Arc<NicCounters>,
+    ) -> Nic {
         let pairs = options.pairs.clamp(1, MOST_PAIRS);
         let queues = 2 * pairs + 1;
         let serial = crate::place::digest(&options.name);
@@ -138,7 +142,7 @@ impl Nic {
             most_pairs: pairs,
             rate: options.rate.map(|(rate, _)| rate),
             transport: Transport::new(features::OFFERED | many, features::allows, queues),
-            settings: Settings::new(0, mac),
+            settings: NicSettings::new(0, mac),
             inward: Shaper::new(options.rate),
             outward: Shaper::new(options.rate),
             chain: Chain::default(),
@@ -207,7 +211,7 @@ impl Nic {
         bus: &Bus<'_>,
         queue: u16,
         error: QueueError,
-        outcome: &mut Outcome,
+        outcome: &mut PollOutcome,
     ) {
         let fault = match error {
             QueueError::Fault(fault) => fault,
@@ -218,7 +222,7 @@ impl Nic {
                 if bus.now_ns < deadline {
                     return outcome.wait_until(deadline);
                 }
-                Fault::Unreachable
+                DriverFault::Unreachable
             }
         };
         count(&self.counters.faults);
@@ -235,8 +239,8 @@ impl Nic {
     }
 
     /// Carries out commands of the control queue.
-    fn control(&mut self, bus: &Bus<'_>) -> Outcome {
-        let mut outcome = Outcome::default();
+    fn control(&mut self, bus: &Bus<'_>) -> PollOutcome {
+        let mut outcome = PollOutcome::default();
         let queue = self.control_queue();
         if !self.transport.has(feature::CTRL_VQ) || !self.transport.has_work(queue) {
             return outcome;
@@ -266,7 +270,7 @@ impl Nic {
     /// Carries out the command that was taken.
     fn command(&mut self, dma: &DmaSpace) -> Result<(), QueueError> {
         let answer = self.chain.writable.iter().find(|buffer| buffer.length > 0);
-        let answer = *answer.ok_or(Fault::Header)?;
+        let answer = *answer.ok_or(DriverFault::Header)?;
         let mut said = vec![0; (self.chain.readable_bytes as usize).min(LONGEST)];
         let mut done = 0;
         for buffer in &self.chain.readable {
@@ -324,14 +328,14 @@ impl Function for Nic {
 
     fn bar_write(&mut self, bus: &Bus<'_>, _bar: u8, offset: u64, data: &[u8]) {
         match self.transport.write(bus.dma, bus.irq, offset, data) {
-            Change::None => {}
-            Change::Reset => self.reset(bus, ResetKind::FunctionLevel),
-            Change::DriverOk => {
-                self.settings = Settings::new(self.transport.accepted(), self.mac);
+            RegisterWrite::None => {}
+            RegisterWrite::Reset => self.reset(bus, ResetKind::FunctionLevel),
+            RegisterWrite::DriverOk => {
+                self.settings = NicSettings::new(self.transport.accepted(), self.mac);
                 self.transport.poll_queues(true);
                 self.attend(true);
             }
-            Change::QueueReset(queue) => {
+            RegisterWrite::QueueReset(queue) => {
                 if self.cutting.as_ref().is_some_and(|cutting| 2 * cutting.pair == queue) {
                     self.cutting = None;
                 }
@@ -343,7 +347,7 @@ impl Function for Nic {
         self.attend(false);
         self.wake_up();
         self.transport.reset(bus.irq);
-        self.settings = Settings::new(0, self.mac);
+        self.settings = NicSettings::new(0, self.mac);
         self.cutting = None;
         self.stalled = [false; 2];
     }

@@ -25,7 +25,7 @@ mod transmit;
 mod tests;
 
 pub use class::NicClass;
-pub use function::{Counters, Nic, NicOptions};
+pub use function::{Nic, NicCounters, NicOptions};
 
 /// The name of the class.
 pub const CLASS: &str = "nic";

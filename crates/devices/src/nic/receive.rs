@@ -10,9 +10,9 @@ use rackbus_pci::operations::Tally;
 use rackbus_spec::virtio::net::{HEADER_BUFFERS, HEADER_SIZE, feature};
 use zerocopy::IntoBytes;
 
-use super::function::{Nic, Outcome, RECEIVE, count};
+use super::function::{Nic, PollOutcome, RECEIVE, count};
 use super::{features, steering};
-use crate::virtio::{Buffer, Chain, Fault, QueueError, Ring, Used};
+use crate::virtio::{Buffer, Chain, DriverFault, QueueError, Used, VirtioRing};
 
 /// Frames in one poll.
 const BURST: usize = 64;
@@ -83,7 +83,7 @@ impl Delivery {
     fn deliver(
         &mut self,
         dma: &DmaSpace,
-        ring: &mut Ring,
+        ring: &mut VirtioRing,
         (size, mergeable): (u16, bool),
         offload: &Offload,
         source: Source<'_>,
@@ -105,7 +105,7 @@ impl Delivery {
     fn take(
         &mut self,
         dma: &DmaSpace,
-        ring: &mut Ring,
+        ring: &mut VirtioRing,
         size: u16,
         mergeable: bool,
         total: usize,
@@ -120,7 +120,7 @@ impl Delivery {
             }
             let room = self.chain.writable_bytes;
             if room < HEADER_SIZE as u64 {
-                return Err(Fault::Header.into());
+                return Err(DriverFault::Header.into());
             }
             if !mergeable && room < left {
                 return Ok(Delivered::TooLarge);
@@ -173,8 +173,8 @@ impl Delivery {
 
 impl Nic {
     /// Hands over what the port has, a bounded number of frames.
-    pub(super) fn receive(&mut self, bus: &Bus<'_>) -> Outcome {
-        let mut outcome = Outcome::default();
+    pub(super) fn receive(&mut self, bus: &Bus<'_>) -> PollOutcome {
+        let mut outcome = PollOutcome::default();
         let mut tally = Tally::default();
         let mut touched = 0u32;
         let mut begun = None;
@@ -219,7 +219,7 @@ impl Nic {
         &mut self,
         bus: &Bus<'_>,
         tally: &mut Tally,
-        outcome: &mut Outcome,
+        outcome: &mut PollOutcome,
     ) -> Result<Taken, (u16, QueueError)> {
         let Some(port) = &mut self.port else { return Ok(Taken::Gone) };
         let Some(frame) = port.next() else { return Ok(Taken::Gone) };

@@ -8,7 +8,7 @@ use rackbus_spec::virtio::net::feature;
 use serde::{Deserialize, Serialize};
 
 use super::CLASS;
-use super::control::Settings;
+use super::control::NicSettings;
 use super::function::Nic;
 use crate::virtio::saved::TransportState;
 
@@ -20,7 +20,7 @@ pub const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 struct NicState {
     transport: TransportState,
-    settings: Settings,
+    settings: NicSettings,
     link_up: bool,
 }
 

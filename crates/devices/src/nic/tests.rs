@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{Access, SharedMemory};
-use rackbus_net::{LocalNetwork, MacAddress, Network, Offload, Port};
+use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, Offload, PortSource};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::{Endpoint, Work};
 use rackbus_spec::virtio::net::{config, feature};
@@ -22,8 +22,8 @@ const DATA: u64 = 0xa000;
 struct Guest {
     endpoint: Endpoint,
     memory: SharedMemory,
-    peer: Box<dyn Port>,
-    counters: Arc<Counters>,
+    peer: Box<dyn NetworkPort>,
+    counters: Arc<NicCounters>,
     now: u64,
 }
 
@@ -36,7 +36,7 @@ impl Guest {
         let mut peer = network.port("alpha/nic0.vf2").unwrap();
         peer.attend(true);
         let options = NicOptions { mac: MacAddress::derived(&name), name, pairs: 1, rate: None };
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(NicCounters::default());
         let mut endpoint = Endpoint::new(Box::new(Nic::new(&options, port, counters.clone())));
         let memory = SharedMemory::create("driver", 0x10000).unwrap();
         let access = Access::READ | Access::WRITE;

@@ -3,14 +3,14 @@
 use rackbus_memory::{Access, DmaSlice, DmaSpace};
 use rackbus_net::offload::{GSO_NONE, NEEDS_CSUM, OFFLOAD_BYTES};
 use rackbus_net::port::{MAX_FRAME, MIN_FRAME};
-use rackbus_net::{Cause, Offload, Port, Sent};
+use rackbus_net::{Cause, NetworkPort, Offload, Sent};
 use rackbus_pci::Bus;
 use rackbus_pci::operations::Tally;
 use rackbus_spec::virtio::net::HEADER_SIZE;
 use zerocopy::FromBytes;
 
 use super::features;
-use super::function::{Nic, Outcome, TRANSMIT, count};
+use super::function::{Nic, PollOutcome, TRANSMIT, count};
 use crate::virtio::{Chain, QueueError, Used};
 
 /// Frames of a queue in one poll.
@@ -20,8 +20,8 @@ const RETRY_NS: u64 = 1_000_000;
 
 impl Nic {
     /// Sends what the transmit queues hold, a bounded number from each.
-    pub(super) fn transmit(&mut self, bus: &Bus<'_>) -> Outcome {
-        let mut outcome = Outcome::default();
+    pub(super) fn transmit(&mut self, bus: &Bus<'_>) -> PollOutcome {
+        let mut outcome = PollOutcome::default();
         let pairs = self.settings.pairs;
         let first = self.first_pair;
         for turn in 0..pairs {
@@ -40,7 +40,7 @@ impl Nic {
         outcome
     }
 
-    fn transmit_queue(&mut self, bus: &Bus<'_>, queue: u16, outcome: &mut Outcome) {
+    fn transmit_queue(&mut self, bus: &Bus<'_>, queue: u16, outcome: &mut PollOutcome) {
         let begun = bus.user.before_access();
         let mut tally = Tally::default();
         let mut parts = Vec::new();
@@ -94,7 +94,7 @@ fn send<'d>(
     dma: &'d DmaSpace,
     chain: &Chain,
     accepted: u64,
-    port: Option<&mut Box<dyn Port>>,
+    port: Option<&mut Box<dyn NetworkPort>>,
     parts: &mut Vec<DmaSlice<'d>>,
 ) -> Result<(Sent, usize), QueueError> {
     let length = chain.readable_bytes.saturating_sub(HEADER_SIZE as u64);

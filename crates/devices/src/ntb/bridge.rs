@@ -10,9 +10,9 @@ use std::time::Duration;
 use rackbus_pci::vfio_user::{Device, DeviceError, Requests, Server, requests};
 use rustix::io::Errno;
 
-use super::counters::Counted;
-use super::end::{End, EndDevice, Shared};
-use super::registers::{Registers, Side, Windows};
+use super::counters::BridgeCounts;
+use super::end::{BridgeEnd, BridgeShared, EndDevice};
+use super::registers::{BridgeRegisters, BridgeSide, BridgeWindows};
 
 /// Sizes that a window may have.
 const SIZES: std::ops::RangeInclusive<u64> = 4096..=1 << 40;
@@ -85,7 +85,7 @@ pub enum BridgeError {
         action: &'static str,
         /// The file or socket.
         path: PathBuf,
-        /// The system's error.
+        /// What the system said of it.
         source: io::Error,
     },
 }
@@ -93,7 +93,7 @@ pub enum BridgeError {
 /// A bridge that is served, until it is dropped.
 #[derive(Debug)]
 pub struct Bridge {
-    shared: Arc<Shared>,
+    shared: Arc<BridgeShared>,
     // Both ends' sockets; who has an end has it until this is dropped.
     _servers: [Server; 2],
 }
@@ -111,26 +111,26 @@ impl Bridge {
         }
         let end = |end: &EndConfig| {
             let (file, length) = memory(&end.memory, config.memory_size)?;
-            Ok(End::new(file, length, Requests::with_patience(config.patience)))
+            Ok(BridgeEnd::new(file, length, Requests::with_patience(config.patience)))
         };
         let ends = [end(&config.ends[0])?, end(&config.ends[1])?];
-        let onto = |peer: &End| Windows {
+        let onto = |peer: &BridgeEnd| BridgeWindows {
             sizes: [config.window, config.second.unwrap_or(peer.length.next_power_of_two())],
             second_is_memory: config.second.is_none(),
         };
         let windows = [onto(&ends[1]), onto(&ends[0])];
-        let registers = Mutex::new(Registers::new(windows));
+        let registers = Mutex::new(BridgeRegisters::new(windows));
         let (training, wanted) = mpsc::sync_channel(1);
-        let shared = Arc::new(Shared { registers, ends, windows, training });
+        let shared = Arc::new(BridgeShared { registers, ends, windows, training });
         train(Arc::downgrade(&shared), wanted, config.training)?;
-        let serve = |side: Side| serve(&shared, side, &config.ends[side.index()].socket);
-        let servers = [serve(Side::A)?, serve(Side::B)?];
+        let serve = |side: BridgeSide| serve(&shared, side, &config.ends[side.index()].socket);
+        let servers = [serve(BridgeSide::A)?, serve(BridgeSide::B)?];
         Ok(Bridge { shared, _servers: servers })
     }
 
     /// What went through an end.
     #[must_use]
-    pub fn counted(&self, side: Side) -> Counted {
+    pub fn counted(&self, side: BridgeSide) -> BridgeCounts {
         self.shared.ends[side.index()].counters.get()
     }
 
@@ -142,13 +142,17 @@ impl Bridge {
 
     /// Sizes of the windows of an end.
     #[must_use]
-    pub fn windows(&self, side: Side) -> [u64; 2] {
+    pub fn windows(&self, side: BridgeSide) -> [u64; 2] {
         self.shared.windows[side.index()].sizes
     }
 }
 
 /// Brings the link up some time after both ends wanted it, until the bridge is gone.
-fn train(shared: Weak<Shared>, wanted: Receiver<()>, time: Duration) -> Result<(), BridgeError> {
+fn train(
+    shared: Weak<BridgeShared>,
+    wanted: Receiver<()>,
+    time: Duration,
+) -> Result<(), BridgeError> {
     let train = move || {
         while wanted.recv().is_ok() {
             std::thread::sleep(time);
@@ -180,7 +184,11 @@ fn memory(path: &Path, size: u64) -> Result<(File, u64), BridgeError> {
     Ok((file, length))
 }
 
-fn serve(shared: &Arc<Shared>, side: Side, socket: &Path) -> Result<Server, BridgeError> {
+fn serve(
+    shared: &Arc<BridgeShared>,
+    side: BridgeSide,
+    socket: &Path,
+) -> Result<Server, BridgeError> {
     let shared = shared.clone();
     let open = move || match EndDevice::new(shared.clone(), side) {
         Ok(device) => Ok(Box::new(device) as Box<dyn Device>),

@@ -4,15 +4,15 @@ use rackbus_pci::config::{ConfigSpace, MsixPlace};
 use rackbus_pci::{Bar, FunctionInfo};
 
 use super::map;
-use super::registers::{Side, Windows};
+use super::registers::{BridgeSide, BridgeWindows};
 
 /// The configuration space of an end.
-pub(super) fn config_space(side: Side, windows: [Windows; 2]) -> ConfigSpace {
+pub(super) fn config_space(side: BridgeSide, windows: [BridgeWindows; 2]) -> ConfigSpace {
     let [own, peer] = [side, side.peer()].map(|side| windows[side.index()].sizes);
     let log2 = |size: u64| size.trailing_zeros();
     let port = match side {
-        Side::A => 0,
-        Side::B => map::PPD_DOWNSTREAM,
+        BridgeSide::A => 0,
+        BridgeSide::B => map::PPD_DOWNSTREAM,
     };
     let [first, second] = [0, 1].map(|window| (log2(own[window]), log2(peer[window])));
     let registers = [

@@ -8,24 +8,24 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// What the software of one end did, and what came of it.
         #[derive(Debug, Default)]
-        pub struct Counters {
+        pub struct BridgeCounters {
             $($(#[$doc])* pub $name: Counter,)*
         }
 
         /// The same as numbers.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-        pub struct Counted {
+        pub struct BridgeCounts {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        impl Counters {
+        impl BridgeCounters {
             /// What they are now.
-            pub fn get(&self) -> Counted {
-                Counted { $($name: self.$name.0.load(Ordering::Relaxed),)* }
+            pub fn get(&self) -> BridgeCounts {
+                BridgeCounts { $($name: self.$name.0.load(Ordering::Relaxed),)* }
             }
         }
 
-        impl Counted {
+        impl BridgeCounts {
             /// Names and numbers, in order.
             pub fn rows(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)*]
@@ -39,7 +39,7 @@ macro_rules! counters {
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Counts one event.
+    /// Counts one more of what it counts.
     pub fn count(&self) {
         self.add(1);
     }

@@ -16,21 +16,21 @@ use rackbus_pci::endpoint::{IrqChange, OutOfRegion, Region};
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, RequestError, Requests};
 use rackbus_pci::{Bar, BarMemory, Interrupts, Mappable};
 
-use super::counters::Counters;
+use super::counters::BridgeCounters;
 use super::map;
-use super::registers::{Effects, Registers, Side, Windows};
+use super::registers::{BridgeEffects, BridgeRegisters, BridgeSide, BridgeWindows};
 
 /// What the ends of a bridge share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub registers: Mutex<Registers>,
-    pub ends: [End; 2],
-    pub windows: [Windows; 2],
+pub(super) struct BridgeShared {
+    pub registers: Mutex<BridgeRegisters>,
+    pub ends: [BridgeEnd; 2],
+    pub windows: [BridgeWindows; 2],
     /// Who brings the link up is told that both ends want it.
     pub training: SyncSender<()>,
 }
 
-impl Shared {
+impl BridgeShared {
     /// The link has had its time to train.
     pub fn train(&self) {
         let effects = lock(&self.registers).train();
@@ -38,7 +38,7 @@ impl Shared {
     }
 
     /// Raises the interrupts that a change of the registers means.
-    fn interrupt(&self, effects: &Effects) {
+    fn interrupt(&self, effects: &BridgeEffects) {
         for (side, vector) in &effects.interrupts {
             let end = &self.ends[side.index()];
             lock(&end.interrupts).trigger(*vector);
@@ -49,11 +49,11 @@ impl Shared {
 
 /// One end: the memory of its machine, the way to it, and what it counts.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct BridgeEnd {
     interrupts: Mutex<Interrupts>,
     memory: Mutex<Memory>,
     requests: Requests,
-    pub counters: Counters,
+    pub counters: BridgeCounters,
     /// The memory of its machine.
     pub file: File,
     pub length: u64,
@@ -66,21 +66,21 @@ struct Memory {
     lending: Lending,
 }
 
-impl End {
+impl BridgeEnd {
     /// The end in the machine whose memory `file` is, `length` bytes.
-    pub fn new(file: File, length: u64, requests: Requests) -> End {
-        End {
+    pub fn new(file: File, length: u64, requests: Requests) -> BridgeEnd {
+        BridgeEnd {
             interrupts: Mutex::new(Interrupts::new(map::MSIX_VECTORS)),
             memory: Mutex::new(Memory { space: DmaSpace::new(), lending: Lending::alone() }),
             requests,
-            counters: Counters::default(),
+            counters: BridgeCounters::default(),
             file,
             length,
         }
     }
 
     /// Writes to the machine's bus address `address`; false when that went nowhere.
-    fn write(&self, from: &Counters, address: u64, data: &[u8]) -> bool {
+    fn write(&self, from: &BridgeCounters, address: u64, data: &[u8]) -> bool {
         if self.requests.all_answered()
             && let Some(slice) =
                 lock(&self.memory).mapped().slice_if_mapped(address, data.len(), Access::WRITE)
@@ -94,7 +94,7 @@ impl End {
     }
 
     /// Reads from there; false when nobody answered.
-    fn read(&self, from: &Counters, address: u64, data: &mut [u8]) -> bool {
+    fn read(&self, from: &BridgeCounters, address: u64, data: &mut [u8]) -> bool {
         if self.requests.all_answered()
             && let Some(slice) =
                 lock(&self.memory).mapped().slice_if_mapped(address, data.len(), Access::READ)
@@ -133,7 +133,7 @@ fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn succeeded(from: &Counters, outcome: Result<(), RequestError>) -> bool {
+fn succeeded(from: &BridgeCounters, outcome: Result<(), RequestError>) -> bool {
     match outcome {
         Ok(()) => return true,
         Err(RequestError::TimedOut) => from.timeouts.count(),
@@ -145,8 +145,8 @@ fn succeeded(from: &Counters, outcome: Result<(), RequestError>) -> bool {
 /// An end, for as long as a machine has it.
 #[derive(Debug)]
 pub(super) struct EndDevice {
-    shared: Arc<Shared>,
-    side: Side,
+    shared: Arc<BridgeShared>,
+    side: BridgeSide,
     shape: DeviceShape,
 }
 
@@ -155,7 +155,7 @@ impl EndDevice {
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub fn new(shared: Arc<Shared>, side: Side) -> std::io::Result<EndDevice> {
+    pub fn new(shared: Arc<BridgeShared>, side: BridgeSide) -> std::io::Result<EndDevice> {
         let windows = shared.windows[side.index()];
         let peer = &shared.ends[side.peer().index()];
         let bar = |index, size, prefetchable, mappable| Bar {
@@ -183,16 +183,16 @@ impl EndDevice {
         Ok(device)
     }
 
-    fn end(&self) -> &End {
+    fn end(&self) -> &BridgeEnd {
         &self.shared.ends[self.side.index()]
     }
 
-    fn peer(&self) -> &End {
+    fn peer(&self) -> &BridgeEnd {
         &self.shared.ends[self.side.peer().index()]
     }
 
     /// Does what a change of the registers means beyond them.
-    fn carry_out(&self, effects: &Effects) {
+    fn carry_out(&self, effects: &BridgeEffects) {
         if effects.reset {
             lock(&self.end().interrupts).reset_levels();
         }

@@ -28,7 +28,7 @@ pub const BAR_REGISTERS: u8 = 0;
 /// The BARs of the two windows; each is 64 bits wide.
 pub const BAR_WINDOWS: [u8; 2] = [2, 4];
 
-/// Link control (`GEN3_NTBCNTL_OFFSET`).
+/// Link control, 32 bits (`GEN3_NTBCNTL_OFFSET`).
 pub const CONTROL: u64 = 0x0000;
 /// [`CONTROL`]: configuration is locked.
 pub const CONTROL_LOCK: u32 = 1;
@@ -74,7 +74,7 @@ pub const DOORBELLS: u32 = 32;
 pub const LINK_DOORBELL: u32 = 32;
 /// The doorbells of software and that of the link, a bit each.
 pub const ALL_DOORBELLS: u64 = (1 << (DOORBELLS + 1)) - 1;
-/// MSI-X vectors (`GEN3_DB_MSIX_VECTOR_COUNT`).
+/// MSI-X vectors, one for each doorbell (`GEN3_DB_MSIX_VECTOR_COUNT`).
 pub const MSIX_VECTORS: u16 = 33;
 /// Scratchpads of a side, 32 bits each (`GEN3_SPAD_COUNT`).
 pub const SCRATCHPAD_COUNT: usize = 16;

@@ -21,5 +21,5 @@ pub mod registers;
 mod tests;
 
 pub use bridge::{Bridge, BridgeConfig, BridgeError, EndConfig};
-pub use counters::{Counted, Counters};
-pub use registers::{Effects, Miss, Registers, Side, Windows};
+pub use counters::{BridgeCounters, BridgeCounts};
+pub use registers::{BridgeEffects, BridgeRegisters, BridgeSide, BridgeWindows, Miss};

@@ -1,6 +1,6 @@
 //! The registers of both ends of a bridge, and what they do: no I/O, no clock, no threads.
 //!
-//! An end's software writes registers; what comes of it, interrupts at either end, is returned as [`Effects`]. An
+//! An end's software writes registers; what comes of it, interrupts at either end, is returned as [`BridgeEffects`]. An
 //! access to a window is translated to the peer's bus address, or it misses. What software writes is hostile: any
 //! access of any length at any offset is answered.
 
@@ -14,23 +14,23 @@ use super::register::{KEPT, Register, TABLE_WORDS};
 
 /// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Side {
+pub enum BridgeSide {
     /// Port 0, which Linux calls the upstream device.
     A,
     /// Port 1, the downstream device.
     B,
 }
 
-impl Side {
+impl BridgeSide {
     /// Both ends, in the order of their numbers.
-    pub const BOTH: [Side; 2] = [Side::A, Side::B];
+    pub const BOTH: [BridgeSide; 2] = [BridgeSide::A, BridgeSide::B];
 
     /// The end of the other machine.
     #[must_use]
-    pub fn peer(self) -> Side {
+    pub fn peer(self) -> BridgeSide {
         match self {
-            Side::A => Side::B,
-            Side::B => Side::A,
+            BridgeSide::A => BridgeSide::B,
+            BridgeSide::B => BridgeSide::A,
         }
     }
 
@@ -38,15 +38,15 @@ impl Side {
     #[must_use]
     pub fn index(self) -> usize {
         match self {
-            Side::A => 0,
-            Side::B => 1,
+            BridgeSide::A => 0,
+            BridgeSide::B => 1,
         }
     }
 }
 
 /// The windows that one end has onto its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Windows {
+pub struct BridgeWindows {
     /// Size of each in bytes: a power of two.
     pub sizes: [u64; 2],
     /// The second window is the peer's memory itself, mapped: nothing translates it.
@@ -72,16 +72,16 @@ pub enum Miss {
 
 /// What a write means beyond the registers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Effects {
+pub struct BridgeEffects {
     /// Interrupts to raise, by MSI-X vector.
-    pub interrupts: Vec<(Side, u16)>,
+    pub interrupts: Vec<(BridgeSide, u16)>,
     /// Doorbells of the peer's that were rung.
     pub doorbells: u32,
     /// The writing side's interrupts go so from now on.
     pub mode: Option<Mode>,
     /// The writing side was reset.
     pub reset: bool,
-    /// Both ends want the link from now on: it is up when it was [trained](Registers::train).
+    /// Both ends want the link from now on: it is up when it was [trained](BridgeRegisters::train).
     pub training: bool,
 }
 
@@ -134,24 +134,24 @@ impl Half {
 
 /// The registers and configuration spaces of both ends.
 #[derive(Debug, Clone)]
-pub struct Registers {
+pub struct BridgeRegisters {
     halves: [Half; 2],
     configs: [ConfigSpace; 2],
-    windows: [Windows; 2],
+    windows: [BridgeWindows; 2],
     /// Where each end has its windows' BARs: as it last programmed them, also over a reset, after which QEMU does not
     /// tell them again.
     placed: [[u64; 2]; 2],
     link: bool,
 }
 
-impl Registers {
+impl BridgeRegisters {
     /// A bridge whose ends have these windows; nobody is connected.
     #[must_use]
-    pub fn new(windows: [Windows; 2]) -> Registers {
-        let config = |side: Side| config_space(side, windows);
-        Registers {
+    pub fn new(windows: [BridgeWindows; 2]) -> BridgeRegisters {
+        let config = |side: BridgeSide| config_space(side, windows);
+        BridgeRegisters {
             halves: [Half::new(false), Half::new(false)],
-            configs: Side::BOTH.map(config),
+            configs: BridgeSide::BOTH.map(config),
             windows,
             placed: [[0; 2]; 2],
             link: false,
@@ -165,18 +165,18 @@ impl Registers {
     }
 
     /// A machine has `side`, or has it no more. Either way it is as after a reset.
-    pub fn connect(&mut self, side: Side, connected: bool) -> Effects {
+    pub fn connect(&mut self, side: BridgeSide, connected: bool) -> BridgeEffects {
         self.halves[side.index()] = Half::new(connected);
         self.configs[side.index()].reset();
-        let mut effects = Effects { reset: true, ..Effects::default() };
+        let mut effects = BridgeEffects { reset: true, ..BridgeEffects::default() };
         self.follow_control(&mut effects);
         effects
     }
 
     /// The time that a link takes to train has passed: it is up if both ends still want it. Linux' drivers rely on
     /// that time: `ntb_transport` cancels what it does for a link that comes up while it is being enabled.
-    pub fn train(&mut self) -> Effects {
-        let mut effects = Effects::default();
+    pub fn train(&mut self) -> BridgeEffects {
+        let mut effects = BridgeEffects::default();
         if self.halves.iter().all(Half::enables_link) {
             self.set_link(true, &mut effects);
         }
@@ -184,17 +184,17 @@ impl Registers {
     }
 
     /// Resets `side`, as its machine asks.
-    pub fn reset(&mut self, side: Side) -> Effects {
+    pub fn reset(&mut self, side: BridgeSide) -> BridgeEffects {
         self.connect(side, self.halves[side.index()].connected)
     }
 
     /// What software of `side` reads in configuration space.
-    pub fn config_read(&self, side: Side, offset: u64, data: &mut [u8]) {
+    pub fn config_read(&self, side: BridgeSide, offset: u64, data: &mut [u8]) {
         self.configs[side.index()].read(offset, data, false);
     }
 
     /// Software of `side` writes configuration space.
-    pub fn config_write(&mut self, side: Side, offset: u64, data: &[u8]) -> Effects {
+    pub fn config_write(&mut self, side: BridgeSide, offset: u64, data: &[u8]) -> BridgeEffects {
         let config = &mut self.configs[side.index()];
         let ConfigEffects { interrupts, reset, .. } = config.write(offset, data);
         if reset {
@@ -207,23 +207,23 @@ impl Registers {
         for (window, placed) in self.placed[side.index()].iter_mut().enumerate() {
             *placed = bars.get(&map::BAR_WINDOWS[window]).copied().unwrap_or(*placed);
         }
-        Effects { mode, ..Effects::default() }
+        BridgeEffects { mode, ..BridgeEffects::default() }
     }
 
     /// Whether `side` may master its bus.
     #[must_use]
-    pub fn masters_bus(&self, side: Side) -> bool {
+    pub fn masters_bus(&self, side: BridgeSide) -> bool {
         self.configs[side.index()].masters_bus()
     }
 
     /// Whether `side` answers accesses to its BARs.
     #[must_use]
-    pub fn answers_memory(&self, side: Side) -> bool {
+    pub fn answers_memory(&self, side: BridgeSide) -> bool {
         self.configs[side.index()].answers_memory()
     }
 
     /// What software of `side` reads at `offset` of BAR 0.
-    pub fn read(&self, side: Side, offset: u64, data: &mut [u8]) {
+    pub fn read(&self, side: BridgeSide, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let mut at = 0;
         while at < data.len() {
@@ -242,7 +242,7 @@ impl Registers {
         }
     }
 
-    fn load(&self, side: Side, register: Register) -> u64 {
+    fn load(&self, side: BridgeSide, register: Register) -> u64 {
         let own = &self.halves[side.index()];
         let peer = &self.halves[side.peer().index()];
         match register {
@@ -264,8 +264,8 @@ impl Registers {
     }
 
     /// Software of `side` writes at `offset` of BAR 0.
-    pub fn write(&mut self, side: Side, offset: u64, data: &[u8]) -> Effects {
-        let mut effects = Effects::default();
+    pub fn write(&mut self, side: BridgeSide, offset: u64, data: &[u8]) -> BridgeEffects {
+        let mut effects = BridgeEffects::default();
         let mut at = 0;
         while at < data.len() {
             let Some((offset, (register, begin, width))) = offset
@@ -290,10 +290,10 @@ impl Registers {
     /// Writes those bits of a register that are in the mask.
     fn store(
         &mut self,
-        side: Side,
+        side: BridgeSide,
         register: Register,
         (bits, mask): (u64, u64),
-        effects: &mut Effects,
+        effects: &mut BridgeEffects,
     ) {
         let windows = self.windows[side.peer().index()];
         let before = self.halves.each_ref().map(Half::raising);
@@ -335,8 +335,8 @@ impl Registers {
     }
 
     /// Raises what did not raise an interrupt `before`, and does now.
-    fn raise(&self, before: [u64; 2], effects: &mut Effects) {
-        for side in Side::BOTH {
+    fn raise(&self, before: [u64; 2], effects: &mut BridgeEffects) {
+        for side in BridgeSide::BOTH {
             let half = &self.halves[side.index()];
             let new = half.raising() & !before[side.index()];
             for (doorbell, vector) in half.vectors.iter().enumerate() {
@@ -348,7 +348,7 @@ impl Registers {
     }
 
     /// Takes the link down where an end does not want it, and has it trained where both do.
-    fn follow_control(&mut self, effects: &mut Effects) {
+    fn follow_control(&mut self, effects: &mut BridgeEffects) {
         match self.halves.iter().all(Half::enables_link) {
             true => effects.training |= !self.link,
             false => self.set_link(false, effects),
@@ -356,7 +356,7 @@ impl Registers {
     }
 
     /// The link is up or down, which both ends are told.
-    fn set_link(&mut self, up: bool, effects: &mut Effects) {
+    fn set_link(&mut self, up: bool, effects: &mut BridgeEffects) {
         let status = map::LINK_SHAPE | if up { map::LINK_ACTIVE } else { 0 };
         for config in &mut self.configs {
             config.set(map::LINK_STATUS, &status.to_le_bytes());
@@ -377,7 +377,7 @@ impl Registers {
     /// [`Miss`], which the peer counts.
     pub fn translate(
         &mut self,
-        side: Side,
+        side: BridgeSide,
         window: usize,
         offset: u64,
         length: u64,
@@ -390,7 +390,13 @@ impl Registers {
         target
     }
 
-    fn target(&self, side: Side, window: usize, offset: u64, length: u64) -> Result<u64, Miss> {
+    fn target(
+        &self,
+        side: BridgeSide,
+        window: usize,
+        offset: u64,
+        length: u64,
+    ) -> Result<u64, Miss> {
         if window == 1 && self.windows[side.index()].second_is_memory {
             return Err(Miss::Memory);
         }
@@ -411,7 +417,7 @@ impl Registers {
 
     /// How much of a window `side` has opened to its peer. The limit is an address, counted from where `side` has
     /// its own BAR of that window, as Linux programs it; 0 is no limit.
-    fn open(&self, side: Side, window: usize) -> u64 {
+    fn open(&self, side: BridgeSide, window: usize) -> u64 {
         let size = self.windows[side.peer().index()].sizes[window];
         let limit = self.halves[side.index()].limit[window];
         if limit == 0 {

@@ -3,14 +3,16 @@
 use proptest::prelude::*;
 
 use super::map;
-use super::registers::{Effects, Miss, Registers, Side, Windows};
+use super::registers::{BridgeEffects, BridgeRegisters, BridgeSide, BridgeWindows, Miss};
 
-const WINDOWS: Windows = Windows { sizes: [64 << 20, 1 << 20], second_is_memory: false };
-const MEMORY: Windows = Windows { sizes: [64 << 20, 512 << 20], second_is_memory: true };
+const WINDOWS: BridgeWindows =
+    BridgeWindows { sizes: [64 << 20, 1 << 20], second_is_memory: false };
+const MEMORY: BridgeWindows =
+    BridgeWindows { sizes: [64 << 20, 512 << 20], second_is_memory: true };
 
-fn bridge(windows: Windows) -> Registers {
-    let mut registers = Registers::new([windows, windows]);
-    for side in Side::BOTH {
+fn bridge(windows: BridgeWindows) -> BridgeRegisters {
+    let mut registers = BridgeRegisters::new([windows, windows]);
+    for side in BridgeSide::BOTH {
         registers.connect(side, true);
         // Memory space and bus mastering.
         registers.config_write(side, 4, &[6, 0]);
@@ -18,30 +20,35 @@ fn bridge(windows: Windows) -> Registers {
     registers
 }
 
-fn linked(windows: Windows) -> Registers {
+fn linked(windows: BridgeWindows) -> BridgeRegisters {
     let mut registers = bridge(windows);
-    for side in Side::BOTH {
+    for side in BridgeSide::BOTH {
         registers.write(side, map::CONTROL, &0_u32.to_le_bytes());
     }
     registers.train();
-    for side in Side::BOTH {
+    for side in BridgeSide::BOTH {
         // The link's doorbell.
         registers.write(side, map::STATUS, &u64::MAX.to_le_bytes());
     }
     registers
 }
 
-fn read64(registers: &Registers, side: Side, offset: u64) -> u64 {
+fn read64(registers: &BridgeRegisters, side: BridgeSide, offset: u64) -> u64 {
     let mut data = [0; 8];
     registers.read(side, offset, &mut data);
     u64::from_le_bytes(data)
 }
 
-fn write64(registers: &mut Registers, side: Side, offset: u64, value: u64) -> Effects {
+fn write64(
+    registers: &mut BridgeRegisters,
+    side: BridgeSide,
+    offset: u64,
+    value: u64,
+) -> BridgeEffects {
     registers.write(side, offset, &value.to_le_bytes())
 }
 
-fn link_status(registers: &Registers, side: Side) -> u16 {
+fn link_status(registers: &BridgeRegisters, side: BridgeSide) -> u16 {
     let mut data = [0; 2];
     registers.config_read(side, map::LINK_STATUS.into(), &mut data);
     u16::from_le_bytes(data)
@@ -49,8 +56,8 @@ fn link_status(registers: &Registers, side: Side) -> u16 {
 
 #[test]
 fn a_host_finds_the_function_that_linux_drives() {
-    let registers = Registers::new([MEMORY, MEMORY]);
-    for (side, ppd) in [(Side::A, 0x01), (Side::B, 0x11)] {
+    let registers = BridgeRegisters::new([MEMORY, MEMORY]);
+    for (side, ppd) in [(BridgeSide::A, 0x01), (BridgeSide::B, 0x11)] {
         let mut config = [0; 256];
         registers.config_read(side, 0, &mut config);
         assert_eq!(&config[..4], [0x86, 0x80, 0x1c, 0x20]);
@@ -69,89 +76,98 @@ fn a_host_finds_the_function_that_linux_drives() {
 #[test]
 fn the_link_is_up_while_both_ends_enable_it_and_both_are_told() {
     let mut registers = bridge(WINDOWS);
-    assert!(registers.write(Side::A, map::CONTROL, &0_u32.to_le_bytes()).interrupts.is_empty());
-    assert_eq!(link_status(&registers, Side::A) & map::LINK_ACTIVE, 0);
-    assert_eq!(registers.train(), Effects::default());
-    let enabled = registers.write(Side::B, map::CONTROL, &0_u32.to_le_bytes());
-    assert_eq!(enabled, Effects { training: true, ..Effects::default() });
+    assert!(
+        registers.write(BridgeSide::A, map::CONTROL, &0_u32.to_le_bytes()).interrupts.is_empty()
+    );
+    assert_eq!(link_status(&registers, BridgeSide::A) & map::LINK_ACTIVE, 0);
+    assert_eq!(registers.train(), BridgeEffects::default());
+    let enabled = registers.write(BridgeSide::B, map::CONTROL, &0_u32.to_le_bytes());
+    assert_eq!(enabled, BridgeEffects { training: true, ..BridgeEffects::default() });
     let up = registers.train();
-    assert_eq!(up.interrupts, [(Side::A, 0), (Side::B, 0)], "the link's vector after reset");
-    for side in Side::BOTH {
+    assert_eq!(
+        up.interrupts,
+        [(BridgeSide::A, 0), (BridgeSide::B, 0)],
+        "the link's vector after reset"
+    );
+    for side in BridgeSide::BOTH {
         assert_ne!(link_status(&registers, side) & map::LINK_ACTIVE, 0);
         assert_eq!(read64(&registers, side, map::STATUS), 1 << map::LINK_DOORBELL);
         write64(&mut registers, side, map::STATUS, 1 << map::LINK_DOORBELL);
     }
-    let gone = registers.connect(Side::B, false);
-    assert_eq!(gone.interrupts, [(Side::A, 0)]);
-    assert_eq!(link_status(&registers, Side::A) & map::LINK_ACTIVE, 0);
+    let gone = registers.connect(BridgeSide::B, false);
+    assert_eq!(gone.interrupts, [(BridgeSide::A, 0)]);
+    assert_eq!(link_status(&registers, BridgeSide::A) & map::LINK_ACTIVE, 0);
 }
 
 #[test]
 fn a_masked_doorbell_raises_its_interrupt_when_it_is_unmasked() {
     let mut registers = linked(WINDOWS);
-    write64(&mut registers, Side::B, map::DISABLED, 1 << 5);
-    let rung = registers.write(Side::A, map::PEER_DOORBELLS + 5 * 4, &1_u32.to_le_bytes());
+    write64(&mut registers, BridgeSide::B, map::DISABLED, 1 << 5);
+    let rung = registers.write(BridgeSide::A, map::PEER_DOORBELLS + 5 * 4, &1_u32.to_le_bytes());
     assert_eq!((rung.doorbells, rung.interrupts), (1, vec![]));
-    assert_eq!(read64(&registers, Side::B, map::STATUS), 1 << 5);
-    assert_eq!(read64(&registers, Side::A, map::PEER_STATUS), 1 << 5);
-    assert_eq!(write64(&mut registers, Side::B, map::DISABLED, 0).interrupts, [(Side::B, 6)]);
-    let again = registers.write(Side::A, map::PEER_DOORBELLS + 5 * 4, &1_u32.to_le_bytes());
+    assert_eq!(read64(&registers, BridgeSide::B, map::STATUS), 1 << 5);
+    assert_eq!(read64(&registers, BridgeSide::A, map::PEER_STATUS), 1 << 5);
+    assert_eq!(
+        write64(&mut registers, BridgeSide::B, map::DISABLED, 0).interrupts,
+        [(BridgeSide::B, 6)]
+    );
+    let again = registers.write(BridgeSide::A, map::PEER_DOORBELLS + 5 * 4, &1_u32.to_le_bytes());
     assert_eq!(again.interrupts, [], "it is ringing already");
-    write64(&mut registers, Side::B, map::STATUS, 1 << 5);
-    registers.write(Side::B, map::VECTORS + 5, &[5]);
-    let again = registers.write(Side::A, map::PEER_DOORBELLS + 5 * 4, &1_u32.to_le_bytes());
-    assert_eq!(again.interrupts, [(Side::B, 5)]);
+    write64(&mut registers, BridgeSide::B, map::STATUS, 1 << 5);
+    registers.write(BridgeSide::B, map::VECTORS + 5, &[5]);
+    let again = registers.write(BridgeSide::A, map::PEER_DOORBELLS + 5 * 4, &1_u32.to_le_bytes());
+    assert_eq!(again.interrupts, [(BridgeSide::B, 5)]);
 }
 
 #[test]
 fn scratchpads_are_read_and_written_from_both_ends() {
     let mut registers = linked(WINDOWS);
-    registers.write(Side::A, map::SCRATCHPADS + 4, &0x1111_2222_u32.to_le_bytes());
-    registers.write(Side::A, map::PEER_SCRATCHPADS, &0x3333_4444_u32.to_le_bytes());
-    assert_eq!(read64(&registers, Side::B, map::PEER_SCRATCHPADS), 0x1111_2222_0000_0000);
-    assert_eq!(read64(&registers, Side::B, map::SCRATCHPADS), 0x3333_4444);
-    registers.reset(Side::A);
-    assert_eq!(read64(&registers, Side::B, map::PEER_SCRATCHPADS), 0);
+    registers.write(BridgeSide::A, map::SCRATCHPADS + 4, &0x1111_2222_u32.to_le_bytes());
+    registers.write(BridgeSide::A, map::PEER_SCRATCHPADS, &0x3333_4444_u32.to_le_bytes());
+    assert_eq!(read64(&registers, BridgeSide::B, map::PEER_SCRATCHPADS), 0x1111_2222_0000_0000);
+    assert_eq!(read64(&registers, BridgeSide::B, map::SCRATCHPADS), 0x3333_4444);
+    registers.reset(BridgeSide::A);
+    assert_eq!(read64(&registers, BridgeSide::B, map::PEER_SCRATCHPADS), 0);
 }
 
 #[test]
 fn a_window_leads_where_the_peer_translates_it_and_no_further_than_it_opened_it() {
     let mut registers = linked(WINDOWS);
     // Not a multiple of the window's size: the low bits are ignored.
-    write64(&mut registers, Side::B, map::INBOUND, 0xfc00_1000);
-    assert_eq!(read64(&registers, Side::B, map::INBOUND), 0xfc00_0000);
-    assert_eq!(registers.translate(Side::A, 0, 0x2e0_0000, 4), Ok(0xfee0_0000));
-    assert_eq!(registers.translate(Side::A, 0, (64 << 20) - 2, 4), Err(Miss::Beyond));
-    assert_eq!(registers.translate(Side::A, 0, u64::MAX, 2), Err(Miss::Beyond));
+    write64(&mut registers, BridgeSide::B, map::INBOUND, 0xfc00_1000);
+    assert_eq!(read64(&registers, BridgeSide::B, map::INBOUND), 0xfc00_0000);
+    assert_eq!(registers.translate(BridgeSide::A, 0, 0x2e0_0000, 4), Ok(0xfee0_0000));
+    assert_eq!(registers.translate(BridgeSide::A, 0, (64 << 20) - 2, 4), Err(Miss::Beyond));
+    assert_eq!(registers.translate(BridgeSide::A, 0, u64::MAX, 2), Err(Miss::Beyond));
     // A limit counts from where B has its own BAR.
-    registers.config_write(Side::B, 0x18, &0x38_0000_0000_u64.to_le_bytes());
-    write64(&mut registers, Side::B, map::INBOUND + 8, 0x38_0000_1000);
-    assert!(registers.translate(Side::A, 0, 0xffc, 4).is_ok());
-    assert_eq!(registers.translate(Side::A, 0, 0xffd, 4), Err(Miss::Beyond));
+    registers.config_write(BridgeSide::B, 0x18, &0x38_0000_0000_u64.to_le_bytes());
+    write64(&mut registers, BridgeSide::B, map::INBOUND + 8, 0x38_0000_1000);
+    assert!(registers.translate(BridgeSide::A, 0, 0xffc, 4).is_ok());
+    assert_eq!(registers.translate(BridgeSide::A, 0, 0xffd, 4), Err(Miss::Beyond));
     // After a reset its hypervisor still has the BAR there, and tells nobody.
-    registers.reset(Side::B);
-    registers.config_write(Side::B, 4, &[6, 0]);
-    registers.write(Side::B, map::CONTROL, &0_u32.to_le_bytes());
+    registers.reset(BridgeSide::B);
+    registers.config_write(BridgeSide::B, 4, &[6, 0]);
+    registers.write(BridgeSide::B, map::CONTROL, &0_u32.to_le_bytes());
     registers.train();
-    write64(&mut registers, Side::B, map::INBOUND + 8, 0x38_0000_1000);
-    assert_eq!(registers.translate(Side::A, 0, 0xffc, 4), Ok(0xffc));
+    write64(&mut registers, BridgeSide::B, map::INBOUND + 8, 0x38_0000_1000);
+    assert_eq!(registers.translate(BridgeSide::A, 0, 0xffc, 4), Ok(0xffc));
     // Linux' first value means a window of no length.
-    write64(&mut registers, Side::B, map::INBOUND + 8, 0x2000_0000_0000_0000);
-    assert_eq!(registers.translate(Side::A, 0, 0, 4), Err(Miss::Beyond));
-    assert_eq!(read64(&registers, Side::B, map::MISSES) & 0xffff, 1, "since the reset");
-    write64(&mut registers, Side::B, map::INBOUND + 8, 0);
-    registers.config_write(Side::B, 4, &[2, 0]);
-    assert_eq!(registers.translate(Side::A, 0, 0, 4), Err(Miss::NotMaster));
-    registers.write(Side::A, map::CONTROL, &map::CONTROL_DISABLE.to_le_bytes());
-    assert_eq!(registers.translate(Side::A, 0, 0, 4), Err(Miss::LinkDown));
+    write64(&mut registers, BridgeSide::B, map::INBOUND + 8, 0x2000_0000_0000_0000);
+    assert_eq!(registers.translate(BridgeSide::A, 0, 0, 4), Err(Miss::Beyond));
+    assert_eq!(read64(&registers, BridgeSide::B, map::MISSES) & 0xffff, 1, "since the reset");
+    write64(&mut registers, BridgeSide::B, map::INBOUND + 8, 0);
+    registers.config_write(BridgeSide::B, 4, &[2, 0]);
+    assert_eq!(registers.translate(BridgeSide::A, 0, 0, 4), Err(Miss::NotMaster));
+    registers.write(BridgeSide::A, map::CONTROL, &map::CONTROL_DISABLE.to_le_bytes());
+    assert_eq!(registers.translate(BridgeSide::A, 0, 0, 4), Err(Miss::LinkDown));
 }
 
 #[test]
 fn the_peers_memory_is_not_translated() {
     let mut registers = linked(MEMORY);
-    write64(&mut registers, Side::B, map::INBOUND + 0x10, 0x4000_0000);
-    assert_eq!(read64(&registers, Side::B, map::INBOUND + 0x10), 0);
-    assert_eq!(registers.translate(Side::A, 1, 0, 4), Err(Miss::Memory));
+    write64(&mut registers, BridgeSide::B, map::INBOUND + 0x10, 0x4000_0000);
+    assert_eq!(read64(&registers, BridgeSide::B, map::INBOUND + 0x10), 0);
+    assert_eq!(registers.translate(BridgeSide::A, 1, 0, 4), Err(Miss::Memory));
 }
 
 /// What hostile software may do to one end.
@@ -188,15 +204,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..60)
 }
 
-fn side(b: bool) -> Side {
-    if b { Side::B } else { Side::A }
+fn side(b: bool) -> BridgeSide {
+    if b { BridgeSide::B } else { BridgeSide::A }
 }
 
 proptest! {
     #[test]
     fn whatever_software_does_the_registers_stay_in_order(steps in steps(), memory: bool) {
         let windows = if memory { MEMORY } else { WINDOWS };
-        let mut registers = Registers::new([windows, windows]);
+        let mut registers = BridgeRegisters::new([windows, windows]);
         for step in steps {
             let effects = match step {
                 Step::Write(s, offset, data) => registers.write(side(s), offset, &data),
@@ -227,7 +243,7 @@ proptest! {
                 let masked = read64(&registers, side, map::DISABLED);
                 prop_assert_ne!(status & !masked, 0, "an interrupt without a cause");
             }
-            for side in Side::BOTH {
+            for side in BridgeSide::BOTH {
                 prop_assert_eq!(read64(&registers, side, map::STATUS) & !map::ALL_DOORBELLS, 0);
                 let active = link_status(&registers, side) & map::LINK_ACTIVE != 0;
                 prop_assert_eq!(active, registers.link_is_up());

@@ -17,6 +17,7 @@ use super::identify::{MAX_TRANSFER, NSID};
 use super::interrupts::VECTORS;
 use super::jobs::{Finish, Owner, Steps};
 use super::logs;
+use super::polled::Side;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::MAX_QUEUE_ENTRIES;
 use super::saved::require_page;
@@ -157,6 +158,9 @@ impl Nvme {
             queue.doorbell.attach(cq_slot(qid), pages);
         }
         self.state.cqs[usize::from(qid)] = Some(queue);
+        if let Some(polled) = &mut self.polled {
+            polled.begin_queue(qid, Side::Head);
+        }
         Ok(0)
     }
 
@@ -186,6 +190,9 @@ impl Nvme {
             queue.doorbell.attach(sq_slot(qid), pages);
         }
         self.state.add_sq(queue);
+        if let Some(polled) = &mut self.polled {
+            polled.begin_queue(qid, Side::Tail);
+        }
         Ok(0)
     }
 

@@ -9,7 +9,7 @@
 
 /// How much work a turn and a poll may be, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Shares {
+pub struct TurnShares {
     /// Credit that a turn gives.
     pub quantum: i64,
     /// What the commands of one poll may be about, more or less: what else the engine has to do,
@@ -22,9 +22,9 @@ pub struct Shares {
     pub most: i64,
 }
 
-impl Default for Shares {
+impl Default for TurnShares {
     fn default() -> Self {
-        Shares { quantum: 256 << 10, poll: 4 << 20, least: 4096, most: 1 << 20 }
+        TurnShares { quantum: 256 << 10, poll: 4 << 20, least: 4096, most: 1 << 20 }
     }
 }
 
@@ -64,7 +64,7 @@ pub trait Arbiter: Send {
 /// Deficit round robin over queues (Shreedhar and Varghese, 1995), in units of what a command costs.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
-    shares: Shares,
+    shares: TurnShares,
     /// Credit of each queue by index, from minus the costliest command to a quantum.
     credit: Vec<i64>,
     /// The queue that has its turn next, and the one that has it now.
@@ -82,7 +82,7 @@ pub struct RoundRobin {
 impl RoundRobin {
     /// With other shares than usual.
     #[cfg(test)]
-    pub fn with_shares(shares: Shares) -> RoundRobin {
+    pub fn with_shares(shares: TurnShares) -> RoundRobin {
         RoundRobin { shares, ..RoundRobin::default() }
     }
 }
@@ -242,7 +242,7 @@ pub(super) mod tests {
     /// Bytes that each queue got in `polls` polls, by the cost of its commands, and whether it was
     /// ever held up by more than the others' turns.
     fn run(arbiter: &mut dyn Arbiter, queues: &[Busy], polls: usize, slots: usize) -> Vec<i64> {
-        let shares = Shares::default();
+        let shares = TurnShares::default();
         let mut got = vec![0; queues.len()];
         let mut taken = vec![0usize; queues.len()];
         for _ in 0..polls {

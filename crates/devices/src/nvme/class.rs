@@ -7,18 +7,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, format_rate, format_size};
-use rackbus_fabric::text::{Outcome, SIZES, Section, wrong};
+use rackbus_fabric::text::{Parsed, SIZES, Section, wrong};
 use rackbus_memory::ExchangeFiles;
 use rackbus_pci::{Function, MediumAccess};
+use rackbus_spec::nvme::CLASS_CODE;
 
 use super::backing::{FilePart, SharedFile};
+use super::buffer;
 use super::config::{BackingConfig, NvmeConfig};
 use super::controller::Nvme;
+use super::identify::{DEVICE_ID, VENDOR_ID};
 use super::limits::{Delays, LEAST, Limits};
 use super::medium;
-use crate::class::{Class, DeviceConfig, FrontError};
+use crate::class::{Class, DeviceConfig, FrontError, PciIdentity};
 use crate::lost::Lost;
-use crate::place::{Folders, Place, digest};
+use crate::place::{DataLocation, Folders, digest};
 
 /// Operations in a second that a limit may name at most.
 const MOST_OPERATIONS: u64 = 1_000_000_000;
@@ -34,7 +37,12 @@ impl Class for DriveClass {
         medium::CLASS
     }
 
-    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+    fn pci_identity(&self) -> Option<PciIdentity> {
+        let [_, class @ ..] = CLASS_CODE.to_be_bytes();
+        Some(PciIdentity::new(VENDOR_ID, DEVICE_ID, class))
+    }
+
+    fn read(&self, section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
         let keys = section.keys(KEYS)?;
         if keys.get("functions").is_some() {
             // They are lent, not the drive.
@@ -43,10 +51,7 @@ impl Class for DriveClass {
         Ok(Some(Arc::new(DriveSection::read(section.function(), &keys)?)))
     }
 
-    fn virtual_functions(
-        &self,
-        section: &DeviceSection<'_>,
-    ) -> Outcome<Vec<Arc<dyn DeviceConfig>>> {
+    fn virtual_functions(&self, section: &DeviceSection<'_>) -> Parsed<Vec<Arc<dyn DeviceConfig>>> {
         let keys = section.keys(KEYS)?;
         if keys.get("functions").is_none() {
             return Ok(Vec::new());
@@ -78,12 +83,21 @@ impl Class for DriveClass {
         files: Vec<OwnedFd>,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        Ok(Box::new(medium::front_again(description, exchange(files)?, lost)?))
+        Ok(Box::new(medium::front_again(description, files, lost)?))
     }
 }
 
-const KEYS: &[&str] =
-    &["kind", "size", "block_size", "backing", "serial", "rate", "operations", "functions"];
+const KEYS: &[&str] = &[
+    "kind",
+    "size",
+    "block_size",
+    "backing",
+    "serial",
+    "rate",
+    "operations",
+    "buffer",
+    "functions",
+];
 
 fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {
     let count = files.len();
@@ -96,8 +110,10 @@ struct DriveSection {
     function: String,
     size: u64,
     block_size: u32,
-    place: Place,
+    place: DataLocation,
     serial: String,
+    /// Bytes of the controller memory buffer; 0 for none.
+    buffer: u64,
     limits: Limits,
     delays: Delays,
     /// It is a part of this drive.
@@ -123,7 +139,7 @@ impl PartialEq for DrivePart {
 impl Eq for DrivePart {}
 
 impl DriveSection {
-    fn read(function: &str, section: &Section<'_>) -> Outcome<DriveSection> {
+    fn read(function: &str, section: &Section<'_>) -> Parsed<DriveSection> {
         let size = section.require("size", section.size("size", MIB, 64 * TIB)?, SIZES)?;
         let block_size = match section.number("block_size", BLOCKS)? {
             None => 512,
@@ -137,8 +153,8 @@ impl DriveSection {
             return wrong(section.place("size"), what, allowed);
         }
         let place = match section.text("backing", BACKINGS)? {
-            None => Place::State,
-            Some((text, span)) => match Place::parse(text) {
+            None => DataLocation::State,
+            Some((text, span)) => match DataLocation::parse(text) {
                 Some(place) => place,
                 None => return wrong(span, format!("there is no backing `{text}`"), BACKINGS),
             },
@@ -150,15 +166,17 @@ impl DriveSection {
                 return wrong(span, format!("`{text}` is no serial number"), SERIALS);
             }
         };
+        let buffer = buffer_size(section)?;
         let (function, limits) = (function.to_owned(), limits(section)?);
-        let delays = Delays::default();
-        Ok(DriveSection { function, size, block_size, place, serial, limits, delays, part: None })
+        let (delays, part) = (Delays::default(), None);
+        Ok(DriveSection { function, size, block_size, place, serial, buffer, limits, delays, part })
     }
 
     fn config(&self, folders: &Folders) -> NvmeConfig {
         NvmeConfig {
             block_size: self.block_size,
             backing: self.backing(folders),
+            buffer: self.buffer,
             limits: self.limits,
             delays: self.delays.clone(),
             ..NvmeConfig::memory(self.size, &self.serial)
@@ -175,7 +193,7 @@ impl DriveSection {
                 name: part.name.clone(),
             }),
             (Some(path), None) => BackingConfig::File(path),
-            (None, _) if self.place == Place::Null => BackingConfig::Null,
+            (None, _) if self.place == DataLocation::Null => BackingConfig::Null,
             (None, _) => BackingConfig::Memory,
         }
     }
@@ -187,8 +205,19 @@ fn notes(drive: &str, folders: &Folders) -> PathBuf {
     folders.state.join(format!("{device}.parts.json"))
 }
 
+/// `buffer` of a drive.
+fn buffer_size(section: &Section<'_>) -> Parsed<u64> {
+    let (least, most) = (*buffer::SIZES.start(), *buffer::SIZES.end());
+    let Some(size) = section.size("buffer", least, most)? else { return Ok(0) };
+    if size.is_power_of_two() {
+        return Ok(size);
+    }
+    let what = format!("`buffer` is {}", format_size(size));
+    wrong(section.place("buffer"), what, "a controller memory buffer has a power of two of bytes")
+}
+
 /// `rate` and `operations` of a drive or one of its functions.
-fn limits(section: &Section<'_>) -> Outcome<Limits> {
+fn limits(section: &Section<'_>) -> Parsed<Limits> {
     let bytes = section.rate("rate")?;
     if let Some(rate) = bytes.filter(|rate| Some(*rate) < LEAST.bytes) {
         let what = format!("`rate` is {}", format_rate(rate));
@@ -210,6 +239,9 @@ impl DeviceConfig for DriveSection {
     fn detail(&self) -> String {
         let (size, block) = (format_size(self.size), self.block_size);
         let mut text = format!("{size}, {block} B blocks, {}", self.place);
+        if self.buffer > 0 {
+            text += &format!(", {} memory buffer", format_size(self.buffer));
+        }
         if let Some(bytes) = self.limits.bytes {
             text += &format!(", {}", format_rate(bytes));
         }
@@ -285,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_can_be_said_of_a_drive() {
+    fn every_key_of_a_drive_is_read() {
         let keys = "size = \"1 TB\"\nblock_size = 4096\nbacking = \"/dev/sdb\"\nserial = \"S1\"";
         let drive = read("zeta", "disk", keys).unwrap();
         assert_eq!(drive.detail(), "976562500 KiB, 4096 B blocks, /dev/sdb");
@@ -326,6 +358,11 @@ mod tests {
             ),
             ("size = \"1 GiB\"\nbacking = \"memry\"", "there is no backing `memry`"),
             ("size = \"1 GiB\"\nserial = \"äöü\"", "is no serial number"),
+            (
+                "size = \"1 GiB\"\nbuffer = \"4 KiB\"",
+                "rack.toml:5:10: `buffer` is 4 KiB; it is from 64 KiB to 64 GiB",
+            ),
+            ("size = \"1 GiB\"\nbuffer = \"96 KiB\"", "a power of two of bytes"),
         ];
         for (keys, expected) in cases {
             let error = read("alpha", "nvme0", keys).unwrap_err();

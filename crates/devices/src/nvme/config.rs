@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::backing::FilePart;
+use super::buffer;
 use super::limits::{Delays, Limits};
 
 /// Logical block sizes that a namespace may have, in bytes.
@@ -36,6 +37,8 @@ pub struct NvmeConfig {
     pub serial: String,
     /// Model number, up to 40 printable ASCII characters.
     pub model: String,
+    /// Bytes of the controller memory buffer: a power of two, or 0 for none.
+    pub buffer: u64,
     /// What its user may do in a second.
     pub limits: Limits,
     /// Counts what had to wait for that.
@@ -51,6 +54,7 @@ impl NvmeConfig {
             backing: BackingConfig::Memory,
             serial: serial.to_owned(),
             model: "rackbus NVMe drive".to_owned(),
+            buffer: 0,
             limits: Limits::default(),
             delays: Delays::default(),
         }
@@ -81,6 +85,14 @@ impl NvmeConfig {
         }
         if self.limits.bytes == Some(0) || self.limits.operations == Some(0) {
             return wrong("a limit is 0; nothing could ever be done".to_owned());
+        }
+        if self.buffer > 0
+            && !(self.buffer.is_power_of_two() && buffer::SIZES.contains(&self.buffer))
+        {
+            return wrong(format!(
+                "buffer is {}; a controller memory buffer has a power of two from 64 KiB to 64 GiB",
+                self.buffer
+            ));
         }
         if self.size == 0 && !matches!(self.backing, BackingConfig::File(_)) {
             return wrong("size is 0; give the drive a size".to_owned());
@@ -150,6 +162,7 @@ mod tests {
                 "a limit is 0",
             ),
             (NvmeConfig { size: 1 << 63, ..good.clone() }, "at most"),
+            (NvmeConfig { buffer: 96 << 10, ..good.clone() }, "a power of two"),
             (NvmeConfig { serial: "x".repeat(21), ..good.clone() }, "1 to 20"),
             (NvmeConfig { model: "ü".to_owned(), ..good }, "printable ASCII"),
         ];

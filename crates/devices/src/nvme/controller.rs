@@ -8,6 +8,8 @@
 mod function;
 mod signals;
 
+use std::os::fd::OwnedFd;
+
 use rackbus_memory::ExchangeFiles;
 use rackbus_pci::{Bar, Bus, FunctionInfo};
 use rackbus_spec::nvme::features as fid;
@@ -16,6 +18,7 @@ use rackbus_spec::nvme::{CLASS_CODE, Status};
 
 use super::arbitration::{Arbiter, RoundRobin};
 use super::backing::{self, Backing, Finished};
+use super::buffer::MemoryBuffer;
 use super::config::{NvmeConfig, NvmeError};
 use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
 use super::interrupts::VECTORS;
@@ -23,9 +26,10 @@ use super::jobs::{Finish, Owner, Steps};
 use super::limits::Meter;
 use super::medium::{Description, Port};
 use super::operations::Counts;
+use super::polled::{Polled, Side};
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::DOORBELL_STRIDE;
-use super::state::State;
+use super::state::ControllerState;
 use super::transfer::Transfer;
 
 /// The BAR of registers and doorbells: a page of each, and room to the next power of two.
@@ -46,7 +50,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    /// Done without error.
+    /// Done without error, with 0 as the completion's dword 0.
     pub(super) const DONE: Outcome = Outcome::Done(Status::SUCCESS, 0);
 
     /// Done with an error.
@@ -61,7 +65,9 @@ pub struct Nvme {
     pub(super) identity: Identity,
     pub(super) backing: Box<dyn Backing>,
     pub(super) transfer: Transfer,
-    pub(super) state: State,
+    /// Its memory buffer, if it has one.
+    pub(super) buffer: Option<MemoryBuffer>,
+    pub(super) state: ControllerState,
     /// Reports of the backing; kept to allocate once.
     pub(super) finished: Vec<Finished>,
     /// Whose turn it is.
@@ -76,6 +82,8 @@ pub struct Nvme {
     pub(super) port: Option<Port>,
     /// The exchange with a front elsewhere, that an earlier life of the drive had.
     pub(super) exchange: Option<ExchangeFiles>,
+    /// Its registers as memory, where its user has them so.
+    pub(super) polled: Option<Polled>,
     config: NvmeConfig,
 }
 
@@ -101,7 +109,22 @@ impl Nvme {
     /// # Errors
     /// As [`new`](Nvme::new).
     pub fn with_backing(config: &NvmeConfig, backing: Box<dyn Backing>) -> Result<Nvme, NvmeError> {
+        Nvme::with_buffer(config, backing, Vec::new())
+    }
+
+    /// As [`with_backing`](Nvme::with_backing), with the controller memory buffer that an earlier life had, in the only
+    /// one of `files`.
+    pub(super) fn with_buffer(
+        config: &NvmeConfig,
+        backing: Box<dyn Backing>,
+        files: Vec<OwnedFd>,
+    ) -> Result<Nvme, NvmeError> {
         config.check()?;
+        let buffer = match (config.buffer, files.into_iter().next()) {
+            (0, _) => None,
+            (size, None) => Some(MemoryBuffer::new(size)?),
+            (size, Some(file)) => Some(MemoryBuffer::again(file, size)?),
+        };
         let identity = Identity::new(config, backing.capacity(), backing.volatile_cache());
         let bar =
             Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
@@ -112,18 +135,19 @@ impl Nvme {
             subsystem_id: DEVICE_ID,
             revision: 1,
             class: [(CLASS_CODE >> 16) as u8, (CLASS_CODE >> 8) as u8, CLASS_CODE as u8],
-            bars: vec![bar],
+            bars: [bar].into_iter().chain(buffer.as_ref().map(MemoryBuffer::bar)).collect(),
             msix_vectors: VECTORS,
             msi_vectors: VECTORS,
             vendor: Vec::new(),
             serial: identity.pci_serial(),
         };
-        Ok(Nvme {
+        let mut drive = Nvme {
             info,
             identity,
             backing,
             transfer: Transfer::new(MAX_TRANSFER)?,
-            state: State::new(0),
+            buffer,
+            state: ControllerState::new(0),
             finished: Vec::new(),
             arbiter: Box::new(RoundRobin::default()),
             meter: Meter::new(config.limits, config.delays.clone()),
@@ -131,8 +155,26 @@ impl Nvme {
             counts: Counts::new(config.block_size),
             port: None,
             exchange: None,
+            polled: None,
             config: config.clone(),
-        })
+        };
+        drive.place_buffer();
+        Ok(drive)
+    }
+
+    /// The drive goes to somebody else, who finds an empty buffer.
+    fn renew_buffer(&mut self) {
+        if let Some(Err(error)) = self.buffer.as_mut().map(MemoryBuffer::renew) {
+            tracing::error!(%error, "the drive goes without its memory buffer, for which there is no memory");
+        }
+    }
+
+    /// The registers are others, or were written: the buffer is where they say.
+    pub(super) fn place_buffer(&mut self) {
+        let registers = &mut self.state.registers;
+        registers.buffer = self.buffer.as_ref().map_or(0, MemoryBuffer::size);
+        let control = registers.buffer_control();
+        self.transfer.set_window(self.buffer.as_ref().and_then(|buffer| buffer.window(control)));
     }
 
     /// Bytes that offsets and lengths on the medium are multiples of.
@@ -154,6 +196,7 @@ impl Nvme {
             serial: self.config.serial.clone(),
             model: self.config.model.clone(),
             volatile_cache: self.backing.volatile_cache(),
+            buffer: self.config.buffer,
         }
     }
 
@@ -193,6 +236,10 @@ impl Nvme {
         self.state.generation = bus.dma.generation();
         self.state.cqs[0] = Some(CompletionQueue::new(bus.dma, 0, acq, aqa.acqs() + 1, Some(0)));
         self.state.add_sq(SubmissionQueue::new(bus.dma, 0, 0, asq, aqa.asqs() + 1));
+        if let Some(polled) = &mut self.polled {
+            polled.begin_queue(0, Side::Tail);
+            polled.begin_queue(0, Side::Head);
+        }
         self.state.registers.csts.set_shst(SHST_NORMAL);
         self.state.registers.csts.set_rdy(true);
     }

@@ -10,7 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::backing::{Attempt, MediaError, Request};
 use super::controller::{Nvme, Outcome};
 use super::identify::{MAX_TRANSFER, NSID};
-use super::jobs::{Comparison, Finish, Job, Owner, Step, Steps};
+use super::jobs::{CompareSides, Finish, Job, JobStep, Owner, Steps};
 use super::transfer::Direction;
 
 /// A checked range of the drive, in bytes.
@@ -144,7 +144,7 @@ impl Nvme {
         let host = self.transfer.pin(bus.dma)?;
         let (drive, read) = scratch(offset, length)?;
         self.state.logs.count_read(length);
-        let comparison = Comparison { host, drive };
+        let comparison = CompareSides { host, drive };
         let into = comparison.drive.whole();
         match self.backing.attempt(&Request::Read { offset, into: &[into] }) {
             Attempt::Done(result) => {
@@ -251,7 +251,7 @@ impl Nvme {
         let (Some(first), Some(background)) = (first, self.backing.background()) else {
             return Outcome::failed(Status::INTERNAL_ERROR);
         };
-        let now = Step::of(&first);
+        let now = JobStep::of(&first);
         let tag = self.state.jobs.insert(Job {
             owner,
             begun: self.counts.begun(),
@@ -305,7 +305,7 @@ impl Nvme {
             && let Some(next) = job.rest.pop_front()
             && let Some(background) = self.backing.background()
         {
-            job.now = Step::of(&next);
+            job.now = JobStep::of(&next);
             background.start(tag, next);
             background.submit();
             return false;

@@ -20,7 +20,7 @@ pub struct Job {
     /// The processor's counter when its command was taken.
     pub begun: u64,
     /// The step that the backing has now; none when it moves data of the host's.
-    pub now: Option<Step>,
+    pub now: Option<JobStep>,
     /// What is to be done after it.
     pub rest: Steps,
     /// What is to be done at the end.
@@ -30,27 +30,27 @@ pub struct Job {
 /// A step that uses no memory of the host's, so that it can be written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub enum Step {
-    /// [`Request::Flush`].
+pub enum JobStep {
+    /// What was written becomes durable, as by [`Request::Flush`].
     Flush,
-    /// [`Request::Zero`].
+    /// A range reads as zeroes, as by [`Request::Zero`].
     Zero {
         /// Offset of the first byte on the drive.
         offset: u64,
-        /// Length in bytes.
+        /// How many bytes read as zeroes.
         length: u64,
         /// The space may be given back.
         deallocate: bool,
     },
 }
 
-impl Step {
+impl JobStep {
     /// The step that `request` is; none for one with buffers.
-    pub fn of<B>(request: &Request<B>) -> Option<Step> {
+    pub fn of<B>(request: &Request<B>) -> Option<JobStep> {
         match *request {
-            Request::Flush => Some(Step::Flush),
+            Request::Flush => Some(JobStep::Flush),
             Request::Zero { offset, length, deallocate } => {
-                Some(Step::Zero { offset, length, deallocate })
+                Some(JobStep::Zero { offset, length, deallocate })
             }
             Request::Read { .. } | Request::Write { .. } => None,
         }
@@ -59,8 +59,8 @@ impl Step {
     /// Whether it stays within a drive of `size` bytes.
     pub fn is_within(&self, size: u64) -> bool {
         match self {
-            Step::Flush => true,
-            Step::Zero { offset, length, .. } => {
+            JobStep::Flush => true,
+            JobStep::Zero { offset, length, .. } => {
                 offset.checked_add(*length).is_some_and(|end| end <= size)
             }
         }
@@ -76,8 +76,8 @@ pub enum Again {
     /// These steps are done, and then the write cache is turned off, or nothing.
     Steps {
         /// From the one that was under way on.
-        steps: Vec<Step>,
-        /// As [`Finish::CacheOff`].
+        steps: Vec<JobStep>,
+        /// Whether the write cache is turned off then, as by [`Finish::CacheOff`].
         cache_off: bool,
     },
     /// Nothing: it has ended with this status, and was not answered.
@@ -123,19 +123,19 @@ pub enum Finish {
     /// Turn the volatile write cache off: what was in it is durable now.
     CacheOff,
     /// Compare the host's data with what was read.
-    Compare(Comparison),
+    Compare(CompareSides),
 }
 
 /// The two sides of a Compare command.
 #[derive(Debug)]
-pub struct Comparison {
+pub struct CompareSides {
     /// The part of the host's memory that is compared.
     pub host: Vec<PinnedSlice>,
     /// What was read from the drive to compare with.
     pub drive: SharedMemory,
 }
 
-impl Comparison {
+impl CompareSides {
     /// Whether both are the same.
     ///
     /// # Errors
@@ -187,8 +187,8 @@ pub const COMPARISON_WEIGHT: usize = 16;
 impl Job {
     /// `moved` tells how the step ended that the backing has, where that is known already.
     fn save(&self, moved: Option<Result<(), MediaError>>) -> JobState {
-        let rest = self.rest.iter().map(Step::of);
-        let steps: Option<Vec<Step>> = std::iter::once(self.now).chain(rest).collect();
+        let rest = self.rest.iter().map(JobStep::of);
+        let steps: Option<Vec<JobStep>> = std::iter::once(self.now).chain(rest).collect();
         let again = match steps {
             Some(steps) => {
                 Again::Steps { steps, cache_off: matches!(self.finish, Finish::CacheOff) }
@@ -196,7 +196,7 @@ impl Job {
             None => match moved {
                 None => Again::Command,
                 // What is written becomes durable with whatever else is.
-                Some(Ok(())) => Again::Steps { steps: vec![Step::Flush], cache_off: false },
+                Some(Ok(())) => Again::Steps { steps: vec![JobStep::Flush], cache_off: false },
                 Some(Err(error)) => Again::Ended(Status::from(error).0),
             },
         };

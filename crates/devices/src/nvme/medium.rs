@@ -10,13 +10,15 @@ mod remote;
 pub(super) use port::Port;
 use remote::Remote;
 
+use std::os::fd::OwnedFd;
+
 use rackbus_memory::{Carried, ExchangeFiles, ExchangeLayout};
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::backing::MediaError;
-use super::config::{BackingConfig, NvmeConfig};
+use super::config::{BackingConfig, NvmeConfig, NvmeError};
 use super::controller::Nvme;
 use super::identify::MAX_TRANSFER;
 use crate::class::FrontError;
@@ -28,22 +30,32 @@ pub const CLASS: &str = "nvme";
 /// Operations under way at a time. Others wait at the front.
 const TAGS: u32 = 64;
 
+/// Files of an exchange.
+const EXCHANGE: usize = 3;
+
 const LAYOUT: ExchangeLayout = ExchangeLayout { tags: TAGS, data_bytes: MAX_TRANSFER as usize };
 
 /// What a front needs to know of the drive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// Capacity in bytes.
+    /// Bytes that the drive has, whole blocks.
     pub size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
-    /// Serial number.
+    /// Serial number, up to 20 printable ASCII characters.
     pub serial: String,
-    /// Model number.
+    /// Model number, up to 40 printable ASCII characters.
     pub model: String,
     /// Whether written data needs a flush to survive a loss of power.
     pub volatile_cache: bool,
+    /// Bytes of the controller memory buffer, which is where the front is; 0 for none.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub buffer: u64,
+}
+
+fn is_none(buffer: &u64) -> bool {
+    *buffer == 0
 }
 
 impl Description {
@@ -53,6 +65,7 @@ impl Description {
             block_size: self.block_size,
             backing: BackingConfig::Null,
             model: self.model.clone(),
+            buffer: self.buffer,
             ..NvmeConfig::memory(self.size, &self.serial)
         }
     }
@@ -64,7 +77,7 @@ impl Description {
 /// [`FrontError`].
 pub fn front(description: &str, files: ExchangeFiles, lost: Lost) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    over(Remote::new(description, files, lost)?)
+    front_with(Remote::new(description, files, lost)?)
 }
 
 /// The same where `carried` carries the operations.
@@ -73,7 +86,7 @@ pub fn front(description: &str, files: ExchangeFiles, lost: Lost) -> Result<Nvme
 /// [`FrontError`].
 pub fn front_carried(description: &str, carried: Carried, lost: Lost) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    over(Remote::carried(description, carried, lost)?)
+    front_with(Remote::carried(description, carried, lost)?)
 }
 
 /// The same where an earlier life of the controller is gone on with.
@@ -82,16 +95,24 @@ pub fn front_carried(description: &str, carried: Carried, lost: Lost) -> Result<
 /// [`FrontError`].
 pub fn front_again(
     description: &str,
-    files: ExchangeFiles,
+    mut files: Vec<OwnedFd>,
     lost: Lost,
 ) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    over(Remote::again(description, files, lost)?)
+    let buffer = files.split_off(files.len().min(EXCHANGE));
+    let count = files.len();
+    let files = ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, EXCHANGE))?;
+    let remote = Remote::again(description, files, lost)?;
+    let config = remote.description().config();
+    device(Nvme::with_buffer(&config, Box::new(remote), buffer))
 }
 
-fn over(remote: Remote) -> Result<Nvme, FrontError> {
+fn front_with(remote: Remote) -> Result<Nvme, FrontError> {
     let config = remote.description().config();
-    let front = Nvme::with_backing(&config, Box::new(remote));
+    device(Nvme::with_backing(&config, Box::new(remote)))
+}
+
+fn device(front: Result<Nvme, NvmeError>) -> Result<Nvme, FrontError> {
     front.map_err(|error| FrontError::Device(std::io::Error::other(error)))
 }
 

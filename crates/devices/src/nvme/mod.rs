@@ -2,16 +2,18 @@
 //!
 //! * [`config`]: what a drive is made of. `class`: what the rack file says of one.
 //! * `controller`: the state machine of the controller. `service`: the loop over its queues.
-//! * `registers`, `shadow`, `queue`: what the host and the controller share.
+//! * `registers`, `polled`, `shadow`, `queue`: what the host and the controller share.
 //! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
 //! * `identify`, `features`, `logs`, `events`: what the host may ask, set and hear.
 //! * `arbitration`: which queue has its turn. [`limits`]: what may be done in a second. `interrupts`: when to interrupt the host.
+//! * `buffer`: the controller's own memory, behind a BAR.
 //! * `saved`: all of that as a value, to continue with in another process.
 //! * [`backing`]: where the data lives. `parts`: who has which part of a drive with several functions.
 
 mod admin;
 mod arbitration;
 pub mod backing;
+mod buffer;
 mod class;
 pub mod config;
 mod controller;
@@ -26,6 +28,7 @@ mod logs;
 pub mod medium;
 mod operations;
 mod parts;
+mod polled;
 mod queue;
 mod registers;
 mod saved;

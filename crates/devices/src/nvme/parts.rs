@@ -41,7 +41,7 @@ pub enum PartsError {
     /// A function would lose data.
     #[error("{name} has {has} bytes, and is to have {wanted}: parts do not become smaller")]
     Smaller {
-        /// The function.
+        /// The function that was to become smaller.
         name: String,
         /// Bytes that it has.
         has: u64,
@@ -51,7 +51,7 @@ pub enum PartsError {
     /// A function cannot grow.
     #[error("{name} cannot grow from {has} to {wanted} bytes: {room} bytes are free behind it")]
     NoRoomBehind {
-        /// The function.
+        /// The function that was to grow.
         name: String,
         /// Bytes that it has.
         has: u64,
@@ -63,7 +63,7 @@ pub enum PartsError {
     /// There is no room.
     #[error("there is no room for the {wanted} bytes of {name}: {largest} bytes are free in one piece{}", unnamed(.kept))]
     NoRoom {
-        /// The function.
+        /// The function that was to get a part.
         name: String,
         /// Bytes that it is to have.
         wanted: u64,
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_with_what_stands_in_the_way() {
+    fn impossible_parts_are_refused_with_the_reason() {
         let mut parts = Parts::default();
         parts.give(&wanted(&[(1, 16), (2, 16)]), CAPACITY).unwrap();
         let refused = |sizes: &[(u8, u64)]| {

@@ -19,7 +19,7 @@ use super::admin::{cq_slot, sq_slot};
 use super::interrupts::VECTORS;
 use super::registers::MAX_QUEUE_ENTRIES;
 use super::saved::{Words, require, require_page, sqe, words};
-use super::shadow::{Doorbell, DoorbellState};
+use super::shadow::{DoorbellState, ShadowDoorbell};
 
 /// The memory of a queue's entries, as its driver gave it.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub struct SubmissionQueue {
     size: u16,
     head: u16,
     /// The host's tail doorbell.
-    pub doorbell: Doorbell,
+    pub doorbell: ShadowDoorbell,
     /// Since when it has commands or completions that cannot be reached.
     pub unreachable_since: Option<u64>,
     /// The command that asked to delete it.
@@ -89,7 +89,7 @@ impl SubmissionQueue {
     /// A queue of `size` entries (at least 2) at `base`.
     pub fn new(dma: &DmaSpace, id: u16, cqid: u16, base: u64, size: u16) -> Self {
         let ring = Ring::new(dma, base, size, SQE_SIZE, Access::READ);
-        let doorbell = Doorbell::new(size);
+        let doorbell = ShadowDoorbell::new(size);
         let (unreachable_since, deletion) = (None, None);
         SubmissionQueue { id, cqid, size, head: 0, doorbell, unreachable_since, deletion, ring }
     }
@@ -241,7 +241,7 @@ pub struct CompletionQueue {
     /// Commands that are executing and will complete here.
     reserved: u16,
     /// The host's head doorbell.
-    pub doorbell: Doorbell,
+    pub doorbell: ShadowDoorbell,
     ring: Ring,
 }
 
@@ -258,7 +258,7 @@ impl CompletionQueue {
             tail: 0,
             phase: true,
             reserved: 0,
-            doorbell: Doorbell::new(size),
+            doorbell: ShadowDoorbell::new(size),
             ring: Ring::new(dma, base, size, CQE_SIZE, access),
         }
     }
@@ -343,7 +343,7 @@ impl CompletionQueue {
         true
     }
 
-    /// Whether the doorbell's event index should be moved on; see [`Doorbell::keep_away`].
+    /// Whether the doorbell's event index should be moved on; see [`ShadowDoorbell::keep_away`].
     #[inline]
     pub fn wants_refresh(&self) -> bool {
         self.doorbell.is_stale(self.tail)

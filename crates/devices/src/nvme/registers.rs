@@ -2,12 +2,13 @@
 //!
 //! A driver may access a register with 4 bytes, or two neighbouring ones with 8; anything else
 //! reads as zero and writes nothing. What a write to CC means is decided by the controller, which
-//! gets the [`Change`].
+//! gets the [`RegisterEffect`].
 
 use rackbus_spec::nvme::VERSION_1_4;
-use rackbus_spec::nvme::registers::{self as offset, Aqa, Cap, Cc, Csts};
+use rackbus_spec::nvme::registers::{self as offset, Aqa, Cap, Cc, Cmbmsc, Csts};
 use serde::{Deserialize, Serialize};
 
+use super::buffer;
 use super::saved::bits;
 
 /// Most entries a queue may have.
@@ -21,13 +22,15 @@ const MAX_PAGE_SHIFT: u8 = 4;
 
 /// What a register write asks of the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum RegisterEffect {
     /// Nothing beyond the stored value.
     None,
     /// CC was written; this is its old value.
     Configuration(Cc),
     /// The interrupt mask was written; this is its old value.
     InterruptMask(u32),
+    /// CMBMSC was written: the controller memory buffer was turned on, moved or turned off.
+    Buffer,
 }
 
 #[derive(Clone, Copy)]
@@ -44,9 +47,14 @@ enum Dword {
     SubmissionHigh,
     CompletionLow,
     CompletionHigh,
+    BufferLocation,
+    BufferSize,
+    BufferControlLow,
+    BufferControlHigh,
+    BufferStatus,
 }
 
-const TABLE: [(u64, Dword); 12] = [
+const TABLE: [(u64, Dword); 17] = [
     (offset::CAP, Dword::CapLow),
     (offset::CAP + 4, Dword::CapHigh),
     (offset::VS, Dword::Version),
@@ -59,6 +67,11 @@ const TABLE: [(u64, Dword); 12] = [
     (offset::ASQ + 4, Dword::SubmissionHigh),
     (offset::ACQ, Dword::CompletionLow),
     (offset::ACQ + 4, Dword::CompletionHigh),
+    (offset::CMBLOC, Dword::BufferLocation),
+    (offset::CMBSZ, Dword::BufferSize),
+    (offset::CMBMSC, Dword::BufferControlLow),
+    (offset::CMBMSC + 4, Dword::BufferControlHigh),
+    (offset::CMBSTS, Dword::BufferStatus),
 ];
 
 fn find(offset: u64) -> Option<Dword> {
@@ -69,25 +82,31 @@ fn find(offset: u64) -> Option<Dword> {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Registers {
-    /// Controller Configuration.
+    /// CC, Controller Configuration: what the host has set.
     #[serde(with = "bits")]
     pub cc: Cc,
-    /// Controller Status.
+    /// CSTS, Controller Status: what the host reads.
     #[serde(with = "bits")]
     pub csts: Csts,
     /// Interrupt mask, a bit for each vector; it has no effect with MSI-X.
     pub interrupt_mask: u32,
-    /// Admin Queue Attributes.
+    /// AQA, Admin Queue Attributes: the sizes of both admin queues.
     #[serde(with = "bits")]
     pub aqa: Aqa,
     /// Admin Submission Queue Base Address.
     pub asq: u64,
     /// Admin Completion Queue Base Address.
     pub acq: u64,
+    /// Controller Memory Buffer Memory Space Control, as its number.
+    #[serde(default)]
+    pub cmbmsc: u64,
+    /// Bytes of the controller memory buffer, which belongs to the drive and not to its state; 0 without one.
+    #[serde(skip)]
+    pub buffer: u64,
 }
 
-/// The capabilities (section 3.1.1).
-pub fn capabilities() -> Cap {
+/// The capabilities (section 3.1.1), with a controller memory buffer or without.
+pub fn capabilities(buffer: bool) -> Cap {
     Cap::new()
         .with_mqes(MAX_QUEUE_ENTRIES - 1)
         .with_cqr(true)
@@ -95,6 +114,7 @@ pub fn capabilities() -> Cap {
         .with_dstrd(DOORBELL_STRIDE)
         .with_css(1)
         .with_mpsmax(MAX_PAGE_SHIFT)
+        .with_cmbs(buffer)
 }
 
 fn set_low(value: &mut u64, low: u32) {
@@ -108,6 +128,8 @@ fn set_high(value: &mut u64, high: u32) {
 /// Base addresses of the admin queues are page aligned; the lower bits are reserved
 /// (sections 3.1.9 and 3.1.10).
 const BASE_RESERVED: u32 = 0xfff;
+/// Of the lower half of CMBMSC: all between CMSE and the base (section 3.1.16).
+const BUFFER_RESERVED: u32 = 0xffc;
 
 impl Registers {
     /// A driver reads at `offset`.
@@ -122,14 +144,19 @@ impl Registers {
     }
 
     /// A driver writes at `offset`; `changed` hears of each dword that means something.
-    pub fn write(&mut self, offset: u64, data: &[u8], mut changed: impl FnMut(&mut Self, Change)) {
+    pub fn write(
+        &mut self,
+        offset: u64,
+        data: &[u8],
+        mut changed: impl FnMut(&mut Self, RegisterEffect),
+    ) {
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
             return;
         }
         for (offset, bytes) in (offset..).step_by(4).zip(data.as_chunks::<4>().0) {
             if let Some(dword) = find(offset) {
                 let change = self.set_dword(dword, u32::from_le_bytes(*bytes));
-                if change != Change::None {
+                if change != RegisterEffect::None {
                     changed(self, change);
                 }
             }
@@ -137,7 +164,8 @@ impl Registers {
     }
 
     fn dword(&self, dword: Dword) -> u32 {
-        let cap = u64::from(capabilities());
+        let cap = u64::from(capabilities(self.buffer > 0));
+        let control = self.buffer_control();
         match dword {
             Dword::CapLow => cap as u32,
             Dword::CapHigh => (cap >> 32) as u32,
@@ -150,25 +178,51 @@ impl Registers {
             Dword::SubmissionHigh => (self.asq >> 32) as u32,
             Dword::CompletionLow => self.acq as u32,
             Dword::CompletionHigh => (self.acq >> 32) as u32,
+            // Section 3.1.16: what there is shows when the driver asks for it.
+            Dword::BufferLocation if control.cre() => buffer::location().into(),
+            Dword::BufferSize if control.cre() => buffer::extent(self.buffer).into(),
+            Dword::BufferLocation | Dword::BufferSize => 0,
+            Dword::BufferControlLow => self.cmbmsc as u32,
+            Dword::BufferControlHigh => (self.cmbmsc >> 32) as u32,
+            Dword::BufferStatus => buffer::is_base_invalid(control, self.buffer).into(),
         }
     }
 
-    fn set_dword(&mut self, dword: Dword, value: u32) -> Change {
+    /// What the driver says of the controller memory buffer.
+    pub fn buffer_control(&self) -> Cmbmsc {
+        Cmbmsc::from(self.cmbmsc)
+    }
+
+    fn set_dword(&mut self, dword: Dword, value: u32) -> RegisterEffect {
         // Section 3.1.8 to 3.1.10: the admin queue registers are set while CC.EN is 0.
         let settable = !self.cc.en();
         match dword {
+            Dword::BufferControlLow if self.buffer > 0 => {
+                set_low(&mut self.cmbmsc, value & !BUFFER_RESERVED);
+                return RegisterEffect::Buffer;
+            }
+            Dword::BufferControlHigh if self.buffer > 0 => {
+                set_high(&mut self.cmbmsc, value);
+                return RegisterEffect::Buffer;
+            }
             Dword::CapLow | Dword::CapHigh | Dword::Version | Dword::Status => {}
             Dword::MaskSet => {
                 let new = self.interrupt_mask | value;
-                return Change::InterruptMask(std::mem::replace(&mut self.interrupt_mask, new));
+                return RegisterEffect::InterruptMask(std::mem::replace(
+                    &mut self.interrupt_mask,
+                    new,
+                ));
             }
             Dword::MaskClear => {
                 let new = self.interrupt_mask & !value;
-                return Change::InterruptMask(std::mem::replace(&mut self.interrupt_mask, new));
+                return RegisterEffect::InterruptMask(std::mem::replace(
+                    &mut self.interrupt_mask,
+                    new,
+                ));
             }
             Dword::Configuration => {
                 let old = std::mem::replace(&mut self.cc, Cc::from(value));
-                return Change::Configuration(old);
+                return RegisterEffect::Configuration(old);
             }
             Dword::QueueAttributes if settable => self.aqa = Aqa::from(value),
             Dword::SubmissionLow if settable => set_low(&mut self.asq, value & !BASE_RESERVED),
@@ -177,7 +231,7 @@ impl Registers {
             Dword::CompletionHigh if settable => set_high(&mut self.acq, value),
             _ => {}
         }
-        Change::None
+        RegisterEffect::None
     }
 
     /// Whether CC and the admin queue registers allow the controller to start (section 7.6.1):
@@ -232,11 +286,14 @@ mod tests {
         assert_eq!(registers.acq, 7 << 32);
         let mut cap = [0; 8];
         registers.read(offset::CAP, &mut cap);
-        assert_eq!(u64::from_le_bytes(cap), u64::from(capabilities()));
+        assert_eq!(u64::from_le_bytes(cap), u64::from(capabilities(false)));
         let mut seen = Vec::new();
         let both = [0xf0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
         registers.write(offset::INTMC, &both, |_, change| seen.push(change));
-        assert_eq!(seen, [Change::InterruptMask(0), Change::Configuration(Cc::new())]);
+        assert_eq!(
+            seen,
+            [RegisterEffect::InterruptMask(0), RegisterEffect::Configuration(Cc::new())]
+        );
     }
 
     #[test]
@@ -247,6 +304,29 @@ mod tests {
         registers.write(offset::AQA, &[0xff; 4], |_, _| {});
         assert_eq!((registers.asq, u32::from(registers.aqa)), (0x1000, 0));
         registers.write(offset::CAP, &[0; 8], |_, _| panic!("read only"));
-        assert_eq!(read4(&registers, offset::CAP + 4), (u64::from(capabilities()) >> 32) as u32);
+        assert_eq!(
+            read4(&registers, offset::CAP + 4),
+            (u64::from(capabilities(false)) >> 32) as u32
+        );
+    }
+
+    /// Section 3.1.16, and the order in which drivers look.
+    #[test]
+    fn a_buffer_is_seen_when_it_is_asked_for() {
+        let mut without = Registers::default();
+        without.write(offset::CMBMSC, &[0xff; 8], |_, _| panic!("there is none"));
+        assert_eq!((read4(&without, offset::CMBSZ), read4(&without, offset::CMBMSC)), (0, 0));
+        let mut registers = Registers { buffer: 1 << 20, ..Registers::default() };
+        assert!(Cap::from(u64::from(read4(&registers, offset::CAP + 4)) << 32).cmbs());
+        assert_eq!((read4(&registers, offset::CMBLOC), read4(&registers, offset::CMBSZ)), (0, 0));
+        let mut changes = 0;
+        registers.write(offset::CMBMSC, &1u64.to_le_bytes(), |_, _| changes += 1);
+        assert_eq!(read4(&registers, offset::CMBSZ) >> 8, 1 << 4 | 2);
+        assert_eq!(read4(&registers, offset::CMBLOC) & 7, u32::from(buffer::BAR));
+        let beyond = 0xffff_ffff_ffff_ffffu64.to_le_bytes();
+        registers.write(offset::CMBMSC, &beyond, |_, _| changes += 1);
+        assert_eq!((read4(&registers, offset::CMBSTS), registers.cmbmsc, changes), (1, !0xffc, 4));
+        registers.write(offset::CMBMSC, &0x1_0000_0003u64.to_le_bytes(), |_, _| {});
+        assert_eq!(read4(&registers, offset::CMBSTS), 0);
     }
 }

@@ -62,12 +62,12 @@ use super::config::{NvmeConfig, NvmeError};
 use super::controller::{Nvme, Outcome};
 use super::events::Events;
 use super::features::Features;
-use super::jobs::{Again, COMPARISON_WEIGHT, Finish, JobState, Owner, Step, WEIGHT_LIMIT};
+use super::jobs::{Again, COMPARISON_WEIGHT, Finish, JobState, JobStep, Owner, WEIGHT_LIMIT};
 use super::logs::LogState;
 use super::medium::{CLASS, Description, Port, PortState};
 use super::queue::{CompletionQueue, CompletionState, SubmissionState};
 use super::registers::Registers;
-use super::state::{Held, State};
+use super::state::{ControllerState, HeldCompletion};
 
 #[cfg(doc)]
 use rackbus_pci::Function;
@@ -153,10 +153,14 @@ pub fn require_page(address: u64) -> Result<(), RestoreError> {
 
 impl DriveState {
     /// The controller's state; its memory is looked up in `dma`.
-    fn build(self, dma: &DmaSpace, now_ns: u64) -> Result<(State, Vec<JobState>), RestoreError> {
+    fn build(
+        self,
+        dma: &DmaSpace,
+        now_ns: u64,
+    ) -> Result<(ControllerState, Vec<JobState>), RestoreError> {
         self.features.check()?;
         self.events.check()?;
-        let mut state = State::new(now_ns);
+        let mut state = ControllerState::new(now_ns);
         state.registers = self.registers;
         state.features = self.features;
         state.events = self.events;
@@ -189,7 +193,7 @@ impl DriveState {
             let cqid = cqid.ok_or_else(|| invalid("a completion of no queue"))?;
             state.cqs[usize::from(cqid)].iter_mut().for_each(CompletionQueue::reserve);
             let HeldState { qid, cid, status, dw0 } = held;
-            state.held.push(Held { qid, cid, status: Status(status), dw0 });
+            state.held.push(HeldCompletion { qid, cid, status: Status(status), dw0 });
         }
         for vector in (0..32).filter(|vector| self.vectors & 1 << vector != 0) {
             // At once: how long they were put off is not known.
@@ -244,9 +248,10 @@ impl Nvme {
     pub fn resume(config: &NvmeConfig, medium: Vec<OwnedFd>) -> Result<Nvme, NvmeError> {
         config.check()?;
         let mut own = medium;
-        let exchange = own.split_off(backing::descriptor_count(config).min(own.len()));
+        let mut buffer = own.split_off(backing::descriptor_count(config).min(own.len()));
+        let exchange = buffer.split_off(usize::from(config.buffer > 0).min(buffer.len()));
         let backing = backing::open_again(config, own)?;
-        let mut drive = Nvme::with_backing(config, backing)?;
+        let mut drive = Nvme::with_buffer(config, backing, buffer)?;
         drive.exchange = ExchangeFiles::try_from(exchange).ok();
         Ok(drive)
     }
@@ -261,6 +266,9 @@ impl Nvme {
             self.reap(bus, false);
         }
         let mut medium = self.backing.descriptors()?;
+        if let Some(buffer) = &self.buffer {
+            medium.push(buffer.descriptor()?);
+        }
         let port = match &mut self.port {
             Some(port) => Some(port.save(&mut *self.backing)?),
             None => None,
@@ -279,7 +287,7 @@ impl Nvme {
         let failed = self.backing.has_failed() || lost || jobs.iter().any(unheard);
         let state = &self.state;
         let held = state.held.iter().map(|held| {
-            let Held { qid, cid, status, dw0 } = *held;
+            let HeldCompletion { qid, cid, status, dw0 } = *held;
             HeldState { qid, cid, status: status.0, dw0 }
         });
         let queues = (0..state.active_count()).filter_map(|index| state.sq(state.active(index)?));
@@ -326,6 +334,7 @@ impl Nvme {
         let port = saved.port.clone();
         let (state, jobs) = saved.build(bus.dma, bus.now_ns)?;
         self.state = state;
+        self.place_buffer();
         match (failed, self.backing.has_failed()) {
             (true, _) => self.backing.inherit_failure(),
             // The host has not heard of it.
@@ -394,11 +403,11 @@ pub fn sqe(words: Words) -> Sqe {
     transmute!(words)
 }
 
-impl From<Step> for Request<Vec<rackbus_memory::PinnedSlice>> {
-    fn from(step: Step) -> Self {
+impl From<JobStep> for Request<Vec<rackbus_memory::PinnedSlice>> {
+    fn from(step: JobStep) -> Self {
         match step {
-            Step::Flush => Request::Flush,
-            Step::Zero { offset, length, deallocate } => {
+            JobStep::Flush => Request::Flush,
+            JobStep::Zero { offset, length, deallocate } => {
                 Request::Zero { offset, length, deallocate }
             }
         }

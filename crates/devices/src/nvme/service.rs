@@ -9,9 +9,10 @@ use rackbus_spec::nvme::{Cqe, IoOpcode, Sqe, Status};
 
 use super::arbitration::TurnEnd;
 use super::controller::{Nvme, Outcome};
+use super::polled::Side;
 use super::queue::{CompletionQueue, SubmissionQueue};
-use super::shadow::Seen;
-use super::state::Held;
+use super::shadow::ShadowValue;
+use super::state::HeldCompletion;
 
 /// Entries of a queue that are asked to come near at once.
 const PREFETCHED: u16 = 64;
@@ -21,7 +22,7 @@ const DEALLOCATES: u8 = IoOpcode::DatasetManagement as u8;
 const LOOKAHEAD: u16 = 2;
 
 impl Nvme {
-    /// Looks at a submission queue's shadow doorbell.
+    /// Looks at a submission queue's doorbell, in the shadow page or in registers that are memory.
     #[inline]
     fn refresh_tail(&mut self, qid: u16) {
         let values = self.state.shadow.as_ref().and_then(|pages| pages.values.as_ref());
@@ -29,26 +30,42 @@ impl Nvme {
             return;
         };
         match queue.doorbell.look(values) {
-            Seen::Same => {}
-            Seen::Moved(tail) => queue.doorbell.set(tail),
-            Seen::Invalid => {
+            ShadowValue::Same => {}
+            ShadowValue::Moved(tail) => queue.doorbell.set(tail),
+            ShadowValue::Invalid => {
                 self.state.events.raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
             }
         }
+        if let Some(polled) = &mut self.polled
+            && let Some(value) = polled.new_doorbell(qid, Side::Tail)
+            && (values.is_none() || !queue.doorbell.is_shadowed())
+            && !queue.doorbell.take(value)
+        {
+            self.state.events.raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
+        }
     }
 
-    /// Looks at a completion queue's shadow doorbell.
+    /// Looks at a completion queue's doorbell, in the shadow page or in registers that are memory.
     pub(super) fn refresh_head(&mut self, qid: u16) {
         let pages = self.state.shadow.as_ref();
         let Some(queue) = self.state.cqs[usize::from(qid)].as_mut() else {
             return;
         };
         match queue.doorbell.look(pages.and_then(|pages| pages.values.as_ref())) {
-            Seen::Same => {}
-            Seen::Moved(head) if queue.accepts_head(u32::from(head)) => queue.doorbell.set(head),
-            Seen::Moved(_) | Seen::Invalid => {
+            ShadowValue::Same => {}
+            ShadowValue::Moved(head) if queue.accepts_head(u32::from(head)) => {
+                queue.doorbell.set(head)
+            }
+            ShadowValue::Moved(_) | ShadowValue::Invalid => {
                 self.state.events.raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
             }
+        }
+        if let Some(polled) = &mut self.polled
+            && let Some(value) = polled.new_doorbell(qid, Side::Head)
+            && (pages.is_none_or(|pages| pages.values.is_none()) || !queue.doorbell.is_shadowed())
+            && !(queue.accepts_head(value) && queue.doorbell.take(value))
+        {
+            self.state.events.raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
         }
         if queue.wants_refresh() {
             queue.doorbell.keep_away(pages.and_then(|pages| pages.events.as_ref()));
@@ -225,7 +242,7 @@ impl Nvme {
         } else {
             // Its entry stays kept until the queue can be reached again.
             queue.reserve();
-            self.state.held.push(Held { qid, cid, status, dw0 });
+            self.state.held.push(HeldCompletion { qid, cid, status, dw0 });
             self.state.out_of_reach(qid, bus.now_ns);
         }
     }
@@ -233,7 +250,7 @@ impl Nvme {
     /// Posts the completions of commands that ended while their queue was out of reach.
     pub(super) fn post_held(&mut self, bus: &Bus<'_>) {
         bus.user.before_access();
-        for Held { qid, cid, status, dw0 } in std::mem::take(&mut self.state.held) {
+        for HeldCompletion { qid, cid, status, dw0 } in std::mem::take(&mut self.state.held) {
             self.release(qid);
             self.post(bus, qid, cid, status, dw0);
             self.finish_deletion(bus, qid);

@@ -81,7 +81,7 @@ fn store(page: &PinnedPieces, slot: usize, value: u32) {
 
 /// What reading a shadow doorbell found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum ShadowValue {
     /// The value known already.
     Same,
     /// A new value within the ring; it is not taken over yet.
@@ -107,17 +107,17 @@ impl DoorbellState {
     ///
     /// # Errors
     /// When no such ring has these values.
-    pub fn restore(self, size: u16, slot: usize) -> Result<Doorbell, RestoreError> {
+    pub fn restore(self, size: u16, slot: usize) -> Result<ShadowDoorbell, RestoreError> {
         let DoorbellState { value, shadowed, raw, armed, away_from } = self;
         require(value < size && away_from < size, "a doorbell's value")?;
         let slot = shadowed.then_some(slot);
-        Ok(Doorbell { size, value, slot, raw, armed, event_index: None, away_from })
+        Ok(ShadowDoorbell { size, value, slot, raw, armed, event_index: None, away_from })
     }
 }
 
 /// The controller's side of one doorbell.
 #[derive(Debug)]
-pub struct Doorbell {
+pub struct ShadowDoorbell {
     size: u16,
     value: u16,
     /// Byte offset in the shadow pages; `None` while the doorbell is only trapped.
@@ -131,10 +131,10 @@ pub struct Doorbell {
     away_from: u16,
 }
 
-impl Doorbell {
+impl ShadowDoorbell {
     /// The doorbell of a ring with `size` entries, at 0 and not shadowed.
     pub fn new(size: u16) -> Self {
-        Doorbell {
+        ShadowDoorbell {
             size,
             value: 0,
             slot: None,
@@ -147,7 +147,7 @@ impl Doorbell {
 
     /// The doorbells' pages as a value.
     pub fn save(&self) -> DoorbellState {
-        let Doorbell { value, raw, armed, away_from, .. } = *self;
+        let ShadowDoorbell { value, raw, armed, away_from, .. } = *self;
         DoorbellState { value, shadowed: self.slot.is_some(), raw, armed, away_from }
     }
 
@@ -196,24 +196,24 @@ impl Doorbell {
 
     /// Looks at the shadow page. A value is reported once.
     #[inline]
-    pub fn look(&mut self, values: Option<&PinnedPieces>) -> Seen {
+    pub fn look(&mut self, values: Option<&PinnedPieces>) -> ShadowValue {
         let (Some(slot), Some(values)) = (self.slot, values) else {
-            return Seen::Same;
+            return ShadowValue::Same;
         };
         let Some(raw) = load(values, slot) else {
-            return Seen::Same;
+            return ShadowValue::Same;
         };
         if raw == self.raw {
-            return Seen::Same;
+            return ShadowValue::Same;
         }
         self.raw = raw;
         match u16::try_from(raw) {
-            Ok(value) if value < self.size => Seen::Moved(value),
-            _ => Seen::Invalid,
+            Ok(value) if value < self.size => ShadowValue::Moved(value),
+            _ => ShadowValue::Invalid,
         }
     }
 
-    /// Whether the shadow page has a value that [`look`](Doorbell::look) has not seen.
+    /// Whether the shadow page has a value that [`look`](ShadowDoorbell::look) has not seen.
     #[inline]
     pub fn has_news(&self, values: Option<&PinnedPieces>) -> bool {
         let (Some(slot), Some(values)) = (self.slot, values) else {
@@ -223,7 +223,7 @@ impl Doorbell {
     }
 
     /// Publishes the event index so that the next store rings. The caller then issues a full
-    /// barrier and asks [`has_news`](Doorbell::has_news), or a store in between is lost.
+    /// barrier and asks [`has_news`](ShadowDoorbell::has_news), or a store in between is lost.
     pub fn arm(&mut self, events: Option<&PinnedPieces>) {
         self.armed = true;
         self.publish(self.raw as u16, events);

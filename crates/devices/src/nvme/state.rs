@@ -15,11 +15,11 @@ use super::registers::Registers;
 use super::shadow::ShadowPages;
 
 /// The admin queue and the I/O queues.
-const QUEUES: usize = IO_QUEUES as usize + 1;
+pub const QUEUES: usize = IO_QUEUES as usize + 1;
 
 /// A completion that waits for its queue.
 #[derive(Debug, Clone, Copy)]
-pub struct Held {
+pub struct HeldCompletion {
     /// The submission queue of the command.
     pub qid: u16,
     /// Identifier of the command.
@@ -32,7 +32,7 @@ pub struct Held {
 
 /// The controller's state between two commands.
 #[derive(Debug)]
-pub struct State {
+pub struct ControllerState {
     /// The registers of BAR 0 (section 3.1).
     pub registers: Registers,
     /// Values that Set Features changes.
@@ -56,7 +56,7 @@ pub struct State {
     /// The mappings that queues and shadow pages were resolved under.
     pub generation: u64,
     /// Completions whose queue could not be reached.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldCompletion>,
     /// The least `unreachable_since` of all queues: asked for in every poll that finds nothing.
     unreachable_since: Option<u64>,
     /// The level of the interrupt pin.
@@ -67,10 +67,10 @@ pub struct State {
     pub untimed: bool,
 }
 
-impl State {
+impl ControllerState {
     /// As after power-on; logs count time from `now_ns`.
     pub fn new(now_ns: u64) -> Self {
-        State {
+        ControllerState {
             registers: Registers::default(),
             features: Features::default(),
             logs: Logs::new(now_ns),
@@ -117,7 +117,7 @@ impl State {
         self.cqs.get(usize::from(qid))?.as_ref()
     }
 
-    /// As [`cq`](State::cq), to change.
+    /// As [`cq`](ControllerState::cq), to change.
     #[inline]
     pub fn cq_mut(&mut self, qid: u16) -> Option<&mut CompletionQueue> {
         self.cqs.get_mut(usize::from(qid))?.as_mut()

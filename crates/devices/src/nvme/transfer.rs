@@ -13,6 +13,8 @@ use rackbus_spec::nvme::data::{PRP_SIZE, SGL_DESCRIPTOR_SIZE, SglDescriptor, Sgl
 use rackbus_spec::nvme::{Sqe, Status};
 use zerocopy::IntoBytes;
 
+use super::buffer::{Piece, Window};
+
 /// Descriptors that one SGL may have: more than any driver sends, few enough that a list which
 /// leads in circles ends soon.
 const MAX_DESCRIPTORS: u32 = 4096;
@@ -83,6 +85,8 @@ pub struct Transfer {
     bucket: SharedMemory,
     /// Whether anything went there since it was scrubbed.
     bucket_used: Cell<bool>,
+    /// Addresses of the controller memory buffer, which come before those of the host.
+    window: Option<Window>,
 }
 
 impl Transfer {
@@ -96,6 +100,7 @@ impl Transfer {
             direction: Direction::ToHost,
             bucket: SharedMemory::create("nvme-bit-bucket", max_bytes)?,
             bucket_used: Cell::new(false),
+            window: None,
         })
     }
 
@@ -105,6 +110,11 @@ impl Transfer {
         if self.bucket_used.take() {
             self.bucket.whole().fill(0);
         }
+    }
+
+    /// The controller memory buffer is at these addresses from now on, or at none.
+    pub fn set_window(&mut self, window: Option<Window>) {
+        self.window = window;
     }
 
     /// Memory for `length` bytes that nobody wants; `None` beyond the longest transfer.
@@ -152,9 +162,17 @@ impl Transfer {
                 Some(_) => rest.push(slice),
             };
             match run.place {
-                Place::Host(address) => dma
-                    .walk(address, run.length, access, push)
-                    .map_err(|_| Status::DATA_TRANSFER_ERROR)?,
+                Place::Host(address) => self.cut(address, run.length, |piece, length| {
+                    match piece {
+                        Piece::Host(at) => {
+                            dma.walk(at, length, access, &mut push).map_err(transfer_error)?;
+                        }
+                        Piece::Buffer(window, at) => {
+                            push(window.slice(at, length).ok_or(Status::INTERNAL_ERROR)?);
+                        }
+                    }
+                    Ok(())
+                })?,
                 Place::Bucket => {
                     self.bucket_used.set(true);
                     push(self.bucket.whole().part(0, run.length).ok_or(Status::INTERNAL_ERROR)?);
@@ -180,10 +198,18 @@ impl Transfer {
         let mut pinned = Vec::with_capacity(self.runs.len());
         for run in &self.runs {
             match run.place {
-                Place::Host(address) => {
-                    let pieces = dma.pin_pieces(address, run.length, access);
-                    pinned.extend(pieces.map_err(|_| Status::DATA_TRANSFER_ERROR)?.into_pieces());
-                }
+                Place::Host(address) => self.cut(address, run.length, |piece, length| {
+                    match piece {
+                        Piece::Host(at) => {
+                            let pieces = dma.pin_pieces(at, length, access);
+                            pinned.extend(pieces.map_err(transfer_error)?.into_pieces());
+                        }
+                        Piece::Buffer(window, at) => {
+                            pinned.push(window.pin(at, length).ok_or(Status::INTERNAL_ERROR)?);
+                        }
+                    }
+                    Ok(())
+                })?,
                 Place::Bucket => {
                     let slice = self.discard(run.length as u64);
                     pinned.push(slice.ok_or(Status::INTERNAL_ERROR)?);
@@ -191,6 +217,20 @@ impl Transfer {
             }
         }
         Ok(pinned)
+    }
+
+    /// Tells `visit` of a run's pieces: all of it, where no controller memory buffer has a part of it.
+    #[inline]
+    fn cut<'a>(
+        &'a self,
+        address: u64,
+        length: usize,
+        mut visit: impl FnMut(Piece<'a>, usize) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        match &self.window {
+            None => visit(Piece::Host(address), length),
+            Some(window) => window.cut(address, length, visit),
+        }
     }
 
     #[inline]
@@ -280,8 +320,17 @@ impl Transfer {
         }
     }
 
+    /// Lists and segments are not in the controller memory buffer (`CMBSZ.LISTS`).
+    fn check_list(&self, address: u64) -> Result<(), Status> {
+        match self.window.as_ref().is_some_and(|window| window.contains(address)) {
+            true => Err(Status::INVALID_USE_OF_BUFFER.do_not_retry()),
+            false => Ok(()),
+        }
+    }
+
     /// Reads PRP entries at `list`; returns the address after them.
     fn read_list(&self, dma: &DmaSpace, list: u64, out: &mut [u64]) -> Result<u64, Status> {
+        self.check_list(list)?;
         dma.read(list, out.as_mut_bytes()).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
         Ok(list.saturating_add((out.len() * PRP_SIZE) as u64))
     }
@@ -306,6 +355,10 @@ impl Transfer {
         }
         Ok(())
     }
+}
+
+fn transfer_error<E>(_: E) -> Status {
+    Status::DATA_TRANSFER_ERROR
 }
 
 struct SglParser {
@@ -356,6 +409,7 @@ impl SglParser {
             if self.descriptors > MAX_DESCRIPTORS {
                 return Err(Status::INVALID_SGL_COUNT.do_not_retry());
             }
+            transfer.check_list(address)?;
             dma.read(address, chunk[..now].as_mut_bytes())
                 .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
             address = address.saturating_add((now * SGL_DESCRIPTOR_SIZE) as u64);

@@ -4,7 +4,7 @@ use rackbus_memory::DmaSpace;
 use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Fault, QueueError};
+use super::{DriverFault, QueueError};
 
 /// Descriptors of a table at most, and of a chain.
 pub const MOST: usize = 1024;
@@ -49,7 +49,7 @@ impl Chain {
     pub(super) fn add(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError> {
         self.count += 1;
         if self.count > MOST {
-            return Err(Fault::Chain.into());
+            return Err(DriverFault::Chain.into());
         }
         let buffer = Buffer { address, length };
         if flags & flags::WRITE != 0 {
@@ -59,7 +59,7 @@ impl Chain {
             self.readable_bytes += u64::from(length);
             self.readable.push(buffer);
         } else {
-            return Err(Fault::Order.into());
+            return Err(DriverFault::Order.into());
         }
         Ok(())
     }
@@ -75,9 +75,9 @@ impl Chain {
         let table = &table[..count];
         let mut at = 0;
         for _ in 0..count {
-            let Some(descriptor) = table.get(at) else { return Err(Fault::Outside.into()) };
+            let Some(descriptor) = table.get(at) else { return Err(DriverFault::Outside.into()) };
             if descriptor.flags & flags::INDIRECT != 0 {
-                return Err(Fault::Nested.into());
+                return Err(DriverFault::Nested.into());
             }
             self.add(descriptor.address, descriptor.length, descriptor.flags)?;
             if descriptor.flags & flags::NEXT == 0 {
@@ -85,7 +85,7 @@ impl Chain {
             }
             at = usize::from(descriptor.next);
         }
-        Err(Fault::Chain.into())
+        Err(DriverFault::Chain.into())
     }
 }
 
@@ -121,7 +121,7 @@ where
 {
     let (count, rest) = (length as usize / DESCRIPTOR_SIZE, length as usize % DESCRIPTOR_SIZE);
     if rest != 0 || count == 0 || count > MOST {
-        return Err(Fault::Table.into());
+        return Err(DriverFault::Table.into());
     }
     let mut table = match count {
         ..=USUAL => Table::Usual([T::default(); USUAL]),

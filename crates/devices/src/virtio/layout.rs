@@ -7,7 +7,7 @@ use rackbus_spec::virtio::{DEVICE_ID_BASE, SUBSYSTEM_ID, VENDOR_ID, capability a
 pub const BAR_SIZE: u64 = 16 << 10;
 /// Where the common configuration is.
 pub const COMMON: u64 = 0;
-/// ISR status.
+/// Where the byte is that says why the pin was asserted.
 pub const ISR: u64 = 0x1000;
 /// The device's own configuration.
 pub const DEVICE: u64 = 0x2000;
@@ -21,11 +21,11 @@ pub const NOTIFY_STRIDE: u64 = 4;
 pub enum Structure {
     /// Common configuration, at this offset of it.
     Common(u64),
-    /// ISR status.
+    /// The byte that says why the pin was asserted.
     Isr,
     /// The device's own, at this offset.
     Device(u64),
-    /// Notifications.
+    /// Notifications, by which a driver says that a queue has something.
     Notify,
 }
 

@@ -6,7 +6,7 @@
 //! * [`ring`]: a virtqueue as a device uses it, split or packed. [`chain`]: the buffers of one request.
 //!
 //! Everything in memory is its driver's, who may change it at any time: each field is read once, and what it says is
-//! checked before it is used. What no driver may do makes the function [need a reset](Fault); no other function
+//! checked before it is used. What no driver may do makes the function [need a reset](DriverFault); no other function
 //! notices.
 
 pub mod chain;
@@ -21,12 +21,12 @@ pub mod transport;
 mod tests;
 
 pub use chain::{Buffer, Chain};
-pub use ring::{QueueError, Ring, Used};
-pub use transport::{Change, Transport};
+pub use ring::{QueueError, Used, VirtioRing};
+pub use transport::{RegisterWrite, Transport};
 
 /// What a driver did that none may do: the device needs a reset then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum DriverFault {
     /// The available index moved by more than the queue has.
     #[error("the available index is further ahead than the queue is long")]
     Index,

@@ -8,8 +8,8 @@ use rackbus_spec::virtio::ring::{
 };
 
 use super::chain::table;
-use super::ring::{Area, Cursor, Place, QueueError, Used};
-use super::{Chain, Fault};
+use super::ring::{Area, Cursor, QueueAddresses, QueueError, Used};
+use super::{Chain, DriverFault};
 
 /// The queue. What was taken is completed in order, so a completion goes where its request came from.
 #[derive(Debug)]
@@ -27,10 +27,10 @@ pub struct Packed {
 }
 
 impl Packed {
-    pub fn new(dma: &DmaSpace, place: Place) -> Result<Packed, Fault> {
-        let Place { size, descriptors, driver, device } = place;
+    pub fn new(dma: &DmaSpace, place: QueueAddresses) -> Result<Packed, DriverFault> {
+        let QueueAddresses { size, descriptors, driver, device } = place;
         if size == 0 || size > MAX_QUEUE_SIZE {
-            return Err(Fault::Queue);
+            return Err(DriverFault::Queue);
         }
         let length = DESCRIPTOR_SIZE * usize::from(size);
         let both = Access::READ | Access::WRITE;
@@ -66,9 +66,9 @@ impl Packed {
         self.next = cursor;
     }
 
-    pub fn go_on(&mut self, cursor: Cursor) -> Result<(), Fault> {
+    pub fn go_on(&mut self, cursor: Cursor) -> Result<(), DriverFault> {
         if cursor.next >= self.size {
-            return Err(Fault::Queue);
+            return Err(DriverFault::Queue);
         }
         (self.next, self.done, self.added) = (cursor, cursor, self.size);
         Ok(())
@@ -106,13 +106,13 @@ impl Packed {
             if descriptor.flags & flags::INDIRECT == 0 {
                 chain.add(descriptor.address, descriptor.length, descriptor.flags)?;
             } else if goes_on {
-                return Err(Fault::Nested.into());
+                return Err(DriverFault::Nested.into());
             } else {
                 let (table, count) =
                     table::<PackedDescriptor>(dma, descriptor.address, descriptor.length)?;
                 for entry in &table[..count] {
                     if entry.flags & flags::INDIRECT != 0 {
-                        return Err(Fault::Nested.into());
+                        return Err(DriverFault::Nested.into());
                     }
                     chain.add(entry.address, entry.length, entry.flags)?;
                 }
@@ -125,7 +125,7 @@ impl Packed {
             }
             at = self.beyond(Cursor { next: at, wrap }, 1).next;
         }
-        Err(Fault::Chain.into())
+        Err(DriverFault::Chain.into())
     }
 
     /// `count` places on, at most once around.

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::packed::Packed;
 use super::split::Split;
-use super::{Chain, Fault};
+use super::{Chain, DriverFault};
 
 /// Why a request could not be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// The driver did what none may do.
     #[error(transparent)]
-    Fault(#[from] Fault),
+    Fault(#[from] DriverFault),
     /// Memory cannot be reached now: its mapping may come back.
     #[error("memory that the function does not reach")]
     Unreachable,
@@ -33,7 +33,7 @@ pub struct Used {
 
 /// Where a queue is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct QueueAddresses {
     /// How many descriptors the ring has.
     pub size: u16,
     /// Address of the descriptor area.
@@ -56,39 +56,43 @@ pub struct Cursor {
 
 /// A queue in use.
 #[derive(Debug)]
-pub enum Ring {
+pub enum VirtioRing {
     /// Descriptors, and two rings of indices.
     Split(Split),
     /// A packed ring: descriptors are made available and used in one array.
     Packed(Packed),
 }
 
-impl Ring {
+impl VirtioRing {
     /// A queue at `place` as its driver begins with it, under these features.
     ///
     /// # Errors
-    /// [`Fault::Queue`] when it cannot be there.
-    pub fn new(dma: &DmaSpace, place: Place, features: u64) -> Result<Ring, Fault> {
+    /// [`DriverFault::Queue`] when it cannot be there.
+    pub fn new(
+        dma: &DmaSpace,
+        place: QueueAddresses,
+        features: u64,
+    ) -> Result<VirtioRing, DriverFault> {
         let event_index = features & feature::EVENT_IDX != 0;
         match features & feature::RING_PACKED != 0 {
-            true => Packed::new(dma, place).map(Ring::Packed),
-            false => Split::new(dma, place, event_index).map(Ring::Split),
+            true => Packed::new(dma, place).map(VirtioRing::Packed),
+            false => Split::new(dma, place, event_index).map(VirtioRing::Split),
         }
     }
 
     /// Looks its memory up again: mappings have changed.
     pub fn resolve(&mut self, dma: &DmaSpace) {
         match self {
-            Ring::Split(ring) => ring.resolve(dma),
-            Ring::Packed(ring) => ring.resolve(dma),
+            VirtioRing::Split(ring) => ring.resolve(dma),
+            VirtioRing::Packed(ring) => ring.resolve(dma),
         }
     }
 
     /// Lets go of its memory, until it is looked up again.
     pub fn let_go(&mut self) {
         match self {
-            Ring::Split(ring) => ring.let_go(),
-            Ring::Packed(ring) => ring.let_go(),
+            VirtioRing::Split(ring) => ring.let_go(),
+            VirtioRing::Packed(ring) => ring.let_go(),
         }
     }
 
@@ -96,8 +100,8 @@ impl Ring {
     #[inline]
     pub fn cursor(&self) -> Cursor {
         match self {
-            Ring::Split(ring) => ring.cursor(),
-            Ring::Packed(ring) => ring.cursor(),
+            VirtioRing::Split(ring) => ring.cursor(),
+            VirtioRing::Packed(ring) => ring.cursor(),
         }
     }
 
@@ -105,22 +109,22 @@ impl Ring {
     #[inline]
     pub fn rewind(&mut self, cursor: Cursor) {
         match self {
-            Ring::Split(ring) => ring.rewind(cursor),
-            Ring::Packed(ring) => ring.rewind(cursor),
+            VirtioRing::Split(ring) => ring.rewind(cursor),
+            VirtioRing::Packed(ring) => ring.rewind(cursor),
         }
     }
 
     /// Goes on where a queue was that had completed all that it had taken.
     ///
     /// # Errors
-    /// [`Fault::Queue`] when it cannot have been there.
-    pub fn go_on(&mut self, cursor: Cursor) -> Result<(), Fault> {
+    /// [`DriverFault::Queue`] when it cannot have been there.
+    pub fn go_on(&mut self, cursor: Cursor) -> Result<(), DriverFault> {
         match self {
-            Ring::Split(ring) => {
+            VirtioRing::Split(ring) => {
                 ring.go_on(cursor);
                 Ok(())
             }
-            Ring::Packed(ring) => ring.go_on(cursor),
+            VirtioRing::Packed(ring) => ring.go_on(cursor),
         }
     }
 
@@ -131,8 +135,8 @@ impl Ring {
     #[inline]
     pub fn take(&mut self, dma: &DmaSpace, chain: &mut Chain) -> Result<bool, QueueError> {
         match self {
-            Ring::Split(ring) => ring.take(dma, chain),
-            Ring::Packed(ring) => ring.take(dma, chain),
+            VirtioRing::Split(ring) => ring.take(dma, chain),
+            VirtioRing::Packed(ring) => ring.take(dma, chain),
         }
     }
 
@@ -140,8 +144,8 @@ impl Ring {
     #[inline]
     pub fn complete(&mut self, used: &[Used]) {
         match self {
-            Ring::Split(ring) => ring.complete(used),
-            Ring::Packed(ring) => ring.complete(used),
+            VirtioRing::Split(ring) => ring.complete(used),
+            VirtioRing::Packed(ring) => ring.complete(used),
         }
     }
 
@@ -149,8 +153,8 @@ impl Ring {
     #[inline]
     pub fn wants_interrupt(&mut self) -> bool {
         match self {
-            Ring::Split(ring) => ring.wants_interrupt(),
-            Ring::Packed(ring) => ring.wants_interrupt(),
+            VirtioRing::Split(ring) => ring.wants_interrupt(),
+            VirtioRing::Packed(ring) => ring.wants_interrupt(),
         }
     }
 
@@ -158,8 +162,8 @@ impl Ring {
     #[inline]
     pub fn has_work(&self) -> bool {
         match self {
-            Ring::Split(ring) => ring.has_work(),
-            Ring::Packed(ring) => ring.has_work(),
+            VirtioRing::Split(ring) => ring.has_work(),
+            VirtioRing::Packed(ring) => ring.has_work(),
         }
     }
 
@@ -167,8 +171,8 @@ impl Ring {
     #[inline]
     pub fn ask_notifications(&mut self, wanted: bool) {
         match self {
-            Ring::Split(ring) => ring.ask_notifications(wanted),
-            Ring::Packed(ring) => ring.ask_notifications(wanted),
+            VirtioRing::Split(ring) => ring.ask_notifications(wanted),
+            VirtioRing::Packed(ring) => ring.ask_notifications(wanted),
         }
     }
 }
@@ -190,9 +194,9 @@ impl Area {
         length: usize,
         alignment: u64,
         access: Access,
-    ) -> Result<Area, Fault> {
+    ) -> Result<Area, DriverFault> {
         if !base.is_multiple_of(alignment) || base.checked_add(length as u64).is_none() {
-            return Err(Fault::Queue);
+            return Err(DriverFault::Queue);
         }
         let mut area = Area { base, length, access, memory: None };
         area.resolve(dma);

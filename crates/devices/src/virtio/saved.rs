@@ -6,7 +6,7 @@ use rackbus_pci::RestoreError;
 use rackbus_spec::virtio::{common, feature, status};
 use serde::{Deserialize, Serialize};
 
-use super::ring::{Cursor, Place, Ring};
+use super::ring::{Cursor, QueueAddresses, VirtioRing};
 use super::transport::{QUEUE_SIZE, Transport};
 
 /// The transport's registers and queues, as they are saved.
@@ -44,8 +44,8 @@ impl Transport {
     /// The transport as a value, from which another process continues.
     pub fn save(&self) -> TransportState {
         let queues = self.queues.iter().map(|queue| {
-            let Place { size, descriptors, driver, device } = queue.place;
-            let cursor = queue.ring.as_ref().map(Ring::cursor);
+            let QueueAddresses { size, descriptors, driver, device } = queue.place;
+            let cursor = queue.ring.as_ref().map(VirtioRing::cursor);
             QueueState { size, descriptors, driver, device, vector: queue.vector, cursor }
         });
         TransportState {
@@ -83,12 +83,12 @@ impl Transport {
         for (queue, saved_queue) in self.queues.iter_mut().zip(&saved.queues) {
             let QueueState { size, descriptors, driver, device, vector: at, cursor } = *saved_queue;
             require(vector(at), "a vector")?;
-            queue.place = Place { size, descriptors, driver, device };
+            queue.place = QueueAddresses { size, descriptors, driver, device };
             queue.vector = at;
             let Some(cursor) = cursor else { continue };
             require(negotiated && (1..=QUEUE_SIZE).contains(&size), "a queue")?;
             let wrong = |_| RestoreError::Invalid("a queue".to_owned());
-            let mut ring = Ring::new(dma, queue.place, saved.accepted).map_err(wrong)?;
+            let mut ring = VirtioRing::new(dma, queue.place, saved.accepted).map_err(wrong)?;
             ring.go_on(cursor).map_err(wrong)?;
             queue.ring = Some(ring);
         }

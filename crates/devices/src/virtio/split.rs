@@ -6,8 +6,8 @@ use std::sync::atomic::{Ordering, fence};
 use rackbus_memory::{Access, DmaSpace};
 use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags, passes, split as layout};
 
-use super::ring::{Area, Cursor, Place, QueueError, Used};
-use super::{Chain, Fault};
+use super::ring::{Area, Cursor, QueueAddresses, QueueError, Used};
+use super::{Chain, DriverFault};
 
 /// The device's side of a split ring.
 #[derive(Debug)]
@@ -26,10 +26,14 @@ pub struct Split {
 }
 
 impl Split {
-    pub fn new(dma: &DmaSpace, place: Place, event_index: bool) -> Result<Split, Fault> {
-        let Place { size, descriptors, driver, device } = place;
+    pub fn new(
+        dma: &DmaSpace,
+        place: QueueAddresses,
+        event_index: bool,
+    ) -> Result<Split, DriverFault> {
+        let QueueAddresses { size, descriptors, driver, device } = place;
         if !size.is_power_of_two() {
-            return Err(Fault::Queue);
+            return Err(DriverFault::Queue);
         }
         let table = DESCRIPTOR_SIZE * usize::from(size);
         let (read, write) = (Access::READ, Access::READ | Access::WRITE);
@@ -92,7 +96,7 @@ impl Split {
             return Ok(false);
         }
         if waiting > self.size {
-            return Err(Fault::Index.into());
+            return Err(DriverFault::Index.into());
         }
         let slot = usize::from(self.next & (self.size - 1));
         let entry = self.available.at(layout::RING + slot * layout::AVAILABLE_SIZE, 2);
@@ -109,7 +113,7 @@ impl Split {
         let mut at = head;
         for _ in 0..self.size {
             if at >= self.size {
-                return Err(Fault::Outside.into());
+                return Err(DriverFault::Outside.into());
             }
             let place = self.descriptors.at(usize::from(at) * DESCRIPTOR_SIZE, DESCRIPTOR_SIZE);
             let descriptor: Descriptor =
@@ -117,7 +121,7 @@ impl Split {
             let goes_on = descriptor.flags & flags::NEXT != 0;
             if descriptor.flags & flags::INDIRECT != 0 {
                 if goes_on {
-                    return Err(Fault::Nested.into());
+                    return Err(DriverFault::Nested.into());
                 }
                 return chain.add_table(dma, descriptor.address, descriptor.length);
             }
@@ -127,7 +131,7 @@ impl Split {
             }
             at = descriptor.next;
         }
-        Err(Fault::Chain.into())
+        Err(DriverFault::Chain.into())
     }
 
     #[inline]

@@ -4,7 +4,7 @@ use rackbus_memory::{Access, DmaSpace, Lending, SharedMemory};
 use rackbus_spec::virtio::feature;
 use rackbus_spec::virtio::ring::{Descriptor, PackedDescriptor, event, flags, split};
 
-use super::ring::Place;
+use super::ring::QueueAddresses;
 use super::*;
 
 const IOVA: u64 = 1 << 32;
@@ -30,10 +30,14 @@ impl Memory {
         Memory { memory, dma }
     }
 
-    fn ring(&self, features: u64) -> Ring {
-        let place =
-            Place { size: SIZE, descriptors: IOVA, driver: IOVA + DRIVER, device: IOVA + DEVICE };
-        Ring::new(&self.dma, place, features).unwrap()
+    fn ring(&self, features: u64) -> VirtioRing {
+        let place = QueueAddresses {
+            size: SIZE,
+            descriptors: IOVA,
+            driver: IOVA + DRIVER,
+            device: IOVA + DEVICE,
+        };
+        VirtioRing::new(&self.dma, place, features).unwrap()
     }
 
     fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(&self, at: u64, value: &T) {
@@ -68,7 +72,7 @@ const NEXT: u16 = flags::NEXT;
 const WRITE: u16 = flags::WRITE;
 const INDIRECT: u16 = flags::INDIRECT;
 
-type Case = (&'static str, Result<usize, Fault>, fn(&Memory));
+type Case = (&'static str, Result<usize, DriverFault>, fn(&Memory));
 
 /// What a driver did, and how many buffers the request has.
 const SPLIT: [Case; 12] = [
@@ -84,42 +88,42 @@ const SPLIT: [Case; 12] = [
         m.descriptor(TABLE + 16, 0, 0);
         m.available(0, 1);
     }),
-    ("a head that there is not", Err(Fault::Outside), |m| m.available(SIZE, 1)),
-    ("an index too far ahead", Err(Fault::Index), |m| m.available(0, SIZE + 1)),
-    ("a next one that there is not", Err(Fault::Outside), |m| {
+    ("a head that there is not", Err(DriverFault::Outside), |m| m.available(SIZE, 1)),
+    ("an index too far ahead", Err(DriverFault::Index), |m| m.available(0, SIZE + 1)),
+    ("a next one that there is not", Err(DriverFault::Outside), |m| {
         m.descriptor(0, NEXT, SIZE);
         m.available(0, 1);
     }),
-    ("a circle", Err(Fault::Chain), |m| {
+    ("a circle", Err(DriverFault::Chain), |m| {
         m.descriptor(0, NEXT, 1);
         m.descriptor(16, NEXT, 0);
         m.available(0, 1);
     }),
-    ("a buffer to be read at the end", Err(Fault::Order), |m| {
+    ("a buffer to be read at the end", Err(DriverFault::Order), |m| {
         m.descriptor(0, NEXT | WRITE, 1);
         m.descriptor(16, 0, 0);
         m.available(0, 1);
     }),
-    ("a table that goes on", Err(Fault::Nested), |m| {
+    ("a table that goes on", Err(DriverFault::Nested), |m| {
         m.descriptor(0, NEXT | INDIRECT, 1);
         m.available(0, 1);
     }),
-    ("a table in a table", Err(Fault::Nested), |m| {
+    ("a table in a table", Err(DriverFault::Nested), |m| {
         m.descriptor(0, INDIRECT, 0);
         m.descriptor(TABLE, INDIRECT, 0);
         m.available(0, 1);
     }),
-    ("a circle in a table", Err(Fault::Chain), |m| {
+    ("a circle in a table", Err(DriverFault::Chain), |m| {
         m.descriptor(0, INDIRECT, 0);
         m.descriptor(TABLE, NEXT, 0);
         m.available(0, 1);
     }),
-    ("a table's next one outside of it", Err(Fault::Outside), |m| {
+    ("a table's next one outside of it", Err(DriverFault::Outside), |m| {
         m.descriptor(0, INDIRECT, 0);
         m.descriptor(TABLE, NEXT, 2);
         m.available(0, 1);
     }),
-    ("a table of half a descriptor", Err(Fault::Table), |m| {
+    ("a table of half a descriptor", Err(DriverFault::Table), |m| {
         let address = IOVA + TABLE;
         m.put(0, &Descriptor { address, length: 24, flags: INDIRECT, next: 0 });
         m.available(0, 1);
@@ -138,21 +142,21 @@ const PACKED: [Case; 7] = [
         m.packed(TABLE, 0, 0);
         m.packed(TABLE + 16, WRITE, 0);
     }),
-    ("a chain without an end", Err(Fault::Chain), |m| {
+    ("a chain without an end", Err(DriverFault::Chain), |m| {
         (0..u64::from(SIZE)).for_each(|at| m.packed(16 * at, NEXT | AVAIL, 0));
     }),
-    ("a buffer to be read at the end", Err(Fault::Order), |m| {
+    ("a buffer to be read at the end", Err(DriverFault::Order), |m| {
         m.packed(0, NEXT | WRITE | AVAIL, 0);
         m.packed(16, AVAIL, 0);
     }),
-    ("a table that goes on", Err(Fault::Nested), |m| {
+    ("a table that goes on", Err(DriverFault::Nested), |m| {
         m.packed(0, NEXT | INDIRECT | AVAIL, 0);
     }),
-    ("a table in a table", Err(Fault::Nested), |m| {
+    ("a table in a table", Err(DriverFault::Nested), |m| {
         m.packed(0, INDIRECT | AVAIL, 0);
         m.packed(TABLE, INDIRECT, 0);
     }),
-    ("an empty table", Err(Fault::Table), |m| {
+    ("an empty table", Err(DriverFault::Table), |m| {
         m.put(0, &PackedDescriptor { address: IOVA, length: 0, id: 0, flags: INDIRECT | AVAIL });
     }),
 ];
@@ -205,18 +209,23 @@ fn memory_that_is_gone_is_out_of_reach_and_no_fault() {
 #[test]
 fn a_queue_is_aligned_and_of_a_possible_size() {
     let memory = Memory::new();
-    let good = Place { size: 8, descriptors: IOVA, driver: IOVA + DRIVER, device: IOVA + DEVICE };
+    let good =
+        QueueAddresses { size: 8, descriptors: IOVA, driver: IOVA + DRIVER, device: IOVA + DEVICE };
     for (features, place) in [
-        (0, Place { size: 6, ..good }),
-        (0, Place { size: 0, ..good }),
-        (feature::RING_PACKED, Place { size: 0, ..good }),
-        (0, Place { descriptors: IOVA + 8, ..good }),
-        (0, Place { device: IOVA + 2, ..good }),
-        (0, Place { driver: u64::MAX - 1, ..good }),
+        (0, QueueAddresses { size: 6, ..good }),
+        (0, QueueAddresses { size: 0, ..good }),
+        (feature::RING_PACKED, QueueAddresses { size: 0, ..good }),
+        (0, QueueAddresses { descriptors: IOVA + 8, ..good }),
+        (0, QueueAddresses { device: IOVA + 2, ..good }),
+        (0, QueueAddresses { driver: u64::MAX - 1, ..good }),
     ] {
-        assert_eq!(Ring::new(&memory.dma, place, features).err(), Some(Fault::Queue), "{place:?}");
+        assert_eq!(
+            VirtioRing::new(&memory.dma, place, features).err(),
+            Some(DriverFault::Queue),
+            "{place:?}"
+        );
     }
-    Ring::new(&memory.dma, Place { size: 6, ..good }, feature::RING_PACKED).unwrap();
+    VirtioRing::new(&memory.dma, QueueAddresses { size: 6, ..good }, feature::RING_PACKED).unwrap();
 }
 
 #[test]

@@ -7,16 +7,16 @@ use rackbus_memory::DmaSpace;
 use rackbus_pci::{Interrupts, Mode};
 use rackbus_spec::virtio::{common as reg, feature, isr, status};
 
-use super::Fault;
+use super::DriverFault;
 use super::layout::{ISR, Structure, structure};
-use super::ring::{Place, Ring};
+use super::ring::{QueueAddresses, VirtioRing};
 
 /// The largest queue that is offered.
 pub const QUEUE_SIZE: u16 = 1024;
 
 /// What a write to the registers means to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum RegisterWrite {
     /// Nothing that concerns the device.
     None,
     /// The device is reset.
@@ -29,21 +29,21 @@ pub enum Change {
 
 /// A queue as its registers show it.
 #[derive(Debug)]
-pub struct Queue {
+pub struct QueueRegisters {
     /// Where it is, or is to be.
-    pub place: Place,
+    pub place: QueueAddresses,
     /// Vector of its interrupts.
     pub vector: u16,
     /// While it is enabled.
-    pub ring: Option<Ring>,
+    pub ring: Option<VirtioRing>,
     /// Since when its memory, or that of its next request, cannot be reached.
     pub unreachable_since: Option<u64>,
 }
 
-impl Queue {
-    fn new() -> Queue {
-        let place = Place { size: QUEUE_SIZE, descriptors: 0, driver: 0, device: 0 };
-        Queue { place, vector: reg::NO_VECTOR, ring: None, unreachable_since: None }
+impl QueueRegisters {
+    fn new() -> QueueRegisters {
+        let place = QueueAddresses { size: QUEUE_SIZE, descriptors: 0, driver: 0, device: 0 };
+        QueueRegisters { place, vector: reg::NO_VECTOR, ring: None, unreachable_since: None }
     }
 }
 
@@ -60,7 +60,7 @@ pub struct Transport {
     pub(super) generation: u8,
     pub(super) selected: u16,
     pub(super) isr: u8,
-    pub(super) queues: Vec<Queue>,
+    pub(super) queues: Vec<QueueRegisters>,
     /// Generation of the mappings by which the queues' memory was looked up.
     pub(super) mapped: Option<u64>,
 }
@@ -78,7 +78,7 @@ impl Transport {
             generation: 0,
             selected: 0,
             isr: 0,
-            queues: (0..queues).map(|_| Queue::new()).collect(),
+            queues: (0..queues).map(|_| QueueRegisters::new()).collect(),
             mapped: None,
         }
     }
@@ -88,7 +88,7 @@ impl Transport {
         (self.allowed)(features)
     }
 
-    /// As after power-on.
+    /// Puts everything back as it is after power-on, and takes the pin's interrupt back.
     pub fn reset(&mut self, irq: &Interrupts) {
         if self.isr != 0 {
             irq.intx(false);
@@ -121,13 +121,13 @@ impl Transport {
 
     /// The queue of this number, while it is enabled.
     #[inline]
-    pub fn ring(&mut self, queue: u16) -> Option<&mut Ring> {
+    pub fn ring(&mut self, queue: u16) -> Option<&mut VirtioRing> {
         self.queues.get_mut(usize::from(queue))?.ring.as_mut()
     }
 
     /// The queue of this number.
     #[inline]
-    pub fn queue(&mut self, queue: u16) -> Option<&mut Queue> {
+    pub fn queue(&mut self, queue: u16) -> Option<&mut QueueRegisters> {
         self.queues.get_mut(usize::from(queue))
     }
 
@@ -145,12 +145,12 @@ impl Transport {
     /// Lets go of the memory of all queues.
     pub fn let_go(&mut self) {
         self.mapped = None;
-        self.queues.iter_mut().filter_map(|queue| queue.ring.as_mut()).for_each(Ring::let_go);
+        self.queues.iter_mut().filter_map(|queue| queue.ring.as_mut()).for_each(VirtioRing::let_go);
     }
 
     /// What the driver did needs a reset: the driver is told, and nothing is done any more until then.
     #[cold]
-    pub fn fail(&mut self, irq: &Interrupts, fault: Fault) {
+    pub fn fail(&mut self, irq: &Interrupts, fault: DriverFault) {
         tracing::warn!(%fault, "a virtio driver broke its device, which needs a reset");
         let told = self.runs();
         self.status |= status::DEVICE_NEEDS_RESET;
@@ -177,7 +177,7 @@ impl Transport {
     pub fn interrupt(&mut self, irq: &Interrupts, queue: u16) {
         let Some(queue) = self.queues.get_mut(usize::from(queue)) else { return };
         let vector = queue.vector;
-        if queue.ring.as_mut().is_some_and(Ring::wants_interrupt) {
+        if queue.ring.as_mut().is_some_and(VirtioRing::wants_interrupt) {
             self.signal(irq, vector, isr::QUEUE);
         }
     }
@@ -204,7 +204,7 @@ impl Transport {
     #[inline]
     pub fn has_work(&self, queue: u16) -> bool {
         let ring = self.queues.get(usize::from(queue)).and_then(|queue| queue.ring.as_ref());
-        ring.is_some_and(Ring::has_work)
+        ring.is_some_and(VirtioRing::has_work)
     }
 
     /// A driver reads `data.len()` bytes at `offset` of BAR 0; the device's own configuration is in `config`.
@@ -260,8 +260,14 @@ impl Transport {
 
     /// A driver writes `data` at `offset` of BAR 0, outside of the device's own configuration. Notifications wake the
     /// engine, which looks at all queues: which one is meant does not matter.
-    pub fn write(&mut self, dma: &DmaSpace, irq: &Interrupts, offset: u64, data: &[u8]) -> Change {
-        let Structure::Common(at) = structure(offset) else { return Change::None };
+    pub fn write(
+        &mut self,
+        dma: &DmaSpace,
+        irq: &Interrupts,
+        offset: u64,
+        data: &[u8],
+    ) -> RegisterWrite {
+        let Structure::Common(at) = structure(offset) else { return RegisterWrite::None };
         let value = data.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
         let (half, word) = (value as u16, value as u32);
         let vectors = irq.vectors();
@@ -290,13 +296,13 @@ impl Transport {
             }
             (reg::QUEUE_RESET, 2) if half == 1 && self.has(feature::RING_RESET) => {
                 if let Some(queue) = self.queues.get_mut(usize::from(self.selected)) {
-                    *queue = Queue::new();
-                    return Change::QueueReset(self.selected);
+                    *queue = QueueRegisters::new();
+                    return RegisterWrite::QueueReset(self.selected);
                 }
             }
             _ => self.write_place(at, data.len(), value),
         }
-        Change::None
+        RegisterWrite::None
     }
 
     fn accept(&mut self, word: u32) {
@@ -308,9 +314,9 @@ impl Transport {
         };
     }
 
-    fn write_status(&mut self, value: u8) -> Change {
+    fn write_status(&mut self, value: u8) -> RegisterWrite {
         if value == 0 {
-            return Change::Reset;
+            return RegisterWrite::Reset;
         }
         // The driver sets bits and clears none; the device's own bit is not the driver's.
         let mut set = value & !status::DEVICE_NEEDS_RESET & !self.status;
@@ -326,8 +332,8 @@ impl Transport {
         }
         self.status |= set;
         match set & status::DRIVER_OK != 0 {
-            true => Change::DriverOk,
-            false => Change::None,
+            true => RegisterWrite::DriverOk,
+            false => RegisterWrite::None,
         }
     }
 
@@ -356,7 +362,7 @@ impl Transport {
         };
     }
 
-    fn enable(&mut self, dma: &DmaSpace) -> Result<(), Fault> {
+    fn enable(&mut self, dma: &DmaSpace) -> Result<(), DriverFault> {
         let accepted = self.accepted;
         if self.status & status::FEATURES_OK == 0 {
             return Ok(());
@@ -364,9 +370,9 @@ impl Transport {
         let Some(queue) = self.queues.get_mut(usize::from(self.selected)) else { return Ok(()) };
         if queue.ring.is_none() {
             if queue.place.size == 0 || queue.place.size > QUEUE_SIZE {
-                return Err(Fault::Queue);
+                return Err(DriverFault::Queue);
             }
-            queue.ring = Some(Ring::new(dma, queue.place, accepted)?);
+            queue.ring = Some(VirtioRing::new(dma, queue.place, accepted)?);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use rackbus_spec::accel::{COMPLETION_SIZE, DESCRIPTOR_SIZE, SEGMENTS, Segment};
 
 use super::AccelError;
 use super::ring::entries;
-use crate::device::Addresses;
+use crate::device::DmaAddresses;
 
 const PAGE: usize = 4096;
 /// What needs to be in one piece is not across a boundary of huge pages: elsewhere they are apart.
@@ -13,7 +13,7 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// Where a message is, as a descriptor says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct MessageSpan {
     /// The address of the data, or of its list.
     pub address: u64,
     /// Segments of the list; 0 where `address` is the data's.
@@ -28,7 +28,7 @@ pub const CONTEXT: usize = 16 << 10;
 /// The shared memory: the page of shadow doorbells, the rings, a page for each of two lists, what a context is
 /// made of, the data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct AccelLayout {
     /// Offsets of each queue pair's rings.
     pub rings: Vec<(usize, usize)>,
     lists: usize,
@@ -37,8 +37,8 @@ pub struct Layout {
     pub length: usize,
 }
 
-impl Layout {
-    pub fn new(queues: u16, depth: u16, data: usize) -> Layout {
+impl AccelLayout {
+    pub fn new(queues: u16, depth: u16, data: usize) -> AccelLayout {
         let mut end = PAGE;
         let mut take = |bytes: usize| {
             let bytes = bytes.next_multiple_of(PAGE);
@@ -53,7 +53,7 @@ impl Layout {
         let mut rings = || (take(entries * DESCRIPTOR_SIZE), take(entries * COMPLETION_SIZE));
         let rings = (0..queues).map(|_| rings()).collect();
         let (lists, context) = (take(2 * PAGE), take(CONTEXT));
-        Layout {
+        AccelLayout {
             rings,
             lists,
             context,
@@ -69,16 +69,22 @@ impl Layout {
 }
 
 /// The memory at `offset`, where it is in one piece.
-pub fn span(addresses: &Addresses, offset: usize, length: usize) -> Result<Span, AccelError> {
+pub fn span(
+    addresses: &DmaAddresses,
+    offset: usize,
+    length: usize,
+) -> Result<MessageSpan, AccelError> {
     let bytes =
         u32::try_from(length).map_err(|_| AccelError::Request("the message is too large"))?;
     // A message of no bytes has an address all the same.
     match addresses.at(offset) {
-        Some((address, run)) if run >= length => Ok(Span { address, segments: 0, length: bytes }),
+        Some((address, run)) if run >= length => {
+            Ok(MessageSpan { address, segments: 0, length: bytes })
+        }
         Some(_) => {
             Err(AccelError::Request("the message is in several pieces; write a list of them"))
         }
-        None if length == 0 => Ok(Span { address: 0, segments: 0, length: 0 }),
+        None if length == 0 => Ok(MessageSpan { address: 0, segments: 0, length: 0 }),
         None => Err(AccelError::Request("the message is not in the memory for data")),
     }
 }
@@ -87,10 +93,10 @@ pub fn span(addresses: &Addresses, offset: usize, length: usize) -> Result<Span,
 /// segments; they become more segments where the function reaches one in several pieces.
 pub fn list(
     memory: &SharedMemory,
-    addresses: &Addresses,
+    addresses: &DmaAddresses,
     (at, most): (usize, usize),
     ranges: impl Iterator<Item = (usize, usize)>,
-) -> Result<Span, AccelError> {
+) -> Result<MessageSpan, AccelError> {
     let too_large = || AccelError::Request("the message is too large");
     let outside = || AccelError::Request("the message is not in the memory for data");
     let (mut count, mut total) = (0, 0usize);
@@ -120,7 +126,7 @@ pub fn list(
         return Err(AccelError::Request("the list is not in one piece"));
     }
     let length = u32::try_from(total).map_err(|_| too_large())?;
-    Ok(Span { address, segments: count as u16, length })
+    Ok(MessageSpan { address, segments: count as u16, length })
 }
 
 #[cfg(test)]
@@ -130,7 +136,7 @@ mod tests {
     #[test]
     fn what_must_be_in_one_piece_is_inside_of_a_huge_page() {
         for (queues, depth) in [(1, 1), (8, 32), (8, 1000), (7, 4095)] {
-            let layout = Layout::new(queues, depth, 4 << 20);
+            let layout = AccelLayout::new(queues, depth, 4 << 20);
             let entries = entries(depth) as usize;
             let lists = [false, true].map(|output| (layout.list(output), PAGE));
             let mut taken = vec![(0, PAGE), lists[0], lists[1], (layout.context, CONTEXT)];

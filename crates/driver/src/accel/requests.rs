@@ -8,7 +8,7 @@ use rackbus_spec::accel::{
 use zerocopy::transmute;
 
 use super::layout::CONTEXT;
-use super::{Accel, AccelError, Span, Work, layout};
+use super::{Accel, AccelError, MessageSpan, MessageWork, layout};
 
 impl Accel {
     /// A descriptor for `work` on data at offset `input` with room for output at offset `output`.
@@ -17,7 +17,7 @@ impl Accel {
     /// As [`span`](Accel::span).
     pub fn describe(
         &self,
-        work: &Work<'_>,
+        work: &MessageWork<'_>,
         (input, input_length): (usize, usize),
         (output, output_length): (usize, usize),
     ) -> Result<Descriptor, AccelError> {
@@ -30,9 +30,9 @@ impl Accel {
     /// # Errors
     /// When there are too many operations.
     pub fn describe_spans(
-        work: &Work<'_>,
-        input: Span,
-        output: Span,
+        work: &MessageWork<'_>,
+        input: MessageSpan,
+        output: MessageSpan,
     ) -> Result<Descriptor, AccelError> {
         if work.stages.len() > STAGES {
             return Err(AccelError::Request("a pipeline has 1 to 4 stages"));
@@ -74,7 +74,7 @@ impl Accel {
     /// [`AccelError`].
     pub fn run(
         &mut self,
-        work: &Work<'_>,
+        work: &MessageWork<'_>,
         input: &[u8],
         room: usize,
     ) -> Result<Vec<u8>, AccelError> {
@@ -101,7 +101,12 @@ impl Accel {
     }
 
     /// A range of the memory for data, in however many pieces it is; one input and one output at a time.
-    fn message(&self, output: bool, offset: usize, length: usize) -> Result<Span, AccelError> {
+    fn message(
+        &self,
+        output: bool,
+        offset: usize,
+        length: usize,
+    ) -> Result<MessageSpan, AccelError> {
         let at = self.data_offset(offset, length)?;
         match self.addresses.at(at) {
             Some((_, run)) if run < length => {
@@ -123,14 +128,14 @@ impl Accel {
     /// [`AccelError`].
     pub fn create_context(&mut self, operation: Operation, data: &[u8]) -> Result<u16, AccelError> {
         let stages = [(Operation::CreateContext, 0), (operation, 0)];
-        let work = Work { stages: &stages, ..Work::default() };
+        let work = MessageWork { stages: &stages, ..MessageWork::default() };
         let at = self.layout.context;
         let room =
             if data.len() <= CONTEXT { self.memory.whole().part(at, data.len()) } else { None };
         let room = room.ok_or(AccelError::Request("a context is made of up to 16 KiB"))?;
         room.copy_from(data);
         let input = layout::span(&self.addresses, at, data.len())?;
-        let none = Span { address: 0, segments: 0, length: 0 };
+        let none = MessageSpan { address: 0, segments: 0, length: 0 };
         let descriptor = Accel::describe_spans(&work, input, none)?;
         let completion = self.finish(&work, &descriptor);
         if let Some(used) = self.memory.whole().part(at, data.len()) {
@@ -146,12 +151,16 @@ impl Accel {
     /// [`AccelError`].
     pub fn destroy_context(&mut self, handle: u16) -> Result<(), AccelError> {
         let stages = [(Operation::DestroyContext, handle)];
-        let work = Work { stages: &stages, ..Work::default() };
+        let work = MessageWork { stages: &stages, ..MessageWork::default() };
         let descriptor = self.describe(&work, (0, 0), (0, 0))?;
         self.finish(&work, &descriptor).map(drop)
     }
 
-    fn finish(&mut self, work: &Work<'_>, from: &Descriptor) -> Result<Completion, AccelError> {
+    fn finish(
+        &mut self,
+        work: &MessageWork<'_>,
+        from: &Descriptor,
+    ) -> Result<Completion, AccelError> {
         if self.under_way(0) > 0 {
             return Err(AccelError::Request("the queue has other descriptors under way"));
         }

@@ -8,10 +8,10 @@ use rackbus_spec::accel::{
 };
 
 use super::{AccelError, read4, write4};
-use crate::device::{Addresses, Device};
+use crate::device::{DmaAddresses, DrivenFunction};
 
 #[derive(Debug)]
-pub struct Ring {
+pub struct AccelRing {
     pub number: u16,
     /// Offsets of the two rings in the shared memory.
     pub submission: usize,
@@ -28,9 +28,9 @@ pub struct Ring {
     pub vector: u32,
 }
 
-impl Ring {
-    pub fn new(number: u16, (submission, completion): (usize, usize), depth: u16) -> Ring {
-        Ring {
+impl AccelRing {
+    pub fn new(number: u16, (submission, completion): (usize, usize), depth: u16) -> AccelRing {
+        AccelRing {
             number,
             submission,
             completion,
@@ -46,7 +46,11 @@ impl Ring {
     }
 
     /// Makes the queue pair in the function.
-    pub fn make(&self, device: &mut dyn Device, addresses: &Addresses) -> Result<(), AccelError> {
+    pub fn make(
+        &self,
+        device: &mut dyn DrivenFunction,
+        addresses: &DmaAddresses,
+    ) -> Result<(), AccelError> {
         let base = reg::QUEUE + u64::from(self.number) * reg::QUEUE_STRIDE;
         for (register, offset, entry) in [
             (reg::SUBMISSION, self.submission, DESCRIPTOR_SIZE),
@@ -67,7 +71,7 @@ impl Ring {
     }
 
     /// The function's word about the queue pair.
-    pub fn state(&self, device: &mut dyn Device) -> Result<u32, AccelError> {
+    pub fn state(&self, device: &mut dyn DrivenFunction) -> Result<u32, AccelError> {
         let base = reg::QUEUE + u64::from(self.number) * reg::QUEUE_STRIDE;
         read4(device, base + reg::STATE)
     }
@@ -85,7 +89,7 @@ impl Ring {
     pub fn ring(
         &mut self,
         memory: &SharedMemory,
-        device: &mut dyn Device,
+        device: &mut dyn DrivenFunction,
     ) -> Result<(), AccelError> {
         if self.tail == self.rung {
             return Ok(());
@@ -112,7 +116,7 @@ impl Ring {
     pub fn take(
         &mut self,
         memory: &SharedMemory,
-        device: &mut dyn Device,
+        device: &mut dyn DrivenFunction,
     ) -> Result<Option<Completion>, AccelError> {
         let high = self.high(memory);
         if (high >> 32 & 1 != 0) != self.phase {
@@ -152,7 +156,7 @@ impl Ring {
     fn doorbell(
         &self,
         memory: &SharedMemory,
-        device: &mut dyn Device,
+        device: &mut dyn DrivenFunction,
         which: usize,
         value: u32,
     ) -> Result<(), AccelError> {

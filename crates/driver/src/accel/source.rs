@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use rackbus_spec::accel::{Completion, Operation, Status};
 use rackbus_spec::nvme::IoOpcode;
 
-use super::{Accel, AccelError, Span, Work};
-use crate::drive::Options;
-use crate::{Drive, DriveError, Queue};
+use super::{Accel, AccelError, MessageSpan, MessageWork};
+use crate::drive::DriveOptions;
+use crate::{Drive, DriveError, DriveQueue};
 
 /// Messages under way: one that is read, and those that the accelerator works on.
 const SLOTS: usize = 3;
@@ -28,10 +28,10 @@ const WAITS: u16 = 0x8000;
 /// Why data did not come through.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The drive failed.
+    /// The drive failed, or its queue could not be made.
     #[error(transparent)]
     Drive(#[from] DriveError),
-    /// The accelerator failed.
+    /// The accelerator failed, or refused what it was asked for.
     #[error(transparent)]
     Accel(#[from] AccelError),
     /// The drive could not read what was asked for.
@@ -54,16 +54,16 @@ pub enum SourceError {
     #[error("{0}")]
     Request(&'static str),
     /// Who takes the results wants no more.
-    #[error("it was ended by who takes the results")]
+    #[error("the callback that takes the results ended it")]
     Ended,
 }
 
 /// Bytes of a drive, and the messages that they are cut into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
+pub struct DriveRange {
     /// Where it begins, in bytes: a multiple of the drive's block size.
     pub offset: u64,
-    /// Bytes, as many.
+    /// How many bytes are read: a multiple of the drive's block size.
     pub length: u64,
 }
 
@@ -101,15 +101,15 @@ impl DriveSource {
         message: usize,
     ) -> Result<DriveSource, SourceError> {
         // One read at a time: where its completion will be is known then.
-        let options = Options { depth: 1, data: SLOTS * message };
-        DriveSource::over(accel, Drive::open(path, options)?, message)
+        let options = DriveOptions { depth: 1, data: SLOTS * message };
+        DriveSource::with_drive(accel, Drive::open(path, options)?, message)
     }
 
     /// The same with a drive that has room for three messages, and one command in flight at most.
     ///
     /// # Errors
     /// As [`open`](DriveSource::open).
-    pub fn over(
+    pub fn with_drive(
         accel: &mut Accel,
         mut drive: Drive,
         message: usize,
@@ -138,7 +138,7 @@ impl DriveSource {
         if stages.iter().all(shrinks) { largest } else { largest / 2 }
     }
 
-    /// The drive.
+    /// The drive that data comes from, to be used while no range is under way.
     pub fn drive(&mut self) -> &mut Drive {
         &mut self.drive
     }
@@ -153,13 +153,13 @@ impl DriveSource {
         &mut self,
         accel: &mut Accel,
         room: usize,
-        work: &Work<'_>,
-        range: Range,
+        work: &MessageWork<'_>,
+        range: DriveRange,
         mut each: impl FnMut(u64, &[u8]) -> Result<(), SourceError>,
     ) -> Result<(), SourceError> {
         let info = self.drive.info();
         let block = u64::from(info.block_size);
-        let Range { offset, length } = range;
+        let DriveRange { offset, length } = range;
         let end =
             offset.checked_add(length).filter(|end| *end <= info.blocks.saturating_mul(block));
         if end.is_none() {
@@ -213,7 +213,7 @@ impl DriveSource {
     fn begin(
         &mut self,
         accel: &mut Accel,
-        work: &Work<'_>,
+        work: &MessageWork<'_>,
         message: Message,
         room: usize,
         under_way: &mut VecDeque<Message>,
@@ -224,7 +224,7 @@ impl DriveSource {
         let buffer = self.drive.buffer(slot * self.message, length).ok_or(none)?;
         let output = accel.span(slot * room, room)?;
         let place = self.address + buffer.offset() as u64;
-        let input = Span { address: place, segments: 0, length: length as u32 };
+        let input = MessageSpan { address: place, segments: 0, length: length as u32 };
         let mut operations = Accel::describe_spans(work, input, output)?;
         let (queue, _, _) = self.drive.parts();
         let blocks = (length as u64 / block) as u32;
@@ -256,7 +256,10 @@ impl Message {
 }
 
 /// Waits for the drive's completion, with whatever status: the accelerator sees that, too.
-fn finish(queue: &mut Queue, device: &mut dyn crate::Device) -> Result<(), SourceError> {
+fn finish(
+    queue: &mut DriveQueue,
+    device: &mut dyn crate::DrivenFunction,
+) -> Result<(), SourceError> {
     let begun = Instant::now();
     let mut looks = 0u32;
     while queue.poll(device)?.is_none() {

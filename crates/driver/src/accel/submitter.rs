@@ -6,7 +6,7 @@ use std::time::Duration;
 use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::{Completion, Operation, SEGMENTS, Segment, Status};
 
-use super::{Accel, AccelError, AccelInfo, Options, Span, Work};
+use super::{Accel, AccelError, AccelInfo, AccelOptions, MessageSpan, MessageWork};
 
 /// Places in the memory for data, one after the other: offset and length of each.
 pub type Ranges<'a> = &'a [(usize, usize)];
@@ -33,7 +33,7 @@ struct Slots {
 
 /// A request that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Finished {
+pub struct FinishedRequest {
     /// What it is known by.
     pub token: u64,
     /// The status of its completion, as the interface numbers them.
@@ -50,9 +50,9 @@ impl Submitter {
     /// # Errors
     /// [`AccelError`].
     pub fn start(
-        options: Options,
+        options: AccelOptions,
         segments: u16,
-        start: impl FnOnce(Options) -> Result<Accel, AccelError>,
+        start: impl FnOnce(AccelOptions) -> Result<Accel, AccelError>,
     ) -> Result<Submitter, AccelError> {
         let segments = usize::from(segments);
         if !(1..=SEGMENTS).contains(&segments) {
@@ -63,7 +63,7 @@ impl Submitter {
         let data = options.data.max(1).next_multiple_of(4096);
         let slots = usize::from(options.queues) * usize::from(options.depth);
         let lists = slots * 2 * segments * size_of::<Segment>();
-        let accel = start(Options { data: data + lists, ..options })?;
+        let accel = start(AccelOptions { data: data + lists, ..options })?;
         let queue = |_| Slots {
             free: (0..options.depth).rev().collect(),
             tokens: vec![None; usize::from(options.depth)],
@@ -101,7 +101,7 @@ impl Submitter {
     pub fn submit(
         &mut self,
         queue: usize,
-        work: &Work<'_>,
+        work: &MessageWork<'_>,
         (input, output): (Ranges<'_>, Ranges<'_>),
         token: u64,
     ) -> Result<(), AccelError> {
@@ -121,14 +121,14 @@ impl Submitter {
     }
 
     /// A message, with its list in list number `nth` where it needs one.
-    fn message(&self, nth: usize, ranges: Ranges<'_>) -> Result<Span, AccelError> {
+    fn message(&self, nth: usize, ranges: Ranges<'_>) -> Result<MessageSpan, AccelError> {
         for (offset, length) in ranges {
             if offset.checked_add(*length).is_none_or(|end| end > self.data) {
                 return Err(AccelError::Request("a message is not in the memory for data"));
             }
         }
         if ranges.iter().all(|(_, length)| *length == 0) {
-            return Ok(Span { address: 0, segments: 0, length: 0 });
+            return Ok(MessageSpan { address: 0, segments: 0, length: 0 });
         }
         if let [(offset, length)] = ranges
             && let Ok(span) = self.accel.span(*offset, *length)
@@ -151,7 +151,7 @@ impl Submitter {
     ///
     /// # Errors
     /// When the connection failed.
-    pub fn poll(&mut self, queue: usize) -> Result<Option<Finished>, AccelError> {
+    pub fn poll(&mut self, queue: usize) -> Result<Option<FinishedRequest>, AccelError> {
         match self.accel.poll(queue)? {
             Some(completion) => self.finished(queue, &completion).map(Some),
             None => Ok(None),
@@ -166,14 +166,14 @@ impl Submitter {
         &mut self,
         queue: usize,
         limit: Duration,
-    ) -> Result<Option<Finished>, AccelError> {
+    ) -> Result<Option<FinishedRequest>, AccelError> {
         match self.accel.wait_for(queue, limit)? {
             Some(completion) => self.finished(queue, &completion).map(Some),
             None => Ok(None),
         }
     }
 
-    fn finished(&mut self, queue: usize, from: &Completion) -> Result<Finished, AccelError> {
+    fn finished(&mut self, queue: usize, from: &Completion) -> Result<FinishedRequest, AccelError> {
         let slots = self.queues.get_mut(queue);
         let token = slots.and_then(|slots| {
             let token = slots.tokens.get_mut(usize::from(from.id))?.take()?;
@@ -184,7 +184,7 @@ impl Submitter {
         let status = Status::from_number(from.status);
         let status =
             status.ok_or(AccelError::Unsupported("it answered with a status that is none"))?;
-        Ok(Finished { token, status, output: from.output, engine_ns: from.value })
+        Ok(FinishedRequest { token, status, output: from.output, engine_ns: from.value })
     }
 
     /// Requests of a queue that are under way.
@@ -214,7 +214,7 @@ impl Submitter {
     /// [`AccelError`].
     pub fn run(
         &mut self,
-        work: &Work<'_>,
+        work: &MessageWork<'_>,
         input: &[u8],
         room: usize,
     ) -> Result<Vec<u8>, AccelError> {

@@ -14,13 +14,13 @@ use super::{
     SHADOW_VALUES, SPINS, TIME_LIMIT,
 };
 use crate::DriveError;
-use crate::device::Device;
-use crate::queue::{CQ_FACTOR, Completed, PAGE, Place, Queue};
+use crate::device::DrivenFunction;
+use crate::queue::{CQ_FACTOR, Completed, DriveQueue, PAGE, PairLayout};
 
 /// Waits for the next completion of `queue`.
 pub(super) fn wait(
-    queue: &mut Queue,
-    device: &mut dyn Device,
+    queue: &mut DriveQueue,
+    device: &mut dyn DrivenFunction,
     name: &'static str,
 ) -> Result<Completed, DriveError> {
     let start = Instant::now();
@@ -54,18 +54,19 @@ pub(super) fn wait(
     }
 }
 
-fn read4(device: &mut dyn Device, offset: u64) -> Result<u32, DriveError> {
+/// A register of four bytes.
+pub(super) fn read4(device: &mut dyn DrivenFunction, offset: u64) -> Result<u32, DriveError> {
     let mut data = [0; 4];
     device.read(offset, &mut data)?;
     Ok(u32::from_le_bytes(data))
 }
 
-fn write4(device: &mut dyn Device, offset: u64, value: u32) -> Result<(), DriveError> {
+fn write4(device: &mut dyn DrivenFunction, offset: u64, value: u32) -> Result<(), DriveError> {
     device.write(offset, &value.to_le_bytes())
 }
 
 /// Enables the controller (NVM Express base 1.4, section 7.6.1); returns its doorbell stride.
-pub(super) fn enable(device: &mut dyn Device, iova: u64) -> Result<u8, DriveError> {
+pub(super) fn enable(device: &mut dyn DrivenFunction, iova: u64) -> Result<u8, DriveError> {
     let mut data = [0; 8];
     device.read(reg::CAP, &mut data)?;
     if data == [0xff; 8] {
@@ -94,7 +95,7 @@ fn failure(csts: u32) -> DriveError {
     if csts == u32::MAX { DriveError::Absent } else { DriveError::Failed(csts) }
 }
 
-fn wait_ready(device: &mut dyn Device, ready: bool) -> Result<(), DriveError> {
+fn wait_ready(device: &mut dyn DrivenFunction, ready: bool) -> Result<(), DriveError> {
     let start = Instant::now();
     while start.elapsed() < TIME_LIMIT {
         let csts = read4(device, reg::CSTS)?;
@@ -110,8 +111,8 @@ fn wait_ready(device: &mut dyn Device, ready: bool) -> Result<(), DriveError> {
     Err(DriveError::TimedOut("enable"))
 }
 
-pub(super) fn admin_queue(memory: &SharedMemory, iova: u64, dstrd: u8) -> Queue {
-    let place = Place {
+pub(super) fn admin_queue(memory: &SharedMemory, iova: u64, dstrd: u8) -> DriveQueue {
+    let place = PairLayout {
         id: 0,
         sq: ADMIN_SQ,
         cq: ADMIN_CQ,
@@ -120,13 +121,13 @@ pub(super) fn admin_queue(memory: &SharedMemory, iova: u64, dstrd: u8) -> Queue 
         dstrd,
         shadow: None,
     };
-    Queue::new(memory, iova, place, false)
+    DriveQueue::new(memory, iova, place, false)
 }
 
 /// The admin queue while the drive is brought up.
 pub(super) struct Admin<'a> {
-    pub(super) device: &'a mut dyn Device,
-    pub(super) queue: Queue,
+    pub(super) device: &'a mut dyn DrivenFunction,
+    pub(super) queue: DriveQueue,
     /// The address of the shared memory.
     pub(super) iova: u64,
 }
@@ -198,7 +199,7 @@ impl Admin<'_> {
         Ok((SHADOW_VALUES, SHADOW_EVENTS))
     }
 
-    pub(super) fn create_queues(&mut self, place: Place) -> Result<(), DriveError> {
+    pub(super) fn create_queues(&mut self, place: PairLayout) -> Result<(), DriveError> {
         let size = |entries: u16| {
             let cdw10 = QueueCdw10::new().with_qid(place.id).with_qsize(entries - 1);
             u32::from(cdw10)

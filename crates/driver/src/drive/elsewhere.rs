@@ -1,16 +1,54 @@
 //! What a drive does together with other functions: transfers with data that is not in the driver's memory, but in
-//! a BAR of theirs, and what they need to wait for it.
+//! a BAR of theirs or in its own memory buffer, and what they need to wait for it.
 
 use rackbus_memory::SharedMemory;
 use rackbus_spec::nvme::IoOpcode;
+use rackbus_spec::nvme::registers::{self as reg, Cap, Cmbloc, Cmbmsc, Cmbsz};
 
+use super::admin::read4;
 use super::{Drive, name};
 use crate::DriveError;
+use crate::device::bar_register;
 
 impl Drive {
     /// The memory that the driver shares with the drive.
     pub fn memory(&self) -> &SharedMemory {
         &self.memory
+    }
+
+    /// Places the drive's controller memory buffer at `address` (NVM Express base 1.4, section 4.7): for commands of this
+    /// drive, and, by its BAR, for other functions of the same user. Returns its size in bytes, of which `address` must
+    /// be a multiple.
+    ///
+    /// # Errors
+    /// [`DriveError::Unsupported`] when it has none.
+    pub fn place_buffer(&mut self, address: u64) -> Result<u64, DriveError> {
+        let device = &mut *self.device;
+        let mut cap = [0; 8];
+        device.read(reg::CAP, &mut cap)?;
+        if !Cap::from(u64::from_le_bytes(cap)).cmbs() {
+            return Err(DriveError::Unsupported("it has no controller memory buffer"));
+        }
+        let control = Cmbmsc::new().with_cre(true);
+        device.write(reg::CMBMSC, &u64::from(control).to_le_bytes())?;
+        let location = Cmbloc::from(read4(device, reg::CMBLOC)?);
+        let extent = Cmbsz::from(read4(device, reg::CMBSZ)?);
+        let unit = 4096u64 << (4 * u32::from(extent.szu().min(6)));
+        let size = u64::from(extent.sz()) * unit;
+        if location.ofst() != 0 || size == 0 {
+            return Err(DriveError::Unsupported("its memory buffer is not a BAR of its own"));
+        }
+        if !address.is_multiple_of(size) || address.checked_add(size - 1).is_none() {
+            return Err(DriveError::Request("the address is not a multiple of the buffer's size"));
+        }
+        device.write_config(bar_register(location.bir()), &address.to_le_bytes())?;
+        let control = control.with_cmse(true).with_cba(address >> 12);
+        device.write(reg::CMBMSC, &u64::from(control).to_le_bytes())?;
+        // A read comes after the write before it, which commands that are found in memory may overtake.
+        match read4(device, reg::CMBSTS)? {
+            0 => Ok(size),
+            _ => Err(DriveError::Unsupported("its memory buffer cannot be at that address")),
+        }
     }
 
     /// Reads `length` bytes, whole blocks, from block `lba` on into memory that the drive reaches at `address`,

@@ -2,7 +2,7 @@
 //!
 //! [`Net`] opens one at a vfio-user socket. It sends and receives frames by any number of queue pairs, split or packed,
 //! and polls; who waits sleeps until an interrupt. It lives in one thread. What it negotiates is chosen by
-//! [`Options`], so that it can be every kind of driver that a device has to bear.
+//! [`NetOptions`], so that it can be every kind of driver that a device has to bear.
 
 mod packed;
 mod registers;
@@ -18,10 +18,10 @@ use rackbus_spec::virtio::{feature as common, status};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::DriveError;
-use crate::device::{Addresses, Device, connect};
-use registers::Registers;
+use crate::device::{DmaAddresses, DrivenFunction, connect};
+use registers::VirtioRegisters;
 pub use ring::QueueLayout;
-use ring::{Queue, Span};
+use ring::{NetQueue, QueueMemory};
 
 /// Where the shared memory begins in the function's address space.
 const IOVA: u64 = 1 << 32;
@@ -55,7 +55,7 @@ pub enum NetError {
 
 /// How to use a function.
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct NetOptions {
     /// Features that are accepted as far as they are offered; version 1 always is.
     pub features: u64,
     /// Pairs of queues in use.
@@ -72,9 +72,9 @@ pub struct Options {
     pub interrupts: bool,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for NetOptions {
+    fn default() -> NetOptions {
+        NetOptions {
             features: !0,
             pairs: 1,
             size: 256,
@@ -101,17 +101,17 @@ pub struct NetInfo {
 
 /// A function in use.
 pub struct Net {
-    device: Box<dyn Device>,
+    device: Box<dyn DrivenFunction>,
     memory: SharedMemory,
-    addresses: Addresses,
-    registers: Registers,
+    addresses: DmaAddresses,
+    registers: VirtioRegisters,
     info: NetInfo,
-    receive: Vec<Queue>,
-    transmit: Vec<Queue>,
-    control: Option<Queue>,
+    receive: Vec<NetQueue>,
+    transmit: Vec<NetQueue>,
+    control: Option<NetQueue>,
     /// What rings for each pair, and for the configuration.
     events: Vec<Event>,
-    options: Options,
+    options: NetOptions,
 }
 
 impl std::fmt::Debug for Net {
@@ -125,7 +125,7 @@ impl Net {
     ///
     /// # Errors
     /// [`NetError`].
-    pub fn open(path: &Path, limit: Duration, options: Options) -> Result<Net, NetError> {
+    pub fn open(path: &Path, limit: Duration, options: NetOptions) -> Result<Net, NetError> {
         Net::start(Box::new(connect(path, limit)?), options)
     }
 
@@ -133,8 +133,8 @@ impl Net {
     ///
     /// # Errors
     /// [`NetError`].
-    pub fn start(device: Box<dyn Device>, options: Options) -> Result<Net, NetError> {
-        let Options { pairs, size, segments, .. } = options;
+    pub fn start(device: Box<dyn DrivenFunction>, options: NetOptions) -> Result<Net, NetError> {
+        let NetOptions { pairs, size, segments, .. } = options;
         if pairs == 0 || !(2..=1024).contains(&size) || !(1..=16).contains(&segments) {
             return Err(NetError::Request("1 to 1024 descriptors, 1 to 16 for each frame"));
         }
@@ -144,7 +144,7 @@ impl Net {
         // Declared behind the memory: where this fails, the function is stopped before its memory is given back.
         let mut device = device;
         let addresses = device.start(IOVA, &memory)?;
-        let mut registers = Registers::find(&mut *device)?;
+        let mut registers = VirtioRegisters::find(&mut *device)?;
         let features = registers.negotiate(&mut *device, options.features)?;
         let info = registers.info(&mut *device, features)?;
         if pairs > info.pairs {
@@ -172,7 +172,7 @@ impl Net {
         if features & feature::CTRL_VQ != 0 {
             let number = if many { 2 * net.info.pairs } else { 2 };
             let size = size.min(64);
-            let place = Span { offset: control_at, buffer: 4096, count: size, segments: 2 };
+            let place = QueueMemory { offset: control_at, buffer: 4096, count: size, segments: 2 };
             net.control = Some(net.make(number, size, place, features, None)?);
         }
         net.registers.set_status(&mut *net.device, status::DRIVER_OK)?;
@@ -186,14 +186,14 @@ impl Net {
     }
 
     fn make_queues(&mut self, features: u64) -> Result<(), NetError> {
-        let Options { pairs, size, buffer, segments, .. } = self.options;
+        let NetOptions { pairs, size, buffer, segments, .. } = self.options;
         let per_pair = pair_bytes(self.options);
         for pair in 0..pairs {
             let offset = usize::from(pair) * per_pair;
             let vector = (usize::from(pair) < self.events.len()).then_some(pair);
-            let inward = Span { offset, buffer, count: size, segments: 1 };
+            let inward = QueueMemory { offset, buffer, count: size, segments: 1 };
             let count = size / segments.max(1);
-            let outward = Span {
+            let outward = QueueMemory {
                 offset: offset + inward.length(size),
                 buffer: TRANSMIT_BUFFER,
                 count: count.min(64),
@@ -211,12 +211,12 @@ impl Net {
         &mut self,
         number: u16,
         size: u16,
-        span: Span,
+        span: QueueMemory,
         features: u64,
         vector: Option<u16>,
-    ) -> Result<Queue, NetError> {
+    ) -> Result<NetQueue, NetError> {
         let indirect = self.options.indirect && features & common::INDIRECT_DESC != 0;
-        let mut queue = Queue::new(&self.memory, &self.addresses, number, size, span, features)?;
+        let mut queue = NetQueue::new(&self.memory, &self.addresses, number, size, span, features)?;
         queue.indirect = indirect && span.segments > 1;
         let places = queue.places;
         queue.notify_at = self.registers.enable(&mut *self.device, number, size, places, vector)?;
@@ -409,17 +409,17 @@ impl Net {
 }
 
 /// Bytes of a pair's queues and buffers.
-fn pair_bytes(options: Options) -> usize {
-    let Options { size, buffer, segments, .. } = options;
-    let inward = Span { offset: 0, buffer, count: size, segments: 1 };
+fn pair_bytes(options: NetOptions) -> usize {
+    let NetOptions { size, buffer, segments, .. } = options;
+    let inward = QueueMemory { offset: 0, buffer, count: size, segments: 1 };
     let count = (size / segments.max(1)).min(64);
-    let outward = Span { offset: 0, buffer: TRANSMIT_BUFFER, count, segments };
+    let outward = QueueMemory { offset: 0, buffer: TRANSMIT_BUFFER, count, segments };
     inward.length(size) + outward.length(size)
 }
 
 /// Bytes of all memory, and where the control queue is.
-fn layout(options: Options) -> (usize, usize) {
-    let control = Span { offset: 0, buffer: 4096, count: 64, segments: 2 };
+fn layout(options: NetOptions) -> (usize, usize) {
+    let control = QueueMemory { offset: 0, buffer: 4096, count: 64, segments: 2 };
     let at = usize::from(options.pairs) * pair_bytes(options);
     (at + control.length(64), at)
 }

@@ -8,7 +8,7 @@ use rackbus_spec::virtio::ring::{
     DESCRIPTOR_SIZE, PACKED_FLAGS, PackedDescriptor, event, flags, passes,
 };
 
-use super::ring::Piece;
+use super::ring::BufferPiece;
 
 #[derive(Debug)]
 pub struct Packed {
@@ -46,7 +46,7 @@ impl Packed {
         }
     }
 
-    pub fn push(&mut self, memory: &SharedMemory, number: u16, pieces: &[Piece]) {
+    pub fn push(&mut self, memory: &SharedMemory, number: u16, pieces: &[BufferPiece]) {
         let mut first = None;
         for (index, (address, length, kind)) in pieces.iter().enumerate() {
             let at = self.ring + usize::from(self.next) * DESCRIPTOR_SIZE;

@@ -8,11 +8,11 @@ use rackbus_spec::virtio::{
 
 use super::ring::QueueLayout;
 use super::{NetError, NetInfo};
-use crate::device::Device;
+use crate::device::DrivenFunction;
 
 /// Where the structures are in BAR 0.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Registers {
+pub struct VirtioRegisters {
     common: u64,
     notify: u64,
     multiplier: u64,
@@ -21,9 +21,9 @@ pub struct Registers {
     msix: Option<u64>,
 }
 
-impl Registers {
+impl VirtioRegisters {
     /// Looks for the capabilities of a network function.
-    pub fn find(device: &mut dyn Device) -> Result<Registers, NetError> {
+    pub fn find(device: &mut dyn DrivenFunction) -> Result<VirtioRegisters, NetError> {
         let wrong = NetError::Unsupported("it is no virtio network function");
         let mut bytes = [0; 256];
         device.read_config(0, &mut bytes)?;
@@ -32,7 +32,7 @@ impl Registers {
         if (word(header::VENDOR_ID), word(header::DEVICE_ID)) != (VENDOR_ID, kind) {
             return Err(wrong);
         }
-        let mut found = Registers::default();
+        let mut found = VirtioRegisters::default();
         let mut seen = 0u8;
         let mut at = usize::from(bytes[usize::from(header::CAPABILITIES_POINTER)]);
         // A list can have no more entries than fit.
@@ -73,31 +73,39 @@ impl Registers {
         Ok(found)
     }
 
-    fn read<const N: usize>(&self, device: &mut dyn Device, at: u64) -> Result<[u8; N], NetError> {
+    fn read<const N: usize>(
+        &self,
+        device: &mut dyn DrivenFunction,
+        at: u64,
+    ) -> Result<[u8; N], NetError> {
         let mut data = [0; N];
         device.read(at, &mut data)?;
         Ok(data)
     }
 
     /// Lets the function interrupt by MSI-X; false where it does not show that.
-    pub fn enable_msix(&self, device: &mut dyn Device) -> Result<bool, NetError> {
+    pub fn enable_msix(&self, device: &mut dyn DrivenFunction) -> Result<bool, NetError> {
         let Some(at) = self.msix else { return Ok(false) };
         let control = msix::CONTROL_ENABLE.to_le_bytes();
         device.write_config(at + u64::from(msix::CONTROL), &control)?;
         Ok(true)
     }
 
-    pub fn status(&self, device: &mut dyn Device) -> Result<u8, NetError> {
+    pub fn status(&self, device: &mut dyn DrivenFunction) -> Result<u8, NetError> {
         Ok(self.read::<1>(device, self.common + reg::DEVICE_STATUS)?[0])
     }
 
-    pub fn set_status(&self, device: &mut dyn Device, bit: u8) -> Result<(), NetError> {
+    pub fn set_status(&self, device: &mut dyn DrivenFunction, bit: u8) -> Result<(), NetError> {
         let value = self.status(device)? | bit;
         Ok(device.write(self.common + reg::DEVICE_STATUS, &[value])?)
     }
 
     /// Resets the device and accepts what it offers of `wanted`; answers what was accepted.
-    pub fn negotiate(&mut self, device: &mut dyn Device, wanted: u64) -> Result<u64, NetError> {
+    pub fn negotiate(
+        &mut self,
+        device: &mut dyn DrivenFunction,
+        wanted: u64,
+    ) -> Result<u64, NetError> {
         device.write(self.common + reg::DEVICE_STATUS, &[0])?;
         self.set_status(device, status::ACKNOWLEDGE)?;
         self.set_status(device, status::DRIVER)?;
@@ -122,11 +130,15 @@ impl Registers {
         }
     }
 
-    pub fn config16(&self, device: &mut dyn Device, at: u64) -> Result<u16, NetError> {
+    pub fn config16(&self, device: &mut dyn DrivenFunction, at: u64) -> Result<u16, NetError> {
         Ok(u16::from_le_bytes(self.read::<2>(device, self.device + at)?))
     }
 
-    pub fn info(&self, device: &mut dyn Device, features: u64) -> Result<NetInfo, NetError> {
+    pub fn info(
+        &self,
+        device: &mut dyn DrivenFunction,
+        features: u64,
+    ) -> Result<NetInfo, NetError> {
         let mac = self.read::<6>(device, self.device + config::MAC)?;
         let pairs = match features & feature::MQ != 0 {
             true => self.config16(device, config::MAX_PAIRS)?,
@@ -138,7 +150,7 @@ impl Registers {
     /// Enables a queue; answers where it is notified.
     pub fn enable(
         &self,
-        device: &mut dyn Device,
+        device: &mut dyn DrivenFunction,
         number: u16,
         size: u16,
         places: QueueLayout,

@@ -7,7 +7,7 @@ use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, flags};
 use super::NetError;
 use super::packed::Packed;
 use super::split::Split;
-use crate::device::Addresses;
+use crate::device::DmaAddresses;
 
 /// Where a queue's areas are, as the function addresses them.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,7 +22,7 @@ pub struct QueueLayout {
 
 /// The memory of a queue: three areas, tables, then buffers.
 #[derive(Debug, Clone, Copy)]
-pub struct Span {
+pub struct QueueMemory {
     /// Where it begins in the shared memory.
     pub offset: usize,
     /// Bytes of a buffer.
@@ -37,7 +37,7 @@ const PAGE: usize = 4096;
 /// Bytes of a buffer's table.
 const TABLE: usize = 16 * DESCRIPTOR_SIZE;
 
-impl Span {
+impl QueueMemory {
     fn areas(size: u16) -> usize {
         (usize::from(size) * DESCRIPTOR_SIZE).next_multiple_of(PAGE)
             + (usize::from(size) * 2 + 8).next_multiple_of(PAGE)
@@ -45,7 +45,7 @@ impl Span {
     }
 
     fn tables(&self, size: u16) -> usize {
-        self.offset + Span::areas(size)
+        self.offset + QueueMemory::areas(size)
     }
 
     fn buffers(&self, size: u16) -> usize {
@@ -60,7 +60,7 @@ impl Span {
 }
 
 /// A buffer of a request: address, length, flags.
-pub type Piece = (u64, u32, u16);
+pub type BufferPiece = (u64, u32, u16);
 
 #[derive(Debug)]
 enum Ring {
@@ -70,13 +70,13 @@ enum Ring {
 
 /// The driver's side of a queue, with buffers of its own.
 #[derive(Debug)]
-pub struct Queue {
+pub struct NetQueue {
     /// The queue's number: even ones receive, odd ones send.
     pub number: u16,
     /// Where it is notified in BAR 0.
     pub notify_at: u64,
     /// The memory that has the queue's areas and buffers.
-    pub span: Span,
+    pub span: QueueMemory,
     /// Where the queue's areas are in it.
     pub places: QueueLayout,
     /// Requests have a table.
@@ -85,19 +85,19 @@ pub struct Queue {
     free: Vec<u16>,
     tables_at: usize,
     buffers_at: usize,
-    addresses: Addresses,
+    addresses: DmaAddresses,
 }
 
-impl Queue {
+impl NetQueue {
     /// A queue of `size` descriptors in `span` of the memory.
     pub fn new(
         memory: &SharedMemory,
-        addresses: &Addresses,
+        addresses: &DmaAddresses,
         number: u16,
         size: u16,
-        span: Span,
+        span: QueueMemory,
         features: u64,
-    ) -> Result<Queue, NetError> {
+    ) -> Result<NetQueue, NetError> {
         let descriptors = span.offset;
         let driver = descriptors + (usize::from(size) * DESCRIPTOR_SIZE).next_multiple_of(PAGE);
         let device = driver + (usize::from(size) * 2 + 8).next_multiple_of(PAGE);
@@ -112,7 +112,7 @@ impl Queue {
             driver: place(driver)?,
             device: place(device)?,
         };
-        if let Some(areas) = memory.whole().part(span.offset, Span::areas(size)) {
+        if let Some(areas) = memory.whole().part(span.offset, QueueMemory::areas(size)) {
             areas.fill(0);
         }
         let ring = match features & feature::RING_PACKED != 0 {
@@ -124,7 +124,7 @@ impl Queue {
                 features,
             )),
         };
-        Ok(Queue {
+        Ok(NetQueue {
             number,
             notify_at: 0,
             span,
@@ -167,7 +167,7 @@ impl Queue {
     /// Puts a request in: the first bytes of a buffer are read, those behind them written.
     pub fn push(&mut self, memory: &SharedMemory, number: u16, read: usize, write: usize) {
         let at = self.buffers_at + usize::from(number) * self.span.buffer;
-        let mut pieces: Vec<Piece> = Vec::with_capacity(usize::from(self.span.segments));
+        let mut pieces: Vec<BufferPiece> = Vec::with_capacity(usize::from(self.span.segments));
         let parts = usize::from(self.span.segments) - usize::from(write > 0 && read > 0);
         let mut done = 0;
         for part in 0..parts.max(1) {
@@ -228,7 +228,7 @@ impl Queue {
     }
 }
 
-fn write_table(memory: &SharedMemory, at: usize, pieces: &[Piece], packed: bool) {
+fn write_table(memory: &SharedMemory, at: usize, pieces: &[BufferPiece], packed: bool) {
     use rackbus_spec::virtio::ring::{Descriptor, PackedDescriptor};
     for (index, (address, length, kind)) in (0u16..).zip(pieces) {
         let at = at + usize::from(index) * DESCRIPTOR_SIZE;

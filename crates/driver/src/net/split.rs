@@ -6,7 +6,7 @@ use rackbus_memory::SharedMemory;
 use rackbus_spec::virtio::feature;
 use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags, passes, split as layout};
 
-use super::ring::Piece;
+use super::ring::BufferPiece;
 
 #[derive(Debug)]
 pub struct Split {
@@ -40,7 +40,7 @@ impl Split {
         }
     }
 
-    pub fn push(&mut self, memory: &SharedMemory, number: u16, pieces: &[Piece]) {
+    pub fn push(&mut self, memory: &SharedMemory, number: u16, pieces: &[BufferPiece]) {
         let head = number * self.per_buffer;
         for (index, (address, length, kind)) in (0u16..).zip(pieces) {
             let at = self.descriptors + usize::from(head + index) * DESCRIPTOR_SIZE;

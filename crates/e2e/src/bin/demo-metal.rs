@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::metal::{Bridge, Memory};
 use rackbus_e2e::{Failure, Result, ensure, programs};
-use rackbus_vm::{Assets, Cable, Guest, Iommu, Machine, MachineSpec, Switch};
+use rackbus_vm::{Assets, Guest, Machine, MachineSpec, NetworkCable, SharedNetwork, VmIommu};
 
 /// What the scripts have in common. The programs bring their own libraries: what they were linked with.
 const PRELUDE: &str = r#"
@@ -77,7 +77,7 @@ struct Hosts {
     /// Where alpha is on the network.
     address: String,
     _bridges: [Bridge; 2],
-    _switch: Switch,
+    _switch: SharedNetwork,
 }
 
 fn demonstrate(dir: &Path) -> Result<()> {
@@ -200,10 +200,10 @@ impl Hosts {
             Bridge::between([ALPHA.0, other], memory, &dir.join("bridges"), &[])
         };
         let bridges = [bridge(BETA.0, &memory)?, bridge(GAMMA.0, &memory)?];
-        let mut switch = Switch::new(SUBNET)?;
+        let mut switch = SharedNetwork::new(SUBNET)?;
         let mut spec = bridges[0].machine(ALPHA.0, ALPHA.1);
         bridges[1].plug(&mut spec);
-        spec.iommu = Iommu::Translating;
+        spec.iommu = VmIommu::Translating;
         spec.devices = drive(dir)?;
         let cable = switch.cable()?;
         let address = cable.address().split('/').next().unwrap_or_default().to_owned();
@@ -278,7 +278,12 @@ fn drive(dir: &Path) -> Result<Vec<String>> {
 }
 
 /// Starts a machine that has the program, and the kernel module for its kernel.
-fn launch(assets: &Assets, mut spec: MachineSpec, cable: Cable, dir: &Path) -> Result<Machine> {
+fn launch(
+    assets: &Assets,
+    mut spec: MachineSpec,
+    cable: NetworkCable,
+    dir: &Path,
+) -> Result<Machine> {
     let files = dir.join("files").join(&spec.name);
     programs::collect(&files, &["rackbus"])?;
     std::fs::copy(assets.kernel_module(spec.guest)?, files.join("rackbus.ko"))?;

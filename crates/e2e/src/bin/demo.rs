@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::{Guest, Rack, Result, ensure};
 use rackbus_vm::Assets;
 use serde::Serialize;
@@ -245,7 +245,7 @@ fn measure_host(rack: &Rack, report: &mut Report) -> Result<()> {
     let (lease, socket) = rack.borrow("alpha/nvme0", "beta")?;
     report.lent("alpha/nvme0", "beta", "userspace driver");
     let (count, seconds) = report.step("a userspace driver on beta measures", || {
-        let mut drive = Drive::open(&socket, Options::default())?;
+        let mut drive = Drive::open(&socket, DriveOptions::default())?;
         let blocks = drive.info().blocks / 8;
         let mut data = [0; 4096];
         let (begun, mut count, mut at) = (Instant::now(), 0u32, 1u64);

@@ -12,9 +12,9 @@ use std::fs::{File, read_to_string};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
-use rackbus_driver::{Drive, DriveError, MachineFunction, Options};
+use rackbus_driver::{Drive, DriveError, DriveOptions, MachineFunction};
 use rackbus_e2e::{Failure, Result, ensure};
-use rackbus_memory::Registers;
+use rackbus_memory::MappedRegisters;
 use rackbus_spec::nvme::Status;
 
 const PAGE: u64 = 4096;
@@ -61,13 +61,13 @@ fn open(drive: &str, target: &str, bar: &str) -> Result<Peers> {
     let first = first.ok_or_else(|| Failure(format!("{target} has no BAR {bar}")))?;
     let bar = File::options().read(true).write(true).open(format!("{folder}/resource{bar}"))?;
     let device = Box::new(MachineFunction::open(drive)?);
-    let options = Options { depth: 4, data: 64 << 10 };
+    let options = DriveOptions { depth: 4, data: 64 << 10 };
     Ok(Peers { drive: Drive::with_device(device, options)?, address: first + PAGE, bar })
 }
 
 impl Peers {
     fn move_both_ways(mut self) -> Result<String> {
-        let memory = Registers::map(self.bar.as_fd(), PAGE + LENGTH as u64)?;
+        let memory = MappedRegisters::map(self.bar.as_fd(), PAGE + LENGTH as u64)?;
         let there = |at: usize| memory.read(PAGE + at as u64);
         let words = || (0..LENGTH).step_by(4);
         let sent: Vec<u8> = (0..LENGTH).map(|n| (n * 7 + n / 512) as u8).collect();

@@ -19,10 +19,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rackbus_driver::device::{Addresses, Device, connect};
-use rackbus_driver::{Drive, DriveError, MachineFunction, Options};
+use rackbus_driver::device::{DmaAddresses, DrivenFunction, connect};
+use rackbus_driver::{Drive, DriveError, DriveOptions, MachineFunction};
 use rackbus_e2e::{Failure, Result, ensure};
-use rackbus_memory::{Access, Event, Registers, SharedMemory};
+use rackbus_memory::{Access, Event, MappedRegisters, SharedMemory};
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::{irq, region};
 use rackbus_vfio::VfioError;
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn open(function: &str) -> Result<String> {
-    let device = rackbus_vfio::Device::open_alone(function.parse()?)?;
+    let device = rackbus_vfio::VfioDevice::open_alone(function.parse()?)?;
     device.enable(true)?;
     let mut word = [0; 4];
     device.read(region::BAR0, VERSION, &mut word)?;
@@ -98,12 +98,12 @@ fn open(function: &str) -> Result<String> {
     ))
 }
 
-fn options() -> Options {
-    Options { depth: 4, data: LENGTH }
+fn options() -> DriveOptions {
+    DriveOptions { depth: 4, data: LENGTH }
 }
 
 fn drive(function: &str) -> Result<Drive> {
-    let device: Box<dyn Device> = match function.starts_with('/') {
+    let device: Box<dyn DrivenFunction> = match function.starts_with('/') {
         true => Box::new(connect(Path::new(function), LIMIT)?),
         false => Box::new(MachineFunction::open(function)?),
     };
@@ -141,21 +141,21 @@ fn busy(mut drive: Drive) -> Result<String> {
 /// A drive that tells of its admin commands by vector 0.
 struct Wired(Client, Event);
 
-impl Device for Wired {
+impl DrivenFunction for Wired {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> std::result::Result<(), DriveError> {
-        Device::read(&mut self.0, offset, data)
+        DrivenFunction::read(&mut self.0, offset, data)
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), DriveError> {
-        Device::write(&mut self.0, offset, data)
+        DrivenFunction::write(&mut self.0, offset, data)
     }
 
     fn start(
         &mut self,
         iova: u64,
         memory: &SharedMemory,
-    ) -> std::result::Result<Addresses, DriveError> {
-        let addresses = Device::start(&mut self.0, iova, memory)?;
+    ) -> std::result::Result<DmaAddresses, DriveError> {
+        let addresses = DrivenFunction::start(&mut self.0, iova, memory)?;
         let wire = self.1.as_fd().try_clone_to_owned().map_err(DriveError::Descriptors)?;
         let kind = if self.0.irq_info(irq::MSIX)?.count > 0 { irq::MSIX } else { irq::INTX };
         self.0.wire_irqs(kind, 0, &[Some(wire)])?;
@@ -206,7 +206,7 @@ fn keep(function: &str) -> Result<String> {
     let info = client.region_info(region::BAR0)?;
     let (file, offset) =
         info.memory.ok_or_else(|| Failure("its registers cannot be mapped".to_owned()))?;
-    let registers = Registers::map_device(file.as_fd(), offset, 4096)?;
+    let registers = MappedRegisters::map_device(file.as_fd(), offset, 4096)?;
     ensure!(
         registers.read(VERSION) == Some(u32::from_le_bytes(trapped)),
         "other registers are mapped"

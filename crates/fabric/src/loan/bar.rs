@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use super::{Lending, Loan, LoanError, Record, UnknownPart};
+use super::{Lending, Loan, LoanError, LoanRecord, UnknownPart};
 use crate::domain::Access;
 use crate::system::{Requester, SpaceError, Target};
-use crate::topology::Kind;
+use crate::topology::ComponentKind;
 
 /// A place in a BAR of a function of the rack.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,12 +40,13 @@ impl Lending {
         let device = fabric.topology().named(&place.function).ok_or_else(unknown)?;
         let part = fabric.topology().component(device);
         let misplaced = || SpaceError::Misplaced(place.function.clone());
-        let owner = part.host.filter(|_| part.kind == Kind::Device).ok_or_else(misplaced)?;
+        let owner =
+            part.host.filter(|_| part.kind == ComponentKind::Device).ok_or_else(misplaced)?;
         let target = Target::Bar { device, bar: place.bar, offset: place.offset };
         let requester = Requester::Device(self.function);
         let entries = fabric.lend(requester, iova, (length, access), owner, target)?;
         drop(fabric);
-        let record = Some(Arc::new(Record::new(&self.fabric, entries)));
+        let record = Some(Arc::new(LoanRecord::new(&self.fabric, entries)));
         Ok(Loan { range: (iova, length), access, record, memory: Some(memory) })
     }
 }

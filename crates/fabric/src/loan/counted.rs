@@ -6,7 +6,7 @@ use crate::topology::HostId;
 
 /// Bytes of a host that count as lent until this is dropped.
 #[derive(Debug)]
-pub struct Counted {
+pub struct CountedBytes {
     fabric: FabricHandle,
     owner: HostId,
     object: ObjectKey,
@@ -26,13 +26,13 @@ impl FabricHandle {
         object: ObjectKey,
         offset: u64,
         length: u64,
-    ) -> Result<Counted, LoanError> {
+    ) -> Result<CountedBytes, LoanError> {
         self.lock().count(owner, object, offset, length)?;
-        Ok(Counted { fabric: self.clone(), owner, object, offset, length })
+        Ok(CountedBytes { fabric: self.clone(), owner, object, offset, length })
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
         self.fabric.lock().discount(self.owner, (self.object, self.offset), self.length);
     }

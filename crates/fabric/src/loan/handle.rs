@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Lending, Loan, LoanError, Record, UnknownPart};
+use super::{Lending, Loan, LoanError, LoanRecord, UnknownPart};
 use crate::derive;
 use crate::domain::Access;
 use crate::system::{AccessError, Fabric, Requester, Resolved, Route, Target};
-use crate::topology::{HostId, Kind, Link, Topology, TopologyError};
+use crate::topology::{ComponentKind, HostId, Link, Topology, TopologyError};
 
 /// The fabric of a node, shared by all that lend, borrow and share there.
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ impl FabricHandle {
         let name = front_name(function, borrower);
         if fabric.topology().named(&name).is_none() {
             let root = fabric.topology().host(owner).root;
-            let front = fabric.topology.add(Some(owner), Kind::Device, &name);
+            let front = fabric.topology.add(Some(owner), ComponentKind::Device, &name);
             let joined = front.and_then(|id| fabric.topology.connect(root, id, Link::Internal));
             joined.map_err(|_| unknown())?;
         }
@@ -84,7 +84,7 @@ impl FabricHandle {
         Ok(Loan {
             range: (entries.at, length),
             access,
-            record: Some(Arc::new(Record::new(self, entries))),
+            record: Some(Arc::new(LoanRecord::new(self, entries))),
             memory: (),
         })
     }
@@ -124,12 +124,12 @@ impl FabricHandle {
         let name = format!("{host}/{device}");
         let mut fabric = self.lock();
         if let Some(id) = fabric.topology().named(&name) {
-            let there = fabric.topology().component(id).kind == Kind::Device;
+            let there = fabric.topology().component(id).kind == ComponentKind::Device;
             return if there { Ok(()) } else { Err(UnknownPart(name)) };
         }
         let owner = host_named(fabric.topology(), host)?;
         let root = fabric.topology().host(owner).root;
-        let function = fabric.topology.add(Some(owner), Kind::Device, &name);
+        let function = fabric.topology.add(Some(owner), ComponentKind::Device, &name);
         let joined = function.and_then(|id| fabric.topology.connect(root, id, Link::Internal));
         joined.map_err(|_| UnknownPart(name))
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::{ALL, Entries, FabricHandle, LentMemory, LoanError};
 use crate::domain::Access;
 use crate::system::{Fabric, Requester, Target};
-use crate::topology::{ComponentId, HostId, Kind, Link, Topology};
+use crate::topology::{ComponentId, ComponentKind, HostId, Link, Topology};
 
 /// What one host lends of its memory to one function: the only source of its loans.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ impl Lending {
         const FUNCTION: &str = "host/function";
         let mut topology = Topology::new();
         let host = topology.add_host("host", u64::MAX, true).expect("the first of its name");
-        let function = topology.add(Some(host), Kind::Device, FUNCTION).expect("as above");
+        let function = topology.add(Some(host), ComponentKind::Device, FUNCTION).expect("as above");
         let root = topology.host(host).root;
         topology.connect(root, function, Link::Internal).expect("both are in one host");
         Lending { fabric: FabricHandle::new(Fabric::new(topology)), function, owner: host }
@@ -47,7 +47,7 @@ impl Lending {
                 let range = (length, access);
                 let entries =
                     self.fabric.lock().lend(requester, iova, range, self.owner, target)?;
-                Some(Arc::new(Record::new(&self.fabric, entries)))
+                Some(Arc::new(LoanRecord::new(&self.fabric, entries)))
             }
         };
         Ok(Loan { range: (iova, length), access, record, memory })
@@ -67,7 +67,7 @@ pub struct Loan<M = ()> {
     pub(super) range: (u64, u64),
     pub(super) access: Access,
     /// `None` where no memory is behind it.
-    pub(super) record: Option<Arc<Record>>,
+    pub(super) record: Option<Arc<LoanRecord>>,
     pub(super) memory: M,
 }
 
@@ -107,7 +107,7 @@ impl<M> Loan<M> {
 
 /// Ends a loan that somebody else has.
 #[derive(Debug, Clone)]
-pub struct LoanEnd(Weak<Record>);
+pub struct LoanEnd(Weak<LoanRecord>);
 
 impl LoanEnd {
     /// Ends it, if it is not over.
@@ -120,14 +120,14 @@ impl LoanEnd {
 
 /// A loan's entries in the fabric, as long as it lasts.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct LoanRecord {
     pub(super) fabric: FabricHandle,
     pub(super) entries: Mutex<Option<Entries>>,
 }
 
-impl Record {
-    pub(super) fn new(fabric: &FabricHandle, entries: Entries) -> Record {
-        Record { fabric: fabric.clone(), entries: Mutex::new(Some(entries)) }
+impl LoanRecord {
+    pub(super) fn new(fabric: &FabricHandle, entries: Entries) -> LoanRecord {
+        LoanRecord { fabric: fabric.clone(), entries: Mutex::new(Some(entries)) }
     }
 
     pub(super) fn end(&self) {
@@ -138,7 +138,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for LoanRecord {
     fn drop(&mut self) {
         self.end();
     }

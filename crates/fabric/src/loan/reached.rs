@@ -3,7 +3,7 @@
 use super::{UnknownPart, front_name};
 use crate::domain::Access;
 use crate::system::{Fabric, Requester, Route};
-use crate::topology::Kind;
+use crate::topology::ComponentKind;
 
 /// A range that a requester reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Fabric {
             return Ok(self.routes(Requester::Cpu(host), ranges));
         }
         let function =
-            topology.named(name).filter(|id| topology.component(*id).kind == Kind::Device);
+            topology.named(name).filter(|id| topology.component(*id).kind == ComponentKind::Device);
         let function = function.ok_or_else(|| UnknownPart(name.to_owned()))?;
         let fronts =
             topology.hosts().filter_map(|(_, host)| topology.named(&front_name(name, &host.name)));

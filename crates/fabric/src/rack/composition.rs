@@ -7,7 +7,7 @@ use toml::de::DeValue;
 
 use super::{Composition, Host};
 use crate::names::{self, is_name};
-use crate::text::{Outcome, list, mismatch, subsection, wrong};
+use crate::text::{Parsed, list, mismatch, subsection, wrong};
 
 const FORM: &str = "write [[composition]] with name, host and functions";
 
@@ -15,7 +15,7 @@ const FUNCTIONS: &str = "write an array of functions of the rack: [\"alpha/nvme0
 
 const ISOLATION: &str = "`isolation` is \"shared\" or \"strict\"";
 
-pub(super) fn all(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Vec<Composition>> {
+pub(super) fn all(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Parsed<Vec<Composition>> {
     let DeValue::Array(entries) = value.get_ref() else {
         return wrong(value.span(), mismatch("composition", value.get_ref()), FORM);
     };
@@ -33,7 +33,7 @@ pub(super) fn all(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Vec<C
 
 type Place = std::ops::Range<usize>;
 
-fn one(entry: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<(Composition, Place)> {
+fn one(entry: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Parsed<(Composition, Place)> {
     let keys = &["name", "host", "functions", "isolation"];
     let section = subsection(entry, "composition", keys)?;
     let (name, place) = section.require("name", section.text("name", FORM)?, FORM)?;

@@ -13,7 +13,7 @@ use super::{
     network, share,
 };
 use crate::names::{self, is_name};
-use crate::text::{Named, Outcome, Section, document, mismatch, subsection, wrong};
+use crate::text::{Named, Parsed, Section, document, mismatch, subsection, wrong};
 use crate::values::format_size;
 use physical::fabric;
 
@@ -21,7 +21,7 @@ const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
 /// Reads a rack file; its devices' sections go to `read`, one after the other.
-pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
+pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Parsed<Rack> {
     let root = document(text)?;
     let top = Section::new(
         root.get_ref(),
@@ -48,7 +48,7 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
     let entries = top.tables("hosts")?;
     let ids = node_ids(&entries)?;
     let hosts = entries.iter().zip(ids).map(|(entry, id)| host(entry, id, read));
-    let hosts = hosts.collect::<Outcome<Vec<_>>>()?;
+    let hosts = hosts.collect::<Parsed<Vec<_>>>()?;
     if hosts.is_empty() {
         return wrong(0..0, "the rack has no host", "write [hosts.NAME] for each host");
     }
@@ -98,7 +98,7 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
 // `profile` is the timing model's to read.
 const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "ntb", "devices", "profile"];
 
-fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> {
+fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Parsed<Host> {
     let section = host_section(entry)?;
     let stated = section.size("memory", 64 * MIB, 64 * TIB)?;
     let memory = stated.unwrap_or(4096 * MIB);
@@ -120,13 +120,13 @@ fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> 
             .tables("devices")?
             .iter()
             .map(|device_entry| device(entry.name, device_entry, read))
-            .collect::<Outcome<Vec<_>>>()?
+            .collect::<Parsed<Vec<_>>>()?
             .concat(),
     })
 }
 
 /// Where a host's NTBs are, each in a table that is named as the host it leads to.
-fn ntbs(section: &Section<'_>) -> Outcome<BTreeMap<String, String>> {
+fn ntbs(section: &Section<'_>) -> Parsed<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for entry in section.tables("ntb")? {
         let place = format!("the NTB to {}", entry.name);
@@ -160,7 +160,7 @@ fn is_pci_address(text: &str) -> bool {
 }
 
 /// Hosts that NTBs lead to are hosts of the rack, and others.
-fn check_ntbs(top: &Section<'_>, hosts: &[Host]) -> Outcome<()> {
+fn check_ntbs(top: &Section<'_>, hosts: &[Host]) -> Parsed<()> {
     for host in hosts {
         for other in host.ntbs.keys() {
             if *other == host.name || !hosts.iter().any(|host| host.name == *other) {
@@ -175,12 +175,12 @@ fn check_ntbs(top: &Section<'_>, hosts: &[Host]) -> Outcome<()> {
     Ok(())
 }
 
-fn host_section<'a>(entry: &Named<'a>) -> Outcome<Section<'a>> {
+fn host_section<'a>(entry: &Named<'a>) -> Parsed<Section<'a>> {
     Section::new(entry.table, entry.span.clone(), format!("host {}", entry.name), HOST)
 }
 
 /// The hosts' node ids: those that the file gives, and for the others what is free, in order.
-fn node_ids(hosts: &[Named<'_>]) -> Outcome<Vec<u32>> {
+fn node_ids(hosts: &[Named<'_>]) -> Parsed<Vec<u32>> {
     let mut taken: BTreeMap<u32, &str> = BTreeMap::new();
     let mut given = Vec::new();
     for entry in hosts {
@@ -223,9 +223,9 @@ const NODE_IDS: &str =
 const MOST_HOSTS: u32 = LAST_NODE_ID / 4 - 1;
 
 /// Reads a device's section by what its class says of it; how many virtual functions it has.
-pub(super) type ReadDevice<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Outcome<u16>;
+pub(super) type ReadDevice<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Parsed<u16>;
 
-fn device(host: &str, entry: &Named<'_>, read: ReadDevice<'_>) -> Outcome<Vec<Device>> {
+fn device(host: &str, entry: &Named<'_>, read: ReadDevice<'_>) -> Parsed<Vec<Device>> {
     let section = DeviceSection { function: format!("{host}/{}", entry.name), entry };
     let functions = read(&section)?;
     let (kind, _) = section.kind("write kind = \"…\", the name of a class of devices")?;
@@ -253,7 +253,7 @@ impl<'a> DeviceSection<'a> {
     ///
     /// # Errors
     /// [`Problem`](crate::text::Problem) when there is none.
-    pub fn kind(&self, allowed: &str) -> Outcome<(&'a str, Range<usize>)> {
+    pub fn kind(&self, allowed: &str) -> Parsed<(&'a str, Range<usize>)> {
         let kind = match self.entry.table.get(KIND) {
             None => None,
             Some(value) => match value.get_ref() {
@@ -274,7 +274,7 @@ impl<'a> DeviceSection<'a> {
     ///
     /// # Errors
     /// [`Problem`](crate::text::Problem) for a key that is not.
-    pub fn keys(&self, known: &'static [&'static str]) -> Outcome<Section<'a>> {
+    pub fn keys(&self, known: &'static [&'static str]) -> Parsed<Section<'a>> {
         debug_assert!(known.contains(&KIND));
         let place = format!("device {}", self.function);
         Section::new(self.entry.table, self.entry.span.clone(), place, known)
@@ -283,7 +283,7 @@ impl<'a> DeviceSection<'a> {
 
 const KIND: &str = "kind";
 
-fn control(value: &Spanned<DeValue<'_>>) -> Outcome<Control> {
+fn control(value: &Spanned<DeValue<'_>>) -> Parsed<Control> {
     let section = subsection(value, "control", &["lease_ttl", "return_grace"])?;
     let default = Control::default();
     Ok(Control {
@@ -296,7 +296,7 @@ fn control(value: &Spanned<DeValue<'_>>) -> Outcome<Control> {
     })
 }
 
-fn links_between(value: &Spanned<DeValue<'_>>) -> Outcome<Links> {
+fn links_between(value: &Spanned<DeValue<'_>>) -> Parsed<Links> {
     let section = subsection(value, "link", &["hold"])?;
     let hold_ms = section.duration("hold", 0, 600_000)?;
     Ok(Links { hold_ms: hold_ms.unwrap_or(Links::default().hold_ms) })

@@ -26,7 +26,7 @@ use std::ops::RangeInclusive;
 
 pub use crate::names::{BadFunctionName, FunctionName, is_name};
 pub use crate::text::FileError as RackError;
-use crate::text::Outcome;
+use crate::text::Parsed;
 pub use crate::values::{format_rate, format_size};
 pub use file::DeviceSection;
 
@@ -48,7 +48,7 @@ pub struct Rack {
     /// The Ethernet that the hosts have in common.
     pub network: Network,
     /// The physical fabric, where the file tells one.
-    pub fabric: Option<Physical>,
+    pub fabric: Option<PhysicalFabric>,
 }
 
 /// The last node id that a host may have.
@@ -238,7 +238,7 @@ impl Subnet<Ipv4Addr> {
 /// The physical fabric: adapters and switches in hosts, switches between hosts, links. What is in a
 /// host and linked to nothing there sits at its root complex.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Physical {
+pub struct PhysicalFabric {
     /// NTB adapters, each in a slot of a host.
     pub adapters: Vec<Adapter>,
     /// Switches, in hosts and between them.
@@ -251,7 +251,7 @@ pub struct Physical {
     pub windows: Vec<Window>,
 }
 
-impl Physical {
+impl PhysicalFabric {
     /// Whether it says how hosts are joined.
     pub fn joins(&self) -> bool {
         !(self.adapters.is_empty()
@@ -266,7 +266,7 @@ impl Physical {
 pub struct CxlMemory {
     /// Its name, unique among the rack's parts.
     pub name: String,
-    /// Size in bytes.
+    /// Bytes that hosts may be given of it.
     pub size: u64,
 }
 
@@ -277,7 +277,7 @@ pub struct Window {
     pub host: String,
     /// Where it is in that host's address space.
     pub at: u64,
-    /// Size in bytes.
+    /// Bytes that lead to the other host.
     pub size: u64,
     /// The host that it leads to.
     pub to: String,
@@ -337,7 +337,7 @@ impl Rack {
     pub fn parse_with(
         file: &str,
         text: &str,
-        mut read: impl FnMut(&DeviceSection<'_>) -> Outcome<u16>,
+        mut read: impl FnMut(&DeviceSection<'_>) -> Parsed<u16>,
     ) -> Result<Rack, RackError> {
         file::parse(text, &mut read).map_err(|problem| problem.locate(file, text))
     }

@@ -6,7 +6,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{Host, Network, Subnet, Uplink};
-use crate::text::{Outcome, Section, subsection, wrong};
+use crate::text::{Parsed, Section, subsection, wrong};
 
 const KEYS: &[&str] = &["subnet", "subnet6", "mtu", "queues", "uplinks"];
 
@@ -39,7 +39,7 @@ impl Default for Network {
 }
 
 /// The network that the section describes, or the default one; the hosts have their numbers in it.
-pub(super) fn network(value: Option<&Spanned<DeValue<'_>>>, hosts: &[Host]) -> Outcome<Network> {
+pub(super) fn network(value: Option<&Spanned<DeValue<'_>>>, hosts: &[Host]) -> Parsed<Network> {
     let Some(value) = value else { return Ok(Network::default()) };
     let section = subsection(value, "network", KEYS)?;
     let default = Network::default();
@@ -79,7 +79,7 @@ pub(super) fn network(value: Option<&Spanned<DeValue<'_>>>, hosts: &[Host]) -> O
     })
 }
 
-fn uplinks(section: &Section<'_>, hosts: &[Host]) -> Outcome<Vec<Uplink>> {
+fn uplinks(section: &Section<'_>, hosts: &[Host]) -> Parsed<Vec<Uplink>> {
     let mut all: Vec<Uplink> = Vec::new();
     let Some((texts, span)) = section.texts("uplinks", UPLINKS)? else { return Ok(all) };
     for text in texts {
@@ -107,11 +107,7 @@ fn uplinks(section: &Section<'_>, hosts: &[Host]) -> Outcome<Vec<Uplink>> {
 }
 
 /// A network as it is written: an address without bits for stations, and the length of its prefix.
-fn text(
-    section: &Section<'_>,
-    key: &'static str,
-    allowed: &str,
-) -> Outcome<Option<Subnet<IpAddr>>> {
+fn text(section: &Section<'_>, key: &'static str, allowed: &str) -> Parsed<Option<Subnet<IpAddr>>> {
     let Some((text, span)) = section.text(key, allowed)? else { return Ok(None) };
     let parts = text.split_once('/').and_then(|(address, prefix)| {
         Some((address.parse::<IpAddr>().ok()?, prefix.parse::<u8>().ok()?))

@@ -17,7 +17,7 @@ fn the_demonstration_file_is_right() {
 }
 
 #[test]
-fn everything_can_be_said() {
+fn every_key_of_the_rack_file_is_read() {
     let text = r#"
         name = "lab"
         [control]

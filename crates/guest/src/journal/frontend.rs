@@ -48,7 +48,7 @@ pub enum Key {
 
 /// The head of a vhost-user message: request, flags and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
+pub struct VhostHead {
     /// What it is about.
     pub request: u32,
     flags: u32,
@@ -56,15 +56,15 @@ pub struct Head {
     pub length: usize,
 }
 
-impl Head {
+impl VhostHead {
     /// From the bytes that a message begins with; `None` when it is none, or too long.
-    pub fn of(bytes: &[u8]) -> Option<Head> {
+    pub fn of(bytes: &[u8]) -> Option<VhostHead> {
         let word = |at: usize| {
             let field = bytes.get(at..at + 4)?;
             Some(u32::from_le_bytes(field.try_into().ok()?))
         };
         let (request, flags, length) = (word(0)?, word(4)?, word(8)? as usize);
-        (HEAD + length <= MAX_MESSAGE).then_some(Head { request, flags, length })
+        (HEAD + length <= MAX_MESSAGE).then_some(VhostHead { request, flags, length })
     }
 
     /// Whether QEMU waits for an answer.
@@ -125,7 +125,7 @@ pub struct Frontend {
 impl Frontend {
     /// QEMU says something, in the record with this number. What it sets, if it sets something.
     pub fn take(&mut self, record: u64, bytes: &[u8]) -> Option<Key> {
-        let head = Head::of(bytes)?;
+        let head = VhostHead::of(bytes)?;
         let says = bytes.get(HEAD..)?;
         self.waits = head.wants_reply().then(|| (record, bytes.to_vec()));
         let queue = says.first().copied().unwrap_or(0);
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(keys, [Key::Memory(2 << 20), Key::Size(1), Key::Base(1), Key::Kick(1)]);
         assert_eq!(repeated[1].1, ring(8, 1, 256));
         assert_eq!(repeated[2].1, ring(10, 1, 77));
-        assert!(!Head::of(&repeated[0].1).unwrap().wants_reply());
+        assert!(!VhostHead::of(&repeated[0].1).unwrap().wants_reply());
     }
 
     #[test]
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(frontend.take(3, &question), None);
         assert!(frontend.repeat(&[]).is_empty());
         assert_eq!(frontend.waits(), Some((3, &question[..])));
-        assert!(Head::of(&question).unwrap().asks());
+        assert!(VhostHead::of(&question).unwrap().asks());
     }
 
     #[test]
@@ -265,10 +265,10 @@ mod tests {
             assert_eq!(frontend.take(1, bytes), None);
         }
         assert!(frontend.repeat(&[]).is_empty());
-        let done = Head::of(&memory(37, 0)).unwrap().done();
+        let done = VhostHead::of(&memory(37, 0)).unwrap().done();
         assert_eq!(done.len(), HEAD + 8);
-        assert!(!Head::of(&done).unwrap().wants_reply());
-        let has = |bytes: &[u8]| Head::of(bytes).unwrap().has_descriptors(&bytes[HEAD..]);
+        assert!(!VhostHead::of(&done).unwrap().wants_reply());
+        let has = |bytes: &[u8]| VhostHead::of(bytes).unwrap().has_descriptors(&bytes[HEAD..]);
         assert!(has(&memory(37, 0)) && has(&ring(12, 1, 0)));
         assert!(!has(&ring(12, 1 | 1 << 8, 0)) && !has(&ring(10, 1, 0)) && !has(&memory(38, 0)));
     }

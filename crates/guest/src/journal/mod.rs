@@ -1,12 +1,12 @@
 //! What has happened to a device, as records: who has taken all of them knows all that there is to know.
 //!
-//! A device is served by one process, and a second one, its standby, takes the same records. [`State`]
+//! A device is served by one process, and a second one, its standby, takes the same records. [`GuestState`]
 //! decides the same from the same, so the standby's [`Core`] is the first one's, and when that process dies
 //! the standby continues: it answers what was taken from the guest's queues and not answered, has QEMU do
 //! what was not done, and says to nobody what was said before. What a record cannot tell, whether the
 //! last steps were still carried out, is in memory that both processes have (`service::ledger`).
 //!
-//! Pure, as [`State`]: no descriptors, no clock.
+//! Pure, as [`GuestState`]: no descriptors, no clock.
 
 pub mod frontend;
 #[cfg(test)]
@@ -14,10 +14,10 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rackbus_segment::guest::Place;
+use rackbus_segment::guest::GuestChannel;
 use serde::{Deserialize, Serialize};
 
-use crate::state::{Action, Asked, Kind, Received, State};
+use crate::state::{DescriptorKind, GuestAction, GuestState, PendingRequest, Received};
 use frontend::{Frontend, Key};
 
 /// Queues of the device.
@@ -29,7 +29,7 @@ const MOST_STEPS: usize = 64;
 /// An event in the order in which both processes take it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "fields are named as the arguments of State's functions")]
-pub enum Record {
+pub enum JournalRecord {
     /// QEMU said something; its descriptors come along.
     Frontend {
         message: Vec<u8>,
@@ -45,7 +45,7 @@ pub enum Record {
     /// The node was connected to; both sockets, the node's end of the events and the page come along.
     Connected {
         session: u64,
-        page: Kind,
+        page: DescriptorKind,
     },
     /// The node could not be reached for a session.
     Unreachable {
@@ -53,7 +53,7 @@ pub enum Record {
     },
     /// A proof was looked for.
     Proven {
-        asked: Asked,
+        asked: PendingRequest,
         same: bool,
     },
     /// The node said something; what it is comes along.
@@ -61,13 +61,13 @@ pub enum Record {
         session: u64,
         events: bool,
         message: Vec<u8>,
-        kinds: Vec<Kind>,
+        kinds: Vec<DescriptorKind>,
         lost: bool,
     },
     Over {
         session: u64,
     },
-    /// An event rang.
+    /// An event of the node's rang, for a doorbell in the guest.
     Rang {
         object: u64,
     },
@@ -91,14 +91,14 @@ pub enum Record {
 /// Something for QEMU to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "as in Action")]
-pub enum Job {
+pub enum QemuJob {
     Map { job: u64, object: u64, at: u64, offset: u64, length: u64 },
-    Unmap { ranges: Vec<(u64, u64)>, asked: Option<Asked> },
+    Unmap { ranges: Vec<(u64, u64)>, asked: Option<PendingRequest> },
 }
 
 /// A request of the guest's that was taken from its queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct QueuedRequest {
     /// The queue that it came by.
     pub queue: u8,
     /// The request's entry in that queue's ring.
@@ -111,7 +111,7 @@ pub struct Request {
 
 /// A step that cannot be taken twice, or must not be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Step {
+pub enum JournalStep {
     /// A message for the node, of this session.
     Sent(u64),
     /// A ring of this event.
@@ -122,28 +122,28 @@ pub enum Step {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Core {
     /// What the guest has.
-    pub state: State,
+    pub state: GuestState,
     /// What QEMU has said.
     pub frontend: Frontend,
     /// The next entry of each queue that is to be taken.
     next: [u16; QUEUES],
     /// Requests by token, of each entry of a queue the last one.
-    requests: BTreeMap<u64, Request>,
+    requests: BTreeMap<u64, QueuedRequest>,
     places: BTreeMap<(u8, u16), u64>,
     last_token: u64,
-    jobs: VecDeque<Job>,
-    proofs: BTreeMap<u64, (u64, u64, Asked)>,
+    jobs: VecDeque<QemuJob>,
+    proofs: BTreeMap<u64, (u64, u64, PendingRequest)>,
     /// Steps of the last records, each with its record's number.
-    steps: VecDeque<(u64, Step)>,
+    steps: VecDeque<(u64, JournalStep)>,
     /// How many records were taken so far.
     records: u64,
 }
 
 /// What a record led to.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct RecordOutcome {
     /// What is to be done.
-    pub actions: Vec<Action>,
+    pub actions: Vec<GuestAction>,
     /// Numbers of the files that came along.
     pub objects: Vec<u64>,
     /// What QEMU has set.
@@ -154,7 +154,7 @@ impl Core {
     /// That of a device that nobody has spoken to, with a window of so many bytes.
     pub fn new(window: u64) -> Core {
         Core {
-            state: State::new(window),
+            state: GuestState::new(window),
             frontend: Frontend::default(),
             next: [0; QUEUES],
             requests: BTreeMap::new(),
@@ -178,24 +178,24 @@ impl Core {
     }
 
     /// Requests that came by a queue and may not be answered, by token.
-    pub fn requests(&self, queue: u8) -> impl Iterator<Item = (u64, &Request)> {
+    pub fn requests(&self, queue: u8) -> impl Iterator<Item = (u64, &QueuedRequest)> {
         let all = self.requests.iter().map(|(token, request)| (*token, request));
         all.filter(move |(_, request)| request.queue == queue)
     }
 
     /// What QEMU is still to do.
-    pub fn jobs(&self) -> impl Iterator<Item = &Job> {
+    pub fn jobs(&self) -> impl Iterator<Item = &QemuJob> {
         self.jobs.iter()
     }
 
     /// Proofs that are still to be looked for.
-    pub fn proofs(&self) -> impl Iterator<Item = Action> {
+    pub fn proofs(&self) -> impl Iterator<Item = GuestAction> {
         let each = self.proofs.values().copied();
-        each.map(|(object, word, asked)| Action::Prove { object, word, asked })
+        each.map(|(object, word, asked)| GuestAction::Prove { object, word, asked })
     }
 
     /// Steps that records after the one with this number led to.
-    pub fn steps_after(&self, record: u64) -> impl Iterator<Item = Step> {
+    pub fn steps_after(&self, record: u64) -> impl Iterator<Item = JournalStep> {
         self.steps.iter().filter(move |(number, _)| *number > record).map(|(_, step)| *step)
     }
 
@@ -210,67 +210,67 @@ impl Core {
     }
 
     /// Takes the next record; what is to be done follows from it.
-    pub fn take(&mut self, record: &Record) -> Outcome {
+    pub fn take(&mut self, record: &JournalRecord) -> RecordOutcome {
         self.records += 1;
         let outcome = self.decide(record);
         outcome.actions.iter().for_each(|action| self.note(action));
         outcome
     }
 
-    fn decide(&mut self, record: &Record) -> Outcome {
-        let mut outcome = Outcome::default();
+    fn decide(&mut self, record: &JournalRecord) -> RecordOutcome {
+        let mut outcome = RecordOutcome::default();
         let state = &mut self.state;
         outcome.actions = match record {
-            Record::Frontend { message } => {
+            JournalRecord::Frontend { message } => {
                 outcome.set = self.heard(message);
                 Vec::new()
             }
-            Record::Request { now, queue, head, room, bytes } => {
+            JournalRecord::Request { now, queue, head, room, bytes } => {
                 self.last_token += 1;
                 let token = self.last_token;
                 if let Some(next) = self.next.get_mut(usize::from(*queue)) {
                     *next = next.wrapping_add(1);
                 }
                 let request =
-                    Request { queue: *queue, head: *head, room: room.clone(), answer: None };
+                    QueuedRequest { queue: *queue, head: *head, room: room.clone(), answer: None };
                 if let Some(before) = self.places.insert((*queue, *head), token) {
                     self.requests.remove(&before);
                 }
                 self.requests.insert(token, request);
                 state.request(*now, token, bytes)
             }
-            Record::Connected { session, page } => {
+            JournalRecord::Connected { session, page } => {
                 let (number, actions) = state.connected(*session, Some(*page));
                 outcome.objects.extend(number);
                 actions
             }
-            Record::Unreachable { session } => state.connected(*session, None).1,
-            Record::Proven { asked, same } => {
+            JournalRecord::Unreachable { session } => state.connected(*session, None).1,
+            JournalRecord::Proven { asked, same } => {
                 self.proofs.remove(&asked.token);
                 state.proven(*asked, *same)
             }
-            Record::Received { session, events, message, kinds, lost } => {
-                let place = if *events { Place::Events } else { Place::Calls };
+            JournalRecord::Received { session, events, message, kinds, lost } => {
+                let place = if *events { GuestChannel::Events } else { GuestChannel::Calls };
                 let received = Received { message, objects: kinds.clone(), lost: *lost };
                 let (numbers, actions) = state.received(*session, place, received);
                 outcome.objects = numbers;
                 actions
             }
-            Record::Over { session } => state.over(*session),
-            Record::Rang { object } => state.rang(*object),
-            Record::Tick { now } => state.tick(*now),
-            Record::Mapped { job, done } => {
+            JournalRecord::Over { session } => state.session_ended(*session),
+            JournalRecord::Rang { object } => state.rang(*object),
+            JournalRecord::Tick { now } => state.tick(*now),
+            JournalRecord::Mapped { job, done } => {
                 self.jobs.pop_front();
                 state.mapped(*job, *done)
             }
-            Record::Unmapped => match self.jobs.pop_front() {
-                Some(Job::Unmap { asked: Some(Asked { token, unique }), .. }) => {
-                    vec![Action::Answer { token, bytes: crate::fuse::done(unique) }]
+            JournalRecord::Unmapped => match self.jobs.pop_front() {
+                Some(QemuJob::Unmap { asked: Some(PendingRequest { token, unique }), .. }) => {
+                    vec![GuestAction::Answer { token, bytes: crate::fuse::done(unique) }]
                 }
                 _ => Vec::new(),
             },
-            Record::Stop => state.stop(),
-            Record::Clear => {
+            JournalRecord::Stop => state.stop(),
+            JournalRecord::Clear => {
                 let mut actions = Vec::new();
                 state.clear(&mut actions);
                 actions
@@ -298,31 +298,31 @@ impl Core {
     }
 
     /// Keeps what must be known of an action if nobody should have carried it out.
-    fn note(&mut self, action: &Action) {
+    fn note(&mut self, action: &GuestAction) {
         match action {
-            Action::Answer { token, bytes } => {
+            GuestAction::Answer { token, bytes } => {
                 if let Some(request) = self.requests.get_mut(token) {
                     request.answer = Some(bytes.clone());
                 }
             }
-            Action::Map { job, object, at, offset, length } => {
+            GuestAction::Map { job, object, at, offset, length } => {
                 let (job, object, at) = (*job, *object, *at);
-                let map = Job::Map { job, object, at, offset: *offset, length: *length };
+                let map = QemuJob::Map { job, object, at, offset: *offset, length: *length };
                 self.jobs.push_back(map);
             }
-            Action::Unmap { ranges, asked } => {
-                self.jobs.push_back(Job::Unmap { ranges: ranges.clone(), asked: *asked });
+            GuestAction::Unmap { ranges, asked } => {
+                self.jobs.push_back(QemuJob::Unmap { ranges: ranges.clone(), asked: *asked });
             }
-            Action::Prove { object, word, asked } => {
+            GuestAction::Prove { object, word, asked } => {
                 self.proofs.insert(asked.token, (*object, *word, *asked));
             }
-            Action::Send { session, .. } => self.step(Step::Sent(*session)),
-            Action::Ring { object } => self.step(Step::Rung(*object)),
-            Action::Connect { .. } | Action::End { .. } | Action::Forget { .. } => {}
+            GuestAction::Send { session, .. } => self.step(JournalStep::Sent(*session)),
+            GuestAction::Ring { object } => self.step(JournalStep::Rung(*object)),
+            GuestAction::Connect { .. } | GuestAction::End { .. } | GuestAction::Forget { .. } => {}
         }
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: JournalStep) {
         self.steps.push_back((self.records, step));
         if self.steps.len() > MOST_STEPS {
             self.steps.pop_front();

@@ -14,28 +14,28 @@ fn words(fields: &[u64]) -> Vec<u8> {
 }
 
 /// A request of the guest's kernel.
-fn ask(code: u32, node: u64, arguments: &[u8], head: u16) -> Record {
+fn ask(code: u32, node: u64, arguments: &[u8], head: u16) -> JournalRecord {
     let mut bytes = ((40 + arguments.len()) as u32).to_le_bytes().to_vec();
     bytes.extend(code.to_le_bytes());
     bytes.extend(words(&[u64::from(head), node]));
     [1000_u32, 100, 1, 0].iter().for_each(|field| bytes.extend(field.to_le_bytes()));
     bytes.extend(arguments);
-    Record::Request { now: 0, queue: 1, head, room: vec![(0x1000, 4096)], bytes }
+    JournalRecord::Request { now: 0, queue: 1, head, room: vec![(0x1000, 4096)], bytes }
 }
 
-fn said(session: u64) -> Record {
+fn said(session: u64) -> JournalRecord {
     let connection = Handle(1);
     let connected = Connected { connection, size: 1, write: true, address: None };
     let message = encode(&Reply::Connected(connected));
-    let kinds = vec![Kind::Memory { size: 1 << 20, write: true }, Kind::Bell];
-    Record::Received { session, events: false, message, kinds, lost: false }
+    let kinds = vec![DescriptorKind::Memory { size: 1 << 20, write: true }, DescriptorKind::Bell];
+    JournalRecord::Received { session, events: false, message, kinds, lost: false }
 }
 
 /// Something that may happen, by three numbers.
-fn record((what, which, where_): (u8, u64, u64)) -> Record {
+fn record((what, which, where_): (u8, u64, u64)) -> JournalRecord {
     let (session, node) = (17 + which % 4, 16 + where_ % 8);
     let head = (where_ % 8) as u16;
-    let page = Kind::Memory { size: 4096, write: true };
+    let page = DescriptorKind::Memory { size: 4096, write: true };
     let read = |at: u64| {
         let mut arguments = words(&[session, at << 16]);
         arguments.extend((64_u32 << 10).to_le_bytes());
@@ -43,22 +43,22 @@ fn record((what, which, where_): (u8, u64, u64)) -> Record {
     };
     match what {
         0 => ask(14, CONTROL, &words(&[0]), head),
-        1 => Record::Connected { session, page },
-        2 => Record::Unreachable { session },
+        1 => JournalRecord::Connected { session, page },
+        2 => JournalRecord::Unreachable { session },
         3 => said(session),
         4 => ask(15, CONTROL, &read(which % 2), head),
         5 => ask(48, node, &words(&[0, 0, 2 << 20, 1, (which % 16) << 21]), head),
-        6 => Record::Mapped { job: which, done: where_ % 2 == 0 },
-        7 => Record::Unmapped,
+        6 => JournalRecord::Mapped { job: which, done: where_ % 2 == 0 },
+        7 => JournalRecord::Unmapped,
         8 => ask(18, CONTROL, &words(&[session, 0, 0]), head),
         9 => ask(2, node, &words(&[1]), head),
-        10 => Record::Over { session },
-        11 => Record::Rang { object: node },
-        12 => Record::Tick { now: which * 100 },
+        10 => JournalRecord::Over { session },
+        11 => JournalRecord::Rang { object: node },
+        12 => JournalRecord::Tick { now: which * 100 },
         13 => ask(14, node, &words(&[0]), head),
-        14 => Record::Stop,
-        15 => Record::Clear,
-        _ => Record::Frontend { message: words(&[which, where_]) },
+        14 => JournalRecord::Stop,
+        15 => JournalRecord::Clear,
+        _ => JournalRecord::Frontend { message: words(&[which, where_]) },
     }
 }
 
@@ -91,11 +91,11 @@ proptest! {
         let mut open: BTreeMap<u16, (u64, Option<Vec<u8>>)> = BTreeMap::new();
         for event in events {
             let event = record(event);
-            if let Record::Request { head, .. } = &event {
+            if let JournalRecord::Request { head, .. } = &event {
                 open.insert(*head, (core.next_token(), None));
             }
             for action in core.take(&event).actions {
-                if let Action::Answer { token, bytes } = action
+                if let GuestAction::Answer { token, bytes } = action
                     && let Some((_, answer)) = open.values_mut().find(|(other, _)| *other == token)
                 {
                     prop_assert!(answer.is_none(), "answered twice");
@@ -112,9 +112,9 @@ proptest! {
 }
 
 /// What QEMU says of where a queue continues.
-fn base(queue: u32, at: u32) -> Record {
+fn base(queue: u32, at: u32) -> JournalRecord {
     let message = [10, 1, 8, queue, at].into_iter().flat_map(u32::to_le_bytes).collect();
-    Record::Frontend { message }
+    JournalRecord::Frontend { message }
 }
 
 #[test]
@@ -134,23 +134,23 @@ fn a_vm_that_goes_on_gets_its_answers_and_one_that_was_reset_none() {
 fn what_qemu_has_not_done_is_known_in_its_order() {
     let mut core = Core::new(WINDOW);
     core.take(&ask(14, CONTROL, &words(&[0]), 0));
-    let page = Kind::Memory { size: 4096, write: true };
-    let outcome = core.take(&Record::Connected { session: 17, page });
+    let page = DescriptorKind::Memory { size: 4096, write: true };
+    let outcome = core.take(&JournalRecord::Connected { session: 17, page });
     let page = outcome.objects[0];
     for (head, at) in [(1, 0), (2, 2 << 20)] {
         core.take(&ask(48, page, &words(&[0, 0, 2 << 20, 1, at]), head));
     }
     let places = |core: &Core| -> Vec<u64> {
-        let at = |job: &Job| match job {
-            Job::Map { at, .. } => *at,
-            Job::Unmap { .. } => u64::MAX,
+        let at = |job: &QemuJob| match job {
+            QemuJob::Map { at, .. } => *at,
+            QemuJob::Unmap { .. } => u64::MAX,
         };
         core.jobs().map(at).collect()
     };
     assert_eq!(places(&core), [0, 2 << 20]);
-    core.take(&Record::Mapped { job: 1, done: true });
+    core.take(&JournalRecord::Mapped { job: 1, done: true });
     assert_eq!(places(&core), [2 << 20]);
-    core.take(&Record::Clear);
+    core.take(&JournalRecord::Clear);
     assert_eq!(places(&core), [2 << 20, u64::MAX]);
 }
 
@@ -158,12 +158,15 @@ fn what_qemu_has_not_done_is_known_in_its_order() {
 fn steps_that_may_not_have_been_taken_are_told() {
     let mut core = Core::new(WINDOW);
     core.take(&ask(14, CONTROL, &words(&[0]), 0));
-    core.take(&Record::Connected { session: 17, page: Kind::Memory { size: 4096, write: true } });
+    core.take(&JournalRecord::Connected {
+        session: 17,
+        page: DescriptorKind::Memory { size: 4096, write: true },
+    });
     let before = core.records();
     let mut write = words(&[17, 0]);
     write.extend([5_u32, 0, 0, 0, 0, 0].iter().flat_map(|field| field.to_le_bytes()));
     write.extend(b"hello");
     core.take(&ask(16, CONTROL, &write, 1));
-    assert_eq!(core.steps_after(before).collect::<Vec<_>>(), [Step::Sent(17)]);
+    assert_eq!(core.steps_after(before).collect::<Vec<_>>(), [JournalStep::Sent(17)]);
     assert_eq!(core.steps_after(core.records()).count(), 0);
 }

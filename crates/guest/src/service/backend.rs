@@ -18,7 +18,7 @@ use vmm_sys_util::event::{
 use rackbus_segment::guest::TAG;
 
 use super::{Device, WINDOW};
-use crate::journal::{QUEUES, Record};
+use crate::journal::{JournalRecord, QUEUES};
 
 /// Entries of each queue.
 pub const QUEUE_SIZE: usize = 256;
@@ -43,7 +43,7 @@ impl Backend {
     }
 }
 
-/// The device's configuration.
+/// The configuration of a virtio file system device: its tag, and one request queue.
 fn config() -> [u8; CONFIG_SIZE] {
     let mut bytes = [0; CONFIG_SIZE];
     bytes[..TAG.len()].copy_from_slice(TAG.as_bytes());
@@ -83,7 +83,7 @@ impl VhostUserBackend for Backend {
     fn reset_device(&self) {
         tracing::info!("the VM was reset");
         self.stop();
-        self.device.act(&Record::Clear);
+        self.device.act(&JournalRecord::Clear);
     }
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
@@ -138,7 +138,7 @@ impl Backend {
     /// waits for this, and does nothing else: so nobody may wait for QEMU here.
     fn stop(&self) {
         self.device.window.set_running(false);
-        self.device.act(&Record::Stop);
+        self.device.act(&JournalRecord::Stop);
         self.device.chains.forget();
         self.device.set_aside();
     }

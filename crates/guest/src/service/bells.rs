@@ -9,7 +9,7 @@ use rackbus_memory::Doorbell;
 use rustix::event::epoll;
 
 use super::{Device, now};
-use crate::journal::Record;
+use crate::journal::JournalRecord;
 
 /// How long the thread sleeps at most: less than any read of the guest's may wait.
 const TICK: Duration = Duration::from_millis(250);
@@ -56,11 +56,11 @@ impl Device {
             let due = self.lock().kept.core.state.next_tick();
             let left = due.map_or(TICK, |due| Duration::from_millis(due.saturating_sub(now())));
             for object in self.bells.rings(left) {
-                self.act(&Record::Rang { object });
+                self.act(&JournalRecord::Rang { object });
             }
             let (now, due) = (now(), self.lock().kept.core.state.next_tick());
             if due.is_some_and(|due| due <= now) {
-                self.act(&Record::Tick { now });
+                self.act(&JournalRecord::Tick { now });
             }
         }
     }

@@ -13,7 +13,7 @@ use vm_memory::{
 
 use super::ledger::Ledger;
 use crate::fuse::MAX_REQUEST;
-use crate::journal::Request;
+use crate::journal::QueuedRequest;
 
 pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<GuestMemoryMmap>>;
 
@@ -44,8 +44,8 @@ impl Chains {
     }
 
     /// A request waits for its answer from now on.
-    pub(super) fn wait(&self, token: u64, vring: &VringRwLock, request: &Request) {
-        let Request { queue, head, room, .. } = request;
+    pub(super) fn wait(&self, token: u64, vring: &VringRwLock, request: &QueuedRequest) {
+        let QueuedRequest { queue, head, room, .. } = request;
         let (vring, queue, head, room) = (vring.clone(), *queue, *head, room.clone());
         self.lock().insert(token, Waiting { vring, queue, head, room });
     }

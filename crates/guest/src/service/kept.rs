@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use rackbus_memory::doorbell::DOORBELL_BYTES;
 use rackbus_memory::{Access, Doorbell, Packets, PeerEvent, Region, StreamError};
-use rackbus_segment::guest::Place;
+use rackbus_segment::guest::GuestChannel;
 use rustix::fs::{FileType, OFlags};
 
 use crate::journal::frontend::Key;
-use crate::journal::{Core, Outcome, Record};
-use crate::state::{Action, Kind};
+use crate::journal::{Core, JournalRecord, RecordOutcome};
+use crate::state::{DescriptorKind, GuestAction};
 
 /// What a file of the guest's is here.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum KeptFile {
     Memory(Arc<OwnedFd>),
     /// An event, with the memory that its doorbell lies in.
     Bell(Arc<Doorbell>, Arc<OwnedFd>),
@@ -24,16 +24,16 @@ pub(super) enum Held {
 
 /// The sockets of a session with the node: one for requests, one for events.
 #[derive(Debug)]
-pub(super) struct Conversation {
+pub(super) struct SessionSockets {
     pub calls: Arc<Packets>,
     pub events: Arc<Packets>,
     /// The node's end of the events, which goes along with the first request.
     pub theirs: Option<OwnedFd>,
 }
 
-impl Conversation {
-    pub(super) fn send(&mut self, place: Place, message: &[u8]) -> Result<(), StreamError> {
-        if place == Place::Events {
+impl SessionSockets {
+    pub(super) fn send(&mut self, place: GuestChannel, message: &[u8]) -> Result<(), StreamError> {
+        if place == GuestChannel::Events {
             return self.events.send(message, &[]);
         }
         let theirs = self.theirs.take();
@@ -49,39 +49,39 @@ impl Conversation {
 
 /// All that a device has; its standby has the same.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct DeviceParts {
     pub core: Core,
-    pub held: HashMap<u64, Held>,
-    pub sessions: HashMap<u64, Conversation>,
+    pub held: HashMap<u64, KeptFile>,
+    pub sessions: HashMap<u64, SessionSockets>,
     /// What came with QEMU's messages.
     pub said: BTreeMap<Key, Vec<OwnedFd>>,
 }
 
-impl Kept {
-    pub(super) fn new(core: Core) -> Kept {
+impl DeviceParts {
+    pub(super) fn new(core: Core) -> DeviceParts {
         let (held, sessions) = (HashMap::new(), HashMap::new());
-        Kept { core, held, sessions, said: BTreeMap::new() }
+        DeviceParts { core, held, sessions, said: BTreeMap::new() }
     }
 
     /// Something happened, and this came along.
-    pub(super) fn take(&mut self, record: &Record, beside: Vec<OwnedFd>) -> Outcome {
+    pub(super) fn take(&mut self, record: &JournalRecord, beside: Vec<OwnedFd>) -> RecordOutcome {
         let outcome = self.core.take(record);
         match record {
-            Record::Frontend { .. } => {
-                let Kept { core, said, .. } = self;
+            JournalRecord::Frontend { .. } => {
+                let DeviceParts { core, said, .. } = self;
                 said.retain(|key, _| core.frontend.has(*key));
                 if let Some(key) = outcome.set {
                     said.insert(key, beside);
                 }
             }
-            Record::Connected { session, .. } => self.connected(*session, &outcome, beside),
-            Record::Received { kinds, .. } => {
+            JournalRecord::Connected { session, .. } => self.connected(*session, &outcome, beside),
+            JournalRecord::Received { kinds, .. } => {
                 let mut line = None;
                 let numbers = outcome.objects.iter();
                 for ((number, fd), kind) in numbers.zip(beside).zip(kinds) {
                     let held = hold(fd, *kind, line.as_ref());
                     line = match &held {
-                        Held::Memory(file) => Some(file.clone()),
+                        KeptFile::Memory(file) => Some(file.clone()),
                         _ => None,
                     };
                     self.held.insert(*number, held);
@@ -92,24 +92,24 @@ impl Kept {
         outcome
     }
 
-    fn connected(&mut self, session: u64, outcome: &Outcome, beside: Vec<OwnedFd>) {
+    fn connected(&mut self, session: u64, outcome: &RecordOutcome, beside: Vec<OwnedFd>) {
         let Some(number) = outcome.objects.first() else { return };
         let Ok([calls, events, theirs, page]) = <[OwnedFd; 4]>::try_from(beside) else { return };
         let packets = |fd| Packets::from_peer(fd).map(Arc::new);
         let (Ok(calls), Ok(events)) = (packets(calls), packets(events)) else { return };
-        self.held.insert(*number, Held::Memory(Arc::new(page)));
+        self.held.insert(*number, KeptFile::Memory(Arc::new(page)));
         let theirs = Some(theirs);
-        self.sessions.insert(session, Conversation { calls, events, theirs });
+        self.sessions.insert(session, SessionSockets { calls, events, theirs });
     }
 
     /// What a standby does with actions: it releases what they end.
-    pub(super) fn let_go(&mut self, actions: &[Action]) {
+    pub(super) fn let_go(&mut self, actions: &[GuestAction]) {
         for action in actions {
             match action {
-                Action::Forget { object } => drop(self.held.remove(object)),
+                GuestAction::Forget { object } => drop(self.held.remove(object)),
                 // The serving process shuts the sockets down, or whoever takes over when it could not.
-                Action::End { session } => drop(self.sessions.remove(session)),
-                Action::Send { session, place: Place::Calls, .. } => {
+                GuestAction::End { session } => drop(self.sessions.remove(session)),
+                GuestAction::Send { session, place: GuestChannel::Calls, .. } => {
                     if let Some(conversation) = self.sessions.get_mut(session) {
                         conversation.theirs = None;
                     }
@@ -121,10 +121,10 @@ impl Kept {
 }
 
 /// What the descriptors of one message are.
-pub(super) fn kinds(fds: &[OwnedFd]) -> Vec<Kind> {
-    let mut kinds: Vec<Kind> = Vec::with_capacity(fds.len());
+pub(super) fn kinds(fds: &[OwnedFd]) -> Vec<DescriptorKind> {
+    let mut kinds: Vec<DescriptorKind> = Vec::with_capacity(fds.len());
     for fd in fds {
-        let after_memory = matches!(kinds.last(), Some(Kind::Memory { .. }));
+        let after_memory = matches!(kinds.last(), Some(DescriptorKind::Memory { .. }));
         let is_file = rustix::fs::fstat(fd)
             .ok()
             .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
@@ -132,24 +132,24 @@ pub(super) fn kinds(fds: &[OwnedFd]) -> Vec<Kind> {
             Some(stat) => {
                 let write = rustix::fs::fcntl_getfl(fd)
                     .is_ok_and(|flags| flags.intersection(OFlags::RWMODE) == OFlags::RDWR);
-                Kind::Memory { size: u64::try_from(stat.st_size).unwrap_or(0), write }
+                DescriptorKind::Memory { size: u64::try_from(stat.st_size).unwrap_or(0), write }
             }
-            None if after_memory => Kind::Bell,
-            None => Kind::Other,
+            None if after_memory => DescriptorKind::Bell,
+            None => DescriptorKind::Other,
         });
     }
     kinds
 }
 
 /// Takes a descriptor in; `line` is the memory before it in the message.
-pub(super) fn hold(fd: OwnedFd, kind: Kind, line: Option<&Arc<OwnedFd>>) -> Held {
+pub(super) fn hold(fd: OwnedFd, kind: DescriptorKind, line: Option<&Arc<OwnedFd>>) -> KeptFile {
     match (kind, line) {
-        (Kind::Memory { .. }, _) => Held::Memory(Arc::new(fd)),
-        (Kind::Bell, Some(line)) => match bell(fd, line.as_fd()) {
-            Some(bell) => Held::Bell(Arc::new(bell), line.clone()),
-            None => Held::Other,
+        (DescriptorKind::Memory { .. }, _) => KeptFile::Memory(Arc::new(fd)),
+        (DescriptorKind::Bell, Some(line)) => match bell(fd, line.as_fd()) {
+            Some(bell) => KeptFile::Bell(Arc::new(bell), line.clone()),
+            None => KeptFile::Other,
         },
-        _ => Held::Other,
+        _ => KeptFile::Other,
     }
 }
 

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{RegionError, SharedMemory};
-use rackbus_segment::guest::Place;
+use rackbus_segment::guest::GuestChannel;
 use rustix::fs::{MemfdFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -115,23 +115,27 @@ impl Ledger {
         self.load(word) == token && !filled
     }
 
-    fn place(slot: usize, place: Place) -> usize {
-        RECEIVING + 2 * slot.min(MOST_SESSIONS - 1) + usize::from(place == Place::Events)
+    fn place(slot: usize, place: GuestChannel) -> usize {
+        RECEIVING + 2 * slot.min(MOST_SESSIONS - 1) + usize::from(place == GuestChannel::Events)
     }
 
     /// A message of a session is being received: until it is recorded, nobody else knows of it.
-    pub(super) fn receiving(&self, slot: usize, place: Place, now: bool) {
+    pub(super) fn receiving(&self, slot: usize, place: GuestChannel, now: bool) {
         self.store(Ledger::place(slot, place), now.into());
     }
 
     /// Whether a message of a session is lost with the process that was receiving it.
     pub(super) fn was_receiving(&self, slot: usize) -> bool {
-        [Place::Calls, Place::Events].iter().any(|it| self.load(Ledger::place(slot, *it)) != 0)
+        [GuestChannel::Calls, GuestChannel::Events]
+            .iter()
+            .any(|it| self.load(Ledger::place(slot, *it)) != 0)
     }
 
     /// What was being received is given up.
     pub(super) fn not_receiving(&self, slot: usize) {
-        [Place::Calls, Place::Events].iter().for_each(|it| self.receiving(slot, *it, false));
+        [GuestChannel::Calls, GuestChannel::Events]
+            .iter()
+            .for_each(|it| self.receiving(slot, *it, false));
     }
 
     /// Sends the answer to the message of a record.
@@ -172,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Both processes' ledgers.
+    /// The ledgers of both processes, over the same memory.
     fn pair() -> (Ledger, Ledger) {
         let one = Ledger::new().unwrap();
         let [words, replies] = one.descriptors().map(|fd| fd.try_clone_to_owned().unwrap());
@@ -223,9 +227,9 @@ mod tests {
     #[test]
     fn a_message_that_is_being_received_is_known_to_be() {
         let (one, other) = pair();
-        one.receiving(3, Place::Events, true);
+        one.receiving(3, GuestChannel::Events, true);
         assert!(other.was_receiving(3) && !other.was_receiving(2) && !other.was_receiving(4));
-        one.receiving(3, Place::Events, false);
+        one.receiving(3, GuestChannel::Events, false);
         assert!(!other.was_receiving(3));
         one.performed(9);
         assert_eq!(other.last_performed(), 9);

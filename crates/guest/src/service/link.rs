@@ -12,12 +12,12 @@ use rackbus_segment::message::{decode, encode};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
-use super::kept::{Conversation, Held, Kept, hold};
+use super::kept::{DeviceParts, KeptFile, SessionSockets, hold};
 use super::ledger::Ledger;
 use crate::fuse::MAX_REQUEST;
 use crate::journal::frontend::Key;
-use crate::journal::{Core, Record};
-use crate::state::Kind;
+use crate::journal::{Core, JournalRecord};
+use crate::state::DescriptorKind;
 
 /// How long a standby may take to have room for something.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -40,22 +40,22 @@ enum Told {
     /// That was all: from here on, whatever happens.
     Ready,
     /// A record, to be taken by the standby as well.
-    Happened(Record),
+    Happened(JournalRecord),
 }
 
 /// The way to a standby.
 #[derive(Debug)]
-pub(super) struct Link(Packets);
+pub(super) struct StandbyLink(Packets);
 
-impl Link {
+impl StandbyLink {
     /// Tells a standby everything. `qemu` is the socket that QEMU speaks by.
     pub(super) fn begin(
         packets: Packets,
-        kept: &Kept,
+        kept: &DeviceParts,
         ledger: &Ledger,
         qemu: BorrowedFd<'_>,
-    ) -> std::io::Result<Link> {
-        let link = Link(packets);
+    ) -> std::io::Result<StandbyLink> {
+        let link = StandbyLink(packets);
         let core = encode(&kept.core);
         let file = rustix::fs::memfd_create("rackbus core", MemfdFlags::CLOEXEC)?;
         let mut written = 0;
@@ -69,14 +69,14 @@ impl Link {
         for (object, held) in &kept.held {
             let object = *object;
             match held {
-                Held::Memory(file) => link.tell(&Told::Memory { object }, &[file.as_fd()])?,
-                Held::Bell(bell, line) => {
+                KeptFile::Memory(file) => link.tell(&Told::Memory { object }, &[file.as_fd()])?,
+                KeptFile::Bell(bell, line) => {
                     link.tell(&Told::Bell { object }, &[bell.as_fd(), line.as_fd()])?;
                 }
-                Held::Other => {}
+                KeptFile::Other => {}
             }
         }
-        for (session, Conversation { calls, events, theirs }) in &kept.sessions {
+        for (session, SessionSockets { calls, events, theirs }) in &kept.sessions {
             let mut beside = vec![calls.as_fd(), events.as_fd()];
             beside.extend(theirs.iter().map(|fd| fd.as_fd()));
             let told = Told::Session { session: *session, opened: theirs.is_none() };
@@ -93,7 +93,7 @@ impl Link {
     /// Sends a record to the standby, with the descriptors that came with it.
     pub(super) fn happened(
         &self,
-        record: &Record,
+        record: &JournalRecord,
         beside: &[BorrowedFd<'_>],
     ) -> std::io::Result<()> {
         self.tell(&Told::Happened(record.clone()), beside)
@@ -113,7 +113,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for StandbyLink {
     fn drop(&mut self) {
         self.0.shut_down();
     }
@@ -130,14 +130,14 @@ fn wait_for_room(packets: &Packets, left: Duration) {
 
 /// Everything that a standby has when the process that served is gone.
 #[derive(Debug)]
-pub(super) struct Inherited {
-    pub kept: Kept,
+pub(super) struct InheritedDevice {
+    pub kept: DeviceParts,
     pub ledger: Ledger,
     pub qemu: OwnedFd,
 }
 
 /// Takes what the serving process says until it is gone; `None` when it never said everything.
-pub(super) fn listen(packets: &Packets) -> Option<Inherited> {
+pub(super) fn listen(packets: &Packets) -> Option<InheritedDevice> {
     let mut listener = Listener { kept: None, ledger: None, qemu: None, ready: false };
     let (mut buffer, mut spin) = (vec![0; MAX_TOLD], AdaptiveSpin::new(0, 0));
     loop {
@@ -152,17 +152,17 @@ pub(super) fn listen(packets: &Packets) -> Option<Inherited> {
         let told = buffer.get(..packet.length).and_then(decode::<Told>);
         let taken = told.filter(|_| !packet.lost).and_then(|it| listener.take(it, packet.fds));
         if taken.is_none() {
-            tracing::error!("the standby was told what makes no sense");
+            tracing::error!("the standby received a malformed record");
             return None;
         }
     }
     let Listener { kept, ledger, qemu, ready } = listener;
     let (kept, ledger, qemu) = (kept?, ledger?, qemu?);
-    ready.then_some(Inherited { kept, ledger, qemu })
+    ready.then_some(InheritedDevice { kept, ledger, qemu })
 }
 
 struct Listener {
-    kept: Option<Kept>,
+    kept: Option<DeviceParts>,
     ledger: Option<Ledger>,
     qemu: Option<OwnedFd>,
     ready: bool,
@@ -174,7 +174,7 @@ impl Listener {
             let [words, replies, file, qemu] = beside.try_into().ok()?;
             let mut bytes = vec![0; usize::try_from(core).ok()?];
             let read = rustix::io::pread(&file, &mut bytes, 0).ok()?;
-            self.kept = Some(Kept::new(decode::<Core>(bytes.get(..read)?)?));
+            self.kept = Some(DeviceParts::new(decode::<Core>(bytes.get(..read)?)?));
             self.ledger = Some(Ledger::adopt(words, replies).ok()?);
             self.qemu = Some(qemu);
             return Some(());
@@ -184,11 +184,11 @@ impl Listener {
             Told::Begin { .. } => {}
             Told::Memory { object } => {
                 let [file] = beside.try_into().ok()?;
-                kept.held.insert(object, Held::Memory(file.into()));
+                kept.held.insert(object, KeptFile::Memory(file.into()));
             }
             Told::Bell { object } => {
                 let [event, line] = beside.try_into().ok()?;
-                kept.held.insert(object, hold(event, Kind::Bell, Some(&line.into())));
+                kept.held.insert(object, hold(event, DescriptorKind::Bell, Some(&line.into())));
             }
             Told::Session { session, opened } => {
                 let mut beside = beside.into_iter();
@@ -198,7 +198,7 @@ impl Listener {
                 if theirs.is_none() != opened {
                     return None;
                 }
-                kept.sessions.insert(session, Conversation { calls, events, theirs });
+                kept.sessions.insert(session, SessionSockets { calls, events, theirs });
             }
             Told::Said { key } => drop(kept.said.insert(key, beside)),
             Told::Ready => self.ready = true,

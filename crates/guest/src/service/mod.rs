@@ -6,7 +6,7 @@
 //! which nothing waits but for a standby to have room. What QEMU waits for must not wait for QEMU: it does
 //! nothing else meanwhile.
 //!
-//! Everything that happens is a [`Record`]: the standby is told of it, then it is decided on, then what was
+//! Everything that happens is a [`JournalRecord`]: the standby is told of it, then it is decided on, then what was
 //! decided is done. So when this process dies, the standby knows what it knew.
 
 mod backend;
@@ -33,18 +33,18 @@ use vhost_user_backend::{VhostUserDaemon, VringRwLock, VringT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::journal::frontend::Key;
-use crate::journal::{Core, QUEUES, Record, Request};
-use crate::state::Action;
+use crate::journal::{Core, JournalRecord, QUEUES, QueuedRequest};
+use crate::state::GuestAction;
 use backend::Backend;
 use bells::Bells;
 use chains::{Chain, Chains};
-use kept::{Held, Kept};
+use kept::{DeviceParts, KeptFile};
 use ledger::Ledger;
-use link::Link;
+use link::StandbyLink;
 use relay::Relay;
-use window::{Job, Window};
+use window::{QemuWindow, WindowJob};
 
-pub use standby::{Helper, stand_by};
+pub use standby::{StandbyStart, stand_by};
 
 /// The window's size: so much of segments can be mapped in a guest at a time; more comes and goes through
 /// it. The guest's kernel spends a 64th of it in memory of its own, and QEMU has 509 slots, one for each
@@ -74,7 +74,7 @@ fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ServeError 
 
 /// How serving a VM has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Served {
+pub enum ServingEnd {
     /// QEMU has connected, and its VM has ended.
     Ended,
 }
@@ -82,21 +82,21 @@ pub enum Served {
 /// All that is behind the lock.
 #[derive(Debug)]
 struct Inner {
-    kept: Kept,
-    jobs: Sender<Job>,
+    kept: DeviceParts,
+    jobs: Sender<WindowJob>,
     /// The way to the standby, while there is one that follows.
-    link: Option<Link>,
+    link: Option<StandbyLink>,
 }
 
 /// The file system device of one VM.
 struct Device {
-    helper: Helper,
+    helper: StandbyStart,
     /// The socket that processes of the guest's host attach to.
     node: PathBuf,
     inner: Mutex<Inner>,
     chains: Chains,
     ledger: Arc<Ledger>,
-    window: Window,
+    window: QemuWindow,
     bells: Bells,
     /// Queues that another process served, or that were stopped, and that have not been looked at since.
     inherited: Mutex<[bool; QUEUES]>,
@@ -125,7 +125,7 @@ fn now() -> u64 {
 ///
 /// # Errors
 /// When the socket cannot be made, or QEMU says what makes no sense.
-pub fn serve(helper: Helper, connected: impl FnOnce()) -> Result<Served, ServeError> {
+pub fn serve(helper: StandbyStart, connected: impl FnOnce()) -> Result<ServingEnd, ServeError> {
     let socket = helper.socket.clone();
     let named = || socket.display().to_string();
     let listener = rackbus_memory::socket::listen(&socket).map_err(system(named()))?;
@@ -135,17 +135,17 @@ pub fn serve(helper: Helper, connected: impl FnOnce()) -> Result<Served, ServeEr
     let _ = std::fs::remove_file(&socket);
     tracing::info!("QEMU has connected");
     let ledger = Ledger::new().map_err(|error| system("memory")(std::io::Error::other(error)))?;
-    run(helper, Kept::new(Core::new(WINDOW)), ledger, qemu, false)
+    run(helper, DeviceParts::new(Core::new(WINDOW)), ledger, qemu, false)
 }
 
 /// Serves QEMU from here on, until the VM ends; what there is, another process may have begun.
 fn run(
-    helper: Helper,
-    kept: Kept,
+    helper: StandbyStart,
+    kept: DeviceParts,
     ledger: Ledger,
     qemu: UnixStream,
     inherited: bool,
-) -> Result<Served, ServeError> {
+) -> Result<ServingEnd, ServeError> {
     let (jobs, jobs_to_do) = std::sync::mpsc::channel();
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
     let (qemu, ledger) = (Arc::new(qemu), Arc::new(ledger));
@@ -161,7 +161,7 @@ fn run(
         inner: Mutex::new(Inner { kept, jobs, link: None }),
         chains: Chains::new(memory.clone(), ledger.clone()),
         ledger,
-        window: Window::default(),
+        window: QemuWindow::default(),
         bells: Bells::new().map_err(system("epoll"))?,
         over: AtomicBool::new(false),
     });
@@ -188,7 +188,7 @@ fn run(
     device.end();
     match outcome {
         // That is how it ends, in between two messages or within one.
-        Ok(()) | Err(vhost_user_backend::Error::HandleRequest(_)) => Ok(Served::Ended),
+        Ok(()) | Err(vhost_user_backend::Error::HandleRequest(_)) => Ok(ServingEnd::Ended),
         Err(error) => Err(ServeError::Vhost(error)),
     }
 }
@@ -230,19 +230,19 @@ impl Device {
     }
 
     /// Something happened: does what is to be done then.
-    fn act(self: &Arc<Self>, record: &Record) {
+    fn act(self: &Arc<Self>, record: &JournalRecord) {
         self.act_with(record, Vec::new());
     }
 
     /// The same, and this came along.
-    fn act_with(self: &Arc<Self>, record: &Record, beside: Vec<OwnedFd>) {
+    fn act_with(self: &Arc<Self>, record: &JournalRecord, beside: Vec<OwnedFd>) {
         let mut inner = self.lock();
         let actions = self.record(&mut inner, record, beside);
         self.perform(inner, actions);
     }
 
     /// QEMU said something, which leads to nothing here; the number of the record.
-    fn record_only(self: &Arc<Self>, record: &Record, beside: Vec<OwnedFd>) -> u64 {
+    fn record_only(self: &Arc<Self>, record: &JournalRecord, beside: Vec<OwnedFd>) -> u64 {
         let mut inner = self.lock();
         let actions = self.record(&mut inner, record, beside);
         let number = inner.kept.core.records();
@@ -255,16 +255,21 @@ impl Device {
         let (head, room, bytes) = (chain.head_index(), chains::room(chain), chains::read(chain));
         let mut inner = self.lock();
         let token = inner.kept.core.next_token();
-        let request = Request { queue, head, room: room.clone(), answer: None };
+        let request = QueuedRequest { queue, head, room: room.clone(), answer: None };
         self.ledger.taken(queue, head, token);
         self.chains.wait(token, vring, &request);
-        let record = Record::Request { now: now(), queue, head, room, bytes };
+        let record = JournalRecord::Request { now: now(), queue, head, room, bytes };
         let actions = self.record(&mut inner, &record, Vec::new());
         self.perform(inner, actions);
     }
 
     /// Tells the standby, and decides.
-    fn record(&self, inner: &mut Inner, record: &Record, beside: Vec<OwnedFd>) -> Vec<Action> {
+    fn record(
+        &self,
+        inner: &mut Inner,
+        record: &JournalRecord,
+        beside: Vec<OwnedFd>,
+    ) -> Vec<GuestAction> {
         if let Some(link) = &inner.link
             && let Err(error) = link.happened(record, &sessions::borrowed(&beside))
         {
@@ -275,49 +280,53 @@ impl Device {
         }
         let outcome = inner.kept.take(record, beside);
         for number in outcome.objects {
-            if let Some(Held::Bell(bell, _)) = inner.kept.held.get(&number)
+            if let Some(KeptFile::Bell(bell, _)) = inner.kept.held.get(&number)
                 && let Err(error) = self.bells.listen(number, bell)
             {
-                tracing::error!(%error, "an interrupt is heard late");
+                tracing::error!(%error, "an interrupt of the guest cannot be waited for and may be delayed");
             }
         }
         outcome.actions
     }
 
     /// Does what was decided under this lock: what is in an order, before it is given up.
-    fn perform(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, actions: Vec<Action>) {
+    fn perform(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, actions: Vec<GuestAction>) {
         let (mut todo, mut later) = (std::collections::VecDeque::from(actions), Vec::new());
         while let Some(action) = todo.pop_front() {
             match action {
-                Action::Map { .. } | Action::Unmap { .. } => inner.order(&action, false),
-                Action::Forget { object } => {
-                    if let Some(Held::Bell(bell, _)) = inner.kept.held.remove(&object) {
+                GuestAction::Map { .. } | GuestAction::Unmap { .. } => inner.order(&action, false),
+                GuestAction::Forget { object } => {
+                    if let Some(KeptFile::Bell(bell, _)) = inner.kept.held.remove(&object) {
                         self.bells.forget(&bell);
                     }
                 }
-                Action::End { session } => {
+                GuestAction::End { session } => {
                     if let Some(conversation) = inner.kept.sessions.remove(&session) {
                         conversation.shut_down();
                     }
                 }
-                Action::Send { session, place, message } => {
+                GuestAction::Send { session, place, message } => {
                     let conversation = inner.kept.sessions.get_mut(&session);
                     let sent = conversation.map(|it| it.send(place, &message));
                     if !matches!(sent, Some(Ok(()))) {
-                        todo.extend(self.record(&mut inner, &Record::Over { session }, Vec::new()));
+                        todo.extend(self.record(
+                            &mut inner,
+                            &JournalRecord::Over { session },
+                            Vec::new(),
+                        ));
                     }
                 }
-                Action::Ring { object } => {
-                    if let Some(Held::Bell(bell, _)) = inner.kept.held.get(&object) {
+                GuestAction::Ring { object } => {
+                    if let Some(KeptFile::Bell(bell, _)) = inner.kept.held.get(&object) {
                         bell.relay();
                     }
                 }
-                Action::Prove { object, word, asked } => {
+                GuestAction::Prove { object, word, asked } => {
                     let same = match inner.kept.held.get(&object) {
-                        Some(Held::Memory(page)) => prove(page, word).unwrap_or(false),
+                        Some(KeptFile::Memory(page)) => prove(page, word).unwrap_or(false),
                         _ => false,
                     };
-                    let record = Record::Proven { asked, same };
+                    let record = JournalRecord::Proven { asked, same };
                     todo.extend(self.record(&mut inner, &record, Vec::new()));
                 }
                 answer_or_connection => later.push(answer_or_connection),
@@ -327,8 +336,8 @@ impl Device {
         drop(inner);
         for action in later {
             match action {
-                Action::Answer { token, bytes } => self.chains.complete(token, &bytes),
-                Action::Connect { session } => self.connect(session),
+                GuestAction::Answer { token, bytes } => self.chains.complete(token, &bytes),
+                GuestAction::Connect { session } => self.connect(session),
                 _ => {}
             }
         }
@@ -337,10 +346,10 @@ impl Device {
     /// Everything of the guest has ended.
     fn end(self: &Arc<Self>) {
         self.over.store(true, Ordering::Release);
-        self.act(&Record::Clear);
+        self.act(&JournalRecord::Clear);
         self.window.close();
         // Whoever does the jobs lives as long as the device.
-        let _ = self.lock().jobs.send(Job::End);
+        let _ = self.lock().jobs.send(WindowJob::End);
         self.end_standby();
     }
 
@@ -383,17 +392,17 @@ impl Device {
 
 impl Inner {
     /// Has QEMU asked for something; `again`: another process may have done so.
-    fn order(&self, action: &Action, again: bool) {
+    fn order(&self, action: &GuestAction, again: bool) {
         let job = match action {
-            Action::Map { job, object, at, offset, length } => {
+            GuestAction::Map { job, object, at, offset, length } => {
                 let file = match self.kept.held.get(object) {
-                    Some(Held::Memory(file)) => Some(file.clone()),
+                    Some(KeptFile::Memory(file)) => Some(file.clone()),
                     _ => None,
                 };
                 let (job, at, offset, length) = (*job, *at, *offset, *length);
-                Job::Map { job, file, at, offset, length, again }
+                WindowJob::Map { job, file, at, offset, length, again }
             }
-            Action::Unmap { ranges, .. } => Job::Unmap { ranges: ranges.clone() },
+            GuestAction::Unmap { ranges, .. } => WindowJob::Unmap { ranges: ranges.clone() },
             _ => return,
         };
         // Whoever does the jobs lives as long as the device.

@@ -17,8 +17,8 @@ use rustix::net::{
 };
 
 use super::Device;
-use crate::journal::Record;
-use crate::journal::frontend::{HEAD, Head};
+use crate::journal::JournalRecord;
+use crate::journal::frontend::{HEAD, VhostHead};
 
 /// Descriptors that may come with a message: a region for each slot of a table.
 const MOST_DESCRIPTORS: usize = 32;
@@ -45,7 +45,7 @@ fn peek(qemu: &UnixStream) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
             std::thread::sleep(std::time::Duration::from_micros(50));
             continue;
         }
-        let head = Head::of(&bytes).ok_or(std::io::ErrorKind::InvalidData)?;
+        let head = VhostHead::of(&bytes).ok_or(std::io::ErrorKind::InvalidData)?;
         if length == HEAD + head.length {
             let own = bytes.get(HEAD..).is_some_and(|says| head.has_descriptors(says));
             // The system gives those of the next message along with one that has none.
@@ -110,7 +110,7 @@ impl Relay {
             let length = message.len();
             let copies: Result<Vec<_>, _> = fds.iter().map(OwnedFd::try_clone).collect();
             let record =
-                device.record_only(&Record::Frontend { message: message.clone() }, copies?);
+                device.record_only(&JournalRecord::Frontend { message: message.clone() }, copies?);
             take_off(&self.qemu, length)?;
             self.pass(device, record, &message, &fds)?;
         }
@@ -134,13 +134,13 @@ impl Relay {
     /// Says something inside; the answer, if one is wanted.
     pub(super) fn ask(&self, message: &[u8], fds: &[OwnedFd]) -> std::io::Result<Option<Vec<u8>>> {
         self.say(message, fds)?;
-        let head = Head::of(message).ok_or(std::io::ErrorKind::InvalidData)?;
+        let head = VhostHead::of(message).ok_or(std::io::ErrorKind::InvalidData)?;
         if !head.wants_reply() {
             return Ok(None);
         }
         let mut answer = vec![0; HEAD];
         (&self.inside).read_exact(&mut answer)?;
-        let head = Head::of(&answer).ok_or(std::io::ErrorKind::InvalidData)?;
+        let head = VhostHead::of(&answer).ok_or(std::io::ErrorKind::InvalidData)?;
         answer.resize(HEAD + head.length, 0);
         (&self.inside).read_exact(&mut answer[HEAD..])?;
         Ok(Some(answer))
@@ -175,7 +175,7 @@ impl Relay {
             take_off(&self.qemu, message.len())?;
         }
         device.wait_taken_up();
-        let head = Head::of(&message).ok_or(std::io::ErrorKind::InvalidData)?;
+        let head = VhostHead::of(&message).ok_or(std::io::ErrorKind::InvalidData)?;
         match head.asks() {
             true => self.pass(device, record, &message, &[]),
             // What it sets is set.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, Packets, SharedMemory};
-use rackbus_segment::guest::Place;
+use rackbus_segment::guest::GuestChannel;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::Device;
 use super::kept::kinds;
-use crate::journal::Record;
-use crate::state::Kind;
+use crate::journal::JournalRecord;
+use crate::state::DescriptorKind;
 
 /// Bytes of the page that proves that stores are seen on both sides.
 const PAGE: u64 = 4096;
@@ -24,12 +24,12 @@ impl Device {
             Ok(()) => device.converse(session),
             Err(error) => {
                 tracing::info!(%error, node = %device.node.display(), "no node for the guest");
-                device.act(&Record::Unreachable { session });
+                device.act(&JournalRecord::Unreachable { session });
             }
         };
         if let Err(error) = std::thread::Builder::new().name("session".into()).spawn(talk) {
-            tracing::error!(%error, "a process of the guest was refused: no thread for it");
-            self.act(&Record::Unreachable { session });
+            tracing::error!(%error, "a process of the guest was refused: cannot start a thread for it");
+            self.act(&JournalRecord::Unreachable { session });
         }
     }
 
@@ -38,9 +38,9 @@ impl Device {
         let calls = Packets::connect(&self.node)?;
         let (events, theirs) = Packets::pair()?;
         let page = SharedMemory::reserve("rackbus proof", PAGE).map_err(std::io::Error::other)?;
-        let page_kind = Kind::Memory { size: PAGE, write: true };
+        let page_kind = DescriptorKind::Memory { size: PAGE, write: true };
         let beside = vec![calls.into(), events.into(), theirs.into(), page];
-        self.act_with(&Record::Connected { session, page: page_kind }, beside);
+        self.act_with(&JournalRecord::Connected { session, page: page_kind }, beside);
         Ok(())
     }
 
@@ -58,7 +58,7 @@ impl Device {
         if let Some(conversation) = self.lock().kept.sessions.get(&session) {
             conversation.shut_down();
         }
-        self.act(&Record::Over { session });
+        self.act(&JournalRecord::Over { session });
     }
 
     fn converse(self: &Arc<Self>, session: u64) {
@@ -70,17 +70,22 @@ impl Device {
         };
         let Some(((calls, events), slot)) = sockets.zip(slot) else { return };
         let (device, heard) = (self.clone(), events.clone());
-        let listen = move || device.hear((session, slot), Place::Events, &heard);
+        let listen = move || device.hear((session, slot), GuestChannel::Events, &heard);
         let listening = std::thread::Builder::new().name("session's events".into()).spawn(listen);
         if listening.is_ok() {
-            self.hear((session, slot), Place::Calls, &calls);
+            self.hear((session, slot), GuestChannel::Calls, &calls);
         }
         calls.shut_down();
         events.shut_down();
     }
 
     /// Hears what the node says until it says nothing more: then the session has ended.
-    fn hear(self: &Arc<Self>, (session, slot): (u64, usize), place: Place, packets: &Packets) {
+    fn hear(
+        self: &Arc<Self>,
+        (session, slot): (u64, usize),
+        place: GuestChannel,
+        packets: &Packets,
+    ) {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
         loop {
             // Only what is there is received: who takes over can tell what was lost on the way.
@@ -97,17 +102,23 @@ impl Device {
                 break;
             }
         }
-        self.act(&Record::Over { session });
+        self.act(&JournalRecord::Over { session });
     }
 
     /// Takes in what the node said; whether that made sense.
-    fn heard(self: &Arc<Self>, session: u64, place: Place, packet: Packet, buffer: &[u8]) -> bool {
+    fn heard(
+        self: &Arc<Self>,
+        session: u64,
+        place: GuestChannel,
+        packet: Packet,
+        buffer: &[u8],
+    ) -> bool {
         let Packet { length, fds, lost } = packet;
         let Some(message) = buffer.get(..length) else { return false };
         let kinds = kinds(&fds);
-        let events = place == Place::Events;
+        let events = place == GuestChannel::Events;
         let message = message.to_vec();
-        self.act_with(&Record::Received { session, events, message, kinds, lost }, fds);
+        self.act_with(&JournalRecord::Received { session, events, message, kinds, lost }, fds);
         true
     }
 }

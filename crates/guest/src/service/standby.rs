@@ -15,13 +15,13 @@ use rackbus_memory::Packets;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::kept::Held;
-use super::link::{Inherited, Link, listen};
+use super::kept::KeptFile;
+use super::link::{InheritedDevice, StandbyLink, listen};
 use super::relay::Relay;
-use super::{Device, ServeError, Served, run, system};
+use super::{Device, ServeError, ServingEnd, run, system};
 use crate::journal::frontend::{Key, first_question};
-use crate::journal::{Job, Step};
-use crate::state::Action;
+use crate::journal::{JournalStep, QemuJob};
+use crate::state::GuestAction;
 
 /// How long after a standby's end the next one is started.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -29,17 +29,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 const GONE: Duration = Duration::from_secs(10);
 
 /// Starts a standby, whose standard input is to be this socket.
-pub type Start = dyn Fn(OwnedFd) -> std::io::Result<Child> + Send + Sync;
+pub type StartStandby = dyn Fn(OwnedFd) -> std::io::Result<Child> + Send + Sync;
 
 /// What a process needs that serves a device.
 #[derive(Clone)]
-pub struct Helper {
+pub struct StandbyStart {
     /// The vhost-user socket that QEMU connects to.
     pub socket: PathBuf,
     /// The socket that processes attach to on the host that the guest is for.
     pub node: PathBuf,
     /// How its standby is started.
-    pub start: Arc<Start>,
+    pub start: Arc<StartStandby>,
 }
 
 /// Follows the process that serves, which speaks by `from`, and continues where it dies. `None` when it did
@@ -48,22 +48,22 @@ pub struct Helper {
 /// # Errors
 /// As [`serve`](super::serve).
 pub fn stand_by(
-    helper: Helper,
+    helper: StandbyStart,
     from: OwnedFd,
     takes_over: impl FnOnce(),
-) -> Result<Option<Served>, ServeError> {
+) -> Result<Option<ServingEnd>, ServeError> {
     let packets = Packets::from_peer(from).map_err(system("the socket of a standby"))?;
     let peer = rustix::net::sockopt::socket_peercred(&packets)
         .map_err(|error| system("the serving process")(error.into()))?;
     let serving = pidfd_open(peer.pid, PidfdFlags::empty());
-    let Some(Inherited { kept, ledger, qemu }) = listen(&packets) else { return Ok(None) };
+    let Some(InheritedDevice { kept, ledger, qemu }) = listen(&packets) else { return Ok(None) };
     // A process that gave this one up would go on serving.
     if serving.is_ok_and(|process| !ends(&process, Some(GONE))) {
         return Ok(None);
     }
     // One that was given up for being slow has not heard of all that was done.
     if ledger.last_performed() > kept.core.records() {
-        tracing::error!("this process does not know all that was done; it does not go on");
+        tracing::error!("this standby has missed records and cannot take over");
         return Ok(None);
     }
     takes_over();
@@ -91,7 +91,7 @@ impl Device {
     pub(super) fn keep_standby(self: &Arc<Self>, qemu: &UnixStream) {
         while !self.over.load(Ordering::Acquire) {
             if let Err(error) = self.have_standby(qemu) {
-                tracing::error!(%error, "no standby: the guest's requests hang if this process dies");
+                tracing::error!(%error, "no standby could be started: the guest's requests hang if this process dies");
             }
             if !self.over.load(Ordering::Acquire) {
                 std::thread::sleep(PAUSE);
@@ -107,7 +107,7 @@ impl Device {
         let handle = pidfd_open(process, PidfdFlags::empty())?;
         let begun = {
             let mut inner = self.lock();
-            let begun = Link::begin(ours, &inner.kept, &self.ledger, qemu.as_fd());
+            let begun = StandbyLink::begin(ours, &inner.kept, &self.ledger, qemu.as_fd());
             begun.map(|link| inner.link = Some(link))
         };
         match begun {
@@ -158,10 +158,10 @@ impl Device {
                 relay.ask(&message, beside).map_err(failed)?;
             }
             for (number, held) in &kept.held {
-                if let Held::Bell(bell, _) = held
+                if let KeptFile::Bell(bell, _) = held
                     && let Err(error) = self.bells.listen(*number, bell)
                 {
-                    tracing::error!(%error, "an interrupt is heard late");
+                    tracing::error!(%error, "an interrupt of the guest cannot be waited for and may be delayed");
                 }
             }
             let (connecting, open) = kept.core.state.phases();
@@ -171,8 +171,8 @@ impl Device {
         for session in sessions {
             let slot = self.lock().kept.core.state.slot(session);
             let lost = slot.is_some_and(|slot| self.ledger.was_receiving(slot));
-            if lost || steps.contains(&Step::Sent(session)) {
-                tracing::warn!(session, "a message of a process was on its way; its session ends");
+            if lost || steps.contains(&JournalStep::Sent(session)) {
+                tracing::warn!(session, "a message to a process may be lost: its session ends");
                 slot.into_iter().for_each(|slot| self.ledger.not_receiving(slot));
                 self.end_session(session);
             } else {
@@ -181,8 +181,8 @@ impl Device {
         }
         connecting.into_iter().for_each(|session| self.connect(session));
         for step in steps {
-            if let (Step::Rung(object), inner) = (step, self.lock())
-                && let Some(Held::Bell(bell, _)) = inner.kept.held.get(&object)
+            if let (JournalStep::Rung(object), inner) = (step, self.lock())
+                && let Some(KeptFile::Bell(bell, _)) = inner.kept.held.get(&object)
             {
                 bell.relay();
             }
@@ -194,13 +194,13 @@ impl Device {
     /// What QEMU and the guest were still to have.
     fn resume_work(self: &Arc<Self>) {
         let inner = self.lock();
-        let proofs: Vec<Action> = inner.kept.core.proofs().collect();
+        let proofs: Vec<GuestAction> = inner.kept.core.proofs().collect();
         for job in inner.kept.core.jobs() {
             let action = match job.clone() {
-                Job::Map { job, object, at, offset, length } => {
-                    Action::Map { job, object, at, offset, length }
+                QemuJob::Map { job, object, at, offset, length } => {
+                    GuestAction::Map { job, object, at, offset, length }
                 }
-                Job::Unmap { ranges, asked } => Action::Unmap { ranges, asked },
+                QemuJob::Unmap { ranges, asked } => GuestAction::Unmap { ranges, asked },
             };
             inner.order(&action, true);
         }
@@ -225,7 +225,7 @@ impl Device {
     pub(super) fn settle(&self) -> std::io::Result<Option<bool>> {
         use std::io::{Read, Write};
 
-        use crate::journal::frontend::{HEAD, Head, probe};
+        use crate::journal::frontend::{HEAD, VhostHead, probe};
         let channel = {
             let inner = self.lock();
             let fds = inner.kept.said.get(&Key::BackendChannel);
@@ -239,7 +239,7 @@ impl Device {
         loop {
             let mut answer = [0; HEAD + 8];
             channel.read_exact(&mut answer)?;
-            let head = Head::of(&answer).ok_or(std::io::ErrorKind::InvalidData)?;
+            let head = VhostHead::of(&answer).ok_or(std::io::ErrorKind::InvalidData)?;
             if head.length != 8 {
                 return Err(std::io::ErrorKind::InvalidData.into());
             }

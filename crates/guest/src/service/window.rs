@@ -9,7 +9,7 @@ use vhost::vhost_user::message::VhostUserMMap;
 use vhost::vhost_user::{Backend as Frontend, VhostUserFrontendReqHandler};
 
 use super::Device;
-use crate::journal::Record;
+use crate::journal::JournalRecord;
 
 /// How long QEMU may take from its answer until the mapping is there.
 const COMMIT: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ const WRITABLE: u64 = 1;
 
 /// Something for QEMU to do.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum WindowJob {
     Map {
         job: u64,
         /// None where it was released meanwhile.
@@ -39,7 +39,7 @@ pub(super) enum Job {
 
 /// The way to ask QEMU.
 #[derive(Default)]
-pub(super) struct Window {
+pub(super) struct QemuWindow {
     state: Mutex<FrontendState>,
     changed: Condvar,
 }
@@ -55,7 +55,7 @@ struct FrontendState {
     changes: u64,
 }
 
-impl Window {
+impl QemuWindow {
     fn lock(&self) -> MutexGuard<'_, FrontendState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,7 +125,7 @@ impl Device {
     ///
     /// Where another process died, QEMU may have done the first one, or do it right now: it is asked something
     /// that it answers afterwards.
-    pub(super) fn map_and_unmap(self: &Arc<Self>, jobs: Receiver<Job>, inherited: bool) {
+    pub(super) fn map_and_unmap(self: &Arc<Self>, jobs: Receiver<WindowJob>, inherited: bool) {
         let mut settled = None;
         if inherited {
             let outcome = self.settle();
@@ -135,8 +135,8 @@ impl Device {
             });
         }
         for job in jobs {
-            if let (Job::Map { job, .. }, Some(true)) = (&job, settled.take()) {
-                self.act(&Record::Mapped { job: *job, done: true });
+            if let (WindowJob::Map { job, .. }, Some(true)) = (&job, settled.take()) {
+                self.act(&JournalRecord::Mapped { job: *job, done: true });
             } else if !self.do_job(job) {
                 return;
             }
@@ -173,9 +173,9 @@ impl Device {
     }
 
     /// Does a job; whether there are to be more.
-    fn do_job(self: &Arc<Self>, job: Job) -> bool {
+    fn do_job(self: &Arc<Self>, job: WindowJob) -> bool {
         match job {
-            Job::Map { job, file, at, offset, length, again } => {
+            WindowJob::Map { job, file, at, offset, length, again } => {
                 let wanted = request((at, length), offset, WRITABLE);
                 let map = || file.as_ref().is_some_and(|it| self.map_now(&wanted, it));
                 let mut done = map();
@@ -183,15 +183,15 @@ impl Device {
                     self.unmap_now(&wanted);
                     done = map();
                 }
-                self.act(&Record::Mapped { job, done });
+                self.act(&JournalRecord::Mapped { job, done });
             }
-            Job::Unmap { ranges } => {
+            WindowJob::Unmap { ranges } => {
                 for range in ranges {
                     self.unmap_now(&request(range, 0, 0));
                 }
-                self.act(&Record::Unmapped);
+                self.act(&JournalRecord::Unmapped);
             }
-            Job::End => return false,
+            WindowJob::End => return false,
         }
         true
     }

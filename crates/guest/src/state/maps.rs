@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Asked, Kind, State};
+use super::{DescriptorKind, GuestAction, GuestState, PendingRequest};
 use crate::fuse::{self, Errno};
 
 /// Everything is in whole pages.
@@ -25,7 +25,7 @@ pub(super) struct Maps {
     window: u64,
     by_place: BTreeMap<u64, Mapped>,
     /// Who waits for a mapping.
-    waiting: BTreeMap<u64, Asked>,
+    waiting: BTreeMap<u64, PendingRequest>,
     next_job: u64,
 }
 
@@ -65,17 +65,17 @@ impl Maps {
     }
 }
 
-impl State {
-    /// Maps a part of a file; the answer comes with [`mapped`](State::mapped).
+impl GuestState {
+    /// Maps a part of a file; the answer comes with [`mapped`](GuestState::mapped).
     pub(super) fn set_up(
         &mut self,
-        asked: Asked,
+        asked: PendingRequest,
         node: u64,
         (offset, length, at): (u64, u64, u64),
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<GuestAction>,
     ) -> Result<Option<Vec<u8>>, Errno> {
         let object = self.objects.get(&node).ok_or(Errno::BADF)?;
-        let Kind::Memory { size, write } = object.kind else { return Err(Errno::INVAL) };
+        let DescriptorKind::Memory { size, write } = object.kind else { return Err(Errno::INVAL) };
         // What may only be read cannot be given: only the guest's own kernel would keep it from storing.
         if !write {
             return Err(Errno::ACCES);
@@ -95,7 +95,7 @@ impl State {
         }
         let ranges = self.maps.take_in(at, length);
         if !ranges.is_empty() {
-            actions.push(Action::Unmap { ranges, asked: None });
+            actions.push(GuestAction::Unmap { ranges, asked: None });
         }
         if object.revoked {
             // Nothing is there: it reads zeroes, and stores reach nobody.
@@ -105,19 +105,19 @@ impl State {
         let job = self.maps.next_job;
         self.maps.by_place.insert(at, Mapped { object: node, offset, length, job });
         self.maps.waiting.insert(job, asked);
-        actions.push(Action::Map { job, object: node, at, offset, length });
+        actions.push(GuestAction::Map { job, object: node, at, offset, length });
         Ok(None)
     }
 
     /// A job of mapping ended so.
-    pub fn mapped(&mut self, job: u64, done: bool) -> Vec<Action> {
+    pub fn mapped(&mut self, job: u64, done: bool) -> Vec<GuestAction> {
         if !done {
             self.maps.by_place.retain(|_, it| it.job != job);
         }
-        let Some(Asked { token, unique }) = self.maps.waiting.remove(&job) else {
+        let Some(PendingRequest { token, unique }) = self.maps.waiting.remove(&job) else {
             return Vec::new();
         };
         let bytes = if done { fuse::done(unique) } else { fuse::failed(unique, Errno::IO) };
-        vec![Action::Answer { token, bytes }]
+        vec![GuestAction::Answer { token, bytes }]
     }
 }

@@ -1,7 +1,7 @@
 //! What there is of a guest: sessions, the files that came with their messages, and the window's mappings.
 //!
 //! Pure: the shell says what the guest's kernel asks, what the node sends and which time it is, and does
-//! what it is told ([`Action`]). An answer goes to the request that it is for by the request's *token*, a
+//! what it is told ([`GuestAction`]). An answer goes to the request that it is for by the request's *token*, a
 //! number that the shell chooses.
 //!
 //! A file is there from the message that it came with until the guest's kernel forgets it; the kernel does
@@ -18,13 +18,13 @@ mod tests;
 use std::collections::BTreeMap;
 
 use rackbus_segment::Handle;
-use rackbus_segment::guest::Place;
+use rackbus_segment::guest::GuestChannel;
 use serde::{Deserialize, Serialize};
 
-use crate::fuse::{self, Attributes, Errno, Operation};
+use crate::fuse::{self, Attributes, Errno, FuseOperation};
 use maps::Maps;
-use objects::Object;
-use sessions::Session;
+use objects::GuestFile;
+use sessions::GuestSession;
 
 /// Inode number of the only folder.
 const ROOT: u64 = 1;
@@ -47,7 +47,7 @@ const RING_WAIT: u64 = 500;
 
 /// A request that is to be answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct PendingRequest {
     /// The shell's number for it.
     pub token: u64,
     /// The number that the guest's kernel gave the request.
@@ -56,7 +56,7 @@ pub struct Asked {
 
 /// What a descriptor is that came with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum DescriptorKind {
     /// Memory that the guest may map.
     Memory {
         /// Its size in bytes.
@@ -73,25 +73,25 @@ pub enum Kind {
 /// A message of the node's.
 #[derive(Debug, Clone)]
 pub struct Received<'a> {
-    /// The encoded message.
+    /// The message as the node sent it.
     pub message: &'a [u8],
     /// What came beside it.
-    pub objects: Vec<Kind>,
+    pub objects: Vec<DescriptorKind>,
     /// Whether there was more, which had no room.
     pub lost: bool,
 }
 
 /// What the shell is to do, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum GuestAction {
     /// Give these bytes to the request with this token; none where it wants none.
     Answer {
-        /// The request's token.
+        /// Which request is answered, by the shell's number.
         token: u64,
         /// The answer as the guest's kernel reads it.
         bytes: Vec<u8>,
     },
-    /// Connect to the node, and say how that went ([`State::connected`]).
+    /// Connect to the node, and say how that went ([`GuestState::connected`]).
     Connect {
         /// Number of the session.
         session: u64,
@@ -101,8 +101,8 @@ pub enum Action {
         /// Number of the session.
         session: u64,
         /// In which of its conversations.
-        place: Place,
-        /// The encoded message.
+        place: GuestChannel,
+        /// The message as the node reads it.
         message: Vec<u8>,
     },
     /// End the conversations with the node.
@@ -110,16 +110,16 @@ pub enum Action {
         /// Number of the session.
         session: u64,
     },
-    /// Look whether a page begins with `word`, store its proof behind that, and answer ([`State::proven`]).
+    /// Look whether a page begins with `word`, store its proof behind that, and answer ([`GuestState::proven`]).
     Prove {
         /// Number of the page's file.
         object: u64,
         /// What the guest says that it has stored.
         word: u64,
         /// Who is to be answered.
-        asked: Asked,
+        asked: PendingRequest,
     },
-    /// Have a part of a file mapped, and say how that went ([`State::mapped`]).
+    /// Have a part of a file mapped, and say how that went ([`GuestState::mapped`]).
     Map {
         /// Number of the job.
         job: u64,
@@ -129,7 +129,7 @@ pub enum Action {
         at: u64,
         /// From where in the file.
         offset: u64,
-        /// Length in bytes.
+        /// How many bytes are mapped.
         length: u64,
     },
     /// Have mappings taken away, each from where and how long, and then answer.
@@ -137,7 +137,7 @@ pub enum Action {
         /// The mappings, as they were made.
         ranges: Vec<(u64, u64)>,
         /// Who waits for it.
-        asked: Option<Asked>,
+        asked: Option<PendingRequest>,
     },
     /// Wake who waits for a doorbell.
     Ring {
@@ -153,19 +153,19 @@ pub enum Action {
 
 /// All of a guest.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct State {
-    sessions: BTreeMap<u64, Session>,
-    objects: BTreeMap<u64, Object>,
+pub struct GuestState {
+    sessions: BTreeMap<u64, GuestSession>,
+    objects: BTreeMap<u64, GuestFile>,
     maps: Maps,
     /// Numbers that were given to sessions and files so far. None is given twice.
     next: u64,
 }
 
-impl State {
+impl GuestState {
     /// That of a guest that has not mounted anything yet, with a window of so many bytes.
-    pub fn new(window: u64) -> State {
+    pub fn new(window: u64) -> GuestState {
         let maps = Maps::new(window);
-        State { sessions: BTreeMap::new(), objects: BTreeMap::new(), maps, next: FIRST }
+        GuestState { sessions: BTreeMap::new(), objects: BTreeMap::new(), maps, next: FIRST }
     }
 
     fn number(&mut self) -> u64 {
@@ -179,22 +179,22 @@ impl State {
     }
 
     /// The guest's kernel asks something.
-    pub fn request(&mut self, now: u64, token: u64, bytes: &[u8]) -> Vec<Action> {
+    pub fn request(&mut self, now: u64, token: u64, bytes: &[u8]) -> Vec<GuestAction> {
         let mut actions = Vec::new();
         let Some(head) = fuse::head(bytes) else {
-            return vec![Action::Answer { token, bytes: Vec::new() }];
+            return vec![GuestAction::Answer { token, bytes: Vec::new() }];
         };
-        let asked = Asked { token, unique: head.unique };
+        let asked = PendingRequest { token, unique: head.unique };
         let answered = match fuse::operation(bytes) {
             Ok(operation) => self.operation(now, asked, head, operation, &mut actions),
             Err(error) => Err(error),
         };
         match answered {
-            Ok(Some(bytes)) => actions.push(Action::Answer { token, bytes }),
+            Ok(Some(bytes)) => actions.push(GuestAction::Answer { token, bytes }),
             Ok(None) => {}
             Err(error) => {
                 let bytes = fuse::failed(head.unique, error);
-                actions.push(Action::Answer { token, bytes });
+                actions.push(GuestAction::Answer { token, bytes });
             }
         }
         actions
@@ -204,76 +204,78 @@ impl State {
     fn operation(
         &mut self,
         now: u64,
-        asked: Asked,
-        head: fuse::Head,
-        operation: Operation<'_>,
-        actions: &mut Vec<Action>,
+        asked: PendingRequest,
+        head: fuse::RequestHead,
+        operation: FuseOperation<'_>,
+        actions: &mut Vec<GuestAction>,
     ) -> Result<Option<Vec<u8>>, Errno> {
-        let fuse::Head { unique, node, .. } = head;
+        let fuse::RequestHead { unique, node, .. } = head;
         Ok(match operation {
-            Operation::Init { major, minor, flags_2 } => {
+            FuseOperation::Init { major, minor, flags_2 } => {
                 if major != fuse::MAJOR {
                     return Err(Errno::INVAL);
                 }
                 self.clear(actions);
                 Some(fuse::ready(unique, minor, flags_2))
             }
-            Operation::Destroy => {
+            FuseOperation::Destroy => {
                 self.clear(actions);
                 Some(fuse::done(unique))
             }
-            Operation::Lookup { name } if node == ROOT => {
+            FuseOperation::Lookup { name } if node == ROOT => {
                 Some(fuse::entry(unique, &self.look_up(name)?))
             }
-            Operation::Lookup { .. } => return Err(Errno::NOENT),
-            Operation::Forget(list) => {
+            FuseOperation::Lookup { .. } => return Err(Errno::NOENT),
+            FuseOperation::Forget(list) => {
                 list.iter().for_each(|(node, count)| self.forget(*node, *count, actions));
                 Some(Vec::new())
             }
-            Operation::Interrupt => Some(Vec::new()),
-            Operation::Attributes => Some(fuse::attributes(unique, &self.attributes(node)?)),
-            Operation::Open if node == CONTROL => {
+            FuseOperation::Interrupt => Some(Vec::new()),
+            FuseOperation::Attributes => Some(fuse::attributes(unique, &self.attributes(node)?)),
+            FuseOperation::Open if node == CONTROL => {
                 self.open_session(asked, head, actions)?;
                 None
             }
-            Operation::Open => Some(fuse::opened(unique, 0, self.open_object(node)?)),
-            Operation::Read { handle, offset, size } if node == CONTROL => {
+            FuseOperation::Open => Some(fuse::opened(unique, 0, self.open_object(node)?)),
+            FuseOperation::Read { handle, offset, size } if node == CONTROL => {
                 self.read_session(now, asked, handle, (offset, size))?
             }
-            Operation::Read { offset, size, .. } => {
+            FuseOperation::Read { offset, size, .. } => {
                 self.read_object(now, asked, node, (offset, size))?
             }
-            Operation::Write { handle, offset, data } if node == CONTROL => {
+            FuseOperation::Write { handle, offset, data } if node == CONTROL => {
                 self.write_session(asked, handle, (offset, data), actions)?
             }
-            Operation::Write { data, .. } => {
+            FuseOperation::Write { data, .. } => {
                 self.write_object(node, actions)?;
                 Some(fuse::written(unique, data.len() as u32))
             }
-            Operation::Release { handle } => {
+            FuseOperation::Release { handle } => {
                 if node == CONTROL {
                     self.release_session(handle, actions);
                 }
                 Some(fuse::done(unique))
             }
-            Operation::Nothing => Some(fuse::done(unique)),
-            Operation::OpenFolder if node == ROOT => Some(fuse::opened(unique, 0, true)),
-            Operation::ReadFolder { offset, size } if node == ROOT => {
+            FuseOperation::Nothing => Some(fuse::done(unique)),
+            FuseOperation::OpenFolder if node == ROOT => Some(fuse::opened(unique, 0, true)),
+            FuseOperation::ReadFolder { offset, size } if node == ROOT => {
                 let session = (CONTROL, rackbus_segment::guest::SESSION, false);
                 let list = [(ROOT, ".", true), (ROOT, "..", true), session];
                 Some(fuse::entries(unique, &list, offset, size))
             }
-            Operation::OpenFolder | Operation::ReadFolder { .. } => return Err(Errno::INVAL),
-            Operation::Statistics => Some(fuse::statistics(unique)),
-            Operation::SetUpMapping { offset, length, at, .. } => {
+            FuseOperation::OpenFolder | FuseOperation::ReadFolder { .. } => {
+                return Err(Errno::INVAL);
+            }
+            FuseOperation::Statistics => Some(fuse::statistics(unique)),
+            FuseOperation::SetUpMapping { offset, length, at, .. } => {
                 self.set_up(asked, node, (offset, length, at), actions)?
             }
-            Operation::RemoveMappings(list) => {
+            FuseOperation::RemoveMappings(list) => {
                 let ranges = list.iter().filter_map(|(at, _)| self.maps.take(*at)).collect();
-                actions.push(Action::Unmap { ranges, asked: Some(asked) });
+                actions.push(GuestAction::Unmap { ranges, asked: Some(asked) });
                 None
             }
-            Operation::Unknown(_) => return Err(Errno::NOSYS),
+            FuseOperation::Unknown(_) => return Err(Errno::NOSYS),
         })
     }
 
@@ -296,38 +298,38 @@ impl State {
     }
 
     /// The guest begins anew: what its former life had has ended.
-    pub fn clear(&mut self, actions: &mut Vec<Action>) {
+    pub fn clear(&mut self, actions: &mut Vec<GuestAction>) {
         for (session, it) in std::mem::take(&mut self.sessions) {
             it.end(session, actions);
         }
         let ranges = self.maps.take_all();
         if !ranges.is_empty() {
-            actions.push(Action::Unmap { ranges, asked: None });
+            actions.push(GuestAction::Unmap { ranges, asked: None });
         }
         for (object, it) in std::mem::take(&mut self.objects) {
             it.end(actions);
-            actions.push(Action::Forget { object });
+            actions.push(GuestAction::Forget { object });
         }
     }
 
-    /// When [`tick`](State::tick) is to be called next.
+    /// When [`tick`](GuestState::tick) is to be called next.
     pub fn next_tick(&self) -> Option<u64> {
-        let sessions = self.sessions.values().flat_map(Session::parked);
-        let rings = self.objects.values().flat_map(Object::parked);
+        let sessions = self.sessions.values().flat_map(GuestSession::parked);
+        let rings = self.objects.values().flat_map(GuestFile::parked);
         sessions.chain(rings).map(|parked| parked.until).min()
     }
 
     /// Answers those who have waited long enough.
-    pub fn tick(&mut self, now: u64) -> Vec<Action> {
+    pub fn tick(&mut self, now: u64) -> Vec<GuestAction> {
         self.answer_parked(|parked| parked.until <= now)
     }
 
     /// Answers all who wait: the device's queues are about to stop.
-    pub fn stop(&mut self) -> Vec<Action> {
+    pub fn stop(&mut self) -> Vec<GuestAction> {
         self.answer_parked(|_| true)
     }
 
-    fn answer_parked(&mut self, which: impl Fn(&Parked) -> bool + Copy) -> Vec<Action> {
+    fn answer_parked(&mut self, which: impl Fn(&Parked) -> bool + Copy) -> Vec<GuestAction> {
         let mut actions = Vec::new();
         for session in self.sessions.values_mut() {
             session.answer_parked(which, &mut actions);
@@ -339,13 +341,13 @@ impl State {
     }
 
     /// Takes everything that came for `keeper` of a session away from the guest.
-    fn revoke(&mut self, session: u64, keeper: Handle, actions: &mut Vec<Action>) {
+    fn revoke(&mut self, session: u64, keeper: Handle, actions: &mut Vec<GuestAction>) {
         for (number, object) in &mut self.objects {
             if object.session == session && object.keeper == Some(keeper) {
                 object.revoked = true;
                 let ranges = self.maps.take_of(*number);
                 if !ranges.is_empty() {
-                    actions.push(Action::Unmap { ranges, asked: None });
+                    actions.push(GuestAction::Unmap { ranges, asked: None });
                 }
             }
         }
@@ -355,18 +357,18 @@ impl State {
 /// A read that waits.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Parked {
-    asked: Asked,
+    asked: PendingRequest,
     until: u64,
 }
 
 impl Parked {
-    fn answer(self, bytes: &[u8]) -> Action {
-        let Asked { token, unique } = self.asked;
-        Action::Answer { token, bytes: fuse::data(unique, bytes) }
+    fn answer(self, bytes: &[u8]) -> GuestAction {
+        let PendingRequest { token, unique } = self.asked;
+        GuestAction::Answer { token, bytes: fuse::data(unique, bytes) }
     }
 
-    fn fail(self, error: Errno) -> Action {
-        let Asked { token, unique } = self.asked;
-        Action::Answer { token, bytes: fuse::failed(unique, error) }
+    fn fail(self, error: Errno) -> GuestAction {
+        let PendingRequest { token, unique } = self.asked;
+        GuestAction::Answer { token, bytes: fuse::failed(unique, error) }
     }
 }

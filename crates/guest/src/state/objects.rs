@@ -4,16 +4,18 @@ use rackbus_segment::Handle;
 use rackbus_segment::guest::{SESSION, object_number};
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Asked, CONTROL, Kind, Parked, RING_WAIT, ROOT, State};
+use super::{
+    CONTROL, DescriptorKind, GuestAction, GuestState, Parked, PendingRequest, RING_WAIT, ROOT,
+};
 use crate::fuse::{self, Attributes, Errno};
 
 /// A file that came with a message.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Object {
+pub(super) struct GuestFile {
     pub session: u64,
     /// What it belongs to, as the node calls it.
     pub keeper: Option<Handle>,
-    pub kind: Kind,
+    pub kind: DescriptorKind,
     pub revoked: bool,
     user: u32,
     group: u32,
@@ -25,9 +27,9 @@ pub(super) struct Object {
     parked: Vec<Parked>,
 }
 
-impl Object {
-    pub(super) fn new(session: u64, (user, group): (u32, u32), kind: Kind) -> Object {
-        Object {
+impl GuestFile {
+    pub(super) fn new(session: u64, (user, group): (u32, u32), kind: DescriptorKind) -> GuestFile {
+        GuestFile {
             session,
             keeper: None,
             kind,
@@ -43,8 +45,8 @@ impl Object {
 
     pub(super) fn attributes(&self, node: u64) -> Attributes {
         let (size, dax) = match self.kind {
-            Kind::Memory { size, .. } => (size, true),
-            Kind::Bell | Kind::Other => (0, false),
+            DescriptorKind::Memory { size, .. } => (size, true),
+            DescriptorKind::Bell | DescriptorKind::Other => (0, false),
         };
         // Without a name: it is gone from the guest when nobody has it open or mapped.
         let (mode, links) = (0o100_600, 0);
@@ -58,7 +60,7 @@ impl Object {
     pub(super) fn answer_parked(
         &mut self,
         which: impl Fn(&Parked) -> bool,
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<GuestAction>,
     ) {
         let rings = self.rings.to_le_bytes();
         let (over, waiting) = self.parked.drain(..).partition(which);
@@ -66,7 +68,7 @@ impl Object {
         actions.extend(Vec::into_iter(over).map(|parked: Parked| parked.answer(&rings)));
     }
 
-    pub(super) fn end(mut self, actions: &mut Vec<Action>) {
+    pub(super) fn end(mut self, actions: &mut Vec<GuestAction>) {
         actions.extend(self.parked.drain(..).map(|parked| parked.fail(Errno::NOTCONN)));
     }
 
@@ -76,7 +78,7 @@ impl Object {
     }
 }
 
-impl State {
+impl GuestState {
     pub(super) fn look_up(&mut self, name: &[u8]) -> Result<Attributes, Errno> {
         if name == SESSION.as_bytes() {
             return self.attributes(CONTROL);
@@ -87,7 +89,7 @@ impl State {
         Ok(object.attributes(node))
     }
 
-    pub(super) fn forget(&mut self, node: u64, count: u64, actions: &mut Vec<Action>) {
+    pub(super) fn forget(&mut self, node: u64, count: u64, actions: &mut Vec<GuestAction>) {
         if node == ROOT || node == CONTROL {
             return;
         }
@@ -99,20 +101,20 @@ impl State {
     }
 
     /// Lets go of what a session's process has never opened, and never will.
-    pub(super) fn drop_unopened(&mut self, session: u64, actions: &mut Vec<Action>) {
+    pub(super) fn drop_unopened(&mut self, session: u64, actions: &mut Vec<GuestAction>) {
         let of = self.objects.iter().filter(|(_, it)| it.session == session && it.is_over(false));
         let over: Vec<u64> = of.map(|(node, _)| *node).collect();
         over.into_iter().for_each(|node| self.drop_object(node, actions));
     }
 
-    fn drop_object(&mut self, node: u64, actions: &mut Vec<Action>) {
+    fn drop_object(&mut self, node: u64, actions: &mut Vec<GuestAction>) {
         let Some(object) = self.objects.remove(&node) else { return };
         let ranges = self.maps.take_of(node);
         if !ranges.is_empty() {
-            actions.push(Action::Unmap { ranges, asked: None });
+            actions.push(GuestAction::Unmap { ranges, asked: None });
         }
         object.end(actions);
-        actions.push(Action::Forget { object: node });
+        actions.push(GuestAction::Forget { object: node });
     }
 
     /// Whether the file that is opened is mapped directly.
@@ -120,9 +122,9 @@ impl State {
         let object = self.objects.get_mut(&node).ok_or(Errno::NOENT)?;
         object.opened = true;
         match object.kind {
-            Kind::Memory { .. } => Ok(true),
-            Kind::Bell => Ok(false),
-            Kind::Other => Err(Errno::ACCES),
+            DescriptorKind::Memory { .. } => Ok(true),
+            DescriptorKind::Bell => Ok(false),
+            DescriptorKind::Other => Err(Errno::ACCES),
         }
     }
 
@@ -130,22 +132,22 @@ impl State {
     pub(super) fn read_object(
         &mut self,
         now: u64,
-        asked: Asked,
+        asked: PendingRequest,
         node: u64,
         (offset, size): (u64, u32),
     ) -> Result<Option<Vec<u8>>, Errno> {
         let object = self.objects.get_mut(&node).ok_or(Errno::BADF)?;
         match object.kind {
-            Kind::Bell if size < 8 => Err(Errno::INVAL),
-            Kind::Bell if object.rings != offset => {
+            DescriptorKind::Bell if size < 8 => Err(Errno::INVAL),
+            DescriptorKind::Bell if object.rings != offset => {
                 Ok(Some(fuse::data(asked.unique, &object.rings.to_le_bytes())))
             }
-            Kind::Bell => {
+            DescriptorKind::Bell => {
                 object.parked.push(Parked { asked, until: now + RING_WAIT });
                 Ok(None)
             }
             // A kernel that asks for memory's bytes would keep them in its page cache.
-            Kind::Memory { .. } | Kind::Other => Err(Errno::IO),
+            DescriptorKind::Memory { .. } | DescriptorKind::Other => Err(Errno::IO),
         }
     }
 
@@ -153,19 +155,19 @@ impl State {
     pub(super) fn write_object(
         &mut self,
         node: u64,
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<GuestAction>,
     ) -> Result<(), Errno> {
         match self.objects.get(&node).ok_or(Errno::BADF)?.kind {
-            Kind::Bell => {
-                actions.push(Action::Ring { object: node });
+            DescriptorKind::Bell => {
+                actions.push(GuestAction::Ring { object: node });
                 Ok(())
             }
-            Kind::Memory { .. } | Kind::Other => Err(Errno::IO),
+            DescriptorKind::Memory { .. } | DescriptorKind::Other => Err(Errno::IO),
         }
     }
 
     /// An event was signalled: readers that wait for it are answered.
-    pub fn rang(&mut self, object: u64) -> Vec<Action> {
+    pub fn rang(&mut self, object: u64) -> Vec<GuestAction> {
         let mut actions = Vec::new();
         if let Some(object) = self.objects.get_mut(&object) {
             object.rings = object.rings.wrapping_add(1);

@@ -3,20 +3,22 @@
 use std::collections::VecDeque;
 
 use rackbus_segment::Handle;
-use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, MAX_MESSAGE, Place};
-use rackbus_segment::message::{Change, Event, Reply, decode};
+use rackbus_segment::guest::{
+    GREETING, GuestChannel, GuestFrame, MAX_FRAME, MAX_MESSAGE, is_refused,
+};
+use rackbus_segment::message::{ConnectionChange, Reply, SessionEvent, decode};
 use serde::{Deserialize, Serialize};
 
-use super::objects::Object;
+use super::objects::GuestFile;
 use super::{
-    Action, Asked, Kind, MESSAGE_WAIT, MOST_OBJECTS, MOST_SESSIONS, MOST_WAITING, Parked, Received,
-    State,
+    DescriptorKind, GuestAction, GuestState, MESSAGE_WAIT, MOST_OBJECTS, MOST_SESSIONS,
+    MOST_WAITING, Parked, PendingRequest, Received,
 };
-use crate::fuse::{self, Errno, Head};
+use crate::fuse::{self, Errno, RequestHead};
 
 /// A session of a process in the guest with the host's node.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Session {
+pub(super) struct GuestSession {
     user: (u32, u32),
     /// Its place among the sessions that there may be.
     slot: usize,
@@ -32,7 +34,7 @@ pub(super) struct Session {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
     /// Until the node is connected to, the guest's `open` waits.
-    Connecting(Asked),
+    Connecting(PendingRequest),
     Open,
     Over,
 }
@@ -46,7 +48,7 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, frame: Vec<u8>, actions: &mut Vec<Action>) {
+    fn push(&mut self, frame: Vec<u8>, actions: &mut Vec<GuestAction>) {
         match self.parked.take() {
             Some(parked) => actions.push(parked.answer(&frame)),
             None => {
@@ -66,17 +68,17 @@ impl Queue {
         self.waiting.len() >= MOST_WAITING.0 || self.bytes >= MOST_WAITING.1
     }
 
-    fn end(&mut self, actions: &mut Vec<Action>) {
+    fn end(&mut self, actions: &mut Vec<GuestAction>) {
         actions.extend(self.parked.take().map(|parked| parked.fail(Errno::NOTCONN)));
     }
 }
 
-impl Session {
-    fn queue(&mut self, place: Place) -> Option<&mut Queue> {
+impl GuestSession {
+    fn queue(&mut self, place: GuestChannel) -> Option<&mut Queue> {
         match place {
-            Place::Calls => Some(&mut self.calls),
-            Place::Events => Some(&mut self.events),
-            Place::Proof | Place::End | Place::Posts => None,
+            GuestChannel::Calls => Some(&mut self.calls),
+            GuestChannel::Events => Some(&mut self.events),
+            GuestChannel::Proof | GuestChannel::End | GuestChannel::Posts => None,
         }
     }
 
@@ -87,7 +89,7 @@ impl Session {
     pub(super) fn answer_parked(
         &mut self,
         which: impl Fn(&Parked) -> bool,
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<GuestAction>,
     ) {
         for queue in [&mut self.calls, &mut self.events] {
             actions.extend(queue.parked.take_if(|it| which(it)).map(|parked| parked.answer(&[])));
@@ -95,33 +97,33 @@ impl Session {
     }
 
     /// No more is said in it; what waits can still be read.
-    fn close(&mut self, actions: &mut Vec<Action>) {
-        if let Phase::Connecting(Asked { token, unique }) = self.phase {
+    fn close(&mut self, actions: &mut Vec<GuestAction>) {
+        if let Phase::Connecting(PendingRequest { token, unique }) = self.phase {
             let bytes = fuse::failed(unique, Errno::NOTCONN);
-            actions.push(Action::Answer { token, bytes });
+            actions.push(GuestAction::Answer { token, bytes });
         }
         self.phase = Phase::Over;
         self.calls.end(actions);
         self.events.end(actions);
     }
 
-    pub(super) fn end(mut self, session: u64, actions: &mut Vec<Action>) {
+    pub(super) fn end(mut self, session: u64, actions: &mut Vec<GuestAction>) {
         self.close(actions);
-        actions.push(Action::End { session });
+        actions.push(GuestAction::End { session });
     }
 }
 
-impl State {
+impl GuestState {
     pub(super) fn open_session(
         &mut self,
-        asked: Asked,
-        head: Head,
-        actions: &mut Vec<Action>,
+        asked: PendingRequest,
+        head: RequestHead,
+        actions: &mut Vec<GuestAction>,
     ) -> Result<(), Errno> {
         let taken: Vec<usize> = self.sessions.values().map(|it| it.slot).collect();
         let slot = (0..MOST_SESSIONS).find(|slot| !taken.contains(slot)).ok_or(Errno::NFILE)?;
         let session = self.number();
-        let it = Session {
+        let it = GuestSession {
             user: (head.user, head.group),
             slot,
             phase: Phase::Connecting(asked),
@@ -131,16 +133,20 @@ impl State {
             asked: VecDeque::new(),
         };
         self.sessions.insert(session, it);
-        actions.push(Action::Connect { session });
+        actions.push(GuestAction::Connect { session });
         Ok(())
     }
 
     /// The node was connected to, and there is a page to prove with; or it was not. The page's number,
     /// unless the session is over already.
-    pub fn connected(&mut self, session: u64, page: Option<Kind>) -> (Option<u64>, Vec<Action>) {
+    pub fn connected(
+        &mut self,
+        session: u64,
+        page: Option<DescriptorKind>,
+    ) -> (Option<u64>, Vec<GuestAction>) {
         let mut actions = Vec::new();
         let Some(Phase::Connecting(asked)) = self.sessions.get(&session).map(|it| it.phase) else {
-            return (None, vec![Action::End { session }]);
+            return (None, vec![GuestAction::End { session }]);
         };
         let full = self.objects.len() >= MOST_OBJECTS;
         let number = self.number();
@@ -151,24 +157,25 @@ impl State {
         };
         (it.phase, it.page) = (Phase::Open, Some(number));
         let greeting =
-            Frame { objects: vec![number], lost: false, message: GREETING.to_vec() }.encode();
+            GuestFrame { objects: vec![number], lost: false, message: GREETING.to_vec() }.encode();
         it.calls.push(greeting, &mut actions);
-        self.objects.insert(number, Object::new(session, it.user, kind));
+        self.objects.insert(number, GuestFile::new(session, it.user, kind));
         let bytes = fuse::opened(asked.unique, session, false);
-        actions.push(Action::Answer { token: asked.token, bytes });
+        actions.push(GuestAction::Answer { token: asked.token, bytes });
         (Some(number), actions)
     }
 
     pub(super) fn read_session(
         &mut self,
         now: u64,
-        asked: Asked,
+        asked: PendingRequest,
         handle: u64,
         (offset, size): (u64, u32),
     ) -> Result<Option<Vec<u8>>, Errno> {
         let session = self.sessions.get_mut(&handle).ok_or(Errno::BADF)?;
         let phase = session.phase;
-        let queue = Place::at(offset).and_then(|place| session.queue(place)).ok_or(Errno::INVAL)?;
+        let queue =
+            GuestChannel::at(offset).and_then(|place| session.queue(place)).ok_or(Errno::INVAL)?;
         if (size as usize) < MAX_FRAME {
             return Err(Errno::INVAL);
         }
@@ -187,52 +194,55 @@ impl State {
 
     pub(super) fn write_session(
         &mut self,
-        asked: Asked,
+        asked: PendingRequest,
         handle: u64,
         (offset, data): (u64, &[u8]),
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<GuestAction>,
     ) -> Result<Option<Vec<u8>>, Errno> {
         let session = self.sessions.get_mut(&handle).ok_or(Errno::BADF)?;
-        let place = Place::at(offset).ok_or(Errno::INVAL)?;
-        let posted = place == Place::Posts;
+        let place = GuestChannel::at(offset).ok_or(Errno::INVAL)?;
+        let posted = place == GuestChannel::Posts;
         match place {
-            Place::End => {
+            GuestChannel::End => {
                 session.close(actions);
-                actions.push(Action::End { session: handle });
+                actions.push(GuestAction::End { session: handle });
             }
             _ if session.phase != Phase::Open => return Err(Errno::NOTCONN),
-            Place::Proof => {
+            GuestChannel::Proof => {
                 let word = data.try_into().map(u64::from_le_bytes).map_err(|_| Errno::INVAL)?;
                 let object = session.page.ok_or(Errno::INVAL)?;
-                actions.push(Action::Prove { object, word, asked });
+                actions.push(GuestAction::Prove { object, word, asked });
                 return Ok(None);
             }
-            Place::Calls | Place::Events | Place::Posts => {
+            GuestChannel::Calls | GuestChannel::Events | GuestChannel::Posts => {
                 if data.is_empty() || data.len() > MAX_MESSAGE {
                     return Err(Errno::INVAL);
                 }
-                let place = if place == Place::Events { place } else { Place::Calls };
-                if place == Place::Calls {
+                let place = if place == GuestChannel::Events { place } else { GuestChannel::Calls };
+                if place == GuestChannel::Calls {
+                    if is_refused(data) {
+                        return Err(Errno::ACCES);
+                    }
                     if session.asked.len() >= MOST_WAITING.0 {
                         return Err(Errno::AGAIN);
                     }
                     session.asked.push_back(!posted);
                 }
                 let message = data.to_vec();
-                actions.push(Action::Send { session: handle, place, message });
+                actions.push(GuestAction::Send { session: handle, place, message });
             }
         }
         Ok(Some(fuse::written(asked.unique, data.len() as u32)))
     }
 
     /// Whether the page had what the guest said that it stored.
-    pub fn proven(&mut self, asked: Asked, same: bool) -> Vec<Action> {
-        let Asked { token, unique } = asked;
+    pub fn proven(&mut self, asked: PendingRequest, same: bool) -> Vec<GuestAction> {
+        let PendingRequest { token, unique } = asked;
         let bytes = if same { fuse::written(unique, 8) } else { fuse::failed(unique, Errno::IO) };
-        vec![Action::Answer { token, bytes }]
+        vec![GuestAction::Answer { token, bytes }]
     }
 
-    pub(super) fn release_session(&mut self, session: u64, actions: &mut Vec<Action>) {
+    pub(super) fn release_session(&mut self, session: u64, actions: &mut Vec<GuestAction>) {
         if let Some(it) = self.sessions.remove(&session) {
             it.end(session, actions);
             self.drop_unopened(session, actions);
@@ -246,15 +256,15 @@ impl State {
 
     /// Sessions that wait for the node to be connected to, and those that are connected.
     pub fn phases(&self) -> (Vec<u64>, Vec<u64>) {
-        let connecting = |it: &Session| matches!(it.phase, Phase::Connecting(_));
-        let of = |which: &dyn Fn(&Session) -> bool| {
+        let connecting = |it: &GuestSession| matches!(it.phase, Phase::Connecting(_));
+        let of = |which: &dyn Fn(&GuestSession) -> bool| {
             self.sessions.iter().filter(|(_, it)| which(it)).map(|(number, _)| *number).collect()
         };
-        (of(&connecting), of(&|it: &Session| it.phase == Phase::Open))
+        (of(&connecting), of(&|it: &GuestSession| it.phase == Phase::Open))
     }
 
     /// The node has ended the session, or is gone.
-    pub fn over(&mut self, session: u64) -> Vec<Action> {
+    pub fn session_ended(&mut self, session: u64) -> Vec<GuestAction> {
         let mut actions = Vec::new();
         if let Some(it) = self.sessions.get_mut(&session) {
             it.close(&mut actions);
@@ -266,9 +276,9 @@ impl State {
     pub fn received(
         &mut self,
         session: u64,
-        place: Place,
+        place: GuestChannel,
         received: Received<'_>,
-    ) -> (Vec<u64>, Vec<Action>) {
+    ) -> (Vec<u64>, Vec<GuestAction>) {
         let mut actions = Vec::new();
         let room = self.objects.len() + received.objects.len() <= MOST_OBJECTS;
         let numbers: Vec<u64> = match room {
@@ -278,23 +288,23 @@ impl State {
         let Some(it) = self.sessions.get_mut(&session).filter(|it| it.phase == Phase::Open) else {
             return (Vec::new(), actions);
         };
-        if place == Place::Calls && it.asked.pop_front() == Some(false) {
+        if place == GuestChannel::Calls && it.asked.pop_front() == Some(false) {
             return (Vec::new(), actions);
         }
         let Some(queue) = it.queue(place) else { return (Vec::new(), actions) };
         if queue.is_full() {
-            tracing::warn!(session, "a process of the guest that reads nothing is cut off");
+            tracing::warn!(session, "a process of the guest reads nothing and is disconnected");
             it.close(&mut actions);
-            actions.push(Action::End { session });
+            actions.push(GuestAction::End { session });
             return (Vec::new(), actions);
         }
         let lost = received.lost || !room;
         let message = received.message.to_vec();
-        let frame = Frame { objects: numbers.clone(), lost, message }.encode();
+        let frame = GuestFrame { objects: numbers.clone(), lost, message }.encode();
         queue.push(frame, &mut actions);
         let (user, (keeper, revoked)) = (it.user, meaning(place, received.message));
         for (number, kind) in numbers.iter().zip(&received.objects) {
-            let mut object = Object::new(session, user, *kind);
+            let mut object = GuestFile::new(session, user, *kind);
             object.keeper = keeper;
             self.objects.insert(*number, object);
         }
@@ -306,8 +316,8 @@ impl State {
 }
 
 /// What a message of the node's is about, and whether it takes that away.
-fn meaning(place: Place, message: &[u8]) -> (Option<Handle>, bool) {
-    if place == Place::Calls {
+fn meaning(place: GuestChannel, message: &[u8]) -> (Option<Handle>, bool) {
+    if place == GuestChannel::Calls {
         return match decode(message) {
             Some(Reply::Connected(connected)) => (Some(connected.connection), false),
             Some(Reply::Pages { connection, .. }) => (Some(connection), false),
@@ -316,8 +326,10 @@ fn meaning(place: Place, message: &[u8]) -> (Option<Handle>, bool) {
         };
     }
     match decode(message) {
-        Some(Event::Adopt { keeper, .. }) => (Some(keeper), false),
-        Some(Event::Remote { connection, change: Change::Revoked }) => (Some(connection), true),
+        Some(SessionEvent::Adopt { keeper, .. }) => (Some(keeper), false),
+        Some(SessionEvent::Remote { connection, change: ConnectionChange::Revoked }) => {
+            (Some(connection), true)
+        }
         _ => (None, false),
     }
 }

@@ -2,8 +2,10 @@
 
 use proptest::prelude::*;
 use rackbus_segment::Handle;
-use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, Place, object_name};
-use rackbus_segment::message::{Change, Connected, Event, Reply, encode};
+use rackbus_segment::guest::{GREETING, GuestChannel, GuestFrame, MAX_FRAME, object_name};
+use rackbus_segment::message::{
+    Connected, ConnectionChange, Reply, SessionEvent, SessionRequest, encode,
+};
 
 use super::*;
 use crate::fuse::REQUEST_HEAD;
@@ -17,16 +19,17 @@ fn words(fields: &[u64]) -> Vec<u8> {
 
 /// A guest's kernel, and the node behind the shell.
 struct Guest {
-    state: State,
+    state: GuestState,
     now: u64,
     token: u64,
     /// What the last request led to.
-    actions: Vec<Action>,
+    actions: Vec<GuestAction>,
 }
 
 impl Guest {
     fn new() -> Guest {
-        let mut guest = Guest { state: State::new(WINDOW), now: 0, token: 0, actions: Vec::new() };
+        let mut guest =
+            Guest { state: GuestState::new(WINDOW), now: 0, token: 0, actions: Vec::new() };
         let init = [7_u32, 39, 0, 1 << 30, 2, 0, 0, 0];
         let init: Vec<u8> = init.iter().flat_map(|field| field.to_le_bytes()).collect();
         assert_eq!(guest.ask(26, ROOT, &init).unwrap()[..4], 7_u32.to_le_bytes());
@@ -52,30 +55,32 @@ impl Guest {
 
     fn open_session(&mut self) -> u64 {
         assert_eq!(self.ask(14, CONTROL, &words(&[0])), Err(-1));
-        let [Action::Connect { session }] = self.actions[..] else { panic!("{:?}", self.actions) };
-        let page = Kind::Memory { size: 4096, write: true };
+        let [GuestAction::Connect { session }] = self.actions[..] else {
+            panic!("{:?}", self.actions)
+        };
+        let page = DescriptorKind::Memory { size: 4096, write: true };
         let (number, actions) = self.state.connected(session, Some(page));
         assert_eq!(answer_in(&actions, self.token).unwrap()[..8], session.to_le_bytes());
-        let greeting = self.read(session, Place::Calls).unwrap();
-        assert_eq!(Frame::decode(&greeting).unwrap().objects, [number.unwrap()]);
+        let greeting = self.read(session, GuestChannel::Calls).unwrap();
+        assert_eq!(GuestFrame::decode(&greeting).unwrap().objects, [number.unwrap()]);
         assert!(greeting.ends_with(GREETING));
         session
     }
 
-    fn read(&mut self, session: u64, place: Place) -> Result<Vec<u8>, i32> {
+    fn read(&mut self, session: u64, place: GuestChannel) -> Result<Vec<u8>, i32> {
         let mut arguments = words(&[session, place.offset()]);
         arguments.extend((MAX_FRAME as u32).to_le_bytes());
         self.ask(15, CONTROL, &arguments)
     }
 
     /// The node answers a connection to a segment.
-    fn connected(&mut self, session: u64, connection: u64, kind: Kind) -> u64 {
+    fn connected(&mut self, session: u64, connection: u64, kind: DescriptorKind) -> u64 {
         let connection = Handle(connection);
         let connected = Connected { connection, size: 1, write: true, address: None };
         let message = encode(&Reply::Connected(connected));
         let received = Received { message: &message, objects: vec![kind], lost: false };
-        let (numbers, _) = self.state.received(session, Place::Calls, received);
-        let frame = Frame::decode(&self.read(session, Place::Calls).unwrap()).unwrap();
+        let (numbers, _) = self.state.received(session, GuestChannel::Calls, received);
+        let frame = GuestFrame::decode(&self.read(session, GuestChannel::Calls).unwrap()).unwrap();
         assert_eq!(frame.objects, numbers);
         let mut name = object_name(numbers[0]).into_bytes();
         name.push(0);
@@ -88,16 +93,16 @@ impl Guest {
         self.ask(48, node, &words(&[0, offset, PIECE, 1, at]))
     }
 
-    fn told(&mut self, session: u64, event: &Event) -> Vec<Action> {
+    fn told(&mut self, session: u64, event: &SessionEvent) -> Vec<GuestAction> {
         let message = encode(event);
         let received = Received { message: &message, objects: Vec::new(), lost: false };
-        self.state.received(session, Place::Events, received).1
+        self.state.received(session, GuestChannel::Events, received).1
     }
 }
 
-fn answer_in(actions: &[Action], wanted: u64) -> Result<Vec<u8>, i32> {
+fn answer_in(actions: &[GuestAction], wanted: u64) -> Result<Vec<u8>, i32> {
     let found = actions.iter().find_map(|action| match action {
-        Action::Answer { token, bytes } if *token == wanted => Some(bytes),
+        GuestAction::Answer { token, bytes } if *token == wanted => Some(bytes),
         _ => None,
     });
     let Some(bytes) = found else { return Err(-1) };
@@ -108,7 +113,7 @@ fn answer_in(actions: &[Action], wanted: u64) -> Result<Vec<u8>, i32> {
     }
 }
 
-const SEGMENT: Kind = Kind::Memory { size: 3 << 20, write: true };
+const SEGMENT: DescriptorKind = DescriptorKind::Memory { size: 3 << 20, write: true };
 
 #[test]
 fn a_segment_is_mapped_up_to_its_end_and_taken_back_as_it_was_mapped() {
@@ -117,7 +122,9 @@ fn a_segment_is_mapped_up_to_its_end_and_taken_back_as_it_was_mapped() {
     let node = guest.connected(session, 1, SEGMENT);
     assert_eq!(guest.map(node, PIECE, 4 << 20), Err(-1));
     let mapping = (4 << 20, 1 << 20);
-    let [Action::Map { job, object, at, offset, length }] = guest.actions[..] else { panic!() };
+    let [GuestAction::Map { job, object, at, offset, length }] = guest.actions[..] else {
+        panic!()
+    };
     assert_eq!((object, (at, length), offset), (node, mapping, PIECE));
     let answered = guest.state.mapped(job, true);
     assert!(answer_in(&answered, guest.token).is_ok());
@@ -126,11 +133,11 @@ fn a_segment_is_mapped_up_to_its_end_and_taken_back_as_it_was_mapped() {
     let mut removal = 1_u32.to_le_bytes().to_vec();
     removal.extend(words(&[4 << 20, PIECE]));
     assert_eq!(guest.ask(49, node, &removal), Err(-1));
-    let asked = Some(Asked { token: guest.token, unique: guest.token });
-    assert_eq!(guest.actions, [Action::Unmap { ranges: vec![mapping], asked }]);
+    let asked = Some(PendingRequest { token: guest.token, unique: guest.token });
+    assert_eq!(guest.actions, [GuestAction::Unmap { ranges: vec![mapping], asked }]);
     // Nothing is there any more.
     guest.ask(49, node, &removal).unwrap_err();
-    assert!(matches!(&guest.actions[..], [Action::Unmap { ranges, .. }] if ranges.is_empty()));
+    assert!(matches!(&guest.actions[..], [GuestAction::Unmap { ranges, .. }] if ranges.is_empty()));
 }
 
 #[test]
@@ -138,8 +145,9 @@ fn forged_mappings_are_refused() {
     let mut guest = Guest::new();
     let session = guest.open_session();
     let node = guest.connected(session, 1, SEGMENT);
-    let read_only = guest.connected(session, 2, Kind::Memory { size: PIECE, write: false });
-    let bell = guest.connected(session, 3, Kind::Bell);
+    let read_only =
+        guest.connected(session, 2, DescriptorKind::Memory { size: PIECE, write: false });
+    let bell = guest.connected(session, 3, DescriptorKind::Bell);
     let max = u64::MAX;
     for (file, offset, length, at) in [
         (node, 0, PIECE, WINDOW),
@@ -174,7 +182,9 @@ fn what_is_mapped_over_goes_first() {
         guest.map(one, 0, at).unwrap_err();
     }
     guest.map(other, 0, PIECE / 2).unwrap_err();
-    let [Action::Unmap { ranges, asked: None }, Action::Map { at, .. }] = &guest.actions[..] else {
+    let [GuestAction::Unmap { ranges, asked: None }, GuestAction::Map { at, .. }] =
+        &guest.actions[..]
+    else {
         panic!("{:?}", guest.actions)
     };
     let mut ranges = ranges.clone();
@@ -190,31 +200,57 @@ fn what_is_revoked_leads_nowhere_from_then_on() {
         (guest.connected(session, 1, SEGMENT), guest.connected(session, 2, SEGMENT));
     guest.map(taken, 0, 0).unwrap_err();
     guest.map(kept, 0, PIECE).unwrap_err();
-    let event = Event::Remote { connection: Handle(1), change: Change::Revoked };
+    let event = SessionEvent::Remote { connection: Handle(1), change: ConnectionChange::Revoked };
     let actions = guest.told(session, &event);
-    assert_eq!(actions, [Action::Unmap { ranges: vec![(0, PIECE)], asked: None }]);
+    assert_eq!(actions, [GuestAction::Unmap { ranges: vec![(0, PIECE)], asked: None }]);
     // A page of it that is touched again is not there, and the kernel is content.
     assert!(guest.map(taken, 0, 4 << 20).is_ok());
-    assert!(matches!(guest.actions[..], [Action::Answer { .. }]));
+    assert!(matches!(guest.actions[..], [GuestAction::Answer { .. }]));
     assert!(guest.map(kept, 0, PIECE).is_ok());
 }
 
 #[test]
-fn a_session_of_another_life_is_over() {
+fn a_session_of_an_earlier_mount_has_ended() {
     let mut guest = Guest::new();
     let session = guest.open_session();
     let node = guest.connected(session, 1, SEGMENT);
     guest.map(node, 0, 0).unwrap_err();
-    assert_eq!(guest.read(session, Place::Events), Err(-1));
+    assert_eq!(guest.read(session, GuestChannel::Events), Err(-1));
     let waits = guest.token;
     let init = [7_u32, 39, 0, 0].iter().flat_map(|field| field.to_le_bytes()).collect::<Vec<_>>();
     assert!(guest.ask(26, ROOT, &init).is_ok());
     assert_eq!(guest.answer(waits), Err(Errno::NOTCONN.0));
-    assert!(guest.actions.contains(&Action::End { session }));
-    assert!(guest.actions.contains(&Action::Forget { object: node }));
-    assert!(guest.actions.contains(&Action::Unmap { ranges: vec![(0, PIECE)], asked: None }));
+    assert!(guest.actions.contains(&GuestAction::End { session }));
+    assert!(guest.actions.contains(&GuestAction::Forget { object: node }));
+    assert!(guest.actions.contains(&GuestAction::Unmap { ranges: vec![(0, PIECE)], asked: None }));
     assert_eq!(guest.state.counts(), [0; 3]);
-    assert_eq!(guest.read(session, Place::Calls), Err(Errno::BADF.0));
+    assert_eq!(guest.read(session, GuestChannel::Calls), Err(Errno::BADF.0));
+}
+
+/// A device is plugged into the machine by its host; a process in it cannot take one from the rack.
+#[test]
+fn a_guest_asks_for_no_devices() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let mut write = |request: &SessionRequest, place: GuestChannel| {
+        let message = encode(request);
+        let mut arguments = words(&[session, place.offset()]);
+        arguments.extend((message.len() as u32).to_le_bytes());
+        arguments.extend([0; 20]);
+        arguments.extend(&message);
+        let answer = guest.ask(16, CONTROL, &arguments);
+        (answer.map(drop), guest.actions.iter().any(|it| matches!(it, GuestAction::Send { .. })))
+    };
+    for place in [GuestChannel::Calls, GuestChannel::Posts] {
+        for request in [
+            SessionRequest::ListDevices { skip: 0 },
+            SessionRequest::BorrowDevice { fdid: 1, strict: false },
+            SessionRequest::ReturnDevice { lease: 1 },
+        ] {
+            assert_eq!(write(&request, place), (Err(Errno::ACCES.0), false), "{request:?}");
+        }
+    }
+    assert_eq!(write(&SessionRequest::Probe { node: 4 }, GuestChannel::Calls), (Ok(()), true));
 }
 
 #[test]
@@ -227,8 +263,8 @@ fn a_file_is_there_until_the_kernel_forgets_it() {
     // The page of the greeting was never opened.
     assert_eq!(guest.state.counts(), [0, 1, 1]);
     guest.ask(2, node, &words(&[1])).unwrap();
-    assert!(guest.actions.contains(&Action::Unmap { ranges: vec![(0, PIECE)], asked: None }));
-    assert!(guest.actions.contains(&Action::Forget { object: node }));
+    assert!(guest.actions.contains(&GuestAction::Unmap { ranges: vec![(0, PIECE)], asked: None }));
+    assert!(guest.actions.contains(&GuestAction::Forget { object: node }));
     assert_eq!(guest.state.counts(), [0; 3]);
 }
 
@@ -236,7 +272,7 @@ fn a_file_is_there_until_the_kernel_forgets_it() {
 fn whoever_waits_is_woken_by_a_ring_by_time_or_by_the_end() {
     let mut guest = Guest::new();
     let session = guest.open_session();
-    let bell = guest.connected(session, 1, Kind::Bell);
+    let bell = guest.connected(session, 1, DescriptorKind::Bell);
     let wait = |seen: u64| {
         let mut arguments = words(&[0, seen]);
         arguments.extend(8_u32.to_le_bytes());
@@ -252,26 +288,26 @@ fn whoever_waits_is_woken_by_a_ring_by_time_or_by_the_end() {
     assert_eq!(guest.state.tick(RING_WAIT - 1), []);
     let expired = guest.state.tick(RING_WAIT);
     assert_eq!(answer_in(&expired, guest.token), Ok(words(&[1])));
-    assert_eq!(guest.read(session, Place::Events), Err(-1));
+    assert_eq!(guest.read(session, GuestChannel::Events), Err(-1));
     let stopped = guest.state.stop();
     assert_eq!(answer_in(&stopped, guest.token), Ok(Vec::new()));
-    assert_eq!(guest.read(session, Place::Events), Err(-1));
-    let over = guest.state.over(session);
+    assert_eq!(guest.read(session, GuestChannel::Events), Err(-1));
+    let over = guest.state.session_ended(session);
     assert_eq!(answer_in(&over, guest.token), Err(Errno::NOTCONN.0));
-    assert_eq!(guest.read(session, Place::Events), Err(Errno::NOTCONN.0));
+    assert_eq!(guest.read(session, GuestChannel::Events), Err(Errno::NOTCONN.0));
 }
 
 #[test]
-fn who_reads_nothing_is_cut_off_and_what_was_said_can_still_be_read() {
+fn a_process_that_reads_nothing_is_disconnected_and_can_read_what_came_before() {
     let mut guest = Guest::new();
     let session = guest.open_session();
-    let event = Event::Connected { segment: Handle(1), node: 4 };
+    let event = SessionEvent::Connected { segment: Handle(1), node: 4 };
     let mut ended = Vec::new();
     for _ in 0..=MOST_WAITING.0 {
         ended.extend(guest.told(session, &event));
     }
-    assert_eq!(ended, [Action::End { session }]);
-    assert!(guest.read(session, Place::Events).is_ok());
+    assert_eq!(ended, [GuestAction::End { session }]);
+    assert!(guest.read(session, GuestChannel::Events).is_ok());
 }
 
 proptest! {
@@ -297,17 +333,17 @@ proptest! {
                 }
                 4 => {
                     let connection = Handle(node % 3);
-                    let event = Event::Remote { connection, change: Change::Revoked };
+                    let event = SessionEvent::Remote { connection, change: ConnectionChange::Revoked };
                     guest.actions = if offset == 0 { guest.told(session, &event) } else { Vec::new() };
                 }
                 _ => drop(guest.ask(2, node, &words(&[length & 1]))),
             }
             for action in std::mem::take(&mut guest.actions) {
                 match action {
-                    Action::Unmap { ranges, .. } => for (at, length) in ranges {
+                    GuestAction::Unmap { ranges, .. } => for (at, length) in ranges {
                         prop_assert_eq!(there.remove(&at), Some(length));
                     },
-                    Action::Map { job, at, length, .. } => {
+                    GuestAction::Map { job, at, length, .. } => {
                         prop_assert!(length > 0 && at + length <= WINDOW);
                         let before = there.range(..at + length).next_back();
                         prop_assert!(before.is_none_or(|(begin, long)| begin + long <= at));
@@ -341,7 +377,7 @@ fn a_hundred_guests_leave_nothing_behind() {
             }
             assert_eq!(guest.map(*node, 0, at), Err(-1));
             let job = guest.actions.iter().find_map(|action| match action {
-                Action::Map { job, .. } => Some(*job),
+                GuestAction::Map { job, .. } => Some(*job),
                 _ => None,
             });
             assert!(answer_in(&guest.state.mapped(job.unwrap(), true), guest.token).is_ok());

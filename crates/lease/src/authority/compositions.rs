@@ -1,8 +1,8 @@
 //! Compositions are saved and forgotten.
 
 use super::undo::Undo;
-use super::{Authority, Outcome, Record};
-use crate::composition::{Composition, CompositionRefused};
+use super::{Authority, Decision, Record};
+use crate::composition::{CompositionRecord, CompositionRefused};
 use crate::message::Millis;
 
 impl Authority {
@@ -13,8 +13,8 @@ impl Authority {
     pub fn compose(
         &mut self,
         now: Millis,
-        composition: Composition,
-    ) -> Result<Outcome, CompositionRefused> {
+        composition: CompositionRecord,
+    ) -> Result<Decision, CompositionRefused> {
         self.enter(now);
         composition.check()?;
         match self.compositions.get(&composition.name) {
@@ -34,7 +34,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`CompositionRefused::Unknown`].
-    pub fn dissolve(&mut self, now: Millis, name: &str) -> Result<Outcome, CompositionRefused> {
+    pub fn dissolve(&mut self, now: Millis, name: &str) -> Result<Decision, CompositionRefused> {
         self.enter(now);
         let Some(composition) = self.compositions.remove(name) else {
             return Err(CompositionRefused::Unknown(name.to_owned()));
@@ -45,7 +45,7 @@ impl Authority {
     }
 
     /// The compositions that were saved, by name.
-    pub fn compositions(&self) -> impl Iterator<Item = &Composition> {
+    pub fn compositions(&self) -> impl Iterator<Item = &CompositionRecord> {
         self.compositions.values()
     }
 }

@@ -6,7 +6,7 @@ use crate::device::{DeviceAnswer, DeviceChange, DeviceRefused};
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Message, Millis};
 
 use super::{
-    Authority, EndReason, FunctionRecord, FunctionState, LeaseState, Outcome, Record, Undo, put,
+    Authority, Availability, Decision, EndReason, FunctionRecord, LeaseState, Record, Undo, put,
 };
 
 impl Authority {
@@ -19,7 +19,7 @@ impl Authority {
         &mut self,
         now: Millis,
         change: DeviceChange,
-    ) -> Result<(LeaseId, Outcome), DeviceRefused> {
+    ) -> Result<(LeaseId, Decision), DeviceRefused> {
         let now = self.enter(now);
         let key = (change.host.clone(), change.device.clone());
         match self.devices.get(&key) {
@@ -29,7 +29,7 @@ impl Authority {
             Some(known) if known.section.is_some() && known.failure().is_none() => {
                 let same = known.section == change.section && known.functions == change.functions;
                 return match same {
-                    true => Ok((known.number, Outcome::default())),
+                    true => Ok((known.number, Decision::default())),
                     false => Err(DeviceRefused::Exists(change.name())),
                 };
             }
@@ -38,7 +38,7 @@ impl Authority {
         let withdrawn = |function: FunctionId| {
             self.functions
                 .get(&function)
-                .is_none_or(|record| record.state == FunctionState::Withdrawn)
+                .is_none_or(|record| record.state == Availability::Withdrawn)
         };
         if !change.function_ids().all(withdrawn) {
             return Err(DeviceRefused::Exists(change.name()));
@@ -58,7 +58,7 @@ impl Authority {
         now: Millis,
         change: DeviceChange,
         force: bool,
-    ) -> Result<(LeaseId, Outcome), DeviceRefused> {
+    ) -> Result<(LeaseId, Decision), DeviceRefused> {
         let now = self.enter(now);
         let mut leases = Vec::new();
         for function in change.function_ids() {
@@ -67,7 +67,7 @@ impl Authority {
                 return Err(DeviceRefused::Shared { function, shares });
             }
             let state = self.functions.get(&function).map(|record| &record.state);
-            let Some(FunctionState::Lent { lease }) = state else { continue };
+            let Some(Availability::Lent { lease }) = state else { continue };
             let record = &self.leases[lease];
             if !force {
                 let (borrower, lease) = (record.borrower.clone(), *lease);
@@ -93,7 +93,7 @@ impl Authority {
         &mut self,
         now: Millis,
         listed: impl Fn(&str, &str) -> Option<(&'a str, &'a [String])>,
-    ) -> Outcome {
+    ) -> Decision {
         self.enter(now);
         let overtaken = |change: &&DeviceChange| {
             let described = change.section.as_deref().or(change.was.as_deref());
@@ -155,12 +155,12 @@ impl Authority {
     ) {
         let gone = |record: &&FunctionRecord| {
             let FunctionId { host: lender, device } = &record.function;
-            let offered = record.state == FunctionState::Offered;
+            let offered = record.state == Availability::Offered;
             offered && lender == host && !devices.contains_key(device)
         };
         let gone: Vec<_> = self.functions.values().filter(gone).cloned().collect();
         for record in gone {
-            self.put_function(FunctionRecord { state: FunctionState::Withdrawn, ..record });
+            self.put_function(FunctionRecord { state: Availability::Withdrawn, ..record });
         }
         let contradicted = |change: &&DeviceChange| {
             if change.host != host || !self.is_answered(change) {
@@ -202,7 +202,7 @@ impl Authority {
     fn is_free(&self, change: &DeviceChange) -> bool {
         let free = |function: FunctionId| {
             let state = self.functions.get(&function).map(|record| &record.state);
-            !matches!(state, Some(FunctionState::Lent { .. } | FunctionState::Revoking { .. }))
+            !matches!(state, Some(Availability::Lent { .. } | Availability::Revoking { .. }))
         };
         change.section.is_some() || change.function_ids().all(free)
     }
@@ -232,9 +232,9 @@ impl Authority {
                 let newest = newest.get(&function.device).copied().unwrap_or(0);
                 let known = self.functions.get(&function);
                 let epoch = known.map_or(0, |record| record.epoch).max(newest);
-                let lendable = known.is_none_or(|it| it.state == FunctionState::Withdrawn);
+                let lendable = known.is_none_or(|it| it.state == Availability::Withdrawn);
                 if lendable {
-                    let state = FunctionState::Offered;
+                    let state = Availability::Offered;
                     self.put_function(FunctionRecord { function, epoch, state });
                 }
             }
@@ -256,9 +256,9 @@ impl Authority {
             return self.change_again(change);
         }
         for function in change.function_ids() {
-            let offered = |it: &&FunctionRecord| it.state == FunctionState::Offered;
+            let offered = |it: &&FunctionRecord| it.state == Availability::Offered;
             if let Some(record) = self.functions.get(&function).filter(offered) {
-                let state = FunctionState::Withdrawn;
+                let state = Availability::Withdrawn;
                 self.put_function(FunctionRecord { state, ..record.clone() });
             }
         }

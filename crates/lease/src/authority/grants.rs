@@ -1,8 +1,8 @@
 //! Leases are granted, and returned in order.
 
 use super::{
-    Authority, BorrowRefused, EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
-    Outcome, ReturnRefused,
+    Authority, Availability, BorrowRefused, Decision, EndReason, FunctionRecord, LeaseRecord,
+    LeaseState, ReturnRefused,
 };
 use crate::message::{FunctionId, LeaseId, Millis, Terms};
 use crate::share::TurnOf;
@@ -18,7 +18,7 @@ impl Authority {
         function: &FunctionId,
         borrower: &str,
         terms: impl Into<Terms>,
-    ) -> Result<(LeaseId, Outcome), BorrowRefused> {
+    ) -> Result<(LeaseId, Decision), BorrowRefused> {
         let (leases, outcome) =
             self.borrow_all(now, std::slice::from_ref(function), borrower, &terms.into())?;
         Ok((leases[0], outcome))
@@ -34,7 +34,7 @@ impl Authority {
         functions: &[FunctionId],
         borrower: &str,
         terms: &Terms,
-    ) -> Result<(Vec<LeaseId>, Outcome), BorrowRefused> {
+    ) -> Result<(Vec<LeaseId>, Decision), BorrowRefused> {
         let now = self.enter(now);
         self.check_contact(now, borrower)?;
         functions.iter().try_for_each(|function| self.check_unshared(function))?;
@@ -53,17 +53,17 @@ impl Authority {
         let record = self.functions.get(function);
         let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
         match record.state {
-            FunctionState::Withdrawn if self.is_joining(function) => {
+            Availability::Withdrawn if self.is_joining(function) => {
                 return Err(BorrowRefused::Joining(function.clone()));
             }
-            FunctionState::Withdrawn => return Err(BorrowRefused::Withdrawn(function.clone())),
-            FunctionState::Lent { lease } | FunctionState::Revoking { lease } => {
+            Availability::Withdrawn => return Err(BorrowRefused::Withdrawn(function.clone())),
+            Availability::Lent { lease } | Availability::Revoking { lease } => {
                 return Err(self.held(function, lease));
             }
-            FunctionState::Offered if self.is_withdrawn(function) => {
+            Availability::Offered if self.is_withdrawn(function) => {
                 return Err(BorrowRefused::Withdrawn(function.clone()));
             }
-            FunctionState::Offered => {}
+            Availability::Offered => {}
         }
         self.check_contact(now, &function.host)
     }
@@ -99,7 +99,7 @@ impl Authority {
         };
         self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
         self.put_lease(record);
-        self.put_function(FunctionRecord { function, epoch, state: FunctionState::Lent { lease } });
+        self.put_function(FunctionRecord { function, epoch, state: Availability::Lent { lease } });
         self.say(lease);
         lease
     }
@@ -108,7 +108,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`ReturnRefused`]; nothing changes then.
-    pub fn give_back(&mut self, now: Millis, lease: LeaseId) -> Result<Outcome, ReturnRefused> {
+    pub fn give_back(&mut self, now: Millis, lease: LeaseId) -> Result<Decision, ReturnRefused> {
         let now = self.enter(now);
         let record = self.leases.get(&lease).ok_or(ReturnRefused::Unknown(lease))?;
         match &record.state {

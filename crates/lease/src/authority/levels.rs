@@ -4,7 +4,7 @@
 use crate::change::{ChangeRefused, LevelChange};
 use crate::message::{LeaseId, Message, Millis};
 
-use super::{Authority, LeaseRecord, LeaseState, Outcome};
+use super::{Authority, Decision, LeaseRecord, LeaseState};
 
 impl Authority {
     /// Asks the lender of `lease` for another service level. To ask for what it has, or again for what is under way,
@@ -17,7 +17,7 @@ impl Authority {
         now: Millis,
         lease: LeaseId,
         level: Option<String>,
-    ) -> Result<Outcome, ChangeRefused> {
+    ) -> Result<Decision, ChangeRefused> {
         self.enter(now);
         let record = self.leases.get(&lease).ok_or(ChangeRefused::Unknown(lease))?;
         match &record.state {

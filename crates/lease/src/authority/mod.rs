@@ -20,17 +20,17 @@ mod undo;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use records::{
-    BorrowRefused, EndReason, FunctionRecord, FunctionState, HostRecord, LeaseRecord, LeaseState,
+    Availability, BorrowRefused, EndReason, FunctionRecord, HostRecord, LeaseRecord, LeaseState,
     Record, ReturnRefused,
 };
 
 use undo::{Undo, put};
 
 use crate::change::LevelChange;
-use crate::composition::Composition;
+use crate::composition::CompositionRecord;
 use crate::device::DeviceChange;
 use crate::message::{FunctionId, LeaseId, Message, Millis};
-use crate::share::Share;
+use crate::share::ShareRecord;
 
 /// Time limits, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ const REMEMBERED: usize = 1000;
 
 /// What the control plane must do: store the records, then send the messages.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub struct Decision {
     /// To be stored first, all or nothing.
     pub records: Vec<Record>,
     /// To be sent then: the host, and what.
@@ -95,11 +95,11 @@ pub struct Authority {
     leases: BTreeMap<LeaseId, LeaseRecord>,
     /// When each live lease expires; each closing one stops being waited for.
     deadlines: BTreeMap<LeaseId, Millis>,
-    compositions: BTreeMap<String, Composition>,
+    compositions: BTreeMap<String, CompositionRecord>,
     /// What differs from the rack file, by host and device.
     devices: BTreeMap<(String, String), DeviceChange>,
     /// Who takes turns on functions.
-    shares: BTreeMap<LeaseId, Share>,
+    shares: BTreeMap<LeaseId, ShareRecord>,
     next_lease: LeaseId,
     resend_at: Millis,
     /// Leases that were active when the authority started, and of which their lender has not said
@@ -107,7 +107,7 @@ pub struct Authority {
     unconfirmed: BTreeSet<LeaseId>,
     /// When the last step was taken.
     seen: Millis,
-    outcome: Outcome,
+    outcome: Decision,
     /// What the last step changed, as it was before.
     undo: Vec<Undo>,
 }
@@ -119,7 +119,7 @@ impl Authority {
     }
 
     /// A message from `host`'s node.
-    pub fn receive(&mut self, now: Millis, host: &str, message: Message) -> Outcome {
+    pub fn receive(&mut self, now: Millis, host: &str, message: Message) -> Decision {
         self.receive_all(now, host, [message])
     }
 
@@ -129,7 +129,7 @@ impl Authority {
         now: Millis,
         host: &str,
         messages: impl IntoIterator<Item = Message>,
-    ) -> Outcome {
+    ) -> Decision {
         let now = self.enter(now);
         let silent = Contact { registered: false, heard: now };
         self.contacts.entry(host.to_owned()).or_insert(silent).heard = now;
@@ -184,7 +184,7 @@ impl Authority {
 
     /// Time has passed: expires leases and repeats what was not answered. Call it at
     /// [`next_tick`](Authority::next_tick).
-    pub fn tick(&mut self, now: Millis) -> Outcome {
+    pub fn tick(&mut self, now: Millis) -> Decision {
         let now = self.enter(now);
         let due: Vec<LeaseId> =
             self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(l, _)| *l).collect();
@@ -204,7 +204,7 @@ impl Authority {
                 .functions
                 .values()
                 .filter_map(|f| match f.state {
-                    FunctionState::Revoking { lease } => Some(lease),
+                    Availability::Revoking { lease } => Some(lease),
                     _ => None,
                 })
                 .collect();
@@ -227,7 +227,7 @@ impl Authority {
                 LeaseState::Active { .. } => l.asked_level().is_some(),
                 LeaseState::Ended { .. } => false,
             })
-            || self.functions.values().any(|f| matches!(f.state, FunctionState::Revoking { .. }));
+            || self.functions.values().any(|f| matches!(f.state, Availability::Revoking { .. }));
         let resend = waiting.then_some(self.resend_at);
         // Whoever does not look at the clock regularly cannot tell a silent node from its own sleep.
         let idle = self.contacts.is_empty() && self.deadlines.is_empty();

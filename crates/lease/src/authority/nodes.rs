@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Message, Millis};
 
-use super::{Authority, EndReason, FunctionRecord, FunctionState, HostRecord, LeaseState};
+use super::{Authority, Availability, EndReason, FunctionRecord, HostRecord, LeaseState};
 
 /// Leases that records can have lost: a node that tells of more would use up the numbers.
 const LOST_AT_MOST: LeaseId = 1_000_000;
@@ -54,7 +54,7 @@ impl Authority {
                 continue;
             };
             self.put_function(FunctionRecord { epoch: *newest, ..record.clone() });
-            if let FunctionState::Lent { lease } = self.functions[&function].state {
+            if let Availability::Lent { lease } = self.functions[&function].state {
                 // Its lender was told of a newer epoch, and so has taken this one's function back.
                 self.finish(now, lease, EndReason::RecordsLost);
             }
@@ -66,21 +66,21 @@ impl Authority {
         let lent: Vec<FunctionRecord> =
             self.functions.values().filter(|f| f.function.host == host).cloned().collect();
         for mut function in lent {
-            if let FunctionState::Lent { lease } = function.state {
+            if let Availability::Lent { lease } = function.state {
                 self.end_lease(now, lease, EndReason::LenderRestarted);
                 self.say_ended(lease);
             }
             // Also when it was being revoked: its process is gone, and every mapping with it.
             function.state = match devices.contains_key(&function.function.device) {
-                true => FunctionState::Offered,
-                false => FunctionState::Withdrawn,
+                true => Availability::Offered,
+                false => Availability::Withdrawn,
             };
             self.put_function(function);
         }
         for device in devices.keys() {
             let function = FunctionId { host: host.to_owned(), device: device.clone() };
             if !self.functions.contains_key(&function) {
-                let state = FunctionState::Offered;
+                let state = Availability::Offered;
                 self.put_function(FunctionRecord { function, epoch: 0, state });
             }
         }
@@ -109,7 +109,7 @@ impl Authority {
         let function = FunctionId { host: host.to_owned(), device: device.to_owned() };
         let record = self.functions.get(&function)?;
         match record.state {
-            FunctionState::Lent { lease } => {
+            Availability::Lent { lease } => {
                 self.leases.get(&lease).filter(|l| l.epoch == epoch).map(|l| l.lease)
             }
             _ => None,
@@ -198,8 +198,8 @@ impl Authority {
         };
         // The lease's epoch, not the function's newest: the lender may have named a greater one.
         let asked = |lease| self.leases.get(&lease).is_some_and(|l| l.epoch == epoch);
-        if matches!(record.state, FunctionState::Revoking { lease } if asked(lease)) {
-            let record = FunctionRecord { state: FunctionState::Offered, ..record.clone() };
+        if matches!(record.state, Availability::Revoking { lease } if asked(lease)) {
+            let record = FunctionRecord { state: Availability::Offered, ..record.clone() };
             self.put_function(record);
             self.say_devices(host);
         }

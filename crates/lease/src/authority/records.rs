@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::change::LevelChange;
-use crate::composition::Composition;
+use crate::composition::CompositionRecord;
 use crate::device::DeviceChange;
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis, Placement};
-use crate::share::{LeaveReason, Share, TurnOf};
+use crate::share::{LeaveReason, ShareRecord, TurnOf};
 
 /// Why a lease ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,7 +128,7 @@ impl LeaseRecord {
 /// Where a function stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum FunctionState {
+pub enum Availability {
     /// Nobody has it, and its lender has it reset and scrubbed.
     Offered,
     /// Taken by a lease.
@@ -153,7 +153,7 @@ pub struct FunctionRecord {
     /// The newest epoch given out.
     pub epoch: Epoch,
     /// Whether it can be borrowed, or who has it.
-    pub state: FunctionState,
+    pub state: Availability,
 }
 
 /// A host's node, as stored.
@@ -183,10 +183,10 @@ pub enum Record {
         lease: LeaseId,
     },
     /// Functions that are borrowed together; key `composition/NAME`.
-    Composition(Composition),
+    Composition(CompositionRecord),
     /// A composition that is to be removed.
     Dissolved {
-        /// The composition's name.
+        /// Name of the composition that is removed.
         name: String,
     },
     /// A device that differs from what the rack file lists; key `device/HOST/NAME`.
@@ -195,16 +195,16 @@ pub enum Record {
     DeviceRemoved {
         /// The host that had it.
         host: String,
-        /// Its name there.
+        /// The device's name at its host.
         device: String,
     },
     /// Who takes turns on a function; key `share/NUMBER`.
-    Share(Box<Share>),
+    Share(Box<ShareRecord>),
     /// A share that takes no more turns: to be removed.
     ShareRemoved {
-        /// The share's number.
+        /// Number of the share that is removed.
         share: LeaseId,
-        /// Why.
+        /// Why it takes no more turns.
         reason: LeaveReason,
     },
     /// A lease that is over for long: to be removed.

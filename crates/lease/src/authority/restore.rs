@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Authority, Config, Contact, LeaseState, Outcome, Record};
+use super::{Authority, Config, Contact, Decision, LeaseState, Record};
 use crate::message::Millis;
 
 impl Authority {
@@ -23,7 +23,7 @@ impl Authority {
             resend_at: now,
             unconfirmed: BTreeSet::new(),
             seen: now,
-            outcome: Outcome::default(),
+            outcome: Decision::default(),
             undo: Vec::new(),
         };
         for record in records {

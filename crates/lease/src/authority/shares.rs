@@ -3,11 +3,11 @@
 
 use crate::message::{FunctionId, LeaseId, Millis};
 use crate::share::{
-    DEFAULT_SLICE, LeaveReason, MOST_FAILED, MOST_SHARES, MOST_UNUSED, Share, ShareRefused,
-    ShareRequest, Turn, TurnEnd, TurnUse, next_turn, tail,
+    DEFAULT_SLICE, LeaveReason, MOST_FAILED, MOST_SHARES, MOST_UNUSED, ShareRecord, ShareRefused,
+    ShareRequest, ShareTurn, ShareTurnEnd, TurnUse, next_turn, tail,
 };
 
-use super::{Authority, BorrowRefused, EndReason, LeaseRecord, LeaseState, Outcome, Record, Undo};
+use super::{Authority, BorrowRefused, Decision, EndReason, LeaseRecord, LeaseState, Record, Undo};
 
 /// How many times the longest silence a share's host may be silent before the share leaves its ring.
 const SILENCES: Millis = 8;
@@ -21,7 +21,7 @@ impl Authority {
         &mut self,
         now: Millis,
         request: ShareRequest,
-    ) -> Result<(LeaseId, Outcome), ShareRefused> {
+    ) -> Result<(LeaseId, Decision), ShareRefused> {
         let now = self.enter(now);
         let function = request.function.clone();
         if !self.functions.contains_key(&function) {
@@ -46,7 +46,7 @@ impl Authority {
         };
         let number = self.next_lease;
         self.set_next_lease(number.saturating_add(1));
-        self.put_share(Share::new(number, request, slice, tail(&ring), now));
+        self.put_share(ShareRecord::new(number, request, slice, tail(&ring), now));
         self.take_turns(now);
         Ok((number, self.take()))
     }
@@ -55,7 +55,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`ShareRefused::NoShare`].
-    pub fn leave(&mut self, now: Millis, share: LeaseId) -> Result<Outcome, ShareRefused> {
+    pub fn leave(&mut self, now: Millis, share: LeaseId) -> Result<Decision, ShareRefused> {
         let now = self.enter(now);
         if !self.shares.contains_key(&share) {
             return Err(ShareRefused::NoShare(share));
@@ -69,7 +69,11 @@ impl Authority {
     ///
     /// # Errors
     /// [`ShareRefused::NoShare`], [`ShareRefused::NoTurn`].
-    pub fn give_turn_back(&mut self, now: Millis, share: LeaseId) -> Result<Outcome, ShareRefused> {
+    pub fn give_turn_back(
+        &mut self,
+        now: Millis,
+        share: LeaseId,
+    ) -> Result<Decision, ShareRefused> {
         let now = self.enter(now);
         let record = self.shares.get(&share).ok_or(ShareRefused::NoShare(share))?;
         let turn = record.turn.as_ref().ok_or(ShareRefused::NoTurn(share))?;
@@ -80,7 +84,7 @@ impl Authority {
     }
 
     /// The shares, by number.
-    pub fn shares(&self) -> impl Iterator<Item = &Share> {
+    pub fn shares(&self) -> impl Iterator<Item = &ShareRecord> {
         self.shares.values()
     }
 
@@ -104,7 +108,7 @@ impl Authority {
             .shares
             .values()
             .filter(|share| {
-                share.over_at().is_some_and(|at| at <= now) && self.is_wanted(now, share)
+                share.ends_at().is_some_and(|at| at <= now) && self.is_wanted(now, share)
             })
             .filter_map(|share| Some((share.share, share.turn.as_ref()?.lease)))
             .collect();
@@ -124,11 +128,12 @@ impl Authority {
 
     /// When [`take_turns`](Authority::take_turns) has something to do, if nothing else happens before.
     pub(super) fn next_turn_at(&self) -> Option<Millis> {
-        let over = |share: &Share| {
-            let at = share.over_at()?;
+        let over = |share: &ShareRecord| {
+            let at = share.ends_at()?;
             self.is_wanted(self.seen, share).then_some(at)
         };
-        let again = |share: &Share| (share.not_before > self.seen).then_some(share.not_before);
+        let again =
+            |share: &ShareRecord| (share.not_before > self.seen).then_some(share.not_before);
         self.shares.values().filter_map(|share| over(share).or_else(|| again(share))).min()
     }
 
@@ -153,21 +158,21 @@ impl Authority {
     pub(super) fn turn_ended(&mut self, now: Millis, record: &LeaseRecord, reason: &EndReason) {
         let Some((number, function)) = self.turn_of(record.lease) else { return };
         let how = match reason {
-            EndReason::TurnOver => TurnEnd::Over,
+            EndReason::TurnOver => ShareTurnEnd::Over,
             EndReason::TurnGivenBack | EndReason::Returned | EndReason::Withdrawn => {
-                TurnEnd::GivenBack
+                ShareTurnEnd::GivenBack
             }
-            EndReason::LenderFailed(_) | EndReason::BorrowerFailed(_) => TurnEnd::Failed,
+            EndReason::LenderFailed(_) | EndReason::BorrowerFailed(_) => ShareTurnEnd::Failed,
             EndReason::Expired
             | EndReason::BorrowerRestarted
             | EndReason::LenderLost(_)
             | EndReason::LenderRestarted
-            | EndReason::RecordsLost => TurnEnd::CutShort,
+            | EndReason::RecordsLost => ShareTurnEnd::CutShort,
         };
         let place = tail(&self.ring(&function));
         self.change_share(number, |share| {
             // It was had for the whole of it: its node would have said that nobody used it.
-            let had = how == TurnEnd::Over
+            let had = how == ShareTurnEnd::Over
                 && share.turn.as_ref().is_some_and(|turn| turn.begun.is_some());
             if had {
                 share.unused = 0;
@@ -212,20 +217,20 @@ impl Authority {
     }
 
     /// The shares of a function.
-    pub(super) fn ring(&self, function: &FunctionId) -> Vec<Share> {
+    pub(super) fn ring(&self, function: &FunctionId) -> Vec<ShareRecord> {
         self.shares.values().filter(|share| share.function == *function).cloned().collect()
     }
 
     /// The share whose turn a lease is, and its function.
     fn turn_of(&self, lease: LeaseId) -> Option<(LeaseId, FunctionId)> {
         let share = self.leases.get(&lease)?.turn.as_ref()?.share;
-        let is_turn = |turn: &Turn| turn.lease == lease;
+        let is_turn = |turn: &ShareTurn| turn.lease == lease;
         let share = self.shares.get(&share).filter(|it| it.turn.as_ref().is_some_and(is_turn))?;
         Some((share.share, share.function.clone()))
     }
 
-    fn others<'a>(&'a self, share: &'a Share) -> impl Iterator<Item = &'a Share> {
-        let other = |it: &&Share| it.function == share.function && it.share != share.share;
+    fn others<'a>(&'a self, share: &'a ShareRecord) -> impl Iterator<Item = &'a ShareRecord> {
+        let other = |it: &&ShareRecord| it.function == share.function && it.share != share.share;
         self.shares.values().filter(other)
     }
 
@@ -248,7 +253,7 @@ impl Authority {
             return false;
         }
         let mut ring = self.ring(&share.function);
-        share.end(now, TurnEnd::GivenBack, tail(&ring));
+        share.end(now, ShareTurnEnd::GivenBack, tail(&ring));
         ring.iter_mut().filter(|it| it.share == number).for_each(|it| *it = share.clone());
         if next_turn(&mut ring, |share| self.is_able(now, share)) != Some(number) {
             return false;
@@ -264,12 +269,12 @@ impl Authority {
     }
 
     /// Whether another share of the ring would take the function now.
-    fn is_wanted(&self, now: Millis, share: &Share) -> bool {
+    fn is_wanted(&self, now: Millis, share: &ShareRecord) -> bool {
         self.others(share).any(|other| self.is_able(now, other))
     }
 
     /// Whether a share that has no turn could have one.
-    fn is_able(&self, now: Millis, share: &Share) -> bool {
+    fn is_able(&self, now: Millis, share: &ShareRecord) -> bool {
         share.turn.is_none()
             && share.not_before <= now
             && self.check_contact(now, &share.borrower).is_ok()
@@ -293,7 +298,7 @@ impl Authority {
 
     fn drop_silent(&mut self, now: Millis) {
         let most = self.config.silence.saturating_mul(SILENCES);
-        let silent_for = |share: &Share| {
+        let silent_for = |share: &ShareRecord| {
             let heard = self.contacts.get(&share.borrower).map_or(0, |contact| contact.heard);
             now.saturating_sub(heard)
         };
@@ -324,13 +329,13 @@ impl Authority {
         }
     }
 
-    fn change_share(&mut self, number: LeaseId, change: impl FnOnce(&mut Share)) {
+    fn change_share(&mut self, number: LeaseId, change: impl FnOnce(&mut ShareRecord)) {
         let Some(mut share) = self.shares.get(&number).cloned() else { return };
         change(&mut share);
         self.put_share(share);
     }
 
-    fn put_share(&mut self, share: Share) {
+    fn put_share(&mut self, share: ShareRecord) {
         if self.shares.get(&share.share) == Some(&share) {
             return;
         }
@@ -344,8 +349,9 @@ impl Authority {
     /// Its times are of the clock of a former process, which may have been ahead of this one's.
     pub(super) fn restore_shares(&mut self, now: Millis) {
         self.shares.values_mut().for_each(|share| share.not_after(now));
-        let live = |turn: &Turn| self.leases.get(&turn.lease).is_some_and(LeaseRecord::is_live);
-        let ended = |share: &&Share| share.turn.as_ref().is_some_and(|turn| !live(turn));
+        let live =
+            |turn: &ShareTurn| self.leases.get(&turn.lease).is_some_and(LeaseRecord::is_live);
+        let ended = |share: &&ShareRecord| share.turn.as_ref().is_some_and(|turn| !live(turn));
         let ended: Vec<LeaseId> =
             self.shares.values().filter(ended).map(|share| share.share).collect();
         for number in ended {

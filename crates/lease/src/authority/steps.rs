@@ -4,8 +4,8 @@
 use crate::message::{Grant, LeaseId, Message, Millis};
 
 use super::{
-    Authority, EndReason, FunctionRecord, FunctionState, HostRecord, LeaseRecord, LeaseState,
-    Outcome, REMEMBERED, Record, Undo, put,
+    Authority, Availability, Decision, EndReason, FunctionRecord, HostRecord, LeaseRecord,
+    LeaseState, REMEMBERED, Record, Undo, put,
 };
 
 impl Authority {
@@ -71,7 +71,7 @@ impl Authority {
         }
         let wanted = |lease: LeaseId| {
             self.functions.values().any(|f| {
-                matches!(f.state, FunctionState::Lent { lease: l } | FunctionState::Revoking { lease: l } if l == lease)
+                matches!(f.state, Availability::Lent { lease: l } | Availability::Revoking { lease: l } if l == lease)
             })
         };
         let oldest = self.leases.values().find(|l| !l.is_live() && !wanted(l.lease));
@@ -89,8 +89,8 @@ impl Authority {
         let Some(function) = self.functions.get(&record.function) else {
             return;
         };
-        if function.state == (FunctionState::Lent { lease }) {
-            let state = FunctionState::Revoking { lease };
+        if function.state == (Availability::Lent { lease }) {
+            let state = Availability::Revoking { lease };
             self.put_function(FunctionRecord { state, ..function.clone() });
             self.say_revoke(lease);
         }
@@ -224,7 +224,7 @@ impl Authority {
         self.outcome.records.push(Record::NextLease { lease });
     }
 
-    pub(super) fn take(&mut self) -> Outcome {
+    pub(super) fn take(&mut self) -> Decision {
         std::mem::take(&mut self.outcome)
     }
 }

@@ -12,7 +12,7 @@ fn registered(hosts: &[(&str, &[&str])]) -> Authority {
     authority
 }
 
-fn register(authority: &mut Authority, now: Millis, host: &str, devices: &[&str]) -> Outcome {
+fn register(authority: &mut Authority, now: Millis, host: &str, devices: &[&str]) -> Decision {
     let devices = devices.iter().map(|d| ((*d).to_owned(), 0)).collect();
     let (newest_lease, address) = (0, host.to_owned());
     let message = Message::Register { incarnation: 1, devices, newest_lease, address };
@@ -182,7 +182,7 @@ fn a_step_that_cannot_be_stored_never_happened() {
     let (lease, _) = authority.borrow(1, &function, "beta", Placement::Lender).unwrap();
     authority.take_back();
     assert!(authority.lease(lease).is_none());
-    assert_eq!(authority.function(&function).unwrap().state, FunctionState::Offered);
+    assert_eq!(authority.function(&function).unwrap().state, Availability::Offered);
     assert_eq!(lend(&mut authority, 2), lease);
     let ttl = authority.config().ttl;
     pass(&mut authority, 2, ttl + 1);
@@ -268,7 +268,7 @@ fn a_level_is_asked_for_until_its_lender_answers_and_a_refused_one_changes_nothi
     let change = |authority: &mut Authority, level: &str| {
         authority.change_level(1, lease, Some(level.to_owned()))
     };
-    let asked = |outcome: &Outcome| {
+    let asked = |outcome: &Decision| {
         let said = outcome.messages.iter();
         said.filter(|(host, m)| host == "alpha" && matches!(m, Message::SetLevel { .. })).count()
     };
@@ -279,7 +279,7 @@ fn a_level_is_asked_for_until_its_lender_answers_and_a_refused_one_changes_nothi
     assert_eq!(asked(&authority.tick(resend + 1000)), 1, "it is said again");
     authority.receive(2000, "alpha", level_set(1, "a", Ok(())));
     assert_eq!(levels(&authority, lease), (Some("a"), Some((1, true))));
-    assert_eq!(change(&mut authority, "a"), Ok(Outcome::default()), "it has that");
+    assert_eq!(change(&mut authority, "a"), Ok(Decision::default()), "it has that");
     change(&mut authority, "b").unwrap();
     authority.receive(2001, "alpha", level_set(1, "a", Ok(())));
     assert_eq!(levels(&authority, lease), (Some("a"), Some((2, false))), "that was the one before");

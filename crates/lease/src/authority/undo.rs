@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{Authority, FunctionRecord, HostRecord, LeaseRecord};
-use crate::composition::Composition;
+use crate::composition::CompositionRecord;
 use crate::device::DeviceChange;
 use crate::message::{FunctionId, LeaseId, Millis};
-use crate::share::Share;
+use crate::share::ShareRecord;
 
 /// Something as it was before the last step.
 #[derive(Debug)]
@@ -18,9 +18,9 @@ pub(super) enum Undo {
     NextLease(LeaseId),
     Registered(String),
     Confirmed(LeaseId),
-    Composition(String, Option<Composition>),
+    Composition(String, Option<CompositionRecord>),
     Device((String, String), Option<DeviceChange>),
-    Share(LeaseId, Option<Box<Share>>),
+    Share(LeaseId, Option<Box<ShareRecord>>),
 }
 
 /// Puts a key's value, or none.

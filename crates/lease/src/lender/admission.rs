@@ -9,7 +9,7 @@ use crate::message::{Epoch, LeaseId, Placement};
 /// Whom a function is armed for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Holder {
+pub struct ArmedFor {
     /// The lease's number, which no other lease ever gets.
     pub lease: LeaseId,
     /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
@@ -37,7 +37,7 @@ pub enum NotAdmitted {
         /// The epoch that was presented.
         epoch: Epoch,
         /// Who may attach instead.
-        holder: Holder,
+        holder: ArmedFor,
     },
     /// The function is being made ready, or taken back.
     #[error("epoch {epoch} of {device} is not valid here (its function is being {doing})")]
@@ -87,7 +87,7 @@ pub enum NotAdmitted {
 
 impl Lender {
     /// Who may attach to `device` now, or as soon as it is ready.
-    pub fn holder(&self, device: &str) -> Option<&Holder> {
+    pub fn holder(&self, device: &str) -> Option<&ArmedFor> {
         match &self.devices.get(device)?.state {
             State::Arming(holder) | State::Armed(holder) => Some(holder),
             State::Free | State::Revoking(_) => None,
@@ -95,7 +95,7 @@ impl Lender {
     }
 
     /// Who may attach to `device` now.
-    pub fn admitted(&self, device: &str) -> Option<&Holder> {
+    pub fn admitted(&self, device: &str) -> Option<&ArmedFor> {
         match &self.devices.get(device)?.state {
             State::Armed(holder) => Some(holder),
             _ => None,
@@ -106,7 +106,7 @@ impl Lender {
     ///
     /// # Errors
     /// [`NotAdmitted`] says why not.
-    pub fn admits(&self, device: &str, wanted: &Holder) -> Result<(), NotAdmitted> {
+    pub fn admits(&self, device: &str, wanted: &ArmedFor) -> Result<(), NotAdmitted> {
         let Some(entry) = self.devices.get(device) else {
             return Err(NotAdmitted::NoDevice(device.to_owned()));
         };
@@ -117,7 +117,7 @@ impl Lender {
                 Err(NotAdmitted::InUse { device, epoch })
             }
             (State::Armed(holder), _)
-                if *holder == (Holder { placement: holder.placement, ..wanted.clone() }) =>
+                if *holder == (ArmedFor { placement: holder.placement, ..wanted.clone() }) =>
             {
                 Err(NotAdmitted::Placed { device, epoch, placement: holder.placement })
             }
@@ -136,7 +136,7 @@ impl Lender {
     ///
     /// # Errors
     /// [`NotAdmitted`] says why not.
-    pub fn resumes(&self, device: &str, wanted: &Holder) -> Result<(), NotAdmitted> {
+    pub fn resumes(&self, device: &str, wanted: &ArmedFor) -> Result<(), NotAdmitted> {
         match self.admits(device, wanted) {
             Err(NotAdmitted::InUse { epoch, .. }) if epoch == wanted.epoch => Ok(()),
             Err(refused) => Err(refused),
@@ -148,7 +148,7 @@ impl Lender {
     ///
     /// # Errors
     /// [`NotAdmitted`]; nothing changes then.
-    pub fn attach(&mut self, device: &str, wanted: &Holder) -> Result<(), NotAdmitted> {
+    pub fn attach(&mut self, device: &str, wanted: &ArmedFor) -> Result<(), NotAdmitted> {
         self.admits(device, wanted)?;
         if let Some(entry) = self.devices.get_mut(device) {
             entry.attached = Some(wanted.epoch);

@@ -11,7 +11,7 @@ use super::{Device, Lender, LenderAction, State};
 /// A change of a service level.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Change {
+pub(super) struct LenderChange {
     /// The epoch of the lease whose level changes.
     pub epoch: Epoch,
     /// Which of this epoch's.
@@ -24,14 +24,14 @@ pub(super) struct Change {
 impl Device {
     /// Whether the node is changing the level of who is armed.
     pub(super) fn changes(&self) -> bool {
-        let armed = |change: &&Change| matches!(&self.state, State::Armed(holder) if holder.epoch == change.epoch);
+        let armed = |change: &&LenderChange| matches!(&self.state, State::Armed(holder) if holder.epoch == change.epoch);
         self.change.as_ref().filter(armed).is_some_and(|change| change.outcome.is_none())
     }
 
     /// The newest change of the level of who is armed, if it was made or refused.
     pub(super) fn answered_change(&self) -> Option<LevelChange> {
         let State::Armed(holder) = &self.state else { return None };
-        let Change { epoch, number, level, outcome } = self.change.clone()?;
+        let LenderChange { epoch, number, level, outcome } = self.change.clone()?;
         let change = LevelChange { number, level, outcome: Some(outcome?) };
         (epoch == holder.epoch).then_some(change)
     }
@@ -68,7 +68,7 @@ impl Lender {
         entry.level_set(incarnation, device).map(LenderAction::Send).into_iter().collect()
     }
 
-    pub(super) fn set_level(&mut self, device: String, wanted: Change) -> Vec<LenderAction> {
+    pub(super) fn set_level(&mut self, device: String, wanted: LenderChange) -> Vec<LenderAction> {
         let incarnation = self.incarnation;
         // Whose lease is ending, or was never armed, learns that otherwise.
         let Some(entry) = self.devices.get_mut(&device) else { return Vec::new() };
@@ -83,7 +83,7 @@ impl Lender {
             return answer.map(LenderAction::Send).into_iter().collect();
         }
         entry.change = Some(wanted.clone());
-        let Change { epoch, number, level, outcome: _ } = wanted;
+        let LenderChange { epoch, number, level, outcome: _ } = wanted;
         vec![LenderAction::SetLevel { device, lease, epoch, number, level }]
     }
 }

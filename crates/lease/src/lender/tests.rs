@@ -88,9 +88,9 @@ fn nothing_is_armed_while_a_revocation_is_under_way() {
     assert_eq!(lender.receive(arm(2)).len(), 1);
 }
 
-fn holder(epoch: Epoch) -> Holder {
+fn holder(epoch: Epoch) -> ArmedFor {
     let (borrower, placement) = ("beta".to_owned(), Placement::Lender);
-    Holder { lease: epoch, epoch, borrower, placement }
+    ArmedFor { lease: epoch, epoch, borrower, placement }
 }
 
 fn armed(epoch: Epoch) -> Lender {
@@ -104,13 +104,13 @@ fn armed(epoch: Epoch) -> Lender {
 fn only_the_armed_lease_of_the_armed_borrower_is_admitted() {
     let lender = armed(2);
     assert_eq!(lender.admits("nvme0", &holder(2)), Ok(()));
-    let stranger = Holder { borrower: "gamma".to_owned(), ..holder(2) };
-    let other_lease = Holder { lease: 7, ..holder(2) };
+    let stranger = ArmedFor { borrower: "gamma".to_owned(), ..holder(2) };
+    let other_lease = ArmedFor { lease: 7, ..holder(2) };
     for wanted in [holder(1), holder(3), stranger, other_lease] {
         let refused = lender.admits("nvme0", &wanted).unwrap_err();
         assert!(matches!(refused, NotAdmitted::Held { .. }), "{wanted:?}: {refused}");
     }
-    let placed = Holder { placement: Placement::Borrower, ..holder(2) };
+    let placed = ArmedFor { placement: Placement::Borrower, ..holder(2) };
     let refused = lender.admits("nvme0", &placed).unwrap_err();
     assert!(matches!(refused, NotAdmitted::Placed { placement: Placement::Lender, .. }));
     let nowhere = NotAdmitted::NoDevice("nvme9".to_owned());
@@ -134,7 +134,7 @@ fn only_who_is_attached_goes_on_and_not_beyond_a_revocation() {
     assert!(matches!(refused, NotAdmitted::NotInUse { epoch: 1, .. }), "{refused}");
     lender.attach("nvme0", &holder(1)).unwrap();
     lender.resumes("nvme0", &holder(1)).unwrap();
-    for other in [holder(2), Holder { borrower: "gamma".to_owned(), ..holder(1) }] {
+    for other in [holder(2), ArmedFor { borrower: "gamma".to_owned(), ..holder(1) }] {
         assert!(lender.resumes("nvme0", &other).is_err());
     }
     lender.receive(revoke(1));
@@ -157,7 +157,7 @@ fn a_revocation_refuses_at_once_and_is_answered_when_nobody_is_attached() {
 }
 
 #[test]
-fn other_lives_messages_are_not_its_own() {
+fn messages_for_another_incarnation_are_ignored() {
     let mut lender = Lender::new(2, ["nvme0".to_owned()]);
     assert!(lender.receive(arm(1)).is_empty() && lender.receive(revoke(1)).is_empty());
 }

@@ -1,6 +1,6 @@
 //! Time-sharing: borrowers that take turns on one function, as stored, and what a turn does to a share's account.
 //!
-//! A [`Share`] is a standing request for turns. The shares of one function are its *ring*. Who has the function keeps
+//! A [`ShareRecord`] is a standing request for turns. The shares of one function are its *ring*. Who has the function keeps
 //! it as long as nobody else of the ring wants it. Otherwise its turn is over after its *allowance*: its *slice* times
 //! its *weight*, plus its *credit*. It is asked to let go then (the notice), and goes to the tail of the ring.
 //!
@@ -44,7 +44,7 @@ pub const SLICES: std::ops::RangeInclusive<Millis> = 100..=24 * 60 * 60 * 1000;
 pub const LONGEST_GRACE: Millis = 60_000;
 /// How long nobody may use a turn until it is given back, at most.
 const LONGEST_CLAIM: Millis = 10_000;
-/// The greatest weight.
+/// The greatest weight of a share: a turn of so many slices.
 pub const GREATEST_WEIGHT: u32 = 100;
 /// Shares that a function can have.
 pub const MOST_SHARES: usize = 64;
@@ -52,7 +52,7 @@ pub const MOST_SHARES: usize = 64;
 /// What somebody who wants turns on a function asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareRequest {
-    /// The function.
+    /// The function that is to be had in turns.
     pub function: FunctionId,
     /// The host that shall have it in turns.
     pub borrower: String,
@@ -71,7 +71,7 @@ pub struct ShareRequest {
 /// What a lease is a turn of, as lender and borrower need to know it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnOf {
-    /// The share's number.
+    /// Number of the share that the lease is a turn of.
     pub share: LeaseId,
     /// How long a program has to let go when it is asked to, in milliseconds.
     pub grace: Millis,
@@ -84,7 +84,7 @@ pub struct TurnOf {
 
 /// A turn under way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Turn {
+pub struct ShareTurn {
     /// The lease by which the function is had.
     pub lease: LeaseId,
     /// How long it may be had while others want it, in milliseconds.
@@ -97,10 +97,10 @@ pub struct Turn {
 
 /// A share, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
+pub struct ShareRecord {
     /// Its number, from those of leases.
     pub share: LeaseId,
-    /// The function.
+    /// The function that is had in turns.
     pub function: FunctionId,
     /// The host that has it in turns.
     pub borrower: String,
@@ -122,7 +122,7 @@ pub struct Share {
     /// Milliseconds by which its next turn is longer than its quantum, or shorter where negative.
     pub credit: i64,
     /// Its turn, while it has the function.
-    pub turn: Option<Turn>,
+    pub turn: Option<ShareTurn>,
     /// Turns that ended after the function could be used.
     pub turns: u64,
     /// For how long it had the function in these turns, in milliseconds.
@@ -144,7 +144,7 @@ pub struct Share {
 
 /// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TurnEnd {
+pub enum ShareTurnEnd {
     /// The borrower was asked to let go, and did, or the function was taken from it then.
     Over,
     /// The borrower gave it back early.
@@ -155,7 +155,7 @@ pub enum TurnEnd {
     Failed,
 }
 
-impl Share {
+impl ShareRecord {
     /// A share at `place`, which has had no turn.
     pub fn new(
         number: LeaseId,
@@ -163,9 +163,9 @@ impl Share {
         slice: Millis,
         place: u64,
         now: Millis,
-    ) -> Share {
+    ) -> ShareRecord {
         let ShareRequest { function, borrower, terms, vm, slice: _, grace, weight } = request;
-        Share {
+        ShareRecord {
             share: number,
             function,
             borrower,
@@ -211,7 +211,7 @@ impl Share {
     }
 
     /// When its turn is over, if others want the function then; none where it has none that can be used, or was asked.
-    pub fn over_at(&self) -> Option<Millis> {
+    pub fn ends_at(&self) -> Option<Millis> {
         let turn = self.turn.as_ref().filter(|turn| turn.asked.is_none())?;
         Some(turn.begun?.saturating_add(turn.allowance))
     }
@@ -219,7 +219,7 @@ impl Share {
     /// It gets the function by `lease`.
     pub fn begin(&mut self, lease: LeaseId) {
         let allowance = Millis::try_from(self.next_allowance()).unwrap_or(0);
-        self.turn = Some(Turn { lease, allowance, begun: None, asked: None });
+        self.turn = Some(ShareTurn { lease, allowance, begun: None, asked: None });
     }
 
     /// The function can be used; another share let go of it at `let_go`.
@@ -246,12 +246,12 @@ impl Share {
     }
 
     /// Its turn ended, and it goes to `place`.
-    pub fn end(&mut self, now: Millis, how: TurnEnd, place: u64) {
+    pub fn end(&mut self, now: Millis, how: ShareTurnEnd, place: u64) {
         let Some(turn) = self.turn.take() else { return };
         self.place = place;
         let Some(begun) = turn.begun else {
             // Its credit stays as it was. Whoever's fault it is: it is not tried again at once.
-            if how == TurnEnd::Failed {
+            if how == ShareTurnEnd::Failed {
                 self.failed = self.failed.saturating_add(1);
                 let [first, most] = AGAIN;
                 let wait = first.saturating_mul(1 << self.failed.min(16)).min(most);
@@ -276,12 +276,12 @@ impl Share {
         let left = allowance - charged;
         let quantum = self.quantum_signed();
         self.credit = match how {
-            TurnEnd::Over | TurnEnd::GivenBack => left.min(0),
-            TurnEnd::CutShort | TurnEnd::Failed => left.min(quantum),
+            ShareTurnEnd::Over | ShareTurnEnd::GivenBack => left.min(0),
+            ShareTurnEnd::CutShort | ShareTurnEnd::Failed => left.min(quantum),
         };
         let least = self.slice.saturating_mul(MOST_DEBT.unsigned_abs());
         self.credit = self.credit.max(-i64::try_from(least).unwrap_or(i64::MAX));
-        self.let_go = (how == TurnEnd::Over).then_some(now);
+        self.let_go = (how == ShareTurnEnd::Over).then_some(now);
     }
 }
 
@@ -324,7 +324,7 @@ impl std::fmt::Display for LeaveReason {
 pub enum TurnUse {
     /// Its user has let go.
     Used,
-    /// Nobody used it.
+    /// Nobody used it before it was claimed back.
     Unused,
     /// There will be no user any more, for this reason.
     Gone(String),
@@ -345,7 +345,7 @@ pub enum ShareRefused {
     /// The ring has another slice.
     #[error("the turns on {function} are of {slice} ms already")]
     OtherSlice {
-        /// The function.
+        /// The function whose ring has another slice.
         function: FunctionId,
         /// The slice of its ring, in milliseconds.
         slice: Millis,
@@ -356,7 +356,7 @@ pub enum ShareRefused {
     /// Others wait for it who asked earlier.
     #[error("{waiting} requests wait for {function} and come first")]
     Waited {
-        /// The function.
+        /// The function that others wait for.
         function: FunctionId,
         /// How many requests wait.
         waiting: usize,

@@ -1,12 +1,12 @@
 //! Whose turn is next.
 
-use super::Share;
+use super::ShareRecord;
 use crate::message::LeaseId;
 
 /// Of `ring`, the shares of one function, the one that gets it next: the first by place that is `able` and whose
 /// allowance is at least a half of its quantum. Others that are able and come before it miss their turn: they get their
 /// quantum added to their credit and go to the tail. None where none is able.
-pub fn next_turn(ring: &mut [Share], able: impl Fn(&Share) -> bool) -> Option<LeaseId> {
+pub fn next_turn(ring: &mut [ShareRecord], able: impl Fn(&ShareRecord) -> bool) -> Option<LeaseId> {
     // A debt is bounded, and less by a quantum after each round: so this ends.
     loop {
         let first = ring.iter_mut().filter(|share| able(share)).min_by_key(|share| share.place)?;
@@ -22,6 +22,6 @@ pub fn next_turn(ring: &mut [Share], able: impl Fn(&Share) -> bool) -> Option<Le
 }
 
 /// The place behind all others.
-pub fn tail(ring: &[Share]) -> u64 {
+pub fn tail(ring: &[ShareRecord]) -> u64 {
     ring.iter().map(|share| share.place).max().map_or(0, |last| last.saturating_add(1))
 }

@@ -6,7 +6,7 @@ use super::ring::tail;
 use super::*;
 use crate::message::Placement;
 
-fn share(number: LeaseId, weight: u32) -> Share {
+fn share(number: LeaseId, weight: u32) -> ShareRecord {
     let request = ShareRequest {
         function: "alpha/nvme0".parse().unwrap(),
         borrower: "beta".to_owned(),
@@ -16,16 +16,16 @@ fn share(number: LeaseId, weight: u32) -> Share {
         grace: 0,
         weight,
     };
-    Share::new(number, request, 1000, number, 0)
+    ShareRecord::new(number, request, 1000, number, 0)
 }
 
 /// A turn from 0 whose holder is asked at its end and lets go `late` milliseconds later.
-fn turn(share: &mut Share, late: Millis) -> Millis {
+fn turn(share: &mut ShareRecord, late: Millis) -> Millis {
     share.begin(1);
     share.usable(0, None);
-    let over = share.over_at().unwrap();
+    let over = share.ends_at().unwrap();
     share.turn.as_mut().unwrap().asked = Some(over);
-    share.end(over + late, TurnEnd::Over, share.place + 1);
+    share.end(over + late, ShareTurnEnd::Over, share.place + 1);
     over
 }
 
@@ -51,14 +51,14 @@ fn time_without_others_is_not_owed() {
     share.begin(1);
     share.usable(0, None);
     share.turn.as_mut().unwrap().asked = Some(500_000);
-    share.end(500_010, TurnEnd::Over, 1);
+    share.end(500_010, ShareTurnEnd::Over, 1);
     assert_eq!(share.credit, -10);
     assert_eq!(share.held, 500_010);
 }
 
 #[test]
 fn what_the_rack_cut_short_is_given_next_time_and_what_was_given_back_is_not() {
-    for (how, next) in [(TurnEnd::CutShort, 1700), (TurnEnd::GivenBack, 1000)] {
+    for (how, next) in [(ShareTurnEnd::CutShort, 1700), (ShareTurnEnd::GivenBack, 1000)] {
         let mut share = share(1, 1);
         share.begin(1);
         share.usable(0, None);
@@ -73,7 +73,7 @@ fn a_turn_that_could_not_begin_is_tried_again_later_and_later() {
     let mut waits = Vec::new();
     for _ in 0..12 {
         share.begin(1);
-        share.end(100, TurnEnd::Failed, 1);
+        share.end(100, ShareTurnEnd::Failed, 1);
         waits.push(share.not_before - 100);
     }
     assert!(waits.is_sorted() && waits[0] == 500 && waits[11] == 30_000, "{waits:?}");
@@ -84,7 +84,7 @@ fn a_turn_that_could_not_begin_is_tried_again_later_and_later() {
 }
 
 #[test]
-fn nobody_able_means_no_turn() {
+fn without_a_share_that_is_ready_there_is_no_turn() {
     assert_eq!(next_turn(&mut [share(1, 1), share(2, 1)], |_| false), None);
     assert_eq!(next_turn(&mut [], |_| true), None);
 }
@@ -98,7 +98,7 @@ proptest! {
         late in prop::collection::vec(0u64..3000, 400),
     ) {
         let numbered = weights.iter().zip(1..);
-        let mut ring: Vec<Share> = numbered.map(|(weight, number)| share(number, *weight)).collect();
+        let mut ring: Vec<ShareRecord> = numbered.map(|(weight, number)| share(number, *weight)).collect();
         let mut now = 0;
         let mut waited = vec![0u32; ring.len()];
         let mut last = ring.iter().map(|share| (share.held, share.weight)).collect::<Vec<_>>();
@@ -113,10 +113,10 @@ proptest! {
             let share = &mut ring[at];
             share.begin(1);
             share.usable(now, None);
-            let over = share.over_at().unwrap();
+            let over = share.ends_at().unwrap();
             share.turn.as_mut().unwrap().asked = Some(over);
             now = over + late;
-            share.end(now, TurnEnd::Over, end);
+            share.end(now, ShareTurnEnd::Over, end);
             last[at] = (share.held, share.weight);
         }
         let per_weight: Vec<f64> = last.iter().map(|(held, weight)| *held as f64 / f64::from(*weight)).collect();

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use rackbus_lease::{
-    Authority, DeviceChange, EndReason, FunctionId, FunctionState, Holder, LeaseId, LeaseRecord,
-    LeaseState, Millis, Outcome, Record,
+    ArmedFor, Authority, Availability, Decision, DeviceChange, EndReason, FunctionId, LeaseId,
+    LeaseRecord, LeaseState, Millis, Record,
 };
 
 use crate::patience::Patience;
@@ -46,7 +46,7 @@ impl World {
     /// One step of the authority: decide, store, send; as the control plane does it.
     pub fn decide<R>(
         &mut self,
-        decide: impl FnOnce(&mut Authority, Millis) -> (R, Outcome),
+        decide: impl FnOnce(&mut Authority, Millis) -> (R, Decision),
     ) -> Result<Option<R>, String> {
         if self.frozen_until > self.now {
             return Ok(None);
@@ -94,7 +94,7 @@ impl World {
     pub fn store_and_send(
         &mut self,
         authority: &mut Authority,
-        outcome: Outcome,
+        outcome: Decision,
     ) -> Result<bool, String> {
         if !outcome.records.is_empty() && self.store_fails_until > self.now {
             self.note(|| "the store fails".into());
@@ -151,7 +151,7 @@ impl World {
                 };
                 let (epoch, borrower) = (lease.epoch, lease.borrower.clone());
                 let placement = lease.placement;
-                let wanted = Holder { lease: number, epoch, borrower, placement };
+                let wanted = ArmedFor { lease: number, epoch, borrower, placement };
                 let admitted = node.lender.admitted(&function.device);
                 if admitted != Some(&wanted) {
                     return Err(format!("active, but not let in: {wanted:?}, but {admitted:?}"));
@@ -193,7 +193,7 @@ impl World {
         self.note(|| format!("alpha/{device} is to be withdrawn, force {force}"));
         let withdraw = |a: &mut Authority, now| match a.withdraw(now, change, force) {
             Ok((_, outcome)) => ((), outcome),
-            Err(_) => ((), Outcome::default()),
+            Err(_) => ((), Decision::default()),
         };
         self.decide(withdraw).map(drop)
     }
@@ -204,7 +204,7 @@ impl World {
         let change = device_of_alpha(device);
         let offer = |a: &mut Authority, now| match a.offer(now, change) {
             Ok((_, outcome)) => ((), outcome),
-            Err(_) => ((), Outcome::default()),
+            Err(_) => ((), Decision::default()),
         };
         self.decide(offer).map(drop)
     }
@@ -225,7 +225,7 @@ impl World {
             }
         }
         for function in authority.functions() {
-            if function.state == FunctionState::Offered && !has(&function.function) {
+            if function.state == Availability::Offered && !has(&function.function) {
                 return Err(format!("{} is offered, and its node has none", function.function));
             }
         }
@@ -258,7 +258,7 @@ impl World {
     ) -> Result<Option<Result<LeaseId, String>>, String> {
         self.decide(|a, now| match a.borrow(now, function, borrower, placement(borrower)) {
             Ok((lease, outcome)) => (Ok(lease), outcome),
-            Err(refused) => (Err(refused.to_string()), Outcome::default()),
+            Err(refused) => (Err(refused.to_string()), Decision::default()),
         })
     }
 

@@ -1,6 +1,6 @@
 //! After the last fault: everything is to be had again.
 
-use rackbus_lease::{Authority, FunctionId, FunctionState, LeaseRecord, LeaseState};
+use rackbus_lease::{Authority, Availability, FunctionId, LeaseRecord, LeaseState};
 
 use crate::world::World;
 use crate::{CONFIG, HOSTS};
@@ -60,10 +60,10 @@ impl World {
             let offered = |name: &&str| {
                 let function = name.parse().ok();
                 let state = |a: &Authority| Some(a.function(function.as_ref()?)?.state.clone());
-                w.authority.as_ref().and_then(state) == Some(FunctionState::Offered)
+                w.authority.as_ref().and_then(state) == Some(Availability::Offered)
             };
-            let in_use = |state: &FunctionState| {
-                matches!(state, FunctionState::Lent { .. } | FunctionState::Revoking { .. })
+            let in_use = |state: &Availability| {
+                matches!(state, Availability::Lent { .. } | Availability::Revoking { .. })
             };
             let idle = |a: &Authority| !a.functions().any(|it| in_use(&it.state));
             ["alpha/nvme0", "beta/nvme1"].iter().all(offered)
@@ -105,7 +105,7 @@ impl World {
             match state(w) {
                 Some(LeaseState::Active { .. }) => true,
                 Some(LeaseState::Ended { .. }) => {
-                    authority.function(&function).is_some_and(|f| f.state == FunctionState::Offered)
+                    authority.function(&function).is_some_and(|f| f.state == Availability::Offered)
                 }
                 _ => false,
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rackbus_lease::{
-    Authority, FunctionState, LeaseId, LeaseState, Outcome, Share, ShareRequest, TurnUse,
+    Authority, Availability, Decision, LeaseId, LeaseState, ShareRecord, ShareRequest, TurnUse,
 };
 
 use crate::world::{World, placement};
@@ -40,7 +40,7 @@ impl World {
         };
         let joined = self.decide(|a, now| match a.share(now, request) {
             Ok((share, outcome)) => (Ok(share), outcome),
-            Err(refused) => (Err(refused.to_string()), Outcome::default()),
+            Err(refused) => (Err(refused.to_string()), Decision::default()),
         })?;
         self.note(|| format!("{borrower} shares {function}: {joined:?}"));
         Ok(())
@@ -64,7 +64,7 @@ impl World {
         self.nodes[host] = Some(node);
     }
 
-    fn shares(&self) -> impl Iterator<Item = &Share> {
+    fn shares(&self) -> impl Iterator<Item = &ShareRecord> {
         self.authority.iter().flat_map(Authority::shares)
     }
 
@@ -80,11 +80,12 @@ impl World {
             self.give_back(lease)?;
         }
         let begun = |world: &World| -> BTreeMap<LeaseId, (u64, bool)> {
-            let has = |share: &Share| share.turn.as_ref().is_some_and(|it| it.begun.is_some());
+            let has =
+                |share: &ShareRecord| share.turn.as_ref().is_some_and(|it| it.begun.is_some());
             // One whose node could not take it on is not in the rack.
-            let there = |share: &&Share| {
+            let there = |share: &&ShareRecord| {
                 let function = world.authority.as_ref().and_then(|it| it.function(&share.function));
-                function.is_some_and(|function| function.state != FunctionState::Withdrawn)
+                function.is_some_and(|function| function.state != Availability::Withdrawn)
             };
             let shares = world.shares().filter(there);
             shares.map(|share| (share.share, (share.turns, has(share)))).collect()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use rackbus_lease::{
-    Authority, Borrower, BorrowerAction, Epoch, FunctionId, Holder, LeaseId, LeaseState, Lender,
+    ArmedFor, Authority, Borrower, BorrowerAction, Epoch, FunctionId, LeaseId, LeaseState, Lender,
     LenderAction, Message, Millis, Placement, Record,
 };
 use rackbus_seeds::Random;
@@ -368,7 +368,7 @@ impl World {
             return Ok(());
         };
         let (borrower, placement) = (HOSTS[host].to_owned(), placement(HOSTS[host]));
-        let wanted = Holder { lease, epoch, borrower, placement };
+        let wanted = ArmedFor { lease, epoch, borrower, placement };
         let let_in = node.lender.attach(&function.device, &wanted).is_ok();
         if !let_in && self.mistake != Mistake::NoFence {
             return Ok(());

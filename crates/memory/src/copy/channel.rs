@@ -7,7 +7,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::Instant;
 
 use super::queue::Queue;
-use super::ticket::{Failure, Held, State, Ticket, post};
+use super::ticket::{CopyFailure, PostingHold, Ticket, TransactionState, post};
 use super::transaction::{Transaction, copy_piece};
 use crate::guard;
 use crate::spin::{AdaptiveSpin, Spinning, nanoseconds};
@@ -70,7 +70,7 @@ pub(super) struct Signals {
 /// else to carry it out.
 #[derive(Debug)]
 struct Entry {
-    held: Held,
+    held: PostingHold,
     /// The first piece's; its bytes are `bytes` if it is the only one.
     source: *const u8,
     destination: *mut u8,
@@ -186,7 +186,7 @@ impl Channel {
         shared.submitted.fetch_add(transaction.bytes(), Ordering::Relaxed);
         let (ticket, entry) = Entry::new(transaction, &shared.signals);
         if let Err(entry) = shared.queue.put(entry) {
-            end(&shared.signals, entry, State::Aborted);
+            end(&shared.signals, entry, TransactionState::Aborted);
         }
         ticket
     }
@@ -225,7 +225,7 @@ impl Runner {
             }
         }
         while let Some(entry) = self.next() {
-            self.end(entry, State::Aborted);
+            self.end(entry, TransactionState::Aborted);
         }
     }
 
@@ -260,7 +260,7 @@ impl Runner {
         *since = now;
     }
 
-    fn carry_out(&self, entry: &mut Entry) -> State {
+    fn carry_out(&self, entry: &mut Entry) -> TransactionState {
         let signals = &self.shared.signals;
         let held = &entry.held;
         // The next entry, if it is there, comes while this one is carried out.
@@ -270,7 +270,7 @@ impl Runner {
                 || (signals.aborts_asked.load(Ordering::Acquire) != 0 && held.to_abort())
         };
         if stop() {
-            return State::Aborted;
+            return TransactionState::Aborted;
         }
         let whole = match entry.pieces {
             0 => true,
@@ -282,29 +282,29 @@ impl Runner {
             _ => entry.held.transaction().copy(stop),
         };
         if !whole {
-            return State::Aborted;
+            return TransactionState::Aborted;
         }
         if guard::replaced_count() as u32 != entry.replaced_before
             && let Some(failure) = entry.held.transaction().loss()
         {
-            return State::Failed(failure);
+            return TransactionState::Failed(failure);
         }
         if entry.tells && entry.held.transaction().gone() {
-            return State::Failed(Failure::Gone);
+            return TransactionState::Failed(CopyFailure::Gone);
         }
-        State::Done
+        TransactionState::Done
     }
 
-    fn end(&self, entry: Entry, state: State) {
+    fn end(&self, entry: Entry, state: TransactionState) {
         let counters = &self.shared.counters;
         add(&counters.transactions, 1);
         add(&counters.pieces, entry.added.into());
         add(&counters.merged, (entry.added - entry.pieces).into());
         add(&counters.ended_bytes, entry.bytes);
         match state {
-            State::Failed(_) => add(&counters.failures, 1),
-            State::Aborted => add(&counters.aborts, 1),
-            State::Done | State::Posted => add(&counters.bytes, entry.bytes),
+            TransactionState::Failed(_) => add(&counters.failures, 1),
+            TransactionState::Aborted => add(&counters.aborts, 1),
+            TransactionState::Done | TransactionState::Posted => add(&counters.bytes, entry.bytes),
         }
         end(&self.shared.signals, entry, state);
     }
@@ -335,7 +335,7 @@ impl Runner {
 }
 
 /// Ends an entry and tells who is to be told.
-fn end(signals: &Signals, mut entry: Entry, state: State) {
+fn end(signals: &Signals, mut entry: Entry, state: TransactionState) {
     let (then, ring) = if entry.tells { entry.held.transaction_mut().told() } else { (None, None) };
     if entry.held.end(state) {
         signals.aborts_asked.fetch_sub(1, Ordering::AcqRel);
@@ -343,7 +343,7 @@ fn end(signals: &Signals, mut entry: Entry, state: State) {
     if let Some(then) = then
         && std::panic::catch_unwind(AssertUnwindSafe(|| then(state))).is_err()
     {
-        tracing::error!("what was to run at the end of a copy panicked");
+        tracing::error!("a callback at the end of a copy panicked");
     }
     if let Some(doorbell) = ring {
         doorbell.ring();

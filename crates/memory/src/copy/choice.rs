@@ -194,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_comes_again_goes_the_faster_way(
+        fn repeated_copies_use_the_faster_method(
             parts in 1usize..5, plain in 1_000u64..1_000_000, percent in 20u64..500,
         ) {
             prop_assume!(!(95..105).contains(&percent));

@@ -60,7 +60,7 @@ impl<T> std::fmt::Debug for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Bytes of a slot.
+    /// Bytes that a slot takes in memory.
     pub const SLOT_BYTES: usize = size_of::<Slot<T>>();
 
     pub fn new() -> Queue<T> {

@@ -11,8 +11,9 @@ use crate::region::{Region, SharedMemory};
 
 const LONG: Option<Duration> = Some(Duration::from_secs(30));
 
-fn engine(channels: usize) -> Engine {
-    Engine::start("copy", &EngineOptions { channels, ..EngineOptions::default() }).unwrap()
+fn engine(channels: usize) -> CopyEngine {
+    CopyEngine::start("copy", &CopyEngineOptions { channels, ..CopyEngineOptions::default() })
+        .unwrap()
 }
 
 fn memory(bytes: usize) -> SharedMemory {
@@ -20,7 +21,8 @@ fn memory(bytes: usize) -> SharedMemory {
 }
 
 fn copy(from: &SharedMemory, to: &SharedMemory, at: usize, length: usize) -> Transaction {
-    let (source, destination) = (Place::shared(from.region(), at), Place::shared(to.region(), at));
+    let (source, destination) =
+        (CopyLocation::shared(from.region(), at), CopyLocation::shared(to.region(), at));
     Transaction::of(source, destination, length).unwrap()
 }
 
@@ -44,13 +46,13 @@ fn copies_what_it_was_told_to() {
     let channel = &engine.channels()[0];
     let mut list = Transaction::new().merging_up_to(0);
     for page in [3, 5, 6] {
-        let source = Place::shared(from.region(), page << 12);
-        list.add(source, Place::shared(to.region(), page << 12), 4096).unwrap();
+        let source = CopyLocation::shared(from.region(), page << 12);
+        list.add(source, CopyLocation::shared(to.region(), page << 12), 4096).unwrap();
     }
     let tickets = channel.submit_all([copy(&from, &to, 8, 8), list, Transaction::new()]);
     for ticket in &tickets {
-        assert_eq!(ticket.wait(LONG), State::Done);
-        assert_eq!(ticket.poll(), State::Done);
+        assert_eq!(ticket.wait(LONG), TransactionState::Done);
+        assert_eq!(ticket.poll(), TransactionState::Done);
     }
     let mut bytes = vec![0; 1 << 20];
     to.whole().copy_to(&mut bytes);
@@ -72,13 +74,17 @@ fn memory_of_this_process_can_be_copied_from_and_to() {
     let place = |bytes: &mut Vec<u8>| {
         let start = std::ptr::NonNull::new(bytes.as_mut_ptr()).unwrap();
         // SAFETY: the vectors are looked at only after both transactions have ended.
-        unsafe { Place::own(start, bytes.len()) }
+        unsafe { CopyLocation::own(start, bytes.len()) }
     };
-    let out = Transaction::of(place(&mut from), Place::shared(shared.region(), 5), 100).unwrap();
-    let back = Transaction::of(Place::shared(shared.region(), 5), place(&mut to), 100).unwrap();
-    assert!(Transaction::of(place(&mut from), Place::shared(shared.region(), 5), 101).is_err());
+    let out =
+        Transaction::of(place(&mut from), CopyLocation::shared(shared.region(), 5), 100).unwrap();
+    let back =
+        Transaction::of(CopyLocation::shared(shared.region(), 5), place(&mut to), 100).unwrap();
+    assert!(
+        Transaction::of(place(&mut from), CopyLocation::shared(shared.region(), 5), 101).is_err()
+    );
     for ticket in engine.least_busy().submit_all([out, back]) {
-        assert_eq!(ticket.wait(LONG), State::Done);
+        assert_eq!(ticket.wait(LONG), TransactionState::Done);
     }
     assert_eq!(to, from);
 }
@@ -97,18 +103,18 @@ fn tells_at_the_end_on_the_channel_and_by_doorbell() {
         let (from, to, channel) = (from.clone(), to.clone(), channel.clone());
         move |state| {
             let last = copy(&from, &to, 0, 1).then(move |state| tell.send(state).unwrap());
-            assert_eq!(state, State::Done);
+            assert_eq!(state, TransactionState::Done);
             let _ = channel.submit(last);
         }
     };
     drop(channel.submit(copy(&from, &to, 0, 1).ring(bell.clone()).then(again)));
-    assert_eq!(told.recv().unwrap(), State::Done);
+    assert_eq!(told.recv().unwrap(), TransactionState::Done);
     let mut spin = AdaptiveSpin::default();
     assert_eq!(bell.wait(0, &mut spin, LONG), Ok(1));
     // A panic there ends nothing.
     let ticket = channel.submit(Transaction::new().then(|_| panic!("on purpose")));
-    assert_eq!(ticket.wait(LONG), State::Done);
-    assert_eq!(channel.submit(copy(&from, &to, 0, 1)).wait(LONG), State::Done);
+    assert_eq!(ticket.wait(LONG), TransactionState::Done);
+    assert_eq!(channel.submit(copy(&from, &to, 0, 1)).wait(LONG), TransactionState::Done);
 }
 
 #[test]
@@ -120,15 +126,15 @@ fn aborts_what_has_not_begun_and_what_the_engine_leaves() {
     let release = hold(&channel);
     let aborted = channel.submit(copy(&from, &to, 0, 4096));
     let done = channel.submit(copy(&from, &to, 4000, 1));
-    assert_eq!(done.wait(Some(Duration::from_micros(200))), State::Posted);
+    assert_eq!(done.wait(Some(Duration::from_micros(200))), TransactionState::Posted);
     aborted.abort();
     aborted.abort();
-    assert_eq!(aborted.poll(), State::Posted);
+    assert_eq!(aborted.poll(), TransactionState::Posted);
     release.send(()).unwrap();
-    assert_eq!(aborted.wait(LONG), State::Aborted);
-    assert_eq!(done.wait(LONG), State::Done);
+    assert_eq!(aborted.wait(LONG), TransactionState::Aborted);
+    assert_eq!(done.wait(LONG), TransactionState::Done);
     done.abort();
-    assert_eq!(done.poll(), State::Done);
+    assert_eq!(done.poll(), TransactionState::Done);
     assert_eq!(to.whole().read_obj::<u8>(0), Some(0));
     assert_eq!(to.whole().read_obj::<u8>(4000), Some(1));
     assert_eq!(channel.statistics().aborts, 1);
@@ -143,8 +149,8 @@ fn aborts_what_has_not_begun_and_what_the_engine_leaves() {
     assert!(left.wait(LONG).ended());
     let (tell, told) = mpsc::channel();
     let late = channel.submit(copy(&from, &to, 0, 1).then(move |state| tell.send(state).unwrap()));
-    assert_eq!(late.poll(), State::Aborted);
-    assert_eq!(told.recv().unwrap(), State::Aborted);
+    assert_eq!(late.poll(), TransactionState::Aborted);
+    assert_eq!(told.recv().unwrap(), TransactionState::Aborted);
 }
 
 #[test]
@@ -153,7 +159,7 @@ fn a_large_copy_is_aborted_on_its_way() {
     let engine = engine(1);
     let ticket = engine.channels()[0].submit(copy(&from, &to, 0, 256 << 20));
     ticket.abort();
-    assert_eq!(ticket.wait(LONG), State::Aborted);
+    assert_eq!(ticket.wait(LONG), TransactionState::Aborted);
     assert_eq!(engine.channels()[0].statistics().bytes, 0);
 }
 
@@ -175,20 +181,28 @@ fn memory_that_is_lost_fails_the_transaction() {
 
     let release = hold(channel);
     let to_good = |region| {
-        Transaction::of(Place::shared(region, 0), Place::shared(good.region(), 0), 4096).unwrap()
+        Transaction::of(
+            CopyLocation::shared(region, 0),
+            CopyLocation::shared(good.region(), 0),
+            4096,
+        )
+        .unwrap()
     };
     let tickets =
         channel.submit_all([to_good(&revoked), to_good(&truncated), to_good(good.region())]);
     revoked.revoke().unwrap();
     rustix::fs::ftruncate(&fd, 0).unwrap();
     drop(release);
-    let states: Vec<State> = tickets.iter().map(|ticket| ticket.wait(LONG)).collect();
-    let failed = State::Failed;
-    assert_eq!(states, [failed(Failure::Revoked), failed(Failure::Truncated), State::Done]);
+    let states: Vec<TransactionState> = tickets.iter().map(|ticket| ticket.wait(LONG)).collect();
+    let failed = TransactionState::Failed;
+    assert_eq!(
+        states,
+        [failed(CopyFailure::Revoked), failed(CopyFailure::Truncated), TransactionState::Done]
+    );
     assert_eq!(channel.statistics().failures, 2);
-    let source = Place::shared(&truncated, 0);
-    let again = Transaction::of(source, Place::shared(good.region(), 0), 1);
-    assert_eq!(again.unwrap_err(), PieceError::Lost(Failure::Truncated));
+    let source = CopyLocation::shared(&truncated, 0);
+    let again = Transaction::of(source, CopyLocation::shared(good.region(), 0), 1);
+    assert_eq!(again.unwrap_err(), PieceError::Lost(CopyFailure::Truncated));
 }
 
 #[test]
@@ -212,12 +226,12 @@ fn many_submitters_and_channels_lose_nothing() {
                     // Some are left, some waited for at once, some at the end.
                     match number % 3 {
                         0 => drop(ticket),
-                        1 => assert_eq!(ticket.wait(LONG), State::Done),
+                        1 => assert_eq!(ticket.wait(LONG), TransactionState::Done),
                         _ => tickets.push(ticket),
                     }
                 }
                 for ticket in tickets {
-                    assert_eq!(ticket.wait(LONG), State::Done);
+                    assert_eq!(ticket.wait(LONG), TransactionState::Done);
                 }
             });
         }
@@ -248,15 +262,16 @@ impl Parties for Gone {
 
 #[test]
 fn how_a_copy_ended_is_decided_when_it_ends() {
-    let engine = Engine::start("test", &EngineOptions::default()).unwrap();
+    let engine = CopyEngine::start("test", &CopyEngineOptions::default()).unwrap();
     let memory = SharedMemory::create("copy", 4096).unwrap();
-    let place = |offset| Place::shared(memory.region(), offset);
+    let place = |offset| CopyLocation::shared(memory.region(), offset);
     for gone in [false, true] {
         let parties = Arc::new(Gone { gone, released: AtomicU32::new(0) });
         let transaction = Transaction::of(place(0), place(64), 64).unwrap();
         let transaction = transaction.between(parties.clone());
         let ticket = engine.least_busy().submit(transaction);
-        let ended = if gone { State::Failed(Failure::Gone) } else { State::Done };
+        let ended =
+            if gone { TransactionState::Failed(CopyFailure::Gone) } else { TransactionState::Done };
         assert_eq!(ticket.wait(None), ended);
         assert_eq!(parties.released.load(Ordering::Relaxed), 1, "they are released before");
         assert_eq!(ticket.poll(), ended);

@@ -18,7 +18,7 @@ use crate::spin::Spinning;
 
 /// Why a transaction failed. Some of its bytes may have been copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum CopyFailure {
     /// The owner of a region truncated its file.
     #[error("the owner of the memory truncated it")]
     Truncated,
@@ -27,13 +27,13 @@ pub enum Failure {
     Revoked,
     /// Whom the bytes are from or for was gone when they were copied
     /// ([`Transaction::between`]).
-    #[error("whom the bytes are from or for is gone")]
+    #[error("the process at the other end of the copy is gone")]
     Gone,
 }
 
 /// How far a transaction is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum TransactionState {
     /// Submitted, and not ended yet.
     Posted,
     /// All bytes are copied.
@@ -41,34 +41,34 @@ pub enum State {
     /// Ended by [`Ticket::abort`] or with its channel; some of its bytes may have been copied.
     Aborted,
     /// Ended because memory was lost.
-    Failed(Failure),
+    Failed(CopyFailure),
 }
 
-impl State {
+impl TransactionState {
     /// Whether it has ended.
     pub fn ended(self) -> bool {
-        self != State::Posted
+        self != TransactionState::Posted
     }
 
     fn to_word(self) -> u32 {
         match self {
-            State::Posted => 0,
-            State::Done => 1,
-            State::Aborted => 2,
-            State::Failed(Failure::Truncated) => 3,
-            State::Failed(Failure::Revoked) => 4,
-            State::Failed(Failure::Gone) => 5,
+            TransactionState::Posted => 0,
+            TransactionState::Done => 1,
+            TransactionState::Aborted => 2,
+            TransactionState::Failed(CopyFailure::Truncated) => 3,
+            TransactionState::Failed(CopyFailure::Revoked) => 4,
+            TransactionState::Failed(CopyFailure::Gone) => 5,
         }
     }
 
-    fn of_word(word: u32) -> State {
+    fn of_word(word: u32) -> TransactionState {
         match word & STATE {
-            0 => State::Posted,
-            1 => State::Done,
-            2 => State::Aborted,
-            3 => State::Failed(Failure::Truncated),
-            4 => State::Failed(Failure::Revoked),
-            _ => State::Failed(Failure::Gone),
+            0 => TransactionState::Posted,
+            1 => TransactionState::Done,
+            2 => TransactionState::Aborted,
+            3 => TransactionState::Failed(CopyFailure::Truncated),
+            4 => TransactionState::Failed(CopyFailure::Revoked),
+            _ => TransactionState::Failed(CopyFailure::Gone),
         }
     }
 }
@@ -95,10 +95,10 @@ pub(super) struct Posting {
 
 /// The channel's hold on a posting. Must be ended.
 #[derive(Debug)]
-pub(super) struct Held(NonNull<Posting>);
+pub(super) struct PostingHold(NonNull<Posting>);
 
 // SAFETY: the posting is `Send`; the word tells who may access it.
-unsafe impl Send for Held {}
+unsafe impl Send for PostingHold {}
 
 /// A submitted transaction, as its submitter sees it. Dropping it aborts nothing.
 #[derive(Debug)]
@@ -114,20 +114,20 @@ unsafe impl Send for Ticket {}
 unsafe impl Sync for Ticket {}
 
 /// A ticket and the channel's hold for a transaction.
-pub(super) fn post(transaction: Transaction, signals: Arc<Signals>) -> (Ticket, Held) {
+pub(super) fn post(transaction: Transaction, signals: Arc<Signals>) -> (Ticket, PostingHold) {
     let posting = Box::new(Posting { word: AtomicU32::new(0), transaction });
     let posting = NonNull::from(Box::leak(posting));
-    (Ticket { posting, signals }, Held(posting))
+    (Ticket { posting, signals }, PostingHold(posting))
 }
 
-impl Held {
+impl PostingHold {
     /// The word, without touching the transaction beside it.
     fn word(&self) -> &AtomicU32 {
         // SAFETY: the posting lives at least until the channel ends it.
         unsafe { &(*self.0.as_ptr()).word }
     }
 
-    /// The submitted transaction.
+    /// The transaction that this is the ticket of.
     pub fn transaction(&self) -> &Transaction {
         // SAFETY: until it ends, the transaction is the channel's alone.
         unsafe { &(*self.0.as_ptr()).transaction }
@@ -145,7 +145,7 @@ impl Held {
     }
 
     /// Ends it: whoever waits is woken. True when somebody had asked to abort it.
-    pub fn end(self, state: State) -> bool {
+    pub fn end(self, state: TransactionState) -> bool {
         let word: *const AtomicU32 = self.word();
         let before = self.word().swap(state.to_word(), Ordering::AcqRel);
         if before & LEFT != 0 {
@@ -174,14 +174,14 @@ impl Ticket {
 
     /// The transaction's state at this moment; never waits.
     #[inline]
-    pub fn poll(&self) -> State {
-        State::of_word(self.word().load(Ordering::Acquire))
+    pub fn poll(&self) -> TransactionState {
+        TransactionState::of_word(self.word().load(Ordering::Acquire))
     }
 
     /// Waits until it has ended, at most for `timeout` (`None` waits as long as it takes): looks
-    /// for a short time, then sleeps. Its state then, which is [`State::Posted`] when it took too
+    /// for a short time, then sleeps. Its state then, which is [`TransactionState::Posted`] when it took too
     /// long.
-    pub fn wait(&self, timeout: Option<Duration>) -> State {
+    pub fn wait(&self, timeout: Option<Duration>) -> TransactionState {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut spinning = Spinning::new(SPIN.min(timeout.unwrap_or(Duration::MAX)));
         while spinning.goes_on() {
@@ -192,7 +192,7 @@ impl Ticket {
         }
         loop {
             let word = self.word().fetch_or(AWAITED, Ordering::AcqRel) | AWAITED;
-            let state = State::of_word(word);
+            let state = TransactionState::of_word(word);
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if state.ended() || left.is_some_and(|left| left.is_zero()) {
                 return state;
@@ -212,7 +212,7 @@ impl Ticket {
         // Counted first: who sees the mark has been counted.
         self.signals.aborts_asked.fetch_add(1, Ordering::AcqRel);
         let before = self.word().fetch_or(ABORT, Ordering::AcqRel);
-        if State::of_word(before).ended() || before & ABORT != 0 {
+        if TransactionState::of_word(before).ended() || before & ABORT != 0 {
             self.signals.aborts_asked.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -221,7 +221,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let ended = self.poll().ended()
-            || State::of_word(self.word().fetch_or(LEFT, Ordering::AcqRel)).ended();
+            || TransactionState::of_word(self.word().fetch_or(LEFT, Ordering::AcqRel)).ended();
         if ended {
             // SAFETY: the channel let go when it ended it, so this is the last hold; it came from
             // a box.

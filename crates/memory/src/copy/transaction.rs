@@ -12,14 +12,14 @@ use rackbus_fabric::Access;
 use smallvec::SmallVec;
 
 use super::bytes;
-use super::ticket::{Failure, State};
+use super::ticket::{CopyFailure, TransactionState};
 use crate::doorbell::Doorbell;
 use crate::guard;
 use crate::region::Region;
 
 /// Where bytes come from or go to.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a>(At<'a>);
+pub struct CopyLocation<'a>(At<'a>);
 
 #[derive(Debug, Clone, Copy)]
 enum At<'a> {
@@ -27,20 +27,20 @@ enum At<'a> {
     Own { start: NonNull<u8>, length: usize },
 }
 
-impl<'a> Place<'a> {
+impl<'a> CopyLocation<'a> {
     /// From `offset` of a region.
-    pub fn shared(region: &'a Arc<Region>, offset: usize) -> Place<'a> {
-        Place(At::Shared { region, offset })
+    pub fn shared(region: &'a Arc<Region>, offset: usize) -> CopyLocation<'a> {
+        CopyLocation(At::Shared { region, offset })
     }
 
     /// `length` bytes of this process' own memory.
     ///
     /// # Safety
     /// They are readable, and writable where bytes are copied to here, until the transaction has
-    /// ended (its state is not [`State::Posted`] any more); until then no reference to them is
+    /// ended (its state is not [`TransactionState::Posted`] any more); until then no reference to them is
     /// used.
-    pub unsafe fn own(start: NonNull<u8>, length: usize) -> Place<'a> {
-        Place(At::Own { start, length })
+    pub unsafe fn own(start: NonNull<u8>, length: usize) -> CopyLocation<'a> {
+        CopyLocation(At::Own { start, length })
     }
 }
 
@@ -65,7 +65,7 @@ pub enum PieceError {
     },
     /// The memory is gone.
     #[error(transparent)]
-    Lost(#[from] Failure),
+    Lost(#[from] CopyFailure),
 }
 
 /// Those whom bytes are from and for. Shared, so that asking them costs a transaction no allocation
@@ -81,7 +81,7 @@ pub trait Parties: Send + Sync {
 }
 
 /// What runs when a transaction has ended.
-pub(super) type Then = Box<dyn FnOnce(State) + Send>;
+pub(super) type Then = Box<dyn FnOnce(TransactionState) + Send>;
 
 /// A piece, checked: addresses in this process.
 #[derive(Debug, Clone, Copy)]
@@ -166,8 +166,8 @@ impl Transaction {
     /// # Errors
     /// [`PieceError`].
     pub fn of(
-        source: Place<'_>,
-        destination: Place<'_>,
+        source: CopyLocation<'_>,
+        destination: CopyLocation<'_>,
         length: usize,
     ) -> Result<Transaction, PieceError> {
         let mut transaction = Transaction::new();
@@ -181,8 +181,8 @@ impl Transaction {
     /// [`PieceError`], and the transaction is as it was.
     pub fn add(
         &mut self,
-        source: Place<'_>,
-        destination: Place<'_>,
+        source: CopyLocation<'_>,
+        destination: CopyLocation<'_>,
         length: usize,
     ) -> Result<(), PieceError> {
         self.replaced_before.get_or_insert_with(guard::replaced_count);
@@ -210,7 +210,7 @@ impl Transaction {
     }
 
     /// Asks `parties` once, when all bytes are copied: if one of them is gone, the transaction has
-    /// failed ([`Failure::Gone`]). How it ended is decided by then, whatever becomes of them later.
+    /// failed ([`CopyFailure::Gone`]). How it ended is decided by then, whatever becomes of them later.
     /// They are [released](Parties::release) before the end is told.
     #[must_use]
     pub fn between(mut self, parties: Arc<dyn Parties>) -> Transaction {
@@ -221,7 +221,7 @@ impl Transaction {
     /// Runs `then` on the channel's thread when the transaction has ended, in whatever way. It
     /// should be short: the channel copies nothing meanwhile.
     #[must_use]
-    pub fn then(mut self, then: impl FnOnce(State) + Send + 'static) -> Transaction {
+    pub fn then(mut self, then: impl FnOnce(TransactionState) + Send + 'static) -> Transaction {
         self.at_end().then = Some(Box::new(then));
         self
     }
@@ -266,7 +266,7 @@ impl Transaction {
         self.at_end.is_some() || self.parties.is_some()
     }
 
-    /// Whether somebody whom the bytes are from or for is gone; asked once.
+    /// Whether the process at the other end of the copy is gone; asked once.
     pub(super) fn gone(&self) -> bool {
         self.parties.as_ref().is_some_and(|parties| parties.are_gone())
     }
@@ -290,7 +290,7 @@ impl Transaction {
 
     /// What became of the regions since they were added.
     #[cold]
-    pub(super) fn loss(&self) -> Option<Failure> {
+    pub(super) fn loss(&self) -> Option<CopyFailure> {
         self.held.iter().find_map(|region| loss(region))
     }
 }
@@ -306,7 +306,7 @@ pub(super) unsafe fn copy_piece(
     stop: impl Fn() -> bool,
 ) -> bool {
     // SAFETY: the addresses were checked when the piece was added, and the transaction holds the
-    // regions; own memory is valid by the promise of `Place::own`.
+    // regions; own memory is valid by the promise of `CopyLocation::own`.
     unsafe {
         if !bytes::is_large(length) {
             bytes::copy(source, destination, length);
@@ -316,17 +316,17 @@ pub(super) unsafe fn copy_piece(
     }
 }
 
-fn loss(region: &Region) -> Option<Failure> {
+fn loss(region: &Region) -> Option<CopyFailure> {
     if region.revoked() {
-        Some(Failure::Revoked)
+        Some(CopyFailure::Revoked)
     } else {
-        region.truncated().then_some(Failure::Truncated)
+        region.truncated().then_some(CopyFailure::Truncated)
     }
 }
 
 /// The address of `length` bytes at `place`, and the region they are in.
 fn check<'a>(
-    place: Place<'a>,
+    place: CopyLocation<'a>,
     length: usize,
     access: Access,
     direction: &'static str,
@@ -400,8 +400,8 @@ mod tests {
                 let (from, to, length) = (*from, *to, *length);
                 let piece = if same { model[from..from + length].to_vec() } else { bytes(source)[from..from + length].to_vec() };
                 model[to..to + length].copy_from_slice(&piece);
-                let source = Place::shared(source.region(), from);
-                transaction.add(source, Place::shared(destination.region(), to), length).unwrap();
+                let source = CopyLocation::shared(source.region(), from);
+                transaction.add(source, CopyLocation::shared(destination.region(), to), length).unwrap();
             }
             prop_assert!(transaction.copy(|| false));
             prop_assert_eq!(bytes(&destination), model);
@@ -419,8 +419,8 @@ mod tests {
         let list = |limit| {
             let mut transaction = Transaction::new().merging_up_to(limit);
             for page in 0..256 {
-                let source = Place::shared(memory.region(), page << 12);
-                let destination = Place::shared(memory.region(), (1 << 20) + (page << 12));
+                let source = CopyLocation::shared(memory.region(), page << 12);
+                let destination = CopyLocation::shared(memory.region(), (1 << 20) + (page << 12));
                 transaction.add(source, destination, 4096).unwrap();
             }
             (transaction.pieces(), transaction.held.len())
@@ -435,19 +435,19 @@ mod tests {
         let memory = memory();
         let readable = Region::map(memory.as_fd(), 0, SIZE as u64, Access::READ).unwrap();
         let readable = Arc::new(readable);
-        let place = |offset| Place::shared(memory.region(), offset);
+        let place = |offset| CopyLocation::shared(memory.region(), offset);
         let mut transaction = Transaction::new();
         for (from, to, length) in [(0, SIZE - 1, 2), (SIZE, 0, 1), (usize::MAX, 0, 2)] {
             let refused = transaction.add(place(from), place(to), length);
             assert!(matches!(refused, Err(PieceError::OutOfRange { .. })), "{from} {to} {length}");
         }
-        let refused = transaction.add(place(0), Place::shared(&readable, 0), 1);
+        let refused = transaction.add(place(0), CopyLocation::shared(&readable, 0), 1);
         assert_eq!(refused, Err(PieceError::Denied { direction: "to" }));
-        assert_eq!(transaction.add(Place::shared(&readable, 0), place(0), 1), Ok(()));
+        assert_eq!(transaction.add(CopyLocation::shared(&readable, 0), place(0), 1), Ok(()));
         readable.revoke().unwrap();
-        let refused = transaction.add(Place::shared(&readable, 0), place(0), 1);
-        assert_eq!(refused, Err(PieceError::Lost(Failure::Revoked)));
+        let refused = transaction.add(CopyLocation::shared(&readable, 0), place(0), 1);
+        assert_eq!(refused, Err(PieceError::Lost(CopyFailure::Revoked)));
         assert_eq!((transaction.pieces(), transaction.bytes()), (1, 1));
-        assert_eq!(transaction.loss(), Some(Failure::Revoked));
+        assert_eq!(transaction.loss(), Some(CopyFailure::Revoked));
     }
 }

@@ -29,7 +29,7 @@ fn turn_of(state: u64) -> u32 {
 /// 7, then two flags.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct Line {
+pub(crate) struct DoorbellLine {
     state: AtomicU64,
     closed: AtomicU32,
     armed: AtomicU32,
@@ -56,11 +56,11 @@ pub(crate) enum Look {
     Closed,
 }
 
-impl Line {
+impl DoorbellLine {
     /// A line that rang `count` times; only tests begin anywhere but at zero.
     #[cfg(loom)]
-    pub fn at(count: u32) -> Line {
-        Line { state: AtomicU64::new(count.into()), ..Line::default() }
+    pub fn at(count: u32) -> DoorbellLine {
+        DoorbellLine { state: AtomicU64::new(count.into()), ..DoorbellLine::default() }
     }
 
     /// The rings so far, modulo 2^32.

@@ -151,7 +151,7 @@ fn a_poller_whose_event_takes_no_ring_keeps_nobody() {
 }
 
 #[test]
-fn rubbish_from_a_peer_ends_no_wait_late() {
+fn garbage_from_a_peer_delays_no_wait() {
     let memory = memory();
     let bell = doorbell(&memory);
     let done = AtomicBool::new(false);

@@ -21,14 +21,14 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use super::session::{End, Millis, Outbox, Side};
+use super::session::{FrameOutbox, Millis, SessionEndReason, SessionSide};
 use super::{ExchangeError, ExchangeLayout, MESSAGE_BYTES, place, unfit};
 use crate::region::{Region, SharedMemory};
 use crate::ring::PushError;
 use crate::slice::PinnedSlice;
 use crate::stream::StreamError;
 
-use connection::{Came, Connection, Frame, Header, kind};
+use connection::{Came, Connection, FrameHeader, SessionFrame, kind};
 pub use handle::{CarriedSession, OnSessionChange, SessionChange, SessionStatus};
 
 /// Carries bytes to another process and back, in order. Nothing waits.
@@ -72,7 +72,7 @@ pub struct Carried {
     /// The session, to which others are given.
     pub session: CarriedSession,
     /// Which side of it this is.
-    pub side: Side,
+    pub side: SessionSide,
 }
 
 /// Pieces that are looked at in one turn: a peer that sends what is no message keeps nobody.
@@ -82,12 +82,12 @@ const TURN: usize = 1024;
 #[derive(Debug)]
 pub(super) struct CarriedEnd {
     layout: ExchangeLayout,
-    side: Side,
+    side: SessionSide,
     /// The places for data of this side.
     region: Arc<Region>,
     session: CarriedSession,
     connection: Option<Connection>,
-    outbox: Outbox<Frame>,
+    outbox: FrameOutbox<SessionFrame>,
     /// How many messages were received.
     received: u64,
     /// Between two looks at the time, and when the next is due.
@@ -131,7 +131,7 @@ impl CarriedEnd {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&readiness, fd, data, epoll::EventFlags::IN).map_err(system)?;
         }
-        let connection = Connection::new(0, carrier, side == Side::Asks, &readiness);
+        let connection = Connection::new(0, carrier, side == SessionSide::Asks, &readiness);
         let connection = Some(connection.map_err(system)?);
         let mut end = CarriedEnd {
             layout,
@@ -139,7 +139,7 @@ impl CarriedEnd {
             region,
             session,
             connection,
-            outbox: Outbox::new(layout.tags as usize),
+            outbox: FrameOutbox::new(layout.tags as usize),
             received: 0,
             beat,
             beat_at: 0,
@@ -164,7 +164,7 @@ impl CarriedEnd {
         let (tag, length) = data.unwrap_or_default();
         let message_length = message.len();
         let mut frame =
-            Frame { message: [0; MESSAGE_BYTES], message_length, tag, length, taken: 0 };
+            SessionFrame { message: [0; MESSAGE_BYTES], message_length, tag, length, taken: 0 };
         frame.message[..message_length].copy_from_slice(message);
         self.outbox.push(frame).map_err(|_| PushError::Full)
     }
@@ -187,7 +187,7 @@ impl CarriedEnd {
         let Some(connection) = self.connection.take() else { return };
         connection.end(&self.readiness, false);
         if error == StreamError::Closed {
-            self.session.end(End::There);
+            self.session.end(SessionEndReason::There);
         } else {
             self.session.broke(connection.number, &error.to_string());
         }
@@ -196,8 +196,8 @@ impl CarriedEnd {
 
     /// The other side breaks the rules: nothing is heard or said any more.
     fn wrong(&mut self) {
-        tracing::warn!("a node that breaks the rules of the link is not listened to any more");
-        self.session.end(End::Rules);
+        tracing::warn!("a node violates the link's protocol and is disconnected");
+        self.session.end(SessionEndReason::Rules);
         self.look_over();
     }
 
@@ -237,7 +237,7 @@ impl CarriedEnd {
         self.look_over();
         if let Some(connection) = self.connection.as_mut().filter(|it| it.joined) {
             let (tag, data) = (self.session.beat().into(), self.beat_heard.into());
-            connection.say(Header { kind: kind::BEAT, tag, data, ..Header::default() });
+            connection.say(FrameHeader { kind: kind::BEAT, tag, data, ..FrameHeader::default() });
             self.advance();
         }
     }
@@ -246,7 +246,7 @@ impl CarriedEnd {
         if let Some(before) = self.connection.take() {
             before.end(&self.readiness, false);
         }
-        let asks = self.side == Side::Asks;
+        let asks = self.side == SessionSide::Asks;
         match Connection::new(number, carrier, asks, &self.readiness) {
             Ok(connection) => self.connection = Some(connection),
             Err(error) => self.session.broke(number, &error.to_string()),
@@ -282,7 +282,7 @@ impl CarriedEnd {
     }
 
     /// A header came: the other side has so many messages of this one.
-    fn began(&mut self, header: &Header) {
+    fn began(&mut self, header: &FrameHeader) {
         let seen = header.seen.get();
         let Some(connection) = &mut self.connection else { return };
         if header.kind != kind::RESUME {
@@ -298,8 +298,8 @@ impl CarriedEnd {
         let Ok(repeated) = self.outbox.resume(seen) else { return self.wrong() };
         self.outbox.kept_mut().for_each(|frame| frame.taken = 0);
         connection.joined = true;
-        if self.side == Side::Answers {
-            connection.say(Header { kind: kind::RESUME, ..Header::default() });
+        if self.side == SessionSide::Answers {
+            connection.say(FrameHeader { kind: kind::RESUME, ..FrameHeader::default() });
         }
         self.session.resumed(connection.number, repeated);
         self.advance();
@@ -361,7 +361,7 @@ impl CarriedEnd {
     }
 
     pub(super) fn close(&self) {
-        self.session.end(End::Here);
+        self.session.end(SessionEndReason::Here);
         if !self.closed.swap(true, Ordering::Relaxed) {
             self.hang_up();
         }

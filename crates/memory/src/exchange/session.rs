@@ -1,7 +1,7 @@
 //! What two ends of a carried exchange decide when connections between them come and go.
 //!
 //! A *session* is what the two ends have in common for as long as both live; connections carry it, one after the
-//! other. [`Outbox`] numbers what one side sends and keeps it until the other side has said that it has it, so that
+//! other. [`FrameOutbox`] numbers what one side sends and keeps it until the other side has said that it has it, so that
 //! each frame is taken exactly once and in order, whatever connections it takes: an operation is executed once, and
 //! its answer is heard once, for as long as both processes live. [`Contact`] decides which connection counts, when
 //! it counts as lost, when the next is tried, and when the session has ended.
@@ -12,8 +12,8 @@
 mod contact;
 mod outbox;
 
-pub use contact::{Contact, End, Side, Timing};
-pub use outbox::{Outbox, OutboxFull, WrongCount};
+pub use contact::{Contact, SessionEndReason, SessionSide, SessionTiming};
+pub use outbox::{FrameOutbox, OutboxFull, WrongCount};
 
 /// Milliseconds since the session began, by the clock of one side.
 pub type Millis = u64;

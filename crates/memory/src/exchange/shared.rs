@@ -47,7 +47,7 @@ impl SharedEnd {
         let files = ExchangeFiles { memory: memory.descriptor()?, events: copies };
         let events = events.map(PeerEvent::from);
         let (region, memory) = (memory.region().clone(), memory.descriptor()?);
-        Ok((SharedEnd::over(region, memory, events, layout, 0)?, files))
+        Ok((SharedEnd::with_region(region, memory, events, layout, 0)?, files))
     }
 
     /// The other end, for the side that asks; also where another process had it before.
@@ -82,7 +82,7 @@ impl SharedEnd {
         let region = Region::map(files.memory.as_fd(), 0, places.total as u64, access)?;
         let [answers, asks] = files.events;
         let events = [PeerEvent::new(answers)?, PeerEvent::new(asks)?];
-        SharedEnd::over(Arc::new(region), files.memory, events, layout, own)
+        SharedEnd::with_region(Arc::new(region), files.memory, events, layout, own)
     }
 
     /// What another process needs to continue with this end, between two messages of this side. Dropping
@@ -99,7 +99,7 @@ impl SharedEnd {
     }
 
     /// The end that hears doorbell `own`: 0 for who answers.
-    fn over(
+    fn with_region(
         region: Arc<Region>,
         memory: OwnedFd,
         [first, second]: [PeerEvent; 2],

@@ -44,7 +44,7 @@ fn mark(place: u64, length: u32) -> u64 {
 
 /// Where a record goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RecordPlace {
     /// What the receiver polls: there the record is announced, if it is not there itself.
     from: u64,
     at: u64,
@@ -52,23 +52,23 @@ pub(crate) struct Place {
 
 /// How far the sender has written, and how far it knows that the receiver is.
 #[derive(Debug)]
-pub(crate) struct Putting {
+pub(crate) struct SenderMarks {
     lines: u64,
     at: u64,
     credit_seen: u64,
     /// The first record that is not announced, and its length.
-    held: Option<(Place, u32)>,
+    held: Option<(RecordPlace, u32)>,
 }
 
-impl Putting {
+impl SenderMarks {
     /// The sender of an empty ring of so many lines: a power of two.
-    pub fn new(lines: usize) -> Putting {
-        Putting { lines: lines as u64, at: 0, credit_seen: 0, held: None }
+    pub fn new(lines: usize) -> SenderMarks {
+        SenderMarks { lines: lines as u64, at: 0, credit_seen: 0, held: None }
     }
 
     /// Where a record of so many lines goes; `None` while there is no room.
     #[inline]
-    pub fn room(&mut self, credit: &Credit, lines: usize) -> Result<Option<Place>, Broken> {
+    pub fn room(&mut self, credit: &Credit, lines: usize) -> Result<Option<RecordPlace>, Broken> {
         let lines = lines as u64;
         let left = self.lines - self.at % self.lines;
         let skipped = if lines > left { left } else { 0 };
@@ -85,18 +85,18 @@ impl Putting {
                 return Ok(None);
             }
         }
-        Ok(Some(Place { from: self.at, at: self.at + skipped }))
+        Ok(Some(RecordPlace { from: self.at, at: self.at + skipped }))
     }
 
     /// The line that a place is at.
     #[inline]
-    pub fn line(&self, place: Place) -> usize {
+    pub fn line(&self, place: RecordPlace) -> usize {
         (place.at % self.lines) as usize
     }
 
-    /// Adds a record that was written there to those that the next [announcement](Putting::announce) is of.
+    /// Adds a record that was written there to those that the next [announcement](SenderMarks::announce) is of.
     #[inline]
-    pub fn add(&mut self, marks: &impl Marks, place: Place, lines: usize, length: u32) {
+    pub fn add(&mut self, marks: &impl Marks, place: RecordPlace, lines: usize, length: u32) {
         let next = place.at + lines as u64;
         marks.mark((next % self.lines) as usize).store(0, Ordering::Relaxed);
         match self.held {
@@ -115,7 +115,7 @@ impl Putting {
     }
 
     #[inline]
-    fn mark(&self, marks: &impl Marks, place: Place, length: u32) {
+    fn mark(&self, marks: &impl Marks, place: RecordPlace, length: u32) {
         let index = |place: u64| (place % self.lines) as usize;
         // The receiver that sees this mark sees the record, the cleared mark behind it, and what was added after it.
         marks.mark(index(place.at)).store(mark(place.at, length), Ordering::Release);
@@ -132,16 +132,16 @@ impl Putting {
 
 /// How far the receiver has read, and what it has told the sender of that.
 #[derive(Debug)]
-pub(crate) struct Taking {
+pub(crate) struct ReceiverMarks {
     lines: u64,
     at: u64,
     credit: u64,
 }
 
-impl Taking {
+impl ReceiverMarks {
     /// The receiver of an empty ring of so many lines: a power of two.
-    pub fn new(lines: usize) -> Taking {
-        Taking { lines: lines as u64, at: 0, credit: 0 }
+    pub fn new(lines: usize) -> ReceiverMarks {
+        ReceiverMarks { lines: lines as u64, at: 0, credit: 0 }
     }
 
     /// The line of the next record, and its length; `None` when there is none. `lines_of` says how many lines a

@@ -88,7 +88,7 @@ proptest! {
     /// Whatever a sender writes into the ring, its receiver ends: with frames inside of the ring, or with an
     /// error.
     #[test]
-    fn a_sender_that_writes_anything_is_found_out_or_heard(
+    fn any_bytes_of_a_sender_are_an_error_or_a_frame(
         words in prop::collection::vec((0usize..64, any::<u32>(), 0u32..3000), 1..80),
         sent in 0usize..4,
     ) {

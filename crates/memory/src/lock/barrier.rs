@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{LockError, Owner, until};
+use super::{LockError, LockOwner, until};
 use crate::doorbell::{DOORBELL_BYTES, Doorbell, shared};
 use crate::event::Event;
 use crate::region::Region;
@@ -36,7 +36,7 @@ pub struct SharedBarrier {
     phase: NonNull<Phase>,
     slots: Vec<NonNull<Slot>>,
     doorbell: Doorbell,
-    parties: Vec<Owner>,
+    parties: Vec<LockOwner>,
     mine: usize,
     /// Phases that this party has passed.
     passed: u32,
@@ -67,8 +67,8 @@ impl SharedBarrier {
         region: Arc<Region>,
         offset: usize,
         event: Event,
-        parties: &[Owner],
-        me: Owner,
+        parties: &[LockOwner],
+        me: LockOwner,
     ) -> Option<SharedBarrier> {
         let mine = parties.iter().position(|party| *party == me)?;
         let mut ids: Vec<_> = parties.iter().map(|party| party.id).collect();
@@ -131,7 +131,7 @@ impl SharedBarrier {
 
     /// Says that `who` is dead, in this and all earlier lives: nobody waits for it any more. True
     /// when it is one of the parties.
-    pub fn declare_dead(&self, who: Owner) -> bool {
+    pub fn declare_dead(&self, who: LockOwner) -> bool {
         let Some(index) = self.parties.iter().position(|party| party.died_with(who)) else {
             return false;
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{LockError, Owner, until};
+use super::{LockError, LockOwner, until};
 use crate::doorbell::{DOORBELL_BYTES, Doorbell, shared};
 use crate::event::Event;
 use crate::region::Region;
@@ -27,7 +27,7 @@ pub struct SharedMutex {
     /// Inside of the region that the doorbell keeps mapped.
     holder: NonNull<Holder>,
     doorbell: Doorbell,
-    me: Owner,
+    me: LockOwner,
 }
 
 // SAFETY: the holder is an atomic in memory that the doorbell's region keeps mapped.
@@ -64,7 +64,12 @@ impl SharedMutex {
     /// The mutex in the [`MUTEX_BYTES`] from `offset` of `region`, for the party `me`; zeroes are a
     /// free mutex. `None` when they are not inside, not aligned to a cache line, or the region
     /// cannot be both read and written.
-    pub fn new(region: Arc<Region>, offset: usize, event: Event, me: Owner) -> Option<SharedMutex> {
+    pub fn new(
+        region: Arc<Region>,
+        offset: usize,
+        event: Event,
+        me: LockOwner,
+    ) -> Option<SharedMutex> {
         let holder = shared::<Holder>(&region, offset)?;
         let doorbell = Doorbell::new(region, offset.checked_add(size_of::<Holder>())?, event)?;
         Some(SharedMutex { holder, doorbell, me })
@@ -102,15 +107,15 @@ impl SharedMutex {
     }
 
     /// Who holds it now.
-    pub fn owner(&self) -> Option<Owner> {
-        Owner::of_word(self.holder().load(Ordering::Relaxed))
+    pub fn owner(&self) -> Option<LockOwner> {
+        LockOwner::of_word(self.holder().load(Ordering::Relaxed))
     }
 
     /// Says that `who` is dead, in this and all earlier lives: if it held the lock, the lock is
     /// free, and its next holder is told. True when it did.
-    pub fn declare_dead(&self, who: Owner) -> bool {
+    pub fn declare_dead(&self, who: LockOwner) -> bool {
         let word = self.holder().load(Ordering::Relaxed);
-        let held = Owner::of_word(word).is_some_and(|owner| owner.died_with(who));
+        let held = LockOwner::of_word(word).is_some_and(|owner| owner.died_with(who));
         // If the word has changed, somebody else has declared it already.
         held && self.release(word, LEFT_BY_DEAD)
     }

@@ -11,19 +11,19 @@ use crate::region::SharedMemory;
 const NOW: Option<Duration> = Some(Duration::ZERO);
 const LONG: Option<Duration> = Some(Duration::from_secs(30));
 
-fn owner(id: u32, generation: u32) -> Owner {
-    Owner { id: NonZeroU32::new(id).unwrap(), generation }
+fn owner(id: u32, generation: u32) -> LockOwner {
+    LockOwner { id: NonZeroU32::new(id).unwrap(), generation }
 }
 
 fn memory() -> SharedMemory {
     SharedMemory::create("lock", 4096).unwrap()
 }
 
-fn mutex(memory: &SharedMemory, me: Owner) -> SharedMutex {
+fn mutex(memory: &SharedMemory, me: LockOwner) -> SharedMutex {
     SharedMutex::new(memory.region().clone(), 64, Event::new().unwrap(), me).unwrap()
 }
 
-fn barrier(memory: &SharedMemory, parties: &[Owner], me: Owner) -> SharedBarrier {
+fn barrier(memory: &SharedMemory, parties: &[LockOwner], me: LockOwner) -> SharedBarrier {
     let event = Event::new().unwrap();
     SharedBarrier::new(memory.region().clone(), 0, event, parties, me).unwrap()
 }
@@ -47,7 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn a_mutex_has_one_holder_and_tells_of_deaths_once(steps in prop::collection::vec(step(), 0..60)) {
+    fn a_mutex_has_one_holder_and_reports_each_death_once(steps in prop::collection::vec(step(), 0..60)) {
         let memory = memory();
         let mut lives = [0u32, 0, 0].map(|_| u32::MAX - 2);
         let me = |index: usize, lives: &[u32; 3]| owner(index as u32 + 1, lives[index]);
@@ -102,7 +102,7 @@ proptest! {
         for line in [0, 2, 3, 4, 5] {
             memory.whole().store_u32(line * 64, u32::MAX - 3, Ordering::SeqCst).unwrap();
         }
-        let parties: Vec<Owner> = (1..=4).map(|id| owner(id, 7)).collect();
+        let parties: Vec<LockOwner> = (1..=4).map(|id| owner(id, 7)).collect();
         let mut ends: Vec<_> = parties.iter().map(|me| barrier(&memory, &parties, *me)).collect();
         let mut live: BTreeSet<usize> = (0..4).collect();
         // Who has arrived and not passed, and whether all have arrived.
@@ -186,7 +186,7 @@ fn what_does_not_fit_is_refused() {
     assert!(mutex(4096 - MUTEX_BYTES).is_some());
     assert!(mutex(4096 - 64).is_none() && mutex(8).is_none() && mutex(usize::MAX - 63).is_none());
     let parties = [owner(1, 0), owner(2, 0)];
-    let barrier = |offset, parties: &[Owner], me| {
+    let barrier = |offset, parties: &[LockOwner], me| {
         let event = Event::new().unwrap();
         SharedBarrier::new(memory.region().clone(), offset, event, parties, me).is_some()
     };

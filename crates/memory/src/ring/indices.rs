@@ -27,17 +27,17 @@ pub(crate) struct Indices {
 
 /// The indices as their producer knows them.
 #[derive(Debug)]
-pub(crate) struct Putting {
+pub(crate) struct ProducerIndices {
     slots: u32,
     tail: u32,
     head_seen: u32,
 }
 
-impl Putting {
+impl ProducerIndices {
     /// Goes on where `indices` are, in a ring of `slots`.
-    pub fn new(indices: &Indices, slots: u32) -> Putting {
+    pub fn new(indices: &Indices, slots: u32) -> ProducerIndices {
         let tail = indices.tail.0.load(Ordering::Relaxed);
-        Putting { slots, tail, head_seen: indices.head.0.load(Ordering::Acquire) }
+        ProducerIndices { slots, tail, head_seen: indices.head.0.load(Ordering::Acquire) }
     }
 
     /// The number of a free slot (to be taken modulo the slots), if there is one.
@@ -62,17 +62,17 @@ impl Putting {
 
 /// The indices as their consumer knows them.
 #[derive(Debug)]
-pub(crate) struct Taking {
+pub(crate) struct ConsumerIndices {
     slots: u32,
     head: u32,
     tail_seen: u32,
 }
 
-impl Taking {
+impl ConsumerIndices {
     /// Goes on where `indices` are, in a ring of `slots`.
-    pub fn new(indices: &Indices, slots: u32) -> Taking {
+    pub fn new(indices: &Indices, slots: u32) -> ConsumerIndices {
         let head = indices.head.0.load(Ordering::Relaxed);
-        Taking { slots, head, tail_seen: head }
+        ConsumerIndices { slots, head, tail_seen: head }
     }
 
     /// The number of the oldest message's slot (to be taken modulo the slots), if there is one.

@@ -9,7 +9,7 @@ use crate::region::RegionError;
 pub enum MapError {
     /// The domain refuses the range (empty, wrapping, overlapping).
     #[error(transparent)]
-    Domain(#[from] rackbus_fabric::MapError),
+    Domain(#[from] rackbus_fabric::DomainMapError),
     /// The fabric does not lend it.
     #[error(transparent)]
     Lend(LoanError),

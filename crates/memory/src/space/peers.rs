@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_fabric::{Access, BarPlace, Domain, Fault, Hit, Loan, UnmapError};
 
-use super::{Behind, DmaSpace, MapError, Mapping, Window, release};
+use super::{Behind, DmaMapping, DmaSpace, MapError, Window, release};
 use crate::handle::MemoryHandle;
 
 /// Bytes that a function moved by its DMA from and to BARs of others: counted by its thread when it looks up
@@ -117,7 +117,7 @@ impl DmaSpace {
         Ok(())
     }
 
-    /// Closes all windows.
+    /// Closes all windows; nothing of other functions is reached any more.
     pub fn close_windows(&mut self) {
         self.close_windows_that(|_| true);
     }
@@ -152,7 +152,7 @@ impl DmaSpace {
     }
 
     /// The windows, by address, each with what it leads to.
-    pub fn windows(&self) -> impl Iterator<Item = (Mapping<'_>, &BarPlace)> {
+    pub fn windows(&self) -> impl Iterator<Item = (DmaMapping<'_>, &BarPlace)> {
         self.peers
             .windows
             .iter()
@@ -167,10 +167,10 @@ impl DmaSpace {
 
 impl Window {
     /// As its user made it.
-    pub(super) fn mapping(&self) -> Mapping<'_> {
+    pub(super) fn mapping(&self) -> DmaMapping<'_> {
         let ((iova, length), access) = (self.loan.range(), self.loan.access());
         let behind: &Behind = &self.behind;
-        Mapping { iova, length, access, behind }
+        DmaMapping { iova, length, access, behind }
     }
 
     fn meets(&self, iova: u64, length: u64) -> bool {

@@ -1,6 +1,8 @@
 //! Both sides of a session, and the schedule.
 
-use rackbus_memory::exchange::session::{Contact, End, Outbox, Side, Timing};
+use rackbus_memory::exchange::session::{
+    Contact, FrameOutbox, SessionEndReason, SessionSide, SessionTiming,
+};
 use rackbus_seeds::Random;
 
 use crate::model::{Answer, Ask, Model, Policy};
@@ -14,7 +16,7 @@ const HOLD: Time = 20_000;
 /// One side, as its end of the exchange has it.
 struct OneEnd {
     contact: Contact,
-    outbox: Outbox<Message>,
+    outbox: FrameOutbox<Message>,
     received: u64,
     /// The connection that it uses, by its place, and whether the other side has said what it has.
     current: Option<usize>,
@@ -32,10 +34,10 @@ struct OneEnd {
 }
 
 impl OneEnd {
-    fn new(side: Side, timing: Timing, rate: u64, room: usize) -> OneEnd {
+    fn new(side: SessionSide, timing: SessionTiming, rate: u64, room: usize) -> OneEnd {
         OneEnd {
             contact: Contact::new(side, timing),
-            outbox: Outbox::new(room),
+            outbox: FrameOutbox::new(room),
             received: 0,
             current: Some(0),
             joined: false,
@@ -90,8 +92,13 @@ impl World {
         let rates = [rate(), rate()];
         let network = Network::new(random.fork());
         let ends = [
-            OneEnd::new(Side::Asks, Timing::asking(HOLD), rates[0], policy.room()),
-            OneEnd::new(Side::Answers, Timing::answering(HOLD), rates[1], policy.room()),
+            OneEnd::new(SessionSide::Asks, SessionTiming::asking(HOLD), rates[0], policy.room()),
+            OneEnd::new(
+                SessionSide::Answers,
+                SessionTiming::answering(HOLD),
+                rates[1],
+                policy.room(),
+            ),
         ];
         let (model, doing, in_order, crashed) = Default::default();
         World { now: 0, random, policy, traced, network, ends, model, doing, in_order, crashed }
@@ -147,7 +154,7 @@ impl World {
             };
             return Err(format!("{said} (fate {fate})"));
         };
-        let silent = matches!(self.ends[1].contact.end(), Some(End::Silent(_)));
+        let silent = matches!(self.ends[1].contact.end(), Some(SessionEndReason::Silent(_)));
         match answers {
             Some(answers) if silent && answers < asks && !self.crashed => {
                 Err(format!("it is over at its lender at {answers}, at its borrower at {asks}"))
@@ -197,8 +204,8 @@ impl World {
             self.network.close(at, self.now);
         }
         let rate = self.ends[1].rate;
-        let timing = Timing::answering(HOLD);
-        self.ends[1] = OneEnd::new(Side::Answers, timing, rate, self.policy.room());
+        let timing = SessionTiming::answering(HOLD);
+        self.ends[1] = OneEnd::new(SessionSide::Answers, timing, rate, self.policy.room());
         self.ends[1].current = None;
         self.crashed = true;
     }
@@ -266,7 +273,7 @@ impl World {
                 self.ends[0].arrived = Some(at);
             }
             Some(at) => self.network.close(at, self.now),
-            None => contact.over(End::Refused("it is another life".to_owned())),
+            None => contact.finish(SessionEndReason::Refused("it is another life".to_owned())),
         }
     }
 

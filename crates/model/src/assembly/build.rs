@@ -1,7 +1,7 @@
 //! The simulation's parts and links: what each component of the fabric is like in time, and each direction of each
 //! link between them.
 
-use rackbus_fabric::{ComponentId, HostId, Kind, Link};
+use rackbus_fabric::{ComponentId, ComponentKind, HostId, Link};
 
 use super::Assembly;
 use crate::engine::{Credits, DirectionParameters, IommuParameters, PartId, PartParameters};
@@ -81,7 +81,7 @@ impl Assembly {
         let kind = |id| topology.component(id).kind;
         let timing = &self.timing.link;
         // Behind its root complex, memory itself is what bounds it.
-        let wire = ![kind(from), kind(into)].contains(&Kind::Memory);
+        let wire = ![kind(from), kind(into)].contains(&ComponentKind::Memory);
         let cxl = is_cxl(kind(from)) || is_cxl(kind(into));
         let wire = wire.then(|| match link {
             Link::Pcie { generation, lanes } if cxl => Wire::cxl(generation, lanes),
@@ -96,9 +96,11 @@ impl Assembly {
                 dllp_bytes: 0,
             };
         };
+        let shared = [kind(from), kind(into)].contains(&ComponentKind::SharedMemory);
         let propagation = match link {
-            Link::Internal => Time::ZERO,
-            Link::Pcie { .. } => self.propagation(from, into),
+            Link::Internal if shared => Time::ZERO,
+            // Where no link is written, the part is joined as by an ample one without a length.
+            Link::Internal | Link::Pcie { .. } => self.propagation(from, into),
         };
         let delay = self.world.part(self.part_towards(into, from)).delay;
         let longest = delay.into_iter().max().unwrap_or_default();
@@ -106,7 +108,7 @@ impl Assembly {
         let (posted, requests) = (room(timing.posted), room((timing.nonposted, 0)).0);
         // Requesters have room for all that they asked for.
         let completion = match kind(into) {
-            Kind::Device | Kind::RootComplex => (u32::MAX, u32::MAX),
+            ComponentKind::Device | ComponentKind::RootComplex => (u32::MAX, u32::MAX),
             _ => room(timing.completion),
         };
         let units = |bytes: u32| if bytes == u32::MAX { bytes } else { bytes / wire::CREDIT_BYTES };
@@ -120,7 +122,9 @@ impl Assembly {
             credit_return: timing.credit_return,
             dllp_bytes: match cxl {
                 // What comes back for a message takes a slot: a write's response, the header before data.
-                true if kind(into) == Kind::RootComplex || kind(from) == Kind::CxlMemory => {
+                true if kind(into) == ComponentKind::RootComplex
+                    || kind(from) == ComponentKind::CxlMemory =>
+                {
                     CXL_SLOT
                 }
                 true => 0,
@@ -135,7 +139,7 @@ impl Assembly {
         // A rack file calls a root complex by its host's name.
         let name = |id| {
             let component = topology.component(id);
-            match component.host.filter(|_| component.kind == Kind::RootComplex) {
+            match component.host.filter(|_| component.kind == ComponentKind::RootComplex) {
                 Some(host) => topology.host(host).name.clone(),
                 None => component.name.clone(),
             }
@@ -147,8 +151,8 @@ impl Assembly {
 }
 
 /// Whether a component speaks CXL on its links.
-fn is_cxl(kind: Kind) -> bool {
-    matches!(kind, Kind::CxlMemory | Kind::CxlSwitch)
+fn is_cxl(kind: ComponentKind) -> bool {
+    matches!(kind, ComponentKind::CxlMemory | ComponentKind::CxlSwitch)
 }
 
 /// Picoseconds per byte, times 1024, of a rate in bytes per second.
@@ -157,17 +161,17 @@ fn per_byte(rate: u64) -> u64 {
 }
 
 fn part(
-    kind: Kind,
+    kind: ComponentKind,
     iommu: bool,
     (timing, host): (&Timing, &HostTiming),
     own: &PartTiming,
 ) -> PartParameters {
     let default = PartParameters { completion: timing.device.mps, ..PartParameters::default() };
     match kind {
-        Kind::Switch => {
+        ComponentKind::Switch => {
             PartParameters { delay: [own.latency.unwrap_or(timing.switch.latency); 3], ..default }
         }
-        Kind::Ntb => {
+        ComponentKind::Ntb => {
             let ntb = &timing.ntb;
             let latency = own.latency.unwrap_or(ntb.latency);
             let request = latency + own.translation.unwrap_or(ntb.translation);
@@ -176,7 +180,7 @@ fn part(
             let access = latency * 2;
             PartParameters { delay: [request, request, latency + back], access, ..default }
         }
-        Kind::RootComplex => {
+        ComponentKind::RootComplex => {
             let (root, iommu_of) = (&host.root, &host.iommu);
             let latency = own.latency.unwrap_or(root.latency);
             PartParameters {
@@ -197,7 +201,7 @@ fn part(
                 ..default
             }
         }
-        Kind::Memory => {
+        ComponentKind::Memory => {
             let memory = &host.memory;
             let most = if memory.completion == 0 { timing.device.mps } else { memory.completion };
             PartParameters {
@@ -208,17 +212,19 @@ fn part(
                 ..default
             }
         }
-        Kind::CxlSwitch => {
+        ComponentKind::CxlSwitch => {
             PartParameters { delay: [own.latency.unwrap_or(timing.cxl.switch); 3], ..default }
         }
-        Kind::CxlMemory => PartParameters {
+        ComponentKind::CxlMemory => PartParameters {
             access: own.latency.unwrap_or(timing.cxl.latency),
             service_per_byte: per_byte(own.bandwidth.unwrap_or(timing.cxl.bandwidth)),
             completion: 64,
             ..default
         },
-        Kind::SharedMemory => PartParameters { delay: [host.memory.latency; 3], ..default },
-        Kind::Device => PartParameters {
+        ComponentKind::SharedMemory => {
+            PartParameters { delay: [host.memory.latency; 3], ..default }
+        }
+        ComponentKind::Device => PartParameters {
             access: own.latency.unwrap_or(timing.device.latency),
             service_per_byte: per_byte(own.bandwidth.unwrap_or(timing.device.bandwidth)),
             ..default

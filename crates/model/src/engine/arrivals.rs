@@ -1,6 +1,7 @@
 //! Flows: when jobs come, one after another or by a clock, in bursts or as a trace has them, from when till
 //! when, and where they find their bytes.
 
+use crate::random::Random;
 use crate::time::Time;
 
 use super::job::Job;
@@ -84,11 +85,17 @@ pub struct Flow {
     pub bursts: Option<Bursts>,
     /// Its jobs one by one, where they differ; `count` is no more than their number.
     pub trace: Vec<TracedJob>,
+    /// Which of the seed's sequences of random numbers is its own; `None` for that of its number in this world.
+    /// So it draws the same whatever else is there.
+    pub sequence: Option<u64>,
+    /// Whose it is, for parts that shape by tenant.
+    pub tenant: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) flow: Flow,
+    pub(super) random: Random,
     pub(super) begun: u64,
     pub(super) ended: u64,
     /// From when and till when it is on, of flows whose jobs come in bursts.
@@ -130,6 +137,8 @@ impl Flow {
             think: None,
             bursts: None,
             trace: Vec::new(),
+            sequence: None,
+            tenant: 0,
         }
     }
 }
@@ -167,14 +176,17 @@ impl World {
             }
         };
         let stats = FlowStats { of_job, ..FlowStats::default() };
+        let mut random = Random::of(self.seed, flow.sequence.unwrap_or(id.into()));
         let first = match flow.arrivals {
-            Arrivals::Poisson(mean) => self.random.exponential(mean),
+            Arrivals::Poisson(mean) => random.exponential(mean),
             Arrivals::Traced => flow.trace.first().map_or(Time::ZERO, |job| job.at),
             Arrivals::Every(_) | Arrivals::Depth(_) => Time::ZERO,
         };
         let begin = flow.begin.max(self.now);
         let on = match flow.bursts {
-            Some(bursts) => (begin, begin + self.draw(bursts.on)),
+            Some(bursts) => {
+                (begin, begin + self.distributions[bursts.on.index()].draw(&mut random))
+            }
             None => (begin, Time::MAX),
         };
         let source = Source {
@@ -186,6 +198,7 @@ impl World {
             batch_ends: Time::MAX,
             batch_length: Time::MAX,
             stats,
+            random,
             flow,
         };
         let has_jobs = source.flow.count > 0;
@@ -204,8 +217,8 @@ impl World {
             return at;
         };
         while at >= until {
-            from = until + self.draw(bursts.off);
-            until = from + self.draw(bursts.on).max(Time::from_ps(1));
+            from = until + self.draw(flow, bursts.off);
+            until = from + self.draw(flow, bursts.on).max(Time::from_ps(1));
         }
         self.flows[flow as usize].on = (from, until);
         at.max(from)
@@ -232,7 +245,7 @@ impl World {
             }
             Arrivals::Every(span) => self.arrive_and_again(flow, self.now + span),
             Arrivals::Poisson(mean) => {
-                let span = self.random.exponential(mean);
+                let span = self.flows[flow as usize].random.exponential(mean);
                 self.arrive_and_again(flow, self.now + span);
             }
             Arrivals::Traced => {
@@ -277,7 +290,7 @@ impl World {
         let Addresses { base, stride, span, random } = source.flow.addresses;
         let places = (span / stride.max(1)).max(1);
         let place = match random {
-            true => self.random.below(places),
+            true => source.random.below(places),
             false => source.begun % places,
         };
         let script = source.flow.trace.get(source.begun as usize).map(|job| job.script);

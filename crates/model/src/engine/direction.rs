@@ -18,7 +18,8 @@ use std::collections::VecDeque;
 use crate::time::Time;
 use crate::wire::{self, Wire};
 
-use super::{Class, DirectionId, Event, NONE, Passage, Room, RouteId, Tlp, World};
+use super::shaper::Shaper;
+use super::{Class, DirectionId, Event, NONE, Room, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
 pub(super) const LEVELS: usize = 4;
@@ -74,7 +75,10 @@ pub struct DirectionStats {
 /// A queue: level and class.
 type Place = (usize, Class);
 
-const CLASSES: [Class; 3] = [Class::Posted, Class::NonPosted, Class::Completion];
+/// Queues of packets, by level and class.
+pub(super) type Queues = [[VecDeque<u32>; 3]; LEVELS];
+
+pub(super) const CLASSES: [Class; 3] = [Class::Posted, Class::NonPosted, Class::Completion];
 
 #[derive(Debug, Clone, Copy)]
 struct Return {
@@ -92,8 +96,11 @@ pub(super) struct Direction {
     propagation: Time,
     credit_return: Time,
     dllp_bytes: u32,
-    /// By level and class.
-    queues: [[VecDeque<u32>; 3]; LEVELS],
+    queues: Queues,
+    /// By the way that they came: the orders of writes in `queues`, rising.
+    writes: Vec<(u32, VecDeque<u64>)>,
+    /// What sends by tenants instead of from `queues`.
+    pub(super) shaper: Option<Box<Shaper>>,
     /// Packets in all queues.
     waiting: usize,
     next_order: u64,
@@ -105,7 +112,7 @@ pub(super) struct Direction {
     returns: VecDeque<Return>,
     starved: bool,
     /// By class: since when packets wait for credits; [`Time::MAX`] when none does.
-    blocked_since: [Time; 3],
+    pub(super) blocked_since: [Time; 3],
     /// When the last write that it sent has been, or will be, ready to be passed on.
     writes_ready: Time,
     /// Bytes of DLLPs that wait for the wire.
@@ -123,6 +130,8 @@ impl Direction {
             credit_return: parameters.credit_return,
             dllp_bytes: parameters.dllp_bytes,
             queues: Default::default(),
+            writes: Vec::new(),
+            shaper: None,
             waiting: 0,
             next_order: 0,
             busy_until: Time::ZERO,
@@ -140,7 +149,8 @@ impl Direction {
 
     pub(super) fn memory(&self) -> usize {
         let queues = self.queues.iter().flatten().map(VecDeque::capacity).sum::<usize>();
-        queues * size_of::<u32>() + self.returns.capacity() * size_of::<Return>()
+        let shaped = self.shaper.as_ref().map_or(0, |shaper| shaper.memory());
+        queues * size_of::<u32>() + shaped + self.returns.capacity() * size_of::<Return>()
     }
 
     pub(super) fn is_whole(&mut self, now: Time) -> bool {
@@ -158,7 +168,24 @@ impl Direction {
         }
     }
 
-    fn note_blocked(&mut self, class: Class, now: Time) {
+    /// The writes that wait here and came by a direction.
+    fn writes_from(&mut self, ingress: u32) -> &mut VecDeque<u64> {
+        let nth = self.writes.iter().position(|(by, _)| *by == ingress).unwrap_or_else(|| {
+            self.writes.push((ingress, VecDeque::new()));
+            self.writes.len() - 1
+        });
+        &mut self.writes[nth].1
+    }
+
+    /// Whether an earlier write that came the same way waits here, which a packet must not pass.
+    fn is_behind_a_write(&self, tlp: &Tlp) -> bool {
+        let own = |(by, orders): &(u32, VecDeque<u64>)| {
+            *by == tlp.ingress && orders.front().is_some_and(|first| *first < tlp.order)
+        };
+        tlp.class != Class::Posted && self.writes.iter().any(own)
+    }
+
+    pub(super) fn note_blocked(&mut self, class: Class, now: Time) {
         let since = &mut self.blocked_since[class as usize];
         *since = now.min(*since);
     }
@@ -174,7 +201,7 @@ impl Direction {
         self.stats.blocked[class as usize] += now.since(since.max(from));
     }
 
-    fn has_credits(&self, tlp: &Tlp) -> bool {
+    pub(super) fn has_credits(&self, tlp: &Tlp) -> bool {
         let (class, left) = (tlp.class as usize, &self.left[usize::from(tlp.level)]);
         left.packets[class] > 0 && left.data[class] >= tlp.payload().div_ceil(wire::CREDIT_BYTES)
     }
@@ -211,25 +238,27 @@ impl World {
         }
     }
 
-    /// Whether a direction is one of a link, and not inside of a chip.
-    pub(super) fn is_link(&self, direction: u32) -> bool {
-        self.directions[direction as usize].wire.is_some()
-    }
-
-    /// All directions, both of each link after one another.
-    pub fn direction_ids(&self) -> impl ExactSizeIterator<Item = DirectionId> {
-        (0..self.directions.len() as u32).map(DirectionId)
-    }
-
     /// Puts a packet into the queue of `direction`.
     pub(super) fn enqueue(&mut self, direction: u32, id: u32) {
         let level = self.level_ahead(&self.tlps[id]);
+        let shaped = self.directions[direction as usize].shaper.is_some();
+        let tenant = if shaped { self.tenant_of(&self.tlps[id]) } else { 0 };
         let here = &mut self.directions[direction as usize];
         let tlp = &mut self.tlps[id];
         tlp.order = here.next_order;
         tlp.level = level;
         here.next_order += 1;
-        here.queues[usize::from(level)][tlp.class as usize].push_back(id);
+        let place = (usize::from(level), tlp.class);
+        match &mut here.shaper {
+            None => {
+                here.queues[place.0][place.1 as usize].push_back(id);
+                if place.1 == Class::Posted {
+                    let (ingress, order) = (tlp.ingress, tlp.order);
+                    here.writes_from(ingress).push_back(order);
+                }
+            }
+            Some(shaper) => shaper.push(tenant, place, id),
+        }
         here.waiting += 1;
         here.stats.longest = here.stats.longest.max(here.waiting as u32);
         if self.trace.is_some() {
@@ -259,20 +288,21 @@ impl World {
             return self.wake(direction, at);
         }
         here.collect(now);
-        match self.choose(direction) {
-            Some(place) => {
-                self.transmit(direction, place);
+        match self.take_next(direction) {
+            Ok(id) => {
+                self.transmit(direction, id);
                 let here = &self.directions[direction as usize];
                 if here.waiting > 0 {
                     let at = here.busy_until;
                     self.wake(direction, at);
                 }
             }
-            None => {
+            Err(ready) => {
                 let here = &mut self.directions[direction as usize];
-                here.stats.starved += 1;
+                here.stats.starved += u64::from(ready.is_none());
                 here.starved = true;
-                if let Some(at) = here.returns.front().map(|back| back.at) {
+                let back = here.returns.front().map(|back| back.at);
+                if let Some(at) = back.into_iter().chain(ready).min() {
                     self.wake(direction, at);
                 }
             }
@@ -285,6 +315,25 @@ impl World {
             here.wake = at;
             self.events.schedule(at, Event::Free(direction));
         }
+    }
+
+    /// Takes the packet that goes next, or says when one may that waits for no credits.
+    fn take_next(&mut self, direction: u32) -> Result<u32, Option<Time>> {
+        if self.directions[direction as usize].shaper.is_some() {
+            return self.take_shaped(direction);
+        }
+        let (level, class) = self.choose(direction).ok_or(None)?;
+        let here = &mut self.directions[direction as usize];
+        let id = here.queues[level][class as usize].pop_front().ok_or(None)?;
+        if class == Class::Posted {
+            let tlp = &self.tlps[id];
+            let writes = here.writes_from(tlp.ingress);
+            // The first, but where levels pass each other.
+            if let Some(nth) = writes.iter().position(|order| *order == tlp.order) {
+                writes.remove(nth);
+            }
+        }
+        Ok(id)
     }
 
     /// The queue whose first packet goes next: of those that may go, the one that has waited longest.
@@ -311,7 +360,7 @@ impl World {
             if !here.has_credits(tlp) {
                 self.directions[direction as usize].note_blocked(class, now);
             } else if best.is_none_or(|(order, _)| tlp.order < order)
-                && !self.is_behind_a_write(direction, tlp)
+                && !here.is_behind_a_write(tlp)
             {
                 best = Some((tlp.order, (level, class)));
             }
@@ -319,28 +368,11 @@ impl World {
         best.map(|(_, place)| place)
     }
 
-    /// How long packets of a class waited for credits of a direction, since measuring began.
-    pub fn blocked(&self, direction: DirectionId, class: Class) -> Time {
-        let here = &self.directions[direction.index()];
-        let since = here.blocked_since[class as usize].max(self.measured_from);
-        here.stats.blocked[class as usize] + self.now.since(since)
-    }
-
-    /// Whether an earlier write that came the same way waits here, which a packet must not pass.
-    fn is_behind_a_write(&self, direction: u32, tlp: &Tlp) -> bool {
-        let earlier = |queues: &[VecDeque<u32>; 3]| {
-            let writes = queues[Class::Posted as usize].iter().map(|write| &self.tlps[*write]);
-            let mut before = writes.take_while(|write| write.order < tlp.order);
-            before.any(|write| write.ingress == tlp.ingress)
-        };
-        tlp.class != Class::Posted && self.directions[direction as usize].queues.iter().any(earlier)
-    }
-
-    fn transmit(&mut self, direction: u32, (level, class): Place) {
+    fn transmit(&mut self, direction: u32, id: u32) {
+        let class = self.tlps[id].class;
         let (now, from) = (self.now, self.measured_from);
         let measuring = self.measuring();
         let here = &mut self.directions[direction as usize];
-        let Some(id) = here.queues[level][class as usize].pop_front() else { return };
         here.waiting -= 1;
         here.starved = false;
         here.unblock(class, now, from);
@@ -380,7 +412,11 @@ impl World {
             tlp.hop += 1;
         }
         let left_at = here.busy_until;
+        let shaped = here.shaper.is_some();
         self.directions[(direction ^ 1) as usize].owe();
+        if shaped {
+            self.charge_tenant(direction, id, busy);
+        }
         if self.trace.is_some() {
             self.note_sent(direction, id, now, tail);
         }
@@ -455,44 +491,6 @@ impl World {
         if there.starved {
             let first = there.returns.front().map_or(back, |back| back.at);
             self.wake(direction, first.max(self.now));
-        }
-    }
-
-    /// Notes a packet that passes inside of a chip, which takes no time.
-    pub(super) fn note_inside(&mut self, direction: u32, id: u32) {
-        self.note_ready(direction, id);
-        let now = self.now;
-        self.note_sent(direction, id, now, now);
-    }
-
-    fn note_ready(&mut self, direction: u32, id: u32) {
-        let tlp = &self.tlps[id];
-        let (packet, whole) = self.numbers[id as usize];
-        let passage = Passage {
-            packet,
-            whole,
-            route: RouteId(tlp.route),
-            class: tlp.class,
-            bytes: tlp.bytes,
-            direction: DirectionId(direction),
-            ready: self.now,
-            begin: Time::MAX,
-            end: Time::MAX,
-        };
-        if let Some(trace) = &mut self.trace {
-            trace.push(passage);
-        }
-    }
-
-    fn note_sent(&mut self, direction: u32, id: u32, begin: Time, end: Time) {
-        let (packet, _) = self.numbers[id as usize];
-        let open = self.trace.iter_mut().flatten().rev().find(|passage| {
-            passage.packet == packet
-                && passage.direction.0 == direction
-                && passage.begin == Time::MAX
-        });
-        if let Some(passage) = open {
-            (passage.begin, passage.end) = (begin, end);
         }
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use rackbus_qos::simulation::Policy;
-use rackbus_qos::{Done, Message, Next, TenantId, Turn};
+use rackbus_qos::simulation::unshaped::MessageRoundRobin;
+use rackbus_qos::{EngineTurn, NextTurn, QueuedMessage, TenantArbiter, TenantId, TurnResult};
 
 use crate::time::Time;
 
@@ -26,12 +27,34 @@ pub struct Admitted {
     pub cost: Time,
 }
 
+/// What decides at a gate.
+pub trait Decides: Policy + Send {
+    /// For how many nanoseconds a tenant's own limits held it back so far.
+    fn throttled_ns(&self, tenant: TenantId) -> u64;
+}
+
+impl Decides for TenantArbiter {
+    fn throttled_ns(&self, tenant: TenantId) -> u64 {
+        self.usage(tenant).map_or(0, |usage| usage.throttled_ns)
+    }
+}
+
+impl Decides for MessageRoundRobin {
+    fn throttled_ns(&self, _tenant: TenantId) -> u64 {
+        0
+    }
+}
+
 pub(super) struct Gate {
-    policy: Box<dyn Policy + Send>,
+    policy: Box<dyn Decides>,
     /// Turns under way at most.
     units: usize,
+    /// While more work than this is under way, in nanoseconds, nobody else is let through.
+    window: u64,
+    /// Work under way: what jobs cost that were let through.
+    under_way: u64,
     /// By number: the turns under way, and how many of their jobs are.
-    turns: BTreeMap<u64, (Turn, usize)>,
+    turns: BTreeMap<u64, (EngineTurn, usize)>,
     /// By job: the turn that it is in.
     jobs: BTreeMap<u32, u64>,
     made: u64,
@@ -53,16 +76,37 @@ impl Gate {
 
 impl World {
     /// Adds a gate with so many turns under way at a time.
-    pub fn add_gate(&mut self, units: usize, policy: Box<dyn Policy + Send>) -> GateId {
+    pub fn add_gate(&mut self, units: usize, policy: Box<dyn Decides>) -> GateId {
         let (turns, jobs) = (BTreeMap::new(), BTreeMap::new());
-        self.gates.push(Gate { policy, units, turns, jobs, made: 0, wake: Time::MAX });
+        let (window, under_way) = (u64::MAX, 0);
+        self.gates.push(Gate {
+            policy,
+            units,
+            window,
+            under_way,
+            turns,
+            jobs,
+            made: 0,
+            wake: Time::MAX,
+        });
         GateId((self.gates.len() - 1) as u32)
     }
 
     /// Another policy for a gate that nobody has come to yet.
-    pub fn set_policy(&mut self, gate: GateId, units: usize, policy: Box<dyn Policy + Send>) {
+    pub fn set_policy(&mut self, gate: GateId, units: usize, policy: Box<dyn Decides>) {
         let here = &mut self.gates[gate.index()];
         (here.units, here.policy) = (units, policy);
+    }
+
+    /// Lets nobody else through while more work than `window` is under way, as jobs' costs tell.
+    pub fn set_window(&mut self, gate: GateId, window: Time) {
+        self.gates[gate.index()].window = nanoseconds(window);
+    }
+
+    /// The share of all simulated time for which a tenant's limits at a gate held it back.
+    pub fn throttled_share(&self, gate: GateId, tenant: u32) -> f64 {
+        let span = self.gates[gate.index()].policy.throttled_ns(TenantId(tenant));
+        span as f64 / nanoseconds(self.now).max(1) as f64
     }
 
     /// A job comes to a gate.
@@ -70,7 +114,7 @@ impl World {
         let now = nanoseconds(self.now);
         let Admitted { tenant, queue, ingress, egress, cost } = admitted;
         let (tag, cost_ns) = (job.into(), nanoseconds(cost).max(1));
-        let message = Message { tag, ingress, egress, cost_ns, granule: 0, done: 0 };
+        let message = QueuedMessage { tag, ingress, egress, cost_ns, granule: 0, done: 0 };
         self.gates[gate.index()].policy.submit(TenantId(tenant), queue, message, now);
         self.admit(gate);
     }
@@ -88,8 +132,9 @@ impl World {
         if let Some((turn, _)) = here.turns.remove(&number) {
             let messages = || turn.pieces.iter().map(|piece| piece.message);
             let engine_ns = messages().map(|message| message.cost_ns).sum();
+            here.under_way -= engine_ns;
             let egress = messages().map(|message| message.egress).sum();
-            here.policy.complete(&turn, Done { engine_ns, egress }, now);
+            here.policy.complete(&turn, TurnResult { engine_ns, egress }, now);
         }
         self.admit(gate);
     }
@@ -104,11 +149,13 @@ impl World {
         let now = nanoseconds(self.now);
         loop {
             let here = &mut self.gates[gate.index()];
-            if here.turns.len() >= here.units {
+            if here.turns.len() >= here.units || here.under_way > here.window {
                 return;
             }
             match here.policy.next(now) {
-                Next::Run(turn) => {
+                NextTurn::Run(turn) => {
+                    let costs = turn.pieces.iter().map(|piece| piece.message.cost_ns);
+                    here.under_way += costs.sum::<u64>();
                     let number = here.made;
                     here.made += 1;
                     let jobs: Vec<u32> =
@@ -117,15 +164,16 @@ impl World {
                     here.turns.insert(number, (turn, jobs.len()));
                     jobs.into_iter().for_each(|job| self.wake_job(job));
                 }
-                Next::Wait(at) if at < u64::MAX => {
-                    let at = Time::from_ns(at.max(now + 1));
+                NextTurn::Wait(at) => {
+                    // What is later than time goes comes at its end.
+                    let at = Time::from_ns(at.max(now + 1).min(u64::MAX / 1001));
                     if at < here.wake {
                         here.wake = at;
                         self.events.schedule(at, Event::Gate(gate.0));
                     }
                     return;
                 }
-                Next::Wait(_) | Next::Idle => return,
+                NextTurn::Idle => return,
             }
         }
     }

@@ -1,10 +1,15 @@
 //! An IOMMU: translations are cached (IOTLB); one that is not asks for a walk of the page table,
 //! and only so many walks run at a time.
 
+use crate::random::mix;
 use crate::time::Time;
 
 /// Translations that share a place in the cache: it is four ways associative.
 const WAYS: usize = 4;
+
+/// Whose page it is, and its number.
+type Page = (u64, u64);
+const NOTHING: Page = (u64::MAX, u64::MAX);
 
 /// What an IOMMU is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +30,8 @@ pub struct IommuParameters {
 #[derive(Debug)]
 pub struct Iommu {
     parameters: IommuParameters,
-    /// By set: pages and when their translation is there, the one used last first. [`u64::MAX`] is none.
-    sets: Vec<[(u64, Time); WAYS]>,
+    /// By set: pages of whom and when their translation is there, the one used last first; [`NOTHING`] is none.
+    sets: Vec<[(Page, Time); WAYS]>,
     /// When each walker is free.
     walkers: Vec<Time>,
     hits: u64,
@@ -41,7 +46,7 @@ impl Iommu {
         let sets = (parameters.entries as usize).div_ceil(WAYS).next_power_of_two();
         Iommu {
             parameters,
-            sets: vec![[(u64::MAX, Time::ZERO); WAYS]; sets],
+            sets: vec![[(NOTHING, Time::ZERO); WAYS]; sets],
             walkers: vec![Time::ZERO; parameters.walkers.max(1) as usize],
             hits: 0,
             misses: 0,
@@ -50,11 +55,12 @@ impl Iommu {
     }
 
     /// When the translation that is asked for at `now` is there; `counted` when its walk is to be measured.
-    pub fn translate(&mut self, now: Time, requester: u32, address: u64, counted: bool) -> Time {
-        let page = address / self.parameters.page;
-        // Each requester has a page table of its own.
-        let tag = page ^ (u64::from(requester) << 52);
-        let mixed = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    /// `whose` tells page tables apart: that of each requester, and what it is for.
+    pub fn translate(&mut self, now: Time, whose: u64, address: u64, counted: bool) -> Time {
+        let tag = (whose, address / self.parameters.page);
+        // Each page table begins at a set of its own.
+        let hashed = tag.1.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let mixed = hashed.wrapping_add(mix(whose, 0));
         let count = self.sets.len();
         let set = &mut self.sets[mixed as usize & (count - 1)];
         let found = set.iter().position(|(other, _)| *other == tag);

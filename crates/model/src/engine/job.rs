@@ -165,8 +165,9 @@ impl World {
         &self.distributions[id.index()]
     }
 
-    pub(super) fn draw(&mut self, id: DistributionId) -> Time {
-        self.distributions[id.index()].draw(&mut self.random)
+    /// A span for a job of a flow.
+    pub(super) fn draw(&mut self, flow: u32, id: DistributionId) -> Time {
+        self.distributions[id.index()].draw(&mut self.flows[flow as usize].random)
     }
 
     /// The share of the measured time for which units of a resource were taken.
@@ -237,7 +238,9 @@ impl World {
             Some(job) => {
                 let span = match self.next_step(job) {
                     Some(Step::Use(_, span)) => span,
-                    Some(Step::UseRandom(_, distribution)) => self.draw(distribution),
+                    Some(Step::UseRandom(_, distribution)) => {
+                        self.draw(self.jobs[job].flow, distribution)
+                    }
                     _ => Time::ZERO,
                 };
                 self.events.schedule(now + span, Event::Job(job));
@@ -271,13 +274,13 @@ impl World {
                 false
             }
             Step::WaitRandom(distribution) => {
-                let span = self.draw(distribution);
+                let span = self.draw(flow, distribution);
                 self.events.schedule(now + span, Event::Job(id));
                 false
             }
             Step::UseRandom(resource, distribution) => {
                 if self.take(resource, id) {
-                    let span = self.draw(distribution);
+                    let span = self.draw(flow, distribution);
                     self.events.schedule(now + span, Event::Job(id));
                 }
                 false
@@ -404,7 +407,7 @@ impl World {
         }
         if matches!(source.flow.arrivals, Arrivals::Depth(_)) && source.begun < source.flow.count {
             if let Some(think) = source.flow.think {
-                let at = now + self.draw(think);
+                let at = now + self.draw(job.flow, think);
                 return self.events.schedule(at, Event::Next(job.flow));
             }
             // Jobs that take no time must not follow each other without end.

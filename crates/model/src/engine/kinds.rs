@@ -1,9 +1,7 @@
 //! What parts are like, and what a world tells of its parts.
 
-#[cfg(doc)]
-use super::Class;
 use super::iommu::{Iommu, IommuParameters};
-use super::{DirectionId, PartId, World};
+use super::{Class, DirectionId, PartId, World};
 use crate::time::Time;
 
 /// What a part is like.
@@ -115,5 +113,22 @@ impl World {
             .iter()
             .map(|direction| DirectionId(*direction))
             .collect()
+    }
+
+    /// All directions, both of each link after one another.
+    pub fn direction_ids(&self) -> impl ExactSizeIterator<Item = DirectionId> {
+        (0..self.directions.len() as u32).map(DirectionId)
+    }
+
+    /// Whether a direction is one of a link, and not inside of a chip.
+    pub(super) fn is_link(&self, direction: u32) -> bool {
+        self.directions[direction as usize].wire.is_some()
+    }
+
+    /// How long packets of a class waited for credits of a direction, since measuring began.
+    pub fn blocked(&self, direction: DirectionId, class: Class) -> Time {
+        let here = &self.directions[direction.index()];
+        let since = here.blocked_since[class as usize].max(self.measured_from);
+        here.stats.blocked[class as usize] + self.now.since(since)
     }
 }

@@ -6,10 +6,13 @@
 //! * `kinds`: what parts are like.
 //! * `part`: what happens to a packet in a switch, bridge, root complex, memory or device.
 //! * `iommu`: translation with a cache and page walks.
+//! * `passages`: which packet went where when, for a trace.
 //! * `requester`: what makes requests of reads and writes: DMA engines, processors.
 //! * `job`: the scripts that workloads are made of.
 //! * `arrivals`: when jobs come.
+//! * `shaper`: what a switch sends by tenants.
 //! * `stats`: what is counted.
+//! * `uses`: what flows have in common.
 //!
 //! A packet costs one event for each hop, and one more where it had to wait. Switches and bridges cut
 //! through: they send on a packet's head before its tail has come, when the next link is no faster.
@@ -22,24 +25,29 @@ mod job;
 mod kinds;
 mod packet;
 mod part;
+mod passages;
 mod requester;
+mod shaper;
 mod stats;
+mod uses;
 
 use std::fmt;
 
 use crate::queue::EventQueue;
-use crate::random::{Distribution, Random};
+use crate::random::Distribution;
 use crate::time::Time;
 
 pub use arrivals::{Addresses, Arrivals, Bursts, Flow, TracedJob};
 pub use direction::{Credits, DirectionParameters, DirectionStats};
-pub use gate::Admitted;
+pub use gate::{Admitted, Decides};
 pub use iommu::{Iommu, IommuParameters};
 pub use job::{Script, Step, Until};
 pub use kinds::PartParameters;
-
+pub use passages::Passage;
 pub use requester::RequesterParameters;
+pub use shaper::PacketShare;
 pub use stats::{BATCHES, Batches, FlowStats, Histogram, confidence};
+pub use uses::Used;
 
 use direction::Direction;
 use gate::Gate;
@@ -122,7 +130,7 @@ enum Event {
     Answered(u8, u32),
     /// A requester may make its next packet.
     Pump(u32),
-    /// A job continues.
+    /// A job goes on with its next step.
     Job(u32),
     /// A flow's next job comes.
     Arrival(u32),
@@ -130,30 +138,6 @@ enum Event {
     Next(u32),
     /// A gate looks whether somebody may continue.
     Gate(u32),
-}
-
-/// A packet's delay on one hop, for a trace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Passage {
-    /// The packet, numbered in the order of making. Pieces of a request that was split, or of completions
-    /// that were combined, have their own.
-    pub packet: u64,
-    /// The packet of which it is a piece; itself where it is none.
-    pub whole: u64,
-    /// Its way; completions go it backwards.
-    pub route: RouteId,
-    /// What flow control and ordering tell it by.
-    pub class: Class,
-    /// Bytes that it carries, or that a read asks for.
-    pub bytes: u32,
-    /// The direction that it took.
-    pub direction: DirectionId,
-    /// When its delay at the part before had ended and it could be sent.
-    pub ready: Time,
-    /// When its first bit was sent.
-    pub begin: Time,
-    /// When its last bit had arrived.
-    pub end: Time,
 }
 
 /// Why a simulation cannot continue.
@@ -203,7 +187,7 @@ pub struct World {
     pumps: Vec<u32>,
     measured_from: Time,
     distributions: Vec<Distribution>,
-    random: Random,
+    seed: u64,
     trace: Option<Vec<Passage>>,
     /// By packet slot: its number, and that of the packet of which it is a piece, while there is a
     /// trace.
@@ -245,7 +229,7 @@ impl World {
             pumps: Vec::new(),
             measured_from: Time::ZERO,
             distributions: Vec::new(),
-            random: Random::new(seed),
+            seed,
             trace: None,
             numbers: Vec::new(),
             made: 0,
@@ -339,20 +323,6 @@ impl World {
     pub fn share(&self, span: Time) -> f64 {
         let whole = self.now.since(self.measured_from).seconds();
         if whole == 0.0 { 0.0 } else { span.seconds() / whole }
-    }
-
-    /// Keeps each packet's passages from now on. Packets that are under way are numbered as if they were
-    /// made now.
-    pub fn keep_trace(&mut self) {
-        let slots = self.tlps.items.len() as u64;
-        self.numbers = (self.made..self.made + slots).map(|number| (number, number)).collect();
-        self.made += slots;
-        self.trace = Some(Vec::new());
-    }
-
-    /// The passages since [`World::keep_trace`], in the order in which packets were sent.
-    pub fn trace(&self) -> &[Passage] {
-        self.trace.as_deref().unwrap_or_default()
     }
 
     /// What a direction counted since measuring began.
@@ -450,13 +420,6 @@ impl World {
         }
         self.made += 1;
         id
-    }
-
-    /// Tells a trace that a packet is a piece of another.
-    fn number_as_piece(&mut self, piece: u32, of: u32) {
-        if self.trace.is_some() {
-            self.numbers[piece as usize].1 = self.numbers[of as usize].1;
-        }
     }
 
     fn measuring(&self) -> bool {

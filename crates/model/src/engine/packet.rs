@@ -1,6 +1,6 @@
 //! Packets, the requests that they answer, the routes that they go, and where they are kept.
 
-use super::Class;
+use super::{Class, NONE};
 use crate::wire;
 
 /// A packet (TLP), or a piece of one, from its making to its end.
@@ -61,7 +61,7 @@ impl Tlp {
 pub(super) struct Request {
     pub(super) op: u32,
     pub(super) left: u32,
-    /// The place on its route where it was split, or [`NO_HOP`].
+    /// The place on its route where it was split, or [`NO_HOP`](super::NO_HOP).
     pub(super) split_at: u16,
     /// Bytes of its completions that have come there.
     pub(super) back: u32,
@@ -86,6 +86,13 @@ pub(super) struct Route {
 }
 
 impl Route {
+    /// Whose page table its addresses are in: of what begins at its first part, for what ends at its last.
+    pub(super) fn pages(&self) -> u64 {
+        let ends = [self.parts.first(), self.parts.last()];
+        let [from, to] = ends.map(|part| u64::from(part.copied().unwrap_or(NONE)));
+        from << 32 | to
+    }
+
     /// Bytes of the header of a packet that leaves the part where it is.
     pub(super) fn header(&self, tlp: &Tlp) -> u32 {
         self.header_at(usize::from(tlp.hop), tlp.class)

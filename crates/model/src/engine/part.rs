@@ -200,7 +200,8 @@ impl World {
     fn held_back(&mut self, id: u32) -> bool {
         let now = self.now;
         let tlp = &mut self.tlps[id];
-        let index = self.routes[tlp.route as usize].parts[usize::from(tlp.hop)];
+        let route = &self.routes[tlp.route as usize];
+        let index = route.parts[usize::from(tlp.hop)];
         let part = &mut self.parts[index as usize];
         if part.iommu.is_none() && part.parameters.peer_per_byte == 0 {
             return false;
@@ -223,7 +224,8 @@ impl World {
         let tlp = self.tlps[id];
         let turned = tlp.class == Class::Posted && self.goes_from_link_to_link(&tlp);
         let tlp = &mut self.tlps[id];
-        let index = self.routes[tlp.route as usize].parts[usize::from(tlp.hop)];
+        let route = &self.routes[tlp.route as usize];
+        let index = route.parts[usize::from(tlp.hop)];
         let part = &mut self.parts[index as usize];
         let limited = turned && part.parameters.peer_per_byte > 0;
         // What begins here is the processor's own, and translated already.
@@ -231,7 +233,7 @@ impl World {
             return true;
         }
         let mut translated = match &mut part.iommu {
-            Some(iommu) => iommu.translate(now, tlp.route, tlp.address, measuring),
+            Some(iommu) => iommu.translate(now, route.pages(), tlp.address, measuring),
             None => now,
         };
         if limited {

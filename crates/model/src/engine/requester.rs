@@ -24,6 +24,8 @@ pub struct RequesterParameters {
     pub window: u32,
     /// The least time between two packets: a processor filling a write-combining buffer.
     pub gap: Time,
+    /// The same before its writes, where that is longer.
+    pub write_gap: Time,
     /// Where not 0: requests of a read from an address that is no multiple of this are cut at every
     /// multiple of it, as Marlin's measurements suggest (2014, section 5.3).
     pub alignment: u32,
@@ -41,10 +43,18 @@ impl Default for RequesterParameters {
             tags: 32,
             window: 2,
             gap: Time::ZERO,
+            write_gap: Time::ZERO,
             alignment: 0,
             turn: 0,
             engine: None,
         }
+    }
+}
+
+impl RequesterParameters {
+    /// The least time before a packet of its, a write's or a read's.
+    pub fn gap_before(&self, write: bool) -> Time {
+        if write { self.gap.max(self.write_gap) } else { self.gap }
     }
 }
 
@@ -356,10 +366,11 @@ impl World {
         let done = op.left == 0;
         let op = *op;
         here.moved += if self.now >= self.measured_from { bytes } else { 0 };
-        here.paced += if self.now >= self.measured_from { parameters.gap } else { Time::ZERO };
+        let gap = parameters.gap_before(op.write);
+        here.paced += if self.now >= self.measured_from { gap } else { Time::ZERO };
         here.waiting += 1;
         let moving = parameters.engine.map_or(0, |rate| bytes * 1_000_000_000_000 / rate.max(1));
-        here.next = self.now + parameters.gap.max(Time::from_ps(moving));
+        here.next = self.now + gap.max(Time::from_ps(moving));
         // A turn ends with its bytes, or with what there was to do.
         here.turn = here.turn.saturating_sub(bytes);
         if done || here.turn == 0 {

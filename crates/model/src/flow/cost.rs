@@ -4,6 +4,7 @@
 //! Bytes may use several limits at once: an operation's time is that of its first packet, or of
 //! its first request and what that asks for, and for the rest that of the slowest limit.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::limit::{Limit, SECOND};
@@ -26,30 +27,34 @@ pub(super) struct Cost {
 
 /// What a job of `flow` takes, of which `depth` are under way at a time.
 pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
-    steps(world, flow, depth, world.steps(flow), &mut Vec::new())
+    steps(world, (*world.addresses(flow), depth), world.steps(flow), &mut Vec::new())
+}
+
+/// How long a job of these steps keeps busy what it uses most, in picoseconds, and how long it takes alone.
+pub(crate) fn alone(world: &World, addresses: Addresses, script: &[Step]) -> (f64, f64) {
+    let cost = steps(world, (addresses, 1), script, &mut Vec::new());
+    let mut used: BTreeMap<Limit, f64> = BTreeMap::new();
+    cost.uses.iter().for_each(|(limit, amount)| *used.entry(*limit).or_default() += amount);
+    let limits = used.iter().map(|(limit, amount)| amount / limit.capacity(world) * SECOND);
+    let units = cost.held.iter().map(|(unit, span)| span / f64::from(world.units(*unit).max(1)));
+    (limits.chain(units).fold(0.0, f64::max), cost.unloaded)
 }
 
 /// The course of bytes on a route, of a job whose steps before went the routes `walked`.
 fn course<'w>(
     world: &'w World,
-    (flow, depth): (FlowId, u32),
+    (addresses, depth): (Addresses, u32),
     (stream, route, bytes): (StreamId, RouteId, u64),
     walked: &mut Vec<RouteId>,
 ) -> Course<'w> {
-    let mut course = Course::new(world, (stream, route), bytes, *world.addresses(flow), depth);
+    let mut course = Course::new(world, (stream, route), bytes, addresses, depth);
     // A job's steps are in the same pages: the first that goes there has them translated.
     course.walks &= !walked.contains(&route);
     walked.push(route);
     course
 }
 
-fn steps(
-    world: &World,
-    flow: FlowId,
-    depth: u32,
-    script: &[Step],
-    walked: &mut Vec<RouteId>,
-) -> Cost {
+fn steps(world: &World, of: (Addresses, u32), script: &[Step], walked: &mut Vec<RouteId>) -> Cost {
     let mut cost = Cost::default();
     let mut taken: Vec<(ResourceId, f64)> = Vec::new();
     for step in script {
@@ -74,21 +79,21 @@ fn steps(
                 cost.held.push((resource, cost.unloaded - since));
             }
             Step::Write { stream, route, bytes, until, .. } => {
-                let course = course(world, (flow, depth), (stream, route, bytes), walked);
+                let course = course(world, of, (stream, route, bytes), walked);
                 cost.add(&[course.write()], until);
             }
             Step::Read { stream, route, bytes, .. } => {
-                let course = course(world, (flow, depth), (stream, route, bytes), walked);
+                let course = course(world, of, (stream, route, bytes), walked);
                 cost.add(&[course.read()], Until::Landed);
             }
             Step::Copy { stream, from, to, bytes, until, .. } => {
-                let read = course(world, (flow, depth), (stream, from, bytes), walked);
-                let write = course(world, (flow, depth), (stream, to, bytes), walked);
+                let read = course(world, of, (stream, from, bytes), walked);
+                let write = course(world, of, (stream, to, bytes), walked);
                 cost.add(&[read.read(), write.write()], until);
             }
             Step::Each(script, count, _) => {
                 // Side by side, as far as what they use lets them.
-                let inner = steps(world, flow, depth, world.script(script), walked);
+                let inner = steps(world, of, world.script(script), walked);
                 let slowest =
                     |(limit, bytes): &(Limit, f64)| bytes / limit.capacity(world) * SECOND;
                 let slowest = inner.uses.iter().map(slowest).fold(0.0, f64::max);
@@ -100,7 +105,7 @@ fn steps(
             Step::All(first, count) => {
                 let mut longest = 0.0_f64;
                 for script in first.following(count) {
-                    let inner = steps(world, flow, depth, world.script(script), walked);
+                    let inner = steps(world, of, world.script(script), walked);
                     longest = longest.max(inner.unloaded);
                     cost.uses.extend(inner.uses);
                     cost.held.extend(inner.held);
@@ -250,11 +255,11 @@ impl<'a> Course<'a> {
     }
 
     /// What the requester adds to each packet, or request for, so many bytes.
-    fn issue(&mut self, packets: f64) {
+    fn issue(&mut self, write: bool, packets: f64) {
         if self.is.engine.is_some() {
             self.limited_by(Limit::Engine(self.requester), self.bytes, 1.0 / packets);
         }
-        let gap = self.is.gap.ps() as f64;
+        let gap = self.is.gap_before(write).ps() as f64;
         if gap > 0.0 {
             self.limited_by(Limit::Gap(self.requester), packets * gap, 1.0 / packets);
         }
@@ -326,7 +331,7 @@ impl<'a> Course<'a> {
                 self.limited_by(Limit::Peers(at), self.bytes, 1.0 / packets);
             }
         }
-        self.issue(packets);
+        self.issue(true, packets);
         let part = self.world.part(self.target);
         let whole = (self.bytes as u64).is_multiple_of(u64::from(part.line.max(1)));
         let partial = if whole { 0.0 } else { part.partial_write.ps() as f64 };
@@ -360,7 +365,7 @@ impl<'a> Course<'a> {
             let completions = self.packets(most);
             self.packets_on(directions, true, completions, self.bytes);
         }
-        self.issue(requests);
+        self.issue(false, requests);
         // The first request, until all that it asks for has come.
         let served = self.service(asked.min(f64::from(piece)), 0.0);
         let carried = asked.min(f64::from(completion));

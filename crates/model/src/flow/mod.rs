@@ -21,7 +21,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-mod cost;
+pub(crate) mod cost;
 mod limit;
 pub mod rack;
 mod sure;

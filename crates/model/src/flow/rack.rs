@@ -125,7 +125,9 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
     let doubts = sure::doubts(&flows, &shares, &several, &trips.collect::<Vec<_>>());
     let share = |nth: usize, (spec, _, routes): (&FlowSpec, &[FlowId], &[RouteId])| {
         let (share, note) = (&shares.flows[nth], &notes[nth]);
-        let doubt = uneven(spec).or(doubts[nth]);
+        let shaped = (!workload.shaping.is_empty())
+            .then_some("tenants are shaped in this workload; simulate it");
+        let doubt = uneven(spec).or(shaped).or(doubts[nth]);
         let directions = routes.iter().map(|route| world.directions_of(*route).len());
         FlowShare {
             name: spec.name.clone(),

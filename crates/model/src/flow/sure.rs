@@ -5,6 +5,7 @@
 //! by packets and queues, which shares know nothing of: that is refused rather than guessed.
 
 use super::{Bottleneck, Flow, Shares};
+use crate::disjoint::Disjoint;
 
 /// From this utilization on, queues decide who gets what.
 const BUSY: f64 = 0.85;
@@ -67,26 +68,12 @@ pub(super) fn doubts(
 
 /// By flow: the first of those that it is joined with by what they both load.
 fn groups(flows: &[Flow], links: usize) -> Vec<usize> {
-    let mut above: Vec<usize> = (0..flows.len()).collect();
+    let mut joined = Disjoint::new(flows.len());
     let mut first: Vec<Option<usize>> = vec![None; links];
     for (nth, flow) in flows.iter().enumerate() {
         for (link, _) in flow.loads() {
-            match first[link] {
-                None => first[link] = Some(nth),
-                Some(other) => {
-                    let (one, other) = (root(&mut above, nth), root(&mut above, other));
-                    above[one.max(other)] = one.min(other);
-                }
-            }
+            joined.join(nth, *first[link].get_or_insert(nth));
         }
     }
-    (0..flows.len()).map(|nth| root(&mut above, nth)).collect()
-}
-
-fn root(above: &mut [usize], mut nth: usize) -> usize {
-    while above[nth] != nth {
-        above[nth] = above[above[nth]];
-        nth = above[nth];
-    }
-    nth
+    (0..flows.len()).map(|nth| joined.first(nth)).collect()
 }

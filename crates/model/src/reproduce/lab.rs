@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use rackbus_fabric::rack::{Host, Rack};
-use rackbus_fabric::text::FileError;
-use rackbus_qos::simulation::Policy;
-
 use crate::assembly::{Assembly, End};
-use crate::engine::{Arrivals, FlowStats, Until};
+use crate::engine::{Arrivals, Decides, FlowStats, Until};
 use crate::random::Distribution;
 use crate::time::Time;
 use crate::timing::{self, Timing};
 use crate::workload::{FlowKind, FlowSpec, HostProfile, How, Move, Run, StepSpec, Workload};
+use rackbus_fabric::rack::{Host, Rack};
+use rackbus_fabric::text::FileError;
 
 macro_rules! testbeds {
     ($($name:literal),* $(,)?) => {
@@ -33,6 +31,8 @@ pub(super) const TESTBEDS: &[(&str, &str)] = testbeds![
     "accelerator-connectx6",
     "accelerator-arria10",
     "pcie-bench",
+    "pcie-bench-nfp",
+    "gen5-gpus",
 ];
 
 /// More events than any measurement takes.
@@ -82,7 +82,8 @@ impl Lab {
         let components = components.unwrap_or_else(|error| panic!("{}: {error}", self.rack.name));
         let topology = self.it.topology();
         let hops = &components[1..components.len() - 1];
-        let is_root = |id: &&_| topology.component(**id).kind == rackbus_fabric::Kind::RootComplex;
+        let is_root =
+            |id: &&_| topology.component(**id).kind == rackbus_fabric::ComponentKind::RootComplex;
         (hops.iter().filter(is_root).count(), hops.len())
     }
 
@@ -135,7 +136,7 @@ impl Lab {
     /// The same, where jobs come to gates at which these policies decide, with so many turns under way.
     pub(super) fn rates_through(
         &mut self,
-        gates: Vec<(&str, usize, Box<dyn Policy + Send>)>,
+        gates: Vec<(&str, usize, Box<dyn Decides>)>,
         flows: Vec<FlowSpec>,
         span: Time,
     ) -> Vec<f64> {
@@ -149,7 +150,7 @@ impl Lab {
 
     fn simulate_through(
         &mut self,
-        gates: Vec<(&str, usize, Box<dyn Policy + Send>)>,
+        gates: Vec<(&str, usize, Box<dyn Decides>)>,
         flows: Vec<FlowSpec>,
         warmup: Time,
         duration: Time,
@@ -159,6 +160,7 @@ impl Lab {
             duration,
             warmup,
             units: BTreeMap::new(),
+            shaping: Vec::new(),
             flows,
             notes: Vec::new(),
         };

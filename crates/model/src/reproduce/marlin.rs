@@ -40,7 +40,7 @@ fn gbps(bytes_per_second: f64) -> f64 {
 struct Transaction {
     /// Pieces, each with a descriptor of its own.
     pieces: u64,
-    /// Bytes of each.
+    /// How many bytes each piece has.
     bytes: u64,
     /// Added to the source's address.
     offset: u64,

@@ -7,6 +7,7 @@
 mod accelerator;
 mod blind;
 mod device_lending;
+mod gpus;
 mod lab;
 mod marlin;
 mod pcie_bench;
@@ -289,6 +290,7 @@ pub fn rows() -> Vec<Row> {
     rows.extend(accelerator::rows());
     rows.extend(pcie_bench::rows());
     rows.extend(blind::rows());
+    rows.extend(gpus::rows());
     rows
 }
 

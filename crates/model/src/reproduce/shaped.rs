@@ -8,10 +8,12 @@
 //! direction has one for each.
 
 use rackbus_qos::simulation::experiments::{Case, Experiment};
-use rackbus_qos::simulation::unshaped::RoundRobin;
-use rackbus_qos::{Arbiter, Guarantee, Limit, SECOND, Settings, Share, TenantId, Unit};
+use rackbus_qos::simulation::unshaped::MessageRoundRobin;
+use rackbus_qos::{
+    Guarantee, RateLimit, RateUnit, SECOND, SharingSettings, TenantArbiter, TenantId, TenantShare,
+};
 
-use crate::engine::{Admitted, Arrivals, Until};
+use crate::engine::{Admitted, Arrivals, Decides, Until};
 use crate::time::Time;
 use crate::workload::{FlowKind, FlowSpec, StepSpec};
 
@@ -52,7 +54,7 @@ impl Device {
     }
 
     /// Bytes each second of tenants that go through the device's gates, and what a message of each costs.
-    fn rates(self, of: &[Messages], costs: &[Time], shares: Option<&[Share]>) -> Vec<f64> {
+    fn rates(self, of: &[Messages], costs: &[Time], shares: Option<&[TenantShare]>) -> Vec<f64> {
         let (mut lab, name) = self.lab();
         let message = lab.timing().parts.get(name).and_then(|part| part.message);
         let message = message.unwrap_or(Time::ZERO);
@@ -77,9 +79,9 @@ impl Device {
         let mut gates: Vec<&str> = of.iter().map(|(_, reads)| self.gate(*reads)).collect();
         gates.dedup();
         let policies = gates.into_iter().map(|gate| {
-            let policy: Box<dyn rackbus_qos::simulation::Policy + Send> = match shares {
+            let policy: Box<dyn Decides> = match shares {
                 Some(shares) => Box::new(arbiter(shares)),
-                None => Box::new(RoundRobin::default()),
+                None => Box::new(MessageRoundRobin::default()),
             };
             (gate, if shares.is_some() { UNITS } else { DEPTH as usize }, policy)
         });
@@ -93,7 +95,7 @@ impl Device {
     }
 
     /// What two tenants get behind the arbiter, in bytes each second, and what their messages cost.
-    fn shaped(self, of: [Messages; 2], shares: [Share; 2]) -> ([f64; 2], [Time; 2]) {
+    fn shaped(self, of: [Messages; 2], shares: [TenantShare; 2]) -> ([f64; 2], [Time; 2]) {
         let costs = of.map(|messages| self.cost(messages));
         let rates = self.rates(&of, &costs, Some(&shares));
         ([rates[0], rates[1]], costs)
@@ -101,14 +103,14 @@ impl Device {
 
     /// The same of tenants that bought the same.
     fn equal(self, of: [Messages; 2]) -> [f64; 2] {
-        self.shaped(of, [Share::default(); 2]).0
+        self.shaped(of, [TenantShare::default(); 2]).0
     }
 }
 
-fn arbiter(shares: &[Share]) -> Arbiter {
+fn arbiter(shares: &[TenantShare]) -> TenantArbiter {
     let slice_ns = SLICE.ps() / 1000;
-    let settings = Settings { slice_ns, workers: UNITS as u32, batch: 32, least_ns: 1 };
-    let mut arbiter = Arbiter::new(settings);
+    let settings = SharingSettings { slice_ns, workers: UNITS as u32, batch: 32, least_ns: 1 };
+    let mut arbiter = TenantArbiter::new(settings);
     for (id, share) in (0..).zip(shares) {
         arbiter.set(TenantId(id), *share, 0);
     }
@@ -173,7 +175,7 @@ fn packets() -> Vec<Case> {
     let of = |(one, other, reads): (u64, u64, bool)| {
         let pair = [(one, reads), (other, reads)];
         let off = tenants(pair);
-        let (on, costs) = Device::Prototype.shaped(pair, [Share::default(); 2]);
+        let (on, costs) = Device::Prototype.shaped(pair, [TenantShare::default(); 2]);
         let time = |rates: [f64; 2]| {
             let part = |nth: usize| rates[nth] / pair[nth].0 as f64 * costs[nth].seconds();
             part(0) / part(1)
@@ -211,13 +213,13 @@ fn tiny() -> Vec<Case> {
         let engine = BOUGHT as f64 / 4096.0 * costs[0].seconds() * SECOND as f64;
         // The second sends more than it bought: nothing, and a part of what is left.
         let guarantee = Guarantee {
-            engine: Limit { rate: engine as u64, burst: 10_000 },
-            units: Limit { rate: BOUGHT, burst: 16 << 10 },
-            unit: Unit::Bytes,
+            engine: RateLimit { rate: engine as u64, burst: 10_000 },
+            units: RateLimit { rate: BOUGHT, burst: 16 << 10 },
+            unit: RateUnit::Bytes,
             one: 4096,
         };
-        let bought = Share { guarantee: Some(guarantee), ..Share::default() };
-        let rates = Device::Prototype.rates(&pair, &costs, Some(&[bought, Share::default()]));
+        let bought = TenantShare { guarantee: Some(guarantee), ..TenantShare::default() };
+        let rates = Device::Prototype.rates(&pair, &costs, Some(&[bought, TenantShare::default()]));
         let part = |rate: f64| rate / BOUGHT as f64;
         case(format!("beside {bytes} B"), part(tenants(pair)[0]), part(rates[0]))
     };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rackbus_fabric::text::{
-    FileError, Outcome, Problem, Section, document, mismatch, subsection, wrong,
+    FileError, Parsed, Problem, Section, document, mismatch, subsection, wrong,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -23,7 +23,7 @@ pub fn parse(file: &str, text: &str, names: &[&str]) -> Result<Timing, FileError
     read(text, names).map_err(|problem| problem.locate(file, text))
 }
 
-fn read(text: &str, names: &[&str]) -> Outcome<Timing> {
+fn read(text: &str, names: &[&str]) -> Parsed<Timing> {
     let root = document(text)?;
     let nothing = DeTable::new();
     let section = match root.get_ref().get("timing") {
@@ -43,7 +43,7 @@ pub(super) fn set<T>(place: &mut T, found: Option<T>) {
     }
 }
 
-pub(super) fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
+pub(super) fn time(section: &Section<'_>, key: &'static str) -> Parsed<Option<Time>> {
     Ok(section.picoseconds(key, LONGEST)?.map(Time::from_ps))
 }
 
@@ -52,7 +52,7 @@ pub(super) fn count(
     key: &'static str,
     least: u64,
     most: u64,
-) -> Outcome<Option<u32>> {
+) -> Parsed<Option<u32>> {
     Ok(section.count(key, least, most)?.map(|number| number as u32))
 }
 
@@ -62,7 +62,7 @@ pub(super) fn power(
     key: &'static str,
     least: u64,
     most: u64,
-) -> Outcome<Option<u32>> {
+) -> Parsed<Option<u32>> {
     match section.size(key, least, most)? {
         Some(bytes) if !bytes.is_power_of_two() => {
             let allowed = "it is a power of two";
@@ -77,7 +77,7 @@ pub(super) fn power_or_none(
     section: &Section<'_>,
     key: &'static str,
     most: u64,
-) -> Outcome<Option<u32>> {
+) -> Parsed<Option<u32>> {
     match section.size(key, 0, most)? {
         Some(0) => Ok(Some(0)),
         _ => power(section, key, 1, most),
@@ -85,7 +85,7 @@ pub(super) fn power_or_none(
 }
 
 /// Bytes per second, or 0 for none.
-pub(super) fn rate_or_none(section: &Section<'_>, key: &'static str) -> Outcome<Option<u64>> {
+pub(super) fn rate_or_none(section: &Section<'_>, key: &'static str) -> Parsed<Option<u64>> {
     match section.get(key).map(Spanned::get_ref) {
         Some(DeValue::Integer(_)) => Ok(section.count(key, 0, 0)?),
         _ => section.rate(key),
@@ -98,7 +98,7 @@ fn credits(
     packets: &'static str,
     bytes: &'static str,
     place: &mut (u32, u32),
-) -> Outcome<()> {
+) -> Parsed<()> {
     set(&mut place.0, count(section, packets, 1, 1 << 20)?);
     set(&mut place.1, section.size(bytes, 4096, 1 << 30)?.map(|bytes| bytes as u32));
     Ok(())
@@ -109,7 +109,7 @@ const KEYS: &[&str] = &[
     "software", "power", "hosts", "profiles", "profile",
 ];
 
-fn timing(section: &Section<'_>, mut timing: Timing, names: &[&str]) -> Outcome<Timing> {
+fn timing(section: &Section<'_>, mut timing: Timing, names: &[&str]) -> Parsed<Timing> {
     if let Some(value) = section.get("link") {
         link(value, &mut timing)?;
     }
@@ -150,7 +150,7 @@ fn timing(section: &Section<'_>, mut timing: Timing, names: &[&str]) -> Outcome<
     Ok(timing)
 }
 
-fn link(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
+fn link(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     let keys = &[
         "propagation",
         "credit_return",
@@ -182,12 +182,13 @@ const DEVICE: &[&str] = &[
     "bandwidth",
     "message",
     "packet_gap",
+    "write_gap",
     "alignment",
     "turn",
     "engine",
 ];
 
-fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
+fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     let part = subsection(value, "timing.device", DEVICE)?;
     let device = &mut timing.device;
     set(&mut device.mps, power(&part, "mps", 128, 4096)?);
@@ -198,6 +199,7 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
     set(&mut device.bandwidth, part.rate("bandwidth")?);
     set(&mut device.message, time(&part, "message")?);
     set(&mut device.packet_gap, time(&part, "packet_gap")?);
+    set(&mut device.write_gap, time(&part, "write_gap")?);
     set(&mut device.alignment, power_or_none(&part, "alignment", 4096)?);
     set(&mut device.turn, power_or_none(&part, "turn", 1 << 20)?);
     set(&mut device.engine, part.rate("engine")?);
@@ -208,7 +210,7 @@ fn parts(
     value: &Spanned<DeValue<'_>>,
     names: &[&str],
     mps: u32,
-) -> Outcome<BTreeMap<String, PartTiming>> {
+) -> Parsed<BTreeMap<String, PartTiming>> {
     let form = "write [timing.parts.\"NAME\"] for each part";
     let DeValue::Table(table) = value.get_ref() else {
         return wrong(value.span(), mismatch("parts", value.get_ref()), form);
@@ -232,6 +234,7 @@ fn parts(
             "bandwidth",
             "message",
             "packet_gap",
+            "write_gap",
             "alignment",
             "turn",
             "engine",
@@ -253,6 +256,7 @@ fn parts(
             bandwidth: part.rate("bandwidth")?,
             message: time(&part, "message")?,
             packet_gap: time(&part, "packet_gap")?,
+            write_gap: time(&part, "write_gap")?,
             alignment: power_or_none(&part, "alignment", 4096)?,
             turn: power_or_none(&part, "turn", 1 << 20)?,
             engine: part.rate("engine")?,
@@ -266,8 +270,8 @@ fn parts(
 fn entries<T>(
     value: &Spanned<DeValue<'_>>,
     place: &str,
-    read: impl Fn(&Section<'_>, &'static str) -> Outcome<Option<T>>,
-) -> Outcome<BTreeMap<String, T>> {
+    read: impl Fn(&Section<'_>, &'static str) -> Parsed<Option<T>>,
+) -> Parsed<BTreeMap<String, T>> {
     let DeValue::Table(table) = value.get_ref() else {
         return wrong(value.span(), mismatch(place, value.get_ref()), format!("write [{place}]"));
     };
@@ -290,7 +294,7 @@ fn entries<T>(
 
 const WATTS: &str = "write a number and W: \"5.5 W\"";
 
-fn milliwatts(section: &Section<'_>, key: &'static str) -> Outcome<Option<u64>> {
+fn milliwatts(section: &Section<'_>, key: &'static str) -> Parsed<Option<u64>> {
     let Some((text, span)) = section.text(key, WATTS)? else { return Ok(None) };
     let watts = text.strip_suffix(" W").and_then(|number| number.parse::<f64>().ok());
     match watts.filter(|watts| (0.0..1e9).contains(watts)) {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rackbus_fabric::text::{Outcome, Section, list, subsection, wrong};
+use rackbus_fabric::text::{Parsed, Section, list, subsection, wrong};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -131,7 +131,7 @@ pub(super) const SECTIONS: &[&str] = &["root", "iommu", "memory", "cpu"];
 
 impl HostTiming {
     /// Sets what a table tells of a host; `place` is the table's, for messages.
-    pub(super) fn read(&mut self, table: &DeTable<'_>, place: &str) -> Outcome<()> {
+    pub(super) fn read(&mut self, table: &DeTable<'_>, place: &str) -> Parsed<()> {
         let at = |name: &str| format!("{place}.{name}");
         if let Some(value) = table.get("root") {
             let keys =
@@ -184,10 +184,10 @@ impl HostTiming {
 pub(super) fn hosts(
     file: &DeTable<'_>,
     timing: &Section<'_>,
-) -> Outcome<(HostTiming, BTreeMap<String, HostTiming>)> {
+) -> Parsed<(HostTiming, BTreeMap<String, HostTiming>)> {
     let own = own_profiles(timing)?;
     let all = file.get("timing").and_then(|value| value.get_ref().as_table());
-    let with = |profile: &HostTiming| -> Outcome<HostTiming> {
+    let with = |profile: &HostTiming| -> Parsed<HostTiming> {
         let mut host = profile.clone();
         all.map_or(Ok(()), |table| host.read(table, "timing"))?;
         Ok(host)
@@ -224,7 +224,7 @@ pub(super) fn hosts(
 fn named<'p>(
     value: &Spanned<DeValue<'_>>,
     own: &'p BTreeMap<String, HostTiming>,
-) -> Outcome<&'p HostTiming> {
+) -> Parsed<&'p HostTiming> {
     let mut known: Vec<&str> = profiles::all().keys().map(String::as_str).collect();
     known.extend(own.keys().map(String::as_str));
     let allowed = format!("a profile is one of {}", list(&known));
@@ -240,7 +240,7 @@ fn named<'p>(
 }
 
 /// The profiles that a rack file adds.
-fn own_profiles(timing: &Section<'_>) -> Outcome<BTreeMap<String, HostTiming>> {
+fn own_profiles(timing: &Section<'_>) -> Parsed<BTreeMap<String, HostTiming>> {
     let mut own = BTreeMap::new();
     for entry in timing.tables("profiles")? {
         let place = format!("timing.profiles.{}", entry.name);

@@ -16,7 +16,7 @@ mod tools;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rackbus_fabric::text::{FileError, Outcome, wrong};
+use rackbus_fabric::text::{FileError, Parsed, wrong};
 
 use super::HostTiming;
 use super::profiles::{self, Value};
@@ -38,15 +38,15 @@ struct Found {
 /// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
-    /// Nanoseconds.
+    /// A load from local memory, in nanoseconds.
     MemoryLatency,
-    /// Bytes per second.
+    /// What local memory delivers, in bytes per second.
     MemoryBandwidth,
     /// Nanoseconds of a DMA read of 64 B.
     DmaRead,
-    /// Translations.
+    /// Translations that the IOMMU's cache holds.
     IommuEntries,
-    /// Nanoseconds.
+    /// From a device's interrupt to its handler, in nanoseconds.
     Interrupt,
 }
 
@@ -65,7 +65,7 @@ impl Key {
 
 impl Found {
     /// What the part of a file at `span` tells.
-    fn new(key: Key, value: f64, source: String, span: Range<usize>) -> Outcome<Found> {
+    fn new(key: Key, value: f64, source: String, span: Range<usize>) -> Parsed<Found> {
         let (least, most, allowed) = key.range();
         match (least..=most).contains(&value) {
             true => Ok(Found { key, value, source }),

@@ -220,7 +220,8 @@ pub struct DeviceTiming {
     pub mps: u32,
     /// The most bytes of a read request (MRRS). Default 512.
     pub mrrs: u32,
-    /// Read requests under way at a time. Default 32: five-bit tags.
+    /// Read requests under way at a time. Default 256: eight-bit tags, which devices have since PCIe 3.0 and Linux turns on
+    /// where both ends can (`pci_configure_extended_tags`); PCIe specification 5.0, 7.5.3.4.
     pub tags: u32,
     /// Packets that may wait for the link. Default 2.
     pub window: u32,
@@ -232,6 +233,8 @@ pub struct DeviceTiming {
     pub message: Time,
     /// From one packet that its DMA engine makes to the next, at least. Default none.
     pub packet_gap: Time,
+    /// From one write of its DMA engine to the next, at least: one that fetches what it writes first. Default none.
+    pub write_gap: Time,
     /// Reads from addresses that are no multiple of it are cut at every multiple. Default 0: never.
     pub alignment: u32,
     /// Bytes that a queue pair moves before it is another's turn. Default 0: a packet.
@@ -245,12 +248,13 @@ impl Default for DeviceTiming {
         DeviceTiming {
             mps: 256,
             mrrs: 512,
-            tags: 32,
+            tags: 256,
             window: 2,
             latency: Time::from_ns(50),
             bandwidth: 100_000_000_000,
             message: Time::ZERO,
             packet_gap: Time::ZERO,
+            write_gap: Time::ZERO,
             alignment: 0,
             turn: 0,
             engine: 0,
@@ -308,6 +312,8 @@ pub struct PartTiming {
     pub message: Option<Time>,
     /// From one packet of a device's DMA engine to the next.
     pub packet_gap: Option<Time>,
+    /// From one write of a device's DMA engine to the next.
+    pub write_gap: Option<Time>,
     /// Bytes at whose multiples a device cuts reads that miss them; 0: never.
     pub alignment: Option<u32>,
     /// Bytes of a device's queue pair's turn.

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use rackbus_fabric::text::{FileError, Outcome, wrong};
+use rackbus_fabric::text::{FileError, Parsed, wrong};
 
 use crate::time::Time;
 
@@ -28,7 +28,7 @@ pub enum Format {
     FioIolog,
     /// fio's log of each I/O's latency, bandwidth or number.
     FioLog,
-    /// blkparse's default text.
+    /// What blkparse prints when it is told nothing else.
     Blkparse,
 }
 
@@ -86,7 +86,7 @@ pub fn parse(file: &str, format: Option<Format>, text: &str) -> Result<BlockTrac
     read(format, text).map_err(|problem| problem.locate(file, text))
 }
 
-fn read(format: Option<Format>, text: &str) -> Outcome<BlockTrace> {
+fn read(format: Option<Format>, text: &str) -> Parsed<BlockTrace> {
     let format = match format {
         Some(format) => format,
         None => guess(text)?,
@@ -104,7 +104,7 @@ fn read(format: Option<Format>, text: &str) -> Outcome<BlockTrace> {
     Ok(trace)
 }
 
-fn guess(text: &str) -> Outcome<Format> {
+fn guess(text: &str) -> Parsed<Format> {
     let Some(first) = lines(text).next() else {
         return wrong(0..0, "the trace is empty", "give one of block I/O");
     };
@@ -140,14 +140,14 @@ impl<'a> Line<'a> {
         from..from + part.len()
     }
 
-    fn number(&self, part: &str, allowed: &str) -> Outcome<u64> {
+    fn number(&self, part: &str, allowed: &str) -> Parsed<u64> {
         match part.parse() {
             Ok(number) => Ok(number),
             Err(_) => wrong(self.span(part), format!("`{}` is no number", short(part)), allowed),
         }
     }
 
-    fn bytes(&self, part: &str, unit: u64, allowed: &str) -> Outcome<u64> {
+    fn bytes(&self, part: &str, unit: u64, allowed: &str) -> Parsed<u64> {
         let number = self.number(part, allowed)?;
         match number.checked_mul(unit).filter(|bytes| *bytes <= MOST) {
             Some(bytes) => Ok(bytes),
@@ -156,7 +156,7 @@ impl<'a> Line<'a> {
     }
 
     /// The time of so many units, each of `unit` picoseconds.
-    fn time(&self, part: &str, unit: u64, allowed: &str) -> Outcome<Time> {
+    fn time(&self, part: &str, unit: u64, allowed: &str) -> Parsed<Time> {
         let number = self.number(part, allowed)?;
         match number.checked_mul(unit).filter(|ps| *ps < u64::MAX / 4) {
             Some(ps) => Ok(Time::from_ps(ps)),
@@ -186,7 +186,7 @@ const MS: u64 = 1_000_000_000;
 const IOLOG: &str = "lines are `[MICROSECONDS] FILE ACTION [OFFSET LENGTH]`, actions read, write, sync, datasync, \
                      sync_file_range, trim, add, open, close and, in version 2, wait";
 
-fn iolog(text: &str) -> Outcome<BlockTrace> {
+fn iolog(text: &str) -> Parsed<BlockTrace> {
     let mut all = lines(text);
     let version = match all.next() {
         Some(line) if line.text.trim() == "fio version 2 iolog" => 2,
@@ -239,7 +239,7 @@ fn iolog(text: &str) -> Outcome<BlockTrace> {
 const LOG: &str = "lines are `MILLISECONDS, VALUE, DIRECTION, BYTES[, OFFSET[, ...]]`, directions 0 (read), 1 \
                    (write) and 2 (trim)";
 
-fn log(text: &str) -> Outcome<BlockTrace> {
+fn log(text: &str) -> Parsed<BlockTrace> {
     let mut trace = BlockTrace { timed: true, ..BlockTrace::default() };
     for line in lines(text) {
         let fields: Vec<&str> = line.text.split(',').map(str::trim).collect();
@@ -283,7 +283,7 @@ fn is_device(field: &str) -> bool {
     field.split_once(',').is_some_and(|(major, minor)| number(major) && number(minor))
 }
 
-fn blkparse(text: &str) -> Outcome<BlockTrace> {
+fn blkparse(text: &str) -> Parsed<BlockTrace> {
     let (mut queued, mut issued) = [(); 2].map(|()| BlockTrace::default()).into();
     let mut device: Option<&str> = None;
     for line in lines(text) {
@@ -337,7 +337,7 @@ fn blkparse(text: &str) -> Outcome<BlockTrace> {
 }
 
 /// Seconds and nanoseconds, as `12.000345678`.
-fn seconds_of(line: &Line<'_>, field: &str) -> Outcome<Time> {
+fn seconds_of(line: &Line<'_>, field: &str) -> Parsed<Time> {
     let (whole, part) = field.split_once('.').unwrap_or((field, "0"));
     let seconds = line.time(whole, 1_000 * MS, BLKPARSE)?;
     let digits: String = part.chars().chain("000000000000".chars()).take(12).collect();

@@ -1,7 +1,7 @@
 //! Reading a workload.
 
 use rackbus_fabric::text::{
-    FileError, Named, Outcome, Problem, Section, document, list, subsection, wrong,
+    FileError, Named, Parsed, Problem, Section, document, list, subsection, wrong,
 };
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use toml::de::DeValue;
 use super::blocks;
 use super::spread::spread;
 use super::traces::{TraceFile, trace_file};
-use super::{FlowKind, FlowSpec, Places, QueuesIn, Workload, steps};
+use super::{FlowKind, FlowSpec, Places, QueuesIn, Workload, shaping, steps};
 use crate::engine::Arrivals;
 use crate::random::Distribution;
 use crate::time::Time;
@@ -74,9 +74,9 @@ pub fn parse_with(
 type Sections = (Workload, Vec<TraceFile>, Option<u64>);
 
 /// The workload, the traces that it names, and what it says that it lasts.
-fn sections(text: &str) -> Outcome<Sections> {
+fn sections(text: &str) -> Parsed<Sections> {
     let root = document(text)?;
-    let keys = &["seed", "duration", "warmup", "units", "flows"];
+    let keys = &["seed", "duration", "warmup", "units", "flows", "shaping"];
     let top = Section::new(root.get_ref(), 0..0, "the workload", keys)?;
     let lasting = top.picoseconds("duration", LONGEST)?;
     let duration = lasting.unwrap_or(1_000_000_000);
@@ -87,17 +87,18 @@ fn sections(text: &str) -> Outcome<Sections> {
         return wrong(top.place("warmup"), what, allowed);
     }
     let entries = top.tables("flows")?;
-    let flows = entries.iter().map(flow).collect::<Outcome<Vec<_>>>()?;
+    let flows = entries.iter().map(flow).collect::<Parsed<Vec<_>>>()?;
     if flows.is_empty() {
         return wrong(0..0, "the workload has no flow", "write [flows.NAME] for each flow");
     }
     let traces = entries.iter().enumerate().map(|(nth, entry)| trace_file(nth, entry));
-    let traces = traces.collect::<Outcome<Vec<_>>>()?.into_iter().flatten().collect();
+    let traces = traces.collect::<Parsed<Vec<_>>>()?.into_iter().flatten().collect();
     let workload = Workload {
         seed: top.count("seed", 0, u64::MAX)?.unwrap_or(1),
         duration: Time::from_ps(duration),
         warmup: Time::from_ps(warmup),
         units: units(&top)?,
+        shaping: shaping::read(&top, &flows)?,
         flows,
         notes: Vec::new(),
     };
@@ -118,7 +119,7 @@ macro_rules! keys {
 pub(super) const TRACE: &[&str] =
     keys!("host", "device", "file", "format", "skip", "service", "units", "interrupt", "queues_in");
 
-fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
+fn flow(entry: &Named<'_>) -> Parsed<FlowSpec> {
     let place = format!("flow {}", entry.name);
     let all = keys!(
         "from",
@@ -167,7 +168,7 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
 }
 
 /// When a flow's first job comes, and from when on none begins.
-fn lifetime(section: &Section<'_>) -> Outcome<(Time, Time)> {
+fn lifetime(section: &Section<'_>) -> Parsed<(Time, Time)> {
     let begin = time(section, "begin")?.unwrap_or(Time::ZERO);
     let end = time(section, "end")?.unwrap_or(Time::MAX);
     if end <= begin {
@@ -180,7 +181,7 @@ fn lifetime(section: &Section<'_>) -> Outcome<(Time, Time)> {
 const BURSTS: &str = "write { on = \"100 us\", off = \"1 ms\" }, each a duration or a distribution";
 
 /// For how long jobs come, and for how long none does then.
-fn bursts(section: &Section<'_>) -> Outcome<Option<[Distribution; 2]>> {
+fn bursts(section: &Section<'_>) -> Parsed<Option<[Distribution; 2]>> {
     let Some(value) = section.get("bursts") else { return Ok(None) };
     let own = subsection(value, "bursts", &["on", "off"])?;
     let on = own.require("on", spread(&own, "on")?, BURSTS)?;
@@ -192,7 +193,7 @@ fn bursts(section: &Section<'_>) -> Outcome<Option<[Distribution; 2]>> {
 }
 
 /// What a flow's jobs do, and the places of its ends; `any` is its section with all keys that flows have.
-fn kind_of(entry: &Named<'_>, any: &Section<'_>, size: Option<u64>) -> Outcome<Ends> {
+fn kind_of(entry: &Named<'_>, any: &Section<'_>, size: Option<u64>) -> Parsed<Ends> {
     let place = format!("flow {}", entry.name);
     let section = |keys| Section::new(entry.table, entry.span.clone(), place.clone(), keys);
     let allowed = format!("`kind` is one of {}", list(KINDS));
@@ -251,7 +252,7 @@ fn kind_of(entry: &Named<'_>, any: &Section<'_>, size: Option<u64>) -> Outcome<E
 }
 
 /// How many there are of what steps use.
-fn units(top: &Section<'_>) -> Outcome<BTreeMap<String, u32>> {
+fn units(top: &Section<'_>) -> Parsed<BTreeMap<String, u32>> {
     let mut found = BTreeMap::new();
     let Some(value) = top.get("units") else { return Ok(found) };
     let allowed = "write [units] with a number from 1 to 65536 for each name";
@@ -279,7 +280,7 @@ type Ends = (FlowKind, Vec<std::ops::Range<usize>>);
 /// Devices of a ring, at most.
 const MEMBERS: usize = 256;
 
-fn all_reduce(own: &Section<'_>) -> Outcome<Ends> {
+fn all_reduce(own: &Section<'_>) -> Parsed<Ends> {
     let allowed = "write `members` as a list of 2 to 256 devices, each HOST/DEVICE and there once";
     let value = own.require("members", own.get("members"), allowed)?;
     let DeValue::Array(entries) = value.get_ref() else {
@@ -303,7 +304,7 @@ fn all_reduce(own: &Section<'_>) -> Outcome<Ends> {
     Ok((FlowKind::AllReduce { members, reduce: own.rate("reduce")?, step }, places))
 }
 
-fn ring(own: &Section<'_>, size: Option<u64>) -> Outcome<Ends> {
+fn ring(own: &Section<'_>, size: Option<u64>) -> Parsed<Ends> {
     let ((host, first), (device, second)) = (end(own, "host")?, end(own, "device")?);
     let kind = FlowKind::Ring {
         host,
@@ -320,7 +321,7 @@ fn ring(own: &Section<'_>, size: Option<u64>) -> Outcome<Ends> {
     Ok((kind, vec![first, second]))
 }
 
-fn nvme(own: &Section<'_>, size: Option<u64>, write: bool) -> Outcome<Ends> {
+fn nvme(own: &Section<'_>, size: Option<u64>, write: bool) -> Parsed<Ends> {
     let ((host, first), (device, second)) = (end(own, "host")?, end(own, "device")?);
     let size = size.unwrap_or(4096);
     let (input, output) = if write { (size, 0) } else { (0, size) };
@@ -340,7 +341,7 @@ fn nvme(own: &Section<'_>, size: Option<u64>, write: bool) -> Outcome<Ends> {
     Ok((kind, vec![first, second]))
 }
 
-pub(super) fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
+pub(super) fn time(section: &Section<'_>, key: &'static str) -> Parsed<Option<Time>> {
     Ok(section.picoseconds(key, LONGEST)?.map(Time::from_ps))
 }
 
@@ -350,7 +351,7 @@ const MEDIUM: Distribution = Distribution::LogNormal(Time::from_us(10), 150);
 
 const QUEUES_IN: &str = "write \"host\" (the memory of the host that drives it) or \"lender\" (of the host that it is in)";
 
-fn queues_in(section: &Section<'_>) -> Outcome<QueuesIn> {
+fn queues_in(section: &Section<'_>) -> Parsed<QueuesIn> {
     match section.text("queues_in", QUEUES_IN)? {
         None | Some(("host", _)) => Ok(QueuesIn::Host),
         Some(("lender", _)) => Ok(QueuesIn::Lender),
@@ -358,7 +359,7 @@ fn queues_in(section: &Section<'_>) -> Outcome<QueuesIn> {
     }
 }
 
-fn think(section: &Section<'_>, arrivals: Arrivals) -> Outcome<Distribution> {
+fn think(section: &Section<'_>, arrivals: Arrivals) -> Parsed<Distribution> {
     let Some(found) = spread(section, "think")? else { return Ok(NOTHING) };
     if !matches!(arrivals, Arrivals::Depth(_)) {
         let what = "`think` is given to jobs that do not wait for each other";
@@ -367,13 +368,13 @@ fn think(section: &Section<'_>, arrivals: Arrivals) -> Outcome<Distribution> {
     Ok(found)
 }
 
-fn end(section: &Section<'_>, key: &'static str) -> Outcome<(String, std::ops::Range<usize>)> {
+fn end(section: &Section<'_>, key: &'static str) -> Parsed<(String, std::ops::Range<usize>)> {
     let allowed = "name a host, HOST/DEVICE, or HOST@ADDRESS";
     let (name, span) = section.require(key, section.text(key, allowed)?, allowed)?;
     Ok((name.to_owned(), span))
 }
 
-fn arrivals(section: &Section<'_>, size: u64) -> Outcome<Arrivals> {
+fn arrivals(section: &Section<'_>, size: u64) -> Parsed<Arrivals> {
     let given: Vec<&'static str> = ["depth", "every", "poisson", "rate"]
         .into_iter()
         .filter(|key| section.get(key).is_some())

@@ -45,6 +45,9 @@ impl Run {
         if asked.is_some_and(|asked| rate >= 0.95 * asked) {
             return "demand".to_owned();
         }
+        if let Some(rate) = self.held_by_rate(spec, &self.directions(routes), AWAITED) {
+            return rate;
+        }
         let full = self.full(spec, routes);
         full.or_else(|| self.awaited(spec, routes)).unwrap_or_else(|| "latency".to_owned())
     }

@@ -32,11 +32,14 @@
 //! | `trace` | the same, for each read and write of a trace of block I/O |
 
 pub mod blocks;
+mod divided;
 mod file;
+mod follow;
 mod limits;
 pub mod pictures;
 mod results;
 mod scripts;
+mod shaping;
 mod spread;
 mod steps;
 mod traces;
@@ -50,9 +53,12 @@ use crate::random::Distribution;
 use crate::time::Time;
 
 pub use blocks::BlockTrace;
+pub use divided::{Divided, run};
 pub use file::{NamedText, parse, parse_with};
+pub use follow::{TraceStep, Traced, trace};
 pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, TenantResult};
-pub use scripts::{Failed, Run, TraceStep, Traced, run, trace, watch};
+pub use scripts::{Failed, Run, stranded, watch};
+pub use shaping::{ShapedPart, ShapedTenant};
 pub use steps::{How, Move, StepSpec};
 
 /// What moves in a rack.
@@ -66,6 +72,8 @@ pub struct Workload {
     pub warmup: Time,
     /// How many there are of what steps use, by name; one of what is not named here.
     pub units: BTreeMap<String, u32>,
+    /// Devices and switches that shape by tenant.
+    pub shaping: Vec<ShapedPart>,
     /// The flows, in the file's order.
     pub flows: Vec<FlowSpec>,
     /// What was left out of what the file names, in sentences.

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_fabric::rack::Rack;
-use rackbus_fabric::{ComponentId, Kind, Topology, derive};
+use rackbus_fabric::{ComponentId, ComponentKind, Topology, derive};
 
+use super::divided::run;
+use super::follow::TraceStep;
 use super::results::Results;
-use super::scripts::{Failed, TraceStep, run};
+use super::scripts::Failed;
 use super::{FlowKind, Workload};
 use crate::assembly::AssemblyError;
 use crate::engine::Arrivals;
@@ -49,7 +51,7 @@ pub fn links(rack: &Rack, results: &Results) -> Result<Diagram, Failed> {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     let mut nodes = Vec::new();
     // Memory is behind the root, and not worth a box.
-    for (id, part) in topology.components().filter(|(_, part)| part.kind != Kind::Memory) {
+    for (id, part) in topology.components().filter(|(_, part)| part.kind != ComponentKind::Memory) {
         places.insert(part.name.clone(), nodes.len());
         nodes.push(Node {
             name: part.name.clone(),

@@ -8,7 +8,7 @@ use crate::time::Time;
 /// How long a flow's jobs took, in nanoseconds; all 0 when none ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Latency {
-    /// Their mean, exact.
+    /// The mean over all jobs, exact.
     pub mean: f64,
     /// The least of them, exact.
     pub least: f64,

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::text::Problem;
-use rackbus_qos::simulation::Policy;
-use rackbus_qos::simulation::unshaped::RoundRobin;
+use rackbus_qos::simulation::unshaped::MessageRoundRobin;
 
 use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, tenants};
+use super::shaping::ShapedDevice;
 use super::writer::{Writer, misfit};
 use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
-    Addresses, Arrivals, Batches, Bursts, Class, DirectionId, DistributionId, Flow, FlowId, GateId,
-    Histogram, Passage, ResourceId, RouteId, Stuck, confidence,
+    Addresses, Arrivals, Batches, Bursts, Decides, DirectionId, DistributionId, Flow, FlowId,
+    GateId, Histogram, ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
 use crate::time::Time;
@@ -42,8 +42,8 @@ pub struct Run {
     /// The rack, with the flows' scripts in its simulation.
     pub assembly: Assembly,
     workload: Workload,
-    /// By flow: its queues, and the routes that its jobs use.
-    flows: Vec<(Vec<FlowId>, Vec<RouteId>)>,
+    /// By flow: its number in the workload, its queues, and the routes that its jobs use.
+    flows: Vec<(usize, Vec<FlowId>, Vec<RouteId>)>,
     /// By device: the jobs that it works on at a time.
     pub(super) media: BTreeMap<End, ResourceId>,
     /// By name: units that steps use.
@@ -52,24 +52,26 @@ pub struct Run {
     gates: BTreeMap<String, GateId>,
     /// By device: the word of what it is.
     kinds: BTreeMap<String, String>,
+    /// By device: how it shapes.
+    pub(super) shaped: BTreeMap<End, ShapedDevice>,
 }
 
-/// Simulates `workload` in `rack`, at most `most` events of it.
+/// The names of flows that do not fit the rack: their ends are not there, or no way leads from one to the other.
 ///
 /// # Errors
-/// [`Failed`].
-pub fn run(
-    rack: &Rack,
-    timing: &Timing,
-    workload: &Workload,
-    most: u64,
-) -> Result<Results, Failed> {
-    let mut run = Run::new(rack, timing, workload)?;
-    run.go(most)?;
-    Ok(run.results())
+/// [`Failed`] when the rack cannot be, or what devices do does not fit it.
+pub fn stranded(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<Vec<String>, Failed> {
+    let mut run = Run::part(rack, timing, workload, &[])?;
+    let mut found = Vec::new();
+    for (nth, spec) in workload.flows.iter().enumerate() {
+        if let Err(Failed::Wrong(_)) = run.add(nth as u64, spec) {
+            found.push(spec.name.clone());
+        }
+    }
+    Ok(found)
 }
 
-/// As [`run`], watched in `slices` equal parts of the measured time.
+/// As [`run`](super::run), watched in `slices` equal parts of the measured time.
 ///
 /// # Errors
 /// [`Failed`].
@@ -104,68 +106,23 @@ pub fn watch(
     Ok((run.results(), found))
 }
 
-/// A packet's passage in a trace.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct TraceStep {
-    /// The name of the part that sends it.
-    pub from: String,
-    /// The name of the part that it comes to.
-    pub to: String,
-    /// What it is: `MRd 512 B`.
-    pub packet: String,
-    /// Its number, from 0 in the order of making; it keeps it from hop to hop.
-    pub number: u64,
-    /// When it was ready to go, its first bit went and its last bit came, in nanoseconds.
-    pub ready_ns: f64,
-    /// When its first bit was sent.
-    pub begin_ns: f64,
-    /// When its last bit had arrived.
-    pub end_ns: f64,
-}
-
-/// A job, followed from hop to hop.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Traced {
-    /// Its packets' passages, in the order in which they were sent.
-    pub steps: Vec<TraceStep>,
-    /// How long it took.
-    pub took: Time,
-    /// What the hosts are taken to be.
-    pub hosts: Vec<HostProfile>,
-}
-
-/// The first job of the flow of that name, alone in the rack, hop by hop.
-///
-/// # Errors
-/// [`Failed`].
-pub fn trace(
-    rack: &Rack,
-    timing: &Timing,
-    workload: &Workload,
-    flow: &str,
-) -> Result<Traced, Failed> {
-    let mut alone = workload.clone();
-    alone.flows.retain(|spec| spec.name == flow);
-    for spec in &mut alone.flows {
-        (spec.arrivals, spec.queues, spec.count) = (Arrivals::Depth(1), 1, 1);
-        (spec.begin, spec.end, spec.bursts) = (Time::ZERO, Time::MAX, None);
-    }
-    (alone.warmup, alone.duration) = (Time::ZERO, Time::MAX);
-    let mut run = Run::new(rack, timing, &alone)?;
-    run.assembly.world.keep_trace();
-    run.go(100_000_000)?;
-    let took = run.flows.first().and_then(|(queues, _)| queues.first());
-    let took = took.map_or(Time::ZERO, |id| run.assembly.world.flow(*id).latency.mean());
-    let steps = run.assembly.world.trace().iter().map(|passage| run.step(passage)).collect();
-    Ok(Traced { steps, took, hosts: run.hosts() })
-}
-
 impl Run {
     /// Puts `rack` together and `workload` into it.
     ///
     /// # Errors
     /// [`Failed`] when they do not fit.
     pub fn new(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<Run, Failed> {
+        let all: Vec<usize> = (0..workload.flows.len()).collect();
+        Run::part(rack, timing, workload, &all)
+    }
+
+    /// The same with some of the workload's flows only, by number in their order, which are what they are among all.
+    pub(super) fn part(
+        rack: &Rack,
+        timing: &Timing,
+        workload: &Workload,
+        numbers: &[usize],
+    ) -> Result<Run, Failed> {
         let assembly = Assembly::new(rack, timing, workload.seed)?;
         let mut run = Run {
             assembly,
@@ -178,20 +135,28 @@ impl Run {
                 .functions()
                 .map(|(name, device)| (name.to_string(), device.kind.clone()))
                 .collect(),
+            shaped: BTreeMap::new(),
         };
         run.add_media()?;
-        for (nth, spec) in workload.flows.iter().enumerate() {
-            let flow = run.add(nth as u64, spec)?;
-            run.flows.push(flow);
+        run.add_shaping()?;
+        for nth in numbers {
+            let (queues, routes) = run.add(*nth as u64, &workload.flows[*nth])?;
+            run.flows.push((*nth, queues, routes));
         }
+        run.set_shares();
         run.assembly.world.measure(workload.warmup, workload.duration);
         Ok(run)
     }
 
     /// The workload's flows: their queues, and the routes that their jobs use.
     pub fn flows(&self) -> impl Iterator<Item = (&FlowSpec, &[FlowId], &[RouteId])> {
-        let flows = self.workload.flows.iter().zip(&self.flows);
-        flows.map(|(spec, (queues, routes))| (spec, &queues[..], &routes[..]))
+        let flows = self.flows.iter();
+        flows.map(|(nth, queues, routes)| (&self.workload.flows[*nth], &queues[..], &routes[..]))
+    }
+
+    /// What moves, with the flows that are no part of this.
+    pub(super) fn workload(&self) -> &Workload {
+        &self.workload
     }
 
     /// Simulates up to the workload's duration, in at most `most` events.
@@ -249,13 +214,13 @@ impl Run {
         if let Some(gate) = self.gates.get(name) {
             return *gate;
         }
-        let gate = self.assembly.world.add_gate(1, Box::new(RoundRobin::default()));
+        let gate = self.assembly.world.add_gate(1, Box::new(MessageRoundRobin::default()));
         self.gates.insert(name.to_owned(), gate);
         gate
     }
 
     /// Who decides at the gate of that name, and how many turns are under way there at a time.
-    pub fn set_policy(&mut self, gate: &str, units: usize, policy: Box<dyn Policy + Send>) {
+    pub fn set_policy(&mut self, gate: &str, units: usize, policy: Box<dyn Decides>) {
         let gate = self.gate(gate);
         self.assembly.world.set_policy(gate, units, policy);
     }
@@ -274,6 +239,10 @@ impl Run {
             think => Some(self.assembly.world.add_distribution(think.clone())),
         };
         let mut found = (Vec::new(), Vec::new());
+        let shaping = self.shaping_device(spec, &ends)?;
+        let tenant = self.tenant(spec.tenant.as_deref());
+        let before =
+            self.workload.flows.iter().take(nth as usize).map(|flow| flow.queues).sum::<u32>();
         let bursts = spec.bursts.as_ref().map(|[on, off]| {
             let world = &mut self.assembly.world;
             let [on, off] = [on, off].map(|span| world.add_distribution(span.clone()));
@@ -287,6 +256,9 @@ impl Run {
                 ends: &ends,
                 script: Vec::new(),
                 routes: Vec::new(),
+                shaping,
+                // Queues that are told apart at a device are far fewer than that.
+                queue: (before + queue) as u16,
             };
             let trace = job.write_trace(medium, queue)?;
             job.write_script(medium)?;
@@ -312,6 +284,8 @@ impl Run {
                 think,
                 bursts,
                 trace,
+                sequence: Some((nth << 16) + u64::from(queue)),
+                tenant,
             }));
             found.1 = routes;
         }
@@ -327,7 +301,7 @@ impl Run {
             self.assembly.links().map(|(.., there)| self.load(there).map(|of| of * measured));
         let bytes =
             |queues: &[FlowId]| queues.iter().map(|queue| world.flow(*queue).bytes()).sum::<u64>();
-        let flows = self.flows.iter().map(|(queues, _)| bytes(queues) as f64);
+        let flows = self.flows.iter().map(|(_, queues, _)| bytes(queues) as f64);
         (links.collect(), flows.collect())
     }
 
@@ -354,9 +328,9 @@ impl Run {
     pub fn results(&self) -> Results {
         let world = &self.assembly.world;
         let seconds = world.now().since(self.workload.warmup).seconds();
-        let flows = self.workload.flows.iter().zip(&self.flows);
-        let flows: Vec<FlowResult> = flows
-            .map(|(spec, (queues, routes))| self.flow(spec, queues, routes, seconds))
+        let flows: Vec<FlowResult> = self
+            .flows()
+            .map(|(spec, queues, routes)| self.flow(spec, queues, routes, seconds))
             .collect();
         let links = self.assembly.links().map(|(a, b, link, direction)| {
             let name = |id| self.assembly.topology().component(id).name.clone();
@@ -418,7 +392,10 @@ impl Run {
             jobs_per_second,
             confidence,
             doubt: self.unplayed(spec).or_else(|| {
-                batched.then(|| doubt(jobs, confidence, (jobs_per_second, asked))).flatten()
+                let random = matches!(spec.arrivals, Arrivals::Poisson(_));
+                batched
+                    .then(|| doubt((jobs, random), confidence, (jobs_per_second, asked)))
+                    .flatten()
             }),
             latency_ns: Latency::of(&latency),
             bottleneck: self.bottleneck(spec, routes, (jobs_per_second, asked)),
@@ -452,32 +429,21 @@ impl Run {
             )
         })
     }
-
-    fn step(&self, passage: &Passage) -> TraceStep {
-        let (from, to) = self.assembly.world.ends_of(passage.direction);
-        let kind = match passage.class {
-            Class::Posted => "MWr",
-            Class::NonPosted => "MRd",
-            Class::Completion => "CplD",
-        };
-        TraceStep {
-            from: self.assembly.name(from).to_owned(),
-            to: self.assembly.name(to).to_owned(),
-            packet: format!("{kind} {} B", passage.bytes),
-            number: passage.packet,
-            ready_ns: passage.ready.ns(),
-            begin_ns: passage.begin.ns(),
-            end_ns: passage.end.ns(),
-        }
-    }
 }
 
 /// From this share on a rate is not known well enough.
 const WIDE: f64 = 0.05;
 
+/// From so many jobs on, those that came at random tell how long one takes.
+const FEW: u64 = 20;
+
 /// What the measured time is too short to tell of a flow, of which `rate` jobs per second got through where
 /// as many as `asked` came.
-fn doubt(jobs: u64, confidence: Option<f64>, (rate, asked): (f64, Option<f64>)) -> Option<String> {
+fn doubt(
+    (jobs, random): (u64, bool),
+    confidence: Option<f64>,
+    (rate, asked): (f64, Option<f64>),
+) -> Option<String> {
     let longer = "make `duration` longer";
     let behind = asked.filter(|asked| rate < 0.97 * asked);
     // What gets what it asks for is known, however few its jobs.
@@ -488,6 +454,9 @@ fn doubt(jobs: u64, confidence: Option<f64>, (rate, asked): (f64, Option<f64>)) 
             Some(format!("the rate is known to {:.0} % only; {longer}", width * 100.0))
         }
         _ if jobs == 0 => Some(format!("no job ended, so latencies are not known; {longer}")),
+        _ if random && jobs < FEW => {
+            Some(format!("only {jobs} jobs ended, which came at random; {longer}"))
+        }
         _ if behind.is_some() => {
             Some("more is asked for than gets through: latencies grow with `duration`".to_owned())
         }

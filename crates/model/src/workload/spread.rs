@@ -1,6 +1,6 @@
 //! Distributions as files write them: of services, thoughts and bursts.
 
-use rackbus_fabric::text::{Outcome, Section, wrong};
+use rackbus_fabric::text::{Parsed, Section, wrong};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -12,7 +12,7 @@ const SPREADS: &str = "write a duration, { exponential = \"10 us\" }, { lognorma
                        { measured = [[\"8 us\", 50], [\"20 us\", 3]] }";
 
 /// How long something takes: always the same, or as a distribution says.
-pub(super) fn spread(section: &Section<'_>, key: &'static str) -> Outcome<Option<Distribution>> {
+pub(super) fn spread(section: &Section<'_>, key: &'static str) -> Parsed<Option<Distribution>> {
     let Some(value) = section.get(key) else { return Ok(None) };
     let DeValue::Table(table) = value.get_ref() else {
         return Ok(time(section, key)?.map(Distribution::Fixed));
@@ -42,7 +42,7 @@ pub(super) fn spread(section: &Section<'_>, key: &'static str) -> Outcome<Option
 }
 
 /// Spans that rise, with counts.
-fn measured(counts: &Spanned<DeValue<'_>>) -> Outcome<Distribution> {
+fn measured(counts: &Spanned<DeValue<'_>>) -> Parsed<Distribution> {
     let refuse = |span, what: &str| wrong(span, what, SPREADS);
     let DeValue::Array(entries) = counts.get_ref() else {
         return refuse(counts.span(), "`measured` is no list");
@@ -66,7 +66,7 @@ fn measured(counts: &Spanned<DeValue<'_>>) -> Outcome<Distribution> {
     Ok(Distribution::Measured(found))
 }
 
-fn span_of(value: &Spanned<DeValue<'_>>) -> Outcome<Time> {
+fn span_of(value: &Spanned<DeValue<'_>>) -> Parsed<Time> {
     let mut single = DeTable::new();
     single.insert(Spanned::new(value.span(), std::borrow::Cow::Borrowed("span")), value.clone());
     let section = Section::new(&single, value.span(), "measured", &["span"])?;

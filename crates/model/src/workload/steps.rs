@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rackbus_fabric::text::{Outcome, Section, subsection, wrong};
+use rackbus_fabric::text::{Parsed, Section, subsection, wrong};
 use toml::Spanned;
 use toml::de::DeValue;
 
@@ -102,7 +102,7 @@ impl StepSpec {
 type Steps = (Vec<StepSpec>, Vec<Range<usize>>);
 
 /// Steps of a file, and the places of their ends.
-pub(super) fn read(value: &Spanned<DeValue<'_>>) -> Outcome<Steps> {
+pub(super) fn read(value: &Spanned<DeValue<'_>>) -> Parsed<Steps> {
     let mut places = Vec::new();
     let steps = list(value, &mut places, 0)?;
     Ok((steps, places))
@@ -112,7 +112,7 @@ fn list(
     value: &Spanned<DeValue<'_>>,
     places: &mut Vec<Range<usize>>,
     depth: usize,
-) -> Outcome<Vec<StepSpec>> {
+) -> Parsed<Vec<StepSpec>> {
     let DeValue::Array(entries) = value.get_ref() else {
         return wrong(value.span(), "`steps` is no list", FORM);
     };
@@ -139,7 +139,7 @@ fn step(
     entry: &Spanned<DeValue<'_>>,
     places: &mut Vec<Range<usize>>,
     depth: usize,
-) -> Outcome<StepSpec> {
+) -> Parsed<StepSpec> {
     let section = subsection(entry, "a step", KEYS)?;
     let verbs =
         ["wait", "use", "hold", "each", "together"].into_iter().chain(WORDS.map(|(word, _)| word));
@@ -188,13 +188,13 @@ fn step(
                 );
             }
             let lists = lists.iter().map(|steps| list(steps, places, depth + 1));
-            Ok(StepSpec::Together(lists.collect::<Outcome<_>>()?))
+            Ok(StepSpec::Together(lists.collect::<Parsed<_>>()?))
         }
         verb => moves(&section, verb, places).map(StepSpec::Move),
     }
 }
 
-fn moves(section: &Section<'_>, verb: &str, places: &mut Vec<Range<usize>>) -> Outcome<Move> {
+fn moves(section: &Section<'_>, verb: &str, places: &mut Vec<Range<usize>>) -> Parsed<Move> {
     let found = WORDS.into_iter().find(|(word, _)| *word == verb);
     let Some((word, how)) = found else {
         return wrong(section.span.clone(), "a step does one thing", FORM);

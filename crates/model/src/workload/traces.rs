@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rackbus_fabric::text::{Named, Outcome, Section, list, wrong};
+use rackbus_fabric::text::{Named, Parsed, Section, list, wrong};
 
 use super::blocks::{BlockTrace, FORMATS, Format};
 use super::file::{LONGEST, TRACE, time};
@@ -24,7 +24,7 @@ pub(super) struct TraceFile {
 
 impl Workload {
     /// Gives a flow the jobs of its trace.
-    pub(super) fn play(&mut self, of: &TraceFile, mut trace: BlockTrace) -> Outcome<()> {
+    pub(super) fn play(&mut self, of: &TraceFile, mut trace: BlockTrace) -> Parsed<()> {
         let flow = &mut self.flows[of.flow];
         let whole = trace.length();
         trace.skip(of.skip);
@@ -62,7 +62,7 @@ impl Workload {
 const AFTER_TRACES: Time = Time::from_us(1_000);
 
 /// The trace that a flow names, when it is of that kind.
-pub(super) fn trace_file(flow: usize, entry: &Named<'_>) -> Outcome<Option<TraceFile>> {
+pub(super) fn trace_file(flow: usize, entry: &Named<'_>) -> Parsed<Option<TraceFile>> {
     let kind = entry.table.get("kind").and_then(|kind| kind.get_ref().as_str());
     if kind != Some("trace") {
         return Ok(None);

@@ -33,6 +33,10 @@ pub(super) struct Writer<'a> {
     pub(super) ends: &'a [End],
     pub(super) script: Script,
     pub(super) routes: Vec<RouteId>,
+    /// The device that takes up the jobs, where it shapes.
+    pub(super) shaping: Option<End>,
+    /// The number of the flow's queue among all.
+    pub(super) queue: u16,
 }
 
 impl Writer<'_> {
@@ -79,6 +83,36 @@ impl Writer<'_> {
         }
     }
 
+    /// Puts a gate before the steps of a script from `from` on, and its end behind them, where the device that takes up
+    /// the jobs shapes: they count for `bytes`.
+    fn admit(&mut self, script: &mut Script, from: usize, bytes: u64) {
+        let Some(device) = self.shaping else { return };
+        self.run.admit(device, (self.spec, self.queue), script, (from, bytes));
+        script.extend(self.run.shaping_gate(device).map(Step::Leave));
+    }
+
+    /// Moves bytes by steps that `step` gives for an address and a number of them. A device that shapes takes them up
+    /// in pieces, so that others' come in between.
+    fn moving(&mut self, bytes: u64, step: impl Fn(u64, u64) -> Step) {
+        let Some(device) = self.shaping else { return self.script.push(step(0, bytes)) };
+        let piece = self.run.piece(device, self.spec).min(bytes);
+        let (count, rest) = (bytes / piece, bytes % piece);
+        let mut gated = |at, bytes| {
+            let mut script = vec![step(at, bytes)];
+            self.admit(&mut script, 0, bytes);
+            script
+        };
+        let (one, last) = (gated(0, piece), (rest > 0).then(|| gated(count * piece, rest)));
+        if count == 1 && last.is_none() {
+            return self.script.extend(one);
+        }
+        let each = Step::Each(self.run.assembly.world.add_script(one), count, piece);
+        match last {
+            None => self.script.push(each),
+            Some(last) => self.all(vec![vec![each], last]),
+        }
+    }
+
     pub(super) fn write_script(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
         let size = self.spec.size;
         // A queue pair's messages follow each other after what one costs the device.
@@ -95,25 +129,33 @@ impl Writer<'_> {
                 self.issue(0);
                 // A job's bytes count when they are seen; the pair goes on when they are sent.
                 let until = if pair.is_some() { Until::Issued } else { Until::Landed };
-                self.write(source, route, size, until);
+                let stream = source.stream;
+                self.moving(size, |address, bytes| Step::Write {
+                    stream,
+                    route,
+                    address,
+                    bytes,
+                    until,
+                });
             }
             FlowKind::Read { .. } => {
                 let (source, route) = (self.source_towards(0, 1)?, self.route(0, 1)?);
                 self.script.extend(pair.map(Step::Take));
                 self.issue(0);
-                self.read(source, route, size);
+                let stream = source.stream;
+                self.moving(size, |address, bytes| Step::Read { stream, route, address, bytes });
             }
             FlowKind::Copy { .. } => {
                 let source = self.source(0)?;
                 let (from, to) = (self.route(0, 1)?, self.route(0, 2)?);
                 self.script.extend(pair.map(Step::Take));
-                let (stream, bytes, until) = (source.stream, size, Until::Landed);
-                self.script.push(Step::Copy {
+                let (stream, until) = (source.stream, Until::Landed);
+                self.moving(size, |at, bytes| Step::Copy {
                     stream,
                     from,
-                    source: 0,
+                    source: at,
                     to,
-                    target: 0,
+                    target: at,
                     bytes,
                     until,
                 });
@@ -131,7 +173,7 @@ impl Writer<'_> {
             }
             FlowKind::AllReduce { reduce, step, .. } => return self.all_reduce(*reduce, *step),
             FlowKind::Ring { input, output, .. } => {
-                return self.write_ring(medium, (*input, *output));
+                return self.write_ring(medium, (*input, *output), size);
             }
             FlowKind::Steps { steps } => {
                 let mut nth = 0;
@@ -322,7 +364,7 @@ impl Writer<'_> {
                 Some(script) => *script,
                 None => {
                     let moved = if io.write { (io.bytes, 0) } else { (0, io.bytes) };
-                    self.write_ring(medium, moved)?;
+                    self.write_ring(medium, moved, io.bytes)?;
                     let script = std::mem::take(&mut self.script);
                     let script = self.run.assembly.world.add_script(script);
                     scripts.insert((io.write, io.bytes), script);
@@ -335,11 +377,12 @@ impl Writer<'_> {
         Ok(jobs)
     }
 
-    /// A device's job that moves so many bytes to it, and from it.
+    /// A device's job that moves so many bytes to it and from it, and counts for so many.
     fn write_ring(
         &mut self,
         medium: Option<ResourceId>,
         (input, output): (u64, u64),
+        counts: u64,
     ) -> Result<(), Failed> {
         let spec = self.spec;
         let FlowKind::Ring { descriptor, service, interrupt, queues_in, .. } = &spec.kind else {
@@ -356,6 +399,7 @@ impl Writer<'_> {
             queues = self.route_to(1, lender)?;
         }
         self.write(driver, there, SIGNAL, Until::Landed);
+        let from = self.script.len();
         self.read(device, queues, *descriptor);
         if input > 0 {
             self.read(device, back, input);
@@ -366,6 +410,9 @@ impl Writer<'_> {
         }
         self.write(device, back, COMPLETION, Until::Begun);
         self.write(device, back, SIGNAL, Until::Landed);
+        let mut script = std::mem::take(&mut self.script);
+        self.admit(&mut script, from, counts);
+        self.script = script;
         match interrupt {
             true => {
                 let interrupt = self.run.assembly.host_of(self.ends[0]).cpu.interrupt;

@@ -9,4 +9,5 @@ mod lives;
 mod names;
 mod parts;
 mod refused;
+mod shaping;
 mod windows;

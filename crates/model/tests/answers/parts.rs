@@ -81,6 +81,20 @@ fn a_device_makes_so_many_packets() {
         let results = run(&rack, &moves("write", "near", size, 32));
         assert!((rate(&results, "a") / (packet / 20e-9) - 1.0).abs() < 0.01, "{size}");
     }
+    let rack = one("8 GiB", "[timing.device]\nwrite_gap = \"20 ns\"\n");
+    for (kind, least, most) in [("write", 3.16e9, 3.24e9), ("read", 10e9, 60e9)] {
+        let results = run(&rack, &moves(kind, "near", "64 B", 256));
+        assert!((least..most).contains(&rate(&results, "a")), "{kind} {}", rate(&results, "a"));
+    }
+}
+
+/// With the five-bit tags of twenty years ago, which were the default once, half of that.
+#[test]
+fn a_gpu_of_today_reads_what_its_link_carries() {
+    let rack = one("512 GiB", &link("near", "near/gpu0", 5, 16));
+    let results = run(&rack, &moves("read", "near", "1 MiB", 4));
+    assert!(rate(&results, "a") > 50e9, "{}", rate(&results, "a"));
+    assert_eq!(flow(&results, "a").bottleneck, "near/root to near/gpu0");
 }
 
 fn drives(more: &str) -> String {

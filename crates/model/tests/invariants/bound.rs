@@ -1,7 +1,7 @@
 //! The least time that a job can take, written down apart from the engine: what its route takes for
 //! the head of a packet, and the slowest link for all of the bytes.
 
-use rackbus_fabric::{ComponentId, Kind, Link};
+use rackbus_fabric::{ComponentId, ComponentKind, Link};
 use rackbus_model::assembly::{Assembly, End};
 use rackbus_model::time::Time;
 
@@ -38,14 +38,16 @@ impl Bound<'_> {
         let component = self.it.topology().component(self.components[nth]);
         let host = component.host.map(|host| self.it.topology().host(host));
         match (component.kind, back) {
-            (Kind::Switch, _) => timing.switch.latency,
-            (Kind::Ntb, false) => timing.ntb.latency + timing.ntb.translation,
-            (Kind::Ntb, true) => timing.ntb.latency + timing.ntb.completion_translation,
-            (Kind::RootComplex, true) => timing.host.root.completion_latency,
-            (Kind::RootComplex, false) if nth > 0 && host.is_some_and(|host| host.iommu) => {
+            (ComponentKind::Switch, _) => timing.switch.latency,
+            (ComponentKind::Ntb, false) => timing.ntb.latency + timing.ntb.translation,
+            (ComponentKind::Ntb, true) => timing.ntb.latency + timing.ntb.completion_translation,
+            (ComponentKind::RootComplex, true) => timing.host.root.completion_latency,
+            (ComponentKind::RootComplex, false)
+                if nth > 0 && host.is_some_and(|host| host.iommu) =>
+            {
                 timing.host.root.latency + timing.host.iommu.hit
             }
-            (Kind::RootComplex, false) => timing.host.root.latency,
+            (ComponentKind::RootComplex, false) => timing.host.root.latency,
             _ => Time::ZERO,
         }
     }
@@ -77,7 +79,7 @@ impl Bound<'_> {
         let timing = self.it.timing();
         let target = self.it.topology().component(self.components[self.components.len() - 1]);
         let (latency, rate) = match target.kind {
-            Kind::Memory => (timing.host.memory.latency, timing.host.memory.bandwidth),
+            ComponentKind::Memory => (timing.host.memory.latency, timing.host.memory.bandwidth),
             _ => (timing.device.latency, timing.device.bandwidth),
         };
         latency.ps() as f64 + bytes * 1e12 / rate as f64

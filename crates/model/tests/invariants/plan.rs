@@ -334,7 +334,7 @@ impl Plan {
 fn ends(it: &Assembly) -> Vec<End> {
     let hosts = it.topology().hosts().map(|(id, _)| End::Host(id));
     let devices = it.topology().components().filter_map(|(id, component)| {
-        (component.kind == rackbus_fabric::Kind::Device).then_some(End::Device(id))
+        (component.kind == rackbus_fabric::ComponentKind::Device).then_some(End::Device(id))
     });
     hosts.chain(devices).collect()
 }

@@ -18,8 +18,8 @@ fn stations() -> Stations {
     Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new())
 }
 
-fn switch() -> Switch {
-    Switch::new(stations().all(), 1500)
+fn switch() -> StationSwitch {
+    StationSwitch::new(stations().all(), 1500)
 }
 
 fn mac(station: usize) -> MacAddress {
@@ -30,7 +30,7 @@ fn frame(to: MacAddress, from: MacAddress, kind: u16, packet: &[u8]) -> Vec<u8> 
     [&to.0[..], &from.0, &kind.to_be_bytes(), packet].concat()
 }
 
-fn decided(from: usize, frame: &[u8]) -> Result<To, Cause> {
+fn decided(from: usize, frame: &[u8]) -> Result<FrameTarget, Cause> {
     let head = &frame[..frame.len().min(HEAD)];
     switch().decide(from, &Offload::default(), head, frame.len()).map(|(to, _)| to)
 }
@@ -46,21 +46,21 @@ fn ipv6(next: u8, from: Ipv6Addr, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn a_frame_goes_to_whose_address_it_has_to_all_or_to_nobody() {
     let to = |to| decided(ALPHA, &frame(to, mac(ALPHA), 0x88b5, &[0; 46]));
-    assert_eq!(to(mac(BETA)), Ok(To::Station(BETA)));
-    assert_eq!(to(mac(FUNCTION)), Ok(To::Station(FUNCTION)));
-    assert_eq!(to(MacAddress::BROADCAST), Ok(To::All));
-    assert_eq!(to(MacAddress([0x33, 0x33, 0, 0, 0, 1])), Ok(To::All));
+    assert_eq!(to(mac(BETA)), Ok(FrameTarget::Station(BETA)));
+    assert_eq!(to(mac(FUNCTION)), Ok(FrameTarget::Station(FUNCTION)));
+    assert_eq!(to(MacAddress::BROADCAST), Ok(FrameTarget::All));
+    assert_eq!(to(MacAddress([0x33, 0x33, 0, 0, 0, 1])), Ok(FrameTarget::All));
     assert_eq!(to(MacAddress([0x01, 0x80, 0xc2, 0, 0, 0x0e])), Err(Cause::Unknown));
     assert_eq!(to(MacAddress([0x52, 0x54, 0, 0, 0, 1])), Err(Cause::Unknown));
     assert_eq!(to(mac(ALPHA)), Err(Cause::Unknown));
 }
 
 #[test]
-fn what_is_for_nobody_goes_outside_and_uplinks_send_for_others_but_not_for_stations() {
+fn frames_for_no_station_go_to_an_uplink_which_sends_as_no_station() {
     let text = "name = \"lab\"\n[network]\nuplinks = [\"beta/eth1\", \"alpha/eth0\"]\n[hosts.alpha]\n\
                 [hosts.beta]\n";
     let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new());
-    let switch = Switch::new(stations.all(), 1500);
+    let switch = StationSwitch::new(stations.all(), 1500);
     let [beta, alpha] = [2, 3];
     assert_eq!(switch.uplinks(), [beta, alpha]);
     let mac = |station: usize| stations.all()[station].mac;
@@ -69,11 +69,11 @@ fn what_is_for_nobody_goes_outside_and_uplinks_send_for_others_but_not_for_stati
         let frame = frame(to, from, 0x88b5, &[0; 46]);
         switch.decide(station, &Offload::default(), &frame, frame.len()).map(|(to, _)| to)
     };
-    assert_eq!(decide(ALPHA, mac(ALPHA), outside), Ok(To::Outside));
-    assert_eq!(decide(ALPHA, mac(ALPHA), mac(beta)), Ok(To::Station(beta)));
+    assert_eq!(decide(ALPHA, mac(ALPHA), outside), Ok(FrameTarget::Outside));
+    assert_eq!(decide(ALPHA, mac(ALPHA), mac(beta)), Ok(FrameTarget::Station(beta)));
     for uplink in [beta, alpha] {
-        assert_eq!(decide(uplink, outside, mac(ALPHA)), Ok(To::Station(ALPHA)));
-        assert_eq!(decide(uplink, mac(uplink), mac(ALPHA)), Ok(To::Station(ALPHA)));
+        assert_eq!(decide(uplink, outside, mac(ALPHA)), Ok(FrameTarget::Station(ALPHA)));
+        assert_eq!(decide(uplink, mac(uplink), mac(ALPHA)), Ok(FrameTarget::Station(ALPHA)));
         assert_eq!(decide(uplink, mac(BETA), mac(ALPHA)), Err(Cause::Spoofed));
         assert_eq!(decide(uplink, outside, outside), Err(Cause::Unknown));
     }
@@ -154,10 +154,10 @@ fn tags_are_for_hosts() {
         let frame = frame(to, mac(from), VLAN[0], &packet);
         switch().decide(from, &Offload::default(), &frame, frame.len())
     };
-    assert_eq!(tagged(ALPHA, mac(BETA)), Ok((To::Station(BETA), true)));
+    assert_eq!(tagged(ALPHA, mac(BETA)), Ok((FrameTarget::Station(BETA), true)));
     assert_eq!(tagged(ALPHA, mac(FUNCTION)), Err(Cause::Vlan));
     assert_eq!(tagged(FUNCTION, mac(ALPHA)), Err(Cause::Vlan));
-    assert_eq!(tagged(ALPHA, MacAddress::BROADCAST), Ok((To::All, true)));
+    assert_eq!(tagged(ALPHA, MacAddress::BROADCAST), Ok((FrameTarget::All, true)));
     let hear = |tagged| (0..4).filter(|to| switch().hears(*to, ALPHA, tagged)).collect::<Vec<_>>();
     assert_eq!((hear(true), hear(false)), (vec![BETA], vec![BETA, FUNCTION, OTHER]));
 }
@@ -194,7 +194,7 @@ proptest! {
         }
         if let Ok(to) = decided(from, &bytes) {
             prop_assert_eq!(&bytes[6..12], &mac(from).0);
-            prop_assert!(to != To::Station(from));
+            prop_assert!(to != FrameTarget::Station(from));
         }
     }
 }

@@ -53,7 +53,7 @@ impl Agent {
                         let _about = lease.map(|lease| lease_span(lease).entered());
                         tracing::info!(device, epoch, "to be taken back");
                         let actions = lender.revoke(&device, epoch).unwrap_or_else(|error| {
-                            tracing::error!(device, %error, "a revocation takes long");
+                            tracing::error!(device, %error, "a revocation has not ended yet");
                             let _ = heard.send(Heard::Trouble);
                             let actions = lender.finish(&device, epoch);
                             let _ = heard.send(Heard::Trouble);
@@ -94,7 +94,7 @@ impl Agent {
                     let unplugger = self.unplugger.clone();
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
-                        tracing::info!(reason, "letting go");
+                        tracing::info!(reason, "releasing the function");
                         unplug(&borrower, &unplugger, lease);
                         borrower.close(lease);
                         let _ = heard.send(Heard::CloseDone(lease));
@@ -105,7 +105,7 @@ impl Agent {
                     let unplugger = self.unplugger.clone();
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
-                        tracing::info!(grace, "the turn is over: letting go");
+                        tracing::info!(grace, "the turn is over: releasing the function");
                         // A guest lets go in its own time, a program within its grace.
                         unplug(&borrower, &unplugger, lease);
                         borrower.await_user(lease, Duration::from_millis(grace));

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rackbus_control::api::NodeMessages;
 use rackbus_control::client::Lines;
-use rackbus_control::said::{SILENCE, Said};
-use rackbus_control::{Client, ClientError};
+use rackbus_control::said::{NodeLine, SILENCE};
+use rackbus_control::{ControlClient, ControlClientError};
 use tokio::sync::mpsc;
 
 use super::Heard;
@@ -23,7 +23,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Brings what the node says to the control plane, in order. What cannot be brought is dropped:
 /// the protocol says it again.
 pub(super) async fn post(
-    client: Client,
+    client: ControlClient,
     host: String,
     mut outbox: mpsc::UnboundedReceiver<NodeMessages>,
 ) {
@@ -42,7 +42,7 @@ pub(super) async fn post(
 
 /// Hears what the control plane says, and finds it again whenever it is lost.
 pub(super) async fn listen(
-    client: Client,
+    client: ControlClient,
     host: String,
     heard: mpsc::UnboundedSender<Heard>,
     mut newest: NewestTerm,
@@ -53,17 +53,21 @@ pub(super) async fn listen(
             Ok(mut said) => {
                 wait = RECONNECT;
                 let mut connected = false;
-                while let Some(Said { term, message }) = next(&mut said, newest.newest()).await {
+                while let Some(NodeLine { term, message }) = next(&mut said, newest.newest()).await
+                {
                     let taken;
                     (newest, taken) = take(newest, term).await;
                     match taken {
                         Ok(true) => {}
                         Ok(false) => {
-                            tracing::warn!(term, "a control plane that leads no more is not heard");
+                            tracing::warn!(
+                                term,
+                                "a message of a control plane that is no longer the leader was ignored"
+                            );
                             break;
                         }
                         Err(error) => {
-                            tracing::error!(%error, "the leader's term cannot be kept, and so it is not heard");
+                            tracing::error!(%error, "the leader's term cannot be stored, so its messages are ignored");
                             break;
                         }
                     }
@@ -78,7 +82,7 @@ pub(super) async fn listen(
                 }
             }
             // It is there, and this node has to be upgraded, say, or was revoked.
-            Err(ClientError::Refused(refused)) => {
+            Err(ControlClientError::Refused(refused)) => {
                 if !lost {
                     tracing::error!(%refused, "the control plane refuses this node");
                 }
@@ -94,7 +98,10 @@ pub(super) async fn listen(
             }
         }
         if !std::mem::replace(&mut lost, true) {
-            tracing::warn!(host, "the control plane is gone; what is lent and borrowed stays so");
+            tracing::warn!(
+                host,
+                "the control plane does not answer; what is lent and borrowed stays so"
+            );
         }
         tokio::time::sleep(wait).await;
     }
@@ -114,7 +121,7 @@ pub(super) async fn take(mut newest: NewestTerm, term: u64) -> (NewestTerm, std:
 }
 
 /// The next line. A control plane that has terms says something all the time: one that stands still is given up.
-pub(super) async fn next(said: &mut Lines<Said>, term: u64) -> Option<Said> {
+pub(super) async fn next(said: &mut Lines<NodeLine>, term: u64) -> Option<NodeLine> {
     if term == 0 {
         return said.next().await;
     }

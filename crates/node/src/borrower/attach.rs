@@ -6,18 +6,18 @@ use std::time::Duration;
 use rackbus_control::lease_span;
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
-use rackbus_link::{Connect, Hello, Medium, Purpose};
-use rackbus_memory::exchange::session::Side;
+use rackbus_link::{Connect, Hello, OfferedMedium, Purpose};
+use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, CarriedSession, Gate, Stream};
 use rackbus_pci::MediumAccess;
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Opener, Shown, ShownWith};
-use rackbus_vm::Interrupts;
+use rackbus_vm::InterruptChoice;
 use rustix::io::Errno;
 
 use super::UseListener;
 use super::lease::{Attachment, Open};
 use crate::front::PlacedDevice;
-use crate::peers::{Followed, Membership, PeerGroups, Windows};
+use crate::peers::{Followed, Membership, PeerGroups, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::hold_session;
 
@@ -66,7 +66,7 @@ pub(super) fn show(
     open: &Open,
     device: impl Device + 'static,
 ) -> Result<Box<dyn Device>, DeviceError> {
-    let msix = Interrupts::noted(&open.path) != Interrupts::Msi;
+    let msix = InterruptChoice::noted(&open.path) != InterruptChoice::Msi;
     let shown = Shown::choose(device.shape(), msix);
     let shown = ShownWith::new(device, shown)?;
     *open.fixed() = shown.fixed_bytes().to_vec();
@@ -119,7 +119,7 @@ impl AttachOpener {
                 show(open, self.follow(open, device, Some(windows)))
             }
             Placement::Borrower => {
-                let offered = Medium::receive(&*stream, &self.hello.to);
+                let offered = OfferedMedium::receive(&*stream, &self.hello.to);
                 let (medium, files) = offered.map_err(|error| none(error.to_string()))?;
                 let function = &open.grant.function;
                 let lending = self.fabric.front_lending(&function.to_string(), &self.hello.from);
@@ -133,7 +133,7 @@ impl AttachOpener {
                     return show(open, self.follow(open, device, None));
                 };
                 let session = self.session(open, &medium)?;
-                let side = Side::Asks;
+                let side = SessionSide::Asks;
                 let carried = Carried { carrier, session: session.clone(), side };
                 let ended = session.clone();
                 // Why that is over is known better there.
@@ -153,7 +153,7 @@ impl AttachOpener {
     pub(super) fn session(
         &self,
         open: &Open,
-        medium: &Medium,
+        medium: &OfferedMedium,
     ) -> Result<CarriedSession, DeviceError> {
         let none = |error: String| DeviceError::new(Errno::NODEV, error);
         let older =
@@ -172,7 +172,7 @@ impl AttachOpener {
         &self,
         open: &Open,
         device: impl Device + 'static,
-        windows: Option<Box<dyn Windows>>,
+        windows: Option<Box<dyn PeerWindows>>,
     ) -> Box<dyn Device> {
         match self.join(open, device.shape(), windows) {
             Some(membership) => Box::new(Followed::new(device, membership)),
@@ -186,7 +186,7 @@ impl AttachOpener {
         &self,
         open: &Open,
         device: impl Device + 'static,
-        windows: Option<Box<dyn Windows>>,
+        windows: Option<Box<dyn PeerWindows>>,
         had: Vec<(u64, u64)>,
     ) -> Box<dyn Device> {
         match self.join(open, device.shape(), windows) {
@@ -202,7 +202,7 @@ impl AttachOpener {
         &self,
         open: &Open,
         shape: &DeviceShape,
-        windows: Option<Box<dyn Windows>>,
+        windows: Option<Box<dyn PeerWindows>>,
     ) -> Option<Arc<Membership>> {
         let vm = self.listener.vm_of(&open.path).map(|vm| format!("VM {vm}"));
         let group = || Some(format!("group {}", open.grant.group.as_ref()?));
@@ -301,8 +301,11 @@ mod tests {
         let mut lender =
             Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
         let offer = lender.serve_medium(None).unwrap();
-        let medium =
-            Medium { class: offer.class.to_owned(), description: offer.description, session: None };
+        let medium = OfferedMedium {
+            class: offer.class.to_owned(),
+            description: offer.description,
+            session: None,
+        };
         let (theirs, ours) = UnixStream::pair().unwrap();
         medium.send(&theirs, &offer.files).unwrap();
         connect.send(Arc::new(ours)).unwrap();

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rackbus_lease::Grant;
 use rackbus_link::{Conversation, InWindow};
 use rackbus_metal::MetalError;
-use rackbus_metal::borrower::{BorrowedState, Module, Wanted, bind};
+use rackbus_metal::borrower::{BorrowedState, Module, WantedFunction, bind};
 use rackbus_vfio::{PciAddress, Sysfs};
 use rustix::io::Errno;
 
@@ -100,7 +100,7 @@ impl HostFunctions {
         }
         let name = format!("{}{BY_LEASE}{}", grant.function, grant.lease);
         let name = name.chars().take(48).collect();
-        let wanted = Wanted { ntb, offset, epoch, name, vectors: None };
+        let wanted = WantedFunction { ntb, offset, epoch, name, vectors: None };
         let borrowed = Module::open()?.borrow(&wanted)?;
         let path = format!("/sys/bus/pci/devices/{:04x}:00:00.0", borrowed.domain);
         let lease = grant.lease;
@@ -179,7 +179,7 @@ impl HostFunction {
             }
         });
         if let Err(error) = outcome {
-            tracing::error!(function = %self.grant.function, %error, "it is not returned");
+            tracing::error!(function = %self.grant.function, %error, "the function could not be returned");
         }
     }
 
@@ -225,7 +225,7 @@ impl HostFunction {
             false => Ok(()),
         });
         if let Err(error) = outcome {
-            tracing::error!(function = %self.grant.function, %error, "its loss is not told");
+            tracing::error!(function = %self.grant.function, %error, "the kernel module could not be told that the function is lost");
         }
     }
 }
@@ -239,9 +239,9 @@ fn return_all(through: impl Fn(PciAddress) -> bool) {
         if !through(status.ntb) || !status.name.contains(BY_LEASE) {
             continue;
         }
-        tracing::info!(function = status.name, "left by a former node: returned");
+        tracing::info!(function = status.name, "a lease that a former node left was returned");
         if let Err(error) = module.give_back(status.handle, true, PATIENCE) {
-            tracing::error!(function = status.name, %error, "it is not returned");
+            tracing::error!(function = status.name, %error, "the function could not be returned");
         }
     }
 }

@@ -11,7 +11,7 @@ use rackbus_pci::vfio_user::Server;
 use crate::front::MediumConversation;
 use crate::lent_out::LentOut;
 use crate::peers::Membership;
-use crate::remote::Conversation;
+use crate::remote::LenderConversation;
 
 /// A borrowed function, from the grant of its lease to its end.
 pub(super) struct Open {
@@ -33,7 +33,7 @@ pub(super) struct Open {
 /// The conversation with a lender.
 pub(super) enum Attachment {
     /// The conversation carries register accesses and mappings: the front is at the lender.
-    Function(Conversation),
+    Function(LenderConversation),
     /// About its medium; the front runs here. Beside it the session, where that is on another machine.
     Medium(MediumConversation, Option<CarriedSession>),
 }

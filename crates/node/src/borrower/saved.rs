@@ -15,15 +15,15 @@ use rackbus_pci::vfio_user::{
 use super::{Attachment, BorrowedFunctions, Open};
 use crate::front::{MediumConversation, PlacedDevice};
 use crate::handover::HandOverError;
-use crate::handover::parcel::{Descriptors, Parcel};
-use crate::handover::state::{BorrowedState, ClientState, FrontState, SavedState, ShapeState};
+use crate::handover::parcel::{Parcel, ParcelDescriptors};
+use crate::handover::state::{ClientState, FrontState, SavedBorrow, SavedState, ShapeState};
 use crate::remote::{AbsentDevice, NoSocket, RemoteDevice};
 
 /// What is borrowed, saved. The fronts that run here go on when this is dropped.
 #[derive(Default)]
 pub struct SavedLeases {
     /// As another process continues with them.
-    pub states: Vec<BorrowedState>,
+    pub states: Vec<SavedBorrow>,
     fronts: Vec<(MediumConversation, SavedSession)>,
 }
 
@@ -31,7 +31,7 @@ impl Drop for SavedLeases {
     fn drop(&mut self) {
         for (front, saved) in std::mem::take(&mut self.fronts) {
             if let Err(error) = front.take_back(saved) {
-                tracing::error!(%error, "a front that was saved cannot be taken back");
+                tracing::error!(%error, "a saved front cannot be taken back");
             }
         }
     }
@@ -54,7 +54,7 @@ impl BorrowedFunctions {
                 None => None,
             };
             if listener.is_some() || client.is_some() {
-                all.states.push(BorrowedState { grant: open.grant.clone(), listener, client });
+                all.states.push(SavedBorrow { grant: open.grant.clone(), listener, client });
             }
         }
         Ok(all)
@@ -66,13 +66,13 @@ impl BorrowedFunctions {
     /// When a socket cannot be gone on with.
     pub(crate) fn resume(
         &self,
-        states: Vec<BorrowedState>,
-        descriptors: &mut Descriptors,
+        states: Vec<SavedBorrow>,
+        descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<()> {
         // Until all are there, none of them knows what it is to reach.
         let resuming = self.peers.resuming();
-        for BorrowedState { grant, listener, client } in states {
+        for SavedBorrow { grant, listener, client } in states {
             let open = self.opened(grant);
             let listener = listener.map(|number| descriptors.take(number)).transpose()?;
             let ended = listener.is_none();
@@ -111,13 +111,13 @@ impl BorrowedFunctions {
         &self,
         open: &Arc<Open>,
         client: ClientState,
-        descriptors: &mut Descriptors,
+        descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<ResumedClient> {
         let ClientState { stream, conversation, shape, fixed, lender, lent, front, windows } =
             client;
         if let Err(error) = open.lent_out.resume(lent) {
-            tracing::error!(%error, "what was lent before is more than may be");
+            tracing::error!(%error, "memory that was lent before the restart is beyond the host's limit");
         }
         let shape = shape.take(descriptors)?;
         *open.fixed() = fixed;
@@ -168,7 +168,7 @@ impl BorrowedFunctions {
         lender: Arc<dyn Stream>,
         front: FrontState,
         shape: DeviceShape,
-        descriptors: &mut Descriptors,
+        descriptors: &mut ParcelDescriptors,
     ) -> Result<Box<dyn Device>, String> {
         let FrontState { medium, function } = front;
         let saved = function.take(descriptors).map_err(|error| error.to_string())?;

@@ -35,7 +35,10 @@ impl BorrowedFunctions {
         let has_user = || self.user(lease).is_some_and(|(_, user)| user.is_some());
         while has_user() {
             if Instant::now() >= until {
-                tracing::warn!(lease, "the turn's user has not let go: the function is taken away");
+                tracing::warn!(
+                    lease,
+                    "the turn's user did not release the function in time: it is taken away"
+                );
                 return;
             }
             std::thread::sleep(LOOK);
@@ -52,7 +55,7 @@ impl BorrowedFunctions {
         let shown = std::os::unix::fs::symlink(&open.path, &new)
             .and_then(|()| std::fs::rename(&new, &path));
         if let Err(error) = shown {
-            tracing::warn!(path = %path.display(), %error, "a turn's socket has no path of its share's");
+            tracing::warn!(path = %path.display(), %error, "the share's own path to a turn's socket could not be made");
         }
     }
 

@@ -14,7 +14,7 @@
 pub(crate) mod parcel;
 pub(crate) mod state;
 
-pub use state::Versions;
+pub use state::StateVersions;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -31,7 +31,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::borrower::BorrowedFunctions;
 use crate::lender::LentFunctions;
 use crate::segments::Segments;
-use parcel::{Descriptors, Parcel};
+use parcel::{Parcel, ParcelDescriptors};
 use state::{AgentState, Listeners, NodeState, VERSION};
 
 /// How long conversations may take to come to rest. Those that rest already wait meanwhile, and their
@@ -47,7 +47,7 @@ pub enum HandOverError {
     /// A guest is losing a function.
     #[error("a function is being taken out of a VM")]
     Unplugging,
-    /// A conversation continues.
+    /// A conversation did not come to rest between two messages in time.
     #[error(transparent)]
     Busy(#[from] NotClosed),
     /// Somebody uses a function at this moment.
@@ -74,10 +74,10 @@ pub enum HandOverError {
     #[error("the link's conversations cannot be passed on")]
     Link,
     /// The program cannot continue.
-    #[error("the program cannot go on as this node: {0}")]
+    #[error("the program cannot take over this node: {0}")]
     Program(String),
     /// A system call failed.
-    #[error("what the node has cannot be passed on: {0}")]
+    #[error("the node's state cannot be passed on: {0}")]
     System(#[from] std::io::Error),
 }
 
@@ -116,7 +116,7 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// Why not.
-    fn check(&self, program: &Path, versions: &Versions) -> Result<(), String>;
+    fn check(&self, program: &Path, versions: &StateVersions) -> Result<(), String>;
 
     /// Goes on as `program`, whose standard input is `parcel`. Returns only where that failed, and then
     /// nothing has changed.
@@ -125,22 +125,22 @@ pub trait Program: Send + Sync {
 
 /// What another process of this node left.
 #[derive(Debug)]
-pub struct Inherited {
+pub struct InheritedNode {
     pub(crate) state: NodeState,
-    pub(crate) descriptors: Descriptors,
+    pub(crate) descriptors: ParcelDescriptors,
     /// When it was received, in nanoseconds of the monotonic clock.
     pub(crate) received_ns: u64,
 }
 
-impl Inherited {
+impl InheritedNode {
     /// Receives it from the standard input, where the process before put it.
     ///
     /// # Errors
     /// When nothing is there, or nothing that this program knows.
-    pub fn receive(socket: OwnedFd) -> std::io::Result<Inherited> {
+    pub fn receive(socket: OwnedFd) -> std::io::Result<InheritedNode> {
         let (bytes, descriptors) = parcel::receive(socket)?;
         let state = NodeState::from_bytes(&bytes)?;
-        Ok(Inherited { state, descriptors, received_ns: monotonic_ns() })
+        Ok(InheritedNode { state, descriptors, received_ns: monotonic_ns() })
     }
 
     /// What the [program](Program::carried) before passed on.
@@ -195,7 +195,7 @@ impl HandOver {
     pub fn check(&self, program: &Path) -> Result<(), HandOverError> {
         self.listeners.as_ref().ok_or(HandOverError::Link)?;
         self.check_use()?;
-        self.program.check(program, &Versions::here()).map_err(HandOverError::Program)
+        self.program.check(program, &StateVersions::here()).map_err(HandOverError::Program)
     }
 
     /// Whether all that is in use can be passed on.

@@ -57,13 +57,13 @@ impl Parcel {
 
 /// Descriptors that have come.
 #[derive(Debug, Default)]
-pub struct Descriptors(Vec<Option<OwnedFd>>);
+pub struct ParcelDescriptors(Vec<Option<OwnedFd>>);
 
 /// Receives what was [sent](Parcel::send).
 ///
 /// # Errors
 /// When nothing was, or not all of it came.
-pub fn receive(socket: OwnedFd) -> io::Result<(Vec<u8>, Descriptors)> {
+pub fn receive(socket: OwnedFd) -> io::Result<(Vec<u8>, ParcelDescriptors)> {
     let packets = Packets::from_peer(socket)?;
     let (mut fds, mut buffer) = (Vec::new(), vec![0; MAX_PACKET]);
     loop {
@@ -79,10 +79,10 @@ pub fn receive(socket: OwnedFd) -> io::Result<(Vec<u8>, Descriptors)> {
     let (mut text, mut bytes) = (File::from(text), Vec::new());
     text.rewind()?;
     text.read_to_end(&mut bytes)?;
-    Ok((bytes, Descriptors(fds.map(Some).collect())))
+    Ok((bytes, ParcelDescriptors(fds.map(Some).collect())))
 }
 
-impl Descriptors {
+impl ParcelDescriptors {
     /// The one with this number. Each is taken once.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Descriptors {
     /// Those with these numbers.
     ///
     /// # Errors
-    /// As [`take`](Descriptors::take).
+    /// As [`take`](ParcelDescriptors::take).
     pub fn take_all(&mut self, numbers: &[u32]) -> io::Result<Vec<OwnedFd>> {
         numbers.iter().map(|number| self.take(*number)).collect()
     }

@@ -9,16 +9,16 @@ use std::sync::Arc;
 
 use rackbus_devices::class;
 use rackbus_lease::{Borrower, Grant, Incarnation, Lender};
-use rackbus_link::Medium;
+use rackbus_link::OfferedMedium;
 use rackbus_memory::Stream;
 use rackbus_pci::BarMemory;
 use rackbus_pci::vfio_user::{
-    Conversation, DeviceShape, RegionShape, SavedSession, SessionState, SharedPart,
+    DeviceShape, RegionShape, RestingConversation, SavedSession, SessionState, SharedPart,
 };
 use serde::{Deserialize, Serialize};
 
 use super::HandOverError;
-use super::parcel::{Descriptors, Parcel};
+use super::parcel::{Parcel, ParcelDescriptors};
 
 use crate::lent_out::LentRange;
 
@@ -27,7 +27,7 @@ pub const VERSION: u32 = 2;
 
 /// The versions of all that is written down: whoever goes on knows these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Versions {
+pub struct StateVersions {
     /// Of the node itself.
     pub node: u32,
     /// Of functions and sessions ([`rackbus_pci::state`]).
@@ -36,11 +36,11 @@ pub struct Versions {
     pub classes: BTreeMap<String, u32>,
 }
 
-impl Versions {
+impl StateVersions {
     /// Those that this program writes, and the newest that it reads.
-    pub fn here() -> Versions {
+    pub fn here() -> StateVersions {
         let classes = class::state_versions().map(|(class, version)| (class.to_owned(), version));
-        Versions {
+        StateVersions {
             node: VERSION,
             function: rackbus_pci::state::VERSION,
             classes: classes.collect(),
@@ -52,7 +52,7 @@ impl Versions {
     /// # Errors
     /// What it cannot read.
     pub fn check(&self) -> Result<(), String> {
-        let here = Versions::here();
+        let here = StateVersions::here();
         let known = |what: &str, theirs: u32, ours: u32| match theirs <= ours {
             true => Ok(()),
             false => {
@@ -85,7 +85,7 @@ pub struct NodeState {
     pub agent: AgentState,
     pub lender: Lender,
     pub lent: BTreeMap<String, LentState>,
-    pub borrowed: Vec<BorrowedState>,
+    pub borrowed: Vec<SavedBorrow>,
     /// The sockets that the node listens on.
     pub listeners: Listeners<u32>,
 }
@@ -151,7 +151,7 @@ impl SavedState {
     ///
     /// # Errors
     /// When it is none, or did not come with all of its descriptors.
-    pub fn take(self, descriptors: &mut Descriptors) -> std::io::Result<SavedSession> {
+    pub fn take(self, descriptors: &mut ParcelDescriptors) -> std::io::Result<SavedSession> {
         let state = SessionState::from_bytes(&serde_json::to_vec(&self.session)?);
         Ok(SavedSession {
             state: state.map_err(std::io::Error::other)?,
@@ -186,7 +186,7 @@ impl LentState {
 /// A lease of this host's, or one that has ended and whose user still has the socket open.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BorrowedState {
+pub struct SavedBorrow {
     pub grant: Grant,
     /// The socket on which users are accepted; none when the lease has ended.
     pub listener: Option<u32>,
@@ -198,7 +198,7 @@ pub struct BorrowedState {
 #[serde(deny_unknown_fields)]
 pub struct ClientState {
     pub stream: u32,
-    pub conversation: Conversation,
+    pub conversation: RestingConversation,
     pub shape: ShapeState,
     /// Bytes of configuration space that it is shown instead of the function's.
     pub fixed: Vec<(u64, u8)>,
@@ -217,7 +217,7 @@ pub struct ClientState {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrontState {
-    pub medium: Medium,
+    pub medium: OfferedMedium,
     pub function: SavedState,
 }
 
@@ -274,7 +274,7 @@ impl ShapeState {
     ///
     /// # Errors
     /// When its memory did not come with it.
-    pub fn take(self, descriptors: &mut Descriptors) -> std::io::Result<DeviceShape> {
+    pub fn take(self, descriptors: &mut ParcelDescriptors) -> std::io::Result<DeviceShape> {
         let mut regions = Vec::new();
         for RegionState { size, mappable } in self.regions {
             let mappable = match mappable {
@@ -299,7 +299,7 @@ impl NodeState {
         serde_json::to_vec(self).map_err(std::io::Error::other)
     }
 
-    /// From bytes of a program whose versions were [checked](Versions::check).
+    /// From bytes of a program whose versions were [checked](StateVersions::check).
     ///
     /// # Errors
     /// When they are no state.

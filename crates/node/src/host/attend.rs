@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use rackbus_fabric::FabricHandle;
-use rackbus_link::{Incoming, Listener as LinkListener, Purpose};
-use rackbus_memory::{Gate, Passage};
+use rackbus_link::{IncomingConnection, Listener as LinkListener, Purpose};
+use rackbus_memory::{Gate, GatePassage};
 
 use super::NodeOptions;
 use crate::lender::LentFunctions;
 use crate::metrics::LinkCounters;
 use crate::network::NetworkService;
+use crate::programs::Programs;
 use crate::segments::Segments;
 
 /// What other nodes come for.
@@ -29,12 +30,14 @@ impl Served {
     ) -> Served {
         let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
         let segments = Segments::new(rack, host, link, options.segments.clone(), fabric.clone());
+        let programs = Programs::new(&options.run_dir, host, &options.segments.hosts);
+        segments.borrow_by(Arc::new(programs));
         Served { lender, segments, network: options.network.clone() }
     }
 
     /// Serves who has connected, until the conversation ends; what can continue in another process rests as `passage`
     /// says.
-    fn serve(self, incoming: Incoming, passage: Passage) {
+    fn serve(self, incoming: IncomingConnection, passage: GatePassage) {
         match incoming.hello.service {
             Purpose::Segments => {
                 // What it comes to is counted by the service, and is never passed on.
@@ -67,7 +70,7 @@ pub(super) fn attend(
             let caller = match listener.accept() {
                 Ok(caller) => caller,
                 Err(error) => {
-                    tracing::error!(%error, "the link cannot accept");
+                    tracing::error!(%error, "the link cannot accept connections");
                     std::thread::sleep(std::time::Duration::from_millis(50));
                     continue;
                 }
@@ -80,7 +83,7 @@ pub(super) fn attend(
                 served.serve(incoming, passage);
             };
             if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
-                tracing::error!(%error, "a connection to the link was dropped: no thread for it");
+                tracing::error!(%error, "a connection to the link was dropped: cannot start a thread for it");
             }
         }
     };

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::offers::{RackSection, SectionState};
 use rackbus_fabric::FabricHandle;
 use rackbus_memory::Gate;
 
 use super::{NodeError, NodeOptions, control_socket};
-use crate::handover::parcel::Descriptors;
+use crate::handover::parcel::ParcelDescriptors;
 use crate::handover::state::NodeState;
 use crate::lender::LentFunctions;
 use crate::lender::saved::ResumedSession;
@@ -25,7 +25,7 @@ pub(super) async fn lend_available(
     fabric: &FabricHandle,
     gate: &Gate,
     state: &mut Option<NodeState>,
-    descriptors: &mut Descriptors,
+    descriptors: &mut ParcelDescriptors,
 ) -> Result<(LentFunctions, usize), NodeError> {
     let (lender, sessions) = match lend(options, fabric.clone(), state, descriptors) {
         Err(error @ NodeError::Device(_)) if state.is_none() => {
@@ -53,7 +53,7 @@ fn lend(
     options: &NodeOptions,
     fabric: FabricHandle,
     state: &mut Option<NodeState>,
-    descriptors: &mut Descriptors,
+    descriptors: &mut ParcelDescriptors,
 ) -> Result<(LentFunctions, Vec<ResumedSession>), NodeError> {
     let mut lender = LentFunctions::new(&options.host, fabric).with_hold(options.hold);
     if let Some(offered) = &options.offered {
@@ -81,7 +81,9 @@ fn lend(
                 let there: Vec<String> = devices.iter().map(|(name, _)| name.clone()).collect();
                 devices.extend(functions.into_iter().filter(|(name, _)| !there.contains(name)));
             }
-            Err(error) => tracing::error!(device, error, "what was offered cannot go on"),
+            Err(error) => {
+                tracing::error!(device, error, "a device that was offered cannot be offered again")
+            }
         }
     }
     for (name, lendable) in &devices {
@@ -94,7 +96,7 @@ fn lend(
 
 /// The functions of this host that the control plane knows to be withdrawn; none where it does not answer.
 async fn withdrawn(options: &NodeOptions) -> BTreeSet<String> {
-    let client = Client::new(&control_socket(&options.run_dir));
+    let client = ControlClient::new(&control_socket(&options.run_dir));
     let Ok(Ok(sections)) = tokio::time::timeout(ASKING, client.sections()).await else {
         return BTreeSet::new();
     };

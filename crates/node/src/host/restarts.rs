@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use super::NodeOptions;
 use crate::agent::Heard;
 use crate::borrower::BorrowedFunctions;
-use crate::handover::parcel::Descriptors;
+use crate::handover::parcel::ParcelDescriptors;
 use crate::handover::state::{AgentState, NodeState};
 use crate::handover::{HandOver, monotonic_ns};
 
@@ -31,7 +31,7 @@ pub(super) fn resume_borrowed(
     options: &NodeOptions,
     borrower: &BorrowedFunctions,
     state: NodeState,
-    descriptors: &mut Descriptors,
+    descriptors: &mut ParcelDescriptors,
     Taken { received_ns, lent_in_use }: Taken,
 ) -> std::io::Result<(NodeProcess, AgentState)> {
     let in_use = lent_in_use + state.borrowed.iter().filter(|it| it.client.is_some()).count();
@@ -72,7 +72,7 @@ pub(super) async fn check_restarts(
             Ok(Ok(())) => drop(heard.send(Heard::Restart(asked))),
             Ok(Err(error)) => drop(asked.refused.send(error.problem())),
             // It failed: who asked is told so when `asked` is dropped.
-            Err(error) => tracing::error!(%error, "a restart could not be looked at"),
+            Err(error) => tracing::error!(%error, "a restart could not be prepared"),
         }
     }
 }

@@ -9,7 +9,7 @@ use rackbus_link::{Link, Listener as LinkListener};
 use rackbus_memory::PacketListener;
 
 use super::NodeError;
-use crate::handover::parcel::Descriptors;
+use crate::handover::parcel::ParcelDescriptors;
 use crate::handover::state::{Listeners, NodeState};
 use crate::metrics;
 use crate::segments::SOCKET;
@@ -25,7 +25,7 @@ impl Sockets {
     /// Those of the process before, or new ones.
     pub(super) fn of(
         state: Option<&NodeState>,
-        descriptors: &mut Descriptors,
+        descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
         host: &str,
         folder: &Path,

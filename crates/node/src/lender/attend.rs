@@ -1,10 +1,10 @@
 //! Other nodes connect and want a function: each is let in, or told why not.
 
 use rackbus_control::lease_span;
-use rackbus_lease::{Holder, Placement};
-use rackbus_link::{InWindow, Incoming, Purpose};
-use rackbus_memory::Passage;
-use rackbus_pci::vfio_user::Conversation;
+use rackbus_lease::{ArmedFor, Placement};
+use rackbus_link::{InWindow, IncomingConnection, Purpose};
+use rackbus_memory::GatePassage;
+use rackbus_pci::vfio_user::RestingConversation;
 
 use super::{LendError, LentFunctions, mediums};
 use crate::lendable::{Attached, LentInWindow};
@@ -12,14 +12,14 @@ use crate::lendable::{Attached, LentInWindow};
 impl LentFunctions {
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
     /// conversation on this thread until it ends, and rests as `passage` says.
-    pub fn attend(&self, incoming: Incoming, passage: &Passage) {
+    pub fn attend(&self, incoming: IncomingConnection, passage: &GatePassage) {
         let (device, lease, epoch, placement) = match incoming.hello.service.clone() {
             Purpose::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
             Purpose::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
             Purpose::Window { device, lease, epoch } => (device, lease, epoch, Placement::Host),
             Purpose::Resume { device, lease, epoch, secret, connection } => {
                 let borrower = incoming.hello.from.clone();
-                let holder = Holder { lease, epoch, borrower, placement: Placement::Borrower };
+                let holder = ArmedFor { lease, epoch, borrower, placement: Placement::Borrower };
                 return self.resume_session(incoming, &device, &holder, &secret, connection);
             }
             Purpose::Segments | Purpose::Network => {
@@ -37,7 +37,7 @@ impl LentFunctions {
             Err(error) => return incoming.refuse(&error.to_string()),
         };
         let (stream, carried) = (caller.stream.clone(), caller.session.clone());
-        let wanted = Holder { lease, epoch, borrower: from.clone(), placement };
+        let wanted = ArmedFor { lease, epoch, borrower: from.clone(), placement };
         let function = format!("{}/{device}", self.host);
         let attached = match placement {
             Placement::Host => lent.attach(&wanted, caller, |lendable| {
@@ -68,7 +68,7 @@ impl LentFunctions {
             }
             Session::Attached(session) => {
                 if incoming.accept().is_ok() {
-                    lent.hold(&*stream, session, Conversation::default(), passage);
+                    lent.hold(&*stream, session, RestingConversation::default(), passage);
                 }
             }
             Session::InWindow(LentInWindow { offset, .. }) => {

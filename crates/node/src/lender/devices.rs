@@ -48,7 +48,7 @@ impl LentFunctions {
         });
         match &outcome {
             Ok(()) => tracing::info!(device, "lent from now on"),
-            Err(error) => tracing::error!(device, error, "it cannot be offered"),
+            Err(error) => tracing::error!(device, error, "the device cannot be offered"),
         }
         self.fence.lock().offer_done(device, number, outcome)
     }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
-use rackbus_lease::{Epoch, Holder, NotAdmitted};
-use rackbus_memory::{Passage, Stream};
-use rackbus_pci::vfio_user::{Conversation, Device, serve_within};
+use rackbus_lease::{ArmedFor, Epoch, NotAdmitted};
+use rackbus_memory::{GatePassage, Stream};
+use rackbus_pci::vfio_user::{Device, RestingConversation, serve_within};
 
 use super::tenancy::Tenancy;
 use super::{Fence, LendError};
@@ -62,7 +62,7 @@ pub(super) struct InUse {
     /// What outlives its connection, between machines.
     pub(super) session: Option<LentSession>,
     /// Where it rests; nothing while it continues.
-    pub(super) at: Option<Conversation>,
+    pub(super) at: Option<RestingConversation>,
 }
 
 /// Ends what was [attached](Lent::attach), however its conversation ended: a revocation waits for it.
@@ -122,8 +122,8 @@ impl Lent {
         &self,
         stream: &dyn Stream,
         session: &dyn Device,
-        from: Conversation,
-        passage: &Passage,
+        from: RestingConversation,
+        passage: &GatePassage,
     ) {
         let at = |paused| self.rests(paused);
         if let Err(error) = serve_within(stream, session, from, passage, at) {
@@ -132,7 +132,7 @@ impl Lent {
     }
 
     /// Holds the conversation of who has the medium: nothing is said in it.
-    pub(super) fn hold_medium(&self, stream: &dyn Stream, passage: &Passage) {
+    pub(super) fn hold_medium(&self, stream: &dyn Stream, passage: &GatePassage) {
         if stream.socket().is_none() {
             // It cannot be passed on, so it does not rest for that.
             return stream.wait_closed();
@@ -140,14 +140,14 @@ impl Lent {
         while !stream.is_closed() {
             stream.wait_closed_or(passage.gate().as_fd());
             if !stream.is_closed() {
-                self.rests(Some(Conversation::default()));
+                self.rests(Some(RestingConversation::default()));
                 passage.rest();
                 self.rests(None);
             }
         }
     }
 
-    pub(super) fn rests(&self, at: Option<Conversation>) {
+    pub(super) fn rests(&self, at: Option<RestingConversation>) {
         if let Some(session) = &mut self.lock().session {
             session.at = at;
         }
@@ -200,7 +200,7 @@ impl Lent {
     /// end. Dropping the session and then the other half ends it.
     pub(super) fn attach<T>(
         &self,
-        wanted: &Holder,
+        wanted: &ArmedFor,
         caller: InUse,
         give: impl FnOnce(&dyn Lendable) -> std::io::Result<T>,
     ) -> Result<(SessionEnd<'_>, T), LendError> {
@@ -313,7 +313,7 @@ mod tests {
         lender.add("d0", function.clone()).unwrap();
         let (device, borrower, level) = ("d0".to_owned(), "beta".to_owned(), Some("10".to_owned()));
         let (lease, epoch, placement) = (1, 1, Placement::Lender);
-        let holder = Holder { lease, epoch, borrower: borrower.clone(), placement };
+        let holder = ArmedFor { lease, epoch, borrower: borrower.clone(), placement };
         let level_of = level.clone();
         let arm = Message::Arm { incarnation: 0, device, lease, epoch, borrower, placement, level };
         assert_eq!(lender.receive(arm).len(), 1);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use rackbus_control::lease_span;
-use rackbus_lease::{Holder, Placement};
-use rackbus_link::{Incoming, Medium, Secret};
-use rackbus_memory::exchange::session::Side;
-use rackbus_memory::{Carried, Carrier, Passage, Stream};
+use rackbus_lease::{ArmedFor, Placement};
+use rackbus_link::{IncomingConnection, OfferedMedium, Secret};
+use rackbus_memory::exchange::session::SessionSide;
+use rackbus_memory::{Carried, Carrier, GatePassage, Stream};
 
 use super::{InUse, Lent, LentFunctions};
 use crate::lendable::Attached;
@@ -16,7 +16,7 @@ impl LentFunctions {
     /// Who `incoming` is as a user, and what carries a medium's operations to its front on another machine.
     pub(super) fn caller(
         &self,
-        incoming: &Incoming,
+        incoming: &IncomingConnection,
         placement: Placement,
     ) -> std::io::Result<(InUse, Option<Box<dyn Carrier>>)> {
         let carrier = incoming.stream.carrier().filter(|_| placement == Placement::Borrower);
@@ -33,9 +33,9 @@ impl LentFunctions {
     /// Gives a session another connection, if `holder` is attached and knows the session's secret.
     pub(super) fn resume_session(
         &self,
-        incoming: Incoming,
+        incoming: IncomingConnection,
         device: &str,
-        holder: &Holder,
+        holder: &ArmedFor,
         secret: &Secret,
         connection: u64,
     ) {
@@ -68,16 +68,16 @@ impl LentFunctions {
 /// machine, that of what is `carried`.
 pub(super) fn serve(
     lent: &Lent,
-    incoming: Incoming,
+    incoming: IncomingConnection,
     session: &dyn Attached,
     carried: Option<(Box<dyn Carrier>, LentSession)>,
-    passage: &Passage,
+    passage: &GatePassage,
 ) {
     let (carrier, lasting) = carried.unzip();
     let carried = carrier.zip(lasting.as_ref()).map(|(carrier, lasting)| Carried {
         carrier,
         session: lasting.carried().clone(),
-        side: Side::Answers,
+        side: SessionSide::Answers,
     });
     let offer = match session.serve_medium(carried) {
         Ok(offer) => offer,
@@ -85,7 +85,8 @@ pub(super) fn serve(
     };
     let Ok(stream) = incoming.accept() else { return };
     let (class, description) = (offer.class.to_owned(), offer.description);
-    let medium = Medium { class, description, session: lasting.as_ref().map(LentSession::offer) };
+    let medium =
+        OfferedMedium { class, description, session: lasting.as_ref().map(LentSession::offer) };
     if medium.send(&*stream, &offer.files).is_err() {
         return;
     }

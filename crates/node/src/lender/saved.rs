@@ -8,11 +8,11 @@ use rackbus_lease::{Lender, Placement};
 use rackbus_link::Link;
 use rackbus_memory::{Gate, Stream};
 use rackbus_pci::SaveError;
-use rackbus_pci::vfio_user::{Conversation, SavedSession};
+use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
 
 use super::{InUse, Lent, LentFunctions, SessionEnd};
 use crate::handover::HandOverError;
-use crate::handover::parcel::{Descriptors, Parcel};
+use crate::handover::parcel::{Parcel, ParcelDescriptors};
 use crate::handover::state::LentState;
 use crate::lendable::{Attached, Lendable, NotSaved, User};
 
@@ -37,7 +37,7 @@ pub struct ResumedSession {
     lent: Arc<Lent>,
     session: Box<dyn Attached>,
     stream: Arc<dyn Stream>,
-    conversation: Conversation,
+    conversation: RestingConversation,
     placement: Placement,
 }
 
@@ -110,7 +110,7 @@ impl LentFunctions {
         device: &str,
         lendable: Arc<dyn Lendable>,
         state: Option<LentState>,
-        descriptors: &mut Descriptors,
+        descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> Option<ResumedSession> {
         let lent = match self.insert(device, lendable) {
@@ -150,7 +150,7 @@ impl LentFunctions {
         &self,
         lent: &Arc<Lent>,
         state: LentState,
-        descriptors: &mut Descriptors,
+        descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<Option<ResumedSession>> {
         let LentState { function, conversation, level } = state;
@@ -168,7 +168,11 @@ impl LentFunctions {
             // Who has the function keeps it, with a share of what is left if the promise cannot be kept.
             let to = self.lent_to(Some(holder));
             if let Err(reason) = lent.lendable.resume_level(level.as_deref(), to) {
-                tracing::error!(device = lent.name, reason, "what was promised is not kept");
+                tracing::error!(
+                    device = lent.name,
+                    reason,
+                    "a guaranteed service level cannot be kept after the restart"
+                );
             }
             *lent.promised() = level;
         }

@@ -62,7 +62,7 @@ impl LentFunctions {
             Ok(())
         });
         let outcome = outcome.map_err(|error| error.to_string());
-        tracing::info!(device, level, ?outcome, "another service level");
+        tracing::info!(device, level, ?outcome, "the service level was changed");
         self.fence.lock().level_done(device, epoch, number, outcome)
     }
 }

@@ -9,7 +9,7 @@ use rackbus_control::network::{CaptureDone, CaptureRequest};
 use rackbus_memory::frames::{FrameEvents, FramesLayout};
 use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
 use rackbus_net::capture::Captured;
-use rackbus_net::lane::{LAYOUT, LaneHandle};
+use rackbus_net::port_queue::{LAYOUT, PortQueueHandle};
 use rackbus_net::{News, capture};
 
 use super::{NetworkError, NetworkService, Shared};
@@ -20,17 +20,17 @@ const RING: FramesLayout = FramesLayout { ring_bytes: 16 << 20, longest: LAYOUT.
 /// How long it sleeps between two looks at whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The lanes of a port that send copies; they stop when this is dropped.
+/// The queues of a port that send copies; they stop when this is dropped.
 struct Copies<'s> {
     shared: &'s Shared,
     station: usize,
-    lanes: Vec<LaneHandle>,
+    queues: Vec<PortQueueHandle>,
     rings: Vec<FrameReceiver>,
 }
 
 impl Drop for Copies<'_> {
     fn drop(&mut self) {
-        self.lanes.iter().for_each(|lane| lane.tell(News::Capture(None)));
+        self.queues.iter().for_each(|port_queue| port_queue.tell(News::Capture(None)));
         if let Some(port) = self.shared.lock().ports.get_mut(&self.station) {
             port.captured = false;
         }
@@ -89,15 +89,15 @@ impl NetworkService {
             return Err(NetworkError::Captured(name.to_owned()));
         }
         let mut rings = Vec::new();
-        for lane in &port.lanes {
+        for port_queue in &port.queues {
             let (sender, receiver) = ring().map_err(NetworkError::of_interface)?;
-            lane.tell(News::Capture(Some(sender)));
+            port_queue.tell(News::Capture(Some(sender)));
             rings.push(receiver);
         }
         port.captured = true;
-        let lanes = port.lanes.clone();
+        let queues = port.queues.clone();
         drop(state);
-        Ok(Copies { shared, station, lanes, rings })
+        Ok(Copies { shared, station, queues, rings })
     }
 }
 
@@ -116,7 +116,7 @@ impl Copies<'_> {
     }
 
     fn missed(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.counters().not_captured.get()).sum()
+        self.queues.iter().map(|port_queue| port_queue.counters().not_captured.get()).sum()
     }
 
     fn sleep(&mut self, limit: Duration) {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 use rackbus_net::{Station, StationKind, Stations};
-use rackbus_netdev::configure::{Settings, configure};
+use rackbus_netdev::configure::{InterfaceSettings, configure};
 use rackbus_netdev::{namespace, tap};
 
 /// What the interface is called in its host's namespace.
@@ -30,11 +30,11 @@ pub fn create(
     })
 }
 
-fn settings(stations: &Stations, own: &Station) -> Settings {
+fn settings(stations: &Stations, own: &Station) -> InterfaceSettings {
     let network = stations.network();
     let is_other = |it: &&Station| it.name != own.name && it.kind != StationKind::Uplink;
     let others = stations.all().iter().filter(is_other);
-    Settings {
+    InterfaceSettings {
         mac: own.mac.0,
         mtu: network.mtu,
         addresses: vec![

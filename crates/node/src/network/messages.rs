@@ -6,15 +6,16 @@ use serde::{Deserialize, Serialize};
 /// What the sender's node says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Ask {
+pub enum SenderMessage {
     /// A ring is wanted.
     Open {
         /// Number of the question.
         request: u64,
         /// The station that will send.
         from: String,
-        /// Which of its lanes.
-        lane: u16,
+        /// Which of its queues.
+        #[serde(rename = "lane")]
+        queue: u16,
         /// The station that is to receive.
         to: String,
     },
@@ -28,7 +29,7 @@ pub enum Ask {
 /// What the receiver's node says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Tell {
+pub enum ReceiverMessage {
     /// Here is the ring. Its memory and its two events, for frames and for room, come along.
     Opened {
         /// Number of the question.

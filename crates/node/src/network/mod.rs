@@ -1,7 +1,7 @@
 //! A host's part in the rack's network: its ports, the rings between them and those of others, its interface.
 //!
-//! A port's lanes belong to the threads that drive them: a `worker` for each queue of the interface, a
-//! function's engine for its port. A lane that has something for a station asks for a ring (`Opener`). One
+//! A port's queues belong to the threads that drive them: a `worker` for each queue of the interface, a
+//! function's engine for its port. A queue that has something for a station asks for a ring (`RingOpener`). One
 //! thread of this service answers: it makes the ring itself where the station is this host's, and asks the
 //! station's node otherwise (`peers`). The memory of a ring is its receiver's, and a loan of the host's
 //! fabric to the sender's host for as long as their conversation lasts.
@@ -27,10 +27,10 @@ use rackbus_fabric::FabricHandle;
 use rackbus_fabric::rack::Rack;
 use rackbus_link::Connect;
 use rackbus_memory::DmaSlice;
-use rackbus_net::lane::{Clock, LaneHandle};
+use rackbus_net::port_queue::{Clock, PortQueueHandle};
 use rackbus_net::{
-    Cause, Frame, Lane, LaneId, MacAddress, Network, News, Offload, Opener, Port, PortOptions,
-    Sent, Station, StationKind, Stations, Switch,
+    Cause, Frame, MacAddress, NetworkPort, News, Offload, PortOptions, PortQueue, PortQueueId,
+    PortSource, RingOpener, Sent, Station, StationKind, StationSwitch, Stations,
 };
 use rackbus_netdev::namespace;
 
@@ -39,7 +39,7 @@ use crate::handover::monotonic_ns;
 use peers::Peer;
 use rings::Ring;
 pub(crate) use status::page;
-use uplink::Uplink;
+use uplink::RunningUplink;
 use worker::{TapQueue, Worker};
 
 /// The name of the network namespace that a host's interface is in.
@@ -47,8 +47,8 @@ pub fn namespace_of(rack: &str, host: &str) -> String {
     format!("rackbus-{rack}-{host}")
 }
 
-/// The most lanes of a port.
-const MOST_LANES: u16 = 16;
+/// The most queues of a port.
+const MOST_QUEUES: u16 = 16;
 
 /// Why the network cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -119,14 +119,14 @@ struct Shared {
     rack: String,
     host: String,
     stations: Stations,
-    switch: Arc<Switch>,
+    switch: Arc<StationSwitch>,
     clock: Clock,
     link: Arc<dyn Connect>,
     /// Whether the hosts share memory.
     joined: bool,
-    requests: mpsc::Sender<(LaneId, usize)>,
+    requests: mpsc::Sender<(PortQueueId, usize)>,
     /// Taken by the thread that answers.
-    asked: Mutex<Option<mpsc::Receiver<(LaneId, usize)>>>,
+    asked: Mutex<Option<mpsc::Receiver<(PortQueueId, usize)>>>,
     state: Mutex<State>,
     /// Held while the interface and the uplinks are made or taken away: one change at a time.
     changes: Mutex<()>,
@@ -140,7 +140,7 @@ struct State {
     ports: BTreeMap<usize, LocalPort>,
     /// The threads that move frames of the interface, one for each queue.
     workers: Vec<Worker>,
-    uplinks: Vec<Uplink>,
+    uplinks: Vec<RunningUplink>,
     /// The rings in this host's memory, by number.
     rings: BTreeMap<u64, Ring>,
     next_ring: u64,
@@ -151,17 +151,17 @@ struct State {
 
 /// A port of this host.
 struct LocalPort {
-    lanes: Vec<LaneHandle>,
+    queues: Vec<PortQueueHandle>,
     /// Whether somebody captures its frames.
     captured: bool,
 }
 
-/// What opens rings for lanes.
+/// What opens rings for queues.
 #[derive(Debug)]
-struct Requests(mpsc::Sender<(LaneId, usize)>);
+struct Requests(mpsc::Sender<(PortQueueId, usize)>);
 
-impl Opener for Requests {
-    fn open(&self, from: LaneId, station: usize) {
+impl RingOpener for Requests {
+    fn open(&self, from: PortQueueId, station: usize) {
         // Without a service nothing is opened, and frames are dropped in time.
         let _ = self.0.send((from, station));
     }
@@ -178,7 +178,7 @@ impl NetworkService {
         joined: bool,
     ) -> NetworkService {
         let stations = Stations::of(rack, ports);
-        let switch = Arc::new(Switch::new(stations.all(), rack.network.mtu));
+        let switch = Arc::new(StationSwitch::new(stations.all(), rack.network.mtu));
         let (requests, asked) = mpsc::channel();
         NetworkService(Arc::new(Shared {
             rack: rack.name.clone(),
@@ -216,10 +216,10 @@ impl NetworkService {
         if wanted {
             let _one = self.0.change();
             if let Err(error) = self.make_interface() {
-                tracing::warn!(%error, "the host's interface is not up again");
+                tracing::warn!(%error, "the host's interface could not be brought up again");
             }
             if let Err(error) = self.start_uplinks() {
-                tracing::warn!(%error, "an uplink is not up again");
+                tracing::warn!(%error, "an uplink could not be brought up again");
             }
         }
         Ok(())
@@ -248,7 +248,7 @@ impl NetworkService {
             if shared.lock().uplinks.iter().any(|it| it.state().0 == station) {
                 continue;
             }
-            let uplink = Uplink::start(shared, station);
+            let uplink = RunningUplink::start(shared, station);
             let uplink = uplink.map_err(|cause| NetworkError::Uplink(own.name.clone(), cause))?;
             shared.lock().uplinks.push(uplink);
         }
@@ -270,18 +270,18 @@ impl NetworkService {
         }
         let of_interface = NetworkError::of_interface;
         let namespace = namespace::create(&shared.namespace()).map_err(of_interface)?;
-        let queues = shared.stations.network().queues;
-        let queues = interface::create(&namespace, &shared.stations, own, queues);
-        let (mut lanes, mut workers) = (Vec::new(), Vec::new());
-        for (nth, queue) in queues.map_err(of_interface)?.into_iter().enumerate() {
-            let lane = shared.lane(station, nth as u16).map_err(of_interface)?;
-            lanes.push(lane.handle().clone());
-            let worker = Worker::start(&format!("net {nth}"), lane, TapQueue::new(queue));
+        let count = shared.stations.network().queues;
+        let tap_queues = interface::create(&namespace, &shared.stations, own, count);
+        let (mut queues, mut workers) = (Vec::new(), Vec::new());
+        for (nth, queue) in tap_queues.map_err(of_interface)?.into_iter().enumerate() {
+            let port_queue = shared.port_queue(station, nth as u16).map_err(of_interface)?;
+            queues.push(port_queue.handle().clone());
+            let worker = Worker::start(&format!("net {nth}"), port_queue, TapQueue::new(queue));
             let worker = worker.map_err(of_interface)?;
             workers.push(worker);
         }
         state.workers = workers;
-        state.ports.insert(station, LocalPort { lanes, captured: false });
+        state.ports.insert(station, LocalPort { queues, captured: false });
         tracing::info!(host = shared.host, mac = %own.mac, address = %own.ipv4, "interface up");
         Ok(())
     }
@@ -323,24 +323,29 @@ impl Shared {
         namespace_of(&self.rack, &self.host)
     }
 
-    fn lane(&self, station: usize, lane: u16) -> std::io::Result<Lane> {
+    fn port_queue(&self, station: usize, number: u16) -> std::io::Result<PortQueue> {
         let opener = Arc::new(Requests(self.requests.clone()));
-        Lane::new(LaneId { station, lane }, self.switch.clone(), opener, self.clock.clone())
+        PortQueue::new(
+            PortQueueId { station, number },
+            self.switch.clone(),
+            opener,
+            self.clock.clone(),
+        )
     }
 
-    /// Opens a ring for a lane of this host's.
-    fn open(self: &Arc<Self>, from: LaneId, to: usize) {
+    /// Opens a ring for a queue of this host's.
+    fn open(self: &Arc<Self>, from: PortQueueId, to: usize) {
         let Some(station) = self.stations.all().get(to) else { return };
         if station.host != self.host {
             return self.ask(from, to, &station.host);
         }
         let mut state = self.lock();
-        let Some(lane) = state.lane(from) else { return };
+        let Some(port_queue) = state.port_queue(from) else { return };
         match state.make_ring(self, None, from, to) {
-            Ok(made) => lane.tell(News::Opened(to, made.sender)),
+            Ok(made) => port_queue.tell(News::Opened(to, made.sender)),
             Err(reason) => {
                 tracing::debug!(reason, "a ring is not opened");
-                lane.tell(News::Failed(to));
+                port_queue.tell(News::Failed(to));
             }
         }
     }
@@ -361,13 +366,13 @@ impl Shared {
 }
 
 impl State {
-    fn lane(&self, id: LaneId) -> Option<LaneHandle> {
-        self.ports.get(&id.station)?.lanes.get(usize::from(id.lane)).cloned()
+    fn port_queue(&self, id: PortQueueId) -> Option<PortQueueHandle> {
+        self.ports.get(&id.station)?.queues.get(usize::from(id.number)).cloned()
     }
 }
 
-impl Network for NetworkService {
-    fn port(&self, function: &str) -> std::io::Result<Box<dyn Port>> {
+impl PortSource for NetworkService {
+    fn port(&self, function: &str) -> std::io::Result<Box<dyn NetworkPort>> {
         let shared = &self.0;
         let unknown = || {
             let text = format!("{function} is no network function of this host");
@@ -377,21 +382,22 @@ impl Network for NetworkService {
         if own.host != shared.host || own.kind != StationKind::Function {
             return Err(unknown());
         }
-        let lane = shared.lane(station, 0)?;
+        let port_queue = shared.port_queue(station, 0)?;
         let mut state = shared.lock();
         if state.ports.contains_key(&station) {
             return Err(std::io::Error::other(format!("the port of {function} is held already")));
         }
-        state
-            .ports
-            .insert(station, LocalPort { lanes: vec![lane.handle().clone()], captured: false });
-        Ok(Box::new(FunctionPort { lane, station, shared: shared.clone(), attended: false }))
+        state.ports.insert(
+            station,
+            LocalPort { queues: vec![port_queue.handle().clone()], captured: false },
+        );
+        Ok(Box::new(FunctionPort { port_queue, station, shared: shared.clone(), attended: false }))
     }
 }
 
 /// The port of a function; it is closed when this is dropped.
 struct FunctionPort {
-    lane: Lane,
+    port_queue: PortQueue,
     /// Its function takes frames.
     attended: bool,
     station: usize,
@@ -405,11 +411,11 @@ impl FunctionPort {
     /// Drops what has come, for nobody takes it. Rings that have ended go with that.
     fn give_up(&mut self) {
         for _ in 0..GIVEN_UP {
-            if self.lane.next().is_none() {
+            if self.port_queue.next().is_none() {
                 break;
             }
-            self.lane.consume();
-            self.lane.handle().counters().drops.count(Cause::Down);
+            self.port_queue.consume();
+            self.port_queue.handle().counters().drops.count(Cause::Down);
         }
     }
 }
@@ -420,17 +426,17 @@ impl Drop for FunctionPort {
     }
 }
 
-impl Port for FunctionPort {
+impl NetworkPort for FunctionPort {
     fn mac(&self) -> MacAddress {
-        self.lane.mac()
+        self.port_queue.mac()
     }
 
     fn mtu(&self) -> u16 {
-        self.lane.mtu()
+        self.port_queue.mtu()
     }
 
     fn is_up(&self) -> bool {
-        self.lane.is_up()
+        self.port_queue.is_up()
     }
 
     fn attend(&mut self, on: bool) {
@@ -440,33 +446,33 @@ impl Port for FunctionPort {
     }
 
     fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
-        self.lane.send(offload, parts)
+        self.port_queue.send(offload, parts)
     }
 
     fn flush(&mut self) {
-        self.lane.flush();
+        self.port_queue.flush();
     }
 
     fn next(&mut self) -> Option<Frame<'_>> {
-        self.lane.next()
+        self.port_queue.next()
     }
 
     fn consume(&mut self) {
-        self.lane.consume();
+        self.port_queue.consume();
     }
 
     fn park(&mut self) -> bool {
         if !self.attended {
             self.give_up();
         }
-        self.lane.park()
+        self.port_queue.park()
     }
 
     fn unpark(&mut self) {
-        self.lane.unpark();
+        self.port_queue.unpark();
     }
 
     fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.lane.wake_fd()
+        self.port_queue.wake_fd()
     }
 }

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_link::{Hello, Incoming, LinkError, Purpose, VERSIONS};
+use rackbus_link::{Hello, IncomingConnection, LinkError, Purpose, VERSIONS};
 use rackbus_memory::frames::FrameEvents;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, FrameSender, PacketStream, PeerEvent, SharedMemory};
-use rackbus_net::lane::LAYOUT;
-use rackbus_net::{LaneId, News, StationKind};
+use rackbus_net::port_queue::LAYOUT;
+use rackbus_net::{News, PortQueueId, StationKind};
 
-use super::messages::{Ask, Tell, decode, encode};
+use super::messages::{ReceiverMessage, SenderMessage, decode, encode};
 use super::{NetworkService, Shared, State};
 
 /// A node that this one asks.
@@ -20,14 +20,14 @@ pub(super) struct Peer {
     /// `None` while it is being connected to.
     packets: Option<Arc<dyn PacketStream>>,
     /// What was asked and is not answered yet, by the number of the question.
-    pending: HashMap<u64, (LaneId, usize)>,
-    /// Rings that this host's lanes send into, by number.
-    rings: HashMap<u64, (LaneId, usize)>,
+    pending: HashMap<u64, (PortQueueId, usize)>,
+    /// Rings that this host's queues send into, by number.
+    rings: HashMap<u64, (PortQueueId, usize)>,
 }
 
 impl Peer {
     /// Says something. A node that takes no messages answers none either: what waits for it ends in time.
-    fn say(&self, ask: &Ask) -> bool {
+    fn say(&self, ask: &SenderMessage) -> bool {
         self.packets.as_ref().is_none_or(|packets| packets.send(&encode(ask), &[]).is_ok())
     }
 
@@ -39,23 +39,23 @@ impl Peer {
             .collect();
         for ring in gone {
             self.rings.remove(&ring);
-            self.say(&Ask::Close { ring });
+            self.say(&SenderMessage::Close { ring });
         }
         self.pending.retain(|_, (from, _)| from.station != station);
     }
 }
 
 /// A node that asks this one.
-pub(super) struct Asker {
+pub(super) struct AskingNode {
     host: String,
     packets: Arc<dyn PacketStream>,
 }
 
-impl Asker {
+impl AskingNode {
     /// Nobody takes anything out of a ring of its any more.
     pub fn ring_closed(&self, ring: u64) {
         let fds: &[BorrowedFd<'_>] = &[];
-        if self.packets.send(&encode(&Tell::Closed { ring }), fds).is_err() {
+        if self.packets.send(&encode(&ReceiverMessage::Closed { ring }), fds).is_err() {
             // It takes no messages: it asks anew when it is back.
             self.packets.shut_down();
         }
@@ -64,11 +64,11 @@ impl Asker {
 
 impl Shared {
     /// Asks the node of `host` for a ring.
-    pub(super) fn ask(self: &Arc<Self>, from: LaneId, to: usize, host: &str) {
+    pub(super) fn ask(self: &Arc<Self>, from: PortQueueId, to: usize, host: &str) {
         let mut state = self.lock();
-        let Some(lane) = state.lane(from) else { return };
+        let Some(port_queue) = state.port_queue(from) else { return };
         if !self.joined {
-            return lane.tell(News::Failed(to));
+            return port_queue.tell(News::Failed(to));
         }
         state.next_request += 1;
         let request = state.next_request;
@@ -78,17 +78,17 @@ impl Shared {
         let said = peer.say(&self.open_question(request, from, to));
         if !said {
             peer.pending.remove(&request);
-            lane.tell(News::Failed(to));
+            port_queue.tell(News::Failed(to));
         }
         if is_new && let Err(error) = self.dial(host) {
-            tracing::error!(%error, host, "a host is out of the network's reach: no thread");
+            tracing::error!(%error, host, "a host cannot be reached by the network: cannot start a thread");
             self.peer_lost(&mut state, host);
         }
     }
 
-    fn open_question(&self, request: u64, from: LaneId, to: usize) -> Ask {
+    fn open_question(&self, request: u64, from: PortQueueId, to: usize) -> SenderMessage {
         let name = |station: usize| self.stations.all()[station].name.clone();
-        Ask::Open { request, from: name(from.station), lane: from.lane, to: name(to) }
+        SenderMessage::Open { request, from: name(from.station), queue: from.number, to: name(to) }
     }
 
     /// Connects to a node on a thread of its own, which then hears what it says.
@@ -133,7 +133,7 @@ impl Shared {
         while let Ok(packet) = packets.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
         {
             let Some(tell) = buffer.get(..packet.length).and_then(decode) else {
-                tracing::warn!(host, "a node that makes no sense is not listened to any more");
+                tracing::warn!(host, "a node sent a malformed message and is disconnected");
                 break;
             };
             self.told(host, tell, packet.fds);
@@ -141,13 +141,13 @@ impl Shared {
         packets.shut_down();
     }
 
-    fn told(self: &Arc<Self>, host: &str, tell: Tell, fds: Vec<OwnedFd>) {
+    fn told(self: &Arc<Self>, host: &str, tell: ReceiverMessage, fds: Vec<OwnedFd>) {
         let mut state = self.lock();
         let Some(peer) = state.peers.get_mut(host) else { return };
         match tell {
-            Tell::Opened { request, ring } => {
+            ReceiverMessage::Opened { request, ring } => {
                 let Some((from, to)) = peer.pending.remove(&request) else {
-                    peer.say(&Ask::Close { ring });
+                    peer.say(&SenderMessage::Close { ring });
                     return;
                 };
                 let news = match sender(fds) {
@@ -160,21 +160,21 @@ impl Shared {
                         News::Failed(to)
                     }
                 };
-                if let Some(lane) = state.lane(from) {
-                    lane.tell(news);
+                if let Some(port_queue) = state.port_queue(from) {
+                    port_queue.tell(news);
                 }
             }
-            Tell::Refused { request, reason } => {
+            ReceiverMessage::Refused { request, reason } => {
                 tracing::debug!(host, reason, "a ring was refused");
                 let Some((from, to)) = peer.pending.remove(&request) else { return };
-                if let Some(lane) = state.lane(from) {
-                    lane.tell(News::Failed(to));
+                if let Some(port_queue) = state.port_queue(from) {
+                    port_queue.tell(News::Failed(to));
                 }
             }
-            Tell::Closed { ring } => {
+            ReceiverMessage::Closed { ring } => {
                 let Some((from, to)) = peer.rings.remove(&ring) else { return };
-                if let Some(lane) = state.lane(from) {
-                    lane.tell(News::Lost(to));
+                if let Some(port_queue) = state.port_queue(from) {
+                    port_queue.tell(News::Lost(to));
                 }
             }
         }
@@ -184,13 +184,13 @@ impl Shared {
     fn peer_lost(&self, state: &mut State, host: &str) {
         let Some(peer) = state.peers.remove(host) else { return };
         for (from, to) in peer.pending.into_values() {
-            if let Some(lane) = state.lane(from) {
-                lane.tell(News::Failed(to));
+            if let Some(port_queue) = state.port_queue(from) {
+                port_queue.tell(News::Failed(to));
             }
         }
         for (from, to) in peer.rings.into_values() {
-            if let Some(lane) = state.lane(from) {
-                lane.tell(News::Lost(to));
+            if let Some(port_queue) = state.port_queue(from) {
+                port_queue.tell(News::Lost(to));
             }
         }
     }
@@ -210,7 +210,7 @@ fn sender(fds: Vec<OwnedFd>) -> std::io::Result<FrameSender> {
 
 impl NetworkService {
     /// Hears a node that asks for rings, until it is gone. The caller has a thread for it.
-    pub fn attend(&self, incoming: Incoming) {
+    pub fn attend(&self, incoming: IncomingConnection) {
         let host = incoming.hello.from.clone();
         if self.0.stations.named(&host).is_none_or(|(_, station)| station.kind != StationKind::Host)
         {
@@ -219,13 +219,16 @@ impl NetworkService {
         let Ok(stream) = incoming.accept() else { return };
         let Ok(packets) = stream.take_packets() else { return };
         drop(stream);
-        let asker = Arc::new(Asker { host, packets });
+        let asker = Arc::new(AskingNode { host, packets });
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
         while let Ok(packet) =
             asker.packets.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
         {
             let Some(ask) = buffer.get(..packet.length).and_then(decode) else {
-                tracing::warn!(host = asker.host, "a node that makes no sense is not listened to");
+                tracing::warn!(
+                    host = asker.host,
+                    "a node sent a malformed message and is disconnected"
+                );
                 break;
             };
             self.0.asked(&asker, ask);
@@ -233,7 +236,7 @@ impl NetworkService {
         asker.packets.shut_down();
         let mut state = self.0.lock();
         let is_its =
-            |of: &Option<Arc<Asker>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
+            |of: &Option<Arc<AskingNode>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
         let rings: Vec<u64> = (state.rings.iter())
             .filter(|(_, ring)| is_its(&ring.asker))
             .map(|(number, _)| *number)
@@ -243,20 +246,20 @@ impl NetworkService {
 }
 
 impl Shared {
-    fn asked(&self, asker: &Arc<Asker>, ask: Ask) {
+    fn asked(&self, asker: &Arc<AskingNode>, ask: SenderMessage) {
         let mut state = self.lock();
         match ask {
-            Ask::Open { request, from, lane, to } => {
+            SenderMessage::Open { request, from, queue: number, to } => {
                 let ends = self.ends(&asker.host, &from, &to);
                 let made = ends.and_then(|(station, to)| {
-                    state.make_ring(self, Some(asker.clone()), LaneId { station, lane }, to)
+                    state.make_ring(self, Some(asker.clone()), PortQueueId { station, number }, to)
                 });
                 let (tell, handles, ring) = match made {
                     Ok(made) => {
-                        let tell = Tell::Opened { request, ring: made.number };
+                        let tell = ReceiverMessage::Opened { request, ring: made.number };
                         (tell, Some(made.handles), Some(made.number))
                     }
-                    Err(reason) => (Tell::Refused { request, reason }, None, None),
+                    Err(reason) => (ReceiverMessage::Refused { request, reason }, None, None),
                 };
                 let fds: Vec<_> = handles.iter().flatten().map(AsFd::as_fd).collect();
                 if asker.packets.send(&encode(&tell), &fds).is_err() {
@@ -267,7 +270,7 @@ impl Shared {
                     }
                 }
             }
-            Ask::Close { ring } => {
+            SenderMessage::Close { ring } => {
                 let is_its = state.rings.get(&ring).and_then(|it| it.asker.as_ref());
                 if is_its.is_some_and(|it| Arc::ptr_eq(it, asker)) {
                     state.end_ring(ring);

@@ -6,20 +6,20 @@ use std::sync::Arc;
 use rackbus_fabric::{Access, LentMemory, Loan, Target};
 use rackbus_memory::frames::FrameEvents;
 use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
-use rackbus_net::lane::{LAYOUT, LaneHandle};
-use rackbus_net::{LaneId, News};
+use rackbus_net::port_queue::{LAYOUT, PortQueueHandle};
+use rackbus_net::{News, PortQueueId};
 
-use super::peers::Asker;
-use super::{MOST_LANES, Shared, State};
+use super::peers::AskingNode;
+use super::{MOST_QUEUES, Shared, State};
 
 /// A ring in this host's memory.
 pub(super) struct Ring {
-    pub from: LaneId,
+    pub from: PortQueueId,
     pub to: usize,
-    /// The lane that takes out of it.
-    receiver: LaneHandle,
+    /// The queue that takes out of it.
+    receiver: PortQueueHandle,
     /// The node that has its sender; `None` for one of this host's.
-    pub asker: Option<Arc<Asker>>,
+    pub asker: Option<Arc<AskingNode>>,
     _loan: Option<Loan>,
 }
 
@@ -40,17 +40,17 @@ impl State {
     pub(super) fn make_ring(
         &mut self,
         shared: &Shared,
-        asker: Option<Arc<Asker>>,
-        from: LaneId,
+        asker: Option<Arc<AskingNode>>,
+        from: PortQueueId,
         to: usize,
     ) -> Result<Made, String> {
         let down = || format!("{} is down", shared.stations.all()[to].name);
         let port = self.ports.get(&to).ok_or_else(down)?;
-        if from.lane >= MOST_LANES {
-            return Err(format!("lane {} of at most {MOST_LANES}", from.lane));
+        if from.number >= MOST_QUEUES {
+            return Err(format!("queue {} of at most {MOST_QUEUES}", from.number));
         }
-        let lane = usize::from(from.lane) % port.lanes.len().max(1);
-        let receiver = port.lanes.get(lane).cloned().ok_or_else(down)?;
+        let port_queue = usize::from(from.number) % port.queues.len().max(1);
+        let receiver = port.queues.get(port_queue).cloned().ok_or_else(down)?;
         let before = self.rings.iter().find(|(_, ring)| ring.from == from && ring.to == to);
         if let Some(number) = before.map(|(number, _)| *number) {
             self.end_ring(number);
@@ -77,7 +77,7 @@ impl State {
     fn lend(
         &self,
         shared: &Shared,
-        from: LaneId,
+        from: PortQueueId,
         memory: &SharedMemory,
         bytes: u64,
     ) -> Result<Option<Loan>, String> {
@@ -102,7 +102,7 @@ impl State {
         match &ring.asker {
             Some(asker) => asker.ring_closed(number),
             None => {
-                if let Some(sender) = self.lane(ring.from) {
+                if let Some(sender) = self.port_queue(ring.from) {
                     sender.tell(News::Lost(ring.to));
                 }
             }

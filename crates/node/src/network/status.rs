@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use rackbus_control::api::ApiError;
-use rackbus_control::metrics::{Labels, Page};
+use rackbus_control::metrics::{Labels, MetricsPage};
 use rackbus_control::network::{
     CaptureDone, CaptureRequest, NetworkStatus, NodeNetwork, PeerStatus, PortStatus,
 };
 use rackbus_net::counters::{Count, Drops, PeerCounters};
-use rackbus_net::lane::LAYOUT;
+use rackbus_net::port_queue::LAYOUT;
 
 use super::{LocalPort, NetworkError, NetworkService, Shared};
 
@@ -74,7 +74,7 @@ impl NodeNetwork for NetworkService {
 impl Shared {
     fn port_status(&self, station: usize, port: &LocalPort) -> PortStatus {
         let own = &self.stations.all()[station];
-        let counters: Vec<_> = port.lanes.iter().map(|lane| lane.counters()).collect();
+        let counters: Vec<_> = port.queues.iter().map(|port_queue| port_queue.counters()).collect();
         let sum = |of: fn(&rackbus_net::counters::LaneCounters) -> &Count| {
             counters.iter().map(|it| of(it).get()).sum::<u64>()
         };
@@ -85,7 +85,7 @@ impl Shared {
             let quiet = PeerStatus { peer: peer.name.clone(), ..PeerStatus::default() };
             (status != quiet).then_some(status)
         });
-        // Of all lanes together.
+        // Of all queues together.
         let since = counters.iter().map(|it| it.pace.since_ns.get());
         let passed: u64 = since
             .filter(|since| *since > 0)
@@ -97,7 +97,7 @@ impl Shared {
             mac: own.mac.to_string(),
             ipv4: own.address().map(|(ipv4, _)| ipv4.to_string()).unwrap_or_default(),
             ipv6: own.address().map(|(_, ipv6)| ipv6.to_string()).unwrap_or_default(),
-            lanes: port.lanes.len(),
+            queues: port.queues.len(),
             groups: sum(|it| &it.groups),
             drops,
             not_captured: sum(|it| &it.not_captured),
@@ -108,8 +108,8 @@ impl Shared {
     }
 }
 
-fn peer_status(name: &str, lanes: &[&PeerCounters]) -> PeerStatus {
-    let sum = |of: fn(&PeerCounters) -> &Count| lanes.iter().map(|it| of(it).get()).sum::<u64>();
+fn peer_status(name: &str, queues: &[&PeerCounters]) -> PeerStatus {
+    let sum = |of: fn(&PeerCounters) -> &Count| queues.iter().map(|it| of(it).get()).sum::<u64>();
     let rings = sum(|it| &it.is_open);
     PeerStatus {
         peer: name.to_owned(),
@@ -121,7 +121,7 @@ fn peer_status(name: &str, lanes: &[&PeerCounters]) -> PeerStatus {
         received_bytes: sum(|it| &it.received_bytes),
         waiting_bytes: sum(|it| &it.waiting_bytes),
         ring_bytes: rings * LAYOUT.ring_bytes as u64,
-        drops: lanes.iter().fold(BTreeMap::new(), |all, it| added(all, &it.drops)),
+        drops: queues.iter().fold(BTreeMap::new(), |all, it| added(all, &it.drops)),
     }
 }
 
@@ -134,7 +134,7 @@ fn added(mut all: BTreeMap<String, u64>, drops: &Drops) -> BTreeMap<String, u64>
 }
 
 /// The network's part of a node's page of metrics.
-pub fn page(status: &NetworkStatus, page: &mut Page) {
+pub fn page(status: &NetworkStatus, page: &mut MetricsPage) {
     let up = [(Labels::new(), f64::from(u8::from(status.up)))];
     page.gauge("network_up", "Whether the host has its interface", up);
     let of = |port: &PortStatus, peer: &PeerStatus| {

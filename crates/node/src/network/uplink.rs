@@ -15,13 +15,13 @@ use rackbus_memory::vectored::write_with_head;
 use rackbus_net::announce::announcement;
 use rackbus_net::ethernet::Header;
 use rackbus_net::mtu::{Fit, LOOK, fit};
-use rackbus_net::{Cause, Frame, Lane, MacAddress, Offload, StationKind};
+use rackbus_net::{Cause, Frame, MacAddress, Offload, PortQueue, StationKind};
 use rackbus_netdev::packet::{LinkMonitor, PacketSocket};
 use rackbus_qos::bucket::Bucket;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::worker::{Device, Written, work};
+use super::worker::{FrameDevice, WriteOutcome, work};
 use super::{LocalPort, Shared};
 
 /// Senders of packets that are too large are told so often in a second, at most.
@@ -57,7 +57,7 @@ impl UplinkState {
 
 /// A running uplink; it ends when this is dropped.
 #[derive(Debug)]
-pub struct Uplink {
+pub struct RunningUplink {
     station: usize,
     state: Arc<AtomicU8>,
     stop: Arc<AtomicBool>,
@@ -65,12 +65,12 @@ pub struct Uplink {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Uplink {
+impl RunningUplink {
     /// Starts the uplink `station` of the host over its interface.
     ///
     /// # Errors
     /// When the interface cannot be used, or there are no descriptors or threads left.
-    pub(super) fn start(shared: &Arc<Shared>, station: usize) -> std::io::Result<Uplink> {
+    pub(super) fn start(shared: &Arc<Shared>, station: usize) -> std::io::Result<RunningUplink> {
         let name = &shared.stations.all()[station].name;
         let interface = name.rsplit('/').next().unwrap_or(name).to_owned();
         let monitor = LinkMonitor::open()?;
@@ -89,7 +89,7 @@ impl Uplink {
         };
         let thread =
             std::thread::Builder::new().name("uplink".into()).spawn(move || outside.run())?;
-        Ok(Uplink { station, state, stop, event, thread: Some(thread) })
+        Ok(RunningUplink { station, state, stop, event, thread: Some(thread) })
     }
 
     /// Its station, and what it does now.
@@ -103,7 +103,7 @@ impl Uplink {
     }
 }
 
-impl Drop for Uplink {
+impl Drop for RunningUplink {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.event.ring();
@@ -143,11 +143,11 @@ impl Outside {
     /// Is a station while the interface is up.
     fn serve(&self, socket: PacketSocket) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let lane = match shared.lane(self.station, 0) {
-            Ok(lane) => lane,
-            Err(error) => return tracing::error!(%error, "an uplink has no lane"),
+        let port_queue = match shared.port_queue(self.station, 0) {
+            Ok(port_queue) => port_queue,
+            Err(error) => return tracing::error!(%error, "an uplink has no queue"),
         };
-        let port = LocalPort { lanes: vec![lane.handle().clone()], captured: false };
+        let port = LocalPort { queues: vec![port_queue.handle().clone()], captured: false };
         shared.lock().ports.insert(self.station, port);
         let stations = shared.stations.all();
         let own = stations.iter().filter(|it| it.kind != StationKind::Uplink).map(|it| it.mac);
@@ -157,16 +157,16 @@ impl Outside {
             monitor: self.monitor.clone(),
             stop: self.event.clone(),
             standby: true,
-            answers: Bucket::full(ANSWERS, ANSWERS, lane.now_ns()),
-            now_ns: lane.now_ns(),
+            answers: Bucket::full(ANSWERS, ANSWERS, port_queue.now_ns()),
+            now_ns: port_queue.now_ns(),
             look_at_ns: 0,
-            is_first: lane.switch().uplinks().first() == Some(&self.station),
+            is_first: port_queue.switch().uplinks().first() == Some(&self.station),
             state: self.state.clone(),
-            largest: lane.switch().mtu() as u16,
+            largest: port_queue.switch().mtu() as u16,
             socket,
         };
         self.state.store(UplinkState::Standby as u8, Ordering::Relaxed);
-        work(lane, device, &self.stop);
+        work(port_queue, device, &self.stop);
         self.state.store(UplinkState::Down as u8, Ordering::Relaxed);
         tracing::info!(interface = self.interface, "uplink down");
         shared.close_port(self.station);
@@ -226,7 +226,7 @@ impl Interface {
     }
 }
 
-impl Device for Interface {
+impl FrameDevice for Interface {
     fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
         for _ in 0..UNWANTED {
             let (offload, length) = match self.socket.read(buffer) {
@@ -254,30 +254,30 @@ impl Device for Interface {
         None
     }
 
-    fn write(&mut self, frame: &Frame<'_>) -> Written {
+    fn write(&mut self, frame: &Frame<'_>) -> WriteOutcome {
         let mut start = [0; LOOK];
         let length = frame.bytes.copy_to(&mut start);
         let start = &start[..length];
         let is_group = start.first().is_some_and(|first| first & 1 != 0);
         if self.standby && is_group {
-            return Written::Done;
+            return WriteOutcome::Done;
         }
         match fit(start, frame.bytes.len(), &frame.offload, self.mtu) {
             Fit::Fits => {}
-            Fit::Drop => return Written::Dropped(Cause::Length),
+            Fit::Drop => return WriteOutcome::Dropped(Cause::Length),
             Fit::Answer(answer) => {
                 return match self.answer(answer) {
-                    Some(answer) => Written::Answered(Cause::Length, answer),
-                    None => Written::Dropped(Cause::Length),
+                    Some(answer) => WriteOutcome::Answered(Cause::Length, answer),
+                    None => WriteOutcome::Dropped(Cause::Length),
                 };
             }
         }
         match write_with_head(self.socket.as_fd(), frame.offload.as_bytes(), frame.bytes) {
-            Ok(_) => Written::Done,
-            Err(Errno::MSGSIZE) => Written::Dropped(Cause::Length),
-            Err(Errno::INVAL) => Written::Dropped(Cause::Offload),
-            Err(Errno::NOBUFS | Errno::AGAIN) => Written::Dropped(Cause::Full),
-            Err(_) => Written::Dropped(Cause::Down),
+            Ok(_) => WriteOutcome::Done,
+            Err(Errno::MSGSIZE) => WriteOutcome::Dropped(Cause::Length),
+            Err(Errno::INVAL) => WriteOutcome::Dropped(Cause::Offload),
+            Err(Errno::NOBUFS | Errno::AGAIN) => WriteOutcome::Dropped(Cause::Full),
+            Err(_) => WriteOutcome::Dropped(Cause::Down),
         }
     }
 
@@ -294,16 +294,16 @@ impl Device for Interface {
         (!self.standby && !self.is_first).then_some(STANDING_IN_NS)
     }
 
-    fn attend(&mut self, lane: &mut Lane) -> bool {
-        self.now_ns = lane.now_ns();
-        let standby = lane.way_out() != Some(lane.station());
+    fn attend(&mut self, port_queue: &mut PortQueue) -> bool {
+        self.now_ns = port_queue.now_ns();
+        let standby = port_queue.way_out() != Some(port_queue.station());
         if self.standby && !standby {
             self.announce();
         }
         if self.standby != standby {
             let state = if standby { UplinkState::Standby } else { UplinkState::Active };
             self.state.store(state as u8, Ordering::Relaxed);
-            tracing::info!(interface = self.socket.name(), ?state, "uplink");
+            tracing::info!(interface = self.socket.name(), ?state, "the uplink's state changed");
         }
         self.standby = standby;
         if self.now_ns < self.look_at_ns {

@@ -1,5 +1,5 @@
-//! The thread between an interface and a lane: takes frames from the one to the rings of their receivers, and
-//! from the lane's rings to the other. It polls while there is work, spins for a while after it, and sleeps
+//! The thread between an interface and a queue: takes frames from the one to the rings of their receivers, and
+//! from the queue's rings to the other. It polls while there is work, spins for a while after it, and sleeps
 //! (`rackbus_pci::pace`).
 
 use std::io::IoSliceMut;
@@ -10,10 +10,10 @@ use std::thread::JoinHandle;
 
 use rackbus_memory::vectored::write_with_head;
 use rackbus_memory::{AdaptiveSpin, Event};
-use rackbus_net::lane::LaneHandle;
 use rackbus_net::offload::OFFLOAD_BYTES;
 use rackbus_net::port::MAX_FRAME;
-use rackbus_net::{Cause, Frame, Lane, News, Offload, Port, Sent};
+use rackbus_net::port_queue::PortQueueHandle;
+use rackbus_net::{Cause, Frame, NetworkPort, News, Offload, PortQueue, Sent};
 use rackbus_pci::Work;
 use rackbus_pci::pace::{Next, Pace};
 use rustix::io::Errno;
@@ -25,35 +25,35 @@ const BURST: usize = 16;
 const HELD_NS: u64 = 5_000_000;
 
 /// An interface, or a queue of one.
-pub trait Device: Send {
+pub trait FrameDevice: Send {
     /// The next frame that came to it, put into `buffer`; what is left to do to it, and its length.
     fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)>;
 
     /// Gives a frame to the interface.
-    fn write(&mut self, frame: &Frame<'_>) -> Written;
+    fn write(&mut self, frame: &Frame<'_>) -> WriteOutcome;
 
     /// Readable when frames have come; none where no more will.
     fn frames(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Readable when there is something to [attend](Device::attend) to.
+    /// Readable when there is something to [attend](FrameDevice::attend) to.
     fn others(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 
-    /// How long it may sleep before it is to [attend](Device::attend) again.
+    /// How long it may sleep before it is to [attend](FrameDevice::attend) again.
     fn attend_within_ns(&self) -> Option<u64> {
         None
     }
 
     /// Called between bursts of frames. False ends the thread's work with it.
-    fn attend(&mut self, _lane: &mut Lane) -> bool {
+    fn attend(&mut self, _lane: &mut PortQueue) -> bool {
         true
     }
 }
 
 /// What became of a frame for an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Written {
+pub enum WriteOutcome {
     /// The interface took the frame.
     Done,
     /// The frame was dropped for this cause.
@@ -77,7 +77,7 @@ impl TapQueue {
     }
 }
 
-impl Device for TapQueue {
+impl FrameDevice for TapQueue {
     fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
         if self.gone {
             return None;
@@ -91,18 +91,18 @@ impl Device for TapQueue {
             }
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(cause) => {
-                tracing::warn!(%cause, "the interface was deleted; `rackbus net down` and `net up` make it anew");
+                tracing::warn!(%cause, "the interface was deleted; `rackbus net down` and `rackbus net up` make it again");
                 self.gone = true;
                 None
             }
         }
     }
 
-    fn write(&mut self, frame: &Frame<'_>) -> Written {
+    fn write(&mut self, frame: &Frame<'_>) -> WriteOutcome {
         match write_with_head(self.queue.as_fd(), frame.offload.as_bytes(), frame.bytes) {
-            Ok(_) => Written::Done,
-            Err(Errno::INVAL) => Written::Dropped(Cause::Offload),
-            Err(_) => Written::Dropped(Cause::Down),
+            Ok(_) => WriteOutcome::Done,
+            Err(Errno::INVAL) => WriteOutcome::Dropped(Cause::Offload),
+            Err(_) => WriteOutcome::Dropped(Cause::Down),
         }
     }
 
@@ -114,7 +114,7 @@ impl Device for TapQueue {
 /// A running worker; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Worker {
-    handle: LaneHandle,
+    handle: PortQueueHandle,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -124,10 +124,10 @@ impl Worker {
     ///
     /// # Errors
     /// When the system has no thread for it.
-    pub fn start(name: &str, lane: Lane, queue: TapQueue) -> std::io::Result<Worker> {
-        let (handle, stop) = (lane.handle().clone(), Arc::new(AtomicBool::new(false)));
+    pub fn start(name: &str, port_queue: PortQueue, queue: TapQueue) -> std::io::Result<Worker> {
+        let (handle, stop) = (port_queue.handle().clone(), Arc::new(AtomicBool::new(false)));
         let stopped = stop.clone();
-        let run = move || work(lane, queue, &stopped);
+        let run = move || work(port_queue, queue, &stopped);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Worker { handle, stop, thread: Some(thread) })
     }
@@ -144,14 +144,14 @@ impl Drop for Worker {
     }
 }
 
-/// Carries frames between a lane and a device until `stop` says so, or the device.
-pub fn work(lane: Lane, device: impl Device, stop: &AtomicBool) {
+/// Carries frames between a queue and a device until `stop` says so, or the device.
+pub fn work(port_queue: PortQueue, device: impl FrameDevice, stop: &AtomicBool) {
     let (buffer, offload) = (vec![0; MAX_FRAME], Offload::default());
-    Running { lane, device, buffer, offload, held: None }.run(stop);
+    Running { port_queue, device, buffer, offload, held: None }.run(stop);
 }
 
 struct Running<D> {
-    lane: Lane,
+    port_queue: PortQueue,
     device: D,
     /// A frame as it was read, and what is left to do to it.
     buffer: Vec<u8>,
@@ -160,14 +160,14 @@ struct Running<D> {
     held: Option<usize>,
 }
 
-impl<D: Device> Running<D> {
+impl<D: FrameDevice> Running<D> {
     fn run(mut self, stop: &AtomicBool) {
-        let begun = self.lane.now_ns();
-        let handle = self.lane.handle().clone();
+        let begun = self.port_queue.now_ns();
+        let handle = self.port_queue.handle().clone();
         let counters = &handle.counters().pace;
         counters.since_ns.set(begun);
         let mut pace = Pace::new(AdaptiveSpin::default(), begun);
-        while !stop.load(Ordering::Acquire) && self.device.attend(&mut self.lane) {
+        while !stop.load(Ordering::Acquire) && self.device.attend(&mut self.port_queue) {
             let sent = self.send();
             let received = self.receive();
             let work = if sent || received { Work::Done } else { Work::Idle };
@@ -178,15 +178,15 @@ impl<D: Device> Running<D> {
                     std::hint::spin_loop();
                 }
             }
-            match pace.after(work, || self.lane.now_ns()) {
+            match pace.after(work, || self.port_queue.now_ns()) {
                 Next::Poll | Next::Check | Next::Move => {}
                 Next::Yield => std::thread::yield_now(),
                 Next::Sleep(_) => {
-                    let asleep = self.lane.now_ns();
+                    let asleep = self.port_queue.now_ns();
                     if self.sleep() {
                         counters.sleeps.add(1);
                     }
-                    let now = self.lane.now_ns();
+                    let now = self.port_queue.now_ns();
                     counters.asleep_ns.add(now.saturating_sub(asleep));
                     pace.disturbed(now);
                 }
@@ -209,33 +209,35 @@ impl<D: Device> Running<D> {
                 },
             };
             let frame = &self.buffer[..length];
-            if self.lane.send_checked(self.offload, frame, &[]) == Sent::Full {
+            if self.port_queue.send_checked(self.offload, frame, &[]) == Sent::Full {
                 self.held = Some(length);
                 break;
             }
             done += 1;
         }
         if done > 0 {
-            self.lane.flush();
+            self.port_queue.flush();
         }
         done > 0
     }
 
-    /// From the lane's rings to the device. True when there was a frame.
+    /// From the queue's rings to the device. True when there was a frame.
     fn receive(&mut self) -> bool {
         let mut done = 0;
         while done < BURST {
-            let Some(frame) = self.lane.next() else { break };
+            let Some(frame) = self.port_queue.next() else { break };
             let written = self.device.write(&frame);
-            self.lane.consume();
+            self.port_queue.consume();
             match written {
-                Written::Done => {}
-                Written::Dropped(cause) => self.lane.handle().counters().drops.count(cause),
-                Written::Answered(cause, answer) => {
-                    self.lane.handle().counters().drops.count(cause);
+                WriteOutcome::Done => {}
+                WriteOutcome::Dropped(cause) => {
+                    self.port_queue.handle().counters().drops.count(cause)
+                }
+                WriteOutcome::Answered(cause, answer) => {
+                    self.port_queue.handle().counters().drops.count(cause);
                     // One that there is no room for now is of no use later.
-                    let _ = self.lane.send_checked(Offload::default(), &answer, &[]);
-                    self.lane.flush();
+                    let _ = self.port_queue.send_checked(Offload::default(), &answer, &[]);
+                    self.port_queue.flush();
                 }
             }
             done += 1;
@@ -245,16 +247,16 @@ impl<D: Device> Running<D> {
 
     /// Sleeps until there is something to do; false when there is already.
     fn sleep(&mut self) -> bool {
-        let parks = self.lane.park();
+        let parks = self.port_queue.park();
         if parks {
             let timeout = self.held.map(|_| HELD_NS).or(self.device.attend_within_ns());
             let mut wakes = self.device.others();
-            wakes.push(self.lane.wake_fd());
+            wakes.push(self.port_queue.wake_fd());
             // What came to the device waits while a frame before it does.
             wakes.extend(self.device.frames().filter(|_| self.held.is_none()));
             Event::wait_any(&wakes, timeout);
         }
-        self.lane.unpark();
+        self.port_queue.unpark();
         parks
     }
 }

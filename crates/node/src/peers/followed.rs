@@ -1,5 +1,6 @@
 //! A device whose configuration space is followed: what its user programs decides what its peers reach.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_memory::{Access, Gate, MemoryHandle};
@@ -92,6 +93,10 @@ impl<D: Device> Device for Followed<D> {
 
     fn unmap_all(&self) -> Result<(), DeviceError> {
         self.device.unmap_all()
+    }
+
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+        self.device.registers(bar)
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {

@@ -1,15 +1,15 @@
-//! The functions of one user: the steps that [`Peers`] decides are carried out, one after the other.
+//! The functions of one user: the steps that [`PeerFunctions`] decides are carried out, one after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rackbus_control::api::{PeerReport, PeerWindowReport};
 use rackbus_fabric::BarPlace;
-use rackbus_fabric::peer::{BarPart, Member, PeerWindow, Peers, Step};
+use rackbus_fabric::peer::{BarPart, PeerFunctions, PeerMember, PeerStep, PeerWindow};
 use rackbus_memory::MemoryHandle;
 use rackbus_pci::vfio_user::SharedPart;
 
-use super::Windows;
+use super::PeerWindows;
 
 /// The functions of one user.
 #[derive(Default)]
@@ -21,13 +21,13 @@ pub(super) struct Group {
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) peers: Peers,
-    pub(super) members: BTreeMap<Member, Joined>,
+    pub(super) peers: PeerFunctions,
+    pub(super) members: BTreeMap<PeerMember, Joined>,
     /// Windows that were opened by another process of this node, as initiator, address and length, until all
     /// that it followed were looked at: those that are not to be any more are closed then.
-    pub(super) inherited: Vec<(Member, u64, u64)>,
+    pub(super) inherited: Vec<(PeerMember, u64, u64)>,
     /// Functions that it followed, and that were not looked at.
-    pub(super) unseen: BTreeSet<Member>,
+    pub(super) unseen: BTreeSet<PeerMember>,
 }
 
 /// What is needed of a function to carry steps out.
@@ -35,7 +35,7 @@ pub(super) struct Joined {
     /// Memory of its BARs that can be mapped, by the BAR's number.
     pub(super) memory: BTreeMap<u8, SharedPart>,
     /// None of a function whose front runs here, for which no windows are opened.
-    pub(super) windows: Option<Box<dyn Windows>>,
+    pub(super) windows: Option<Box<dyn PeerWindows>>,
 }
 
 impl std::fmt::Debug for Group {
@@ -74,7 +74,12 @@ impl State {
                 && !self.peers.windows().any(same)
                 && let Err(reason) = windows.close(address, length)
             {
-                tracing::warn!(address, length, reason, "a window of before is not closed");
+                tracing::warn!(
+                    address,
+                    length,
+                    reason,
+                    "a window that is no longer needed could not be closed"
+                );
             }
         }
     }
@@ -82,11 +87,15 @@ impl State {
     pub(super) fn take_steps(&mut self) {
         while let Some(step) = self.peers.next() {
             let outcome = match step {
-                Step::Open(window) => self.open(&window),
-                Step::Close(window) => self.close(&window),
+                PeerStep::Open(window) => self.open(&window),
+                PeerStep::Close(window) => self.close(&window),
             };
             if let Err(reason) = &outcome {
-                tracing::warn!(?step, reason, "peer-to-peer");
+                tracing::warn!(
+                    ?step,
+                    reason,
+                    "a peer-to-peer window could not be opened or closed"
+                );
             }
             self.peers.done(step, outcome);
         }

@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// A lender that is told of what is closed.
 struct Closed(mpsc::Sender<(u64, u64)>);
 
-impl Windows for Closed {
+impl PeerWindows for Closed {
     fn open(
         &self,
         _iova: u64,
@@ -95,7 +95,7 @@ fn a_node_is_not_replaced_while_windows_are_opened_again() {
 /// A lender that is told of what is opened.
 struct Told(mpsc::Sender<(u64, u64, BarPlace)>);
 
-impl Windows for Told {
+impl PeerWindows for Told {
     fn open(
         &self,
         iova: u64,

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use rackbus_segment::message::{Event, encode};
+use rackbus_segment::message::{SessionEvent, encode};
 use rackbus_segment::{Handle, NodeId, SessionId};
 
-use super::far::{FarConversation, Link};
+use super::far::{ConnectionKey, FarConversation};
 use super::outbox::Letter;
 use super::{Segments, State};
 
@@ -85,14 +85,14 @@ impl Hiding {
 type Kept = (SessionId, Handle, u64, u64);
 
 /// A range of a connection's memory: where it begins, and its bytes.
-pub type Span = (Link, u64, u64);
+pub type ConnectionRange = (ConnectionKey, u64, u64);
 
 impl Segments {
     /// Hides ranges of memory that this host has in common with `node`, calls `with`, and shows them again.
     pub(super) fn while_hidden<T>(
         &self,
         node: NodeId,
-        spans: &[Span],
+        spans: &[ConnectionRange],
         with: impl FnOnce() -> T,
     ) -> T {
         if spans.is_empty() {
@@ -100,7 +100,7 @@ impl Segments {
         }
         let mut kept = self.lock().keepers(node, spans);
         let turn = self.hiding.begin(&mut kept);
-        let say = |session: &SessionId, event: &Event| {
+        let say = |session: &SessionId, event: &SessionEvent| {
             let events = self.lock().sessions.get(session).and_then(|it| it.events.clone());
             match events {
                 Some(events) => events.send(Letter { bytes: encode(event), fds: Vec::new() }),
@@ -109,12 +109,12 @@ impl Segments {
         };
         for (session, keeper, offset, length) in &kept {
             let (keeper, offset, length) = (*keeper, *offset, *length);
-            say(session, &Event::Hide { turn, keeper, offset, length });
+            say(session, &SessionEvent::Hide { turn, keeper, offset, length });
         }
         self.hiding.wait(turn);
         let done = with();
         for (session, keeper, ..) in &kept {
-            say(session, &Event::Show { keeper: *keeper });
+            say(session, &SessionEvent::Show { keeper: *keeper });
         }
         done
     }
@@ -122,7 +122,7 @@ impl Segments {
 
 impl State {
     /// Who may have ranges of connections' memory mapped.
-    fn keepers(&self, node: NodeId, spans: &[Span]) -> Vec<Kept> {
+    fn keepers(&self, node: NodeId, spans: &[ConnectionRange]) -> Vec<Kept> {
         // One range for each that keeps a memory, whatever connections lead there.
         let mut kept: BTreeMap<(SessionId, Handle), (u64, u64)> = BTreeMap::new();
         for ((way, connection), offset, length) in spans {

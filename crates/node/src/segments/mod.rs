@@ -6,8 +6,9 @@
 //! which this host's processes are connectors, and the one in which they are owners (`peers`).
 //! A thread for each of them receives, asks the directory under one lock, and sends what it says
 //! itself, so that connecting takes two round trips and no thread in between. Nothing waits under
-//! the lock: a peer that takes no messages is given up (`outbox`).
+//! the lock: a peer that takes no messages is disconnected (`outbox`).
 
+pub mod devices;
 mod far;
 mod hiding;
 mod numbers;
@@ -20,19 +21,20 @@ mod unshared;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use rackbus_fabric::FabricHandle;
 use rackbus_link::Connect;
 use rackbus_memory::{Gate, PacketListener, sparse};
-use rackbus_segment::directory::{Attached, Settings};
-use rackbus_segment::message::{Ask, Refusal, Reply, Tell, encode};
-use rackbus_segment::{Directory, Handle, NodeId, Objects, Output, SessionId, To};
+use rackbus_segment::directory::{AttachedObject, DirectorySettings};
+use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Refusal, Reply, encode};
+use rackbus_segment::{Directory, DirectoryAction, Handle, NodeId, Objects, Recipient, SessionId};
 
-use far::{Effects, Far};
+use devices::ProgramDevices;
+use far::{EffectsLock, Far};
 use numbers::Numbers;
-use objects::{Object, Store};
+use objects::{Object, ObjectStore};
 use outbox::{Letter, Outbox};
 
 /// The socket in a host's folder that processes attach to.
@@ -46,6 +48,8 @@ pub struct Segments {
     begun: Instant,
     state: Mutex<State>,
     hiding: hiding::Hiding,
+    /// Who borrows devices for processes, where somebody does.
+    devices: OnceLock<Arc<dyn ProgramDevices>>,
     /// Signalled when the directory may want to be told of time sooner.
     sooner: Condvar,
 }
@@ -58,7 +62,7 @@ impl std::fmt::Debug for Segments {
 
 struct State {
     directory: Directory,
-    store: Store,
+    store: ObjectStore,
     hosts: Vec<(NodeId, String)>,
     numbers: Numbers,
     sessions: HashMap<SessionId, Session>,
@@ -66,9 +70,9 @@ struct State {
     connectors: HashMap<NodeId, Arc<Outbox>>,
     /// What this host has in common with those on other machines.
     fars: HashMap<NodeId, Arc<Far>>,
-    effects: Effects,
+    effects: EffectsLock,
     /// What this node answers in the place of connectors on other machines.
-    in_their_place: Vec<(NodeId, Ask)>,
+    in_their_place: Vec<(NodeId, ConnectorMessage)>,
 }
 
 struct Session {
@@ -94,14 +98,14 @@ enum Owner {
 }
 
 /// What is said instead to somebody who waits for an answer whose memory cannot go along.
-fn without_memory(to: To, error: &str) -> Option<To> {
+fn without_memory(to: Recipient, error: &str) -> Option<Recipient> {
     let refusal = Refusal::System(error.to_owned());
     match to {
-        To::Reply(session, _) => Some(To::Reply(session, Reply::Refused(refusal))),
-        To::Tell(node, Tell::Answer { request, .. }) => {
-            Some(To::Tell(node, Tell::Answer { request, answer: Err(refusal) }))
+        Recipient::Reply(session, _) => Some(Recipient::Reply(session, Reply::Refused(refusal))),
+        Recipient::Tell(node, OwnerMessage::Answer { request, .. }) => {
+            Some(Recipient::Tell(node, OwnerMessage::Answer { request, answer: Err(refusal) }))
         }
-        To::Event(..) | To::Ask(..) | To::Tell(..) => None,
+        Recipient::Event(..) | Recipient::Ask(..) | Recipient::Tell(..) => None,
     }
 }
 
@@ -120,7 +124,7 @@ impl Segments {
         rack: &str,
         host: &str,
         link: Arc<dyn Connect>,
-        settings: Settings,
+        settings: DirectorySettings,
         fabric: FabricHandle,
     ) -> Arc<Segments> {
         let hosts = settings.hosts.iter().map(|(node, name)| (*node, name.clone())).collect();
@@ -131,19 +135,26 @@ impl Segments {
             begun: Instant::now(),
             state: Mutex::new(State {
                 directory: Directory::new(settings, fabric),
-                store: Store::default(),
+                store: ObjectStore::default(),
                 hosts,
                 numbers: Numbers::default(),
                 sessions: HashMap::new(),
                 owners: HashMap::new(),
                 connectors: HashMap::new(),
                 fars: HashMap::new(),
-                effects: Effects::default(),
+                effects: EffectsLock::default(),
                 in_their_place: Vec::new(),
             }),
             hiding: hiding::Hiding::default(),
+            devices: OnceLock::new(),
             sooner: Condvar::new(),
         })
+    }
+
+    /// Has `devices` borrow for processes; before it is started, and once.
+    pub fn borrow_by(&self, devices: Arc<dyn ProgramDevices>) {
+        // Who came first stays.
+        let _ = self.devices.set(devices);
     }
 
     /// Listens for processes and keeps the time, on threads of its own.
@@ -203,7 +214,7 @@ impl Segments {
     /// Asks the directory, and does what it says.
     fn ask(
         self: &Arc<Self>,
-        question: impl FnOnce(&mut Directory, u64, &mut dyn Objects) -> Vec<Output>,
+        question: impl FnOnce(&mut Directory, u64, &mut dyn Objects) -> Vec<DirectoryAction>,
     ) {
         self.ask_in(&mut self.lock(), question);
     }
@@ -212,7 +223,7 @@ impl Segments {
     fn ask_in(
         self: &Arc<Self>,
         state: &mut State,
-        question: impl FnOnce(&mut Directory, u64, &mut dyn Objects) -> Vec<Output>,
+        question: impl FnOnce(&mut Directory, u64, &mut dyn Objects) -> Vec<DirectoryAction>,
     ) {
         let State { directory, store, .. } = &mut *state;
         let outputs = question(directory, self.now(), store);
@@ -222,11 +233,11 @@ impl Segments {
         }
     }
 
-    fn perform(self: &Arc<Self>, state: &mut State, outputs: Vec<Output>) {
+    fn perform(self: &Arc<Self>, state: &mut State, outputs: Vec<DirectoryAction>) {
         let mut outputs = VecDeque::from(outputs);
         while let Some(output) = outputs.pop_front() {
             match output {
-                Output::Send(to, attached) => {
+                DirectoryAction::Send(to, attached) => {
                     let Some(to) = Segments::deliver_far(state, to, &attached) else {
                         let (now, State { directory, store, in_their_place, .. }) =
                             (self.now(), &mut *state);
@@ -237,7 +248,7 @@ impl Segments {
                     };
                     self.deliver(state, to, &attached);
                 }
-                Output::Copy { ticket, from, to, length } => {
+                DirectoryAction::Copy { ticket, from, to, length } => {
                     let ends = (state.store.get(from.0), state.store.get(to.0));
                     let (Some(source), Some(target)) = ends else { continue };
                     let ends = ((source.clone(), from.1), (target.clone(), to.1));
@@ -247,7 +258,7 @@ impl Segments {
                         outputs.extend(directory.copied(now, ticket, outcome, store));
                     }
                 }
-                Output::Empty { job, object, offset, length } => {
+                DirectoryAction::Empty { job, object, offset, length } => {
                     let Some(object) = state.store.get(object).cloned() else { continue };
                     let Some(job) = job else {
                         // Whoever could be told waits for nothing.
@@ -255,15 +266,18 @@ impl Segments {
                         continue;
                     };
                     if let Err(error) = self.empty_aside(job, object.clone(), offset, length) {
-                        tracing::warn!(%error, "no thread to empty memory: everybody waits for it");
+                        tracing::warn!(%error, "cannot start a thread to empty memory; it is emptied at once");
                         let outcome = empty(&object, offset, length);
                         let (now, State { directory, store, .. }) = (self.now(), &mut *state);
                         outputs.extend(directory.emptied(now, job, outcome, store));
                     }
                 }
-                Output::Forget(object) => state.store.forget(object),
-                Output::Cut(session) => {
-                    tracing::warn!(session = session.0, "a process did not answer and is cut off");
+                DirectoryAction::Forget(object) => state.store.forget(object),
+                DirectoryAction::Cut(session) => {
+                    tracing::warn!(
+                        session = session.0,
+                        "a process did not answer and is disconnected"
+                    );
                     if let Some(session) = state.sessions.remove(&session) {
                         session.shut_down();
                     }
@@ -274,7 +288,7 @@ impl Segments {
         }
     }
 
-    fn deliver(self: &Arc<Self>, state: &mut State, to: To, attached: &[Attached]) {
+    fn deliver(self: &Arc<Self>, state: &mut State, to: Recipient, attached: &[AttachedObject]) {
         let (to, fds) = match state.store.attach(attached) {
             Ok(fds) => (to, fds),
             Err(error) => {
@@ -284,18 +298,18 @@ impl Segments {
             }
         };
         match to {
-            To::Reply(session, reply) => {
+            Recipient::Reply(session, reply) => {
                 if let Some(session) = state.sessions.get(&session) {
                     session.calls.send(Letter { bytes: encode(&reply), fds });
                 }
             }
-            To::Event(session, event) => {
+            Recipient::Event(session, event) => {
                 if let Some(events) = state.sessions.get(&session).and_then(|it| it.events.as_ref())
                 {
                     events.send(Letter { bytes: encode(&event), fds });
                 }
             }
-            To::Ask(node, ask) => {
+            Recipient::Ask(node, ask) => {
                 let letter = Letter { bytes: encode(&ask), fds };
                 match state.owners.get_mut(&node) {
                     Some(Owner::Here(outbox)) => outbox.send(letter),
@@ -303,14 +317,14 @@ impl Segments {
                     None => {
                         state.owners.insert(node, Owner::Dialling(vec![letter]));
                         if let Err(error) = self.dial(state, node) {
-                            tracing::error!(%error, "another host is out of reach: no thread");
+                            tracing::error!(%error, "another host cannot be reached: cannot start a thread");
                             // Who waits is told in time; the next message tries again.
                             state.owners.remove(&node);
                         }
                     }
                 }
             }
-            To::Tell(node, tell) => {
+            Recipient::Tell(node, tell) => {
                 if let Some(outbox) = state.connectors.get(&node) {
                     outbox.send(Letter { bytes: encode(&tell), fds });
                 }
@@ -373,9 +387,9 @@ impl Segments {
     }
 
     /// What a peer sent along, as objects; to be forgotten again when the message is dealt with.
-    fn take_in(state: &mut State, fds: Vec<OwnedFd>) -> Vec<Attached> {
+    fn take_in(state: &mut State, fds: Vec<OwnedFd>) -> Vec<AttachedObject> {
         // Whatever rights a descriptor has, it had them when the peer passed it.
-        let object = |fd| Attached { object: state.store.add(fd), write: true };
+        let object = |fd| AttachedObject { object: state.store.add(fd), write: true };
         fds.into_iter().map(object).collect()
     }
 }

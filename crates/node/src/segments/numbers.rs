@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_life_gives_a_number_of_a_former_one() {
+    fn a_restarted_node_repeats_no_number() {
         let folder = tempfile::tempdir().unwrap();
         // At once, at the same second, after the clock went back, and long after.
         let mut last = SessionId(0);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_without_numbers_gives_none() {
+    fn without_its_file_a_node_gives_no_numbers() {
         assert_eq!(Numbers::default().next(), None);
         let mut last = Numbers { next: 7, end: 8 };
         assert_eq!((last.next(), last.next()), (Some(SessionId(7)), None));

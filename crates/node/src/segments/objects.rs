@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use rackbus_memory::doorbell::{DOORBELL_BYTES, count_in};
 use rackbus_memory::ring::RingLayout;
 use rackbus_memory::{Access, Event, Region, RegionError, SharedMemory};
-use rackbus_segment::directory::{Attached, LinePart};
+use rackbus_segment::directory::{AttachedObject, LinePart};
 use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
 use rackbus_segment::{ObjectId, Objects};
 use rustix::fs::{Mode, OFlags};
@@ -21,29 +21,29 @@ pub struct Object {
     fd: Arc<OwnedFd>,
     /// The same memory for those who may only load from it.
     read_only: OnceLock<Arc<OwnedFd>>,
-    kind: Kind,
+    kind: ObjectKind,
     /// The memory, mapped here, once that was needed.
     region: OnceLock<Arc<Region>>,
 }
 
 /// What an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A memory file.
+pub enum ObjectKind {
+    /// A memory file, which may be mapped.
     Memory,
-    /// An eventfd.
+    /// An eventfd, by which somebody who sleeps is woken.
     Event,
     /// An interrupt's doorbell, or the ring of a sender to it.
     Line(LinePart),
 }
 
 impl Object {
-    fn new(fd: OwnedFd, kind: Kind) -> Arc<Object> {
+    fn new(fd: OwnedFd, kind: ObjectKind) -> Arc<Object> {
         let (fd, region) = (Arc::new(fd), OnceLock::new());
         Arc::new(Object { fd, read_only: OnceLock::new(), kind, region })
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ObjectKind {
         self.kind
     }
 
@@ -85,18 +85,18 @@ impl Object {
 
 /// All of a host's.
 #[derive(Debug, Default)]
-pub struct Store {
+pub struct ObjectStore {
     objects: HashMap<ObjectId, Arc<Object>>,
     next: u64,
 }
 
-impl Store {
+impl ObjectStore {
     /// Takes a descriptor in.
     pub fn add(&mut self, fd: OwnedFd) -> ObjectId {
-        self.add_as(fd, Kind::Memory)
+        self.add_as(fd, ObjectKind::Memory)
     }
 
-    fn add_as(&mut self, fd: OwnedFd, kind: Kind) -> ObjectId {
+    fn add_as(&mut self, fd: OwnedFd, kind: ObjectKind) -> ObjectId {
         self.next += 1;
         let id = ObjectId(self.next);
         self.objects.insert(id, Object::new(fd, kind));
@@ -117,15 +117,20 @@ impl Store {
     ///
     /// # Errors
     /// When an object is gone, or the process has no descriptors left.
-    pub fn attach(&self, attached: &[Attached]) -> std::io::Result<Vec<Arc<OwnedFd>>> {
-        let one = |it: &Attached| match self.objects.get(&it.object) {
+    pub fn attach(&self, attached: &[AttachedObject]) -> std::io::Result<Vec<Arc<OwnedFd>>> {
+        let one = |it: &AttachedObject| match self.objects.get(&it.object) {
             Some(object) => object.with(it.write),
             None => Err(std::io::Error::other("the object is gone")),
         };
         attached.iter().map(one).collect()
     }
 
-    fn memory_named(&mut self, name: &str, size: u64, kind: Kind) -> Result<ObjectId, String> {
+    fn memory_named(
+        &mut self,
+        name: &str,
+        size: u64,
+        kind: ObjectKind,
+    ) -> Result<ObjectId, String> {
         // Whole pages: QEMU maps no others into a virtual machine.
         let pages = size.checked_next_multiple_of(PAGE).ok_or("memory that cannot be")?;
         let memory = SharedMemory::reserve(name, pages).map_err(|error| error.to_string())?;
@@ -135,19 +140,19 @@ impl Store {
     }
 }
 
-impl Objects for Store {
+impl Objects for ObjectStore {
     fn memory(&mut self, size: u64) -> Result<ObjectId, String> {
-        self.memory_named("rackbus segment", size, Kind::Memory)
+        self.memory_named("rackbus segment", size, ObjectKind::Memory)
     }
 
     fn event(&mut self) -> Result<ObjectId, String> {
         let event = Event::new().map_err(|error| error.to_string())?;
         let fd = event.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
-        Ok(self.add_as(fd, Kind::Event))
+        Ok(self.add_as(fd, ObjectKind::Event))
     }
 
     fn line(&mut self, part: LinePart) -> Result<ObjectId, String> {
-        let kind = Kind::Line(part);
+        let kind = ObjectKind::Line(part);
         match part {
             LinePart::Doorbell => {
                 self.memory_named("rackbus interrupt", DOORBELL_BYTES as u64, kind)

@@ -18,7 +18,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// A message with its descriptors.
 #[derive(Debug)]
 pub struct Letter {
-    /// The encoded message.
+    /// The message as it is sent.
     pub bytes: Vec<u8>,
     /// The descriptors that are passed with it.
     pub fds: Vec<Arc<OwnedFd>>,
@@ -62,7 +62,7 @@ impl Outbox {
             }
         }
         if waiting.len() >= MOST {
-            tracing::warn!("a peer that takes no messages is given up");
+            tracing::warn!("a peer takes no messages and is disconnected");
             return self.give_up();
         }
         waiting.push_back(letter);

@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-use rackbus_link::{Hello, Incoming, LinkError, Purpose, VERSIONS};
+use rackbus_link::{Hello, IncomingConnection, LinkError, Purpose, VERSIONS};
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, StreamError};
 use rackbus_segment::NodeId;
@@ -48,7 +48,7 @@ impl Segments {
             let loss = match service.reach(&name) {
                 Ok(outbox) => service.hear_owner(node, &outbox),
                 Err(error) => {
-                    tracing::info!(%error, "segments of another host are out of reach");
+                    tracing::info!(%error, "segments of another host cannot be reached");
                     loss_by(&error)
                 }
             };
@@ -100,7 +100,7 @@ impl Segments {
             };
             heard = true;
             let Some(tell) = buffer.get(..packet.length).and_then(decode) else {
-                tracing::warn!(node, "a node that makes no sense is not listened to any more");
+                tracing::warn!(node, "a node sent a malformed message and is disconnected");
                 return Loss::OutOfReach;
             };
             let mut state = self.lock();
@@ -127,7 +127,7 @@ impl Segments {
     }
 
     /// Hears a connector's node until it is gone. The caller has a thread for it.
-    pub fn attend(self: &Arc<Self>, incoming: Incoming) {
+    pub fn attend(self: &Arc<Self>, incoming: IncomingConnection) {
         let from = incoming.hello.from.clone();
         let known = self.lock().hosts.iter().find(|(_, name)| *name == from).map(|(node, _)| *node);
         let Some(node) = known else {
@@ -153,7 +153,7 @@ impl Segments {
             outbox.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
         {
             let Some(ask) = buffer.get(..packet.length).and_then(decode) else {
-                tracing::warn!(node, "a node that makes no sense is not listened to any more");
+                tracing::warn!(node, "a node sent a malformed message and is disconnected");
                 break;
             };
             let mut state = self.lock();

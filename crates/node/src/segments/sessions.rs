@@ -4,11 +4,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, Gate, PacketListener, Packets, Passage};
+use rackbus_memory::{AdaptiveSpin, Gate, GatePassage, PacketListener, Packets};
 use rackbus_segment::SessionId;
-use rackbus_segment::message::{Notice, Refusal, Reply, Request, decode, encode};
+use rackbus_segment::message::{Notice, Refusal, Reply, SessionRequest, decode, encode};
 use rustix::process::getuid;
 
+use super::devices::Borrowing;
 use super::outbox::{Letter, Outbox};
 use super::{Segments, Session};
 
@@ -36,7 +37,7 @@ impl Segments {
 
     /// Only processes of the node's own user, or root's, are listened to: the kernel says whose
     /// they are.
-    fn welcome(self: &Arc<Self>, packets: Packets, passage: Passage) {
+    fn welcome(self: &Arc<Self>, packets: Packets, passage: GatePassage) {
         match packets.peer_user() {
             Ok(user) if user == getuid() || user.is_root() => {}
             Ok(user) => {
@@ -44,19 +45,19 @@ impl Segments {
                 return;
             }
             Err(error) => {
-                tracing::warn!(%error, "whose process wants to attach is not known");
+                tracing::warn!(%error, "the process that wants to attach cannot be identified");
                 return;
             }
         }
         let service = self.clone();
         let serve = move || service.serve(packets, passage);
         if let Err(error) = std::thread::Builder::new().name("session".into()).spawn(serve) {
-            tracing::error!(%error, "a process was refused: no thread for it");
+            tracing::error!(%error, "a process was refused: cannot start a thread for it");
         }
     }
 
     /// Who is let in is counted when `passage` ends: nothing of it could be passed on.
-    fn serve(self: &Arc<Self>, packets: Packets, passage: Passage) {
+    fn serve(self: &Arc<Self>, packets: Packets, passage: GatePassage) {
         let calls = Outbox::new(Arc::new(packets));
         let id = {
             let mut state = self.lock();
@@ -70,26 +71,39 @@ impl Segments {
             id
         };
         drop(passage);
+        let mut borrowing = self.devices.get().map(|devices| Borrowing::new(devices.clone(), id));
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
         while let Ok(packet) =
             calls.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
         {
-            let Some(request) = buffer.get(..packet.length).and_then(decode::<Request>) else {
-                tracing::warn!(session = id.0, "a process that makes no sense is cut off");
+            let Some(request) = buffer.get(..packet.length).and_then(decode::<SessionRequest>)
+            else {
+                tracing::warn!(
+                    session = id.0,
+                    "a process sent a malformed request and is disconnected"
+                );
                 break;
             };
-            if matches!(request, Request::Hello { .. }) && !self.hear_events(id, packet.fds) {
+            if matches!(request, SessionRequest::Hello { .. }) && !self.hear_events(id, packet.fds)
+            {
                 break;
             }
-            if let Request::Flush { keeper } = request
+            if let SessionRequest::Flush { keeper } = request
                 && !self.flush(id, keeper)
             {
                 let refused = Reply::Refused(Refusal::NotResponding);
                 calls.send(Letter { bytes: encode(&refused), fds: Vec::new() });
                 continue;
             }
+            if self.has_greeted(id)
+                && let Some(reply) = borrowing.as_mut().and_then(|it| it.answer(&request))
+            {
+                calls.send(Letter { bytes: encode(&reply), fds: Vec::new() });
+                continue;
+            }
             self.ask(|directory, now, objects| directory.request(now, id, request, objects));
         }
+        drop(borrowing);
         let mut state = self.lock();
         if let Some(session) = state.sessions.remove(&id) {
             session.shut_down();
@@ -97,6 +111,11 @@ impl Segments {
         drop(state);
         self.hiding.forget(id);
         self.ask(|directory, now, objects| directory.closed(now, id, objects));
+    }
+
+    /// Whether the session has begun: with its hello came where it hears events.
+    fn has_greeted(&self, id: SessionId) -> bool {
+        self.lock().sessions.get(&id).is_some_and(|session| session.events.is_some())
     }
 
     /// Takes the socket for events that comes with a hello; false when there is none.

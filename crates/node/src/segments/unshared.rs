@@ -8,19 +8,20 @@ use std::sync::Arc;
 use rackbus_memory::AdaptiveSpin;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::prompt::run_promptly;
-use rackbus_segment::directory::{Attached, LinePart, Loss};
+use rackbus_segment::directory::{AttachedObject, LinePart, Loss};
 use rackbus_segment::message::{
-    Ask, Carried, Change, PeerReply, Question, Refusal, StandIn, Tell, decode, encode,
+    CarriedMessage, ConnectionChange, ConnectorMessage, OwnerMessage, PeerReply, Question, Refusal,
+    StandIn, decode, encode,
 };
-use rackbus_segment::{Handle, NodeId, Objects, SessionId, To};
+use rackbus_segment::{Handle, NodeId, Objects, Recipient, SessionId};
 
-use super::far::{Far, FarConversation, LIMIT, Line, is_whole, stand_ins};
+use super::far::{Far, FarConversation, InterruptParts, LIMIT, is_whole, stand_ins};
 use super::objects::Object;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
 
 /// Answers that wait for the memory that goes with them.
-type Held = std::collections::HashMap<Handle, (Tell, Vec<Attached>)>;
+type Held = std::collections::HashMap<Handle, (OwnerMessage, Vec<AttachedObject>)>;
 
 /// Whether something is given to other machines, and if not why.
 fn refusal(what: &Question) -> Option<Refusal> {
@@ -42,15 +43,19 @@ fn refusal(what: &Question) -> Option<Refusal> {
 
 impl Segments {
     /// Says it to a node of another machine, if it is for one; else it is handed back.
-    pub(super) fn deliver_far(state: &mut State, to: To, attached: &[Attached]) -> Option<To> {
+    pub(super) fn deliver_far(
+        state: &mut State,
+        to: Recipient,
+        attached: &[AttachedObject],
+    ) -> Option<Recipient> {
         match to {
-            To::Ask(node, ask) => {
+            Recipient::Ask(node, ask) => {
                 match state.fars.get(&node).filter(|far| far.has(FarConversation::ToOwner)) {
                     Some(far) => ask_far(far, &ask),
-                    None => return Some(To::Ask(node, ask)),
+                    None => return Some(Recipient::Ask(node, ask)),
                 }
             }
-            To::Tell(node, tell) => {
+            Recipient::Tell(node, tell) => {
                 match state
                     .fars
                     .get(&node)
@@ -58,10 +63,10 @@ impl Segments {
                     .cloned()
                 {
                     Some(far) => state.tell_far(node, &far, tell, attached),
-                    None => return Some(To::Tell(node, tell)),
+                    None => return Some(Recipient::Tell(node, tell)),
                 }
             }
-            To::Reply(..) | To::Event(..) => return Some(to),
+            Recipient::Reply(..) | Recipient::Event(..) => return Some(to),
         }
         None
     }
@@ -85,8 +90,9 @@ impl Segments {
         let end = self.listen_far(outbox, |carried| {
             heard = true;
             match carried {
-                Carried::Said { message, given } => {
-                    let tell: Tell = decode(&message).ok_or("no message of this protocol")?;
+                CarriedMessage::Said { message, given } => {
+                    let tell: OwnerMessage =
+                        decode(&message).ok_or("no message of this protocol")?;
                     self.hear_tell(node, &far, tell, given, &mut held)
                 }
                 carried => {
@@ -103,7 +109,8 @@ impl Segments {
                 }
             }
         });
-        let left: Vec<Attached> = held.into_values().flat_map(|(_, attached)| attached).collect();
+        let left: Vec<AttachedObject> =
+            held.into_values().flat_map(|(_, attached)| attached).collect();
         let mut state = self.lock();
         left.iter().for_each(|it| state.store.forget(it.object));
         match end {
@@ -116,7 +123,7 @@ impl Segments {
     fn listen_far(
         &self,
         outbox: &Arc<Outbox>,
-        mut hear: impl FnMut(Carried<'static>) -> Result<(), String>,
+        mut hear: impl FnMut(CarriedMessage<'static>) -> Result<(), String>,
     ) -> rackbus_memory::StreamError {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
         run_promptly();
@@ -126,17 +133,17 @@ impl Segments {
                 Ok(packet) => packet,
                 Err(error) => return error,
             };
-            let carried = buffer.get(..packet.length).and_then(decode::<Carried<'static>>);
+            let carried = buffer.get(..packet.length).and_then(decode::<CarriedMessage<'static>>);
             let heard = carried.ok_or_else(|| "no message of this protocol".to_owned());
             if let Err(what) = heard.and_then(&mut hear) {
-                tracing::warn!(what, "a node that makes no sense is not listened to any more");
+                tracing::warn!(what, "a node sent a malformed message and is disconnected");
                 outbox.packets().shut_down();
                 return rackbus_memory::StreamError::TimedOut;
             }
         }
     }
 
-    fn told(self: &Arc<Self>, node: NodeId, tell: Tell, attached: Vec<Attached>) {
+    fn told(self: &Arc<Self>, node: NodeId, tell: OwnerMessage, attached: Vec<AttachedObject>) {
         let taken = attached.clone();
         let mut state = self.lock();
         self.ask_in(&mut state, |directory, now, objects| {
@@ -150,16 +157,16 @@ impl Segments {
         self: &Arc<Self>,
         node: NodeId,
         far: &Arc<Far>,
-        tell: Tell,
+        tell: OwnerMessage,
         given: Option<(Handle, Vec<StandIn>)>,
         held: &mut Held,
     ) -> Result<(), String> {
         let over = match &tell {
-            Tell::Remote { connection, change } if change.is_final() => Some(*connection),
+            OwnerMessage::Remote { connection, change } if change.is_final() => Some(*connection),
             _ => None,
         };
         let connection = match &tell {
-            Tell::Answer { request, .. } => Some(
+            OwnerMessage::Answer { request, .. } => Some(
                 far.answered(FarConversation::ToOwner, *request)
                     .ok_or("an answer to no question")?,
             ),
@@ -184,12 +191,12 @@ impl Segments {
                 // The owner has made it; the directory releases it.
                 far.say(
                     FarConversation::ToOwner,
-                    &encode(&Ask::Disconnect { connection: named }),
+                    &encode(&ConnectorMessage::Disconnect { connection: named }),
                     None,
                 );
-                let Tell::Answer { request, .. } = tell else { return Ok(()) };
+                let OwnerMessage::Answer { request, .. } = tell else { return Ok(()) };
                 let answer = Err(Refusal::System(cause));
-                self.told(node, Tell::Answer { request, answer }, Vec::new());
+                self.told(node, OwnerMessage::Answer { request, answer }, Vec::new());
             }
         }
         Ok(())
@@ -201,7 +208,7 @@ impl Segments {
         far: &Arc<Far>,
         connection: Handle,
         given: &[StandIn],
-    ) -> Result<Vec<Attached>, String> {
+    ) -> Result<Vec<AttachedObject>, String> {
         let mut state = self.lock();
         let mut made = Vec::new();
         for one in given {
@@ -212,7 +219,7 @@ impl Segments {
                 StandIn::Ring => (state.store.line(LinePart::Ring), true),
             };
             match object {
-                Ok(object) => made.push(Attached { object, write }),
+                Ok(object) => made.push(AttachedObject { object, write }),
                 Err(cause) => {
                     made.iter().for_each(|it| state.store.forget(it.object));
                     return Err(cause);
@@ -225,7 +232,7 @@ impl Segments {
                 far.add_memory((FarConversation::ToOwner, connection), memory, (*size, *write));
             }
             (_, Some(bell), Some(event)) => {
-                let line = Line { bell, event, ring: object(2) };
+                let line = InterruptParts { bell, event, ring: object(2) };
                 if !far.add_sender(connection, &line) {
                     made.iter().for_each(|it| state.store.forget(it.object));
                     return Err("an interrupt's memory cannot be mapped".to_owned());
@@ -251,7 +258,7 @@ impl Segments {
         };
         self.listen_far(outbox, |carried| {
             let message = match carried {
-                Carried::Said { message, .. } => message,
+                CarriedMessage::Said { message, .. } => message,
                 carried => {
                     let heard = far.hear(
                         (FarConversation::ToConnector, outbox),
@@ -261,25 +268,25 @@ impl Segments {
                     return heard.map(drop);
                 }
             };
-            let ask: Ask = decode(&message).ok_or("no message of this protocol")?;
+            let ask: ConnectorMessage = decode(&message).ok_or("no message of this protocol")?;
             let mut state = self.lock();
             if !state.is_with(node, outbox) {
                 return Err("it has begun another conversation".to_owned());
             }
             let over = match &ask {
-                Ask::Question { request, what, .. } if refusal(what).is_some() => {
+                ConnectorMessage::Question { request, what, .. } if refusal(what).is_some() => {
                     let answer = Err(refusal(what).unwrap_or(Refusal::NoSuchSegment));
-                    let tell = Tell::Answer { request: *request, answer };
+                    let tell = OwnerMessage::Answer { request: *request, answer };
                     far.say(FarConversation::ToConnector, &encode(&tell), None);
                     return Ok(());
                 }
-                Ask::Question { request, connection, .. } => {
+                ConnectorMessage::Question { request, connection, .. } => {
                     far.asked(FarConversation::ToConnector, *request, *connection);
                     None
                 }
-                Ask::Disconnect { connection } => Some(*connection),
+                ConnectorMessage::Disconnect { connection } => Some(*connection),
                 // Connectors on other machines take no part in moves.
-                Ask::Frozen { .. } | Ask::Adopted { .. } => return Ok(()),
+                ConnectorMessage::Frozen { .. } | ConnectorMessage::Adopted { .. } => return Ok(()),
             };
             self.ask_in(&mut state, |directory, now, objects| {
                 directory.asked(now, node, ask, objects)
@@ -323,18 +330,20 @@ impl Segments {
 }
 
 /// Says something to the node of an owner on another machine.
-fn ask_far(far: &Arc<Far>, ask: &Ask) {
+fn ask_far(far: &Arc<Far>, ask: &ConnectorMessage) {
     let bytes = encode(ask);
     match ask {
-        Ask::Question { request, connection, .. } => {
+        ConnectorMessage::Question { request, connection, .. } => {
             far.asked(FarConversation::ToOwner, *request, *connection)
         }
-        Ask::Disconnect { connection }
+        ConnectorMessage::Disconnect { connection }
             if far.close((FarConversation::ToOwner, *connection), &bytes) =>
         {
             return;
         }
-        Ask::Disconnect { .. } | Ask::Frozen { .. } | Ask::Adopted { .. } => {}
+        ConnectorMessage::Disconnect { .. }
+        | ConnectorMessage::Frozen { .. }
+        | ConnectorMessage::Adopted { .. } => {}
     }
     far.say(FarConversation::ToOwner, &bytes, None);
 }
@@ -358,14 +367,22 @@ impl State {
     }
 
     /// Says something to the node of a connector on another machine.
-    fn tell_far(&mut self, node: NodeId, far: &Arc<Far>, tell: Tell, attached: &[Attached]) {
+    fn tell_far(
+        &mut self,
+        node: NodeId,
+        far: &Arc<Far>,
+        tell: OwnerMessage,
+        attached: &[AttachedObject],
+    ) {
         match tell {
-            Tell::Answer { request, answer } => self.answer_far(far, request, answer, attached),
-            Tell::Remote { connection, change } => {
+            OwnerMessage::Answer { request, answer } => {
+                self.answer_far(far, request, answer, attached)
+            }
+            OwnerMessage::Remote { connection, change } => {
                 let bytes = encode(&tell);
                 match change {
                     // It keeps what it held last.
-                    Change::Removed | Change::Lost
+                    ConnectionChange::Removed | ConnectionChange::Lost
                         if far.close((FarConversation::ToConnector, connection), &bytes) =>
                     {
                         return;
@@ -378,22 +395,22 @@ impl State {
                 far.say(FarConversation::ToConnector, &bytes, None);
             }
             // What stands there for the memory is not moved: this host's part of it is.
-            Tell::Freeze { ticket, connection, .. } => {
+            OwnerMessage::Freeze { ticket, connection, .. } => {
                 if let Some(memory) = far.memory((FarConversation::ToConnector, connection)) {
                     memory.pause();
                 }
-                self.in_their_place.push((node, Ask::Frozen { ticket, connection }));
+                self.in_their_place.push((node, ConnectorMessage::Frozen { ticket, connection }));
             }
-            Tell::Adopt { ticket, connection, .. } => {
+            OwnerMessage::Adopt { ticket, connection, .. } => {
                 let object = attached.first().and_then(|it| self.store.get(it.object));
                 if let (Some(memory), Some(object)) =
                     (far.memory((FarConversation::ToConnector, connection)), object)
                 {
                     memory.adopt(object.clone());
                 }
-                self.in_their_place.push((node, Ask::Adopted { ticket, connection }));
+                self.in_their_place.push((node, ConnectorMessage::Adopted { ticket, connection }));
             }
-            Tell::Unfreeze { connection, .. } => {
+            OwnerMessage::Unfreeze { connection, .. } => {
                 far.resume((FarConversation::ToConnector, connection))
             }
         }
@@ -404,7 +421,7 @@ impl State {
         far: &Arc<Far>,
         request: u64,
         answer: Result<PeerReply, Refusal>,
-        attached: &[Attached],
+        attached: &[AttachedObject],
     ) {
         let connection = far.answered(FarConversation::ToConnector, request);
         let objects = attached
@@ -425,7 +442,7 @@ impl State {
                 };
                 far.say(
                     FarConversation::ToConnector,
-                    &encode(&Tell::Answer { request, answer }),
+                    &encode(&OwnerMessage::Answer { request, answer }),
                     Some((connection, given)),
                 );
                 // Only now: what is stored is said behind it.
@@ -437,13 +454,13 @@ impl State {
                 let answer = Err(Refusal::System("its memory cannot be mapped".to_owned()));
                 far.say(
                     FarConversation::ToConnector,
-                    &encode(&Tell::Answer { request, answer }),
+                    &encode(&OwnerMessage::Answer { request, answer }),
                     None,
                 );
             }
             _ => far.say(
                 FarConversation::ToConnector,
-                &encode(&Tell::Answer { request, answer }),
+                &encode(&OwnerMessage::Answer { request, answer }),
                 None,
             ),
         }
@@ -456,7 +473,7 @@ fn give(far: &Arc<Far>, connection: Handle, objects: &[(Arc<Object>, bool)]) -> 
         [(memory, _)] => memory.region().is_ok(),
         [(bell, _), (event, _), rest @ ..] => {
             let ring = rest.first().map(|(ring, _)| ring.clone());
-            let line = Line { bell: bell.clone(), event: event.clone(), ring };
+            let line = InterruptParts { bell: bell.clone(), event: event.clone(), ring };
             far.add_receiver(connection, &line)
         }
         [] => false,

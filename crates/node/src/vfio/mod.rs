@@ -25,13 +25,13 @@ use rackbus_devices::vfio::PhysicalFunction;
 use rackbus_devices::{Folders, RackDevice};
 use rackbus_memory::{Lending, Stream};
 use rackbus_pci::SaveError;
-use rackbus_pci::vfio_user::{Conversation, SavedSession};
+use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
 use rackbus_vfio::facts::{Facts, is_vfio};
-use rackbus_vfio::{Bindings, Container, Device, IommuFault, PciAddress, VfioError};
+use rackbus_vfio::{Bindings, Container, IommuFault, PciAddress, VfioDevice, VfioError};
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved};
 pub use ntbs::Ntbs;
-use session::{Opened, Session};
+use session::{Opened, PhysicalSession};
 
 /// Between two looks whether the last user has let go.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -150,9 +150,9 @@ impl Physical {
     }
 
     /// Opens the function, alone in its container, and resets it.
-    fn open(&self) -> Result<Device, VfioError> {
+    fn open(&self) -> Result<VfioDevice, VfioError> {
         let facts = self.take()?;
-        let device = Device::open(&Arc::new(Container::new()?), facts)?;
+        let device = VfioDevice::open(&Arc::new(Container::new()?), facts)?;
         let method = device.reset()?;
         tracing::info!(device = self.name, address = %device.address(), %method, "reset for its user");
         self.shared.count();
@@ -163,7 +163,7 @@ impl Physical {
 /// A function that is lent in a window, until this is dropped.
 #[derive(Debug)]
 struct HeldInWindow {
-    lent: Option<rackbus_metal::Lent>,
+    lent: Option<rackbus_metal::WindowLoan>,
     shared: Arc<Shared>,
 }
 
@@ -230,7 +230,7 @@ impl Lendable for Physical {
 
     fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>> {
         let device = self.open().map_err(io::Error::other)?;
-        let session = Session::begin(
+        let session = PhysicalSession::begin(
             &self.name,
             device,
             self.function.mapped,
@@ -284,7 +284,7 @@ impl Lendable for Physical {
     /// The registers of a function in use cannot be had as a value. Without a user there is nothing to pass on.
     fn save(
         &self,
-        _conversation: Conversation,
+        _conversation: RestingConversation,
         _limit: Duration,
     ) -> Result<Option<SavedSession>, NotSaved> {
         let in_window = self.shared.in_window.load(Ordering::Relaxed);
@@ -301,7 +301,9 @@ pub fn give_back(taker: &str, still: &[PhysicalFunction], ntbs: &[PciAddress]) {
     let bindings = Bindings::here();
     let taken = match bindings.taken() {
         Ok(taken) => taken,
-        Err(error) => return tracing::error!(%error, "what was taken from drivers is not known"),
+        Err(error) => {
+            return tracing::error!(%error, "the record of functions taken from drivers cannot be read");
+        }
     };
     // Virtual functions go with those that they are made of.
     let (whole, parts): (Vec<_>, Vec<_>) =

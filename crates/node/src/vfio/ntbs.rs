@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rackbus_metal::{Lent, LentWindow, OnLost};
+use rackbus_metal::{LentWindow, OnTakenAway, WindowLoan};
 use rackbus_vfio::{Bindings, Facts, PciAddress, VfioError};
 
 use super::locked;
@@ -57,7 +57,7 @@ impl Ntbs {
     pub(super) fn open_all(&self, taker: &str) {
         for (host, address) in &self.addresses {
             if let Err(error) = self.window(host, *address, taker) {
-                tracing::warn!(host, %address, %error, "the NTB cannot be used now");
+                tracing::warn!(host, %address, %error, "the NTB cannot be used at the moment");
             }
         }
     }
@@ -120,8 +120,8 @@ impl Ntbs {
         function: Facts,
         borrower: &str,
         epoch: u64,
-        (taker, lost): (&str, OnLost),
-    ) -> io::Result<Lent> {
+        (taker, lost): (&str, OnTakenAway),
+    ) -> io::Result<WindowLoan> {
         let address = self.to(borrower).ok_or_else(|| {
             io::Error::other(format!(
                 "the rack file names no NTB from this host to {borrower}: write [hosts.HOST.ntb.{borrower}]"

@@ -14,19 +14,19 @@ use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{Device as User, DeviceError, DeviceShape, RegionShape, SharedPart};
 use rackbus_pci::{BarMemory, MediumOffer};
 use rackbus_spec::vfio_user::{irq, region};
-use rackbus_vfio::{Device, Interrupt, IommuFault, ResetMethod, VfioError};
+use rackbus_vfio::{InterruptIndex, IommuFault, ResetMethod, VfioDevice, VfioError};
 use rustix::io::Errno;
 
-use super::shown::Shown;
-use super::watch::Watch;
-use super::wiring::{Step, Wiring};
+use super::shown::ShownConfiguration;
+use super::watch::WatchThread;
+use super::wiring::{Wiring, WiringStep};
 use super::{Shared, locked};
 use crate::lendable::Attached;
 
 /// A function that is open, for its session and for who takes it away.
 #[derive(Debug)]
 pub(super) struct Opened {
-    device: Device,
+    device: VfioDevice,
     wiring: Mutex<Wiring<OwnedFd>>,
     /// Held while memory is mapped; what is revoked is mapped no more.
     revoked: Mutex<bool>,
@@ -43,7 +43,7 @@ impl Opened {
         if let Err(error) = self.device.container().unmap_all() {
             tracing::error!(address = %self.device.address(), %error, "memory is not taken away");
         }
-        for kind in [Interrupt::Intx, Interrupt::Msi, Interrupt::Msix] {
+        for kind in [InterruptIndex::Intx, InterruptIndex::Msi, InterruptIndex::Msix] {
             // All but one of them are off.
             let _ = self.device.unwire(kind);
         }
@@ -54,38 +54,38 @@ impl Opened {
 type Loans = BTreeMap<u64, (Loan<Option<MemoryHandle>>, Option<BarPlace>)>;
 
 /// The function in its user's hands.
-pub(super) struct Session {
+pub(super) struct PhysicalSession {
     name: String,
     opened: Arc<Opened>,
     shared: Arc<Shared>,
     shape: DeviceShape,
-    shown: Mutex<Shown>,
+    shown: Mutex<ShownConfiguration>,
     lending: Lending,
     loans: Mutex<Loans>,
-    watch: Option<Watch>,
+    watch: Option<WatchThread>,
 }
 
-impl Session {
+impl PhysicalSession {
     /// Begins with a function that was reset. With `mapped`, its user may map its registers.
     pub(super) fn begin(
         name: &str,
-        device: Device,
+        device: VfioDevice,
         mapped: bool,
         lending: Lending,
         stream: &Arc<dyn Stream>,
         shared: Arc<Shared>,
-    ) -> Result<Session, VfioError> {
+    ) -> Result<PhysicalSession, VfioError> {
         let size = usize::try_from(device.region(region::CONFIG).size).unwrap_or(0).min(4096);
         let mut config = vec![0; size];
         device.read(region::CONFIG, 0, &mut config)?;
-        let shown = Shown::of(&config);
+        let shown = ShownConfiguration::of(&config);
         let file = |cause| VfioError::File { path: device.address().to_string().into(), cause };
         let shape = shape(&device, &shown, mapped).map_err(file)?;
         let vectors = |kind| device.vectors(kind);
         let wiring = Wiring::new(
-            vectors(Interrupt::Msi),
-            vectors(Interrupt::Msix),
-            device.grows(Interrupt::Msix),
+            vectors(InterruptIndex::Msi),
+            vectors(InterruptIndex::Msix),
+            device.grows(InterruptIndex::Msix),
         );
         let opened = Arc::new(Opened {
             device,
@@ -94,7 +94,7 @@ impl Session {
             gone: AtomicBool::new(false),
         });
         *locked(&shared.opened) = Some(opened.clone());
-        let mut session = Session {
+        let mut session = PhysicalSession {
             name: name.to_owned(),
             opened,
             shared,
@@ -115,18 +115,20 @@ impl Session {
         };
         let (name, shared) = (session.name.clone(), session.shared.clone());
         let refused = move |fault: IommuFault| {
-            tracing::warn!(device = name, %fault, "the IOMMU refused");
+            tracing::warn!(device = name, %fault, "the IOMMU refused an access");
             shared.refused(fault);
         };
-        match Watch::begin(session.device(), stream.clone(), ended, refused) {
+        match WatchThread::begin(session.device(), stream.clone(), ended, refused) {
             Ok(watch) => session.watch = Some(watch),
             // It is lent all the same: its loss shows at the next access.
-            Err(error) => tracing::warn!(device = session.name, %error, "it is not watched"),
+            Err(error) => {
+                tracing::warn!(device = session.name, %error, "the device cannot be watched")
+            }
         }
         Ok(session)
     }
 
-    fn device(&self) -> &Device {
+    fn device(&self) -> &VfioDevice {
         &self.opened.device
     }
 
@@ -135,16 +137,20 @@ impl Session {
     }
 
     /// Carries out what the wiring says.
-    fn carry_out(&self, wiring: &mut Wiring<OwnedFd>, steps: Vec<Step>) -> Result<(), DeviceError> {
+    fn carry_out(
+        &self,
+        wiring: &mut Wiring<OwnedFd>,
+        steps: Vec<WiringStep>,
+    ) -> Result<(), DeviceError> {
         for step in steps {
             let done = match &step {
-                Step::Off(kind) => self.device().unwire(*kind),
-                Step::Wire(kind, range) => {
+                WiringStep::Off(kind) => self.device().unwire(*kind),
+                WiringStep::Wire(kind, range) => {
                     let events = wiring.events(*kind, range.clone()).into_iter();
                     let events: Vec<_> = events.map(|event| event.map(AsFd::as_fd)).collect();
                     self.device().wire(*kind, range.start, &events)
                 }
-                Step::Ring(kind, range) => {
+                WiringStep::Ring(kind, range) => {
                     for vector in range.clone() {
                         // One without a wire has nobody to be rung.
                         let _ = self.device().fire(*kind, vector);
@@ -154,7 +160,7 @@ impl Session {
             };
             if let Err(error) = done {
                 wiring.failed();
-                for kind in [Interrupt::Intx, Interrupt::Msi, Interrupt::Msix] {
+                for kind in [InterruptIndex::Intx, InterruptIndex::Msi, InterruptIndex::Msix] {
                     let _ = self.device().unwire(kind);
                 }
                 return Err(refusal(error));
@@ -240,7 +246,7 @@ impl Session {
 }
 
 /// What the function looks like: what VFIO has of it, without its expansion ROM.
-fn shape(device: &Device, shown: &Shown, mapped: bool) -> io::Result<DeviceShape> {
+fn shape(device: &VfioDevice, shown: &ShownConfiguration, mapped: bool) -> io::Result<DeviceShape> {
     let mut regions = vec![RegionShape::default(); region::COUNT as usize];
     for bar in 0u8..6 {
         let facts = device.region(region::BAR0 + u32::from(bar));
@@ -256,9 +262,9 @@ fn shape(device: &Device, shown: &Shown, mapped: bool) -> io::Result<DeviceShape
     }
     regions[region::CONFIG as usize].size = device.region(region::CONFIG).size.min(4096);
     let mut irqs = vec![0; irq::COUNT as usize];
-    irqs[irq::INTX as usize] = device.vectors(Interrupt::Intx);
-    irqs[irq::MSI as usize] = device.vectors(Interrupt::Msi);
-    irqs[irq::MSIX as usize] = device.vectors(Interrupt::Msix);
+    irqs[irq::INTX as usize] = device.vectors(InterruptIndex::Intx);
+    irqs[irq::MSI as usize] = device.vectors(InterruptIndex::Msi);
+    irqs[irq::MSIX as usize] = device.vectors(InterruptIndex::Msix);
     // The lender asks for the function back through this one.
     irqs[irq::REQ as usize] = 1;
     Ok(DeviceShape { regions, irqs })
@@ -284,7 +290,7 @@ fn number(region: Region) -> u32 {
     }
 }
 
-impl Attached for Session {
+impl Attached for PhysicalSession {
     fn serve_medium(&self, _carried: Option<Carried>) -> Result<MediumOffer, String> {
         Err("a function of the machine has registers of its own and reaches memory by itself, so its front \
              cannot run at the borrower; borrow it on its lender's machine, without `isolation = \"strict\"`"
@@ -292,7 +298,7 @@ impl Attached for Session {
     }
 }
 
-impl User for Session {
+impl User for PhysicalSession {
     fn shape(&self) -> &DeviceShape {
         &self.shape
     }
@@ -432,7 +438,7 @@ impl User for Session {
                 return device.mask_intx(masked).map_err(refusal);
             }
             IrqChange::FireIntx if wiring.pin_is_live() => {
-                return device.fire(Interrupt::Intx, 0).map_err(refusal);
+                return device.fire(InterruptIndex::Intx, 0).map_err(refusal);
             }
             IrqChange::MaskIntx(_) | IrqChange::FireIntx => return Ok(()),
             IrqChange::FireVectors(vectors) => {
@@ -457,7 +463,7 @@ impl User for Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for PhysicalSession {
     fn drop(&mut self) {
         // Nobody else ends it from now on.
         self.watch = None;
@@ -465,7 +471,7 @@ impl Drop for Session {
         if self.is_gone() {
             // It is looked at anew before it is lent again.
         } else if let Err(error) = self.device().reset() {
-            tracing::error!(device = self.name, %error, "it is not reset after its user");
+            tracing::error!(device = self.name, %error, "the function could not be reset after its user");
             *locked(&self.shared.trouble) = Some(format!("{}: {error}", self.name));
         }
         *locked(&self.shared.opened) = None;

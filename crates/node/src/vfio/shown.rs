@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use rackbus_spec::pcie::{capability, header, msi, msix};
-use rackbus_vfio::Interrupt;
+use rackbus_vfio::InterruptIndex;
 
 /// Where the extended capabilities begin.
 const EXTENDED: usize = 0x100;
@@ -39,7 +39,7 @@ struct Table {
 
 /// The user's view of configuration space and of the MSI-X table.
 #[derive(Debug)]
-pub struct Shown {
+pub struct ShownConfiguration {
     /// What reads as zeroes and takes no writes; the first four bytes of a hidden capability lead to the next.
     hidden: Vec<Range<usize>>,
     msi: Option<usize>,
@@ -51,9 +51,9 @@ pub struct Shown {
     bytes: Vec<u8>,
 }
 
-impl Shown {
+impl ShownConfiguration {
     /// Of a function with this configuration space.
-    pub fn of(config: &[u8]) -> Shown {
+    pub fn of(config: &[u8]) -> ShownConfiguration {
         let capabilities = capabilities(config);
         let find = |id| capabilities.iter().find(|(found, _)| *found == id).map(|(_, at)| *at);
         let msix = find(capability::MSIX);
@@ -66,7 +66,7 @@ impl Shown {
         });
         let bytes = vec![0; table.map_or(0, |table| table.bytes as usize)];
         let (hidden, msi) = (hidden(config), find(capability::MSI));
-        Shown { hidden, msi, msix, msi_on: false, msix_bits: 0, table, bytes }
+        ShownConfiguration { hidden, msi, msix, msi_on: false, msix_bits: 0, table, bytes }
     }
 
     /// Makes what was read at `offset` what the user sees.
@@ -117,10 +117,10 @@ impl Shown {
     }
 
     /// The kind of messages that the user enabled.
-    pub fn enabled(&self) -> Option<Interrupt> {
+    pub fn enabled(&self) -> Option<InterruptIndex> {
         match (self.msix_bits & msix::CONTROL_ENABLE != 0, self.msi_on) {
-            (true, _) => Some(Interrupt::Msix),
-            (false, true) => Some(Interrupt::Msi),
+            (true, _) => Some(InterruptIndex::Msix),
+            (false, true) => Some(InterruptIndex::Msi),
             (false, false) => None,
         }
     }
@@ -231,7 +231,7 @@ mod tests {
         config
     }
 
-    fn read(shown: &Shown, config: &[u8], at: usize, count: usize) -> Vec<u8> {
+    fn read(shown: &ShownConfiguration, config: &[u8], at: usize, count: usize) -> Vec<u8> {
         let mut data = config[at..at + count].to_vec();
         shown.read(at as u64, &mut data);
         data
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn what_is_the_machines_business_is_hidden_and_the_list_goes_on_behind_it() {
         let config = config();
-        let mut shown = Shown::of(&config);
+        let mut shown = ShownConfiguration::of(&config);
         let head = read(&shown, &config, 0x140, 4);
         assert_eq!(u32::from_le_bytes(head.try_into().unwrap()), 0x180 << 20);
         assert_eq!(read(&shown, &config, 0x144, 12), [0; 12]);
@@ -256,17 +256,17 @@ mod tests {
     #[test]
     fn a_user_sees_the_messages_that_it_enabled() {
         let mut config = config();
-        let mut shown = Shown::of(&config);
+        let mut shown = ShownConfiguration::of(&config);
         // The kernel enabled them to wire them.
         config[0x63] |= 0x80;
         assert_eq!(read(&shown, &config, 0x62, 2), [3, 0]);
         shown.write(0x62, &0xc003u16.to_le_bytes());
         assert_eq!(read(&shown, &config, 0x60, 4), [capability::MSIX, 0, 3, 0xc0]);
-        assert_eq!(shown.enabled(), Some(Interrupt::Msix));
+        assert_eq!(shown.enabled(), Some(InterruptIndex::Msix));
         shown.write(0x63, &[0]);
         assert_eq!(shown.enabled(), None);
         shown.write(0x42, &0x81u16.to_le_bytes());
-        assert_eq!(shown.enabled(), Some(Interrupt::Msi));
+        assert_eq!(shown.enabled(), Some(InterruptIndex::Msi));
         assert_eq!(read(&shown, &config, 0x42, 1), [0x81]);
         shown.reset();
         assert_eq!(shown.enabled(), None);
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn the_table_is_the_users_own_and_its_pages_are_not_mapped() {
-        let mut shown = Shown::of(&config());
+        let mut shown = ShownConfiguration::of(&config());
         let areas = [(0, 0x8000)];
         assert_eq!(shown.mappable(3, &areas), [(0, 0x1000), (0x3000, 0x5000)]);
         assert_eq!(shown.mappable(0, &areas), areas);
@@ -294,11 +294,11 @@ mod tests {
         let mut config = config();
         config[0x61] = 0x40;
         config[0x140..0x144].copy_from_slice(&(0x100u32 << 20 | 0x10010).to_le_bytes());
-        let shown = Shown::of(&config);
+        let shown = ShownConfiguration::of(&config);
         assert_eq!(read(&shown, &config, 0x144, 4), [0; 4]);
         for length in [0, 64, 0x62, 0x102, 256] {
-            Shown::of(&config[..length]);
+            ShownConfiguration::of(&config[..length]);
         }
-        Shown::of(&[0xff; 4096]);
+        ShownConfiguration::of(&[0xff; 4096]);
     }
 }

@@ -7,32 +7,32 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rackbus_memory::{Event, Stream};
-use rackbus_vfio::{Device, FaultLog, Interrupt, IommuFault, VfioError};
+use rackbus_vfio::{FaultLog, InterruptIndex, IommuFault, VfioDevice, VfioError};
 
 /// A thread that watches for as long as this is there.
 #[derive(Debug)]
-pub struct Watch {
+pub struct WatchThread {
     stop: Arc<Event>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
+impl WatchThread {
     /// Watches `device`. At its end its user's conversation is shut down, and `ended` hears why; `refused` hears what
     /// the IOMMU refused.
     ///
     /// # Errors
     /// When the system has no descriptors or threads left.
     pub fn begin(
-        device: &Device,
+        device: &VfioDevice,
         user: Arc<dyn Stream>,
         ended: impl FnOnce(&'static str) + Send + 'static,
         refused: impl Fn(IommuFault) + Send + 'static,
-    ) -> io::Result<Watch> {
+    ) -> io::Result<WatchThread> {
         let stop = Arc::new(Event::new()?);
         let watched = [
-            (Interrupt::Error, "it reported an error that it cannot correct (AER)"),
+            (InterruptIndex::Error, "it reported an error that it cannot correct (AER)"),
             (
-                Interrupt::Request,
+                InterruptIndex::Request,
                 "it is being removed from this machine, or given back to its driver",
             ),
         ];
@@ -70,11 +70,11 @@ impl Watch {
                 }
             }
         })?;
-        Ok(Watch { stop, thread: Some(thread) })
+        Ok(WatchThread { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Watch {
+impl Drop for WatchThread {
     fn drop(&mut self) {
         self.stop.ring();
         if let Some(thread) = self.thread.take() {

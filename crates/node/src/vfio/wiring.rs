@@ -6,17 +6,17 @@
 
 use std::ops::Range;
 
-use rackbus_vfio::Interrupt;
+use rackbus_vfio::InterruptIndex;
 
 /// What is to be asked of the kernel, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum WiringStep {
     /// Disables all interrupts of this kind.
-    Off(Interrupt),
+    Off(InterruptIndex),
     /// Wires these vectors of a kind as they are [noted](Wiring::events); the first enables it.
-    Wire(Interrupt, Range<u32>),
+    Wire(InterruptIndex, Range<u32>),
     /// Rings these vectors: one may have been raised while their kind was off.
-    Ring(Interrupt, Range<u32>),
+    Ring(InterruptIndex, Range<u32>),
 }
 
 /// Vectors that the function has not.
@@ -28,7 +28,7 @@ pub struct NoVector;
 enum Live {
     Nothing,
     Pin,
-    Messages(Interrupt, u32),
+    Messages(InterruptIndex, u32),
 }
 
 /// The interrupts of one function, wired to events of its user's.
@@ -39,7 +39,7 @@ pub struct Wiring<E> {
     vectors: Vec<Option<E>>,
     pin: Option<E>,
     /// The kind of messages that the user enabled in configuration space.
-    enabled: Option<Interrupt>,
+    enabled: Option<InterruptIndex>,
     live: Live,
     grows: bool,
 }
@@ -56,7 +56,11 @@ impl<E> Wiring<E> {
     ///
     /// # Errors
     /// When there are not so many; nothing changes then.
-    pub fn wire(&mut self, start: u32, events: Vec<Option<E>>) -> Result<Vec<Step>, NoVector> {
+    pub fn wire(
+        &mut self,
+        start: u32,
+        events: Vec<Option<E>>,
+    ) -> Result<Vec<WiringStep>, NoVector> {
         let first = start as usize;
         let end = first.checked_add(events.len()).filter(|end| *end <= self.vectors.len());
         let range = start..u32::try_from(end.ok_or(NoVector)?).map_err(|_| NoVector)?;
@@ -67,25 +71,25 @@ impl<E> Wiring<E> {
     }
 
     /// The user takes all wires of vectors away.
-    pub fn unwire(&mut self) -> Vec<Step> {
+    pub fn unwire(&mut self) -> Vec<WiringStep> {
         self.vectors.iter_mut().for_each(|slot| *slot = None);
         self.settle(0..0)
     }
 
     /// The user wires the pin, or takes its wire away.
-    pub fn wire_pin(&mut self, event: Option<E>) -> Vec<Step> {
+    pub fn wire_pin(&mut self, event: Option<E>) -> Vec<WiringStep> {
         self.pin = event;
         // Another event in the place of the one that is wired.
         let again = self.live == Live::Pin && self.pin.is_some();
         let mut steps = self.settle(0..0);
         if again && steps.is_empty() {
-            steps.push(Step::Wire(Interrupt::Intx, 0..1));
+            steps.push(WiringStep::Wire(InterruptIndex::Intx, 0..1));
         }
         steps
     }
 
     /// The user enabled a kind of messages in configuration space, or none.
-    pub fn enable(&mut self, kind: Option<Interrupt>) -> Vec<Step> {
+    pub fn enable(&mut self, kind: Option<InterruptIndex>) -> Vec<WiringStep> {
         self.enabled = kind;
         self.settle(0..0)
     }
@@ -101,7 +105,7 @@ impl<E> Wiring<E> {
     }
 
     /// The kind of messages that the kernel signals.
-    pub fn live_messages(&self) -> Option<Interrupt> {
+    pub fn live_messages(&self) -> Option<InterruptIndex> {
         match self.live {
             Live::Messages(kind, _) => Some(kind),
             _ => None,
@@ -109,9 +113,9 @@ impl<E> Wiring<E> {
     }
 
     /// What vectors of a kind are wired to.
-    pub fn events(&self, kind: Interrupt, range: Range<u32>) -> Vec<Option<&E>> {
+    pub fn events(&self, kind: InterruptIndex, range: Range<u32>) -> Vec<Option<&E>> {
         match kind {
-            Interrupt::Intx => vec![self.pin.as_ref()],
+            InterruptIndex::Intx => vec![self.pin.as_ref()],
             _ => range.map(|vector| self.vectors.get(vector as usize)?.as_ref()).collect(),
         }
     }
@@ -119,10 +123,10 @@ impl<E> Wiring<E> {
     /// What should be enabled: messages before the pin, as many vectors as the last that is wired.
     fn wanted(&self) -> Live {
         let kind = self.enabled.unwrap_or(match self.msix {
-            0 => Interrupt::Msi,
-            _ => Interrupt::Msix,
+            0 => InterruptIndex::Msi,
+            _ => InterruptIndex::Msix,
         });
-        let most = if kind == Interrupt::Msi { self.msi } else { self.msix };
+        let most = if kind == InterruptIndex::Msi { self.msi } else { self.msix };
         let wired = self.vectors.iter().take(most as usize).rposition(Option::is_some);
         match (wired, &self.pin) {
             (Some(last), _) => Live::Messages(kind, last as u32 + 1),
@@ -132,35 +136,35 @@ impl<E> Wiring<E> {
     }
 
     /// The steps from what is enabled to what should be; `changed` are vectors with another wire.
-    fn settle(&mut self, changed: Range<u32>) -> Vec<Step> {
+    fn settle(&mut self, changed: Range<u32>) -> Vec<WiringStep> {
         let (was, wanted) = (self.live, self.wanted());
         self.live = wanted;
         if let (Live::Messages(kind, had), Live::Messages(wants, count)) = (was, wanted)
             && kind == wants
-            && (count <= had || (self.grows && kind == Interrupt::Msix))
+            && (count <= had || (self.grows && kind == InterruptIndex::Msix))
         {
             // Fewer are as many as before, of which some have no wire.
             let count = count.max(had);
             self.live = Live::Messages(kind, count);
             let range = changed.start.min(count)..changed.end.min(count);
-            return if range.is_empty() { Vec::new() } else { vec![Step::Wire(kind, range)] };
+            return if range.is_empty() { Vec::new() } else { vec![WiringStep::Wire(kind, range)] };
         }
         if was == wanted {
             return Vec::new();
         }
         let off = |live| match live {
             Live::Nothing => None,
-            Live::Pin => Some(Step::Off(Interrupt::Intx)),
-            Live::Messages(kind, _) => Some(Step::Off(kind)),
+            Live::Pin => Some(WiringStep::Off(InterruptIndex::Intx)),
+            Live::Messages(kind, _) => Some(WiringStep::Off(kind)),
         };
-        let mut steps: Vec<Step> = off(was).into_iter().collect();
+        let mut steps: Vec<WiringStep> = off(was).into_iter().collect();
         match wanted {
             Live::Nothing => {}
-            Live::Pin => steps.push(Step::Wire(Interrupt::Intx, 0..1)),
+            Live::Pin => steps.push(WiringStep::Wire(InterruptIndex::Intx, 0..1)),
             Live::Messages(kind, count) => {
-                steps.push(Step::Wire(kind, 0..count));
+                steps.push(WiringStep::Wire(kind, 0..count));
                 if let Live::Messages(_, had) = was {
-                    steps.push(Step::Ring(kind, 0..had.min(count)));
+                    steps.push(WiringStep::Ring(kind, 0..had.min(count)));
                 }
             }
         }
@@ -170,8 +174,8 @@ impl<E> Wiring<E> {
 
 #[cfg(test)]
 mod tests {
-    use super::Interrupt::{Intx, Msi, Msix};
-    use super::Step::{Off, Ring, Wire};
+    use super::InterruptIndex::{Intx, Msi, Msix};
+    use super::WiringStep::{Off, Ring, Wire};
     use super::*;
 
     #[test]
@@ -230,7 +234,7 @@ mod tests {
             (seed >> 33) % most
         };
         let mut wiring = Wiring::new(2, 5, false);
-        let mut on: Option<(Interrupt, Vec<Option<u64>>)> = None;
+        let mut on: Option<(InterruptIndex, Vec<Option<u64>>)> = None;
         for _ in 0..20_000 {
             let steps = match random(5) {
                 0 => wiring.unwire(),

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rackbus_link::shm::ShmLink;
-use rackbus_link::{Caller, Connect, Conversation, Hello, Incoming, Link, LinkError, Listener};
+use rackbus_link::{
+    Caller, Connect, Conversation, Hello, IncomingConnection, Link, LinkError, Listener,
+};
 use rackbus_memory::packets::Packet;
 use rackbus_memory::{AdaptiveSpin, PacketStream, Stream, StreamError};
 use rackbus_seeds::Random;
@@ -254,8 +256,8 @@ struct LossyCaller {
 }
 
 impl Caller for LossyCaller {
-    fn hear(self: Box<Self>) -> Option<Incoming> {
-        let Incoming { hello, version, stream } = self.inner.hear()?;
-        Some(Incoming { hello, version, stream: self.faults.conversation(stream) })
+    fn hear(self: Box<Self>) -> Option<IncomingConnection> {
+        let IncomingConnection { hello, version, stream } = self.inner.hear()?;
+        Some(IncomingConnection { hello, version, stream: self.faults.conversation(stream) })
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rackbus_control::api::{Change, HostState};
 use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::{Client, Options, Service};
+use rackbus_control::{ControlClient, Service, ServiceOptions};
 use rackbus_devices::class::parse_rack;
 use rackbus_devices::{Folders, RackDevice};
 use rackbus_fabric::{Topology, derive};
@@ -19,7 +19,7 @@ use rackbus_lease::Config;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
 use rackbus_node::{NetworkService, NodeOptions, control_socket, lendable};
-use rackbus_segment::directory::{HostRange, Settings};
+use rackbus_segment::directory::{DirectorySettings, HostRange};
 use tempfile::TempDir;
 
 /// The hosts of every rack here.
@@ -28,7 +28,7 @@ pub const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 /// The rack's folder and a client of its control plane.
 pub struct Rack {
     pub folder: TempDir,
-    pub client: Client,
+    pub client: ControlClient,
 }
 
 impl Rack {
@@ -66,7 +66,7 @@ impl Rack {
             ..Inventory::default()
         };
         let database = folder.path().join("state.db");
-        let service = Service::open(Options {
+        let service = Service::open(ServiceOptions {
             inventory,
             read_rack: None,
             config: Config::default(),
@@ -76,7 +76,7 @@ impl Rack {
         })
         .unwrap();
         let socket = control_socket(folder.path());
-        let client = Client::new(&socket);
+        let client = ControlClient::new(&socket);
         let mut changes = service.changes();
         tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
         let topology = derive::here(&rack).unwrap();
@@ -127,8 +127,8 @@ fn node(
 }
 
 /// Nobody shares memory here.
-fn no_segments() -> Settings {
-    Settings {
+fn no_segments() -> DirectorySettings {
+    DirectorySettings {
         node: 4,
         hosts: Default::default(),
         range: HostRange { base: 0, size: 0 },

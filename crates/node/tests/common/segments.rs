@@ -9,7 +9,7 @@ use rackbus_fabric::FabricHandle;
 use rackbus_link::shm::ShmLink;
 use rackbus_link::{Connect, Link};
 use rackbus_node::segments::Segments;
-use rackbus_segment::directory::{HostRange, Settings};
+use rackbus_segment::directory::{DirectorySettings, HostRange};
 use tempfile::TempDir;
 
 pub const ALPHA: u32 = 4;
@@ -64,7 +64,7 @@ fn start(run_dir: &Path, node: u32, link: Arc<dyn Connect>, doors: &dyn Link) {
     std::fs::create_dir_all(&folder).unwrap();
     let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
     let nodes = [ALPHA, BETA, GAMMA];
-    let settings = Settings {
+    let settings = DirectorySettings {
         node,
         hosts: nodes.iter().map(|node| (*node, name(*node).to_owned())).collect::<BTreeMap<_, _>>(),
         range: range(node),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rackbus_control::api::Lease;
 use rackbus_devices::memory::BAR;
-use rackbus_driver::{Addresses, Device, Drive, DriveError, Options};
+use rackbus_driver::{DmaAddresses, Drive, DriveError, DriveOptions, DrivenFunction};
 use rackbus_memory::{Access, Region as Mapping, SharedMemory};
 use rackbus_pci::vfio_user::Client as User;
 use rackbus_spec::nvme::Status;
@@ -62,7 +62,7 @@ impl Memory {
 /// A connection that the driver shares with a test, which maps by it as it likes.
 struct Shared(Arc<User>);
 
-impl Device for Shared {
+impl DrivenFunction for Shared {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         Ok(self.0.read(region::BAR0, offset, data)?)
     }
@@ -71,11 +71,11 @@ impl Device for Shared {
         Ok(self.0.post(region::BAR0, offset, data)?)
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
         let length = memory.len() as u64;
         self.0.dma_map(iova, length, Access::all(), Some((memory.as_fd(), 0)))?;
         self.0.write(region::CONFIG, 4, &[6, 0])?;
-        Ok(Addresses::contiguous(iova, memory.len()))
+        Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 }
 
@@ -83,7 +83,7 @@ impl Device for Shared {
 pub fn open_shared(lease: &Lease) -> (Drive, Arc<User>) {
     let user = Arc::new(User::connect(socket(lease), Duration::from_secs(5)).unwrap());
     let device = Box::new(Shared(user.clone()));
-    (Drive::with_device(device, Options::default()).unwrap(), user)
+    (Drive::with_device(device, DriveOptions::default()).unwrap(), user)
 }
 
 /// Whether a drive could not reach what it was told to.

@@ -9,13 +9,13 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use rackbus_memory::{Registers, SharedMemory};
+use rackbus_memory::{MappedRegisters, SharedMemory};
 
 use super::{COMMAND, MachineError, Place, Run, disabled, enabled, file, physical};
 
 #[derive(Debug)]
 pub struct Device {
-    registers: Registers,
+    registers: MappedRegisters,
     config: File,
     /// The device file of `uio_pci_generic`, where that is bound.
     _uio: Option<File>,
@@ -49,7 +49,7 @@ impl Device {
         let _ = fs::write(place.path.join("reset"), "1");
         let bar = open("resource0")?;
         let length = bar.metadata().map_err(file(place.path.join("resource0")))?.len();
-        let registers = Registers::map(bar.as_fd(), length)?;
+        let registers = MappedRegisters::map(bar.as_fd(), length)?;
         Ok(Device { registers, config: open("config")?, _uio: uio })
     }
 

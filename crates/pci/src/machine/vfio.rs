@@ -5,17 +5,17 @@ use std::os::fd::AsFd;
 
 use rackbus_memory::{Access, Event, SharedMemory};
 use rackbus_spec::vfio_user::region;
-use rackbus_vfio::{Interrupt, VfioError};
+use rackbus_vfio::{InterruptIndex, VfioError};
 use rustix::io::Errno;
 
 use super::{MachineError, Place, Run, file};
 
 #[derive(Debug)]
-pub struct Device(rackbus_vfio::Device);
+pub struct Device(rackbus_vfio::VfioDevice);
 
 impl Device {
     pub fn open(place: &Place) -> Result<Device, MachineError> {
-        Ok(Device(rackbus_vfio::Device::open_alone(place.address.parse()?)?))
+        Ok(Device(rackbus_vfio::VfioDevice::open_alone(place.address.parse()?)?))
     }
 
     pub fn read(&self, offset: u64) -> Result<u32, MachineError> {
@@ -40,7 +40,7 @@ impl Device {
     }
 
     pub fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, MachineError> {
-        for kind in [Interrupt::Msix, Interrupt::Msi] {
+        for kind in [InterruptIndex::Msix, InterruptIndex::Msi] {
             let mut wanted = self.0.vectors(kind).min(count.into()) as usize;
             while wanted > 0 {
                 let events = (0..wanted).map(|_| Event::new()).collect::<io::Result<Vec<_>>>();

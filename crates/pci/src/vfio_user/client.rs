@@ -16,7 +16,7 @@ use rackbus_memory::{Access, Region as Mapping, RegionError, Stream, StreamError
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Flags,
     Header, IrqInfo, IrqSet, IrqSetFlags, PeerMap, RegionAccess, RegionInfo, RegionInfoFlags,
-    SparseArea, SparseMmap, VERSION, Version, command,
+    Registers, SparseArea, SparseMmap, VERSION, Version, command,
 };
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -33,7 +33,7 @@ pub enum ClientError {
     #[error("connection to the device: {0}")]
     Wire(#[from] WireError),
     /// The device's reply does not fit the request.
-    #[error("the device's reply to command {command} makes no sense: {what}")]
+    #[error("the device's reply to command {command} is malformed: {what}")]
     BadReply {
         /// The command that was sent.
         command: u16,
@@ -356,6 +356,20 @@ impl Client {
         };
         let from = at.saturating_add(offset);
         Ok(Mapping::map(file.as_fd(), from, length, Access::READ | Access::WRITE)?)
+    }
+
+    /// The registers of BAR `bar` as memory, and their length in bytes; for a function whose class has them so, see
+    /// [`polled`](crate::polled). Only a node of rackbus knows this.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), ClientError> {
+        let ask = Registers { argsz: size_u32::<Registers>(), bar: bar.into(), size: 0 };
+        let reply = self.request(command::REGISTERS, ask.as_bytes(), &[], &[])?;
+        let Registers { size, .. } = head(&reply)?;
+        let file = reply.fds.into_iter().next();
+        let file = file.ok_or_else(|| bad(command::REGISTERS, "no descriptor is beside it"))?;
+        Ok((file, size))
     }
 
     fn request(

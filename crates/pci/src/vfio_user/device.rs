@@ -1,5 +1,6 @@
 //! What a vfio-user server serves: a device that may be here (an engine) or elsewhere (a lender).
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_fabric::{BarPlace, Lending, LoanError};
@@ -10,7 +11,8 @@ use rustix::io::Errno;
 use crate::endpoint::{Endpoint, IrqChange, OutOfRegion, Region};
 use crate::engine::{EngineHandle, EngineStopped};
 use crate::function::{Bar, BarMemory, Mappable};
-use crate::interrupts::InterruptError;
+use crate::interrupts::WiringError;
+use crate::polled::NotPolled;
 use crate::vfio_user::requests::Requests;
 
 /// Why a device refused a request: what is said in the log, and the number that goes on the wire.
@@ -42,9 +44,20 @@ impl From<OutOfRegion> for DeviceError {
     }
 }
 
-impl From<InterruptError> for DeviceError {
-    fn from(error: InterruptError) -> Self {
+impl From<WiringError> for DeviceError {
+    fn from(error: WiringError) -> Self {
         DeviceError::new(Errno::INVAL, error.to_string())
+    }
+}
+
+impl From<NotPolled> for DeviceError {
+    fn from(error: NotPolled) -> Self {
+        let errno = match &error {
+            NotPolled::Class | NotPolled::Bar(_) | NotPolled::Elsewhere => Errno::NOTSUP,
+            NotPolled::Memory(_) => Errno::NOMEM,
+            NotPolled::Descriptor(_) => Errno::MFILE,
+        };
+        DeviceError::new(errno, error.to_string())
     }
 }
 
@@ -57,7 +70,7 @@ impl From<UnmapError> for DeviceError {
 impl From<MapError> for DeviceError {
     fn from(error: MapError) -> Self {
         let errno = match &error {
-            MapError::Domain(rackbus_fabric::MapError::Overlaps { .. }) => Errno::EXIST,
+            MapError::Domain(rackbus_fabric::DomainMapError::Overlaps { .. }) => Errno::EXIST,
             MapError::TooMany(_)
             | MapError::Exhausted(_)
             | MapError::Lend(LoanError::TooMuch { .. }) => Errno::NOSPC,
@@ -190,6 +203,14 @@ pub trait Device: Send + Sync {
         Err(DeviceError::new(Errno::NOTSUP, "the borrower's node closes windows, and nobody else"))
     }
 
+    /// The registers of BAR `bar` as memory, and their length in bytes; see [`polled`](crate::polled).
+    ///
+    /// # Errors
+    /// When they are only to be had by messages.
+    fn registers(&self, _bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+        Err(NotPolled::Class.into())
+    }
+
     /// Changes the interrupt wiring.
     ///
     /// # Errors
@@ -259,6 +280,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
         (**self).close_window(iova, length)
+    }
+
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+        (**self).registers(bar)
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
@@ -400,6 +425,10 @@ impl Device for EngineDevice {
 
     fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
         Ok(self.engine.call(move |endpoint| endpoint.close_window(iova, length))??)
+    }
+
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+        Ok(self.engine.call(move |endpoint| endpoint.poll_registers(bar))??)
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {

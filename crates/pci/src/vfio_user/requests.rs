@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 
 use super::device::Device;
 use super::server::{Session, receive};
-use super::session::Conversation;
+use super::session::RestingConversation;
 use super::wire::{Message, WireError, header};
 
 /// Most bytes of one request: it is sent whole or not at all.
@@ -49,7 +49,7 @@ pub enum RequestError {
     #[error("the client refused it: {0}")]
     Refused(Errno),
     /// The answer is not one to what was asked.
-    #[error("the client's answer makes no sense")]
+    #[error("the client's answer is malformed")]
     Nonsense,
 }
 
@@ -345,7 +345,7 @@ pub fn serve_asking(
             requests.end();
             heard
         });
-        let mut session = Session::new(device, Conversation::default());
+        let mut session = Session::new(device, RestingConversation::default());
         let answered = commands.iter().try_for_each(|message| session.answer(message, &stream));
         if answered.is_err() {
             client.shut_down();

@@ -5,6 +5,7 @@
 //! conversation. A posted write is never answered, not even with an error.
 
 mod peers;
+mod registers;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -18,7 +19,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::device::{Device, DeviceError, RegionShape};
-use super::session::{Conversation, Promised};
+use super::session::{Promised, RestingConversation};
 use super::wire::{MAX_TRANSFER, Message, WireError, header, send_message};
 use crate::endpoint::{IrqChange, Region};
 
@@ -45,7 +46,7 @@ fn invalid(message: impl Into<String>) -> DeviceError {
 /// # Errors
 /// How the conversation ended, when not by the client's closing it.
 pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> {
-    let mut session = Session::new(device, Conversation::default());
+    let mut session = Session::new(device, RestingConversation::default());
     while session.answer_next(stream)? {}
     Ok(())
 }
@@ -68,15 +69,15 @@ pub(super) fn receive(stream: &dyn Stream) -> Result<Option<Message>, WireError>
 /// One client's conversation about a device.
 pub(super) struct Session<'a> {
     device: &'a dyn Device,
-    conversation: Conversation,
+    conversation: RestingConversation,
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(device: &'a dyn Device, conversation: Conversation) -> Self {
+    pub(super) fn new(device: &'a dyn Device, conversation: RestingConversation) -> Self {
         Session { device, conversation }
     }
 
-    pub(super) fn into_conversation(self) -> Conversation {
+    pub(super) fn into_conversation(self) -> RestingConversation {
         self.conversation
     }
 
@@ -136,6 +137,7 @@ impl<'a> Session<'a> {
             command::DEVICE_RESET => self.device.reset().map(|()| Reply::default()),
             command::PEER_MAP => peers::map(self.device, message),
             command::PEER_UNMAP => peers::unmap(self.device, &message),
+            command::REGISTERS => registers::answer(self.device, &message),
             other => Err(DeviceError::new(Errno::NOTSUP, format!("command {other} is not known"))),
         }
     }

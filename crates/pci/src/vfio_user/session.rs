@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rackbus_fabric::Lending;
-use rackbus_memory::{Event, Passage, Stream};
+use rackbus_memory::{Event, GatePassage, Stream};
 use rackbus_spec::vfio_user::VERSION as PROTOCOL;
 use serde::{Deserialize, Serialize};
 
@@ -62,9 +62,9 @@ impl Promised {
 
 /// A conversation between two of its messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conversation(pub(super) Option<Promised>);
+pub struct RestingConversation(pub(super) Option<Promised>);
 
-impl Conversation {
+impl RestingConversation {
     /// Whether this program keeps to what the client was promised.
     ///
     /// # Errors
@@ -74,13 +74,13 @@ impl Conversation {
     }
 }
 
-/// How [`serve_until`] ended.
+/// Why [`serve_until`] served no longer.
 #[derive(Debug)]
 pub enum Ended {
     /// The client closed the connection.
     Closed,
     /// It was asked to pause.
-    Paused(Conversation),
+    Paused(RestingConversation),
 }
 
 /// Holds a conversation, from its beginning or from where it was paused, until the client closes
@@ -92,7 +92,7 @@ pub enum Ended {
 pub fn serve_until(
     stream: &dyn Stream,
     device: &dyn Device,
-    conversation: Conversation,
+    conversation: RestingConversation,
     pause: &impl AsFd,
 ) -> Result<Ended, WireError> {
     let mut session = Session::new(device, conversation);
@@ -117,9 +117,9 @@ pub fn serve_until(
 pub fn serve_within(
     stream: &dyn Stream,
     device: &dyn Device,
-    mut conversation: Conversation,
-    passage: &Passage,
-    at: impl Fn(Option<Conversation>),
+    mut conversation: RestingConversation,
+    passage: &GatePassage,
+    at: impl Fn(Option<RestingConversation>),
 ) -> Result<(), WireError> {
     loop {
         match serve_until(stream, device, conversation, passage.gate())? {
@@ -139,7 +139,7 @@ pub fn serve_within(
 #[serde(deny_unknown_fields)]
 pub struct SessionState {
     version: u32,
-    conversation: Conversation,
+    conversation: RestingConversation,
     /// The function; its model says what the medium is opened with.
     pub function: FunctionState,
 }
@@ -181,7 +181,7 @@ impl EngineDevice {
     ///
     /// # Errors
     /// [`SaveError`]; the conversation can go on here then, unless the engine has stopped.
-    pub fn save(&self, conversation: Conversation) -> Result<SavedSession, SaveError> {
+    pub fn save(&self, conversation: RestingConversation) -> Result<SavedSession, SaveError> {
         let saved = self.engine().call(crate::Endpoint::save)??;
         let state = SessionState { version: VERSION, conversation, function: saved.state };
         Ok(SavedSession { state, descriptors: saved.descriptors, medium: saved.medium })
@@ -222,7 +222,7 @@ impl EngineDevice {
         descriptors: Vec<OwnedFd>,
         lending: Lending,
         stream: Option<Arc<dyn Stream>>,
-    ) -> Result<(EngineDevice, Conversation), RestoreError> {
+    ) -> Result<(EngineDevice, RestingConversation), RestoreError> {
         let SessionState { conversation, function, .. } = state;
         conversation.check()?;
         let device = EngineDevice::new(engine.clone());

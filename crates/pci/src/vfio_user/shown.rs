@@ -12,6 +12,8 @@
 //! Source: PCI Express Base Specification 6.0, sections 7.5.1.1.11 (the list of capabilities), 7.7.1
 //! (MSI) and 7.7.2 (MSI-X).
 
+use std::os::fd::OwnedFd;
+
 use rackbus_memory::{Access, MemoryHandle};
 use rackbus_spec::pcie::{capability, header, msi, msix};
 use rackbus_spec::vfio_user::irq;
@@ -191,6 +193,10 @@ impl<D: Device> Device for ShownWith<D> {
 
     fn unmap_all(&self) -> Result<(), DeviceError> {
         self.device.unmap_all()
+    }
+
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+        self.device.registers(bar)
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {

@@ -13,14 +13,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rackbus_memory::{Gate, Passage, Stream};
+use rackbus_memory::{Gate, GatePassage, Stream};
 use rackbus_spec::vfio_user::Header;
 use rustix::io::Errno;
 
 use super::device::{Device, DeviceError, DeviceShape};
 use super::requests::serve_asking;
 use super::server::send_error;
-use super::session::{Conversation, serve_within};
+use super::session::{RestingConversation, serve_within};
 use super::wire::Message;
 
 /// Serves a device on a vfio-user socket, one client at a time.
@@ -46,7 +46,7 @@ struct Shared {
 struct Current {
     stream: Arc<UnixStream>,
     /// Where its conversation rests, and what it was shown; nothing while it continues.
-    at: Option<(Conversation, DeviceShape)>,
+    at: Option<(RestingConversation, DeviceShape)>,
 }
 
 /// A client whose conversation rests.
@@ -55,7 +55,7 @@ pub struct RestingClient {
     /// The client's connection, between two messages.
     pub stream: Arc<UnixStream>,
     /// Where the conversation rests.
-    pub conversation: Conversation,
+    pub conversation: RestingConversation,
     /// What the device looks like to it.
     pub shape: DeviceShape,
 }
@@ -67,7 +67,7 @@ pub struct ResumedClient {
     /// The device that the client sees.
     pub device: Box<dyn Device>,
     /// Where the conversation rested.
-    pub conversation: Conversation,
+    pub conversation: RestingConversation,
 }
 
 /// How long a client waits for the one before it, which has closed the connection, to be cleaned
@@ -254,7 +254,9 @@ fn accept(
         let (opener, shared) = (opener.clone(), shared.clone());
         match thread(move || converse(stream, &*opener, &shared, &passage)) {
             Ok(client) => clients.push(client),
-            Err(cause) => tracing::error!(%cause, "a client was turned away: no thread for it"),
+            Err(cause) => {
+                tracing::error!(%cause, "a client was refused: cannot start a thread for it")
+            }
         }
     }
     for client in clients {
@@ -266,7 +268,7 @@ fn thread(client: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<
     std::thread::Builder::new().name("vfio-user client".into()).spawn(client)
 }
 
-fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared, passage: &Passage) {
+fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared, passage: &GatePassage) {
     let stream = Arc::new(stream);
     if !take_over(&stream, shared) {
         let busy = DeviceError::new(Errno::BUSY, "another client has the device");
@@ -276,7 +278,7 @@ fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared, passage: &
     // Also when the device panics: the next client may have it once it is released.
     let leaving = Leaving(shared);
     match opener.open() {
-        Ok(device) => hold(&stream, &*device, Conversation::default(), shared, passage),
+        Ok(device) => hold(&stream, &*device, RestingConversation::default(), shared, passage),
         Err(error) => refuse(&stream, &error),
     }
     // The device is released (dropped) by here.
@@ -286,11 +288,11 @@ fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared, passage: &
 fn hold(
     stream: &Arc<UnixStream>,
     device: &dyn Device,
-    conversation: Conversation,
+    conversation: RestingConversation,
     shared: &Shared,
-    passage: &Passage,
+    passage: &GatePassage,
 ) {
-    let at = |paused: Option<Conversation>| {
+    let at = |paused: Option<RestingConversation>| {
         if let Some(current) = &mut *shared.current() {
             current.at = paused.map(|conversation| (conversation, device.shape().clone()));
         }
@@ -331,7 +333,7 @@ fn take_over(stream: &Arc<UnixStream>, shared: &Shared) -> bool {
 
 /// Answers a client's first message with an error.
 fn refuse(stream: &UnixStream, error: &DeviceError) {
-    tracing::warn!(%error, "a client was turned away");
+    tracing::warn!(%error, "a client was refused");
     // A client that never speaks must not keep the thread.
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     if let Ok(message) = Message::receive(stream) {

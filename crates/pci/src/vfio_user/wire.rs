@@ -69,7 +69,7 @@ impl Message {
         Ok(Message { header, body, fds })
     }
 
-    /// The header's flags.
+    /// Type and options of the message; bits that have no name stay.
     pub fn flags(&self) -> Flags {
         Flags::from_bits_retain(self.header.flags)
     }

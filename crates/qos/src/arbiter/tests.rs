@@ -4,43 +4,43 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::SECOND;
-use crate::level::{Rate, ServiceLevel, Unit};
-use crate::tenant::Limit;
+use crate::level::{Rate, RateUnit, ServiceLevel};
+use crate::tenant::RateLimit;
 
 const A: TenantId = TenantId(0);
 const B: TenantId = TenantId(1);
 
-fn message(tag: u64, ingress: u64, cost_ns: u64) -> Message {
-    Message { tag, ingress, egress: ingress, cost_ns, granule: 64, done: 0 }
+fn message(tag: u64, ingress: u64, cost_ns: u64) -> QueuedMessage {
+    QueuedMessage { tag, ingress, egress: ingress, cost_ns, granule: 64, done: 0 }
 }
 
-fn arbiter(shares: [Share; 2]) -> Arbiter {
-    let mut arbiter = Arbiter::new(Settings::default());
+fn arbiter(shares: [TenantShare; 2]) -> TenantArbiter {
+    let mut arbiter = TenantArbiter::new(SharingSettings::default());
     arbiter.set(A, shares[0], 0);
     arbiter.set(B, shares[1], 0);
     arbiter
 }
 
-fn run(arbiter: &mut Arbiter, now: u64) -> Turn {
+fn run(arbiter: &mut TenantArbiter, now: u64) -> EngineTurn {
     match arbiter.next(now) {
-        Next::Run(turn) => turn,
+        NextTurn::Run(turn) => turn,
         other => panic!("nothing to run: {other:?}"),
     }
 }
 
 #[test]
 fn a_long_message_is_done_in_slices_and_short_ones_together() {
-    let mut arbiter = arbiter([Share::default(); 2]);
+    let mut arbiter = arbiter([TenantShare::default(); 2]);
     arbiter.submit(A, 0, message(1, 65_536, 200_000), 0);
     for tag in 0..40 {
         arbiter.submit(B, 0, message(tag, 64, 20), 0);
     }
     let mut sizes = Vec::new();
-    while let Next::Run(turn) = arbiter.next(0) {
+    while let NextTurn::Run(turn) = arbiter.next(0) {
         let estimated = turn.estimated.engine_ns;
         assert!(estimated <= 50_000, "{turn:?}");
         sizes.push((turn.tenant, turn.pieces.len(), turn.pieces[0].length));
-        arbiter.complete(&turn, Done { engine_ns: estimated, egress: 0 }, 0);
+        arbiter.complete(&turn, TurnResult { engine_ns: estimated, egress: 0 }, 0);
     }
     let slice = (A, 1, 16_384);
     assert_eq!(sizes, [slice, (B, 32, 64), (B, 8, 64), slice, slice, slice]);
@@ -54,7 +54,7 @@ fn a_long_message_is_done_in_slices_and_short_ones_together() {
 
 #[test]
 fn what_is_not_done_within_a_turn_comes_first_in_the_next_one() {
-    let mut arbiter = arbiter([Share::default(); 2]);
+    let mut arbiter = arbiter([TenantShare::default(); 2]);
     arbiter.submit(A, 3, message(1, 4096, 10_000), 0);
     arbiter.submit(A, 3, message(2, 4096, 10_000), 0);
     let mut turn = run(&mut arbiter, 0);
@@ -63,7 +63,7 @@ fn what_is_not_done_within_a_turn_comes_first_in_the_next_one() {
         (piece.length, piece.over) = (1024, false);
     }
     arbiter.submit(A, 3, message(3, 4096, 10_000), 0);
-    arbiter.complete(&turn, Done { engine_ns: 50_000, egress: 100 }, 0);
+    arbiter.complete(&turn, TurnResult { engine_ns: 50_000, egress: 100 }, 0);
     let turn = run(&mut arbiter, 0);
     let seen: Vec<_> =
         turn.pieces.iter().map(|piece| (piece.message.tag, piece.message.done)).collect();
@@ -72,15 +72,18 @@ fn what_is_not_done_within_a_turn_comes_first_in_the_next_one() {
 
 #[test]
 fn a_limit_holds_a_tenant_back_and_nobody_else() {
-    let slow = Share { operations: Some(Limit { rate: 1000, burst: 1 }), ..Share::default() };
-    let mut arbiter = arbiter([slow, Share::default()]);
+    let slow = TenantShare {
+        operations: Some(RateLimit { rate: 1000, burst: 1 }),
+        ..TenantShare::default()
+    };
+    let mut arbiter = arbiter([slow, TenantShare::default()]);
     for tag in 0..10 {
         arbiter.submit(A, 0, message(tag, 64, 100), 0);
     }
     let first = run(&mut arbiter, 0);
     assert_eq!((first.tenant, first.pieces.len()), (A, 1));
-    arbiter.complete(&first, Done { engine_ns: 100, egress: 64 }, 0);
-    let Next::Wait(until) = arbiter.next(10) else { panic!("it does not wait") };
+    arbiter.complete(&first, TurnResult { engine_ns: 100, egress: 64 }, 0);
+    let NextTurn::Wait(until) = arbiter.next(10) else { panic!("it does not wait") };
     assert!((1_000_000..1_000_100).contains(&until), "{until}");
     arbiter.submit(B, 0, message(99, 64, 100), 20);
     assert_eq!(run(&mut arbiter, 20).tenant, B);
@@ -88,15 +91,18 @@ fn a_limit_holds_a_tenant_back_and_nobody_else() {
     let usage = arbiter.usage(A).unwrap();
     assert_eq!((usage.throttled, usage.throttled_ns), (1, until - 10));
     // A wider limit counts at once.
-    arbiter.set(A, Share::default(), until);
+    arbiter.set(A, TenantShare::default(), until);
     assert_eq!(run(&mut arbiter, until).pieces.len(), 9 - 1);
 }
 
 /// Messages that share a turn with one that took all of its time.
 #[test]
 fn an_operation_that_was_not_begun_is_not_counted() {
-    let slow = Share { operations: Some(Limit { rate: 1000, burst: 3 }), ..Share::default() };
-    let mut arbiter = arbiter([slow, Share::default()]);
+    let slow = TenantShare {
+        operations: Some(RateLimit { rate: 1000, burst: 3 }),
+        ..TenantShare::default()
+    };
+    let mut arbiter = arbiter([slow, TenantShare::default()]);
     for tag in 0..3 {
         arbiter.submit(A, 0, message(tag, 64, 100), 0);
     }
@@ -106,7 +112,7 @@ fn an_operation_that_was_not_begun_is_not_counted() {
         for piece in &mut turn.pieces[1..] {
             (piece.length, piece.over) = (0, false);
         }
-        arbiter.complete(&turn, Done { engine_ns: 50_000, egress: 0 }, 0);
+        arbiter.complete(&turn, TurnResult { engine_ns: 50_000, egress: 0 }, 0);
     }
     let usage = arbiter.usage(A).unwrap();
     assert_eq!((usage.operations, usage.split, usage.throttled), (3, 0, 0));
@@ -114,26 +120,27 @@ fn an_operation_that_was_not_begun_is_not_counted() {
 
 #[test]
 fn a_queue_that_goes_takes_its_messages_with_it() {
-    let slow = Share { operations: Some(Limit { rate: 1, burst: 1 }), ..Share::default() };
-    let mut arbiter = arbiter([slow, Share::default()]);
+    let slow =
+        TenantShare { operations: Some(RateLimit { rate: 1, burst: 1 }), ..TenantShare::default() };
+    let mut arbiter = arbiter([slow, TenantShare::default()]);
     for tag in 0..4 {
         arbiter.submit(A, tag as u16 % 2, message(tag, 64, 100), 0);
     }
-    let left = |messages: Vec<Message>| messages.iter().map(|m| m.tag).collect::<Vec<_>>();
+    let left = |messages: Vec<QueuedMessage>| messages.iter().map(|m| m.tag).collect::<Vec<_>>();
     assert_eq!(left(arbiter.clear_queue(A, 1, 0)), [1, 3]);
     assert_eq!((arbiter.waiting(A), arbiter.clear_queue(A, 1, 0)), (2, Vec::new()));
     let turn = run(&mut arbiter, 0);
-    arbiter.complete(&turn, Done { engine_ns: 100, egress: 64 }, 0);
+    arbiter.complete(&turn, TurnResult { engine_ns: 100, egress: 64 }, 0);
     assert_eq!(left(arbiter.clear_queue(A, 0, 0)), [2]);
     assert_eq!(arbiter.waiting(A), 0);
-    assert!(!matches!(arbiter.next(10 * SECOND), Next::Run(_)));
+    assert!(!matches!(arbiter.next(10 * SECOND), NextTurn::Run(_)));
 }
 
 #[test]
 fn who_has_a_minimum_left_is_served_before_the_others() {
-    let min = Rate { per_second: 4096 * 1000, unit: Unit::Bytes };
+    let min = Rate { per_second: 4096 * 1000, unit: RateUnit::Bytes };
     let level = ServiceLevel { burst: 2 * 4096, ..ServiceLevel::new("any", min) };
-    let mut arbiter = arbiter([Share::default(), Share::of(&level, 50_000.0)]);
+    let mut arbiter = arbiter([TenantShare::default(), TenantShare::of(&level, 50_000.0)]);
     for tag in 0..100 {
         arbiter.submit(A, 0, message(tag, 4096, 50_000), 0);
         arbiter.submit(B, 0, message(tag, 4096, 50_000), 0);
@@ -142,7 +149,7 @@ fn who_has_a_minimum_left_is_served_before_the_others() {
     let mut served = Vec::new();
     for _ in 0..24 {
         let turn = run(&mut arbiter, 0);
-        arbiter.complete(&turn, Done { engine_ns: 50_000, egress: 4096 }, 0);
+        arbiter.complete(&turn, TurnResult { engine_ns: 50_000, egress: 4096 }, 0);
         served.push(turn.tenant);
     }
     assert_eq!(&served[..20], [B; 20]);
@@ -152,30 +159,31 @@ fn who_has_a_minimum_left_is_served_before_the_others() {
 
 #[test]
 fn a_tenant_that_goes_leaves_nothing_and_its_turns_are_nobodys() {
-    let mut arbiter = arbiter([Share::default(); 2]);
+    let mut arbiter = arbiter([TenantShare::default(); 2]);
     arbiter.submit(A, 0, message(1, 64, 100), 0);
     let turn = run(&mut arbiter, 0);
     arbiter.submit(A, 1, message(2, 64, 100), 0);
     let left: Vec<_> = arbiter.remove(A).iter().map(|message| message.tag).collect();
     assert_eq!(left, [2]);
-    arbiter.complete(&turn, Done { engine_ns: 100, egress: 64 }, 0);
-    assert_eq!((arbiter.next(0), arbiter.under_way()), (Next::Idle, 0));
+    arbiter.complete(&turn, TurnResult { engine_ns: 100, egress: 64 }, 0);
+    assert_eq!((arbiter.next(0), arbiter.under_way()), (NextTurn::Idle, 0));
     assert!(!arbiter.submit(A, 0, message(3, 64, 100), 0));
 }
 
 /// What a user owes, of its bounds and of engine time, is not the next one's; what was counted continues.
 #[test]
 fn another_user_in_the_place_of_one_owes_nothing() {
-    let slow = Share { egress: Some(Limit { rate: 1000, burst: 1 }), ..Share::default() };
-    let mut arbiter = arbiter([slow, Share::default()]);
+    let slow =
+        TenantShare { egress: Some(RateLimit { rate: 1000, burst: 1 }), ..TenantShare::default() };
+    let mut arbiter = arbiter([slow, TenantShare::default()]);
     arbiter.submit(A, 0, message(1, 64, 100), 0);
     let first = run(&mut arbiter, 0);
     arbiter.submit(A, 0, message(2, 64, 100), 0);
-    arbiter.complete(&first, Done { engine_ns: 900_000, egress: 1 << 20 }, 0);
-    assert!(!matches!(arbiter.next(SECOND), Next::Run(_)), "it owes a thousand seconds");
+    arbiter.complete(&first, TurnResult { engine_ns: 900_000, egress: 1 << 20 }, 0);
+    assert!(!matches!(arbiter.next(SECOND), NextTurn::Run(_)), "it owes a thousand seconds");
     arbiter.set(A, slow, SECOND);
     assert!(
-        !matches!(arbiter.next(SECOND), Next::Run(_)),
+        !matches!(arbiter.next(SECOND), NextTurn::Run(_)),
         "the same user, whose share is changed, still does"
     );
     let left = arbiter.renew(A, slow, SECOND);
@@ -185,7 +193,7 @@ fn another_user_in_the_place_of_one_owes_nothing() {
     arbiter.submit(A, 0, message(3, 64, 100), SECOND);
     let last = run(&mut arbiter, SECOND);
     arbiter.renew(A, slow, SECOND);
-    assert!(!arbiter.complete(&last, Done { engine_ns: 100, egress: 1 << 20 }, SECOND));
+    assert!(!arbiter.complete(&last, TurnResult { engine_ns: 100, egress: 1 << 20 }, SECOND));
     arbiter.submit(A, 0, message(4, 64, 100), SECOND);
     assert_eq!(run(&mut arbiter, SECOND).pieces[0].message.tag, 4);
 }
@@ -193,7 +201,7 @@ fn another_user_in_the_place_of_one_owes_nothing() {
 /// A tenant has something done outside of the engines that takes as long as a hundred of the other's messages.
 #[test]
 fn what_is_done_outside_of_turns_is_charged_too() {
-    let mut arbiter = arbiter([Share::default(); 2]);
+    let mut arbiter = arbiter([TenantShare::default(); 2]);
     for tag in 0..200 {
         arbiter.submit(A, 0, message(tag, 4096, 50_000), 0);
         arbiter.submit(B, 0, message(tag, 4096, 50_000), 0);
@@ -203,7 +211,7 @@ fn what_is_done_outside_of_turns_is_charged_too() {
     for _ in 0..100 {
         let turn = run(&mut arbiter, 0);
         served[turn.tenant.0 as usize] += 1;
-        arbiter.complete(&turn, Done { engine_ns: 50_000, egress: 4096 }, 0);
+        arbiter.complete(&turn, TurnResult { engine_ns: 50_000, egress: 4096 }, 0);
     }
     assert!(served[0] <= 1 && arbiter.usage(A).unwrap().engine_ns >= 5_000_000, "{served:?}");
 }
@@ -214,22 +222,22 @@ proptest! {
     fn every_message_is_done_once(
         deeds in prop::collection::vec((0u32..3, 0u16..3, 0u64..100_000, 1u64..300_000, 0u8..8), 1..200),
     ) {
-        let mut arbiter = Arbiter::new(Settings::default());
-        let limit = |rate| Some(Limit { rate, burst: 1 });
+        let mut arbiter = TenantArbiter::new(SharingSettings::default());
+        let limit = |rate| Some(RateLimit { rate, burst: 1 });
         let shares = [
-            Share::default(),
-            Share { operations: limit(10_000), egress: limit(100_000_000), ..Share::default() },
-            Share::of(&ServiceLevel::new("any", Rate { per_second: 1 << 20, unit: Unit::Bytes }), 9000.0),
+            TenantShare::default(),
+            TenantShare { operations: limit(10_000), egress: limit(100_000_000), ..TenantShare::default() },
+            TenantShare::of(&ServiceLevel::new("any", Rate { per_second: 1 << 20, unit: RateUnit::Bytes }), 9000.0),
         ];
         for (id, share) in shares.iter().enumerate() {
             arbiter.set(TenantId(id as u32), *share, 0);
         }
         let (mut now, mut over) = (0, vec![0u32; deeds.len()]);
         let mut under_way = Vec::new();
-        let step = |arbiter: &mut Arbiter, under_way: &mut Vec<Turn>, now: &mut u64, end: bool| {
+        let step = |arbiter: &mut TenantArbiter, under_way: &mut Vec<EngineTurn>, now: &mut u64, end: bool| {
             match arbiter.next(*now) {
-                Next::Run(turn) => under_way.push(turn),
-                Next::Wait(until) if end && under_way.is_empty() => *now = until,
+                NextTurn::Run(turn) => under_way.push(turn),
+                NextTurn::Wait(until) if end && under_way.is_empty() => *now = until,
                 _ if under_way.is_empty() => return Ok(!end),
                 _ => {}
             }
@@ -242,14 +250,14 @@ proptest! {
                     prop_assert_eq!(piece.message.done + piece.length, piece.message.ingress);
                 }
                 let engine_ns = turn.estimated.engine_ns * 3 / 2;
-                arbiter.complete(&turn, Done { engine_ns, egress: 10 }, *now);
+                arbiter.complete(&turn, TurnResult { engine_ns, egress: 10 }, *now);
             }
             Ok(true)
         };
         let mut step = step;
         for (tag, (id, queue, ingress, cost, deed)) in deeds.iter().copied().enumerate() {
             let granule = if deed == 0 { 0 } else { 512 };
-            let message = Message { granule, ..message(tag as u64, ingress, cost) };
+            let message = QueuedMessage { granule, ..message(tag as u64, ingress, cost) };
             prop_assert!(arbiter.submit(TenantId(id), queue, message, now));
             if deed == 7 {
                 arbiter.set(TenantId(id), shares[(id as usize + 1) % 3], now);

@@ -7,13 +7,13 @@
 use serde::Serialize;
 
 use super::report::WARM_NS;
-use super::unshaped::RoundRobin;
-use super::{Arrivals, Content, Load, Policy, Report, run};
+use super::unshaped::MessageRoundRobin;
+use super::{Arrivals, Load, MessageCosts, Policy, Report, run};
 use crate::SECOND;
-use crate::arbiter::Arbiter;
-use crate::level::Unit;
-use crate::tenant::{Guarantee, Limit, Share};
-use crate::turn::{Settings, TenantId};
+use crate::arbiter::TenantArbiter;
+use crate::level::RateUnit;
+use crate::tenant::{Guarantee, RateLimit, TenantShare};
+use crate::turn::{SharingSettings, TenantId};
 
 /// Costs of engines on a processor of today, for an operation and for each byte, in nanoseconds.
 const AES: (f64, f64) = (100.0, 0.12);
@@ -59,7 +59,7 @@ pub fn experiment(observation: u32, seed: u64) -> Option<Experiment> {
     let engine = "engine time of the first tenant over that of the second";
     let of = |title, measure, cases| Some(Experiment::new(observation, title, measure, cases));
     let pair = |name: &str, loads: [Load; 2]| {
-        compare(name, &loads, [Share::default(); 2], seed, |a, b| {
+        compare(name, &loads, [TenantShare::default(); 2], seed, |a, b| {
             a.total().engine_ns as f64 / b.total().engine_ns as f64
         })
     };
@@ -114,10 +114,10 @@ pub fn experiment(observation: u32, seed: u64) -> Option<Experiment> {
 /// The output of decompression, beside hashing.
 fn output_ratio(seed: u64) -> Experiment {
     // 64 KiB come out of 308 bytes; a tenth of a gigabyte each second is what was bought.
-    let inflate = Content { ratio: 213_000, ..load(308, (60_000.0, 0.1)).content };
+    let inflate = MessageCosts { ratio: 213_000, ..load(308, (60_000.0, 0.1)).content };
     let inflate = Load { content: inflate, ..load(308, (60_000.0, 0.1)) };
-    let egress = Some(Limit::new(100_000_000, 65_536));
-    let shares = [Share { egress, ..Share::default() }, Share::default()];
+    let egress = Some(RateLimit::new(100_000_000, 65_536));
+    let shares = [TenantShare { egress, ..TenantShare::default() }, TenantShare::default()];
     let loads = [inflate, load(65_536, SHA3)];
     let bytes = |a: &Report, _: &Report| {
         a.total().egress as f64 * SECOND as f64 / (LENGTH - WARM_NS) as f64 / 1e8
@@ -134,8 +134,8 @@ fn output_ratio(seed: u64) -> Experiment {
 fn two_units(seed: u64) -> Experiment {
     let loads = [load(4096, AES), load(64, AES)];
     let shares = [
-        guaranteed(Unit::Bytes, 4096 * 300_000, 300_000, 592.0),
-        guaranteed(Unit::Operations, 5_000_000, 5_000_000, 108.0),
+        guaranteed(RateUnit::Bytes, 4096 * 300_000, 300_000, 592.0),
+        guaranteed(RateUnit::Operations, 5_000_000, 5_000_000, 108.0),
     ];
     let kept = |nth: usize| {
         move |a: &Report, b: &Report| {
@@ -162,7 +162,8 @@ fn floods(seed: u64) -> Experiment {
     let rate = |a: &Report, _: &Report| {
         a.total().ingress as f64 * SECOND as f64 / (LENGTH - WARM_NS) as f64 / 5e9
     };
-    let shares = [guaranteed(Unit::Bytes, 5_000_000_000, 1_220_704, 592.0), Share::default()];
+    let shares =
+        [guaranteed(RateUnit::Bytes, 5_000_000_000, 1_220_704, 592.0), TenantShare::default()];
     let case = |size: u64| {
         let flood = Load { queues: 16, ..load(size, AES) };
         let loads = [load(4096, AES), flood];
@@ -176,22 +177,22 @@ fn floods(seed: u64) -> Experiment {
     )
 }
 
-fn guaranteed(unit: Unit, rate: u64, operations: u64, cost_ns: f64) -> Share {
-    let engine = Limit::new((operations as f64 * cost_ns) as u64, 0);
+fn guaranteed(unit: RateUnit, rate: u64, operations: u64, cost_ns: f64) -> TenantShare {
+    let engine = RateLimit::new((operations as f64 * cost_ns) as u64, 0);
     let one = rate / operations.max(1);
-    let guarantee = Guarantee { engine, units: Limit::new(rate, 0), unit, one };
-    Share { guarantee: Some(guarantee), ..Share::default() }
+    let guarantee = Guarantee { engine, units: RateLimit::new(rate, 0), unit, one };
+    TenantShare { guarantee: Some(guarantee), ..TenantShare::default() }
 }
 
 fn compare(
     name: &str,
     loads: &[Load],
-    shares: [Share; 2],
+    shares: [TenantShare; 2],
     seed: u64,
     measure: impl Fn(&Report, &Report) -> f64,
 ) -> Case {
-    let settings = Settings { batch: 256, ..Settings::default() };
-    let mut arbiter = Arbiter::new(settings);
+    let settings = SharingSettings { batch: 256, ..SharingSettings::default() };
+    let mut arbiter = TenantArbiter::new(settings);
     for (id, share) in (0..).zip(shares) {
         arbiter.set(TenantId(id), share, 0);
     }
@@ -199,7 +200,7 @@ fn compare(
         let reports = run(policy, 1, loads, LENGTH, seed);
         measure(&reports[0], &reports[1])
     };
-    let off = measured(&mut RoundRobin::default());
+    let off = measured(&mut MessageRoundRobin::default());
     Case { name: name.to_owned(), off, on: measured(&mut arbiter) }
 }
 
@@ -211,7 +212,7 @@ fn load(size: u64, (fixed_ns, byte_ns): (f64, f64)) -> Load {
 }
 
 fn of_content(load: Load, factor: f64) -> Load {
-    Load { content: Content { factor: (factor, factor), ..load.content }, ..load }
+    Load { content: MessageCosts { factor: (factor, factor), ..load.content }, ..load }
 }
 
 #[cfg(test)]

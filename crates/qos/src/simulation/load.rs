@@ -1,9 +1,9 @@
 //! What a simulated tenant sends, and what its operations really cost.
 
 use crate::SECOND;
-use crate::turn::{Message, Piece};
+use crate::turn::{MessagePiece, QueuedMessage};
 
-/// When messages come.
+/// How a tenant's messages come: after answers, or whatever becomes of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrivals {
     /// So many are always under way in each queue: the next comes when one has ended.
@@ -13,14 +13,14 @@ pub enum Arrivals {
     },
     /// They come whatever becomes of them, at random, on average so many each second over all queues.
     Open {
-        /// Messages each second.
+        /// Messages that come each second, on average.
         per_second: u64,
     },
 }
 
 /// What operations are about and cost.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Content {
+pub struct MessageCosts {
     /// Sizes of the messages in bytes, each as likely as the others.
     pub sizes: Vec<u64>,
     /// Engine time of any operation, in nanoseconds.
@@ -44,7 +44,7 @@ pub struct Load {
     /// When its messages come.
     pub arrivals: Arrivals,
     /// What the messages are, which decides their cost and output.
-    pub content: Content,
+    pub content: MessageCosts,
     /// When it begins, in nanoseconds.
     pub begins_ns: u64,
     /// It sends nothing in every second half of a period of so many nanoseconds; 0 for always.
@@ -55,7 +55,7 @@ impl Load {
     /// One queue in which 32 messages of `size` bytes are always under way, for an engine that takes so
     /// long and puts out as much as goes in.
     pub fn steady(size: u64, fixed_ns: f64, byte_ns: f64) -> Load {
-        let content = Content {
+        let content = MessageCosts {
             sizes: vec![size],
             fixed_ns,
             byte_ns,
@@ -70,7 +70,7 @@ impl Load {
 
 /// An operation as it really is.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Operation {
+pub(super) struct SimulatedOperation {
     pub(super) arrived: u64,
     size: u64,
     fixed_ns: f64,
@@ -80,11 +80,11 @@ pub(super) struct Operation {
     granule: u64,
 }
 
-impl Operation {
+impl SimulatedOperation {
     /// What a policy is told.
-    pub(super) fn message(&self, tag: u64) -> Message {
+    pub(super) fn message(&self, tag: u64) -> QueuedMessage {
         let cost = self.fixed_ns + self.size as f64 * self.expected_byte_ns;
-        Message {
+        QueuedMessage {
             tag,
             ingress: self.size,
             egress: self.size * u64::from(self.ratio) / 1000,
@@ -96,7 +96,7 @@ impl Operation {
 
     /// How many bytes an engine does of `piece` within `budget_ns`, how long that takes, and what comes
     /// out. It does one granule in any case.
-    pub(super) fn work(&self, piece: &Piece, budget_ns: u64) -> (u64, u64, u64) {
+    pub(super) fn work(&self, piece: &MessagePiece, budget_ns: u64) -> (u64, u64, u64) {
         let fixed = if piece.message.done == 0 { self.fixed_ns } else { 0.0 };
         let mut length = piece.length;
         if self.granule > 0 {
@@ -148,11 +148,11 @@ impl Source {
         })
     }
 
-    pub(super) fn operation(&mut self, now: u64) -> Operation {
+    pub(super) fn operation(&mut self, now: u64) -> SimulatedOperation {
         let index = (self.draw() * self.load.content.sizes.len() as f64) as usize;
         let part = self.draw();
-        let Content { sizes, fixed_ns, byte_ns, factor, ratio, granule } = &self.load.content;
-        Operation {
+        let MessageCosts { sizes, fixed_ns, byte_ns, factor, ratio, granule } = &self.load.content;
+        SimulatedOperation {
             arrived: now,
             size: sizes[index.min(sizes.len() - 1)],
             fixed_ns: *fixed_ns,

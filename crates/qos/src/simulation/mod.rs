@@ -1,7 +1,7 @@
 //! Tenants and engines in simulated time.
 //!
 //! Engines take exactly as long as their content says and nothing else happens on the processor, so
-//! what is measured is the policy and not the machine: the [`Arbiter`] that the live device asks, or
+//! what is measured is the policy and not the machine: the [`TenantArbiter`] that the live device asks, or
 //! what devices do without one ([`unshaped`]). A run is determined by its seed.
 
 pub mod experiments;
@@ -12,35 +12,35 @@ pub mod unshaped;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use crate::arbiter::Arbiter;
-use crate::turn::{Done, Message, Next, TenantId, Turn};
+use crate::arbiter::TenantArbiter;
+use crate::turn::{EngineTurn, NextTurn, QueuedMessage, TenantId, TurnResult};
 
-pub use load::{Arrivals, Content, Load};
-use load::{Operation, Source};
+pub use load::{Arrivals, Load, MessageCosts};
+use load::{SimulatedOperation, Source};
 use report::Recorder;
 pub use report::Report;
 
 /// Decides what a free engine does.
 pub trait Policy {
     /// A tenant puts a message into one of its queues at `now`, in nanoseconds.
-    fn submit(&mut self, tenant: TenantId, queue: u16, message: Message, now: u64);
+    fn submit(&mut self, tenant: TenantId, queue: u16, message: QueuedMessage, now: u64);
     /// What an engine that is free does.
-    fn next(&mut self, now: u64) -> Next;
+    fn next(&mut self, now: u64) -> NextTurn;
     /// A turn has ended.
-    fn complete(&mut self, turn: &Turn, done: Done, now: u64);
+    fn complete(&mut self, turn: &EngineTurn, done: TurnResult, now: u64);
 }
 
-impl Policy for Arbiter {
-    fn submit(&mut self, tenant: TenantId, queue: u16, message: Message, now: u64) {
-        Arbiter::submit(self, tenant, queue, message, now);
+impl Policy for TenantArbiter {
+    fn submit(&mut self, tenant: TenantId, queue: u16, message: QueuedMessage, now: u64) {
+        TenantArbiter::submit(self, tenant, queue, message, now);
     }
 
-    fn next(&mut self, now: u64) -> Next {
-        Arbiter::next(self, now)
+    fn next(&mut self, now: u64) -> NextTurn {
+        TenantArbiter::next(self, now)
     }
 
-    fn complete(&mut self, turn: &Turn, done: Done, now: u64) {
-        Arbiter::complete(self, turn, done, now);
+    fn complete(&mut self, turn: &EngineTurn, done: TurnResult, now: u64) {
+        TenantArbiter::complete(self, turn, done, now);
     }
 }
 
@@ -63,8 +63,8 @@ struct World<'a> {
     sources: Vec<Source>,
     recorders: Vec<Recorder>,
     /// The messages that are under way, by tag: whose, and what they really are.
-    operations: BTreeMap<u64, (usize, u16, Operation)>,
-    engines: Vec<Option<(Turn, Done)>>,
+    operations: BTreeMap<u64, (usize, u16, SimulatedOperation)>,
+    engines: Vec<Option<(EngineTurn, TurnResult)>>,
     looks: BTreeSet<u64>,
     next_tag: u64,
 }
@@ -143,14 +143,14 @@ impl World<'_> {
         }
     }
 
-    fn record(&mut self, turn: &Turn, done: Done) {
+    fn record(&mut self, turn: &EngineTurn, done: TurnResult) {
         let load = turn.tenant.0 as usize;
         self.recorders[load].turn(self.now, turn, done);
         for piece in turn.pieces.iter().filter(|piece| piece.over) {
             let Some((_, queue, operation)) = self.operations.remove(&piece.message.tag) else {
                 continue;
             };
-            self.recorders[load].over(self.now, &operation);
+            self.recorders[load].ended(self.now, &operation);
             if let Some(next) = self.sources[load].next_closed(self.now) {
                 self.at(next, Event::Arrival { load, queue });
             }
@@ -163,21 +163,21 @@ impl World<'_> {
                 continue;
             }
             match self.policy.next(self.now) {
-                Next::Run(turn) => self.begin(engine, turn),
-                Next::Wait(at) => {
+                NextTurn::Run(turn) => self.begin(engine, turn),
+                NextTurn::Wait(at) => {
                     if at < u64::MAX && self.looks.insert(at.max(self.now + 1)) {
                         self.at(at.max(self.now + 1), Event::Look);
                     }
                     break;
                 }
-                Next::Idle => break,
+                NextTurn::Idle => break,
             }
         }
     }
 
     /// An engine does what it is given, and stops between two granules when its budget is used up.
-    fn begin(&mut self, engine: usize, mut turn: Turn) {
-        let mut done = Done::default();
+    fn begin(&mut self, engine: usize, mut turn: EngineTurn) {
+        let mut done = TurnResult::default();
         let mut pieces = Vec::with_capacity(turn.pieces.len());
         for mut piece in std::mem::take(&mut turn.pieces) {
             let Some((_, _, operation)) = self.operations.get(&piece.message.tag) else { continue };

@@ -1,8 +1,8 @@
 //! What a simulated tenant got.
 
-use crate::turn::{Done, Turn};
+use crate::turn::{EngineTurn, TurnResult};
 
-use super::load::Operation;
+use super::load::SimulatedOperation;
 
 /// Parts of the run in which what was done is added up, in nanoseconds.
 const STEP_NS: u64 = 10_000_000;
@@ -12,7 +12,7 @@ pub const WARM_NS: u64 = 20_000_000;
 
 /// What was done within a part of the run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct ReportInterval {
     /// How many operations ended.
     pub operations: u64,
     /// Bytes that went in.
@@ -27,15 +27,15 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// What was done in each hundredth of a second.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ReportInterval>,
     /// How long operations took from their arrival on, in nanoseconds, ascending.
     pub latencies: Vec<u64>,
 }
 
 impl Report {
     /// The whole run, less its [beginning](WARM_NS).
-    pub fn total(&self) -> Step {
-        self.steps.iter().skip((WARM_NS / STEP_NS) as usize).fold(Step::default(), add)
+    pub fn total(&self) -> ReportInterval {
+        self.steps.iter().skip((WARM_NS / STEP_NS) as usize).fold(ReportInterval::default(), add)
     }
 
     /// How long operations took: the `part`th of a hundred, in nanoseconds.
@@ -45,7 +45,7 @@ impl Report {
     }
 
     /// The least that was done within any `window_ns` from `from_ns` on, by what `of` says.
-    pub fn least(&self, window_ns: u64, from_ns: u64, of: impl Fn(&Step) -> u64) -> u64 {
+    pub fn least(&self, window_ns: u64, from_ns: u64, of: impl Fn(&ReportInterval) -> u64) -> u64 {
         let width = (window_ns / STEP_NS).max(1) as usize;
         let steps: Vec<u64> =
             self.steps.iter().map(of).skip((from_ns / STEP_NS) as usize).collect();
@@ -53,8 +53,8 @@ impl Report {
     }
 }
 
-fn add(total: Step, step: &Step) -> Step {
-    Step {
+fn add(total: ReportInterval, step: &ReportInterval) -> ReportInterval {
+    ReportInterval {
         operations: total.operations + step.operations,
         ingress: total.ingress + step.ingress,
         egress: total.egress + step.egress,
@@ -68,18 +68,18 @@ pub(super) struct Recorder(Report);
 
 impl Recorder {
     pub(super) fn new(length_ns: u64) -> Recorder {
-        let steps = vec![Step::default(); (length_ns / STEP_NS) as usize + 1];
+        let steps = vec![ReportInterval::default(); (length_ns / STEP_NS) as usize + 1];
         Recorder(Report { steps, latencies: Vec::new() })
     }
 
-    pub(super) fn turn(&mut self, now: u64, turn: &Turn, done: Done) {
+    pub(super) fn turn(&mut self, now: u64, turn: &EngineTurn, done: TurnResult) {
         let step = &mut self.0.steps[(now / STEP_NS) as usize];
         step.ingress += turn.pieces.iter().map(|piece| piece.length).sum::<u64>();
         step.egress += done.egress;
         step.engine_ns += done.engine_ns;
     }
 
-    pub(super) fn over(&mut self, now: u64, operation: &Operation) {
+    pub(super) fn ended(&mut self, now: u64, operation: &SimulatedOperation) {
         self.0.steps[(now / STEP_NS) as usize].operations += 1;
         self.0.latencies.push(now - operation.arrived);
     }

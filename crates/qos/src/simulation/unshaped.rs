@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::Policy;
 use crate::drr::Drr;
-use crate::turn::{Done, Message, Next, Piece, TenantId, Turn};
+use crate::turn::{EngineTurn, MessagePiece, NextTurn, QueuedMessage, TenantId, TurnResult};
 
 /// Each queue in its turn has one message done (seed paper, observation 4).
 #[derive(Debug, Default)]
-pub struct RoundRobin {
-    queues: BTreeMap<(TenantId, u16), VecDeque<Message>>,
+pub struct MessageRoundRobin {
+    queues: BTreeMap<(TenantId, u16), VecDeque<QueuedMessage>>,
     turns: VecDeque<(TenantId, u16)>,
 }
 
-impl Policy for RoundRobin {
-    fn submit(&mut self, tenant: TenantId, queue: u16, message: Message, _now: u64) {
+impl Policy for MessageRoundRobin {
+    fn submit(&mut self, tenant: TenantId, queue: u16, message: QueuedMessage, _now: u64) {
         let key = (tenant, queue);
         let messages = self.queues.entry(key).or_default();
         if messages.is_empty() {
@@ -23,24 +23,24 @@ impl Policy for RoundRobin {
         messages.push_back(message);
     }
 
-    fn next(&mut self, _now: u64) -> Next {
-        let Some(key) = self.turns.pop_front() else { return Next::Idle };
-        let Some(messages) = self.queues.get_mut(&key) else { return Next::Idle };
-        let Some(message) = messages.pop_front() else { return Next::Idle };
+    fn next(&mut self, _now: u64) -> NextTurn {
+        let Some(key) = self.turns.pop_front() else { return NextTurn::Idle };
+        let Some(messages) = self.queues.get_mut(&key) else { return NextTurn::Idle };
+        let Some(message) = messages.pop_front() else { return NextTurn::Idle };
         if !messages.is_empty() {
             self.turns.push_back(key);
         }
-        Next::Run(whole(key, message))
+        NextTurn::Run(whole(key, message))
     }
 
-    fn complete(&mut self, _turn: &Turn, _done: Done, _now: u64) {}
+    fn complete(&mut self, _turn: &EngineTurn, _done: TurnResult, _now: u64) {}
 }
 
 /// Tenants have equal shares of the input bytes (deficit round robin by size), whatever they cost.
 #[derive(Debug)]
 pub struct BySize {
     tenants: Drr<TenantId>,
-    queues: BTreeMap<TenantId, VecDeque<(u16, Message)>>,
+    queues: BTreeMap<TenantId, VecDeque<(u16, QueuedMessage)>>,
 }
 
 impl Default for BySize {
@@ -50,7 +50,7 @@ impl Default for BySize {
 }
 
 impl Policy for BySize {
-    fn submit(&mut self, tenant: TenantId, queue: u16, message: Message, now: u64) {
+    fn submit(&mut self, tenant: TenantId, queue: u16, message: QueuedMessage, now: u64) {
         self.queues.entry(tenant).or_default().push_back((queue, message));
         if self.queues[&tenant].len() == 1 {
             self.tenants.set(tenant, 1);
@@ -58,22 +58,22 @@ impl Policy for BySize {
         self.tenants.wake(tenant, now, 1);
     }
 
-    fn next(&mut self, now: u64) -> Next {
+    fn next(&mut self, now: u64) -> NextTurn {
         let queues = &mut self.queues;
         let has_work = |tenant| queues.get(&tenant).is_some_and(|queue| !queue.is_empty());
-        let Some(tenant) = self.tenants.pick(now, has_work) else { return Next::Idle };
+        let Some(tenant) = self.tenants.pick(now, has_work) else { return NextTurn::Idle };
         let Some((queue, message)) = queues.get_mut(&tenant).and_then(VecDeque::pop_front) else {
-            return Next::Idle;
+            return NextTurn::Idle;
         };
         self.tenants.charge(tenant, message.ingress);
-        Next::Run(whole((tenant, queue), message))
+        NextTurn::Run(whole((tenant, queue), message))
     }
 
-    fn complete(&mut self, _turn: &Turn, _done: Done, _now: u64) {}
+    fn complete(&mut self, _turn: &EngineTurn, _done: TurnResult, _now: u64) {}
 }
 
 /// A turn that is one message, however long that takes.
-fn whole((tenant, queue): (TenantId, u16), message: Message) -> Turn {
-    let piece = Piece { message, length: message.ingress, over: true };
-    Turn::unbounded(tenant, queue, piece)
+fn whole((tenant, queue): (TenantId, u16), message: QueuedMessage) -> EngineTurn {
+    let piece = MessagePiece { message, length: message.ingress, over: true };
+    EngineTurn::unbounded(tenant, queue, piece)
 }

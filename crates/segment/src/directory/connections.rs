@@ -3,10 +3,13 @@
 
 use std::ops::Range;
 
-use super::{Answer, Attached, ConnectionTarget, Directory, Guest, Loss, Objects, To, done};
+use super::{
+    Answer, AttachedObject, ConnectionTarget, Directory, Guest, Loss, Objects, Recipient, done,
+};
 use crate::message::{
-    Ask, BROADCAST_NODE, Change, Connected, Event, Handle, Holder, InterruptKind, NodeId,
-    PeerReply, Question, Refusal, Reply, SegmentId, SegmentKind, SessionId, Target, Tell,
+    BROADCAST_NODE, Connected, ConnectionChange, ConnectorMessage, Handle, InterruptKind,
+    LockHolder, NodeId, OwnerMessage, PeerReply, Question, Refusal, Reply, SegmentId, SegmentKind,
+    SessionEvent, SessionId, TargetKind,
 };
 
 /// Milliseconds that another node may take for an answer, at most.
@@ -27,7 +30,7 @@ pub(super) struct Connection {
 
 /// A question on its way.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingQuestion {
     session: SessionId,
     owner: NodeId,
     connection: Handle,
@@ -59,12 +62,12 @@ impl Directory {
         node: NodeId,
         id: SegmentId,
         timeout_ms: u32,
-        what: Target,
+        what: TargetKind,
     ) -> Answer {
         let node = match what {
-            Target::Group => self.group_home(),
-            Target::Attach => self.settings.node,
-            Target::Segment => node,
+            TargetKind::Group => self.group_home(),
+            TargetKind::Attach => self.settings.node,
+            TargetKind::Segment => node,
         };
         let question = Directory::segment_question(id, what);
         self.question(session, node, timeout_ms, question, Asked::Connection)
@@ -102,7 +105,7 @@ impl Directory {
         self.question(session, node, u32::MAX, Question::Probe, Asked::Probe)
     }
 
-    pub(super) fn alive(&mut self, session: SessionId, holder: Holder) -> Answer {
+    pub(super) fn alive(&mut self, session: SessionId, holder: LockHolder) -> Answer {
         let question = Question::Alive(holder.session);
         self.question(session, holder.node, u32::MAX, question, Asked::Alive)
     }
@@ -124,40 +127,52 @@ impl Directory {
         let (request, connection) = (self.handle().0, self.handle());
         let wait = u64::from(timeout_ms).clamp(SHORTEST, LONGEST);
         let deadline = Some(self.now.saturating_add(wait));
-        self.pending.insert(request, Pending { session, owner, connection, what: asked, deadline });
-        self.send(To::Ask(owner, Ask::Question { request, connection, what }), Vec::new());
+        self.pending
+            .insert(request, PendingQuestion { session, owner, connection, what: asked, deadline });
+        self.send(
+            Recipient::Ask(owner, ConnectorMessage::Question { request, connection, what }),
+            Vec::new(),
+        );
         Ok(None)
     }
 
     /// An owner's node says something.
-    pub(super) fn hear_tell(&mut self, from: NodeId, tell: Tell, attached: Vec<Attached>) {
+    pub(super) fn hear_tell(
+        &mut self,
+        from: NodeId,
+        tell: OwnerMessage,
+        attached: Vec<AttachedObject>,
+    ) {
         match tell {
-            Tell::Answer { request, answer } => {
+            OwnerMessage::Answer { request, answer } => {
                 if self.pending.get(&request).is_some_and(|pending| pending.owner == from) {
                     self.answered(request, answer, attached);
                 }
             }
-            Tell::Remote { connection, change } => {
+            OwnerMessage::Remote { connection, change } => {
                 let Some((session, known_as)) = self.known(from, connection) else { return };
                 let Some(it) = self.connections.get_mut(&connection) else { return };
                 it.alive &= !change.is_final();
                 let connection = known_as;
-                self.send(To::Event(session, Event::Remote { connection, change }), Vec::new());
+                self.send(
+                    Recipient::Event(session, SessionEvent::Remote { connection, change }),
+                    Vec::new(),
+                );
             }
-            Tell::Freeze { ticket, connection, offset, length } => {
+            OwnerMessage::Freeze { ticket, connection, offset, length } => {
                 let Some((session, keeper)) = self.known(from, connection) else { return };
-                let event = Event::Freeze { ticket, keeper, offset, length };
-                self.send(To::Event(session, event), Vec::new());
+                let event = SessionEvent::Freeze { ticket, keeper, offset, length };
+                self.send(Recipient::Event(session, event), Vec::new());
             }
-            Tell::Adopt { ticket, connection, offset, length } => {
+            OwnerMessage::Adopt { ticket, connection, offset, length } => {
                 let Some((session, keeper)) = self.known(from, connection) else { return };
-                let event = Event::Adopt { ticket, keeper, offset, length, from: offset };
-                self.send(To::Event(session, event), attached);
+                let event = SessionEvent::Adopt { ticket, keeper, offset, length, from: offset };
+                self.send(Recipient::Event(session, event), attached);
             }
-            Tell::Unfreeze { ticket, connection, offset, length } => {
+            OwnerMessage::Unfreeze { ticket, connection, offset, length } => {
                 let Some((session, keeper)) = self.known(from, connection) else { return };
-                let event = Event::Unfreeze { ticket, keeper, offset, length };
-                self.send(To::Event(session, event), Vec::new());
+                let event = SessionEvent::Unfreeze { ticket, keeper, offset, length };
+                self.send(Recipient::Event(session, event), Vec::new());
             }
         }
     }
@@ -178,10 +193,15 @@ impl Directory {
     }
 
     /// A session that keeps memory through a connection has frozen it, or adopted the new one.
-    pub(super) fn pass_on(&mut self, session: SessionId, connection: Handle, ask: Ask) {
+    pub(super) fn pass_on(
+        &mut self,
+        session: SessionId,
+        connection: Handle,
+        ask: ConnectorMessage,
+    ) {
         let mine = self.connections.get(&connection).filter(|it| it.session == session);
         if let Some(owner) = mine.map(|connection| connection.owner) {
-            self.send(To::Ask(owner, ask), Vec::new());
+            self.send(Recipient::Ask(owner, ask), Vec::new());
         }
     }
 
@@ -189,10 +209,10 @@ impl Directory {
         &mut self,
         request: u64,
         answer: Result<PeerReply, Refusal>,
-        attached: Vec<Attached>,
+        attached: Vec<AttachedObject>,
     ) {
         let Some(pending) = self.pending.remove(&request) else { return };
-        let Pending { session, owner, connection, what, deadline } = pending;
+        let PendingQuestion { session, owner, connection, what, deadline } = pending;
         let late = deadline.is_none() || !self.sessions.contains_key(&session);
         let grant = match answer {
             Ok(grant) => grant,
@@ -201,7 +221,7 @@ impl Directory {
                     self.discount(session);
                 }
                 if !late {
-                    self.send(To::Reply(session, Reply::Refused(refusal)), Vec::new());
+                    self.send(Recipient::Reply(session, Reply::Refused(refusal)), Vec::new());
                 }
                 return;
             }
@@ -210,7 +230,10 @@ impl Directory {
             // Nobody waits for it any more.
             if what.is_kept() {
                 self.discount(session);
-                self.send(To::Ask(owner, Ask::Disconnect { connection }), Vec::new());
+                self.send(
+                    Recipient::Ask(owner, ConnectorMessage::Disconnect { connection }),
+                    Vec::new(),
+                );
             }
             return;
         }
@@ -235,7 +258,7 @@ impl Directory {
             self.connections
                 .insert(connection, Connection { session, owner, known_as, alive: true });
         }
-        self.send(To::Reply(session, reply), attached);
+        self.send(Recipient::Reply(session, reply), attached);
     }
 
     fn new_member(
@@ -280,8 +303,8 @@ impl Directory {
         let Some(connection) = self.connections.remove(&handle) else { return };
         self.discount(connection.session);
         if connection.alive {
-            let ask = Ask::Disconnect { connection: handle };
-            self.send(To::Ask(connection.owner, ask), Vec::new());
+            let ask = ConnectorMessage::Disconnect { connection: handle };
+            self.send(Recipient::Ask(connection.owner, ask), Vec::new());
         }
     }
 
@@ -305,8 +328,11 @@ impl Directory {
             })
             .collect();
         for (connection, session) in lost {
-            for change in [Change::NotOperational, Change::Lost] {
-                self.send(To::Event(session, Event::Remote { connection, change }), Vec::new());
+            for change in [ConnectionChange::NotOperational, ConnectionChange::Lost] {
+                self.send(
+                    Recipient::Event(session, SessionEvent::Remote { connection, change }),
+                    Vec::new(),
+                );
             }
         }
         let open: Vec<u64> = self
@@ -343,14 +369,19 @@ impl Directory {
             })
             .collect();
         for (session, reply) in late {
-            self.send(To::Reply(session, reply), Vec::new());
+            self.send(Recipient::Reply(session, reply), Vec::new());
         }
     }
 
     /// A connector's node says something.
-    pub(super) fn hear_ask(&mut self, from: NodeId, ask: Ask, objects: &mut dyn Objects) {
+    pub(super) fn hear_ask(
+        &mut self,
+        from: NodeId,
+        ask: ConnectorMessage,
+        objects: &mut dyn Objects,
+    ) {
         match ask {
-            Ask::Question { request, connection, what } => {
+            ConnectorMessage::Question { request, connection, what } => {
                 let guest = (from, connection);
                 let answer = match self.guests.contains_key(&guest) {
                     true => Err(Refusal::Stale),
@@ -360,11 +391,18 @@ impl Directory {
                     Ok((grant, attached)) => (Ok(grant), attached),
                     Err(refusal) => (Err(refusal), Vec::new()),
                 };
-                self.send(To::Tell(from, Tell::Answer { request, answer }), attached);
+                self.send(
+                    Recipient::Tell(from, OwnerMessage::Answer { request, answer }),
+                    attached,
+                );
             }
-            Ask::Disconnect { connection } => self.drop_guest((from, connection)),
-            Ask::Frozen { ticket, connection } => self.guest_frozen(ticket, (from, connection)),
-            Ask::Adopted { ticket, connection } => self.guest_adopted(ticket, (from, connection)),
+            ConnectorMessage::Disconnect { connection } => self.drop_guest((from, connection)),
+            ConnectorMessage::Frozen { ticket, connection } => {
+                self.guest_frozen(ticket, (from, connection))
+            }
+            ConnectorMessage::Adopted { ticket, connection } => {
+                self.guest_adopted(ticket, (from, connection))
+            }
         }
     }
 
@@ -373,7 +411,7 @@ impl Directory {
         guest: Guest,
         what: Question,
         objects: &mut dyn Objects,
-    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
         match what {
             Question::Segment { id, what } => self.connect_guest(guest, id, what),
             Question::Group { id, size } => self.join_group(guest, id, size, objects),

@@ -9,10 +9,13 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use super::moves::{Keeper, Kept, Lingering, Revoked};
-use super::{Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, system};
+use super::moves::{Keeper, Lingering, MovedMemory, RevokedHolders};
+use super::{
+    AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, Objects, Recipient, system,
+};
 use crate::message::{
-    Change, Handle, NodeId, ObjectId, PeerReply, Refusal, SegmentEntry, SegmentId, Share, Tell,
+    ConnectionChange, Handle, NodeId, ObjectId, OwnerMessage, PeerReply, Refusal, SegmentAccess,
+    SegmentEntry, SegmentId,
 };
 
 /// A group whose home this host is.
@@ -31,7 +34,7 @@ pub(super) struct Group {
 #[derive(Debug)]
 struct Joined {
     member: bool,
-    share: Share,
+    share: SegmentAccess,
 }
 
 impl Group {
@@ -41,7 +44,7 @@ impl Group {
 
     /// Whether one of those who joined may store.
     pub(super) fn writes(&self, guest: Guest) -> bool {
-        self.guests.get(&guest).is_some_and(|joined| joined.share == Share::Write)
+        self.guests.get(&guest).is_some_and(|joined| joined.share == SegmentAccess::Write)
     }
 }
 
@@ -58,7 +61,7 @@ impl Directory {
         id: SegmentId,
         size: Option<u64>,
         objects: &mut dyn Objects,
-    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
         if self.group_home() != self.settings.node {
             return Err(Refusal::NoSuchSegment);
         }
@@ -84,7 +87,7 @@ impl Directory {
         if group.moving.is_some() {
             return Err(Refusal::Busy);
         }
-        let write = share == Share::Write;
+        let write = share == SegmentAccess::Write;
         let lent = self.windows.memory(guest, (group.offset, group.size), write);
         let loan = match lent {
             Ok(loan) => loan,
@@ -99,12 +102,12 @@ impl Directory {
         group.guests.insert(guest, Joined { member: size.is_some(), share });
         self.guests.insert(guest, (ConnectionTarget::Group(id), vec![loan]));
         let grant = PeerReply::Memory { size: group.size, write, address: None };
-        Ok((grant, vec![Attached { object: group.memory, write }]))
+        Ok((grant, vec![AttachedObject { object: group.memory, write }]))
     }
 
     /// The least that a member, or a sender, must be allowed to do.
-    fn needed(&self, member: bool) -> Share {
-        if member { Share::Write } else { Share::Read }
+    fn needed(&self, member: bool) -> SegmentAccess {
+        if member { SegmentAccess::Write } else { SegmentAccess::Read }
     }
 
     /// A member or sender has left. Without members there is no group.
@@ -126,14 +129,14 @@ impl Directory {
         let Some(group) = self.groups.remove(&id) else { return };
         for (node, connection) in group.guests.into_keys() {
             self.guests.remove(&(node, connection));
-            let tell = Tell::Remote { connection, change: Change::Lost };
-            self.send(To::Tell(node, tell), Vec::new());
+            let tell = OwnerMessage::Remote { connection, change: ConnectionChange::Lost };
+            self.send(Recipient::Tell(node, tell), Vec::new());
         }
         self.give_room(group.offset, group.size);
         let mut waiting = self.waiting_for(group.moving);
         waiting.extend(ticket);
         match waiting.is_empty() {
-            true => self.out.push(Output::Forget(group.memory)),
+            true => self.out.push(DirectoryAction::Forget(group.memory)),
             false => self.discard(group.memory, group.size, waiting),
         }
         // Last: it tells those who wait that nothing is left to be read.
@@ -143,7 +146,7 @@ impl Directory {
     }
 
     /// Who is to lose groups of these numbers, as the rules are now.
-    pub(super) fn groups_to_revoke(&self, ids: RangeInclusive<SegmentId>) -> Vec<Revoked> {
+    pub(super) fn groups_to_revoke(&self, ids: RangeInclusive<SegmentId>) -> Vec<RevokedHolders> {
         let revoked = |(id, group): (&SegmentId, &Group)| {
             let lost = |(guest, joined): (&Guest, &Joined)| {
                 let rule = self.rule(*id, guest.0);
@@ -151,7 +154,7 @@ impl Directory {
             };
             let guests = group.guests.iter().filter_map(lost).collect();
             let lingers = group.lingering.lingers(|node| self.rule(*id, node));
-            Revoked { kept: Kept::Group(*id), guests, lingers }
+            RevokedHolders { kept: MovedMemory::Group(*id), guests, lingers }
         };
         self.groups.range(ids).map(revoked).collect()
     }
@@ -164,8 +167,8 @@ impl Directory {
         group.lingering.was_let_go(guest.0, joined.share);
         let moving = group.moving;
         self.guests.remove(&guest);
-        let tell = Tell::Remote { connection: guest.1, change: Change::Revoked };
-        self.send(To::Tell(guest.0, tell), Vec::new());
+        let tell = OwnerMessage::Remote { connection: guest.1, change: ConnectionChange::Revoked };
+        self.send(Recipient::Tell(guest.0, tell), Vec::new());
         if let Some(ticket) = moving {
             self.keeper_gone(ticket, Keeper::Guest(guest));
         }
@@ -189,7 +192,7 @@ impl Directory {
         let (old, length) = (group.memory, group.size);
         let keepers = group.guests.keys().map(|guest| Keeper::Guest(*guest)).collect();
         let places = ((old, 0), (new, 0));
-        let begun = self.begin_move(ticket, Kept::Group(id), places, 0..length, keepers);
+        let begun = self.begin_move(ticket, MovedMemory::Group(id), places, 0..length, keepers);
         if let Some(group) = self.groups.get_mut(&id) {
             group.moving = Some(begun);
             group.lingering.are_left_behind();
@@ -209,7 +212,7 @@ impl Directory {
             group.moving = None;
             group.lingering.moved(old == new);
             if old != new {
-                self.out.push(Output::Forget(old));
+                self.out.push(DirectoryAction::Forget(old));
             }
         }
         for ticket in again {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use rackbus_fabric::sharing::Rules;
 
-use crate::message::{Ask, Event, Handle, NodeId, ObjectId, Reply, SessionId, Tell};
+use crate::message::{
+    ConnectorMessage, Handle, NodeId, ObjectId, OwnerMessage, Reply, SessionEvent, SessionId,
+};
 
 /// Makes what the directory needs, at once.
 pub trait Objects {
@@ -44,38 +46,38 @@ pub enum LinePart {
 
 /// An object that goes with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attached {
+pub struct AttachedObject {
     /// The memory or event that goes along.
     pub object: ObjectId,
     /// Whether the receiver may store to it.
     pub write: bool,
 }
 
-impl Attached {
+impl AttachedObject {
     /// With loads and stores.
     pub(super) fn whole(object: ObjectId) -> Self {
-        Attached { object, write: true }
+        AttachedObject { object, write: true }
     }
 }
 
 /// Whom a message is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum To {
+pub enum Recipient {
     /// The session that asked.
     Reply(SessionId, Reply),
     /// An event for a session, which did not ask for it.
-    Event(SessionId, Event),
+    Event(SessionId, SessionEvent),
     /// The node of an owner.
-    Ask(NodeId, Ask),
+    Ask(NodeId, ConnectorMessage),
     /// The node of a connector.
-    Tell(NodeId, Tell),
+    Tell(NodeId, OwnerMessage),
 }
 
 /// What the shell has to do, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
+pub enum DirectoryAction {
     /// Send a message, with these objects beside it.
-    Send(To, Vec<Attached>),
+    Send(Recipient, Vec<AttachedObject>),
     /// Copy memory, then call [`Directory::copied`](super::Directory::copied).
     Copy {
         /// Number of the move that the copy belongs to.
@@ -84,7 +86,7 @@ pub enum Output {
         from: (ObjectId, u64),
         /// Object and offset in bytes that are copied to.
         to: (ObjectId, u64),
-        /// Length in bytes.
+        /// How many bytes are copied.
         length: u64,
     },
     /// Empty a range of memory: who still maps it reads zeroes from now on.
@@ -96,7 +98,7 @@ pub enum Output {
         object: ObjectId,
         /// Offset of the first byte.
         offset: u64,
-        /// Length in bytes.
+        /// How many bytes are emptied.
         length: u64,
     },
     /// Let go of an object.
@@ -133,7 +135,7 @@ impl HostRange {
 
 /// What the directory knows from the rack file.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct DirectorySettings {
     /// Number of the host whose directory this is.
     pub node: NodeId,
     /// All hosts of the rack, with their names.

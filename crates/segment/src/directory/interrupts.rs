@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Answer, Attached, ConnectionTarget, Directory, Guest, LinePart, Objects, Output, To, done,
-    system,
+    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, LinePart, Objects,
+    Recipient, done, system,
 };
 use crate::message::{
-    Change, Event, FIRST_FREE_ID, Handle, InterruptKind, ObjectId, PeerReply, Refusal, Reply,
-    SessionId, Tell,
+    ConnectionChange, FIRST_FREE_ID, Handle, InterruptKind, ObjectId, OwnerMessage, PeerReply,
+    Refusal, Reply, SessionEvent, SessionId,
 };
 
 /// An interrupt of this host.
@@ -59,7 +59,7 @@ impl Directory {
             let made = objects.line(LinePart::Doorbell).and_then(|line| match objects.event() {
                 Ok(event) => Ok((line, event)),
                 Err(cause) => {
-                    self.out.push(Output::Forget(line));
+                    self.out.push(DirectoryAction::Forget(line));
                     Err(cause)
                 }
             });
@@ -74,7 +74,8 @@ impl Directory {
         self.interrupt_handles.insert(handle, key);
         let interrupt = self.interrupts.get_mut(&key).ok_or(Refusal::Stale)?;
         interrupt.owners.insert(handle, session);
-        let attached = vec![Attached::whole(interrupt.line), Attached::whole(interrupt.event)];
+        let attached =
+            vec![AttachedObject::whole(interrupt.line), AttachedObject::whole(interrupt.event)];
         Ok(Some((Reply::Interrupt { interrupt: handle, number, rung }, attached)))
     }
 
@@ -84,7 +85,7 @@ impl Directory {
         if interrupt.owners.get(&handle) != Some(&session) {
             return Err(Refusal::Stale);
         }
-        self.end_interrupt(handle, Change::Removed);
+        self.end_interrupt(handle, ConnectionChange::Removed);
         done()
     }
 
@@ -97,11 +98,11 @@ impl Directory {
             .map(|(handle, _)| *handle)
             .collect();
         for handle in handles {
-            self.end_interrupt(handle, Change::Lost);
+            self.end_interrupt(handle, ConnectionChange::Lost);
         }
     }
 
-    fn end_interrupt(&mut self, handle: Handle, change: Change) {
+    fn end_interrupt(&mut self, handle: Handle, change: ConnectionChange) {
         let Some(key) = self.interrupt_handles.remove(&handle) else { return };
         let Some(interrupt) = self.interrupts.get_mut(&key) else { return };
         if let Some(session) = interrupt.owners.remove(&handle) {
@@ -114,12 +115,12 @@ impl Directory {
         let Some(interrupt) = self.interrupts.remove(&key) else { return };
         for ((node, connection), ring) in interrupt.guests {
             self.guests.remove(&(node, connection));
-            let tell = Tell::Remote { connection, change };
-            self.send(To::Tell(node, tell), Vec::new());
-            self.out.extend(ring.map(|(_, object)| Output::Forget(object)));
+            let tell = OwnerMessage::Remote { connection, change };
+            self.send(Recipient::Tell(node, tell), Vec::new());
+            self.out.extend(ring.map(|(_, object)| DirectoryAction::Forget(object)));
         }
-        self.out.push(Output::Forget(interrupt.line));
-        self.out.push(Output::Forget(interrupt.event));
+        self.out.push(DirectoryAction::Forget(interrupt.line));
+        self.out.push(DirectoryAction::Forget(interrupt.event));
     }
 
     /// Somebody wants to send to an interrupt.
@@ -128,7 +129,7 @@ impl Directory {
         guest: Guest,
         key: (InterruptKind, u32),
         objects: &mut dyn Objects,
-    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
         if !self.interrupts.contains_key(&key) {
             return Err(Refusal::NoSuchInterrupt);
         }
@@ -145,15 +146,16 @@ impl Directory {
         };
         let interrupt = self.interrupts.get_mut(&key).ok_or(Refusal::NoSuchInterrupt)?;
         interrupt.guests.insert(guest, ring);
-        let mut attached = vec![Attached::whole(interrupt.line), Attached::whole(interrupt.event)];
+        let mut attached =
+            vec![AttachedObject::whole(interrupt.line), AttachedObject::whole(interrupt.event)];
         let owners: Vec<(Handle, SessionId)> =
             interrupt.owners.iter().map(|(handle, session)| (*handle, *session)).collect();
         if let Some((ring, object)) = ring {
             for (interrupt, session) in owners {
-                let event = Event::Sender { interrupt, ring };
-                self.send(To::Event(session, event), vec![Attached::whole(object)]);
+                let event = SessionEvent::Sender { interrupt, ring };
+                self.send(Recipient::Event(session, event), vec![AttachedObject::whole(object)]);
             }
-            attached.push(Attached::whole(object));
+            attached.push(AttachedObject::whole(object));
         }
         self.guests.insert(guest, (ConnectionTarget::Interrupt(key.0, key.1), vec![loan]));
         Ok((PeerReply::Memory { size: 0, write: true, address: None }, attached))
@@ -166,8 +168,11 @@ impl Directory {
         let owners: Vec<(Handle, SessionId)> =
             interrupt.owners.iter().map(|(handle, session)| (*handle, *session)).collect();
         for (interrupt, session) in owners {
-            self.send(To::Event(session, Event::SenderGone { interrupt, ring }), Vec::new());
+            self.send(
+                Recipient::Event(session, SessionEvent::SenderGone { interrupt, ring }),
+                Vec::new(),
+            );
         }
-        self.out.push(Output::Forget(object));
+        self.out.push(DirectoryAction::Forget(object));
     }
 }

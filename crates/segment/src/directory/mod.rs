@@ -26,14 +26,17 @@ use rackbus_fabric::pool::Extents;
 use rackbus_fabric::{FabricHandle, Loan};
 
 use crate::message::{
-    Ask, Handle, InterruptKind, NodeId, Notice, ObjectId, Refusal, Reply, Request, SegmentId,
-    SessionId, Share, Tell, VERSION, Welcome,
+    ConnectorMessage, Handle, InterruptKind, NodeId, Notice, ObjectId, OwnerMessage, Refusal,
+    Reply, SegmentAccess, SegmentId, SessionId, SessionRequest, VERSION, Welcome,
 };
-use connections::{Connection, Pending};
+use connections::{Connection, PendingQuestion};
 use groups::Group;
-pub use interface::{Attached, HostRange, LinePart, Loss, Objects, Output, Settings, To};
+pub use interface::{
+    AttachedObject, DirectoryAction, DirectorySettings, HostRange, LinePart, Loss, Objects,
+    Recipient,
+};
 use interrupts::Interrupt;
-use moves::{Move, Ticket};
+use moves::{DirectoryMove, MoveTicket};
 use pages::Extent;
 use segments::Segment;
 use windows::Windows;
@@ -48,7 +51,7 @@ type Guest = (NodeId, Handle);
 /// See the module's documentation. Time is in milliseconds of the shell's clock.
 #[derive(Debug)]
 pub struct Directory {
-    settings: Settings,
+    settings: DirectorySettings,
     windows: Windows,
     next: u64,
     now: u64,
@@ -63,14 +66,14 @@ pub struct Directory {
     /// What connections of others' processes lead to here, and the loans by which they do.
     guests: BTreeMap<Guest, (ConnectionTarget, Vec<Loan>)>,
     connections: BTreeMap<Handle, Connection>,
-    pending: BTreeMap<u64, Pending>,
-    moves: BTreeMap<Handle, Move>,
-    tickets: BTreeMap<Handle, Ticket>,
+    pending: BTreeMap<u64, PendingQuestion>,
+    moves: BTreeMap<Handle, DirectoryMove>,
+    tickets: BTreeMap<Handle, MoveTicket>,
     /// Memory that is being emptied, with the tickets that wait for it.
     emptying: BTreeMap<Handle, Vec<Handle>>,
-    out: Vec<Output>,
+    out: Vec<DirectoryAction>,
     /// Messages of this node to itself.
-    own: VecDeque<(To, Vec<Attached>)>,
+    own: VecDeque<(Recipient, Vec<AttachedObject>)>,
 }
 
 /// What a guest's connection leads to.
@@ -86,7 +89,7 @@ enum ConnectionTarget {
 impl Directory {
     /// An empty one. What others reach of this host is lent by `fabric`, which has the hosts of the
     /// settings.
-    pub fn new(settings: Settings, fabric: FabricHandle) -> Directory {
+    pub fn new(settings: DirectorySettings, fabric: FabricHandle) -> Directory {
         let space = Extents::new(settings.range.size);
         Directory {
             windows: Windows::new(&settings, fabric),
@@ -117,11 +120,11 @@ impl Directory {
         &mut self,
         now: u64,
         session: SessionId,
-        request: Request,
+        request: SessionRequest,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
-        let answer = if matches!(request, Request::Hello { .. }) {
+        let answer = if matches!(request, SessionRequest::Hello { .. }) {
             self.hello(session, &request)
         } else if self.sessions.contains_key(&session) {
             self.requested(session, request, objects)
@@ -129,9 +132,11 @@ impl Directory {
             Err(Refusal::Version)
         };
         match answer {
-            Ok(Some((reply, attached))) => self.send(To::Reply(session, reply), attached),
+            Ok(Some((reply, attached))) => self.send(Recipient::Reply(session, reply), attached),
             Ok(None) => {}
-            Err(refusal) => self.send(To::Reply(session, Reply::Refused(refusal)), Vec::new()),
+            Err(refusal) => {
+                self.send(Recipient::Reply(session, Reply::Refused(refusal)), Vec::new())
+            }
         }
         self.finish(objects)
     }
@@ -143,7 +148,7 @@ impl Directory {
         session: SessionId,
         notice: Notice,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
         let keeper = match notice {
             Notice::Frozen { keeper, .. } | Notice::Adopted { keeper, .. } => keeper,
@@ -152,10 +157,10 @@ impl Directory {
         };
         match (notice, self.connection_known_as(keeper)) {
             (Notice::Frozen { ticket, .. }, Some(connection)) => {
-                self.pass_on(session, connection, Ask::Frozen { ticket, connection });
+                self.pass_on(session, connection, ConnectorMessage::Frozen { ticket, connection });
             }
             (Notice::Adopted { ticket, .. }, Some(connection)) => {
-                self.pass_on(session, connection, Ask::Adopted { ticket, connection });
+                self.pass_on(session, connection, ConnectorMessage::Adopted { ticket, connection });
             }
             (Notice::Frozen { ticket, .. }, None) => self.session_frozen(session, ticket, keeper),
             (Notice::Adopted { ticket, .. }, None) => self.session_adopted(session, ticket, keeper),
@@ -170,7 +175,7 @@ impl Directory {
         now: u64,
         session: SessionId,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
         if self.sessions.remove(&session).is_some() {
             self.drop_connections(session);
@@ -187,9 +192,9 @@ impl Directory {
         &mut self,
         now: u64,
         from: NodeId,
-        ask: Ask,
+        ask: ConnectorMessage,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
         self.hear_ask(from, ask, objects);
         self.finish(objects)
@@ -200,10 +205,10 @@ impl Directory {
         &mut self,
         now: u64,
         from: NodeId,
-        tell: Tell,
-        attached: Vec<Attached>,
+        tell: OwnerMessage,
+        attached: Vec<AttachedObject>,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
         self.hear_tell(from, tell, attached);
         self.finish(objects)
@@ -216,7 +221,7 @@ impl Directory {
         node: NodeId,
         loss: Loss,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
         self.lose_owner(node, loss);
         self.finish(objects)
@@ -228,7 +233,7 @@ impl Directory {
         now: u64,
         node: NodeId,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
         let first = (node, Handle(0));
         let last = (node, Handle(u64::MAX));
@@ -240,7 +245,7 @@ impl Directory {
     }
 
     /// Does what is due at `now`, in milliseconds: time limits of moves and of answers.
-    pub fn tick(&mut self, now: u64, objects: &mut dyn Objects) -> Vec<Output> {
+    pub fn tick(&mut self, now: u64, objects: &mut dyn Objects) -> Vec<DirectoryAction> {
         self.at(now);
         self.expire_questions();
         self.expire_moves();
@@ -299,8 +304,9 @@ impl Directory {
         self.now = self.now.max(now);
     }
 
-    fn hello(&mut self, session: SessionId, request: &Request) -> Answer {
-        if *request != (Request::Hello { version: VERSION }) || self.sessions.contains_key(&session)
+    fn hello(&mut self, session: SessionId, request: &SessionRequest) -> Answer {
+        if *request != (SessionRequest::Hello { version: VERSION })
+            || self.sessions.contains_key(&session)
         {
             return Err(Refusal::Version);
         }
@@ -314,53 +320,65 @@ impl Directory {
     fn requested(
         &mut self,
         session: SessionId,
-        request: Request,
+        request: SessionRequest,
         objects: &mut dyn Objects,
     ) -> Answer {
         match request {
-            Request::Hello { .. } => Err(Refusal::Version),
-            Request::CreateSegment { id, choose, size, kind } => {
+            SessionRequest::Hello { .. } => Err(Refusal::Version),
+            SessionRequest::CreateSegment { id, choose, size, kind } => {
                 self.create_segment(session, (id, choose), size, kind, objects)
             }
-            Request::GiveMemory { segment } => self.give_memory(session, segment, objects),
-            Request::SetAvailable { segment } => self.set_available(session, segment),
-            Request::SetUnavailable { segment, how } => {
+            SessionRequest::GiveMemory { segment } => self.give_memory(session, segment, objects),
+            SessionRequest::SetAvailable { segment } => self.set_available(session, segment),
+            SessionRequest::SetUnavailable { segment, how } => {
                 self.set_unavailable(session, segment, how, objects)
             }
-            Request::Share { segment } => self.share(session, segment),
-            Request::Remove { segment } => self.remove_segment(session, segment),
-            Request::Connect { node, id, timeout_ms, what } => {
+            SessionRequest::Share { segment } => self.share(session, segment),
+            SessionRequest::Remove { segment } => self.remove_segment(session, segment),
+            SessionRequest::Connect { node, id, timeout_ms, what } => {
                 self.connect(session, node, id, timeout_ms, what)
             }
             // Memory is kept the same by the shell, which asks here for what it does not know itself.
-            Request::Flush { .. } => done(),
-            Request::Disconnect { connection } => self.disconnect(session, connection),
-            Request::CreateInterrupt { kind, number, shared } => {
+            SessionRequest::Flush { .. } => done(),
+            SessionRequest::Disconnect { connection } => self.disconnect(session, connection),
+            SessionRequest::CreateInterrupt { kind, number, shared } => {
                 self.create_interrupt(session, kind, number, shared, objects)
             }
-            Request::RemoveInterrupt { interrupt } => self.remove_interrupt(session, interrupt),
-            Request::ConnectInterrupt { node, kind, number, timeout_ms } => {
+            SessionRequest::RemoveInterrupt { interrupt } => {
+                self.remove_interrupt(session, interrupt)
+            }
+            SessionRequest::ConnectInterrupt { node, kind, number, timeout_ms } => {
                 self.connect_interrupt(session, node, kind, number, timeout_ms)
             }
-            Request::Probe { node } => self.probe(session, node),
-            Request::Alive { holder } => self.alive(session, holder),
-            Request::SetShare { first, last, node, share } => {
+            SessionRequest::Probe { node } => self.probe(session, node),
+            SessionRequest::Alive { holder } => self.alive(session, holder),
+            SessionRequest::SetShare { first, last, node, share } => {
                 self.set_share(session, first..=last, node, share, objects)
             }
-            Request::ListSegments { skip } => Ok(Some((self.list_segments(skip), Vec::new()))),
-            Request::Allocate { size } => self.allocate(session, size, objects),
-            Request::Free { extent } => self.free(session, extent),
-            Request::OpenPages { extent, offset, length, node, write } => self.open_pages(
+            // Borrowed by the shell, where it lends any.
+            SessionRequest::ListDevices { .. }
+            | SessionRequest::BorrowDevice { .. }
+            | SessionRequest::ReturnDevice { .. } => {
+                Err(Refusal::NotLent("this node borrows no devices for programs".to_owned()))
+            }
+            SessionRequest::ListSegments { skip } => {
+                Ok(Some((self.list_segments(skip), Vec::new())))
+            }
+            SessionRequest::Allocate { size } => self.allocate(session, size, objects),
+            SessionRequest::Free { extent } => self.free(session, extent),
+            SessionRequest::OpenPages { extent, offset, length, node, write } => self.open_pages(
                 session,
                 extent,
                 offset..offset.saturating_add(length),
                 (node, write),
                 objects,
             ),
-            Request::ClosePages { extent, offset, length } => {
+            SessionRequest::ClosePages { extent, offset, length } => {
                 self.close_pages(session, extent, offset..offset.saturating_add(length))
             }
-            Request::MapPages { address, length } => self.map_pages(session, address, length),
+            SessionRequest::MapPages { address, length } => {
+                self.map_pages(session, address, length)
+            }
         }
     }
 
@@ -389,27 +407,27 @@ impl Directory {
     }
 
     /// Sends, to this node itself where it is meant.
-    fn send(&mut self, to: To, attached: Vec<Attached>) {
+    fn send(&mut self, to: Recipient, attached: Vec<AttachedObject>) {
         match to {
-            To::Ask(node, _) | To::Tell(node, _) if node == self.settings.node => {
+            Recipient::Ask(node, _) | Recipient::Tell(node, _) if node == self.settings.node => {
                 self.own.push_back((to, attached));
             }
-            To::Event(session, _) | To::Reply(session, _)
+            Recipient::Event(session, _) | Recipient::Reply(session, _)
                 if !self.sessions.contains_key(&session)
-                    && !matches!(to, To::Reply(_, Reply::Refused(_))) => {}
-            to => self.out.push(Output::Send(to, attached)),
+                    && !matches!(to, Recipient::Reply(_, Reply::Refused(_))) => {}
+            to => self.out.push(DirectoryAction::Send(to, attached)),
         }
     }
 
     /// Hears what this node said to itself, and hands out what is to be done.
-    fn finish(&mut self, objects: &mut dyn Objects) -> Vec<Output> {
+    fn finish(&mut self, objects: &mut dyn Objects) -> Vec<DirectoryAction> {
         let node = self.settings.node;
         self.settle_moves(objects);
         while let Some((to, attached)) = self.own.pop_front() {
             match to {
-                To::Ask(_, ask) => self.hear_ask(node, ask, objects),
-                To::Tell(_, tell) => self.hear_tell(node, tell, attached),
-                To::Reply(..) | To::Event(..) => {}
+                Recipient::Ask(_, ask) => self.hear_ask(node, ask, objects),
+                Recipient::Tell(_, tell) => self.hear_tell(node, tell, attached),
+                Recipient::Reply(..) | Recipient::Event(..) => {}
             }
             self.settle_moves(objects);
         }
@@ -417,14 +435,14 @@ impl Directory {
     }
 
     /// What the rules let a host do with a segment of this one.
-    fn rule(&self, id: SegmentId, node: NodeId) -> Share {
+    fn rule(&self, id: SegmentId, node: NodeId) -> SegmentAccess {
         if node == self.settings.node {
-            return Share::Write;
+            return SegmentAccess::Write;
         }
         let hosts = &self.settings.hosts;
         match (hosts.get(&self.settings.node), hosts.get(&node)) {
             (Some(owner), Some(host)) => self.settings.rules.allowed(owner, id, host).into(),
-            _ => Share::None,
+            _ => SegmentAccess::None,
         }
     }
 
@@ -439,7 +457,7 @@ impl Directory {
 }
 
 /// An answer to give now, or one that comes later (`None`).
-type Answer = Result<Option<(Reply, Vec<Attached>)>, Refusal>;
+type Answer = Result<Option<(Reply, Vec<AttachedObject>)>, Refusal>;
 
 /// The answer that says only that it is done.
 fn done() -> Answer {

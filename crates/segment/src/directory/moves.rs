@@ -20,13 +20,15 @@ mod tickets;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Attached, Directory, Guest, Objects, Output, To};
-use crate::message::{Change, Event, Handle, ObjectId, SessionId, Share, Tell};
+use super::{AttachedObject, Directory, DirectoryAction, Guest, Objects, Recipient};
+use crate::message::{
+    ConnectionChange, Handle, ObjectId, OwnerMessage, SegmentAccess, SessionEvent, SessionId,
+};
 pub(super) use keepers::Keeper;
-pub(super) use keepers::Kept;
 pub(super) use keepers::Lingering;
-pub(super) use keepers::Revoked;
-pub(super) use tickets::Ticket;
+pub(super) use keepers::MovedMemory;
+pub(super) use keepers::RevokedHolders;
+pub(super) use tickets::MoveTicket;
 
 /// Milliseconds that a keeper may take for each step.
 const PATIENCE: u64 = 2_000;
@@ -52,10 +54,10 @@ type Place = (ObjectId, u64);
 
 /// A move under way.
 #[derive(Debug)]
-pub(super) struct Move {
+pub(super) struct DirectoryMove {
     /// Whom to tell when it is done.
     ticket: Handle,
-    kept: Kept,
+    kept: MovedMemory,
     from: Place,
     to: Place,
     range: Range<u64>,
@@ -74,7 +76,7 @@ impl Directory {
     pub(super) fn begin_move(
         &mut self,
         ticket: Handle,
-        kept: Kept,
+        kept: MovedMemory,
         (from, to): (Place, Place),
         range: Range<u64>,
         keepers: Vec<Keeper>,
@@ -93,7 +95,18 @@ impl Directory {
         let extended = false;
         self.moves.insert(
             handle,
-            Move { ticket, kept, from, to, range, phase, keepers, again, deadline, extended },
+            DirectoryMove {
+                ticket,
+                kept,
+                from,
+                to,
+                range,
+                phase,
+                keepers,
+                again,
+                deadline,
+                extended,
+            },
         );
         handle
     }
@@ -110,17 +123,17 @@ impl Directory {
     }
 
     /// The keepers of a move that is over may write again.
-    fn say_unfreeze(&mut self, ticket: Handle, one: &Move) {
+    fn say_unfreeze(&mut self, ticket: Handle, one: &DirectoryMove) {
         let (offset, length) = (one.range.start, one.range.end - one.range.start);
         for keeper in one.keepers.keys() {
             match *keeper {
                 Keeper::Session(session, keeper) => {
-                    let event = Event::Unfreeze { ticket, keeper, offset, length };
-                    self.send(To::Event(session, event), Vec::new());
+                    let event = SessionEvent::Unfreeze { ticket, keeper, offset, length };
+                    self.send(Recipient::Event(session, event), Vec::new());
                 }
                 Keeper::Guest((node, connection)) => {
-                    let tell = Tell::Unfreeze { ticket, connection, offset, length };
-                    self.send(To::Tell(node, tell), Vec::new());
+                    let tell = OwnerMessage::Unfreeze { ticket, connection, offset, length };
+                    self.send(Recipient::Tell(node, tell), Vec::new());
                 }
             }
         }
@@ -130,12 +143,12 @@ impl Directory {
         let (offset, length) = (range.start, range.end - range.start);
         match keeper {
             Keeper::Session(session, keeper) => {
-                let event = Event::Freeze { ticket, keeper, offset, length };
-                self.send(To::Event(session, event), Vec::new());
+                let event = SessionEvent::Freeze { ticket, keeper, offset, length };
+                self.send(Recipient::Event(session, event), Vec::new());
             }
             Keeper::Guest((node, connection)) => {
-                let tell = Tell::Freeze { ticket, connection, offset, length };
-                self.send(To::Tell(node, tell), Vec::new());
+                let tell = OwnerMessage::Freeze { ticket, connection, offset, length };
+                self.send(Recipient::Tell(node, tell), Vec::new());
             }
         }
     }
@@ -184,7 +197,7 @@ impl Directory {
             one.phase = Phase::Copying;
             one.deadline = u64::MAX;
             let length = one.range.end - one.range.start;
-            let copy = Output::Copy { ticket: handle, from: one.from, to: one.to, length };
+            let copy = DirectoryAction::Copy { ticket: handle, from: one.from, to: one.to, length };
             self.out.push(copy);
         }
     }
@@ -196,7 +209,7 @@ impl Directory {
         handle: Handle,
         outcome: Result<(), String>,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
         // What was moved may have been removed meanwhile; then `abandon_move` let go of the memory.
         if let Some(one) = self.moves.get_mut(&handle).filter(|one| one.phase == Phase::Copying) {
@@ -206,8 +219,8 @@ impl Directory {
                 Ok(()) => self.say_adopt(handle),
                 Err(cause) => {
                     // The keepers go on where they are; who was to lose the memory has not.
-                    if !matches!(one.kept, Kept::Closing(_)) {
-                        self.out.push(Output::Forget(one.to.0));
+                    if !matches!(one.kept, MovedMemory::Closing(_)) {
+                        self.out.push(DirectoryAction::Forget(one.to.0));
                     }
                     one.to = one.from;
                     one.keepers.values_mut().for_each(|answered| *answered = true);
@@ -228,13 +241,17 @@ impl Directory {
         for keeper in keepers {
             match keeper {
                 Keeper::Session(session, keeper) => {
-                    let event = Event::Adopt { ticket: handle, keeper, offset, length, from };
-                    self.send(To::Event(session, event), vec![Attached::whole(object)]);
+                    let event =
+                        SessionEvent::Adopt { ticket: handle, keeper, offset, length, from };
+                    self.send(
+                        Recipient::Event(session, event),
+                        vec![AttachedObject::whole(object)],
+                    );
                 }
                 Keeper::Guest((node, connection)) => {
                     let write = self.guest_writes((node, connection));
-                    let tell = Tell::Adopt { ticket: handle, connection, offset, length };
-                    self.send(To::Tell(node, tell), vec![Attached { object, write }]);
+                    let tell = OwnerMessage::Adopt { ticket: handle, connection, offset, length };
+                    self.send(Recipient::Tell(node, tell), vec![AttachedObject { object, write }]);
                 }
             }
         }
@@ -246,7 +263,7 @@ impl Directory {
         match self.guests.get(&guest).map(|(target, _)| target) {
             Some(super::ConnectionTarget::Segment(handle)) => {
                 let segment = self.segments.get(handle);
-                segment.and_then(|it| it.guests.get(&guest)) == Some(&Share::Write)
+                segment.and_then(|it| it.guests.get(&guest)) == Some(&SegmentAccess::Write)
             }
             Some(super::ConnectionTarget::Group(id)) => {
                 self.groups.get(id).is_some_and(|group| group.writes(guest))
@@ -278,17 +295,17 @@ impl Directory {
     }
 
     /// A move is over, and nothing is left where its memory was.
-    fn moved(&mut self, one: Move, objects: &mut dyn Objects) {
+    fn moved(&mut self, one: DirectoryMove, objects: &mut dyn Objects) {
         let stayed = one.to == one.from;
         match one.kept {
-            Kept::Segment(segment) => {
+            MovedMemory::Segment(segment) => {
                 self.segment_moved(segment, (one.from.0, one.to.0), one.again.clone(), objects);
             }
-            Kept::Group(id) => {
+            MovedMemory::Group(id) => {
                 self.group_moved(id, (one.from.0, one.to.0), one.again.clone(), objects);
             }
-            Kept::Opening(extent) => self.pages_opened(extent, one.range, stayed),
-            Kept::Closing(extent) => self.pages_closed(extent, one.range, stayed),
+            MovedMemory::Opening(extent) => self.pages_opened(extent, one.range, stayed),
+            MovedMemory::Closing(extent) => self.pages_closed(extent, one.range, stayed),
         }
         for ticket in std::iter::once(one.ticket).chain(one.again) {
             self.ticket_step(ticket);
@@ -300,7 +317,7 @@ impl Directory {
     fn empty(&mut self, (object, offset): Place, length: u64, job: Handle) -> bool {
         let later = length > AT_ONCE;
         let job = later.then_some(job);
-        self.out.push(Output::Empty { job, object, offset, length });
+        self.out.push(DirectoryAction::Empty { job, object, offset, length });
         later
     }
 
@@ -315,7 +332,7 @@ impl Directory {
             }
             self.emptying.insert(job, waiting);
         }
-        self.out.push(Output::Forget(object));
+        self.out.push(DirectoryAction::Forget(object));
     }
 
     /// Memory is emptied, or could not be.
@@ -325,7 +342,7 @@ impl Directory {
         job: Handle,
         outcome: Result<(), String>,
         objects: &mut dyn Objects,
-    ) -> Vec<Output> {
+    ) -> Vec<DirectoryAction> {
         self.at(now);
         let waiting = match self.moves.get(&job) {
             Some(one) if one.phase == Phase::Emptying => vec![one.ticket],
@@ -352,7 +369,8 @@ impl Directory {
     pub(super) fn abandon_move(&mut self, handle: Handle) {
         let waiting = self.waiting_for(Some(handle));
         let Some(one) = self.moves.remove(&handle) else { return };
-        if one.to != one.from && matches!(one.kept, Kept::Segment(_) | Kept::Group(_)) {
+        if one.to != one.from && matches!(one.kept, MovedMemory::Segment(_) | MovedMemory::Group(_))
+        {
             self.discard(one.to.0, one.range.end - one.range.start, waiting.clone());
         }
         for ticket in waiting {
@@ -379,11 +397,14 @@ impl Directory {
         for (handle, silent) in late {
             for keeper in silent {
                 match keeper {
-                    Keeper::Session(session, _) => self.out.push(Output::Cut(session)),
+                    Keeper::Session(session, _) => self.out.push(DirectoryAction::Cut(session)),
                     Keeper::Guest(guest) => {
                         self.drop_guest(guest);
-                        let tell = Tell::Remote { connection: guest.1, change: Change::Revoked };
-                        self.send(To::Tell(guest.0, tell), Vec::new());
+                        let tell = OwnerMessage::Remote {
+                            connection: guest.1,
+                            change: ConnectionChange::Revoked,
+                        };
+                        self.send(Recipient::Tell(guest.0, tell), Vec::new());
                     }
                 }
                 self.keeper_gone(handle, keeper);

@@ -8,10 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::moves::{Keeper, Kept};
-use super::{Answer, Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, system};
+use super::moves::{Keeper, MovedMemory};
+use super::{
+    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, Objects,
+    Recipient, system,
+};
 use crate::message::{
-    Change, Handle, NodeId, ObjectId, PeerReply, Refusal, Reply, SessionId, Tell,
+    ConnectionChange, Handle, NodeId, ObjectId, OwnerMessage, PeerReply, Refusal, Reply, SessionId,
 };
 
 /// Bytes of a page.
@@ -72,7 +75,7 @@ impl Directory {
         let opened = BTreeMap::new();
         self.extents.insert(extent, Extent { session, offset, size, memory, opened, moving: None });
         let address = self.settings.range.base + offset;
-        Ok(Some((Reply::Extent { extent, address }, vec![Attached::whole(memory)])))
+        Ok(Some((Reply::Extent { extent, address }, vec![AttachedObject::whole(memory)])))
     }
 
     fn own_extent(&mut self, session: SessionId, handle: Handle) -> Result<&mut Extent, Refusal> {
@@ -125,8 +128,8 @@ impl Directory {
     fn lose_guests(&mut self, guests: BTreeSet<Guest>) {
         for (node, connection) in guests {
             self.guests.remove(&(node, connection));
-            let tell = Tell::Remote { connection, change: Change::Lost };
-            self.send(To::Tell(node, tell), Vec::new());
+            let tell = OwnerMessage::Remote { connection, change: ConnectionChange::Lost };
+            self.send(Recipient::Tell(node, tell), Vec::new());
         }
     }
 
@@ -152,7 +155,8 @@ impl Directory {
         let (from, to) = ((extent.memory, range.start), (memory, 0));
         let ticket = self.new_ticket(session);
         let keepers = vec![Keeper::Session(session, handle)];
-        let moving = self.begin_move(ticket, Kept::Opening(handle), (from, to), range, keepers);
+        let moving =
+            self.begin_move(ticket, MovedMemory::Opening(handle), (from, to), range, keepers);
         if let Some(extent) = self.extents.get_mut(&handle) {
             extent.moving = Some((moving, Opening { memory, node, write }));
         }
@@ -200,7 +204,8 @@ impl Directory {
         self.lose_guests(guests);
         let ticket = self.new_ticket(session);
         let keepers = vec![Keeper::Session(session, handle)];
-        let moving = self.begin_move(ticket, Kept::Closing(handle), (from, to), range, keepers);
+        let moving =
+            self.begin_move(ticket, MovedMemory::Closing(handle), (from, to), range, keepers);
         if let Some(extent) = self.extents.get_mut(&handle) {
             extent.moving = Some((moving, opening));
         }
@@ -214,7 +219,7 @@ impl Directory {
             return;
         }
         extent.opened.remove(&range.start);
-        self.out.push(Output::Forget(opening.memory));
+        self.out.push(DirectoryAction::Forget(opening.memory));
     }
 
     /// Another host's process wants to reach pages.
@@ -223,7 +228,7 @@ impl Directory {
         guest: Guest,
         address: u64,
         length: u64,
-    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
         let base = self.settings.range.base;
         let found = self.extents.iter_mut().find_map(|(handle, extent)| {
             let start = address.checked_sub(base + extent.offset)?;
@@ -252,7 +257,7 @@ impl Directory {
         for start in pieces {
             let Some(opened) = extent.opened.get_mut(&start) else { return Err(Refusal::Denied) };
             opened.guests.insert(guest);
-            attached.push(Attached { object: opened.memory, write: opened.write });
+            attached.push(AttachedObject { object: opened.memory, write: opened.write });
             lengths.push(opened.length);
         }
         self.guests.insert(guest, (ConnectionTarget::Pages(handle), loans));

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use super::moves::{Keeper, Kept, Lingering, Revoked};
+use super::moves::{Keeper, Lingering, MovedMemory, RevokedHolders};
 use super::{
-    Answer, Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, done, system,
+    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, Objects,
+    Recipient, done, system,
 };
 use crate::message::{
-    Change, Event, FIRST_FREE_ID, Handle, NodeId, ObjectId, PeerReply, Question, Refusal, Reply,
-    SegmentEntry, SegmentId, SegmentKind, SessionId, Share, Target, Tell, Withdrawal,
+    ConnectionChange, FIRST_FREE_ID, Handle, NodeId, ObjectId, OwnerMessage, PeerReply, Question,
+    Refusal, Reply, SegmentAccess, SegmentEntry, SegmentId, SegmentKind, SessionEvent, SessionId,
+    TargetKind, Withdrawal,
 };
 
 /// Bytes of the largest segment or extent.
@@ -35,7 +37,7 @@ pub(super) struct Segment {
     pub shared: bool,
     /// A member's connection to its group.
     pub group: Option<Handle>,
-    pub guests: BTreeMap<Guest, Share>,
+    pub guests: BTreeMap<Guest, SegmentAccess>,
     /// Who may keep a mapping without a right to it.
     pub lingering: Lingering,
     /// The move that is under way.
@@ -85,7 +87,7 @@ impl Directory {
         );
         self.by_id.insert(id, handle);
         let address = offset.map(|offset| self.settings.range.base + offset);
-        let attached = memory.map(Attached::whole).into_iter().collect();
+        let attached = memory.map(AttachedObject::whole).into_iter().collect();
         Ok(Some((Reply::Created { segment: handle, id, address }, attached)))
     }
 
@@ -127,7 +129,7 @@ impl Directory {
         }
         let memory = objects.memory(segment.size).map_err(system)?;
         segment.memory = Some(memory);
-        Ok(Some((Reply::Memory, vec![Attached::whole(memory)])))
+        Ok(Some((Reply::Memory, vec![AttachedObject::whole(memory)])))
     }
 
     /// A session's own segment.
@@ -168,15 +170,18 @@ impl Directory {
             Withdrawal::Quiet => done(),
             Withdrawal::Notify => {
                 for (node, connection) in guests {
-                    let change = Change::Disconnect;
-                    self.send(To::Tell(node, Tell::Remote { connection, change }), Vec::new());
+                    let change = ConnectionChange::Disconnect;
+                    self.send(
+                        Recipient::Tell(node, OwnerMessage::Remote { connection, change }),
+                        Vec::new(),
+                    );
                 }
                 done()
             }
             Withdrawal::Force => {
-                let lingers = segment.lingering.lingers(|_| Share::None);
-                let kept = Kept::Segment(handle);
-                self.revoke(session, vec![Revoked { kept, guests, lingers }], objects)
+                let lingers = segment.lingering.lingers(|_| SegmentAccess::None);
+                let kept = MovedMemory::Segment(handle);
+                self.revoke(session, vec![RevokedHolders { kept, guests, lingers }], objects)
             }
         }
     }
@@ -192,7 +197,7 @@ impl Directory {
 
     pub(super) fn remove_segment(&mut self, session: SessionId, handle: Handle) -> Answer {
         self.own_segment(session, handle)?;
-        self.end_segment(handle, Change::Removed);
+        self.end_segment(handle, ConnectionChange::Removed);
         done()
     }
 
@@ -203,11 +208,11 @@ impl Directory {
         };
         let handles: Vec<Handle> = self.segments.iter().filter_map(of).collect();
         for handle in handles {
-            self.end_segment(handle, Change::Lost);
+            self.end_segment(handle, ConnectionChange::Lost);
         }
     }
 
-    fn end_segment(&mut self, handle: Handle, change: Change) {
+    fn end_segment(&mut self, handle: Handle, change: ConnectionChange) {
         let Some(segment) = self.segments.remove(&handle) else { return };
         self.discount(segment.session);
         if self.by_id.get(&segment.id) == Some(&handle) {
@@ -215,8 +220,8 @@ impl Directory {
         }
         for (node, connection) in segment.guests.into_keys() {
             self.guests.remove(&(node, connection));
-            let tell = Tell::Remote { connection, change };
-            self.send(To::Tell(node, tell), Vec::new());
+            let tell = OwnerMessage::Remote { connection, change };
+            self.send(Recipient::Tell(node, tell), Vec::new());
         }
         if let Some(connection) = segment.group {
             self.leave(connection);
@@ -225,7 +230,7 @@ impl Directory {
             // Who still maps it may read what it held last, unless it is being taken away.
             match segment.moving {
                 Some(_) => self.discard(object, segment.size, self.waiting_for(segment.moving)),
-                None => self.out.push(Output::Forget(object)),
+                None => self.out.push(DirectoryAction::Forget(object)),
             }
         }
         if let Some(offset) = segment.offset {
@@ -242,36 +247,36 @@ impl Directory {
         &mut self,
         guest: Guest,
         id: SegmentId,
-        what: Target,
-    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
+        what: TargetKind,
+    ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
         let rule = self.rule(id, guest.0);
         let handle = *self.by_id.get(&id).ok_or(Refusal::NoSuchSegment)?;
         let segment = self.segments.get_mut(&handle).ok_or(Refusal::NoSuchSegment)?;
         let open = match what {
-            Target::Attach => segment.shared && guest.0 == self.settings.node,
-            Target::Segment | Target::Group => segment.available,
+            TargetKind::Attach => segment.shared && guest.0 == self.settings.node,
+            TargetKind::Segment | TargetKind::Group => segment.available,
         };
         let Some(memory) = segment.memory.filter(|_| open) else {
             return Err(Refusal::NoSuchSegment);
         };
-        if rule == Share::None {
+        if rule == SegmentAccess::None {
             return Err(Refusal::Denied);
         }
         if segment.moving.is_some() {
             return Err(Refusal::Busy);
         }
-        let write = rule == Share::Write;
+        let write = rule == SegmentAccess::Write;
         let range = segment.offset.map(|offset| (offset, segment.size));
         let loan = range.map(|range| self.windows.memory(guest, range, write)).transpose()?;
         segment.guests.insert(guest, rule);
         let address = segment.offset.map(|offset| self.settings.range.base + offset);
         let grant = PeerReply::Memory { size: segment.size, write, address };
-        let event = Event::Connected { segment: handle, node: guest.0 };
+        let event = SessionEvent::Connected { segment: handle, node: guest.0 };
         let owner = segment.session;
         let target = ConnectionTarget::Segment(handle);
         self.guests.insert(guest, (target, loan.into_iter().collect()));
-        self.send(To::Event(owner, event), Vec::new());
-        Ok((grant, vec![Attached { object: memory, write }]))
+        self.send(Recipient::Event(owner, event), Vec::new());
+        Ok((grant, vec![AttachedObject { object: memory, write }]))
     }
 
     /// A guest has released a segment.
@@ -280,8 +285,8 @@ impl Directory {
         let Some(share) = segment.guests.remove(&guest) else { return };
         segment.lingering.was_let_go(guest.0, share);
         let (owner, moving) = (segment.session, segment.moving);
-        let event = Event::Disconnected { segment: handle, node: guest.0 };
-        self.send(To::Event(owner, event), Vec::new());
+        let event = SessionEvent::Disconnected { segment: handle, node: guest.0 };
+        self.send(Recipient::Event(owner, event), Vec::new());
         if let Some(ticket) = moving {
             self.keeper_gone(ticket, Keeper::Guest(guest));
         }
@@ -293,17 +298,17 @@ impl Directory {
     fn revoke(
         &mut self,
         session: SessionId,
-        revoked: Vec<Revoked>,
+        revoked: Vec<RevokedHolders>,
         objects: &mut dyn Objects,
     ) -> Answer {
         let mut begun = Vec::new();
-        for Revoked { kept, guests, lingers } in revoked {
+        for RevokedHolders { kept, guests, lingers } in revoked {
             let mut needed = lingers;
             for guest in guests {
                 needed |= match kept {
-                    Kept::Segment(handle) => self.revoke_segment(handle, guest),
-                    Kept::Group(id) => self.revoke_group(id, guest),
-                    Kept::Opening(_) | Kept::Closing(_) => false,
+                    MovedMemory::Segment(handle) => self.revoke_segment(handle, guest),
+                    MovedMemory::Group(id) => self.revoke_group(id, guest),
+                    MovedMemory::Opening(_) | MovedMemory::Closing(_) => false,
                 };
             }
             if needed {
@@ -316,9 +321,9 @@ impl Directory {
         let ticket = self.new_ticket(session);
         for kept in begun {
             match kept {
-                Kept::Segment(handle) => self.move_segment(handle, ticket, objects),
-                Kept::Group(id) => self.move_group(id, ticket, objects),
-                Kept::Opening(_) | Kept::Closing(_) => {}
+                MovedMemory::Segment(handle) => self.move_segment(handle, ticket, objects),
+                MovedMemory::Group(id) => self.move_group(id, ticket, objects),
+                MovedMemory::Opening(_) | MovedMemory::Closing(_) => {}
             }
         }
         self.answer_ticket(ticket)
@@ -331,10 +336,10 @@ impl Directory {
         segment.lingering.was_let_go(guest.0, share);
         let (owner, moving) = (segment.session, segment.moving);
         self.guests.remove(&guest);
-        let tell = Tell::Remote { connection: guest.1, change: Change::Revoked };
-        self.send(To::Tell(guest.0, tell), Vec::new());
-        let event = Event::Disconnected { segment: handle, node: guest.0 };
-        self.send(To::Event(owner, event), Vec::new());
+        let tell = OwnerMessage::Remote { connection: guest.1, change: ConnectionChange::Revoked };
+        self.send(Recipient::Tell(guest.0, tell), Vec::new());
+        let event = SessionEvent::Disconnected { segment: handle, node: guest.0 };
+        self.send(Recipient::Event(owner, event), Vec::new());
         if let Some(ticket) = moving {
             self.keeper_gone(ticket, Keeper::Guest(guest));
         }
@@ -357,7 +362,7 @@ impl Directory {
         let mut keepers = vec![Keeper::Session(segment.session, handle)];
         keepers.extend(segment.guests.keys().map(|guest| Keeper::Guest(*guest)));
         let length = segment.size;
-        let kept = Kept::Segment(handle);
+        let kept = MovedMemory::Segment(handle);
         let begun = self.begin_move(ticket, kept, ((old, 0), (new, 0)), 0..length, keepers);
         if let Some(segment) = self.segments.get_mut(&handle) {
             segment.moving = Some(begun);
@@ -378,7 +383,7 @@ impl Directory {
             segment.moving = None;
             segment.lingering.moved(old == new);
             if old != new {
-                self.out.push(Output::Forget(old));
+                self.out.push(DirectoryAction::Forget(old));
             }
         }
         for ticket in again {
@@ -391,7 +396,7 @@ impl Directory {
         session: SessionId,
         ids: RangeInclusive<SegmentId>,
         node: Option<NodeId>,
-        share: Share,
+        share: SegmentAccess,
         objects: &mut dyn Objects,
     ) -> Answer {
         if ids.is_empty() {
@@ -413,12 +418,12 @@ impl Directory {
         let mut revoked = Vec::new();
         for (id, handle) in self.by_id.range(ids.clone()) {
             let Some(segment) = self.segments.get(handle) else { continue };
-            let lost = |(guest, share): (&Guest, &Share)| {
+            let lost = |(guest, share): (&Guest, &SegmentAccess)| {
                 (self.rule(*id, guest.0) < *share).then_some(*guest)
             };
             let guests: Vec<Guest> = segment.guests.iter().filter_map(lost).collect();
             let lingers = segment.lingering.lingers(|node| self.rule(*id, node));
-            revoked.push(Revoked { kept: Kept::Segment(*handle), guests, lingers });
+            revoked.push(RevokedHolders { kept: MovedMemory::Segment(*handle), guests, lingers });
         }
         revoked.extend(self.groups_to_revoke(ids));
         self.revoke(session, revoked, objects)
@@ -455,10 +460,10 @@ impl Directory {
     }
 
     /// The question behind a connection to a segment.
-    pub(super) fn segment_question(id: SegmentId, what: Target) -> Question {
+    pub(super) fn segment_question(id: SegmentId, what: TargetKind) -> Question {
         match what {
-            Target::Segment | Target::Attach => Question::Segment { id, what },
-            Target::Group => Question::Group { id, size: None },
+            TargetKind::Segment | TargetKind::Attach => Question::Segment { id, what },
+            TargetKind::Group => Question::Group { id, size: None },
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rackbus_fabric::{Access, FabricHandle, HostId, Loan, Target};
 
-use super::{Guest, Settings};
+use super::{DirectorySettings, Guest};
 use crate::message::{InterruptKind, NodeId, Refusal};
 
 /// Bytes that raising an interrupt writes.
@@ -20,7 +20,7 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    pub fn new(settings: &Settings, fabric: FabricHandle) -> Windows {
+    pub fn new(settings: &DirectorySettings, fabric: FabricHandle) -> Windows {
         let known = |(node, name): (&NodeId, &String)| Some((*node, fabric.host(name)?));
         let hosts = settings.hosts.iter().filter_map(known).collect();
         Windows { fabric, owner: settings.node, hosts }

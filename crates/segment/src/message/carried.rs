@@ -9,8 +9,8 @@ use super::Handle;
 
 /// What is sent over a conversation that passes no memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Carried<'a> {
-    /// An [`Ask`](super::Ask) or a [`Tell`](super::Tell), encoded.
+pub enum CarriedMessage<'a> {
+    /// An [`ConnectorMessage`](super::ConnectorMessage) or a [`OwnerMessage`](super::OwnerMessage), encoded.
     Said {
         /// The encoded message that is carried.
         #[serde(with = "bytes")]
@@ -36,34 +36,34 @@ pub enum Carried<'a> {
     },
     /// A batch that is held is there, all of it.
     Held {
-        /// The connection.
+        /// The connection whose memory the batch changes.
         connection: Handle,
         /// Number of the batch.
         batch: u64,
     },
     /// A batch has taken effect.
     Applied {
-        /// The connection.
+        /// The connection whose memory the batch changed.
         connection: Handle,
         /// Number of the batch.
         batch: u64,
     },
     /// An interrupt was triggered.
     Rung {
-        /// The connection to it.
+        /// The connection by which the interrupt is triggered.
         connection: Handle,
         /// How often it was triggered since the last time.
         count: u32,
     },
     /// A data interrupt's message.
     Message {
-        /// The connection to it.
+        /// The connection by which the message was sent.
         connection: Handle,
-        /// The message's bytes.
+        /// The bytes that the sender gave, at most [`MAX_DATA`](super::MAX_DATA).
         #[serde(with = "bytes")]
         data: Cow<'a, [u8]>,
     },
-    /// A [`Rung`](Carried::Rung) or a [`Message`](Carried::Message) is there, and comes before what follows it.
+    /// A [`Rung`](CarriedMessage::Rung) or a [`Message`](CarriedMessage::Message) is there, and comes before what follows it.
     Reached {
         /// The connection to the interrupt.
         connection: Handle,
@@ -138,11 +138,11 @@ mod tests {
     fn what_is_carried_is_what_was_sent() {
         let connection = Handle(7);
         for carried in [
-            Carried::Said {
+            CarriedMessage::Said {
                 message: Cow::Owned(vec![1, 2, 3]),
                 given: Some((connection, vec![StandIn::Memory { size: 10, write: true }])),
             },
-            Carried::Stores {
+            CarriedMessage::Stores {
                 connection,
                 batch: 3,
                 last: true,
@@ -150,10 +150,10 @@ mod tests {
                 runs: vec![(5, 2), (9, 1)],
                 data: Cow::Owned(vec![1, 2, 3]),
             },
-            Carried::Message { connection, data: Cow::Owned(Vec::new()) },
-            Carried::Release,
+            CarriedMessage::Message { connection, data: Cow::Owned(Vec::new()) },
+            CarriedMessage::Release,
         ] {
-            assert_eq!(decode::<Carried<'static>>(&encode(&carried)), Some(carried));
+            assert_eq!(decode::<CarriedMessage<'static>>(&encode(&carried)), Some(carried));
         }
     }
 }

@@ -1,20 +1,20 @@
-//! Between the node of a connector, which asks ([`Ask`]), and the node of an owner, which tells
-//! ([`Tell`]).
+//! Between the node of a connector, which asks ([`ConnectorMessage`]), and the node of an owner, which tells
+//! ([`OwnerMessage`]).
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Handle, InterruptKind, Refusal, SegmentId, SessionId, Target};
+use super::{ConnectionChange, Handle, InterruptKind, Refusal, SegmentId, SessionId, TargetKind};
 
 /// A connector's node to an owner's node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ask {
+pub enum ConnectorMessage {
     /// A question that wants an answer.
     Question {
         /// Number of the question, which its answer repeats.
         request: u64,
         /// The connection that a positive answer makes, by the connector's node.
         connection: Handle,
-        /// What is asked.
+        /// The question, which the owner's directory answers.
         what: Question,
     },
     /// A connection has ended.
@@ -46,7 +46,7 @@ pub enum Question {
         /// Number of the segment on the owner's host.
         id: SegmentId,
         /// A segment, or one that its process shares.
-        what: Target,
+        what: TargetKind,
     },
     /// To become a member of a group, or a sender to it.
     Group {
@@ -66,7 +66,7 @@ pub enum Question {
     Pages {
         /// Where in the rack's address space.
         address: u64,
-        /// Length in bytes.
+        /// How many bytes from there on.
         length: u64,
     },
     /// Whether anybody is there.
@@ -77,7 +77,7 @@ pub enum Question {
 
 /// An owner's node to a connector's node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Tell {
+pub enum OwnerMessage {
     /// The answer to a question; what it gives is beside it.
     Answer {
         /// Number of the question that is answered.
@@ -90,7 +90,7 @@ pub enum Tell {
         /// The connection that is told.
         connection: Handle,
         /// What became of its segment.
-        change: Change,
+        change: ConnectionChange,
     },
     /// Asks a connection to stop writing to a range, because it is moved.
     Freeze {

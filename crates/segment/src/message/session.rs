@@ -1,16 +1,16 @@
-//! Between a process and its host's node: what it asks ([`Request`]), what it is answered
-//! ([`Reply`]), what it is told unasked ([`Event`]) and how it answers that ([`Notice`]).
+//! Between a process and its host's node: what it asks ([`SessionRequest`]), what it is answered
+//! ([`Reply`]), what it is told unasked ([`SessionEvent`]) and how it answers that ([`Notice`]).
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, Handle, Holder, InterruptKind, NodeId, Refusal, SegmentId, SegmentKind, SessionId,
-    Share, Target, Withdrawal,
+    BorrowedEntry, ConnectionChange, DeviceEntry, Handle, InterruptKind, LockHolder, NodeId,
+    Refusal, SegmentAccess, SegmentId, SegmentKind, SessionId, TargetKind, Withdrawal,
 };
 
-/// A process to its node. The first is [`Request::Hello`].
+/// A process to its node. The first is [`SessionRequest::Hello`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Request {
+pub enum SessionRequest {
     /// Opens the session; beside it a packet socket on which events are to come.
     Hello {
         /// The sender's [`VERSION`](super::VERSION).
@@ -63,7 +63,7 @@ pub enum Request {
         /// Milliseconds to wait for the other host's node.
         timeout_ms: u32,
         /// What is connected to.
-        what: Target,
+        what: TargetKind,
     },
     /// Between machines: asks that what was stored to the memory of a segment or a connection before is there
     /// for everybody who is connected: [`Reply::Done`] when it is.
@@ -109,7 +109,7 @@ pub enum Request {
     /// Whether a session still lives: [`Reply::Alive`].
     Alive {
         /// The session that is looked for.
-        holder: Holder,
+        holder: LockHolder,
     },
     /// Changes who may use this host's segments: [`Reply::Done`] when it is in force.
     SetShare {
@@ -120,7 +120,7 @@ pub enum Request {
         /// The host that it is for; `None` for every one.
         node: Option<NodeId>,
         /// What it may do.
-        share: Share,
+        share: SegmentAccess,
     },
     /// Every segment of this host: [`Reply::Segments`].
     ListSegments {
@@ -166,6 +166,23 @@ pub enum Request {
         /// Bytes, in whole pages.
         length: u64,
     },
+    /// Every device of the rack that can be borrowed: [`Reply::Devices`].
+    ListDevices {
+        /// How many to pass over: a reply has room for some.
+        skip: u32,
+    },
+    /// Borrows a device until it is returned, or the session ends: [`Reply::Borrowed`].
+    BorrowDevice {
+        /// Its fabric device id.
+        fdid: u64,
+        /// Whether its lender is to get no memory of this host's.
+        strict: bool,
+    },
+    /// Returns a device: [`Reply::Done`] when it is offered again.
+    ReturnDevice {
+        /// Number of its lease.
+        lease: u64,
+    },
 }
 
 /// A process to its node, beside its requests: on the socket of its events, without a reply.
@@ -192,7 +209,7 @@ pub enum Notice {
     },
 }
 
-/// The node's answer to a [`Request`].
+/// The node's answer to a [`SessionRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// Done, with nothing to tell.
@@ -246,13 +263,22 @@ pub enum Reply {
         /// Whether stores are allowed to all of them.
         write: bool,
     },
-    /// It takes longer: [`Event::Finished`] tells the end.
+    /// It takes longer: [`SessionEvent::Finished`] tells the end.
     Started {
         /// Number of the move that the answer belongs to.
         ticket: Handle,
     },
     /// The request was refused for this reason.
     Refused(Refusal),
+    /// Some of the rack's devices.
+    Devices {
+        /// The devices, at most as many as a message holds.
+        list: Vec<DeviceEntry>,
+        /// Whether there are more.
+        more: bool,
+    },
+    /// A device is borrowed.
+    Borrowed(BorrowedEntry),
 }
 
 /// What a new session is told.
@@ -265,7 +291,7 @@ pub struct Welcome {
     /// All hosts of the rack, with their names.
     pub hosts: Vec<(NodeId, String)>,
     /// Whether the hosts are machines, which share no memory: then stores reach others by messages, and
-    /// [`Request::Flush`] says when they have.
+    /// [`SessionRequest::Flush`] says when they have.
     pub machines: bool,
 }
 
@@ -303,7 +329,7 @@ pub struct SegmentEntry {
 
 /// What happened, from a node to a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Event {
+pub enum SessionEvent {
     /// Somebody connected to the session's segment.
     Connected {
         /// Handle of the segment.
@@ -323,7 +349,7 @@ pub enum Event {
         /// Handle of the connection.
         connection: Handle,
         /// What became of its segment.
-        change: Change,
+        change: ConnectionChange,
     },
     /// Somebody connected to the session's data interrupt; its ring is beside it.
     Sender {
@@ -351,7 +377,7 @@ pub enum Event {
         length: u64,
     },
     /// The range is in the memory beside this from now on, which may not be written to before
-    /// [`Event::Unfreeze`]. Answer [`Notice::Adopted`].
+    /// [`SessionEvent::Unfreeze`]. Answer [`Notice::Adopted`].
     Adopt {
         /// Number of the move.
         ticket: Handle,
@@ -376,7 +402,7 @@ pub enum Event {
         /// Length of the range in bytes.
         length: u64,
     },
-    /// Between machines: nobody is to access a range of a mapped memory until [`Event::Show`], so that what takes
+    /// Between machines: nobody is to access a range of a mapped memory until [`SessionEvent::Show`], so that what takes
     /// effect there is seen as a whole. Answered by [`Notice::Hidden`].
     Hide {
         /// Number of the turn.

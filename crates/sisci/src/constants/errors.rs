@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 /// The bit that every error has.
 pub const SISCI_ERR_MASK: u32 = 0x4000_0000;
-/// Success.
+/// The call did what it was to do.
 pub const SCI_ERR_OK: u32 = 0;
 /// The name of [`SCI_ERR_NO_SUCH_SEGMENT`]'s number where interrupts are spoken of.
 pub const SCI_ERR_NO_SUCH_INTNO: u32 = SCI_ERR_NO_SUCH_SEGMENT;

@@ -35,7 +35,7 @@ pub struct QueryString {
     pub length: u32,
 }
 
-/// `sci_query_adapter_t`.
+/// What a program asks of an adapter, and its answer (`sci_query_adapter_t`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct QueryAdapter {
@@ -45,7 +45,7 @@ pub struct QueryAdapter {
     pub data: *mut c_void,
 }
 
-/// `sci_query_system_t`.
+/// What a program asks of the system, and its answer (`sci_query_system_t`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct QuerySystem {
@@ -53,7 +53,7 @@ pub struct QuerySystem {
     pub data: *mut c_void,
 }
 
-/// `sci_query_dma_t`.
+/// What a program asks of the DMA engine, and its answer (`sci_query_dma_t`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct QueryDma {
@@ -72,7 +72,7 @@ pub struct QueryHandle {
     pub data: u64,
 }
 
-/// `sci_smartio_query_device_t`.
+/// What a program asks of a device, and its answer (`sci_smartio_query_device_t`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct QueryDevice {

@@ -25,7 +25,7 @@ pub(super) fn forget_users() {
     USED.iter().for_each(|used| used.store(0, Ordering::Release));
 }
 
-/// A channel (`sci_dma_channel_t`).
+/// A channel of the copy engine that a program asked for (`sci_dma_channel_t`).
 #[derive(Debug)]
 pub struct DmaChannel {
     number: u32,

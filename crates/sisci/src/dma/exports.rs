@@ -8,7 +8,7 @@ use super::*;
 use crate::error::{finish, put};
 
 api! {
-    /// Makes a queue.
+    /// Makes a queue for so many transfers.
     fn SCICreateDMAQueue(
         sd: RawHandle,
         queue: *mut RawHandle,
@@ -30,7 +30,7 @@ api! {
         }
     }
 
-    /// Removes a queue.
+    /// Removes a queue whose transfers have ended.
     fn SCIRemoveDMAQueue(queue: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, remove(queue, flags)) };
@@ -192,7 +192,7 @@ api! {
         unsafe { finish(error, known::<Local>(channel, segment, flags)) };
     }
 
-    /// Ends the announcement.
+    /// Ends what [`SCIPrepareLocalSegmentForDMA`] announced; both only check their handles.
     fn SCIUnprepareLocalSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, known::<Local>(channel, segment, flags)) };
@@ -204,7 +204,7 @@ api! {
         unsafe { finish(error, known::<Remote>(channel, segment, flags)) };
     }
 
-    /// Ends the announcement.
+    /// Ends what [`SCIPrepareRemoteSegmentForDMA`] announced; both only check their handles.
     fn SCIUnprepareRemoteSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, known::<Remote>(channel, segment, flags)) };

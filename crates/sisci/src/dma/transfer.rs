@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rackbus_memory::Region;
-use rackbus_memory::copy::{PieceError, Place, Transaction};
+use rackbus_memory::copy::{CopyLocation, PieceError, Transaction};
 
 use super::{DmaCallback, DmaQueue, Ends, ended, queue_state};
 use crate::constants::errors::*;
@@ -74,7 +74,7 @@ impl Wanted {
     fn piece(
         &self,
         transaction: &mut Transaction,
-        (local, remote): (Place<'_>, Place<'_>),
+        (local, remote): (CopyLocation<'_>, CopyLocation<'_>),
         size: usize,
     ) -> Outcome<()> {
         add(transaction, (local, remote), size, self.reads())
@@ -83,7 +83,7 @@ impl Wanted {
 
 pub(super) fn add(
     transaction: &mut Transaction,
-    (local, remote): (Place<'_>, Place<'_>),
+    (local, remote): (CopyLocation<'_>, CopyLocation<'_>),
     size: usize,
     reads: bool,
 ) -> Outcome<()> {
@@ -130,7 +130,8 @@ pub(super) fn transfer(
     let (queue, remote, there) = wanted.check()?;
     let (using, here) = prepared(local)?;
     let mut transaction = Transaction::new();
-    let places = (Place::shared(&here, local_offset), Place::shared(&there, remote_offset));
+    let places =
+        (CopyLocation::shared(&here, local_offset), CopyLocation::shared(&there, remote_offset));
     wanted.piece(&mut transaction, places, size)?;
     wanted.start(&queue, transaction, Ends { locals: vec![using], remotes: vec![remote] })
 }
@@ -147,9 +148,9 @@ pub(super) unsafe fn transfer_memory(
         return fail(SCI_ERR_ILLEGAL_ADDRESS);
     };
     // SAFETY: as the caller says.
-    let here = unsafe { Place::own(start, size) };
+    let here = unsafe { CopyLocation::own(start, size) };
     let mut transaction = Transaction::new();
-    wanted.piece(&mut transaction, (here, Place::shared(&there, remote_offset)), size)?;
+    wanted.piece(&mut transaction, (here, CopyLocation::shared(&there, remote_offset)), size)?;
     wanted.start(&queue, transaction, Ends { locals: Vec::new(), remotes: vec![remote] })
 }
 
@@ -174,8 +175,8 @@ pub(super) unsafe fn transfer_vector(
         // SAFETY: as the caller says.
         let element = unsafe { vector.add(nth).read_unaligned() };
         let places = (
-            Place::shared(&here, element.local_offset as usize),
-            Place::shared(&there, element.remote_offset as usize),
+            CopyLocation::shared(&here, element.local_offset as usize),
+            CopyLocation::shared(&there, element.remote_offset as usize),
         );
         wanted.piece(&mut transaction, places, element.size as usize)?;
     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::error::{finish, put};
 
 api! {
-    /// Makes an interrupt.
+    /// Makes an interrupt that others trigger by its number.
     fn SCICreateInterrupt(
         sd: RawHandle,
         interrupt: *mut RawHandle,
@@ -47,7 +47,7 @@ api! {
         }
     }
 
-    /// Removes an interrupt.
+    /// Removes an interrupt; who is connected can trigger it no more.
     fn SCIRemoveInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, remove(interrupt, flags)) };
@@ -84,7 +84,7 @@ api! {
         unsafe { finish(error, disconnect::<RemotePlain>(interrupt, flags)) };
     }
 
-    /// Triggers an interrupt.
+    /// Triggers an interrupt of another host, or of this one.
     fn SCITriggerInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, trigger(interrupt, flags)) };
@@ -158,7 +158,7 @@ api! {
         unsafe { finish(error, disconnect::<RemoteData>(interrupt, flags)) };
     }
 
-    /// Sends a message.
+    /// Triggers an interrupt with a message of `length` bytes.
     fn SCITriggerDataInterrupt(
         interrupt: RawHandle,
         data: *mut c_void,

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unused_macros, reason = "each test binary uses its part")]
 
+pub mod nodes;
 #[macro_use]
 pub mod scenarios;
 
@@ -12,12 +13,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 
 use rackbus_fabric::FabricHandle;
-use rackbus_identity::{Authority, Subject};
+use rackbus_identity::{CertificateAuthority, Subject};
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
 use rackbus_link::tcp::{SCHEME, TcpLink};
 use rackbus_node::segments::Segments;
-use rackbus_segment::directory::{HostRange, Settings};
+use rackbus_segment::directory::{DirectorySettings, HostRange};
 
 /// The hosts: their node ids and names.
 pub const HOSTS: [(u32, &str); 3] = [(4, "alpha"), (8, "beta"), (12, "gamma")];
@@ -128,7 +129,7 @@ impl Rack {
     /// The same with hosts that are machines: they reach each other by TCP alone.
     pub fn of_machines() -> Rack {
         let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
-        let authority = Authority::open(folder.path(), "test").unwrap();
+        let authority = CertificateAuthority::open(folder.path(), "test").unwrap();
         // An address of its own for each rack: a port that was free is nobody else's before its node listens there.
         static RACKS: AtomicU32 = AtomicU32::new(1);
         let (process, rack) = (std::process::id(), RACKS.fetch_add(1, Ordering::Relaxed));
@@ -154,25 +155,7 @@ impl Rack {
 
     /// A program of [`programs`], to be run on a host.
     pub fn on(&self, host: &str, program: &str) -> Command {
-        let program = programs(self.build).join(program);
-        let mut command = match self.build == Build::Thread && addresses_are_spread() {
-            false => Command::new(program),
-            true => {
-                let mut command = Command::new("setarch");
-                command.arg("--addr-no-randomize").arg(program);
-                command
-            }
-        };
-        command
-            .env("RACKBUS_RUN_DIR", self.folder.path())
-            .env("RACKBUS_HOST", host)
-            // Cargo's leads to the library of the last build, which may be an older one.
-            .env_remove("LD_LIBRARY_PATH")
-            .envs(self.build.environment())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
+        program_on(self.folder.path(), host, &programs(self.build).join(program), self.build)
     }
 
     /// Runs two programs side by side, which must both succeed; what they printed.
@@ -185,6 +168,28 @@ impl Rack {
         assert!(outputs.iter().all(|output| output.status.success()), "{texts:#?}");
         texts
     }
+}
+
+/// A program that was built so, to be run on a host of the rack in `run_dir`.
+fn program_on(run_dir: &Path, host: &str, program: &Path, build: Build) -> Command {
+    let mut command = match build == Build::Thread && addresses_are_spread() {
+        false => Command::new(program),
+        true => {
+            let mut command = Command::new("setarch");
+            command.arg("--addr-no-randomize").arg(program);
+            command
+        }
+    };
+    command
+        .env("RACKBUS_RUN_DIR", run_dir)
+        .env("RACKBUS_HOST", host)
+        // Cargo's leads to the library of the last build, which may be an older one.
+        .env_remove("LD_LIBRARY_PATH")
+        .envs(build.environment())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
 }
 
 /// Whether the system maps files where ThreadSanitizer of gcc before 14 does not expect any.
@@ -210,7 +215,7 @@ fn start(run_dir: &Path, node: u32, name: &'static str, link: Linked) {
     let folder = run_dir.join(name);
     std::fs::create_dir_all(&folder).unwrap();
     let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
-    let settings = Settings {
+    let settings = DirectorySettings {
         node,
         hosts: HOSTS.iter().map(|(node, name)| (*node, (*name).to_owned())).collect(),
         range: range(node),

@@ -11,7 +11,7 @@ pub const SQE_SIZE: usize = 64;
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Cdw0 {
-    /// Opcode.
+    /// Opcode, bits 7:0: one of [`AdminOpcode`] or of [`IoOpcode`], by the queue.
     pub opcode: u8,
     /// Fused Operation; 00b is a normal command.
     #[bits(2)]
@@ -21,7 +21,7 @@ pub struct Cdw0 {
     /// PRP or SGL for Data Transfer.
     #[bits(2)]
     pub psdt: u8,
-    /// Command Identifier.
+    /// Command Identifier, bits 31:16: no two commands of a queue have the same one at a time.
     pub cid: u16,
 }
 
@@ -40,25 +40,25 @@ pub const PSDT_SGL_MPTR_SGL: u8 = 0b10;
 pub struct Sqe {
     /// Opcode, fuse, PSDT and command identifier.
     pub cdw0: Cdw0,
-    /// Namespace Identifier.
+    /// Namespace Identifier; FFFFFFFFh means all, where a command permits that.
     pub nsid: u32,
     /// Command Dwords 2 and 3.
     pub cdw2: [u32; 2],
-    /// Metadata Pointer.
+    /// Metadata Pointer, for metadata that is apart from the data.
     pub mptr: u64,
     /// Data Pointer: PRP entries 1 and 2, or an SGL descriptor.
     pub dptr: [u64; 2],
-    /// Command Dword 10.
+    /// Command Dword 10, whose meaning the opcode says.
     pub cdw10: u32,
-    /// Command Dword 11.
+    /// Command Dword 11, whose meaning the opcode says.
     pub cdw11: u32,
-    /// Command Dword 12.
+    /// Command Dword 12: the number of blocks of commands that read or write.
     pub cdw12: u32,
-    /// Command Dword 13.
+    /// Command Dword 13, whose meaning the opcode says.
     pub cdw13: u32,
-    /// Command Dword 14.
+    /// Command Dword 14, whose meaning the opcode says.
     pub cdw14: u32,
-    /// Command Dword 15.
+    /// Command Dword 15, whose meaning the opcode says.
     pub cdw15: u32,
 }
 const _: () = assert!(size_of::<Sqe>() == SQE_SIZE);
@@ -145,12 +145,12 @@ pub struct RwCdw12 {
     __: u16,
     /// Deallocate (write zeroes only).
     pub deac: bool,
-    /// Protection Information Field.
+    /// Protection Information Field: what is checked, for formats with protection.
     #[bits(4)]
     pub prinfo: u8,
-    /// Force Unit Access.
+    /// Force Unit Access: data is durable before the command completes.
     pub fua: bool,
-    /// Limited Retry.
+    /// Limited Retry: the controller may give up earlier than it would.
     pub lr: bool,
 }
 
@@ -162,7 +162,7 @@ pub struct DsmCdw11 {
     pub idr: bool,
     /// Integral Dataset for Write.
     pub idw: bool,
-    /// Deallocate.
+    /// Deallocate: the ranges' contents are no longer needed.
     pub ad: bool,
     #[bits(29)]
     __: u32,
@@ -172,7 +172,7 @@ pub struct DsmCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct QueueCdw10 {
-    /// Queue Identifier.
+    /// Queue Identifier, from 1 on: 0 is the admin queue.
     pub qid: u16,
     /// Queue Size, 0's based (create commands).
     pub qsize: u16,
@@ -182,13 +182,13 @@ pub struct QueueCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CreateCqCdw11 {
-    /// Physically Contiguous.
+    /// Physically Contiguous: PRP1 is the queue's address; otherwise that of a list of pages.
     pub pc: bool,
-    /// Interrupts Enabled.
+    /// Interrupts Enabled: completions raise the vector below.
     pub ien: bool,
     #[bits(14)]
     __: u16,
-    /// Interrupt Vector.
+    /// Interrupt Vector: the MSI-X entry or MSI message of the queue.
     pub iv: u16,
 }
 
@@ -196,14 +196,14 @@ pub struct CreateCqCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CreateSqCdw11 {
-    /// Physically Contiguous.
+    /// Physically Contiguous: PRP1 is the queue's address; otherwise that of a list of pages.
     pub pc: bool,
     /// Queue Priority (weighted round robin only).
     #[bits(2)]
     pub qprio: u8,
     #[bits(13)]
     __: u16,
-    /// Completion Queue Identifier.
+    /// Completion Queue Identifier: where this queue's commands complete.
     pub cqid: u16,
 }
 
@@ -211,9 +211,9 @@ pub struct CreateSqCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AbortCdw10 {
-    /// Submission Queue Identifier.
+    /// Submission Queue Identifier: the queue of the command that is to be aborted.
     pub sqid: u16,
-    /// Command Identifier.
+    /// Command Identifier of the command that is to be aborted.
     pub cid: u16,
 }
 
@@ -221,14 +221,14 @@ pub struct AbortCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct FeaturesCdw10 {
-    /// Feature Identifier.
+    /// Feature Identifier: which setting is read or changed.
     pub fid: u8,
     /// Select (Get Features): 0 current, 1 default, 2 saved, 3 supported capabilities.
     #[bits(3)]
     pub sel: u8,
     #[bits(20)]
     __: u32,
-    /// Save (Set Features).
+    /// Save (Set Features): the value outlives resets and power cycles.
     pub sv: bool,
 }
 
@@ -236,14 +236,14 @@ pub struct FeaturesCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct LogCdw10 {
-    /// Log Page Identifier.
+    /// Log Page Identifier, as in [`log`](super::log).
     pub lid: u8,
-    /// Log Specific Field.
+    /// Log Specific Field, which each page defines for itself.
     #[bits(4)]
     pub lsp: u8,
     #[bits(3)]
     __: u8,
-    /// Retain Asynchronous Event.
+    /// Retain Asynchronous Event: reading the page does not clear the event that told of it.
     pub rae: bool,
     /// Number of Dwords, lower 16 bits, 0's based.
     pub numdl: u16,

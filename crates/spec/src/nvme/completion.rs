@@ -17,11 +17,11 @@ pub struct Cqe {
     pub dw0: u32,
     /// Dword 1: reserved in revision 1.4.
     pub dw1: u32,
-    /// SQ Head Pointer.
+    /// SQ Head Pointer: entries before it may be written again.
     pub sq_head: u16,
-    /// SQ Identifier.
+    /// SQ Identifier: the queue that the command came by.
     pub sq_id: u16,
-    /// Command Identifier.
+    /// Command Identifier, as the command has it.
     pub cid: u16,
     /// Bit 0 is the Phase Tag, bits 15:1 are the Status Field.
     pub status_phase: u16,

@@ -14,9 +14,9 @@ pub const PRP_SIZE: usize = 8;
 pub struct SglDescriptor {
     /// Address of the data or of the next segment.
     pub address: u64,
-    /// Length in bytes.
+    /// Bytes of the data, or of the next segment.
     pub length: u32,
-    /// Reserved.
+    /// Reserved (bytes 12 to 14); 0.
     pub reserved: [u8; 3],
     /// SGL Identifier: type in bits 7:4, sub type in bits 3:0.
     pub identifier: u8,
@@ -69,11 +69,11 @@ impl SglDescriptor {
 )]
 #[repr(C)]
 pub struct DsmRange {
-    /// Context Attributes.
+    /// Context Attributes: hints on how the range is used, which a controller may ignore.
     pub attributes: u32,
     /// Length in logical blocks.
     pub nlb: u32,
-    /// Starting LBA.
+    /// Starting LBA, the range's first logical block.
     pub slba: u64,
 }
 const _: () = assert!(size_of::<DsmRange>() == 16);

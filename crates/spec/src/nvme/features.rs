@@ -76,9 +76,9 @@ pub struct InterruptCoalescing {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct InterruptVectorConfig {
-    /// Interrupt Vector.
+    /// Interrupt Vector that the setting is for.
     pub iv: u16,
-    /// Coalescing Disable.
+    /// Coalescing Disable: each completion raises the vector at once.
     pub cd: bool,
     #[bits(15)]
     __: u16,
@@ -88,7 +88,7 @@ pub struct InterruptVectorConfig {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct TemperatureThreshold {
-    /// Threshold in kelvin.
+    /// Threshold in kelvin, which the sensor is over or under.
     pub tmpth: u16,
     /// Sensor: 0 is the composite temperature, Fh all sensors (set only).
     #[bits(4)]
@@ -106,9 +106,9 @@ pub struct TemperatureThreshold {
 pub struct AsyncEventConfig {
     /// SMART / Health Critical Warnings that raise an event, laid out as the log's byte 0.
     pub smart: u8,
-    /// Namespace Attribute Notices.
+    /// Namespace Attribute Notices: an event when Identify data of a namespace change.
     pub namespace_attribute: bool,
-    /// Firmware Activation Notices.
+    /// Firmware Activation Notices: an event when new firmware starts.
     pub firmware_activation: bool,
     #[bits(22)]
     __: u32,
@@ -118,12 +118,12 @@ pub struct AsyncEventConfig {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// Asynchronous Event Type.
+    /// Asynchronous Event Type: [`EVENT_ERROR`], [`EVENT_SMART`], 2h for notices.
     #[bits(3)]
     pub event_type: u8,
     #[bits(5)]
     __: u8,
-    /// Asynchronous Event Information.
+    /// Asynchronous Event Information, which says more by the type.
     pub info: u8,
     /// Log Page Identifier to read.
     pub log_page: u8,

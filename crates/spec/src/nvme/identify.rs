@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<PowerState>() == 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
 pub struct IdentifyController {
-    /// PCI Vendor ID.
+    /// PCI Vendor ID, as configuration space has it.
     pub vid: u16,
     /// PCI Subsystem Vendor ID.
     pub ssvid: u16,
@@ -57,19 +57,19 @@ pub struct IdentifyController {
     pub fr: [u8; 8],
     /// Recommended Arbitration Burst, a power of two.
     pub rab: u8,
-    /// IEEE OUI Identifier.
+    /// IEEE OUI Identifier of the vendor, the least significant byte first.
     pub ieee: [u8; 3],
     /// Controller Multi-Path I/O and Namespace Sharing Capabilities.
     pub cmic: u8,
     /// Maximum Data Transfer Size, a power of two of minimum pages; 0 is no limit.
     pub mdts: u8,
-    /// Controller ID.
+    /// Controller ID, unlike that of any other controller of the subsystem.
     pub cntlid: u16,
-    /// Version.
+    /// Version of the specification, as in the register VS.
     pub ver: u32,
-    /// RTD3 Resume Latency.
+    /// RTD3 Resume Latency in microseconds; 0 when it is not reported.
     pub rtd3r: u32,
-    /// RTD3 Entry Latency.
+    /// RTD3 Entry Latency in microseconds; 0 when it is not reported.
     pub rtd3e: u32,
     /// Optional Asynchronous Events Supported.
     pub oaes: u32,
@@ -77,7 +77,7 @@ pub struct IdentifyController {
     pub ctratt: u32,
     /// Read Recovery Levels Supported.
     pub rrls: u16,
-    /// Reserved.
+    /// Reserved (bytes 102 to 110); 0.
     pub reserved102: [u8; 9],
     /// Controller Type; 1 is an I/O controller.
     pub cntrltype: u8,
@@ -85,7 +85,7 @@ pub struct IdentifyController {
     pub fguid: [u8; 16],
     /// Command Retry Delay Times 1 to 3.
     pub crdt: [u16; 3],
-    /// Reserved.
+    /// Reserved (bytes 134 to 255), some of it for the management interface; 0.
     pub reserved134: [u8; 122],
     /// Optional Admin Command Support; bit 8 is Doorbell Buffer Config.
     pub oacs: u16,
@@ -127,13 +127,13 @@ pub struct IdentifyController {
     pub cqes: u8,
     /// Maximum Outstanding Commands (fabrics).
     pub maxcmd: u16,
-    /// Number of Namespaces.
+    /// Number of Namespaces, the greatest namespace identifier that is valid.
     pub nn: u32,
     /// Optional NVM Command Support.
     pub oncs: u16,
-    /// Fused Operation Support.
+    /// Fused Operation Support; bit 0 is Compare and Write.
     pub fuses: u16,
-    /// Format NVM Attributes.
+    /// Format NVM Attributes: whether formatting and erasing concern all namespaces.
     pub fna: u8,
     /// Volatile Write Cache; bit 0 present, bits 2:1 flush with NSID FFFFFFFFh.
     pub vwc: u8,
@@ -147,13 +147,13 @@ pub struct IdentifyController {
     pub nwpc: u8,
     /// Atomic Compare and Write Unit.
     pub acwu: u16,
-    /// Reserved.
+    /// Reserved (bytes 534 and 535); 0.
     pub reserved534: u16,
-    /// SGL Support.
+    /// SGL Support: [`SGLS_SUPPORTED`] and which descriptors may be used.
     pub sgls: u32,
     /// Maximum Number of Allowed Namespaces.
     pub mnan: u32,
-    /// Reserved.
+    /// Reserved (bytes 544 to 767); 0.
     pub reserved544: [u8; 224],
     /// NVM Subsystem NVMe Qualified Name, UTF-8, null terminated.
     pub subnqn: [u8; 256],
@@ -161,7 +161,7 @@ pub struct IdentifyController {
     pub reserved1024: [u8; 1024],
     /// Power State Descriptors 0 to 31.
     pub psd: [PowerState; 32],
-    /// Vendor Specific.
+    /// Vendor Specific (bytes 3072 to 4095).
     pub vendor: [u8; 1024],
 }
 const _: () = assert!(size_of::<IdentifyController>() == IDENTIFY_SIZE);
@@ -210,7 +210,7 @@ pub struct LbaFormat {
     pub ms: u16,
     /// LBA Data Size, a power of two.
     pub lbads: u8,
-    /// Relative Performance.
+    /// Relative Performance among the namespace's formats: 0 best, 3 degraded.
     pub rp: u8,
 }
 
@@ -228,9 +228,9 @@ pub struct IdentifyNamespace {
     pub nsfeat: u8,
     /// Number of LBA Formats, 0's based.
     pub nlbaf: u8,
-    /// Formatted LBA Size.
+    /// Formatted LBA Size: bits 3:0 the format that is used, bit 4 metadata behind each block.
     pub flbas: u8,
-    /// Metadata Capabilities.
+    /// Metadata Capabilities: bit 0 behind the data of each block, bit 1 in a buffer apart.
     pub mc: u8,
     /// End-to-end Data Protection Capabilities.
     pub dpc: u8,
@@ -238,9 +238,9 @@ pub struct IdentifyNamespace {
     pub dps: u8,
     /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
     pub nmic: u8,
-    /// Reservation Capabilities.
+    /// Reservation Capabilities: which kinds of reservation there are; 0 for none.
     pub rescap: u8,
-    /// Format Progress Indicator.
+    /// Format Progress Indicator: bit 7 when it is supported, bits 6:0 per cent left.
     pub fpi: u8,
     /// Deallocate Logical Block Features.
     pub dlfeat: u8,
@@ -268,9 +268,9 @@ pub struct IdentifyNamespace {
     pub eui64: [u8; 8],
     /// LBA Formats 0 to 15.
     pub lbaf: [LbaFormat; 16],
-    /// Reserved.
+    /// Reserved (bytes 192 to 383); 0.
     pub reserved192: [u8; 192],
-    /// Vendor Specific.
+    /// Vendor Specific (bytes 384 to 4095).
     pub vendor: [u8; 3712],
 }
 const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_SIZE);

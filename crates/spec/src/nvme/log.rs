@@ -19,9 +19,9 @@ pub const COMMANDS_SUPPORTED: u8 = 0x05;
 pub struct ErrorEntry {
     /// Error Count: a unique number, 1 upwards; 0 is an invalid entry.
     pub error_count: u64,
-    /// Submission Queue ID.
+    /// Submission Queue ID of the command; FFFFh where no command is to blame.
     pub sq_id: u16,
-    /// Command ID.
+    /// Command ID of the command; FFFFh where no command is to blame.
     pub cid: u16,
     /// Status Field with the phase tag in bit 0.
     pub status: u16,
@@ -29,19 +29,19 @@ pub struct ErrorEntry {
     pub parameter_location: u16,
     /// First LBA that had the error.
     pub lba: u64,
-    /// Namespace.
+    /// Namespace that the error is about, if it is about one.
     pub nsid: u32,
     /// Vendor specific information available.
     pub vendor: u8,
-    /// Transport type.
+    /// Transport type (TRTYPE); 0 for PCIe.
     pub transport: u8,
-    /// Reserved.
+    /// Reserved (bytes 30 and 31); 0.
     pub reserved: [u8; 2],
-    /// Command specific information.
+    /// Command specific information, where the command defines any.
     pub command_specific: u64,
     /// Transport type specific information.
     pub transport_specific: u16,
-    /// Reserved.
+    /// Reserved (bytes 42 to 63); 0.
     pub reserved2: [u8; 22],
 }
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
@@ -51,7 +51,7 @@ const _: () = assert!(size_of::<ErrorEntry>() == 64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
 pub struct SmartHealth {
-    /// Critical Warning.
+    /// Critical Warning: [`WARNING_TEMPERATURE`], [`WARNING_RELIABILITY`] and others; 0 is well.
     pub critical_warning: u8,
     /// Composite Temperature in kelvin.
     pub temperature: u16,
@@ -59,27 +59,27 @@ pub struct SmartHealth {
     pub available_spare: u8,
     /// Available Spare Threshold in per cent.
     pub spare_threshold: u8,
-    /// Percentage Used.
+    /// Percentage Used of the expected life; it may pass 100, and 255 means more than 254.
     pub percentage_used: u8,
     /// Endurance Group Critical Warning Summary.
     pub endurance_warning: u8,
-    /// Reserved.
+    /// Reserved (bytes 7 to 31); 0.
     pub reserved: [u8; 25],
     /// Data Units Read, in thousands of 512 bytes, rounded up.
     pub data_units_read: [u64; 2],
     /// Data Units Written, in thousands of 512 bytes, rounded up.
     pub data_units_written: [u64; 2],
-    /// Host Read Commands.
+    /// Host Read Commands that the controller completed; Compare counts as one.
     pub host_reads: [u64; 2],
-    /// Host Write Commands.
+    /// Host Write Commands that the controller completed.
     pub host_writes: [u64; 2],
     /// Controller Busy Time in minutes.
     pub busy_time: [u64; 2],
-    /// Power Cycles.
+    /// Power Cycles, how often the controller was powered on.
     pub power_cycles: [u64; 2],
-    /// Power On Hours.
+    /// Power On Hours, without times in non-operational power states where these are not counted.
     pub power_on_hours: [u64; 2],
-    /// Unsafe Shutdowns.
+    /// Unsafe Shutdowns: power was lost without a shutdown notification before.
     pub unsafe_shutdowns: [u64; 2],
     /// Media and Data Integrity Errors.
     pub media_errors: [u64; 2],
@@ -93,7 +93,7 @@ pub struct SmartHealth {
     pub sensors: [u16; 8],
     /// Thermal management transition counts and times.
     pub thermal: [u32; 4],
-    /// Reserved.
+    /// Reserved (bytes 232 to 511); 0.
     pub reserved2: [u8; 280],
 }
 const _: () = assert!(size_of::<SmartHealth>() == 512);
@@ -109,11 +109,11 @@ pub const WARNING_RELIABILITY: u8 = 1 << 2;
 pub struct FirmwareSlot {
     /// Active Firmware Info: the active slot in bits 2:0.
     pub active: u8,
-    /// Reserved.
+    /// Reserved (bytes 1 to 7); 0.
     pub reserved: [u8; 7],
     /// Firmware revision of slots 1 to 7, ASCII.
     pub revisions: [[u8; 8]; 7],
-    /// Reserved.
+    /// Reserved (bytes 64 to 511); 0.
     pub reserved2: [u8; 448],
 }
 const _: () = assert!(size_of::<FirmwareSlot>() == 512);
@@ -126,7 +126,7 @@ pub struct CommandsSupported {
     pub admin: [u32; 256],
     /// I/O commands by opcode.
     pub io: [u32; 256],
-    /// Reserved.
+    /// Reserved (bytes 2048 to 4095); 0.
     pub reserved: [u8; 2048],
 }
 const _: () = assert!(size_of::<CommandsSupported>() == 4096);

@@ -22,6 +22,14 @@ pub const AQA: u64 = 0x24;
 pub const ASQ: u64 = 0x28;
 /// Offset of ACQ, Admin Completion Queue Base Address, 8 bytes (section 3.1.10).
 pub const ACQ: u64 = 0x30;
+/// Offset of CMBLOC, Controller Memory Buffer Location (section 3.1.11).
+pub const CMBLOC: u64 = 0x38;
+/// Offset of CMBSZ, Controller Memory Buffer Size (section 3.1.12).
+pub const CMBSZ: u64 = 0x3c;
+/// Offset of CMBMSC, Controller Memory Buffer Memory Space Control, 8 bytes (section 3.1.16).
+pub const CMBMSC: u64 = 0x50;
+/// Offset of CMBSTS, Controller Memory Buffer Status (section 3.1.17).
+pub const CMBSTS: u64 = 0x58;
 /// Offset of the first doorbell, SQ0TDBL (section 3.1.24).
 pub const DOORBELLS: u64 = 0x1000;
 
@@ -43,7 +51,7 @@ pub const fn cq_head_doorbell(qid: u16, dstrd: u8) -> u64 {
 pub struct Cap {
     /// Maximum Queue Entries Supported, 0's based.
     pub mqes: u16,
-    /// Contiguous Queues Required.
+    /// Contiguous Queues Required: a queue may not be a list of pages.
     pub cqr: bool,
     /// Arbitration Mechanism Supported beyond round robin.
     #[bits(2)]
@@ -59,7 +67,7 @@ pub struct Cap {
     pub nssrs: bool,
     /// Command Sets Supported; bit 0 is the NVM command set.
     pub css: u8,
-    /// Boot Partition Support.
+    /// Boot Partition Support: the controller has a boot partition.
     pub bps: bool,
     #[bits(2)]
     __: u8,
@@ -81,7 +89,7 @@ pub struct Cap {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cc {
-    /// Enable.
+    /// Enable: 1 starts the controller, 0 resets it.
     pub en: bool,
     #[bits(3)]
     __: u8,
@@ -117,16 +125,16 @@ pub const SHN_ABRUPT: u8 = 0b10;
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Csts {
-    /// Ready.
+    /// Ready: follows CC.EN when the controller has started or was reset.
     pub rdy: bool,
-    /// Controller Fatal Status.
+    /// Controller Fatal Status: only a reset goes on from here.
     pub cfs: bool,
     /// Shutdown Status: 00b normal operation, 01b occurring, 10b complete.
     #[bits(2)]
     pub shst: u8,
     /// NVM Subsystem Reset Occurred.
     pub nssro: bool,
-    /// Processing Paused.
+    /// Processing Paused: commands wait, as while firmware is activated.
     pub pp: bool,
     #[bits(26)]
     __: u32,
@@ -155,6 +163,71 @@ pub struct Aqa {
     __: u8,
 }
 
+/// CMBLOC, Controller Memory Buffer Location (section 3.1.11).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Cmbloc {
+    /// Base Indicator Register: the BAR that has the buffer.
+    #[bits(3)]
+    pub bir: u8,
+    /// A queue may lie partly in the buffer.
+    pub cqmms: bool,
+    /// Queues of several pieces may lie in the buffer.
+    pub cqpds: bool,
+    /// The pieces of a PRP list or SGL may be in the buffer or not, each.
+    pub cdpmls: bool,
+    /// Pointers of a command may be in the buffer although its queue is not, and the reverse.
+    pub cdpcils: bool,
+    /// Data may be in the buffer although metadata is not, and the reverse.
+    pub cdmmms: bool,
+    /// Queues in the buffer are written in aligned dwords.
+    pub cqda: bool,
+    #[bits(3)]
+    __: u8,
+    /// Offset of the buffer in its BAR, in the units of [`Cmbsz::szu`].
+    #[bits(20)]
+    pub ofst: u32,
+}
+
+/// CMBSZ, Controller Memory Buffer Size (section 3.1.12).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Cmbsz {
+    /// Submission queues may lie in the buffer.
+    pub sqs: bool,
+    /// Completion queues may lie in the buffer.
+    pub cqs: bool,
+    /// PRP lists and SGL segments may lie in the buffer.
+    pub lists: bool,
+    /// Data that the controller reads from the host's side may lie in the buffer: NVMe writes.
+    pub rds: bool,
+    /// Data that the controller writes to the host's side may lie in the buffer: NVMe reads.
+    pub wds: bool,
+    #[bits(3)]
+    __: u8,
+    /// Size unit: `4096 << (4 * szu)` bytes, up to 6.
+    #[bits(4)]
+    pub szu: u8,
+    /// Size of the buffer in those units.
+    #[bits(20)]
+    pub sz: u32,
+}
+
+/// CMBMSC, Controller Memory Buffer Memory Space Control (section 3.1.16).
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct Cmbmsc {
+    /// Capabilities Registers Enabled: CMBLOC and CMBSZ say what there is.
+    pub cre: bool,
+    /// Controller Memory Space Enable: addresses from the base on are those of the buffer.
+    pub cmse: bool,
+    #[bits(10)]
+    __: u16,
+    /// Controller Base Address: bits 63 to 12 of it.
+    #[bits(52)]
+    pub cba: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +241,12 @@ mod tests {
         assert_eq!(u32::from(cc), 1 | 2 << 7 | 1 << 14 | 6 << 16 | 4 << 20);
         assert_eq!(u32::from(Csts::new().with_cfs(true).with_shst(2)), 1 << 1 | 2 << 2);
         assert_eq!(u32::from(Aqa::new().with_asqs(31).with_acqs(63)), 31 | 63 << 16);
+        let cmbloc = Cmbloc::new().with_bir(2).with_cdpmls(true).with_cqda(true).with_ofst(1);
+        assert_eq!(u32::from(cmbloc), 2 | 1 << 5 | 1 << 8 | 1 << 12);
+        let cmbsz = Cmbsz::new().with_rds(true).with_wds(true).with_szu(2).with_sz(3);
+        assert_eq!(u32::from(cmbsz), 1 << 3 | 1 << 4 | 2 << 8 | 3 << 12);
+        let cmbmsc = Cmbmsc::new().with_cre(true).with_cmse(true).with_cba(5);
+        assert_eq!(u64::from(cmbmsc), 3 | 5 << 12);
     }
 
     #[test]

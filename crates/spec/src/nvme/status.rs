@@ -58,6 +58,8 @@ statuses! {
     DATA_SGL_LENGTH_INVALID = generic(0x0f), "data SGL length invalid";
     /// Generic 11h (section 4.6.1.2.1).
     SGL_TYPE_INVALID = generic(0x11), "SGL descriptor type invalid";
+    /// Generic 12h (section 4.6.1.2.1).
+    INVALID_USE_OF_BUFFER = generic(0x12), "invalid use of controller memory buffer";
     /// Generic 13h (section 4.6.1.2.1).
     PRP_OFFSET_INVALID = generic(0x13), "PRP offset invalid";
     /// Generic 20h (section 4.6.1.2.1).
@@ -133,7 +135,7 @@ impl Status {
         (self.0 >> 8 & 7) as u8
     }
 
-    /// Status Code.
+    /// Status Code, whose meaning depends on the type.
     pub const fn sc(self) -> u8 {
         self.0 as u8
     }

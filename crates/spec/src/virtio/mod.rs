@@ -22,7 +22,7 @@ pub mod status {
     pub const DRIVER: u8 = 2;
     /// The driver drives it.
     pub const DRIVER_OK: u8 = 4;
-    /// Features are negotiated.
+    /// The driver has chosen features, and the device accepts them.
     pub const FEATURES_OK: u8 = 8;
     /// The device met an error that only a reset ends.
     pub const DEVICE_NEEDS_RESET: u8 = 64;
@@ -40,7 +40,7 @@ pub mod feature {
     pub const VERSION_1: u64 = 1 << 32;
     /// Addresses are those that the platform gives to the device.
     pub const ACCESS_PLATFORM: u64 = 1 << 33;
-    /// Packed virtqueues.
+    /// Virtqueues may be packed: one ring that both sides write.
     pub const RING_PACKED: u64 = 1 << 34;
     /// Notifications say how far the driver is.
     pub const NOTIFICATION_DATA: u64 = 1 << 38;
@@ -68,13 +68,13 @@ pub mod capability {
     /// Of an access capability, offset of the data, 4 bytes (section 4.1.4.9).
     pub const ACCESS_DATA: usize = 16;
 
-    /// Common configuration.
+    /// The structure that sets up the device and its queues ([`common`](super::common)).
     pub const COMMON: u8 = 1;
-    /// Notifications.
+    /// Where the driver tells that a queue has something new.
     pub const NOTIFY: u8 = 2;
-    /// ISR status.
+    /// One byte that says why the pin was asserted ([`isr`](super::isr)); a read clears it.
     pub const ISR: u8 = 3;
-    /// Device-specific configuration.
+    /// What devices of one type have to themselves, an address or a size.
     pub const DEVICE: u8 = 4;
     /// Access to the BARs through configuration space.
     pub const PCI_ACCESS: u8 = 5;
@@ -94,17 +94,17 @@ pub mod common {
     pub const CONFIG_VECTOR: u64 = 0x10;
     /// 16 bits, read only: how many queues there are.
     pub const NUM_QUEUES: u64 = 0x12;
-    /// 8 bits.
+    /// 8 bits: how far the driver is, as in [`status`](super::status); 0 resets the device.
     pub const DEVICE_STATUS: u64 = 0x14;
     /// 8 bits, read only: moves when the device's configuration does.
     pub const CONFIG_GENERATION: u64 = 0x15;
     /// 16 bits: the queue that what follows is about.
     pub const QUEUE_SELECT: u64 = 0x16;
-    /// 16 bits.
+    /// 16 bits: entries of the queue; the driver may write fewer than it reads.
     pub const QUEUE_SIZE: u64 = 0x18;
     /// 16 bits: the vector of the queue.
     pub const QUEUE_VECTOR: u64 = 0x1a;
-    /// 16 bits.
+    /// 16 bits: 1 makes the device use the queue.
     pub const QUEUE_ENABLE: u64 = 0x1c;
     /// 16 bits, read only: where the queue is notified, in multipliers.
     pub const QUEUE_NOTIFY_OFF: u64 = 0x1e;
@@ -128,6 +128,6 @@ pub mod common {
 pub mod isr {
     /// A queue has news.
     pub const QUEUE: u8 = 1;
-    /// The configuration changed.
+    /// The device's configuration changed, which the driver is to read again.
     pub const CONFIG: u8 = 2;
 }

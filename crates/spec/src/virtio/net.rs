@@ -3,7 +3,7 @@
 use zerocopy::byteorder::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Type of the device.
+/// Device type of a network device, which makes its PCI device id.
 pub const DEVICE_TYPE: u16 = 1;
 /// Class code: Ethernet controller (PCI Code and ID Assignment Specification 1.15, section 1.3).
 pub const CLASS_CODE: [u8; 3] = [0x02, 0x00, 0x00];
@@ -72,15 +72,15 @@ pub mod feature {
 pub mod config {
     /// 6 bytes: the address.
     pub const MAC: u64 = 0;
-    /// 16 bits.
+    /// 16 bits: [`LINK_UP`] and [`ANNOUNCE`].
     pub const STATUS: u64 = 6;
     /// 16 bits: pairs of queues at most.
     pub const MAX_PAIRS: u64 = 8;
-    /// 16 bits.
+    /// 16 bits: bytes of the longest packet that the network carries.
     pub const MTU: u64 = 10;
     /// 32 bits: megabits per second.
     pub const SPEED: u64 = 12;
-    /// 8 bits.
+    /// 8 bits: 1 for full duplex, 0 for half.
     pub const DUPLEX: u64 = 16;
     /// Bytes that are used here.
     pub const SIZE: u64 = 17;
@@ -89,9 +89,9 @@ pub mod config {
     pub const LINK_UP: u16 = 1;
     /// Status: the driver is to announce itself.
     pub const ANNOUNCE: u16 = 2;
-    /// Speed: unknown.
+    /// Speed: the device does not know it.
     pub const SPEED_UNKNOWN: u32 = 0xffff_ffff;
-    /// Duplex: full.
+    /// Duplex: both ends send at once.
     pub const DUPLEX_FULL: u8 = 1;
 }
 
@@ -141,19 +141,19 @@ pub mod control {
 
     /// Receive modes, one byte each: every unicast frame.
     pub const PROMISCUOUS: (u8, u8) = (0, 0);
-    /// Every multicast frame.
+    /// 1 takes every multicast frame, 0 those that the table has.
     pub const ALL_MULTICAST: (u8, u8) = (0, 1);
     /// Every unicast frame, again.
     pub const ALL_UNICAST: (u8, u8) = (0, 2);
-    /// No multicast frame.
+    /// 1 drops multicast frames, whatever the other modes say.
     pub const NO_MULTICAST: (u8, u8) = (0, 3);
-    /// No unicast frame.
+    /// 1 drops frames for one address, whatever the other modes say.
     pub const NO_UNICAST: (u8, u8) = (0, 4);
-    /// No broadcast frame.
+    /// 1 drops broadcast frames.
     pub const NO_BROADCAST: (u8, u8) = (0, 5);
     /// Two tables of addresses: unicast, multicast.
     pub const MAC_TABLE_SET: (u8, u8) = (1, 0);
-    /// The address.
+    /// The device's own address, 6 bytes.
     pub const MAC_SET: (u8, u8) = (1, 1);
     /// Adds a VLAN, 16 bits.
     pub const VLAN_ADD: (u8, u8) = (2, 0);

@@ -29,9 +29,9 @@ pub const MAX_QUEUE_SIZE: u16 = 32_768;
 pub struct Descriptor {
     /// Address of the buffer.
     pub address: u64,
-    /// Bytes of it.
+    /// Bytes that the buffer has room for.
     pub length: u32,
-    /// [`flags`].
+    /// Who uses the buffer, and whether another follows: bits of [`flags`].
     pub flags: u16,
     /// The next one where the flags say so.
     pub next: u16,
@@ -49,7 +49,7 @@ pub struct PackedDescriptor {
     pub length: u32,
     /// The driver's name for the buffer.
     pub id: u16,
-    /// See [`flags`].
+    /// Who uses the buffer and who has it now: bits of [`flags`].
     pub flags: u16,
 }
 

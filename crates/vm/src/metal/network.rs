@@ -7,7 +7,7 @@ use crate::{Result, VmError};
 
 /// A network; it goes when it is dropped. Needs root.
 #[derive(Debug)]
-pub struct Switch {
+pub struct SharedNetwork {
     bridge: String,
     subnet: u8,
     taps: Vec<String>,
@@ -15,7 +15,7 @@ pub struct Switch {
 
 /// An interface's place in a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cable {
+pub struct NetworkCable {
     tap: String,
     subnet: u8,
     number: u8,
@@ -31,15 +31,15 @@ fn ip(args: &str) -> Result<()> {
     Err(VmError::Invalid(format!("ip {args}: {} (networks need root)", said.trim())))
 }
 
-impl Switch {
+impl SharedNetwork {
     /// A network of the machines of this process, 10.78.`subnet`.0/24; this host is number 1 in it.
     ///
     /// # Errors
     /// When it cannot be made: it takes root.
-    pub fn new(subnet: u8) -> Result<Switch> {
+    pub fn new(subnet: u8) -> Result<SharedNetwork> {
         let bridge = format!("rb{}-{subnet}", std::process::id());
         ip(&format!("link add {bridge} type bridge"))?;
-        let switch = Switch { bridge, subnet, taps: Vec::new() };
+        let switch = SharedNetwork { bridge, subnet, taps: Vec::new() };
         ip(&format!("addr add 10.78.{subnet}.1/24 dev {}", switch.bridge))?;
         ip(&format!("link set {} up", switch.bridge))?;
         Ok(switch)
@@ -49,18 +49,18 @@ impl Switch {
     ///
     /// # Errors
     /// When there are 200, or no device is to be had.
-    pub fn cable(&mut self) -> Result<Cable> {
+    pub fn cable(&mut self) -> Result<NetworkCable> {
         let number = u8::try_from(self.taps.len() + 2).ok().filter(|number| *number < 202);
         let number = number.ok_or_else(|| VmError::Invalid("over 200 machines".into()))?;
         let tap = format!("{}-{number}", self.bridge);
         ip(&format!("tuntap add dev {tap} mode tap"))?;
         self.taps.push(tap.clone());
         ip(&format!("link set {tap} master {} up", self.bridge))?;
-        Ok(Cable { tap, subnet: self.subnet, number })
+        Ok(NetworkCable { tap, subnet: self.subnet, number })
     }
 }
 
-impl Drop for Switch {
+impl Drop for SharedNetwork {
     fn drop(&mut self) {
         for device in self.taps.iter().chain([&self.bridge]) {
             // What is left over is seen by `ip link`; nobody can do better here.
@@ -69,7 +69,7 @@ impl Drop for Switch {
     }
 }
 
-impl Cable {
+impl NetworkCable {
     /// The machine's address, with the length of the network's.
     #[must_use]
     pub fn address(&self) -> String {
@@ -78,7 +78,7 @@ impl Cable {
 
     /// QEMU's arguments for the machine's interface.
     pub(super) fn args(&self) -> Vec<String> {
-        let Cable { tap, subnet, number } = self;
+        let NetworkCable { tap, subnet, number } = self;
         let device = format!(
             "virtio-net-pci,netdev=cable,romfile=,mac=52:54:00:78:{subnet:02x}:{number:02x}"
         );

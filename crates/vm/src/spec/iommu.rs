@@ -13,7 +13,7 @@ const TRANSLATOR: &str = "intel-iommu,intremap=on,caching-mode=on,device-iotlb=o
 /// What of an IOMMU a VM has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Iommu {
+pub enum VmIommu {
     /// Remaps interrupts, translates nothing.
     #[default]
     Remapping,
@@ -24,12 +24,12 @@ pub enum Iommu {
     Absent,
 }
 
-impl Iommu {
+impl VmIommu {
     pub(super) fn device(self) -> Option<&'static str> {
         match self {
-            Iommu::Remapping => Some(REMAPPER),
-            Iommu::Translating => Some(TRANSLATOR),
-            Iommu::Absent => None,
+            VmIommu::Remapping => Some(REMAPPER),
+            VmIommu::Translating => Some(TRANSLATOR),
+            VmIommu::Absent => None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `rackbus accel level`: another service level for a lease that is in use.
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 
 use crate::Common;
 use crate::commands::client;
@@ -45,7 +45,7 @@ impl Args {
 }
 
 /// The lease that has a function.
-async fn lease_of(client: &Client, function: &str) -> Result<u64, Failure> {
+async fn lease_of(client: &ControlClient, function: &str) -> Result<u64, Failure> {
     let mut devices = client.devices().await?;
     devices.retain(|device| device.function == function);
     match devices.first().map(|device| device.lease) {

@@ -7,6 +7,8 @@ mod profile;
 mod run;
 
 use rackbus_driver::AccelError;
+use rackbus_pci::vfio_user::ClientError;
+use rustix::io::Errno;
 
 use crate::Common;
 use crate::output::{Failure, Output};
@@ -44,6 +46,9 @@ fn failed(error: AccelError) -> Failure {
     let remedy = match &error {
         AccelError::Operation { .. } => "correct the input, the key or the operation",
         AccelError::Request(_) => "send smaller messages",
+        AccelError::Client(ClientError::Refused(Errno::BUSY)) => {
+            "another program uses it, one at a time can: wait for that, or borrow another one"
+        }
         _ => "see `rackbus leases`, and borrow it anew",
     };
     Failure::new(error.to_string(), remedy)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rackbus_control::api::Lease;
-use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_spec::accel::Operation;
 use serde_json::json;
 
@@ -80,17 +80,16 @@ enum Place {
 impl Place {
     /// Opens it for so many descriptors under way.
     fn open(&self, depth: u16) -> Result<Accel, Failure> {
-        let options = Options { depth, ..Options::default() };
-        let (opened, remedy) = match self {
+        let options = AccelOptions { depth, ..AccelOptions::default() };
+        match self {
             Place::Socket(socket) => {
-                (Accel::open(socket, Duration::from_secs(10), options), "borrow it anew")
+                Accel::open(socket, Duration::from_secs(10), options).map_err(super::failed)
             }
-            Place::Machine(address) => (
-                Accel::open_pci(address, options),
-                "see \"In a guest\" in the chapter about renting accelerators",
-            ),
-        };
-        opened.map_err(|error| Failure::new(error.to_string(), remedy))
+            Place::Machine(address) => Accel::open_pci(address, options).map_err(|error| {
+                let remedy = "see \"In a guest\" in the chapter about renting accelerators";
+                Failure::new(error.to_string(), remedy)
+            }),
+        }
     }
 }
 
@@ -125,7 +124,7 @@ impl Args {
         let mut accel = place.open(1)?;
         let accel = &mut accel;
         let stages = self.stages(accel, &operations)?;
-        let work = Work { stages: &stages, nonce, associated: 0 };
+        let work = MessageWork { stages: &stages, nonce, associated: 0 };
         let result = accel.run(&work, &input, accel.info().largest as usize).map_err(failed)?;
         self.show(output, *operations.last().unwrap_or(&Operation::Copy), prefix, result)
     }

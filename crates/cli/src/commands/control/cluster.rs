@@ -5,21 +5,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
-use rackbus_control::etcd::{Blocking, Cluster, Endpoint, KvError};
+use rackbus_control::etcd::{Blocking, Cluster, EtcdEndpoint, KvError};
 use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::candidate::Candidate;
 use rackbus_control::leadership::election::Member;
-use rackbus_control::leadership::serving::{Front, Open};
+use rackbus_control::leadership::serving::{ControlPlane, OpenService};
 use rackbus_control::leadership::shared::{self, SharedError, SharedShelf};
 use rackbus_control::machines::{self, Joining};
 use rackbus_control::service::OpenError;
 use rackbus_control::store::{self, Keys};
-use rackbus_control::{Client, Options, Service, certificates};
+use rackbus_control::{ControlClient, Service, ServiceOptions, certificates};
 use rackbus_fabric::rack::Rack;
 use rackbus_identity::rustls::pki_types::pem::PemObject;
 use rackbus_identity::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rackbus_identity::rustls::{ClientConfig, RootCertStore};
-use rackbus_identity::{Authority, Revocations, Subject, Tokens, now};
+use rackbus_identity::{CertificateAuthority, Revocations, Subject, Tokens, now};
 use tokio::sync::watch;
 
 use crate::output::Failure;
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct EtcdArgs {
     /// The members of the etcd cluster: `https://e1:2379,https://e2:2379`.
     #[arg(long = "etcd", value_name = "URL,…", value_delimiter = ',')]
-    pub members: Vec<Endpoint>,
+    pub members: Vec<EtcdEndpoint>,
     /// The certificate authority that they are known by (PEM).
     #[arg(long = "etcd-ca", value_name = "FILE")]
     ca: Option<PathBuf>,
@@ -64,7 +64,7 @@ impl EtcdArgs {
     }
 
     /// The same, of these members.
-    pub fn with_members(&self, members: &[Endpoint]) -> EtcdArgs {
+    pub fn with_members(&self, members: &[EtcdEndpoint]) -> EtcdArgs {
         EtcdArgs { members: members.to_vec(), ..self.clone() }
     }
 
@@ -111,11 +111,11 @@ impl EtcdArgs {
 }
 
 /// What one of several control planes is started with.
-pub struct Shared<'a> {
+pub struct ClusterOptions<'a> {
     pub rack: &'a Rack,
     /// The rack file's text.
     pub text: String,
-    pub options: Options,
+    pub options: ServiceOptions,
     pub cluster: Cluster,
     pub keys: Keys,
     pub ttl: u64,
@@ -126,7 +126,7 @@ pub struct Shared<'a> {
     pub metrics: Option<SocketAddr>,
 }
 
-impl Shared<'_> {
+impl ClusterOptions<'_> {
     /// Serves until the process is asked to end.
     pub async fn serve(self) -> Result<(), Failure> {
         let hosts = super::certified_hosts(self.rack)?;
@@ -139,7 +139,7 @@ impl Shared<'_> {
         let member = self.member()?;
         let listener = super::listen_at(self.listen).await?;
         let (stop, stopped) = watch::channel(false);
-        let Shared { cluster, keys, options, text, .. } = &self;
+        let ClusterOptions { cluster, keys, options, text, .. } = &self;
         let candidate = Candidate {
             cluster: cluster.clone(),
             keys: keys.clone(),
@@ -151,7 +151,7 @@ impl Shared<'_> {
             (cluster.clone(), keys.clone(), options.clone(), text.clone());
         let revocations = Revocations::default();
         let revoked = revocations.clone();
-        let open: Open = Box::new(move |tenure| {
+        let open: OpenService = Box::new(move |tenure| {
             let _entered = runtime.enter();
             let kv = || Box::new(Blocking::new(cluster.client(PATIENCE)));
             let store = store::Etcd::new(kv(), keys.clone(), tenure.clone());
@@ -161,7 +161,8 @@ impl Shared<'_> {
             let unusable = |error: &dyn std::fmt::Display| {
                 OpenError::Store(store::StoreError::Other(error.to_string()))
             };
-            let authority = Authority::from_pem(&pem.0, &pem.1).map_err(|e| unusable(&e))?;
+            let authority =
+                CertificateAuthority::from_pem(&pem.0, &pem.1).map_err(|e| unusable(&e))?;
             let shelf = SharedShelf::new(kv(), keys.clone(), tenure);
             let tokens = Tokens::on(Box::new(shelf), authority.fingerprint());
             let joining = Joining::new(authority, tokens, hosts.clone(), text.clone());
@@ -173,9 +174,10 @@ impl Shared<'_> {
         // Whoever leads says what is revoked, this one or another.
         let own = member.url.trim_start_matches("https://").to_owned();
         let leaders = Arc::new(Leaders::new([own], tls.clone()));
-        let following = certificates::follow(Client::of(leaders), revocations.clone(), |_| {});
+        let following =
+            certificates::follow(ControlClient::of(leaders), revocations.clone(), |_| {});
         tokio::spawn(following);
-        let front = Front::start(&self.rack.name, member, candidacy, tls, open);
+        let front = ControlPlane::start(&self.rack.name, member, candidacy, tls, open);
         let counted = front.clone();
         let scraped = super::scraped(Arc::new(move || counted.metrics()), self.metrics);
         let served =
@@ -193,9 +195,9 @@ impl Shared<'_> {
     }
 
     /// The rack's authority: etcd has it, or gets the one of the state directory, or a new one.
-    async fn authority(&self) -> Result<Authority, Failure> {
+    async fn authority(&self) -> Result<CertificateAuthority, Failure> {
         let folder = self.state_dir.join("identity");
-        let own = Authority::load(&folder);
+        let own = CertificateAuthority::load(&folder);
         let own = own.map_err(|e| Failure::new(e.to_string(), "see to the state directory"))?;
         let mut etcd = self.cluster.client(PATIENCE);
         let (begun, mut waits) = (Instant::now(), false);
@@ -208,7 +210,7 @@ impl Shared<'_> {
                     if begun.elapsed() < FIRST_ANSWER =>
                 {
                     if !std::mem::replace(&mut waits, true) {
-                        tracing::warn!(%error, "etcd is waited for");
+                        tracing::warn!(%error, "waiting for etcd");
                     }
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }

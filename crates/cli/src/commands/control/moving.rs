@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use rackbus_control::etcd::{ClusterError, Endpoint, Etcd};
+use rackbus_control::etcd::{ClusterError, EtcdClient, EtcdEndpoint};
 use rackbus_control::store::snapshot::{Snapshot, SnapshotError};
-use rackbus_control::store::{Held, Keys, Sqlite};
+use rackbus_control::store::{Keys, LeaderKeyHold, Sqlite};
 use serde_json::json;
 
 use super::cluster::EtcdArgs;
@@ -19,33 +19,33 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A store: `sqlite:PATH` or `etcd:URL,…`.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum StoreAddress {
     /// A file, or the state directory that it is in.
     Sqlite(PathBuf),
     /// The members of a cluster.
-    Etcd(Vec<Endpoint>),
+    Etcd(Vec<EtcdEndpoint>),
 }
 
-impl FromStr for Place {
+impl FromStr for StoreAddress {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Place, String> {
+    fn from_str(text: &str) -> Result<StoreAddress, String> {
         match text.split_once(':') {
-            Some(("sqlite", path)) if !path.is_empty() => Ok(Place::Sqlite(path.into())),
+            Some(("sqlite", path)) if !path.is_empty() => Ok(StoreAddress::Sqlite(path.into())),
             Some(("etcd", members)) => {
                 let members = members.split(',').map(str::parse).collect::<Result<Vec<_>, _>>();
-                members.map(Place::Etcd).map_err(|error: ClusterError| error.to_string())
+                members.map(StoreAddress::Etcd).map_err(|error: ClusterError| error.to_string())
             }
             _ => Err("a store is `sqlite:PATH` or `etcd:https://HOST:2379,…`".to_owned()),
         }
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for StoreAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            Place::Etcd(members) => {
+            StoreAddress::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            StoreAddress::Etcd(members) => {
                 let members: Vec<String> = members.iter().map(ToString::to_string).collect();
                 write!(f, "etcd:{}", members.join(","))
             }
@@ -63,10 +63,10 @@ All control planes of the rack are stopped meanwhile; what is borrowed is not di
 pub struct MigrateArgs {
     /// Where the state is: `sqlite:PATH` or `etcd:URL,…`.
     #[arg(long, value_name = "STORE")]
-    from: Place,
+    from: StoreAddress,
     /// Where it is to be.
     #[arg(long, value_name = "STORE")]
-    to: Place,
+    to: StoreAddress,
     #[command(flatten)]
     etcd: EtcdArgs,
 }
@@ -83,7 +83,7 @@ pub struct BackupArgs {
     file: PathBuf,
     /// Where the state is; the file of the rack that runs on this machine unless named.
     #[arg(long, value_name = "STORE")]
-    from: Option<Place>,
+    from: Option<StoreAddress>,
     #[command(flatten)]
     etcd: EtcdArgs,
 }
@@ -101,7 +101,7 @@ pub struct RestoreArgs {
     file: PathBuf,
     /// Where the state is to be.
     #[arg(long, value_name = "STORE")]
-    to: Place,
+    to: StoreAddress,
     #[command(flatten)]
     etcd: EtcdArgs,
 }
@@ -116,8 +116,8 @@ impl MigrateArgs {
             ));
         }
         let snapshot = match &self.from {
-            Place::Sqlite(path) => self.out_of_sqlite(&file_of(path)).await?,
-            Place::Etcd(members) => self.out_of_etcd(members, common).await?,
+            StoreAddress::Sqlite(path) => self.out_of_sqlite(&file_of(path)).await?,
+            StoreAddress::Etcd(members) => self.out_of_etcd(members, common).await?,
         };
         let moved = put(&snapshot, &self.to, &self.etcd, false).await;
         moved.map_err(|failure| Failure {
@@ -152,12 +152,12 @@ impl MigrateArgs {
     /// The same. Nobody leads between the reading and that.
     async fn out_of_etcd(
         &self,
-        members: &[Endpoint],
+        members: &[EtcdEndpoint],
         common: &Common,
     ) -> Result<Snapshot, Failure> {
         let to = self.to.to_string();
         let (mut etcd, keys) = (client(&self.etcd, members)?, keys(&self.etcd, common)?);
-        let held = Held::take(&mut etcd, &keys).await.map_err(failed)?;
+        let held = LeaderKeyHold::take(&mut etcd, &keys).await.map_err(failed)?;
         let read = async {
             let snapshot = Snapshot::of_etcd(&mut etcd, &keys, Some(&to)).await.map_err(failed)?;
             check(&snapshot, &self.to, &self.etcd).await?;
@@ -176,7 +176,7 @@ impl BackupArgs {
             Some(from) => from.clone(),
             None => {
                 let running = paths::running(&paths::find_run_dir(common)?)?;
-                Place::Sqlite(running.state_dir.join("control.db"))
+                StoreAddress::Sqlite(running.state_dir.join("control.db"))
             }
         };
         let snapshot = read(&from, &self.etcd, common).await?;
@@ -218,8 +218,8 @@ fn file_of(path: &Path) -> PathBuf {
 }
 
 /// Keeps a control plane from being started on a file meanwhile; etcd does that by its leader's key.
-fn hold(place: &Place) -> Result<Option<std::fs::File>, Failure> {
-    let Place::Sqlite(path) = place else { return Ok(None) };
+fn hold(place: &StoreAddress) -> Result<Option<std::fs::File>, Failure> {
+    let StoreAddress::Sqlite(path) = place else { return Ok(None) };
     let file = file_of(path);
     let folder = file.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     paths::make_private(folder)?;
@@ -231,7 +231,7 @@ fn hold(place: &Place) -> Result<Option<std::fs::File>, Failure> {
     held.map(Some)
 }
 
-fn client(args: &EtcdArgs, members: &[Endpoint]) -> Result<Etcd, Failure> {
+fn client(args: &EtcdArgs, members: &[EtcdEndpoint]) -> Result<EtcdClient, Failure> {
     Ok(args.with_members(members).cluster()?.client(PATIENCE))
 }
 
@@ -247,10 +247,10 @@ fn keys(args: &EtcdArgs, common: &Common) -> Result<Keys, Failure> {
     }
 }
 
-async fn read(place: &Place, args: &EtcdArgs, common: &Common) -> Result<Snapshot, Failure> {
+async fn read(place: &StoreAddress, args: &EtcdArgs, common: &Common) -> Result<Snapshot, Failure> {
     match place {
-        Place::Sqlite(path) => Snapshot::of_sqlite(&file_of(path), None).map_err(failed),
-        Place::Etcd(members) => {
+        StoreAddress::Sqlite(path) => Snapshot::of_sqlite(&file_of(path), None).map_err(failed),
+        StoreAddress::Etcd(members) => {
             let (mut etcd, keys) = (client(args, members)?, keys(args, common)?);
             Snapshot::of_etcd(&mut etcd, &keys, None).await.map_err(failed)
         }
@@ -258,10 +258,10 @@ async fn read(place: &Place, args: &EtcdArgs, common: &Common) -> Result<Snapsho
 }
 
 /// Whether the state may be put there.
-async fn check(snapshot: &Snapshot, place: &Place, args: &EtcdArgs) -> Result<(), Failure> {
+async fn check(snapshot: &Snapshot, place: &StoreAddress, args: &EtcdArgs) -> Result<(), Failure> {
     let checked = match place {
-        Place::Sqlite(path) => snapshot.check_sqlite(&file_of(path), false),
-        Place::Etcd(members) => {
+        StoreAddress::Sqlite(path) => snapshot.check_sqlite(&file_of(path), false),
+        StoreAddress::Etcd(members) => {
             let keys = args.keys(&snapshot.rack);
             snapshot.check_etcd(&mut client(args, members)?, &keys, false).await
         }
@@ -271,13 +271,13 @@ async fn check(snapshot: &Snapshot, place: &Place, args: &EtcdArgs) -> Result<()
 
 async fn put(
     snapshot: &Snapshot,
-    place: &Place,
+    place: &StoreAddress,
     args: &EtcdArgs,
     replace: bool,
 ) -> Result<(), Failure> {
     match place {
-        Place::Sqlite(path) => snapshot.put_sqlite(&file_of(path), replace).map_err(failed),
-        Place::Etcd(members) => {
+        StoreAddress::Sqlite(path) => snapshot.put_sqlite(&file_of(path), replace).map_err(failed),
+        StoreAddress::Etcd(members) => {
             let keys: Keys = args.keys(&snapshot.rack);
             let put = snapshot.put_etcd(&mut client(args, members)?, &keys, replace).await;
             put.map_err(failed)
@@ -302,12 +302,12 @@ mod tests {
     #[test]
     fn a_store_is_a_file_or_the_members_of_a_cluster() {
         for place in ["sqlite:/var/lib/lab/control.db", "etcd:https://e1:2379,https://e2:2379"] {
-            assert_eq!(place.parse::<Place>().unwrap().to_string(), place);
+            assert_eq!(place.parse::<StoreAddress>().unwrap().to_string(), place);
         }
         for wrong in
             ["/var/lib/lab", "sqlite:", "etcd:e1:2379", "mysql:x", "etcd:http://10.0.0.1:2379"]
         {
-            assert!(wrong.parse::<Place>().is_err(), "{wrong}");
+            assert!(wrong.parse::<StoreAddress>().is_err(), "{wrong}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rackbus_segment::guest::TAG;
-use rackbus_vm::{Record, Vm, registry};
+use rackbus_vm::{Vm, VmRecord, registry};
 use serde_json::json;
 
 use crate::Common;
@@ -30,7 +30,7 @@ const SERIAL: &str = "rackbus-install";
 /// Put the library into a running guest.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The VM's name
+    /// The VM, by the name that `rackbus vm list` shows
     #[arg(required_unless_present = "print")]
     vm: Option<String>,
     /// The library [default: libsisci.so beside this program]
@@ -141,7 +141,7 @@ impl Drop for Archive {
     }
 }
 
-fn find(run_dir: &Path, name: &str) -> Result<Record, Failure> {
+fn find(run_dir: &Path, name: &str) -> Result<VmRecord, Failure> {
     let hosts = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
     for host in hosts.filter(|host| host.path().join("vms").is_dir()) {
         let found = registry::list(run_dir, &host.file_name().to_string_lossy())?;
@@ -163,7 +163,7 @@ fn unpack(prefix: &str) -> String {
     )
 }
 
-fn succeeded(output: &rackbus_vm::Output) -> Result<(), Failure> {
+fn succeeded(output: &rackbus_vm::CommandOutput) -> Result<(), Failure> {
     if output.ok() {
         return Ok(());
     }

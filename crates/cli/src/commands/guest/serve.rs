@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Serve a VM's device.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Where QEMU connects
+    /// The socket that QEMU connects to
     #[arg(long)]
     socket: PathBuf,
     /// The host of the rack that the guest is
@@ -75,7 +75,7 @@ impl Args {
     }
 
     /// What serving takes; a standby is this program once more, with the same arguments.
-    fn helper(&self, run_dir: &Path, node: PathBuf) -> rackbus_guest::Helper {
+    fn helper(&self, run_dir: &Path, node: PathBuf) -> rackbus_guest::StandbyStart {
         let (args, run_dir) = (self.clone(), run_dir.to_owned());
         let start = move |stdin: OwnedFd| -> std::io::Result<Child> {
             let mut command = Command::new("/proc/self/exe");
@@ -91,13 +91,13 @@ impl Args {
             }
             command.stdin(Stdio::from(stdin)).spawn()
         };
-        rackbus_guest::Helper { socket: self.socket.clone(), node, start: Arc::new(start) }
+        rackbus_guest::StandbyStart { socket: self.socket.clone(), node, start: Arc::new(start) }
     }
 
     fn ended(
         &self,
         outcome: Result<
-            Result<rackbus_guest::Served, rackbus_guest::ServeError>,
+            Result<rackbus_guest::ServingEnd, rackbus_guest::ServeError>,
             tokio::task::JoinError,
         >,
     ) -> Result<(), Failure> {
@@ -125,8 +125,8 @@ impl Args {
 
 /// Follows the process at standard input; what comes after it is served here.
 fn follow_and_serve(
-    helper: rackbus_guest::Helper,
-) -> Result<rackbus_guest::Served, rackbus_guest::ServeError> {
+    helper: rackbus_guest::StandbyStart,
+) -> Result<rackbus_guest::ServingEnd, rackbus_guest::ServeError> {
     let failed = |cause| {
         let what = "standard input".to_owned();
         rackbus_guest::ServeError::System { what, cause }

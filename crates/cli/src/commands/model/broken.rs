@@ -10,13 +10,15 @@ use crate::output::Failure;
 
 const ENDS: &str = "name a link as A,B, with the names of the rack file";
 
-/// Takes `parts` out of a rack file: hosts, devices, adapters and switches, with their links.
+/// Takes `parts` out of a rack file: hosts, devices, adapters, switches and CXL memories, with their links.
 pub fn without(rack: &Source, parts: &[String]) -> Result<Source, Failure> {
     let mut table = parse(rack)?;
     for part in parts {
         if !remove(&mut table, part) {
-            let error =
-                format!("{}: there is no host, device, adapter or switch `{part}`", rack.name);
+            let error = format!(
+                "{}: there is no host, device, adapter, switch or CXL memory `{part}`",
+                rack.name
+            );
             return Err(Failure::usage(error, "name a part of the rack file"));
         }
     }
@@ -50,20 +52,48 @@ pub fn degrade(rack: &Source, links: &[String]) -> Result<Source, Failure> {
 /// Takes the flows out of a workload that need one of `parts`; gives their names.
 pub fn idle(workload: &Source, parts: &[String]) -> Result<(Source, Vec<String>), Failure> {
     let mut table = parse(workload)?;
-    let mut gone = Vec::new();
+    let shaped = unshape(&mut table, parts);
+    let flows = table.get("flows").and_then(Value::as_table).into_iter().flatten();
+    let needs = |flow: &Value| parts.iter().any(|part| names(flow, part));
+    let gone = flows.filter(|(_, flow)| needs(flow)).map(|(name, _)| name.clone());
+    let gone: Vec<String> = gone.collect();
+    let left = if shaped {
+        changed(workload, table, "without what shapes and is gone")
+    } else {
+        workload.clone()
+    };
+    Ok((leave_out(&left, &gone)?, gone))
+}
+
+/// Takes flows out of a workload, and tenants that have none any more.
+pub fn leave_out(workload: &Source, gone: &[String]) -> Result<Source, Failure> {
+    if gone.is_empty() {
+        return Ok(workload.clone());
+    }
+    let mut table = parse(workload)?;
     if let Some(Value::Table(flows)) = table.get_mut("flows") {
-        let needs = |flow: &Value| parts.iter().any(|part| names(flow, part));
-        gone = flows.iter().filter(|(_, flow)| needs(flow)).map(|(name, _)| name.clone()).collect();
-        for name in &gone {
-            flows.remove(name);
-        }
+        gone.iter().for_each(|name| drop(flows.remove(name)));
         if flows.is_empty() {
             let error = "no flow is left without those parts".to_owned();
             return Err(Failure::usage(error, "name parts that not every flow needs"));
         }
     }
-    let file = changed(workload, table, "without the flows that need what is gone");
-    Ok((if gone.is_empty() { workload.clone() } else { file }, gone))
+    unshape(&mut table, &[]);
+    Ok(changed(workload, table, "without the flows that need what is gone"))
+}
+
+/// Takes what shapes and is gone out of a workload, and tenants that have no flow any more; whether there was any.
+fn unshape(table: &mut Table, parts: &[String]) -> bool {
+    let flows = table.get("flows").and_then(Value::as_table).into_iter().flatten();
+    let tenants = flows.filter_map(|(_, flow)| Some(flow.get("tenant")?.as_str()?.to_owned()));
+    let tenants: Vec<String> = tenants.collect();
+    let Some(Value::Table(shaping)) = table.get_mut("shaping") else { return false };
+    let before = shaping.clone();
+    shaping.retain(|name, _| !parts.iter().any(|part| is_in(name, part)));
+    for of in shaping.iter_mut().filter_map(|(_, of)| of.as_table_mut()) {
+        of.retain(|tenant, _| tenants.iter().any(|name| name == tenant));
+    }
+    *shaping != before
 }
 
 fn parse(file: &Source) -> Result<Table, Failure> {
@@ -116,7 +146,7 @@ fn remove(table: &mut Table, part: &str) -> bool {
     }
     let mut gone = vec![part.to_owned()];
     if let Some(Value::Table(fabric)) = table.get_mut("fabric") {
-        for kind in ["adapters", "switches"] {
+        for kind in ["adapters", "switches", "memories"] {
             let Some(Value::Table(parts)) = fabric.get_mut(kind) else { continue };
             found |= parts.remove(part).is_some();
             // What is in a host goes with it.
@@ -192,5 +222,12 @@ mod tests {
         assert_eq!(gone, ["x"]);
         assert!(left.text.contains("[flows.y]"));
         assert!(idle(&workload, &["a".to_owned()]).is_err());
+        let shaped = text.replace(
+            "kind = \"read\"\nfrom = \"a/gpu0\"",
+            "kind = \"read\"\ntenant = \"shop\"\nfrom = \"a/gpu0\"",
+        ) + "[shaping.\"a/gpu0\".shop]\nweight = 2\n[shaping.sw.shop]\nweight = 3\n";
+        let workload = Source { text: shaped, ..workload };
+        let (left, _) = idle(&workload, &["a/gpu0".to_owned()]).unwrap();
+        assert!(!left.text.contains("gpu0") && !left.text.contains("shop"), "{}", left.text);
     }
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
 use rackbus_model::timing::{self, Timing};
-use rackbus_model::workload::{self, Failed, HostProfile, NamedText, Workload};
+use rackbus_model::workload::{self, Divided, Failed, HostProfile, NamedText, Results, Workload};
 
 use crate::Common;
 use crate::commands::misread;
@@ -102,6 +102,16 @@ impl Case {
         let flows = workload::parse_with(&workload.name, &workload.text, &beside);
         let flows = flows.map_err(misread)?;
         Ok(Case { rack: parsed, timing, workload: flows, source: workload.clone() })
+    }
+
+    /// Simulates it in at most `most` events of each of its independent parts, on so many processors.
+    fn simulate(&self, most: u64, threads: usize) -> Result<Results, Failed> {
+        let mut divided = Divided::new(&self.rack, &self.timing, &self.workload)?;
+        let threads = threads.min(divided.len());
+        divided.go(most, &|work| {
+            std::thread::scope(|scope| (0..threads).for_each(|_| _ = scope.spawn(work)));
+        })?;
+        Ok(divided.results())
     }
 
     /// What did not run, for people.

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use rackbus_model::workload::{self, FlowResult, Results};
+use rackbus_model::workload::{FlowResult, Results};
 use serde::Serialize;
 use toml::{Table, Value};
 
-use super::run::{Outcome, all};
+use super::run::{VariantOutcome, all, processors};
 use super::variants::{self, Sweep, Variant};
 use super::{Case, Source, rate, span};
 use crate::output::{Cell, Failure, Output, Tone};
@@ -23,10 +23,10 @@ const BUSY: f64 = 0.8;
   rackbus model place rack.toml workload.toml --sweep flows.database.host=alpha,beta --goal p99
   rackbus model place rack.toml workload.toml --at lender/gpu0=lender,board --at lender/nvme0=lender,board --goal links")]
 pub struct Args {
-    /// The rack file.
+    /// The rack file, with the fabric that flows go through.
     #[arg(value_name = "RACK")]
     rack_file: PathBuf,
-    /// The workload file.
+    /// The workload file, with the flows that are compared.
     #[arg(value_name = "WORKLOAD")]
     workload_file: PathBuf,
     /// Link a device to each of these hosts or switches in turn, in place of what its link leads to.
@@ -85,8 +85,8 @@ impl Args {
         let read = |variant: &Variant| Case::read(&variant.rack, &variant.workload);
         let cases: Vec<Case> = variants.iter().map(read).collect::<Result<_, _>>()?;
         output.progress(&format!("simulating {count} arrangements"));
-        let simulate =
-            |case: &Case| workload::run(&case.rack, &case.timing, &case.workload, self.max_events);
+        let each = processors() / cases.len().max(1);
+        let simulate = |case: &Case| case.simulate(self.max_events, each.max(1));
         let outcomes = all(&variants, &cases, simulate)?;
         let mut placed: Vec<Placed> = outcomes.iter().map(|outcome| self.placed(outcome)).collect();
         placed.sort_by(|one, other| self.score(one).total_cmp(&self.score(other)));
@@ -99,7 +99,7 @@ impl Args {
         Ok(())
     }
 
-    fn placed(&self, outcome: &Outcome<Results>) -> Placed {
+    fn placed(&self, outcome: &VariantOutcome<Results>) -> Placed {
         let results = &outcome.results;
         let worst = results
             .flows
@@ -143,6 +143,46 @@ fn cells((nth, placed): (usize, &Placed)) -> Vec<Cell> {
     cells
 }
 
+/// Lets the one link of a device lead to another place, or gives it the one that it has without being written; false
+/// where there is no such device, or more links.
+fn relinked(table: &mut Table, device: &str, place: &str) -> bool {
+    let known = device.split_once('/').is_some_and(|(host, name)| {
+        let devices = table.get("hosts").and_then(|hosts| hosts.get(host)?.get("devices"));
+        devices.is_some_and(|devices| devices.get(name).is_some())
+    });
+    let Some(Value::Table(fabric)) = table.get_mut("fabric") else { return false };
+    let links = fabric.entry("links").or_insert_with(|| Value::Array(Vec::new()));
+    let Value::Array(links) = links else { return false };
+    let own = |link: &&mut Value| {
+        let ends = link.get("ends").and_then(Value::as_array).into_iter().flatten();
+        ends.into_iter().any(|end| end.as_str() == Some(device))
+    };
+    let mut found = links.iter_mut().filter(own);
+    match (found.next(), found.next()) {
+        (None, _) if known => {
+            let ends = [place, device].map(|end| Value::String(end.to_owned()));
+            let (generation, lanes) = rackbus_model::wire::AMPLE;
+            let link = [
+                ("ends", Value::Array(ends.into())),
+                ("generation", Value::Integer(generation.into())),
+                ("lanes", Value::Integer(lanes.into())),
+            ];
+            links.push(Value::Table(
+                link.map(|(key, value)| (key.to_owned(), value)).into_iter().collect(),
+            ));
+            true
+        }
+        (Some(link), None) => {
+            let ends = link.get_mut("ends").and_then(Value::as_array_mut).into_iter().flatten();
+            for end in ends.filter(|end| end.as_str() != Some(device)) {
+                *end = Value::String(place.to_owned());
+            }
+            true
+        }
+        _ => false,
+    }
+}
+
 /// The rack with a device's link leading to another place.
 fn moved(variant: &Variant, device: &str, place: &str) -> Result<Variant, Failure> {
     let mut variant = variant.clone();
@@ -150,17 +190,9 @@ fn moved(variant: &Variant, device: &str, place: &str) -> Result<Variant, Failur
     let mut table = table.map_err(|cause: toml::de::Error| {
         Failure::usage(format!("{}: {}", variant.rack.name, cause.message()), "correct the file")
     })?;
-    let links = table.get_mut("fabric").and_then(|fabric| fabric.get_mut("links"));
-    let links = links.and_then(Value::as_array_mut).into_iter().flatten();
-    let ends = links.filter_map(|link| link.get_mut("ends").and_then(Value::as_array_mut));
-    let own = |ends: &Vec<Value>| ends.iter().any(|end| end.as_str() == Some(device));
-    let mut found = ends.filter(|ends| own(ends));
-    let (Some(ends), None) = (found.next(), found.next()) else {
+    if !relinked(&mut table, device, place) {
         let error = format!("{}: no one link leads to `{device}`", variant.rack.name);
         return Err(Failure::usage(error, "write a link for the device in [[fabric.links]]"));
-    };
-    for end in ends.iter_mut().filter(|end| end.as_str() != Some(device)) {
-        *end = Value::String(place.to_owned());
     }
     variant.choice.push((device.to_owned(), place.to_owned()));
     variant.rack.text = table.to_string();

@@ -21,7 +21,7 @@ pub struct Args {
     /// What to call it.
     #[arg(value_name = "NAME")]
     name: String,
-    /// The tools' output.
+    /// Files with what the tools printed.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// The profile that has what was not measured.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rackbus_model::flow::rack::{FlowLevel, shares};
 use rackbus_model::report;
-use rackbus_model::workload::{self, Failed, LinkResult, Results, pictures};
+use rackbus_model::workload::{Failed, LinkResult, Results, Run, pictures, stranded};
 use serde::Serialize;
 
 use super::variants::{self, Sweep, Variant};
@@ -59,7 +59,7 @@ pub struct Args {
 
 /// What came of a variant.
 #[derive(Debug, Serialize)]
-pub(super) struct Outcome<T> {
+pub(super) struct VariantOutcome<T> {
     /// The values that were chosen.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) variant: Vec<(String, String)>,
@@ -70,10 +70,17 @@ pub(super) struct Outcome<T> {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let (rack, workload) = self.sources(common).await?;
-        let (rack, workload) = self.broken(rack, workload, output)?;
+        let (rack, workload, gone) = self.broken(rack, workload)?;
         let variants = variants::all(&rack, &workload, &self.sweep)?;
-        let cases: Vec<Case> =
+        let mut cases: Vec<Case> =
             variants.iter().map(|v| Case::read(&v.rack, &v.workload)).collect::<Result<_, _>>()?;
+        if !gone.is_empty() {
+            let note = format!("left out, as they need what is gone: {}", gone.join(", "));
+            if self.flow_level {
+                output.progress(&note);
+            }
+            cases.iter_mut().for_each(|case| case.workload.notes.push(note.clone()));
+        }
         let (flows, duration) = match cases.first() {
             Some(case) => (case.workload.flows.len(), case.workload.duration),
             None => return Ok(()),
@@ -90,9 +97,8 @@ impl Args {
         output.progress(&format!("simulating {duration} of {flows} flows{several}"));
         let outcomes = match &self.report {
             None => {
-                let simulate = |case: &Case| {
-                    workload::run(&case.rack, &case.timing, &case.workload, self.max_events)
-                };
+                let each = processors() / cases.len().max(1);
+                let simulate = |case: &Case| case.simulate(self.max_events, each.max(1));
                 all(&variants, &cases, simulate)?
             }
             Some(file) => vec![self.reported(file, &cases[0])?],
@@ -110,18 +116,18 @@ impl Args {
     }
 
     /// The only case's outcome, with a page of it written.
-    fn reported(&self, file: &Path, case: &Case) -> Result<Outcome<Results>, Failure> {
+    fn reported(&self, file: &Path, case: &Case) -> Result<VariantOutcome<Results>, Failure> {
         let simulated = report::simulate(&case.rack, &case.timing, &case.workload, self.max_events);
         let (results, page) = simulated.map_err(|failed| case.failure(failed))?;
         write(file, &page)?;
-        Ok(Outcome { variant: Vec::new(), results })
+        Ok(VariantOutcome { variant: Vec::new(), results })
     }
 
     fn answer<T: Serialize>(
         &self,
         output: &Output,
-        outcomes: &[Outcome<T>],
-        show: impl FnOnce(&Output, &[Outcome<T>]),
+        outcomes: &[VariantOutcome<T>],
+        show: impl FnOnce(&Output, &[VariantOutcome<T>]),
     ) {
         match outcomes {
             // Without sweeps there is one thing to tell, not a list.
@@ -130,24 +136,30 @@ impl Args {
         }
     }
 
-    /// The rack and workload with what is taken out or degraded.
+    /// The rack and workload with what is taken out or degraded, and the names of flows that are left out.
     fn broken(
         &self,
         rack: Source,
         workload: Source,
-        output: &Output,
-    ) -> Result<(Source, Source), Failure> {
+    ) -> Result<(Source, Source, Vec<String>), Failure> {
         let rack =
             if self.degrade.is_empty() { rack } else { broken::degrade(&rack, &self.degrade)? };
         if self.without.is_empty() {
-            return Ok((rack, workload));
+            return Ok((rack, workload, Vec::new()));
         }
+        // What is wrong before anything breaks is told with its place.
+        let whole = Case::read(&rack, &workload)?;
+        let fits = Run::new(&whole.rack, &whole.timing, &whole.workload);
+        fits.map_err(|failed| whole.failure(failed))?;
         let rack = broken::without(&rack, &self.without)?;
-        let (workload, gone) = broken::idle(&workload, &self.without)?;
-        if !gone.is_empty() {
-            output.progress(&format!("left out, as they need what is gone: {}", gone.join(", ")));
-        }
-        Ok((rack, workload))
+        let (workload, mut gone) = broken::idle(&workload, &self.without)?;
+        // Others lose the way to where they go.
+        let case = Case::read(&rack, &workload)?;
+        let lost = stranded(&case.rack, &case.timing, &case.workload);
+        let lost = lost.map_err(|failed| case.failure(failed))?;
+        let workload = broken::leave_out(&workload, &lost)?;
+        gone.extend(lost);
+        Ok((rack, workload, gone))
     }
 
     async fn sources(&self, common: &Common) -> Result<(Source, Source), Failure> {
@@ -163,14 +175,19 @@ impl Args {
     }
 }
 
+/// Processors that this may run on.
+pub(super) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Answers all cases, on all processors; the first failure in their order is told.
 pub(super) fn all<T: Send>(
     variants: &[Variant],
     cases: &[Case],
     answer: impl Fn(&Case) -> Result<T, Failed> + Sync,
-) -> Result<Vec<Outcome<T>>, Failure> {
+) -> Result<Vec<VariantOutcome<T>>, Failure> {
     let next = AtomicUsize::new(0);
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(cases.len());
+    let threads = processors().min(cases.len());
     let work = || {
         let mut done = Vec::new();
         while let Some(nth) =
@@ -190,7 +207,7 @@ pub(super) fn all<T: Send>(
         return Err(Failure::new("a simulation broke off", "report this as an error of rackbus"));
     }
     let outcome = |(nth, results): (usize, Result<T, Failure>)| {
-        Ok(Outcome { variant: variants[nth].choice.clone(), results: results? })
+        Ok(VariantOutcome { variant: variants[nth].choice.clone(), results: results? })
     };
     done.into_iter().map(outcome).collect()
 }
@@ -200,7 +217,7 @@ impl Args {
         &self,
         folder: &Path,
         cases: &[Case],
-        outcomes: &[Outcome<Results>],
+        outcomes: &[VariantOutcome<Results>],
         output: &Output,
     ) -> Result<(), Failure> {
         output.progress(&format!("drawing into {}", folder.display()));
@@ -224,17 +241,17 @@ impl Args {
 }
 
 /// The columns of a variant: its values.
-fn choice<T>(outcome: &Outcome<T>) -> Vec<Cell> {
+fn choice<T>(outcome: &VariantOutcome<T>) -> Vec<Cell> {
     outcome.variant.iter().map(|(_, value)| value.as_str().into()).collect()
 }
 
-fn head<'a, T>(outcomes: &'a [Outcome<T>], own: &[&'a str]) -> Vec<&'a str> {
+fn head<'a, T>(outcomes: &'a [VariantOutcome<T>], own: &[&'a str]) -> Vec<&'a str> {
     let keys =
         outcomes.first().into_iter().flat_map(|o| o.variant.iter().map(|(key, _)| key.as_str()));
     keys.chain(own.iter().copied()).collect()
 }
 
-fn show_flows(o: &Output, outcomes: &[Outcome<Results>]) {
+fn show_flows(o: &Output, outcomes: &[VariantOutcome<Results>]) {
     let own =
         ["flow", "rate", "+-", "jobs/s", "mean", "p50", "p99", "greatest", "hops", "held up by"];
     let rows = outcomes.iter().flat_map(|outcome| {
@@ -268,7 +285,7 @@ fn sure(share: f64) -> String {
 }
 
 /// What the measured time is too short to tell, and what the hosts are taken to be.
-fn show_doubts(o: &Output, outcomes: &[Outcome<Results>]) {
+fn show_doubts(o: &Output, outcomes: &[VariantOutcome<Results>]) {
     for outcome in outcomes {
         let values: Vec<&str> = outcome.variant.iter().map(|(_, value)| value.as_str()).collect();
         let place =
@@ -285,7 +302,7 @@ fn show_doubts(o: &Output, outcomes: &[Outcome<Results>]) {
     o.line(&taken_to_be(outcomes.first().map_or(&[], |outcome| &outcome.results.hosts)));
 }
 
-fn show_tenants(o: &Output, outcomes: &[Outcome<Results>]) {
+fn show_tenants(o: &Output, outcomes: &[VariantOutcome<Results>]) {
     let rows: Vec<Vec<Cell>> = outcomes
         .iter()
         .flat_map(|outcome| {
@@ -316,8 +333,8 @@ fn used(links: &[LinkResult]) -> Vec<Busy<'_>> {
 
 fn show_links<'a, T: 'a>(
     o: &Output,
-    links: impl Iterator<Item = (&'a Outcome<T>, Vec<Busy<'a>>)>,
-    outcomes: &[Outcome<T>],
+    links: impl Iterator<Item = (&'a VariantOutcome<T>, Vec<Busy<'a>>)>,
+    outcomes: &[VariantOutcome<T>],
 ) {
     let tone = |share: f64| if share >= 0.95 { Tone::Busy } else { Tone::Plain };
     let percent = |share: f64| Cell(format!("{:.1} %", share * 100.0), tone(share));
@@ -335,7 +352,7 @@ fn show_links<'a, T: 'a>(
     }
 }
 
-fn show_shares(o: &Output, outcomes: &[Outcome<FlowLevel>]) {
+fn show_shares(o: &Output, outcomes: &[VariantOutcome<FlowLevel>]) {
     let own = ["flow", "rate", "jobs/s", "fair share", "alone", "hops", "held up by"];
     let rows = outcomes.iter().flat_map(|outcome| {
         outcome.results.flows.iter().map(move |flow| {

@@ -14,10 +14,10 @@ use crate::output::{Failure, Output};
   rackbus model trace rack.toml workload.toml
   rackbus model trace rack.toml workload.toml --flow backup --picture backup.svg")]
 pub struct Args {
-    /// The rack file.
+    /// The rack file, with the fabric that packets go through.
     #[arg(value_name = "RACK")]
     rack_file: PathBuf,
-    /// The workload file.
+    /// The workload file, with the flows that run in it.
     #[arg(value_name = "WORKLOAD")]
     workload_file: PathBuf,
     /// Draw it into this file (SVG).

@@ -10,7 +10,7 @@ use crate::output::Failure;
 
 const FORM: &str = "write KEY=VALUE[,VALUE…], for example timing.ntb.latency=\"100 ns,350 ns\"";
 /// What is in the workload's file; all else is in the rack's.
-const WORKLOAD: &[&str] = &["flows", "duration", "warmup", "seed"];
+const WORKLOAD: &[&str] = &["flows", "duration", "warmup", "seed", "units", "shaping"];
 
 /// Values of a key, one of which a variant has.
 #[derive(Debug, Clone)]

@@ -14,18 +14,18 @@ use rackbus_control::api::HostStatus;
 use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::machines::{JoinRequest, forward, tls_of};
-use rackbus_control::{Client, certificates};
+use rackbus_control::{ControlClient, certificates};
 use rackbus_devices::class::parse_rack;
 use rackbus_identity::{
-    Credentials, Renewed, Request, RevocationList, Revocations, Subject, Token, joining_config,
-    now, write_private,
+    CertificateRequest, Credentials, Renewed, RevocationList, Revocations, Subject, Token,
+    joining_config, now, write_private,
 };
 use rackbus_link::tcp::TcpLink;
 
 use crate::Common;
 use crate::commands::misread;
 use crate::output::Failure;
-use crate::paths::{self, Running};
+use crate::paths::{self, RunningRack};
 use crate::remote::{address_of, not_reached};
 
 /// How long the control plane may take to say where others are.
@@ -63,7 +63,7 @@ pub struct JoinArgs {
 }
 
 /// A host that has joined.
-pub struct Joined {
+pub struct JoinedHost {
     pub run_dir: PathBuf,
     pub link: TcpLink,
     credentials: Renewed,
@@ -75,7 +75,7 @@ pub struct Joined {
 impl JoinArgs {
     /// Joins as `host`; `None` where the rack runs on one machine. What the rack is, is noted in the run
     /// directory.
-    pub async fn join(&self, host: &str, common: &Common) -> Result<Option<Joined>, Failure> {
+    pub async fn join(&self, host: &str, common: &Common) -> Result<Option<JoinedHost>, Failure> {
         if self.join.is_empty() {
             return Ok(None);
         }
@@ -97,7 +97,7 @@ impl JoinArgs {
                 format!("{} has the certificate of {}", state_dir.display(), credentials.subject());
             return Err(Failure::usage(error, "name another --state-dir, or that host"));
         }
-        let client = Client::over_tls(&control, credentials.client().clone());
+        let client = ControlClient::with_tls(&control, credentials.client().clone());
         let text = client.rack_file().await.map_err(|error| not_reached(error, AGAIN))?;
         let file = state_dir.join("rack.toml");
         let (rack, _) = parse_rack(&file.display().to_string(), &text).map_err(misread)?;
@@ -105,7 +105,7 @@ impl JoinArgs {
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
         let text = None;
-        Running { rack: rack.name.clone(), file, state_dir: state_dir.clone(), text }
+        RunningRack { rack: rack.name.clone(), file, state_dir: state_dir.clone(), text }
             .note(&run_dir)?;
         let advertised = match &self.advertise {
             Some(advertised) => advertised.clone(),
@@ -118,7 +118,7 @@ impl JoinArgs {
         let revocations = noted_revocations(&state_dir)?;
         let link = link.with_revocations(revocations.clone());
         locate_others(&link, &control);
-        Ok(Some(Joined { run_dir, link, credentials, revocations, control, state_dir }))
+        Ok(Some(JoinedHost { run_dir, link, credentials, revocations, control, state_dir }))
     }
 
     /// The first certificate, for a token.
@@ -134,19 +134,19 @@ impl JoinArgs {
         let token: Token = text
             .parse()
             .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), remedy))?;
-        let request = Request::new().map_err(unusable)?;
+        let request = CertificateRequest::new().map_err(unusable)?;
         let asked = JoinRequest {
             host: host.to_owned(),
             token: token.to_string(),
             request: request.text().to_owned(),
         };
-        let client = Client::over_tls(control, joining_config(&token));
+        let client = ControlClient::with_tls(control, joining_config(&token));
         let certificates = client.join(&asked).await.map_err(|error| not_reached(error, AGAIN))?;
         request.answered(&certificates).map_err(unusable)
     }
 }
 
-impl Joined {
+impl JoinedHost {
     /// Passes on what this machine's commands ask, and renews the certificate, until the process ends.
     ///
     /// # Errors
@@ -155,10 +155,11 @@ impl Joined {
         let socket = rackbus_node::control_socket(&self.run_dir);
         tokio::spawn(follow(self.control.clone(), self.state_dir.clone()));
         let folder = self.state_dir.clone();
-        let following =
-            certificates::follow(Client::of(self.control.clone()), self.revocations, move |list| {
-                note_revocations(&folder, list)
-            });
+        let following = certificates::follow(
+            ControlClient::of(self.control.clone()),
+            self.revocations,
+            move |list| note_revocations(&folder, list),
+        );
         tokio::spawn(following);
         let renewing = renew(self.credentials, self.control.clone(), self.state_dir);
         tokio::spawn(renewing);
@@ -170,7 +171,7 @@ impl Joined {
 /// Notes where the control planes are, so that this node finds them again when those that it was told of are gone.
 async fn follow(control: Arc<Leaders>, state_dir: PathBuf) {
     loop {
-        if let Ok(status) = Client::of(control.clone()).control().await {
+        if let Ok(status) = ControlClient::of(control.clone()).control().await {
             let address = |member: &Member| address_of(&member.url).ok();
             let known: Vec<String> = status.members.iter().filter_map(address).collect();
             control.learn(known.iter().cloned());
@@ -180,7 +181,7 @@ async fn follow(control: Arc<Leaders>, state_dir: PathBuf) {
                 let to = path.clone();
                 let written = tokio::task::spawn_blocking(move || std::fs::write(to, text)).await;
                 if let Ok(Err(error)) = written {
-                    tracing::warn!(%error, path = %path.display(), "where the control planes are cannot be noted");
+                    tracing::warn!(%error, path = %path.display(), "the control planes' addresses cannot be written down");
                 }
             }
         }
@@ -201,7 +202,7 @@ fn noted_revocations(state_dir: &Path) -> Result<Revocations, Failure> {
     match std::fs::read(&path).map(|text| serde_json::from_slice::<RevocationList>(&text)) {
         Ok(Ok(list)) => drop(revocations.learn(&list, now())),
         Ok(Err(error)) => {
-            tracing::error!(%error, path = %path.display(), "what was revoked cannot be read");
+            tracing::error!(%error, path = %path.display(), "the list of revocations cannot be read");
         }
         // Nothing was.
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {}
@@ -216,14 +217,14 @@ fn noted_revocations(state_dir: &Path) -> Result<Revocations, Failure> {
 fn note_revocations(state_dir: &Path, list: &RevocationList) {
     let (path, text) = (state_dir.join(REVOKED), serde_json::to_string(list).unwrap_or_default());
     if let Err(error) = write_private(&path, &text) {
-        tracing::error!(%error, path = %path.display(), "what was revoked cannot be noted");
+        tracing::error!(%error, path = %path.display(), "the list of revocations cannot be written");
     }
 }
 
 /// Other hosts' nodes are where the control plane says.
 fn locate_others(link: &TcpLink, control: &Arc<Leaders>) {
     let runtime = tokio::runtime::Handle::current();
-    let (client, known) = (Client::of(control.clone()), Mutex::new(HashMap::new()));
+    let (client, known) = (ControlClient::of(control.clone()), Mutex::new(HashMap::new()));
     link.locate_by(move |host| {
         let asked = async { tokio::time::timeout(LOCATING, client.status()).await };
         let status = runtime.block_on(asked);
@@ -259,8 +260,8 @@ async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) 
 }
 
 async fn renewed(control: &Arc<Leaders>, state_dir: &Path) -> Result<Credentials, Failure> {
-    let request = Request::new().map_err(unusable)?;
-    let client = Client::of(control.clone());
+    let request = CertificateRequest::new().map_err(unusable)?;
+    let client = ControlClient::of(control.clone());
     let certificates =
         client.renew(request.text()).await.map_err(|error| not_reached(error, AGAIN))?;
     let next = request.answered(&certificates).map_err(unusable)?;

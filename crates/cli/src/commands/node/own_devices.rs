@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rackbus_control::offers::OfferRequest;
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{ControlClient, ControlClientError};
 use toml::{Table, Value};
 
 use crate::commands::offers;
@@ -50,7 +50,7 @@ pub fn read(file: &Path, rack: &str, host: &str) -> Result<OwnDevices, Failure> 
 
 /// Offers the devices, and withdraws those that an earlier life of the node had from its file and that are not in it
 /// any more. The control plane is waited for; what it refuses is logged.
-pub async fn offer(client: Client, host: String, devices: OwnDevices) {
+pub async fn offer(client: ControlClient, host: String, devices: OwnDevices) {
     let known = loop {
         match client.sections().await {
             Ok(known) => break known,
@@ -74,21 +74,22 @@ pub async fn offer(client: Client, host: String, devices: OwnDevices) {
     }
 }
 
-fn say<T>(device: &str, outcome: Result<T, ClientError>) {
+fn say<T>(device: &str, outcome: Result<T, ControlClientError>) {
     if let Err(error) = outcome {
         tracing::error!(device, %error, "the file of this host's devices is not followed");
     }
 }
 
 /// Asks until the control plane answers and knows this node.
-async fn until_heard<T, F>(ask: impl Fn() -> F) -> Result<T, ClientError>
+async fn until_heard<T, F>(ask: impl Fn() -> F) -> Result<T, ControlClientError>
 where
-    F: Future<Output = Result<T, ClientError>>,
+    F: Future<Output = Result<T, ControlClientError>>,
 {
     loop {
         match ask().await {
-            Err(ClientError::Unreachable { .. } | ClientError::Broken(_)) => {}
-            Err(ClientError::Refused(refused)) if PASSES.contains(&refused.code.as_str()) => {}
+            Err(ControlClientError::Unreachable { .. } | ControlClientError::Broken(_)) => {}
+            Err(ControlClientError::Refused(refused))
+                if PASSES.contains(&refused.code.as_str()) => {}
             answered => return answered,
         }
         tokio::time::sleep(AGAIN).await;

@@ -14,8 +14,8 @@ use std::time::Duration;
 use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
-use rackbus_node::handover::Versions;
-use rackbus_node::{Inherited, Program};
+use rackbus_node::handover::StateVersions;
+use rackbus_node::{InheritedNode, Program};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -65,7 +65,7 @@ impl RackSource {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Question {
-    versions: Versions,
+    versions: StateVersions,
     rack: RackSource,
 }
 
@@ -83,9 +83,9 @@ pub fn answer(host: &str) -> Result<(), Failure> {
 }
 
 /// What the process had before it became this program.
-pub fn inherited() -> Result<Inherited, Failure> {
+pub fn inherited() -> Result<InheritedNode, Failure> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
-    let inherited = socket.and_then(Inherited::receive).map_err(|error| senseless(&error))?;
+    let inherited = socket.and_then(InheritedNode::receive).map_err(|error| senseless(&error))?;
     // From here on as every other node.
     let nothing = File::open("/dev/null").map_err(|error| senseless(&error))?;
     rustix::stdio::dup2_stdin(&nothing).map_err(|error| senseless(&error))?;
@@ -129,7 +129,7 @@ impl Program for NodeProgram {
         serde_json::to_string(&self.from).unwrap_or_default()
     }
 
-    fn check(&self, program: &Path, versions: &Versions) -> Result<(), String> {
+    fn check(&self, program: &Path, versions: &StateVersions) -> Result<(), String> {
         let question = Question { versions: versions.clone(), rack: self.from.clone() };
         let question = serde_json::to_vec(&question).map_err(|error| error.to_string())?;
         let failed = |cause: std::io::Error| format!("{}: {cause}", program.display());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rackbus_control::client::Lines;
 use rackbus_control::shares::{Share, ShareSpec, ShareState};
-use rackbus_control::{Client, ClientError};
+use rackbus_control::{ControlClient, ControlClientError};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
@@ -20,13 +20,13 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 /// How a share stands, whenever that changes; also over restarts of the control plane.
 struct Turns<'a> {
-    client: &'a Client,
+    client: &'a ControlClient,
     share: u64,
     lines: Option<Lines<Share>>,
 }
 
 impl<'a> Turns<'a> {
-    fn of(client: &'a Client, share: u64) -> Self {
+    fn of(client: &'a ControlClient, share: u64) -> Self {
         Turns { client, share, lines: None }
     }
 
@@ -40,10 +40,10 @@ impl<'a> Turns<'a> {
                 },
                 None => match self.client.turns(self.share).await {
                     Ok(lines) => self.lines = Some(lines),
-                    Err(ClientError::Refused(error)) if error.code == "unknown_share" => {
+                    Err(ControlClientError::Refused(error)) if error.code == "unknown_share" => {
                         return Ok(None);
                     }
-                    Err(error @ ClientError::Refused(_)) => return Err(error.into()),
+                    Err(error @ ControlClientError::Refused(_)) => return Err(error.into()),
                     Err(_) => tokio::time::sleep(AGAIN).await,
                 },
             }
@@ -52,7 +52,11 @@ impl<'a> Turns<'a> {
 }
 
 /// Tells of a share's turns until it takes no more.
-pub(super) async fn follow(client: &Client, share: u64, output: &Output) -> Result<(), Failure> {
+pub(super) async fn follow(
+    client: &ControlClient,
+    share: u64,
+    output: &Output,
+) -> Result<(), Failure> {
     // One that there never was is wrong usage.
     let shares = client.shares().await?;
     if !shares.iter().any(|it| it.share == share) {
@@ -123,7 +127,7 @@ impl Running {
 
 /// Takes turns, and runs the program in each of them, until it has done its work.
 pub(super) async fn run(
-    client: &Client,
+    client: &ControlClient,
     spec: &ShareSpec,
     command: &[OsString],
     output: &Output,
@@ -138,13 +142,13 @@ pub(super) async fn run(
     match client.leave_share(share.share).await {
         Ok(_) => outcome,
         // It left by itself, as it was told.
-        Err(ClientError::Refused(_)) => outcome,
+        Err(ControlClientError::Refused(_)) => outcome,
         Err(error) => outcome.and(Err(error.into())),
     }
 }
 
 async fn in_turns(
-    client: &Client,
+    client: &ControlClient,
     share: u64,
     command: &[OsString],
     output: &Output,
@@ -209,14 +213,14 @@ fn is_turn(share: &Share) -> bool {
 }
 
 /// Whether a lease still is a share's turn, as soon as the control plane can tell.
-async fn has_turn(client: &Client, share: u64, lease: Option<u64>) -> Result<bool, Failure> {
+async fn has_turn(client: &ControlClient, share: u64, lease: Option<u64>) -> Result<bool, Failure> {
     loop {
         match client.shares().await {
             Ok(shares) => {
                 let stands = shares.iter().find(|it| it.share == share);
                 return Ok(stands.is_some_and(|it| is_turn(it) && it.lease == lease));
             }
-            Err(error @ ClientError::Refused(_)) => return Err(error.into()),
+            Err(error @ ControlClientError::Refused(_)) => return Err(error.into()),
             Err(_) => tokio::time::sleep(AGAIN).await,
         }
     }

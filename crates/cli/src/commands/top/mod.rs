@@ -10,7 +10,7 @@ mod view;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::api::Event;
 use rackbus_fabric::rack::Rack;
 use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
@@ -70,7 +70,7 @@ impl Args {
 
 /// Who is asked, and what they said before.
 struct Looks {
-    client: Client,
+    client: ControlClient,
     /// The run directory with its nodes, where they are on this machine.
     nodes: Option<(PathBuf, Rack)>,
     rates: Rates,
@@ -121,7 +121,7 @@ async fn one_interval(looks: &mut Looks, interval: Duration) -> Result<Picture, 
     }
 }
 
-async fn last_events(client: &Client) -> Result<Vec<Event>, Failure> {
+async fn last_events(client: &ControlClient) -> Result<Vec<Event>, Failure> {
     let mut lines = client.events(None, Some(EVENTS), false).await?;
     let mut events = Vec::new();
     while let Some(event) = lines.next().await {

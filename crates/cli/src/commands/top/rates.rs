@@ -15,7 +15,7 @@ pub struct Picture {
     /// The rack, with its hosts.
     pub status: RackStatus,
     /// Its functions, in their order.
-    pub functions: Vec<Row>,
+    pub functions: Vec<RateRow>,
     /// What the ports of its network exchange.
     pub network: Vec<NetworkRow>,
 }
@@ -29,7 +29,7 @@ impl Picture {
 
 /// A function, with what it did between its last two reports.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct RateRow {
     /// Name of the function, `HOST/DEVICE`.
     pub function: String,
     /// Class of the function: `nvme`.
@@ -80,26 +80,41 @@ pub struct Row {
     is_reported: bool,
 }
 
+/// What was reported of each function lately.
+#[derive(Debug, Default)]
+pub struct Rates {
+    /// By the nodes that run their fronts.
+    fronts: Reports,
+    /// By their lenders, which have the shapers.
+    lenders: Reports,
+}
+
 /// The last two reports of each function.
 #[derive(Debug, Default)]
-pub struct Rates(BTreeMap<String, [DeviceReport; 2]>);
+struct Reports(BTreeMap<String, [DeviceReport; 2]>);
 
 impl Rates {
     /// What the rack does, as of these.
     pub fn picture(&mut self, devices: Vec<Device>, status: RackStatus) -> Picture {
-        self.0.retain(|name, _| devices.iter().any(|device| device.function == *name));
+        let is_there = |name: &String| devices.iter().any(|device| device.function == *name);
+        self.fronts.0.retain(|name, _| is_there(name));
+        self.lenders.0.retain(|name, _| is_there(name));
         let functions = devices.into_iter().map(|device| self.row(device)).collect();
         Picture { status, functions, network: Vec::new() }
     }
 
-    fn row(&mut self, device: Device) -> Row {
+    fn row(&mut self, device: Device) -> RateRow {
         // Where the borrower's node runs the front, the driver's operations are that one's.
         let Device { report, front, .. } = device;
         let trouble = [&report, &front].into_iter().flatten().find_map(|r| r.trouble.clone());
         let refused = [&report, &front].into_iter().flatten().map(|r| r.dma_refused).sum();
+        let lent = report.as_ref().and_then(|report| self.lenders.since(&device.function, report));
+        let level = report.as_ref().and_then(|report| report.level.clone());
+        let violations = report.as_ref().and_then(|report| report.lease.as_ref());
+        let violations = violations.map_or(0, |lease| lease.shaped("violations"));
         let now = front.or(report);
-        let since = now.as_ref().and_then(|now| self.since(&device.function, now));
-        let mut row = Row {
+        let since = now.as_ref().and_then(|now| self.fronts.since(&device.function, now));
+        let mut row = RateRow {
             function: device.function,
             kind: device.kind,
             state: device.state,
@@ -119,21 +134,23 @@ impl Rates {
             sleeps: 0.0,
             wakeups: 0.0,
             busy_polls: 0.0,
-            level: now.as_ref().and_then(|now| now.level.clone()),
+            level,
             shaping: BTreeMap::new(),
             kept: None,
-            violations: now
-                .as_ref()
-                .and_then(|now| now.lease.as_ref())
-                .map_or(0, |lease| lease.shaped("violations")),
+            violations,
             is_reported: now.is_some(),
         };
         if let Some((seconds, since)) = since {
             row.fill(seconds, &since);
         }
+        if let Some((seconds, lent)) = lent {
+            row.fill_shaping(seconds, &lent.shaping);
+        }
         row
     }
+}
 
+impl Reports {
     /// What was counted between the last two reports, and how many seconds that were.
     fn since(&mut self, function: &str, now: &DeviceReport) -> Option<(f64, DeviceReport)> {
         let Some(pair) = self.0.get_mut(function) else {
@@ -181,7 +198,7 @@ fn difference(before: &DeviceReport, now: &DeviceReport) -> DeviceReport {
     }
 }
 
-impl Row {
+impl RateRow {
     fn fill(&mut self, seconds: f64, since: &DeviceReport) {
         let rate = |count: u64| count as f64 / seconds;
         let of = |kind: &str| since.operations.get(kind).cloned().unwrap_or_default();
@@ -198,12 +215,16 @@ impl Row {
         let (drive, engine) = (all([&read, &write].into_iter()), all(since.operations.values()));
         let times = if drive.done > 0 { drive } else { engine };
         let us = |part| times.percentile_ns(part).map(|ns: f64| ns / 1e3);
-        let shaping = since.shaping.iter();
-        self.shaping = shaping.map(|(name, count)| (name.clone(), rate(*count))).collect();
-        let shaped = |name: &str| since.shaping.get(name).copied().unwrap_or_default();
+        (self.p50_us, self.p99_us) = (us(0.5), us(0.99));
+    }
+
+    /// What the lender's shaper did for its user.
+    fn fill_shaping(&mut self, seconds: f64, since: &BTreeMap<String, u64>) {
+        let rates = since.iter().map(|(name, count)| (name.clone(), *count as f64 / seconds));
+        self.shaping = rates.collect();
+        let shaped = |name: &str| since.get(name).copied().unwrap_or_default();
         let promised = shaped("promised");
         self.kept = (promised > 0).then(|| shaped("delivered") as f64 / promised as f64);
-        (self.p50_us, self.p99_us) = (us(0.5), us(0.99));
     }
 }
 
@@ -298,5 +319,27 @@ pub mod tests {
         rates.picture(vec![with_front(0, 10)], status(json!([])));
         let picture = rates.picture(vec![with_front(1000, 30)], status(json!([])));
         assert_eq!(picture.functions[0].reads, 20.0);
+    }
+    /// With strict isolation an accelerator's shaper is at the lender, and its front at the borrower.
+    #[test]
+    fn where_the_borrower_runs_the_front_the_lenders_shaper_is_shown() {
+        let mut rates = Rates::default();
+        let with_front = |counted_ms: u64, bytes: u64| {
+            let mut device = drive(0, 0);
+            let shaping = [("ingress_bytes", bytes), ("promised", bytes), ("delivered", bytes / 2)];
+            device.report = Some(DeviceReport {
+                counted_ms,
+                shaping: shaping.map(|(name, count)| (name.to_owned(), count)).into(),
+                level: Some("zstd 1 Gbit/s".into()),
+                ..DeviceReport::default()
+            });
+            device.front = drive(3 * counted_ms, bytes).report;
+            device
+        };
+        rates.picture(vec![with_front(0, 0)], status(json!([])));
+        let picture = rates.picture(vec![with_front(1000, 6000)], status(json!([])));
+        let row = &picture.functions[0];
+        assert_eq!((row.shaping["ingress_bytes"], row.reads), (6000.0, 2000.0));
+        assert_eq!((row.kept, row.level.as_deref()), (Some(0.5), Some("zstd 1 Gbit/s")));
     }
 }

@@ -8,7 +8,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell as ScreenCell, Row as ScreenRow, Table};
 
-use super::rates::{Picture, Row};
+use super::rates::{Picture, RateRow};
 use crate::commands::{devices, events, status};
 use crate::output::{Cell, Output, Tone, ago, duration};
 
@@ -225,7 +225,7 @@ fn accelerators(picture: &Picture, sort: Sort) -> Vec<Vec<Cell>> {
     rows.filter(|row| row.kind == rackbus_devices::accel::CLASS).map(accelerator).collect()
 }
 
-fn accelerator(row: &Row) -> Vec<Cell> {
+fn accelerator(row: &RateRow) -> Vec<Cell> {
     let shaped = |name: &str| row.shaping.get(name).copied().unwrap_or(0.0);
     let rate = |value: f64| match row.seconds {
         Some(_) => number(value).into(),
@@ -253,9 +253,9 @@ fn accelerator(row: &Row) -> Vec<Cell> {
     ]
 }
 
-fn sorted(picture: &Picture, sort: Sort) -> Vec<&Row> {
-    let mut rows: Vec<&Row> = picture.functions.iter().collect();
-    let key = |row: &Row| match sort {
+fn sorted(picture: &Picture, sort: Sort) -> Vec<&RateRow> {
+    let mut rows: Vec<&RateRow> = picture.functions.iter().collect();
+    let key = |row: &RateRow| match sort {
         Sort::Name => 0.0,
         Sort::Operations => row.reads + row.writes + row.others,
         Sort::Bytes => row.read_bytes + row.written_bytes,
@@ -266,7 +266,7 @@ fn sorted(picture: &Picture, sort: Sort) -> Vec<&Row> {
     rows
 }
 
-fn function(row: &Row) -> Vec<Cell> {
+fn function(row: &RateRow) -> Vec<Cell> {
     let (state, tone) = match &row.trouble {
         Some(trouble) => (trouble.as_str(), Tone::Bad),
         None => devices::state(row.state),

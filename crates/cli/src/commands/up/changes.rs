@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rackbus_control::Client;
+use rackbus_control::ControlClient;
 use rackbus_control::offers::{OfferRequest, RackSection, SectionState};
 use rackbus_devices::RackDevice;
 use toml::Table;
@@ -35,7 +35,7 @@ pub async fn apply(
         let error = format!("this cannot change while the rack runs: {}", others.join(", "));
         return Err(Failure::new(error, "stop the rack with `rackbus down` and start it again"));
     }
-    let client = Client::new(&rackbus_node::control_socket(run_dir));
+    let client = ControlClient::new(&rackbus_node::control_socket(run_dir));
     let known = client.sections().await?;
     let Changes { withdrawn, offered } = between(&known, &offers::sections(devices, &text))?;
     if withdrawn.is_empty() && offered.is_empty() {

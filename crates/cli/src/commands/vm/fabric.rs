@@ -14,15 +14,15 @@ use crate::process;
 /// How long the helper may take until QEMU can connect.
 const READY: Duration = Duration::from_secs(10);
 
-/// A helper that waits for its VM. Dropped before [`keep`](Helper::keep), it is ended.
+/// A helper that waits for its VM. Dropped before [`keep`](GuestHelper::keep), it is ended.
 #[derive(Debug)]
-pub struct Helper {
+pub struct GuestHelper {
     /// The vhost-user socket that QEMU connects to.
     pub socket: PathBuf,
     child: Option<Child>,
 }
 
-impl Helper {
+impl GuestHelper {
     /// Starts one for a VM named `vm` on `host`, whose guest is the rack's host `guest`. `again`: for one
     /// VM after the other.
     pub fn start(
@@ -30,7 +30,7 @@ impl Helper {
         (host, vm): (&str, &str),
         guest: &str,
         again: bool,
-    ) -> Result<Helper, Failure> {
+    ) -> Result<GuestHelper, Failure> {
         let folder = run_dir.join(host).join("fabric");
         make_private(&folder)?;
         let log = folder.join(format!("{vm}.log"));
@@ -42,7 +42,7 @@ impl Helper {
         if again {
             args.push("--again");
         }
-        let mut helper = Helper { socket, child: Some(process::start(&args, &log)?) };
+        let mut helper = GuestHelper { socket, child: Some(process::start(&args, &log)?) };
         let begun = Instant::now();
         while !helper.socket.exists() {
             let ended = helper.child.as_mut().is_none_or(|it| !matches!(it.try_wait(), Ok(None)));
@@ -61,7 +61,7 @@ impl Helper {
     }
 }
 
-impl Drop for Helper {
+impl Drop for GuestHelper {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             // It may have ended already.

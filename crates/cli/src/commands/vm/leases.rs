@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use rackbus_control::ClientError;
+use rackbus_control::ControlClientError;
 use rackbus_control::api::{BorrowRequest, Lease};
 use rackbus_control::compositions::CompositionRequest;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_pci::vfio_user::serve_function;
-use rackbus_vm::{Assets, FunctionSpec, Interrupts, Plugged, Record, Vm, interrupts};
+use rackbus_vm::{Assets, FunctionSpec, InterruptChoice, Plugged, Vm, VmRecord, interrupts};
 
 use super::{Context, joined};
 use crate::commands::borrow::Trust;
@@ -68,7 +68,7 @@ pub async fn borrow_composition(
 /// Returns a lease. One that has ended with its VM is returned already.
 pub async fn give_back(context: &Context<'_>, lease: u64) -> Result<Lease, Failure> {
     match context.client.give_back(lease).await {
-        Err(ClientError::Refused(refused)) if refused.code == "over" => {
+        Err(ControlClientError::Refused(refused)) if refused.code == "over" => {
             Ok(context.client.lease(lease).await?)
         }
         outcome => Ok(outcome?),
@@ -93,7 +93,7 @@ pub fn function(lease: &Lease) -> Option<FunctionSpec> {
 }
 
 /// The leases whose sockets a VM uses.
-pub async fn leases_of(context: &Context<'_>, record: &Record) -> Result<Vec<Lease>, Failure> {
+pub async fn leases_of(context: &Context<'_>, record: &VmRecord) -> Result<Vec<Lease>, Failure> {
     leases_at(context, &Vm::attach(record.clone()).functions()?).await
 }
 
@@ -120,7 +120,7 @@ pub async fn show(leases: &[Lease], msix: bool) -> Result<(), Failure> {
             let any = Box::new(any.map_err(std::io::Error::other)?);
             serve_function(any, socket, Default::default())
         })?;
-        let shown = Interrupts::choose(bears, msix);
+        let shown = InterruptChoice::choose(bears, msix);
         functions.iter().try_for_each(|function| shown.note(&function.socket))
     };
     Ok(joined(tokio::task::spawn_blocking(settle).await)??)

@@ -5,12 +5,13 @@
 //! between. What fails after that leads back: the functions are borrowed for the former host again, and the VM is started
 //! there.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rackbus_control::api::Lease;
 use rackbus_control::together::BorrowAllRequest;
-use rackbus_control::{Client, ClientError};
-use rackbus_vm::{Assets, Boot, Interrupts, Record, Vm, VmSpec, registry};
+use rackbus_control::{ControlClient, ControlClientError};
+use rackbus_vm::{Assets, Boot, InterruptChoice, Vm, VmRecord, VmSpec, registry};
 
 use super::leases::{function, give_back_all, leases_of, show};
 use super::run::check_host;
@@ -26,10 +27,10 @@ const HAND_OVER: Duration = Duration::from_secs(60);
 /// How long until a control plane that is gone is asked again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// `rackbus vm move`.
+/// Arguments of `rackbus vm move`.
 #[derive(Debug, clap::Args)]
 pub struct MoveArgs {
-    /// The VM's name
+    /// The VM, by the name that `rackbus vm list` shows
     name: String,
     /// The host that it goes to
     #[arg(long = "to", value_name = "HOST")]
@@ -48,12 +49,14 @@ struct Moving<'a> {
     msix: bool,
     /// Under which the functions are asked for at the new host, however often.
     key: String,
+    /// Where the variables of its firmware are until it is started.
+    kept: Option<PathBuf>,
 }
 
 /// Moves a VM to another host.
 pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failure> {
     let record = find(context, &args.name)?;
-    let moving = Moving::check(context, &record, &args.host).await?;
+    let mut moving = Moving::check(context, &record, &args.host).await?;
     let names: Vec<&str> = moving.leases.iter().map(|lease| lease.function.as_str()).collect();
     let names = names.join(", ");
     let waiting = moving.wait_first().await?;
@@ -75,6 +78,21 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
             ),
         ));
     }
+    // As its firmware and its system have left them. Its folder goes with it, so they are kept beside.
+    let kept = match record.keep_variables() {
+        Ok(kept) => kept,
+        Err(error) => {
+            waiting.abort();
+            let error = format!("VM {} is off and not moved: {error}", args.name);
+            return Err(Failure::new(
+                error,
+                "start it with `rackbus vm run` when the cause is gone",
+            ));
+        }
+    };
+    if let Some((path, variables)) = kept {
+        (moving.kept, moving.spec.variables) = (Some(path), Some(variables));
+    }
     joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
     // In vain where the control plane is away for long: whoever borrows below tries it again.
     let ended = tokio::time::timeout(HAND_OVER, moving.end(&moving.leases)).await;
@@ -95,7 +113,7 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
         }
         Err(failure) => Err(failure),
     };
-    let failure = match outcome {
+    match outcome {
         Ok(record) => {
             context.output.result(&described(&record), |o| {
                 let with = if names.is_empty() { "nothing" } else { &names };
@@ -104,39 +122,47 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
                     args.name, moving.from, args.host
                 ));
             });
-            return Ok(());
+            Ok(())
         }
-        Err(failure) => failure,
-    };
-    let Failure { error, .. } = failure;
-    let back = match moving.borrow(&moving.from, &Client::new_key(), &former).await {
-        Ok(leases) => moving.start(&moving.from, leases).await,
-        Err(failure) => Err(failure),
-    };
-    let (name, from) = (&args.name, &moving.from);
-    Err(match back {
-        Ok(_) => {
-            let error = format!("VM {name} is not moved and was started at {from} again: {error}");
-            Failure::new(error, format!("see to the cause at {}, and move it again", args.host))
-        }
-        Err(back) => {
-            let error = format!(
-                "VM {name} is not moved: {error}; nor could it be started at {from} again: {}",
-                back.error
-            );
-            Failure::new(error, "start it with `rackbus vm run` when the cause is gone")
-        }
-    })
+        Err(failure) => Err(moving.put_back(args, &former, &failure.error).await),
+    }
 }
 
 impl<'a> Moving<'a> {
+    /// Starts it where it was, since it could not be moved because of `error`; what to tell the user.
+    async fn put_back(&self, args: &MoveArgs, former: &[Lease], error: &str) -> Failure {
+        let back = match self.borrow(&self.from, &ControlClient::new_key(), former).await {
+            Ok(leases) => self.start(&self.from, leases).await,
+            Err(failure) => Err(failure),
+        };
+        let (name, from) = (&args.name, &self.from);
+        match back {
+            Ok(_) => {
+                let error =
+                    format!("VM {name} is not moved and was started at {from} again: {error}");
+                Failure::new(error, format!("see to the cause at {}, and move it again", args.host))
+            }
+            Err(back) => {
+                let error = format!(
+                    "VM {name} is not moved: {error}; nor could it be started at {from} again: {}",
+                    back.error
+                );
+                let kept = self.kept.as_ref().map_or_else(String::new, |path| {
+                    format!("; the variables of its firmware are in {}", path.display())
+                });
+                let remedy = format!("start it with `rackbus vm run` when the cause is gone{kept}");
+                Failure::new(error, remedy)
+            }
+        }
+    }
+
     /// Whether it can be moved at all: what is refused here changes nothing.
     async fn check(
         context: &'a Context<'a>,
-        record: &Record,
+        record: &VmRecord,
         to: &'a str,
     ) -> Result<Moving<'a>, Failure> {
-        let Record { name, host: from, memory_mib, .. } = record;
+        let VmRecord { name, host: from, memory_mib, .. } = record;
         check_host(context, to, *memory_mib)?;
         let refused = |error: String, help: &str| Err(Failure::new(error, help));
         if from == to {
@@ -191,10 +217,19 @@ impl<'a> Moving<'a> {
         }
         let kept = |lease: &Lease| {
             let socket = lease.socket.as_deref().unwrap_or_default();
-            Interrupts::noted(socket.as_ref()) == Interrupts::MsixKept
+            InterruptChoice::noted(socket.as_ref()) == InterruptChoice::MsixKept
         };
         let msix = leases.iter().any(kept);
-        Ok(Moving { context, from: from.clone(), to, spec, leases, msix, key: Client::new_key() })
+        Ok(Moving {
+            context,
+            from: from.clone(),
+            to,
+            spec,
+            leases,
+            msix,
+            key: ControlClient::new_key(),
+            kept: None,
+        })
     }
 
     fn request(&self, host: &str) -> BorrowAllRequest {
@@ -211,7 +246,7 @@ impl<'a> Moving<'a> {
     /// Has all functions asked for at the new host, before they are free; returns when that request waits.
     async fn wait_first(
         &self,
-    ) -> Result<tokio::task::JoinHandle<Result<Vec<Lease>, ClientError>>, Failure> {
+    ) -> Result<tokio::task::JoinHandle<Result<Vec<Lease>, ControlClientError>>, Failure> {
         let (client, request) = (self.context.client.clone(), self.request(self.to));
         let key = self.key.clone();
         let mut asked = tokio::spawn(async move {
@@ -275,7 +310,7 @@ impl<'a> Moving<'a> {
     }
 
     /// Ends those of its former leases that still go on, as soon as the control plane is there.
-    async fn end(&self, former: &[Lease]) -> Result<(), ClientError> {
+    async fn end(&self, former: &[Lease]) -> Result<(), ControlClientError> {
         loop {
             match self.end_once(former).await {
                 Err(error) if is_lost(&error) => tokio::time::sleep(AGAIN).await,
@@ -284,7 +319,7 @@ impl<'a> Moving<'a> {
         }
     }
 
-    async fn end_once(&self, former: &[Lease]) -> Result<(), ClientError> {
+    async fn end_once(&self, former: &[Lease]) -> Result<(), ControlClientError> {
         let live = self.context.client.leases(false).await?;
         for lease in live.iter().filter(|it| former.iter().any(|had| had.lease == it.lease)) {
             match self.context.client.give_back(lease.lease).await {
@@ -297,7 +332,7 @@ impl<'a> Moving<'a> {
     }
 
     /// Starts the VM at a host with what it has borrowed there; gives that back where it does not start.
-    async fn start(&self, host: &str, leases: Vec<Lease>) -> Result<Record, Failure> {
+    async fn start(&self, host: &str, leases: Vec<Lease>) -> Result<VmRecord, Failure> {
         let mut spec = self.spec.clone();
         spec.dir = registry::vms_dir(&self.context.run_dir, host).join(&spec.name);
         let lease = |name: &str| leases.iter().find(|lease| lease.function == name);
@@ -312,18 +347,22 @@ impl<'a> Moving<'a> {
             let launch = move || Vm::launch(&Assets::of_user(), &spec);
             Ok(joined(tokio::task::spawn_blocking(launch).await)??.record().clone())
         };
-        let outcome: Result<Record, Failure> = started.await;
-        if outcome.is_err() {
-            give_back_all(self.context, &leases).await;
+        let outcome: Result<VmRecord, Failure> = started.await;
+        match &outcome {
+            Ok(_) => {
+                // It has them in its folder now.
+                let _ = self.kept.as_ref().map(std::fs::remove_file);
+            }
+            Err(_) => give_back_all(self.context, &leases).await,
         }
         outcome
     }
 }
 
 /// Whether the answer may be had by asking again.
-fn is_lost(error: &ClientError) -> bool {
+fn is_lost(error: &ControlClientError) -> bool {
     match error {
-        ClientError::Refused(refused) => refused.code == "ending",
+        ControlClientError::Refused(refused) => refused.code == "ending",
         _ => true,
     }
 }

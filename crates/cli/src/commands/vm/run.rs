@@ -6,12 +6,12 @@ use rackbus_control::api::Lease;
 use rackbus_fabric::rack::format_size;
 use rackbus_vm::spec::own_vm_args;
 use rackbus_vm::{
-    Assets, Boot, Console, FunctionSpec, Interrupts, Record, Vm, VmError, VmSpec, registry,
+    Assets, Boot, Console, FunctionSpec, InterruptChoice, Vm, VmError, VmRecord, VmSpec, registry,
 };
 use rustix::process::Pid;
 use serde_json::json;
 
-use super::fabric::Helper;
+use super::fabric::GuestHelper;
 use super::leases::{borrow_all, borrow_composition, function, give_back_all, show};
 use super::running::described;
 use super::{Context, OwnArgs, RunArgs, all, free_name, joined, quote};
@@ -56,13 +56,13 @@ pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), 
     if args.detach {
         let functions: Vec<&str> = leases.iter().map(|l| l.function.as_str()).collect();
         let with = if functions.is_empty() { "nothing".to_owned() } else { functions.join(", ") };
-        let Record { name, host, pid, accel, .. } = &record;
+        let VmRecord { name, host, pid, accel, .. } = &record;
         context.output.result(&described(&record), |o| {
             o.line(&format!("VM {name} runs on {host} with {with} (process {pid}, {accel})"));
         });
         return Ok(());
     }
-    let Record { name, host, .. } = &record;
+    let VmRecord { name, host, .. } = &record;
     context.output.progress(&format!("VM {name} runs on {host} until its guest powers off"));
     let mut ended = tokio::task::spawn_blocking(move || vm.wait());
     let outcome = tokio::select! {
@@ -97,7 +97,7 @@ async fn launch(args: &RunArgs, leases: &[Lease], context: &Context<'_>) -> Resu
             Some(asked) => {
                 let guest = super::fabric::identity(&context.run_dir, asked, &name)?;
                 let vm = (args.host.as_str(), name.as_str());
-                Some(Helper::start(&context.run_dir, vm, &guest, false)?)
+                Some(GuestHelper::start(&context.run_dir, vm, &guest, false)?)
             }
             None => None,
         };
@@ -108,7 +108,7 @@ async fn launch(args: &RunArgs, leases: &[Lease], context: &Context<'_>) -> Resu
             Err(VmError::Exists(_)) if args.name.is_none() => tokio::task::yield_now().await,
             outcome => {
                 let vm = outcome?;
-                helper.into_iter().for_each(Helper::keep);
+                helper.into_iter().for_each(GuestHelper::keep);
                 return Ok(vm);
             }
         }
@@ -176,18 +176,18 @@ pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<()
     let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
     if args.msix {
         // Nothing is known of that QEMU.
-        functions.iter().try_for_each(|f| Interrupts::MsixKept.note(&f.socket))?;
+        functions.iter().try_for_each(|f| InterruptChoice::MsixKept.note(&f.socket))?;
     }
     let helper = match &args.fabric {
         Some(asked) => {
             let guest = super::fabric::identity(&context.run_dir, asked, asked)?;
-            Some(Helper::start(&context.run_dir, (&args.host, "own"), &guest, true)?)
+            Some(GuestHelper::start(&context.run_dir, (&args.host, "own"), &guest, true)?)
         }
         None => None,
     };
     let socket = helper.as_ref().map(|helper| helper.socket.as_path());
     let arguments = own_vm_args(args.memory, &functions, socket);
-    helper.into_iter().for_each(Helper::keep);
+    helper.into_iter().for_each(GuestHelper::keep);
     let numbers: Vec<String> = leases.iter().map(|l| l.lease.to_string()).collect();
     for number in numbers {
         context.output.progress(&format!("when the VM has ended: rackbus return {number}"));

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rackbus_vm::{Interrupts, Record, Vm};
+use rackbus_vm::{InterruptChoice, Vm, VmRecord};
 use serde_json::{Value, json};
 
 use super::leases::{borrow_all, function, give_back, give_back_all, leases_at, leases_of, show};
@@ -123,7 +123,7 @@ pub(super) async fn remove(args: &PlugArgs, context: &Context<'_>) -> Result<(),
     };
     let name = &args.name;
     let socket = PathBuf::from(lease.socket.clone().unwrap_or_default());
-    if Interrupts::noted(&socket) == Interrupts::MsixKept {
+    if InterruptChoice::noted(&socket) == InterruptChoice::MsixKept {
         let error = format!(
             "{} has MSI-X, and the QEMU of VM {name} ends when it is unplugged",
             lease.function
@@ -153,7 +153,7 @@ pub(super) async fn remove(args: &PlugArgs, context: &Context<'_>) -> Result<(),
 }
 
 /// A VM as programs see it.
-pub(super) fn described(record: &Record) -> Value {
+pub(super) fn described(record: &VmRecord) -> Value {
     let plugged = Vm::attach(record.clone()).functions().unwrap_or_default();
     let functions: Vec<Value> = plugged
         .iter()

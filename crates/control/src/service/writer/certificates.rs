@@ -1,7 +1,7 @@
 //! Certificates are given out and revoked: stored first, and then the connections of who is revoked are ended.
 
 use rackbus_identity::Revoked;
-use rackbus_lease::Outcome;
+use rackbus_lease::Decision;
 
 use super::requests::RegisterRequest;
 use super::{Writer, not_stored};
@@ -38,11 +38,11 @@ impl Writer {
                 Some(Draft::of_host(EventKind::Access, host, text))
             }
         };
-        let outcome = Outcome::default();
+        let outcome = Decision::default();
         let numbered = self.number(at_ms, &outcome, event.into_iter().collect());
         let commit = Commit { certificates, ..numbered };
         if let Err(error) = self.commit(&commit) {
-            tracing::error!(%error, "what becomes of a certificate could not be stored");
+            tracing::error!(%error, "a change of certificates could not be stored");
             self.shared.known().store_failures += 1;
             return Err(not_stored(&error));
         }

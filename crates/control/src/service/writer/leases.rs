@@ -3,9 +3,9 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use rackbus_lease::{BorrowRefused, FunctionId, FunctionState, LeaseId, ReturnRefused, Terms};
+use rackbus_lease::{Availability, BorrowRefused, FunctionId, LeaseId, ReturnRefused, Terms};
 
-use super::requests::{Asker, Granted, Interest, Returned, Wanted};
+use super::requests::{AwaitedLease, Granted, Interest, QueueStanding, Returned};
 use super::{Step, Writer};
 use crate::answers::{Found, KeptAnswer, KeyedRequest};
 use crate::api::ApiError;
@@ -28,7 +28,7 @@ impl Writer {
             match returned {
                 Ok(true) => {
                     let _about = lease_span(lease).entered();
-                    tracing::info!("given back: who asked for it is gone");
+                    tracing::info!("given back: the caller has gone");
                 }
                 // It has ended already.
                 Ok(false) => {}
@@ -43,7 +43,7 @@ impl Writer {
         borrower: &str,
         terms: Terms,
         key: Option<String>,
-        asker: Asker,
+        asker: QueueStanding,
     ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
         let Terms { placement, group, level } = terms.clone();
         let names: Vec<String> = functions.iter().map(FunctionId::to_string).collect();
@@ -92,16 +92,16 @@ impl Writer {
     pub(super) fn check_turn(
         &self,
         function: &FunctionId,
-        asker: Asker,
+        asker: QueueStanding,
     ) -> Result<(), BorrowRefused> {
         let state = self.authority.function(function).map(|record| &record.state);
-        if state != Some(&FunctionState::Offered) {
+        if state != Some(&Availability::Offered) {
             return Ok(());
         }
         let queue = self.shared.queue();
         let before = match asker {
-            Asker::Now(priority) => queue.before_newcomer(function, priority),
-            Asker::Waits(place) => queue.before(function, place),
+            QueueStanding::Now(priority) => queue.before_newcomer(function, priority),
+            QueueStanding::Waits(place) => queue.before(function, place),
         };
         match before {
             0 => Ok(()),
@@ -109,9 +109,14 @@ impl Writer {
         }
     }
 
-    pub(super) fn refused_borrow(&mut self, borrower: &str, refused: &BorrowRefused, asker: Asker) {
+    pub(super) fn refused_borrow(
+        &mut self,
+        borrower: &str,
+        refused: &BorrowRefused,
+        asker: QueueStanding,
+    ) {
         // Asked again as soon as the nodes have registered, or while it waits.
-        let waits = matches!(asker, Asker::Waits(_)) && is_busy(refused);
+        let waits = matches!(asker, QueueStanding::Waits(_)) && is_busy(refused);
         if waits || matches!(refused, BorrowRefused::Awaited(_) | BorrowRefused::Joining(_)) {
             return;
         }
@@ -150,14 +155,14 @@ impl Writer {
     }
 
     /// Somebody waits for a lease.
-    pub(super) fn want(&mut self, lease: LeaseId) -> Wanted {
+    pub(super) fn want(&mut self, lease: LeaseId) -> AwaitedLease {
         self.interests.retain(|_, interest| interest.strong_count() > 0);
         if let Some(interest) = self.interests.get(&lease).and_then(Weak::upgrade) {
-            return Wanted { lease, interest };
+            return AwaitedLease { lease, interest };
         }
         let unwanted = self.unwanted.clone();
         let interest = Arc::new(Interest { lease, kept: AtomicBool::new(false), unwanted });
         self.interests.insert(lease, Arc::downgrade(&interest));
-        Wanted { lease, interest }
+        AwaitedLease { lease, interest }
     }
 }

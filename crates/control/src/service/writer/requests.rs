@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_identity::{Certified, Revoked};
 use rackbus_lease::{
-    BorrowRefused, ChangeRefused, Composition, CompositionRefused, DeviceChange, DeviceRefused,
-    FunctionId, LeaseId, Message, Place, Priority, ReturnRefused, ShareRefused, ShareRequest,
-    Terms,
+    BorrowRefused, ChangeRefused, CompositionRecord, CompositionRefused, DeviceChange,
+    DeviceRefused, FunctionId, LeaseId, Message, Priority, QueuePlace, ReturnRefused, ShareRefused,
+    ShareRequest, Terms,
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::access::Asker as By;
-use crate::answers::Answer as Kept;
+use crate::access::RequestOrigin as By;
+use crate::answers::BorrowAnswer as Kept;
 use crate::api::ApiError;
 use crate::events::Draft;
 use crate::register::RegisterRefused;
@@ -21,7 +21,7 @@ use crate::register::RegisterRefused;
 pub(super) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
 /// What the writer is asked to do.
 #[derive(Debug)]
-pub(in crate::service) enum Request {
+pub(in crate::service) enum WriterRequest {
     /// Grants leases on functions, on all or on none, or says why not. An idempotency key goes with one
     /// function only.
     Borrow {
@@ -29,7 +29,7 @@ pub(in crate::service) enum Request {
         borrower: String,
         terms: Terms,
         key: Option<String>,
-        asker: Asker,
+        asker: QueueStanding,
         answer: Answer<Result<Granted, BorrowRefused>>,
     },
     /// Ends a lease in order.
@@ -70,15 +70,15 @@ pub(in crate::service) enum Request {
 pub(in crate::service) enum RegisterRequest {
     /// A certificate is given out; one that is renewed goes with the one that it is renewed by.
     Issue(Box<Certified>, Option<Box<Certified>>),
-    /// Something is revoked.
+    /// Certificates are no longer good: one, or all of a host or person.
     Revoke(Revoked),
 }
 
 /// What becomes of a composition.
 #[derive(Debug)]
 pub(in crate::service) enum CompositionChange {
-    /// It is saved.
-    Save(Composition),
+    /// It is stored, in the place of one of the same name.
+    Save(CompositionRecord),
     /// The one of this name is forgotten.
     Remove(String),
 }
@@ -96,18 +96,18 @@ pub(in crate::service) enum ShareChange {
 
 /// How a request for a function stands to those who wait for the same.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::service) enum Asker {
+pub(in crate::service) enum QueueStanding {
     /// It does not wait.
     Now(Priority),
     /// It waits, and asks again.
-    Waits(Place),
+    Waits(QueuePlace),
 }
 
 /// What became of a request for a function.
 #[derive(Debug)]
 pub(in crate::service) enum Granted {
     /// A lease for each function, on its way to its borrower.
-    Leases(Vec<Wanted>),
+    Leases(Vec<AwaitedLease>),
     /// The request was answered before.
     Answered(Box<Kept>),
 }
@@ -121,15 +121,15 @@ pub(in crate::service) enum Returned {
     Answered(Box<Kept>),
 }
 
-/// A lease that somebody asked for and waits for. Dropped before it is [kept](Wanted::keep), it is
+/// A lease that somebody asked for and waits for. Dropped before it is [kept](AwaitedLease::keep), it is
 /// given back: its caller went away.
 #[derive(Debug)]
-pub(in crate::service) struct Wanted {
+pub(in crate::service) struct AwaitedLease {
     pub lease: LeaseId,
     pub(super) interest: Arc<Interest>,
 }
 
-impl Wanted {
+impl AwaitedLease {
     /// The caller has it.
     pub fn keep(self) {
         self.interest.kept.store(true, Ordering::Release);

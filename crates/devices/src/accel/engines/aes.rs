@@ -9,11 +9,11 @@ use ghash::universal_hash::UniversalHash;
 use rackbus_spec::accel::Status;
 use subtle::ConstantTimeEq;
 
-use super::{Context, Engine, Request, Step};
+use super::{Context, EngineStep, OperationRequest, RunningOperation};
 
 const BLOCK: usize = 16;
 
-fn key<'a>(request: &Request<'a>) -> Result<&'a Aes256, Status> {
+fn key<'a>(request: &OperationRequest<'a>) -> Result<&'a Aes256, Status> {
     match request.context {
         Some(Context::Key(key)) => Ok(key),
         _ => Err(Status::InvalidContext),
@@ -21,23 +21,23 @@ fn key<'a>(request: &Request<'a>) -> Result<&'a Aes256, Status> {
 }
 
 /// Counter mode with a 128-bit big-endian counter (NIST SP 800-38A).
-pub struct Counter(Ctr128BE<Aes256>);
+pub struct CounterMode(Ctr128BE<Aes256>);
 
-impl Counter {
-    pub fn new(request: &Request<'_>) -> Result<Counter, Status> {
+impl CounterMode {
+    pub fn new(request: &OperationRequest<'_>) -> Result<CounterMode, Status> {
         let cipher = ctr::CtrCore::inner_iv_init(key(request)?.clone(), &request.nonce.into());
         let mut cipher = Ctr128BE::from_core(cipher);
         cipher.try_seek(request.done as u64).map_err(|_| Status::InvalidField)?;
-        Ok(Counter(cipher))
+        Ok(CounterMode(cipher))
     }
 }
 
-impl Engine for Counter {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for CounterMode {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let count = input.len().min(out.len());
         let done = self.0.try_apply_keystream_b2b(&input[..count], &mut out[..count]);
         done.map_err(|_| Status::InvalidField)?;
-        Ok(Step { read: count, written: count, finished: last && count == input.len() })
+        Ok(EngineStep { read: count, written: count, finished: last && count == input.len() })
     }
 }
 
@@ -55,15 +55,15 @@ pub struct Gcm {
 }
 
 impl Gcm {
-    pub fn seal(request: &Request<'_>) -> Result<Gcm, Status> {
+    pub fn seal(request: &OperationRequest<'_>) -> Result<Gcm, Status> {
         Gcm::new(request, true)
     }
 
-    pub fn open(request: &Request<'_>) -> Result<Gcm, Status> {
+    pub fn open(request: &OperationRequest<'_>) -> Result<Gcm, Status> {
         Gcm::new(request, false)
     }
 
-    fn new(request: &Request<'_>, seal: bool) -> Result<Gcm, Status> {
+    fn new(request: &OperationRequest<'_>, seal: bool) -> Result<Gcm, Status> {
         let key = key(request)?;
         let encrypted = |block: [u8; BLOCK]| {
             let mut block = block.into();
@@ -111,15 +111,15 @@ impl Gcm {
     }
 }
 
-impl Engine for Gcm {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
-        let mut step = Step::default();
+impl RunningOperation for Gcm {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+        let mut step = EngineStep::default();
         if self.associated_left > 0 {
             let before = self.associated_left;
             match self.associate(input) {
                 Some(count) => step.read = count,
                 None if last => return Err(Status::InvalidField),
-                None => return Ok(Step { read: before - self.associated_left, ..step }),
+                None => return Ok(EngineStep { read: before - self.associated_left, ..step }),
             }
         }
         let input = &input[step.read..];

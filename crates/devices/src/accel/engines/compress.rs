@@ -3,7 +3,7 @@
 use flate2::{Compression, FlushCompress, FlushDecompress, Status as State};
 use rackbus_spec::accel::Status;
 
-use super::{Engine, Step};
+use super::{EngineStep, OperationRequest, RunningOperation};
 
 pub struct Deflate(flate2::Compress);
 
@@ -13,13 +13,18 @@ impl Default for Deflate {
     }
 }
 
-impl Engine for Deflate {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Deflate {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let before = (self.0.total_in(), self.0.total_out());
         let flush = if last { FlushCompress::Finish } else { FlushCompress::None };
         let state = self.0.compress(input, out, flush).map_err(|_| Status::EngineFailed)?;
         let after = (self.0.total_in(), self.0.total_out());
         Ok(step(before, after, state == State::StreamEnd))
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        self.0.reset();
+        true
     }
 }
 
@@ -31,8 +36,8 @@ impl Default for Inflate {
     }
 }
 
-impl Engine for Inflate {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Inflate {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let before = (self.0.total_in(), self.0.total_out());
         let state = self.0.decompress(input, out, FlushDecompress::None);
         let state = state.map_err(|_| Status::CorruptInput)?;
@@ -44,9 +49,14 @@ impl Engine for Inflate {
         }
         Ok(done)
     }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        self.0.reset(false);
+        true
+    }
 }
 
-fn step(before: (u64, u64), after: (u64, u64), finished: bool) -> Step {
+fn step(before: (u64, u64), after: (u64, u64), finished: bool) -> EngineStep {
     let count = |before: u64, after: u64| (after - before) as usize;
-    Step { read: count(before.0, after.0), written: count(before.1, after.1), finished }
+    EngineStep { read: count(before.0, after.0), written: count(before.1, after.1), finished }
 }

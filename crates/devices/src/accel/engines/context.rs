@@ -14,7 +14,7 @@ use super::regex;
 pub enum Context {
     /// A key, as AES uses it.
     Key(Box<Aes256>),
-    /// Patterns, compiled.
+    /// Patterns, compiled into one automaton.
     Patterns(Box<DFA>),
 }
 

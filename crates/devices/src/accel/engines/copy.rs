@@ -2,15 +2,15 @@
 
 use rackbus_spec::accel::Status;
 
-use super::{Engine, Step};
+use super::{EngineStep, RunningOperation};
 
 #[derive(Debug)]
 pub struct Copy;
 
-impl Engine for Copy {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Copy {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let count = input.len().min(out.len());
         out[..count].copy_from_slice(&input[..count]);
-        Ok(Step { read: count, written: count, finished: last && count == input.len() })
+        Ok(EngineStep { read: count, written: count, finished: last && count == input.len() })
     }
 }

@@ -3,17 +3,17 @@
 use rackbus_spec::accel::Status;
 use sha2::Digest;
 
-use super::{Engine, Step};
+use super::{EngineStep, RunningOperation};
 
 /// A hash of the RustCrypto project's.
 #[derive(Debug, Default)]
 pub struct Hash<D>(D);
 
-impl<D: Digest + Clone + Send> Engine for Hash<D> {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl<D: Digest + Clone + Send> RunningOperation for Hash<D> {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         self.0.update(input);
         let written = if last { put(&self.0.clone().finalize(), out) } else { 0 };
-        Ok(Step { read: input.len(), written, finished: last })
+        Ok(EngineStep { read: input.len(), written, finished: last })
     }
 }
 
@@ -21,11 +21,11 @@ impl<D: Digest + Clone + Send> Engine for Hash<D> {
 #[derive(Debug, Default)]
 pub struct Blake3(blake3::Hasher);
 
-impl Engine for Blake3 {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Blake3 {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         self.0.update(input);
         let written = if last { put(self.0.finalize().as_bytes(), out) } else { 0 };
-        Ok(Step { read: input.len(), written, finished: last })
+        Ok(EngineStep { read: input.len(), written, finished: last })
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{Cursor, Read, Write};
 use lz4_flex::frame::{FrameDecoder, FrameEncoder};
 use rackbus_spec::accel::Status;
 
-use super::{Engine, Step};
+use super::{EngineStep, RunningOperation};
 
 pub struct Compress {
     encoder: Option<FrameEncoder<Vec<u8>>>,
@@ -20,15 +20,16 @@ impl Default for Compress {
     }
 }
 
-impl Engine for Compress {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Compress {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let mut read = 0;
         if self.taken == self.out.len() {
-            (self.out, self.taken) = (Vec::new(), 0);
+            self.out.clear();
+            self.taken = 0;
             if let Some(encoder) = &mut self.encoder {
                 encoder.write_all(input).map_err(|_| Status::EngineFailed)?;
                 read = input.len();
-                self.out = std::mem::take(encoder.get_mut());
+                std::mem::swap(&mut self.out, encoder.get_mut());
             }
             if last && let Some(encoder) = self.encoder.take() {
                 let rest = encoder.finish().map_err(|_| Status::EngineFailed)?;
@@ -39,7 +40,7 @@ impl Engine for Compress {
         out[..count].copy_from_slice(&self.out[self.taken..self.taken + count]);
         self.taken += count;
         let finished = self.encoder.is_none() && self.taken == self.out.len();
-        Ok(Step { read, written: count, finished })
+        Ok(EngineStep { read, written: count, finished })
     }
 }
 
@@ -50,11 +51,11 @@ pub struct Decompress {
     decoder: Option<FrameDecoder<Cursor<Vec<u8>>>>,
 }
 
-impl Engine for Decompress {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Decompress {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         self.input.extend_from_slice(input);
         if !last {
-            return Ok(Step { read: input.len(), ..Step::default() });
+            return Ok(EngineStep { read: input.len(), ..EngineStep::default() });
         }
         let all = &mut self.input;
         let decoder =
@@ -64,6 +65,6 @@ impl Engine for Decompress {
         if written == 0 && (!whole || decoder.get_ref().get_ref().is_empty()) {
             return Err(Status::CorruptInput);
         }
-        Ok(Step { read: input.len(), written, finished: written == 0 })
+        Ok(EngineStep { read: input.len(), written, finished: written == 0 })
     }
 }

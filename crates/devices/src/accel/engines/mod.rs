@@ -13,6 +13,7 @@ mod copy;
 mod hash;
 mod lz4;
 mod regex;
+mod spare;
 mod zstd;
 
 #[cfg(test)]
@@ -21,13 +22,14 @@ mod tests;
 use rackbus_spec::accel::{Operation, Status};
 
 pub use context::{Context, wipe_stack};
+pub use spare::Spare;
 
 /// What a step did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct EngineStep {
     /// Input bytes that are done.
     pub read: usize,
-    /// Output bytes.
+    /// Output bytes that were put out.
     pub written: usize,
     /// Nothing more comes out.
     pub finished: bool,
@@ -37,19 +39,26 @@ pub struct Step {
 pub const LEAST_ROOM: usize = 256;
 
 /// An operation under way.
-pub trait Engine: Send {
+pub trait RunningOperation: Send {
     /// Does some of `input`, which begins where the last step stopped reading, and puts what comes out at
     /// the beginning of `out`; `last` says that nothing follows behind `input`. A step that did nothing
     /// and was not finished needs more input. Where a byte may take long, a step does few of them.
     ///
     /// # Errors
     /// The status that the operation ends with.
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status>;
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status>;
+
+    /// After an operation that ended well: makes it as one that was just begun for `request`. False where a new one is
+    /// to be taken. What it was fed before must have no part in what it puts out afterwards.
+    fn renew(&mut self, request: &OperationRequest<'_>) -> bool {
+        let _ = request;
+        false
+    }
 }
 
 /// What an operation is asked for, beside its input.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Request<'a> {
+pub struct OperationRequest<'a> {
     /// Nonce or first counter block.
     pub nonce: [u8; 16],
     /// Bytes of the input that are authenticated only.
@@ -58,22 +67,31 @@ pub struct Request<'a> {
     pub context: Option<&'a Context>,
     /// Bytes of the message that were done before, by an engine whose output is as long as its input.
     pub done: usize,
+    /// Bytes of the whole input, where they are known.
+    pub length: Option<usize>,
 }
 
-/// Begins `operation`.
+/// Begins `operation`, with one of the `spare` engines where it can.
 ///
 /// # Errors
 /// The status that it ends with at once.
-pub fn begin(operation: Operation, request: &Request<'_>) -> Result<Box<dyn Engine>, Status> {
+pub fn begin(
+    operation: Operation,
+    request: &OperationRequest<'_>,
+    spare: &mut Spare,
+) -> Result<Box<dyn RunningOperation>, Status> {
     if request.associated > 0 && !takes_associated(operation) {
         return Err(Status::InvalidField);
+    }
+    if let Some(engine) = spare.take(operation, request) {
+        return Ok(engine);
     }
     Ok(match operation {
         Operation::CreateContext | Operation::DestroyContext | Operation::Wait => {
             return Err(Status::InvalidOperation);
         }
         Operation::Copy => Box::new(copy::Copy),
-        Operation::Aes256Ctr => Box::new(aes::Counter::new(request)?),
+        Operation::Aes256Ctr => Box::new(aes::CounterMode::new(request)?),
         Operation::Aes256GcmSeal => Box::new(aes::Gcm::seal(request)?),
         Operation::Aes256GcmOpen => Box::new(aes::Gcm::open(request)?),
         Operation::Sha256 => Box::new(hash::Hash::<sha2::Sha256>::default()),
@@ -81,7 +99,7 @@ pub fn begin(operation: Operation, request: &Request<'_>) -> Result<Box<dyn Engi
         Operation::Blake3 => Box::new(hash::Blake3::default()),
         Operation::Deflate => Box::new(compress::Deflate::default()),
         Operation::Inflate => Box::new(compress::Inflate::default()),
-        Operation::ZstdCompress => Box::new(zstd::Compress::new()?),
+        Operation::ZstdCompress => Box::new(zstd::Compress::new(request)?),
         Operation::ZstdDecompress => Box::new(zstd::Decompress::new()?),
         Operation::Lz4Compress => Box::new(lz4::Compress::default()),
         Operation::Lz4Decompress => Box::new(lz4::Decompress::default()),

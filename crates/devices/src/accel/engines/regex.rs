@@ -9,7 +9,7 @@ use regex_automata::nfa::thompson;
 use regex_automata::util::syntax;
 use regex_automata::{Input, MatchKind};
 
-use super::{Context, Engine, Request, Step};
+use super::{Context, EngineStep, OperationRequest, RunningOperation};
 
 /// Bytes of a context's automaton, and of the states that a scan keeps.
 const MEMORY: usize = 1 << 20;
@@ -54,7 +54,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    pub fn new(request: &Request<'_>) -> Result<Scan, Status> {
+    pub fn new(request: &OperationRequest<'_>) -> Result<Scan, Status> {
         let Some(Context::Patterns(dfa)) = request.context else {
             return Err(Status::InvalidContext);
         };
@@ -85,10 +85,10 @@ impl Scan {
     }
 }
 
-impl Engine for Scan {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Scan {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let failed = |_| Status::EngineFailed;
-        let mut step = Step::default();
+        let mut step = EngineStep::default();
         if !self.tell(out, &mut step.written) {
             return Ok(step);
         }

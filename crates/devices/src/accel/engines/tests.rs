@@ -20,11 +20,22 @@ fn context(operation: Operation, data: &[u8]) -> Context {
 /// Feeds `input` in pieces of `piece` bytes, with room for `room` bytes in each step.
 fn run(
     operation: Operation,
-    request: &Request<'_>,
+    request: &OperationRequest<'_>,
     input: &[u8],
     (piece, room): (usize, usize),
 ) -> Result<Vec<u8>, Status> {
-    let mut engine = begin(operation, request)?;
+    run_with(&mut Spare::default(), operation, request, input, (piece, room))
+}
+
+/// The same with these spare engines, to which its own goes afterwards.
+fn run_with(
+    spare: &mut Spare,
+    operation: Operation,
+    request: &OperationRequest<'_>,
+    input: &[u8],
+    (piece, room): (usize, usize),
+) -> Result<Vec<u8>, Status> {
+    let mut engine = begin(operation, request, spare)?;
     let (mut start, mut end) = (0, piece.min(input.len()));
     let (mut out, mut space) = (Vec::new(), vec![0; room]);
     for _ in 0..10_000_000 {
@@ -34,6 +45,7 @@ fn run(
         start += step.read;
         out.extend_from_slice(&space[..step.written]);
         if step.finished {
+            spare.put(operation, engine);
             return Ok(out);
         }
         if step.read == 0 && step.written == 0 || start == end {
@@ -46,7 +58,11 @@ fn run(
     panic!("{operation:?} does not end");
 }
 
-fn whole(operation: Operation, request: &Request<'_>, input: &[u8]) -> Result<Vec<u8>, Status> {
+fn whole(
+    operation: Operation,
+    request: &OperationRequest<'_>,
+    input: &[u8],
+) -> Result<Vec<u8>, Status> {
     run(operation, request, input, (1 << 20, 4096))
 }
 
@@ -56,7 +72,12 @@ fn results_are_those_that_were_published() {
     let key = bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
     let key = context(Operation::Aes256Ctr, &key);
     let nonce = bytes("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff").try_into().unwrap();
-    let request = Request { nonce, context: Some(&key), associated: 0, ..Request::default() };
+    let request = OperationRequest {
+        nonce,
+        context: Some(&key),
+        associated: 0,
+        ..OperationRequest::default()
+    };
     let plain = bytes("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51");
     let expected = bytes("601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5");
     assert_eq!(whole(Operation::Aes256Ctr, &request, &plain).unwrap(), expected);
@@ -66,7 +87,12 @@ fn results_are_those_that_were_published() {
     let key = context(Operation::Aes256GcmSeal, &key);
     let mut nonce = [0; 16];
     nonce[..12].copy_from_slice(&bytes("cafebabefacedbaddecaf888"));
-    let request = Request { nonce, context: Some(&key), associated: 20, ..Request::default() };
+    let request = OperationRequest {
+        nonce,
+        context: Some(&key),
+        associated: 20,
+        ..OperationRequest::default()
+    };
     let associated = bytes("feedfacedeadbeeffeedfacedeadbeefabaddad2");
     let plain = bytes(
         "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72\
@@ -81,7 +107,7 @@ fn results_are_those_that_were_published() {
     let message = [&associated[..], &sealed].concat();
     assert_eq!(whole(Operation::Aes256GcmOpen, &request, &message).unwrap(), plain);
 
-    let none = Request::default();
+    let none = OperationRequest::default();
     for (operation, input, expected) in [
         // FIPS 180-2, section B.1.
         (
@@ -138,7 +164,7 @@ fn message() -> Vec<u8> {
 /// Where this machine has the libraries' programs.
 #[test]
 fn other_programs_read_what_is_put_out_and_the_reverse() {
-    let (message, none) = (message(), Request::default());
+    let (message, none) = (message(), OperationRequest::default());
     for (operation, back, program) in [
         (Operation::ZstdCompress, Operation::ZstdDecompress, "zstd"),
         (Operation::Lz4Compress, Operation::Lz4Decompress, "lz4"),
@@ -155,7 +181,7 @@ fn other_programs_read_what_is_put_out_and_the_reverse() {
 #[test]
 fn gzip_reads_what_deflate_puts_out_and_the_reverse() {
     const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
-    let (message, none) = (message(), Request::default());
+    let (message, none) = (message(), OperationRequest::default());
     let mut sum = flate2::Crc::new();
     sum.update(&message);
     let mut file = HEAD.to_vec();
@@ -171,7 +197,7 @@ fn gzip_reads_what_deflate_puts_out_and_the_reverse() {
 
 #[test]
 fn other_programs_compute_the_same_digests() {
-    let (message, none) = (message(), Request::default());
+    let (message, none) = (message(), OperationRequest::default());
     for (operation, program, args) in [
         (Operation::Sha256, "sha256sum", &[][..]),
         (Operation::Sha256, "openssl", &["dgst", "-sha256", "-r"]),
@@ -200,20 +226,56 @@ fn openssl_encrypts_the_same_in_counter_mode() {
     for nonce in
         [[0; 16], [0xff; 16], [0, 0, 0, 0, 0, 0, 0, 1, 255, 255, 255, 255, 255, 255, 255, 254]]
     {
-        let request = Request { nonce, context: Some(&key), ..Request::default() };
+        let request =
+            OperationRequest { nonce, context: Some(&key), ..OperationRequest::default() };
         let hex: String = nonce.iter().map(|byte| format!("{byte:02x}")).collect();
         let args = ["enc", "-aes-256-ctr", "-nosalt", "-K", &"a5".repeat(32), "-iv", &hex];
         let Some(theirs) = through("openssl", &args, &message) else { return };
         assert!(whole(Operation::Aes256Ctr, &request, &message).unwrap() == theirs, "{hex}");
         // And from a place in the middle, as an operation goes on that was done in part.
         for done in [1, 16, 1000, 65_535] {
-            let rest = whole(Operation::Aes256Ctr, &Request { done, ..request }, &message[done..]);
+            let rest = whole(
+                Operation::Aes256Ctr,
+                &OperationRequest { done, ..request },
+                &message[done..],
+            );
             assert!(rest.unwrap() == theirs[done..], "{hex} from {done}");
         }
     }
 }
 
 proptest! {
+    /// An engine that was used before puts out what a new one does, also of a message of which it knows the length, and
+    /// after one that failed.
+    #[test]
+    fn an_engine_that_is_used_again_puts_out_what_a_new_one_does(
+        messages in proptest::collection::vec(
+            (proptest::collection::vec(0u8..4, 0..5000), any::<bool>(), any::<bool>()), 1..8,
+        ),
+    ) {
+        let mut spare = Spare::default();
+        for (message, known, damage) in messages {
+            for (there, back) in [
+                (Operation::Deflate, Operation::Inflate),
+                (Operation::ZstdCompress, Operation::ZstdDecompress),
+                (Operation::Lz4Compress, Operation::Lz4Decompress),
+            ] {
+                let length = known.then_some(message.len());
+                let request = OperationRequest { length, ..OperationRequest::default() };
+                let cut = (1000, 700);
+                let out = run_with(&mut spare, there, &request, &message, cut).unwrap();
+                prop_assert_eq!(&out, &run(there, &request, &message, cut).unwrap());
+                if damage {
+                    let half = &out[..out.len() / 2];
+                    let none = OperationRequest::default();
+                    prop_assert!(run_with(&mut spare, back, &none, half, cut).is_err());
+                }
+                let again = run_with(&mut spare, back, &OperationRequest::default(), &out, cut);
+                prop_assert_eq!(again.as_ref(), Ok(&message), "{:?}", back);
+            }
+        }
+    }
+
     /// However input is cut and however little room there is, the result is the same, and what
     /// reverses an operation does.
     #[test]
@@ -232,7 +294,7 @@ proptest! {
             _ => &key,
         };
         for operation in super::super::profile::rentable() {
-            let request = Request { context: Some(of(operation)), ..Request::default() };
+            let request = OperationRequest { context: Some(of(operation)), ..OperationRequest::default() };
             let reverses = matches!(
                 operation,
                 Operation::Aes256GcmOpen | Operation::Inflate | Operation::ZstdDecompress

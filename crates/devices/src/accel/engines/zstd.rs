@@ -2,11 +2,11 @@
 
 use rackbus_spec::accel::Status;
 use zstd_safe::zstd_sys::ZSTD_EndDirective;
-use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer};
+use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
-use super::{Engine, Step};
+use super::{EngineStep, OperationRequest, RunningOperation};
 
-/// Compression level.
+/// Zstandard's compression level: the fastest, since engines are paid by their time.
 const LEVEL: i32 = 1;
 /// Power of two of the bytes that a frame may look back: what a tenant's frame can make the engine keep.
 const WINDOW: u32 = 21;
@@ -14,17 +14,24 @@ const WINDOW: u32 = 21;
 pub struct Compress(CCtx<'static>);
 
 impl Compress {
-    pub fn new() -> Result<Compress, Status> {
+    pub fn new(request: &OperationRequest<'_>) -> Result<Compress, Status> {
         let mut context = CCtx::try_create().ok_or(Status::NoRoom)?;
         for parameter in [CParameter::CompressionLevel(LEVEL), CParameter::WindowLog(WINDOW - 2)] {
             context.set_parameter(parameter).map_err(|_| Status::EngineFailed)?;
         }
-        Ok(Compress(context))
+        let mut engine = Compress(context);
+        if engine.expect(request) { Ok(engine) } else { Err(Status::EngineFailed) }
+    }
+
+    /// How long the message is, which its frame says then, and for which the library takes smaller tables.
+    fn expect(&mut self, request: &OperationRequest<'_>) -> bool {
+        let length = request.length.map(|length| length as u64);
+        self.0.set_pledged_src_size(length).is_ok()
     }
 }
 
-impl Engine for Compress {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Compress {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let (mut source, mut target) = (InBuffer::around(input), OutBuffer::around(out));
         let end = match last {
             true => ZSTD_EndDirective::ZSTD_e_end,
@@ -33,7 +40,11 @@ impl Engine for Compress {
         let left = self.0.compress_stream2(&mut target, &mut source, end);
         let left = left.map_err(|_| Status::EngineFailed)?;
         let finished = last && left == 0;
-        Ok(Step { read: source.pos(), written: target.pos(), finished })
+        Ok(EngineStep { read: source.pos(), written: target.pos(), finished })
+    }
+
+    fn renew(&mut self, request: &OperationRequest<'_>) -> bool {
+        self.0.reset(ResetDirective::SessionOnly).is_ok() && self.expect(request)
     }
 }
 
@@ -52,8 +63,8 @@ impl Decompress {
     }
 }
 
-impl Engine for Decompress {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+impl RunningOperation for Decompress {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let room = out.len();
         let (mut source, mut target) = (InBuffer::around(input), OutBuffer::around(out));
         if !self.over {
@@ -66,6 +77,11 @@ impl Engine for Decompress {
         {
             return Err(Status::CorruptInput);
         }
-        Ok(Step { read, written, finished: self.over && last })
+        Ok(EngineStep { read, written, finished: self.over && last })
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        self.over = false;
+        self.context.reset(ResetDirective::SessionOnly).is_ok()
     }
 }

@@ -3,10 +3,10 @@
 use rackbus_pci::Bus;
 use rackbus_spec::accel::{Descriptor, Operation, Status};
 
-use super::super::medium::{Begun, Medium, Order};
+use super::super::medium::{Begun, Medium, OperationOrder};
 use super::super::request::check;
-use super::super::waiting::{self, Look};
-use super::{Front, Pending, count};
+use super::super::waiting::{self, NextDescriptor};
+use super::{Front, PendingOperation, count};
 
 /// Descriptors that are taken from a queue at once, so that one does not keep the others waiting.
 const BATCH: usize = 64;
@@ -19,9 +19,9 @@ impl<M: Medium> Front<M> {
             let queue = &mut self.queues[usize::from(number)];
             let Some(descriptor) = queue.peek(bus) else { break };
             let begun = match waiting::look(bus, queue, &descriptor) {
-                Look::NotYet => break,
-                Look::Over(outcome) => outcome.map(|()| Some(0)),
-                Look::Begin => {
+                NextDescriptor::NotYet => break,
+                NextDescriptor::Over(outcome) => outcome.map(|()| Some(0)),
+                NextDescriptor::Begin => {
                     queue.take();
                     self.begin(bus, number, &descriptor)
                 }
@@ -56,7 +56,8 @@ impl<M: Medium> Front<M> {
         from: &Descriptor,
     ) -> Result<Option<u32>, Status> {
         let plan = check(from)?;
-        let order = Order { number: self.medium.number(), queue, descriptor: from, plan: &plan };
+        let order =
+            OperationOrder { number: self.medium.number(), queue, descriptor: from, plan: &plan };
         let begun = self.medium.begin(bus.dma, &order)?;
         Ok(self.note(bus, &order, begun))
     }
@@ -65,16 +66,17 @@ impl<M: Medium> Front<M> {
     pub(in super::super) fn note(
         &mut self,
         bus: &Bus<'_>,
-        order: &Order<'_>,
+        order: &OperationOrder<'_>,
         begun: Begun<M::Work>,
     ) -> Option<u32> {
         let work = match begun {
             Begun::Work(work) => work,
             Begun::Over(value) => return Some(value),
         };
-        let Order { number, queue, descriptor, .. } = *order;
+        let OperationOrder { number, queue, descriptor, .. } = *order;
         let begun = bus.user.ticks();
-        self.pending.insert(number, Pending { queue, descriptor: *descriptor, work, begun });
+        self.pending
+            .insert(number, PendingOperation { queue, descriptor: *descriptor, work, begun });
         None
     }
 }

@@ -14,14 +14,15 @@ use super::super::contexts::{ContextState, Contexts, LARGEST_CONTEXT};
 use super::super::engines::Context;
 use super::super::function::AcceleratorError;
 use super::super::gather::Gather;
-use super::super::job::{self, Finished, Job};
-use super::super::outbox::Outbox;
-use super::super::pool::{Pool, Scratch};
+use super::super::job::{self, FinishedJob, Job};
+use super::super::outbox::CompletionOutbox;
+use super::super::pool::EnginePool;
 use super::super::profile::{engine_clock, rentable};
-use super::super::request::{self, Plan};
+use super::super::request::{self, CheckedDescriptor};
+use super::super::scratch::Scratch;
 use super::super::{CLASS, MediumError};
 use super::port::PortState;
-use super::{Begun, Description, Medium, Order, Port};
+use super::{Begun, Description, Medium, OperationOrder, Port};
 
 /// Operations of a function before the engines at most: each has the memory that it is about mapped.
 pub const MOST: usize = 4096;
@@ -29,9 +30,9 @@ pub const MOST: usize = 4096;
 /// A tenant's part of a device's engines.
 #[derive(Debug)]
 pub struct Local {
-    pub(super) pool: Arc<Pool>,
+    pub(super) pool: Arc<EnginePool>,
     pub(super) tenant: TenantId,
-    pub(super) outbox: Arc<Outbox>,
+    pub(super) outbox: Arc<CompletionOutbox>,
     /// Where operations of a front elsewhere are counted; those of the function's own it counts itself.
     pub(super) operations: Operations,
     /// For operations that the function's own thread does.
@@ -82,7 +83,7 @@ impl Local {
     /// # Errors
     /// [`AcceleratorError`].
     pub fn new(
-        pool: &Arc<Pool>,
+        pool: &Arc<EnginePool>,
         tenant: TenantId,
         level: Option<&ServiceLevel>,
         operations: Operations,
@@ -92,7 +93,7 @@ impl Local {
         Ok(Local {
             pool: pool.clone(),
             tenant,
-            outbox: Arc::new(Outbox::new()?),
+            outbox: Arc::new(CompletionOutbox::new()?),
             operations,
             scratch: Scratch::default(),
             contexts: Contexts::default(),
@@ -107,11 +108,11 @@ impl Local {
     /// Begins an operation on this memory, of which `done` bytes were done in an earlier life.
     pub(super) fn start(
         &mut self,
-        order: &Order<'_>,
+        order: &OperationOrder<'_>,
         memory: (Gather, Gather),
         done: usize,
     ) -> Result<Begun<LocalWork>, Status> {
-        let Order { number, descriptor, plan, .. } = *order;
+        let OperationOrder { number, descriptor, plan, .. } = *order;
         match plan.operations() {
             [Operation::CreateContext, of] => {
                 let created = self.create_context(*of, &memory.0);
@@ -127,7 +128,7 @@ impl Local {
         let used = descriptor.contexts[..plan.operations().len()].iter();
         let contexts = used.filter_map(|handle| Some((*handle, self.contexts.get(*handle)?)));
         let contexts = contexts.collect();
-        let order = job::Order {
+        let order = job::JobInput {
             number,
             kind: descriptor.stages[0],
             profile_ns: self.profile_ns(plan, descriptor),
@@ -141,7 +142,7 @@ impl Local {
     }
 
     /// What the profiles say that a descriptor costs, before anything is known of its content.
-    fn profile_ns(&self, plan: &Plan, from: &Descriptor) -> f64 {
+    fn profile_ns(&self, plan: &CheckedDescriptor, from: &Descriptor) -> f64 {
         let cost = |operation: &Operation| {
             let profile = self.pool.profiles()?.get(operation.name())?;
             Some(profile.cost_ns(from.input_length.into(), 1000))
@@ -216,7 +217,11 @@ impl Medium for Local {
         MOST.saturating_sub(under_way)
     }
 
-    fn begin(&mut self, dma: &DmaSpace, order: &Order<'_>) -> Result<Begun<LocalWork>, Status> {
+    fn begin(
+        &mut self,
+        dma: &DmaSpace,
+        order: &OperationOrder<'_>,
+    ) -> Result<Begun<LocalWork>, Status> {
         let memory = match order.plan.operations()[0] {
             Operation::DestroyContext => Default::default(),
             _ => request::memory(dma, order.descriptor)?,
@@ -229,7 +234,7 @@ impl Medium for Local {
         self.pool.submit(self.tenant, queue, jobs, &mut self.scratch);
     }
 
-    fn take_finished(&mut self, _dma: &DmaSpace) -> Vec<Finished> {
+    fn take_finished(&mut self, _dma: &DmaSpace) -> Vec<FinishedJob> {
         self.outbox.take()
     }
 
@@ -294,7 +299,7 @@ impl Medium for Local {
             egress = usage.egress - before.egress,
             engine_ns = usage.engine_ns - before.engine_ns,
             throttled_ns = usage.throttled_ns - before.throttled_ns,
-            "a user of the accelerator goes"
+            "the user of an accelerator has released it"
         );
     }
 
@@ -332,7 +337,7 @@ impl Medium for Local {
         Ok((LocalState { contexts, port }, files))
     }
 
-    fn save_work(&self, order: &Order<'_>, work: &LocalWork) -> SavedLocalWork {
+    fn save_work(&self, order: &OperationOrder<'_>, work: &LocalWork) -> SavedLocalWork {
         let done = if order.plan.keeps_length() { work.job.written() as u32 } else { 0 };
         let same = |(handle, used): &(u16, _)| {
             self.contexts.get(*handle).is_some_and(|context| Arc::ptr_eq(&context, used))
@@ -349,13 +354,17 @@ impl Medium for Local {
         let exchange = exchange.map_err(|_| MediumError("the number of files with it"))?;
         let port = Port::resume(exchange, self, state, bus);
         self.port = Some(port.map_err(|error| {
-            tracing::error!(%error, "the front of an accelerator elsewhere is lost");
+            tracing::error!(%error, "the connection of an accelerator's front on another node is lost");
             MediumError("the exchange with a front elsewhere")
         })?);
         Ok(())
     }
 
-    fn check_saved(&self, order: &Order<'_>, saved: &SavedLocalWork) -> Result<(), MediumError> {
+    fn check_saved(
+        &self,
+        order: &OperationOrder<'_>,
+        saved: &SavedLocalWork,
+    ) -> Result<(), MediumError> {
         let require = |holds, what| if holds { Ok(()) } else { Err(MediumError(what)) };
         let first = order.plan.operations()[0];
         let of_contexts =
@@ -369,7 +378,7 @@ impl Medium for Local {
     fn begin_again(
         &mut self,
         dma: &DmaSpace,
-        order: &Order<'_>,
+        order: &OperationOrder<'_>,
         saved: &SavedLocalWork,
     ) -> Result<Begun<LocalWork>, Status> {
         if saved.orphaned {

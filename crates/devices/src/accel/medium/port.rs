@@ -16,10 +16,12 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::QUEUES;
 use super::super::function::count;
 use super::super::gather::Gather;
-use super::super::job::Finished;
+use super::super::job::FinishedJob;
 use super::super::request::check;
 use super::local::{Local, LocalWork};
-use super::{Answer, Ask, Begun, LAYOUT, Medium, Order, SLOTS, STOP, input_tag, kind, output_tag};
+use super::{
+    Answer, Ask, Begun, LAYOUT, Medium, OperationOrder, SLOTS, STOP, input_tag, kind, output_tag,
+};
 use crate::either::either_of;
 
 /// Messages taken in one poll: a revocation waits no longer than these take to begin.
@@ -70,7 +72,7 @@ impl Port {
     /// When memory or descriptors cannot be had.
     pub fn new(event: BorrowedFd<'_>) -> Result<(Port, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("accel-medium", LAYOUT)?;
-        Ok((Port::over(exchange, event)?, files))
+        Ok((Port::with_exchange(exchange, event)?, files))
     }
 
     /// The same for a front whose operations `carried` carries.
@@ -78,10 +80,10 @@ impl Port {
     /// # Errors
     /// As [`new`](Port::new).
     pub fn carried(carried: Carried, event: BorrowedFd<'_>) -> Result<Port, ExchangeError> {
-        Port::over(Exchange::carried("accel-medium", carried, LAYOUT)?, event)
+        Port::with_exchange(Exchange::carried("accel-medium", carried, LAYOUT)?, event)
     }
 
-    fn over(exchange: Exchange, event: BorrowedFd<'_>) -> Result<Port, ExchangeError> {
+    fn with_exchange(exchange: Exchange, event: BorrowedFd<'_>) -> Result<Port, ExchangeError> {
         let either = either_of([Some(exchange.as_fd()), Some(event)]);
         let either = either.map_err(|cause| ExchangeError::Events(cause.into()))?;
         let slots = (0..SLOTS).map(|_| None).collect();
@@ -120,7 +122,7 @@ impl Port {
         bus: &Bus<'_>,
     ) -> Result<Port, ExchangeError> {
         let event = local.outbox.event().as_fd();
-        let mut port = Port::over(Exchange::resume(files, LAYOUT)?, event)?;
+        let mut port = Port::with_exchange(Exchange::resume(files, LAYOUT)?, event)?;
         port.over = state.over;
         for bytes in &state.asks {
             let ask = Ask::read_from_bytes(bytes).ok().filter(|ask| ask.kind == kind::RUN);
@@ -163,7 +165,7 @@ impl Port {
                 self.take(local, bus, &ask)
             });
             if !taken {
-                tracing::warn!("a front that breaks the rules is not listened to any more");
+                tracing::warn!("a front violates the protocol and is disconnected");
                 self.close();
             }
         }
@@ -227,7 +229,12 @@ impl Port {
             return Err(Status::InvalidOperation);
         }
         let memory = self.memory(ask).ok_or(Status::Transfer)?;
-        let order = Order { number, queue: ask.queue.into(), descriptor: &descriptor, plan: &plan };
+        let order = OperationOrder {
+            number,
+            queue: ask.queue.into(),
+            descriptor: &descriptor,
+            plan: &plan,
+        };
         let begun = local.start(&order, memory, 0);
         if plan.operations()[0] == Operation::CreateContext
             && let Some((input, _)) = self.memory(ask)
@@ -255,7 +262,7 @@ impl Port {
     /// Answers what engines have ended; how many that were.
     fn answer_finished(&mut self, local: &mut Local, bus: &Bus<'_>) -> usize {
         let mut done = 0;
-        for Finished { number, status, written, value } in local.outbox.take() {
+        for FinishedJob { number, status, written, value } in local.outbox.take() {
             let is_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|it| it.number == number);
             // What was given up may still come.
             let Some(slot) = self.slots.iter().position(is_it) else { continue };

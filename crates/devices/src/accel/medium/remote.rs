@@ -4,30 +4,28 @@
 //! tenant's memory, so that mappings may change as they like. That node never sees the tenant's memory. It does
 //! see the tenant's keys: an engine needs them.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Carried, DmaSpace, Exchange, ExchangeError, ExchangeFiles};
+use rackbus_memory::{Carried, DmaSpace, ExchangeError, ExchangeFiles};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Work as Polled};
 use rackbus_spec::accel::{Descriptor, Operation, Status};
 use serde::{Deserialize, Serialize};
-use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::contexts::LARGEST_CONTEXT;
-use super::super::job::Finished;
+use super::super::job::FinishedJob;
 use super::super::{MediumError, request};
 use super::{
-    Answer, Ask, Begun, Description, LAYOUT, Medium, Order, SLOTS, STOP, input_tag, kind,
+    Answer, Ask, Begun, Description, LAYOUT, Medium, OperationOrder, SLOTS, STOP, input_tag, kind,
     output_tag,
 };
+use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
 
 /// Engines that another node has.
 #[derive(Debug)]
 pub struct Remote {
     description: Description,
-    exchange: Exchange,
-    lost: Lost,
+    exchange: FrontExchange,
     /// Operations that the other node has, by slot.
     slots: [Option<Asked>; SLOTS as usize],
     /// Slots that are free; the one freed last is used first, its places may still be near.
@@ -36,12 +34,8 @@ pub struct Remote {
     used: bool,
     /// The other node is to give up everything, and has not answered. Nothing begins until then.
     stopping: bool,
-    /// What an earlier life left is still to be told. Until then its answers are left where they are.
-    untold: bool,
     /// Names that were given to operations so far.
     numbers: u64,
-    /// Sent, and not rung for.
-    unrung: bool,
     /// The front was saved, and nothing happened since: somebody else continues with the exchange.
     saved: bool,
 }
@@ -84,7 +78,7 @@ impl Remote {
         files: ExchangeFiles,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        Ok(Remote::over(description, Exchange::join(files, LAYOUT)?, lost))
+        Ok(Remote::with_exchange(description, FrontExchange::join(files, LAYOUT, lost)?))
     }
 
     /// The same over what `carried` carries.
@@ -96,8 +90,8 @@ impl Remote {
         carried: Carried,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        let exchange = Exchange::carried("accel-front", carried, LAYOUT)?;
-        Ok(Remote::over(description, exchange, lost))
+        let exchange = FrontExchange::carried("accel-front", carried, LAYOUT, lost)?;
+        Ok(Remote::with_exchange(description, exchange))
     }
 
     /// The same where an earlier life of the front is gone on with, which is restored next.
@@ -109,21 +103,19 @@ impl Remote {
         files: ExchangeFiles,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        Ok(Remote { untold: true, ..Remote::new(description, files, lost)? })
+        let exchange = FrontExchange::join(files, LAYOUT, lost)?.untold();
+        Ok(Remote::with_exchange(description, exchange))
     }
 
-    fn over(description: Description, exchange: Exchange, lost: Lost) -> Remote {
+    fn with_exchange(description: Description, exchange: FrontExchange) -> Remote {
         Remote {
             description,
             exchange,
-            lost,
             slots: [None; SLOTS as usize],
             free: (0..SLOTS).rev().collect(),
             used: false,
             stopping: false,
-            untold: false,
             numbers: 0,
-            unrung: false,
             saved: false,
         }
     }
@@ -133,31 +125,12 @@ impl Remote {
         self.description.serial
     }
 
-    fn is_lost(&self) -> bool {
-        if self.exchange.is_closed() && !self.lost.get() {
-            tracing::warn!(
-                "the accelerator's engines are served no more, though their node is there"
-            );
-            self.lost.give_up();
-        }
-        self.lost.get()
-    }
-
     fn slot(&mut self, slot: u16) -> Option<&mut Option<Asked>> {
         self.slots.get_mut(usize::from(slot))
     }
 
-    fn send(&mut self, ask: &Ask, data: Option<(u32, usize)>) {
-        // There is room for one question of each slot, unless the other side spoilt the ring: then no answer
-        // comes, and the conversation has ended.
-        if self.exchange.send(ask.as_bytes(), data).is_err() {
-            self.exchange.close();
-        }
-        self.unrung = true;
-    }
-
     /// Ends the operation in a slot.
-    fn finish(&mut self, dma: &DmaSpace, answer: &Answer) -> Option<Finished> {
+    fn finish(&mut self, dma: &DmaSpace, answer: &Answer) -> Option<FinishedJob> {
         let slot = answer.slot.get();
         let status = Status::from_number(answer.status.get());
         let asked = match status {
@@ -165,7 +138,7 @@ impl Remote {
             None => None,
         };
         let Some((status, asked)) = status.zip(asked) else {
-            self.break_off();
+            self.exchange.break_off();
             return None;
         };
         let Asked { owner, secret } = asked;
@@ -183,12 +156,12 @@ impl Remote {
         self.free.push(slot);
         let (written, value) = (answer.written.get() as usize, answer.value.get().into());
         if written > descriptor.output_length as usize {
-            self.break_off();
-            return Some(Finished { number, status: Status::Unreachable, written: 0, value: 0 });
+            self.exchange.break_off();
+            return Some(FinishedJob { number, status: Status::Unreachable, written: 0, value: 0 });
         }
         match self.put(dma, slot, &descriptor, status, written) {
-            Ok(()) => Some(Finished { number, status, written, value }),
-            Err(status) => Some(Finished { number, status, written: 0, value: 0 }),
+            Ok(()) => Some(FinishedJob { number, status, written, value }),
+            Err(status) => Some(FinishedJob { number, status, written: 0, value: 0 }),
         }
     }
 
@@ -207,7 +180,7 @@ impl Remote {
             ..Descriptor::default()
         };
         self.slots[usize::from(slot)] = Some(Asked { owner: None, secret: 0 });
-        self.send(&Ask::run(slot, 0, &descriptor), None);
+        self.exchange.send(&Ask::run(slot, 0, &descriptor), None);
     }
 
     /// Puts the output of an operation where its descriptor says.
@@ -233,14 +206,8 @@ impl Remote {
         Ok(())
     }
 
-    /// An answer to nothing that was asked: its data could be anybody's.
-    fn break_off(&self) {
-        tracing::warn!("a medium's node that breaks the rules is not listened to any more");
-        self.exchange.close();
-    }
-
     /// Nobody answers any more.
-    fn fail_all(&mut self, out: &mut Vec<Finished>) {
+    fn fail_all(&mut self, out: &mut Vec<FinishedJob>) {
         self.exchange.close();
         // What would begin behind it ends at once.
         self.stopping = false;
@@ -248,7 +215,7 @@ impl Remote {
             let Some(asked) = self.slots[usize::from(slot)].take() else { continue };
             self.wipe(slot, asked.secret);
             self.free.push(slot);
-            let failed = |Owner { number, .. }| Finished {
+            let failed = |Owner { number, .. }| FinishedJob {
                 number,
                 status: Status::Unreachable,
                 written: 0,
@@ -274,14 +241,18 @@ impl Medium for Remote {
     }
 
     fn room(&self, _under_way: usize) -> usize {
-        match self.stopping || self.untold {
+        match self.stopping || self.exchange.is_untold() {
             true => 0,
             false => self.free.len(),
         }
     }
 
-    fn begin(&mut self, dma: &DmaSpace, order: &Order<'_>) -> Result<Begun<RemoteWork>, Status> {
-        let Order { number, queue, descriptor, plan } = *order;
+    fn begin(
+        &mut self,
+        dma: &DmaSpace,
+        order: &OperationOrder<'_>,
+    ) -> Result<Begun<RemoteWork>, Status> {
+        let OperationOrder { number, queue, descriptor, plan } = *order;
         let length = descriptor.input_length;
         let (mut secret, mut input) = (0, None);
         match plan.operations()[0] {
@@ -295,7 +266,7 @@ impl Medium for Remote {
             // The output is looked up again when it is there; one that is not there is told before.
             input = Some(request::memory(dma, descriptor)?.0);
         }
-        if self.is_lost() {
+        if self.exchange.is_lost() {
             return Err(Status::Unreachable);
         }
         let slot = self.free.pop().ok_or(Status::NoRoom)?;
@@ -314,34 +285,26 @@ impl Medium for Remote {
         let owner = Some(Owner { number, descriptor: *descriptor });
         self.slots[usize::from(slot)] = Some(Asked { owner, secret });
         self.used = true;
-        self.send(&ask, data);
+        self.exchange.send(&ask, data);
         Ok(Begun::Work(slot))
     }
 
     fn submit(&mut self, _queue: u16) {
-        if std::mem::take(&mut self.unrung) {
-            self.exchange.ring();
-        }
+        self.exchange.ring();
     }
 
-    fn take_finished(&mut self, dma: &DmaSpace) -> Vec<Finished> {
+    fn take_finished(&mut self, dma: &DmaSpace) -> Vec<FinishedJob> {
         let mut finished = Vec::new();
-        let mut message = [0; MESSAGE_BYTES];
         self.saved = false;
         // As many as there can be: a peer that answers without pause keeps nobody.
-        for _ in 0..if self.untold { 0 } else { SLOTS + 1 } {
-            let Some(length) = self.exchange.receive(&mut message) else { break };
-            let answer =
-                message.get(..length).and_then(|bytes| Answer::read_from_bytes(bytes).ok());
-            match answer {
-                Some(answer) if answer.slot.get() == STOP && self.stopping => {
-                    self.stopping = false;
-                }
-                Some(answer) => finished.extend(self.finish(dma, &answer)),
-                None => self.break_off(),
+        for _ in 0..SLOTS + 1 {
+            let Some(answer) = self.exchange.receive::<Answer>() else { break };
+            match answer.slot.get() == STOP && self.stopping {
+                true => self.stopping = false,
+                false => finished.extend(self.finish(dma, &answer)),
             }
         }
-        if self.is_lost() {
+        if self.exchange.is_lost() {
             self.fail_all(&mut finished);
         }
         finished
@@ -369,10 +332,14 @@ impl Medium for Remote {
 
     fn stop(&mut self) {
         // What is asked for from here on comes behind it.
-        if !self.saved && std::mem::take(&mut self.used) && !self.stopping && !self.is_lost() {
+        if !self.saved
+            && std::mem::take(&mut self.used)
+            && !self.stopping
+            && !self.exchange.is_lost()
+        {
             self.stopping = true;
             let ask = Ask { slot: STOP.into(), kind: kind::STOP, ..Ask::default() };
-            self.send(&ask, None);
+            self.exchange.send(&ask, None);
             self.submit(0);
         }
     }
@@ -380,16 +347,15 @@ impl Medium for Remote {
     fn sleep(&mut self) -> bool {
         self.submit(0);
         let quiet = self.exchange.rest();
-        match self.is_lost() {
+        match self.exchange.is_lost() {
             // Nothing comes any more; what is under way is still to fail.
             true => self.slots.iter().all(Option::is_none),
-            false => quiet || self.untold,
+            false => quiet || self.exchange.is_untold(),
         }
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        // The other node has the event, too, and may have made one that stays readable.
-        (!self.lost.get()).then(|| self.exchange.as_fd())
+        self.exchange.wake_fd()
     }
 
     fn scrub(&mut self) {}
@@ -415,7 +381,7 @@ impl Medium for Remote {
         Ok((RemoteState { given_up, used: self.used, stopping: self.stopping }, files))
     }
 
-    fn save_work(&self, _order: &Order<'_>, work: &RemoteWork) -> u16 {
+    fn save_work(&self, _order: &OperationOrder<'_>, work: &RemoteWork) -> u16 {
         *work
     }
 
@@ -424,11 +390,11 @@ impl Medium for Remote {
             self.expect(*slot, Asked { owner: None, secret: *secret })?;
         }
         (self.used, self.stopping) = (saved.used, saved.stopping);
-        self.untold = false;
+        self.exchange.set_told();
         Ok(())
     }
 
-    fn check_saved(&self, order: &Order<'_>, _saved: &u16) -> Result<(), MediumError> {
+    fn check_saved(&self, order: &OperationOrder<'_>, _saved: &u16) -> Result<(), MediumError> {
         match order.plan.operations()[0] {
             Operation::Wait => Err(MediumError("a descriptor that is never under way")),
             _ => Ok(()),
@@ -439,7 +405,7 @@ impl Medium for Remote {
     fn begin_again(
         &mut self,
         _dma: &DmaSpace,
-        order: &Order<'_>,
+        order: &OperationOrder<'_>,
         saved: &u16,
     ) -> Result<Begun<RemoteWork>, Status> {
         let creates = order.plan.operations()[0] == Operation::CreateContext;

@@ -3,7 +3,6 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use proptest::prelude::*;
 use rackbus_memory::{Access, Exchange, SharedMemory};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::{Endpoint, FunctionState, Saved};
@@ -13,8 +12,11 @@ use rackbus_spec::accel::{
 };
 use rackbus_spec::pcie::Command;
 
-use super::super::{Accelerator, CLASS, Pool, PoolOptions};
+use super::super::{Accelerator, CLASS, EnginePool, PoolOptions};
 use super::*;
+
+mod hostile;
+mod succession;
 
 const IOVA: u64 = 1 << 20;
 const MEMORY: u64 = 8 << 20;
@@ -25,12 +27,12 @@ const INPUT: u64 = 1 << 20;
 const OUTPUT: u64 = 4 << 20;
 const ENTRIES: u32 = 128;
 
-fn lender(pool: &std::sync::Arc<Pool>) -> Endpoint {
+fn lender(pool: &std::sync::Arc<EnginePool>) -> Endpoint {
     Endpoint::new(Box::new(Accelerator::new(pool, TenantId(1), None, 77).unwrap()))
 }
 
-fn pool() -> std::sync::Arc<Pool> {
-    Pool::new(PoolOptions::default())
+fn pool() -> std::sync::Arc<EnginePool> {
+    EnginePool::new(PoolOptions::default())
 }
 
 /// A tenant that drives its function by hand, whose front is here and whose engines may be elsewhere.
@@ -47,11 +49,11 @@ struct Tenant {
 }
 
 impl Tenant {
-    fn beside(pool: &std::sync::Arc<Pool>) -> Tenant {
+    fn beside(pool: &std::sync::Arc<EnginePool>) -> Tenant {
         Tenant::with(lender(pool), None, Lost::new(|| {}), None, String::new())
     }
 
-    fn apart(pool: &std::sync::Arc<Pool>) -> Tenant {
+    fn apart(pool: &std::sync::Arc<EnginePool>) -> Tenant {
         let mut lender = lender(pool);
         let MediumOffer { class, description, files } = lender.serve_medium(None).unwrap();
         assert_eq!(class, CLASS);
@@ -181,7 +183,7 @@ impl Tenant {
     }
 
     /// Front and lender go on in other processes, each from what it was saved as.
-    fn hand_over(&mut self, pool: &std::sync::Arc<Pool>, [of_front, of_lender]: [bool; 2]) {
+    fn hand_over(&mut self, pool: &std::sync::Arc<EnginePool>, [of_front, of_lender]: [bool; 2]) {
         let text =
             |saved: &Saved| FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
         if of_front {
@@ -376,290 +378,4 @@ fn a_function_that_begins_anew_has_no_contexts_and_no_key_stays_between_the_two(
         tenant.begin();
     }
     assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), b"again").1, b"again");
-}
-
-#[test]
-fn either_end_goes_on_elsewhere_with_what_is_under_way() {
-    let pools = [pool(), pool()];
-    for (at, ends) in [[true, false], [false, true], [true, true]].into_iter().enumerate() {
-        let mut tenant = Tenant::apart(&pools[0]);
-        let key = tenant.create(Operation::Aes256GcmSeal, &[5; 32]);
-        tenant.put(INPUT, &message(300_000));
-        let sealed =
-            Descriptor { input_length: 300_000, ..ask(&[Operation::Aes256GcmSeal], &[key]) };
-        tenant.push(&sealed);
-        let stages = [Operation::CreateContext as u8, Operation::Aes256Ctr as u8, 0, 0];
-        tenant.push(&Descriptor {
-            id: 1,
-            stages,
-            input: IOVA + INPUT,
-            input_length: 32,
-            ..Descriptor::default()
-        });
-        for nth in 2..40 {
-            tenant.push(&Descriptor {
-                id: nth,
-                input_length: 32,
-                ..ask(&[Operation::Sha256], &[])
-            });
-        }
-        // Asked, and perhaps taken.
-        tenant.poll_front();
-        if at % 2 == 0 {
-            tenant.poll_lender();
-        }
-        tenant.hand_over(&pools[1], ends);
-        let mut made = None;
-        for _ in 0..40 {
-            let (status, written, value) = tenant.wait();
-            assert_eq!(status, Status::Success);
-            // A context has no output, a digest 32 bytes.
-            if written == 0 {
-                assert_eq!(made.replace(value as u16), None, "a context was made twice");
-            }
-        }
-        let handle = made.unwrap();
-        assert_eq!(tenant.run(&ask(&[Operation::Aes256Ctr], &[handle]), &[1; 9]).1.len(), 9);
-        assert_eq!(handle, key + 1, "a context that nobody knows is left behind");
-        assert_eq!(tenant.run(&sealed, &message(300_000)).0, Status::Success);
-    }
-}
-
-#[test]
-fn what_was_saved_and_taken_back_goes_on_here() {
-    let mut tenant = Tenant::apart(&pool());
-    tenant.put(INPUT, &message(900_000));
-    tenant.push(&Descriptor { input_length: 900_000, ..ask(&[Operation::ZstdCompress], &[]) });
-    tenant.poll_front();
-    tenant.poll_lender();
-    let saved = [tenant.front.save().unwrap(), tenant.lender.as_mut().unwrap().save().unwrap()];
-    let [front, lender] = saved;
-    tenant.front.take_back(front).unwrap();
-    tenant.lender.as_mut().unwrap().take_back(lender).unwrap();
-    assert_eq!(tenant.wait().0, Status::Success);
-}
-
-#[test]
-fn when_the_lender_is_lost_everything_ends_and_nothing_begins() {
-    let mut tenant = Tenant::apart(&pool());
-    tenant.put(INPUT, &message(64));
-    for _ in 0..3 {
-        tenant.push(&Descriptor { input_length: 64, ..ask(&[Operation::Sha256], &[]) });
-    }
-    tenant.poll_front();
-    tenant.lender = None;
-    for _ in 0..3 {
-        assert_eq!(tenant.wait().0, Status::Unreachable);
-    }
-    assert!(tenant.lost.get());
-    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Unreachable);
-}
-
-/// Its driver begins anew, and the lender dies before it has answered that.
-#[test]
-fn when_the_lender_is_lost_while_the_function_begins_anew_nothing_hangs() {
-    let mut tenant = Tenant::apart(&pool());
-    tenant.create(Operation::Aes256Ctr, &[5; 32]);
-    tenant.write(reg::CONTROL, &0u32.to_le_bytes());
-    tenant.begin();
-    tenant.lender = None;
-    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Unreachable);
-}
-
-/// Its queue pair is taken away before the lender answers with a handle.
-#[test]
-fn a_context_that_nobody_waits_for_any_more_is_destroyed() {
-    let mut tenant = Tenant::apart(&pool());
-    tenant.put(INPUT, &[5; 32]);
-    let stages = [Operation::CreateContext as u8, Operation::Aes256Ctr as u8, 0, 0];
-    let input = IOVA + INPUT;
-    tenant.push(&Descriptor { stages, input, input_length: 32, ..Descriptor::default() });
-    tenant.poll_front();
-    for on in [0u32, 1] {
-        tenant.write(reg::QUEUE + reg::ENABLE, &on.to_le_bytes());
-    }
-    (tenant.sent, tenant.seen) = (0, 0);
-    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Success);
-    assert_eq!(tenant.create(Operation::Aes256Ctr, &[6; 32]), 1, "the other one stayed");
-}
-
-/// A queue pair fails with operations under way, and the front goes on elsewhere before its driver knows.
-#[test]
-fn a_front_with_a_failed_queue_goes_on_elsewhere_with_its_slots() {
-    let pool = pool();
-    let mut tenant = Tenant::apart(&pool);
-    tenant.put(INPUT, &message(4096));
-    for _ in 0..20 {
-        tenant.push(&Descriptor { input_length: 4096, ..ask(&[Operation::Sha256], &[]) });
-    }
-    tenant.poll_front();
-    tenant.write(reg::DOORBELL, &ENTRIES.to_le_bytes());
-    tenant.hand_over(&pool, [true, false]);
-    tenant.write(reg::CONTROL, &0u32.to_le_bytes());
-    tenant.begin();
-    for _ in 0..100 {
-        assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), b"on").1, b"on");
-    }
-    assert!(!tenant.lost.get());
-}
-
-/// The lender's function is returned while operations are under way.
-#[test]
-fn a_lender_that_takes_its_function_back_ends_its_front() {
-    let pool = pool();
-    let mut tenant = Tenant::apart(&pool);
-    tenant.put(INPUT, &message(900_000));
-    for _ in 0..10 {
-        tenant.push(&Descriptor { input_length: 900_000, ..ask(&[Operation::Deflate], &[]) });
-    }
-    tenant.poll_front();
-    tenant.poll_lender();
-    tenant.lender.as_mut().unwrap().scrub();
-    let begun = Instant::now();
-    while pool.waiting() > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "operations of nobody wait for engines");
-        std::thread::yield_now();
-    }
-    for _ in 0..10 {
-        let status = tenant.wait().0;
-        assert!(matches!(status, Status::Unreachable | Status::Success), "{status:?}");
-    }
-    // It is there for the next one.
-    tenant.lender.as_mut().unwrap().serve_medium(None).unwrap();
-}
-
-/// The other side of a medium, by hand.
-fn by_hand() -> (Endpoint, Exchange) {
-    let mut lender = lender(&pool());
-    let offer = lender.serve_medium(None).unwrap();
-    let busy = lender.serve_medium(None);
-    assert!(matches!(busy, Err(MediumRefused::InUse)));
-    (lender, Exchange::join(offer.files.try_into().unwrap(), LAYOUT).unwrap())
-}
-
-#[test]
-fn a_front_that_breaks_the_rules_is_not_listened_to_any_more() {
-    let run = |slot: u16| Ask {
-        slot: slot.into(),
-        kind: kind::RUN,
-        stages: [Operation::Deflate as u8, 0, 0, 0],
-        input_length: (1 << 20).into(),
-        output_length: (1 << 20).into(),
-        ..Ask::default()
-    };
-    let good = run(1);
-    let bytes = |ask: Ask| ask.as_bytes().to_vec();
-    let wrong = [
-        ("a message of another length", vec![bytes(good)[1..].to_vec()]),
-        ("a slot that is none", vec![bytes(run(SLOTS))]),
-        ("a slot twice", vec![bytes(good), bytes(good)]),
-        ("a queue that is none", vec![bytes(Ask { queue: 8, ..good })]),
-        (
-            "more than there is room for",
-            vec![bytes(Ask { input_length: (1 << 21).into(), ..good })],
-        ),
-        ("a stop of one slot", vec![bytes(Ask { kind: kind::STOP, ..good })]),
-        ("a kind that is none", vec![bytes(Ask { kind: 3, ..good })]),
-    ];
-    for (what, messages) in wrong {
-        let (mut lender, mut front) = by_hand();
-        for message in messages {
-            front.send(&message, None).unwrap();
-        }
-        front.ring();
-        lender.poll(0);
-        assert!(front.is_closed(), "{what}");
-    }
-    // What a tenant may get wrong is an error of its own operation.
-    let (mut lender, mut front) = by_hand();
-    let descriptor = Ask {
-        stages: [Operation::Wait as u8, 0, 0, 0],
-        input_length: 4.into(),
-        associated: 1.into(),
-        output_length: 0.into(),
-        ..good
-    };
-    front.send(descriptor.as_bytes(), None).unwrap();
-    lender.poll(0);
-    let mut message = [0; rackbus_memory::exchange::MESSAGE_BYTES];
-    let length = front.receive(&mut message).unwrap();
-    let answer = Answer::read_from_bytes(&message[..length]).unwrap();
-    assert_eq!(answer.status.get(), Status::InvalidOperation as u16);
-}
-
-#[test]
-fn a_lender_that_breaks_the_rules_is_lost() {
-    let answer = |slot: u16, status: u16, written: u32| Answer {
-        slot: slot.into(),
-        status: status.into(),
-        written: written.into(),
-        value: 0.into(),
-    };
-    for (what, message) in [
-        ("an answer to nothing", answer(5, 0, 0)),
-        ("an answer of no slot", answer(64, 0, 0)),
-        ("a stop that nobody asked for", answer(STOP, 0, 0)),
-        ("a status that is none", answer(0, 99, 0)),
-        ("more than there is room for", answer(0, 0, 65)),
-    ] {
-        let (mut lender, files) = Exchange::create("by hand", LAYOUT).unwrap();
-        let description = serde_json::to_string(&Description { serial: 1, operations: u64::MAX });
-        let (description, lost) = (description.unwrap(), Lost::new(|| {}));
-        let made = front(&description, MediumAccess::Files(files.into()), lost.clone()).unwrap();
-        let mut tenant = Tenant::with(Endpoint::new(made), None, lost, None, description);
-        tenant.put(OUTPUT, &[7; 100]);
-        let asked =
-            Descriptor { input_length: 64, output_length: 64, ..ask(&[Operation::Copy], &[]) };
-        tenant.push(&asked);
-        tenant.poll_front();
-        lender.data(output_tag(0), 4096).unwrap().get().fill(1);
-        lender.send(message.as_bytes(), Some((output_tag(0), 4096))).unwrap();
-        lender.ring();
-        assert_eq!(tenant.wait().0, Status::Unreachable, "{what}");
-        assert_eq!(tenant.get(OUTPUT, 100), [7; 100], "{what}");
-        assert!(lender.is_closed() && tenant.lost.get(), "{what}");
-    }
-}
-
-/// Invariant I4 under way: what was unmapped is not written to by an answer that comes later.
-#[test]
-fn an_answer_after_its_memory_was_unmapped_touches_nothing() {
-    let mut tenant = Tenant::apart(&pool());
-    tenant.put(INPUT, &message(64));
-    tenant.put(OUTPUT, &[7; 64]);
-    tenant.push(&Descriptor { input_length: 64, ..ask(&[Operation::Copy], &[]) });
-    tenant.poll_front();
-    tenant.front.unmap(IOVA, MEMORY).unwrap();
-    tenant.poll_lender();
-    tenant.poll_front();
-    assert_eq!(tenant.get(OUTPUT, 64), [7; 64]);
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    /// Whatever a front says, and whatever is in the places for data, its lender goes on for the next one.
-    #[test]
-    fn a_lender_outlives_any_front(
-        messages in prop::collection::vec((any::<[u8; 44]>(), 0..3u8, 0..70u16, 0..18u8), 1..60),
-        data in prop::collection::vec(any::<u8>(), 1..5000),
-    ) {
-        let (mut lender, mut front) = by_hand();
-        for (noise, kind, slot, stage) in messages {
-            let mut ask = Ask::read_from_bytes(&noise).unwrap();
-            (ask.kind, ask.slot, ask.stages) = (kind.max(1), slot.into(), [stage, 0, 0, 0]);
-            ask.queue %= 8;
-            ask.contexts = [1.into(), 0.into(), 0.into(), 0.into()];
-            let length = data.len() as u32;
-            (ask.input_length, ask.associated) = (length.into(), (ask.associated.get() % 20).into());
-            ask.output_length = (ask.output_length.get() % (1 << 20)).into();
-            if let Some(place) = front.data(input_tag(slot % SLOTS), data.len()) {
-                place.get().copy_from(&data);
-            }
-            let _ = front.send(ask.as_bytes(), None);
-            lender.poll(0);
-        }
-        lender.scrub();
-        prop_assert!(lender.serve_medium(None).is_ok());
-    }
 }

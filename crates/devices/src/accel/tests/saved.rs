@@ -67,7 +67,7 @@ fn elsewhere(
     saved: (Vec<std::os::fd::OwnedFd>, Vec<std::os::fd::OwnedFd>),
 ) -> Result<Endpoint, RestoreError> {
     let (descriptors, medium) = saved;
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
     model.bring(medium);
     let mut endpoint = Endpoint::new(Box::new(model));
@@ -76,7 +76,7 @@ fn elsewhere(
 }
 
 /// A tenant that is let through slowly, so that what it asked for is under way for seconds.
-fn slow(pool: &Arc<Pool>) -> Tenant {
+fn slow(pool: &Arc<EnginePool>) -> Tenant {
     let tenant = Tenant::new(pool, 1);
     pool.set_level(TenantId(1), Some(&"aes256ctr 0 op/s in 200 kB/s".parse().unwrap())).unwrap();
     tenant
@@ -88,7 +88,7 @@ fn message() -> Vec<u8> {
 
 /// What comes of the message, from a function that nothing happens to.
 fn encrypted(key: [u8; 32]) -> Vec<u8> {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = Tenant::new(&pool, 1);
     let key = tenant.create_key(key);
     tenant.put(INPUT, &message());
@@ -111,7 +111,7 @@ fn what_is_under_way_goes_on_elsewhere_also_in_the_place_of_its_input() {
     let expected = encrypted([9; 32]);
     for stages in [[Operation::Aes256Ctr, Operation::Copy], [Operation::Copy, Operation::Aes256Ctr]]
     {
-        let pool = Pool::new(PoolOptions::default());
+        let pool = EnginePool::new(PoolOptions::default());
         let mut tenant = slow(&pool);
         let key = tenant.create_key([9; 32]);
         tenant.put(INPUT, &message());
@@ -138,7 +138,7 @@ fn what_is_under_way_goes_on_elsewhere_also_in_the_place_of_its_input() {
 #[test]
 fn a_saved_function_that_is_taken_back_goes_on_here() {
     let expected = encrypted([9; 32]);
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = slow(&pool);
     let key = tenant.create_key([9; 32]);
     tenant.put(INPUT, &message());
@@ -154,7 +154,7 @@ fn a_saved_function_that_is_taken_back_goes_on_here() {
 /// A handle may name another key by then: what was read before it was given anew does not use it.
 #[test]
 fn what_uses_a_context_that_was_destroyed_does_not_get_another_one() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = slow(&pool);
     let key = tenant.create_key([9; 32]);
     tenant.put(INPUT, &message());
@@ -172,7 +172,7 @@ fn what_uses_a_context_that_was_destroyed_does_not_get_another_one() {
 
 #[test]
 fn states_that_cannot_be_are_refused() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = slow(&pool);
     let key = tenant.create_key([9; 32]);
     tenant.put(INPUT, &message());
@@ -224,7 +224,7 @@ fn states_that_cannot_be_are_refused() {
 /// A descriptor that waits is still in its ring, and what is behind it as well.
 #[test]
 fn what_waits_goes_on_waiting_elsewhere() {
-    let pool = Pool::new(PoolOptions::default());
+    let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = Tenant::new(&pool, 1);
     let condition = Condition { mask: u32::MAX, value: 7, ..Condition::default() };
     let wait = Descriptor {

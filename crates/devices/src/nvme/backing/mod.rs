@@ -60,7 +60,7 @@ pub enum Request<B> {
     Zero {
         /// Offset of the first byte on the drive.
         offset: u64,
-        /// Length in bytes.
+        /// How many bytes read as zeroes.
         length: u64,
         /// The space may be given back.
         deallocate: bool,

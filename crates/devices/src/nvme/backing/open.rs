@@ -13,7 +13,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::super::config::NvmeError;
-use super::shared::Held;
+use super::shared::LockedFile;
 
 /// How long another process may hold the file before it counts as in use.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ pub struct Opened {
     /// Bytes that ranges to be zeroed are multiples of.
     pub zero_alignment: u64,
     /// Where several functions share the file: what keeps it for this process.
-    pub held: Option<Arc<Held>>,
+    pub held: Option<Arc<LockedFile>>,
 }
 
 /// Opens `path`, or makes it with `size` bytes. A size of 0 takes what is there.

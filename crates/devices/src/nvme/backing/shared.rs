@@ -20,12 +20,12 @@ pub struct SharedFile {
     /// Bytes of the whole drive.
     size: u64,
     block_size: u32,
-    held: Mutex<Weak<Held>>,
+    held: Mutex<Weak<LockedFile>>,
 }
 
 /// The file, which nobody else can use as a drive while this is there.
 #[derive(Debug)]
-pub struct Held {
+pub struct LockedFile {
     file: File,
     parts: Parts,
 }
@@ -57,14 +57,14 @@ impl SharedFile {
         SharedFile { wanted, size, block_size, held: Mutex::default() }
     }
 
-    fn hold(&self, path: &Path, notes: &Path) -> Result<Arc<Held>, NvmeError> {
+    fn hold(&self, path: &Path, notes: &Path) -> Result<Arc<LockedFile>, NvmeError> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(held) = held.upgrade() {
             return Ok(held);
         }
         let (file, capacity) = open::take(path, self.size, self.block_size)?;
         let parts = self.parts(notes, capacity)?;
-        let taken = Arc::new(Held { file, parts });
+        let taken = Arc::new(LockedFile { file, parts });
         *held = Arc::downgrade(&taken);
         Ok(taken)
     }

@@ -18,7 +18,7 @@ use rustix::fs::Advice;
 use rustix::io::Errno;
 
 use super::open::Opened;
-use super::shared::Held;
+use super::shared::LockedFile;
 use super::vectored::{FileAccess, transfer};
 
 /// Entries of the submission ring; the completion ring has twice as many.
@@ -46,7 +46,7 @@ pub enum Call<'a> {
         mode: i32,
         /// Offset of the first byte in the file.
         offset: u64,
-        /// Length in bytes.
+        /// How many bytes the call is about.
         length: u64,
     },
 }
@@ -131,7 +131,7 @@ pub struct Kernel {
     start: u64,
     capacity: u64,
     /// Keeps a file that other functions use too for this process.
-    _held: Option<Arc<Held>>,
+    _held: Option<Arc<LockedFile>>,
     epoch: Instant,
 }
 

@@ -23,13 +23,13 @@ pub enum Operation {
     },
     /// What was written becomes durable, as by `fdatasync(2)`.
     DataSync,
-    /// `fallocate` with `mode`.
+    /// Space is made, given back or zeroed, as by `fallocate(2)`.
     Allocate {
         /// Flags `FALLOC_FL_*` of `fallocate(2)`.
         mode: i32,
         /// Offset of the first byte in the file.
         offset: u64,
-        /// Length in bytes.
+        /// How many bytes the operation is about.
         length: u64,
     },
 }
@@ -72,7 +72,7 @@ impl<S: System> std::fmt::Debug for Uring<S> {
 }
 
 impl<S: System> Uring<S> {
-    /// Operations by `system`.
+    /// A queue of operations that `system` carries out; none is in flight.
     pub fn new(system: S) -> Uring<S> {
         Uring { system, slots: Vec::new(), free: Vec::new(), in_flight: 0 }
     }

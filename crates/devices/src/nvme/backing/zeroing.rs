@@ -47,7 +47,7 @@ pub struct Zeroing {
 pub struct Piece {
     /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Length in bytes.
+    /// How many bytes are zeroed.
     pub length: u64,
     /// Which way of zeroing is tried.
     pub by: ZeroBy,

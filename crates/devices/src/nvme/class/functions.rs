@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rackbus_fabric::rack::format_size;
-use rackbus_fabric::text::{Named, Outcome, SIZES, Section, wrong};
+use rackbus_fabric::text::{Named, Parsed, SIZES, Section, wrong};
 
 use super::super::backing::SharedFile;
 use super::super::limits::Delays;
@@ -16,7 +16,7 @@ const MOST: usize = 64;
 const NAMES: &str = "functions are numbered without a gap: [...functions.vf1], [...functions.vf2]";
 
 /// Reads `functions` of `drive`: parts that hold for all what the drive's section says beside.
-pub fn read(drive: &DriveSection, keys: &Section<'_>) -> Outcome<Vec<DriveSection>> {
+pub fn read(drive: &DriveSection, keys: &Section<'_>) -> Parsed<Vec<DriveSection>> {
     let tables = keys.tables("functions")?;
     if tables.is_empty() || tables.len() > MOST {
         let what = format!("device {} has {} functions", drive.function, tables.len());
@@ -71,12 +71,12 @@ fn is_one_of(name: &str, count: usize) -> bool {
     (1..=count).any(|number| name == format!("vf{number}"))
 }
 
-fn section<'a>(drive: &DriveSection, table: &Named<'a>) -> Outcome<Section<'a>> {
+fn section<'a>(drive: &DriveSection, table: &Named<'a>) -> Parsed<Section<'a>> {
     let place = format!("function {}.{}", drive.function, table.name);
     Section::new(table.table, table.span.clone(), place, &["size", "rate", "operations", "serial"])
 }
 
-fn size(drive: &DriveSection, table: &Named<'_>) -> Outcome<u64> {
+fn size(drive: &DriveSection, table: &Named<'_>) -> Parsed<u64> {
     let keys = section(drive, table)?;
     let size = keys.require("size", keys.size("size", MIB, drive.size)?, SIZES)?;
     if !size.is_multiple_of(ALIGNMENT) {

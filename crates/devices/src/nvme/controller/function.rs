@@ -5,15 +5,16 @@ use std::sync::atomic::{Ordering, fence};
 
 use rackbus_memory::Carried;
 use rackbus_pci::{
-    Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ModelState, Operations,
-    ResetKind, RestoreError, SaveError, Work,
+    Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ModelState, NotPolled,
+    Operations, ResetKind, RestoreError, SaveError, Work,
 };
 use rackbus_spec::nvme::registers::DOORBELLS;
 
-use super::Nvme;
+use super::{BAR_SIZE, Nvme};
+use crate::nvme::buffer;
 use crate::nvme::medium::{CLASS, Port};
-use crate::nvme::registers::Change;
-use crate::nvme::state::State;
+use crate::nvme::registers::RegisterEffect;
+use crate::nvme::state::ControllerState;
 
 impl Function for Nvme {
     fn info(&self) -> &FunctionInfo {
@@ -29,13 +30,18 @@ impl Function for Nvme {
     }
 
     fn bar_read(&mut self, _bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]) {
-        if bar == 0 && offset < DOORBELLS {
-            self.state.registers.read(offset, data);
+        match (bar, &self.buffer) {
+            (0, _) if offset < DOORBELLS => self.state.registers.read(offset, data),
+            (buffer::BAR, Some(buffer)) => buffer.read(offset, data),
+            _ => {}
         }
     }
 
     fn bar_write(&mut self, bus: &Bus<'_>, bar: u8, offset: u64, data: &[u8]) {
         if bar != 0 {
+            if let (buffer::BAR, Some(buffer)) = (bar, &self.buffer) {
+                buffer.write(offset, data);
+            }
             return;
         }
         if let Some(at) = offset.checked_sub(DOORBELLS) {
@@ -44,14 +50,9 @@ impl Function for Nvme {
             }
             return;
         }
-        let mut changes = Vec::new();
-        self.state.registers.write(offset, data, |_, change| changes.push(change));
-        for change in changes {
-            match change {
-                Change::Configuration(old) => self.configure(bus, old.en(), old.shn()),
-                Change::InterruptMask(old) => self.mask_changed(bus, old),
-                Change::None => {}
-            }
+        self.write_register(bus, offset, data);
+        if let Some(polled) = &mut self.polled {
+            polled.show(&self.state.registers);
         }
     }
 
@@ -63,17 +64,23 @@ impl Function for Nvme {
         if self.state.pin {
             bus.irq.intx(false);
         }
-        let fresh = State::new(bus.now_ns);
+        let fresh = ControllerState::new(bus.now_ns);
         let old = std::mem::replace(&mut self.state, fresh);
         match kind {
             // Logs count over resets, for as long as one user has the drive.
             ResetKind::FunctionLevel => self.state.logs = old.logs,
             ResetKind::Scrub => {
                 self.transfer.scrub();
+                self.renew_buffer();
                 self.meter.renew(self.config.limits);
                 // One that fails again goes on failing: its next flush says so.
                 let _ = self.backing.reload();
+                self.retire_registers();
             }
+        }
+        self.place_buffer();
+        if let Some(polled) = &mut self.polled {
+            polled.show(&self.state.registers);
         }
     }
 
@@ -81,51 +88,12 @@ impl Function for Nvme {
         if let Some(port) = &mut self.port {
             return port.poll(&mut *self.backing, &mut self.meter, bus);
         }
-        if self.state.generation != bus.dma.generation() {
-            self.state.resolve(bus.dma);
+        if self.polled.is_none() {
+            return self.turn(bus);
         }
-        let mut done = 0;
-        if !self.state.jobs.is_empty() {
-            done += self.reap(bus, false);
-        }
-        if self.state.mode != bus.irq.mode() {
-            self.mode_changed(bus);
-        }
-        if !self.is_running() || !bus.dma.master() {
-            self.advance_shutdown();
-            self.state.untimed = true;
-            return match (done, self.state.jobs.is_empty()) {
-                (0, true) => Work::Asleep(None),
-                (0, false) => Work::Idle,
-                _ => Work::Done,
-            };
-        }
-        if !self.state.held.is_empty() {
-            self.post_held(bus);
-        }
-        done += self.poll_queues(bus);
-        if self.state.events.has_next() {
-            done += self.tell_events(bus);
-        }
-        if self.state.pin {
-            self.refresh_pin(bus);
-        }
-        let due = self.interrupt(bus);
-        if done > 0 {
-            self.submit();
-            return Work::Done;
-        }
-        let reach = self.check_reach(bus);
-        self.state.untimed = false;
-        let limit = self.limit(bus);
-        if reach.is_none()
-            && limit.is_none()
-            && (self.state.is_polled() || !self.state.jobs.is_empty())
-        {
-            self.state.untimed = true;
-            return Work::Idle;
-        }
-        Work::Asleep([due, reach, limit].into_iter().flatten().min())
+        self.look_at_registers(bus);
+        let work = self.turn(bus);
+        self.show_registers(bus, work)
     }
 
     fn park(&mut self, bus: &Bus<'_>) -> bool {
@@ -195,7 +163,20 @@ impl Function for Nvme {
         Ok(MediumOffer { class: CLASS, description, files })
     }
 
+    fn poll_registers(&mut self, bus: &Bus<'_>, bar: u8) -> Result<(OwnedFd, u64), NotPolled> {
+        self.open_registers(bus, bar, BAR_SIZE)
+    }
+
+    fn retire_registers(&mut self) {
+        if let Some(polled) = self.polled.take() {
+            polled.retire();
+        }
+    }
+
     fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
+        if self.polled.is_some() {
+            return Err(SaveError::Polled);
+        }
         self.take_state(bus)
     }
 
@@ -214,5 +195,71 @@ impl Function for Nvme {
         }
         // What was resolved may be gone on the next poll.
         self.state.unresolve();
+    }
+}
+
+impl Nvme {
+    /// A driver writes registers, by message or in memory.
+    pub(in crate::nvme) fn write_register(&mut self, bus: &Bus<'_>, offset: u64, data: &[u8]) {
+        let mut changes = Vec::new();
+        self.state.registers.write(offset, data, |_, change| changes.push(change));
+        for change in changes {
+            match change {
+                RegisterEffect::Configuration(old) => self.configure(bus, old.en(), old.shn()),
+                RegisterEffect::InterruptMask(old) => self.mask_changed(bus, old),
+                RegisterEffect::Buffer => self.place_buffer(),
+                RegisterEffect::None => {}
+            }
+        }
+    }
+
+    /// A poll of a front that runs here.
+    #[inline]
+    fn turn(&mut self, bus: &Bus<'_>) -> Work {
+        if self.state.generation != bus.dma.generation() {
+            self.state.resolve(bus.dma);
+        }
+        let mut done = 0;
+        if !self.state.jobs.is_empty() {
+            done += self.reap(bus, false);
+        }
+        if self.state.mode != bus.irq.mode() {
+            self.mode_changed(bus);
+        }
+        if !self.is_running() || !bus.dma.master() {
+            self.advance_shutdown();
+            self.state.untimed = true;
+            return match (done, self.state.jobs.is_empty()) {
+                (0, true) => Work::Asleep(None),
+                (0, false) => Work::Idle,
+                _ => Work::Done,
+            };
+        }
+        if !self.state.held.is_empty() {
+            self.post_held(bus);
+        }
+        done += self.poll_queues(bus);
+        if self.state.events.has_next() {
+            done += self.tell_events(bus);
+        }
+        if self.state.pin {
+            self.refresh_pin(bus);
+        }
+        let due = self.interrupt(bus);
+        if done > 0 {
+            self.submit();
+            return Work::Done;
+        }
+        let reach = self.check_reach(bus);
+        self.state.untimed = false;
+        let limit = self.limit(bus);
+        if reach.is_none()
+            && limit.is_none()
+            && (self.state.is_polled() || !self.state.jobs.is_empty())
+        {
+            self.state.untimed = true;
+            return Work::Idle;
+        }
+        Work::Asleep([due, reach, limit].into_iter().flatten().min())
     }
 }

@@ -44,7 +44,7 @@ impl Port {
     /// When memory or descriptors cannot be had.
     pub fn new(backing: &dyn Backing, block: u64) -> Result<(Port, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
-        Ok((Port::over(exchange, backing, block)?, files))
+        Ok((Port::with_exchange(exchange, backing, block)?, files))
     }
 
     /// The same for a front whose operations `carried` carries.
@@ -56,10 +56,14 @@ impl Port {
         backing: &dyn Backing,
         block: u64,
     ) -> Result<Port, ExchangeError> {
-        Port::over(Exchange::carried("nvme-medium", carried, LAYOUT)?, backing, block)
+        Port::with_exchange(Exchange::carried("nvme-medium", carried, LAYOUT)?, backing, block)
     }
 
-    fn over(exchange: Exchange, backing: &dyn Backing, block: u64) -> Result<Port, ExchangeError> {
+    fn with_exchange(
+        exchange: Exchange,
+        backing: &dyn Backing,
+        block: u64,
+    ) -> Result<Port, ExchangeError> {
         let either = either_of([Some(exchange.as_fd()), backing.wake_fd()])
             .map_err(|cause| ExchangeError::Events(cause.into()))?;
         let (asks, finished) = ([None; TAGS as usize], Vec::new());
@@ -107,7 +111,7 @@ impl Port {
         files: ExchangeFiles,
         state: &PortState,
     ) -> Result<Port, ExchangeError> {
-        let mut port = Port::over(Exchange::resume(files, LAYOUT)?, backing, block)?;
+        let mut port = Port::with_exchange(Exchange::resume(files, LAYOUT)?, backing, block)?;
         port.over = state.over;
         for ask in &state.asks {
             if !port.take(backing, None, &Ask::from(ask)) {
@@ -153,7 +157,7 @@ impl Port {
             done += 1;
             let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
             if !ask.is_some_and(|ask| self.take(backing, Some((&mut *meter, bus.now_ns)), &ask)) {
-                tracing::warn!("a front that breaks the rules is not listened to any more");
+                tracing::warn!("a front violates the protocol and is disconnected");
                 self.close();
             }
         }

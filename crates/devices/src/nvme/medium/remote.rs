@@ -4,18 +4,15 @@
 //! write's data is copied when the operation is sent, a read's when its answer comes.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{
-    Carried, DmaSlice, Event, Exchange, ExchangeError, ExchangeFiles, PinnedSlice,
-};
+use rackbus_memory::{Carried, DmaSlice, Event, ExchangeError, ExchangeFiles, PinnedSlice};
 use rackbus_pci::Health;
-use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
 use super::{Answer, Ask, Description, FLAG, LAYOUT, TAGS, kind, result};
+use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
 
 /// Between two looks whether the other node is lost, when something is waited for.
@@ -42,8 +39,7 @@ struct Operation {
 #[derive(Debug)]
 pub struct Remote {
     description: Description,
-    exchange: Exchange,
-    lost: Lost,
+    exchange: FrontExchange,
     /// Operations in progress, by their tags in the exchange.
     operations: [Option<Operation>; TAGS as usize],
     /// Tags that are free; the one freed last is used first, its data may still be near.
@@ -51,12 +47,8 @@ pub struct Remote {
     /// Tags of operations of an earlier life of the front, which end before any of this one begins: they
     /// would change what came after them.
     earlier: usize,
-    /// What an earlier life left is still to be told. Until then its answers are left where they are.
-    untold: bool,
     /// What waits for a tag.
     waiting: VecDeque<(u32, Request<Vec<PinnedSlice>>)>,
-    /// Sent, and not rung for.
-    unrung: bool,
     patience: Duration,
     /// Since when a reset or an unmap waits for answers.
     held_up_since: Option<Instant>,
@@ -74,7 +66,7 @@ impl Remote {
         files: ExchangeFiles,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        Ok(Remote::over(description, Exchange::join(files, LAYOUT)?, lost))
+        Ok(Remote::with_exchange(description, FrontExchange::join(files, LAYOUT, lost)?))
     }
 
     /// The same over what `carried` carries.
@@ -86,21 +78,18 @@ impl Remote {
         carried: Carried,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        let exchange = Exchange::carried("nvme-front", carried, LAYOUT)?;
-        Ok(Remote::over(description, exchange, lost))
+        let exchange = FrontExchange::carried("nvme-front", carried, LAYOUT, lost)?;
+        Ok(Remote::with_exchange(description, exchange))
     }
 
-    fn over(description: Description, exchange: Exchange, lost: Lost) -> Remote {
+    fn with_exchange(description: Description, exchange: FrontExchange) -> Remote {
         Remote {
             description,
             exchange,
-            lost,
             operations: [const { None }; TAGS as usize],
             free: (0..TAGS).rev().collect(),
             earlier: 0,
-            untold: false,
             waiting: VecDeque::new(),
-            unrung: false,
             patience: PATIENCE,
             held_up_since: None,
             failed: false,
@@ -117,7 +106,8 @@ impl Remote {
         files: ExchangeFiles,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        Ok(Remote { untold: true, ..Remote::new(description, files, lost)? })
+        let exchange = FrontExchange::join(files, LAYOUT, lost)?.untold();
+        Ok(Remote::with_exchange(description, exchange))
     }
 
     /// The drive, as its lender described it.
@@ -129,14 +119,6 @@ impl Remote {
     #[cfg(test)]
     pub(super) fn with_patience(self, patience: Duration) -> Remote {
         Remote { patience, ..self }
-    }
-
-    fn is_lost(&self) -> bool {
-        if self.exchange.is_closed() && !self.lost.get() {
-            tracing::warn!("the drive's blocks are served no more, though their node is there");
-            self.lost.give_up();
-        }
-        self.lost.get()
     }
 
     fn under_way(&self) -> usize {
@@ -185,12 +167,7 @@ impl Remote {
             }
         }
         self.operations[tag as usize] = Some(Operation { owner: Some(owner), into: buffers });
-        // There is room for one question of each tag, unless the other side spoilt the ring: then
-        // no answer comes, and the conversation has ended.
-        if self.exchange.send(ask.as_bytes(), data).is_err() {
-            self.exchange.close();
-        }
-        self.unrung = true;
+        self.exchange.send(&ask, data);
     }
 
     /// Pairs the place for data of `tag` with `buffers`, piece by piece.
@@ -210,9 +187,8 @@ impl Remote {
     fn finish(&mut self, tag: u32, outcome: Result<(), MediaError>, out: &mut Vec<Finished>) {
         let slot = self.operations.get_mut(tag as usize);
         let Some(Operation { owner, into }) = slot.and_then(Option::take) else {
-            // An answer to nothing that was asked: its data could be anybody's.
-            tracing::warn!("a medium's node that breaks the rules is not listened to any more");
-            self.exchange.close();
+            // An answer to nothing that was asked.
+            self.exchange.break_off();
             return;
         };
         if outcome.is_ok() && owner.is_some() {
@@ -238,34 +214,26 @@ impl Remote {
 
     /// The node has kept a reset or an unmap waiting for too long.
     fn give_up(&self, since: Instant) {
-        if !self.is_lost() {
+        if !self.exchange.is_lost() {
             tracing::error!(
                 "the node that has the drive's blocks keeps a reset or an unmap waiting for {:?}; it \
                  counts as lost",
                 since.elapsed()
             );
         }
-        self.lost.give_up();
+        self.exchange.give_up();
     }
 
     /// Takes in what was answered, and sends what waited for that.
     fn take_answers(&mut self, finished: &mut Vec<Finished>) {
-        let mut message = [0; MESSAGE_BYTES];
         // As many as there can be: a peer that answers without pause keeps nobody.
-        for _ in 0..if self.untold { 0 } else { TAGS } {
-            let Some(length) = self.exchange.receive(&mut message) else { break };
-            let answer =
-                message.get(..length).and_then(|bytes| Answer::read_from_bytes(bytes).ok());
-            match answer {
-                Some(answer) => {
-                    self.finish(answer.tag.get(), result(answer.result.get()), finished);
-                }
-                None => self.exchange.close(),
-            }
+        for _ in 0..TAGS {
+            let Some(answer) = self.exchange.receive::<Answer>() else { break };
+            self.finish(answer.tag.get(), result(answer.result.get()), finished);
         }
         self.advance();
         self.submit();
-        if self.is_lost() {
+        if self.exchange.is_lost() {
             self.fail_all(finished);
         }
     }
@@ -273,9 +241,7 @@ impl Remote {
     /// Nobody answers any more: everything fails.
     fn fail_all(&mut self, out: &mut Vec<Finished>) {
         // What waits to be sent is sent from places that are free from here on.
-        if !self.exchange.is_closed() {
-            self.exchange.close();
-        }
+        self.exchange.close();
         for tag in 0..TAGS {
             if self.operations[tag as usize].is_some() {
                 self.finish(tag, Err(MediaError::Unreachable), out);
@@ -304,8 +270,7 @@ impl Backing for Remote {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        // The other node has the event, too, and may have made one that stays readable.
-        (!self.lost.get()).then(|| self.exchange.as_fd())
+        self.exchange.wake_fd()
     }
 
     fn has_failed(&self) -> bool {
@@ -336,7 +301,7 @@ impl Backing for Remote {
         }
         self.free.retain(|tag| self.operations[*tag as usize].is_none());
         self.earlier = self.under_way();
-        self.untold = false;
+        self.exchange.set_told();
         true
     }
 
@@ -357,9 +322,7 @@ impl Background for Remote {
     }
 
     fn submit(&mut self) {
-        if std::mem::take(&mut self.unrung) {
-            self.exchange.ring();
-        }
+        self.exchange.ring();
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) {
@@ -376,7 +339,7 @@ impl Background for Remote {
         }
         self.take_answers(finished);
         while finished.len() == before && self.under_way() > 0 {
-            if self.exchange.rest() && !self.is_lost() {
+            if self.exchange.rest() && !self.exchange.is_lost() {
                 Event::wait_any(&[self.exchange.as_fd()], Some(LOOK.as_nanos() as u64));
             }
             let under_way = self.under_way();
@@ -409,10 +372,10 @@ impl Background for Remote {
 
     fn rearm(&mut self) -> bool {
         let quiet = self.exchange.rest();
-        match self.is_lost() {
+        match self.exchange.is_lost() {
             // Nothing comes any more; what is under way is still to fail.
             true => self.under_way() > 0 || !self.waiting.is_empty(),
-            false => !quiet && !self.untold,
+            false => !quiet && !self.exchange.is_untold(),
         }
     }
 }

@@ -184,7 +184,7 @@ fn the_host_identifier_is_kept_until_the_drive_is_scrubbed() {
 }
 
 #[test]
-fn logs_tell_what_happened() {
+fn logs_record_what_happened() {
     let mut host = Host::with_memory(1 << 20);
     let buffer = host.scratch();
     host.write_blocks(0, &[1; 4096]);

@@ -20,7 +20,7 @@ fn settle(host: &mut Host) -> Option<u64> {
     for _ in 0..10_000 {
         match host.endpoint.poll(host.now) {
             Work::Done => {}
-            Work::Idle => return None,
+            Work::Idle | Work::Watch(_) => return None,
             Work::Asleep(until) => return until,
         }
     }

@@ -3,11 +3,13 @@
 
 mod admin;
 mod background;
+mod buffer;
 mod frozen;
 mod hostile;
 mod interrupts;
 mod io;
 mod limits;
+mod polled;
 mod simulation;
 mod succession;
 mod transfer;
@@ -17,8 +19,8 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{Access, SharedMemory};
-use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::Region;
+use rackbus_pci::{Endpoint, PolledRegisters};
 use rackbus_spec::nvme::registers::{self as reg, Aqa, Cc, Csts};
 use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
 use std::os::fd::AsFd;
@@ -65,6 +67,8 @@ pub struct Host {
     pub now: u64,
     /// Completions seen while waiting for others.
     early: Vec<Cqe>,
+    /// The drive's registers, where they are memory.
+    registers: Option<PolledRegisters>,
 }
 
 impl Host {
@@ -109,6 +113,7 @@ impl Host {
             next_cid: 0,
             now: 0,
             early: Vec::new(),
+            registers: None,
         }
     }
 
@@ -186,12 +191,18 @@ impl Host {
     }
 
     pub fn read4(&mut self, offset: u64) -> u32 {
+        if let Some(registers) = &self.registers {
+            return registers.load(offset);
+        }
         let mut data = [0; 4];
         self.endpoint.read(Region::Bar(0), offset, &mut data).unwrap();
         u32::from_le_bytes(data)
     }
 
     pub fn write4(&mut self, offset: u64, value: u32) {
+        if let Some(registers) = &self.registers {
+            return registers.store(offset, value);
+        }
         self.endpoint.write(Region::Bar(0), offset, &value.to_le_bytes()).unwrap();
     }
 
@@ -249,7 +260,8 @@ impl Host {
         let size = ENTRIES - 1;
         self.write4(reg::AQA, Aqa::new().with_asqs(size).with_acqs(size).into());
         for (register, value) in [(reg::ASQ, sq), (reg::ACQ, cq)] {
-            self.endpoint.write(Region::Bar(0), register, &value.to_le_bytes()).unwrap();
+            self.write4(register, value as u32);
+            self.write4(register + 4, (value >> 32) as u32);
         }
         self.pairs.clear();
         self.early.clear();
@@ -257,6 +269,9 @@ impl Host {
         self.pairs.insert(0, Pair { sq, cq, ..Pair::new(ENTRIES) });
         let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
         self.write4(reg::CC, cc.into());
+        if self.registers.is_some() {
+            self.poll();
+        }
         assert!(self.csts().rdy() && !self.csts().cfs());
     }
 

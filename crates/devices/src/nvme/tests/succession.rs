@@ -235,9 +235,9 @@ fn states_of_others_and_of_newer_programs_are_refused() {
     let error = Nvme::resume(&memory, Vec::new()).unwrap_err().to_string();
     assert!(error.contains("was not passed on"), "{error}");
     // Memory that its holder could truncate is not what a drive in memory has.
-    let torn = rustix::fs::memfd_create("torn", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&torn, 1 << 20).unwrap();
-    assert!(Nvme::resume(&memory, vec![torn]).is_err());
+    let unsealed = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&unsealed, 1 << 20).unwrap();
+    assert!(Nvme::resume(&memory, vec![unsealed]).is_err());
 }
 
 /// A state with a bit of everything in it, as JSON, with its memory.

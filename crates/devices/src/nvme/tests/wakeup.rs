@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rackbus_memory::{DmaSpace, Lending};
 use rackbus_pci::Work;
 
-use super::super::shadow::{Doorbell, Seen, ShadowPages, need_event};
+use super::super::shadow::{ShadowDoorbell, ShadowPages, ShadowValue, need_event};
 use super::*;
 
 const SLOT: usize = 128;
@@ -13,7 +13,7 @@ const SLOT: usize = 128;
 struct Pair {
     ram: SharedMemory,
     pages: ShadowPages,
-    doorbell: Doorbell,
+    doorbell: ShadowDoorbell,
     size: u16,
     /// How far the device has consumed.
     consumed: u16,
@@ -30,7 +30,7 @@ impl Pair {
         let loan = Lending::alone().lend(0, 8192, Access::READ | Access::WRITE, memory);
         dma.map(loan.unwrap()).unwrap();
         let pages = ShadowPages::new(&dma, 0, 4096, 4096);
-        let mut doorbell = Doorbell::new(size);
+        let mut doorbell = ShadowDoorbell::new(size);
         doorbell.set(at);
         doorbell.attach(SLOT, &pages);
         Pair { ram, pages, doorbell, size, consumed: at, stored: at }
@@ -54,13 +54,13 @@ impl Pair {
     /// Device: takes what is there; true when there was something.
     fn poll(&mut self) -> bool {
         let seen = self.doorbell.look(self.pages.values.as_ref());
-        if let Seen::Moved(value) = seen {
+        if let ShadowValue::Moved(value) = seen {
             self.doorbell.set(value);
             self.doorbell.keep_away(self.pages.events.as_ref());
             self.consumed = value;
         }
-        assert_ne!(seen, Seen::Invalid);
-        seen != Seen::Same
+        assert_ne!(seen, ShadowValue::Invalid);
+        seen != ShadowValue::Same
     }
 
     fn room(&self) -> u16 {
@@ -152,12 +152,12 @@ proptest! {
 fn a_value_outside_of_the_ring_is_reported_once() {
     let mut pair = Pair::new(16, 3);
     for (raw, seen) in [
-        (16, Seen::Invalid),
-        (16, Seen::Same),
-        (u32::MAX, Seen::Invalid),
-        (1 << 16 | 4, Seen::Invalid),
-        (4, Seen::Moved(4)),
-        (4, Seen::Same),
+        (16, ShadowValue::Invalid),
+        (16, ShadowValue::Same),
+        (u32::MAX, ShadowValue::Invalid),
+        (1 << 16 | 4, ShadowValue::Invalid),
+        (4, ShadowValue::Moved(4)),
+        (4, ShadowValue::Same),
     ] {
         pair.ram.whole().store_u32(SLOT, raw, Ordering::SeqCst).unwrap();
         assert_eq!(pair.doorbell.look(pair.pages.values.as_ref()), seen, "{raw:#x}");

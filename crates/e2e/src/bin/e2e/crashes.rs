@@ -2,18 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::{Guest, Rack, Result, ensure};
 use rackbus_pci::vfio_user::Client;
 use rackbus_vm::Assets;
-use rackbus_vm::agent::Running;
+use rackbus_vm::agent::RunningCommand;
 
 use crate::World;
 use crate::cycles::pattern;
 use crate::guests::{add, busy, remove};
 
 /// fio in the background, verifying, for some seconds.
-fn load(guest: &mut Guest, seconds: u32) -> Result<Running> {
+fn load(guest: &mut Guest, seconds: u32) -> Result<RunningCommand> {
     let script = format!(
         "cd /tmp && fio --name=load --filename=$(ls -d /dev/nvme?n1) --rw=randrw --bs=4k \
          --direct=1 --ioengine=libaio --iodepth=8 --size=16M --verify=crc32c --verify_fatal=1 \
@@ -77,7 +77,7 @@ pub fn borrowing_vm(world: &mut World) -> Result<()> {
     ensure!(running.wait().is_err(), "a killed VM answered");
     offered(rack, "alpha/nvme1", Duration::from_secs(10))?;
     let (lease, socket) = rack.borrow("alpha/nvme1", "beta")?;
-    let mut drive = Drive::open(&socket, Options::default())?;
+    let mut drive = Drive::open(&socket, DriveOptions::default())?;
     drive.read(0, &mut vec![0; 4096])?;
     drop(drive);
     rack.give_back(lease)
@@ -120,7 +120,7 @@ pub fn kept_functions(world: &mut World) -> Result<()> {
 pub fn durability(world: &mut World) -> Result<()> {
     let rack = &world.rack;
     let (_, socket) = rack.borrow("alpha/nvme0", "beta")?;
-    let mut drive = Drive::open(&socket, Options::default())?;
+    let mut drive = Drive::open(&socket, DriveOptions::default())?;
     let (forced, flushed) = (pattern(1, 1 << 20), pattern(2, 1 << 20));
     for (block, part) in (0u64..).zip(flushed.chunks(64 << 10)) {
         drive.write(4096 + block * 128, part, false)?;
@@ -134,7 +134,7 @@ pub fn durability(world: &mut World) -> Result<()> {
     rack.revive("alpha")?;
     offered(rack, "alpha/nvme0", Duration::from_secs(20))?;
     let (lease, socket) = rack.borrow("alpha/nvme0", "gamma")?;
-    let mut drive = Drive::open(&socket, Options::default())?;
+    let mut drive = Drive::open(&socket, DriveOptions::default())?;
     for (at, written) in [(0, &forced), (4096, &flushed)] {
         let mut found = vec![0; written.len()];
         for (block, part) in (0u64..).zip(found.chunks_mut(64 << 10)) {
@@ -158,7 +158,7 @@ pub fn borrower(world: &mut World) -> Result<()> {
     let why = incident(rack, "alpha/nvme1")?;
     println!("            status says: {why}");
     let (lease, socket) = rack.borrow("alpha/nvme1", "gamma")?;
-    let mut drive = Drive::open(&socket, Options::default())?;
+    let mut drive = Drive::open(&socket, DriveOptions::default())?;
     drive.write(0, &vec![7; 4096], true)?;
     drop(drive);
     rack.give_back(lease)?;

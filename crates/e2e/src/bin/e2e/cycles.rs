@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::{Result, ensure};
 
 use crate::World;
@@ -21,7 +21,7 @@ pub fn hundred(world: &mut World) -> Result<()> {
         let (host, other) = if cycle % 2 == 0 { ("beta", "gamma") } else { ("gamma", "beta") };
         let begun = Instant::now();
         let (lease, socket) = rack.borrow("alpha/nvme0", host)?;
-        let mut drive = Drive::open(&socket, Options::default())?;
+        let mut drive = Drive::open(&socket, DriveOptions::default())?;
         let mut found = vec![0; 64 << 10];
         let at = u64::from(cycle / 2) * 128;
         drive.read(0, &mut found)?;

@@ -3,11 +3,12 @@
 
 use std::io::{Cursor, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
-use rackbus_driver::{Drive, Options};
-use rackbus_e2e::{Guest, Result, ensure};
-use rackbus_vm::{Assets, Guest as Release};
+use rackbus_driver::{Drive, DriveOptions};
+use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
+use rackbus_vm::{Assets, Guest as Release, registry};
 
 use crate::World;
 
@@ -20,11 +21,22 @@ const FIRST: usize = 2048;
 /// Blocks of the EFI system partition: 64 MiB.
 const SYSTEM: usize = (64 << 20) / BLOCK;
 
-/// What the firmware's shell runs when it finds nothing else to boot: Linux by its EFI stub.
-const STARTUP: &str = "fs0:\\vmlinuz.efi initrd=\\initrd console=ttyS0 quiet mitigations=off \
-                       panic=-1 rackbus.tools=/dev/nvme0n1p2\r\n";
+/// What the firmware's shell runs when it finds nothing else to boot: Linux by its EFI stub. A variable that the shell
+/// keeps in the firmware's non-volatile variables (UEFI Shell 2.2, section 5.3, `set`) tells the system whether it has
+/// been there before.
+const STARTUP: &str = "if x%rackbus%x == xx then\r\n\
+                       set rackbus 1\r\n\
+                       fs0:\\vmlinuz.efi {LINUX} rackbus.boot=first\r\n\
+                       else\r\n\
+                       fs0:\\vmlinuz.efi {LINUX} rackbus.boot=again\r\n\
+                       endif\r\n";
 
-/// Puts a system on a drive, and boots a guest from it on another host.
+/// The kernel's command line.
+const LINUX: &str = "initrd=\\initrd console=ttyS0 quiet mitigations=off panic=-1 \
+                     rackbus.tools=/dev/nvme0n1p2";
+
+/// Puts a system on a drive, and boots a guest from it on another host, which then goes on at a third, where its firmware
+/// has kept its variables.
 pub fn boots(world: &mut World) -> Result<()> {
     let rack = &world.rack;
     let lease = rack.json(&["borrow", "alpha/nvme0", "--for", "beta"])?;
@@ -41,6 +53,21 @@ pub fn boots(world: &mut World) -> Result<()> {
     ensure!(words == ["/dev/nvme0n1p2", "/sys/firmware/efi", "nvme0n1"], "it booted from {root}");
     // All that it runs comes from there.
     guest.run("sha256sum /usr/bin/* >/dev/null")?;
+    guest.run("grep rackbus.boot=first /proc/cmdline")?;
+    std::thread::scope(|scope| {
+        let moved = scope.spawn(|| rack.json(&["vm", "move", "uefi", "--to", "beta"]));
+        // Nobody in this guest listens for the power button, which is pressed when the function is waited for.
+        let waits = |rack: &Rack| {
+            rack.device("alpha/nvme0").ok().filter(|device| device["waiting"].as_u64() > Some(0))
+        };
+        rack.wait("the VM's move", Duration::from_secs(20), waits)?;
+        let off = guest.begin("sleep 1; sync; poweroff -f", Duration::from_secs(20));
+        let moved = moved.join().map_err(|_| Failure("the move panicked".to_owned()))?;
+        off.and(moved.map(drop))
+    })?;
+    let mut guest = Guest::attach(registry::find(rack.run_dir(), "beta", "uefi")?);
+    guest.booted()?;
+    guest.run("grep rackbus.boot=again /proc/cmdline")?;
     guest.stop(rack)
 }
 
@@ -55,9 +82,11 @@ fn install(socket: &Path) -> Result<()> {
         let folder = volume.root_dir();
         folder.create_file("vmlinuz.efi")?.write_all(&std::fs::read(&files.kernel)?)?;
         folder.create_file("initrd")?.write_all(&std::fs::read(&files.initrd)?)?;
-        folder.create_file("startup.nsh")?.write_all(STARTUP.as_bytes())?;
+        folder
+            .create_file("startup.nsh")?
+            .write_all(STARTUP.replace("{LINUX}", LINUX).as_bytes())?;
     }
-    let mut drive = Drive::open(socket, Options { depth: 4, data: 1 << 20 })?;
+    let mut drive = Drive::open(socket, DriveOptions { depth: 4, data: 1 << 20 })?;
     let second = FIRST + SYSTEM;
     let table =
         partition_table(&[(0xef, FIRST, SYSTEM), (0x83, second, root.len().div_ceil(BLOCK))]);

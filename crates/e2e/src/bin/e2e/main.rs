@@ -26,12 +26,12 @@ use std::time::Instant;
 use rackbus_e2e::{Failure, Guest, Rack, Result};
 use rackbus_vm::Assets;
 
-/// The rack's file.
+/// The rack file that all scenarios run with.
 const RACK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rack.toml");
 
 /// The rack and its two guests: `old` (Debian 12) on beta, `new` (Debian 13) on gamma.
 pub struct World {
-    /// The rack.
+    /// The rack that the guests are part of.
     pub rack: Rack,
     /// Debian 12 on beta.
     pub old: Guest,
@@ -105,6 +105,11 @@ fn main() -> ExitCode {
 fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     if dir.exists() {
         std::fs::remove_dir_all(dir)?;
+    }
+    let names =
+        || ALONE.iter().map(|(name, _)| *name).chain(SCENARIOS.iter().map(|(name, _)| *name));
+    if let Some(unknown) = wanted.iter().find(|w| !names().any(|name| name.contains(w.as_str()))) {
+        return Err(Failure(format!("there is no scenario {unknown:?}")));
     }
     println!("guests run under {}", Assets::of_user().accel()?);
     let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));

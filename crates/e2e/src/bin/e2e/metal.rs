@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rackbus_e2e::metal::{Bridge, ENDS, bridge_address};
 use rackbus_e2e::{Result, programs};
-use rackbus_vm::{Assets, Guest, Iommu, Machine, Switch};
+use rackbus_vm::{Assets, Guest, Machine, SharedNetwork, VmIommu};
 
 /// What the scripts have in common.
 const PRELUDE: &str = r#"
@@ -50,7 +50,7 @@ struct Hosts {
     /// Of either on the network.
     address: [String; 2],
     /// Behind the machines that it joins.
-    _switch: Switch,
+    _switch: SharedNetwork,
 }
 
 fn start(dir: &Path, guest: Guest) -> Result<Hosts> {
@@ -61,7 +61,7 @@ fn start(dir: &Path, guest: Guest) -> Result<Hosts> {
     std::fs::copy(assets.kernel_module(guest)?, files.join("rackbus.ko"))?;
     let medium = dir.join("medium.img");
     std::fs::File::create(&medium)?.set_len(64 << 20)?;
-    let mut switch = Switch::new(SUBNET)?;
+    let mut switch = SharedNetwork::new(SUBNET)?;
     let cables = [switch.cable()?, switch.cable()?];
     let address = [0, 1].map(|end: usize| {
         let address = cables[end].address();
@@ -69,7 +69,7 @@ fn start(dir: &Path, guest: Guest) -> Result<Hosts> {
     });
     let [near, far] = cables;
     let mut spec = bridge.machine(ENDS[0], guest);
-    (spec.iommu, spec.files) = (Iommu::Translating, Some(files.clone()));
+    (spec.iommu, spec.files) = (VmIommu::Translating, Some(files.clone()));
     (spec.cable, spec.memory_mib) = (Some(near), 512);
     let medium = format!("driver=file,node-name=medium,filename={}", medium.display());
     spec.devices = vec!["-blockdev".to_owned(), medium];

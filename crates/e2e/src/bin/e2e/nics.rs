@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rackbus_driver::net::{Net, Options};
+use rackbus_driver::net::{Net, NetOptions};
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
 use serde_json::Value;
@@ -92,7 +92,7 @@ fn reach_hosts(rack: &Rack, guest: &mut Guest) -> Result<()> {
 /// What a driver in user space hears of a guest that looks for somebody.
 fn beside_a_driver(rack: &Rack, guest: &mut Guest) -> Result<()> {
     let (lease, socket) = rack.borrow("alpha/nic0.vf3", "gamma")?;
-    let options = Options { interrupts: true, ..Options::default() };
+    let options = NetOptions { interrupts: true, ..NetOptions::default() };
     let opened = Net::open(&socket, Duration::from_secs(10), options);
     let mut net = opened.map_err(|error| Failure(error.to_string()))?;
     let asking = guest.begin("ping -c 5 10.77.128.3; true", Duration::from_secs(60))?;

@@ -10,10 +10,14 @@ use crate::World;
 /// Where the program runs.
 const HOST: &str = "gamma";
 const DRIVE: &str = "alpha/nvme2";
-/// At the drive's lender, at another one, and at the borrower itself; with their sizes, by which the guest
-/// tells them apart.
-const TARGETS: [(&str, u64); 3] =
-    [("alpha/ram0", 64 << 20), ("beta/ram0", 16 << 20), ("gamma/ram0", 32 << 20)];
+/// At the drive's lender, at another one, and at the borrower itself, and the memory buffer of another drive; with their
+/// sizes, by which the guest tells them apart.
+const TARGETS: [(&str, u64); 4] = [
+    ("alpha/ram0", 64 << 20),
+    ("beta/ram0", 16 << 20),
+    ("gamma/ram0", 32 << 20),
+    ("beta/nvme1", 8 << 20),
+];
 /// Bytes that the program moves each way.
 const MOVED: u64 = 8192;
 
@@ -35,13 +39,13 @@ pub fn to_each_other(world: &mut World) -> Result<()> {
     guest.booted()?;
     guest.run(&format!(
         "{} && echo 1 >/proc/sys/vm/nr_hugepages && \
-         drive=$(dirname $(grep -l 0x010802 /sys/bus/pci/devices/*/class)) && \
-         basename $drive >$drive/driver/unbind && basename $drive >/tmp/drive",
+         for at in $(dirname $(grep -l 0x010802 /sys/bus/pci/devices/*/class)); do \
+         basename $at >$at/driver/unbind; [ -e $at/resource2 ] || basename $at >/tmp/drive; done",
         programs::unpack("/dev/vdb")
     ))?;
     for (nth, (target, size)) in (0..).zip(TARGETS) {
         let find = format!(
-            "for at in $(dirname $(grep -l 0x726d /sys/bus/pci/devices/*/device)); do \
+            "for at in $(dirname /sys/bus/pci/devices/*/resource2); do \
              [ $(stat -c %s $at/resource2) = {size} ] && place=$(basename $at); done; \
              echo 1 >/sys/bus/pci/devices/$place/enable; echo $place"
         );

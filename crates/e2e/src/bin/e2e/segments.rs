@@ -65,7 +65,7 @@ impl Side<'_> {
 
 /// A tool that runs.
 enum Running {
-    Guest(String, rackbus_vm::agent::Running),
+    Guest(String, rackbus_vm::agent::RunningCommand),
     Host(std::process::Child),
 }
 

@@ -19,7 +19,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rackbus_driver::{Drive, Options};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::{Failure, Rack, Result, ensure};
 use rackbus_seeds::Random;
 
@@ -204,7 +204,7 @@ impl Soak {
     ) -> Result<()> {
         let wrong =
             |error: String| Failure(format!("{}, epoch {epoch}: {error}", FUNCTIONS[drive]));
-        let options = Options { depth: 4, data: 64 << 10 };
+        let options = DriveOptions { depth: 4, data: 64 << 10 };
         let Ok(mut opened) = Drive::open(socket, options) else { return Ok(()) };
         for _ in 0..count {
             let block = random.below(BLOCKS);
@@ -281,7 +281,7 @@ impl Soak {
             let lease = self.rack.json(&["borrow", function, "--for", "gamma"])?;
             let epoch = lease["epoch"].as_u64().unwrap_or(0);
             let socket = lease["socket"].as_str().unwrap_or_default();
-            let mut opened = Drive::open(Path::new(socket), Options::default())?;
+            let mut opened = Drive::open(Path::new(socket), DriveOptions::default())?;
             let mut model = lock(&self.drives[drive]);
             for block in 0..BLOCKS {
                 let mut data = vec![0; BLOCK];

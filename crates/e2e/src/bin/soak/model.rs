@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_blocks_are_found() {
+    fn blocks_written_in_part_are_found() {
         let mut data = content(3, 10);
         data[2048..].copy_from_slice(&content(3, 11)[2048..]);
         assert!(Model::default().read(1, 3, &data).is_err());

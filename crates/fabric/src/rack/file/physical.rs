@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use crate::rack::{Adapter, Cable, CxlMemory, Host, PAGE, Physical, Switch, Window};
-use crate::text::{Named, Outcome, Section, list, mismatch, subsection, wrong};
+use crate::rack::{Adapter, Cable, CxlMemory, Host, PAGE, PhysicalFabric, Switch, Window};
+use crate::text::{Named, Parsed, Section, list, mismatch, subsection, wrong};
 use crate::values::SIZES;
 
-pub(super) fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
+pub(super) fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Parsed<PhysicalFabric> {
     let section =
         subsection(value, "fabric", &["adapters", "switches", "memories", "links", "windows"])?;
     let mut names: BTreeSet<String> = BTreeSet::new();
@@ -67,11 +67,11 @@ pub(super) fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Ph
         Some(value) => windows(value, hosts)?,
         None => Vec::new(),
     };
-    Ok(Physical { adapters, switches, memories, links, windows })
+    Ok(PhysicalFabric { adapters, switches, memories, links, windows })
 }
 
 /// The host that a part names as its own.
-fn placed(part: &Section<'_>, hosts: &[Host]) -> Outcome<Option<String>> {
+fn placed(part: &Section<'_>, hosts: &[Host]) -> Parsed<Option<String>> {
     let known: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     let allowed = format!("`host` is one of {}", list(&known));
     match part.text("host", &allowed)? {
@@ -81,7 +81,7 @@ fn placed(part: &Section<'_>, hosts: &[Host]) -> Outcome<Option<String>> {
     }
 }
 
-fn take_name(names: &mut BTreeSet<String>, entry: &Named<'_>) -> Outcome<()> {
+fn take_name(names: &mut BTreeSet<String>, entry: &Named<'_>) -> Parsed<()> {
     match names.insert(entry.name.to_owned()) {
         true => Ok(()),
         false => wrong(
@@ -111,7 +111,7 @@ fn refuse_loops<'l>(
     links: &'l [Cable],
     adapters: &[Adapter],
     outer: &[&str],
-) -> Outcome<()> {
+) -> Parsed<()> {
     let is_adapter = |name: &str| adapters.iter().any(|adapter| adapter.name == name);
     let is_cable = |link: &Cable| link.ends.iter().all(|end| is_adapter(end));
     let mut next: BTreeMap<Side<'l>, Side<'l>> = BTreeMap::new();
@@ -139,7 +139,7 @@ fn refuse_loops<'l>(
     Ok(())
 }
 
-pub(super) fn windows(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Vec<Window>> {
+pub(super) fn windows(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Parsed<Vec<Window>> {
     let form = "write [[fabric.windows]] with host, at, size, to and address";
     let DeValue::Array(entries) = value.get_ref() else {
         return wrong(value.span(), mismatch("windows", value.get_ref()), form);
@@ -168,7 +168,7 @@ pub(super) fn windows(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<V
     Ok(windows)
 }
 
-pub(super) fn links(value: &Spanned<DeValue<'_>>, names: &BTreeSet<String>) -> Outcome<Vec<Cable>> {
+pub(super) fn links(value: &Spanned<DeValue<'_>>, names: &BTreeSet<String>) -> Parsed<Vec<Cable>> {
     let form = "write [[fabric.links]] with ends = [\"A\", \"B\"], generation and lanes";
     let DeValue::Array(entries) = value.get_ref() else {
         return wrong(value.span(), mismatch("links", value.get_ref()), form);

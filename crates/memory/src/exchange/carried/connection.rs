@@ -7,7 +7,7 @@ use rustix::event::epoll;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::super::session::Outbox;
+use super::super::session::FrameOutbox;
 use super::super::{Carrier, ExchangeLayout, MESSAGE_BYTES, place};
 use crate::region::Region;
 use crate::stream::StreamError;
@@ -29,7 +29,7 @@ pub(super) mod kind {
 /// What is before each message.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Header {
+pub(super) struct FrameHeader {
     /// Bytes of the message.
     pub message: U16,
     pub kind: u8,
@@ -42,11 +42,11 @@ pub(super) struct Header {
     pub seen: U64,
 }
 
-pub(super) const HEADER: usize = size_of::<Header>();
+pub(super) const HEADER: usize = size_of::<FrameHeader>();
 
 /// A message that waits to be sent, or to be acknowledged.
 #[derive(Debug)]
-pub(super) struct Frame {
+pub(super) struct SessionFrame {
     pub message: [u8; MESSAGE_BYTES],
     pub message_length: usize,
     pub tag: u32,
@@ -72,7 +72,7 @@ pub(super) enum Came {
     /// A message of so many bytes.
     Message(usize),
     /// The beginning of the next message, whose data may be still to come; or of none.
-    Begun(Header),
+    Begun(FrameHeader),
     /// Nothing that is whole.
     Nothing,
     /// A frame that the protocol does not allow: the connection is given up.
@@ -90,7 +90,7 @@ pub(super) struct Connection {
     /// Something came since this was looked at last.
     pub heard: bool,
     /// What is sent before the next message.
-    control: Option<Header>,
+    control: Option<FrameHeader>,
     /// What was put together from frames, and how much of it the carrier has taken.
     chunk: Vec<u8>,
     sent: usize,
@@ -119,7 +119,7 @@ impl Connection {
             carrier,
             joined: false,
             heard: false,
-            control: speaks.then(|| Header { kind: kind::RESUME, ..Header::default() }),
+            control: speaks.then(|| FrameHeader { kind: kind::RESUME, ..FrameHeader::default() }),
             chunk: Vec::with_capacity(CHUNK),
             sent: 0,
             unflushed: false,
@@ -142,14 +142,14 @@ impl Connection {
     }
 
     /// Has something sent that is no message.
-    pub(super) fn say(&mut self, what: Header) {
+    pub(super) fn say(&mut self, what: FrameHeader) {
         self.control.get_or_insert(what);
     }
 
     /// Sends what waits, as far as that goes now.
     pub(super) fn send(
         &mut self,
-        outbox: &mut Outbox<Frame>,
+        outbox: &mut FrameOutbox<SessionFrame>,
         places: (&Arc<Region>, ExchangeLayout),
         seen: u64,
     ) -> Result<(), StreamError> {
@@ -172,7 +172,7 @@ impl Connection {
     /// Puts together what is sent next.
     fn refill(
         &mut self,
-        outbox: &mut Outbox<Frame>,
+        outbox: &mut FrameOutbox<SessionFrame>,
         (region, layout): (&Arc<Region>, ExchangeLayout),
         seen: u64,
     ) {
@@ -184,14 +184,14 @@ impl Connection {
             if frame.as_ref().is_none_or(|frame| frame.taken == 0)
                 && let Some(control) = self.control.take()
             {
-                let control = Header { seen: seen.into(), ..control };
+                let control = FrameHeader { seen: seen.into(), ..control };
                 self.chunk.extend_from_slice(control.as_bytes());
                 continue;
             }
             let Some(frame) = frame else { return };
             let head = HEADER + frame.message_length;
             if frame.taken == 0 {
-                let header = Header {
+                let header = FrameHeader {
                     message: (frame.message_length as u16).into(),
                     data: (frame.length as u32).into(),
                     tag: frame.tag.into(),
@@ -221,7 +221,7 @@ impl Connection {
     }
 
     /// Whether something waits to be sent.
-    pub(super) fn has_unsent(&self, outbox: &Outbox<Frame>) -> bool {
+    pub(super) fn has_unsent(&self, outbox: &FrameOutbox<SessionFrame>) -> bool {
         self.unflushed
             || self.sent < self.chunk.len()
             || self.control.is_some()
@@ -287,7 +287,9 @@ impl Connection {
     /// Takes a header and its message, when both were received and are such.
     fn begin(&mut self, layout: ExchangeLayout) -> Came {
         let unread = &self.buffer[self.unread.clone()];
-        let Ok((header, rest)) = Header::read_from_prefix(unread) else { return Came::Nothing };
+        let Ok((header, rest)) = FrameHeader::read_from_prefix(unread) else {
+            return Came::Nothing;
+        };
         let (message_length, length) = (header.message.get() as usize, header.data.get() as usize);
         let tag = header.tag.get();
         let fits = header.kind == kind::MESSAGE
@@ -307,9 +309,9 @@ impl Connection {
     }
 
     /// What came next, if it is whole and no message.
-    pub(super) fn take_control(&mut self) -> Option<Header> {
+    pub(super) fn take_control(&mut self) -> Option<FrameHeader> {
         let unread = &self.buffer[self.unread.clone()];
-        let (header, _) = Header::read_from_prefix(unread).ok()?;
+        let (header, _) = FrameHeader::read_from_prefix(unread).ok()?;
         let expected = match header.kind {
             kind::RESUME => !self.joined,
             kind::BEAT => self.joined,
@@ -327,7 +329,7 @@ impl Connection {
         let unread = &self.buffer[self.unread.clone()];
         match &self.incoming {
             Some(incoming) => !unread.is_empty() || incoming.done == incoming.length,
-            None => Header::read_from_prefix(unread).is_ok_and(|(header, rest)| {
+            None => FrameHeader::read_from_prefix(unread).is_ok_and(|(header, rest)| {
                 let length = header.message.get() as usize;
                 length > MESSAGE_BYTES || rest.len() >= length
             }),

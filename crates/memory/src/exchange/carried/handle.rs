@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::event::Event;
 use crate::exchange::Carrier;
-use crate::exchange::session::{Contact, End, Millis, Side, Timing};
+use crate::exchange::session::{Contact, Millis, SessionEndReason, SessionSide, SessionTiming};
 use crate::stream::{Stream, StreamError};
 
 /// What happened to a session, for who is told.
@@ -82,8 +82,8 @@ impl CarriedSession {
     /// When the process has no descriptors left.
     pub fn new(
         peer: &str,
-        side: Side,
-        timing: Timing,
+        side: SessionSide,
+        timing: SessionTiming,
         on_change: OnSessionChange,
     ) -> std::io::Result<CarriedSession> {
         Ok(CarriedSession(Arc::new(Shared {
@@ -103,8 +103,8 @@ impl CarriedSession {
     ///
     /// # Errors
     /// As [`new`](CarriedSession::new).
-    pub fn of_one_connection(side: Side) -> std::io::Result<CarriedSession> {
-        CarriedSession::new("the other node", side, Timing::asking(0), Box::new(drop))
+    pub fn of_one_connection(side: SessionSide) -> std::io::Result<CarriedSession> {
+        CarriedSession::new("the other node", side, SessionTiming::asking(0), Box::new(drop))
     }
 
     /// Waits until another connection is wanted, and returns its number, by which it is
@@ -147,11 +147,11 @@ impl CarriedSession {
 
     /// The other side does not continue with it.
     pub fn refused(&self, reason: &str) {
-        self.end(End::Refused(reason.to_owned()));
+        self.end(SessionEndReason::Refused(reason.to_owned()));
     }
 
     /// Why it has ended; `None` while it continues.
-    pub fn end_reason(&self) -> Option<End> {
+    pub fn end_reason(&self) -> Option<SessionEndReason> {
         self.lock().contact.end().cloned()
     }
 
@@ -164,7 +164,7 @@ impl CarriedSession {
     }
 
     /// How long its connections may take.
-    pub fn timing(&self) -> Timing {
+    pub fn timing(&self) -> SessionTiming {
         *self.lock().contact.timing()
     }
 
@@ -197,7 +197,7 @@ impl CarriedSession {
         self.lock().arrived.take()
     }
 
-    /// As [`Contact::tick`].
+    /// Lets time pass, as [`Contact::tick`] by this side's clock. False when the session has ended.
     pub(super) fn tick(&self, heard: Option<u64>) -> bool {
         let now = self.now();
         let mut state = self.lock();
@@ -218,18 +218,18 @@ impl CarriedSession {
         kept
     }
 
-    /// As [`Contact::beat`].
+    /// Number of the next heartbeat, as [`Contact::beat`] by this side's clock.
     pub(super) fn beat(&self) -> u32 {
         let now = self.now();
         self.lock().contact.beat(now)
     }
 
-    /// As [`Contact::echoed`].
+    /// The other side has answered a heartbeat, as in [`Contact::echoed`].
     pub(super) fn echoed(&self, beat: u32) {
         self.lock().contact.echoed(beat);
     }
 
-    /// As [`Contact::broke`].
+    /// A connection is lost, as in [`Contact::broke`]; tells whoever wants to know.
     pub(super) fn broke(&self, number: u64, why: &str) {
         let now = self.now();
         let mut state = self.lock();
@@ -255,7 +255,8 @@ impl CarriedSession {
         }
     }
 
-    /// As [`Contact::resumed`].
+    /// Another connection goes on with the session, as in [`Contact::resumed`]; tells whoever wants
+    /// to know.
     pub(super) fn resumed(&self, number: u64, repeated: u64) {
         let now = self.now();
         let Some(after) = self.lock().contact.resumed(number, now, repeated) else { return };
@@ -264,9 +265,9 @@ impl CarriedSession {
     }
 
     /// The session has ended.
-    pub(super) fn end(&self, end: End) {
+    pub(super) fn end(&self, end: SessionEndReason) {
         let mut state = self.lock();
-        self.decide(&mut state, |contact| contact.over(end));
+        self.decide(&mut state, |contact| contact.finish(end));
     }
 
     /// Has `contact` decide, and tells everybody if the session is over by that.
@@ -277,7 +278,7 @@ impl CarriedSession {
             return;
         }
         match end {
-            End::Here | End::There => {}
+            SessionEndReason::Here | SessionEndReason::There => {}
             end => tracing::warn!(peer = self.0.peer, why = %end, "the link is given up"),
         }
         state.arrived = None;
@@ -345,6 +346,6 @@ impl Stream for CarriedSession {
     }
 
     fn shut_down(&self) {
-        self.end(End::Here);
+        self.end(SessionEndReason::Here);
     }
 }

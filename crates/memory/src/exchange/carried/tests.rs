@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::super::Exchange;
-use super::super::session::Timing;
+use super::super::session::SessionTiming;
 use super::connection::HEADER;
 use super::*;
 use crate::event::Event;
@@ -58,7 +58,7 @@ fn carrier(socket: UnixStream, at_once: usize) -> Box<dyn Carrier> {
 }
 
 /// An end of an exchange that lasts as long as its connection.
-fn end(socket: UnixStream, at_once: usize, side: Side) -> Exchange {
+fn end(socket: UnixStream, at_once: usize, side: SessionSide) -> Exchange {
     let session = CarriedSession::of_one_connection(side).unwrap();
     let carried = Carried { carrier: carrier(socket, at_once), session, side };
     Exchange::carried("exchange", carried, LAYOUT).unwrap()
@@ -68,7 +68,7 @@ fn end(socket: UnixStream, at_once: usize, side: Side) -> Exchange {
 fn both(at_once: usize) -> (Exchange, Exchange) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (mut one, mut other) =
-        (end(ours, at_once, Side::Asks), end(theirs, at_once, Side::Answers));
+        (end(ours, at_once, SessionSide::Asks), end(theirs, at_once, SessionSide::Answers));
     meet(&mut one, &mut other);
     (one, other)
 }
@@ -82,8 +82,8 @@ fn meet(one: &mut Exchange, other: &mut Exchange) {
 }
 
 /// What the side that asks says first.
-fn resume() -> Header {
-    Header { kind: kind::RESUME, ..Header::default() }
+fn resume() -> FrameHeader {
+    FrameHeader { kind: kind::RESUME, ..FrameHeader::default() }
 }
 
 /// Receives a message, while the other side goes on sending.
@@ -132,7 +132,7 @@ proptest! {
     #[test]
     fn a_hostile_peer_does_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut end = end(ours, 7, Side::Answers);
+        let mut end = end(ours, 7, SessionSide::Answers);
         theirs.write_all(resume().as_bytes()).unwrap();
         theirs.write_all(&bytes).unwrap();
         let mut message = [0; MESSAGE_BYTES];
@@ -179,9 +179,9 @@ fn what_comes_while_it_rests_makes_it_readable() {
 fn a_tag_that_there_is_not_ends_it() {
     for (message, data, tag) in [(1, 1, 4), (61, 0, 0), (1, 200_001, 0), (u16::MAX, u32::MAX, 0)] {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut end = end(ours, 99, Side::Answers);
+        let mut end = end(ours, 99, SessionSide::Answers);
         let (message, data, tag) = (message.into(), data.into(), tag.into());
-        let head = Header { message, data, tag, ..Header::default() };
+        let head = FrameHeader { message, data, tag, ..FrameHeader::default() };
         theirs.write_all(resume().as_bytes()).unwrap();
         theirs.write_all(head.as_bytes()).unwrap();
         theirs.write_all(&[0; 100]).unwrap();
@@ -196,14 +196,15 @@ struct Sessions {
     sessions: [CarriedSession; 2],
 }
 
-const SIDES: [Side; 2] = [Side::Asks, Side::Answers];
+const SIDES: [SessionSide; 2] = [SessionSide::Asks, SessionSide::Answers];
 
 impl Sessions {
     fn new(at_once: usize) -> (Sessions, [UnixStream; 2]) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let kill = [ours.try_clone().unwrap(), theirs.try_clone().unwrap()];
         let sessions = SIDES.map(|side| {
-            CarriedSession::new("peer", side, Timing::asking(60_000), Box::new(drop)).unwrap()
+            CarriedSession::new("peer", side, SessionTiming::asking(60_000), Box::new(drop))
+                .unwrap()
         });
         let mut sockets = [Some(ours), Some(theirs)].into_iter();
         let mut made = sessions.iter().zip(SIDES).map(|(session, side)| {

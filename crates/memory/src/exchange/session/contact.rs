@@ -4,7 +4,7 @@ use super::Millis;
 
 /// Which side of a session this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum SessionSide {
     /// It asks, and makes connections: the front's.
     Asks,
     /// It answers, and takes connections: the medium's.
@@ -13,7 +13,7 @@ pub enum Side {
 
 /// How long things may take, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timing {
+pub struct SessionTiming {
     /// Between two signs of life on a connection.
     pub beat: Millis,
     /// A connection on which nothing comes for so long counts as lost.
@@ -31,15 +31,15 @@ const BEATS: usize = 64;
 /// of a loss later by up to twice the silence, and its clock may be slower or faster.
 const MARGIN: Millis = 8_000;
 
-impl Timing {
+impl SessionTiming {
     /// Of a side that goes on trying for `hold`.
-    pub const fn asking(hold: Millis) -> Timing {
-        Timing { beat: 200, silence: 3_000, hold, retry: (50, 1_000) }
+    pub const fn asking(hold: Millis) -> SessionTiming {
+        SessionTiming { beat: 200, silence: 3_000, hold, retry: (50, 1_000) }
     }
 
     /// Of the other side, whose peer goes on trying for `hold`.
-    pub const fn answering(hold: Millis) -> Timing {
-        Timing { hold: hold + hold / 10 + MARGIN, ..Timing::asking(hold) }
+    pub const fn answering(hold: Millis) -> SessionTiming {
+        SessionTiming { hold: hold + hold / 10 + MARGIN, ..SessionTiming::asking(hold) }
     }
 
     /// How long a side that asks may try at most where the other keeps the session for `kept`.
@@ -50,7 +50,7 @@ impl Timing {
 
 /// Why a session has ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum End {
+pub enum SessionEndReason {
     /// This side ended it.
     #[error("it was ended here")]
     Here,
@@ -61,10 +61,10 @@ pub enum End {
     #[error("its node does not go on with it: {0}")]
     Refused(String),
     /// Nothing was heard for so many milliseconds.
-    #[error("nothing was heard of its node for {} s", .0 / 1000)]
+    #[error("its node has been silent for {} s", .0 / 1000)]
     Silent(Millis),
     /// The other side broke the rules.
-    #[error("its node breaks the rules of the link")]
+    #[error("its node violates the link's protocol")]
     Rules,
 }
 
@@ -78,14 +78,14 @@ enum State {
     Down {
         trying: bool,
     },
-    Over(End),
+    Over(SessionEndReason),
 }
 
 /// What this side of a session knows of its connections. The first is number 0.
 #[derive(Debug, Clone)]
 pub struct Contact {
-    side: Side,
-    timing: Timing,
+    side: SessionSide,
+    timing: SessionTiming,
     state: State,
     /// Number of the newest connection, or attempt to make one.
     newest: u64,
@@ -111,7 +111,7 @@ pub struct Contact {
 
 impl Contact {
     /// A session that begins, at 0, on a first connection.
-    pub fn new(side: Side, timing: Timing) -> Contact {
+    pub fn new(side: SessionSide, timing: SessionTiming) -> Contact {
         Contact {
             side,
             timing,
@@ -147,7 +147,7 @@ impl Contact {
     fn expire_any(&mut self, now: Millis) {
         let silent = now.saturating_sub(self.heard);
         if silent > self.most_silent() {
-            self.over(End::Silent(silent));
+            self.finish(SessionEndReason::Silent(silent));
         }
     }
 
@@ -176,7 +176,7 @@ impl Contact {
             return;
         }
         self.quiet = self.quiet.max(now);
-        if self.side == Side::Answers {
+        if self.side == SessionSide::Answers {
             self.heard = self.heard.max(now);
         }
     }
@@ -192,7 +192,7 @@ impl Contact {
     /// its way for long; so the side that asks counts from when it gave the sign, and gives up first.
     pub fn echoed(&mut self, beat: u32) {
         let known = self.given.wrapping_sub(beat) < BEATS as u32 && beat != 0;
-        if self.side == Side::Asks && known {
+        if self.side == SessionSide::Asks && known {
             self.heard = self.heard.max(self.beats[beat as usize % BEATS]);
         }
     }
@@ -223,7 +223,7 @@ impl Contact {
     /// The number of an attempt to connect that is to begin now. Of the side that asks.
     pub fn attempt(&mut self, now: Millis) -> Option<u64> {
         let waits = self.state == State::Down { trying: false };
-        if self.side != Side::Asks || !waits || now < self.next {
+        if self.side != SessionSide::Asks || !waits || now < self.next {
             return None;
         }
         self.newest += 1;
@@ -236,7 +236,9 @@ impl Contact {
         let over = self.heard + self.most_silent() + 1;
         match self.state {
             State::Over(_) => None,
-            State::Down { trying: false } if self.side == Side::Asks => Some(self.next.min(over)),
+            State::Down { trying: false } if self.side == SessionSide::Asks => {
+                Some(self.next.min(over))
+            }
             State::Down { .. } => Some(over),
             State::Joining(_) | State::Up(_) => Some(self.looked + self.timing.silence),
         }
@@ -254,10 +256,10 @@ impl Contact {
     pub fn connected(&mut self, number: u64, now: Millis) -> bool {
         let wanted = match (self.side, &self.state) {
             (_, State::Over(_)) => false,
-            (Side::Asks, State::Down { trying: true }) => number == self.newest,
-            (Side::Asks, _) => false,
+            (SessionSide::Asks, State::Down { trying: true }) => number == self.newest,
+            (SessionSide::Asks, _) => false,
             // The other side knows of a loss before this one does.
-            (Side::Answers, _) => number > self.newest,
+            (SessionSide::Answers, _) => number > self.newest,
         };
         if wanted {
             self.newest = number;
@@ -287,14 +289,14 @@ impl Contact {
     }
 
     /// The session has ended, for this reason, unless it is already.
-    pub fn over(&mut self, end: End) {
+    pub fn finish(&mut self, end: SessionEndReason) {
         if self.end().is_none() {
             self.state = State::Over(end);
         }
     }
 
     /// Why it has ended; `None` while it continues.
-    pub fn end(&self) -> Option<&End> {
+    pub fn end(&self) -> Option<&SessionEndReason> {
         match &self.state {
             State::Over(end) => Some(end),
             _ => None,
@@ -307,7 +309,7 @@ impl Contact {
     }
 
     /// How long at most the session is held without a connection.
-    pub fn timing(&self) -> &Timing {
+    pub fn timing(&self) -> &SessionTiming {
         &self.timing
     }
 
@@ -323,7 +325,7 @@ mod tests {
     use super::*;
 
     fn asking(hold: Millis) -> Contact {
-        Contact::new(Side::Asks, Timing::asking(hold))
+        Contact::new(SessionSide::Asks, SessionTiming::asking(hold))
     }
 
     /// As long as its first connection, and that may take its time.
@@ -335,7 +337,7 @@ mod tests {
         assert!(contact.tick(700) && contact.end().is_none());
         contact.broke(0, 800);
         contact.expire(900);
-        assert!(matches!(contact.end(), Some(End::Silent(_))), "{contact:?}");
+        assert!(matches!(contact.end(), Some(SessionEndReason::Silent(_))), "{contact:?}");
     }
 
     #[test]
@@ -371,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_newer_connection_counts_and_older_ones_do_not() {
-        let mut contact = Contact::new(Side::Answers, Timing::answering(1_000));
+        let mut contact = Contact::new(SessionSide::Answers, SessionTiming::answering(1_000));
         contact.resumed(0, 0, 0);
         assert!(contact.connected(3, 10) && !contact.connected(2, 20));
         contact.broke(0, 30);
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_counts_from_what_the_other_side_certainly_heard() {
+    fn the_asking_side_counts_from_the_last_beat_that_was_answered() {
         let mut contact = asking(1_000);
         contact.resumed(0, 0, 0);
         let beat = contact.beat(200);
@@ -391,6 +393,6 @@ mod tests {
             assert!(contact.tick(now) && contact.end().is_none(), "{now}");
         }
         contact.tick(4_400);
-        assert_eq!(contact.end(), Some(&End::Silent(4_200)));
+        assert_eq!(contact.end(), Some(&SessionEndReason::Silent(4_200)));
     }
 }

@@ -12,10 +12,10 @@ pub struct WrongCount;
 
 /// What one side sends. Frames are numbered from 1 on, in the order in which they are put in.
 #[derive(Debug)]
-pub struct Outbox<F> {
+pub struct FrameOutbox<F> {
     /// The other side has this many.
     acknowledged: u64,
-    /// Those after them.
+    /// Frames after those, which may have to be sent again.
     kept: VecDeque<F>,
     /// How many of the kept ones were sent on the connection that there is now.
     sent: usize,
@@ -24,10 +24,10 @@ pub struct Outbox<F> {
     limit: usize,
 }
 
-impl<F> Outbox<F> {
+impl<F> FrameOutbox<F> {
     /// An empty one, which keeps at most `limit` frames.
-    pub fn new(limit: usize) -> Outbox<F> {
-        Outbox { acknowledged: 0, kept: VecDeque::new(), sent: 0, begun: 0, limit }
+    pub fn new(limit: usize) -> FrameOutbox<F> {
+        FrameOutbox { acknowledged: 0, kept: VecDeque::new(), sent: 0, begun: 0, limit }
     }
 
     /// Puts a frame in, behind all others.
@@ -49,7 +49,7 @@ impl<F> Outbox<F> {
         Some(frame)
     }
 
-    /// All of the [next](Outbox::next_unsent) frame was given to the connection.
+    /// All of the [next](FrameOutbox::next_unsent) frame was given to the connection.
     pub fn advance(&mut self) {
         self.sent = (self.sent + 1).min(self.kept.len());
     }
@@ -78,7 +78,7 @@ impl<F> Outbox<F> {
     /// (again), in their order. Returns how many of them had been sent before.
     ///
     /// # Errors
-    /// As [`acknowledge`](Outbox::acknowledge).
+    /// As [`acknowledge`](FrameOutbox::acknowledge).
     pub fn resume(&mut self, count: u64) -> Result<u64, WrongCount> {
         self.acknowledge(count)?;
         self.sent = 0;
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn what_was_not_acknowledged_is_sent_again_in_order() {
-        let mut outbox = Outbox::new(3);
+        let mut outbox = FrameOutbox::new(3);
         for frame in 1..=3 {
             outbox.push(frame).unwrap();
         }
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn counts_that_cannot_be_are_refused() {
-        let mut outbox = Outbox::new(3);
+        let mut outbox = FrameOutbox::new(3);
         outbox.push('a').unwrap();
         assert_eq!(outbox.acknowledge(1), Err(WrongCount), "it was not sent");
         outbox.next_unsent();
@@ -146,7 +146,7 @@ mod tests {
     /// given to the connection in part may have arrived whole only when all of them were.
     #[test]
     fn a_frame_that_was_begun_counts_as_repeated() {
-        let mut outbox = Outbox::new(2);
+        let mut outbox = FrameOutbox::new(2);
         outbox.push('a').unwrap();
         outbox.push('b').unwrap();
         outbox.next_unsent();

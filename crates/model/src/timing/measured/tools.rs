@@ -1,6 +1,6 @@
 //! The tools whose output is read, and what each says of a host.
 
-use rackbus_fabric::text::{Outcome, wrong};
+use rackbus_fabric::text::{Parsed, wrong};
 use serde_json::Value as Json;
 
 use super::{BEYOND_CACHES, Found, Key, PAGE};
@@ -8,7 +8,7 @@ use super::{BEYOND_CACHES, Found, Key, PAGE};
 const TOOLS: &str =
     "they are Intel MLC, lmbench's lat_mem_rd, STREAM, pcie-bench's text and fio's JSON";
 
-pub(super) fn read(file: &str, text: &str) -> Outcome<Vec<Found>> {
+pub(super) fn read(file: &str, text: &str) -> Parsed<Vec<Found>> {
     let has = |word: &str| text.contains(word);
     if has("Memory Latency Checker") || has("Measuring idle latencies") {
         mlc(file, text)
@@ -36,7 +36,7 @@ pub(super) fn lines(text: &str) -> impl Iterator<Item = (usize, usize, &str)> {
 }
 
 /// A number above 0 that stands in a line.
-pub(super) fn number(at: usize, line: &str, field: &str) -> Outcome<f64> {
+pub(super) fn number(at: usize, line: &str, field: &str) -> Parsed<f64> {
     match field.parse::<f64>() {
         Ok(number) if number.is_finite() && number > 0.0 && number < 1e15 => Ok(number),
         _ => {
@@ -52,7 +52,7 @@ pub(super) fn number(at: usize, line: &str, field: &str) -> Outcome<f64> {
     }
 }
 
-fn mlc(file: &str, text: &str) -> Outcome<Vec<Found>> {
+fn mlc(file: &str, text: &str) -> Parsed<Vec<Found>> {
     let mut found = Vec::new();
     let mut latencies = false;
     for (nth, at, line) in lines(text) {
@@ -98,7 +98,7 @@ fn mlc(file: &str, text: &str) -> Outcome<Vec<Found>> {
     )
 }
 
-fn stream(file: &str, text: &str) -> Outcome<Vec<Found>> {
+fn stream(file: &str, text: &str) -> Parsed<Vec<Found>> {
     let mut found = Vec::new();
     for (nth, at, line) in lines(text) {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -115,7 +115,7 @@ fn stream(file: &str, text: &str) -> Outcome<Vec<Found>> {
     told(found, "it tells no rate", "give STREAM's whole output")
 }
 
-pub(super) fn lat_mem_rd(file: &str, text: &str) -> Outcome<Vec<Found>> {
+pub(super) fn lat_mem_rd(file: &str, text: &str) -> Parsed<Vec<Found>> {
     let mut largest: Option<(f64, usize, f64)> = None;
     for (nth, at, line) in lines(text) {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -139,7 +139,7 @@ pub(super) fn lat_mem_rd(file: &str, text: &str) -> Outcome<Vec<Found>> {
     }
 }
 
-fn pcie_bench(file: &str, text: &str) -> Outcome<Vec<Found>> {
+fn pcie_bench(file: &str, text: &str) -> Parsed<Vec<Found>> {
     let mut found = Vec::new();
     let mut windows: Vec<(f64, f64, usize)> = Vec::new();
     for (nth, at, line) in lines(text) {
@@ -186,14 +186,14 @@ fn pcie_bench(file: &str, text: &str) -> Outcome<Vec<Found>> {
 }
 
 /// A size as pcie-bench writes it: `8KB`, `1.5MB`.
-pub(super) fn bytes(at: usize, line: &str, field: &str) -> Outcome<f64> {
+pub(super) fn bytes(at: usize, line: &str, field: &str) -> Parsed<f64> {
     let units = [("KB", 1024.0), ("MB", 1_048_576.0), ("GB", 1_073_741_824.0), ("B", 1.0)];
     let found = units.iter().find_map(|(unit, of)| Some((field.strip_suffix(unit)?, of)));
     let (digits, unit) = found.unwrap_or((field, &1.0));
     Ok(number(at, line, digits)? * unit)
 }
 
-pub(super) fn fio(file: &str, text: &str) -> Outcome<Vec<Found>> {
+pub(super) fn fio(file: &str, text: &str) -> Parsed<Vec<Found>> {
     // fio writes its warnings before the JSON.
     let from = text.find('{').unwrap_or(0);
     let json: Json = match serde_json::from_str(&text[from..]) {
@@ -235,6 +235,6 @@ pub(super) fn fio(file: &str, text: &str) -> Outcome<Vec<Found>> {
 }
 
 /// What was found, or that nothing was.
-pub(super) fn told(found: Vec<Found>, what: &str, allowed: &str) -> Outcome<Vec<Found>> {
+pub(super) fn told(found: Vec<Found>, what: &str, allowed: &str) -> Parsed<Vec<Found>> {
     if found.is_empty() { wrong(0..0, what, allowed) } else { Ok(found) }
 }

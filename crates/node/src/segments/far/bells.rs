@@ -23,7 +23,7 @@ const MOST_RINGS: u32 = 1024;
 
 /// What an interrupt is made of.
 #[derive(Debug)]
-pub struct Line {
+pub struct InterruptParts {
     /// The memory of its doorbell.
     pub bell: Arc<Object>,
     /// The event for who sleeps.
@@ -32,7 +32,7 @@ pub struct Line {
     pub ring: Option<Arc<Object>>,
 }
 
-impl Line {
+impl InterruptParts {
     pub(super) fn doorbell(&self) -> Option<Doorbell> {
         let event = self.event.fd().as_fd().try_clone_to_owned().ok()?;
         Doorbell::new(self.bell.region().ok()?, 0, PeerEvent::new(event).ok()?)
@@ -41,7 +41,7 @@ impl Line {
 
 /// The connector's end: triggers and messages are read here and sent to the owner's node.
 #[derive(Debug)]
-pub struct Sender {
+pub struct BellSender {
     bell: Doorbell,
     state: Mutex<Sending>,
     changed: Condvar,
@@ -65,16 +65,16 @@ struct Sending {
 
 /// What a sender has to say.
 #[derive(Debug)]
-pub enum Said {
+pub enum BellMessage {
     /// The interrupt was triggered so often since the last time.
     Rung(u32),
     /// A message for a data interrupt.
     Message(Vec<u8>),
 }
 
-impl Sender {
+impl BellSender {
     /// Over a line that stands for the owner's. `None` when it cannot be mapped.
-    pub fn new(line: &Line) -> Option<Arc<Sender>> {
+    pub fn new(line: &InterruptParts) -> Option<Arc<BellSender>> {
         let ring = match &line.ring {
             Some(ring) => Some(Consumer::new(ring.region().ok()?, 0, RING)?),
             None => None,
@@ -83,7 +83,7 @@ impl Sender {
         let (room, last, until) = (DATA_SLOTS, None, None);
         let state = Sending { ring, room, said, under_way, last, until, ended: false };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Some(Arc::new(Sender { bell: line.doorbell()?, state, changed }))
+        Some(Arc::new(BellSender { bell: line.doorbell()?, state, changed }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Sending> {
@@ -91,7 +91,7 @@ impl Sender {
     }
 
     /// Hears the process until the connection has ended: calls `before` when there is something, then `say` for it.
-    pub fn hear(&self, before: impl Fn(), say: impl Fn(Said)) {
+    pub fn hear(&self, before: impl Fn(), say: impl Fn(BellMessage)) {
         let (mut seen, mut spin) = (0, AdaptiveSpin::new(0, 50_000));
         let mut message = vec![0; MAX_DATA as usize];
         loop {
@@ -101,11 +101,11 @@ impl Sender {
                 before();
                 if self.lock().ring.is_some() {
                     while let Some(length) = self.take(&mut message) {
-                        say(Said::Message(message[..length].to_vec()));
+                        say(BellMessage::Message(message[..length].to_vec()));
                     }
                 } else {
                     self.lock().under_way += 1;
-                    say(Said::Rung(count.wrapping_sub(seen)));
+                    say(BellMessage::Rung(count.wrapping_sub(seen)));
                 }
                 seen = count;
                 self.lock().said = count;
@@ -191,7 +191,7 @@ impl Sender {
 
 /// The owner's end: what was sent is triggered here.
 #[derive(Debug)]
-pub struct Receiver {
+pub struct BellReceiver {
     bell: Doorbell,
     ring: Option<Mutex<Receiving>>,
 }
@@ -203,9 +203,9 @@ struct Receiving {
     waiting: VecDeque<Vec<u8>>,
 }
 
-impl Receiver {
+impl BellReceiver {
     /// Over the interrupt's own line. `None` when it cannot be mapped.
-    pub fn new(line: &Line) -> Option<Arc<Receiver>> {
+    pub fn new(line: &InterruptParts) -> Option<Arc<BellReceiver>> {
         let ring = match &line.ring {
             Some(ring) => {
                 let ring = Producer::new(ring.region().ok()?, 0, RING)?;
@@ -213,7 +213,7 @@ impl Receiver {
             }
             None => None,
         };
-        Some(Arc::new(Receiver { bell: line.doorbell()?, ring }))
+        Some(Arc::new(BellReceiver { bell: line.doorbell()?, ring }))
     }
 
     /// So many triggers came from the connector.

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::prompt::run_promptly;
 use rackbus_segment::coherence::Batch;
-use rackbus_segment::message::Carried;
+use rackbus_segment::message::CarriedMessage;
 
-use super::pair::{Pair, collect};
-use super::{Closing, End, Far, FarConversation, Link, State};
+use super::pair::{CommonMemory, collect};
+use super::{Closing, ConnectionKey, End, Far, FarConversation, State};
 
 /// Between two looks while something was stored lately.
 const BUSY: Duration = Duration::from_micros(50);
@@ -88,7 +88,7 @@ impl Far {
                 if waiting != left {
                     (left, since) = (waiting, Instant::now());
                 } else if since.elapsed() > self.limit {
-                    tracing::warn!("a node that does not apply what it is sent is given up");
+                    tracing::warn!("a node does not apply what it is sent and is disconnected");
                     outbox.give_up();
                     return false;
                 }
@@ -106,14 +106,14 @@ impl Far {
             let state = self.lock();
             (state.wanted, state.memories(), state.closing.len())
         };
-        let pairs: Vec<Arc<Pair>> = links.iter().map(|(_, pair)| pair.clone()).collect();
+        let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
         // Until it is on its way: what takes effect here later is answered behind it.
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
         let begun = Instant::now();
         let (batches, all) = collect(&pairs);
         let looked = begun.elapsed();
-        let batches: Vec<(Link, Batch)> =
+        let batches: Vec<(ConnectionKey, Batch)> =
             batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
         let some = !batches.is_empty();
         self.send(&batches, effects);
@@ -128,8 +128,8 @@ impl Far {
     }
 
     /// Sends batches that take effect in one, and waits until they have.
-    fn send(&self, batches: &[(Link, Batch)], effects: RwLockReadGuard<'_, ()>) {
-        let of = |way| -> Vec<&(Link, Batch)> {
+    fn send(&self, batches: &[(ConnectionKey, Batch)], effects: RwLockReadGuard<'_, ()>) {
+        let of = |way| -> Vec<&(ConnectionKey, Batch)> {
             batches.iter().filter(|(link, _)| link.0 == way).collect()
         };
         let (first, second) = (of(FarConversation::ToOwner), of(FarConversation::ToConnector));
@@ -167,17 +167,17 @@ impl Far {
             let unknown = |link| state.is_waiting(link).unwrap_or(true);
             if both && way == FarConversation::ToConnector && of_way().any(unknown) {
                 // It may be lost, and would be waited for over there.
-                state.send(FarConversation::ToOwner, &Carried::Release);
+                state.send(FarConversation::ToOwner, &CarriedMessage::Release);
             }
         }
     }
 
     /// Sends batches over one conversation: the last of them makes all take effect, unless it is held as well.
-    fn send_over(&self, batches: &[&(Link, Batch)], held: bool) {
+    fn send_over(&self, batches: &[&(ConnectionKey, Batch)], held: bool) {
         for (at, ((way, connection), batch)) in batches.iter().enumerate() {
             let held = held || at + 1 < batches.len();
             for part in batch.parts(PART) {
-                let stores = Carried::Stores {
+                let stores = CarriedMessage::Stores {
                     connection: *connection,
                     batch: part.batch,
                     last: part.last,
@@ -194,7 +194,7 @@ impl Far {
     fn hand_on_all(&self) -> bool {
         let receivers: Vec<_> = {
             let state = self.lock();
-            let receiver = |(link, end): (&Link, &End)| match end {
+            let receiver = |(link, end): (&ConnectionKey, &End)| match end {
                 End::Receiver(receiver) => Some((link.1, receiver.clone())),
                 End::Memory(_) | End::Sender(_) => None,
             };
@@ -221,7 +221,7 @@ impl State {
     }
 
     /// Whether a batch of a connection is under way; `None` when the connection has ended.
-    fn is_waiting(&self, link: &Link) -> Option<bool> {
+    fn is_waiting(&self, link: &ConnectionKey) -> Option<bool> {
         match self.ends.get(link) {
             Some(End::Memory(pair)) => Some(pair.is_waiting()),
             _ => None,
@@ -229,8 +229,8 @@ impl State {
     }
 
     /// All memory, with the connections.
-    pub(super) fn memories(&self) -> Vec<(Link, Arc<Pair>)> {
-        let memory = |(link, end): (&Link, &End)| match end {
+    pub(super) fn memories(&self) -> Vec<(ConnectionKey, Arc<CommonMemory>)> {
+        let memory = |(link, end): (&ConnectionKey, &End)| match end {
             End::Memory(pair) => Some((*link, pair.clone())),
             End::Sender(_) | End::Receiver(_) => None,
         };

@@ -3,12 +3,12 @@
 use std::sync::{Arc, PoisonError};
 
 use rackbus_segment::Handle;
-use rackbus_segment::message::Carried;
+use rackbus_segment::message::CarriedMessage;
 
-use super::super::hiding::Span;
+use super::super::hiding::ConnectionRange;
 use super::super::outbox::Outbox;
-use super::bells::Receiver;
-use super::{Applied, End, Far, FarConversation, Link, Pair};
+use super::bells::BellReceiver;
+use super::{Applied, CommonMemory, ConnectionKey, End, Far, FarConversation};
 
 /// Bytes of what is stored in one step.
 const WORD: u64 = 8;
@@ -26,16 +26,16 @@ impl Far {
     pub fn hear(
         &self,
         (way, outbox): (FarConversation, &Arc<Outbox>),
-        carried: Carried<'_>,
-        hidden: impl FnOnce(&[Span], &dyn Fn() -> Applied) -> Applied,
+        carried: CarriedMessage<'_>,
+        hidden: impl FnOnce(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied,
     ) -> Result<Vec<Handle>, String> {
         if !self.lock().is_with(way, outbox) {
             return Err(REPLACED.to_owned());
         }
         let end = |connection| self.lock().ends.get(&(way, connection)).cloned();
         match carried {
-            Carried::Said { .. } => {}
-            Carried::Stores { connection, batch, last, held, runs, data } => {
+            CarriedMessage::Said { .. } => {}
+            CarriedMessage::Stores { connection, batch, last, held, runs, data } => {
                 // What came too late for a connection that is over is nobody's; what waits for it is let go.
                 if let Some(End::Memory(pair)) = end(connection) {
                     let whole = pair.hear(batch, last, &runs, &data);
@@ -47,12 +47,12 @@ impl Far {
                     return Ok(Vec::new());
                 }
                 match held {
-                    true => self.lock().send(way, &Carried::Held { connection, batch }),
+                    true => self.lock().send(way, &CarriedMessage::Held { connection, batch }),
                     false => return Ok(self.take_effect((way, outbox), hidden)),
                 }
             }
-            Carried::Release => return Ok(self.take_effect((way, outbox), hidden)),
-            Carried::Held { .. } => {
+            CarriedMessage::Release => return Ok(self.take_effect((way, outbox), hidden)),
+            CarriedMessage::Held { .. } => {
                 let mut state = self.lock();
                 if state.is_with(way, outbox) {
                     state.held += 1;
@@ -60,19 +60,19 @@ impl Far {
                 drop(state);
                 self.kick();
             }
-            Carried::Applied { connection, batch } => {
+            CarriedMessage::Applied { connection, batch } => {
                 if let Some(pair) = self.memory((way, connection)) {
                     pair.applied(batch).map_err(|violation| violation.to_string())?;
                     self.kick();
                 }
             }
-            Carried::Rung { connection, count } => {
+            CarriedMessage::Rung { connection, count } => {
                 if let Some(End::Receiver(receiver)) = end(connection) {
                     receiver.rung(count);
                 }
-                self.lock().send(way, &Carried::Reached { connection });
+                self.lock().send(way, &CarriedMessage::Reached { connection });
             }
-            Carried::Message { connection, data } => {
+            CarriedMessage::Message { connection, data } => {
                 if let Some(End::Receiver(receiver)) = end(connection) {
                     if !receiver.message(data.into_owned()) {
                         return Err("a message that there was no room for".to_owned());
@@ -81,14 +81,14 @@ impl Far {
                         self.kick();
                     }
                 }
-                self.lock().send(way, &Carried::Reached { connection });
+                self.lock().send(way, &CarriedMessage::Reached { connection });
             }
-            Carried::Reached { connection } => {
+            CarriedMessage::Reached { connection } => {
                 if let Some(End::Sender(sender)) = end(connection) {
                     sender.reached();
                 }
             }
-            Carried::Taken { connection } => {
+            CarriedMessage::Taken { connection } => {
                 if let Some(End::Sender(sender)) = end(connection) {
                     sender.taken();
                 }
@@ -101,7 +101,7 @@ impl Far {
     fn take_effect(
         &self,
         (way, outbox): (FarConversation, &Arc<Outbox>),
-        hidden: impl FnOnce(&[Span], &dyn Fn() -> Applied) -> Applied,
+        hidden: impl FnOnce(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied,
     ) -> Vec<Handle> {
         let staged = {
             let mut state = self.lock();
@@ -110,12 +110,12 @@ impl Far {
             }
             std::mem::take(&mut state.staged)
         };
-        let pairs: Vec<(Link, Arc<Pair>)> =
+        let pairs: Vec<(ConnectionKey, Arc<CommonMemory>)> =
             staged.into_iter().filter_map(|link| Some((link, self.memory(link)?))).collect();
-        let span = |(link, pair): &(Link, Arc<Pair>)| {
+        let span = |(link, pair): &(ConnectionKey, Arc<CommonMemory>)| {
             pair.staged_range().map(|(offset, length)| (*link, offset, length))
         };
-        let mut spans: Vec<Span> = pairs.iter().filter_map(span).collect();
+        let mut spans: Vec<ConnectionRange> = pairs.iter().filter_map(span).collect();
         // One word changes in one step, whoever looks.
         if let [(_, offset, length)] = spans[..]
             && offset / WORD == (offset + length - 1) / WORD
@@ -124,7 +124,7 @@ impl Far {
         }
         // First, so that nobody is kept from memory while it is read for others, or others' stores take effect.
         let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-        let applied = hidden(&spans, &|| self.apply(&pairs, Pair::take_effect));
+        let applied = hidden(&spans, &|| self.apply(&pairs, CommonMemory::take_effect));
         drop(effects);
         let mut complete = Vec::new();
         for ((way, connection), batch) in applied {
@@ -139,7 +139,11 @@ impl Far {
     /// Lets batches take effect by `take`, and tells their senders; the caller has the effects for itself until they
     /// are told. So no snapshot that has one of them in it is sent before: a replica knows by the answer what the home
     /// says afterwards.
-    fn apply(&self, pairs: &[(Link, Arc<Pair>)], take: fn(&Pair) -> Option<u64>) -> Applied {
+    fn apply(
+        &self,
+        pairs: &[(ConnectionKey, Arc<CommonMemory>)],
+        take: fn(&CommonMemory) -> Option<u64>,
+    ) -> Applied {
         let applied: Applied = pairs.iter().map(|(link, pair)| (*link, take(pair))).collect();
         let mut state = self.lock();
         for (link, batch) in &applied {
@@ -156,16 +160,17 @@ impl Far {
         pairs.retain(|(_, pair)| pair.is_overdue());
         if !pairs.is_empty() {
             let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-            self.apply(&pairs, Pair::catch_up);
+            self.apply(&pairs, CommonMemory::catch_up);
         }
     }
 
     /// Hands messages on to an interrupt; whether some wait for room.
-    pub(super) fn hand_on(&self, connection: Handle, receiver: &Receiver) -> bool {
+    pub(super) fn hand_on(&self, connection: Handle, receiver: &BellReceiver) -> bool {
         let (taken, waiting) = receiver.hand_on();
         let state = self.lock();
-        (0..taken)
-            .for_each(|_| state.send(FarConversation::ToConnector, &Carried::Taken { connection }));
+        (0..taken).for_each(|_| {
+            state.send(FarConversation::ToConnector, &CarriedMessage::Taken { connection })
+        });
         waiting
     }
 }

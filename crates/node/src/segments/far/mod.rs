@@ -2,7 +2,7 @@
 //! stands for it at the connector, and is kept the same.
 //!
 //! The directory knows nothing of this. Where it says that memory goes along with an answer, the answer says what
-//! it is, and both ends get a [`Pair`]; where it says that an interrupt's doorbell does, they get the ends of
+//! it is, and both ends get a [`CommonMemory`]; where it says that an interrupt's doorbell does, they get the ends of
 //! [`bells`]. The two conversations with the other node (the one in which it is the owner, and the one in which it
 //! is the connector) are two [`FarConversation`]s of one [`Far`]: a thread ([`cycle`]) sends what was stored here over both, in
 //! one order.
@@ -20,15 +20,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rackbus_segment::Handle;
-use rackbus_segment::coherence::Side;
+use rackbus_segment::coherence::ConnectionSide;
 use rackbus_segment::directory::LinePart;
-use rackbus_segment::message::{Carried, StandIn, encode};
+use rackbus_segment::message::{CarriedMessage, StandIn, encode};
 
-pub use bells::Line;
-use bells::{Receiver, Said, Sender};
-pub use pair::Pair;
+pub use bells::InterruptParts;
+use bells::{BellMessage, BellReceiver, BellSender};
+pub use pair::CommonMemory;
 
-use super::objects::{Kind, Object};
+use super::objects::{Object, ObjectKind};
 use super::outbox::{Letter, Outbox};
 
 /// How long a peer may take to apply what is to take effect before something else is said.
@@ -48,27 +48,27 @@ pub enum FarConversation {
 }
 
 /// A connection between the two hosts, as its connector's node calls it.
-pub type Link = (FarConversation, Handle);
+pub type ConnectionKey = (FarConversation, Handle);
 
 /// What a connection has at this end.
 #[derive(Debug, Clone)]
 enum End {
-    Memory(Arc<Pair>),
-    Sender(Arc<Sender>),
-    Receiver(Arc<Receiver>),
+    Memory(Arc<CommonMemory>),
+    Sender(Arc<BellSender>),
+    Receiver(Arc<BellReceiver>),
 }
 
 /// Batches that took effect: of which connections, and their numbers.
-pub type Applied = Vec<(Link, Option<u64>)>;
+pub type Applied = Vec<(ConnectionKey, Option<u64>)>;
 
 /// Held by whoever reads all memory that a host has in common with another one, and alone by whoever stores what
 /// came from one: so what took effect together is in no snapshot in part.
-pub type Effects = Arc<RwLock<()>>;
+pub type EffectsLock = Arc<RwLock<()>>;
 
 /// What this host has in common with another one.
 #[derive(Debug)]
 pub struct Far {
-    effects: Effects,
+    effects: EffectsLock,
     limit: Duration,
     state: Mutex<State>,
     /// Signalled when there is something to look at or to go on with.
@@ -80,18 +80,18 @@ pub struct Far {
 #[derive(Debug, Default)]
 struct State {
     ways: BTreeMap<FarConversation, Arc<Outbox>>,
-    ends: BTreeMap<Link, End>,
+    ends: BTreeMap<ConnectionKey, End>,
     /// What is said when all that was stored before was sent, of a connection that ends; and what comes after it.
     closing: VecDeque<Closing>,
     /// Of a question, the connection that its answer makes.
     asked: HashMap<(FarConversation, u64), Handle>,
     /// What came, and takes effect with the next that is not held.
-    staged: Vec<Link>,
+    staged: Vec<ConnectionKey>,
     /// Batches that the other side holds.
     held: u64,
     /// Batches for connectors were taken and are not sent yet: what took effect meanwhile, to be answered behind
     /// them. A replica that has its answer takes what comes next for newer than its own batch.
-    behind: Option<Vec<(Link, u64)>>,
+    behind: Option<Vec<(ConnectionKey, u64)>>,
     /// Something is to be looked at now.
     now: bool,
     /// How often somebody wanted all that was stored before to take effect, and how often it had.
@@ -109,20 +109,20 @@ struct Closing {
 
 /// A message of the directory's, as it goes to another machine.
 fn said(message: &[u8], given: Option<(Handle, Vec<StandIn>)>) -> Letter {
-    letter(&Carried::Said { message: Cow::Borrowed(message), given })
+    letter(&CarriedMessage::Said { message: Cow::Borrowed(message), given })
 }
 
-fn letter(carried: &Carried<'_>) -> Letter {
+fn letter(carried: &CarriedMessage<'_>) -> Letter {
     Letter { bytes: encode(carried), fds: Vec::new() }
 }
 
 /// What stands for objects on the other machine; `None` when that cannot be.
 pub fn stand_ins(objects: &[(Arc<Object>, bool)], size: u64) -> Option<Vec<StandIn>> {
     let one = |(object, write): &(Arc<Object>, bool)| match object.kind() {
-        Kind::Memory => StandIn::Memory { size, write: *write },
-        Kind::Event => StandIn::Event,
-        Kind::Line(LinePart::Doorbell) => StandIn::Doorbell,
-        Kind::Line(LinePart::Ring) => StandIn::Ring,
+        ObjectKind::Memory => StandIn::Memory { size, write: *write },
+        ObjectKind::Event => StandIn::Event,
+        ObjectKind::Line(LinePart::Doorbell) => StandIn::Doorbell,
+        ObjectKind::Line(LinePart::Ring) => StandIn::Ring,
     };
     let all: Vec<StandIn> = objects.iter().map(one).collect();
     is_whole(&all).then_some(all)
@@ -135,7 +135,7 @@ pub fn is_whole(given: &[StandIn]) -> bool {
 }
 
 impl State {
-    fn send(&self, way: FarConversation, carried: &Carried<'_>) {
+    fn send(&self, way: FarConversation, carried: &CarriedMessage<'_>) {
         if let Some(outbox) = self.ways.get(&way) {
             outbox.send(letter(carried));
         }
@@ -147,10 +147,10 @@ impl State {
     }
 
     /// Says that a batch took effect.
-    fn answer(&mut self, link: Link, batch: u64) {
+    fn answer(&mut self, link: ConnectionKey, batch: u64) {
         match &mut self.behind {
             Some(behind) if link.0 == FarConversation::ToConnector => behind.push((link, batch)),
-            _ => self.send(link.0, &Carried::Applied { connection: link.1, batch }),
+            _ => self.send(link.0, &CarriedMessage::Applied { connection: link.1, batch }),
         }
     }
 
@@ -168,7 +168,7 @@ impl Far {
     ///
     /// # Errors
     /// When there is no thread for it.
-    pub fn new(effects: Effects, limit: Duration) -> std::io::Result<Arc<Far>> {
+    pub fn new(effects: EffectsLock, limit: Duration) -> std::io::Result<Arc<Far>> {
         let (kick, flushed) = (Condvar::new(), Condvar::new());
         let far = Arc::new(Far { effects, limit, state: Mutex::default(), kick, flushed });
         let looking = Arc::downgrade(&far);
@@ -195,7 +195,8 @@ impl Far {
     pub fn end(&self, way: FarConversation) {
         let mut state = self.lock();
         state.ways.remove(&way);
-        let of_way: Vec<Link> = state.ends.keys().filter(|link| link.0 == way).copied().collect();
+        let of_way: Vec<ConnectionKey> =
+            state.ends.keys().filter(|link| link.0 == way).copied().collect();
         let ends: Vec<End> = of_way.iter().filter_map(|link| state.ends.remove(link)).collect();
         state.closing.retain(|closing| closing.way != way);
         state.asked.retain(|(asked, _), _| *asked != way);
@@ -239,19 +240,19 @@ impl Far {
     }
 
     /// A connection has memory at this end, of so many bytes; whether it may be stored to there.
-    pub fn add_memory(&self, link: Link, object: Arc<Object>, (size, write): (u64, bool)) {
+    pub fn add_memory(&self, link: ConnectionKey, object: Arc<Object>, (size, write): (u64, bool)) {
         let side = match link.0 {
-            FarConversation::ToOwner => Side::Replica,
-            FarConversation::ToConnector => Side::Home,
+            FarConversation::ToOwner => ConnectionSide::Replica,
+            FarConversation::ToConnector => ConnectionSide::Home,
         };
-        let pair = Pair::new(object, side, size, write);
+        let pair = CommonMemory::new(object, side, size, write);
         self.lock().ends.insert(link, End::Memory(pair));
         self.kick();
     }
 
     /// A connection has an interrupt of this host at this end. False when it cannot be mapped.
-    pub fn add_receiver(&self, connection: Handle, line: &Line) -> bool {
-        let Some(receiver) = Receiver::new(line) else { return false };
+    pub fn add_receiver(&self, connection: Handle, line: &InterruptParts) -> bool {
+        let Some(receiver) = BellReceiver::new(line) else { return false };
         self.lock()
             .ends
             .insert((FarConversation::ToConnector, connection), End::Receiver(receiver));
@@ -260,18 +261,18 @@ impl Far {
 
     /// A connection has something at this end that stands for an interrupt: a thread says what is rung there, when
     /// what was stored before has taken effect. False when that cannot be.
-    pub fn add_sender(self: &Arc<Self>, connection: Handle, line: &Line) -> bool {
-        let Some(sender) = Sender::new(line) else { return false };
+    pub fn add_sender(self: &Arc<Self>, connection: Handle, line: &InterruptParts) -> bool {
+        let Some(sender) = BellSender::new(line) else { return false };
         let (far, hearing) = (self.clone(), sender.clone());
         let way = FarConversation::ToOwner;
         let hear = move || {
             let say = |said| match said {
-                Said::Rung(count) => {
-                    far.lock().send(way, &Carried::Rung { connection, count });
+                BellMessage::Rung(count) => {
+                    far.lock().send(way, &CarriedMessage::Rung { connection, count });
                 }
-                Said::Message(data) => {
+                BellMessage::Message(data) => {
                     let data = Cow::Owned(data);
-                    far.lock().send(way, &Carried::Message { connection, data });
+                    far.lock().send(way, &CarriedMessage::Message { connection, data });
                 }
             };
             // Who is too slow for what was stored before hears the interrupt all the same.
@@ -295,7 +296,7 @@ impl Far {
 
     /// A connection ends in order: what was stored and rung before it is said first, then `message`. False when
     /// there is nothing of the connection here, and nothing was said.
-    pub fn close(&self, link: Link, message: &[u8]) -> bool {
+    pub fn close(&self, link: ConnectionKey, message: &[u8]) -> bool {
         let mut state = self.lock();
         let (way, said) = (link.0, said(message, None));
         match state.ends.get(&link) {
@@ -317,7 +318,7 @@ impl Far {
     }
 
     /// A connection has ended: nothing of it is said or heard any more.
-    pub fn forget(&self, link: Link) {
+    pub fn forget(&self, link: ConnectionKey) {
         let mut state = self.lock();
         state.staged.retain(|staged| *staged != link);
         let end = state.ends.remove(&link);
@@ -328,7 +329,7 @@ impl Far {
     }
 
     /// The memory of a connection.
-    pub fn memory(&self, link: Link) -> Option<Arc<Pair>> {
+    pub fn memory(&self, link: ConnectionKey) -> Option<Arc<CommonMemory>> {
         match self.lock().ends.get(&link) {
             Some(End::Memory(pair)) => Some(pair.clone()),
             _ => None,
@@ -337,7 +338,7 @@ impl Far {
 
     /// Goes on after a move of a connection's memory, without a wait for who reads it: the thread that looks lets
     /// take effect what was to meanwhile.
-    pub fn resume(&self, link: Link) {
+    pub fn resume(&self, link: ConnectionKey) {
         if let Some(pair) = self.memory(link) {
             pair.resume();
             self.kick();

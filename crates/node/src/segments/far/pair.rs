@@ -1,4 +1,4 @@
-//! One end of a connection's memory between machines: the memory, and its [`Window`], which decides.
+//! One end of a connection's memory between machines: the memory, and its [`ConnectionWindow`], which decides.
 //!
 //! A snapshot ([`collect`]) is of all memory that two hosts have in common, so that a flag in one segment does not
 //! come before data in another. It is memory that was read twice with nothing changed in between: then it was so at
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_memory::merge::merge;
 use rackbus_memory::sparse;
-use rackbus_segment::coherence::{Batch, PAGE, Side, Violation, Window};
+use rackbus_segment::coherence::{Batch, ConnectionSide, ConnectionWindow, PAGE, Violation};
 
 use super::super::objects::Object;
 
@@ -22,11 +22,11 @@ const WORD: usize = 8;
 
 /// One end of memory that two machines have in common.
 #[derive(Debug)]
-pub struct Pair(Mutex<State>);
+pub struct CommonMemory(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    window: Window,
+    window: ConnectionWindow,
     object: Arc<Object>,
     /// The memory is being moved: nothing is read, and what is to take effect does when it is where it will be.
     paused: bool,
@@ -85,7 +85,7 @@ impl State {
 /// Takes a snapshot of the memory of `pairs` at one moment: for each of which something is to be sent its place
 /// among them, and the batch; and whether that is all that was stored: not of memory that is being moved, or has a
 /// batch under way.
-pub fn collect(pairs: &[Arc<Pair>]) -> (Vec<(usize, Batch)>, bool) {
+pub fn collect(pairs: &[Arc<CommonMemory>]) -> (Vec<(usize, Batch)>, bool) {
     let mut states: Vec<MutexGuard<'_, State>> = pairs.iter().map(|pair| pair.lock()).collect();
     let mut pages: Vec<Pages> = states.iter().map(|_| Pages::new()).collect();
     for _ in 0..TURNS {
@@ -109,12 +109,18 @@ pub fn collect(pairs: &[Arc<Pair>]) -> (Vec<(usize, Batch)>, bool) {
     (batches, all)
 }
 
-impl Pair {
+impl CommonMemory {
     /// An end over an object of `size` bytes. A home tells all that it has at first.
-    pub fn new(object: Arc<Object>, side: Side, size: u64, write: bool) -> Arc<Pair> {
-        let (window, due) = (Window::new(side, size, write), side == Side::Home);
+    pub fn new(
+        object: Arc<Object>,
+        side: ConnectionSide,
+        size: u64,
+        write: bool,
+    ) -> Arc<CommonMemory> {
+        let (window, due) =
+            (ConnectionWindow::new(side, size, write), side == ConnectionSide::Home);
         let (paused, overdue) = (false, false);
-        Arc::new(Pair(Mutex::new(State { window, object, paused, overdue, due })))
+        Arc::new(CommonMemory(Mutex::new(State { window, object, paused, overdue, due })))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -141,7 +147,7 @@ impl Pair {
         self.lock().object = object;
     }
 
-    /// Goes on where the memory is now; what was to take effect meanwhile is [due](Pair::catch_up) by that.
+    /// Goes on where the memory is now; what was to take effect meanwhile is [due](CommonMemory::catch_up) by that.
     pub fn resume(&self) {
         self.lock().paused = false;
     }
@@ -158,7 +164,7 @@ impl Pair {
         if state.overdue && !state.paused { state.apply() } else { None }
     }
 
-    /// A part of a batch has come; whether it is whole by that, and can [take effect](Pair::take_effect).
+    /// A part of a batch has come; whether it is whole by that, and can [take effect](CommonMemory::take_effect).
     ///
     /// # Errors
     /// [`Violation`].

@@ -143,7 +143,7 @@ fn a_client_that_answers_nothing_is_waited_for_once_until_it_says_something() {
 }
 
 #[test]
-fn answers_that_make_no_sense_are_errors_or_ignored() {
+fn malformed_answers_are_errors_or_ignored() {
     let (device, client, _ends) = connected(LONG);
     let read = || {
         let device = device.clone();

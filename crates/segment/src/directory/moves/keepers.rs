@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::directory::Guest;
-use crate::message::{Handle, NodeId, SegmentId, SessionId, Share};
+use crate::message::{Handle, NodeId, SegmentAccess, SegmentId, SessionId};
 
 /// Who keeps memory that is being moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,7 +16,7 @@ pub(in crate::directory) enum Keeper {
 
 /// What is being moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::directory) enum Kept {
+pub(in crate::directory) enum MovedMemory {
     Segment(Handle),
     Group(SegmentId),
     /// Pages of an extent, to be opened.
@@ -27,8 +27,8 @@ pub(in crate::directory) enum Kept {
 
 /// Somebody is to lose something.
 #[derive(Debug)]
-pub(in crate::directory) struct Revoked {
-    pub kept: Kept,
+pub(in crate::directory) struct RevokedHolders {
+    pub kept: MovedMemory,
     /// Those who are connected.
     pub guests: Vec<Guest>,
     /// Whether there are others, who were before and may keep a mapping.
@@ -39,20 +39,20 @@ pub(in crate::directory) struct Revoked {
 /// mapping of it; with the most that they could do.
 #[derive(Debug, Default)]
 pub(in crate::directory) struct Lingering {
-    former: BTreeMap<NodeId, Share>,
+    former: BTreeMap<NodeId, SegmentAccess>,
     /// Those of them that the move that is under way leaves behind.
-    leaving: BTreeMap<NodeId, Share>,
+    leaving: BTreeMap<NodeId, SegmentAccess>,
 }
 
 impl Lingering {
     /// A host's process has no right to the memory any more.
-    pub(in crate::directory) fn was_let_go(&mut self, node: NodeId, share: Share) {
+    pub(in crate::directory) fn was_let_go(&mut self, node: NodeId, share: SegmentAccess) {
         let most = self.former.entry(node).or_insert(share);
         *most = share.max(*most);
     }
 
     /// Whether one of them could do more than `allowed` says for its host.
-    pub(in crate::directory) fn lingers(&self, allowed: impl Fn(NodeId) -> Share) -> bool {
+    pub(in crate::directory) fn lingers(&self, allowed: impl Fn(NodeId) -> SegmentAccess) -> bool {
         self.former.iter().chain(&self.leaving).any(|(node, share)| allowed(*node) < *share)
     }
 

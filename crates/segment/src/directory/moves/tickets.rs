@@ -1,11 +1,11 @@
 //! Requests of owners that are answered when moves have ended.
 
-use crate::directory::{Answer, Directory, To};
-use crate::message::{Event, Handle, Refusal, Reply, SessionId};
+use crate::directory::{Answer, Directory, Recipient};
+use crate::message::{Handle, Refusal, Reply, SessionEvent, SessionId};
 
 /// Somebody who waits for moves.
 #[derive(Debug)]
-pub(in crate::directory) struct Ticket {
+pub(in crate::directory) struct MoveTicket {
     pub(super) session: SessionId,
     /// Moves still under way.
     pub(super) left: u32,
@@ -17,7 +17,7 @@ pub(in crate::directory) struct Ticket {
 impl Directory {
     pub(in crate::directory) fn new_ticket(&mut self, session: SessionId) -> Handle {
         let handle = self.handle();
-        let ticket = Ticket { session, left: 0, outcome: Ok(()), started: false };
+        let ticket = MoveTicket { session, left: 0, outcome: Ok(()), started: false };
         self.tickets.insert(handle, ticket);
         handle
     }
@@ -51,8 +51,8 @@ impl Directory {
             return;
         }
         if let Some(ticket) = self.tickets.remove(&handle) {
-            let event = Event::Finished { ticket: handle, outcome: ticket.outcome };
-            self.send(To::Event(ticket.session, event), Vec::new());
+            let event = SessionEvent::Finished { ticket: handle, outcome: ticket.outcome };
+            self.send(Recipient::Event(ticket.session, event), Vec::new());
         }
     }
 

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rackbus_driver::accel::{DriveSource, Range, SourceError, Work};
+use rackbus_driver::accel::{DriveRange, DriveSource, MessageWork, SourceError};
 use rackbus_fabric::text::format_size;
 use rackbus_spec::accel::Operation;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ pub struct DriveArgs {
 }
 
 /// A drive, and what of it is sent.
-pub struct Source {
+pub struct DriveInput {
     socket: PathBuf,
     from: u64,
     length: Option<u64>,
@@ -46,7 +46,7 @@ pub struct Source {
 
 impl DriveArgs {
     /// The drive that is meant, if one is.
-    pub async fn source(&self, common: &Common) -> Result<Option<Source>, Failure> {
+    pub async fn source(&self, common: &Common) -> Result<Option<DriveInput>, Failure> {
         let Some(number) = self.drive else { return Ok(None) };
         let lease = borrowed(common, "nvme", Some(number)).await?.pop();
         let Some(socket) = lease.and_then(|lease| lease.socket) else {
@@ -58,7 +58,7 @@ impl DriveArgs {
             ));
         };
         let DriveArgs { from, length, message, .. } = *self;
-        Ok(Some(Source { socket: Path::new(&socket).to_owned(), from, length, message }))
+        Ok(Some(DriveInput { socket: Path::new(&socket).to_owned(), from, length, message }))
     }
 }
 
@@ -77,7 +77,7 @@ impl super::Args {
     /// Sends what a drive has.
     pub(super) fn run_drive(
         &self,
-        source: &Source,
+        source: &DriveInput,
         place: &Place,
         operations: &[Operation],
         output: &Output,
@@ -101,10 +101,10 @@ impl super::Args {
         let info = drive.drive().info();
         let end = info.blocks.saturating_mul(info.block_size.into());
         let length = source.length.unwrap_or(end.saturating_sub(source.from));
-        let work = Work { stages: &stages, ..Work::default() };
+        let work = MessageWork { stages: &stages, ..MessageWork::default() };
         let last = operations.last().copied().unwrap_or(Operation::Copy);
         let (mut listed, mut told) = (Vec::new(), Instant::now());
-        let range = Range { offset: source.from, length };
+        let range = DriveRange { offset: source.from, length };
         let room = accel.data_size();
         let mut written = Ok(());
         let outcome = drive.run(&mut accel, room, &work, range, |at, result| {

@@ -74,7 +74,7 @@ pub fn version_of(block: &[u8]) -> Result<Version, String> {
     let first = words[0];
     match words.iter().all(|word| *word == first) {
         true => Ok(u64::from_le_bytes(first)),
-        false => Err("a block is torn".to_owned()),
+        false => Err("a block was written in part".to_owned()),
     }
 }
 

@@ -31,7 +31,7 @@ use rackbus_pci::pace::{Next, Pace};
 use rackbus_seeds::{Random, Simulation};
 
 use super::super::arbitration::tests::FirstComesFirst;
-use super::super::arbitration::{Arbiter, RoundRobin, Shares};
+use super::super::arbitration::{Arbiter, RoundRobin, TurnShares};
 use super::super::backing::Backing;
 use super::super::backing::parts::FileBacking;
 use super::*;
@@ -45,7 +45,8 @@ use succession::Mistake;
 /// than all commands of all queues need one after the other.
 const PATIENCE_POLLS: [u64; 2] = [150, 6000];
 /// What polls and turns may be about: small, so that few commands are many.
-const SHARES: Shares = Shares { quantum: 8 << 10, poll: 16 << 10, least: 512, most: 32 << 10 };
+const SHARES: TurnShares =
+    TurnShares { quantum: 8 << 10, poll: 16 << 10, least: 512, most: 32 << 10 };
 /// How long memory may be unmapped before the controller gives up (its `UNREACHABLE_NS`).
 const UNREACHABLE_NS: u64 = 100_000_000;
 

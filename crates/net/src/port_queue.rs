@@ -1,8 +1,9 @@
-//! A lane: the sender and receiver of one port, for one thread. A port has one, or one for each of its queues.
+//! A queue of a port: its sender and receiver, for one thread. A function's port has one, an interface's one for each
+//! queue of the interface.
 //!
-//! A lane sends into a ring for each station that it has something for (`outgoing`), and receives from a ring
-//! for each lane that sends to it (`incoming`). It opens none by itself: it asks its node ([`Opener`]), goes
-//! on, and finds what came of it in its inbox ([`LaneHandle`]). Nothing here waits.
+//! A queue sends into a ring for each station that it has something for (`outgoing`), and receives from a ring
+//! for each queue that sends to it (`incoming`). It opens none by itself: it asks its node ([`RingOpener`]), goes
+//! on, and finds what came of it in its inbox ([`PortQueueHandle`]). Nothing here waits.
 
 mod incoming;
 mod outgoing;
@@ -21,32 +22,32 @@ use crate::address::MacAddress;
 use crate::capture::Captured;
 use crate::counters::LaneCounters;
 use crate::offload::Offload;
-use crate::port::{Frame, MAX_FRAME, Port, Sent};
-use crate::switch::{HEAD, Switch};
+use crate::port::{Frame, MAX_FRAME, NetworkPort, Sent};
+use crate::switch::{HEAD, StationSwitch};
 
 use incoming::Incoming;
 use outgoing::Outgoing;
 
-/// How the ring of a lane lies in memory: room for 15 of the largest frames.
+/// How the ring of a queue lies in memory: room for 15 of the largest frames.
 pub const LAYOUT: FramesLayout = FramesLayout { ring_bytes: 1 << 20, longest: MAX_FRAME };
 
-/// A lane of a station.
+/// A queue of a station.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LaneId {
+pub struct PortQueueId {
     /// Number of the station.
     pub station: usize,
-    /// Which of its lanes, from 0.
-    pub lane: u16,
+    /// Which of its queues, from 0.
+    pub number: u16,
 }
 
-/// Whoever opens rings for lanes.
-pub trait Opener: Send + Sync + std::fmt::Debug {
+/// Whoever opens rings for queues.
+pub trait RingOpener: Send + Sync + std::fmt::Debug {
     /// `from` wants to send to a station. The answer comes into its inbox, as [`News::Opened`] or
     /// [`News::Failed`]. Never waits.
-    fn open(&self, from: LaneId, station: usize);
+    fn open(&self, from: PortQueueId, station: usize);
 }
 
-/// What a lane is told.
+/// What a queue is told.
 #[derive(Debug)]
 pub enum News {
     /// A ring to a station, as it was asked for.
@@ -55,8 +56,8 @@ pub enum News {
     Failed(usize),
     /// The ring to a station is of no more use.
     Lost(usize),
-    /// A ring from a lane, and its number. What is left in an older one from there comes before it.
-    Incoming(LaneId, u64, FrameReceiver),
+    /// A ring from a queue, and its number. What is left in an older one from there comes before it.
+    Incoming(PortQueueId, u64, FrameReceiver),
     /// The ring of that number has no sender any more: what is in it is taken out, and nothing else will come.
     Ended(u64),
     /// Copies of all frames go into this ring from now on, or nowhere.
@@ -65,9 +66,9 @@ pub enum News {
     Up(bool),
 }
 
-/// How a lane is told something; cheap to clone.
+/// How a queue is told something; cheap to clone.
 #[derive(Debug, Clone)]
-pub struct LaneHandle(Arc<Shared>);
+pub struct PortQueueHandle(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -77,8 +78,8 @@ struct Shared {
     counters: LaneCounters,
 }
 
-impl LaneHandle {
-    /// Puts news into the lane's inbox and wakes its thread.
+impl PortQueueHandle {
+    /// Puts news into the queue's inbox and wakes its thread.
     pub fn tell(&self, news: News) {
         let mut all = self.lock();
         all.push(news);
@@ -87,7 +88,7 @@ impl LaneHandle {
         self.0.event.ring();
     }
 
-    /// What the lane counts.
+    /// What the queue counts.
     pub fn counters(&self) -> &LaneCounters {
         &self.0.counters
     }
@@ -102,12 +103,12 @@ impl LaneHandle {
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The sender and receiver of a port.
-pub struct Lane {
-    id: LaneId,
-    switch: Arc<Switch>,
-    opener: Arc<dyn Opener>,
+pub struct PortQueue {
+    id: PortQueueId,
+    switch: Arc<StationSwitch>,
+    opener: Arc<dyn RingOpener>,
     clock: Clock,
-    handle: LaneHandle,
+    handle: PortQueueHandle,
     outgoing: Vec<Outgoing>,
     incoming: Incoming,
     /// Stations that something was sent to since the last flush.
@@ -119,28 +120,31 @@ pub struct Lane {
     up: bool,
 }
 
-impl std::fmt::Debug for Lane {
+impl std::fmt::Debug for PortQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lane").field("id", &self.id).field("up", &self.up).finish_non_exhaustive()
+        f.debug_struct("PortQueue")
+            .field("id", &self.id)
+            .field("up", &self.up)
+            .finish_non_exhaustive()
     }
 }
 
-/// What the events of a lane's descriptor are for.
+/// What the events of a queue's descriptor are for.
 const INBOX: u64 = 0;
 const ROOM: u64 = 1 << 62;
 const FRAMES: u64 = 2 << 62;
 
-impl Lane {
-    /// A lane of a station of `switch`, without rings yet.
+impl PortQueue {
+    /// A queue of a station of `switch`, without rings yet.
     ///
     /// # Errors
     /// When the process has no descriptors left.
     pub fn new(
-        id: LaneId,
-        switch: Arc<Switch>,
-        opener: Arc<dyn Opener>,
+        id: PortQueueId,
+        switch: Arc<StationSwitch>,
+        opener: Arc<dyn RingOpener>,
         clock: Clock,
-    ) -> std::io::Result<Lane> {
+    ) -> std::io::Result<PortQueue> {
         let stations = switch.stations();
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = Event::new()?;
@@ -151,12 +155,12 @@ impl Lane {
             event,
             counters: LaneCounters::new(stations),
         };
-        Ok(Lane {
+        Ok(PortQueue {
             id,
             switch,
             opener,
             clock,
-            handle: LaneHandle(Arc::new(shared)),
+            handle: PortQueueHandle(Arc::new(shared)),
             outgoing: (0..stations).map(|_| Outgoing::default()).collect(),
             incoming: Incoming::default(),
             touched: Vec::new(),
@@ -168,12 +172,12 @@ impl Lane {
     }
 
     /// How others tell it something.
-    pub fn handle(&self) -> &LaneHandle {
+    pub fn handle(&self) -> &PortQueueHandle {
         &self.handle
     }
 
     /// What it decides by.
-    pub fn switch(&self) -> &Switch {
+    pub fn switch(&self) -> &StationSwitch {
         &self.switch
     }
 
@@ -220,7 +224,7 @@ impl Lane {
                         epoll::add(&self.wake, &receiver, data, epoll::EventFlags::IN)
                     {
                         // Its sender finds it full, and counts what it drops.
-                        tracing::error!(%error, "a ring cannot be slept on, and is not used");
+                        tracing::error!(%error, "a ring's doorbell cannot be waited for; the ring is not used");
                         continue;
                     }
                     self.incoming.add(from, number, receiver);
@@ -235,7 +239,7 @@ impl Lane {
     fn opened(&mut self, to: usize, sender: FrameSender) {
         let data = epoll::EventData::new_u64(ROOM | to as u64);
         if let Err(error) = epoll::add(&self.wake, &sender, data, epoll::EventFlags::IN) {
-            tracing::error!(%error, "a ring cannot be slept on, and is not used");
+            tracing::error!(%error, "a ring's doorbell cannot be waited for; the ring is not used");
             self.outgoing[to] = Outgoing::failed((self.clock)());
             return;
         }
@@ -272,7 +276,7 @@ impl Lane {
     }
 }
 
-impl Port for Lane {
+impl NetworkPort for PortQueue {
     fn mac(&self) -> MacAddress {
         self.switch.mac(self.id.station)
     }

@@ -1,4 +1,4 @@
-//! The way from a lane to a station: its ring, or what is known of why there is none.
+//! The way from a queue to a station: its ring, or what is known of why there is none.
 
 use rackbus_memory::FrameSender;
 
@@ -11,7 +11,7 @@ const AGAIN_NS: u64 = 100_000_000;
 /// processor. Whoever did not answer in this time is not waited for again.
 const OPENING_NS: u64 = 500_000_000;
 
-/// What a lane has of a station.
+/// What a queue has of a station.
 #[derive(Debug)]
 pub(super) enum Outgoing {
     /// Nothing: a ring is asked for with the first frame, from this time on.

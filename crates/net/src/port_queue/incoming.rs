@@ -1,15 +1,15 @@
-//! The rings that others send to a lane by, and whose turn it is: each in turn, for as many bytes as every other.
+//! The rings that others send to a queue by, and whose turn it is: each in turn, for as many bytes as every other.
 
 use std::os::fd::OwnedFd;
 
 use rackbus_memory::FrameReceiver;
 use rustix::event::epoll;
 
-use super::{LaneId, offload_of};
+use super::{PortQueueId, offload_of};
 use crate::address::MacAddress;
 use crate::counters::LaneCounters;
 use crate::port::{Cause, Frame, MIN_FRAME};
-use crate::switch::Switch;
+use crate::switch::StationSwitch;
 
 /// Bytes that a ring's turn has: two of the largest frames.
 const TURN_BYTES: usize = 128 << 10;
@@ -30,7 +30,7 @@ pub(super) struct Incoming {
 
 #[derive(Debug)]
 struct Ring {
-    from: LaneId,
+    from: PortQueueId,
     number: u64,
     /// The ring that its sender had before, while that is not empty: frames of a flow stay in order.
     behind: Option<u64>,
@@ -48,7 +48,7 @@ enum Found {
 }
 
 impl Incoming {
-    pub fn add(&mut self, from: LaneId, number: u64, receiver: FrameReceiver) {
+    pub fn add(&mut self, from: PortQueueId, number: u64, receiver: FrameReceiver) {
         let before = self.rings.iter_mut().rfind(|it| it.from == from);
         let behind = before.map(|before| {
             before.ended = true;
@@ -66,7 +66,7 @@ impl Incoming {
     #[inline]
     pub fn find(
         &mut self,
-        switch: &Switch,
+        switch: &StationSwitch,
         counters: &LaneCounters,
         wake: &OwnedFd,
     ) -> Option<usize> {
@@ -142,7 +142,7 @@ impl Incoming {
 impl Ring {
     /// Looks for a frame, and throws away what is none.
     #[inline]
-    fn look(&mut self, switch: &Switch, counters: &LaneCounters) -> Found {
+    fn look(&mut self, switch: &StationSwitch, counters: &LaneCounters) -> Found {
         if self.behind.is_some() {
             return Found::Nothing;
         }
@@ -152,7 +152,7 @@ impl Ring {
                 Ok(None) if !self.ended => return Found::Nothing,
                 Ok(None) => return Found::Over,
                 Err(error) => {
-                    tracing::warn!(from = self.from.station, %error, "a ring is not listened to any more");
+                    tracing::warn!(from = self.from.station, %error, "a ring's sender violates the protocol; the ring is not used any more");
                     return Found::Over;
                 }
             };

@@ -5,14 +5,14 @@ use rackbus_memory::frames::{FRAME_HEADER, FrameError};
 use rustix::event::epoll;
 use zerocopy::IntoBytes;
 
-use super::Lane;
+use super::PortQueue;
 use super::outgoing::{Outgoing, Ready};
 use crate::capture::Captured;
 use crate::offload::Offload;
 use crate::port::{Cause, Sent};
-use crate::switch::{HEAD, To};
+use crate::switch::{FrameTarget, HEAD};
 
-impl Lane {
+impl PortQueue {
     /// Sends a frame of `head` and, behind it, `parts` without their first bytes, as many as `head` has: `head`
     /// is the beginning of the parts, read once.
     pub fn send_checked(&mut self, offload: Offload, head: &[u8], parts: &[DmaSlice<'_>]) -> Sent {
@@ -20,12 +20,14 @@ impl Lane {
         let length = parts.iter().map(DmaSlice::len).sum::<usize>().max(head.len());
         let looked_at = head.get(..HEAD).unwrap_or(head);
         match self.switch.decide(self.id.station, &offload, looked_at, length) {
-            Ok((To::Station(to), _)) => self.send_to(to, offload, head, parts, length),
-            Ok((To::Outside, _)) => match self.way_out() {
+            Ok((FrameTarget::Station(to), _)) => self.send_to(to, offload, head, parts, length),
+            Ok((FrameTarget::Outside, _)) => match self.way_out() {
                 Some(to) => self.send_to(to, offload, head, parts, length),
                 None => self.drop_undecided(Cause::Down),
             },
-            Ok((To::All, tagged)) => self.send_to_all(tagged, offload, head, parts, length),
+            Ok((FrameTarget::All, tagged)) => {
+                self.send_to_all(tagged, offload, head, parts, length)
+            }
             Err(cause) => self.drop_undecided(cause),
         }
     }

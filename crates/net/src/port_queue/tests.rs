@@ -21,10 +21,10 @@ const HOSTILE: usize = 3;
 const KIND: [u8; 2] = [0x88, 0xb5];
 
 #[derive(Debug, Default)]
-struct Asked(Mutex<Vec<(LaneId, usize)>>);
+struct Asked(Mutex<Vec<(PortQueueId, usize)>>);
 
-impl Opener for Asked {
-    fn open(&self, from: LaneId, station: usize) {
+impl RingOpener for Asked {
+    fn open(&self, from: PortQueueId, station: usize) {
         self.0.lock().unwrap().push((from, station));
     }
 }
@@ -43,7 +43,7 @@ struct World {
     stations: Stations,
     clock: Arc<AtomicU64>,
     asked: Arc<Asked>,
-    lanes: Vec<Lane>,
+    queues: Vec<PortQueue>,
     frozen_until: Vec<u64>,
     held: Vec<Option<(usize, Vec<u8>)>>,
     flows: BTreeMap<(usize, usize), Flow>,
@@ -60,16 +60,21 @@ impl World {
     fn new(seed: u64) -> World {
         let text = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n[hosts.c]\n[hosts.d]\n";
         let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new());
-        let switch = Arc::new(Switch::new(stations.all(), 1500));
+        let switch = Arc::new(StationSwitch::new(stations.all(), 1500));
         let (clock, asked) = (Arc::new(AtomicU64::new(1)), Arc::new(Asked::default()));
-        let lane = |station| {
+        let port_queue = |station| {
             let clock = clock.clone();
             let read: Clock = Arc::new(move || clock.load(Ordering::Relaxed));
-            sound(Lane::new(LaneId { station, lane: 0 }, switch.clone(), asked.clone(), read))
+            sound(PortQueue::new(
+                PortQueueId { station, number: 0 },
+                switch.clone(),
+                asked.clone(),
+                read,
+            ))
         };
         World {
             random: Random(seed),
-            lanes: (0..STATIONS).map(lane).collect(),
+            queues: (0..STATIONS).map(port_queue).collect(),
             stations,
             clock,
             asked,
@@ -86,7 +91,7 @@ impl World {
     }
 
     /// As the nodes do it: the ring that was there before ends, and its frames come first.
-    fn open(&mut self, from: LaneId, to: usize) {
+    fn open(&mut self, from: PortQueueId, to: usize) {
         let bytes = LAYOUT.bytes().unwrap() as u64;
         let memory = SharedMemory::create("ring", bytes).unwrap();
         let [frames, room] = [(); 2].map(|()| OwnedFd::from(sound(Event::new())));
@@ -97,17 +102,17 @@ impl World {
         self.next += 1;
         let before = self.rings.insert((from.station, to), (self.next, memory));
         if let Some((number, _)) = before {
-            self.lanes[to].handle().tell(News::Ended(number));
+            self.queues[to].handle().tell(News::Ended(number));
         }
-        self.lanes[to].handle().tell(News::Incoming(from, self.next, receiver));
-        self.lanes[from.station].handle().tell(News::Opened(to, sender));
+        self.queues[to].handle().tell(News::Incoming(from, self.next, receiver));
+        self.queues[from.station].handle().tell(News::Opened(to, sender));
     }
 
     fn answer(&mut self, reliable: bool) {
         let asked = std::mem::take(&mut *self.asked.0.lock().unwrap());
         for (from, to) in asked {
             if !reliable && self.random.chance(20) {
-                self.lanes[from.station].handle().tell(News::Failed(to));
+                self.queues[from.station].handle().tell(News::Failed(to));
             } else {
                 self.open(from, to);
             }
@@ -130,7 +135,7 @@ impl World {
                 (to, frame)
             }
         };
-        match self.lanes[from].send_checked(Offload::default(), &frame, &[]) {
+        match self.queues[from].send_checked(Offload::default(), &frame, &[]) {
             Sent::Full => self.held[from] = Some((to, frame)),
             Sent::Done => {
                 let number = u64::from_le_bytes(frame[14..22].try_into().unwrap());
@@ -139,17 +144,17 @@ impl World {
             Sent::Dropped(Cause::Full | Cause::Down) => {}
             Sent::Dropped(other) => panic!("{other:?}"),
         }
-        self.lanes[from].flush();
+        self.queues[from].flush();
     }
 
     /// Takes what there is, at most so many frames; true when there was something.
     fn receive(&mut self, at: usize, most: usize) -> Result<bool, String> {
         let own = self.stations.all()[at].mac;
         for taken in 0..most {
-            let Some(frame) = self.lanes[at].next() else { return Ok(taken > 0) };
+            let Some(frame) = self.queues[at].next() else { return Ok(taken > 0) };
             let mut bytes = vec![0; frame.bytes.len()];
             frame.bytes.copy_to(&mut bytes);
-            self.lanes[at].consume();
+            self.queues[at].consume();
             if at == HOSTILE {
                 continue;
             }
@@ -206,8 +211,8 @@ impl World {
                 // Its conversation ends: what is in the ring is taken, and the next frame asks for another.
                 let to = (station + 1 + self.random.below(STATIONS - 1)) % STATIONS;
                 if let Some((number, _)) = self.rings.get(&(station, to)) {
-                    self.lanes[to].handle().tell(News::Ended(*number));
-                    self.lanes[station].handle().tell(News::Lost(to));
+                    self.queues[to].handle().tell(News::Ended(*number));
+                    self.queues[station].handle().tell(News::Lost(to));
                 }
             }
             97 | 98 => self.scribble(),
@@ -239,14 +244,16 @@ impl World {
             }
         }
         // Who sleeps now is not kept awake by anything.
-        for (nth, lane) in self.lanes.iter_mut().enumerate().filter(|(nth, _)| *nth != HOSTILE) {
-            lane.blocked.clear();
+        for (nth, port_queue) in
+            self.queues.iter_mut().enumerate().filter(|(nth, _)| *nth != HOSTILE)
+        {
+            port_queue.blocked.clear();
             // What is found out at the first attempt is gone at the second.
             let rests = (0..2 + STATIONS).any(|_| {
-                while lane.next().is_some() {
-                    lane.consume();
+                while port_queue.next().is_some() {
+                    port_queue.consume();
                 }
-                lane.park()
+                port_queue.park()
             });
             if !rests {
                 return Err(format!("{nth} does not come to rest"));
@@ -258,7 +265,7 @@ impl World {
 
 #[test]
 fn flows_stay_whole_whatever_stations_do() {
-    let simulation = Simulation { test: "-p rackbus-net lane::tests::flows", usual: 60 };
+    let simulation = Simulation { test: "-p rackbus-net port_queue::tests::flows", usual: 60 };
     simulation.run(|seed, _| {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -275,7 +282,7 @@ fn a_station_that_stands_still_stops_nobody() {
     let send = |world: &mut World, to: usize| {
         let all = world.stations.all();
         let frame = [&all[to].mac.0[..], &all[0].mac.0, &KIND, &[0; 1400]].concat();
-        world.lanes[0].send_checked(Offload::default(), &frame, &[])
+        world.queues[0].send_checked(Offload::default(), &frame, &[])
     };
     assert_eq!(send(&mut world, 1), Sent::Full);
     world.answer(true);
@@ -292,11 +299,11 @@ fn a_station_that_stands_still_stops_nobody() {
         assert_eq!(send(&mut world, 1), Sent::Dropped(Cause::Full));
         assert_eq!(send(&mut world, 2), Sent::Done);
     }
-    while world.lanes[1].next().is_some() {
-        world.lanes[1].consume();
+    while world.queues[1].next().is_some() {
+        world.queues[1].consume();
     }
     assert_eq!(send(&mut world, 1), Sent::Done);
-    let drops = &world.lanes[0].handle().counters().peers[1].drops;
+    let drops = &world.queues[0].handle().counters().peers[1].drops;
     assert_eq!(drops.all().find(|(cause, _)| *cause == Cause::Full), Some((Cause::Full, 100)));
 }
 
@@ -309,17 +316,17 @@ fn many_senders_have_their_turns() {
     };
     for from in 1..STATIONS {
         let bytes = frame(&world, from);
-        world.lanes[from].send_checked(Offload::default(), &bytes, &[]);
+        world.queues[from].send_checked(Offload::default(), &bytes, &[]);
         world.answer(true);
-        while world.lanes[from].send_checked(Offload::default(), &bytes, &[]) == Sent::Done {}
+        while world.queues[from].send_checked(Offload::default(), &bytes, &[]) == Sent::Done {}
     }
     let mut counts = [0; STATIONS];
     for _ in 0..600 {
-        let frame = world.lanes[0].next().expect("there are more");
+        let frame = world.queues[0].next().expect("there are more");
         let source: [u8; 6] = frame.bytes.read_obj(6).unwrap();
         let from = world.stations.all().iter().position(|it| it.mac.0 == source).unwrap();
         counts[from] += 1;
-        world.lanes[0].consume();
+        world.queues[0].consume();
     }
     assert!(counts[1..].iter().all(|count| (100..300).contains(count)), "{counts:?}");
 }

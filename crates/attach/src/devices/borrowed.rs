@@ -1,0 +1,336 @@
+//! One borrowed device.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rackbus_pci::PolledRegisters;
+use rackbus_pci::vfio_user::{Client, ClientError};
+use rackbus_segment::message::{BorrowedEntry, DeviceEntry, SegmentKind};
+use rackbus_spec::pcie::{Command, header};
+use rackbus_spec::vfio_user::region;
+
+use super::mapping::{DeviceMapping, Led};
+use super::{DeviceError, Shared};
+use crate::memory::MappedMemory;
+use crate::segments::{LocalSegment, RemoteSegment, SegmentOptions};
+use crate::session::lock;
+
+/// How long a device may take to answer.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Where numbers of segments begin that are made for devices: programs choose theirs from below.
+const FIRST_ID: u32 = 0xf000_0000;
+/// A PCI function has BARs 0 to 5.
+const BARS: u8 = 6;
+
+/// A borrowed device. Clones are the same; it is returned with the last of them.
+#[derive(Debug, Clone)]
+pub struct BorrowedDevice(Arc<Inner>);
+
+/// What a segment is that leads to a device: memory that was made for it, or one of its BARs.
+#[derive(Debug, Clone)]
+pub(crate) struct Held {
+    pub(crate) device: BorrowedDevice,
+    pub(crate) bar: Option<u8>,
+}
+
+/// What a device's configuration space says that it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    /// Vendor ID of its configuration space, which SISCI programs filter by.
+    pub vendor_id: u16,
+    /// Device ID, which its vendor gives.
+    pub device_id: u16,
+    /// Class code: base class, sub-class and programming interface, from bit 23 on down.
+    pub class: u32,
+    /// Vendor ID of the board or product that has the device.
+    pub subsystem_vendor_id: u16,
+    /// ID of that board or product, which its vendor gives.
+    pub subsystem_id: u16,
+}
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    entry: DeviceEntry,
+    lease: u64,
+    strict: bool,
+    client: Arc<Client>,
+    /// Where BARs are that other devices reach.
+    bars: Mutex<BTreeMap<u8, u64>>,
+    /// Memory that was made for it, by its number.
+    segments: Mutex<BTreeMap<u32, LocalSegment>>,
+    returned: AtomicBool,
+}
+
+impl BorrowedDevice {
+    /// Begins to use what was borrowed, at its socket.
+    pub(super) fn begin(
+        shared: Arc<Shared>,
+        entry: BorrowedEntry,
+        socket: &Path,
+        strict: bool,
+    ) -> Result<BorrowedDevice, DeviceError> {
+        let client = Arc::new(Client::connect(socket, TIME_LIMIT)?);
+        client.reset()?;
+        let command = (Command::MEMORY_SPACE | Command::BUS_MASTER).bits();
+        client.write(region::CONFIG, header::COMMAND.into(), &command.to_le_bytes())?;
+        let BorrowedEntry { lease, device: entry, .. } = entry;
+        let (bars, segments, returned) = Default::default();
+        let inner = Inner { shared, entry, lease, strict, client, bars, segments, returned };
+        let device = BorrowedDevice(Arc::new(inner));
+        device.identity()?;
+        Ok(device)
+    }
+
+    /// What is known of it: its name, its fabric device id, its host.
+    pub fn entry(&self) -> &DeviceEntry {
+        &self.0.entry
+    }
+
+    /// Number of its lease.
+    pub fn lease(&self) -> u64 {
+        self.0.lease
+    }
+
+    /// What it says that it is.
+    ///
+    /// # Errors
+    /// [`DeviceError::Gone`] when the lease is over or the lender is lost: it reads all ones then, as a device that
+    /// was pulled out.
+    pub fn identity(&self) -> Result<DeviceIdentity, DeviceError> {
+        let mut bytes = [0; 0x40];
+        match self.0.client.read(region::CONFIG, 0, &mut bytes) {
+            Ok(()) => {}
+            Err(ClientError::Wire(_)) => return Err(DeviceError::Gone),
+            Err(error) => return Err(error.into()),
+        }
+        let half =
+            |at: u16| u16::from_le_bytes([bytes[usize::from(at)], bytes[usize::from(at) + 1]]);
+        let class = usize::from(header::CLASS_CODE);
+        if half(header::VENDOR_ID) == u16::MAX {
+            return Err(DeviceError::Gone);
+        }
+        Ok(DeviceIdentity {
+            vendor_id: half(header::VENDOR_ID),
+            device_id: half(header::DEVICE_ID),
+            class: u32::from_le_bytes([bytes[class], bytes[class + 1], bytes[class + 2], 0]),
+            subsystem_vendor_id: half(header::SUBSYSTEM_VENDOR_ID),
+            subsystem_id: half(header::SUBSYSTEM_ID),
+        })
+    }
+
+    /// Connects to BAR `bar`: its memory, or its registers where they are plain memory. The first such connection to
+    /// registers has the device look at them.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn connect_bar(&self, bar: u8) -> Result<RemoteSegment, DeviceError> {
+        self.identity()?;
+        if bar >= BARS {
+            return Err(DeviceError::NoBar(bar));
+        }
+        let info = self.0.client.region_info(region::BAR0 + u32::from(bar))?;
+        if info.size == 0 {
+            return Err(DeviceError::NoBar(bar));
+        }
+        let whole = info.areas == [(0, info.size)];
+        let (memory, size) = match info.memory {
+            Some((file, 0)) if whole => {
+                (MappedMemory::new(Some(file.into()), true, info.size), info.size)
+            }
+            _ => self.connect_registers(bar)?,
+        };
+        let held = Held { device: self.clone(), bar: Some(bar) };
+        let from = (self.0.entry.node, bar.into());
+        Ok(RemoteSegment::of_device(&self.0.shared.session, from, (memory, size), held))
+    }
+
+    fn connect_registers(&self, bar: u8) -> Result<(Arc<MappedMemory>, u64), DeviceError> {
+        let (file, size) = match self.0.client.registers(bar) {
+            Ok(given) => given,
+            Err(ClientError::Refused(rustix::io::Errno::NODEV)) => return Err(DeviceError::Gone),
+            Err(ClientError::Refused(_)) => return Err(DeviceError::NotMemory(bar)),
+            Err(error) => return Err(error.into()),
+        };
+        let registers =
+            PolledRegisters::adopt(file, size).map_err(|_| DeviceError::NotMemory(bar))?;
+        let (file, size) = registers.descriptor().map_err(|_| DeviceError::NotMemory(bar))?;
+        Ok((MappedMemory::new(Some(file), true, size), size))
+    }
+
+    /// Makes memory for the device, of `size` bytes, on this host.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn create_segment(&self, id: u32, size: u64) -> Result<(), DeviceError> {
+        self.identity()?;
+        let mut segments = lock(&self.0.segments);
+        if segments.contains_key(&id) {
+            return Err(DeviceError::SegmentInUse(id));
+        }
+        let options =
+            SegmentOptions { id: FIRST_ID, choose: true, size, kind: SegmentKind::Private };
+        segments.insert(id, self.0.shared.session.create_segment(&options)?);
+        Ok(())
+    }
+
+    /// Connects to memory that was made for the device.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSuchSegment`].
+    pub fn connect_segment(&self, id: u32) -> Result<RemoteSegment, DeviceError> {
+        let segments = lock(&self.0.segments);
+        let made = segments.get(&id).ok_or(DeviceError::NoSuchSegment(id))?;
+        let held = Held { device: self.clone(), bar: None };
+        let session = &self.0.shared.session;
+        let memory = (made.memory().clone(), made.size());
+        Ok(RemoteSegment::of_device(session, (session.node(), id), memory, held))
+    }
+
+    /// Lets the device reach a part of a segment of this process, or of one that it shares with others of this host.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn map_local(
+        &self,
+        segment: &LocalSegment,
+        range: (u64, u64),
+    ) -> Result<DeviceMapping, DeviceError> {
+        self.map_memory(segment.memory(), segment.size(), range)
+    }
+
+    /// Lets the device reach a part of what the process is connected to: memory of any host, memory that was made
+    /// for a device, or another borrowed device's BAR, peer-to-peer.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn map_remote(
+        &self,
+        segment: &RemoteSegment,
+        (offset, length): (u64, u64),
+    ) -> Result<DeviceMapping, DeviceError> {
+        match segment.device() {
+            Some(Held { device, bar: Some(bar) }) => {
+                check(segment.size(), (offset, length))?;
+                Ok(DeviceMapping::of_peer(
+                    self.reach(device, *bar)? + offset,
+                    segment.device().cloned(),
+                ))
+            }
+            _ => self.map_memory(segment.memory(), segment.size(), (offset, length)),
+        }
+    }
+
+    fn map_memory(
+        &self,
+        memory: &Arc<MappedMemory>,
+        size: u64,
+        (offset, length): (u64, u64),
+    ) -> Result<DeviceMapping, DeviceError> {
+        check(size, (offset, length))?;
+        self.identity()?;
+        let led = Led::new(self, (offset, length), memory.writable())?;
+        memory.lead((offset, length), &led)?;
+        led.outcome()?;
+        Ok(DeviceMapping::of_memory(led))
+    }
+
+    /// The address at which this device reaches a BAR of another one.
+    fn reach(&self, other: &BorrowedDevice, bar: u8) -> Result<u64, DeviceError> {
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return Err(DeviceError::NoPeer("a device does not reach its own BAR by DMA"));
+        }
+        if !Arc::ptr_eq(&self.0.shared, &other.0.shared) {
+            return Err(DeviceError::NoPeer("the devices were not borrowed together"));
+        }
+        if self.0.strict || other.0.strict || self.0.shared.session.between_machines() {
+            return Err(DeviceError::NoPeer(
+                "the device's controller runs at the borrower (strict isolation, or hosts that are machines): its DMA does not come from its lender, so it reaches no other device",
+            ));
+        }
+        self.identity()?;
+        other.program(bar)
+    }
+
+    /// Has the device decode BAR `bar`, whose memory other devices reach; where.
+    fn program(&self, bar: u8) -> Result<u64, DeviceError> {
+        let mut bars = lock(&self.0.bars);
+        if let Some(address) = bars.get(&bar) {
+            return Ok(*address);
+        }
+        let info = self.0.client.region_info(region::BAR0 + u32::from(bar))?;
+        if info.areas != [(0, info.size)] {
+            return Err(DeviceError::NoPeer(
+                "registers of a device are not reached by another one",
+            ));
+        }
+        let address = self.0.shared.take(info.size, info.size)?;
+        let at = u64::from(header::BAR0) + 4 * u64::from(bar);
+        let written = self.0.client.write(region::CONFIG, at, &address.to_le_bytes());
+        if let Err(error) = written.map_err(DeviceError::from).and_then(|()| self.identity()) {
+            self.0.shared.give_address_back(address);
+            return Err(error);
+        }
+        bars.insert(bar, address);
+        Ok(address)
+    }
+
+    pub(super) fn client(&self) -> &Arc<Client> {
+        &self.0.client
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.0.shared
+    }
+
+    /// Returns the device. What is mapped of it, or for it, leads nowhere any more.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the node does not answer; it is returned all the same when the process ends.
+    pub fn give_back(&self) -> Result<(), DeviceError> {
+        self.0.give_back()
+    }
+}
+
+impl Inner {
+    fn give_back(&self) -> Result<(), DeviceError> {
+        if self.returned.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // First: the lender waits for nobody then.
+        self.client.shut_down();
+        lock(&self.segments).clear();
+        for address in std::mem::take(&mut *lock(&self.bars)).into_values() {
+            self.shared.give_address_back(address);
+        }
+        Ok(self.shared.give_back(self.lease)?)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A node that is gone has ended it already.
+        let _ = self.give_back();
+    }
+}
+
+impl Shared {
+    pub(super) fn take(&self, length: u64, align: u64) -> Result<u64, DeviceError> {
+        lock(&self.addresses).take(length, align).ok_or(DeviceError::NoAddress)
+    }
+
+    pub(super) fn give_address_back(&self, address: u64) {
+        lock(&self.addresses).give_back(address);
+    }
+}
+
+/// A range is some bytes inside of the memory.
+fn check(size: u64, (offset, length): (u64, u64)) -> Result<(), DeviceError> {
+    match offset.checked_add(length) {
+        Some(end) if length > 0 && end <= size => Ok(()),
+        _ => Err(crate::session::AttachError::OutOfRange { offset, length, size }.into()),
+    }
+}

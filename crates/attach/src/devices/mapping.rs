@@ -1,0 +1,125 @@
+//! Memory that a borrowed device reaches.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use rackbus_memory::Access;
+use rackbus_pci::vfio_user::{Client, ClientError};
+
+use super::addresses::PAGE;
+use super::borrowed::{BorrowedDevice, Held};
+use super::{DeviceError, Shared};
+use crate::memory::Follower;
+use crate::session::lock;
+
+/// Memory that a device reaches, until this is dropped.
+#[derive(Debug)]
+pub struct DeviceMapping {
+    address: u64,
+    _what: What,
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is held, and ends with the mapping")]
+enum What {
+    Memory(Arc<Led>),
+    /// The device whose BAR it is; windows to it are there as long as both are.
+    Peer(Option<Held>),
+}
+
+impl DeviceMapping {
+    pub(super) fn of_memory(led: Arc<Led>) -> DeviceMapping {
+        DeviceMapping { address: led.address + led.lead, _what: What::Memory(led) }
+    }
+
+    pub(super) fn of_peer(address: u64, device: Option<Held>) -> DeviceMapping {
+        DeviceMapping { address, _what: What::Peer(device) }
+    }
+
+    /// The address at which the device finds its first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+/// Memory of segments that is mapped for a device, wherever its node moves it.
+#[derive(Debug)]
+pub(super) struct Led {
+    shared: Arc<Shared>,
+    client: Arc<Client>,
+    address: u64,
+    /// Bytes of its first page that come before what was asked for.
+    lead: u64,
+    /// The first page's offset in the memory's file, and the bytes of all pages.
+    pages: (u64, u64),
+    access: Access,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The device has it mapped.
+    mapped: bool,
+    /// Why it has not.
+    failed: Option<DeviceError>,
+}
+
+impl Led {
+    /// Takes addresses for a range, in whole pages: that is what a device can be kept to.
+    pub(super) fn new(
+        device: &BorrowedDevice,
+        (offset, length): (u64, u64),
+        write: bool,
+    ) -> Result<Arc<Led>, DeviceError> {
+        let lead = offset % PAGE;
+        let bytes = (lead + length).next_multiple_of(PAGE);
+        let (shared, client) = (device.shared().clone(), device.client().clone());
+        let address = shared.take(bytes, PAGE)?;
+        let access = if write { Access::READ | Access::WRITE } else { Access::READ };
+        let (pages, state) = ((offset - lead, bytes), Mutex::default());
+        Ok(Arc::new(Led { shared, client, address, lead, pages, access, state }))
+    }
+
+    /// Whether the device reached it when it was taken up last.
+    pub(super) fn outcome(&self) -> Result<(), DeviceError> {
+        match lock(&self.state).failed.take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Follower for Led {
+    fn let_go(&self) {
+        let mut state = lock(&self.state);
+        if std::mem::take(&mut state.mapped)
+            && let Err(error) = self.client.dma_unmap(self.address, self.pages.1)
+        {
+            tracing::debug!(%error, "a device that is gone lets go of nothing");
+        }
+    }
+
+    fn take_up(&self, file: &Arc<OwnedFd>) {
+        let mut state = lock(&self.state);
+        if state.mapped {
+            return;
+        }
+        let (offset, length) = self.pages;
+        let memory = Some((file.as_fd(), offset));
+        match self.client.dma_map(self.address, length, self.access, memory) {
+            Ok(()) => state.mapped = true,
+            Err(ClientError::Wire(_)) => state.failed = Some(DeviceError::Gone),
+            Err(error) => {
+                tracing::warn!(%error, "a device does not reach memory that was mapped for it");
+                state.failed = Some(error.into());
+            }
+        }
+    }
+}
+
+impl Drop for Led {
+    fn drop(&mut self) {
+        self.let_go();
+        self.shared.give_address_back(self.address);
+    }
+}

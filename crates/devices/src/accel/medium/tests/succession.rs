@@ -1,0 +1,153 @@
+//! Either end goes on in another process, is lost, or is taken back, with operations under way.
+
+use super::*;
+
+#[test]
+fn either_end_goes_on_elsewhere_with_what_is_under_way() {
+    let pools = [pool(), pool()];
+    for (at, ends) in [[true, false], [false, true], [true, true]].into_iter().enumerate() {
+        let mut tenant = Tenant::apart(&pools[0]);
+        let key = tenant.create(Operation::Aes256GcmSeal, &[5; 32]);
+        tenant.put(INPUT, &message(300_000));
+        let sealed =
+            Descriptor { input_length: 300_000, ..ask(&[Operation::Aes256GcmSeal], &[key]) };
+        tenant.push(&sealed);
+        let stages = [Operation::CreateContext as u8, Operation::Aes256Ctr as u8, 0, 0];
+        tenant.push(&Descriptor {
+            id: 1,
+            stages,
+            input: IOVA + INPUT,
+            input_length: 32,
+            ..Descriptor::default()
+        });
+        for nth in 2..40 {
+            tenant.push(&Descriptor {
+                id: nth,
+                input_length: 32,
+                ..ask(&[Operation::Sha256], &[])
+            });
+        }
+        // Asked, and perhaps taken.
+        tenant.poll_front();
+        if at % 2 == 0 {
+            tenant.poll_lender();
+        }
+        tenant.hand_over(&pools[1], ends);
+        let mut made = None;
+        for _ in 0..40 {
+            let (status, written, value) = tenant.wait();
+            assert_eq!(status, Status::Success);
+            // A context has no output, a digest 32 bytes.
+            if written == 0 {
+                assert_eq!(made.replace(value as u16), None, "a context was made twice");
+            }
+        }
+        let handle = made.unwrap();
+        assert_eq!(tenant.run(&ask(&[Operation::Aes256Ctr], &[handle]), &[1; 9]).1.len(), 9);
+        assert_eq!(handle, key + 1, "a context that nobody knows is left behind");
+        assert_eq!(tenant.run(&sealed, &message(300_000)).0, Status::Success);
+    }
+}
+
+#[test]
+fn what_was_saved_and_taken_back_goes_on_here() {
+    let mut tenant = Tenant::apart(&pool());
+    tenant.put(INPUT, &message(900_000));
+    tenant.push(&Descriptor { input_length: 900_000, ..ask(&[Operation::ZstdCompress], &[]) });
+    tenant.poll_front();
+    tenant.poll_lender();
+    let saved = [tenant.front.save().unwrap(), tenant.lender.as_mut().unwrap().save().unwrap()];
+    let [front, lender] = saved;
+    tenant.front.take_back(front).unwrap();
+    tenant.lender.as_mut().unwrap().take_back(lender).unwrap();
+    assert_eq!(tenant.wait().0, Status::Success);
+}
+
+#[test]
+fn when_the_lender_is_lost_everything_ends_and_nothing_begins() {
+    let mut tenant = Tenant::apart(&pool());
+    tenant.put(INPUT, &message(64));
+    for _ in 0..3 {
+        tenant.push(&Descriptor { input_length: 64, ..ask(&[Operation::Sha256], &[]) });
+    }
+    tenant.poll_front();
+    tenant.lender = None;
+    for _ in 0..3 {
+        assert_eq!(tenant.wait().0, Status::Unreachable);
+    }
+    assert!(tenant.lost.get());
+    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Unreachable);
+}
+
+/// Its driver begins anew, and the lender dies before it has answered that.
+#[test]
+fn when_the_lender_is_lost_while_the_function_begins_anew_nothing_hangs() {
+    let mut tenant = Tenant::apart(&pool());
+    tenant.create(Operation::Aes256Ctr, &[5; 32]);
+    tenant.write(reg::CONTROL, &0u32.to_le_bytes());
+    tenant.begin();
+    tenant.lender = None;
+    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Unreachable);
+}
+
+/// Its queue pair is taken away before the lender answers with a handle.
+#[test]
+fn a_context_that_nobody_waits_for_any_more_is_destroyed() {
+    let mut tenant = Tenant::apart(&pool());
+    tenant.put(INPUT, &[5; 32]);
+    let stages = [Operation::CreateContext as u8, Operation::Aes256Ctr as u8, 0, 0];
+    let input = IOVA + INPUT;
+    tenant.push(&Descriptor { stages, input, input_length: 32, ..Descriptor::default() });
+    tenant.poll_front();
+    for on in [0u32, 1] {
+        tenant.write(reg::QUEUE + reg::ENABLE, &on.to_le_bytes());
+    }
+    (tenant.sent, tenant.seen) = (0, 0);
+    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Success);
+    assert_eq!(tenant.create(Operation::Aes256Ctr, &[6; 32]), 1, "the other one stayed");
+}
+
+/// A queue pair fails with operations under way, and the front goes on elsewhere before its driver knows.
+#[test]
+fn a_front_with_a_failed_queue_goes_on_elsewhere_with_its_slots() {
+    let pool = pool();
+    let mut tenant = Tenant::apart(&pool);
+    tenant.put(INPUT, &message(4096));
+    for _ in 0..20 {
+        tenant.push(&Descriptor { input_length: 4096, ..ask(&[Operation::Sha256], &[]) });
+    }
+    tenant.poll_front();
+    tenant.write(reg::DOORBELL, &ENTRIES.to_le_bytes());
+    tenant.hand_over(&pool, [true, false]);
+    tenant.write(reg::CONTROL, &0u32.to_le_bytes());
+    tenant.begin();
+    for _ in 0..100 {
+        assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), b"on").1, b"on");
+    }
+    assert!(!tenant.lost.get());
+}
+
+/// The lender's function is returned while operations are under way.
+#[test]
+fn a_lender_that_takes_its_function_back_ends_its_front() {
+    let pool = pool();
+    let mut tenant = Tenant::apart(&pool);
+    tenant.put(INPUT, &message(900_000));
+    for _ in 0..10 {
+        tenant.push(&Descriptor { input_length: 900_000, ..ask(&[Operation::Deflate], &[]) });
+    }
+    tenant.poll_front();
+    tenant.poll_lender();
+    tenant.lender.as_mut().unwrap().scrub();
+    let begun = Instant::now();
+    while pool.waiting() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "operations of nobody wait for engines");
+        std::thread::yield_now();
+    }
+    for _ in 0..10 {
+        let status = tenant.wait().0;
+        assert!(matches!(status, Status::Unreachable | Status::Success), "{status:?}");
+    }
+    // It is there for the next one.
+    tenant.lender.as_mut().unwrap().serve_medium(None).unwrap();
+}

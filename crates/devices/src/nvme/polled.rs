@@ -1,0 +1,236 @@
+//! The controller's registers as memory that a driver has mapped: what it stores is looked at, what the controller
+//! changes is stored there. See [`rackbus_pci::polled`] for what that is and why NVMe's registers can be had so.
+//!
+//! * CC is looked at in every poll. With a change of it while the controller is disabled, AQA, ASQ and ACQ are
+//!   taken over first: a driver stores them before it enables (NVM Express base 1.4, section 7.6.1), and they hold
+//!   still while it is enabled, as ever.
+//! * Tail doorbells of the queues there are, in every poll; head doorbells when their queue has no room.
+//! * CMBMSC of a drive with a memory buffer, in every poll; what it leads to is stored after it.
+//! * CSTS is stored when it has changed, after what led to that.
+//! * A doorbell is stored to by the controller in one case: it is 0 when its queue is made, which its driver waits
+//!   for.
+//! * INTMS and INTMC read 0 and are not looked at: with MSI-X a driver does not use them (section 3.1.3),
+//!   and one that polls its completion queues need not.
+
+use std::os::fd::OwnedFd;
+
+use rackbus_pci::{Bus, LookAgain, NotPolled, PolledRegisters, Work};
+use rackbus_spec::nvme::registers::{self as offset, DOORBELLS};
+
+use super::controller::Nvme;
+use super::registers::Registers;
+use super::state::{ControllerState, QUEUES};
+
+/// Registers that a driver has mapped, and what is known of them.
+#[derive(Debug)]
+pub struct Polled {
+    registers: PolledRegisters,
+    /// CC as it was seen last.
+    cc: u32,
+    /// CSTS as it was stored last.
+    csts: u32,
+    /// CMBMSC as it was seen last.
+    buffer: u64,
+    /// Doorbells as they were seen last, two for each queue: tail, head.
+    doorbells: [u32; 2 * QUEUES],
+    again: LookAgain,
+}
+
+/// Behind the last register before the doorbells that a driver without a persistent memory region knows.
+const REGISTERS_END: u64 = offset::CMBSTS + 8;
+/// The interrupt masks, which are events and not values.
+const MASKS: [u64; 2] = [offset::INTMS, offset::INTMC];
+
+/// Which of a queue pair's doorbells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Of the submission queue.
+    Tail,
+    /// Of the completion queue.
+    Head,
+}
+
+/// The place of a doorbell among all of them.
+fn number(qid: u16, side: Side) -> usize {
+    2 * usize::from(qid) + usize::from(side == Side::Head)
+}
+
+/// The register of a doorbell.
+fn register(number: usize) -> u64 {
+    DOORBELLS + number as u64 * (4 << super::registers::DOORBELL_STRIDE)
+}
+
+impl Polled {
+    /// Memory of `length` bytes that shows the controller as it is.
+    fn new(length: u64, state: &ControllerState, now_ns: u64) -> Result<Polled, NotPolled> {
+        let mut polled = Polled {
+            registers: PolledRegisters::new(length)?,
+            cc: 0,
+            csts: 0,
+            buffer: 0,
+            doorbells: [0; 2 * QUEUES],
+            again: LookAgain::after_work(now_ns),
+        };
+        polled.show(&state.registers);
+        for queue in state.sqs.iter().flatten() {
+            polled.set_doorbell(queue.id, Side::Tail, queue.doorbell.value());
+        }
+        for queue in state.cqs.iter().flatten() {
+            polled.set_doorbell(queue.id, Side::Head, queue.doorbell.value());
+        }
+        Ok(polled)
+    }
+
+    /// Shows what registers hold that were written by message, or reset.
+    pub fn show(&mut self, registers: &Registers) {
+        for at in (0..REGISTERS_END).step_by(4).filter(|at| !MASKS.contains(at)) {
+            let mut word = [0; 4];
+            registers.read(at, &mut word);
+            self.registers.store(at, u32::from_le_bytes(word));
+        }
+        (self.cc, self.csts) = (registers.cc.into(), registers.csts.into());
+        self.buffer = registers.cmbmsc;
+    }
+
+    /// Whether the borrower's node has retired them, because the device is given back or its lender taken for lost: CC,
+    /// like all others, reads all ones, which no driver stores. They stay so.
+    #[inline]
+    fn is_retired(&self) -> bool {
+        self.registers.load(offset::CC) == u32::MAX
+    }
+
+    /// Stores CSTS, if it has changed.
+    #[inline]
+    fn tell(&mut self, registers: &Registers) {
+        let csts = registers.csts.into();
+        if self.csts != csts && !self.is_retired() {
+            self.csts = csts;
+            self.registers.store(offset::CSTS, csts);
+        }
+    }
+
+    /// A new value of CC.
+    #[inline]
+    fn new_configuration(&mut self) -> Option<u32> {
+        let cc = self.registers.load(offset::CC);
+        if cc == u32::MAX {
+            return None;
+        }
+        let changed = cc != self.cc;
+        self.cc = cc;
+        changed.then_some(cc)
+    }
+
+    /// A new value of CMBMSC.
+    #[inline]
+    fn new_buffer_control(&mut self) -> Option<u64> {
+        let control = self.registers.load_pair(offset::CMBMSC);
+        (std::mem::replace(&mut self.buffer, control) != control).then_some(control)
+    }
+
+    /// A new value of a doorbell, whatever it is.
+    #[inline]
+    pub fn new_doorbell(&mut self, qid: u16, side: Side) -> Option<u32> {
+        let number = number(qid, side);
+        let seen = self.doorbells.get_mut(number)?;
+        let value = self.registers.load(register(number));
+        (std::mem::replace(seen, value) != value).then_some(value)
+    }
+
+    /// A doorbell is at `value`, and its driver stores nothing there meanwhile.
+    fn set_doorbell(&mut self, qid: u16, side: Side, value: u16) {
+        let number = number(qid, side);
+        if let Some(seen) = self.doorbells.get_mut(number) {
+            *seen = value.into();
+            self.registers.store(register(number), *seen);
+        }
+    }
+
+    /// A queue was made: its doorbell is 0.
+    pub fn begin_queue(&mut self, qid: u16, side: Side) {
+        self.set_doorbell(qid, side, 0);
+    }
+
+    /// Their user has the device no more.
+    pub fn retire(&self) {
+        self.registers.retire();
+    }
+}
+
+impl Nvme {
+    /// Gives the registers as memory; see [`Function::poll_registers`](rackbus_pci::Function::poll_registers).
+    pub(super) fn open_registers(
+        &mut self,
+        bus: &Bus<'_>,
+        bar: u8,
+        length: u64,
+    ) -> Result<(OwnedFd, u64), NotPolled> {
+        if bar != 0 {
+            return Err(NotPolled::Bar(bar));
+        }
+        if self.port.is_some() {
+            return Err(NotPolled::Elsewhere);
+        }
+        let polled = match &mut self.polled {
+            Some(polled) => polled,
+            none => none.insert(Polled::new(length, &self.state, bus.now_ns)?),
+        };
+        polled.registers.descriptor()
+    }
+
+    /// Does what the driver stored in CC asks for.
+    #[inline]
+    pub(super) fn look_at_registers(&mut self, bus: &Bus<'_>) {
+        let Some(polled) = &mut self.polled else { return };
+        if let Some(cc) = polled.new_configuration() {
+            bus.user.before_access();
+            let memory = &polled.registers;
+            let queues = [memory.load_pair(offset::ASQ), memory.load_pair(offset::ACQ)]
+                .map(u64::to_le_bytes);
+            let attributes = memory.load(offset::AQA).to_le_bytes();
+            if !self.state.registers.cc.en() {
+                self.write_register(bus, offset::AQA, &attributes);
+                self.write_register(bus, offset::ASQ, &queues[0]);
+                self.write_register(bus, offset::ACQ, &queues[1]);
+            }
+            self.write_register(bus, offset::CC, &cc.to_le_bytes());
+        }
+        if let Some(polled) = &mut self.polled
+            && self.buffer.is_some()
+            && let Some(control) = polled.new_buffer_control()
+        {
+            self.write_register(bus, offset::CMBMSC, &control.to_le_bytes());
+            self.show_buffer(control);
+        }
+        // Events are told when there is room, which nothing else looks for.
+        self.refresh_head(0);
+    }
+
+    /// Tells the driver where the memory buffer is, as its control says now.
+    fn show_buffer(&mut self, control: u64) {
+        let Some(polled) = &mut self.polled else { return };
+        for at in [offset::CMBLOC, offset::CMBSZ, offset::CMBSTS] {
+            let mut word = [0; 4];
+            self.state.registers.read(at, &mut word);
+            polled.registers.store(at, u32::from_le_bytes(word));
+        }
+        polled.buffer = control;
+    }
+
+    /// Tells the driver what a poll has changed, and says when to look again.
+    #[inline]
+    pub(super) fn show_registers(&mut self, bus: &Bus<'_>, work: Work) -> Work {
+        let Some(polled) = &mut self.polled else { return work };
+        polled.tell(&self.state.registers);
+        let wait = polled.again.wait_ns(bus.now_ns);
+        match work {
+            Work::Done => {
+                polled.again = LookAgain::after_work(bus.now_ns);
+                Work::Done
+            }
+            Work::Idle | Work::Asleep(None) => Work::Watch(wait),
+            Work::Watch(limit) => Work::Watch(limit.min(wait)),
+            Work::Asleep(Some(at)) => Work::Watch(at.saturating_sub(bus.now_ns).min(wait)),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Which packet went where when, for a trace.
+
+use super::{Class, DirectionId, RouteId, World};
+use crate::time::Time;
+
+/// A packet's delay on one hop, for a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Passage {
+    /// The packet, numbered in the order of making. Pieces of a request that was split, or of completions
+    /// that were combined, have their own.
+    pub packet: u64,
+    /// The packet of which it is a piece; itself where it is none.
+    pub whole: u64,
+    /// Its way; completions go it backwards.
+    pub route: RouteId,
+    /// What flow control and ordering tell it by.
+    pub class: Class,
+    /// Bytes that it carries, or that a read asks for.
+    pub bytes: u32,
+    /// The direction that it took.
+    pub direction: DirectionId,
+    /// When its delay at the part before had ended and it could be sent.
+    pub ready: Time,
+    /// When its first bit was sent.
+    pub begin: Time,
+    /// When its last bit had arrived.
+    pub end: Time,
+}
+
+impl World {
+    /// Keeps each packet's passages from now on. Packets that are under way are numbered as if they were
+    /// made now.
+    pub fn keep_trace(&mut self) {
+        let slots = self.tlps.items.len() as u64;
+        self.numbers = (self.made..self.made + slots).map(|number| (number, number)).collect();
+        self.made += slots;
+        self.trace = Some(Vec::new());
+    }
+
+    /// The passages since [`World::keep_trace`], in the order in which packets were sent.
+    pub fn trace(&self) -> &[Passage] {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    /// Tells a trace that a packet is a piece of another.
+    pub(super) fn number_as_piece(&mut self, piece: u32, of: u32) {
+        if self.trace.is_some() {
+            self.numbers[piece as usize].1 = self.numbers[of as usize].1;
+        }
+    }
+
+    /// Notes a packet that passes inside of a chip, which takes no time.
+    pub(super) fn note_inside(&mut self, direction: u32, id: u32) {
+        self.note_ready(direction, id);
+        let now = self.now;
+        self.note_sent(direction, id, now, now);
+    }
+
+    pub(super) fn note_ready(&mut self, direction: u32, id: u32) {
+        let tlp = &self.tlps[id];
+        let (packet, whole) = self.numbers[id as usize];
+        let passage = Passage {
+            packet,
+            whole,
+            route: RouteId(tlp.route),
+            class: tlp.class,
+            bytes: tlp.bytes,
+            direction: DirectionId(direction),
+            ready: self.now,
+            begin: Time::MAX,
+            end: Time::MAX,
+        };
+        if let Some(trace) = &mut self.trace {
+            trace.push(passage);
+        }
+    }
+
+    pub(super) fn note_sent(&mut self, direction: u32, id: u32, begin: Time, end: Time) {
+        let (packet, _) = self.numbers[id as usize];
+        let open = self.trace.iter_mut().flatten().rev().find(|passage| {
+            passage.packet == packet
+                && passage.direction.0 == direction
+                && passage.begin == Time::MAX
+        });
+        if let Some(passage) = open {
+            (passage.begin, passage.end) = (begin, end);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Shaping at a switch: what leaves it by a direction of a link is sent by tenant, each by its weight and no faster
+//! than its bucket fills, with the parts of [`rackbus_qos`] that shape accelerators.
+//!
+//! Packets of different tenants may pass each other, as those of different requesters may with ID-based ordering
+//! (PCI Express specification 2.2.6.4); those of one keep their order. Tenants share the buffers that packets came into:
+//! one that waits for its bucket there makes others wait that came by the same link.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rackbus_qos::bucket::Bucket;
+use rackbus_qos::drr::Drr;
+
+use super::direction::{CLASSES, LEVELS, Queues};
+use super::{Class, DirectionId, Tlp, World};
+use crate::time::Time;
+
+/// What a tenant may have of what a switch sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PacketShare {
+    /// Its part of what is left, in wire time, against the others' weights; at least 1.
+    pub weight: u32,
+    /// Bytes of payload per second at most, each way of each link, and how many may go at once.
+    pub rate: Option<(u64, u64)>,
+}
+
+impl Default for PacketShare {
+    fn default() -> PacketShare {
+        PacketShare { weight: 1, rate: None }
+    }
+}
+
+/// Time on the wire that the heaviest tenant has in its turn: some packets of the largest usual size at Gen5 x16.
+const TURN: Time = Time::from_ns(20);
+
+#[derive(Debug)]
+struct Lane {
+    queues: Queues,
+    waiting: usize,
+    bucket: Option<Bucket>,
+    /// Since when it could send but for its bucket, or [`Time::MAX`], and how long it could.
+    held_since: Time,
+    held: Time,
+}
+
+/// The tenants of one direction.
+#[derive(Debug)]
+pub(super) struct Shaper {
+    shares: BTreeMap<u32, PacketShare>,
+    lanes: BTreeMap<u32, Lane>,
+    turns: Drr<u32>,
+}
+
+impl Shaper {
+    fn new(shares: BTreeMap<u32, PacketShare>) -> Shaper {
+        Shaper { shares, lanes: BTreeMap::new(), turns: Drr::new(TURN.ps()) }
+    }
+
+    pub(super) fn push(&mut self, tenant: u32, (level, class): (usize, Class), id: u32) {
+        let lane = match self.lanes.entry(tenant) {
+            std::collections::btree_map::Entry::Occupied(lane) => lane.into_mut(),
+            std::collections::btree_map::Entry::Vacant(place) => {
+                let share = self.shares.get(&tenant).copied().unwrap_or_default();
+                self.turns.set(tenant, share.weight);
+                let bucket = share.rate.map(|(rate, burst)| Bucket::full(rate, burst, 0));
+                place.insert(Lane {
+                    queues: Queues::default(),
+                    waiting: 0,
+                    bucket,
+                    held_since: Time::MAX,
+                    held: Time::ZERO,
+                })
+            }
+        };
+        lane.queues[level][class as usize].push_back(id);
+        lane.waiting += 1;
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        let queues = self.lanes.values().flat_map(|lane| lane.queues.iter().flatten());
+        queues.map(VecDeque::capacity).sum::<usize>() * size_of::<u32>()
+    }
+}
+
+impl World {
+    /// Lets a direction send by tenants from now on, before anything was sent; a tenant that `shares` does not name
+    /// has the share of [`PacketShare::default`].
+    pub fn shape(&mut self, direction: DirectionId, shares: BTreeMap<u32, PacketShare>) {
+        self.directions[direction.index()].shaper = Some(Box::new(Shaper::new(shares)));
+    }
+
+    /// The share of the measured time for which a tenant could have sent more by a direction but for its rate.
+    pub fn shaped_share(&self, direction: DirectionId, tenant: u32) -> f64 {
+        let shaper = self.directions[direction.index()].shaper.as_ref();
+        let lane = shaper.and_then(|shaper| shaper.lanes.get(&tenant));
+        lane.map_or(0.0, |lane| {
+            let since = lane.held_since.max(self.measured_from);
+            self.share(lane.held + self.now.since(since))
+        })
+    }
+
+    /// Whose a packet is.
+    pub(super) fn tenant_of(&self, tlp: &Tlp) -> u32 {
+        let op = match tlp.class {
+            Class::Posted => tlp.owner,
+            Class::NonPosted | Class::Completion => self.requests[tlp.owner].op,
+        };
+        self.flows[self.ops[op].flow as usize].flow.tenant
+    }
+
+    /// Takes the packet that a direction sends next, of the tenant whose turn it is among those that have one which
+    /// may go; else when one may for its bucket's sake.
+    pub(super) fn take_shaped(&mut self, direction: u32) -> Result<u32, Option<Time>> {
+        let (now, from) = (self.now, self.measured_from);
+        let mut next: Option<Time> = None;
+        let mut found: BTreeMap<u32, (usize, Class)> = BTreeMap::new();
+        let here = &self.directions[direction as usize];
+        let Some(shaper) = &here.shaper else { return Err(None) };
+        let lanes: Vec<u32> =
+            shaper.lanes.iter().filter(|(_, lane)| lane.waiting > 0).map(|(id, _)| *id).collect();
+        let mut held = Vec::new();
+        for tenant in lanes {
+            let Some(place) = self.first_of(direction, tenant) else { continue };
+            let Some(shaper) = &mut self.directions[direction as usize].shaper else { continue };
+            let Some(lane) = shaper.lanes.get_mut(&tenant) else { continue };
+            let ready = lane.bucket.as_mut().is_none_or(|bucket| bucket.ready(now.ps() / 1000));
+            if ready {
+                found.insert(tenant, place);
+                continue;
+            }
+            held.push(tenant);
+            let at = lane.bucket.as_ref().map_or(u64::MAX, Bucket::ready_at).min(u64::MAX / 1001);
+            let at = Time::from_ns(at).max(now + Time::from_ps(1));
+            next = Some(next.map_or(at, |other| other.min(at)));
+        }
+        let Some(shaper) = &mut self.directions[direction as usize].shaper else {
+            return Err(next);
+        };
+        for (tenant, lane) in &mut shaper.lanes {
+            if held.contains(tenant) {
+                lane.held_since = lane.held_since.min(now);
+            } else {
+                let since = std::mem::replace(&mut lane.held_since, Time::MAX);
+                lane.held += now.since(since.max(from));
+            }
+        }
+        found.keys().for_each(|tenant| shaper.turns.wake(*tenant, now.ps(), 1));
+        let tenant = shaper.turns.pick(now.ps(), |tenant| found.contains_key(&tenant));
+        let place = tenant.and_then(|tenant| Some((tenant, found.get(&tenant)?)));
+        let Some((tenant, (level, class))) = place else { return Err(next) };
+        let Some(lane) = shaper.lanes.get_mut(&tenant) else { return Err(next) };
+        let Some(id) = lane.queues[*level][*class as usize].pop_front() else { return Err(next) };
+        lane.waiting -= 1;
+        Ok(id)
+    }
+
+    /// A packet that was taken is sent, and takes the wire for so long.
+    pub(super) fn charge_tenant(&mut self, direction: u32, id: u32, busy: Time) {
+        let tlp = self.tlps[id];
+        let tenant = self.tenant_of(&tlp);
+        let Some(shaper) = &mut self.directions[direction as usize].shaper else { return };
+        shaper.turns.charge(tenant, busy.ps());
+        if let Some(Lane { bucket: Some(bucket), .. }) = shaper.lanes.get_mut(&tenant) {
+            bucket.spend(tlp.payload().into());
+        }
+    }
+
+    /// The queue of a tenant whose first packet has credits and is behind no write: that which waits longest.
+    fn first_of(&mut self, direction: u32, tenant: u32) -> Option<(usize, Class)> {
+        let now = self.now;
+        let mut best: Option<(u64, (usize, Class))> = None;
+        for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
+            let here = &self.directions[direction as usize];
+            let lane = here.shaper.as_ref()?.lanes.get(&tenant)?;
+            let Some(first) = lane.queues[level][class as usize].front() else { continue };
+            let tlp = &self.tlps[*first];
+            if !here.has_credits(tlp) {
+                self.directions[direction as usize].note_blocked(class, now);
+            } else if best.is_none_or(|(order, _)| tlp.order < order)
+                && !self.is_behind_own(&lane.queues, tlp)
+            {
+                best = Some((tlp.order, (level, class)));
+            }
+        }
+        best.map(|(_, place)| place)
+    }
+
+    /// Whether an earlier write that came the same way waits among a tenant's packets, which another of its must not pass.
+    fn is_behind_own(&self, queues: &Queues, tlp: &Tlp) -> bool {
+        let earlier = |queues: &[VecDeque<u32>; 3]| {
+            let writes = queues[Class::Posted as usize].iter().map(|write| &self.tlps[*write]);
+            let mut before = writes.take_while(|write| write.order < tlp.order);
+            before.any(|write| write.ingress == tlp.ingress)
+        };
+        tlp.class != Class::Posted && queues.iter().any(earlier)
+    }
+}

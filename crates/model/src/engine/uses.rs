@@ -1,0 +1,76 @@
+//! What a flow's jobs use of a world: flows that have nothing of it in common never make each other wait.
+
+use std::collections::BTreeSet;
+
+use super::{FlowId, RouteId, Step, StreamId, World};
+
+/// Something that makes flows wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Used {
+    /// A link, both ways: what goes one way has data-link packets go the other. The number of its first direction,
+    /// halved.
+    Link(u32),
+    /// A part that serves what comes, translates, or has only so many trackers.
+    Part(u32),
+    /// Something that makes requests, by its number.
+    Requester(u32),
+    /// Units that jobs take.
+    Resource(u32),
+    /// Where jobs wait to be let through.
+    Gate(u32),
+}
+
+impl World {
+    /// All that the jobs of a flow use.
+    pub fn used_by(&self, flow: FlowId) -> BTreeSet<Used> {
+        let of = &self.flows[flow.index()].flow;
+        let mut found = BTreeSet::new();
+        let scripts: BTreeSet<u32> =
+            of.trace.iter().map(|job| job.script.0).chain([of.script.0]).collect();
+        for script in scripts {
+            self.used_in(&self.scripts[script as usize], &mut found);
+        }
+        found
+    }
+
+    fn used_in(&self, script: &[Step], found: &mut BTreeSet<Used>) {
+        for step in script {
+            match *step {
+                Step::Wait(_) | Step::WaitRandom(_) | Step::Mark(_) => {}
+                Step::Use(resource, _)
+                | Step::UseRandom(resource, _)
+                | Step::Take(resource)
+                | Step::Give(resource) => {
+                    found.insert(Used::Resource(resource.0));
+                }
+                Step::Enter(gate, _) | Step::Leave(gate) => {
+                    found.insert(Used::Gate(gate.0));
+                }
+                Step::Write { stream, route, .. } | Step::Read { stream, route, .. } => {
+                    self.used_on(stream, route, found);
+                }
+                Step::Copy { stream, from, to, .. } => {
+                    self.used_on(stream, from, found);
+                    self.used_on(stream, to, found);
+                }
+                Step::Each(script, ..) => self.used_in(self.script(script), found),
+                Step::All(first, count) => first
+                    .following(count)
+                    .for_each(|script| self.used_in(self.script(script), found)),
+            }
+        }
+    }
+
+    fn used_on(&self, stream: StreamId, route: RouteId, found: &mut BTreeSet<Used>) {
+        found.insert(Used::Requester(self.requester_of(stream).0));
+        let route = &self.routes[route.index()];
+        found.extend(route.directions.iter().map(|direction| Used::Link(direction / 2)));
+        // What only passes packets on, each port for itself, keeps nothing of them.
+        let stateful = |part: &u32| {
+            let part = &self.parts[*part as usize];
+            part.iommu.is_some() || part.tracks() || part.parameters.peer_per_byte > 0
+        };
+        let parts = route.parts.iter().filter(|part| stateful(part));
+        found.extend(parts.chain(route.parts.last()).map(|part| Used::Part(*part)));
+    }
+}

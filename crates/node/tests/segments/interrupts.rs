@@ -1,0 +1,119 @@
+//! Interrupts between processes of several hosts, with data and without.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rackbus_attach::{InterruptError, Refusal, SegmentAccess};
+use rackbus_memory::doorbell::Doorbell;
+use rackbus_memory::{Access, Region};
+use rackbus_segment::message::{InterruptKind, SessionRequest};
+
+use crate::common::segments::{ALPHA, BETA, GAMMA, Hosts};
+use crate::support::{SOON, Stranger, refusal};
+
+#[test]
+fn interrupts_count_or_meet_and_messages_keep_their_order() {
+    let rack = Hosts::start(|link| Arc::new(link));
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let plain = alpha.create_interrupt(Some(5), false, false).unwrap();
+    let counting = alpha.create_interrupt(None, false, true).unwrap();
+    let again = alpha.create_interrupt(Some(5), false, false);
+    assert_eq!(refusal(again), Refusal::InUse);
+    for (interrupt, times) in [(&plain, 1), (&counting, 3)] {
+        let sender = beta.connect_interrupt(ALPHA, interrupt.number(), 100).unwrap();
+        (0..3).for_each(|_| sender.trigger().unwrap());
+        for _ in 0..times {
+            interrupt.wait(SOON).unwrap();
+        }
+        let none = interrupt.wait(Some(Duration::ZERO));
+        assert_eq!(none, Err(InterruptError::TimedOut));
+    }
+    let data = alpha.create_data_interrupt(Some(5)).unwrap();
+    let senders = [ALPHA, BETA, GAMMA]
+        .map(|node| rack.session(node).connect_data_interrupt(252, 5, 100).unwrap());
+    for number in 0..10_u8 {
+        senders.iter().enumerate().for_each(|(n, s)| s.send(&[n as u8, number]).unwrap());
+    }
+    let mut next = [0; 3];
+    let mut buffer = [0; 8];
+    for _ in 0..30 {
+        assert_eq!(data.receive(&mut buffer, SOON), Ok(2));
+        let sender = usize::from(buffer[0]);
+        assert_eq!(buffer[1], next[sender]);
+        next[sender] += 1;
+    }
+    let full = (0..100).find_map(|_| senders[0].send(&[0; 1024]).err());
+    assert_eq!(full, Some(InterruptError::Full));
+    assert_eq!(senders[1].send(&[0; 1025]), Err(InterruptError::TooLong));
+    assert_eq!(data.receive(&mut buffer, SOON), Err(InterruptError::BufferTooShort(1024)));
+    drop(data);
+    let sender = &senders[2];
+    while sender.send(&[1]).is_ok() {}
+    assert_eq!(sender.send(&[1]), Err(InterruptError::Gone));
+}
+
+#[test]
+fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
+    let rack = Hosts::start(|link| Arc::new(link));
+    let first = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
+    let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, 100).unwrap();
+    (0..3).for_each(|_| sender.trigger().unwrap());
+    let second = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
+    assert_eq!(second.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
+    sender.trigger().unwrap();
+    for (interrupt, times) in [(&first, 4), (&second, 1)] {
+        (0..times).for_each(|_| interrupt.wait(SOON).unwrap());
+        assert_eq!(interrupt.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
+    }
+}
+
+#[test]
+fn a_peer_that_signals_without_pause_defeats_no_timeout() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let rack = Hosts::start(|link| Arc::new(link));
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let data = alpha.create_data_interrupt(Some(5)).unwrap();
+    let area = alpha.export_area(4096).unwrap();
+    // Rings without a message, as a peer that shares the line can.
+    let stranger = Stranger::attach(&rack, BETA);
+    let (node, kind, number, timeout_ms) = (ALPHA, InterruptKind::Data, 5, 1_000);
+    let connect = SessionRequest::ConnectInterrupt { node, kind, number, timeout_ms };
+    let mut fds = stranger.ask_whole(&connect, &[]).unwrap().1.into_iter();
+    let access = Access::READ | Access::WRITE;
+    let region = Region::map(fds.next().unwrap().as_fd(), 0, 64, access).unwrap();
+    let event = rackbus_memory::PeerEvent::new(fds.next().unwrap()).unwrap();
+    let bell = Doorbell::new(Arc::new(region), 0, event).unwrap();
+    let noise = beta.connect_data_interrupt(ALPHA, area.key().signals, 100).unwrap();
+    let ended = AtomicBool::new(false);
+    let patience = Duration::from_secs(5);
+    let begun = std::time::Instant::now();
+    let loud = || !ended.load(Ordering::Relaxed) && begun.elapsed() < patience;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while loud() {
+                bell.ring();
+                // No signal of a sender's: too short.
+                let _ = noise.send(b"noise");
+            }
+        });
+        for timeout in [0, 20].map(Duration::from_millis) {
+            let received = data.receive(&mut [0; 8], Some(timeout));
+            assert_eq!(received, Err(InterruptError::TimedOut));
+            assert_eq!(area.wait(Some(timeout)), Err(InterruptError::TimedOut));
+        }
+        ended.store(true, Ordering::Relaxed);
+        assert!(begun.elapsed() < patience, "{:?}", begun.elapsed());
+    });
+}
+
+#[test]
+fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
+    let rack = Hosts::start(|link| Arc::new(link));
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let _interrupt = alpha.create_interrupt(Some(5), false, false).unwrap();
+    alpha.set_share(0..=u32::MAX, Some(BETA), SegmentAccess::None).unwrap();
+    assert_eq!(refusal(beta.connect_interrupt(ALPHA, 5, 100)), Refusal::Denied);
+    alpha.set_share(9..=9, Some(BETA), SegmentAccess::Read).unwrap();
+    beta.connect_interrupt(ALPHA, 5, 100).unwrap();
+}

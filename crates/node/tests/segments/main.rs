@@ -1,0 +1,11 @@
+//! Two hosts' segment services and processes' sessions with them: what is shared, with whom, and
+//! what becomes of it.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod groups;
+mod interrupts;
+mod moves;
+mod nodes;
+mod sharing;
+mod support;

@@ -1,0 +1,201 @@
+//! Registers as plain memory: a *polled register window*.
+//!
+//! A register that is trapped costs its driver a message and its answer. Where a function's registers are values
+//! and not events, they can be memory instead that the driver and the function's engine have in common: the driver
+//! stores and loads, the engine looks at the words that a driver writes, and stores those that the device changes.
+//! Nothing traps, and nothing is sent, so the same works where there is nobody to trap or to send, as through the
+//! window of an NTB.
+//!
+//! A class of devices qualifies when
+//!
+//! * reading a register changes nothing,
+//! * what a write means is in the value that it leaves: writing the same value again means nothing more, and of two
+//!   writes without an answer between them the first may go unseen.
+//!
+//! | class | qualifies | why |
+//! | --- | --- | --- |
+//! | NVMe | yes, with MSI-X, MSI or polled completions | CC, AQA, ASQ, ACQ and doorbells are values, and a driver waits for CSTS between two meanings of CC. INTMS and INTMC are events; they have no effect with MSI-X, and are not looked at here |
+//! | accelerator | it would, and is not built | CONTROL and a queue's ENABLE are values, if the driver waits for STATUS and STATE between two of them; what is left are doorbells, which have shadows in memory already |
+//! | virtio | no | `queue_select` and `device_feature_select` are events, reading `isr` clears it, and notifications carry no value |
+//! | memory | has no registers | its BAR is memory to begin with |
+//!
+//! All that the driver stores is hostile, as in every memory that is shared: each word is loaded once and checked.
+//! Memory of a former user is [retired](PolledRegisters::retire): all ones, as a device that was pulled out reads,
+//! and nobody looks at it any more.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use rackbus_memory::{RegionError, SharedMemory};
+
+/// Why the registers of a BAR are not to be had as memory.
+#[derive(Debug, thiserror::Error)]
+pub enum NotPolled {
+    /// Reads or writes of registers of this class have effects that memory has not.
+    #[error(
+        "registers of functions of this class are not plain values; they are only to be had by messages"
+    )]
+    Class,
+    /// There are no registers behind that BAR.
+    #[error("BAR {0} has no registers that can be polled")]
+    Bar(u8),
+    /// The function serves a front elsewhere.
+    #[error("the function's front runs elsewhere")]
+    Elsewhere,
+    /// There is no memory or no descriptor left, or what was given is no such memory.
+    #[error("the registers' memory: {0}")]
+    Memory(#[from] RegionError),
+    /// A descriptor could not be had.
+    #[error("a descriptor for the registers' memory: {0}")]
+    Descriptor(#[from] std::io::Error),
+}
+
+/// Registers in memory that a driver has mapped.
+#[derive(Debug)]
+pub struct PolledRegisters(SharedMemory);
+
+impl PolledRegisters {
+    /// The largest window that is taken from somebody else, in bytes.
+    const LARGEST: u64 = 1 << 20;
+
+    /// Registers of `length` bytes, all zero.
+    ///
+    /// # Errors
+    /// [`NotPolled`] when the system has no memory or descriptors left.
+    pub fn new(length: u64) -> Result<PolledRegisters, NotPolled> {
+        Ok(PolledRegisters(SharedMemory::create("registers", length)?))
+    }
+
+    /// Those that another process made and passed on.
+    ///
+    /// # Errors
+    /// [`NotPolled`] when they have another length than it says, or somebody could truncate them.
+    pub fn adopt(file: OwnedFd, length: u64) -> Result<PolledRegisters, NotPolled> {
+        if !(4096..=PolledRegisters::LARGEST).contains(&length) {
+            return Err(RegionError::OutOfFile { offset: 0, length, file_size: length }.into());
+        }
+        Ok(PolledRegisters(SharedMemory::adopt(file, length)?))
+    }
+
+    /// The memory, to be mapped by a driver.
+    pub fn memory(&self) -> &SharedMemory {
+        &self.0
+    }
+
+    /// A descriptor for a driver, and the registers' length in bytes.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn descriptor(&self) -> Result<(OwnedFd, u64), NotPolled> {
+        Ok((self.0.descriptor()?, self.0.len() as u64))
+    }
+
+    /// The word at `offset`: what was stored before it is seen after this. 0 outside of the registers.
+    #[inline]
+    pub fn load(&self, offset: u64) -> u32 {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        self.0.whole().load_u32(offset, Ordering::Acquire).unwrap_or(0)
+    }
+
+    /// The two words from `offset` on, the lower one first. They may be of two stores.
+    pub fn load_pair(&self, offset: u64) -> u64 {
+        u64::from(self.load(offset)) | u64::from(self.load(offset.saturating_add(4))) << 32
+    }
+
+    /// Stores a word: who loads it sees what was stored before it. Outside of the registers nothing is stored.
+    #[inline]
+    pub fn store(&self, offset: u64, value: u32) {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        // Out of range there is nothing to store to.
+        let _ = self.0.whole().store_u32(offset, value, Ordering::Release);
+    }
+
+    /// Stores two words, the lower one first.
+    pub fn store_pair(&self, offset: u64, value: u64) {
+        self.store(offset, value as u32);
+        self.store(offset.saturating_add(4), (value >> 32) as u32);
+    }
+
+    /// The device is gone for whoever has this mapped: every register reads all ones. What is stored afterwards
+    /// nobody looks at.
+    pub fn retire(&self) {
+        self.0.whole().fill(0xff);
+    }
+}
+
+/// How long nobody needs to look at registers, by how long nothing has come (pure).
+///
+/// The wait is an eighth of the time without work, so that what comes is late by an eighth of the pause before it at
+/// most; between bounds, so that an idle function costs 500 looks a second, and its driver waits no longer
+/// than 2 ms.
+#[derive(Debug, Clone, Copy)]
+pub struct LookAgain {
+    worked_ns: u64,
+}
+
+impl LookAgain {
+    const SHORTEST_NS: u64 = 20_000;
+    const LONGEST_NS: u64 = 2_000_000;
+
+    /// Something was done at `now_ns`.
+    pub fn after_work(now_ns: u64) -> LookAgain {
+        LookAgain { worked_ns: now_ns }
+    }
+
+    /// Nanoseconds until the next look.
+    pub fn wait_ns(self, now_ns: u64) -> u64 {
+        let idle = now_ns.saturating_sub(self.worked_ns);
+        (idle / 8).clamp(LookAgain::SHORTEST_NS, LookAgain::LONGEST_NS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn registers_are_the_same_for_both_and_all_ones_when_they_are_retired() {
+        let engine = PolledRegisters::new(8192).unwrap();
+        let (file, length) = engine.descriptor().unwrap();
+        let driver = PolledRegisters::adopt(file, length).unwrap();
+        driver.store_pair(0x28, 0x1234_5678_9abc_d000);
+        assert_eq!(engine.load_pair(0x28), 0x1234_5678_9abc_d000);
+        engine.store(0x1c, 1);
+        assert_eq!(driver.load(0x1c), 1);
+        for outside in [8192, 8190, 2, u64::MAX] {
+            driver.store(outside, 7);
+            assert_eq!(engine.load(outside), 0, "{outside}");
+        }
+        engine.retire();
+        assert_eq!((driver.load(0), driver.load_pair(8184)), (u32::MAX, u64::MAX));
+    }
+
+    #[test]
+    fn memory_that_somebody_could_truncate_is_not_taken_for_registers() {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = rustix::fs::memfd_create("no seals", flags).unwrap();
+        rustix::fs::ftruncate(&file, 8192).unwrap();
+        assert!(PolledRegisters::adopt(file, 8192).is_err());
+        let short = SharedMemory::reserve("short", 4096).unwrap();
+        assert!(PolledRegisters::adopt(short, 8192).is_err());
+        for length in [0, 4095, (1 << 20) + 1, u64::MAX] {
+            let file = SharedMemory::reserve("any", 2 << 20).unwrap();
+            assert!(PolledRegisters::adopt(file, length).is_err(), "{length}");
+        }
+    }
+
+    proptest! {
+        /// What comes is late by an eighth of the pause at most, or by the shortest wait, and never by more than
+        /// the longest.
+        #[test]
+        fn a_wait_is_bounded_by_the_pause_before_it(worked in any::<u64>(), idle in any::<u64>()) {
+            let now = worked.saturating_add(idle);
+            let wait = LookAgain::after_work(worked).wait_ns(now);
+            prop_assert!(wait <= LookAgain::LONGEST_NS);
+            prop_assert!(wait <= ((now - worked) / 8).max(LookAgain::SHORTEST_NS));
+            prop_assert!(wait >= LookAgain::SHORTEST_NS);
+        }
+    }
+}
