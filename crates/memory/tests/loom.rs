@@ -23,7 +23,7 @@ mod marks;
 mod slot;
 
 use indices::{ConsumerIndices, Indices, ProducerIndices};
-use line::{Line, Look};
+use line::{DoorbellLine, Look};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
@@ -34,7 +34,7 @@ use slot::Slot;
 /// the turn and falls asleep in one step, waking wakes all who sleep.
 #[derive(Default)]
 struct Bell {
-    line: Line,
+    line: DoorbellLine,
     kernel: Mutex<()>,
     sleepers: Condvar,
     event: Mutex<bool>,
@@ -179,7 +179,7 @@ fn a_ring_before_the_time_is_over_is_found() {
 #[test]
 fn the_carry_of_the_count_wakes_a_sleeper() {
     model(|| {
-        let bell = Arc::new(Bell { line: Line::at(u32::MAX), ..Bell::default() });
+        let bell = Arc::new(Bell { line: DoorbellLine::at(u32::MAX), ..Bell::default() });
         let ringer = bell.clone();
         let ringing = thread::spawn(move || ringer.ring());
         assert_eq!(bell.wait(u32::MAX), Look::Rung(0));
