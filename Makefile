@@ -124,7 +124,8 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --features rackbus-bench/peers,rackbus-bench/guests -- -D warnings
+	RUSTFLAGS="--cfg loom" $(CARGO) clippy -p rackbus-memory --test loom --target-dir target/loom -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 clean:
