@@ -8,7 +8,7 @@ BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
 SOAK_SECONDS ?= 600
-AREA ?= nvme lending model datapath memory guests accel machines net
+AREA ?= nvme lending model datapath memory guests accel machines net metal
 
 .PHONY: help build install package setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-upgrade soak sim fuzz bench check clean
 
@@ -113,7 +113,7 @@ fuzz:
 	@CARGO="$(CARGO)" scripts/fuzz
 
 bench:
-	@scripts/setup bench
+	@scripts/setup bench kernel
 	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci
 	$(CARGO) build --release -p rackbus-bench --features peers,guests
 	@for area in $(AREA); do \

@@ -66,8 +66,14 @@ fn demonstrate(dir: &Path) -> Result<()> {
         "an NTB for alpha and beta and one for alpha and gamma start; three machines boot",
         || {
             let hosts = HOSTS.map(|(name, guest)| (name.to_owned(), guest)).to_vec();
-            let (program, programs) = (beside("rackbus")?, Vec::new());
-            let spec = BareMetalSpec { program, programs, hosts, subnet: SUBNET, drive: 64 << 20 };
+            let spec = BareMetalSpec {
+                program: beside("rackbus")?,
+                programs: Vec::new(),
+                hosts,
+                subnet: SUBNET,
+                drive: 64 << 20,
+                with_local_drive: false,
+            };
             Ok(BareMetalRack::boot(&Assets::of_user(), &spec, dir)?)
         },
     )?;

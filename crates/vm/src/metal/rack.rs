@@ -10,18 +10,19 @@ use crate::metal::programs;
 use crate::metal::{BridgeProcess, FILES, Machine, MemoryFiles, NetworkCable, SharedNetwork};
 use crate::{Assets, CommandOutput, Guest, Result, VmError, VmIommu};
 
-/// What scripts in the machines begin with: `rackbus` is found, `until_ok COMMAND` waits up to half a minute for a
-/// command to succeed, and `at CLASS` gives the PCI address of the function of a class.
+/// What scripts in the machines begin with: `rackbus` is found, and `until_ok COMMAND` waits up to half a minute for a
+/// command to succeed.
 pub const PRELUDE: &str = r#"
     set -e
     cd /tmp
     export PATH=/mnt/files/bin:$PATH XDG_STATE_HOME=/tmp/state
     until_ok() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); [ $n -lt 600 ] || return 1; sleep 0.05; done; }
-    at() { basename $(dirname $(grep -l $1 /sys/bus/pci/devices/*/class)); }
 "#;
 
 /// The name that the lender's drive has in the rack file.
 pub const DRIVE: &str = "d0";
+/// Serial numbers of the drive that is lent, and of the one that stays with the lender.
+const SERIALS: [&str; 2] = ["metal0", "metal1"];
 /// Lists the addresses of a machine's NTBs, in the order in which they were plugged in.
 const NTBS: &str = "lspci -D -d 8086:201c | cut -d' ' -f1";
 /// How long a daemon may run: as long as the machines do.
@@ -44,6 +45,8 @@ pub struct BareMetalSpec {
     pub subnet: u8,
     /// Bytes of the lender's drive.
     pub drive: u64,
+    /// Whether the lender has another drive like it, for its own kernel.
+    pub with_local_drive: bool,
 }
 
 /// A rack whose machines run. They end when it is dropped.
@@ -79,7 +82,10 @@ impl BareMetalRack {
             if number == 0 {
                 bridges[1..].iter().for_each(|bridge| bridge.plug(&mut machine));
                 machine.iommu = VmIommu::Translating;
-                machine.devices = drive(dir, spec.drive)?;
+                let drives = if spec.with_local_drive { &SERIALS[..] } else { &SERIALS[..1] };
+                for serial in drives {
+                    machine.devices.extend(drive(dir, serial, spec.drive)?);
+                }
             }
             let files = dir.join("files").join(name);
             programs::collect(&files, &[&[spec.program.clone()], &spec.programs[..]].concat())?;
@@ -134,7 +140,11 @@ impl BareMetalRack {
             let error = format!("{} has {} NTBs, not {}", names[0], own.len(), names.len() - 1);
             return Err(VmError::Invalid(error));
         }
-        let drive = run(&mut self.machines[0], "at 0x010802")?;
+        let drive = format!(
+            "basename $(readlink -f $(dirname $(grep -l {} /sys/class/nvme/*/serial))/device)",
+            SERIALS[0]
+        );
+        let drive = run(&mut self.machines[0], &drive)?;
         let lender = &names[0];
         let mut rack = format!(
             "name = \"metal\"\n[hosts.{lender}.devices.{DRIVE}]\nkind = \"vfio\"\naddress = \"{drive}\"\n"
@@ -256,13 +266,13 @@ fn daemon(machine: &mut Machine, name: &str, arguments: &str) -> Result<()> {
     Ok(())
 }
 
-/// The lender's drive: QEMU's, which copies through a buffer of its own where DMA goes to another function.
-fn drive(dir: &Path, bytes: u64) -> Result<Vec<String>> {
+/// A drive of the lender's: QEMU's, which copies through a buffer of its own where DMA goes to another function.
+fn drive(dir: &Path, serial: &str, bytes: u64) -> Result<[String; 4]> {
     std::fs::create_dir_all(dir).map_err(io("make", dir))?;
-    let medium = dir.join("medium.img");
+    let medium = dir.join(format!("{serial}.img"));
     let file = std::fs::File::create(&medium).map_err(io("create", &medium))?;
     file.set_len(bytes).map_err(io("extend", &medium))?;
-    let medium = format!("driver=file,node-name=medium,filename={}", medium.display());
-    let device = "nvme,serial=metal0,drive=medium,x-max-bounce-buffer-size=33554432";
-    Ok(["-blockdev", &medium, "-device", device].map(str::to_owned).to_vec())
+    let medium = format!("driver=file,node-name={serial},filename={}", medium.display());
+    let device = format!("nvme,serial={serial},drive={serial},x-max-bounce-buffer-size=33554432");
+    Ok(["-blockdev".to_owned(), medium, "-device".to_owned(), device])
 }

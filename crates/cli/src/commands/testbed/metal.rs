@@ -72,13 +72,26 @@ pub enum Request {
     End,
 }
 
+impl Request {
+    /// The host that is meant.
+    fn machine(&self) -> Option<&str> {
+        match self {
+            Request::Run { machine, .. }
+            | Request::Kill { machine }
+            | Request::Start { machine }
+            | Request::Cable { machine, .. } => Some(machine),
+            Request::End => None,
+        }
+    }
+}
+
 /// What it answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Answer {
     Ran { status: i32, stdout: Vec<u8>, stderr: Vec<u8> },
     Done,
-    Failed { error: String },
+    Failed { error: String, usage: bool },
 }
 
 /// Whether machines that stand for hosts run in this folder.
@@ -102,7 +115,8 @@ fn ask(dir: &Path, request: &Request) -> Result<Answer, Failure> {
         let _ = stream.read(&mut [0]);
     }
     match serde_json::from_str(&answer).map_err(|error| failed(error.to_string()))? {
-        Answer::Failed { error } => {
+        Answer::Failed { error, usage: true } => Err(Failure::usage(error, "name one of them")),
+        Answer::Failed { error, usage: false } => {
             Err(Failure::new(error, "see its log: `rackbus testbed on HOST -- 'tail /tmp/*.log'`"))
         }
         answer => Ok(answer),
@@ -133,14 +147,9 @@ pub fn on(dir: &Path, machine: &str, command: &[String], output: &Output) -> Res
 /// Asks for something whose only answer is that it was done.
 pub fn request(dir: &Path, request: &Request, what: &str, output: &Output) -> Result<(), Failure> {
     ask(dir, request)?;
-    match request {
-        Request::Run { machine, .. }
-        | Request::Kill { machine }
-        | Request::Start { machine }
-        | Request::Cable { machine, .. } => done(output, machine, what),
-        Request::End => {
-            output.result(&json!({ "ended": true }), |o| o.line("the machines have ended"));
-        }
+    match request.machine() {
+        Some(machine) => done(output, machine, what),
+        None => output.result(&json!({ "ended": true }), |o| o.line("the machines have ended")),
     }
     Ok(())
 }
@@ -188,7 +197,14 @@ impl MetalArgs {
             .map(|name| ((*name).to_owned(), self.guest))
             .collect();
         let (subnet, drive, bare) = (self.subnet, self.drive, self.bare);
-        let spec = BareMetalSpec { program, programs: Vec::new(), hosts, subnet, drive };
+        let spec = BareMetalSpec {
+            program,
+            programs: Vec::new(),
+            hosts,
+            subnet,
+            drive,
+            with_local_drive: false,
+        };
         output.progress(&format!(
             "{} machines boot, each with its end of an NTB in software",
             self.hosts
@@ -301,14 +317,14 @@ async fn converse(
         Ok(Request::End) => (Answer::Done, true),
         Ok(request) => {
             let carried = tokio::task::spawn_blocking(move || carry_out(&rack, request)).await;
-            let failed = |error: String| Answer::Failed { error };
+            let failed = |error: String| Answer::Failed { error, usage: false };
             let answer = match carried {
                 Ok(outcome) => outcome.unwrap_or_else(|error| failed(error.to_string())),
                 Err(error) => failed(error.to_string()),
             };
             (answer, false)
         }
-        Err(error) => (Answer::Failed { error: error.to_string() }, false),
+        Err(error) => (Answer::Failed { error: error.to_string(), usage: true }, false),
     };
     let text = serde_json::to_string(&answer).unwrap_or_default();
     // Whoever went away needs no answer.
@@ -319,6 +335,13 @@ async fn converse(
 }
 
 fn carry_out(rack: &Shared, request: Request) -> Result<Answer, VmError> {
+    if let Some(machine) = request.machine() {
+        let names = lock(rack).names();
+        if !names.iter().any(|name| name == machine) {
+            let error = format!("there is no host {machine}: there are {}", names.join(", "));
+            return Ok(Answer::Failed { error, usage: true });
+        }
+    }
     match request {
         Request::Run { machine, command, seconds } => {
             // Scripts of one machine run beside each other: the rack is not held meanwhile.
