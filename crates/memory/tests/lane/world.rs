@@ -111,7 +111,7 @@ impl World {
     pub fn run(mut self) -> Result<Reached, String> {
         let mut reached = Reached::default();
         let (fails, cuts, revokes) =
-            (self.random.chance(75), self.random.chance(50), self.random.chance(25));
+            (self.random.chance(75), self.random.chance(50), self.random.chance(40));
         for _ in 0..40_000 {
             match self.random.below(100) {
                 0..20 => self.ask(),
