@@ -79,8 +79,9 @@ test-upgrade:
 # With a browser named, the tests of reports fail without it instead of checking the page's text only; with the
 # example server named, a test lends it.
 test-cargo:
-	@scripts/setup browser gpio etcd
+	@scripts/setup browser gpio etcd libfabric
 	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium RACKBUS_GPIO=$(CACHE)/gpio/bin/gpio RACKBUS_ETCD=$(CACHE)/etcd/run/etcd \
+		RACKBUS_LIBFABRIC=$(CACHE)/libfabric/run/libfabric.so.1 LD_LIBRARY_PATH=$(CACHE)/libfabric/run \
 		$(CARGO) test --workspace
 
 # What the kernel module makes of what a lender says, in user space.
