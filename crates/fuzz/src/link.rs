@@ -141,8 +141,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         to: "alpha".to_owned(),
         service,
     };
-    let function =
-        Purpose::Function { device: "nvme0".to_owned(), lease: 3, epoch: 7, lanes: Vec::new() };
+    let function = Purpose::Function { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
     let medium =
         Purpose::Medium { device: "nvme0".to_owned(), lease: 3, epoch: 7, lanes: Vec::new() };
     let said = |choice: u8, text: String| [&[choice], text.as_bytes()].concat();
