@@ -77,7 +77,7 @@ fn digits(bytes: &[u8]) -> String {
 
 /// The bytes with these hexadecimal digits, if they are such and at most `most`.
 fn bytes(digits: &str, most: usize) -> Option<Vec<u8>> {
-    if !digits.is_ascii() || digits.len() % 2 != 0 || digits.len() / 2 > most {
+    if !digits.is_ascii() || !digits.len().is_multiple_of(2) || digits.len() / 2 > most {
         return None;
     }
     let pairs = (0..digits.len()).step_by(2).map(|at| digits.get(at..at + 2));
