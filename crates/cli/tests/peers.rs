@@ -154,6 +154,69 @@ fn a_borrower_that_stands_still_leaves_no_window() {
     drop(program);
 }
 
+/// A drive of one lender reads into the persistent memory region of another's: once that is durable, it is there after both
+/// lenders were killed, for whoever borrows that drive next, wherever its controller runs.
+#[test]
+fn what_a_region_acknowledged_is_there_when_its_lender_was_killed() {
+    let text = r#"
+name = "lab"
+
+[control]
+lease_ttl = "500 ms"
+return_grace = "500 ms"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "memory"
+
+[hosts.gamma.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+buffer = "64 KiB"
+persistent = "1 MiB"
+persistent_file = "./region.pmr"
+
+[hosts.beta]
+"#;
+    const MIB: usize = 1 << 20;
+    let mut rack = Rack::up(text);
+    assert!(rack.good(&["devices", "gamma/nvme0"]).contains("1 MiB persistent memory"));
+    let leases = ["alpha/nvme0", "gamma/nvme0"].map(|function| {
+        let said = rack.json(&["borrow", function, "--for", "beta", "--group", "db"]);
+        serde_json::from_value::<Lease>(said).unwrap()
+    });
+    let [mut from, mut to] = [&leases[0], &leases[1]].map(open);
+    assert!(matches!(from.place_region(AT), Err(DriveError::Unsupported(_))));
+    to.place_region(AT).unwrap();
+    let data: Vec<u8> = (0..MIB).map(|at| (at / 512 + at % 241) as u8).collect();
+    from.write(100, &data, false).unwrap();
+    from.read_to(100, MIB, AT).unwrap();
+    to.make_region_durable().unwrap();
+    for host in ["alpha", "gamma"] {
+        rack.process(Some(host)).crash();
+    }
+    drop((from, to));
+    for host in ["alpha", "gamma"] {
+        rack.restart(Some(host));
+    }
+    rack.wait_up(&["alpha", "beta", "gamma"]);
+    for isolation in ["shared", "strict"] {
+        rack.wait_device("gamma/nvme0", DeviceState::Offered);
+        let said = rack.json(&["borrow", "gamma/nvme0", "--for", "beta", "--isolation", isolation]);
+        let lease: Lease = serde_json::from_value(said).unwrap();
+        let mut drive = open(&lease);
+        drive.place_region(AT).unwrap();
+        drive.write_from(500, MIB, AT).unwrap();
+        let mut found = vec![0; MIB];
+        drive.read(500, &mut found).unwrap();
+        assert!(found == data, "{isolation}: what was durable is lost");
+        drive.make_region_durable().unwrap();
+        drop(drive);
+        rack.give_back(&lease);
+    }
+}
+
 /// Two drives of two lenders: what one reads into the buffer of the other is written from there by that one.
 #[test]
 fn a_drive_reads_into_the_memory_buffer_of_another() {

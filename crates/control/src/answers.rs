@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{ApiError, Lease};
 use crate::service::{not_lent, present, problem};
+use crate::shares::ShareSpec;
 
 /// How long an answer is kept: a day, in milliseconds.
 pub const KEPT_MS: u64 = 24 * 60 * 60 * 1000;
@@ -43,6 +44,11 @@ pub enum KeyedRequest {
         /// The service level that was asked for, as its class of devices writes it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         level: Option<String>,
+    },
+    /// Turns on a function; the number that is kept is the share's, and so is the answer.
+    Share {
+        /// What was asked for.
+        spec: Box<ShareSpec>,
     },
     /// The end of a lease.
     Return {
@@ -145,7 +151,9 @@ impl KeptAnswers {
     /// Keeps what is stored now.
     pub fn put(&mut self, kept: KeptAnswer) {
         self.forget(&kept.key);
-        if kept.answer.is_none() {
+        let is_share = matches!(kept.request, KeyedRequest::Share { .. });
+        // How a share stands is answered as it is then.
+        if kept.answer.is_none() && !is_share {
             self.pending.insert(kept.key.clone());
         }
         self.by_time.insert((kept.at_ms, kept.key.clone()));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Path, State};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -12,7 +13,7 @@ use utoipa::{OpenApi, ToSchema};
 
 use crate::access::ApiPeer;
 use crate::api::{ApiError, Isolation};
-use crate::http::lines;
+use crate::http::{key, lines};
 use crate::service::Service;
 
 /// Asks for turns on a function.
@@ -166,18 +167,24 @@ async fn list(State(service): Shared) -> Json<Vec<Share>> {
 }
 
 /// Takes turns on a function from now on, until the share is left: unattended, also across restarts of the control
-/// plane. Not to be repeated when the answer is lost: each time is another share.
-#[utoipa::path(post, path = "/v1/shares", request_body = ShareSpec, responses(
-    (status = 200, body = Share),
+/// plane.
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day gets the same share, as it stands then; where it was
+/// left meanwhile, it is unknown.
+#[utoipa::path(post, path = "/v1/shares", request_body = ShareSpec,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = Share),
     (status = 404, body = ApiError, description = "No such function or host"),
-    (status = 409, body = ApiError, description = "The function is shared otherwise, or others wait for it")))]
+    (status = 409, body = ApiError, description = "The function is shared otherwise, or others wait for it"),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn join(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
+    headers: HeaderMap,
     Json(spec): Json<ShareSpec>,
 ) -> Result<Json<Share>, ApiError> {
     peer.acts_for(&spec.borrower)?;
-    service.join_share(&spec).await.map(Json)
+    service.join_share(&spec, key(&headers)?).await.map(Json)
 }
 
 /// One of those who take turns.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rackbus_control::api::{BorrowRequest, Lease, NodeMessages};
 use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::shares::ShareSpec;
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
 use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{Service, ServiceOptions};
@@ -226,4 +227,41 @@ async fn functions_borrowed_together_under_a_key_are_borrowed_once() {
         life.crash().await;
     });
     ended.await.expect("it ends");
+}
+
+/// Whoever joins again under the same key, as after an answer that was lost, has one share.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_has_one_share_also_in_the_next_life() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let life = Life::start(&store, &full);
+    let spec = ShareSpec::new("alpha/nvme0", "beta");
+    let join = async |life: &Life, spec: &ShareSpec, key: &str| {
+        let begun = std::time::Instant::now();
+        loop {
+            match life.service.join_share(spec, Some(key.to_owned())).await {
+                Err(early)
+                    if ["silent", "unknown_host", "unknown_function"]
+                        .contains(&early.code.as_str()) =>
+                {
+                    assert!(begun.elapsed() < PATIENCE, "{early:?}");
+                    tokio::task::yield_now().await;
+                }
+                outcome => return outcome.map(|share| share.share),
+            }
+        }
+    };
+    let first = join(&life, &spec, "a").await.unwrap();
+    assert_eq!(join(&life, &spec, "a").await.unwrap(), first);
+    let other = join(&life, &spec, "b").await.unwrap();
+    assert_ne!(other, first);
+    let reused = join(&life, &ShareSpec { weight: Some(2), ..spec.clone() }, "a").await;
+    assert_eq!(reused.unwrap_err().code, "key_reused");
+    life.crash().await;
+    let life = Life::start(&store, &full);
+    assert_eq!(join(&life, &spec, "a").await.unwrap(), first);
+    assert_eq!(life.service.shares().len(), 2);
+    life.service.leave_share(first).await.unwrap();
+    assert_eq!(join(&life, &spec, "a").await.unwrap_err().code, "unknown_share");
+    assert_eq!(life.service.shares().len(), 1);
+    life.crash().await;
 }

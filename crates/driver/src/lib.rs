@@ -54,6 +54,11 @@ pub enum DriveError {
     /// The controller is not there any more: all its registers read as ones.
     #[error("drive: the controller does not answer; its lender is gone, borrow it anew")]
     Absent,
+    /// What was stored in a persistent memory region may be lost.
+    #[error(
+        "drive: what was stored in its persistent memory region may be lost; return it and borrow it anew"
+    )]
+    NotDurable,
     /// The controller is not one that this driver can use.
     #[error("drive: {0}")]
     Unsupported(&'static str),

@@ -13,7 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guard::{self, Registration};
 use crate::slice::DmaSlice;
-use file::{PAGE, ask_for_huge_pages, check_memory};
+use file::{Admitted, PAGE, ask_for_huge_pages, check_memory};
 pub use shared::SharedMemory;
 
 /// Why a descriptor could not be mapped.
@@ -32,6 +32,12 @@ pub enum RegionError {
     /// The descriptor is not memory (memfd, tmpfs or hugetlbfs).
     #[error("the descriptor is not shared memory; use memory-backend-memfd,share=on")]
     NotMemory,
+    /// The descriptor is neither memory nor a file on a disk of this machine.
+    #[error(
+        "the file is on a file system whose pages may wait for other processes or machines; \
+         put it on ext4, XFS, Btrfs, F2FS or tmpfs"
+    )]
+    NotStored,
     /// The operating system refused what was tried.
     #[error("{what}: {cause}")]
     System {
@@ -91,6 +97,21 @@ impl Region {
         Region::map_at(None, fd, offset, length, access)
     }
 
+    /// As [`map`](Region::map), also of a regular file on a disk of this machine: who touches a page that is not
+    /// in the page cache waits for the disk, and one that the disk has no room for, or cannot read, makes the region
+    /// [truncated](Region::truncated).
+    ///
+    /// # Errors
+    /// As [`map`](Region::map); [`RegionError::NotStored`] for any other file.
+    pub fn map_stored(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Region, RegionError> {
+        Region::map_admitted(None, fd, (offset, length), access, Admitted::Stored)
+    }
+
     /// The same, at an address of the caller's choice, where nothing is mapped yet.
     ///
     /// # Errors
@@ -102,7 +123,17 @@ impl Region {
         length: u64,
         access: Access,
     ) -> Result<Region, RegionError> {
-        let page = check_memory(fd, offset, length)?;
+        Region::map_admitted(address, fd, (offset, length), access, Admitted::Memory)
+    }
+
+    fn map_admitted(
+        address: Option<usize>,
+        fd: BorrowedFd<'_>,
+        (offset, length): (u64, u64),
+        access: Access,
+        admitted: Admitted,
+    ) -> Result<Region, RegionError> {
+        let page = check_memory(fd, offset, length, admitted)?;
         let lead = offset % page;
         let out = || RegionError::OutOfFile { offset, length, file_size: 0 };
         let mapped = match page {
@@ -298,24 +329,29 @@ impl Region {
     ) -> Result<(), RegionError> {
         let Some((start, length, skipped)) = self.pages(offset, length) else { return Ok(()) };
         let access = if self.registration.frozen() { Access::READ } else { self.access };
-        let replaced = check_memory(fd, from + skipped, length as u64 - self.tail(start, length))
-            .and_then(|_| {
-                // SAFETY: replaces whole pages of our own mapping, which stay mapped.
-                let at = unsafe {
-                    rustix::mm::mmap(
-                        self.base.add(start).as_ptr().cast(),
-                        length,
-                        protection(access),
-                        MapFlags::SHARED | MapFlags::FIXED,
-                        fd,
-                        from + skipped,
-                    )
-                }
-                .map_err(system("mmap"))?;
-                ask_for_huge_pages(at, length);
-                self.registration.refreeze(at as usize, length);
-                Ok(())
-            });
+        let replaced = check_memory(
+            fd,
+            from + skipped,
+            length as u64 - self.tail(start, length),
+            Admitted::Memory,
+        )
+        .and_then(|_| {
+            // SAFETY: replaces whole pages of our own mapping, which stay mapped.
+            let at = unsafe {
+                rustix::mm::mmap(
+                    self.base.add(start).as_ptr().cast(),
+                    length,
+                    protection(access),
+                    MapFlags::SHARED | MapFlags::FIXED,
+                    fd,
+                    from + skipped,
+                )
+            }
+            .map_err(system("mmap"))?;
+            ask_for_huge_pages(at, length);
+            self.registration.refreeze(at as usize, length);
+            Ok(())
+        });
         let revoked = if replaced.is_err() { self.revoke() } else { Ok(()) };
         revoked.and(replaced)
     }

@@ -134,7 +134,9 @@ impl DmaSpace {
             Some(memory) => {
                 let slot = Slot::take()?;
                 let (file, offset) = memory.parts();
-                let region = Arc::new(Region::map(file, offset, length, access)?);
+                // A BAR may be a file: that of a persistent memory region.
+                let map = if place.is_some() { Region::map_stored } else { Region::map };
+                let region = Arc::new(map(file, offset, length, access)?);
                 Some(Mapped { region, _slot: slot })
             }
             None => None,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_control::api::{BorrowRequest, Device, DeviceState, Isolation, Lease};
@@ -24,6 +25,8 @@ pub struct Programs {
     nodes: BTreeMap<String, NodeId>,
     client: ControlClient,
     runtime: tokio::runtime::Handle,
+    /// Held by everything that is to be returned, and not yet is.
+    returning: Arc<()>,
 }
 
 impl Programs {
@@ -33,7 +36,8 @@ impl Programs {
         let nodes = hosts.iter().map(|(node, name)| (name.clone(), *node)).collect();
         let client = ControlClient::new(&control_socket(run_dir));
         let runtime = tokio::runtime::Handle::current();
-        Programs { host: host.to_owned(), nodes, client, runtime }
+        let returning = Arc::default();
+        Programs { host: host.to_owned(), nodes, client, runtime, returning }
     }
 
     /// A device of the rack, as programs know it. Nothing where it is not there, or of a host without a number.
@@ -67,8 +71,9 @@ impl Programs {
             Ok(Ok(answer)) => answer.map_err(refusal),
             Ok(Err(error)) => Err(Refusal::System(error.to_string())),
             Err(_) => {
-                let client = self.client.clone();
+                let (client, returning) = (self.client.clone(), self.returning.clone());
                 self.runtime.spawn(async move {
+                    let _returning = returning;
                     if let Ok(Ok(lease)) = asking.await {
                         give_back(&client, lease.lease, || false).await;
                     }
@@ -77,6 +82,17 @@ impl Programs {
                 Err(Refusal::NotLent(said.to_owned()))
             }
         }
+    }
+}
+
+impl Programs {
+    /// Returns a lease, for as long as it takes.
+    fn return_lease(&self, lease: u64) -> tokio::task::JoinHandle<()> {
+        let (client, returning) = (self.client.clone(), self.returning.clone());
+        self.runtime.spawn(async move {
+            let _returning = returning;
+            give_back(&client, lease, || false).await;
+        })
     }
 }
 
@@ -146,20 +162,21 @@ impl ProgramDevices for Programs {
     }
 
     fn give_back(&self, lease: u64) {
-        let client = self.client.clone();
+        let returning = self.return_lease(lease);
         // It goes on when it takes too long: the lender may be gone, and is waited for.
-        let returning =
-            self.runtime.spawn(async move { give_back(&client, lease, || false).await });
         // Whether it was in time is all the same.
         let _ = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, returning).await });
     }
 
     fn abandon(&self, leases: Vec<u64>) {
         for lease in leases {
-            let client = self.client.clone();
             tracing::info!(lease, "a program has ended; what it borrowed goes back");
-            self.runtime.spawn(async move { give_back(&client, lease, || false).await });
+            self.return_lease(lease);
         }
+    }
+
+    fn pending(&self) -> usize {
+        Arc::strong_count(&self.returning) - 1
     }
 }
 
@@ -174,6 +191,24 @@ mod tests {
     const LENT: &str = r#"{"lease":7,"function":"alpha/nvme0","lender":"alpha","borrower":"beta",
         "epoch":1,"stage":"active","socket":"/run/x.sock","reason":null,"returned":false,
         "since_ms":1,"until_ms":null}"#;
+
+    /// The control plane does not answer: what a program that has ended had is still to be returned, and the node must not
+    /// forget it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_not_returned_yet_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = control_socket(folder.path());
+        let programs = Programs::new(folder.path(), "beta", &BTreeMap::new());
+        assert_eq!(programs.pending(), 0);
+        programs.abandon(vec![7]);
+        assert_eq!(programs.pending(), 1);
+        let listener = UnixListener::bind(&path).unwrap();
+        let answered = std::thread::spawn(move || answer_all(&listener, &[(200, LENT)]));
+        answered.join().unwrap();
+        while programs.pending() > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
 
     /// What was asked may have been done: it is asked for again, with the same key.
     #[tokio::test(flavor = "multi_thread")]

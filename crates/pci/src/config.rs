@@ -16,7 +16,7 @@ use rackbus_spec::virtio;
 use crate::function::{Bar, FunctionInfo, VendorCapability};
 use crate::interrupts::Mode;
 
-/// The BAR that holds MSI-X table and pending bits.
+/// The BAR that holds MSI-X table and pending bits, where the function has no other use for it.
 pub const MSIX_BAR: u8 = 4;
 const PAGE: u64 = 4096;
 const PM_AT: u16 = 0x40;
@@ -43,6 +43,21 @@ impl MsixPlace {
     pub fn alone(vectors: u16) -> MsixPlace {
         let (_, pba) = msix_layout(vectors);
         MsixPlace { bar: MSIX_BAR, table: 0, pba: halves(pba)[0] }
+    }
+
+    /// Where the MSI-X structure of `info` is: [alone](MsixPlace::alone), or in the upper half of BAR 0 where the function
+    /// has a BAR of its own with the structure's number.
+    pub fn of(info: &FunctionInfo) -> MsixPlace {
+        let is = |index: u8| move |bar: &&Bar| bar.index == index;
+        let first = info.bars.iter().find(is(0)).map(|bar| bar.size);
+        match (info.bars.iter().any(|bar| is(MSIX_BAR)(&bar)), first) {
+            (true, Some(size)) => {
+                let (_, pba) = msix_layout(info.msix_vectors);
+                let table = size / 2;
+                MsixPlace { bar: 0, table: halves(table)[0], pba: halves(table + pba)[0] }
+            }
+            _ => MsixPlace::alone(info.msix_vectors),
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use rackbus_memory::{
     Access, Carried, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks,
 };
 
-use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
+use crate::config::{ConfigSpace, MSIX_BAR, MsixPlace, msix_layout};
 use crate::function::{
     Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ResetKind, Work,
 };
@@ -96,6 +96,8 @@ pub struct Endpoint {
     /// The MSI-X table's memory. Its user emulates the table itself (VFIO does); the bytes are
     /// kept so that software which looks at them sees what it wrote.
     msix_table: Vec<u8>,
+    /// Where that is.
+    msix: MsixPlace,
     now_ns: u64,
     user: UserWatch,
     /// What the user lends its memory from.
@@ -119,14 +121,16 @@ impl Endpoint {
     /// As [`new`](Endpoint::new), with time from `clock`: a simulation's.
     pub fn with_clock(model: Box<dyn Function>, clock: Box<dyn Clock>) -> Self {
         let info = with_msix_bar(model.info());
+        let msix = MsixPlace::of(model.info());
         let vectors = info.msix_vectors;
         let (_, pba) = msix_layout(vectors);
         let dma = DmaSpace::new();
         Endpoint {
-            config: ConfigSpace::new(&info),
+            config: ConfigSpace::with(&info, msix, &[]),
             irq: Interrupts::under(vectors, dma.revoker().clone()),
             user: UserWatch::new(clock, dma.revoker().clone()),
             dma,
+            msix,
             msix_table: vec![0; usize::try_from(pba).expect("at most 32 KiB")],
             now_ns: 0,
             function: model,
@@ -176,8 +180,11 @@ impl Endpoint {
             _ if self.ended => data.fill(0xff),
             Region::Config => self.read_config(offset, data),
             Region::Bar(_) if !self.config.answers_memory() => data.fill(0xff),
-            Region::Bar(MSIX_BAR) => self.read_msix(offset, data),
             Region::Bar(bar) => {
+                if let Some(at) = self.in_msix(bar, offset) {
+                    self.read_msix(at, data);
+                    return Ok(());
+                }
                 data.fill(0);
                 let bus =
                     Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
@@ -209,16 +216,11 @@ impl Endpoint {
                 None => self.write_config(offset, data),
             },
             Region::Bar(_) if !self.config.answers_memory() => {}
-            Region::Bar(MSIX_BAR) => {
-                for (at, byte) in (offset..).zip(data) {
-                    if let Some(slot) =
-                        usize::try_from(at).ok().and_then(|at| self.msix_table.get_mut(at))
-                    {
-                        *slot = *byte;
-                    }
-                }
-            }
             Region::Bar(bar) => {
+                if let Some(at) = self.in_msix(bar, offset) {
+                    self.write_msix(at, data);
+                    return Ok(());
+                }
                 let bus =
                     Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
                 self.function.bar_write(&bus, bar, offset, data);
@@ -244,16 +246,18 @@ impl Endpoint {
         }
         // What is refused closes no windows.
         self.dma.check(iova, length)?;
-        if memory.is_some() {
-            self.give_way(iova, length);
-        }
+        let own = memory.is_some();
         let loan = self.lending.lend(iova, length, access, memory).inspect_err(|error| {
             // Its user hears of a number only.
             if !matches!(error, LoanError::Space(_)) {
                 tracing::warn!(%error, "memory is not lent");
             }
         });
-        self.dma.map(loan?)
+        let loan = loan?;
+        if own {
+            self.give_way(iova, length);
+        }
+        self.dma.map(loan)
     }
 
     /// Takes the mappings inside of a range away. On return nothing reads or writes their memory any more.
@@ -409,7 +413,7 @@ impl Endpoint {
     fn reached(&self, offset: u64, length: usize) -> Option<(u8, u64)> {
         let (bar, place) = self.config.reaches(offset, length)?;
         let inside = self.check(Region::Bar(bar), place, length).is_ok();
-        (inside && bar != MSIX_BAR).then_some((bar, place))
+        (inside && self.in_msix(bar, place).is_none()).then_some((bar, place))
     }
 
     fn read_config(&mut self, offset: u64, data: &mut [u8]) {
@@ -446,6 +450,21 @@ impl Endpoint {
         self.irq.set_intx_disabled(self.config.command().contains(Command::INTERRUPT_DISABLE));
     }
 
+    /// How far into the MSI-X structure an offset in a BAR is, if it is in it.
+    fn in_msix(&self, bar: u8, offset: u64) -> Option<u64> {
+        let inside = || offset.checked_sub(self.msix.table.into());
+        if bar == self.msix.bar { inside() } else { None }
+    }
+
+    fn write_msix(&mut self, offset: u64, data: &[u8]) {
+        for (at, byte) in (offset..).zip(data) {
+            if let Some(slot) = usize::try_from(at).ok().and_then(|at| self.msix_table.get_mut(at))
+            {
+                *slot = *byte;
+            }
+        }
+    }
+
     fn read_msix(&self, offset: u64, data: &mut [u8]) {
         let table = self.msix_table.len() as u64;
         for (at, byte) in (offset..).zip(data.iter_mut()) {
@@ -464,7 +483,9 @@ impl Endpoint {
     fn check(&self, region: Region, offset: u64, length: usize) -> Result<(), OutOfRegion> {
         let size = match region {
             Region::Config => rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64,
-            Region::Bar(MSIX_BAR) => msix_layout(self.info().msix_vectors).0,
+            Region::Bar(MSIX_BAR) if self.msix.bar == MSIX_BAR => {
+                msix_layout(self.info().msix_vectors).0
+            }
             Region::Bar(index) => {
                 self.info().bars.iter().find(|b| b.index == index).map_or(0, |b| b.size)
             }
@@ -476,8 +497,12 @@ impl Endpoint {
     }
 }
 
+/// `info` with the BAR of the MSI-X structure, if that has one of its own.
 fn with_msix_bar(info: &FunctionInfo) -> FunctionInfo {
     let mut info = info.clone();
+    if MsixPlace::of(&info).bar != MSIX_BAR {
+        return info;
+    }
     info.bars.push(Bar {
         index: MSIX_BAR,
         size: msix_layout(info.msix_vectors).0,

@@ -75,22 +75,34 @@ pub struct Bar {
 /// The memory behind a BAR. Its model may put other memory in its place when the function is scrubbed,
 /// and at no other time: who uses the function maps the same all along.
 #[derive(Debug, Clone)]
-pub struct BarMemory(Arc<Mutex<Option<OwnedFd>>>);
+pub struct BarMemory(Arc<Mutex<Given>>);
+
+#[derive(Debug)]
+struct Given {
+    file: Option<OwnedFd>,
+    /// Somebody has been given a descriptor of it.
+    given: bool,
+}
 
 impl BarMemory {
     /// The memory in `file`.
     pub fn new(file: impl Into<OwnedFd>) -> BarMemory {
-        BarMemory(Arc::new(Mutex::new(Some(file.into()))))
+        BarMemory(Arc::new(Mutex::new(Given { file: Some(file.into()), given: false })))
     }
 
     /// Whoever asks from now on gets `file`, or nothing.
     pub fn replace(&self, file: Option<OwnedFd>) {
-        *self.lock() = file;
+        *self.lock() = Given { file, given: false };
     }
 
     /// Whether there is any.
     pub fn is_there(&self) -> bool {
-        self.lock().is_some()
+        self.lock().file.is_some()
+    }
+
+    /// Whether anybody may have what there is mapped.
+    pub fn is_given(&self) -> bool {
+        self.lock().given
     }
 
     /// A descriptor to map it by.
@@ -98,13 +110,15 @@ impl BarMemory {
     /// # Errors
     /// When there is none, or the process has no descriptors left.
     pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
-        match &*self.lock() {
+        let mut memory = self.lock();
+        memory.given = true;
+        match &memory.file {
             Some(file) => file.try_clone(),
             None => Err(std::io::Error::other("the function has no memory now")),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+    fn lock(&self) -> MutexGuard<'_, Given> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -143,7 +157,8 @@ pub struct FunctionInfo {
     pub revision: u8,
     /// Class code: base class, sub-class, programming interface.
     pub class: [u8; 3],
-    /// The BARs the model answers for. BAR 4 is taken by the MSI-X table.
+    /// The BARs the model answers for. BAR 4 is taken by the MSI-X table, unless the model has a BAR 4 of its own:
+    /// then the table is in the upper half of BAR 0, for which the model does not answer.
     pub bars: Vec<Bar>,
     /// MSI-X vectors, 1 to 2048.
     pub msix_vectors: u16,

@@ -36,6 +36,12 @@ pub enum NotPolled {
         "registers of functions of this class are not plain values; they are only to be had by messages"
     )]
     Class,
+    /// A read of one of its registers makes data durable.
+    #[error(
+        "reading PMRSTS makes a persistent memory region durable, which a load from memory does not; \
+         registers of such a drive are only to be had by messages"
+    )]
+    Barrier,
     /// There are no registers behind that BAR.
     #[error("BAR {0} has no registers that can be polled")]
     Bar(u8),

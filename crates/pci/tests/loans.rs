@@ -249,6 +249,16 @@ fn what_a_rack_file_bounds_is_refused_to_the_user_in_one_line() {
     assert_eq!(refused.message, text);
     assert_eq!(reached(&fabric), 2);
     drop(session);
+    // A refusal by the fabric's bounds closes no windows either.
+    let mut endpoint = Endpoint::new(Copier::new());
+    endpoint.begin(lending(&fabric), None);
+    let bar = SharedMemory::create("bar", PAGE).unwrap();
+    let place = BarPlace { function: PEER.to_owned(), bar: 2, offset: 0 };
+    endpoint.open_window(PAGE, PAGE, Access::all(), place, bar.handle(0)).unwrap();
+    assert!(endpoint.map(0, 65 << 20, Access::all(), Some(memory.handle(0))).is_err());
+    endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+    assert!(endpoint.dma().read_obj::<u8>(PAGE).is_ok(), "a refused mapping closed a window");
+    drop(endpoint);
     let front = fabric.front_lending(FUNCTION, "gamma").unwrap();
     let session = device.session_of(front, None).unwrap();
     let refused = map(&session, 0, PAGE).unwrap_err();

@@ -14,12 +14,13 @@ impl ControlClient {
         self.get("/v1/shares").await
     }
 
-    /// Takes turns on a function from now on. It is asked for once only: each time is another share.
+    /// Takes turns on a function from now on. A control plane that is restarted meanwhile is asked again, under the same
+    /// idempotency key.
     ///
     /// # Errors
     /// [`ControlClientError`].
     pub async fn join_share(&self, spec: &ShareSpec) -> Result<Share, ControlClientError> {
-        self.call(Method::POST, "/v1/shares", spec).await
+        self.change_as(Method::POST, "/v1/shares", spec, &ControlClient::new_key()).await
     }
 
     /// Takes no more turns; as it was.

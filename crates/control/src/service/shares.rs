@@ -31,13 +31,19 @@ impl Service {
         found.ok_or_else(|| explain(ShareRefused::NoShare(share)))
     }
 
-    /// Takes turns on a function from now on.
+    /// Takes turns on a function from now on. Asked again with the same idempotency key, it is the same share, as it
+    /// stands then.
     ///
     /// # Errors
     /// [`ApiError`]; nothing changes then.
-    pub async fn join_share(&self, spec: &ShareSpec) -> Result<Share, ApiError> {
-        let request = self.checked(spec)?;
-        let number = self.change_share(ShareChange::Join(Box::new(request))).await?;
+    pub async fn join_share(
+        &self,
+        spec: &ShareSpec,
+        key: Option<String>,
+    ) -> Result<Share, ApiError> {
+        let request = Box::new(self.checked(spec)?);
+        let change = ShareChange::Join(request, Box::new(spec.clone()), key);
+        let number = self.change_share(change).await?;
         self.find_share(number)
     }
 

@@ -107,7 +107,7 @@ impl DeviceConfig for MemorySection {
     }
 
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>> {
-        let span = self.span(folders).map_err(std::io::Error::other)?;
+        let span = self.span(folders).map_err(refused)?;
         Ok(Box::new(MemoryFunction::new(span, digest(&self.function))?))
     }
 
@@ -118,9 +118,13 @@ impl DeviceConfig for MemorySection {
     ) -> std::io::Result<Box<dyn Function>> {
         let path = self.place.file(&self.function, folders);
         let span = MemorySpan::again(path.as_deref(), self.size, self.at_return, medium);
-        let span = span.map_err(std::io::Error::other)?;
+        let span = span.map_err(refused)?;
         Ok(Box::new(MemoryFunction::new(span, digest(&self.function))?))
     }
+}
+
+fn refused(error: SpanError) -> std::io::Error {
+    std::io::Error::other(format!("memory function: {error}"))
 }
 
 const BACKINGS: &str = "`backing` is \"memory\", \"file\" (kept in the state directory), or a path with \

@@ -35,7 +35,7 @@ pub enum AtReturn {
 #[derive(Debug, thiserror::Error)]
 pub enum SpanError {
     /// The file cannot be used.
-    #[error("memory function: {what} {}: {cause}", path.display())]
+    #[error("{what} {}: {cause}", path.display())]
     File {
         /// The step that failed.
         what: &'static str,
@@ -45,16 +45,16 @@ pub enum SpanError {
         cause: io::Error,
     },
     /// Another process has the file.
-    #[error("memory function: {} is used by another process; stop it or choose another file", path.display())]
+    #[error("{} is used by another process; stop it or choose another file", path.display())]
     InUse {
         /// Path of the file that somebody else uses.
         path: PathBuf,
     },
     /// A descriptor that was passed on is no file of this size.
-    #[error("memory function: what was passed on is no file of {0} bytes")]
+    #[error("what was passed on is no file of {0} bytes")]
     Unfit(u64),
     /// Memory could not be had.
-    #[error("memory function: {0}")]
+    #[error(transparent)]
     Memory(#[from] rackbus_memory::RegionError),
 }
 
@@ -76,6 +76,8 @@ pub struct MemorySpan {
     home: Home,
     length: u64,
     at_return: AtReturn,
+    /// All of the file's bytes have room on its disk, so that no store fails for want of it.
+    reserved: bool,
     file: File,
 }
 
@@ -86,7 +88,16 @@ impl MemorySpan {
     /// [`SpanError::Memory`].
     pub fn memory(length: u64, at_return: AtReturn) -> Result<MemorySpan, SpanError> {
         let file = File::from(SharedMemory::reserve("memory", length)?);
-        Ok(MemorySpan { home: Home::Memory, length, at_return, file })
+        Ok(MemorySpan { home: Home::Memory, length, at_return, reserved: false, file })
+    }
+
+    /// As [`file`](MemorySpan::file), with room on the disk for all of it, and its content kept at return: a store by
+    /// a mapping that the disk has no room for ends whoever stores.
+    ///
+    /// # Errors
+    /// As [`file`](MemorySpan::file), and when the disk has no room.
+    pub fn reserved(path: &Path, length: u64) -> Result<MemorySpan, SpanError> {
+        MemorySpan::open(path, length, AtReturn::Keep, true)
     }
 
     /// The `length` bytes of the file at `path`, which is made if it is missing or empty.
@@ -94,6 +105,15 @@ impl MemorySpan {
     /// # Errors
     /// [`SpanError`] when it cannot be used, or has another length.
     pub fn file(path: &Path, length: u64, at_return: AtReturn) -> Result<MemorySpan, SpanError> {
+        MemorySpan::open(path, length, at_return, false)
+    }
+
+    fn open(
+        path: &Path,
+        length: u64,
+        at_return: AtReturn,
+        reserved: bool,
+    ) -> Result<MemorySpan, SpanError> {
         let failed = |what| failed(path, what);
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
@@ -119,7 +139,7 @@ impl MemorySpan {
             }
         }
         let home = Home::File { path: path.to_owned(), lock };
-        let mut span = MemorySpan { home, length, at_return, file };
+        let mut span = MemorySpan { home, length, at_return, reserved, file };
         span.take_away()?;
         Ok(span)
     }
@@ -144,7 +164,8 @@ impl MemorySpan {
     /// [`SpanError::Unfit`].
     pub fn elsewhere(file: OwnedFd, length: u64) -> Result<MemorySpan, SpanError> {
         let file = MemorySpan::passed_on(file, length)?;
-        Ok(MemorySpan { home: Home::Elsewhere, length, at_return: AtReturn::Keep, file })
+        let (home, at_return) = (Home::Elsewhere, AtReturn::Keep);
+        Ok(MemorySpan { home, length, at_return, reserved: false, file })
     }
 
     /// The span that an earlier life of its function passed on as [`files`](MemorySpan::files): at `path`,
@@ -169,7 +190,28 @@ impl MemorySpan {
             },
             (Some(_), None) => return Err(SpanError::Unfit(length)),
         };
-        Ok(MemorySpan { home, length, at_return, file })
+        Ok(MemorySpan { home, length, at_return, reserved: false, file })
+    }
+
+    /// As [`again`](MemorySpan::again), of a span that was [reserved](MemorySpan::reserved).
+    ///
+    /// # Errors
+    /// As [`again`](MemorySpan::again).
+    pub fn reserved_again(
+        path: &Path,
+        length: u64,
+        files: Vec<OwnedFd>,
+    ) -> Result<MemorySpan, SpanError> {
+        let span = MemorySpan::again(Some(path), length, AtReturn::Keep, files)?;
+        Ok(MemorySpan { reserved: true, ..span })
+    }
+
+    /// What was stored so far, through whichever mapping, survives a loss of power when this returns.
+    ///
+    /// # Errors
+    /// When the system could not write it: it may be lost, although another attempt succeeds.
+    pub fn make_durable(&self) -> io::Result<()> {
+        self.file.sync_data()
     }
 
     /// What another process needs to continue with the span.
@@ -220,7 +262,8 @@ impl MemorySpan {
     /// it is to be; what is done to the old file from now on is seen by nobody else.
     ///
     /// # Errors
-    /// [`SpanError`]; everything is as it was then.
+    /// [`SpanError`]; everything is as it was then, or the content is in another file whose name may not survive a
+    /// loss of power.
     pub fn take_away(&mut self) -> Result<(), SpanError> {
         let old = match &self.home {
             Home::Elsewhere => return Ok(()),
@@ -232,8 +275,12 @@ impl MemorySpan {
                 std::mem::replace(&mut self.file, File::from(new))
             }
             Home::File { path, .. } => {
-                let new = self.move_file(path)?;
-                std::mem::replace(&mut self.file, new)
+                let (new, folder) = (self.move_file(path)?, folder_of(path).to_owned());
+                let old = std::mem::replace(&mut self.file, new);
+                // The old one is emptied only when its name leads to the new one for good.
+                let synced = File::open(&folder).and_then(|folder| folder.sync_all());
+                synced.map_err(failed(&folder, "cannot write"))?;
+                old
             }
         };
         // It uses no space from now on, although somebody may map it. Where a file system knows no
@@ -251,6 +298,10 @@ impl MemorySpan {
         options.read(true).write(true).create(true).truncate(true);
         let new = options.open(&next).map_err(failed("cannot make"))?;
         new.set_len(self.length).map_err(failed("cannot make"))?;
+        if self.reserved {
+            let room = rustix::fs::fallocate(&new, FallocateFlags::empty(), 0, self.length);
+            room.map_err(|cause| failed("no room for")(cause.into()))?;
+        }
         let permissions = self.file.metadata().map(|metadata| metadata.permissions());
         permissions
             .and_then(|permissions| new.set_permissions(permissions))
@@ -313,6 +364,11 @@ fn lock(path: &Path) -> Result<File, SpanError> {
         Err(Errno::WOULDBLOCK) => Err(SpanError::InUse { path: path.to_owned() }),
         Err(cause) => Err(failed(cause.into())),
     }
+}
+
+/// The folder that a file's name is in.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The name of a file beside that at `path`.

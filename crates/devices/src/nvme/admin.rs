@@ -17,6 +17,7 @@ use super::identify::{MAX_TRANSFER, NSID};
 use super::interrupts::VECTORS;
 use super::jobs::{Finish, Owner, Steps};
 use super::logs;
+use super::persistent::PersistentRegion;
 use super::polled::Side;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::MAX_QUEUE_ENTRIES;
@@ -378,6 +379,9 @@ impl Nvme {
         }
         if self.backing.has_failed() {
             warning |= log::WARNING_RELIABILITY;
+        }
+        if self.region.as_ref().is_some_and(PersistentRegion::has_failed) {
+            warning |= log::WARNING_REGION;
         }
         warning
     }

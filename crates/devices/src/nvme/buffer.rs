@@ -25,7 +25,7 @@ pub struct MemoryBuffer {
     bar: BarMemory,
 }
 
-/// The addresses at which a controller's commands find its buffer.
+/// The addresses at which a controller's commands find memory of its own.
 #[derive(Debug, Clone)]
 pub struct Window {
     base: u64,
@@ -129,7 +129,8 @@ impl MemoryBuffer {
     }
 }
 
-fn out_of_descriptors(error: std::io::Error) -> RegionError {
+/// The process has no descriptors left.
+pub(super) fn out_of_descriptors(error: std::io::Error) -> RegionError {
     let code = error.raw_os_error();
     let cause = code.map_or(rustix::io::Errno::MFILE, rustix::io::Errno::from_raw_os_error);
     RegionError::System { what: "dup", cause }
@@ -163,6 +164,11 @@ pub fn extent(size: u64) -> Cmbsz {
 }
 
 impl Window {
+    /// `memory` at the addresses from `base` on, which are not beyond the last one.
+    pub fn new(base: u64, memory: Arc<Region>) -> Window {
+        Window { base, memory }
+    }
+
     /// Cuts `length` bytes at `address` where the buffer begins and ends.
     ///
     /// # Errors

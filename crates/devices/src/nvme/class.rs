@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, format_rate, format_size};
 use rackbus_fabric::text::{Parsed, SIZES, Section, wrong};
-use rackbus_memory::ExchangeFiles;
 use rackbus_pci::{Function, MediumAccess};
 use rackbus_spec::nvme::CLASS_CODE;
 
@@ -72,7 +71,7 @@ impl Class for DriveClass {
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
         Ok(Box::new(match access {
-            MediumAccess::Files(files) => medium::front(description, exchange(files)?, lost)?,
+            MediumAccess::Files(files) => medium::front(description, files, lost)?,
             MediumAccess::Carried(carried) => medium::front_carried(description, carried, lost)?,
         }))
     }
@@ -96,13 +95,10 @@ const KEYS: &[&str] = &[
     "rate",
     "operations",
     "buffer",
+    "persistent",
+    "persistent_file",
     "functions",
 ];
-
-fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {
-    let count = files.len();
-    ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, 3))
-}
 
 /// A drive as the rack file describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,10 +110,20 @@ struct DriveSection {
     serial: String,
     /// Bytes of the controller memory buffer; 0 for none.
     buffer: u64,
+    persistent: Option<Persistent>,
     limits: Limits,
     delays: Delays,
     /// It is a part of this drive.
     part: Option<DrivePart>,
+}
+
+/// The persistent memory region of a drive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Persistent {
+    /// Length of the region in bytes.
+    size: u64,
+    /// The file that has the bytes; `None` for one in the state directory.
+    file: Option<PathBuf>,
 }
 
 /// Which part of which drive a function is.
@@ -166,10 +172,22 @@ impl DriveSection {
                 return wrong(span, format!("`{text}` is no serial number"), SERIALS);
             }
         };
-        let buffer = buffer_size(section)?;
+        let buffer = own_memory(section, "buffer", "a controller memory buffer")?;
+        let persistent = persistent(section)?;
         let (function, limits) = (function.to_owned(), limits(section)?);
         let (delays, part) = (Delays::default(), None);
-        Ok(DriveSection { function, size, block_size, place, serial, buffer, limits, delays, part })
+        Ok(DriveSection {
+            function,
+            size,
+            block_size,
+            place,
+            serial,
+            buffer,
+            persistent,
+            limits,
+            delays,
+            part,
+        })
     }
 
     fn config(&self, folders: &Folders) -> NvmeConfig {
@@ -177,10 +195,21 @@ impl DriveSection {
             block_size: self.block_size,
             backing: self.backing(folders),
             buffer: self.buffer,
+            persistent: self.persistent.as_ref().map_or(0, |region| region.size),
+            persistent_file: self.persistent_file(folders),
             limits: self.limits,
             delays: self.delays.clone(),
             ..NvmeConfig::memory(self.size, &self.serial)
         }
+    }
+
+    /// The file of its persistent memory region.
+    fn persistent_file(&self, folders: &Folders) -> Option<PathBuf> {
+        let device = self.function.rsplit('/').next().unwrap_or(&self.function);
+        Some(match &self.persistent.as_ref()?.file {
+            Some(path) => folders.rack.join(path),
+            None => folders.state.join(format!("{device}.pmr")),
+        })
     }
 
     fn backing(&self, folders: &Folders) -> BackingConfig {
@@ -205,15 +234,34 @@ fn notes(drive: &str, folders: &Folders) -> PathBuf {
     folders.state.join(format!("{device}.parts.json"))
 }
 
-/// `buffer` of a drive.
-fn buffer_size(section: &Section<'_>) -> Parsed<u64> {
+/// `buffer` or `persistent` of a drive: `key`, which is the size of `what`.
+fn own_memory(section: &Section<'_>, key: &'static str, what: &str) -> Parsed<u64> {
     let (least, most) = (*buffer::SIZES.start(), *buffer::SIZES.end());
-    let Some(size) = section.size("buffer", least, most)? else { return Ok(0) };
+    let Some(size) = section.size(key, least, most)? else { return Ok(0) };
     if size.is_power_of_two() {
         return Ok(size);
     }
-    let what = format!("`buffer` is {}", format_size(size));
-    wrong(section.place("buffer"), what, "a controller memory buffer has a power of two of bytes")
+    let said = format!("`{key}` is {}", format_size(size));
+    wrong(section.place(key), said, format!("{what} has a power of two of bytes"))
+}
+
+/// `persistent` and `persistent_file` of a drive.
+fn persistent(section: &Section<'_>) -> Parsed<Option<Persistent>> {
+    let size = own_memory(section, "persistent", "a persistent memory region")?;
+    let file = match section.text("persistent_file", PERSISTENT_FILES)? {
+        None => None,
+        Some((path, span)) if size == 0 => {
+            let what = format!("`persistent_file` is `{path}`");
+            return wrong(span, what, "it is the file of a region whose size `persistent` says");
+        }
+        Some((path, _)) if path.contains('/') && section.get("functions").is_none() => {
+            Some(PathBuf::from(path))
+        }
+        Some((path, span)) => {
+            return wrong(span, format!("`persistent_file` is `{path}`"), PERSISTENT_FILES);
+        }
+    };
+    Ok((size > 0).then_some(Persistent { size, file }))
 }
 
 /// `rate` and `operations` of a drive or one of its functions.
@@ -241,6 +289,9 @@ impl DeviceConfig for DriveSection {
         let mut text = format!("{size}, {block} B blocks, {}", self.place);
         if self.buffer > 0 {
             text += &format!(", {} memory buffer", format_size(self.buffer));
+        }
+        if let Some(region) = &self.persistent {
+            text += &format!(", {} persistent memory", format_size(region.size));
         }
         if let Some(bytes) = self.limits.bytes {
             text += &format!(", {}", format_rate(bytes));
@@ -276,6 +327,8 @@ impl DeviceConfig for DriveSection {
 const BLOCKS: &str = "a block has 512 or 4096 bytes";
 const BACKINGS: &str = "`backing` is \"file\" (kept in the state directory), \"memory\", \"null\", or \
                         a path with a `/` in it (\"./disk.img\", \"/dev/sdb\")";
+const PERSISTENT_FILES: &str = "`persistent_file` is a path with a `/` in it (\"./pmr.img\"); the functions of a \
+                               drive have theirs in the state directory";
 const SERIALS: &str = "a serial number has 1 to 20 printable ASCII characters";
 
 fn is_serial(text: &str) -> bool {
@@ -363,6 +416,15 @@ mod tests {
                 "rack.toml:5:10: `buffer` is 4 KiB; it is from 64 KiB to 64 GiB",
             ),
             ("size = \"1 GiB\"\nbuffer = \"96 KiB\"", "a power of two of bytes"),
+            (
+                "size = \"1 GiB\"\npersistent = \"96 KiB\"",
+                "a persistent memory region has a power of two",
+            ),
+            ("size = \"1 GiB\"\npersistent_file = \"./p\"", "whose size `persistent` says"),
+            (
+                "size = \"1 GiB\"\npersistent = \"1 MiB\"\npersistent_file = \"p\"",
+                "`persistent_file` is `p`; `persistent_file` is a path with a `/` in it",
+            ),
         ];
         for (keys, expected) in cases {
             let error = read("alpha", "nvme0", keys).unwrap_err();

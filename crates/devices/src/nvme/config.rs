@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::backing::FilePart;
 use super::buffer;
 use super::limits::{Delays, Limits};
+use crate::memory::SpanError;
 
 /// Logical block sizes that a namespace may have, in bytes.
 pub const BLOCK_SIZES: [u32; 2] = [512, 4096];
@@ -39,6 +40,10 @@ pub struct NvmeConfig {
     pub model: String,
     /// Bytes of the controller memory buffer: a power of two, or 0 for none.
     pub buffer: u64,
+    /// Bytes of the persistent memory region: a power of two, or 0 for none.
+    pub persistent: u64,
+    /// The file of the region; `None` where another node has it.
+    pub persistent_file: Option<PathBuf>,
     /// What its user may do in a second.
     pub limits: Limits,
     /// Counts what had to wait for that.
@@ -55,6 +60,8 @@ impl NvmeConfig {
             serial: serial.to_owned(),
             model: "rackbus NVMe drive".to_owned(),
             buffer: 0,
+            persistent: 0,
+            persistent_file: None,
             limits: Limits::default(),
             delays: Delays::default(),
         }
@@ -92,6 +99,14 @@ impl NvmeConfig {
             return wrong(format!(
                 "buffer is {}; a controller memory buffer has a power of two from 64 KiB to 64 GiB",
                 self.buffer
+            ));
+        }
+        if self.persistent > 0
+            && !(self.persistent.is_power_of_two() && buffer::SIZES.contains(&self.persistent))
+        {
+            return wrong(format!(
+                "persistent is {}; a persistent memory region has a power of two from 64 KiB to 64 GiB",
+                self.persistent
             ));
         }
         if self.size == 0 && !matches!(self.backing, BackingConfig::File(_)) {
@@ -137,6 +152,9 @@ pub enum NvmeError {
     /// Memory for the drive could not be had.
     #[error("NVMe drive: {0}")]
     Memory(#[from] rackbus_memory::RegionError),
+    /// The persistent memory region's file cannot be used.
+    #[error("NVMe drive: persistent memory region: {0}")]
+    Region(#[from] SpanError),
     /// The system gave no io_uring.
     #[error("NVMe drive: io_uring: {0}; the kernel must allow it (kernel.io_uring_disabled = 0)")]
     Uring(std::io::Error),
@@ -163,6 +181,7 @@ mod tests {
             ),
             (NvmeConfig { size: 1 << 63, ..good.clone() }, "at most"),
             (NvmeConfig { buffer: 96 << 10, ..good.clone() }, "a power of two"),
+            (NvmeConfig { persistent: 4096, ..good.clone() }, "from 64 KiB"),
             (NvmeConfig { serial: "x".repeat(21), ..good.clone() }, "1 to 20"),
             (NvmeConfig { model: "ü".to_owned(), ..good }, "printable ASCII"),
         ];

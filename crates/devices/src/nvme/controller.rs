@@ -8,8 +8,6 @@
 mod function;
 mod signals;
 
-use std::os::fd::OwnedFd;
-
 use rackbus_memory::ExchangeFiles;
 use rackbus_pci::{Bar, Bus, FunctionInfo};
 use rackbus_spec::nvme::features as fid;
@@ -26,6 +24,7 @@ use super::jobs::{Finish, Owner, Steps};
 use super::limits::Meter;
 use super::medium::{Description, Port};
 use super::operations::Counts;
+use super::persistent::PersistentRegion;
 use super::polled::{Polled, Side};
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::DOORBELL_STRIDE;
@@ -37,6 +36,9 @@ const BAR_SIZE: u64 = 16 << 10;
 /// How long a queue with commands may be out of reach: a hypervisor may take mappings away and
 /// put them back, a driver that gave a wrong address will not.
 const UNREACHABLE_NS: u64 = 100_000_000;
+
+/// What its health says when the region fails.
+const REGION_TROUBLE: &str = "its persistent memory region may have lost what was stored";
 
 /// What became of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub struct Nvme {
     pub(super) transfer: Transfer,
     /// Its memory buffer, if it has one.
     pub(super) buffer: Option<MemoryBuffer>,
+    /// Its persistent memory region, if it has one.
+    pub(super) region: Option<PersistentRegion>,
     pub(super) state: ControllerState,
     /// Reports of the backing; kept to allocate once.
     pub(super) finished: Vec<Finished>,
@@ -109,25 +113,31 @@ impl Nvme {
     /// # Errors
     /// As [`new`](Nvme::new).
     pub fn with_backing(config: &NvmeConfig, backing: Box<dyn Backing>) -> Result<Nvme, NvmeError> {
-        Nvme::with_buffer(config, backing, Vec::new())
+        let buffer = match config.buffer {
+            0 => None,
+            size => Some(MemoryBuffer::new(size)?),
+        };
+        let region = match (&config.persistent_file, config.persistent) {
+            (_, 0) => None,
+            (Some(path), size) => Some(PersistentRegion::open(path, size)?),
+            (None, _) => return Err(NvmeError::Config("its region has no file".to_owned())),
+        };
+        Nvme::with_memory(config, backing, buffer, region)
     }
 
-    /// As [`with_backing`](Nvme::with_backing), with the controller memory buffer that an earlier life had, in the only
-    /// one of `files`.
-    pub(super) fn with_buffer(
+    /// As [`with_backing`](Nvme::with_backing), with this memory of its own.
+    pub(super) fn with_memory(
         config: &NvmeConfig,
         backing: Box<dyn Backing>,
-        files: Vec<OwnedFd>,
+        buffer: Option<MemoryBuffer>,
+        region: Option<PersistentRegion>,
     ) -> Result<Nvme, NvmeError> {
         config.check()?;
-        let buffer = match (config.buffer, files.into_iter().next()) {
-            (0, _) => None,
-            (size, None) => Some(MemoryBuffer::new(size)?),
-            (size, Some(file)) => Some(MemoryBuffer::again(file, size)?),
-        };
         let identity = Identity::new(config, backing.capacity(), backing.volatile_cache());
         let bar =
             Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
+        let memory = buffer.as_ref().map(MemoryBuffer::bar);
+        let memory = memory.into_iter().chain(region.as_ref().map(PersistentRegion::bar));
         let info = FunctionInfo {
             vendor_id: VENDOR_ID,
             device_id: DEVICE_ID,
@@ -135,7 +145,7 @@ impl Nvme {
             subsystem_id: DEVICE_ID,
             revision: 1,
             class: [(CLASS_CODE >> 16) as u8, (CLASS_CODE >> 8) as u8, CLASS_CODE as u8],
-            bars: [bar].into_iter().chain(buffer.as_ref().map(MemoryBuffer::bar)).collect(),
+            bars: [bar].into_iter().chain(memory).collect(),
             msix_vectors: VECTORS,
             msi_vectors: VECTORS,
             vendor: Vec::new(),
@@ -147,6 +157,7 @@ impl Nvme {
             backing,
             transfer: Transfer::new(MAX_TRANSFER)?,
             buffer,
+            region,
             state: ControllerState::new(0),
             finished: Vec::new(),
             arbiter: Box::new(RoundRobin::default()),
@@ -158,23 +169,47 @@ impl Nvme {
             polled: None,
             config: config.clone(),
         };
-        drive.place_buffer();
+        drive.place_memory();
         Ok(drive)
     }
 
-    /// The drive goes to somebody else, who finds an empty buffer.
-    fn renew_buffer(&mut self) {
+    /// The drive goes to somebody else, who finds an empty buffer, and the region as it was.
+    fn renew_memory(&mut self) {
         if let Some(Err(error)) = self.buffer.as_mut().map(MemoryBuffer::renew) {
             tracing::error!(%error, "the drive goes without its memory buffer, for which there is no memory");
         }
+        let Some(region) = &mut self.region else { return };
+        let had_failed = region.has_failed();
+        match region.renew() {
+            Err(error) => {
+                tracing::error!(%error, "the drive goes without its persistent memory region");
+                self.backing.health().fail(&format!("{REGION_TROUBLE}: {error}"));
+            }
+            Ok(()) if had_failed && !self.backing.has_failed() => self.backing.health().recover(),
+            Ok(()) => {}
+        }
     }
 
-    /// The registers are others, or were written: the buffer is where they say.
-    pub(super) fn place_buffer(&mut self) {
+    /// A driver asks whether what it has stored in the region is durable: it is, or PMRSTS says so.
+    fn make_region_durable(&mut self) {
+        let Some(region) = &mut self.region else { return };
+        if !region.has_failed() && !region.make_durable() {
+            self.backing.health().fail(REGION_TROUBLE);
+            self.check_health();
+        }
+        self.place_memory();
+    }
+
+    /// The registers are others, or were written: buffer and region are where they say.
+    pub(super) fn place_memory(&mut self) {
         let registers = &mut self.state.registers;
         registers.buffer = self.buffer.as_ref().map_or(0, MemoryBuffer::size);
-        let control = registers.buffer_control();
-        self.transfer.set_window(self.buffer.as_ref().and_then(|buffer| buffer.window(control)));
+        registers.region = self.region.as_ref().map(PersistentRegion::shown);
+        let (buffer, region) = (registers.buffer_control(), registers.region_control());
+        self.transfer.set_windows([
+            self.buffer.as_ref().and_then(|memory| memory.window(buffer)),
+            self.region.as_ref().and_then(|memory| memory.window(region)),
+        ]);
     }
 
     /// Bytes that offsets and lengths on the medium are multiples of.
@@ -197,6 +232,7 @@ impl Nvme {
             model: self.config.model.clone(),
             volatile_cache: self.backing.volatile_cache(),
             buffer: self.config.buffer,
+            persistent: self.config.persistent,
         }
     }
 

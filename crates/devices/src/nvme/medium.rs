@@ -18,9 +18,11 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::backing::MediaError;
+use super::buffer::MemoryBuffer;
 use super::config::{BackingConfig, NvmeConfig, NvmeError};
 use super::controller::Nvme;
 use super::identify::MAX_TRANSFER;
+use super::persistent::PersistentRegion;
 use crate::class::FrontError;
 use crate::lost::Lost;
 
@@ -52,10 +54,13 @@ pub struct Description {
     /// Bytes of the controller memory buffer, which is where the front is; 0 for none.
     #[serde(default, skip_serializing_if = "is_none")]
     pub buffer: u64,
+    /// Bytes of the persistent memory region, whose file is the lender's; 0 for none.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub persistent: u64,
 }
 
-fn is_none(buffer: &u64) -> bool {
-    *buffer == 0
+fn is_none(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl Description {
@@ -66,6 +71,7 @@ impl Description {
             backing: BackingConfig::Null,
             model: self.model.clone(),
             buffer: self.buffer,
+            persistent: self.persistent,
             ..NvmeConfig::memory(self.size, &self.serial)
         }
     }
@@ -75,9 +81,10 @@ impl Description {
 ///
 /// # Errors
 /// [`FrontError`].
-pub fn front(description: &str, files: ExchangeFiles, lost: Lost) -> Result<Nvme, FrontError> {
+pub fn front(description: &str, mut files: Vec<OwnedFd>, lost: Lost) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    front_with(Remote::new(description, files, lost)?)
+    let region = files.split_off(files.len().min(EXCHANGE));
+    front_with(Remote::new(description, exchange(files)?, lost)?, region)
 }
 
 /// The same where `carried` carries the operations.
@@ -86,7 +93,7 @@ pub fn front(description: &str, files: ExchangeFiles, lost: Lost) -> Result<Nvme
 /// [`FrontError`].
 pub fn front_carried(description: &str, carried: Carried, lost: Lost) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    front_with(Remote::carried(description, carried, lost)?)
+    front_with(Remote::carried(description, carried, lost)?, Vec::new())
 }
 
 /// The same where an earlier life of the controller is gone on with.
@@ -99,21 +106,46 @@ pub fn front_again(
     lost: Lost,
 ) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    let buffer = files.split_off(files.len().min(EXCHANGE));
+    let mut memory = files.split_off(files.len().min(EXCHANGE));
+    let remote = Remote::again(description, exchange(files)?, lost)?;
+    let config = remote.description().config();
+    let region = memory.split_off(usize::from(config.buffer > 0).min(memory.len()));
+    let buffer = memory.pop().map(|file| MemoryBuffer::again(file, config.buffer));
+    let buffer = buffer.transpose().map_err(|error| unfit(error.into()))?;
+    around(&config, remote, buffer, region)
+}
+
+fn front_with(remote: Remote, region: Vec<OwnedFd>) -> Result<Nvme, FrontError> {
+    let config = remote.description().config();
+    let buffer = (config.buffer > 0).then(|| MemoryBuffer::new(config.buffer));
+    let buffer = buffer.transpose().map_err(|error| unfit(error.into()))?;
+    around(&config, remote, buffer, region)
+}
+
+/// The controller at the borrower; `region` is the file of the persistent memory region, which is the lender's.
+fn around(
+    config: &NvmeConfig,
+    remote: Remote,
+    buffer: Option<MemoryBuffer>,
+    region: Vec<OwnedFd>,
+) -> Result<Nvme, FrontError> {
+    let (count, expected) = (region.len(), usize::from(config.persistent > 0));
+    if count != expected {
+        return Err(FrontError::Files(EXCHANGE + count, EXCHANGE + expected));
+    }
+    let file = region.into_iter().next();
+    let region = file.map(|file| PersistentRegion::elsewhere(file, config.persistent));
+    let region = region.transpose().map_err(unfit)?;
+    Nvme::with_memory(config, Box::new(remote), buffer, region).map_err(unfit)
+}
+
+fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {
     let count = files.len();
-    let files = ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, EXCHANGE))?;
-    let remote = Remote::again(description, files, lost)?;
-    let config = remote.description().config();
-    device(Nvme::with_buffer(&config, Box::new(remote), buffer))
+    ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, EXCHANGE))
 }
 
-fn front_with(remote: Remote) -> Result<Nvme, FrontError> {
-    let config = remote.description().config();
-    device(Nvme::with_backing(&config, Box::new(remote)))
-}
-
-fn device(front: Result<Nvme, NvmeError>) -> Result<Nvme, FrontError> {
-    front.map_err(|error| FrontError::Device(std::io::Error::other(error)))
+fn unfit(error: NvmeError) -> FrontError {
+    FrontError::Device(std::io::Error::other(error))
 }
 
 /// What an [`Ask`] asks for.

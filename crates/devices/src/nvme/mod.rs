@@ -6,7 +6,7 @@
 //! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
 //! * `identify`, `features`, `logs`, `events`: what the host may ask, set and hear.
 //! * `arbitration`: which queue has its turn. [`limits`]: what may be done in a second. `interrupts`: when to interrupt the host.
-//! * `buffer`: the controller's own memory, behind a BAR.
+//! * `buffer`, `persistent`: the controller's own memory, behind BARs; the second outlives it.
 //! * `saved`: all of that as a value, to continue with in another process.
 //! * [`backing`]: where the data lives. `parts`: who has which part of a drive with several functions.
 
@@ -28,6 +28,7 @@ mod logs;
 pub mod medium;
 mod operations;
 mod parts;
+mod persistent;
 mod polled;
 mod queue;
 mod registers;

@@ -5,11 +5,11 @@
 //! gets the [`RegisterEffect`].
 
 use rackbus_spec::nvme::VERSION_1_4;
-use rackbus_spec::nvme::registers::{self as offset, Aqa, Cap, Cc, Cmbmsc, Csts};
+use rackbus_spec::nvme::registers::{self as offset, Aqa, Cap, Cc, Cmbmsc, Csts, Pmrmsc};
 use serde::{Deserialize, Serialize};
 
-use super::buffer;
 use super::saved::bits;
+use super::{buffer, persistent};
 
 /// Most entries a queue may have.
 pub const MAX_QUEUE_ENTRIES: u16 = 4096;
@@ -31,6 +31,8 @@ pub enum RegisterEffect {
     InterruptMask(u32),
     /// CMBMSC was written: the controller memory buffer was turned on, moved or turned off.
     Buffer,
+    /// PMRCTL or PMRMSC was written: the persistent memory region was turned on, moved or turned off.
+    Persistent,
 }
 
 #[derive(Clone, Copy)]
@@ -52,9 +54,14 @@ enum Dword {
     BufferControlLow,
     BufferControlHigh,
     BufferStatus,
+    RegionCapabilities,
+    RegionControl,
+    RegionStatus,
+    RegionBaseLow,
+    RegionBaseHigh,
 }
 
-const TABLE: [(u64, Dword); 17] = [
+const TABLE: [(u64, Dword); 22] = [
     (offset::CAP, Dword::CapLow),
     (offset::CAP + 4, Dword::CapHigh),
     (offset::VS, Dword::Version),
@@ -72,6 +79,11 @@ const TABLE: [(u64, Dword); 17] = [
     (offset::CMBMSC, Dword::BufferControlLow),
     (offset::CMBMSC + 4, Dword::BufferControlHigh),
     (offset::CMBSTS, Dword::BufferStatus),
+    (offset::PMRCAP, Dword::RegionCapabilities),
+    (offset::PMRCTL, Dword::RegionControl),
+    (offset::PMRSTS, Dword::RegionStatus),
+    (offset::PMRMSC, Dword::RegionBaseLow),
+    (offset::PMRMSC + 4, Dword::RegionBaseHigh),
 ];
 
 fn find(offset: u64) -> Option<Dword> {
@@ -103,10 +115,19 @@ pub struct Registers {
     /// Bytes of the controller memory buffer, which belongs to the drive and not to its state; 0 without one.
     #[serde(skip)]
     pub buffer: u64,
+    /// PMRCTL.EN: the driver uses the persistent memory region.
+    #[serde(default)]
+    pub pmr_enabled: bool,
+    /// Persistent Memory Region Memory Space Control, as its number.
+    #[serde(default)]
+    pub pmrmsc: u64,
+    /// The persistent memory region, which belongs to the drive and not to its state.
+    #[serde(skip)]
+    pub region: Option<persistent::Shown>,
 }
 
-/// The capabilities (section 3.1.1), with a controller memory buffer or without.
-pub fn capabilities(buffer: bool) -> Cap {
+/// The capabilities (section 3.1.1), with a controller memory buffer or without, and the same of a persistent memory region.
+pub fn capabilities(buffer: bool, region: bool) -> Cap {
     Cap::new()
         .with_mqes(MAX_QUEUE_ENTRIES - 1)
         .with_cqr(true)
@@ -115,6 +136,7 @@ pub fn capabilities(buffer: bool) -> Cap {
         .with_css(1)
         .with_mpsmax(MAX_PAGE_SHIFT)
         .with_cmbs(buffer)
+        .with_pmrs(region)
 }
 
 fn set_low(value: &mut u64, low: u32) {
@@ -128,6 +150,8 @@ fn set_high(value: &mut u64, high: u32) {
 /// Base addresses of the admin queues are page aligned; the lower bits are reserved
 /// (sections 3.1.9 and 3.1.10).
 const BASE_RESERVED: u32 = 0xfff;
+/// Of the lower half of PMRMSC: all below the base but CMSE (section 3.1.23).
+const REGION_RESERVED: u32 = 0xffd;
 /// Of the lower half of CMBMSC: all between CMSE and the base (section 3.1.16).
 const BUFFER_RESERVED: u32 = 0xffc;
 
@@ -164,7 +188,7 @@ impl Registers {
     }
 
     fn dword(&self, dword: Dword) -> u32 {
-        let cap = u64::from(capabilities(self.buffer > 0));
+        let cap = u64::from(capabilities(self.buffer > 0, self.region.is_some()));
         let control = self.buffer_control();
         match dword {
             Dword::CapLow => cap as u32,
@@ -185,12 +209,25 @@ impl Registers {
             Dword::BufferControlLow => self.cmbmsc as u32,
             Dword::BufferControlHigh => (self.cmbmsc >> 32) as u32,
             Dword::BufferStatus => buffer::is_base_invalid(control, self.buffer).into(),
+            Dword::RegionCapabilities if self.region.is_some() => persistent::capabilities().into(),
+            Dword::RegionControl => self.pmr_enabled.into(),
+            Dword::RegionStatus => {
+                self.region.map_or(0, |region| self.region_control().status(region).into())
+            }
+            Dword::RegionCapabilities => 0,
+            Dword::RegionBaseLow => self.pmrmsc as u32,
+            Dword::RegionBaseHigh => (self.pmrmsc >> 32) as u32,
         }
     }
 
     /// What the driver says of the controller memory buffer.
     pub fn buffer_control(&self) -> Cmbmsc {
         Cmbmsc::from(self.cmbmsc)
+    }
+
+    /// What the driver says of the persistent memory region.
+    pub fn region_control(&self) -> persistent::Control {
+        persistent::Control { enabled: self.pmr_enabled, space: Pmrmsc::from(self.pmrmsc) }
     }
 
     fn set_dword(&mut self, dword: Dword, value: u32) -> RegisterEffect {
@@ -204,6 +241,18 @@ impl Registers {
             Dword::BufferControlHigh if self.buffer > 0 => {
                 set_high(&mut self.cmbmsc, value);
                 return RegisterEffect::Buffer;
+            }
+            Dword::RegionControl if self.region.is_some() => {
+                self.pmr_enabled = value & 1 != 0;
+                return RegisterEffect::Persistent;
+            }
+            Dword::RegionBaseLow if self.region.is_some() => {
+                set_low(&mut self.pmrmsc, value & !REGION_RESERVED);
+                return RegisterEffect::Persistent;
+            }
+            Dword::RegionBaseHigh if self.region.is_some() => {
+                set_high(&mut self.pmrmsc, value);
+                return RegisterEffect::Persistent;
             }
             Dword::CapLow | Dword::CapHigh | Dword::Version | Dword::Status => {}
             Dword::MaskSet => {
@@ -286,7 +335,7 @@ mod tests {
         assert_eq!(registers.acq, 7 << 32);
         let mut cap = [0; 8];
         registers.read(offset::CAP, &mut cap);
-        assert_eq!(u64::from_le_bytes(cap), u64::from(capabilities(false)));
+        assert_eq!(u64::from_le_bytes(cap), u64::from(capabilities(false, false)));
         let mut seen = Vec::new();
         let both = [0xf0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
         registers.write(offset::INTMC, &both, |_, change| seen.push(change));
@@ -306,7 +355,7 @@ mod tests {
         registers.write(offset::CAP, &[0; 8], |_, _| panic!("read only"));
         assert_eq!(
             read4(&registers, offset::CAP + 4),
-            (u64::from(capabilities(false)) >> 32) as u32
+            (u64::from(capabilities(false, false)) >> 32) as u32
         );
     }
 

@@ -58,6 +58,7 @@ use serde::{Deserialize, Serialize};
 use zerocopy::transmute;
 
 use super::backing::{self, Request};
+use super::buffer::MemoryBuffer;
 use super::config::{NvmeConfig, NvmeError};
 use super::controller::{Nvme, Outcome};
 use super::events::Events;
@@ -65,6 +66,7 @@ use super::features::Features;
 use super::jobs::{Again, COMPARISON_WEIGHT, Finish, JobState, JobStep, Owner, WEIGHT_LIMIT};
 use super::logs::LogState;
 use super::medium::{CLASS, Description, Port, PortState};
+use super::persistent::PersistentRegion;
 use super::queue::{CompletionQueue, CompletionState, SubmissionState};
 use super::registers::Registers;
 use super::state::{ControllerState, HeldCompletion};
@@ -74,6 +76,9 @@ use rackbus_pci::Function;
 
 /// The version of [`DriveState`]. Since version 2 it has what goes on between a front and its medium.
 pub const VERSION: u32 = 2;
+
+/// Descriptors of a persistent memory region: of its file, and of what keeps that for one process.
+const REGION_FILES: usize = 2;
 
 /// A submission queue entry, or an entry of the error log, as numbers.
 pub type Words = [u32; 16];
@@ -114,6 +119,9 @@ pub struct DriveState {
     drive: Description,
     /// Its medium failed to make data durable.
     failed: bool,
+    /// Its persistent memory region did.
+    #[serde(default)]
+    region_failed: bool,
     registers: Registers,
     features: Features,
     logs: LogState,
@@ -249,9 +257,22 @@ impl Nvme {
         config.check()?;
         let mut own = medium;
         let mut buffer = own.split_off(backing::descriptor_count(config).min(own.len()));
-        let exchange = buffer.split_off(usize::from(config.buffer > 0).min(buffer.len()));
+        let mut region = buffer.split_off(usize::from(config.buffer > 0).min(buffer.len()));
+        let files = if config.persistent > 0 { REGION_FILES } else { 0 };
+        let exchange = region.split_off(files.min(region.len()));
         let backing = backing::open_again(config, own)?;
-        let mut drive = Nvme::with_buffer(config, backing, buffer)?;
+        let buffer = match (config.buffer, buffer.pop()) {
+            (0, _) => None,
+            (size, None) => Some(MemoryBuffer::new(size)?),
+            (size, Some(file)) => Some(MemoryBuffer::again(file, size)?),
+        };
+        let region = match &config.persistent_file {
+            Some(path) if config.persistent > 0 => {
+                Some(PersistentRegion::again(path, config.persistent, region)?)
+            }
+            _ => None,
+        };
+        let mut drive = Nvme::with_memory(config, backing, buffer, region)?;
         drive.exchange = ExchangeFiles::try_from(exchange).ok();
         Ok(drive)
     }
@@ -268,6 +289,9 @@ impl Nvme {
         let mut medium = self.backing.descriptors()?;
         if let Some(buffer) = &self.buffer {
             medium.push(buffer.descriptor()?);
+        }
+        if let Some(region) = &self.region {
+            medium.extend(region.files()?);
         }
         let port = match &mut self.port {
             Some(port) => Some(port.save(&mut *self.backing)?),
@@ -294,6 +318,7 @@ impl Nvme {
         let value = DriveState {
             drive: self.description(),
             failed,
+            region_failed: self.region.as_ref().is_some_and(PersistentRegion::has_failed),
             registers: state.registers.clone(),
             features: state.features.clone(),
             logs: state.logs.save(bus.now_ns),
@@ -332,9 +357,12 @@ impl Nvme {
         let failed = saved.failed;
         require(self.backing.expect(&saved.under_way_elsewhere), "what is under way elsewhere")?;
         let port = saved.port.clone();
+        if let (true, Some(region)) = (saved.region_failed, &mut self.region) {
+            region.inherit_failure();
+        }
         let (state, jobs) = saved.build(bus.dma, bus.now_ns)?;
         self.state = state;
-        self.place_buffer();
+        self.place_memory();
         match (failed, self.backing.has_failed()) {
             (true, _) => self.backing.inherit_failure(),
             // The host has not heard of it.

@@ -85,8 +85,9 @@ pub struct Transfer {
     bucket: SharedMemory,
     /// Whether anything went there since it was scrubbed.
     bucket_used: Cell<bool>,
-    /// Addresses of the controller memory buffer, which come before those of the host.
-    window: Option<Window>,
+    /// Addresses of the controller memory buffer, and of the persistent memory region; the first come before the second, and
+    /// both before those of the host.
+    windows: [Option<Window>; 2],
 }
 
 impl Transfer {
@@ -100,7 +101,7 @@ impl Transfer {
             direction: Direction::ToHost,
             bucket: SharedMemory::create("nvme-bit-bucket", max_bytes)?,
             bucket_used: Cell::new(false),
-            window: None,
+            windows: [None, None],
         })
     }
 
@@ -112,9 +113,9 @@ impl Transfer {
         }
     }
 
-    /// The controller memory buffer is at these addresses from now on, or at none.
-    pub fn set_window(&mut self, window: Option<Window>) {
-        self.window = window;
+    /// The controller memory buffer and the persistent memory region are at these addresses from now on, or at none.
+    pub fn set_windows(&mut self, windows: [Option<Window>; 2]) {
+        self.windows = windows;
     }
 
     /// Memory for `length` bytes that nobody wants; `None` beyond the longest transfer.
@@ -219,7 +220,7 @@ impl Transfer {
         Ok(pinned)
     }
 
-    /// Tells `visit` of a run's pieces: all of it, where no controller memory buffer has a part of it.
+    /// Tells `visit` of a run's pieces: all of it, where no memory of the controller's has a part of it.
     #[inline]
     fn cut<'a>(
         &'a self,
@@ -227,9 +228,15 @@ impl Transfer {
         length: usize,
         mut visit: impl FnMut(Piece<'a>, usize) -> Result<(), Status>,
     ) -> Result<(), Status> {
-        match &self.window {
-            None => visit(Piece::Host(address), length),
-            Some(window) => window.cut(address, length, visit),
+        match &self.windows {
+            [None, None] => visit(Piece::Host(address), length),
+            [Some(window), None] | [None, Some(window)] => window.cut(address, length, visit),
+            [Some(first), Some(second)] => {
+                first.cut(address, length, |piece, length| match piece {
+                    Piece::Host(at) => second.cut(at, length, &mut visit),
+                    Piece::Buffer(..) => visit(piece, length),
+                })
+            }
         }
     }
 
@@ -320,11 +327,13 @@ impl Transfer {
         }
     }
 
-    /// Lists and segments are not in the controller memory buffer (`CMBSZ.LISTS`).
+    /// Lists and segments are neither in the controller memory buffer (`CMBSZ.LISTS`) nor in the persistent memory region.
     fn check_list(&self, address: u64) -> Result<(), Status> {
-        match self.window.as_ref().is_some_and(|window| window.contains(address)) {
-            true => Err(Status::INVALID_USE_OF_BUFFER.do_not_retry()),
-            false => Ok(()),
+        let has = |window: &Option<Window>| window.as_ref().is_some_and(|it| it.contains(address));
+        match &self.windows {
+            [buffer, _] if has(buffer) => Err(Status::INVALID_USE_OF_BUFFER.do_not_retry()),
+            [_, region] if has(region) => Err(Status::DATA_TRANSFER_ERROR.do_not_retry()),
+            _ => Ok(()),
         }
     }
 

@@ -1,9 +1,11 @@
 //! What a drive does together with other functions: transfers with data that is not in the driver's memory, but in
-//! a BAR of theirs or in its own memory buffer, and what they need to wait for it.
+//! a BAR of theirs or in its own memory buffer or persistent memory region, and what they need to wait for it.
 
 use rackbus_memory::SharedMemory;
 use rackbus_spec::nvme::IoOpcode;
-use rackbus_spec::nvme::registers::{self as reg, Cap, Cmbloc, Cmbmsc, Cmbsz};
+use rackbus_spec::nvme::registers::{
+    self as reg, BARRIER_STATUS, Cap, Cmbloc, Cmbmsc, Cmbsz, Pmrcap, Pmrmsc, Pmrsts,
+};
 
 use super::admin::read4;
 use super::{Drive, name};
@@ -48,6 +50,70 @@ impl Drive {
         match read4(device, reg::CMBSTS)? {
             0 => Ok(size),
             _ => Err(DriveError::Unsupported("its memory buffer cannot be at that address")),
+        }
+    }
+
+    /// Turns the drive's persistent memory region on (NVM Express base 1.4, section 4.8): what is behind its BAR, whose
+    /// number is returned.
+    ///
+    /// # Errors
+    /// [`DriveError::Unsupported`] when it has none, or none that a read of PMRSTS makes durable.
+    pub fn enable_region(&mut self) -> Result<u8, DriveError> {
+        let device = &mut *self.device;
+        let mut cap = [0; 8];
+        device.read(reg::CAP, &mut cap)?;
+        let said = match Cap::from(u64::from_le_bytes(cap)).pmrs() {
+            true => Pmrcap::from(read4(device, reg::PMRCAP)?),
+            false => {
+                return Err(DriveError::Unsupported("it has no persistent memory region"));
+            }
+        };
+        if said.pmrwbm() & BARRIER_STATUS == 0 {
+            return Err(DriveError::Unsupported("its region is made durable by other means"));
+        }
+        device.write(reg::PMRCTL, &1u32.to_le_bytes())?;
+        match Pmrsts::from(read4(device, reg::PMRSTS)?).nrdy() {
+            false => Ok(said.bir()),
+            true => Err(DriveError::Unsupported("its region does not become ready at once")),
+        }
+    }
+
+    /// Places the region that was [turned on](Drive::enable_region) at `address`, a multiple of its size: for commands of this
+    /// drive and, by its BAR, for other functions of the same user.
+    ///
+    /// # Errors
+    /// [`DriveError::Unsupported`] when it has none, or cannot be there.
+    pub fn place_region(&mut self, address: u64) -> Result<(), DriveError> {
+        let bar = self.enable_region()?;
+        let device = &mut *self.device;
+        device.write_config(bar_register(bar), &address.to_le_bytes())?;
+        self.address_region(address)
+    }
+
+    /// As [`place_region`](Drive::place_region), where the BAR is there already.
+    ///
+    /// # Errors
+    /// As [`place_region`](Drive::place_region).
+    pub fn address_region(&mut self, address: u64) -> Result<(), DriveError> {
+        let device = &mut *self.device;
+        let control = u64::from(Pmrmsc::new().with_cmse(true).with_cba(address >> 12));
+        device.write(reg::PMRMSC, &(control as u32).to_le_bytes())?;
+        device.write(reg::PMRMSC + 4, &((control >> 32) as u32).to_le_bytes())?;
+        match Pmrsts::from(read4(device, reg::PMRSTS)?).cbai() {
+            false => Ok(()),
+            true => Err(DriveError::Unsupported("its region cannot be at that address")),
+        }
+    }
+
+    /// Returns when all that was stored in the region before, by whomever, survives a loss of power.
+    ///
+    /// # Errors
+    /// [`DriveError::NotDurable`] when it may not; that stays so until the drive is given back.
+    pub fn make_region_durable(&mut self) -> Result<(), DriveError> {
+        let status = Pmrsts::from(read4(&mut *self.device, reg::PMRSTS)?);
+        match status.err() == 0 && !status.nrdy() {
+            true => Ok(()),
+            false => Err(DriveError::NotDurable),
         }
     }
 

@@ -5,6 +5,8 @@
 //! Usage: `peer DRIVE TARGET BAR COMMAND`, functions by their PCI addresses. COMMAND is
 //!   move      the drive reads what it has into the BAR, and writes back what this program stored there
 //!   refused   the drive cannot read into the BAR; ends with 0 when it says so
+//!   store     with DRIVE as TARGET, whose persistent memory region BAR is: stores into it, and makes that durable
+//!   check     the same bytes are there
 //!
 //! No kernel driver may be bound to the drive.
 
@@ -26,9 +28,11 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {
         [drive, target, bar, "move"] => open(drive, target, bar).and_then(|it| it.move_both_ways()),
+        [drive, target, bar, "store"] => open(drive, target, bar).and_then(Peers::store),
+        [drive, target, bar, "check"] => open(drive, target, bar).and_then(Peers::check),
         [drive, target, bar, "refused"] => open(drive, target, bar).and_then(|it| it.cannot()),
         _ => {
-            eprintln!("usage: peer DRIVE TARGET BAR move|refused");
+            eprintln!("usage: peer DRIVE TARGET BAR move|refused|store|check");
             return ExitCode::from(2);
         }
     };
@@ -65,6 +69,16 @@ fn open(drive: &str, target: &str, bar: &str) -> Result<Peers> {
     Ok(Peers { drive: Drive::with_device(device, options)?, address: first + PAGE, bar })
 }
 
+/// What is at an offset of a persistent memory region.
+fn word(at: u64) -> u32 {
+    (at as u32).wrapping_mul(2_246_822_519) | 1
+}
+
+/// What is from the region's second page on.
+fn words() -> impl Iterator<Item = u32> {
+    (PAGE..PAGE + LENGTH as u64).step_by(4).map(word)
+}
+
 impl Peers {
     fn move_both_ways(mut self) -> Result<String> {
         let memory = MappedRegisters::map(self.bar.as_fd(), PAGE + LENGTH as u64)?;
@@ -85,6 +99,31 @@ impl Peers {
         let expected: Vec<u8> = words().map(stored).flat_map(u32::to_le_bytes).collect();
         ensure!(back == expected, "other bytes came from the BAR");
         Ok(format!("{LENGTH} bytes at {:#x} each way", self.address))
+    }
+
+    /// One page by the program's own stores, the others by the drive.
+    fn store(mut self) -> Result<String> {
+        let memory = MappedRegisters::map(self.bar.as_fd(), PAGE + LENGTH as u64)?;
+        self.drive.enable_region()?;
+        self.drive.address_region(self.address - PAGE)?;
+        for at in (0..PAGE).step_by(4) {
+            memory.write(at, word(at));
+        }
+        let rest: Vec<u8> = words().flat_map(u32::to_le_bytes).collect();
+        self.drive.write(0, &rest, false)?;
+        self.drive.read_to(0, LENGTH, self.address)?;
+        self.drive.make_region_durable()?;
+        Ok(format!("{} bytes are durable", PAGE + LENGTH as u64))
+    }
+
+    fn check(mut self) -> Result<String> {
+        let memory = MappedRegisters::map(self.bar.as_fd(), PAGE + LENGTH as u64)?;
+        self.drive.enable_region()?;
+        for at in (0..PAGE + LENGTH as u64).step_by(4) {
+            let found = memory.read(at);
+            ensure!(found == Some(word(at)), "{found:?} is at {at:#x}, not {:#x}", word(at));
+        }
+        Ok(format!("{} bytes are there", PAGE + LENGTH as u64))
     }
 
     fn cannot(mut self) -> Result<String> {

@@ -11,18 +11,32 @@ use crate::window;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
+/// File systems on disks of this machine: what a page waits for is the disk, not somebody's process or another
+/// machine. ext2 to ext4, XFS, Btrfs and F2FS.
+const DISK_MAGICS: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+
+/// What a file has to be to be mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admitted {
+    /// Memory.
+    Memory,
+    /// Memory, or a regular file on a disk of this machine.
+    Stored,
+}
+
 /// Bytes of a page of any file but one on hugetlbfs.
 pub(super) const PAGE: u64 = 4096;
 
 /// Bytes of a huge page. Where a processor has larger ones, asking for them early does no harm.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Checks that a range of a file is there, and memory; the size of its pages, of which it is mapped
+/// Checks that a range of a file is there, and what is `admitted`; the size of its pages, of which it is mapped
 /// in whole ones.
 pub(super) fn check_memory(
     fd: BorrowedFd<'_>,
     offset: u64,
     length: u64,
+    admitted: Admitted,
 ) -> Result<u64, RegionError> {
     let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
     let kind = match window::is_admitted(stat.st_dev) {
@@ -30,8 +44,14 @@ pub(super) fn check_memory(
         true => TMPFS_MAGIC,
         false => kind_of(fd)?,
     };
-    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind) {
-        return Err(RegionError::NotMemory);
+    let is_memory = [TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind);
+    let is_file = || rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+    match admitted {
+        Admitted::Memory if !is_memory => return Err(RegionError::NotMemory),
+        Admitted::Stored if !is_memory && !(DISK_MAGICS.contains(&kind) && is_file()) => {
+            return Err(RegionError::NotStored);
+        }
+        Admitted::Memory | Admitted::Stored => {}
     }
     let file_size = u64::try_from(stat.st_size).unwrap_or(0);
     match offset.checked_add(length) {

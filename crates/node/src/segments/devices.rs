@@ -33,6 +33,9 @@ pub trait ProgramDevices: Send + Sync {
 
     /// Returns leases whose user is gone, for as long as it takes and without being waited for.
     fn abandon(&self, leases: Vec<u64>);
+
+    /// How many leases are being returned: they would be forgotten with this process.
+    fn pending(&self) -> usize;
 }
 
 /// What a session has borrowed. When it is dropped, all of it is returned.
@@ -124,6 +127,10 @@ mod tests {
 
         fn abandon(&self, leases: Vec<u64>) {
             self.0.lock().unwrap().1.extend(leases);
+        }
+
+        fn pending(&self) -> usize {
+            0
         }
     }
 

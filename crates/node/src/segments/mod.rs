@@ -200,6 +200,10 @@ impl Segments {
         if used.is_empty() && !state.sessions.is_empty() {
             used.push(format!("sessions: {}", state.sessions.len()));
         }
+        let pending = self.devices.get().map_or(0, |devices| devices.pending());
+        if pending > 0 {
+            used.push(format!("devices on their way back: {pending}"));
+        }
         (!used.is_empty()).then(|| used.join(", "))
     }
 

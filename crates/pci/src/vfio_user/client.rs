@@ -355,7 +355,8 @@ impl Client {
             return Err(bad(command::DEVICE_GET_REGION_INFO, "that part cannot be mapped"));
         };
         let from = at.saturating_add(offset);
-        Ok(Mapping::map(file.as_fd(), from, length, Access::READ | Access::WRITE)?)
+        // A BAR may be a file: that of a persistent memory region.
+        Ok(Mapping::map_stored(file.as_fd(), from, length, Access::READ | Access::WRITE)?)
     }
 
     /// The registers of BAR `bar` as memory, and their length in bytes; for a function whose class has them so, see

@@ -53,7 +53,9 @@ impl From<WiringError> for DeviceError {
 impl From<NotPolled> for DeviceError {
     fn from(error: NotPolled) -> Self {
         let errno = match &error {
-            NotPolled::Class | NotPolled::Bar(_) | NotPolled::Elsewhere => Errno::NOTSUP,
+            NotPolled::Class | NotPolled::Barrier | NotPolled::Bar(_) | NotPolled::Elsewhere => {
+                Errno::NOTSUP
+            }
             NotPolled::Memory(_) => Errno::NOMEM,
             NotPolled::Descriptor(_) => Errno::MFILE,
         };

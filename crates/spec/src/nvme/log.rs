@@ -102,6 +102,8 @@ const _: () = assert!(size_of::<SmartHealth>() == 512);
 pub const WARNING_TEMPERATURE: u8 = 1 << 1;
 /// Critical warning: errors of the medium or within the drive have degraded its reliability.
 pub const WARNING_RELIABILITY: u8 = 1 << 2;
+/// Critical Warning: the persistent memory region has become unreliable (section 5.14.1.2).
+pub const WARNING_REGION: u8 = 1 << 5;
 
 /// Firmware Slot Information (section 5.14.1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -30,6 +30,19 @@ pub const CMBSZ: u64 = 0x3c;
 pub const CMBMSC: u64 = 0x50;
 /// Offset of CMBSTS, Controller Memory Buffer Status (section 3.1.17).
 pub const CMBSTS: u64 = 0x58;
+/// Offset of PMRCAP, Persistent Memory Region Capabilities (section 3.1.18).
+pub const PMRCAP: u64 = 0xe00;
+/// Offset of PMRCTL, Persistent Memory Region Control (section 3.1.19).
+pub const PMRCTL: u64 = 0xe04;
+/// Offset of PMRSTS, Persistent Memory Region Status (section 3.1.20).
+pub const PMRSTS: u64 = 0xe08;
+/// Offset of PMREBS, Persistent Memory Region Elasticity Buffer Size (section 3.1.21).
+pub const PMREBS: u64 = 0xe0c;
+/// Offset of PMRSWTP, Persistent Memory Region Sustained Write Throughput (section 3.1.22).
+pub const PMRSWTP: u64 = 0xe10;
+/// Offset of PMRMSCL, Persistent Memory Region Memory Space Control, 8 bytes: its lower half, then PMRMSCU (section
+/// 3.1.23).
+pub const PMRMSC: u64 = 0xe14;
 /// Offset of the first doorbell, SQ0TDBL (section 3.1.24).
 pub const DOORBELLS: u64 = 0x1000;
 
@@ -228,6 +241,76 @@ pub struct Cmbmsc {
     pub cba: u64,
 }
 
+/// PMRCAP, Persistent Memory Region Capabilities (section 3.1.18).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Pmrcap {
+    #[bits(3)]
+    __: u8,
+    /// Data that the controller reads may lie in the region: NVMe writes.
+    pub rds: bool,
+    /// Data that the controller writes may lie in the region: NVMe reads.
+    pub wds: bool,
+    /// Base Indicator Register: the BAR that is the region.
+    #[bits(3)]
+    pub bir: u8,
+    /// Time units: 00b for 500 ms, 01b for minutes.
+    #[bits(2)]
+    pub pmrtu: u8,
+    /// Write Barrier Mechanisms: [`BARRIER_READ`], [`BARRIER_STATUS`].
+    #[bits(4)]
+    pub pmrwbm: u8,
+    #[bits(2)]
+    __: u8,
+    /// Timeout: how long PMRSTS.NRDY may take to follow PMRCTL.EN, in the time units.
+    pub pmrto: u8,
+    /// Controller Memory Space Supported: PMRMSC gives the region addresses for commands.
+    pub cmss: bool,
+    #[bits(7)]
+    __: u8,
+}
+
+/// PMRCAP.PMRWBM: a read of any byte of the region makes what was written before durable (section 3.1.18).
+pub const BARRIER_READ: u8 = 0b0001;
+/// PMRCAP.PMRWBM: a read of PMRSTS makes what was written before durable (section 3.1.18).
+pub const BARRIER_STATUS: u8 = 0b0010;
+
+/// PMRSTS, Persistent Memory Region Status (section 3.1.20).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Pmrsts {
+    /// Error: not 0 when writes may be incomplete or not durable.
+    pub err: u8,
+    /// Not Ready: the region cannot be used now.
+    pub nrdy: bool,
+    /// Health Status: [`REGION_SOUND`], [`REGION_UNRELIABLE`].
+    #[bits(3)]
+    pub hsts: u8,
+    /// Controller Base Address Invalid.
+    pub cbai: bool,
+    #[bits(19)]
+    __: u32,
+}
+
+/// PMRSTS.HSTS: the region works (section 3.1.20).
+pub const REGION_SOUND: u8 = 0b000;
+/// PMRSTS.HSTS: the region may be read and written, and may not keep what is written (section 3.1.20).
+pub const REGION_UNRELIABLE: u8 = 0b011;
+
+/// PMRMSC, Persistent Memory Region Memory Space Control: PMRMSCL and PMRMSCU (section 3.1.23).
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct Pmrmsc {
+    __: bool,
+    /// Controller Memory Space Enable: addresses from the base on are those of the region.
+    pub cmse: bool,
+    #[bits(10)]
+    __: u16,
+    /// Controller Base Address: bits 63 to 12 of it.
+    #[bits(52)]
+    pub cba: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,6 +330,14 @@ mod tests {
         assert_eq!(u32::from(cmbsz), 1 << 3 | 1 << 4 | 2 << 8 | 3 << 12);
         let cmbmsc = Cmbmsc::new().with_cre(true).with_cmse(true).with_cba(5);
         assert_eq!(u64::from(cmbmsc), 3 | 5 << 12);
+        let pmrcap = Pmrcap::new().with_wds(true).with_bir(4).with_pmrwbm(2).with_pmrto(1);
+        assert_eq!(
+            u32::from(pmrcap.with_cmss(true)),
+            1 << 4 | 4 << 5 | 2 << 10 | 1 << 16 | 1 << 24
+        );
+        let pmrsts = Pmrsts::new().with_nrdy(true).with_hsts(3).with_cbai(true);
+        assert_eq!(u32::from(pmrsts), 1 << 8 | 3 << 9 | 1 << 12);
+        assert_eq!(u64::from(Pmrmsc::new().with_cmse(true).with_cba(5)), 2 | 5 << 12);
     }
 
     #[test]

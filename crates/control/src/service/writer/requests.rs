@@ -16,6 +16,7 @@ use crate::answers::BorrowAnswer as Kept;
 use crate::api::ApiError;
 use crate::events::Draft;
 use crate::register::RegisterRefused;
+use crate::shares::ShareSpec;
 
 /// An answer, when what it says is stored.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
@@ -86,8 +87,8 @@ pub(in crate::service) enum CompositionChange {
 /// What becomes of a share.
 #[derive(Debug)]
 pub(in crate::service) enum ShareChange {
-    /// There is a new one.
-    Join(Box<ShareRequest>),
+    /// There is a new one, as it was asked for, under an idempotency key.
+    Join(Box<ShareRequest>, Box<ShareSpec>, Option<String>),
     /// It takes no more turns.
     Leave(LeaseId),
     /// It gives its turn back early.

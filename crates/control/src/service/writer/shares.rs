@@ -1,10 +1,12 @@
 //! Somebody takes turns on a function, or does so no more.
 
-use rackbus_lease::{LeaseId, ShareRefused};
+use rackbus_lease::{LeaseId, ShareRefused, ShareRequest};
 
 use super::requests::ShareChange;
-use super::{Writer, numbered};
+use super::{Step, Writer, numbered};
+use crate::answers::{Found, KeptAnswer, KeyedRequest};
 use crate::api::ApiError;
+use crate::shares::ShareSpec;
 
 impl Writer {
     /// Has a change of a share decided; the answer is its number.
@@ -12,21 +14,43 @@ impl Writer {
         &mut self,
         change: ShareChange,
     ) -> Result<Result<LeaseId, ShareRefused>, ApiError> {
-        if let ShareChange::Join(request) = &change {
-            let function = request.function.clone();
-            let waiting = self.shared.queue().length(&function);
-            if waiting > 0 {
-                return Ok(Err(ShareRefused::Waited { function, waiting }));
-            }
-        }
-        self.step(|authority, now| match change {
-            ShareChange::Join(request) => numbered(authority.share(now, *request)),
-            ShareChange::Leave(share) => {
+        match change {
+            ShareChange::Join(request, spec, key) => self.join(*request, spec, key),
+            ShareChange::Leave(share) => self.step(|authority, now| {
                 numbered(authority.leave(now, share).map(|outcome| (share, outcome)))
-            }
-            ShareChange::GiveBack(share) => {
+            }),
+            ShareChange::GiveBack(share) => self.step(|authority, now| {
                 numbered(authority.give_turn_back(now, share).map(|outcome| (share, outcome)))
+            }),
+        }
+    }
+
+    /// A new share, or the one that was made under this key.
+    fn join(
+        &mut self,
+        request: ShareRequest,
+        spec: Box<ShareSpec>,
+        key: Option<String>,
+    ) -> Result<Result<LeaseId, ShareRefused>, ApiError> {
+        let asked = KeyedRequest::Share { spec };
+        if let Found::Pending(share) | Found::Answered(share, _) =
+            self.find(key.as_deref(), &asked)?
+        {
+            return Ok(Ok(share));
+        }
+        let function = request.function.clone();
+        let waiting = self.shared.queue().length(&function);
+        if waiting > 0 {
+            return Ok(Err(ShareRefused::Waited { function, waiting }));
+        }
+        self.step(|authority, at_ms| match authority.share(at_ms, request) {
+            Ok((share, outcome)) => {
+                let keep =
+                    |key| KeptAnswer { key, request: asked, lease: share, at_ms, answer: None };
+                let answers = key.map(keep).into_iter().collect();
+                (Ok(share), Step { answers, ..outcome.into() })
             }
+            Err(refused) => (Err(refused), Step::default()),
         })
     }
 }

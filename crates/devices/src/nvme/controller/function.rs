@@ -11,10 +11,10 @@ use rackbus_pci::{
 use rackbus_spec::nvme::registers::DOORBELLS;
 
 use super::{BAR_SIZE, Nvme};
-use crate::nvme::buffer;
 use crate::nvme::medium::{CLASS, Port};
 use crate::nvme::registers::RegisterEffect;
 use crate::nvme::state::ControllerState;
+use crate::nvme::{buffer, persistent};
 
 impl Function for Nvme {
     fn info(&self) -> &FunctionInfo {
@@ -30,17 +30,25 @@ impl Function for Nvme {
     }
 
     fn bar_read(&mut self, _bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]) {
-        match (bar, &self.buffer) {
-            (0, _) if offset < DOORBELLS => self.state.registers.read(offset, data),
-            (buffer::BAR, Some(buffer)) => buffer.read(offset, data),
+        match (bar, &self.buffer, &self.region) {
+            (0, ..) if offset < DOORBELLS => {
+                if persistent::is_barrier(offset, data.len()) {
+                    self.make_region_durable();
+                }
+                self.state.registers.read(offset, data);
+            }
+            (buffer::BAR, Some(buffer), _) => buffer.read(offset, data),
+            (persistent::BAR, _, Some(region)) => region.read(offset, data),
             _ => {}
         }
     }
 
     fn bar_write(&mut self, bus: &Bus<'_>, bar: u8, offset: u64, data: &[u8]) {
         if bar != 0 {
-            if let (buffer::BAR, Some(buffer)) = (bar, &self.buffer) {
-                buffer.write(offset, data);
+            match (bar, &self.buffer, &self.region) {
+                (buffer::BAR, Some(buffer), _) => buffer.write(offset, data),
+                (persistent::BAR, _, Some(region)) => region.write(offset, data),
+                _ => {}
             }
             return;
         }
@@ -71,14 +79,14 @@ impl Function for Nvme {
             ResetKind::FunctionLevel => self.state.logs = old.logs,
             ResetKind::Scrub => {
                 self.transfer.scrub();
-                self.renew_buffer();
                 self.meter.renew(self.config.limits);
                 // One that fails again goes on failing: its next flush says so.
                 let _ = self.backing.reload();
+                self.renew_memory();
                 self.retire_registers();
             }
         }
-        self.place_buffer();
+        self.place_memory();
         if let Some(polled) = &mut self.polled {
             polled.show(&self.state.registers);
         }
@@ -151,19 +159,31 @@ impl Function for Nvme {
         if self.port.is_some() {
             return Err(MediumRefused::InUse);
         }
-        let description = serde_json::to_string(&self.description()).unwrap_or_default();
+        let mut described = self.description();
         let (port, files) = match carried {
             None => {
                 let (port, files) = Port::new(&*self.backing, self.block())?;
-                (port, files.into())
+                let mut files = Vec::from(files);
+                if let Some(region) = &self.region {
+                    files.push(region.descriptor().map_err(MediumRefused::Files)?);
+                }
+                (port, files)
             }
-            Some(carried) => (Port::carried(carried, &*self.backing, self.block())?, Vec::new()),
+            Some(carried) => {
+                // Whoever is on another machine cannot map it.
+                described.persistent = 0;
+                (Port::carried(carried, &*self.backing, self.block())?, Vec::new())
+            }
         };
+        let description = serde_json::to_string(&described).unwrap_or_default();
         self.port = Some(port);
         Ok(MediumOffer { class: CLASS, description, files })
     }
 
     fn poll_registers(&mut self, bus: &Bus<'_>, bar: u8) -> Result<(OwnedFd, u64), NotPolled> {
+        if self.region.is_some() {
+            return Err(NotPolled::Barrier);
+        }
         self.open_registers(bus, bar, BAR_SIZE)
     }
 
@@ -207,7 +227,7 @@ impl Nvme {
             match change {
                 RegisterEffect::Configuration(old) => self.configure(bus, old.en(), old.shn()),
                 RegisterEffect::InterruptMask(old) => self.mask_changed(bus, old),
-                RegisterEffect::Buffer => self.place_buffer(),
+                RegisterEffect::Buffer | RegisterEffect::Persistent => self.place_memory(),
                 RegisterEffect::None => {}
             }
         }

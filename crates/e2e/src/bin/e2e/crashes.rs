@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
 use rackbus_pci::vfio_user::Client;
 use rackbus_vm::Assets;
 use rackbus_vm::agent::RunningCommand;
@@ -144,6 +144,36 @@ pub fn durability(world: &mut World) -> Result<()> {
     }
     drop(drive);
     rack.give_back(lease)
+}
+
+/// What a program in a guest stored in a drive's persistent memory region, and had made durable, is there after the
+/// lender was killed, for whoever has the drive next.
+pub fn region(world: &mut World) -> Result<()> {
+    const DRIVE: &str = "alpha/nvme3";
+    let rack = &world.rack;
+    let disk = programs::qemu_arguments(&programs::disk(rack, &["peer"])?);
+    let more: Vec<&str> = ["--"].into_iter().chain(disk.iter().map(String::as_str)).collect();
+    let mut guest = Guest::start_with(rack, "region", "gamma", "trixie", &[DRIVE], &more)?;
+    guest.booted()?;
+    let unpack = programs::unpack("/dev/vdb");
+    guest.run(&format!("{unpack} && echo 1 >/proc/sys/vm/nr_hugepages"))?;
+    let program = |what: &str| {
+        format!(
+            "place=$(basename $(dirname $(grep -l 0x010802 /sys/bus/pci/devices/*/class))) && \
+             at=/sys/bus/pci/devices/$place && if [ -e $at/driver ]; then \
+             echo $place >$at/driver/unbind; fi && echo 1 >$at/enable && \
+             setpci -s $place COMMAND=6 && /tmp/programs/run peer $place $place 4 {what}"
+        )
+    };
+    guest.wait_drives(1)?;
+    println!("            {}", guest.run(&program("store"))?.trim());
+    rack.kill("alpha")?;
+    rack.revive("alpha")?;
+    offered(rack, DRIVE, Duration::from_secs(20))?;
+    guest.run("while grep -q 0x010802 /sys/bus/pci/devices/*/class; do sleep 0.1; done")?;
+    add(rack, &mut guest, "region", DRIVE)?;
+    println!("            {}", guest.run(&program("check"))?.trim());
+    guest.stop(rack)
 }
 
 /// The node of a borrowing host dies: its lease runs out, the function is revoked, reset and

@@ -18,6 +18,7 @@ mod physical;
 mod restarts;
 mod segments;
 mod sharing;
+mod testbed;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,14 +45,15 @@ type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 3] = [
+const ALONE: [Alone; 4] = [
     ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
+    ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 28] = [
+const SCENARIOS: [Scenario; 29] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -77,6 +79,7 @@ const SCENARIOS: [Scenario; 28] = [
     ("a borrower's VM is killed under load", crashes::borrowing_vm),
     ("what has MSI-X stays until its VM ends, and goes back then", crashes::kept_functions),
     ("what was acknowledged survives the lender's kill", crashes::durability),
+    ("what a persistent memory region acknowledged survives the lender's kill", crashes::region),
     ("a borrowing node is killed under load", crashes::borrower),
     ("a borrowing node is killed and its VM goes on", crashes::orphaned_function),
     ("a lender is killed under load", crashes::lender),
