@@ -323,10 +323,7 @@ mod tests {
             let found = missing_checksum(&frame);
             let offset = if protocol == TCP { 16 } else { 6 };
             let expected = (NEEDS_CSUM, transport as u16, offset);
-            assert_eq!(
-                (found.flags, found.csum_start.get(), found.csum_offset.get()),
-                expected
-            );
+            assert_eq!((found.flags, found.csum_start.get(), found.csum_offset.get()), expected);
             let mut whole = frame.clone();
             complete_checksum(&mut whole, &found);
             assert_eq!(missing_checksum(&whole), Offload::default());
