@@ -319,9 +319,13 @@ mod tests {
         for (v6, protocol, tagged) in
             [(false, TCP, false), (true, TCP, true), (false, UDP, true), (true, UDP, false)]
         {
-            let (frame, transport) = frame(v6, protocol, b"some bytes", tagged);
-            let found = missing_checksum(&frame);
+            let (mut frame, transport) = frame(v6, protocol, b"some bytes", tagged);
             let offset = if protocol == TCP { 16 } else { 6 };
+            let pseudo = sum(Headers::of(&frame).unwrap().addresses(&frame).unwrap())
+                + u64::from(protocol)
+                + (frame.len() - transport) as u64;
+            put(&mut frame, transport + usize::from(offset), !fold(pseudo));
+            let found = missing_checksum(&frame);
             let expected = (NEEDS_CSUM, transport as u16, offset);
             assert_eq!((found.flags, found.csum_start.get(), found.csum_offset.get()), expected);
             let mut whole = frame.clone();
