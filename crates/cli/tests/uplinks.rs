@@ -6,6 +6,7 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use support::{PATIENCE, Rack};
@@ -42,9 +43,11 @@ impl Beyond {
         if !may() {
             return None;
         }
-        let own = std::process::id();
-        let namespace = format!("rackbus-beyond-{own}");
-        let interfaces = [0, 1].map(|nth| format!("u{own}n{nth}"));
+        // Tests of one process run beside each other.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (own, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let namespace = format!("rackbus-beyond-{own}-{count}");
+        let interfaces = [0, 1].map(|nth| format!("u{own}n{count}{nth}"));
         let beyond = Beyond { namespace, interfaces };
         ip(&["netns", "add", &beyond.namespace]);
         let inside = |args: &[&str]| ip(&[&["-n", &beyond.namespace], args].concat());
@@ -187,7 +190,7 @@ fn frames_of_an_uplink_may_come_by_af_xdp() {
     let connect = move || TcpStream::connect_timeout(&at, PATIENCE);
     let near = rackbus_netdev::namespace::within(&gamma, connect).unwrap();
     let (far, _) = listener.accept().unwrap();
-    let data: Vec<u8> = (0..2_000_000u32).map(|it| (it * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..2_000_000u32).map(|it| ((it * 7) >> 3) as u8).collect();
     for (mut from, mut to) in [(&near, &far), (&far, &near)] {
         std::thread::scope(|scope| {
             scope.spawn(|| from.write_all(&data).unwrap());
