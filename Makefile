@@ -8,7 +8,7 @@ BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
 SOAK_SECONDS ?= 600
-AREA ?= nvme lending model datapath memory guests accel machines net
+AREA ?= nvme lending model datapath memory guests accel machines net metal
 
 .PHONY: help build install package setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-upgrade soak sim fuzz bench check clean
 
@@ -79,8 +79,9 @@ test-upgrade:
 # With a browser named, the tests of reports fail without it instead of checking the page's text only; with the
 # example server named, a test lends it.
 test-cargo:
-	@scripts/setup browser gpio etcd
+	@scripts/setup browser gpio etcd libfabric
 	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium RACKBUS_GPIO=$(CACHE)/gpio/bin/gpio RACKBUS_ETCD=$(CACHE)/etcd/run/etcd \
+		RACKBUS_LIBFABRIC=$(CACHE)/libfabric/run/libfabric.so.1 LD_LIBRARY_PATH=$(CACHE)/libfabric/run \
 		$(CARGO) test --workspace
 
 # What the kernel module makes of what a lender says, in user space.
@@ -113,7 +114,7 @@ fuzz:
 	@CARGO="$(CARGO)" scripts/fuzz
 
 bench:
-	@scripts/setup bench
+	@scripts/setup bench kernel
 	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci
 	$(CARGO) build --release -p rackbus-bench --features peers,guests
 	@for area in $(AREA); do \
@@ -124,7 +125,8 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --features rackbus-bench/peers,rackbus-bench/guests -- -D warnings
+	RUSTFLAGS="--cfg loom" $(CARGO) clippy -p rackbus-memory --test loom --target-dir target/loom -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 clean:

@@ -66,6 +66,16 @@ pub enum Command {
         #[arg(long, default_value_t = 10_000)]
         cycles: u32,
     },
+    /// A drive that another host's kernel borrows through an NTB: stock guests stand for the hosts. Needs root.
+    #[cfg(feature = "guests")]
+    Metal {
+        /// Settings that all areas have.
+        #[command(flatten)]
+        common: Common,
+        /// Where the machines' files go.
+        #[arg(long, default_value = "target/bench/metal")]
+        dir: PathBuf,
+    },
     /// Events and packets each second of the timing model.
     Model {
         /// Settings that all areas have.
@@ -235,6 +245,12 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Begun { regime, mut report, runs, only, patience, .. } = common.begin(json)?;
             let settings = crate::guests::Settings { runs, dir, only, patience, cycles };
             crate::guests::run(&settings, &regime, &mut report)
+        }
+        #[cfg(feature = "guests")]
+        Command::Metal { common, dir } => {
+            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let settings = crate::metal::Settings { runs, time, dir, only, patience };
+            crate::metal::run(&settings, &regime, &mut report)
         }
         Command::Model { common } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;

@@ -18,6 +18,8 @@ mod lent;
 mod machine;
 pub mod machines;
 pub mod memory;
+#[cfg(feature = "guests")]
+pub mod metal;
 pub mod model;
 pub mod network;
 pub mod nvme;

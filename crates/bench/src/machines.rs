@@ -64,7 +64,7 @@ fn link(authority: &CertificateAuthority, host: &str, listen: &str) -> Result<Tc
 /// What is carried by one connection alone.
 fn carried(carrier: Box<dyn Carrier>, side: SessionSide) -> Result<Carried, BenchError> {
     let session = CarriedSession::of_one_connection(side).map_err(failed)?;
-    Ok(Carried { carrier, session, side })
+    Ok(Carried { carrier, session, side, lane: None })
 }
 
 /// Lends a drive in memory to the first who connects, for as long as it is there.

@@ -12,6 +12,7 @@ mod output;
 mod paths;
 mod process;
 mod remote;
+mod shell;
 mod size;
 
 use clap::{Parser, Subcommand};

@@ -156,6 +156,81 @@ fn hosts_reach_what_is_outside_by_the_first_uplink_that_works() {
     );
 }
 
+/// Two racks whose uplinks are the two ends of one cable, a trunk with VLAN 7; and what is behind a bridge of a host.
+#[test]
+fn a_vlan_goes_on_outside_with_tags_and_nothing_of_it_elsewhere() {
+    if !may() {
+        return;
+    }
+    let own = std::process::id();
+    let [near, far, container] = ["a", "b", "c"]
+        .map(|it| format!("{it}{own}"))
+        .map(|it| it.chars().take(15).collect::<String>());
+    ip(&["link", "add", &near, "type", "veth", "peer", "name", &far]);
+    ip(&["link", "set", &near, "up"]);
+    ip(&["link", "set", &far, "up"]);
+    let _cable = Cable(near.clone(), container.clone());
+    let lab = |text: String| {
+        let name = text.split('"').nth(1).unwrap().to_owned();
+        let rack = Rack::up(&text);
+        rack.good(&["net", "up"]);
+        let lab = Lab { rack, name };
+        lab.wait_uplinks(&["active"]);
+        lab
+    };
+    let first = lab(format!(
+        "name = \"p{own}\"\n[network]\nuplinks = [\"alpha/{near}\"]\nuplink_vlans = [7]\n\
+         [network.host.beta]\nvlan = 7\nlearned_addresses = 1\n[network.host.gamma]\nvlan = 9\n\
+         [hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n"
+    ));
+    let second = lab(format!(
+        "name = \"q{own}\"\n[network]\nuplinks = [\"alpha/{far}\"]\nuplink_vlans = [7]\n\
+         [network.host.alpha]\nvlan = 7\n[hosts.alpha]\nnode_id = 80\n[hosts.beta]\nnode_id = 84\n"
+    ));
+    // In the VLAN with tags outside and without them at both ends; and without the VLAN.
+    let (seven, none) = ("10.77.0.20", "10.77.0.21");
+    for size in ["56", "4000"] {
+        assert!(first.ping("beta", &["-s", size], seven), "{size}{}", first.rack.logs());
+    }
+    assert!(first.ping("alpha", &[], none), "{}", first.rack.logs());
+    for (host, to) in [("alpha", seven), ("beta", none), ("gamma", seven), ("gamma", "10.77.0.2")] {
+        let args = ["on", host, "--", "ping", "-q", "-c", "1", "-W", "1", to];
+        assert!(!first.rack.run(&args).status.success(), "{host} reaches {to}");
+    }
+    // A container behind a bridge that the host's interface is in.
+    let beta = format!("rackbus-p{own}-beta");
+    let inside = |args: &[&str]| ip(&[&["-n", &beta], args].concat());
+    ip(&["netns", "add", &container]);
+    inside(&["link", "add", "br0", "type", "bridge"]);
+    inside(&["link", "set", "rackbus0", "master", "br0"]);
+    inside(&["link", "add", "c0", "type", "veth", "peer", "name", "c1", "netns", &container]);
+    inside(&["link", "set", "c0", "master", "br0", "up"]);
+    inside(&["link", "set", "br0", "up"]);
+    let mac = "02:00:00:00:77:01";
+    ip(&["-n", &container, "link", "set", "c1", "address", mac, "up"]);
+    ip(&["-n", &container, "addr", "add", "10.77.99.1/16", "dev", "c1"]);
+    assert!(second.ping("alpha", &[], "10.77.99.1"), "{}", first.rack.logs());
+    let status = first.rack.json(&["net", "status", "beta"]);
+    let port = &status[0]["ports"][0];
+    assert_eq!((&port["vlan"], &port["learned"][0]["mac"]), (&7.into(), &mac.into()), "{port}");
+    // With another address there are too many behind the port.
+    ip(&["-n", &container, "link", "set", "c1", "address", "02:00:00:00:77:02"]);
+    let args = ["netns", "exec", &container, "ping", "-q", "-c", "1", "-W", "1", seven];
+    assert!(!Command::new("ip").args(args).status().unwrap().success());
+    let status = first.rack.json(&["net", "status", "beta"]);
+    assert!(status[0]["ports"][0]["drops"]["spoofed"].as_u64() > Some(0), "{status}");
+}
+
+/// A pair of interfaces, and a namespace; taken away with this.
+struct Cable(String, String);
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["link", "del", &self.0]).output();
+        let _ = Command::new("ip").args(["netns", "del", &self.1]).output();
+    }
+}
+
 #[test]
 fn an_uplink_that_is_not_there_is_refused_and_nothing_stays() {
     if !may() {

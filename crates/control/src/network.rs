@@ -40,6 +40,15 @@ pub struct PortStatus {
     pub ipv4: String,
     /// Its IPv6 address in the rack's network.
     pub ipv6: String,
+    /// The VLAN that its frames without tags are in, where it is in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// The VLANs that it takes with tags, where the rack file names them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlans: Option<Vec<u16>>,
+    /// Ethernet addresses other than its own that are behind it, as far as this host knows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub learned: Vec<LearnedAddress>,
     /// How many queues it has, each with a thread of its own.
     #[serde(alias = "lanes")]
     pub queues: usize,
@@ -55,6 +64,16 @@ pub struct PortStatus {
     pub sleeps: u64,
     /// What it exchanged with others: those with which it did.
     pub peers: Vec<PeerStatus>,
+}
+
+/// An Ethernet address behind a port.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LearnedAddress {
+    /// The address, six bytes with colons between.
+    pub mac: String,
+    /// The VLAN that it is in, where it is in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
 }
 
 /// What a port exchanged with another.

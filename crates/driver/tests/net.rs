@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rackbus_devices::nic::{Nic, NicCounters, NicOptions};
 use rackbus_driver::net::{Net, NetError, NetOptions};
 use rackbus_driver::{DrivenFunction, InThreadFunction};
-use rackbus_net::{LocalNetwork, MacAddress, PortOptions, PortSource};
+use rackbus_net::{LocalNetwork, MacAddress, PortOptions, PortRules, PortSource};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{LocalFunction, serve_function};
 use rackbus_spec::virtio::feature as common;
@@ -392,7 +392,8 @@ fn a_function_without_a_network_has_its_link_down() {
 
 #[test]
 fn functions_in_vlans_of_their_own_reach_their_own_and_spoofed_frames_nobody() {
-    let port = |vlan, anti_spoofing| PortOptions { vlan, anti_spoofing, ..PortOptions::default() };
+    let rules = |vlan| PortRules { vlan, ..PortRules::default() };
+    let port = |vlan, anti_spoofing| PortOptions { mac: None, rules: rules(vlan), anti_spoofing };
     let network = LocalNetwork::new([
         ("alpha/nic0.vf1".to_owned(), port(Some(7), true)),
         ("alpha/nic0.vf2".to_owned(), port(Some(7), false)),

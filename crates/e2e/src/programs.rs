@@ -1,9 +1,10 @@
 //! Programs of this build, for guests: a disk with them, and with the libraries and the loader that they were
 //! linked with, so that it does not matter which distribution either side is.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use rackbus_vm::metal::programs;
 
 use crate::rack::beside;
 use crate::{Failure, Rack, Result, ensure};
@@ -13,10 +14,6 @@ use crate::{Failure, Rack, Result, ensure};
 pub fn unpack(drive: &str) -> String {
     format!("mkdir -p /tmp/programs && tar -xf {drive} -C /tmp/programs")
 }
-
-/// How a guest runs one: by the loader and the libraries that came with it.
-const RUN: &str = "#!/bin/sh\nname=$1\nshift\nat=$(dirname \"$(readlink -f \"$0\")\")\n\
-                   exec \"$at/loader\" --library-path \"$at\" \"$at/$name\" \"$@\"\n";
 
 /// A disk with these programs, which were built together with this one.
 ///
@@ -34,32 +31,8 @@ pub fn disk(rack: &Rack, names: &[&str]) -> Result<PathBuf> {
 /// # Errors
 /// As [`disk`].
 pub fn collect(folder: &Path, names: &[&str]) -> Result<()> {
-    fs::create_dir_all(folder)?;
-    for name in names {
-        let program = beside(name)?;
-        run(Command::new("strip").arg("-o").arg(folder.join(name)).arg(&program))?;
-        for library in libraries(&program)? {
-            let name = library.file_name().unwrap_or_default();
-            let loader = name.to_string_lossy().starts_with("ld-linux");
-            fs::copy(
-                &library,
-                folder.join(if loader { Path::new("loader") } else { name.as_ref() }),
-            )?;
-        }
-    }
-    fs::write(folder.join("run"), RUN)?;
-    run(Command::new("chmod").arg("-R").arg("+x").arg(folder))
-}
-
-/// What `program` is linked with, and its loader.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output()?;
-    ensure!(output.status.success(), "ldd {}: {output:?}", program.display());
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    // "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)", "/lib64/ld-linux-x86-64.so.2 (0x...)".
-    let path =
-        |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
-    Ok(text.lines().filter_map(path).collect())
+    let programs = names.iter().map(|name| beside(name)).collect::<Result<Vec<_>>>()?;
+    Ok(programs::collect(folder, &programs)?)
 }
 
 fn run(command: &mut Command) -> Result<()> {

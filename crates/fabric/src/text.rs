@@ -319,6 +319,24 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// A list of whole numbers within limits.
+    ///
+    /// # Errors
+    /// [`Problem`] when it is something else, or one of its entries is.
+    pub fn counts(&self, key: &'static str, least: u64, most: u64) -> Parsed<Option<Vec<u64>>> {
+        let allowed = format!("`{key}` is a list of whole numbers from {least} to {most}");
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let DeValue::Array(entries) = value.get_ref() else {
+            return wrong(value.span(), mismatch(key, value.get_ref()), allowed);
+        };
+        let count = |entry: &Spanned<DeValue<'_>>| match integer(entry.get_ref()) {
+            Some(number) if (least..=most).contains(&number) => Ok(number),
+            Some(number) => wrong(entry.span(), format!("`{key}` has {number}"), &*allowed),
+            None => wrong(entry.span(), mismatch(key, entry.get_ref()), &*allowed),
+        };
+        entries.iter().map(count).collect::<Parsed<Vec<u64>>>().map(Some)
+    }
+
     /// The place of a key's value, or of the section.
     pub fn place(&self, key: &'static str) -> Range<usize> {
         self.get(key).map_or(self.span.clone(), Spanned::span)

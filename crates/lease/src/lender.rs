@@ -204,6 +204,9 @@ impl Lender {
             return vec![LenderAction::Send(failed)];
         };
         match &entry.state {
+            // What is answered tells of the newest change, and an authority whose records are older asks once: it asks
+            // again until the change is made.
+            State::Armed(current) if *current == wanted && entry.changes() => Vec::new(),
             State::Armed(current) if *current == wanted => {
                 let change = entry.answered_change();
                 let armed = Message::Armed { incarnation, device, epoch, change };

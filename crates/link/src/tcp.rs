@@ -296,7 +296,7 @@ mod tests {
 
     fn carried(stream: &dyn Conversation, side: SessionSide) -> Carried {
         let session = CarriedSession::of_one_connection(side).unwrap();
-        Carried { carrier: stream.carrier().unwrap(), session, side }
+        Carried { carrier: stream.carrier().unwrap(), session, side, lane: None }
     }
 
     type Met = (Option<IncomingConnection>, Result<Arc<dyn Conversation>, LinkError>);

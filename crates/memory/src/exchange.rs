@@ -9,6 +9,7 @@
 //! the other end.
 
 mod carried;
+pub mod lane;
 pub mod session;
 mod shared;
 
@@ -22,7 +23,7 @@ use crate::slice::PinnedSlice;
 
 use carried::CarriedEnd;
 pub use carried::{
-    Carried, CarriedSession, Carrier, OnSessionChange, SessionChange, SessionStatus,
+    Carried, CarriedSession, Carrier, LaneStatus, OnSessionChange, SessionChange, SessionStatus,
 };
 use shared::SharedEnd;
 

@@ -189,12 +189,32 @@ impl FrameSender {
         head: &[u8],
         parts: &[DmaSlice<'_>],
     ) -> Result<(), FrameError> {
-        let length = parts.iter().map(DmaSlice::len).sum::<usize>().max(head.len());
+        self.send_rewritten(header, head, &[], (parts, head.len())).map(drop)
+    }
+
+    /// Writes a frame whose beginning is another one than its owner's: `begin`, `rest`, and behind them parts without
+    /// so many of their first bytes. Its length.
+    ///
+    /// # Errors
+    /// [`FrameError`]; nothing was written.
+    #[inline]
+    pub fn send_rewritten(
+        &mut self,
+        header: &[u8; FRAME_HEADER],
+        begin: &[u8],
+        rest: &[u8],
+        (parts, mut skip): (&[DmaSlice<'_>], usize),
+    ) -> Result<usize, FrameError> {
+        let behind = parts.iter().map(DmaSlice::len).sum::<usize>().saturating_sub(skip);
+        let length = begin.len() + rest.len() + behind;
         let (place, lines) = self.place(length)?;
         let record = self.memory.record(self.putting.line(place), FRAME + length);
         let frame = record.part(FRAME, length).expect("a part of it");
-        frame.copy_from(head);
-        let (mut at, mut skip) = (head.len(), head.len());
+        frame.copy_from(begin);
+        if !rest.is_empty() {
+            frame.part(begin.len(), rest.len()).expect("a part of it").copy_from(rest);
+        }
+        let mut at = begin.len() + rest.len();
         for part in parts {
             let skipped = skip.min(part.len());
             skip -= skipped;
@@ -204,7 +224,7 @@ impl FrameSender {
         }
         record.part(MARK, FRAME_HEADER).expect("a part of it").copy_from(header);
         self.putting.add(&self.memory, place, lines, length as u32);
-        Ok(())
+        Ok(length)
     }
 
     #[inline]

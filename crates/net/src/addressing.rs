@@ -8,10 +8,11 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use rackbus_fabric::rack::{Network, Rack};
+use rackbus_fabric::rack::{Network, PortRules, Rack};
 
 use crate::address::MacAddress;
 use crate::port::PortOptions;
+use crate::vlan::Membership;
 
 /// The class of network functions, as rack files name it.
 pub const FUNCTION_KIND: &str = "nic";
@@ -36,8 +37,12 @@ pub struct Station {
     pub ipv6: Ipv6Addr,
     /// Whether it is a host's interface, a network function or an uplink.
     pub kind: StationKind,
-    /// The VLAN that it is in, where its frames have no tags.
+    /// The VLAN that its frames without tags are in.
     pub vlan: Option<u16>,
+    /// The VLANs that it takes with tags, where the rack file says.
+    pub vlans: Option<Vec<u16>>,
+    /// How many Ethernet addresses other than its own may be behind it.
+    pub learned_addresses: usize,
     /// It sends from its own IP addresses only.
     pub anti_spoofing: bool,
 }
@@ -58,6 +63,20 @@ impl Station {
     pub fn address(&self) -> Option<(Ipv4Addr, Ipv6Addr)> {
         (self.kind != StationKind::Uplink).then_some((self.ipv4, self.ipv6))
     }
+
+    /// The VLANs that it is in: hosts and uplinks that name none pass on those that the rack file names nowhere.
+    pub fn membership(&self) -> Membership {
+        Membership::new(self.vlan, self.vlans.as_deref(), self.kind != StationKind::Function)
+    }
+
+    fn with(self, rules: &PortRules) -> Station {
+        Station {
+            vlan: rules.vlan,
+            vlans: rules.vlans.clone(),
+            learned_addresses: rules.learned_addresses as usize,
+            ..self
+        }
+    }
 }
 
 /// The stations of a rack, by number.
@@ -76,7 +95,8 @@ impl Stations {
         let hosts = rack.hosts.iter().map(|host| {
             let number = host.node_id / 4;
             let ends = (number, number);
-            station(&network, host.name.clone(), &host.name, ends, StationKind::Host)
+            let own = station(&network, host.name.clone(), &host.name, ends, StationKind::Host);
+            own.with(network.hosts.get(&host.name).unwrap_or(&PortRules::default()))
         });
         let half = network.subnet.stations() / 2;
         let functions = rack.functions().filter(|(_, device)| device.kind == FUNCTION_KIND);
@@ -91,9 +111,8 @@ impl Stations {
                 None => station,
                 Some(port) => Station {
                     mac: port.mac.unwrap_or(station.mac),
-                    vlan: port.vlan,
                     anti_spoofing: port.anti_spoofing,
-                    ..station
+                    ..station.with(&port.rules)
                 },
             }
         });
@@ -105,6 +124,8 @@ impl Stations {
             ipv6: Ipv6Addr::UNSPECIFIED,
             kind: StationKind::Uplink,
             vlan: None,
+            vlans: network.uplink_vlans.clone(),
+            learned_addresses: 0,
             anti_spoofing: false,
         });
         let all: Vec<Station> = hosts.chain(functions).chain(uplinks).collect();
@@ -147,6 +168,8 @@ fn station(
         ipv6: Ipv6Addr::from_bits(network.subnet6.address.to_bits() | u128::from(ethernet)),
         kind,
         vlan: None,
+        vlans: None,
+        learned_addresses: 0,
         anti_spoofing: kind == StationKind::Function,
     }
 }

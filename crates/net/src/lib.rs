@@ -7,7 +7,8 @@
 //! * [`cut`]: what is done to a frame whose receiver takes no offloads.
 //! * [`local`]: a switch of one process, for devices that no node lends.
 //! * [`port`]: the end of the network that a device model or an interface holds.
-//! * [`switch`]: who receives a frame, and who may send it (pure).
+//! * [`switch`]: who receives a frame, and who may send it (pure). [`vlan`]: the VLANs that a port is in.
+//! * [`learning`]: addresses behind ports that are no stations' own (pure).
 //! * [`pressure`]: for how long a sender waits for a receiver (pure).
 //! * [`port_queue`]: a port over rings in shared memory. [`counters`]: what it counts.
 //! * [`capture`]: frames as a file for Wireshark.
@@ -21,6 +22,7 @@ pub mod capture;
 pub mod counters;
 pub mod cut;
 pub mod ethernet;
+pub mod learning;
 pub mod local;
 pub mod mtu;
 pub mod offload;
@@ -28,6 +30,7 @@ pub mod port;
 pub mod port_queue;
 pub mod pressure;
 pub mod switch;
+pub mod vlan;
 
 pub use address::MacAddress;
 pub use addressing::{Station, StationKind, Stations};
@@ -35,4 +38,5 @@ pub use local::LocalNetwork;
 pub use offload::Offload;
 pub use port::{Cause, Frame, NetworkPort, PortOptions, PortSource, Sent};
 pub use port_queue::{News, PortQueue, PortQueueHandle, PortQueueId, RingOpener};
+pub use rackbus_fabric::rack::PortRules;
 pub use switch::StationSwitch;

@@ -19,6 +19,7 @@ use crate::addressing::{Station, StationKind};
 use crate::offload::Offload;
 use crate::port::{Cause, Frame, NetworkPort, PortOptions, PortSource, Sent};
 use crate::switch::{FrameTarget, HEAD, StationSwitch};
+use crate::vlan::Rewrite;
 
 /// Bytes of a port's ring.
 const RING: usize = 1 << 20;
@@ -63,11 +64,16 @@ struct Joined {
 }
 
 #[derive(Debug)]
-struct Members(Mutex<Joined>);
+struct Members {
+    joined: Mutex<Joined>,
+    begun: Instant,
+}
 
 impl Default for Members {
     fn default() -> Members {
-        Members(Mutex::new(Joined { ports: Vec::new(), switch: StationSwitch::new(&[], MTU) }))
+        let switch = StationSwitch::new(&[], MTU, u64::MAX);
+        let joined = Mutex::new(Joined { ports: Vec::new(), switch });
+        Members { joined, begun: Instant::now() }
     }
 }
 
@@ -76,7 +82,7 @@ impl Joined {
     fn changed(&mut self) {
         let stations: Vec<Station> =
             self.ports.iter().map(|(station, _)| station.clone()).collect();
-        self.switch = StationSwitch::new(&stations, MTU);
+        self.switch = StationSwitch::new(&stations, MTU, u64::MAX);
     }
 }
 
@@ -86,7 +92,7 @@ impl Members {
         function: &str,
         options: PortOptions,
     ) -> std::io::Result<LocalPort> {
-        let mut joined = lock(&self.0);
+        let mut joined = lock(&self.joined);
         if joined.ports.iter().any(|(station, _)| station.name == function) {
             let text = format!("the port of {function} is held already");
             return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
@@ -109,7 +115,9 @@ impl Members {
             ipv4: Ipv4Addr::UNSPECIFIED,
             ipv6: Ipv6Addr::UNSPECIFIED,
             kind: StationKind::Function,
-            vlan: options.vlan,
+            vlan: options.rules.vlan,
+            vlans: options.rules.vlans,
+            learned_addresses: options.rules.learned_addresses as usize,
             anti_spoofing: options.anti_spoofing,
         };
         joined.ports.push((station, inbox.clone()));
@@ -124,19 +132,22 @@ impl Members {
         offload: &Offload,
         head: &[u8],
         length: usize,
-    ) -> Result<(FrameTarget, Vec<Arc<Inbox>>), Cause> {
-        let joined = lock(&self.0);
+    ) -> Result<(FrameTarget, Vec<(Arc<Inbox>, Rewrite)>), Cause> {
+        let joined = lock(&self.joined);
         let of = |inbox: &Arc<Inbox>| Arc::ptr_eq(inbox, sender);
         let from = joined.ports.iter().position(|(_, inbox)| of(inbox)).ok_or(Cause::Down)?;
-        let (to, tagged) = joined.switch.decide(from, offload, head, length)?;
+        let now_ns = || u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let switch = &joined.switch;
+        let (to, vlan) = switch.decide(from, offload, head, length, now_ns)?;
         let receives = |nth: usize| match to {
-            FrameTarget::Station(station) => nth == station,
-            FrameTarget::All => joined.switch.hears(nth, from, tagged),
-            FrameTarget::Outside => false,
+            FrameTarget::Station(station) if nth == station => switch.rewrite(nth, &vlan),
+            FrameTarget::All => switch.heard_as(nth, from, &vlan),
+            FrameTarget::Flood if switch.has_others(nth) => switch.heard_as(nth, from, &vlan),
+            _ => None,
         };
         let all = joined.ports.iter().enumerate();
-        let receivers = all.filter(|(nth, _)| receives(*nth));
-        Ok((to, receivers.map(|(_, (_, inbox))| inbox.clone()).collect()))
+        let receivers = all.filter_map(|(nth, (_, inbox))| Some((inbox.clone(), receives(nth)?)));
+        Ok((to, receivers.collect()))
     }
 }
 
@@ -194,9 +205,11 @@ impl Inbox {
         &self,
         from: &Arc<Inbox>,
         offload: Offload,
-        parts: &[DmaSlice<'_>],
-        length: usize,
+        (begin, rest): (&[u8], &[u8]),
+        (parts, mut skip): (&[DmaSlice<'_>], usize),
     ) -> Sent {
+        let all = parts.iter().map(DmaSlice::len).sum::<usize>();
+        let length = begin.len() + rest.len() + all.saturating_sub(skip);
         let mut ring = lock(&self.ring);
         if !ring.attended {
             return Sent::Dropped(Cause::Down);
@@ -213,9 +226,19 @@ impl Inbox {
             return Sent::Full;
         };
         let mut place = at;
+        for bytes in [begin, rest] {
+            if let Some(room) = self.memory.whole().part(place, bytes.len()) {
+                place += room.copy_from(bytes);
+            }
+        }
         for part in parts {
-            if let Some(room) = self.memory.whole().part(place, part.len()) {
-                place += room.copy_from_slice(*part);
+            let skipped = skip.min(part.len());
+            skip -= skipped;
+            let left = part.part(skipped, part.len() - skipped);
+            if let (Some(left), Some(room)) =
+                (left, self.memory.whole().part(place, part.len() - skipped))
+            {
+                place += room.copy_from_slice(left);
             }
         }
         ring.frames.push_back((at, length, offload));
@@ -237,7 +260,7 @@ struct LocalPort {
 impl Drop for LocalPort {
     fn drop(&mut self) {
         self.attend(false);
-        let mut joined = lock(&self.members.0);
+        let mut joined = lock(&self.members.joined);
         joined.ports.retain(|(_, inbox)| !Arc::ptr_eq(inbox, &self.inbox));
         joined.changed();
     }
@@ -279,9 +302,15 @@ impl NetworkPort for LocalPort {
             Err(cause) => return Sent::Dropped(cause),
         };
         let mut sent = Sent::Done;
-        for receiver in receivers {
-            let put = receiver.put(&self.inbox, offload, parts, length);
-            if to != FrameTarget::All {
+        for (receiver, rewrite) in receivers {
+            let rewritten = rewrite.apply(&head[..done]).filter(|_| !rewrite.is_none());
+            let (begin, rest) = match &rewritten {
+                Some((begin, length, rest)) => (&begin[..*length], *rest),
+                None => (&head[..done], &[][..]),
+            };
+            let offload = rewrite.offload(&offload);
+            let put = receiver.put(&self.inbox, offload, (begin, rest), (parts, done));
+            if let FrameTarget::Station(_) = to {
                 sent = put;
             }
             if !self.told.iter().any(|known| Arc::ptr_eq(known, &receiver)) {
@@ -332,6 +361,8 @@ impl NetworkPort for LocalPort {
 
 #[cfg(test)]
 mod tests {
+    use rackbus_fabric::rack::PortRules;
+
     use super::*;
 
     /// Bytes of the longest frame without a tag.
@@ -423,7 +454,8 @@ mod tests {
 
     #[test]
     fn each_frame_goes_to_its_receiver() {
-        let options = || PortOptions { vlan: Some(7), ..PortOptions::default() };
+        let rules = || PortRules { vlan: Some(7), ..PortRules::default() };
+        let options = || PortOptions { rules: rules(), ..PortOptions::default() };
         let network = LocalNetwork::new([
             ("h/nic0.vf2".to_owned(), options()),
             ("h/nic0.vf3".to_owned(), options()),

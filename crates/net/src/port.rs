@@ -6,6 +6,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use rackbus_fabric::rack::PortRules;
 use rackbus_memory::DmaSlice;
 
 use crate::address::MacAddress;
@@ -44,7 +45,7 @@ pub enum Cause {
     Length,
     /// What it leaves to others to do makes no sense.
     Offload,
-    /// Its sender or receiver has used up its rate.
+    /// Its sender has used up its rate.
     Rate,
     /// Its receiver is gone, or its link is down.
     Down,
@@ -109,8 +110,8 @@ pub trait NetworkPort: Send {
 pub struct PortOptions {
     /// Its address; without one it is [derived](MacAddress::derived) from its name.
     pub mac: Option<MacAddress>,
-    /// The VLAN that it is in. Its owner's frames are not tagged.
-    pub vlan: Option<u16>,
+    /// The VLANs that it is in, and how many addresses may be behind it.
+    pub rules: PortRules,
     /// It may send from its own IP addresses only.
     pub anti_spoofing: bool,
 }

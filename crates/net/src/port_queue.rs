@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_memory::frames::FRAME_HEADER;
 use rackbus_memory::{DmaSlice, Event, FrameReceiver, FrameSender, FramesLayout};
+use rackbus_qos::bucket::Bucket;
 use rustix::event::epoll;
 use zerocopy::FromBytes;
 
@@ -116,6 +117,8 @@ pub struct PortQueue {
     /// Stations that had no room for a frame of a length.
     blocked: Vec<(usize, usize)>,
     capture: Option<FrameSender>,
+    /// What may go to more than one station.
+    flood: Bucket,
     wake: OwnedFd,
     up: bool,
 }
@@ -128,6 +131,9 @@ impl std::fmt::Debug for PortQueue {
             .finish_non_exhaustive()
     }
 }
+
+/// What goes to many stations at once, of what may go in a second: one in so many.
+const FLOOD_BURST_PARTS: u64 = 10;
 
 /// What the events of a queue's descriptor are for.
 const INBOX: u64 = 0;
@@ -149,6 +155,8 @@ impl PortQueue {
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = Event::new()?;
         epoll::add(&wake, &event, epoll::EventData::new_u64(INBOX), epoll::EventFlags::IN)?;
+        let rate = switch.flood_limit();
+        let flood = Bucket::full(rate, rate / FLOOD_BURST_PARTS, clock());
         let shared = Shared {
             news: Mutex::default(),
             has_news: AtomicBool::new(false),
@@ -166,6 +174,7 @@ impl PortQueue {
             touched: Vec::new(),
             blocked: Vec::new(),
             capture: None,
+            flood,
             wake,
             up: true,
         })
@@ -229,7 +238,12 @@ impl PortQueue {
                     }
                     self.incoming.add(from, number, receiver);
                 }
-                News::Ended(number) => self.incoming.end(number),
+                News::Ended(number) => {
+                    // Whoever was behind it may be elsewhere from now on.
+                    if let Some(from) = self.incoming.end(number) {
+                        self.switch.forget(from);
+                    }
+                }
                 News::Capture(ring) => self.capture = ring,
                 News::Up(up) => self.up = up,
             }
@@ -311,7 +325,9 @@ impl NetworkPort for PortQueue {
 
     fn next(&mut self) -> Option<Frame<'_>> {
         self.hear();
-        let at = self.incoming.find(&self.switch, self.handle.counters(), &self.wake)?;
+        let (own, clock) = (self.id.station, &*self.clock);
+        let counters = self.handle.counters();
+        let at = self.incoming.find(own, &self.switch, clock, counters, &self.wake)?;
         if let Some(capture) = self.capture.as_mut().filter(|_| self.incoming.is_new()) {
             let frame = self.incoming.frame(at)?;
             let header = Captured { sent: false, time_ns: (self.clock)() }.to_header();

@@ -1,16 +1,24 @@
 //! Who receives a frame, and whether its sender may send it (pure).
 //!
-//! The stations of the rack are known from its file, so nothing is learned and nothing is flooded but what is
-//! for a group. A station sends from its own Ethernet address only. Where the rack file says so of a function, it
+//! The stations of the rack are known from its file, so nothing is flooded but what is for a group. A station
+//! sends from its own Ethernet address only. Where the rack file says so of a function, it
 //! also uses its own IP addresses only, in what it says of itself by ARP and neighbour discovery as well. What is
 //! for nobody in the rack goes to its uplink, where there is one.
+//!
+//! Where the rack file allows a station other addresses, of a bridge behind it, these are
+//! [learned](crate::learning), and those outside as well; what is for an address that nobody knows is flooded then, to
+//! such stations and to the uplink. A frame stays in its [VLAN](crate::vlan).
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::address::MacAddress;
 use crate::addressing::{Station, StationKind};
+use crate::learning::{AddressLimit, LearningTable};
 use crate::offload::{GSO_NONE, Offload};
 use crate::port::{Cause, MAX_FRAME, MIN_FRAME};
+use crate::vlan::{FrameVlan, Membership, Rewrite};
 
 /// Bytes at the beginning of a frame that decisions are made by; whoever sends what a guest can change reads
 /// them once, and sends what was looked at.
@@ -43,11 +51,16 @@ const LINK_LOCAL_GROUPS: [u8; 5] = [0x01, 0x80, 0xc2, 0, 0];
 pub enum FrameTarget {
     /// The station of this number.
     Station(usize),
-    /// All stations but the sender that are [in its VLAN](StationSwitch::hears).
+    /// All stations but the sender that are [in its VLAN](StationSwitch::heard_as).
     All,
     /// The first of the [uplinks](StationSwitch::uplinks) that works.
     Outside,
+    /// All stations with other addresses than their own behind them that are in its VLAN, and the uplink.
+    Flood,
 }
+
+/// Addresses outside that are known at the same time.
+const OUTSIDE_ADDRESSES: usize = 4096;
 
 /// The stations of a rack, and what each may do.
 #[derive(Debug)]
@@ -56,8 +69,13 @@ pub struct StationSwitch {
     /// Their addresses, in order.
     by_mac: Vec<(MacAddress, usize)>,
     mtu: usize,
+    flood_limit: u64,
     /// Who receives what is for nobody in the rack, the first that works.
     uplinks: Vec<usize>,
+    /// The VLANs that the rack file names.
+    named: BTreeSet<u16>,
+    /// Addresses that are no stations', where the rack file allows any: by station, and behind these, outside.
+    learned: Option<Mutex<LearningTable>>,
 }
 
 #[derive(Debug)]
@@ -65,23 +83,22 @@ struct Member {
     mac: MacAddress,
     /// The addresses that it may use, where it may not use any.
     bound: Option<(Ipv4Addr, Ipv6Addr)>,
-    /// Whether it takes part in VLANs by tags.
-    tagged: bool,
-    /// The VLAN that it is in without tags.
-    vlan: Option<u16>,
+    vlans: Membership,
+    /// Other addresses may be behind it.
+    has_others: bool,
     is_uplink: bool,
 }
 
 impl StationSwitch {
-    /// The switch of these stations, whose IP packets are of up to `mtu` bytes. Hosts take part in VLANs by
-    /// tags, as their interfaces have them, and so do uplinks; functions send and receive frames without tags. An
-    /// uplink sends from any address that is no station's.
-    pub fn new(stations: &[Station], mtu: u16) -> StationSwitch {
+    /// The switch of these stations, whose IP packets are of up to `mtu` bytes, and each of whose queues may send
+    /// `flood_limit` frames for many in a second. An uplink sends from any address that
+    /// is no station's.
+    pub fn new(stations: &[Station], mtu: u16, flood_limit: u64) -> StationSwitch {
         let member = |it: &Station| Member {
             mac: it.mac,
             bound: it.anti_spoofing.then_some((it.ipv4, it.ipv6)),
-            vlan: it.vlan,
-            tagged: it.kind != StationKind::Function,
+            vlans: it.membership(),
+            has_others: it.learned_addresses > 0,
             is_uplink: it.kind == StationKind::Uplink,
         };
         let members: Vec<Member> = stations.iter().map(member).collect();
@@ -89,12 +106,20 @@ impl StationSwitch {
             members.iter().enumerate().map(|(nth, it)| (it.mac, nth)).collect();
         by_mac.sort_unstable();
         let uplinks = (0..members.len()).filter(|nth| members[*nth].is_uplink).collect();
-        StationSwitch { members, by_mac, mtu: mtu.into(), uplinks }
+        let named = members.iter().flat_map(|it| it.vlans.named()).collect();
+        let learned = members.iter().any(|it| it.has_others).then(|| {
+            let of = |it: &Station| AddressLimit { most: it.learned_addresses, replaces: false };
+            let outside = AddressLimit { most: OUTSIDE_ADDRESSES, replaces: true };
+            Mutex::new(LearningTable::new(stations.iter().map(of).chain([outside])))
+        });
+        StationSwitch { members, by_mac, mtu: mtu.into(), flood_limit, uplinks, named, learned }
     }
 
-    /// Whether two stations are in one VLAN, and may have a ring between them. Uplinks have, to know of each other.
+    /// Whether two stations have a VLAN in common, and may have a ring between them. Uplinks have, to know of each
+    /// other.
     pub fn may_meet(&self, one: usize, other: usize) -> bool {
-        self.members[one].vlan == self.members[other].vlan
+        let [one, other] = [one, other].map(|it| &self.members[it]);
+        one.is_uplink && other.is_uplink || one.vlans.meets(&other.vlans, &self.named)
     }
 
     /// The stations that lead outside, the one to use first.
@@ -117,22 +142,74 @@ impl StationSwitch {
         self.members[station].mac
     }
 
+    /// Frames for many that each queue of a station may send in a second.
+    pub fn flood_limit(&self) -> u64 {
+        self.flood_limit
+    }
+
     /// The longest IP packet.
     pub fn mtu(&self) -> usize {
         self.mtu
     }
 
-    /// Whether `station` hears what `from` sends to a group: with a tag, or without.
-    pub fn hears(&self, station: usize, from: usize, tagged: bool) -> bool {
+    /// How `station` hears what `from` sends to a group in a VLAN; `None` where it does not.
+    pub fn heard_as(&self, station: usize, from: usize, vlan: &FrameVlan) -> Option<Rewrite> {
         let both_lead_outside = self.members[station].is_uplink && self.members[from].is_uplink;
-        station != from
-            && !both_lead_outside
-            && self.may_meet(station, from)
-            && (!tagged || self.members[station].tagged)
+        if station == from || both_lead_outside {
+            return None;
+        }
+        self.rewrite(station, vlan)
     }
 
-    /// Who receives a frame of `length` bytes that `from` sends and that begins with `head`: all of it, or its
-    /// first [`HEAD`] bytes.
+    /// How a frame of a VLAN comes to `station`; `None` where that is not in it.
+    #[inline]
+    pub fn rewrite(&self, station: usize, vlan: &FrameVlan) -> Option<Rewrite> {
+        self.members[station].vlans.rewrite(vlan, &self.named)
+    }
+
+    /// Whether other addresses than its own may be behind a station: it hears what is for nobody else.
+    pub fn has_others(&self, station: usize) -> bool {
+        self.members[station].has_others
+    }
+
+    /// Whether addresses that are no stations' may be in the rack.
+    pub fn learns(&self) -> bool {
+        self.learned.is_some()
+    }
+
+    /// The addresses other than its own that are behind a station at `now_ns`, with their VLANs.
+    pub fn behind(&self, station: usize, now_ns: u64) -> Vec<(u16, MacAddress)> {
+        self.table().map_or_else(Vec::new, |table| table.behind(now_ns, station))
+    }
+
+    /// Nobody is behind a station any more.
+    pub fn forget(&self, station: usize) {
+        if let Some(mut table) = self.table().filter(|_| !self.members[station].is_uplink) {
+            table.forget(station);
+        }
+    }
+
+    /// The addresses that are in the rack at `now_ns`, each with what its frames become outside; without those in
+    /// VLANs that `uplink` does not have.
+    pub fn seen_outside(&self, uplink: usize, now_ns: u64) -> Vec<(MacAddress, Rewrite)> {
+        let members = self.members.iter().enumerate().filter(|(_, it)| !it.is_uplink);
+        let all = members.flat_map(|(nth, it)| {
+            let others = self.behind(nth, now_ns);
+            std::iter::once((it.vlans.untagged(), it.mac)).chain(others)
+        });
+        let outside = |(vlan, mac): (u16, MacAddress)| {
+            Some((mac, self.rewrite(uplink, &FrameVlan::untagged(vlan))?))
+        };
+        all.filter_map(outside).collect()
+    }
+
+    fn table(&self) -> Option<MutexGuard<'_, LearningTable>> {
+        // Each change of it is whole before anything can fail.
+        Some(self.learned.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Who receives a frame of `length` bytes that `from` sends at `now_ns` and that begins with `head`: all of it, or
+    /// its first [`HEAD`] bytes. And its VLAN.
     ///
     /// # Errors
     /// Why nobody does.
@@ -142,48 +219,92 @@ impl StationSwitch {
         offload: &Offload,
         head: &[u8],
         length: usize,
-    ) -> Result<(FrameTarget, bool), Cause> {
+        now_ns: impl Fn() -> u64,
+    ) -> Result<(FrameTarget, FrameVlan), Cause> {
         let header = Header::of(head).filter(|_| length <= MAX_FRAME).ok_or(Cause::Length)?;
         self.check_size(offload, &header, length)?;
-        self.check_source(from, &header, head)?;
-        let tagged = header.tagged;
-        if tagged && !self.members[from].tagged {
-            return Err(Cause::Vlan);
-        }
+        let vlan = self.members[from].vlans.classify(head, &self.named)?;
+        self.check_source(from, vlan.id(), &header, head, &now_ns)?;
         if header.to.is_group() {
             let link_local = header.to.0[..5] == LINK_LOCAL_GROUPS && header.to.0[5] < 16;
-            return if link_local { Err(Cause::Unknown) } else { Ok((FrameTarget::All, tagged)) };
+            return if link_local { Err(Cause::Unknown) } else { Ok((FrameTarget::All, vlan)) };
         }
-        let Some(station) = self.station_of(header.to) else {
-            let nowhere = self.members[from].is_uplink || self.uplinks.is_empty();
-            return match self.members[from].vlan {
-                _ if nowhere => Err(Cause::Unknown),
-                Some(_) => Err(Cause::Vlan),
-                None => Ok((FrameTarget::Outside, tagged)),
-            };
+        let target = match self.station_of(header.to) {
+            Some(station) if station == from => return Err(Cause::Unknown),
+            Some(station) => FrameTarget::Station(station),
+            None => self.not_a_station(from, header.to, &vlan, now_ns)?,
         };
-        if station == from {
-            return Err(Cause::Unknown);
+        match target {
+            FrameTarget::Station(to) if self.rewrite(to, &vlan).is_none() => Err(Cause::Vlan),
+            target => Ok((target, vlan)),
         }
-        let apart = self.members[station].vlan != self.members[from].vlan;
-        if apart || tagged && !self.members[station].tagged {
+    }
+
+    /// Who receives a frame for an address that is no station's.
+    fn not_a_station(
+        &self,
+        from: usize,
+        to: MacAddress,
+        vlan: &FrameVlan,
+        now_ns: impl Fn() -> u64,
+    ) -> Result<FrameTarget, Cause> {
+        let outside = !self.members[from].is_uplink && !self.uplinks.is_empty();
+        let carried = self.uplinks.first().is_some_and(|it| self.rewrite(*it, vlan).is_some());
+        if let Some(table) = self.table() {
+            return match table.find(now_ns(), (vlan.id(), to)) {
+                Some(station) if station == from => Err(Cause::Unknown),
+                Some(station) if station < self.members.len() => Ok(FrameTarget::Station(station)),
+                Some(_) if outside && carried => Ok(FrameTarget::Outside),
+                Some(_) => Err(Cause::Unknown),
+                None => Ok(FrameTarget::Flood),
+            };
+        }
+        match outside {
+            true if carried => Ok(FrameTarget::Outside),
+            true => Err(Cause::Vlan),
+            false => Err(Cause::Unknown),
+        }
+    }
+
+    /// Whether `from` may have sent a frame that begins with `head`, for `to`, at `now_ns`.
+    ///
+    /// # Errors
+    /// What it may not have.
+    #[inline]
+    pub fn check_arrival(
+        &self,
+        (from, to): (usize, usize),
+        head: &[u8],
+        now_ns: impl Fn() -> u64,
+    ) -> Result<(), Cause> {
+        let source = head.get(6..12).and_then(|it| it.try_into().ok()).ok_or(Cause::Length)?;
+        let vlan = self.members[to].vlans.classify(head, &self.named)?;
+        if !self.members[from].vlans.is_in(vlan.id(), &self.named) {
             return Err(Cause::Vlan);
         }
-        Ok((FrameTarget::Station(station), tagged))
+        self.check_address(from, vlan.id(), MacAddress(source), now_ns)
     }
 
-    /// Whether `from` may have sent a frame that begins with `head`, for its receiver.
+    /// Whether `from` may send from an address.
     #[inline]
-    pub fn may_come(&self, from: usize, source: MacAddress) -> bool {
-        match self.members[from].is_uplink {
-            true => self.is_outside(from, source),
-            false => self.members[from].mac == source,
+    fn check_address(
+        &self,
+        from: usize,
+        vlan: u16,
+        source: MacAddress,
+        now_ns: impl Fn() -> u64,
+    ) -> Result<(), Cause> {
+        let own = &self.members[from];
+        if own.mac == source {
+            return Ok(());
         }
-    }
-
-    /// Whether an address may be one that the uplink forwards for: its own, or no station's.
-    fn is_outside(&self, uplink: usize, source: MacAddress) -> bool {
-        source.is_station() && self.station_of(source).is_none_or(|station| station == uplink)
+        let may = own.is_uplink || own.has_others;
+        if !may || !source.is_station() || self.station_of(source).is_some() {
+            return Err(Cause::Spoofed);
+        }
+        let Some(mut table) = self.table() else { return Ok(()) };
+        let port = if own.is_uplink { self.members.len() } else { from };
+        table.learn(now_ns(), (vlan, source), port).map_err(|_| Cause::Spoofed)
     }
 
     fn station_of(&self, mac: MacAddress) -> Option<usize> {
@@ -205,10 +326,15 @@ impl StationSwitch {
         Ok(())
     }
 
-    fn check_source(&self, from: usize, header: &Header, head: &[u8]) -> Result<(), Cause> {
-        if !self.may_come(from, header.from) {
-            return Err(Cause::Spoofed);
-        }
+    fn check_source(
+        &self,
+        from: usize,
+        vlan: u16,
+        header: &Header,
+        head: &[u8],
+        now_ns: impl Fn() -> u64,
+    ) -> Result<(), Cause> {
+        self.check_address(from, vlan, header.from, now_ns)?;
         let Some((ipv4, ipv6)) = self.members[from].bound else { return Ok(()) };
         let packet = head.get(header.network..).unwrap_or_default();
         let honest = match header.kind {
@@ -222,7 +348,8 @@ impl StationSwitch {
             IPV6 => {
                 self.is_own_ipv6(from, packet, 8, ipv6) && self.is_honest_icmp(from, packet, ipv6)
             }
-            _ => true,
+            // What is behind more tags than are looked at.
+            kind => !VLAN.contains(&kind),
         };
         if honest { Ok(()) } else { Err(Cause::Spoofed) }
     }
@@ -336,7 +463,6 @@ fn eui64(mac: MacAddress) -> Ipv6Addr {
 struct Header {
     to: MacAddress,
     from: MacAddress,
-    tagged: bool,
     kind: u16,
     /// Where the packet begins.
     network: usize,
@@ -352,7 +478,7 @@ impl Header {
         while VLAN.contains(&kind) && tags < 2 {
             (kind, network, tags) = (word(network + 2)?, network + 4, tags + 1);
         }
-        Some(Header { to: mac(0)?, from: mac(6)?, tagged: tags > 0, kind, network })
+        Some(Header { to: mac(0)?, from: mac(6)?, kind, network })
     }
 }
 

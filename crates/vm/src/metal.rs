@@ -1,10 +1,13 @@
-//! Machines that stand for physical hosts, for tests of what runs on bare metal: stock kernels in VMs with what a
+//! Machines that stand for physical hosts, to try and to test what runs on bare metal: stock kernels in VMs with what a
 //! host has, an IOMMU, PCI devices, a network, and memory in a file so that a bridge in software reaches it.
 //!
-//! A test starts the bridge (`rackbus ntb`), then the machines, which connect to it when they start; it hands
-//! them files (programs, kernel modules) and runs scripts in them.
+//! The bridge (`rackbus ntb`, [`BridgeProcess`]) is started first, then the machines, which connect to it when they
+//! start; they are handed files (programs, kernel modules) and run scripts. [`BareMetalRack`] is a whole rack of them.
 
+mod bridge;
 mod network;
+pub mod programs;
+mod rack;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,7 +20,9 @@ use crate::error::io;
 use crate::spec::{Boot, FunctionSpec, VmIommu, VmSpec};
 use crate::{Assets, Guest, Result, Vm, VmError};
 
+pub use bridge::{BridgeProcess, MemoryFiles};
 pub use network::{NetworkCable, SharedNetwork};
+pub use rack::{BareMetalRack, BareMetalSpec, DRIVE, PRELUDE, run};
 
 /// How long a machine may take to boot under TCG on a busy host.
 const BOOT: Duration = Duration::from_secs(120);

@@ -13,6 +13,9 @@ use crate::commands::named_host;
 use crate::output::{Cell, Failure, Output, Tone};
 use crate::paths::{find_run_dir, running};
 
+/// Learned addresses of a port that a table has.
+const SHOWN_ADDRESSES: usize = 4;
+
 /// Join the hosts of the rack by a network through the fabric's memory.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -182,6 +185,11 @@ async fn status(common: &Common, output: &Output, hosts: &[String]) -> Result<()
         }
         let head = ["port", "address", "mac", "mtu", "queues", "polling", "dropped"];
         o.table(&head, ports().map(|(it, port)| port_row(it, port)).collect());
+        let vlans: Vec<_> = ports().filter_map(|(_, port)| vlan_row(port)).collect();
+        if !vlans.is_empty() {
+            o.line("");
+            o.table(&["port", "vlan", "tagged vlans", "learned addresses"], vlans);
+        }
         let uplinks: Vec<_> = all.iter().flat_map(|it| &it.uplinks).collect();
         if !uplinks.is_empty() {
             o.line("");
@@ -199,6 +207,29 @@ async fn status(common: &Common, output: &Output, hosts: &[String]) -> Result<()
         }
     });
     Ok(())
+}
+
+/// The VLANs of a port and what is behind it, where there is anything to say.
+fn vlan_row(port: &PortStatus) -> Option<Vec<Cell>> {
+    if port.vlan.is_none() && port.vlans.is_none() && port.learned.is_empty() {
+        return None;
+    }
+    let vlans = port.vlans.iter().flatten().map(u16::to_string).collect::<Vec<_>>();
+    let learned = port.learned.iter().map(|it| match it.vlan {
+        Some(vlan) if Some(vlan) != port.vlan => format!("{} in VLAN {vlan}", it.mac),
+        _ => it.mac.clone(),
+    });
+    // More than fit a line are in the JSON.
+    let mut shown: Vec<String> = learned.take(SHOWN_ADDRESSES).collect();
+    if port.learned.len() > SHOWN_ADDRESSES {
+        shown.push(format!("and {} more", port.learned.len() - SHOWN_ADDRESSES));
+    }
+    Some(vec![
+        port.port.clone().into(),
+        port.vlan.map(|vlan| vlan.to_string()).unwrap_or_default().into(),
+        vlans.join(" ").into(),
+        shown.join(", ").into(),
+    ])
 }
 
 fn port_row(status: &NetworkStatus, port: &PortStatus) -> Vec<Cell> {

@@ -1,7 +1,10 @@
 //! `rackbus testbed`: a rack of several machines on this one, to try it and to test it.
 //!
-//! A machine is a network namespace on one bridge, with a mount namespace in which it sees none of the others'
+//! Those of `rackbus testbed metal` are virtual machines ([`metal`]). Those of `rackbus testbed up` are namespaces:
+//! a machine is a network namespace on one bridge, with a mount namespace in which it sees none of the others'
 //! files, and an IPC namespace: what machines have of each other goes over the network. Cables can be pulled.
+
+mod metal;
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -20,6 +23,7 @@ use serde_json::json;
 use crate::commands::{read_rack, status};
 use crate::output::{Failure, Output};
 use crate::{paths, process};
+use metal::{MetalArgs, Request};
 
 /// How long the machines may take to come up.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,6 +35,8 @@ const NODE: u16 = 7421;
 const CONTROL_MACHINE: &str = "control";
 /// The namespace of the bridge that joins the machines' network interfaces.
 const BRIDGE_MACHINE: &str = "bridge";
+/// Where the files are unless somebody says otherwise.
+const DEFAULT_DIR: &str = "/run/rackbus-testbed";
 /// The folder's note of what there is.
 const NOTE: &str = "testbed.json";
 
@@ -49,12 +55,13 @@ exec \"$@\"";
   rackbus testbed on beta -- rackbus borrow alpha/nvme0 --for beta
   rackbus testbed cut alpha       its cable is pulled
   rackbus testbed mend alpha
-  rackbus testbed down")]
+  rackbus testbed down
+  rackbus testbed metal 3         virtual machines with NTBs between them, until Ctrl-C")]
 pub struct Args {
     #[command(subcommand)]
     command: Action,
     /// Where the machines' files are; short, since sockets are there.
-    #[arg(long, global = true, value_name = "DIR", default_value = "/run/rackbus-testbed")]
+    #[arg(long, global = true, value_name = "DIR", default_value = DEFAULT_DIR)]
     dir: PathBuf,
 }
 
@@ -66,6 +73,8 @@ enum Action {
         #[arg(default_value = "rack.toml")]
         file: PathBuf,
     },
+    /// Boot virtual machines that stand for physical hosts, each with its end of an NTB in software, until this ends.
+    Metal(MetalArgs),
     /// End all machines. Their files stay.
     Down,
     /// Run a program on a machine.
@@ -74,7 +83,7 @@ enum Action {
         machine: String,
         /// The program and its arguments.
         #[arg(last = true, required = true)]
-        command: Vec<OsString>,
+        command: Vec<String>,
     },
     /// Pull a machine's cable.
     Cut {
@@ -304,8 +313,13 @@ impl Args {
             return Err(Failure::new("network namespaces are root's to make", remedy));
         }
         let dir = std::path::absolute(&self.dir).map_err(|cause| failed(cause.to_string()))?;
+        if metal::is_there(&dir) {
+            return self.on_metal(&dir, output);
+        }
         match &self.command {
             Action::Up { file } => up(&dir, file, output).await,
+            Action::Metal(_) if dir.join(NOTE).exists() => Err(taken(&dir)),
+            Action::Metal(args) => args.run(&dir, output).await,
             Action::Down => {
                 let testbed = Testbed::load(&dir)?;
                 testbed.end(&dir);
@@ -330,6 +344,31 @@ impl Args {
     }
 }
 
+impl Args {
+    /// The same, of machines that [`MetalArgs`] has booted.
+    fn on_metal(&self, dir: &Path, output: &Output) -> Result<(), Failure> {
+        let (request, what) = match &self.command {
+            Action::Up { .. } | Action::Metal(_) => return Err(taken(dir)),
+            Action::On { machine, command } => return metal::on(dir, machine, command, output),
+            Action::Down => (Request::End, "ended"),
+            Action::Cut { machine } => {
+                (Request::Cable { machine: machine.clone(), plugged_in: false }, "cut off")
+            }
+            Action::Mend { machine } => {
+                (Request::Cable { machine: machine.clone(), plugged_in: true }, "reached again")
+            }
+            Action::Kill { machine } => (Request::Kill { machine: machine.clone() }, "killed"),
+            Action::Start { machine } => (Request::Start { machine: machine.clone() }, "started"),
+        };
+        metal::request(dir, &request, what, output)
+    }
+}
+
+fn taken(dir: &Path) -> Failure {
+    let error = format!("there is a testbed in {} already", dir.display());
+    Failure::new(error, "end it with `rackbus testbed down`, or name another --dir")
+}
+
 fn done(output: &Output, machine: &str, what: &str) {
     output.result(&json!({ "machine": machine, "is": what }), |o| {
         o.line(&format!("{machine}: {what}"));
@@ -339,14 +378,10 @@ fn done(output: &Output, machine: &str, what: &str) {
 async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
     let rack: Rack = read_rack(file)?;
     if dir.join(NOTE).exists() {
-        let error = format!("there is a testbed in {} already", dir.display());
-        return Err(Failure::new(
-            error,
-            "end it with `rackbus testbed down`, or name another --dir",
-        ));
+        return Err(taken(dir));
     }
-    let taken = [CONTROL_MACHINE, BRIDGE_MACHINE];
-    if let Some(host) = rack.hosts.iter().find(|host| taken.contains(&host.name.as_str())) {
+    let reserved = [CONTROL_MACHINE, BRIDGE_MACHINE];
+    if let Some(host) = rack.hosts.iter().find(|host| reserved.contains(&host.name.as_str())) {
         let error = format!("a machine of the testbed itself is named {}", host.name);
         return Err(Failure::usage(error, "give the host another name"));
     }
@@ -434,7 +469,7 @@ async fn up_again(client: &ControlClient, names: &[&str]) -> Result<(), Failure>
 }
 
 /// Becomes a program on a machine; comes back only when that cannot be.
-fn on(dir: &Path, machine: &str, command: &[OsString]) -> Result<(), Failure> {
+fn on(dir: &Path, machine: &str, command: &[String]) -> Result<(), Failure> {
     let testbed = Testbed::load(dir)?;
     let (_, machine) = testbed.machine(machine)?;
     let [program, arguments @ ..] = command else {

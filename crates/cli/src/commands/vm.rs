@@ -263,15 +263,6 @@ fn free_name(context: &Context<'_>) -> Result<String, Failure> {
     free.ok_or_else(|| Failure::new("no free VM name", "give one with --name"))
 }
 
-/// A word as a shell takes it back.
-fn quote(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', "'\\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,8 +272,5 @@ mod tests {
         assert_eq!(memory("512M"), Ok(512));
         assert_eq!(memory("2 GiB"), Ok(2048));
         assert!(memory("1T").is_err() && memory("").is_err() && memory("9999999G").is_err());
-        assert_eq!(quote("a=b"), "a=b");
-        assert_eq!(quote("it's"), "'it'\\''s'");
-        assert_eq!(quote(""), "''");
     }
 }

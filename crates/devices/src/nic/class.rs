@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_fabric::rack::DeviceSection;
+use rackbus_fabric::rack::{DeviceSection, PortRules};
 use rackbus_fabric::text::{Parsed, Section, wrong};
 use rackbus_net::{MacAddress, PortOptions};
 use rackbus_pci::Function;
@@ -19,8 +19,6 @@ use crate::place::Folders;
 
 /// Functions of a device at most.
 const MOST_FUNCTIONS: u64 = 64;
-/// VLANs that a port may be in.
-const VLANS: (u64, u64) = (1, 4094);
 /// Bytes of a burst: one of the longest frames at least.
 const BURSTS: (u64, u64) = (64 << 10, 1 << 30);
 /// Without `burst`: what goes in so many parts of a second.
@@ -30,9 +28,21 @@ const BURST_PARTS: u64 = 200;
 #[derive(Debug)]
 pub struct NicClass;
 
-const KEYS: &[&str] =
-    &["kind", "functions", "queues", "mac", "rate", "burst", "vlan", "anti_spoofing", "function"];
-const OWN_KEYS: &[&str] = &["mac", "rate", "burst", "vlan", "anti_spoofing"];
+const KEYS: &[&str] = &[
+    "kind",
+    "functions",
+    "queues",
+    "mac",
+    "rate",
+    "burst",
+    "vlan",
+    "vlans",
+    "learned_addresses",
+    "anti_spoofing",
+    "function",
+];
+const OWN_KEYS: &[&str] =
+    &["mac", "rate", "burst", "vlan", "vlans", "learned_addresses", "anti_spoofing"];
 
 impl Class for NicClass {
     fn name(&self) -> &'static str {
@@ -91,7 +101,9 @@ impl Class for NicClass {
             let own = Own::read(&keys)?.or(&common);
             let (NicOptions { name, .. }, port) = all[index].clone();
             all[index] = own.function(name, pairs, mac(&keys)?.or(port.mac));
+            check(&all[index], &keys)?;
         }
+        all.iter().try_for_each(|function| check(function, &keys))?;
         let function = |(options, port): (NicOptions, PortOptions)| {
             Arc::new(NicFunction { options, port, counters: Arc::default() })
                 as Arc<dyn DeviceConfig>
@@ -103,6 +115,18 @@ impl Class for NicClass {
 const MAC: &str =
     "`mac` is the first function's address, as in \"52:54:00:12:34:00\"; the others follow";
 const RATE: &str = "`rate` is what a function may send and receive, as in \"1 Gbit/s\"";
+
+/// Refuses a function that may use its own IP addresses only, and others' behind it.
+fn check((options, port): &(NicOptions, PortOptions), keys: &Section<'_>) -> Parsed<()> {
+    if port.anti_spoofing && port.rules.learned_addresses > 0 {
+        return wrong(
+            keys.place("learned_addresses"),
+            format!("{} has `anti_spoofing` and `learned_addresses`", options.name),
+            "leave one of them out: what is behind a bridge has IP addresses of its own",
+        );
+    }
+    Ok(())
+}
 
 /// The address that is `count` behind another one.
 fn beyond(mac: MacAddress, count: u64) -> Option<MacAddress> {
@@ -128,6 +152,8 @@ struct Own {
     rate: Option<u64>,
     burst: Option<u64>,
     vlan: Option<u16>,
+    vlans: Option<Vec<u16>>,
+    learned_addresses: Option<u32>,
     anti_spoofing: Option<bool>,
 }
 
@@ -144,8 +170,9 @@ impl Own {
             },
         };
         let burst = keys.size("burst", BURSTS.0, BURSTS.1)?;
-        let vlan = keys.count("vlan", VLANS.0, VLANS.1)?.map(|vlan| vlan as u16);
-        Ok(Own { rate, burst, vlan, anti_spoofing: keys.truth("anti_spoofing")? })
+        let (vlan, vlans, learned_addresses) = PortRules::read(keys)?;
+        let anti_spoofing = keys.truth("anti_spoofing")?;
+        Ok(Own { rate, burst, vlan, vlans, learned_addresses, anti_spoofing })
     }
 
     fn or(self, common: &Own) -> Own {
@@ -153,6 +180,8 @@ impl Own {
             rate: self.rate.or(common.rate),
             burst: self.burst.or(common.burst),
             vlan: self.vlan.or(common.vlan),
+            vlans: self.vlans.or_else(|| common.vlans.clone()),
+            learned_addresses: self.learned_addresses.or(common.learned_addresses),
             anti_spoofing: self.anti_spoofing.or(common.anti_spoofing),
         }
     }
@@ -163,13 +192,14 @@ impl Own {
         pairs: u16,
         mac: Option<MacAddress>,
     ) -> (NicOptions, PortOptions) {
-        let Own { rate, burst, vlan, anti_spoofing } = self;
+        let Own { rate, burst, vlan, vlans, learned_addresses, anti_spoofing } = self;
+        let rules = PortRules { vlan, vlans, learned_addresses: learned_addresses.unwrap_or(0) };
         let burst = |rate: u64| burst.unwrap_or((rate / BURST_PARTS).clamp(BURSTS.0, BURSTS.1));
         let rate = rate.map(|rate| (rate, burst(rate)));
         let anti_spoofing = anti_spoofing.unwrap_or(false);
         let address = mac.unwrap_or_else(|| MacAddress::derived(&name));
         let options = NicOptions { name, pairs, mac: address, rate };
-        (options, PortOptions { mac: Some(address), vlan, anti_spoofing })
+        (options, PortOptions { mac: Some(address), rules, anti_spoofing })
     }
 }
 
@@ -192,8 +222,16 @@ impl DeviceConfig for NicFunction {
         if let Some((rate, _)) = rate {
             detail += &format!(", {}", bits(*rate));
         }
-        if let Some(vlan) = self.port.vlan {
+        let PortRules { vlan, vlans, learned_addresses } = &self.port.rules;
+        if let Some(vlan) = vlan {
             detail += &format!(", VLAN {vlan}");
+        }
+        if let Some(vlans) = vlans.as_ref().filter(|vlans| !vlans.is_empty()) {
+            let vlans: Vec<String> = vlans.iter().map(u16::to_string).collect();
+            detail += &format!(", tagged VLANs {}", vlans.join(" "));
+        }
+        if *learned_addresses > 0 {
+            detail += &format!(", {learned_addresses} addresses behind it");
         }
         detail
     }

@@ -9,37 +9,25 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rackbus_e2e::guest::succeeded;
-use rackbus_e2e::metal::{Bridge, Memory};
-use rackbus_e2e::{Failure, Result, ensure, programs};
-use rackbus_vm::{Assets, Guest, Machine, MachineSpec, NetworkCable, SharedNetwork, VmIommu};
+use rackbus_e2e::rack::beside;
+use rackbus_e2e::{Failure, Result, ensure};
+use rackbus_vm::metal::{BareMetalRack, BareMetalSpec};
+use rackbus_vm::{Assets, Guest, Machine};
 
-/// What the scripts have in common. The programs bring their own libraries: what they were linked with.
-const PRELUDE: &str = r#"
-    set -e
-    cd /tmp
-    export XDG_STATE_HOME=/tmp/state
-    rackbus() { /mnt/files/run rackbus "$@"; }
-    until_ok() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); [ $n -lt 600 ] || return 1; sleep 0.05; done; }
-    at() { basename $(dirname $(grep -l $1 /sys/bus/pci/devices/*/class)); }
-    gone() { [ ! -e /dev/nvme0n1 ]; }
-"#;
-
-/// How long a host's daemon runs at most.
+/// How long the load on the drive goes on at most.
 const LIMIT: Duration = Duration::from_secs(600);
 /// How long what is under way when the lender dies may take to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The network that joins the machines.
 const SUBNET: u8 = 18;
-/// alpha has the drive. All of them by name, with the kernels they run.
-const ALPHA: (&str, Guest) = ("alpha", Guest::Bookworm);
-const BETA: (&str, Guest) = ("beta", Guest::Bookworm);
-const GAMMA: (&str, Guest) = ("gamma", Guest::Trixie);
-/// Machines that are translated miss heartbeats when this one is busy.
-const MODULE: &str = "rackbus silence_ms=2000";
+/// The hosts, and what they run. alpha has the drive.
+const HOSTS: [(&str, Guest); 3] =
+    [("alpha", Guest::Bookworm), ("beta", Guest::Bookworm), ("gamma", Guest::Trixie)];
+/// Whether the drive has gone.
+const GONE: &str = "gone() { [ ! -e /dev/nvme0n1 ]; }\n";
 const BORROW: &str = "rackbus borrow alpha/d0 --placement host --for";
 
 fn main() -> ExitCode {
@@ -69,29 +57,29 @@ fn step<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(value)
 }
 
-/// The machines, and what joins them.
-struct Hosts {
-    alpha: Machine,
-    beta: Machine,
-    gamma: Machine,
-    /// Where alpha is on the network.
-    address: String,
-    _bridges: [Bridge; 2],
-    _switch: SharedNetwork,
-}
-
 fn demonstrate(dir: &Path) -> Result<()> {
     if dir.exists() {
         std::fs::remove_dir_all(dir)?;
     }
     println!("machines run under {} on this one", Assets::of_user().accel()?);
-    let mut hosts = step(
+    let mut rack = step(
         "an NTB for alpha and beta and one for alpha and gamma start; three machines boot",
-        || Hosts::start(dir),
+        || {
+            let hosts = HOSTS.map(|(name, guest)| (name.to_owned(), guest)).to_vec();
+            let spec = BareMetalSpec {
+                program: beside("rackbus")?,
+                programs: Vec::new(),
+                hosts,
+                subnet: SUBNET,
+                drive: 64 << 20,
+                with_local_drive: false,
+            };
+            Ok(BareMetalRack::boot(&Assets::of_user(), &spec, dir)?)
+        },
     )?;
-    let outcome = borrowed(&mut hosts);
+    let outcome = borrowed(&mut rack);
     if outcome.is_err() {
-        for machine in [&mut hosts.alpha, &mut hosts.beta, &mut hosts.gamma] {
+        for machine in rack.machines() {
             let said = machine.run("tail -n 30 /tmp/*.log; dmesg | tail -n 20");
             eprintln!("{}: {}", machine.name(), said.unwrap_or_else(|error| error.to_string()));
         }
@@ -99,9 +87,9 @@ fn demonstrate(dir: &Path) -> Result<()> {
     outcome
 }
 
-fn borrowed(hosts: &mut Hosts) -> Result<()> {
-    step("the control plane starts on alpha; the nodes join it", || hosts.join())?;
-    let Hosts { alpha, beta, gamma, .. } = hosts;
+fn borrowed(rack: &mut BareMetalRack) -> Result<()> {
+    step("the control plane starts on alpha; the nodes join it", || Ok(rack.join()?))?;
+    let beta = rack.machine("beta")?;
     step("beta borrows alpha's drive into its own PCI tree", || borrow(beta))?;
     let sum = step("beta makes a file system and writes 16 MiB", || {
         run(
@@ -112,22 +100,26 @@ fn borrowed(hosts: &mut Hosts) -> Result<()> {
             sha256sum </mnt/a/data",
         )
     })?;
+    let gamma = rack.machine("gamma")?;
     step("gamma asks for the drive, and is refused", || {
         let said = run(gamma, &format!("if {BORROW} gamma 2>&1; then echo not refused; fi"))?;
         ensure!(said.contains("alpha/d0 is lent to beta"), "it is told: {said}");
         say(gamma, &said);
         Ok(())
     })?;
+    let beta = rack.machine("beta")?;
     step("beta unmounts it and returns it", || {
         run(beta, "umount /mnt/a; rackbus return 1 >/dev/null; gone").map(drop)
     })?;
+    let gamma = rack.machine("gamma")?;
     step("gamma borrows the drive", || borrow(gamma))?;
     step("gamma finds the data", || {
         let found = run(gamma, "mount /dev/nvme0n1 /mnt/a; sha256sum </mnt/a/data")?;
         ensure!(found == sum, "beta wrote {sum}, gamma reads {found}");
         Ok(())
     })?;
-    killed(alpha, gamma)?;
+    killed(rack)?;
+    let gamma = rack.machine("gamma")?;
     step("nothing is left in gamma that hangs, and no lease", || settled(gamma))
 }
 
@@ -150,17 +142,16 @@ fn borrow(machine: &mut Machine) -> Result<()> {
 }
 
 /// alpha's node is killed while gamma writes to its drive.
-fn killed(alpha: &mut Machine, gamma: &mut Machine) -> Result<()> {
-    let script = |text: &str| format!("{PRELUDE}{text}");
+fn killed(rack: &mut BareMetalRack) -> Result<()> {
     let load = "while dd if=/dev/zero of=/mnt/a/load bs=64k count=64 oflag=direct conv=notrunc 2>load.log; do
             touch loaded
         done";
-    let load = gamma.begin(&script(load), LIMIT)?;
-    run(gamma, "until_ok test -e loaded")?;
-    let watch = "until gone; do sleep 0.02; done";
-    let watch = gamma.begin(&script(watch), PATIENCE)?;
+    let load = rack.begin("gamma", load, LIMIT)?;
+    run(rack.machine("gamma")?, "until_ok test -e loaded")?;
+    let watch = format!("{GONE}until gone; do sleep 0.02; done");
+    let watch = rack.begin("gamma", &watch, PATIENCE)?;
     let begun = Instant::now();
-    run(alpha, "kill -KILL $(cat node.pid)")?;
+    rack.kill_node("alpha")?;
     let ended = watch.wait()?;
     let took = begun.elapsed();
     succeeded("gamma", "the drive goes", &ended)?;
@@ -172,6 +163,7 @@ fn killed(alpha: &mut Machine, gamma: &mut Machine) -> Result<()> {
     succeeded("gamma", "the writes end", &ended)?;
     println!("  {:>9.1} ms  gamma's writes have ended", ms(begun.elapsed()));
     let why = "grep -v records load.log; dmesg | grep -i 'rackbus.*lost' | tail -n 2";
+    let gamma = rack.machine("gamma")?;
     let said = run(gamma, why)?;
     say(gamma, &said);
     Ok(())
@@ -192,123 +184,8 @@ fn settled(gamma: &mut Machine) -> Result<()> {
     Ok(())
 }
 
-impl Hosts {
-    fn start(dir: &Path) -> Result<Hosts> {
-        let assets = Assets::of_user();
-        let memory = Memory::new()?;
-        let bridge = |other: &str, memory: &Arc<Memory>| {
-            Bridge::between([ALPHA.0, other], memory, &dir.join("bridges"), &[])
-        };
-        let bridges = [bridge(BETA.0, &memory)?, bridge(GAMMA.0, &memory)?];
-        let mut switch = SharedNetwork::new(SUBNET)?;
-        let mut spec = bridges[0].machine(ALPHA.0, ALPHA.1);
-        bridges[1].plug(&mut spec);
-        spec.iommu = VmIommu::Translating;
-        spec.devices = drive(dir)?;
-        let cable = switch.cable()?;
-        let address = cable.address().split('/').next().unwrap_or_default().to_owned();
-        let mut alpha = launch(&assets, spec, cable, dir)?;
-        let spec = bridges[0].machine(BETA.0, BETA.1);
-        let mut beta = launch(&assets, spec, switch.cable()?, dir)?;
-        let spec = bridges[1].machine(GAMMA.0, GAMMA.1);
-        let mut gamma = launch(&assets, spec, switch.cable()?, dir)?;
-        for machine in [&mut alpha, &mut beta, &mut gamma] {
-            machine.booted()?;
-        }
-        for borrower in [&mut beta, &mut gamma] {
-            borrower.load(&[MODULE])?;
-        }
-        Ok(Hosts { alpha, beta, gamma, address, _bridges: bridges, _switch: switch })
-    }
-
-    /// Writes the rack file, starts the control plane on alpha, and has the hosts join.
-    fn join(&mut self) -> Result<()> {
-        let Hosts { alpha, beta, gamma, address, .. } = self;
-        let ntbs = "lspci -D -d 8086:201c | cut -d' ' -f1";
-        let own = run(alpha, ntbs)?;
-        // In the order in which they were plugged in.
-        let [to_beta, to_gamma] = own.lines().collect::<Vec<_>>()[..] else {
-            return Err(Failure(format!("alpha has these NTBs: {own}")));
-        };
-        let drive = run(alpha, "at 0x010802")?;
-        let (beta_end, gamma_end) = (run(beta, ntbs)?, run(gamma, ntbs)?);
-        let ends = [
-            ("alpha.ntb.beta", to_beta),
-            ("alpha.ntb.gamma", to_gamma),
-            ("beta.ntb.alpha", &beta_end),
-            ("gamma.ntb.alpha", &gamma_end),
-        ];
-        let mut rack = format!(
-            "name = \"metal\"\n[hosts.alpha.devices.d0]\nkind = \"vfio\"\naddress = \"{drive}\"\n"
-        );
-        for (table, end) in ends {
-            rack.push_str(&format!("[hosts.{table}]\naddress = \"{end}\"\n"));
-        }
-        run(alpha, &format!("cat >rack.toml <<'END'\n{rack}END"))?;
-        daemon(alpha, "control", &format!("control rack.toml --listen {address}:7420"))?;
-        run(alpha, "until_ok rackbus status")?;
-        for host in [ALPHA.0, BETA.0, GAMMA.0] {
-            let token = run(alpha, &format!("rackbus token {host}"))?;
-            let machine = match host {
-                "alpha" => &mut *alpha,
-                "beta" => &mut *beta,
-                _ => &mut *gamma,
-            };
-            run(machine, &format!("umask 077; echo '{token}' >token"))?;
-            // The control plane has the usual folder on alpha.
-            let run_dir = if host == ALPHA.0 { "--run-dir /tmp/run" } else { "" };
-            let node = format!(
-                "{run_dir} node --host {host} --join https://{address}:7420 --token-file token"
-            );
-            daemon(machine, "node", &node)?;
-            run(machine, "until_ok rackbus devices")?;
-        }
-        let up = "up() { said=$(rackbus devices) && ! echo \"$said\" | grep -q -e absent -e unreachable; }; until_ok up";
-        run(alpha, up).map(drop)
-    }
-}
-
-/// alpha's drive: QEMU's, which copies through a buffer of its own where DMA goes to another function.
-fn drive(dir: &Path) -> Result<Vec<String>> {
-    let medium = dir.join("medium.img");
-    std::fs::File::create(&medium)?.set_len(64 << 20)?;
-    let medium = format!("driver=file,node-name=medium,filename={}", medium.display());
-    let device = "nvme,serial=metal0,drive=medium,x-max-bounce-buffer-size=33554432";
-    Ok(["-blockdev", &medium, "-device", device].map(str::to_owned).to_vec())
-}
-
-/// Starts a machine that has the program, and the kernel module for its kernel.
-fn launch(
-    assets: &Assets,
-    mut spec: MachineSpec,
-    cable: NetworkCable,
-    dir: &Path,
-) -> Result<Machine> {
-    let files = dir.join("files").join(&spec.name);
-    programs::collect(&files, &["rackbus"])?;
-    std::fs::copy(assets.kernel_module(spec.guest)?, files.join("rackbus.ko"))?;
-    (spec.files, spec.cable) = (Some(files), Some(cable));
-    Ok(Machine::start(assets, &spec, dir)?)
-}
-
 fn run(machine: &mut Machine, script: &str) -> Result<String> {
-    Ok(machine.run(&format!("{PRELUDE}{script}"))?)
-}
-
-/// Starts a daemon, with what it says and its process id in files. One that ends with an error is started again: a
-/// handshake may take a machine that is translated longer than a peer waits. One that is killed is not.
-fn daemon(machine: &mut Machine, name: &str, arguments: &str) -> Result<()> {
-    let script = format!(
-        "set +e
-        status=1
-        while [ $status = 1 ]; do
-            sh -c 'echo $$ >{name}.pid; exec /mnt/files/run rackbus {arguments}' >>{name}.log 2>&1
-            status=$?
-            sleep 1
-        done"
-    );
-    machine.begin(&format!("{PRELUDE}{script}"), LIMIT)?;
-    Ok(())
+    Ok(rackbus_vm::metal::run(machine, &format!("{GONE}{script}"))?)
 }
 
 fn say(machine: &Machine, said: &str) {

@@ -208,6 +208,23 @@ pub struct Network {
     pub queues: u16,
     /// Where the network goes on outside of the rack: the first of them that works.
     pub uplinks: Vec<Uplink>,
+    /// The VLANs that have tags there; without it, all that the file names nowhere.
+    pub uplink_vlans: Option<Vec<u16>>,
+    /// Frames for many stations that each queue of a station may send in a second.
+    pub flood_limit: u64,
+    /// What is said of the ports of hosts, by the host's name.
+    pub hosts: BTreeMap<String, PortRules>,
+}
+
+/// What the file says of a port of the network.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PortRules {
+    /// The VLAN that its frames without tags are in.
+    pub vlan: Option<u16>,
+    /// The VLANs that it takes with tags.
+    pub vlans: Option<Vec<u16>>,
+    /// How many Ethernet addresses other than its own may be behind it.
+    pub learned_addresses: u32,
 }
 
 /// An interface of a host's machine that leads outside of the rack.

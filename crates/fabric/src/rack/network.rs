@@ -1,14 +1,26 @@
 //! The file's `[network]` section: the rack's one Ethernet, and the subnets of its hosts.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Host, Network, Subnet, Uplink};
+use super::{Host, Network, PortRules, Subnet, Uplink};
 use crate::text::{Parsed, Section, subsection, wrong};
 
-const KEYS: &[&str] = &["subnet", "subnet6", "mtu", "queues", "uplinks"];
+const KEYS: &[&str] =
+    &["subnet", "subnet6", "mtu", "queues", "uplinks", "uplink_vlans", "flood_limit", "host"];
+const HOST_KEYS: &[&str] = &["vlan", "vlans", "learned_addresses"];
+
+/// VLANs that a port may be in: those that IEEE 802.1Q leaves to networks.
+const VLANS: (u64, u64) = (1, 4094);
+/// Ethernet addresses that may be behind a port, at most.
+const MOST_ADDRESSES: u64 = 1024;
+/// Frames for many that each queue of a station may send in a second, at most.
+const FLOOD_LIMITS: (u64, u64) = (10, 100_000_000);
+/// Without `flood_limit`: more than programs send to groups, and less than keeps all receivers busy.
+const FLOOD_LIMIT: u64 = 100_000;
 
 const UPLINKS: &str =
     "write a list of HOST/INTERFACE, the one to use first: [\"alpha/eth1\", \"beta/eth1\"]";
@@ -34,8 +46,47 @@ impl Default for Network {
             mtu: 1500,
             queues: 1,
             uplinks: Vec::new(),
+            uplink_vlans: None,
+            flood_limit: FLOOD_LIMIT,
+            hosts: BTreeMap::new(),
         }
     }
+}
+
+impl PortRules {
+    /// What a section says that has the keys `vlan`, `vlans` and `learned_addresses`; each `None` where it says
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Problem`](crate::text::Problem) for what is no VLAN or number.
+    #[allow(clippy::type_complexity)] // the three keys
+    pub fn read(section: &Section<'_>) -> Parsed<(Option<u16>, Option<Vec<u16>>, Option<u32>)> {
+        let vlan = section.count("vlan", VLANS.0, VLANS.1)?.map(|vlan| vlan as u16);
+        let most = section.count("learned_addresses", 0, MOST_ADDRESSES)?;
+        Ok((vlan, vlans(section, "vlans")?, most.map(|most| most as u32)))
+    }
+}
+
+fn vlans(section: &Section<'_>, key: &'static str) -> Parsed<Option<Vec<u16>>> {
+    let Some(numbers) = section.counts(key, VLANS.0, VLANS.1)? else { return Ok(None) };
+    let vlans: BTreeSet<u16> = numbers.into_iter().map(|vlan| vlan as u16).collect();
+    Ok(Some(vlans.into_iter().collect()))
+}
+
+fn host_ports(section: &Section<'_>, hosts: &[Host]) -> Parsed<BTreeMap<String, PortRules>> {
+    let mut all = BTreeMap::new();
+    for entry in section.tables("host")? {
+        if !hosts.iter().any(|host| host.name == entry.name) {
+            let what = format!("there is no host `{}`", entry.name);
+            return wrong(entry.span, what, "write [network.host.NAME] for a host of the file");
+        }
+        let place = format!("network.host.{}", entry.name);
+        let keys = Section::new(entry.table, entry.span.clone(), place, HOST_KEYS)?;
+        let (vlan, vlans, most) = PortRules::read(&keys)?;
+        let rules = PortRules { vlan, vlans, learned_addresses: most.unwrap_or(0) };
+        all.insert(entry.name.to_owned(), rules);
+    }
+    Ok(all)
 }
 
 /// The network that the section describes, or the default one; the hosts have their numbers in it.
@@ -76,6 +127,11 @@ pub(super) fn network(value: Option<&Spanned<DeValue<'_>>>, hosts: &[Host]) -> P
         mtu: mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(default.mtu),
         queues: section.count("queues", 1, 16)?.map_or(default.queues, |queues| queues as u16),
         uplinks: uplinks(&section, hosts)?,
+        uplink_vlans: vlans(&section, "uplink_vlans")?,
+        flood_limit: section
+            .count("flood_limit", FLOOD_LIMITS.0, FLOOD_LIMITS.1)?
+            .unwrap_or(default.flood_limit),
+        hosts: host_ports(&section, hosts)?,
     })
 }
 

@@ -342,6 +342,13 @@ fn the_network_is_the_default_one_or_what_the_file_says() {
     assert_eq!((network.mtu, network.queues), (65_521, 4));
     let uplink = Uplink { host: "alpha".to_owned(), interface: "eth1".to_owned() };
     assert_eq!(network.uplinks, [uplink]);
+    assert_eq!((network.uplink_vlans, network.flood_limit), (None, 100_000));
+    let text = "name = \"lab\"\n[network]\nuplink_vlans = [9, 7, 9]\nflood_limit = 500\n\
+                [network.host.alpha]\nvlan = 7\nvlans = []\nlearned_addresses = 8\n[hosts.alpha]\n";
+    let network = Rack::parse("rack.toml", text).unwrap().network;
+    assert_eq!((network.uplink_vlans, network.flood_limit), (Some(vec![7, 9]), 500));
+    let rules = PortRules { vlan: Some(7), vlans: Some(Vec::new()), learned_addresses: 8 };
+    assert_eq!(network.hosts, BTreeMap::from([("alpha".to_owned(), rules)]));
 }
 
 #[test]
@@ -359,6 +366,12 @@ fn a_network_that_cannot_be_is_refused_with_what_is_allowed() {
         ("mtu = 65522", "mtu"),
         ("queues = 0", "queues"),
         ("vlan = 1", "unknown key `vlan`"),
+        ("uplink_vlans = [4095]", "`uplink_vlans` has 4095"),
+        ("uplink_vlans = 7", "`uplink_vlans`"),
+        ("flood_limit = 1", "`flood_limit` is 1"),
+        ("host.beta.vlan = 7", "there is no host `beta`"),
+        ("host.alpha.vlan = 0", "`vlan` is 0"),
+        ("host.alpha.learned_addresses = 2000", "`learned_addresses` is 2000"),
         ("uplinks = [\"eth1\"]", "`eth1` is no interface of a host"),
         ("uplinks = [\"beta/eth1\"]", "there is no host `beta`"),
         ("uplinks = [\"alpha/eth 1\"]", "`eth 1` is no name of a network interface"),

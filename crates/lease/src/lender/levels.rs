@@ -131,6 +131,11 @@ mod tests {
         assert_eq!(lender.under_way(), Some(UnderWay::Level(DEVICE.to_owned())));
         assert_eq!(lender.receive(set(3, 1, "a")), [], "it is under way");
         assert_eq!(lender.receive(set(3, 2, "b")), [], "one at a time");
+        assert_eq!(
+            lender.receive(arm(3)),
+            [],
+            "what is armed is not answered before the change is"
+        );
         let refused = Err("0.9 would fit".to_owned());
         assert_eq!(answer(&lender.level_done(DEVICE, 3, 1, refused.clone())), (1, refused.clone()));
         assert_eq!(answer(&lender.receive(set(3, 1, "a"))), (1, refused));

@@ -38,10 +38,13 @@ impl World {
                 self.start_node(host);
             }
         }
+        // What could not be stored is asked again within this time.
+        let asked_again = self.now + 2 * CONFIG.resend;
         self.settle(|w| {
             let mut leases = w.authority.iter().flat_map(Authority::leases);
             let active = |l: &LeaseRecord| matches!(l.state, LeaseState::Active { .. });
-            w.nodes.iter().flatten().all(|n| n.registered && n.pending.is_empty())
+            w.now >= asked_again
+                && w.nodes.iter().flatten().all(|n| n.registered && n.pending.is_empty())
                 && leases.all(|l| !active(l) || l.asked_level().is_none())
         })?;
         self.check_levels()?;

@@ -8,6 +8,7 @@
 //! kept](super::session) until the other side has them. Their data need no copy for that: a place is used again
 //! when the message that answers has come, or asks anew, which says that the one before has arrived.
 
+mod beside;
 mod connection;
 mod handle;
 
@@ -21,6 +22,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
+use super::lane::{CarriedLane, LaneNews, WrongLane};
 use super::session::{FrameOutbox, Millis, SessionEndReason, SessionSide};
 use super::{ExchangeError, ExchangeLayout, MESSAGE_BYTES, place, unfit};
 use crate::region::{Region, SharedMemory};
@@ -28,7 +30,9 @@ use crate::ring::PushError;
 use crate::slice::PinnedSlice;
 use crate::stream::StreamError;
 
-use connection::{Came, Connection, FrameHeader, SessionFrame, kind};
+use beside::Beside;
+pub use beside::LaneStatus;
+use connection::{Came, Connection, FrameHeader, SessionFrame, Way, kind};
 pub use handle::{CarriedSession, OnSessionChange, SessionChange, SessionStatus};
 
 /// Carries bytes to another process and back, in order. Nothing waits.
@@ -73,6 +77,8 @@ pub struct Carried {
     pub session: CarriedSession,
     /// Which side of it this is.
     pub side: SessionSide,
+    /// What moves data beside the connection, where both sides have one.
+    pub lane: Option<CarriedLane>,
 }
 
 /// Pieces that are looked at in one turn: a peer that sends what is no message keeps nobody.
@@ -88,6 +94,8 @@ pub(super) struct CarriedEnd {
     session: CarriedSession,
     connection: Option<Connection>,
     outbox: FrameOutbox<SessionFrame>,
+    /// What moves data beside the connection.
+    lane: Option<Beside>,
     /// How many messages were received.
     received: u64,
     /// Between two looks at the time, and when the next is due.
@@ -120,18 +128,22 @@ impl CarriedEnd {
         layout: ExchangeLayout,
     ) -> Result<CarriedEnd, ExchangeError> {
         layout.places().ok_or_else(|| unfit(layout))?;
-        let bytes = layout.data_bytes.next_multiple_of(super::PAGE) * layout.tags as usize;
+        let places = layout.data_bytes.next_multiple_of(super::PAGE) * layout.tags as usize;
+        // The lane's proof is behind the places.
+        let bytes = places + if carried.lane.is_some() { super::PAGE } else { 0 };
         let region = SharedMemory::create(name, bytes.max(super::PAGE) as u64)?.region().clone();
         let system = |errno: rustix::io::Errno| ExchangeError::Events(errno.into());
         let readiness = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
-        let Carried { carrier, session, side } = carried;
+        let Carried { carrier, session, side, lane } = carried;
         let beat = session.timing().beat;
         let timer = timer(beat).map_err(system)?;
         for fd in [timer.as_fd(), session.news()] {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&readiness, fd, data, epoll::EventFlags::IN).map_err(system)?;
         }
-        let connection = Connection::new(0, carrier, side == SessionSide::Asks, &readiness);
+        let lane = lane.map(|lane| Beside::new(lane, &region, places, layout, &session, &readiness));
+        let speaks = (side == SessionSide::Asks).then_some(LaneNews::None);
+        let connection = Connection::new(0, carrier, speaks, &readiness);
         let connection = Some(connection.map_err(system)?);
         let mut end = CarriedEnd {
             layout,
@@ -140,6 +152,7 @@ impl CarriedEnd {
             session,
             connection,
             outbox: FrameOutbox::new(layout.tags as usize),
+            lane,
             received: 0,
             beat,
             beat_at: 0,
@@ -163,9 +176,21 @@ impl CarriedEnd {
         }
         let (tag, length) = data.unwrap_or_default();
         let message_length = message.len();
-        let mut frame =
-            SessionFrame { message: [0; MESSAGE_BYTES], message_length, tag, length, taken: 0 };
+        let mut frame = SessionFrame {
+            message: [0; MESSAGE_BYTES],
+            message_length,
+            tag,
+            length,
+            taken: 0,
+            way: Way::Behind,
+        };
         frame.message[..message_length].copy_from_slice(message);
+        if self.outbox.is_full() {
+            return Err(PushError::Full);
+        }
+        if let Some(Beside::Asks(lane)) = &mut self.lane {
+            frame.way = lane.way(tag, length);
+        }
         self.outbox.push(frame).map_err(|_| PushError::Full)
     }
 
@@ -175,9 +200,18 @@ impl CarriedEnd {
 
     /// Sends what waits, as far as that goes now.
     fn advance(&mut self) {
+        if let Some(Beside::Asks(lane)) = &mut self.lane {
+            lane.pump(&mut self.outbox);
+        }
         let Some(connection) = &mut self.connection else { return };
+        if connection.joined
+            && let Some(lane) = &mut self.lane
+        {
+            lane.tell(connection);
+        }
         let places = (&self.region, self.layout);
-        if let Err(error) = connection.send(&mut self.outbox, places, self.received) {
+        let lane = self.lane.as_ref();
+        if let Err(error) = connection.send(&mut self.outbox, places, self.received, lane) {
             self.lose(error);
         }
     }
@@ -235,6 +269,9 @@ impl CarriedEnd {
             connection.end(&self.readiness, false);
         }
         self.look_over();
+        if let Some(lane) = &mut self.lane {
+            lane.look(now, &mut self.outbox);
+        }
         if let Some(connection) = self.connection.as_mut().filter(|it| it.joined) {
             let (tag, data) = (self.session.beat().into(), self.beat_heard.into());
             connection.say(FrameHeader { kind: kind::BEAT, tag, data, ..FrameHeader::default() });
@@ -246,8 +283,9 @@ impl CarriedEnd {
         if let Some(before) = self.connection.take() {
             before.end(&self.readiness, false);
         }
-        let asks = self.side == SessionSide::Asks;
-        match Connection::new(number, carrier, asks, &self.readiness) {
+        let known = self.lane.as_mut().map_or(LaneNews::None, Beside::reconnected);
+        let speaks = (self.side == SessionSide::Asks).then_some(known);
+        match Connection::new(number, carrier, speaks, &self.readiness) {
             Ok(connection) => self.connection = Some(connection),
             Err(error) => self.session.broke(number, &error.to_string()),
         }
@@ -259,15 +297,32 @@ impl CarriedEnd {
         if self.is_closed() {
             return None;
         }
+        if let Some(Beside::Asks(lane)) = &mut self.lane {
+            lane.pump(&mut self.outbox);
+        }
         if self.has_unsent() {
             self.advance();
         }
         for _ in 0..TURN {
+            if let Some(length) = self.take_answer(message) {
+                return Some(length);
+            }
             let places = (&self.region, self.layout);
-            match self.connection.as_mut()?.take(message, places) {
-                Came::Message(length) => {
+            match self.connection.as_mut()?.take(message, places, self.lane.as_ref()) {
+                Came::Message(length, left) => {
                     self.received += 1;
-                    return Some(length);
+                    let Some(Beside::Asks(lane)) = &mut self.lane else { return Some(length) };
+                    if lane.answered(message, length, left).is_err() {
+                        self.wrong();
+                    } else {
+                        lane.pump(&mut self.outbox);
+                    }
+                }
+                Came::Fetched(tag, length) => {
+                    let fetched = self.lane.as_mut().map(|lane| lane.fetched(tag, length));
+                    if fetched != Some(Ok(())) {
+                        self.wrong();
+                    }
                 }
                 Came::Begun(header) => self.began(&header),
                 Came::Wrong => self.wrong(),
@@ -281,32 +336,69 @@ impl CarriedEnd {
         None
     }
 
+    /// The next answer whose data the lane has brought.
+    fn take_answer(&mut self, message: &mut [u8; MESSAGE_BYTES]) -> Option<usize> {
+        match &mut self.lane {
+            Some(Beside::Asks(lane)) => lane.receive(message),
+            _ => None,
+        }
+    }
+
     /// A header came: the other side has so many messages of this one.
     fn began(&mut self, header: &FrameHeader) {
         let seen = header.seen.get();
-        let Some(connection) = &mut self.connection else { return };
         if header.kind != kind::RESUME {
             if header.kind == kind::BEAT {
                 self.beat_heard = header.tag.get();
                 self.session.echoed(header.data.get());
             }
-            if self.outbox.acknowledge(seen).is_err() {
+            let heard = self.hear_of_lane(header);
+            if self.outbox.acknowledge(seen).is_err() || heard.is_err() {
                 self.wrong();
             }
             return;
         }
+        if self.hear_of_lane(header).is_err() {
+            return self.wrong();
+        }
+        let Some(connection) = &mut self.connection else { return };
         let Ok(repeated) = self.outbox.resume(seen) else { return self.wrong() };
-        self.outbox.kept_mut().for_each(|frame| frame.taken = 0);
+        for frame in self.outbox.kept_mut() {
+            frame.taken = 0;
+            // What is left for the side that asks is decided anew; what that has moved is there.
+            if self.side == SessionSide::Answers {
+                frame.way = Way::Behind;
+            }
+        }
         connection.joined = true;
         if self.side == SessionSide::Answers {
             connection.say(FrameHeader { kind: kind::RESUME, ..FrameHeader::default() });
         }
-        self.session.resumed(connection.number, repeated);
+        let connection_number = connection.number;
+        self.session.resumed(connection_number, repeated);
         self.advance();
     }
 
+    /// What a header says of the lane. An end without one knows nothing of that.
+    fn hear_of_lane(&mut self, header: &FrameHeader) -> Result<(), WrongLane> {
+        let Some(lane) = &mut self.lane else { return Ok(()) };
+        let (tag, length) = (header.tag.get(), header.data.get() as usize);
+        match header.kind {
+            kind::RESUME | kind::LANE => {
+                lane.told(LaneNews::numbered(tag)?, &mut self.outbox);
+                Ok(())
+            }
+            kind::FETCH if tag < self.layout.tags && length <= self.layout.data_bytes => {
+                lane.fetch(tag, length)
+            }
+            kind::FETCH => Err(WrongLane),
+            _ => Ok(()),
+        }
+    }
+
     fn has_unsent(&self) -> bool {
-        self.connection.as_ref().is_some_and(|it| it.has_unsent(&self.outbox))
+        let joined = |it: &Connection| it.joined && self.lane.as_ref().is_some_and(Beside::has_unsaid);
+        self.connection.as_ref().is_some_and(|it| it.has_unsent(&self.outbox) || joined(it))
     }
 
     /// Receives more; false when there is nothing now.
@@ -329,7 +421,7 @@ impl CarriedEnd {
         if self.is_closed() {
             return false;
         }
-        let quiet = self.take_controls();
+        let quiet = self.rest_lane() & self.take_controls();
         if self.has_unsent() {
             self.advance();
         }
@@ -340,12 +432,20 @@ impl CarriedEnd {
         quiet && !self.is_closed()
     }
 
+    /// Arranges that the lane wakes this end; false when it brought something, or cannot wake anybody.
+    fn rest_lane(&mut self) -> bool {
+        match &mut self.lane {
+            Some(Beside::Asks(lane)) => lane.rest(&mut self.outbox),
+            _ => true,
+        }
+    }
+
     /// Takes what is no message; true when nothing else came.
     fn take_controls(&mut self) -> bool {
         // Bytes that the carrier has received already make no descriptor readable.
         for _ in 0..TURN {
             let Some(connection) = &mut self.connection else { return !self.is_closed() };
-            if let Some(header) = connection.take_control() {
+            if let Some(header) = connection.take_control(self.lane.is_some()) {
                 self.began(&header);
             } else if connection.has_some() {
                 return false;
@@ -360,6 +460,7 @@ impl CarriedEnd {
         place(&self.region, self.layout, 0, tag, length)
     }
 
+    /// The lane's memory is taken away with the end of the session, whoever ends it.
     pub(super) fn close(&self) {
         self.session.end(SessionEndReason::Here);
         if !self.closed.swap(true, Ordering::Relaxed) {

@@ -6,7 +6,6 @@ use rackbus_memory::FrameReceiver;
 use rustix::event::epoll;
 
 use super::{PortQueueId, offload_of};
-use crate::address::MacAddress;
 use crate::counters::LaneCounters;
 use crate::port::{Cause, Frame, MIN_FRAME};
 use crate::switch::StationSwitch;
@@ -39,6 +38,9 @@ struct Ring {
     ended: bool,
 }
 
+/// Bytes of a frame that are looked at here: its addresses, and two VLAN tags.
+const LOOK: usize = 24;
+
 /// What a ring has.
 enum Found {
     Frame(usize),
@@ -58,15 +60,20 @@ impl Incoming {
         self.rings.push(Ring { from, number, behind, receiver, ended: false });
     }
 
-    pub fn end(&mut self, number: u64) {
-        self.rings.iter_mut().filter(|it| it.number == number).for_each(|it| it.ended = true);
+    /// The station that sent into the ring of that number, which has ended.
+    pub fn end(&mut self, number: u64) -> Option<usize> {
+        let ring = self.rings.iter_mut().find(|it| it.number == number)?;
+        ring.ended = true;
+        Some(ring.from.station)
     }
 
-    /// The ring of the next frame.
+    /// The ring of the next frame for station `to`.
     #[inline]
     pub fn find(
         &mut self,
+        to: usize,
         switch: &StationSwitch,
+        clock: &dyn Fn() -> u64,
         counters: &LaneCounters,
         wake: &OwnedFd,
     ) -> Option<usize> {
@@ -77,7 +84,7 @@ impl Incoming {
         let mut looks = self.rings.len();
         while looks > 0 {
             let at = self.turn;
-            match self.rings[at].look(switch, counters) {
+            match self.rings[at].look(to, switch, clock, counters) {
                 Found::Frame(bytes) if self.left > 0 => {
                     self.left = self.left.saturating_sub(bytes);
                     (self.current, self.seen) = (Some((at, bytes)), false);
@@ -142,7 +149,13 @@ impl Incoming {
 impl Ring {
     /// Looks for a frame, and throws away what is none.
     #[inline]
-    fn look(&mut self, switch: &StationSwitch, counters: &LaneCounters) -> Found {
+    fn look(
+        &mut self,
+        to: usize,
+        switch: &StationSwitch,
+        clock: &dyn Fn() -> u64,
+        counters: &LaneCounters,
+    ) -> Found {
         if self.behind.is_some() {
             return Found::Nothing;
         }
@@ -157,20 +170,17 @@ impl Ring {
                 }
             };
             let bytes = frame.bytes.len();
-            let source = frame.bytes.read_obj::<[u8; 6]>(6).map(MacAddress);
-            let wrong = match source {
-                Some(source) if bytes >= MIN_FRAME => {
-                    if !switch.may_come(self.from.station, source) {
-                        Some(Cause::Spoofed)
-                    } else if !offload_of(&frame.header).is_sound(bytes) {
-                        Some(Cause::Offload)
-                    } else {
-                        None
-                    }
+            // Read once: the sender may change it.
+            let mut head = [0; LOOK];
+            let looked_at = frame.bytes.copy_to(&mut head);
+            let checked = match bytes {
+                MIN_FRAME.. if !offload_of(&frame.header).is_sound(bytes) => Err(Cause::Offload),
+                MIN_FRAME.. => {
+                    switch.check_arrival((self.from.station, to), &head[..looked_at], clock)
                 }
-                _ => Some(Cause::Length),
+                _ => Err(Cause::Length),
             };
-            let Some(cause) = wrong else { return Found::Frame(bytes) };
+            let Err(cause) = checked else { return Found::Frame(bytes) };
             counters.peers[self.from.station].drops.count(cause);
             self.receiver.consume();
         }

@@ -1,16 +1,18 @@
-//! Frames are sent: to one station or to all, waiting for a receiver without room or dropping for it.
+//! Frames are sent: to one station or to many, waiting for a receiver without room or dropping for it.
 
-use rackbus_memory::DmaSlice;
 use rackbus_memory::frames::{FRAME_HEADER, FrameError};
+use rackbus_memory::{DmaSlice, FrameSender};
 use rustix::event::epoll;
 use zerocopy::IntoBytes;
 
 use super::PortQueue;
 use super::outgoing::{Outgoing, Ready};
 use crate::capture::Captured;
+use crate::ethernet::TAG;
 use crate::offload::Offload;
 use crate::port::{Cause, Sent};
 use crate::switch::{FrameTarget, HEAD};
+use crate::vlan::Rewrite;
 
 impl PortQueue {
     /// Sends a frame of `head` and, behind it, `parts` without their first bytes, as many as `head` has: `head`
@@ -19,14 +21,37 @@ impl PortQueue {
         self.hear();
         let length = parts.iter().map(DmaSlice::len).sum::<usize>().max(head.len());
         let looked_at = head.get(..HEAD).unwrap_or(head);
-        match self.switch.decide(self.id.station, &offload, looked_at, length) {
-            Ok((FrameTarget::Station(to), _)) => self.send_to(to, offload, head, parts, length),
-            Ok((FrameTarget::Outside, _)) => match self.way_out() {
-                Some(to) => self.send_to(to, offload, head, parts, length),
+        let (own, clock) = (self.id.station, &*self.clock);
+        let decided = self.switch.decide(own, &offload, looked_at, length, clock);
+        let frame = Sending { offload, head, parts };
+        match decided {
+            Ok((FrameTarget::Station(to), vlan)) => match self.switch.rewrite(to, &vlan) {
+                Some(rewrite) => self.send_to(to, &rewrite, &frame),
+                None => self.drop_undecided(Cause::Vlan),
+            },
+            Ok((FrameTarget::Outside, vlan)) => match self.way_out() {
+                Some(to) => match self.switch.rewrite(to, &vlan) {
+                    Some(rewrite) => self.send_to(to, &rewrite, &frame),
+                    None => self.drop_undecided(Cause::Vlan),
+                },
                 None => self.drop_undecided(Cause::Down),
             },
-            Ok((FrameTarget::All, tagged)) => {
-                self.send_to_all(tagged, offload, head, parts, length)
+            Ok((FrameTarget::All, vlan)) => {
+                let switch = self.switch.clone();
+                let all = 0..switch.stations();
+                let heard = |to| Some((to, switch.heard_as(to, own, &vlan)?));
+                self.send_to_all(all.filter_map(heard).collect(), &frame)
+            }
+            Ok((FrameTarget::Flood, vlan)) => {
+                let switch = self.switch.clone();
+                let way_out = self.way_out().filter(|it| *it != own);
+                let all = (0..switch.stations()).filter(|it| switch.has_others(*it));
+                let heard = |to| Some((to, switch.heard_as(to, own, &vlan)?));
+                let receivers: Vec<_> = all.chain(way_out).filter_map(heard).collect();
+                match receivers.is_empty() {
+                    true => self.drop_undecided(Cause::Unknown),
+                    false => self.send_to_all(receivers, &frame),
+                }
             }
             Err(cause) => self.drop_undecided(cause),
         }
@@ -37,29 +62,20 @@ impl PortQueue {
         Sent::Dropped(cause)
     }
 
-    fn send_to(
-        &mut self,
-        to: usize,
-        offload: Offload,
-        head: &[u8],
-        parts: &[DmaSlice<'_>],
-        length: usize,
-    ) -> Sent {
+    fn send_to(&mut self, to: usize, rewrite: &Rewrite, frame: &Sending<'_>) -> Sent {
         let ready = self.ready(to);
         let sent = match (ready, &mut self.outgoing[to]) {
-            (Ready::Open, Outgoing::Open { sender, .. }) => {
-                sender.send(&header_of(&offload), head, parts)
-            }
+            (Ready::Open, Outgoing::Open { sender, .. }) => frame.put(sender, rewrite),
             (Ready::Wait, _) => return Sent::Full,
             _ => return self.dropped(to, Cause::Down),
         };
         match sent {
-            Ok(()) => {
+            Ok(length) => {
                 self.sent(to, length);
-                self.capture_sent(head, parts);
+                self.capture_sent(frame.head, frame.parts);
                 Sent::Done
             }
-            Err(FrameError::Full) => self.full(to, length),
+            Err(FrameError::Full) => self.full(to, frame.length() + TAG),
             Err(FrameError::Length) => self.dropped(to, Cause::Length),
             Err(FrameError::Broken(_)) => {
                 self.lose(to);
@@ -68,31 +84,24 @@ impl PortQueue {
         }
     }
 
-    /// To all that hear it and have room; those whose ring is just being opened are waited for.
-    fn send_to_all(
-        &mut self,
-        tagged: bool,
-        offload: Offload,
-        head: &[u8],
-        parts: &[DmaSlice<'_>],
-        length: usize,
-    ) -> Sent {
-        let stations = self.switch.stations();
-        let switch = self.switch.clone();
-        let hear = |from| (0..stations).filter(move |to| switch.hears(*to, from, tagged));
-        let receivers: Vec<usize> = hear(self.id.station).collect();
+    /// To those of `receivers` that have room; those whose ring is just being opened are waited for.
+    fn send_to_all(&mut self, receivers: Vec<(usize, Rewrite)>, frame: &Sending<'_>) -> Sent {
         // All are asked for before any is waited for.
-        let waits = receivers.iter().filter(|to| self.ready(**to) == Ready::Wait).count() > 0;
+        let waits = receivers.iter().filter(|(to, _)| self.ready(*to) == Ready::Wait).count() > 0;
         if waits {
             return Sent::Full;
         }
-        for to in receivers {
+        if !self.flood.ready((self.clock)()) {
+            return self.drop_undecided(Cause::Rate);
+        }
+        self.flood.spend(1);
+        for (to, rewrite) in receivers {
             let Outgoing::Open { sender, .. } = &mut self.outgoing[to] else {
                 self.dropped(to, Cause::Down);
                 continue;
             };
-            match sender.send(&header_of(&offload), head, parts) {
-                Ok(()) => self.sent(to, length),
+            match frame.put(sender, &rewrite) {
+                Ok(length) => self.sent(to, length),
                 Err(FrameError::Full) => drop(self.dropped(to, Cause::Full)),
                 Err(FrameError::Length) => drop(self.dropped(to, Cause::Length)),
                 Err(FrameError::Broken(_)) => {
@@ -102,7 +111,7 @@ impl PortQueue {
             }
         }
         self.handle.counters().groups.add(1);
-        self.capture_sent(head, parts);
+        self.capture_sent(frame.head, frame.parts);
         Sent::Done
     }
 
@@ -185,6 +194,32 @@ impl PortQueue {
             self.handle.counters().not_captured.add(1);
         }
         capture.flush();
+    }
+}
+
+/// A frame that is sent: `head`, and `parts` without as many bytes.
+struct Sending<'f> {
+    offload: Offload,
+    head: &'f [u8],
+    parts: &'f [DmaSlice<'f>],
+}
+
+impl Sending<'_> {
+    fn length(&self) -> usize {
+        self.parts.iter().map(DmaSlice::len).sum::<usize>().max(self.head.len())
+    }
+
+    /// Writes it into a ring, as its receiver takes it; its length there.
+    #[inline]
+    fn put(&self, sender: &mut FrameSender, rewrite: &Rewrite) -> Result<usize, FrameError> {
+        if rewrite.is_none() {
+            sender.send(&header_of(&self.offload), self.head, self.parts)?;
+            return Ok(self.length());
+        }
+        let (begin, length, rest) = rewrite.apply(self.head).ok_or(FrameError::Length)?;
+        let offload = header_of(&rewrite.offload(&self.offload));
+        let behind = (self.parts, self.head.len());
+        sender.send_rewritten(&offload, &begin[..length], rest, behind)
     }
 }
 

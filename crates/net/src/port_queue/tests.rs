@@ -58,9 +58,18 @@ fn sound<T>(outcome: std::io::Result<T>) -> T {
 
 impl World {
     fn new(seed: u64) -> World {
-        let text = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n[hosts.c]\n[hosts.d]\n";
-        let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new());
-        let switch = Arc::new(StationSwitch::new(stations.all(), 1500));
+        World::with("", seed)
+    }
+
+    /// One whose network the rack file describes so.
+    fn with(network: &str, seed: u64) -> World {
+        let text = format!(
+            "name = \"lab\"\n[network]\n{network}[hosts.a]\n[hosts.b]\n[hosts.c]\n[hosts.d]\n"
+        );
+        let rack = Rack::parse("rack.toml", &text).unwrap();
+        let stations = Stations::of(&rack, &BTreeMap::new());
+        let limit = rack.network.flood_limit;
+        let switch = Arc::new(StationSwitch::new(stations.all(), 1500, limit));
         let (clock, asked) = (Arc::new(AtomicU64::new(1)), Arc::new(Asked::default()));
         let port_queue = |station| {
             let clock = clock.clone();
@@ -305,6 +314,85 @@ fn a_station_that_stands_still_stops_nobody() {
     assert_eq!(send(&mut world, 1), Sent::Done);
     let drops = &world.queues[0].handle().counters().peers[1].drops;
     assert_eq!(drops.all().find(|(cause, _)| *cause == Cause::Full), Some((Cause::Full, 100)));
+}
+
+/// What came to a station, and what is left to do to it.
+fn received(world: &mut World, at: usize) -> Option<(Vec<u8>, Offload)> {
+    let frame = world.queues[at].next()?;
+    let mut bytes = vec![0; frame.bytes.len()];
+    frame.bytes.copy_to(&mut bytes);
+    let offload = frame.offload;
+    world.queues[at].consume();
+    Some((bytes, offload))
+}
+
+#[test]
+fn a_frame_has_its_vlans_tag_where_its_receiver_takes_it_with_one() {
+    let vlans = "[network.host.a]\nvlan = 7\n[network.host.b]\nvlan = 7\n\
+                 [network.host.c]\nvlans = [7, 9]\n[network.host.d]\nvlan = 9\n";
+    let mut world = World::with(vlans, 1);
+    let macs: Vec<MacAddress> = world.stations.all().iter().map(|it| it.mac).collect();
+    let offload = Offload {
+        flags: crate::offload::NEEDS_CSUM,
+        csum_start: 14.into(),
+        csum_offset: 2.into(),
+        ..Offload::default()
+    };
+    let body: Vec<u8> = (0..=255).cycle().take(1000).collect();
+    let frame = |from: usize, to: MacAddress, tag: &[u8]| {
+        [&to.0[..], &macs[from].0, tag, &KIND, &body].concat()
+    };
+    let memory = SharedMemory::create("frame", 4096).unwrap();
+    let mut reached = |from: usize, to: MacAddress, tag: &[u8], offload: Offload| {
+        let bytes = frame(from, to, tag);
+        let mut sent = Sent::Full;
+        for _ in 0..2 {
+            // As a function sends it: what was looked at, and the rest of the guest's memory.
+            memory.whole().part(0, bytes.len()).unwrap().copy_from(&bytes);
+            let parts = [memory.whole().part(0, 100), memory.whole().part(100, bytes.len() - 100)];
+            sent = world.queues[from].send(offload, &parts.map(Option::unwrap));
+            world.answer(true);
+        }
+        world.queues[from].flush();
+        let all = (0..STATIONS).map(|at| {
+            let mut all = Vec::new();
+            while let Some(found) = received(&mut world, at) {
+                all.push(found);
+            }
+            all.pop()
+        });
+        (sent, all.collect::<Vec<_>>())
+    };
+    let (seven, nine): (&[u8], &[u8]) = (&[0x81, 0, 0xa0, 7], &[0x81, 0, 0, 9]);
+    let moved = |by: u16| Offload { csum_start: by.into(), ..offload };
+    let plain = Some((frame(0, MacAddress::BROADCAST, &[]), offload));
+    let tagged = Some((frame(0, MacAddress::BROADCAST, &[0x81, 0, 0, 7]), moved(18)));
+    assert_eq!(
+        reached(0, MacAddress::BROADCAST, &[], offload),
+        (Sent::Done, vec![None, plain, tagged, None])
+    );
+    let plain = Some((frame(2, macs[0], &[]), offload));
+    assert_eq!(reached(2, macs[0], seven, moved(18)), (Sent::Done, vec![plain, None, None, None]));
+    for (from, to, tag) in [(2, macs[0], nine), (0, macs[3], &[]), (0, macs[2], seven)] {
+        let none = vec![None; STATIONS];
+        assert_eq!(reached(from, to, tag, offload), (Sent::Dropped(Cause::Vlan), none));
+    }
+}
+
+#[test]
+fn a_station_sends_to_many_no_more_often_than_the_rack_file_allows() {
+    let mut world = World::with("flood_limit = 100\n", 1);
+    let frame = [&[0xff; 6][..], &world.stations.all()[0].mac.0, &KIND, &[0; 50]].concat();
+    let send = |world: &mut World| world.queues[0].send_checked(Offload::default(), &frame, &[]);
+    assert_eq!(send(&mut world), Sent::Full);
+    world.answer(true);
+    for _ in 0..10 {
+        assert_eq!(send(&mut world), Sent::Done);
+    }
+    assert_eq!(send(&mut world), Sent::Dropped(Cause::Rate));
+    world.clock.fetch_add(10_000_000, Ordering::Relaxed);
+    assert_eq!(send(&mut world), Sent::Done);
+    assert_eq!(send(&mut world), Sent::Dropped(Cause::Rate));
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn stations() -> Stations {
 }
 
 fn switch() -> StationSwitch {
-    StationSwitch::new(stations().all(), 1500)
+    StationSwitch::new(stations().all(), 1500, 100_000)
 }
 
 fn mac(station: usize) -> MacAddress {
@@ -32,7 +32,7 @@ fn frame(to: MacAddress, from: MacAddress, kind: u16, packet: &[u8]) -> Vec<u8> 
 
 fn decided(from: usize, frame: &[u8]) -> Result<FrameTarget, Cause> {
     let head = &frame[..frame.len().min(HEAD)];
-    switch().decide(from, &Offload::default(), head, frame.len()).map(|(to, _)| to)
+    switch().decide(from, &Offload::default(), head, frame.len(), || 0).map(|(to, _)| to)
 }
 
 fn ipv4(from: Ipv4Addr) -> Vec<u8> {
@@ -60,14 +60,14 @@ fn frames_for_no_station_go_to_an_uplink_which_sends_as_no_station() {
     let text = "name = \"lab\"\n[network]\nuplinks = [\"beta/eth1\", \"alpha/eth0\"]\n[hosts.alpha]\n\
                 [hosts.beta]\n";
     let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new());
-    let switch = StationSwitch::new(stations.all(), 1500);
+    let switch = StationSwitch::new(stations.all(), 1500, 100_000);
     let [beta, alpha] = [2, 3];
     assert_eq!(switch.uplinks(), [beta, alpha]);
     let mac = |station: usize| stations.all()[station].mac;
     let outside = MacAddress([0x52, 0x54, 0, 0, 0, 1]);
     let decide = |station, from, to| {
         let frame = frame(to, from, 0x88b5, &[0; 46]);
-        switch.decide(station, &Offload::default(), &frame, frame.len()).map(|(to, _)| to)
+        switch.decide(station, &Offload::default(), &frame, frame.len(), || 0).map(|(to, _)| to)
     };
     assert_eq!(decide(ALPHA, mac(ALPHA), outside), Ok(FrameTarget::Outside));
     assert_eq!(decide(ALPHA, mac(ALPHA), mac(beta)), Ok(FrameTarget::Station(beta)));
@@ -78,7 +78,8 @@ fn frames_for_no_station_go_to_an_uplink_which_sends_as_no_station() {
         assert_eq!(decide(uplink, outside, outside), Err(Cause::Unknown));
     }
     assert_eq!(decide(ALPHA, outside, mac(BETA)), Err(Cause::Spoofed));
-    assert!(switch.hears(beta, ALPHA, true) && !switch.hears(beta, alpha, false));
+    let heard = |from| switch.heard_as(beta, from, &FrameVlan::untagged(0)).is_some();
+    assert!(heard(ALPHA) && !heard(alpha));
 }
 
 #[test]
@@ -152,21 +153,100 @@ fn tags_are_for_hosts() {
     let tagged = |from: usize, to: MacAddress| {
         let packet = [&[0, 7, 0x88, 0xb5][..], &[0; 46]].concat();
         let frame = frame(to, mac(from), VLAN[0], &packet);
-        switch().decide(from, &Offload::default(), &frame, frame.len())
+        switch().decide(from, &Offload::default(), &frame, frame.len(), || 0)
     };
-    assert_eq!(tagged(ALPHA, mac(BETA)), Ok((FrameTarget::Station(BETA), true)));
-    assert_eq!(tagged(ALPHA, mac(FUNCTION)), Err(Cause::Vlan));
-    assert_eq!(tagged(FUNCTION, mac(ALPHA)), Err(Cause::Vlan));
-    assert_eq!(tagged(ALPHA, MacAddress::BROADCAST), Ok((FrameTarget::All, true)));
-    let hear = |tagged| (0..4).filter(|to| switch().hears(*to, ALPHA, tagged)).collect::<Vec<_>>();
-    assert_eq!((hear(true), hear(false)), (vec![BETA], vec![BETA, FUNCTION, OTHER]));
+    let target = |from, to| tagged(from, to).map(|(target, _)| target);
+    assert_eq!(target(ALPHA, mac(BETA)), Ok(FrameTarget::Station(BETA)));
+    assert_eq!(target(ALPHA, mac(FUNCTION)), Err(Cause::Vlan));
+    assert_eq!(target(FUNCTION, mac(ALPHA)), Err(Cause::Vlan));
+    assert_eq!(target(ALPHA, MacAddress::BROADCAST), Ok(FrameTarget::All));
+    let hear = |vlan: &FrameVlan| {
+        (0..4).filter(|to| switch().heard_as(*to, ALPHA, vlan).is_some()).collect::<Vec<_>>()
+    };
+    let (_, seven) = tagged(ALPHA, MacAddress::BROADCAST).unwrap();
+    assert_eq!(hear(&seven), [BETA]);
+    assert_eq!(hear(&FrameVlan::untagged(0)), [BETA, FUNCTION, OTHER]);
+}
+
+/// Two hosts, of which beta is a bridge in VLAN 7 and may have two addresses behind it, and an uplink with VLAN 7.
+fn bridged() -> (Stations, StationSwitch) {
+    let text = "name = \"lab\"\n[network]\nuplinks = [\"alpha/eth0\"]\nuplink_vlans = [7]\n\
+                [network.host.beta]\nvlan = 7\nlearned_addresses = 2\n\
+                [network.host.gamma]\nvlan = 7\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n";
+    let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new());
+    let switch = StationSwitch::new(stations.all(), 1500, 100_000);
+    (stations, switch)
+}
+
+#[test]
+fn addresses_behind_a_station_are_learned_and_nobody_else_uses_them() {
+    const GAMMA: usize = 2;
+    const UPLINK: usize = 3;
+    let (stations, switch) = bridged();
+    let mac = |station: usize| stations.all()[station].mac;
+    let other = |number| MacAddress([2, 0, 0, 0, 0, number]);
+    let decide = |station: usize, from, to, tag: &[u8]| {
+        let frame = [&to, &from].map(|it: &MacAddress| it.0).concat();
+        let frame = [&frame[..], tag, &[0x88, 0xb5], &[0; 46]].concat();
+        let decided = switch.decide(station, &Offload::default(), &frame, frame.len(), || 1);
+        decided.map(|(to, vlan)| (to, vlan.id()))
+    };
+    let seven: &[u8] = &[0x81, 0, 0, 7];
+    // Nobody knows the address yet, and beta may be asked for it; outside is asked as well.
+    assert_eq!(decide(GAMMA, mac(GAMMA), other(1), &[]), Ok((FrameTarget::Flood, 7)));
+    assert_eq!(decide(BETA, other(1), mac(GAMMA), &[]), Ok((FrameTarget::Station(GAMMA), 7)));
+    assert_eq!(decide(GAMMA, mac(GAMMA), other(1), &[]), Ok((FrameTarget::Station(BETA), 7)));
+    assert_eq!(decide(UPLINK, other(9), other(1), seven), Ok((FrameTarget::Station(BETA), 7)));
+    assert_eq!(decide(GAMMA, mac(GAMMA), other(9), &[]), Ok((FrameTarget::Outside, 7)));
+    // Another VLAN is another network, where nothing of this is known.
+    assert_eq!(decide(ALPHA, mac(ALPHA), other(1), &[]), Ok((FrameTarget::Flood, 0)));
+    assert_eq!(decide(ALPHA, mac(ALPHA), mac(BETA), &[]), Err(Cause::Vlan));
+    assert_eq!(decide(ALPHA, mac(ALPHA), mac(BETA), seven), Err(Cause::Vlan));
+    for (station, from, tag) in [
+        (GAMMA, other(1), &[][..]),
+        (GAMMA, other(5), &[]),
+        (UPLINK, other(1), seven),
+        (BETA, mac(GAMMA), &[]),
+        (BETA, other(9), &[]),
+    ] {
+        assert_eq!(decide(station, from, MacAddress::BROADCAST, tag), Err(Cause::Spoofed));
+    }
+    assert_eq!(decide(BETA, other(2), mac(GAMMA), &[]), Ok((FrameTarget::Station(GAMMA), 7)));
+    assert_eq!(decide(BETA, other(3), mac(GAMMA), &[]), Err(Cause::Spoofed), "too many");
+    assert_eq!(switch.behind(BETA, 1), [(7, other(1)), (7, other(2))]);
+    let seen: Vec<MacAddress> =
+        switch.seen_outside(UPLINK, 1).into_iter().map(|(mac, _)| mac).collect();
+    assert_eq!(seen, [mac(ALPHA), mac(BETA), other(1), other(2), mac(GAMMA)]);
+}
+
+#[test]
+fn what_arrives_is_in_a_vlan_of_both_and_from_who_may_send_it() {
+    const GAMMA: usize = 2;
+    const UPLINK: usize = 3;
+    let (stations, switch) = bridged();
+    let arrives = |from: usize, to, source: MacAddress, tag: &[u8]| {
+        let frame = [&[2; 6][..], &source.0, tag, &[0x88, 0xb5]].concat();
+        switch.check_arrival((from, to), &frame, || 1)
+    };
+    let mac = |station: usize| stations.all()[station].mac;
+    let seven: &[u8] = &[0x81, 0, 0, 7];
+    assert_eq!(arrives(BETA, GAMMA, mac(BETA), &[]), Ok(()));
+    assert_eq!(arrives(BETA, GAMMA, mac(BETA), seven), Err(Cause::Vlan));
+    assert_eq!(arrives(BETA, GAMMA, MacAddress([2; 6]), &[]), Ok(()));
+    assert_eq!(arrives(UPLINK, GAMMA, MacAddress([2; 6]), &[]), Err(Cause::Spoofed));
+    assert_eq!(arrives(ALPHA, GAMMA, mac(ALPHA), &[]), Err(Cause::Vlan));
+    assert_eq!(arrives(BETA, UPLINK, mac(BETA), seven), Ok(()));
+    assert_eq!(arrives(BETA, UPLINK, mac(BETA), &[]), Err(Cause::Vlan));
+    assert_eq!(arrives(ALPHA, UPLINK, mac(ALPHA), &[0x81, 0, 0, 8]), Err(Cause::Vlan));
+    assert!(switch.may_meet(BETA, GAMMA) && !switch.may_meet(ALPHA, GAMMA));
+    assert!(switch.may_meet(ALPHA, UPLINK) && switch.may_meet(GAMMA, UPLINK));
 }
 
 #[test]
 fn what_is_longer_than_the_network_takes_is_to_be_cut() {
     let frame = frame(mac(BETA), mac(ALPHA), 0x88b5, &[0; 50]);
     let decide =
-        |offload: Offload, length| switch().decide(ALPHA, &offload, &frame, length).map(drop);
+        |offload: Offload, length| switch().decide(ALPHA, &offload, &frame, length, || 0).map(drop);
     let whole = Offload::default();
     assert_eq!(decide(whole, 1514), Ok(()));
     assert_eq!(decide(whole, 1515), Err(Cause::Length));

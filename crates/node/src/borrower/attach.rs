@@ -134,7 +134,7 @@ impl AttachOpener {
                 };
                 let session = self.session(open, &medium)?;
                 let side = SessionSide::Asks;
-                let carried = Carried { carrier, session: session.clone(), side };
+                let carried = Carried { carrier, session: session.clone(), side, lane: None };
                 let ended = session.clone();
                 // Why that is over is known better there.
                 let on_lost: OnLost = Box::new(move |reason| {

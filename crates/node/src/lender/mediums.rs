@@ -78,6 +78,7 @@ pub(super) fn serve(
         carrier,
         session: lasting.carried().clone(),
         side: SessionSide::Answers,
+        lane: None,
     });
     let offer = match session.serve_medium(carried) {
         Ok(offer) => offer,

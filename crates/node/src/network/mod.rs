@@ -178,7 +178,11 @@ impl NetworkService {
         joined: bool,
     ) -> NetworkService {
         let stations = Stations::of(rack, ports);
-        let switch = Arc::new(StationSwitch::new(stations.all(), rack.network.mtu));
+        let switch = Arc::new(StationSwitch::new(
+            stations.all(),
+            rack.network.mtu,
+            rack.network.flood_limit,
+        ));
         let (requests, asked) = mpsc::channel();
         NetworkService(Arc::new(Shared {
             rack: rack.name.clone(),
@@ -356,6 +360,7 @@ impl Shared {
         if state.ports.remove(&station).is_none() {
             return;
         }
+        self.switch.forget(station);
         let closed: Vec<u64> = (state.rings.iter())
             .filter(|(_, ring)| ring.to == station || ring.from.station == station)
             .map(|(number, _)| *number)

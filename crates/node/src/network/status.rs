@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use rackbus_control::api::ApiError;
 use rackbus_control::metrics::{Labels, MetricsPage};
 use rackbus_control::network::{
-    CaptureDone, CaptureRequest, NetworkStatus, NodeNetwork, PeerStatus, PortStatus,
+    CaptureDone, CaptureRequest, LearnedAddress, NetworkStatus, NodeNetwork, PeerStatus, PortStatus,
 };
 use rackbus_net::counters::{Count, Drops, PeerCounters};
 use rackbus_net::port_queue::LAYOUT;
+use rackbus_net::vlan::NO_VLAN;
 
 use super::{LocalPort, NetworkError, NetworkService, Shared};
 
@@ -97,6 +98,14 @@ impl Shared {
             mac: own.mac.to_string(),
             ipv4: own.address().map(|(ipv4, _)| ipv4.to_string()).unwrap_or_default(),
             ipv6: own.address().map(|(_, ipv6)| ipv6.to_string()).unwrap_or_default(),
+            vlan: own.vlan,
+            vlans: own.vlans.clone(),
+            learned: (self.switch.behind(station, (self.clock)()).into_iter())
+                .map(|(vlan, mac)| LearnedAddress {
+                    mac: mac.to_string(),
+                    vlan: (vlan != NO_VLAN).then_some(vlan),
+                })
+                .collect(),
             queues: port.queues.len(),
             groups: sum(|it| &it.groups),
             drops,

@@ -15,7 +15,7 @@ use rackbus_memory::vectored::write_with_head;
 use rackbus_net::announce::announcement;
 use rackbus_net::ethernet::Header;
 use rackbus_net::mtu::{Fit, LOOK, fit};
-use rackbus_net::{Cause, Frame, MacAddress, Offload, PortQueue, StationKind};
+use rackbus_net::{Cause, Frame, MacAddress, Offload, PortQueue, StationKind, StationSwitch};
 use rackbus_netdev::packet::{LinkMonitor, PacketSocket};
 use rackbus_qos::bucket::Bucket;
 use rustix::io::Errno;
@@ -154,6 +154,8 @@ impl Outside {
         let device = Interface {
             mtu: socket.mtu().unwrap_or(1500),
             own: own.collect(),
+            switch: shared.switch.clone(),
+            station: self.station,
             monitor: self.monitor.clone(),
             stop: self.event.clone(),
             standby: true,
@@ -181,6 +183,8 @@ struct Interface {
     largest: u16,
     /// Addresses of the rack's stations.
     own: HashSet<MacAddress>,
+    switch: Arc<StationSwitch>,
+    station: usize,
     monitor: Arc<LinkMonitor>,
     stop: Arc<Event>,
     /// Another uplink takes what comes from outside.
@@ -197,7 +201,9 @@ struct Interface {
 impl Interface {
     /// Whether it is for the rack what came from outside, or what to do otherwise.
     fn is_wanted(&self, header: &Header) -> bool {
-        let for_rack = header.to.is_group() || self.own.contains(&header.to);
+        // Where addresses are learned, the switch knows which are in the rack.
+        let for_rack =
+            header.to.is_group() || self.switch.learns() || self.own.contains(&header.to);
         // What the rack sent comes back where its uplinks lead to the same network.
         for_rack && !self.own.contains(&header.from)
     }
@@ -211,8 +217,11 @@ impl Interface {
     }
 
     fn announce(&self) {
-        for station in &self.own {
-            self.put(&announcement(*station));
+        for (address, rewrite) in self.switch.seen_outside(self.station, self.now_ns) {
+            let frame = announcement(address);
+            if let Some((begin, length, rest)) = rewrite.apply(&frame) {
+                self.put(&[&begin[..length], rest].concat());
+            }
         }
     }
 

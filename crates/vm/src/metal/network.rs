@@ -76,6 +76,15 @@ impl NetworkCable {
         format!("10.78.{}.{}/24", self.subnet, self.number)
     }
 
+    /// Has it plugged in, or pulled.
+    ///
+    /// # Errors
+    /// When the network is gone.
+    pub fn set(&self, plugged_in: bool) -> Result<()> {
+        let state = if plugged_in { "up" } else { "down" };
+        ip(&format!("link set {} {state}", self.tap))
+    }
+
     /// QEMU's arguments for the machine's interface.
     pub(super) fn args(&self) -> Vec<String> {
         let NetworkCable { tap, subnet, number } = self;

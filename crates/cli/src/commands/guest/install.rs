@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::Common;
 use crate::output::{Failure, Output};
 use crate::paths::find_run_dir;
+use crate::shell::quote;
 
 /// Where it goes, as where `scripts/install-sisci` puts it on a host.
 const PREFIX: &str = "/opt/DIS";
@@ -154,7 +155,7 @@ fn find(run_dir: &Path, name: &str) -> Result<VmRecord, Failure> {
 
 /// Unpacks the disk, which may take a moment to appear.
 fn unpack(prefix: &str) -> String {
-    let prefix = quoted(prefix);
+    let prefix = quote(prefix);
     format!(
         "for try in $(seq 200); do for disk in /sys/block/vd*; do\n\
          [ \"$(cat $disk/serial 2>/dev/null)\" = {SERIAL} ] || continue\n\
@@ -171,13 +172,9 @@ fn succeeded(output: &rackbus_vm::CommandOutput) -> Result<(), Failure> {
     Err(Failure::new(format!("the guest refuses: {said}"), "see to the cause in the guest"))
 }
 
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', "'\\''"))
-}
-
 /// Mounts the rack now, and where systemd runs at each boot; and tells the guest's loader.
 fn set_up(prefix: &str) -> String {
-    let lib = quoted(&format!("{prefix}/lib"));
+    let lib = quote(&format!("{prefix}/lib"));
     format!(
         "{}{unit}\
          if [ -d /etc/ld.so.conf.d ] && [ -w /etc ]; then echo {lib} >/etc/ld.so.conf.d/rackbus.conf; ldconfig; fi\n",
@@ -236,6 +233,5 @@ mod tests {
         {
             assert!(script.contains(wanted), "{script}");
         }
-        assert_eq!(quoted("it's"), "'it'\\''s'");
     }
 }

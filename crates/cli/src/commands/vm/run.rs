@@ -14,7 +14,7 @@ use serde_json::json;
 use super::fabric::GuestHelper;
 use super::leases::{borrow_all, borrow_composition, function, give_back_all, show};
 use super::running::described;
-use super::{Context, OwnArgs, RunArgs, all, free_name, joined, quote};
+use super::{Context, OwnArgs, RunArgs, all, free_name, joined};
 use crate::commands::named_host;
 use crate::output::Failure;
 use crate::paths::running;
@@ -192,7 +192,7 @@ pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<()
     for number in numbers {
         context.output.progress(&format!("when the VM has ended: rackbus return {number}"));
     }
-    let quoted: Vec<String> = arguments.iter().map(|a| quote(a)).collect();
+    let quoted: Vec<String> = arguments.iter().map(|a| crate::shell::quote(a)).collect();
     let value = json!({"arguments": arguments, "leases": leases});
     context.output.result(&value, |o| o.line(&quoted.join(" ")));
     Ok(())

@@ -8,7 +8,7 @@ use rackbus_vm::{InterruptChoice, Vm, VmRecord};
 use serde_json::{Value, json};
 
 use super::leases::{borrow_all, function, give_back, give_back_all, leases_at, leases_of, show};
-use super::{Context, ExecArgs, PlugArgs, StopArgs, all, find, quote};
+use super::{Context, ExecArgs, PlugArgs, StopArgs, all, find};
 use crate::commands::borrow::Trust;
 use crate::output::{Cell, Failure};
 
@@ -68,11 +68,7 @@ pub(super) async fn stop(args: &StopArgs, context: &Context<'_>) -> Result<(), F
 
 pub(super) fn exec(args: &ExecArgs, context: &Context<'_>) -> Result<(), Failure> {
     let mut vm = Vm::attach(find(context, &args.name)?);
-    let command = match args.command.as_slice() {
-        // One argument is a script; more are a command with its arguments.
-        [script] => script.clone(),
-        words => words.iter().map(|w| quote(w)).collect::<Vec<_>>().join(" "),
-    };
+    let command = crate::shell::command(&args.command);
     let output = vm.exec(&command, Duration::from_secs(args.seconds))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let value = json!({

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use rackbus_e2e::metal::{Bridge, ENDS, bridge_address};
+use rackbus_e2e::metal::{ENDS, bridge_address, start_bridge};
 use rackbus_e2e::{Result, ensure};
+use rackbus_vm::metal::BridgeProcess;
 use rackbus_vm::{Assets, Guest, Machine};
 
 /// Reads `$file` again until it is `$value`, for the interrupt that changes it.
@@ -11,8 +12,8 @@ const BECOMES: &str = "becomes() { for try in $(seq 400); do [ \"$(cat $1 2>/dev
                      echo \"$1: $(cat $1)\"; dmesg | tail -n 20; return 1; }\n";
 
 /// Boots two machines that a bridge joins, with Linux' drivers among their files.
-fn joined(dir: &Path, guest: Guest, options: &[&str]) -> Result<([Machine; 2], Bridge)> {
-    let bridge = Bridge::start(&dir.join("bridge"), options)?;
+fn joined(dir: &Path, guest: Guest, options: &[&str]) -> Result<([Machine; 2], BridgeProcess)> {
+    let bridge = start_bridge(&dir.join("bridge"), options)?;
     let assets = Assets::of_user();
     let start = |end| {
         let mut spec = bridge.machine(end, guest);

@@ -18,6 +18,7 @@ mod physical;
 mod restarts;
 mod segments;
 mod sharing;
+mod testbed;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,10 +45,11 @@ type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 3] = [
+const ALONE: [Alone; 4] = [
     ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
+    ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),
 ];
 
 /// In this order: those that kill nodes come last.

@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rackbus_e2e::metal::{Bridge, ENDS, bridge_address};
+use rackbus_e2e::metal::{ENDS, bridge_address, start_bridge};
 use rackbus_e2e::{Result, programs};
+use rackbus_vm::metal::BridgeProcess;
 use rackbus_vm::{Assets, Guest, Machine, SharedNetwork, VmIommu};
 
 /// What the scripts have in common.
@@ -42,7 +43,7 @@ const DRIVE: [&str; 2] =
     ["-device", "nvme,serial=metal0,drive=medium,x-max-bounce-buffer-size=33554432"];
 
 struct Hosts {
-    bridge: Bridge,
+    bridge: BridgeProcess,
     lender: Machine,
     borrower: Machine,
     /// The bridge's address at either.
@@ -54,7 +55,7 @@ struct Hosts {
 }
 
 fn start(dir: &Path, guest: Guest) -> Result<Hosts> {
-    let bridge = Bridge::start(&dir.join("bridge"), &[])?;
+    let bridge = start_bridge(&dir.join("bridge"), &[])?;
     let assets = Assets::of_user();
     let files = dir.join("files");
     programs::collect(&files, &["rackbus"])?;

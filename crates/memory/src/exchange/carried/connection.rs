@@ -1,5 +1,6 @@
 //! One connection of a carried exchange: frames go out in chunks, and come in piece by piece.
 
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -7,8 +8,10 @@ use rustix::event::epoll;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::super::lane::LaneNews;
 use super::super::session::FrameOutbox;
 use super::super::{Carrier, ExchangeLayout, MESSAGE_BYTES, place};
+use super::beside::Beside;
 use crate::region::Region;
 use crate::stream::StreamError;
 
@@ -24,6 +27,14 @@ pub(super) mod kind {
     /// A sign of life: its number is in the place of the tag, and that of the last one that was heard in the place
     /// of the length.
     pub const BEAT: u8 = 2;
+    /// A message, which is numbered, whose data are left in their place: so many, of this tag.
+    pub const LEFT: u8 = 3;
+    /// How it is with the lane, in the place of the tag; that of [`RESUME`] has it, too.
+    pub const LANE: u8 = 4;
+    /// Asks for data that were left: so many, of this tag.
+    pub const FETCH: u8 = 5;
+    /// The data that were asked for.
+    pub const FETCHED: u8 = 6;
 }
 
 /// What is before each message.
@@ -42,6 +53,13 @@ pub(super) struct FrameHeader {
     pub seen: U64,
 }
 
+impl FrameHeader {
+    /// One that says how it is with the lane.
+    pub(super) fn of_lane(kind: u8, news: LaneNews) -> FrameHeader {
+        FrameHeader { kind, tag: news.number().into(), ..FrameHeader::default() }
+    }
+}
+
 pub(super) const HEADER: usize = size_of::<FrameHeader>();
 
 /// A message that waits to be sent, or to be acknowledged.
@@ -53,6 +71,19 @@ pub(super) struct SessionFrame {
     pub length: usize,
     /// Bytes of header, message and data that were given to this connection.
     pub taken: usize,
+    /// How its data go.
+    pub way: Way,
+}
+
+/// How the data of a message go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Behind it.
+    Behind,
+    /// By this transfer of the lane; the message is sent when that has ended.
+    Moving(u64),
+    /// They are left in their place.
+    Left,
 }
 
 /// A message that is being received.
@@ -64,13 +95,19 @@ struct Incoming {
     length: usize,
     /// Bytes of the data that are in their place.
     done: usize,
+    /// Data that are not behind it, but left: their tag and length.
+    left: Option<(u32, usize)>,
+    /// It is no message, but data that were asked for.
+    fetched: bool,
 }
 
 /// What was received of a connection.
 #[derive(Debug)]
 pub(super) enum Came {
-    /// A message of so many bytes.
-    Message(usize),
+    /// A message of so many bytes, and the tag and length of data that were left for it.
+    Message(usize, Option<(u32, usize)>),
+    /// The data of this tag, so many bytes, which were asked for.
+    Fetched(u32, usize),
     /// The beginning of the next message, whose data may be still to come; or of none.
     Begun(FrameHeader),
     /// Nothing that is whole.
@@ -90,7 +127,10 @@ pub(super) struct Connection {
     /// Something came since this was looked at last.
     pub heard: bool,
     /// What is sent before the next message.
-    control: Option<FrameHeader>,
+    controls: VecDeque<FrameHeader>,
+    /// Data that the other side asks for: tag, length, and how many bytes of header and data were given to this
+    /// connection.
+    fetched: VecDeque<(u32, usize, usize)>,
     /// What was put together from frames, and how much of it the carrier has taken.
     chunk: Vec<u8>,
     sent: usize,
@@ -105,11 +145,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// One whose socket makes `readiness` readable. Who `speaks` first says what it has received.
+    /// One whose socket makes `readiness` readable. Who `speaks` first says what it has received, and how it is with
+    /// the lane.
     pub(super) fn new(
         number: u64,
         carrier: Box<dyn Carrier>,
-        speaks: bool,
+        speaks: Option<LaneNews>,
         readiness: &impl AsFd,
     ) -> rustix::io::Result<Connection> {
         let data = epoll::EventData::new_u64(0);
@@ -119,7 +160,8 @@ impl Connection {
             carrier,
             joined: false,
             heard: false,
-            control: speaks.then(|| FrameHeader { kind: kind::RESUME, ..FrameHeader::default() }),
+            controls: speaks.map(|news| FrameHeader::of_lane(kind::RESUME, news)).into_iter().collect(),
+            fetched: VecDeque::new(),
             chunk: Vec::with_capacity(CHUNK),
             sent: 0,
             unflushed: false,
@@ -141,9 +183,17 @@ impl Connection {
         }
     }
 
-    /// Has something sent that is no message.
+    /// Has something sent that is no message, behind all such that waits. A sign of life says no more than one that
+    /// still waits.
     pub(super) fn say(&mut self, what: FrameHeader) {
-        self.control.get_or_insert(what);
+        if what.kind != kind::BEAT || self.controls.iter().all(|it| it.kind != kind::BEAT) {
+            self.controls.push_back(what);
+        }
+    }
+
+    /// Has the data sent that the other side asks for.
+    pub(super) fn send_fetched(&mut self, tag: u32, length: usize) {
+        self.fetched.push_back((tag, length, 0));
     }
 
     /// Sends what waits, as far as that goes now.
@@ -152,10 +202,11 @@ impl Connection {
         outbox: &mut FrameOutbox<SessionFrame>,
         places: (&Arc<Region>, ExchangeLayout),
         seen: u64,
+        lane: Option<&Beside>,
     ) -> Result<(), StreamError> {
         loop {
             if self.sent == self.chunk.len() {
-                self.refill(outbox, places, seen);
+                self.refill(outbox, places, seen, lane);
             }
             if self.chunk.is_empty() {
                 break;
@@ -173,46 +224,55 @@ impl Connection {
     fn refill(
         &mut self,
         outbox: &mut FrameOutbox<SessionFrame>,
-        (region, layout): (&Arc<Region>, ExchangeLayout),
+        places: (&Arc<Region>, ExchangeLayout),
         seen: u64,
+        lane: Option<&Beside>,
     ) {
         self.chunk.clear();
         self.sent = 0;
         while self.chunk.len() < CHUNK {
-            let frame = if self.joined { outbox.next_unsent() } else { None };
+            let waits = |frame: &SessionFrame| matches!(frame.way, Way::Moving(_));
+            let frame = match outbox.unsent() {
+                Some(frame) if self.joined && !waits(frame) => outbox.next_unsent(),
+                _ => None,
+            };
+            let within = self.fetched.front().is_some_and(|(_, _, taken)| *taken > 0);
             // Not within a message.
-            if frame.as_ref().is_none_or(|frame| frame.taken == 0)
-                && let Some(control) = self.control.take()
-            {
-                let control = FrameHeader { seen: seen.into(), ..control };
-                self.chunk.extend_from_slice(control.as_bytes());
-                continue;
+            if frame.as_ref().is_none_or(|frame| frame.taken == 0) {
+                if !within && let Some(control) = self.controls.pop_front() {
+                    let control = FrameHeader { seen: seen.into(), ..control };
+                    self.chunk.extend_from_slice(control.as_bytes());
+                    continue;
+                }
+                if !self.fetched.is_empty() {
+                    self.refill_fetched(places, seen);
+                    continue;
+                }
             }
             let Some(frame) = frame else { return };
             let head = HEADER + frame.message_length;
             if frame.taken == 0 {
+                if lane.is_some_and(|lane| lane.leaves(frame.length)) {
+                    frame.way = Way::Left;
+                }
+                let left = frame.way == Way::Left;
                 let header = FrameHeader {
                     message: (frame.message_length as u16).into(),
                     data: (frame.length as u32).into(),
                     tag: frame.tag.into(),
                     seen: seen.into(),
-                    kind: kind::MESSAGE,
+                    kind: if left { kind::LEFT } else { kind::MESSAGE },
                     reserved: 0,
                 };
                 self.chunk.extend_from_slice(header.as_bytes());
                 self.chunk.extend_from_slice(&frame.message[..frame.message_length]);
                 frame.taken = head;
             }
-            let done = frame.taken - head;
-            let count = (frame.length - done).min(CHUNK.saturating_sub(self.chunk.len()));
-            if count > 0 {
-                let from = self.chunk.len();
-                self.chunk.resize(from + count, 0);
-                let place = place(region, layout, 0, frame.tag, frame.length);
-                let part = place.as_ref().and_then(|place| place.get().part(done, count));
-                part.map(|part| part.copy_to(&mut self.chunk[from..]));
-                frame.taken += count;
+            if frame.way == Way::Left {
+                outbox.advance();
+                continue;
             }
+            frame.taken += self.append(places, (frame.tag, frame.length), frame.taken - head);
             if frame.taken < head + frame.length {
                 return;
             }
@@ -220,12 +280,53 @@ impl Connection {
         }
     }
 
+    /// Puts more together of the data that the other side asked for.
+    fn refill_fetched(&mut self, places: (&Arc<Region>, ExchangeLayout), seen: u64) {
+        let Some((tag, length, taken)) = self.fetched.pop_front() else { return };
+        if taken == 0 {
+            let header = FrameHeader {
+                message: 0.into(),
+                data: (length as u32).into(),
+                tag: tag.into(),
+                seen: seen.into(),
+                kind: kind::FETCHED,
+                reserved: 0,
+            };
+            self.chunk.extend_from_slice(header.as_bytes());
+        }
+        let taken = taken.max(HEADER);
+        let taken = taken + self.append(places, (tag, length), taken - HEADER);
+        if taken < HEADER + length {
+            self.fetched.push_front((tag, length, taken));
+        }
+    }
+
+    /// Appends more of a place's data, of which `done` bytes are sent; returns how many.
+    fn append(
+        &mut self,
+        (region, layout): (&Arc<Region>, ExchangeLayout),
+        (tag, length): (u32, usize),
+        done: usize,
+    ) -> usize {
+        let count = (length - done).min(CHUNK.saturating_sub(self.chunk.len()));
+        if count > 0 {
+            let from = self.chunk.len();
+            self.chunk.resize(from + count, 0);
+            let place = place(region, layout, 0, tag, length);
+            let part = place.as_ref().and_then(|place| place.get().part(done, count));
+            part.map(|part| part.copy_to(&mut self.chunk[from..]));
+        }
+        count
+    }
+
     /// Whether something waits to be sent.
     pub(super) fn has_unsent(&self, outbox: &FrameOutbox<SessionFrame>) -> bool {
         self.unflushed
             || self.sent < self.chunk.len()
-            || self.control.is_some()
-            || (self.joined && outbox.has_unsent())
+            || !self.controls.is_empty()
+            || !self.fetched.is_empty()
+            || (self.joined
+                && outbox.unsent().is_some_and(|it| !matches!(it.way, Way::Moving(_))))
     }
 
     /// Has its socket wake this end also when something can be sent, or not any more.
@@ -261,11 +362,12 @@ impl Connection {
         &mut self,
         message: &mut [u8; MESSAGE_BYTES],
         (region, layout): (&Arc<Region>, ExchangeLayout),
+        lane: Option<&Beside>,
     ) -> Came {
-        if let Some(header) = self.take_control() {
+        if let Some(header) = self.take_control(lane.is_some()) {
             return Came::Begun(header);
         }
-        let Some(incoming) = self.incoming.as_mut() else { return self.begin(layout) };
+        let Some(incoming) = self.incoming.as_mut() else { return self.begin(layout, lane) };
         let unread = &self.buffer[self.unread.clone()];
         let count = unread.len().min(incoming.length - incoming.done);
         if count > 0 {
@@ -281,18 +383,29 @@ impl Connection {
         let Some(incoming) = self.incoming.take() else { return Came::Nothing };
         let length = incoming.message_length;
         message[..length].copy_from_slice(&incoming.message[..length]);
-        Came::Message(length)
+        match incoming.fetched {
+            true => Came::Fetched(incoming.tag, incoming.length),
+            false => Came::Message(length, incoming.left),
+        }
     }
 
     /// Takes a header and its message, when both were received and are such.
-    fn begin(&mut self, layout: ExchangeLayout) -> Came {
+    fn begin(&mut self, layout: ExchangeLayout, lane: Option<&Beside>) -> Came {
         let unread = &self.buffer[self.unread.clone()];
         let Ok((header, rest)) = FrameHeader::read_from_prefix(unread) else {
             return Came::Nothing;
         };
         let (message_length, length) = (header.message.get() as usize, header.data.get() as usize);
         let tag = header.tag.get();
-        let fits = header.kind == kind::MESSAGE
+        let may_come = match header.kind {
+            kind::MESSAGE => true,
+            kind::LEFT => lane.is_some_and(Beside::may_be_left),
+            kind::FETCHED => {
+                message_length == 0 && lane.is_some_and(|lane| lane.expects(tag, length))
+            }
+            _ => false,
+        };
+        let fits = may_come
             && self.joined
             && message_length <= MESSAGE_BYTES
             && length <= layout.data_bytes
@@ -304,17 +417,22 @@ impl Connection {
         let mut message = [0; MESSAGE_BYTES];
         message[..message_length].copy_from_slice(text);
         self.unread.start += HEADER + message_length;
-        self.incoming = Some(Incoming { message, message_length, tag, length, done: 0 });
+        let left = (header.kind == kind::LEFT).then_some((tag, length));
+        let length = if left.is_some() { 0 } else { length };
+        let fetched = header.kind == kind::FETCHED;
+        self.incoming =
+            Some(Incoming { message, message_length, tag, length, done: 0, left, fetched });
         Came::Begun(header)
     }
 
     /// What came next, if it is whole and no message.
-    pub(super) fn take_control(&mut self) -> Option<FrameHeader> {
+    pub(super) fn take_control(&mut self, has_lane: bool) -> Option<FrameHeader> {
         let unread = &self.buffer[self.unread.clone()];
         let (header, _) = FrameHeader::read_from_prefix(unread).ok()?;
         let expected = match header.kind {
             kind::RESUME => !self.joined,
             kind::BEAT => self.joined,
+            kind::LANE | kind::FETCH => self.joined && has_lane,
             _ => false,
         };
         if self.incoming.is_some() || !expected || header.message.get() != 0 {

@@ -9,7 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::event::Event;
+use super::beside::{LaneNote, LaneStatus};
 use crate::exchange::Carrier;
+use crate::exchange::lane::LaneTarget;
 use crate::exchange::session::{Contact, Millis, SessionEndReason, SessionSide, SessionTiming};
 use crate::stream::{Stream, StreamError};
 
@@ -25,6 +27,8 @@ pub enum SessionChange {
         /// How many messages this side sent again.
         repeated: u64,
     },
+    /// Data move beside its connection from now on, or do not any more.
+    Lane,
 }
 
 /// How a session's connections are.
@@ -61,12 +65,16 @@ struct Shared {
     over: Event,
     is_over: AtomicBool,
     on_change: OnSessionChange,
+    /// What is known of the lane beside its connections, where there is one.
+    lane: Arc<LaneNote>,
 }
 
 struct State {
     contact: Contact,
     /// A connection that the end has not taken yet.
     arrived: Option<(u64, Box<dyn Carrier>)>,
+    /// The memory that its end exposes, which is taken away when it has ended.
+    exposed: Option<Arc<dyn LaneTarget>>,
 }
 
 impl std::fmt::Debug for CarriedSession {
@@ -89,13 +97,18 @@ impl CarriedSession {
         Ok(CarriedSession(Arc::new(Shared {
             peer: peer.to_owned(),
             begun: Instant::now(),
-            state: Mutex::new(State { contact: Contact::new(side, timing), arrived: None }),
+            state: Mutex::new(State {
+                contact: Contact::new(side, timing),
+                arrived: None,
+                exposed: None,
+            }),
             changed: Condvar::new(),
             news: Event::new()?,
             has_news: AtomicBool::new(false),
             over: Event::new()?,
             is_over: AtomicBool::new(false),
             on_change,
+            lane: Arc::default(),
         })))
     }
 
@@ -161,6 +174,36 @@ impl CarriedSession {
         let state = self.lock();
         let (reconnects, repeated, last_lost) = state.contact.counts();
         SessionStatus { lost_for: state.contact.lost_for(now), reconnects, repeated, last_lost }
+    }
+
+    /// How it is with the lane beside its connections; `None` where there never was one.
+    pub fn lane(&self) -> Option<LaneStatus> {
+        self.0.lane.status()
+    }
+
+    /// Where what is known of the lane is noted.
+    pub(super) fn lane_note(&self) -> &Arc<LaneNote> {
+        &self.0.lane
+    }
+
+    /// Takes the exposed memory away when the session ends, whoever ends it: an engine may hang. At once, if it has.
+    pub(super) fn expose(&self, target: Arc<dyn LaneTarget>) {
+        let mut state = self.lock();
+        match state.contact.end() {
+            Some(_) => target.close(),
+            None => state.exposed = Some(target),
+        }
+    }
+
+    /// The lane is used from now on, or not any more; tells whoever wants to know.
+    pub(super) fn lane_changed(&self, lost: Option<&str>) {
+        let peer = &self.0.peer;
+        match lost {
+            Some(_) if self.is_over() => return,
+            Some(why) => tracing::warn!(peer, why, "the RDMA lane is lost; data go by the link"),
+            None => tracing::info!(peer, "data move by the RDMA lane"),
+        }
+        (self.0.on_change)(SessionChange::Lane);
     }
 
     /// How long its connections may take.
@@ -282,6 +325,9 @@ impl CarriedSession {
             end => tracing::warn!(peer = self.0.peer, why = %end, "the link is given up"),
         }
         state.arrived = None;
+        if let Some(exposed) = state.exposed.take() {
+            exposed.close();
+        }
         self.0.over.ring();
         self.0.changed.notify_all();
         self.tell_end();

@@ -60,7 +60,7 @@ fn carrier(socket: UnixStream, at_once: usize) -> Box<dyn Carrier> {
 /// An end of an exchange that lasts as long as its connection.
 fn end(socket: UnixStream, at_once: usize, side: SessionSide) -> Exchange {
     let session = CarriedSession::of_one_connection(side).unwrap();
-    let carried = Carried { carrier: carrier(socket, at_once), session, side };
+    let carried = Carried { carrier: carrier(socket, at_once), session, side, lane: None };
     Exchange::carried("exchange", carried, LAYOUT).unwrap()
 }
 
@@ -211,7 +211,7 @@ impl Sessions {
             let socket = sockets.next().flatten().unwrap();
             let carrier: Box<dyn Carrier> =
                 Box::new(Breaking(Socket(nonblocking(socket), at_once)));
-            let carried = Carried { carrier, session: session.clone(), side };
+            let carried = Carried { carrier, session: session.clone(), side, lane: None };
             Exchange::carried("exchange", carried, LAYOUT).unwrap()
         });
         let ends = [made.next().unwrap(), made.next().unwrap()];

@@ -42,6 +42,11 @@ impl<F> FrameOutbox<F> {
         Ok(())
     }
 
+    /// The frame that is sent next on this connection.
+    pub fn unsent(&self) -> Option<&F> {
+        self.kept.get(self.sent)
+    }
+
     /// The frame that is sent next on this connection, which counts as begun from now on.
     pub fn next_unsent(&mut self) -> Option<&mut F> {
         let frame = self.kept.get_mut(self.sent)?;
@@ -93,6 +98,11 @@ impl<F> FrameOutbox<F> {
     /// How many are kept.
     pub fn len(&self) -> usize {
         self.kept.len()
+    }
+
+    /// Whether no frame can be put in.
+    pub fn is_full(&self) -> bool {
+        self.kept.len() >= self.limit
     }
 
     /// Whether none is kept.

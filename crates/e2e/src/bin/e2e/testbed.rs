@@ -1,0 +1,110 @@
+//! `rackbus testbed metal` as a person uses it: machines that stand for hosts, a drive that goes to and fro between
+//! them many times, and a lender that dies and comes back.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rackbus_e2e::rack::beside;
+use rackbus_e2e::{Failure, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The hosts' network; other tests have others.
+const SUBNET: &str = "20";
+/// How often the drive is borrowed and returned, unless `RACKBUS_CYCLES` says otherwise.
+const CYCLES: &str = "10";
+/// The hosts are translated, and busy with other tests: a heartbeat may be late.
+const SETTLE: &str = "until_ok test -b /dev/nvme0n1";
+
+/// A test bed that runs; it ends when this is dropped.
+struct Testbed<'d> {
+    child: Child,
+    dir: &'d Path,
+}
+
+impl Testbed<'_> {
+    fn start(dir: &Path) -> Result<Testbed<'_>> {
+        let mut command = Command::new(beside("rackbus")?);
+        command.args(["testbed", "metal", "2", "--subnet", SUBNET, "--dir"]).arg(dir);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let out = child.stdout.take();
+        let mut testbed = Testbed { child, dir };
+        for line in BufReader::new(out.ok_or_else(|| Failure("no output".into()))?).lines() {
+            if line?.starts_with("ready") {
+                return Ok(testbed);
+            }
+        }
+        Err(Failure(format!("the test bed does not start: {}", testbed.child.wait()?)))
+    }
+
+    /// Runs another command of the test bed, which must succeed.
+    fn ask(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(beside("rackbus")?);
+        command.arg("testbed").arg("--dir").arg(self.dir).args(arguments);
+        let output = command.stdin(Stdio::null()).output()?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{arguments:?}: {} {errors}", output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    fn on(&self, host: &str, script: &str) -> Result<String> {
+        self.ask(&["on", host, "--", script])
+    }
+}
+
+impl Drop for Testbed<'_> {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(i32::try_from(self.child.id()).unwrap_or(0)) {
+            // It fails only where the process has ended.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// What a borrower has after a return, which must not grow: vectors, functions, and descriptors of its node.
+const HELD: &str = "echo $(grep -c . /proc/interrupts) $(ls /sys/bus/pci/devices | wc -l) \
+                    $(ls /proc/$(cat /tmp/node.pid)/fd | wc -l)";
+/// Kilobytes of its kernel's memory that nothing can reclaim.
+const KERNEL_MEMORY: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sed -n 's/SUnreclaim: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
+/// Bytes of kernel memory for each cycle that caches and per-processor lists may keep.
+const NOISE_KB: i64 = 2048;
+
+/// A drive is borrowed and returned again and again, and nothing is left behind.
+pub fn borrowed(dir: &Path) -> Result<()> {
+    let folder = dir.join("testbed");
+    let testbed = Testbed::start(&folder)?;
+    let cycle = format!(
+        "until_ok rackbus borrow alpha/d0 --for beta --placement host
+        {SETTLE}
+        dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 iflag=direct status=none
+        rackbus return $(rackbus leases | sed -n 's|^\\([0-9]*\\) *alpha/d0 .* active .*|\\1|p') >/dev/null
+        [ ! -e /dev/nvme0n1 ]"
+    );
+    testbed.on("beta", &cycle)?;
+    let before = testbed.on("beta", HELD)?;
+    let kernel = |testbed: &Testbed<'_>| -> Result<i64> {
+        let said = testbed.on("beta", KERNEL_MEMORY)?;
+        said.parse().map_err(|_| Failure(format!("no number: {said}")))
+    };
+    let memory = kernel(&testbed)?;
+    let cycles = std::env::var("RACKBUS_CYCLES").unwrap_or_else(|_| CYCLES.to_owned());
+    testbed.on("beta", &format!("set -e; for cycle in $(seq {cycles}); do {cycle}\ndone"))?;
+    let after = testbed.on("beta", HELD)?;
+    ensure!(before == after, "beta held {before} before {cycles} cycles, {after} after them");
+    let grown = kernel(&testbed)? - memory;
+    println!("           {cycles} times: {after}; unreclaimable kernel memory {grown:+} kB");
+    ensure!(grown < NOISE_KB, "beta's kernel has {grown} kB more after {cycles} cycles");
+
+    testbed.on(
+        "beta",
+        &format!("set -e; rackbus borrow alpha/d0 --for beta --placement host; {SETTLE}"),
+    )?;
+    testbed.ask(&["kill", "alpha"])?;
+    testbed.on("beta", "gone() { [ ! -e /dev/nvme0n1 ]; }; until_ok gone")?;
+    testbed.ask(&["start", "alpha"])?;
+    testbed.on("beta", &cycle)?;
+    testbed.ask(&["down"])?;
+    Ok(())
+}

@@ -1,0 +1,430 @@
+//! What moves data beside the connections of an end: the shell around the [lane](super::super::lane)'s decisions.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::epoll;
+
+use super::CarriedSession;
+use super::connection::{Connection, FrameHeader, SessionFrame, Way, kind};
+use crate::exchange::lane::{
+    AnsweringLane, AskingLane, CarriedLane, Finished, LEAST, Lane, LaneError, LaneNews, LaneTarget,
+    Moves, PROOF_BYTES, Transfer, WrongLane,
+};
+use crate::exchange::session::{FrameOutbox, Millis};
+use crate::exchange::{ExchangeLayout, MESSAGE_BYTES, PAGE};
+use crate::region::Region;
+use crate::slice::PinnedSlice;
+
+/// How it is with the lane beside a session's connections.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LaneStatus {
+    /// What it goes by, as its library names it: `verbs;ofi_rxm`.
+    pub provider: String,
+    /// Data move by it.
+    pub up: bool,
+    /// Why it is of no use.
+    pub lost: Option<String>,
+    /// How many times data have moved by it.
+    pub moved: u64,
+    /// Bytes that have.
+    pub bytes: u64,
+    /// How many times data went by the connection although a lane was offered.
+    pub fell_back: u64,
+}
+
+/// What an end notes of its lane, for other threads.
+#[derive(Debug, Default)]
+pub(super) struct LaneNote {
+    state: Mutex<Option<LaneStatus>>,
+    moved: AtomicU64,
+    bytes: AtomicU64,
+    fell_back: AtomicU64,
+}
+
+impl LaneNote {
+    pub(super) fn status(&self) -> Option<LaneStatus> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (moved, bytes) = (count(&self.moved), count(&self.bytes));
+        Some(LaneStatus { moved, bytes, fell_back: count(&self.fell_back), ..state })
+    }
+
+    fn begin(&self, provider: &str) {
+        let status = LaneStatus { provider: provider.to_owned(), ..LaneStatus::default() };
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+    }
+
+    fn set(&self, up: bool, lost: Option<&LaneError>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(state) = state.as_mut() {
+            (state.up, state.lost) = (up, lost.map(ToString::to_string));
+        }
+    }
+
+    fn count(&self, length: usize) {
+        self.moved.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(length as u64, Ordering::Relaxed);
+    }
+}
+
+/// The lane of an end.
+#[derive(Debug)]
+pub(super) enum Beside {
+    Asks(AskingEnd),
+    Answers(AnsweringEnd),
+}
+
+impl Beside {
+    /// A lane between places in `region`, and the proof behind them, at `proof`. One that cannot be had is given up at
+    /// once.
+    pub(super) fn new(
+        lane: CarriedLane,
+        region: &Arc<Region>,
+        proof: usize,
+        layout: ExchangeLayout,
+        session: &CarriedSession,
+        readiness: &OwnedFd,
+    ) -> Beside {
+        let session = session.clone();
+        match lane {
+            CarriedLane::Asks(lane, expected) => {
+                session.lane_note().begin(lane.provider());
+                let core = AskingLane::new(layout.tags, session.now());
+                let proof = (proof, PinnedSlice::new(region.clone(), proof, PROOF_BYTES));
+                let stride = layout.data_bytes.next_multiple_of(PAGE);
+                let ended = Vec::new();
+                let mut end =
+                    AskingEnd { core, lane: Some(lane), proof, expected, stride, session, ended };
+                end.begin(region, readiness);
+                Beside::Asks(end)
+            }
+            CarriedLane::Answers(target) => {
+                session.lane_note().begin(target.provider());
+                let mut end = AnsweringEnd {
+                    core: AnsweringLane::new(layout.tags),
+                    target: target.clone(),
+                    session: session.clone(),
+                };
+                match target.expose(region, proof) {
+                    Ok(()) => session.expose(target),
+                    Err(error) => end.lose(&error),
+                }
+                Beside::Answers(end)
+            }
+        }
+    }
+
+    /// Whether so many bytes that go with an answer are left for the other side to read.
+    pub(super) fn leaves(&self, length: usize) -> bool {
+        match self {
+            Beside::Asks(_) => false,
+            Beside::Answers(end) => {
+                let leaves = end.core.leaves(length);
+                if leaves {
+                    end.session.lane_note().count(length);
+                }
+                leaves
+            }
+        }
+    }
+
+    /// Whether the other side may leave data in their place.
+    pub(super) fn may_be_left(&self) -> bool {
+        match self {
+            Beside::Asks(end) => end.core.known() != LaneNews::None,
+            Beside::Answers(end) => end.core.may_be_left(),
+        }
+    }
+
+    /// Whether these data were asked for.
+    pub(super) fn expects(&self, tag: u32, length: usize) -> bool {
+        match self {
+            Beside::Asks(end) => end.core.expects(tag, length),
+            Beside::Answers(_) => false,
+        }
+    }
+
+    /// The other side says how it is with the lane.
+    pub(super) fn told(&mut self, news: LaneNews, outbox: &mut FrameOutbox<SessionFrame>) {
+        match self {
+            Beside::Asks(end) if matches!(news, LaneNews::Down | LaneNews::Refused) => {
+                end.lose(LaneError("the lender gave it up".to_owned()), outbox);
+            }
+            Beside::Asks(_) => {}
+            Beside::Answers(end) => {
+                if end.core.told(news) {
+                    end.target.close();
+                    let why = LaneError("the borrower gave it up".to_owned());
+                    end.session.lane_note().set(false, Some(&why));
+                } else if news == LaneNews::Up && end.core.leaves(LEAST) {
+                    end.session.lane_note().set(true, None);
+                }
+            }
+        }
+    }
+
+    /// The other side asks for data that were left.
+    pub(super) fn fetch(&mut self, tag: u32, length: usize) -> Result<(), WrongLane> {
+        match self {
+            Beside::Asks(_) => Err(WrongLane),
+            Beside::Answers(end) => end.core.fetch(tag, length),
+        }
+    }
+
+    /// Data that were asked for are in their place.
+    pub(super) fn fetched(&mut self, tag: u32, length: usize) -> Result<(), WrongLane> {
+        match self {
+            Beside::Asks(end) => end.core.fetched(tag, length),
+            Beside::Answers(_) => Err(WrongLane),
+        }
+    }
+
+    /// Puts into `connection` what is to be said and sent.
+    pub(super) fn tell(&mut self, connection: &mut Connection) {
+        let news = match self {
+            Beside::Asks(end) => end.core.news(),
+            Beside::Answers(end) => end.core.news(),
+        };
+        if let Some(news) = news {
+            connection.say(FrameHeader::of_lane(kind::LANE, news));
+        }
+        match self {
+            Beside::Asks(end) => {
+                while let Some((tag, length)) = end.core.next_fetch() {
+                    let (tag, data) = (tag.into(), (length as u32).into());
+                    let fetch = FrameHeader { kind: kind::FETCH, tag, data, ..FrameHeader::default() };
+                    connection.say(fetch);
+                }
+            }
+            Beside::Answers(end) => {
+                while let Some((tag, length)) = end.core.next_fetch() {
+                    connection.send_fetched(tag, length);
+                }
+            }
+        }
+    }
+
+    /// Whether there is something to [tell](Beside::tell).
+    pub(super) fn has_unsaid(&self) -> bool {
+        match self {
+            Beside::Asks(end) => end.core.has_unsaid(),
+            Beside::Answers(end) => end.core.has_unsaid(),
+        }
+    }
+
+    /// Another connection is there; what its first frame says of the lane.
+    pub(super) fn reconnected(&mut self) -> LaneNews {
+        match self {
+            Beside::Asks(end) => {
+                end.core.reconnected();
+                end.core.known()
+            }
+            Beside::Answers(end) => {
+                end.core.reconnected();
+                LaneNews::None
+            }
+        }
+    }
+
+    /// Looks whether the lane still works.
+    pub(super) fn look(&mut self, now: Millis, outbox: &mut FrameOutbox<SessionFrame>) {
+        match self {
+            Beside::Asks(end) => {
+                end.pump(outbox);
+                if !end.core.look(now) {
+                    end.lost(outbox);
+                }
+            }
+            Beside::Answers(end) => {
+                if let Some(error) = end.target.failure() {
+                    end.lose(&error);
+                }
+            }
+        }
+    }
+}
+
+/// The lane of the side that asks.
+#[derive(Debug)]
+pub(super) struct AskingEnd {
+    core: AskingLane<([u8; MESSAGE_BYTES], usize)>,
+    /// `None` when it is closed.
+    lane: Option<Box<dyn Lane>>,
+    /// Where the proof arrives, and what it should be.
+    proof: (usize, Option<PinnedSlice>),
+    expected: [u8; PROOF_BYTES],
+    stride: usize,
+    session: CarriedSession,
+    ended: Vec<u64>,
+}
+
+impl AskingEnd {
+    /// Registers the memory and begins with the proof.
+    fn begin(&mut self, region: &Arc<Region>, readiness: &OwnedFd) {
+        let Some(lane) = &mut self.lane else { return };
+        let registered = lane.register(region).and_then(|()| {
+            let Some(fd) = lane.wake_fd() else { return Ok(()) };
+            let data = epoll::EventData::new_u64(0);
+            let added = epoll::add(readiness, fd, data, epoll::EventFlags::IN);
+            added.map_err(|errno| LaneError(errno.to_string()))
+        });
+        let mut none = FrameOutbox::new(0);
+        match registered {
+            Ok(()) => self.pump(&mut none),
+            Err(error) => self.lose(error, &mut none),
+        }
+    }
+
+    /// How data of a question go.
+    pub(super) fn way(&mut self, tag: u32, length: usize) -> Way {
+        if length < LEAST {
+            return Way::Behind;
+        }
+        match self.core.write(tag, length) {
+            Some(id) => Way::Moving(id),
+            None => {
+                self.session.lane_note().fell_back.fetch_add(1, Ordering::Relaxed);
+                Way::Behind
+            }
+        }
+    }
+
+    /// Begins transfers that wait, and takes in those that have ended.
+    pub(super) fn pump(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
+        if !self.core.is_busy() {
+            return;
+        }
+        if let Err(error) = self.transfer(outbox) {
+            self.lose(error, outbox);
+        }
+    }
+
+    fn transfer(&mut self, outbox: &mut FrameOutbox<SessionFrame>) -> Result<(), LaneError> {
+        let Some(lane) = &mut self.lane else { return Ok(()) };
+        while let Some(Transfer { id, moves, tag, length }) = self.core.to_begin() {
+            let at = match moves {
+                Moves::Proof => self.proof.0,
+                Moves::Read | Moves::Write => tag as usize * self.stride,
+            };
+            if !lane.begin(id, moves == Moves::Write, at, length)? {
+                break;
+            }
+            self.core.begun();
+            if moves != Moves::Proof {
+                self.session.lane_note().count(length);
+            }
+        }
+        lane.poll(&mut self.ended)?;
+        for id in self.ended.drain(..) {
+            match self.core.ended(id) {
+                Some(Finished::Proof) => {
+                    let mut came = [0; PROOF_BYTES];
+                    self.proof.1.as_ref().map(|proof| proof.get().copy_to(&mut came));
+                    let right = came == self.expected;
+                    self.core.proved(right);
+                    if right {
+                        self.session.lane_note().set(true, None);
+                        self.session.lane_changed(None);
+                    }
+                }
+                Some(Finished::Write(id)) => {
+                    let moved = |frame: &&mut SessionFrame| frame.way == Way::Moving(id);
+                    outbox.kept_mut().filter(moved).for_each(|frame| frame.way = Way::Left);
+                }
+                Some(Finished::Read) | None => {}
+            }
+        }
+        if self.core.failure().is_some() {
+            self.lost(outbox);
+        }
+        Ok(())
+    }
+
+    /// The lane is of no more use.
+    fn lose(&mut self, why: LaneError, outbox: &mut FrameOutbox<SessionFrame>) {
+        if self.core.lose(why) {
+            self.lost(outbox);
+        }
+    }
+
+    /// Closes the lane, which is given up: what was to be moved goes by the connection.
+    fn lost(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
+        let Some(mut lane) = self.lane.take() else { return };
+        lane.close();
+        let moving = |frame: &&mut SessionFrame| matches!(frame.way, Way::Moving(_));
+        outbox.kept_mut().filter(moving).for_each(|frame| {
+            frame.way = Way::Behind;
+            self.session.lane_note().fell_back.fetch_add(1, Ordering::Relaxed);
+        });
+        let why = self.core.failure().cloned();
+        self.session.lane_note().set(false, why.as_ref());
+        self.session.lane_changed(Some(&why.map_or_else(String::new, |why| why.to_string())));
+    }
+
+    /// An answer came, with the tag and length of data that were left for it.
+    pub(super) fn answered(
+        &mut self,
+        message: &[u8; MESSAGE_BYTES],
+        length: usize,
+        left: Option<(u32, usize)>,
+    ) -> Result<(), WrongLane> {
+        if left.is_some() && self.lane.is_none() {
+            self.session.lane_note().fell_back.fetch_add(1, Ordering::Relaxed);
+        }
+        self.core.answered((*message, length), left)
+    }
+
+    /// Takes the next answer whose data are there.
+    pub(super) fn receive(&mut self, message: &mut [u8; MESSAGE_BYTES]) -> Option<usize> {
+        let (answer, length) = self.core.receive()?;
+        *message = answer;
+        Some(length)
+    }
+
+    /// Arranges that the end of a transfer wakes this end; false when one has ended, or that cannot be arranged.
+    pub(super) fn rest(&mut self, outbox: &mut FrameOutbox<SessionFrame>) -> bool {
+        self.pump(outbox);
+        if self.core.has_answer() {
+            return false;
+        }
+        match &mut self.lane {
+            Some(lane) if self.core.is_busy() => lane.wake_fd().is_some() && lane.rest(),
+            _ => true,
+        }
+    }
+}
+
+impl Drop for AskingEnd {
+    fn drop(&mut self) {
+        if let Some(mut lane) = self.lane.take() {
+            lane.close();
+        }
+    }
+}
+
+/// The lane of the side that answers.
+#[derive(Debug)]
+pub(super) struct AnsweringEnd {
+    core: AnsweringLane,
+    target: Arc<dyn LaneTarget>,
+    session: CarriedSession,
+}
+
+impl AnsweringEnd {
+    /// The memory is not exposed any more, or could not be.
+    fn lose(&mut self, why: &LaneError) {
+        if self.core.lose() {
+            self.target.close();
+            self.session.lane_note().set(false, Some(why));
+            self.session.lane_changed(Some(&why.to_string()));
+        }
+    }
+}
+
+impl Drop for AnsweringEnd {
+    fn drop(&mut self) {
+        self.target.close();
+    }
+}

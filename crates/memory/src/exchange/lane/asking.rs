@@ -1,0 +1,262 @@
+//! A lane as the side that asks has it: transfers under way, and answers that wait for their data.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::{LEAST, LaneError, LaneNews, Moves, PATIENCE, PROOF_BYTES, Transfer, WrongLane};
+use crate::exchange::session::Millis;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    /// It is not known yet whether it leads to the other side's memory.
+    Proving,
+    Up,
+    /// Whether it was up before.
+    Down(LaneError, bool),
+}
+
+/// Where the data of an answer are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Data {
+    Here,
+    /// This transfer brings them.
+    Moving(u64),
+    /// The lane is lost; they were asked for on the connection, or are still to be.
+    Fetched {
+        tag: u32,
+        length: usize,
+        asked: bool,
+    },
+}
+
+/// What a transfer's end means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// The proof is there, and is to be [looked at](AskingLane::proved).
+    Proof,
+    /// Data of an answer are there.
+    Read,
+    /// Data of the question with this transfer are at the other side.
+    Write(u64),
+}
+
+/// What the side that asks knows of its lane. `M` is an answer.
+#[derive(Debug)]
+pub struct AskingLane<M> {
+    state: State,
+    /// The other side is still to be told how it is with the lane.
+    unsaid: bool,
+    next: u64,
+    /// Transfers that have begun, and when by [`counted`](AskingLane::counted).
+    under_way: BTreeMap<u64, (Transfer, Millis)>,
+    /// Those that are still to begin, in their order.
+    waiting: VecDeque<Transfer>,
+    /// Answers that are not received yet, in their order.
+    answers: VecDeque<(M, Data)>,
+    tags: usize,
+    looked: Millis,
+    /// Time that has passed while this side looked.
+    counted: Millis,
+}
+
+impl<M> AskingLane<M> {
+    /// One that is still to be proved, beside an exchange of so many tags.
+    pub fn new(tags: u32, now: Millis) -> AskingLane<M> {
+        let mut lane = AskingLane {
+            state: State::Proving,
+            unsaid: false,
+            next: 0,
+            under_way: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            answers: VecDeque::new(),
+            tags: tags as usize,
+            looked: now,
+            counted: 0,
+        };
+        lane.add(Moves::Proof, 0, PROOF_BYTES);
+        lane
+    }
+
+    fn add(&mut self, moves: Moves, tag: u32, length: usize) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.waiting.push_back(Transfer { id, moves, tag, length });
+        id
+    }
+
+    /// The transfer that is to begin next.
+    pub fn to_begin(&self) -> Option<Transfer> {
+        self.waiting.front().copied()
+    }
+
+    /// The [next](AskingLane::to_begin) transfer has begun.
+    pub fn begun(&mut self) {
+        if let Some(transfer) = self.waiting.pop_front() {
+            self.under_way.insert(transfer.id, (transfer, self.counted));
+        }
+    }
+
+    /// Whether a transfer is under way, or waits to begin.
+    pub fn is_busy(&self) -> bool {
+        !self.under_way.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// A transfer has ended. `None` when none with this number is under way: it is of an operation that was given up.
+    pub fn ended(&mut self, id: u64) -> Option<Finished> {
+        let (transfer, _) = self.under_way.remove(&id)?;
+        match transfer.moves {
+            Moves::Proof => Some(Finished::Proof),
+            Moves::Write => Some(Finished::Write(id)),
+            Moves::Read => {
+                let waits = |(_, data): &&mut (M, Data)| *data == Data::Moving(id);
+                let answer = self.answers.iter_mut().find(waits);
+                answer.map(|(_, data)| *data = Data::Here)?;
+                Some(Finished::Read)
+            }
+        }
+    }
+
+    /// The proof is the one that the other side gave, or is another one.
+    pub fn proved(&mut self, right: bool) {
+        if self.state != State::Proving {
+            return;
+        }
+        if right {
+            (self.state, self.unsaid) = (State::Up, true);
+        } else {
+            self.lose(LaneError("it leads to other memory than the lender's".to_owned()));
+        }
+    }
+
+    /// Has so many bytes that go with a question moved. `None` when they go over the connection; otherwise the
+    /// question is sent when the transfer with this number has [ended](AskingLane::ended).
+    pub fn write(&mut self, tag: u32, length: usize) -> Option<u64> {
+        (self.state == State::Up && length >= LEAST).then(|| self.add(Moves::Write, tag, length))
+    }
+
+    /// An answer came; where the other side `left` data in their place, with their tag and length.
+    ///
+    /// # Errors
+    /// [`WrongLane`] when nothing can have been left, or there are more answers than questions.
+    pub fn answered(&mut self, answer: M, left: Option<(u32, usize)>) -> Result<(), WrongLane> {
+        if self.answers.len() >= self.tags {
+            return Err(WrongLane);
+        }
+        let data = match (left, &self.state) {
+            (None, _) => Data::Here,
+            (Some(_), State::Proving) => return Err(WrongLane),
+            (Some((tag, length)), State::Up) => Data::Moving(self.add(Moves::Read, tag, length)),
+            (Some((tag, length)), State::Down(..)) => Data::Fetched { tag, length, asked: false },
+        };
+        self.answers.push_back((answer, data));
+        Ok(())
+    }
+
+    /// Takes the next answer, when its data are there.
+    pub fn receive(&mut self) -> Option<M> {
+        let ready = self.answers.front().is_some_and(|(_, data)| *data == Data::Here);
+        ready.then(|| self.answers.pop_front())?.map(|(answer, _)| answer)
+    }
+
+    /// Whether [`receive`](AskingLane::receive) has something.
+    pub fn has_answer(&self) -> bool {
+        self.answers.front().is_some_and(|(_, data)| *data == Data::Here)
+    }
+
+    /// The lane is of no more use: nothing moves any more from here on. False when that was known.
+    pub fn lose(&mut self, why: LaneError) -> bool {
+        if matches!(self.state, State::Down(..)) {
+            return false;
+        }
+        (self.state, self.unsaid) = (State::Down(why, self.state == State::Up), true);
+        let transfers = self.under_way.values().map(|(transfer, _)| transfer).chain(&self.waiting);
+        let reads: BTreeMap<u64, Transfer> = transfers.map(|it| (it.id, *it)).collect();
+        for (_, data) in &mut self.answers {
+            let Data::Moving(id) = *data else { continue };
+            let Some(Transfer { tag, length, .. }) = reads.get(&id).copied() else { continue };
+            *data = Data::Fetched { tag, length, asked: false };
+        }
+        self.under_way.clear();
+        self.waiting.clear();
+        true
+    }
+
+    /// Time passes, by this side's clock. False when the lane is lost by that: what is under way never ends.
+    pub fn look(&mut self, now: Millis) -> bool {
+        // While this process stood still, it looked for nothing.
+        self.counted += now.saturating_sub(self.looked).min(PATIENCE / 10);
+        self.looked = self.looked.max(now);
+        let counted = self.counted;
+        let late = |(_, since): &(Transfer, Millis)| counted - since > PATIENCE;
+        if !self.under_way.values().any(late) {
+            return true;
+        }
+        self.lose(LaneError(format!("nothing has moved for {} s", PATIENCE / 1000)));
+        false
+    }
+
+    /// What is to be said to the other side, once, before any message.
+    pub fn news(&mut self) -> Option<LaneNews> {
+        std::mem::take(&mut self.unsaid).then(|| self.known())
+    }
+
+    /// How it is with the lane.
+    pub fn known(&self) -> LaneNews {
+        match self.state {
+            State::Proving => LaneNews::None,
+            State::Up => LaneNews::Up,
+            State::Down(_, true) => LaneNews::Down,
+            State::Down(_, false) => LaneNews::Refused,
+        }
+    }
+
+    /// Why it is of no more use; `None` while it is, or may be.
+    pub fn failure(&self) -> Option<&LaneError> {
+        match &self.state {
+            State::Down(why, _) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Data that are to be asked for on the connection, once: their tag and length.
+    pub fn next_fetch(&mut self) -> Option<(u32, usize)> {
+        self.answers.iter_mut().find_map(|(_, data)| match data {
+            Data::Fetched { tag, length, asked: asked @ false } => {
+                *asked = true;
+                Some((*tag, *length))
+            }
+            _ => None,
+        })
+    }
+
+    /// Whether something is still to be said or asked for on the connection.
+    pub fn has_unsaid(&self) -> bool {
+        let unasked = |(_, data): &(M, Data)| matches!(data, Data::Fetched { asked: false, .. });
+        self.unsaid || self.answers.iter().any(unasked)
+    }
+
+    /// Whether the data of this tag, so many bytes, were asked for.
+    pub fn expects(&self, tag: u32, length: usize) -> bool {
+        self.answers.iter().any(|(_, data)| *data == Data::Fetched { tag, length, asked: true })
+    }
+
+    /// Data that were asked for are in their place.
+    ///
+    /// # Errors
+    /// [`WrongLane`] when they were not asked for.
+    pub fn fetched(&mut self, tag: u32, length: usize) -> Result<(), WrongLane> {
+        let fetched = Data::Fetched { tag, length, asked: true };
+        let answer = self.answers.iter_mut().find(|(_, data)| *data == fetched);
+        answer.map(|(_, data)| *data = Data::Here).ok_or(WrongLane)
+    }
+
+    /// Another connection is there: what was asked for on the one before is asked for again.
+    pub fn reconnected(&mut self) {
+        for (_, data) in &mut self.answers {
+            if let Data::Fetched { asked, .. } = data {
+                *asked = false;
+            }
+        }
+        // The first frame on a connection says how it is.
+        self.unsaid = false;
+    }
+}
