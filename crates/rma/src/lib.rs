@@ -39,10 +39,14 @@ pub struct LaneOffer {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RmaError {
     /// The library is not there.
-    #[error("libfabric cannot be loaded: {0}; install it (Debian: libfabric1), or set `rdma = \"off\"`")]
+    #[error(
+        "libfabric cannot be loaded: {0}; install it (Debian: libfabric1), or set `rdma = \"off\"`"
+    )]
     Library(String),
     /// The library does not find a provider of that name.
-    #[error("libfabric finds no provider `{0}` for remote memory access here; `fi_info` lists those it finds")]
+    #[error(
+        "libfabric finds no provider `{0}` for remote memory access here; `fi_info` lists those it finds"
+    )]
     Provider(String),
     /// A call has failed.
     #[error("libfabric's {call}: {cause}")]

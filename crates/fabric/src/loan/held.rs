@@ -62,6 +62,11 @@ impl Lending {
         self.fabric.count(self.owner, memory.object(), memory.offset(), length)
     }
 
+    /// Bytes of memory that the owner has by the rack file; all there can be where that does not say.
+    pub fn memory(&self) -> u64 {
+        self.fabric.with(|fabric| fabric.topology().host(self.owner).memory_size)
+    }
+
     /// The fabric that has the loans.
     pub fn fabric(&self) -> &FabricHandle {
         &self.fabric

@@ -141,7 +141,8 @@ impl CarriedEnd {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&readiness, fd, data, epoll::EventFlags::IN).map_err(system)?;
         }
-        let lane = lane.map(|lane| Beside::new(lane, &region, places, layout, &session, &readiness));
+        let lane =
+            lane.map(|lane| Beside::new(lane, &region, places, layout, &session, &readiness));
         let speaks = (side == SessionSide::Asks).then_some(LaneNews::None);
         let connection = Connection::new(0, carrier, speaks, &readiness);
         let connection = Some(connection.map_err(system)?);
@@ -397,7 +398,8 @@ impl CarriedEnd {
     }
 
     fn has_unsent(&self) -> bool {
-        let joined = |it: &Connection| it.joined && self.lane.as_ref().is_some_and(Beside::has_unsaid);
+        let joined =
+            |it: &Connection| it.joined && self.lane.as_ref().is_some_and(Beside::has_unsaid);
         self.connection.as_ref().is_some_and(|it| it.has_unsent(&self.outbox) || joined(it))
     }
 
