@@ -194,6 +194,8 @@ fn every_command_prints_json() {
     assert_eq!(rack.json(&["leases"])[0]["borrower"], "beta");
     let number = lease["lease"].as_u64().unwrap().to_string();
     assert_eq!(rack.json(&["return", &number])["stage"], "ended");
+    let again = rack.json(&["borrow", "alpha/nvme0", "--for", "beta"]);
+    assert_eq!(rack.json(&["return", "alpha/nvme0"])["lease"], again["lease"]);
     for args in
         [&["return", &number][..], &["return", "999"], &["borrow", "alpha/x", "--for", "beta"]]
     {
@@ -208,7 +210,8 @@ fn every_command_prints_json() {
 #[test]
 fn errors_name_a_remedy() {
     let rack = Rack::up(THREE_HOSTS);
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
+        (&["return", "alpha/nvme0"], "alpha/nvme0 is lent to nobody"),
         (&["lend", "fffe:00:1f.7"], "no PCI function fffe:00:1f.7 on this machine; `lspci -D`"),
         (&["borrow", "alpha/nvme9", "--for", "beta"], "rackbus devices"),
         (&["borrow", "alpha/nvme0", "--for", "delta"], "alpha, beta, gamma"),

@@ -44,6 +44,38 @@ impl RunningOperation for Compress {
     }
 }
 
+/// Bits of a frame's FLG byte (LZ4 Frame Format 1.6.3): what follows a block, the descriptor and the end mark.
+const BLOCK_CHECKSUMS: u8 = 1 << 4;
+const CONTENT_SIZE: u8 = 1 << 3;
+const CONTENT_CHECKSUM: u8 = 1 << 2;
+const DICTIONARY: u8 = 1;
+/// Of a block's size: the block is not compressed.
+const STORED: u32 = 1 << 31;
+
+/// Whether `input` is one frame up to its end mark and checksum, and nothing else. The library takes a frame that ends
+/// where a block would begin, or within a block's size, for a complete one.
+fn is_one_frame(input: &[u8]) -> bool {
+    walk_frame(input).is_some_and(|end| end == input.len())
+}
+
+/// Where the frame that `input` begins with ends, if all of it is there.
+fn walk_frame(input: &[u8]) -> Option<usize> {
+    // The magic number, FLG and BD.
+    let flags = *input.get(4)?;
+    let optional = |flag: u8, bytes: usize| if flags & flag == 0 { 0 } else { bytes };
+    // What the flags announce, and the descriptor's checksum.
+    let mut at = 6 + optional(CONTENT_SIZE, 8) + optional(DICTIONARY, 4) + 1;
+    loop {
+        let size = input.get(at..at + 4)?;
+        let size = u32::from_le_bytes(size.try_into().ok()?);
+        at += 4;
+        if size == 0 {
+            return Some(at + optional(CONTENT_CHECKSUM, 4));
+        }
+        at += (size & !STORED) as usize + optional(BLOCK_CHECKSUMS, 4);
+    }
+}
+
 /// The library reads a frame when all of it is there.
 #[derive(Default)]
 pub struct Decompress {
@@ -57,14 +89,13 @@ impl RunningOperation for Decompress {
         if !last {
             return Ok(EngineStep { read: input.len(), ..EngineStep::default() });
         }
+        if self.decoder.is_none() && !is_one_frame(&self.input) {
+            return Err(Status::CorruptInput);
+        }
         let all = &mut self.input;
         let decoder =
             self.decoder.get_or_insert_with(|| FrameDecoder::new(Cursor::new(std::mem::take(all))));
         let written = decoder.read(out).map_err(|_| Status::CorruptInput)?;
-        let whole = decoder.get_ref().position() == decoder.get_ref().get_ref().len() as u64;
-        if written == 0 && (!whole || decoder.get_ref().get_ref().is_empty()) {
-            return Err(Status::CorruptInput);
-        }
         Ok(EngineStep { read: input.len(), written, finished: written == 0 })
     }
 }

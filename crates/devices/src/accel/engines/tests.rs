@@ -276,6 +276,26 @@ proptest! {
         }
     }
 
+    /// What was compressed and then truncated is not taken for a shorter message, wherever it ends.
+    #[test]
+    fn truncated_input_is_refused(
+        message in proptest::collection::vec(0u8..4, 0..400), known: bool,
+    ) {
+        for (there, back) in [
+            (Operation::Deflate, Operation::Inflate),
+            (Operation::ZstdCompress, Operation::ZstdDecompress),
+            (Operation::Lz4Compress, Operation::Lz4Decompress),
+        ] {
+            let length = known.then_some(message.len());
+            let request = OperationRequest { length, ..OperationRequest::default() };
+            let out = run(there, &request, &message, (1000, 700)).unwrap();
+            for end in 0..out.len() {
+                let outcome = run(back, &OperationRequest::default(), &out[..end], (1000, 700));
+                prop_assert!(outcome.is_err(), "{:?} takes {} of {} bytes", back, end, out.len());
+            }
+        }
+    }
+
     /// However input is cut and however little room there is, the result is the same, and what
     /// reverses an operation does.
     #[test]

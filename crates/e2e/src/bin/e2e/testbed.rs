@@ -79,7 +79,7 @@ pub fn borrowed(dir: &Path) -> Result<()> {
         "until_ok rackbus borrow alpha/d0 --for beta --placement host
         {SETTLE}
         dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 iflag=direct status=none
-        rackbus return $(rackbus leases | sed -n 's|^\\([0-9]*\\) *alpha/d0 .* active .*|\\1|p') >/dev/null
+        rackbus return alpha/d0 >/dev/null
         [ ! -e /dev/nvme0n1 ]"
     );
     testbed.on("beta", &cycle)?;
