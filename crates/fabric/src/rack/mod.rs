@@ -192,7 +192,8 @@ pub struct Links {
 
 impl Default for Links {
     fn default() -> Self {
-        Links { hold_ms: LINK_HOLD_MS, rdma: "auto".to_owned() }
+        // Unlike the link, RDMA is not encrypted: somebody decides that.
+        Links { hold_ms: LINK_HOLD_MS, rdma: "off".to_owned() }
     }
 }
 
