@@ -10,8 +10,8 @@ use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
 use crate::{
-    BenchError, Report, accel, against, datapath, lending, machines, memory, model, network, nvme,
-    sharing,
+    BenchError, Report, accel, against, borrowed, datapath, lending, machines, memory, model,
+    network, nvme, sharing,
 };
 
 /// What can be measured.
@@ -227,6 +227,7 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
             lending::run(&settings, &regime, &mut report)?;
+            borrowed::run(&settings, &regime, &mut report)?;
             sharing::run(&settings, &regime, &mut report)
         }
         Command::Machines { common, dir } => {

@@ -8,6 +8,7 @@ pub mod accel;
 mod against;
 #[cfg(feature = "peers")]
 mod blkio_peer;
+mod borrowed;
 mod command;
 pub mod datapath;
 #[cfg(feature = "guests")]

@@ -42,6 +42,7 @@ pub struct Rack {
 #[derive(Debug)]
 pub struct Lease {
     number: u64,
+    function: String,
     /// Where the borrower's node serves it.
     pub socket: PathBuf,
 }
@@ -146,8 +147,9 @@ impl Rack {
     /// When it is refused.
     pub fn borrow_for(&self, host: &str, arguments: &[&str]) -> Result<Lease, BenchError> {
         let lease = self.json(&[&["borrow", "--for", host], arguments].concat())?;
+        let function = lease["function"].as_str().unwrap_or_default().to_owned();
         match (lease["lease"].as_u64(), lease["socket"].as_str()) {
-            (Some(number), Some(socket)) => Ok(Lease { number, socket: socket.into() }),
+            (Some(number), Some(socket)) => Ok(Lease { number, function, socket: socket.into() }),
             _ => Err(BenchError::Peer(format!("rackbus borrow gave no socket: {lease}"))),
         }
     }
@@ -166,7 +168,19 @@ impl Rack {
     /// When the rack fails.
     pub fn give_back(&self, lease: &Lease) -> Result<(), BenchError> {
         self.run(&["return", &lease.number.to_string()])?;
-        while self.json(&["devices"])?[0]["state"] != "offered" {}
+        self.wait_offered(&lease.function)
+    }
+
+    /// Waits until nobody has a function and it is to be had.
+    ///
+    /// # Errors
+    /// When the rack fails.
+    pub fn wait_offered(&self, function: &str) -> Result<(), BenchError> {
+        let is_offered = |devices: &Value| {
+            let mut all = devices.as_array().into_iter().flatten();
+            all.any(|device| device["function"] == function && device["state"] == "offered")
+        };
+        while !is_offered(&self.json(&["devices"])?) {}
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rackbus_fabric::rack::{DeviceSection, Rack, RackError};
+use rackbus_fabric::rack::{DeviceSection, Rack, RackError, format_size};
 use rackbus_fabric::text::{Parsed, list, wrong};
 use rackbus_net::PortOptions;
 use rackbus_pci::{Function, MediumAccess};
@@ -241,6 +241,19 @@ pub enum FrontError {
     /// It came with the wrong number of files.
     #[error("{0} descriptors came with the medium, not {1}")]
     Files(usize, usize),
+    /// It would take more memory of its host than that has.
+    #[error(
+        "the device has {} of memory of its own, which would be this host's, and the rack file gives this host {}; \
+         borrow it without strict isolation, or give the host more `memory`",
+        format_size(*.asked),
+        format_size(*.most)
+    )]
+    TooMuchMemory {
+        /// Bytes that the device's lender says that it has.
+        asked: u64,
+        /// Bytes that the front's host has by the rack file.
+        most: u64,
+    },
     /// The device cannot be shown.
     #[error(transparent)]
     Device(std::io::Error),

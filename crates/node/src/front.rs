@@ -123,6 +123,14 @@ impl MediumConversation {
     }
 }
 
+/// A front that takes at most `most` bytes of its host's memory: how many it takes says its lender.
+fn bounded(front: Box<dyn Function>, most: u64) -> Result<Box<dyn Function>, FrontError> {
+    match front.own_memory() {
+        asked if asked > most => Err(FrontError::TooMuchMemory { asked, most }),
+        _ => Ok(front),
+    }
+}
+
 impl PlacedDevice {
     /// Runs the front of `medium`, which `stream`'s other end offers, and watches for its end. Its user
     /// lends its memory by `lending`.
@@ -137,7 +145,9 @@ impl PlacedDevice {
         lending: Lending,
         on_lost: OnLost,
     ) -> Result<PlacedDevice, DeviceError> {
-        let model = |lost| class::front(&medium.class, &medium.description, access, lost);
+        let most = lending.memory();
+        let model =
+            |lost| bounded(class::front(&medium.class, &medium.description, access, lost)?, most);
         PlacedDevice::with(name, medium, model, stream, on_lost, |device| {
             device.session_of(lending, None)
         })
@@ -298,6 +308,19 @@ mod tests {
     use rackbus_spec::pcie::Command;
 
     use super::*;
+
+    /// The lender says how much memory its front takes here.
+    #[test]
+    fn a_front_takes_no_more_memory_than_its_host_has() {
+        let drive = || {
+            let config = NvmeConfig { buffer: 1 << 20, ..NvmeConfig::memory(1 << 20, "M1") };
+            Box::new(Nvme::new(&config).unwrap())
+        };
+        assert!(bounded(drive(), 1 << 20).is_ok());
+        let refused = bounded(drive(), 64 << 10).map(drop).unwrap_err().to_string();
+        assert!(refused.starts_with("the device has 1 MiB of memory of its own"), "{refused}");
+        assert!(refused.contains("gives this host 64 KiB"), "{refused}");
+    }
 
     /// Its user cannot stop it any more: what it writes goes nowhere. So it must be at rest.
     #[test]

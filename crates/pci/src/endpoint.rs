@@ -246,18 +246,14 @@ impl Endpoint {
         }
         // What is refused closes no windows.
         self.dma.check(iova, length)?;
-        let own = memory.is_some();
-        let loan = self.lending.lend(iova, length, access, memory).inspect_err(|error| {
-            // Its user hears of a number only.
-            if !matches!(error, LoanError::Space(_)) {
-                tracing::warn!(%error, "memory is not lent");
-            }
-        });
-        let loan = loan?;
-        if own {
+        let counted = memory.as_ref().map(|memory| self.lending.count(memory, length));
+        let counted = counted.transpose().inspect_err(not_lent)?;
+        if memory.is_some() {
             self.give_way(iova, length);
         }
-        self.dma.map(loan)
+        let loan = self.lending.lend(iova, length, access, memory).inspect_err(not_lent);
+        drop(counted);
+        self.dma.map(loan?)
     }
 
     /// Takes the mappings inside of a range away. On return nothing reads or writes their memory any more.
@@ -494,6 +490,13 @@ impl Endpoint {
             Some(end) if end <= size => Ok(()),
             _ => Err(OutOfRegion { region, offset, length }),
         }
+    }
+}
+
+/// Says why memory is not lent: its user hears of a number only.
+fn not_lent(error: &LoanError) {
+    if !matches!(error, LoanError::Space(_)) {
+        tracing::warn!(%error, "memory is not lent");
     }
 }
 

@@ -252,6 +252,11 @@ pub trait Function: Send {
         Operations::default()
     }
 
+    /// Bytes of memory of this process' that it gives its user, for example as a BAR.
+    fn own_memory(&self) -> u64 {
+        0
+    }
+
     /// A driver reads `data.len()` bytes at `offset` of BAR `bar`; the range is inside the BAR.
     /// `data` comes zeroed; what the model leaves alone reads as zero.
     fn bar_read(&mut self, bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]);

@@ -132,8 +132,9 @@ pub type Unused = *const c_void;
 #[repr(C)]
 pub struct FabricOps {
     pub size: usize,
-    pub domain:
-        Option<unsafe extern "C" fn(*mut Fabric, *mut Info, *mut *mut Domain, *mut c_void) -> c_int>,
+    pub domain: Option<
+        unsafe extern "C" fn(*mut Fabric, *mut Info, *mut *mut Domain, *mut c_void) -> c_int,
+    >,
     pub passive_ep: Unused,
     pub eq_open: Unused,
     pub wait_open: Unused,
@@ -150,12 +151,10 @@ pub struct Domain {
 #[repr(C)]
 pub struct DomainOps {
     pub size: usize,
-    pub av_open: Option<
-        unsafe extern "C" fn(*mut Domain, *mut AvAttr, *mut *mut Av, *mut c_void) -> c_int,
-    >,
-    pub cq_open: Option<
-        unsafe extern "C" fn(*mut Domain, *mut CqAttr, *mut *mut Cq, *mut c_void) -> c_int,
-    >,
+    pub av_open:
+        Option<unsafe extern "C" fn(*mut Domain, *mut AvAttr, *mut *mut Av, *mut c_void) -> c_int>,
+    pub cq_open:
+        Option<unsafe extern "C" fn(*mut Domain, *mut CqAttr, *mut *mut Cq, *mut c_void) -> c_int>,
     pub endpoint:
         Option<unsafe extern "C" fn(*mut Domain, *mut Info, *mut *mut Ep, *mut c_void) -> c_int>,
 }

@@ -186,9 +186,8 @@ impl Endpoint {
             mr_mode,
         };
         // SAFETY: the entry is the library's, and the place takes the answer.
-        let status = unsafe {
-            (library.fabric)((*info).fabric_attr, &raw mut endpoint.fabric, null_mut())
-        };
+        let status =
+            unsafe { (library.fabric)((*info).fabric_attr, &raw mut endpoint.fabric, null_mut()) };
         library.check("fi_fabric", status)?;
         let status = call!(
             endpoint.fabric,
@@ -330,10 +329,8 @@ impl Endpoint {
         let (domain, whole) = (self.domain.cast::<Fid>(), region.whole());
         let (at, length) = (whole.as_ptr().cast_const().cast::<c_void>(), whole.len());
         let mr = &raw mut self.mr;
-        let status = call!(
-            self.domain,
-            mr.reg(domain, at, length, access, 0, key, 0, mr, null_mut())
-        );
+        let status =
+            call!(self.domain, mr.reg(domain, at, length, access, 0, key, 0, mr, null_mut()));
         self.library.check("fi_mr_reg", status).map_err(|error| match error {
             RmaError::Call { call, cause } => {
                 let cause = format!(

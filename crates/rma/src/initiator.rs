@@ -142,7 +142,9 @@ impl Lane for Initiator {
     ) -> Result<bool, LaneError> {
         let most = self.endpoint.as_ref().map_or(0, Endpoint::most);
         if length > most {
-            return Err(LaneError(format!("{length} bytes at once are more than it moves ({most})")));
+            return Err(LaneError(format!(
+                "{length} bytes at once are more than it moves ({most})"
+            )));
         }
         let Some(number) = self.free.pop() else { return Ok(false) };
         let transfer = UnderWay { id, write, offset, length, confirms: false };

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use crate::RmaError;
-use crate::abi::{FabricAttr, Fabric, Info};
+use crate::abi::{Fabric, FabricAttr, Info};
 
 /// Names another file than the system's `libfabric.so.1`.
 pub const LIBRARY_ENV: &str = "RACKBUS_LIBFABRIC";
@@ -25,7 +25,8 @@ pub struct Library {
     pub(crate) getinfo: GetInfo,
     pub(crate) dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
     pub(crate) freeinfo: unsafe extern "C" fn(*mut Info),
-    pub(crate) fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
+    pub(crate) fabric:
+        unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
     version: u32,
 }
@@ -119,7 +120,9 @@ impl Library {
         };
         if library.version < crate::abi::VERSION {
             let (major, minor) = library.version();
-            return Err(format!("it is version {major}.{minor}, and 1.17 is the oldest that is used"));
+            return Err(format!(
+                "it is version {major}.{minor}, and 1.17 is the oldest that is used"
+            ));
         }
         Ok(library)
     }

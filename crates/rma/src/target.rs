@@ -85,8 +85,7 @@ impl LaneTarget for Target {
         endpoint.register(region, Use::Exposed, key).map_err(lane)?;
         let address = endpoint.address().map_err(lane)?;
         let (base, key) = endpoint.reached_by().ok_or_else(gone)?;
-        let (provider, address, proof) =
-            (self.provider.clone(), digits(&address), digits(&secret));
+        let (provider, address, proof) = (self.provider.clone(), digits(&address), digits(&secret));
         state.offer = Some(LaneOffer { provider, address, base, key, proof });
         drop(state);
         let state = self.state.clone();

@@ -63,6 +63,8 @@ struct Inner {
     /// Memory that was made for it, by its number.
     segments: Mutex<BTreeMap<u32, LocalSegment>>,
     returned: AtomicBool,
+    /// Memory that it reached has moved to where it does not, and its program has not heard of that.
+    unreached: Arc<AtomicBool>,
 }
 
 impl BorrowedDevice {
@@ -78,8 +80,9 @@ impl BorrowedDevice {
         let command = (Command::MEMORY_SPACE | Command::BUS_MASTER).bits();
         client.write(region::CONFIG, header::COMMAND.into(), &command.to_le_bytes())?;
         let BorrowedEntry { lease, device: entry, .. } = entry;
-        let (bars, segments, returned) = Default::default();
-        let inner = Inner { shared, entry, lease, strict, client, bars, segments, returned };
+        let (bars, segments, returned, unreached) = Default::default();
+        let inner =
+            Inner { shared, entry, lease, strict, client, bars, segments, returned, unreached };
         let device = BorrowedDevice(Arc::new(inner));
         device.identity()?;
         Ok(device)
@@ -99,8 +102,12 @@ impl BorrowedDevice {
     ///
     /// # Errors
     /// [`DeviceError::Gone`] when the lease is over or the lender is lost: it reads all ones then, as a device that
-    /// was pulled out.
+    /// was pulled out. Once [`DeviceError::Unreached`] when memory was lost to it since the last call of this or any other
+    /// function that begins something.
     pub fn identity(&self) -> Result<DeviceIdentity, DeviceError> {
+        if self.0.unreached.swap(false, Ordering::AcqRel) {
+            return Err(DeviceError::Unreached);
+        }
         let mut bytes = [0; 0x40];
         match self.0.client.read(region::CONFIG, 0, &mut bytes) {
             Ok(()) => {}
@@ -276,6 +283,11 @@ impl BorrowedDevice {
         }
         bars.insert(bar, address);
         Ok(address)
+    }
+
+    /// Says that memory was lost to it.
+    pub(super) fn unreached(&self) -> &Arc<AtomicBool> {
+        &self.0.unreached
     }
 
     pub(super) fn client(&self) -> &Arc<Client> {

@@ -1,6 +1,7 @@
 //! Memory that a borrowed device reaches.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rackbus_memory::Access;
@@ -54,14 +55,29 @@ pub(super) struct Led {
     pages: (u64, u64),
     access: Access,
     state: Mutex<State>,
+    /// Tells the device's program that the device does not reach it any more.
+    unreached: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// The device has it mapped.
     mapped: bool,
+    /// It had it mapped once: what fails now fails behind its program's back.
+    begun: bool,
     /// Why it has not.
     failed: Option<DeviceError>,
+}
+
+impl State {
+    /// The device was told where the memory is. True when its program is to hear that it is lost to the device.
+    fn taken_up(&mut self, outcome: Result<(), DeviceError>) -> bool {
+        self.mapped = outcome.is_ok();
+        let lost = self.begun && !self.mapped;
+        self.begun |= self.mapped;
+        self.failed = outcome.err();
+        lost
+    }
 }
 
 impl Led {
@@ -77,7 +93,8 @@ impl Led {
         let address = shared.take(bytes, PAGE)?;
         let access = if write { Access::READ | Access::WRITE } else { Access::READ };
         let (pages, state) = ((offset - lead, bytes), Mutex::default());
-        Ok(Arc::new(Led { shared, client, address, lead, pages, access, state }))
+        let unreached = device.unreached().clone();
+        Ok(Arc::new(Led { shared, client, address, lead, pages, access, state, unreached }))
     }
 
     /// Whether the device reached it when it was taken up last.
@@ -106,13 +123,16 @@ impl Follower for Led {
         }
         let (offset, length) = self.pages;
         let memory = Some((file.as_fd(), offset));
-        match self.client.dma_map(self.address, length, self.access, memory) {
-            Ok(()) => state.mapped = true,
-            Err(ClientError::Wire(_)) => state.failed = Some(DeviceError::Gone),
-            Err(error) => {
+        let mapped = self.client.dma_map(self.address, length, self.access, memory);
+        let outcome = mapped.map_err(|error| match error {
+            ClientError::Wire(_) => DeviceError::Gone,
+            error => {
                 tracing::warn!(%error, "a device does not reach memory that was mapped for it");
-                state.failed = Some(error.into());
+                error.into()
             }
+        });
+        if state.taken_up(outcome) {
+            self.unreached.store(true, Ordering::Release);
         }
     }
 }
@@ -121,5 +141,21 @@ impl Drop for Led {
     fn drop(&mut self) {
         self.let_go();
         self.shared.give_address_back(self.address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who maps is told of what fails then; of what fails when memory moves, nobody would be.
+    #[test]
+    fn what_fails_after_memory_moved_is_told() {
+        let mut state = State::default();
+        assert!(!state.taken_up(Err(DeviceError::NoAddress)), "the call that maps tells of it");
+        assert!(!state.taken_up(Ok(())));
+        assert!(!state.taken_up(Ok(())), "it moved, and is reached");
+        assert!(state.taken_up(Err(DeviceError::NoAddress)));
+        assert!(!state.taken_up(Ok(())), "it moved once more, and is reached again");
     }
 }

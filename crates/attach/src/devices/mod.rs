@@ -45,6 +45,12 @@ pub enum DeviceError {
         "a process in a virtual machine borrows no devices; plug them into the machine with `rackbus vm add`"
     )]
     InGuest,
+    /// Memory that was mapped for the device has moved, and the device does not reach it where it is now.
+    #[error(
+        "memory that was mapped for the device has moved, and the device does not reach it any more; unmap it and \
+         map it again"
+    )]
+    Unreached,
     /// There is no such BAR.
     #[error("the device has no BAR {0}")]
     NoBar(u8),

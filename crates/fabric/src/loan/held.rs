@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::{ALL, Entries, FabricHandle, LentMemory, LoanError};
+use super::{ALL, CountedBytes, Entries, FabricHandle, LentMemory, LoanError};
 use crate::domain::Access;
 use crate::system::{Fabric, Requester, Target};
 use crate::topology::{ComponentId, ComponentKind, HostId, Link, Topology};
@@ -51,6 +51,20 @@ impl Lending {
             }
         };
         Ok(Loan { range: (iova, length), access, record, memory })
+    }
+
+    /// Counts bytes of `memory` as lent until what is returned is dropped: who asks this before it lends them is refused
+    /// before it has changed anything else for that.
+    ///
+    /// # Errors
+    /// [`LoanError::TooMuch`] when the host does not have so much; nothing changes then.
+    pub fn count<M: LentMemory>(&self, memory: &M, length: u64) -> Result<CountedBytes, LoanError> {
+        self.fabric.count(self.owner, memory.object(), memory.offset(), length)
+    }
+
+    /// Bytes of memory that the owner has by the rack file; all there can be where that does not say.
+    pub fn memory(&self) -> u64 {
+        self.fabric.with(|fabric| fabric.topology().host(self.owner).memory_size)
     }
 
     /// The fabric that has the loans.

@@ -186,11 +186,13 @@ pub struct Links {
     /// How long a borrower holds what is under way while it cannot reach the lender, in milliseconds, before it
     /// fails.
     pub hold_ms: u64,
+    /// What moves the data of borrowed drives beside the link: `auto`, `off`, or the name of a provider of libfabric.
+    pub rdma: String,
 }
 
 impl Default for Links {
     fn default() -> Self {
-        Links { hold_ms: LINK_HOLD_MS }
+        Links { hold_ms: LINK_HOLD_MS, rdma: "auto".to_owned() }
     }
 }
 

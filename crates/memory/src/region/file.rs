@@ -48,7 +48,7 @@ pub(super) fn check_memory(
     let is_file = || rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
     match admitted {
         Admitted::Memory if !is_memory => return Err(RegionError::NotMemory),
-        Admitted::Stored if !is_memory && !(DISK_MAGICS.contains(&kind) && is_file()) => {
+        Admitted::Stored if !(is_memory || DISK_MAGICS.contains(&kind) && is_file()) => {
             return Err(RegionError::NotStored);
         }
         Admitted::Memory | Admitted::Stored => {}

@@ -136,7 +136,7 @@ fn code(what: &str, error: DeviceError) -> Code {
             (Code::from(error), tell)
         }
         DeviceError::Gone => (Code(SCI_ERR_NOT_CONNECTED), false),
-        DeviceError::Device(_) => (Code(SCI_ERR_SYSTEM), true),
+        DeviceError::Device(_) | DeviceError::Unreached => (Code(SCI_ERR_SYSTEM), true),
         DeviceError::InGuest | DeviceError::NotMemory(_) | DeviceError::NoPeer(_) => {
             (Code(SCI_ERR_NOT_SUPPORTED), true)
         }

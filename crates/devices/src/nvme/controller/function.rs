@@ -11,6 +11,7 @@ use rackbus_pci::{
 use rackbus_spec::nvme::registers::DOORBELLS;
 
 use super::{BAR_SIZE, Nvme};
+use crate::nvme::buffer::MemoryBuffer;
 use crate::nvme::medium::{CLASS, Port};
 use crate::nvme::registers::RegisterEffect;
 use crate::nvme::state::ControllerState;
@@ -27,6 +28,10 @@ impl Function for Nvme {
 
     fn operations(&self) -> Operations {
         self.counts.operations()
+    }
+
+    fn own_memory(&self) -> u64 {
+        self.buffer.as_ref().map_or(0, MemoryBuffer::size)
     }
 
     fn bar_read(&mut self, _bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]) {

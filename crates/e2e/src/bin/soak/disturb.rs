@@ -7,7 +7,7 @@ use rackbus_e2e::{Rack, Result};
 use rackbus_seeds::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{FUNCTIONS, HOSTS};
+use crate::{DEVICES, HOSTS};
 
 /// Disturbs a rack, one thing after the other.
 pub struct Disturber<'a> {
@@ -58,7 +58,7 @@ impl<'a> Disturber<'a> {
             }
             _ => {
                 self.count("withdrawn");
-                let function = FUNCTIONS[self.random.below(FUNCTIONS.len())];
+                let function = DEVICES[self.random.below(DEVICES.len())];
                 drop(self.rack.output(&["withdraw", function, "--force"])?);
                 self.pause(200);
                 drop(self.rack.output(&["offer", function])?);
@@ -77,7 +77,7 @@ impl<'a> Disturber<'a> {
             }
         }
         self.rack.wait_hosts(&HOSTS)?;
-        for function in FUNCTIONS {
+        for function in DEVICES {
             self.rack.wait("what was withdrawn is offered", Duration::from_secs(60), |rack| {
                 rack.json(&["offer", function]).ok()
             })?;

@@ -1,15 +1,18 @@
 #![forbid(unsafe_code)]
 //! A rack under load whose processes are killed, frozen, restarted and deprived of devices at random moments.
 //!
-//! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them, while
-//! `disturb` does what happens to racks. What each block may hold is known (`model`): no wrong data, no acknowledged
+//! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them. Others
+//! (`peers`) borrow several functions and have drives read into the memory of another, and a virtual machine (`machine`)
+//! uses a drive until it is killed or stopped, and the next begins. All the while `disturb` does what happens to racks. What each block may hold is known (`model`): no wrong data, no acknowledged
 //! write lost, nothing of a lease that has ended. At the end everything is to be had again, every lease that ended says
-//! why, and no process has kept descriptors or memory.
+//! why, no process has kept descriptors or memory, and none is left over.
 //!
 //! Usage: `soak DIR [SECONDS [SEED]]`; the last line is `soak: ok` and what was done.
 
 mod disturb;
+mod machine;
 mod model;
+mod peers;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,9 +27,11 @@ use rackbus_e2e::{Failure, Rack, Result, ensure};
 use rackbus_seeds::Random;
 
 use disturb::Disturber;
+use machine::Machines;
 use model::{BLOCK, BLOCKS, Model};
 
-/// Four drives of two hosts, in files: what was acknowledged outlives a killed process.
+/// Four drives of two hosts and one for virtual machines, in files: what was acknowledged outlives a killed process. And
+/// memory of two hosts, for peer-to-peer.
 const RACK: &str = r#"
 name = "soak"
 
@@ -54,13 +59,33 @@ kind = "nvme"
 size = "4 MiB"
 backing = "file"
 
-[hosts.gamma]
+[hosts.beta.devices.nvme4]
+kind = "nvme"
+size = "4 MiB"
+backing = "file"
+
+[hosts.alpha.devices.ram0]
+kind = "memory"
+size = "1 MiB"
+
+[hosts.gamma.devices.ram1]
+kind = "memory"
+size = "1 MiB"
 "#;
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 const FUNCTIONS: [&str; 4] = ["alpha/nvme0", "alpha/nvme1", "beta/nvme2", "beta/nvme3"];
+/// The drive of the virtual machines.
+const MACHINE_DRIVE: &str = "beta/nvme4";
+/// Memory that drives read into.
+const MEMORY: [&str; 2] = ["alpha/ram0", "gamma/ram1"];
+/// Everything that the rack lends.
+const DEVICES: [&str; 7] =
+    [FUNCTIONS[0], FUNCTIONS[1], FUNCTIONS[2], FUNCTIONS[3], MACHINE_DRIVE, MEMORY[0], MEMORY[1]];
 /// More than there are drives: they wait for each other.
 const WORKERS: usize = 6;
+/// Programs with several functions.
+const PEERS: usize = 2;
 /// How long everything may take to be there again after the last disturbance. A lease's time to live, its return, and
 /// the driver's own limits are in it.
 const SETTLE: Duration = Duration::from_secs(60);
@@ -75,6 +100,8 @@ struct Soak {
     operations: AtomicU64,
     /// Writes that were acknowledged, and reads that were checked, of each drive.
     done: Vec<[AtomicU64; 2]>,
+    /// Blocks that drives have read into memory functions, and that were checked there.
+    moved: AtomicU64,
     leases: AtomicU64,
     /// Leases that could not be returned yet.
     owed: Mutex<BTreeSet<u64>>,
@@ -122,49 +149,70 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
         stop: AtomicBool::new(false),
         operations: AtomicU64::new(0),
         done: FUNCTIONS.iter().map(|_| Default::default()).collect(),
+        moved: AtomicU64::new(0),
         leases: AtomicU64::new(0),
         owed: Mutex::default(),
     };
-    let mut random = Random(seed);
-    let disturbed = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS)
-            .map(|number| {
-                let (soak, random) = (&soak, random.fork());
-                scope.spawn(move || work(soak, number, random))
-            })
-            .collect();
-        let mut disturber = Disturber::new(&soak.rack, random.fork());
-        let begun = Instant::now();
-        let mut told = Instant::now();
-        let failed = || workers.iter().any(|worker| worker.is_finished());
-        let mut outcome = Ok(());
-        while begun.elapsed() < length && !failed() && outcome.is_ok() {
-            outcome = disturber.disturb();
-            if told.elapsed() > Duration::from_secs(10) {
-                told = Instant::now();
-                let operations = soak.operations.load(Ordering::Relaxed);
-                eprintln!("{} s: {operations} operations", begun.elapsed().as_secs());
-            }
-        }
-        // Those that a failure finds frozen or dead are brought back as well.
-        let calmed = disturber.calm();
-        soak.stop.store(true, Ordering::Relaxed);
-        for worker in workers {
-            worker.join().map_err(|_| Failure("a worker panicked".to_owned()))??;
-        }
-        outcome.and(calmed).map(|()| disturber.counts())
-    })?;
+    let (disturbed, machines) = soak.load(length, Random(seed))?;
     soak.settle()?;
     soak.verify()?;
     soak.check_reasons()?;
     soak.check_census(&fresh)?;
-    let (operations, leases) =
-        (soak.operations.load(Ordering::Relaxed), soak.leases.load(Ordering::Relaxed));
+    let [operations, leases, moved] =
+        [&soak.operations, &soak.leases, &soak.moved].map(|count| count.load(Ordering::Relaxed));
     for (function, done) in FUNCTIONS.iter().zip(&soak.done) {
         let [written, read] = done.each_ref().map(|count| count.load(Ordering::Relaxed));
         ensure!(written > 0 && read > 0, "{function}: {written} writes and {read} reads succeeded");
     }
-    Ok(format!("{operations} operations under {leases} leases; {disturbed}"))
+    ensure!(moved > 0, "nothing was moved by peer-to-peer");
+    let machines = machines.describe();
+    Ok(format!(
+        "{operations} operations under {leases} leases, {moved} by peer-to-peer; {machines}; {disturbed}"
+    ))
+}
+
+impl Soak {
+    /// Everybody works while the rack is disturbed; what was done to it, and in virtual machines.
+    fn load(&self, length: Duration, mut random: Random) -> Result<(String, machine::Done)> {
+        let soak = self;
+        std::thread::scope(|scope| {
+            let mut workers: Vec<_> = (0..WORKERS)
+                .map(|number| {
+                    let random = random.fork();
+                    scope.spawn(move || work(soak, number, random))
+                })
+                .collect();
+            workers.extend((0..PEERS).map(|number| {
+                let random = random.fork();
+                scope.spawn(move || peers::work(soak, number, random))
+            }));
+            let machines = Machines::new(soak, random.fork());
+            let machines = scope.spawn(move || machines.run());
+            let mut disturber = Disturber::new(&soak.rack, random.fork());
+            let begun = Instant::now();
+            let mut told = Instant::now();
+            let failed =
+                || workers.iter().any(|worker| worker.is_finished()) || machines.is_finished();
+            let mut outcome = Ok(());
+            while begun.elapsed() < length && !failed() && outcome.is_ok() {
+                outcome = disturber.disturb();
+                if told.elapsed() > Duration::from_secs(10) {
+                    told = Instant::now();
+                    let operations = soak.operations.load(Ordering::Relaxed);
+                    eprintln!("{} s: {operations} operations", begun.elapsed().as_secs());
+                }
+            }
+            // Those that a failure finds frozen or dead are brought back as well.
+            let calmed = disturber.calm();
+            soak.stop.store(true, Ordering::Relaxed);
+            for worker in workers {
+                worker.join().map_err(|_| Failure("a worker panicked".to_owned()))??;
+            }
+            let done =
+                machines.join().map_err(|_| Failure("the VMs' thread panicked".to_owned()))??;
+            outcome.and(calmed).map(|()| (disturber.counts(), done))
+        })
+    }
 }
 
 /// Borrows, uses and returns drives until it is told to stop. What is refused or lost is tried again; what must not be
@@ -271,7 +319,7 @@ impl Soak {
             let devices = rack.json(&["devices"]).ok()?;
             let offered = devices.as_array()?.iter().filter(|it| it["state"] == "offered").count();
             let leases = rack.json(&["leases"]).ok()?;
-            (offered == FUNCTIONS.len() && leases.as_array()?.is_empty()).then_some(())
+            (offered == DEVICES.len() && leases.as_array()?.is_empty()).then_some(())
         })
     }
 
@@ -298,7 +346,7 @@ impl Soak {
     /// Every lease that is over says why, and an event tells of it.
     fn check_reasons(&self) -> Result<()> {
         let leases = self.rack.json(&["leases", "--all"])?;
-        let events = self.rack.json(&["events"])?;
+        let events = self.rack.json(&["events", "--last", "10000"])?;
         let events = events.as_array().into_iter().flatten();
         let told: BTreeSet<u64> = events.filter_map(|event| event["lease"].as_u64()).collect();
         // Events are kept for a while only.
@@ -320,7 +368,9 @@ impl Soak {
         loop {
             let now = census(&self.rack)?;
             let grown = fresh.iter().zip(&now).find(|(fresh, now)| {
-                now.descriptors > fresh.descriptors + SPARE_DESCRIPTORS || now.memory > fresh.memory
+                now.descriptors > fresh.descriptors + SPARE_DESCRIPTORS
+                    || now.memory > fresh.memory
+                    || now.processes > fresh.processes
             });
             match grown {
                 None => return Ok(()),
@@ -346,16 +396,29 @@ struct Census {
     descriptors: usize,
     /// Mappings of memory files.
     memory: usize,
+    /// Processes of the rack, the same for all roles: nodes, and what they and users have started.
+    processes: usize,
+}
+
+/// How many processes have the rack's run directory among their arguments.
+fn processes(rack: &Rack) -> Result<usize> {
+    let folder = rack.run_dir().display().to_string();
+    let of_rack = |entry: fs::DirEntry| {
+        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&arguments).contains(&folder)
+    };
+    Ok(fs::read_dir("/proc")?.flatten().filter_map(|entry| of_rack(entry).then_some(())).count())
 }
 
 fn census(rack: &Rack) -> Result<Vec<Census>> {
     let roles = ["control"].into_iter().chain(HOSTS);
+    let processes = processes(rack)?;
     let of = |role| {
         let folder = format!("/proc/{}", rack.process(role)?.as_raw_pid());
         let descriptors = fs::read_dir(format!("{folder}/fd"))?.count();
         let maps = fs::read_to_string(format!("{folder}/maps"))?;
         let memory = maps.lines().filter(|line| line.contains("memfd:")).count();
-        Ok(Census { role, descriptors, memory })
+        Ok(Census { role, descriptors, memory, processes })
     };
     roles.map(of).collect()
 }

@@ -54,7 +54,14 @@ impl Model {
         if !self.is_current(epoch) {
             return Ok(());
         }
-        let found = value_of(block, data)?;
+        self.found(epoch, block, value_of(block, data)?)
+    }
+
+    /// A block was read, and held `found`.
+    pub fn found(&mut self, epoch: u64, block: usize, found: u64) -> Result<(), String> {
+        if !self.is_current(epoch) {
+            return Ok(());
+        }
         let known = self.blocks.entry(block).or_default();
         if found != known.last && !known.perhaps.contains(&found) {
             return Err(format!("block {block} holds {found}, and should hold {known:?}"));

@@ -194,7 +194,8 @@ impl Beside {
             Beside::Asks(end) => {
                 while let Some((tag, length)) = end.core.next_fetch() {
                     let (tag, data) = (tag.into(), (length as u32).into());
-                    let fetch = FrameHeader { kind: kind::FETCH, tag, data, ..FrameHeader::default() };
+                    let fetch =
+                        FrameHeader { kind: kind::FETCH, tag, data, ..FrameHeader::default() };
                     connection.say(fetch);
                 }
             }

@@ -160,7 +160,10 @@ impl Connection {
             carrier,
             joined: false,
             heard: false,
-            controls: speaks.map(|news| FrameHeader::of_lane(kind::RESUME, news)).into_iter().collect(),
+            controls: speaks
+                .map(|news| FrameHeader::of_lane(kind::RESUME, news))
+                .into_iter()
+                .collect(),
             fetched: VecDeque::new(),
             chunk: Vec::with_capacity(CHUNK),
             sent: 0,
@@ -325,8 +328,7 @@ impl Connection {
             || self.sent < self.chunk.len()
             || !self.controls.is_empty()
             || !self.fetched.is_empty()
-            || (self.joined
-                && outbox.unsent().is_some_and(|it| !matches!(it.way, Way::Moving(_))))
+            || (self.joined && outbox.unsent().is_some_and(|it| !matches!(it.way, Way::Moving(_))))
     }
 
     /// Has its socket wake this end also when something can be sent, or not any more.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::event::Event;
 use super::beside::{LaneNote, LaneStatus};
+use crate::event::Event;
 use crate::exchange::Carrier;
 use crate::exchange::lane::LaneTarget;
 use crate::exchange::session::{Contact, Millis, SessionEndReason, SessionSide, SessionTiming};

@@ -1,0 +1,247 @@
+//! A virtual machine with a borrowed drive, which is killed, frozen, stopped and started anew, on any host, while
+//! everything else is disturbed as well. What its guest was told is written is there for the guest of the next.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rackbus_driver::{Drive, DriveOptions};
+use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
+use rackbus_seeds::Random;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::model::{BLOCK, Model};
+use crate::{HOSTS, MACHINE_DRIVE, Soak};
+
+/// Blocks that guests use, each written by a command of its own.
+const BLOCKS: usize = 16;
+/// How long a command in the guest may take: the functions of nodes that stand still answer late.
+const COMMAND: Duration = Duration::from_secs(20);
+/// Digits of a value in a block, one line of text.
+const DIGITS: usize = 15;
+
+/// What was done with virtual machines.
+#[derive(Debug, Default)]
+pub struct Done {
+    started: usize,
+    killed: usize,
+    frozen: usize,
+    written: usize,
+    read: usize,
+}
+
+impl Done {
+    /// For people.
+    pub fn describe(&self) -> String {
+        let Done { started, killed, frozen, written, read } = self;
+        format!(
+            "{started} VMs, {killed} killed, {frozen} frozen, {written} writes and {read} reads in them"
+        )
+    }
+}
+
+/// One machine after the other.
+pub struct Machines<'a> {
+    soak: &'a Soak,
+    random: Random,
+    model: Model,
+    /// Counts machines, and is the epoch of each in the model.
+    life: u64,
+    value: u64,
+    done: Done,
+}
+
+impl<'a> Machines<'a> {
+    pub fn new(soak: &'a Soak, random: Random) -> Machines<'a> {
+        let (model, done) = (Model::default(), Done::default());
+        Machines { soak, random, model, life: 0, value: 0, done }
+    }
+
+    /// Starts machines and ends them until it is told to stop, and then one that nobody disturbs, in which all is there.
+    ///
+    /// # Errors
+    /// What is wrong in a guest.
+    pub fn run(mut self) -> Result<Done> {
+        while !self.soak.stop.load(Ordering::Relaxed) {
+            self.life += 1;
+            let host = HOSTS[self.random.below(HOSTS.len())];
+            let name = format!("soak{}", self.life);
+            let started = Guest::start(&self.soak.rack, &name, host, "trixie", &[MACHINE_DRIVE]);
+            let Ok(mut guest) = started else {
+                // Its host or its drive is not to be had now.
+                std::thread::sleep(Duration::from_millis(200));
+                continue;
+            };
+            self.done.started += 1;
+            let lived = self.live(&mut guest);
+            self.end(guest);
+            lived?;
+        }
+        self.last()?;
+        Ok(self.done)
+    }
+
+    /// Uses a machine until it is ended or has lost its drive.
+    fn live(&mut self, guest: &mut Guest) -> Result<()> {
+        if guest.booted().is_err() || guest.wait_drives(1).is_err() {
+            return Ok(());
+        }
+        let rounds = 1 + self.random.below(30);
+        for _ in 0..rounds {
+            if self.soak.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let block = self.random.below(BLOCKS);
+            let outcome = match self.random.below(10) {
+                0 => {
+                    let script = self.write(block);
+                    self.freeze(guest, &script)
+                }
+                1..6 => {
+                    let script = self.write(block);
+                    let (value, said) = (self.value, guest.vm().exec(&script, COMMAND));
+                    let acknowledged = said.is_ok_and(|output| output.ok());
+                    if acknowledged {
+                        self.model.written(self.life, block, value);
+                        self.done.written += 1;
+                    }
+                    acknowledged
+                }
+                _ => match guest.vm().exec(&read(block), COMMAND) {
+                    Ok(output) if output.ok() => {
+                        self.check(block, &output.text())?;
+                        true
+                    }
+                    _ => false,
+                },
+            };
+            if !outcome {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// A script that writes a new value to a block.
+    fn write(&mut self, block: usize) -> String {
+        self.value += 1;
+        // A machine that follows another is the newest.
+        self.model.begin(self.life, block, self.value);
+        write(block, self.value)
+    }
+
+    /// The machine stands still for a moment in the middle of a write, which nobody waits for.
+    fn freeze(&mut self, guest: &mut Guest, script: &str) -> bool {
+        let Some(process) = process(guest) else { return false };
+        let Ok(running) = guest.begin(script, COMMAND) else { return false };
+        let frozen = kill_process(process, Signal::STOP).is_ok();
+        let most_ms = if self.random.chance(30) { 3500 } else { 500 };
+        std::thread::sleep(Duration::from_millis(self.random.below(most_ms) as u64));
+        let thawed = kill_process(process, Signal::CONT).is_ok();
+        self.done.frozen += 1;
+        frozen && thawed && running.wait().is_ok_and(|output| output.ok())
+    }
+
+    /// Ends a machine, by its own shutdown or in the middle of a write.
+    fn end(&mut self, mut guest: Guest) {
+        if self.random.chance(40) {
+            let name = guest.name().to_owned();
+            if guest.stop(&self.soak.rack).is_err() {
+                // Its host's node does not answer; the process is ended all the same.
+                kill(&self.soak.rack, &name);
+            }
+            return;
+        }
+        let block = self.random.below(BLOCKS);
+        let script = self.write(block);
+        let running = guest.begin(&script, COMMAND);
+        std::thread::sleep(Duration::from_millis(self.random.below(30) as u64));
+        guest.vm().kill();
+        self.done.killed += 1;
+        drop(running);
+    }
+
+    /// A machine in a rack that is left alone: everything is there, and works.
+    fn last(&mut self) -> Result<()> {
+        self.life += 1;
+        let rack = &self.soak.rack;
+        let start =
+            |rack: &Rack| Guest::start(rack, "last", "gamma", "trixie", &[MACHINE_DRIVE]).ok();
+        let mut guest = rack.wait("a last VM starts", Duration::from_secs(60), start)?;
+        self.done.started += 1;
+        guest.booted()?;
+        guest.wait_drives(1)?;
+        for block in 0..BLOCKS {
+            let text = guest.run(&read(block))?;
+            self.check(block, &text)?;
+        }
+        let script = self.write(0);
+        guest.run(&script)?;
+        self.model.written(self.life, 0, self.value);
+        self.done.written += 1;
+        guest.stop(rack)?;
+        let (lease, socket) = rack.borrow(MACHINE_DRIVE, "alpha")?;
+        let mut drive = Drive::open(&socket, DriveOptions::default())?;
+        let mut data = vec![0; BLOCK];
+        drive.read(0, &mut data)?;
+        let found = String::from_utf8_lossy(&data[..DIGITS]).into_owned();
+        ensure!(found == digits(self.value), "the last VM wrote {}, found {found}", self.value);
+        drop(drive);
+        rack.give_back(lease)
+    }
+
+    /// What a guest has read is what was written.
+    fn check(&mut self, block: usize, text: &str) -> Result<()> {
+        let wrong =
+            |error: String| Failure(format!("{MACHINE_DRIVE} in VM {}: {error}", self.life));
+        let found = match text.trim() {
+            "" => 0,
+            digits if digits.len() == DIGITS => {
+                digits.parse().map_err(|_| wrong(format!("block {block} holds {digits}")))?
+            }
+            parts => return Err(wrong(format!("block {block} holds parts of writes: {parts}"))),
+        };
+        self.model.found(self.life, block, found).map_err(wrong)?;
+        self.done.read += 1;
+        Ok(())
+    }
+}
+
+/// A value as a line of a block.
+fn digits(value: u64) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write!(text, "{value:0DIGITS$}");
+    text
+}
+
+const DRIVE: &str = "drive=$(ls -d /dev/nvme?n1 | head -n 1) && [ -b \"$drive\" ]";
+
+fn write(block: usize, value: u64) -> String {
+    let line = digits(value);
+    format!(
+        "{DRIVE} && yes {line} | head -c {BLOCK} | dd of=$drive bs={BLOCK} seek={block} count=1 \
+         iflag=fullblock oflag=direct conv=notrunc,fsync status=none"
+    )
+}
+
+/// Each different line of a block, without zeroes.
+fn read(block: usize) -> String {
+    format!(
+        "{DRIVE} && dd if=$drive of=/tmp/block bs={BLOCK} skip={block} count=1 iflag=direct status=none && \
+         tr -d '\\000' </tmp/block | sort -u"
+    )
+}
+
+fn process(guest: &mut Guest) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(guest.vm().record().pid).ok()?)
+}
+
+/// Ends a machine by its record.
+fn kill(rack: &Rack, name: &str) {
+    for host in HOSTS {
+        if let Ok(record) = rackbus_vm::registry::find(rack.run_dir(), host, name) {
+            Guest::attach(record).vm().kill();
+        }
+    }
+}
