@@ -105,7 +105,8 @@ impl Borrowed {
                 let _ = failure.send(error);
             }
         });
-        let service = Purpose::Medium { device: "nvme0".to_owned(), lease: 1, epoch: 1 };
+        let service =
+            Purpose::Medium { device: "nvme0".to_owned(), lease: 1, epoch: 1, lanes: Vec::new() };
         let (from, to) = ("beta".to_owned(), "alpha".to_owned());
         let hello = Hello { versions: VERSIONS, rack: "bench".to_owned(), from, to, service };
         let connected = beta.connect(&alpha.address("alpha"), &hello).and_then(|stream| {

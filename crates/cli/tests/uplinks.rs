@@ -3,7 +3,10 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use support::{PATIENCE, Rack};
@@ -40,9 +43,11 @@ impl Beyond {
         if !may() {
             return None;
         }
-        let own = std::process::id();
-        let namespace = format!("rackbus-beyond-{own}");
-        let interfaces = [0, 1].map(|nth| format!("u{own}n{nth}"));
+        // Tests of one process run beside each other.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (own, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let namespace = format!("rackbus-beyond-{own}-{count}");
+        let interfaces = [0, 1].map(|nth| format!("u{own}n{count}{nth}"));
         let beyond = Beyond { namespace, interfaces };
         ip(&["netns", "add", &beyond.namespace]);
         let inside = |args: &[&str]| ip(&[&["-n", &beyond.namespace], args].concat());
@@ -154,6 +159,49 @@ fn hosts_reach_what_is_outside_by_the_first_uplink_that_works() {
         "with the first one's host dead{}",
         lab.rack.logs()
     );
+}
+
+#[test]
+fn frames_of_an_uplink_may_come_by_af_xdp() {
+    let Some(beyond) = Beyond::new() else { return };
+    let name = format!("x{}", std::process::id());
+    let [first, second] = &beyond.interfaces;
+    let rack = Rack::up(&format!(
+        "name = \"{name}\"\n[network]\nuplinks = [\"alpha/{first}\", \"beta/{second}\"]\n\
+         uplink_mode = \"xdp\"\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n"
+    ));
+    rack.good(&["net", "up"]);
+    let lab = Lab { rack, name };
+    lab.wait_uplinks(&["active", "standby"]);
+    let status = lab.rack.json(&["net", "status", "alpha"]);
+    assert_eq!(status[0]["uplink_ways"][format!("alpha/{first}")], "AF_XDP, copied", "{status}");
+    for to in OUTSIDE {
+        for size in ["56", "4000"] {
+            assert!(lab.ping("gamma", &["-s", size], to), "{size} to {to}{}", lab.rack.logs());
+        }
+    }
+    // A stream: segments are cut here, and checksums that the other side left out are found.
+    let inside = |name: &str| rackbus_netdev::namespace::open(name).unwrap();
+    let (gamma, outside) =
+        (inside(&format!("rackbus-{}-gamma", lab.name)), inside(&beyond.namespace));
+    let listen = || TcpListener::bind("10.77.200.1:0");
+    let listener = rackbus_netdev::namespace::within(&outside, listen).unwrap();
+    let at = listener.local_addr().unwrap();
+    let connect = move || TcpStream::connect_timeout(&at, PATIENCE);
+    let near = rackbus_netdev::namespace::within(&gamma, connect).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let data: Vec<u8> = (0..2_000_000u32).map(|it| ((it * 7) >> 3) as u8).collect();
+    for (mut from, mut to) in [(&near, &far), (&far, &near)] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| from.write_all(&data).unwrap());
+            let mut came = vec![0; data.len()];
+            to.read_exact(&mut came).unwrap();
+            assert!(came == data);
+        });
+    }
+    beyond.cable(0, "down");
+    lab.wait_uplinks(&["down", "active"]);
+    assert!(lab.ping("gamma", &[], OUTSIDE[0]), "by the second uplink{}", lab.rack.logs());
 }
 
 /// Two racks whose uplinks are the two ends of one cable, a trunk with VLAN 7; and what is behind a bridge of a host.

@@ -17,6 +17,7 @@ pub use rack::{HostState, HostStatus, RackStatus};
 pub use rackbus_lease::Placement;
 pub use report::{
     DeviceReport, LATENCY_BOUNDS_NS, MediumLinkReport, NodeMessages, NodeReport, OperationReport,
+    RdmaLaneReport,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -142,7 +142,7 @@ impl Draft {
             drafts.push(event(EventKind::Refusal, text));
         }
         drafts.extend(of_lease_reports(host, function, before, now));
-        let link = |report: &DeviceReport| report.link.unwrap_or_default();
+        let link = |report: &DeviceReport| report.link.clone().unwrap_or_default();
         let (earlier, link) = (link(before), link(now));
         let resumed = new(link.resumed, earlier.resumed);
         if resumed > 0 {
@@ -154,6 +154,21 @@ impl Draft {
                 new(link.repeated, earlier.repeated),
             );
             drafts.push(event(EventKind::Loss, text.replace("  ", " ")));
+        }
+        let (was, lane) = (earlier.lane.unwrap_or_default(), link.lane.unwrap_or_default());
+        let provider = &lane.provider;
+        match &lane.lost {
+            Some(why) if was.lost.as_ref() != Some(why) => {
+                let text = format!(
+                    "the RDMA lane of {function} ({provider}) is lost: {why}; its data go by the link"
+                );
+                drafts.push(event(EventKind::Loss, text));
+            }
+            None if lane.up && !(was.up && was.provider == lane.provider) => {
+                let text = format!("data of {function} move by an RDMA lane ({provider})");
+                drafts.push(event(EventKind::Lease, text));
+            }
+            _ => {}
         }
         match (&before.trouble, &now.trouble) {
             (before, Some(trouble)) if before.as_ref() != Some(trouble) => {

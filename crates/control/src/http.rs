@@ -27,7 +27,7 @@ use crate::answers::check_key;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
     HostState, HostStatus, Isolation, Lease, LeaseStage, MediumLinkReport, NodeMessages,
-    NodeReport, OperationReport, RackStatus,
+    NodeReport, OperationReport, RackStatus, RdmaLaneReport,
 };
 use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
@@ -70,6 +70,7 @@ type Shared = State<Arc<Service>>;
         NodeReport,
         OperationReport,
         MediumLinkReport,
+        RdmaLaneReport,
         crate::api::Path,
         RackStatus,
         ControlStatus,

@@ -20,7 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use crate::api::{DeviceReport, LATENCY_BOUNDS_NS, OperationReport};
+use crate::api::{DeviceReport, LATENCY_BOUNDS_NS, OperationReport, RdmaLaneReport};
 
 /// What the format is called.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -117,10 +117,21 @@ impl MetricsPage {
         let help =
             "What a shaper did for a function's user: engine time, turns, waits (ns and counts)";
         self.counter("function_shaping", help, shaped);
-        let links = reports.clone().filter_map(|(name, report)| Some((name, report.link?)));
+        let links =
+            reports.clone().filter_map(|(name, report)| Some((name, report.link.as_ref()?)));
         let resumed = links.clone().map(|(name, link)| (of_function(name), link.resumed));
         let help = "Times that the link between a front and its medium was lost and resumed";
         self.counter("function_link_resumed", help, resumed);
+        let lanes = || links.clone().filter_map(|(name, link)| Some((name, link.lane.as_ref()?)));
+        let of = |count: fn(&RdmaLaneReport) -> u64| {
+            lanes().map(move |(name, lane)| (of_function(name), count(lane)))
+        };
+        let help = "Times that data of a function moved by its RDMA lane";
+        self.counter("function_lane_operations", help, of(|lane| lane.operations));
+        let help = "Bytes of a function that moved by its RDMA lane";
+        self.counter("function_lane_bytes", help, of(|lane| lane.bytes));
+        let help = "Times that data went by the link although an RDMA lane was offered";
+        self.counter("function_lane_fell_back", help, of(|lane| lane.fell_back));
         let repeated = links.clone().map(|(name, link)| (of_function(name), link.repeated));
         let help = "Operations that a front sent again when its link was resumed";
         self.counter("function_link_repeated", help, repeated);

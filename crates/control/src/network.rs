@@ -25,6 +25,9 @@ pub struct NetworkStatus {
     /// Its interfaces that lead outside, by name, and what each does: `active`, `standby` or `down`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub uplinks: BTreeMap<String, String>,
+    /// How the frames of these come, by name: `packet socket`, `AF_XDP, zero-copy` or `AF_XDP, copied`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub uplink_ways: BTreeMap<String, String>,
     /// Its ports: the interface first, then those of functions.
     pub ports: Vec<PortStatus>,
 }

@@ -142,7 +142,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         service,
     };
     let function = Purpose::Function { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
-    let medium = Purpose::Medium { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
+    let medium =
+        Purpose::Medium { device: "nvme0".to_owned(), lease: 3, epoch: 7, lanes: Vec::new() };
     let said = |choice: u8, text: String| [&[choice], text.as_bytes()].concat();
     let json = |value: &Hello| serde_json::to_string(value).expect("it is plain data");
     vec![

@@ -1,5 +1,6 @@
 //! What a link gives for a conversation: a stream, which can become a conversation of packets.
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -25,6 +26,11 @@ pub trait Conversation: Stream {
     /// What carries the operations of a medium to the peer, where no memory can be shared with it: from
     /// then on nothing else is received here. `None` where memory is shared.
     fn carrier(&self) -> Option<Box<dyn Carrier>> {
+        None
+    }
+
+    /// The address of this machine by which the peer is reached, where it is another machine.
+    fn local_address(&self) -> Option<IpAddr> {
         None
     }
 }

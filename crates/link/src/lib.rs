@@ -70,6 +70,10 @@ pub enum Purpose {
         lease: u64,
         /// The lease's fencing epoch.
         epoch: u64,
+        /// By which providers of libfabric the connecting host can move data beside the link, the preferred ones
+        /// first.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        lanes: Vec<String>,
     },
     /// To go on with a medium's session whose connection is lost: what the front has received follows.
     Resume {

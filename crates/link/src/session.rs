@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rackbus_rma::LaneOffer;
 use serde::{Deserialize, Serialize};
 
 /// Shared by the two ends of a session, and by nobody else: the side that answers makes it and gives it to the other
@@ -44,6 +45,9 @@ pub struct MediumSession {
     pub secret: Secret,
     /// For how long, in milliseconds, the lender keeps the session when it hears nothing.
     pub kept_ms: u64,
+    /// How the front reaches the memory that the lender exposes for the session, beside the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<LaneOffer>,
 }
 
 #[cfg(test)]

@@ -291,7 +291,7 @@ mod tests {
     }
 
     fn medium() -> Purpose {
-        Purpose::Medium { device: "nvme0".into(), lease: 3, epoch: 7 }
+        Purpose::Medium { device: "nvme0".into(), lease: 3, epoch: 7, lanes: Vec::new() }
     }
 
     fn carried(stream: &dyn Conversation, side: SessionSide) -> Carried {

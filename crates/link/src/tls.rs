@@ -375,4 +375,8 @@ impl Conversation for TlsConversation {
     fn carrier(&self) -> Option<Box<dyn Carrier>> {
         Some(Box::new(self.clone()))
     }
+
+    fn local_address(&self) -> Option<std::net::IpAddr> {
+        self.0.socket.local_addr().ok().map(|address| address.ip())
+    }
 }

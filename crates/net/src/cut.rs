@@ -119,6 +119,39 @@ impl Headers {
     }
 }
 
+/// What is left to do to a frame that comes without word of it: a checksum of TCP or UDP that is the sum of the pseudo
+/// header and nothing else is one that its sender left to others. One in 65,536 of whole ones is the same number; what is
+/// said of these is then that they need no check, as it is of all that are left to others.
+pub fn missing_checksum(frame: &[u8]) -> Offload {
+    let whole = Offload::default();
+    let Some(headers) = Headers::of(frame).filter(|it| !it.is_fragment) else { return whole };
+    let offset = match headers.protocol {
+        TCP => 16,
+        UDP => 6,
+        _ => return whole,
+    };
+    let length = match headers.is_v6 {
+        true => get(frame, headers.network + 4).map(usize::from),
+        false => get(frame, headers.network + 2)
+            .and_then(|it| usize::from(it).checked_sub(headers.transport - headers.network)),
+    };
+    let (Some(length), Some(found), Some(addresses)) =
+        (length, get(frame, headers.transport + offset), headers.addresses(frame))
+    else {
+        return whole;
+    };
+    let pseudo = sum(addresses) + u64::from(headers.protocol) + length as u64;
+    if found == 0 || found != !fold(pseudo) {
+        return whole;
+    }
+    Offload {
+        flags: NEEDS_CSUM,
+        csum_start: (headers.transport as u16).into(),
+        csum_offset: (offset as u16).into(),
+        ..whole
+    }
+}
+
 /// A frame that is being cut.
 #[derive(Debug, Clone)]
 pub struct Cut {
@@ -279,6 +312,29 @@ mod tests {
             assert_eq!(fold(sum(&piece[headers.network..headers.transport])), 0);
         }
         headers
+    }
+
+    #[test]
+    fn a_checksum_that_its_sender_left_out_is_found() {
+        for (v6, protocol, tagged) in
+            [(false, TCP, false), (true, TCP, true), (false, UDP, true), (true, UDP, false)]
+        {
+            let (mut frame, transport) = frame(v6, protocol, b"some bytes", tagged);
+            let offset = if protocol == TCP { 16 } else { 6 };
+            let pseudo = sum(Headers::of(&frame).unwrap().addresses(&frame).unwrap())
+                + u64::from(protocol)
+                + (frame.len() - transport) as u64;
+            put(&mut frame, transport + usize::from(offset), !fold(pseudo));
+            let found = missing_checksum(&frame);
+            let expected = (NEEDS_CSUM, transport as u16, offset);
+            assert_eq!((found.flags, found.csum_start.get(), found.csum_offset.get()), expected);
+            let mut whole = frame.clone();
+            complete_checksum(&mut whole, &found);
+            assert_eq!(missing_checksum(&whole), Offload::default());
+            for length in 0..frame.len() {
+                missing_checksum(&frame[..length]);
+            }
+        }
     }
 
     proptest! {

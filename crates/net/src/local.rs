@@ -132,7 +132,7 @@ impl Members {
         offload: &Offload,
         head: &[u8],
         length: usize,
-    ) -> Result<(FrameTarget, Vec<(Arc<Inbox>, Rewrite)>), Cause> {
+    ) -> Result<(FrameTarget, Vec<Receiver>), Cause> {
         let joined = lock(&self.joined);
         let of = |inbox: &Arc<Inbox>| Arc::ptr_eq(inbox, sender);
         let from = joined.ports.iter().position(|(_, inbox)| of(inbox)).ok_or(Cause::Down)?;
@@ -150,6 +150,9 @@ impl Members {
         Ok((to, receivers.collect()))
     }
 }
+
+/// Who receives a frame, and what it becomes there.
+type Receiver = (Arc<Inbox>, Rewrite);
 
 /// What came for a port.
 #[derive(Debug)]

@@ -3,9 +3,11 @@
 //! * [`tap`]: interfaces whose frames a process takes and gives.
 //! * [`namespace`]: named network namespaces.
 //! * [`packet`]: interfaces whose frames a process takes as a switch does.
+//! * [`xdp`]: the same past the kernel's network stack.
 //! * [`configure`]: an interface's addresses and neighbours.
 
 pub mod configure;
 pub mod namespace;
 pub mod packet;
 pub mod tap;
+pub mod xdp;

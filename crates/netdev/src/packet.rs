@@ -55,33 +55,12 @@ impl PacketSocket {
     /// # Errors
     /// [`PacketError`].
     pub fn open(name: &str) -> Result<PacketSocket, PacketError> {
-        let fail = |cause: io::Error| match cause.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => PacketError::NotPermitted(name.to_owned()),
-            Some(libc::ENODEV | libc::ENXIO) => PacketError::NoInterface(name.to_owned()),
-            _ => PacketError::System(name.to_owned(), cause),
-        };
-        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // Without a protocol: nothing comes before all options are set.
-        // SAFETY: the call takes numbers.
-        let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-        if socket < 0 {
-            return Err(fail(io::Error::last_os_error()));
-        }
-        // SAFETY: the descriptor was made here and is nobody else's.
-        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        let index = rustix::net::netdevice::name_to_index(&socket, name);
-        let index = index.map_err(|cause| fail(cause.into()))? as libc::c_int;
+        let fail = |cause| refused(name, cause);
+        let (socket, index) = keeper(name)?;
         for option in [libc::PACKET_VNET_HDR, libc::PACKET_AUXDATA, libc::PACKET_IGNORE_OUTGOING] {
             set(&socket, libc::SOL_PACKET, option, &1 as &libc::c_int).map_err(fail)?;
         }
         set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &RECEIVE_BUFFER).map_err(fail)?;
-        let promiscuous = libc::packet_mreq {
-            mr_ifindex: index,
-            mr_type: libc::PACKET_MR_PROMISC as u16,
-            mr_alen: 0,
-            mr_address: [0; 8],
-        };
-        set(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &promiscuous).map_err(fail)?;
         bind(&socket, index).map_err(fail)?;
         Ok(PacketSocket { socket, name: name.to_owned() })
     }
@@ -96,33 +75,12 @@ impl PacketSocket {
     /// # Errors
     /// When it is gone.
     pub fn mtu(&self) -> io::Result<u16> {
-        let mtu = self.asked(libc::SIOCGIFMTU)?;
-        // SAFETY: the kernel wrote this member.
-        let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
-        Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+        mtu(&self.socket, &self.name)
     }
 
     /// Whether the interface is up and has a carrier.
     pub fn is_up(&self) -> bool {
-        let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-        // SAFETY: the kernel wrote this member.
-        self.asked(libc::SIOCGIFFLAGS)
-            .is_ok_and(|flags| unsafe { flags.ifr_ifru.ifru_flags } & wanted == wanted)
-    }
-
-    fn asked(&self, question: libc::Ioctl) -> io::Result<libc::ifreq> {
-        // SAFETY: all zeroes are such a structure.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in
-            request.ifr_name.iter_mut().zip(self.name.bytes()).take(libc::IFNAMSIZ - 1)
-        {
-            *to = from as libc::c_char;
-        }
-        // SAFETY: the question reads the name and writes a number, both in the structure.
-        match unsafe { libc::ioctl(self.socket.as_raw_fd(), question, &mut request) } {
-            0 => Ok(request),
-            _ => Err(io::Error::last_os_error()),
-        }
+        is_up(&self.socket, &self.name)
     }
 
     /// The next frame, which goes into `buffer`; what is left to do to it, and its length. What has no room with
@@ -162,6 +120,95 @@ impl PacketSocket {
         let whole = message.msg_flags & libc::MSG_TRUNC == 0;
         let length = read.checked_sub(HEADER).filter(|_| whole);
         Ok(Received { header, length, tag: tag(&message) })
+    }
+}
+
+/// Why the interface `name` cannot be used, as the system says it.
+pub(crate) fn refused(name: &str, cause: io::Error) -> PacketError {
+    match cause.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => PacketError::NotPermitted(name.to_owned()),
+        Some(libc::ENODEV | libc::ENXIO) => PacketError::NoInterface(name.to_owned()),
+        _ => PacketError::System(name.to_owned(), cause),
+    }
+}
+
+/// A socket that keeps the interface `name` promiscuous, and the interface's index. Nothing comes to it before it is
+/// bound to a protocol.
+pub(crate) fn keeper(name: &str) -> Result<(OwnedFd, libc::c_int), PacketError> {
+    let fail = |cause| refused(name, cause);
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the call takes numbers.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if socket < 0 {
+        return Err(fail(io::Error::last_os_error()));
+    }
+    // SAFETY: the descriptor was made here and is nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let index = rustix::net::netdevice::name_to_index(&socket, name);
+    let index = index.map_err(|cause| fail(cause.into()))? as libc::c_int;
+    let promiscuous = libc::packet_mreq {
+        mr_ifindex: index,
+        mr_type: libc::PACKET_MR_PROMISC as u16,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    set(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &promiscuous).map_err(fail)?;
+    Ok((socket, index))
+}
+
+/// Bytes of the longest IP packet that the interface `name` takes.
+pub(crate) fn mtu(socket: &OwnedFd, name: &str) -> io::Result<u16> {
+    let mtu = asked(socket, name, libc::SIOCGIFMTU)?;
+    // SAFETY: the kernel wrote this member.
+    let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
+    Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+}
+
+/// Whether the interface `name` is up and has a carrier.
+pub(crate) fn is_up(socket: &OwnedFd, name: &str) -> bool {
+    let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: the kernel wrote this member.
+    asked(socket, name, libc::SIOCGIFFLAGS)
+        .is_ok_and(|flags| unsafe { flags.ifr_ifru.ifru_flags } & wanted == wanted)
+}
+
+/// The interface takes VLAN tags out of the frames that it receives (`ETH_FLAG_RXVLAN`).
+pub(crate) const TAKES_TAGS: u32 = 1 << 8;
+/// Commands of `SIOCETHTOOL`: such flags are read, and set.
+const GET_FLAGS: u32 = 0x25;
+const SET_FLAGS: u32 = 0x26;
+
+/// What the interface `name` does by itself to frames, as flags; they are set where some are given.
+pub(crate) fn offload_flags(socket: &OwnedFd, name: &str, flags: Option<u32>) -> io::Result<u32> {
+    let mut value = match flags {
+        None => [GET_FLAGS, 0],
+        Some(flags) => [SET_FLAGS, flags],
+    };
+    let mut request = request(name);
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    // SAFETY: the command reads two words and may write the second, which are there as long as the call lasts.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &mut request) } {
+        0 => Ok(value[1]),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A question about the interface `name`.
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: all zeroes are such a structure.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()).take(libc::IFNAMSIZ - 1) {
+        *to = from as libc::c_char;
+    }
+    request
+}
+
+fn asked(socket: &OwnedFd, name: &str, question: libc::Ioctl) -> io::Result<libc::ifreq> {
+    let mut request = request(name);
+    // SAFETY: the question reads the name and writes a number, both in the structure.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), question, &mut request) } {
+        0 => Ok(request),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -273,7 +320,13 @@ fn move_on(header: &mut [u8; HEADER]) {
     }
 }
 
-fn set<T>(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+/// Sets an option of a socket, whose value is a plain structure or number of the kernel's.
+pub(crate) fn set<T>(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
     let (value, length) = (std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t);
     // SAFETY: the value is readable for its length, and the kernel copies it.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, length) } {
@@ -292,9 +345,14 @@ fn bind(socket: &OwnedFd, index: libc::c_int) -> io::Result<()> {
         sll_halen: 0,
         sll_addr: [0; 8],
     };
-    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    bind_to(socket, &address)
+}
+
+/// Binds a socket to an address, a structure of its family.
+pub(crate) fn bind_to<T>(socket: &OwnedFd, address: &T) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the address is readable for its length, and the kernel copies it.
-    match unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), length) } {
+    match unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(address).cast(), length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

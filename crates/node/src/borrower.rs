@@ -30,6 +30,7 @@ use attach::{AttachOpener, wanted};
 use lease::{Attachment, Open};
 
 use crate::borrower::host::{HostError, HostFunctions};
+use crate::lanes::Lanes;
 use crate::lent_out::LentOut;
 use crate::peers::PeerGroups;
 use crate::remote::OnLost;
@@ -98,6 +99,7 @@ pub struct BorrowedFunctions {
     peers: Arc<PeerGroups>,
     gate: Gate,
     hold: Duration,
+    lanes: Lanes,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
     /// Those in this host's own PCI tree.
     in_host: HostFunctions,
@@ -136,6 +138,7 @@ impl BorrowedFunctions {
             peers,
             gate,
             hold: HOLD,
+            lanes: Lanes::default(),
             open,
             in_host,
             ended,
@@ -152,6 +155,12 @@ impl BorrowedFunctions {
     #[must_use]
     pub fn with_hold(self, hold: Duration) -> Self {
         BorrowedFunctions { hold, ..self }
+    }
+
+    /// The same, which moves data of borrowed mediums beside the link as `lanes` says.
+    #[must_use]
+    pub fn with_lanes(self, lanes: Lanes) -> Self {
+        BorrowedFunctions { lanes, ..self }
     }
 
     /// Has the function appear in this host's own PCI tree, and returns its directory in sysfs.
@@ -217,6 +226,7 @@ impl BorrowedFunctions {
             peers: self.peers.clone(),
             gate: self.gate.clone(),
             hold: self.hold,
+            lanes: self.lanes.clone(),
             open: Arc::downgrade(open),
         }
     }

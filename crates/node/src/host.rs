@@ -30,6 +30,7 @@ use crate::agent::{Agent, AgentIdentity, Heard};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use crate::handover::parcel::ParcelDescriptors;
 use crate::handover::{HandOver, InheritedNode, Program};
+use crate::lanes::Lanes;
 use crate::lendable::Lendable;
 use crate::lender::LendError;
 use crate::lender::devices::OfferedFunctions;
@@ -64,6 +65,8 @@ pub struct NodeOptions {
     pub network: NetworkService,
     /// How long fronts here hold what is under way while their mediums on other machines cannot be reached.
     pub hold: Duration,
+    /// What moves data between mediums and fronts on other machines beside the link.
+    pub lanes: Lanes,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
     /// The file with the newest term in which the control plane has spoken to this node.
@@ -236,6 +239,7 @@ fn borrow(
     BorrowedFunctions::new(rack, host, functions, link, fabric, listener, gate)
         .with_ntbs(options.ntbs.clone())
         .with_hold(options.hold)
+        .with_lanes(options.lanes.clone())
 }
 
 /// Answers for the node. Where that fails, it goes on without.

@@ -29,6 +29,7 @@ use rackbus_devices::class::LentTo;
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{ArmedFor, Epoch, Incarnation, LeaseId, LenderAction, Message};
 
+use crate::lanes::Lanes;
 use crate::lendable::Lendable;
 use crate::sessions::HOLD;
 use devices::OfferedFunctions;
@@ -59,6 +60,7 @@ pub struct LentFunctions {
     patience: Duration,
     offered: Option<OfferedFunctions>,
     hold: Duration,
+    lanes: Lanes,
 }
 
 impl std::fmt::Debug for LentFunctions {
@@ -80,7 +82,14 @@ impl LentFunctions {
             patience: PATIENCE,
             offered: None,
             hold: HOLD,
+            lanes: Lanes::default(),
         }
+    }
+
+    /// The same, which moves data of its mediums beside the link as `lanes` says.
+    #[must_use]
+    pub fn with_lanes(self, lanes: Lanes) -> Self {
+        LentFunctions { lanes, ..self }
     }
 
     /// The same, whose borrowers on other machines may go on trying to reach it for so long.

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_control::api::{DeviceReport, LATENCY_BOUNDS_NS, MediumLinkReport, OperationReport};
+use rackbus_control::api::{
+    DeviceReport, LATENCY_BOUNDS_NS, MediumLinkReport, OperationReport, RdmaLaneReport,
+};
 use rackbus_lease::Grant;
 use rackbus_memory::CarriedSession;
-use rackbus_memory::exchange::SessionStatus;
+use rackbus_memory::exchange::{LaneStatus, SessionStatus};
 use rackbus_pci::operations::OperationCounts;
 use rackbus_pci::{EngineHandle, Operations};
 
@@ -56,6 +58,10 @@ pub(crate) fn of_link(session: &CarriedSession, grant: &Grant) -> DeviceReport {
         format!("the link to {lender} is lost; what is under way is held for up to {hold} s")
     });
     let (lost_ms, resumed, last_lost_ms) = (lost_for, reconnects, last_lost);
-    let link = Some(MediumLinkReport { lost_ms, resumed, last_lost_ms, repeated });
+    let lane = session.lane().map(|lane| {
+        let LaneStatus { provider, up, lost, moved: operations, bytes, fell_back } = lane;
+        RdmaLaneReport { provider, up, lost, operations, bytes, fell_back }
+    });
+    let link = Some(MediumLinkReport { lost_ms, resumed, last_lost_ms, repeated, lane });
     DeviceReport { trouble, link, ..DeviceReport::default() }
 }

@@ -9,6 +9,7 @@ use rackbus_link::{Connect, Hello, LinkError, MediumSession, Purpose, Secret};
 use rackbus_memory::CarriedSession;
 use rackbus_memory::exchange::OnSessionChange;
 use rackbus_memory::exchange::session::{SessionSide, SessionTiming};
+use rackbus_rma::LaneOffer;
 
 /// For how long a front holds what is under way while its medium cannot be reached, where the rack file says
 /// nothing.
@@ -38,10 +39,10 @@ impl LentSession {
         &self.session
     }
 
-    /// What its borrower is told.
-    pub(crate) fn offer(&self) -> MediumSession {
+    /// What its borrower is told, with how it reaches what is exposed for the session beside the link.
+    pub(crate) fn offer(&self, lane: Option<LaneOffer>) -> MediumSession {
         let kept_ms = self.session.timing().hold;
-        MediumSession { secret: self.secret.clone(), kept_ms }
+        MediumSession { secret: self.secret.clone(), kept_ms, lane }
     }
 
     /// The session, for who knows its secret.
@@ -94,7 +95,7 @@ pub(crate) fn hold_session(
 
 /// What is said on another connection of the session that began with `hello`.
 fn resuming(hello: &Hello, secret: &Secret, connection: u64) -> Option<Hello> {
-    let Purpose::Medium { device, lease, epoch } = hello.service.clone() else { return None };
+    let Purpose::Medium { device, lease, epoch, .. } = hello.service.clone() else { return None };
     let secret = secret.clone();
     let service = Purpose::Resume { device, lease, epoch, secret, connection };
     Some(Hello { service, ..hello.clone() })

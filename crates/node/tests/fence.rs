@@ -63,7 +63,7 @@ impl Attempt {
         let device = DEVICE.to_owned();
         let service = match placement {
             Placement::Lender => Purpose::Function { device, lease, epoch },
-            Placement::Borrower => Purpose::Medium { device, lease, epoch },
+            Placement::Borrower => Purpose::Medium { device, lease, epoch, lanes: Vec::new() },
             Placement::Host => Purpose::Window { device, lease, epoch },
         };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());

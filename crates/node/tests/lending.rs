@@ -237,10 +237,15 @@ async fn a_front_and_its_medium_cannot_be_exchanged() {
     let (device, lease, epoch) = ("nvme0".to_owned(), lease.lease, lease.epoch);
     let refused = attempt(Wanted::Function { device: device.clone(), lease, epoch }).unwrap_err();
     assert!(refused.to_string().contains("runs at its borrower"), "{refused}");
-    attempt(Wanted::Medium { device: device.clone(), lease, epoch }).unwrap();
+    attempt(Wanted::Medium { device: device.clone(), lease, epoch, lanes: Vec::new() }).unwrap();
     rack.client.give_back(lease).await.unwrap();
     let lease = rack.client.borrow("alpha/nvme0", "beta").await.unwrap();
-    let refused = attempt(Wanted::Medium { device, lease: lease.lease, epoch: lease.epoch });
+    let refused = attempt(Wanted::Medium {
+        device,
+        lease: lease.lease,
+        epoch: lease.epoch,
+        lanes: Vec::new(),
+    });
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("runs at its lender"), "{refused}");
 }

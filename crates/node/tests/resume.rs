@@ -87,7 +87,8 @@ impl Alpha {
     }
 
     fn begin(&self, authority: &CertificateAuthority) -> (Arc<dyn Conversation>, Secret) {
-        let service = Purpose::Medium { device: DEVICE.to_owned(), lease: 5, epoch: 5 };
+        let service =
+            Purpose::Medium { device: DEVICE.to_owned(), lease: 5, epoch: 5, lanes: Vec::new() };
         let stream = self.connect(authority, "beta", service).unwrap();
         let (medium, _) = OfferedMedium::receive(&*stream, "alpha").unwrap();
         (stream, medium.session.unwrap().secret)

@@ -21,7 +21,7 @@ pub use library::{LIBRARY_ENV, Library};
 pub use target::Target;
 
 /// What a borrower needs to reach the memory that a lender exposes. It goes over the link, which is encrypted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneOffer {
     /// The provider, by libfabric's name.
     pub provider: String,
@@ -33,6 +33,15 @@ pub struct LaneOffer {
     pub key: u64,
     /// What is found in the memory if it is the right one, in hexadecimal digits.
     pub proof: String,
+}
+
+impl std::fmt::Debug for LaneOffer {
+    /// Without what opens the memory.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LaneOffer { provider, address, .. } = self;
+        let mut shown = f.debug_struct("LaneOffer");
+        shown.field("provider", provider).field("address", address).finish_non_exhaustive()
+    }
 }
 
 /// Why there is no lane.
@@ -68,7 +77,7 @@ fn digits(bytes: &[u8]) -> String {
 
 /// The bytes with these hexadecimal digits, if they are such and at most `most`.
 fn bytes(digits: &str, most: usize) -> Option<Vec<u8>> {
-    if !digits.is_ascii() || digits.len() % 2 != 0 || digits.len() / 2 > most {
+    if !digits.is_ascii() || !digits.len().is_multiple_of(2) || digits.len() / 2 > most {
         return None;
     }
     let pairs = (0..digits.len()).step_by(2).map(|at| digits.get(at..at + 2));

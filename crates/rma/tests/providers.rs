@@ -9,7 +9,8 @@ use rackbus_memory::{Region, SharedMemory};
 use rackbus_rma::{Initiator, LIBRARY_ENV, LaneOffer, Library, ProviderChoice, Target, providers};
 
 const BYTES: usize = 8 << 20;
-const PROVIDERS: [&str; 2] = ["tcp", "shm"];
+/// Two ends of `shm` in one process share what either of them maps: there, none is closed with transfers under way.
+const CLOSED: &str = "tcp";
 
 /// Whether libfabric is here.
 fn is_here() -> bool {
@@ -90,7 +91,7 @@ fn data_move_both_ways_and_a_proof_is_found() {
     if !is_here() {
         return;
     }
-    for provider in PROVIDERS {
+    for provider in ["tcp", "shm"] {
         let mut both = both(provider);
         both.transfer(false, &[(BYTES, PROOF_BYTES)]).unwrap();
         let mut proof = [0; PROOF_BYTES];
@@ -133,25 +134,23 @@ fn memory_that_is_taken_away_is_reached_by_nobody() {
     if !is_here() {
         return;
     }
-    for provider in PROVIDERS {
-        let mut both = both(provider);
-        both.transfer(true, &[(0, 4096)]).unwrap();
-        fill(&both.ours, 17);
-        let mut begin = |at: &u64| both.lane.begin(1000 + at, true, *at as usize * 65536, 65536);
-        assert!((0..32).take_while(|at| begin(at).unwrap()).count() > 0);
-        both.target.close();
-        assert!(both.target.offer().is_none());
-        fill(&both.theirs, 1);
-        let before = read(&both.theirs);
-        let begun = Instant::now();
-        let mut ended = Vec::new();
-        // Some may have ended before; the others fail, or never end.
-        while both.lane.poll(&mut ended).is_ok() && begun.elapsed() < Duration::from_secs(1) {
-            std::thread::yield_now();
-        }
-        assert_eq!(read(&both.theirs), before, "{provider}");
-        both.lane.close();
+    let mut both = both(CLOSED);
+    both.transfer(true, &[(0, 4096)]).unwrap();
+    fill(&both.ours, 17);
+    let mut begin = |at: &u64| both.lane.begin(1000 + at, true, *at as usize * 65536, 65536);
+    assert!((0..32).take_while(|at| begin(at).unwrap()).count() > 0);
+    both.target.close();
+    assert!(both.target.offer().is_none());
+    fill(&both.theirs, 1);
+    let before = read(&both.theirs);
+    let begun = Instant::now();
+    let mut ended = Vec::new();
+    // Some may have ended before; the others fail, or never end.
+    while both.lane.poll(&mut ended).is_ok() && begun.elapsed() < Duration::from_secs(1) {
+        std::thread::yield_now();
     }
+    assert_eq!(read(&both.theirs), before);
+    both.lane.close();
 }
 
 /// A lane that is closed changes nothing of its own side's memory any more.
@@ -160,19 +159,17 @@ fn a_lane_that_is_closed_moves_nothing() {
     if !is_here() {
         return;
     }
-    for provider in PROVIDERS {
-        let mut both = both(provider);
-        both.transfer(false, &[(0, 4096)]).unwrap();
-        fill(&both.theirs, 200);
-        let mut begin = |at: &u64| both.lane.begin(1000 + at, false, *at as usize * 65536, 65536);
-        assert!((0..32).take_while(|at| begin(at).unwrap()).count() > 0);
-        both.lane.close();
-        fill(&both.ours, 2);
-        let before = read(&both.ours);
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(read(&both.ours), before, "{provider}");
-        assert!(both.lane.poll(&mut Vec::new()).is_ok());
-    }
+    let mut both = both(CLOSED);
+    both.transfer(false, &[(0, 4096)]).unwrap();
+    fill(&both.theirs, 200);
+    let mut begin = |at: &u64| both.lane.begin(1000 + at, false, *at as usize * 65536, 65536);
+    assert!((0..32).take_while(|at| begin(at).unwrap()).count() > 0);
+    both.lane.close();
+    fill(&both.ours, 2);
+    let before = read(&both.ours);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(read(&both.ours), before);
+    assert!(both.lane.poll(&mut Vec::new()).is_ok());
 }
 
 /// What a lender says is not trusted: a wrong key, memory that is not exposed, an address that leads nowhere or is none.

@@ -2,7 +2,7 @@
 
 use rackbus_control::api::{
     Device, DeviceReport, DeviceState, MediumLinkReport, OperationReport, PeerReport,
-    PeerWindowReport,
+    PeerWindowReport, RdmaLaneReport,
 };
 use rackbus_control::shares::Turns;
 use rackbus_fabric::rack::format_size;
@@ -118,6 +118,7 @@ fn detail(device: &Device, output: &Output) {
         }
         rows.extend(counters(front));
         rows.extend(front.link.as_ref().map(link));
+        rows.extend(front.link.as_ref().and_then(|it| it.lane.as_ref()).map(lane));
     }
     rows.extend(device.peers.iter().flat_map(peers));
     output.table(&["name", "value"], rows);
@@ -165,6 +166,22 @@ fn link(link: &MediumLinkReport) -> Vec<Cell> {
     let lost = lost.unwrap_or_default();
     let text = format!("{lost}resumed {resumed} times, {repeated} operations repeated");
     vec!["link".into(), text.into()]
+}
+
+/// How it is with the lane beside the link.
+fn lane(lane: &RdmaLaneReport) -> Vec<Cell> {
+    let RdmaLaneReport { provider, up, lost, operations, bytes, fell_back } = lane;
+    let tone = if lost.is_some() { Tone::Bad } else { Tone::Plain };
+    let state = match (lost, up) {
+        (Some(why), _) => format!("lost: {why}"),
+        (None, true) => "up".to_owned(),
+        (None, false) => "not used yet".to_owned(),
+    };
+    let text = format!(
+        "{provider}, {state}; {} in {operations} operations moved, {fell_back} went by the link",
+        format_size(*bytes)
+    );
+    vec!["RDMA lane".into(), Cell(text, tone)]
 }
 
 /// What a shaper did: for the function's users, and for the lease that has it.

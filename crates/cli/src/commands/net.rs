@@ -190,13 +190,17 @@ async fn status(common: &Common, output: &Output, hosts: &[String]) -> Result<()
             o.line("");
             o.table(&["port", "vlan", "tagged vlans", "learned addresses"], vlans);
         }
-        let uplinks: Vec<_> = all.iter().flat_map(|it| &it.uplinks).collect();
+        let of_host = |it: &NetworkStatus| -> Vec<Vec<Cell>> {
+            let row = |(name, state): (&String, &String)| {
+                let way = it.uplink_ways.get(name).cloned().unwrap_or_default();
+                vec![name.clone().into(), state.clone().into(), way.into()]
+            };
+            it.uplinks.iter().map(row).collect()
+        };
+        let uplinks: Vec<_> = all.iter().flat_map(of_host).collect();
         if !uplinks.is_empty() {
             o.line("");
-            let row = |(name, state): (&String, &String)| -> Vec<Cell> {
-                vec![name.clone().into(), state.clone().into()]
-            };
-            o.table(&["uplink", "state"], uplinks.into_iter().map(row).collect());
+            o.table(&["uplink", "state", "by"], uplinks);
         }
         let pairs: Vec<_> =
             ports().flat_map(|(_, port)| port.peers.iter().map(|it| pair_row(port, it))).collect();

@@ -19,7 +19,7 @@ use rackbus_fabric::sharing::Rules;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
 use rackbus_node::lender::devices::OfferedFunctions;
-use rackbus_node::{NetworkService, NodeOptions, Program, vfio};
+use rackbus_node::{Lanes, NetworkService, NodeOptions, Program, vfio};
 use rackbus_segment::directory::{DirectorySettings, HostRange};
 use rackbus_vfio::PciAddress;
 
@@ -182,6 +182,7 @@ impl Args {
             segments: segments(&rack, &self.host, own_machine),
             network,
             hold: Duration::from_millis(rack.links.hold_ms),
+            lanes: Lanes::new(&rack.links.rdma),
             log_lines_left_out: log::lines_left_out,
             term,
             // What is restarted in place has a link that can be passed on.

@@ -22,9 +22,9 @@ pub enum Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
-    /// A function was offered, lent, or returned in order.
+    /// A function was offered, lent, or returned in order, or its data move by an RDMA lane from now on.
     Lease,
-    /// A lease ended otherwise than by its return, or a function is no longer offered.
+    /// A lease ended otherwise than by its return, a function is no longer offered, or a link or lane was lost.
     Loss,
     /// A request was refused, or a borrower was not let in.
     Refusal,

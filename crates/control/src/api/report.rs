@@ -56,7 +56,7 @@ pub struct DeviceReport {
 }
 
 /// The link between a front and its medium on another machine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct MediumLinkReport {
     /// For how long it has been lost, in milliseconds; absent while it is there.
@@ -68,6 +68,28 @@ pub struct MediumLinkReport {
     pub last_lost_ms: u64,
     /// Operations that were sent again when it was resumed, since their arrival was not known.
     pub repeated: u64,
+    /// What moves data beside it, where the lender offered that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lane: Option<RdmaLaneReport>,
+}
+
+/// What moves data beside a link by remote memory access (RDMA).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct RdmaLaneReport {
+    /// The provider, as libfabric names it: `verbs;ofi_rxm`.
+    pub provider: String,
+    /// Whether data move by it.
+    pub up: bool,
+    /// Why they do not any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
+    /// How many times data moved by it.
+    pub operations: u64,
+    /// Bytes that did.
+    pub bytes: u64,
+    /// How many times data that it could have moved went by the link.
+    pub fell_back: u64,
 }
 
 /// Upper bounds, in nanoseconds, of the times that [`OperationReport::latency`] counts by: 100 ns to

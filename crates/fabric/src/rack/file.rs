@@ -297,7 +297,19 @@ fn control(value: &Spanned<DeValue<'_>>) -> Parsed<Control> {
 }
 
 fn links_between(value: &Spanned<DeValue<'_>>) -> Parsed<Links> {
-    let section = subsection(value, "link", &["hold"])?;
+    let section = subsection(value, "link", &["hold", "rdma"])?;
     let hold_ms = section.duration("hold", 0, 600_000)?;
-    Ok(Links { hold_ms: hold_ms.unwrap_or(Links::default().hold_ms) })
+    let allowed = "`auto`, `off`, or the name of a provider of libfabric such as `verbs`";
+    let rdma = section.text("rdma", allowed)?;
+    if let Some((text, span)) = &rdma {
+        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"_;-".contains(&byte);
+        if text.is_empty() || text.len() > 64 || !text.bytes().all(named) {
+            return wrong(span.clone(), format!("`rdma` is \"{text}\""), allowed);
+        }
+    }
+    let default = Links::default();
+    Ok(Links {
+        hold_ms: hold_ms.unwrap_or(default.hold_ms),
+        rdma: rdma.map_or(default.rdma, |(text, _)| text.to_owned()),
+    })
 }

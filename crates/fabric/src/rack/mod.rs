@@ -186,11 +186,13 @@ pub struct Links {
     /// How long a borrower holds what is under way while it cannot reach the lender, in milliseconds, before it
     /// fails.
     pub hold_ms: u64,
+    /// What moves the data of borrowed drives beside the link: `auto`, `off`, or the name of a provider of libfabric.
+    pub rdma: String,
 }
 
 impl Default for Links {
     fn default() -> Self {
-        Links { hold_ms: LINK_HOLD_MS }
+        Links { hold_ms: LINK_HOLD_MS, rdma: "auto".to_owned() }
     }
 }
 
@@ -208,12 +210,26 @@ pub struct Network {
     pub queues: u16,
     /// Where the network goes on outside of the rack: the first of them that works.
     pub uplinks: Vec<Uplink>,
+    /// How their frames are taken and sent.
+    pub uplink_mode: UplinkMode,
     /// The VLANs that have tags there; without it, all that the file names nowhere.
     pub uplink_vlans: Option<Vec<u16>>,
     /// Frames for many stations that each queue of a station may send in a second.
     pub flood_limit: u64,
     /// What is said of the ports of hosts, by the host's name.
     pub hosts: BTreeMap<String, PortRules>,
+}
+
+/// How the frames of an uplink are taken and sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum UplinkMode {
+    /// By AF_XDP where its driver does that without copies, else by a packet socket.
+    #[default]
+    Auto,
+    /// By AF_XDP, also where the kernel has to copy.
+    Xdp,
+    /// By a packet socket.
+    Packet,
 }
 
 /// What the file says of a port of the network.

@@ -6,11 +6,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Host, Network, PortRules, Subnet, Uplink};
+use super::{Host, Network, PortRules, Subnet, Uplink, UplinkMode};
 use crate::text::{Parsed, Section, subsection, wrong};
 
-const KEYS: &[&str] =
-    &["subnet", "subnet6", "mtu", "queues", "uplinks", "uplink_vlans", "flood_limit", "host"];
+const KEYS: &[&str] = &[
+    "subnet",
+    "subnet6",
+    "mtu",
+    "queues",
+    "uplinks",
+    "uplink_mode",
+    "uplink_vlans",
+    "flood_limit",
+    "host",
+];
 const HOST_KEYS: &[&str] = &["vlan", "vlans", "learned_addresses"];
 
 /// VLANs that a port may be in: those that IEEE 802.1Q leaves to networks.
@@ -46,6 +55,7 @@ impl Default for Network {
             mtu: 1500,
             queues: 1,
             uplinks: Vec::new(),
+            uplink_mode: UplinkMode::default(),
             uplink_vlans: None,
             flood_limit: FLOOD_LIMIT,
             hosts: BTreeMap::new(),
@@ -127,12 +137,23 @@ pub(super) fn network(value: Option<&Spanned<DeValue<'_>>>, hosts: &[Host]) -> P
         mtu: mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(default.mtu),
         queues: section.count("queues", 1, 16)?.map_or(default.queues, |queues| queues as u16),
         uplinks: uplinks(&section, hosts)?,
+        uplink_mode: uplink_mode(&section)?,
         uplink_vlans: vlans(&section, "uplink_vlans")?,
         flood_limit: section
             .count("flood_limit", FLOOD_LIMITS.0, FLOOD_LIMITS.1)?
             .unwrap_or(default.flood_limit),
         hosts: host_ports(&section, hosts)?,
     })
+}
+
+fn uplink_mode(section: &Section<'_>) -> Parsed<UplinkMode> {
+    const ALLOWED: &str = "write \"auto\", \"xdp\" or \"packet\"";
+    match section.text("uplink_mode", ALLOWED)? {
+        None | Some(("auto", _)) => Ok(UplinkMode::Auto),
+        Some(("xdp", _)) => Ok(UplinkMode::Xdp),
+        Some(("packet", _)) => Ok(UplinkMode::Packet),
+        Some((text, span)) => wrong(span, format!("there is no uplink mode `{text}`"), ALLOWED),
+    }
 }
 
 fn uplinks(section: &Section<'_>, hosts: &[Host]) -> Parsed<Vec<Uplink>> {

@@ -366,6 +366,7 @@ fn a_network_that_cannot_be_is_refused_with_what_is_allowed() {
         ("mtu = 65522", "mtu"),
         ("queues = 0", "queues"),
         ("vlan = 1", "unknown key `vlan`"),
+        ("uplink_mode = \"dpdk\"", "there is no uplink mode `dpdk`"),
         ("uplink_vlans = [4095]", "`uplink_vlans` has 4095"),
         ("uplink_vlans = 7", "`uplink_vlans`"),
         ("flood_limit = 1", "`flood_limit` is 1"),

@@ -95,7 +95,7 @@ pub(super) struct CarriedEnd {
     connection: Option<Connection>,
     outbox: FrameOutbox<SessionFrame>,
     /// What moves data beside the connection.
-    lane: Option<Beside>,
+    lane: Option<Box<Beside>>,
     /// How many messages were received.
     received: u64,
     /// Between two looks at the time, and when the next is due.
@@ -141,8 +141,8 @@ impl CarriedEnd {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&readiness, fd, data, epoll::EventFlags::IN).map_err(system)?;
         }
-        let lane =
-            lane.map(|lane| Beside::new(lane, &region, places, layout, &session, &readiness));
+        let lane = lane
+            .map(|lane| Box::new(Beside::new(lane, &region, places, layout, &session, &readiness)));
         let speaks = (side == SessionSide::Asks).then_some(LaneNews::None);
         let connection = Connection::new(0, carrier, speaks, &readiness);
         let connection = Some(connection.map_err(system)?);
@@ -189,7 +189,7 @@ impl CarriedEnd {
         if self.outbox.is_full() {
             return Err(PushError::Full);
         }
-        if let Some(Beside::Asks(lane)) = &mut self.lane {
+        if let Some(Beside::Asks(lane)) = self.lane.as_deref_mut() {
             frame.way = lane.way(tag, length);
         }
         self.outbox.push(frame).map_err(|_| PushError::Full)
@@ -201,17 +201,17 @@ impl CarriedEnd {
 
     /// Sends what waits, as far as that goes now.
     fn advance(&mut self) {
-        if let Some(Beside::Asks(lane)) = &mut self.lane {
+        if let Some(Beside::Asks(lane)) = self.lane.as_deref_mut() {
             lane.pump(&mut self.outbox);
         }
         let Some(connection) = &mut self.connection else { return };
         if connection.joined
-            && let Some(lane) = &mut self.lane
+            && let Some(lane) = self.lane.as_deref_mut()
         {
             lane.tell(connection);
         }
         let places = (&self.region, self.layout);
-        let lane = self.lane.as_ref();
+        let lane = self.lane.as_deref();
         if let Err(error) = connection.send(&mut self.outbox, places, self.received, lane) {
             self.lose(error);
         }
@@ -270,7 +270,7 @@ impl CarriedEnd {
             connection.end(&self.readiness, false);
         }
         self.look_over();
-        if let Some(lane) = &mut self.lane {
+        if let Some(lane) = self.lane.as_deref_mut() {
             lane.look(now, &mut self.outbox);
         }
         if let Some(connection) = self.connection.as_mut().filter(|it| it.joined) {
@@ -284,7 +284,7 @@ impl CarriedEnd {
         if let Some(before) = self.connection.take() {
             before.end(&self.readiness, false);
         }
-        let known = self.lane.as_mut().map_or(LaneNews::None, Beside::reconnected);
+        let known = self.lane.as_deref_mut().map_or(LaneNews::None, Beside::reconnected);
         let speaks = (self.side == SessionSide::Asks).then_some(known);
         match Connection::new(number, carrier, speaks, &self.readiness) {
             Ok(connection) => self.connection = Some(connection),
@@ -298,7 +298,7 @@ impl CarriedEnd {
         if self.is_closed() {
             return None;
         }
-        if let Some(Beside::Asks(lane)) = &mut self.lane {
+        if let Some(Beside::Asks(lane)) = self.lane.as_deref_mut() {
             lane.pump(&mut self.outbox);
         }
         if self.has_unsent() {
@@ -309,10 +309,12 @@ impl CarriedEnd {
                 return Some(length);
             }
             let places = (&self.region, self.layout);
-            match self.connection.as_mut()?.take(message, places, self.lane.as_ref()) {
+            match self.connection.as_mut()?.take(message, places, self.lane.as_deref()) {
                 Came::Message(length, left) => {
                     self.received += 1;
-                    let Some(Beside::Asks(lane)) = &mut self.lane else { return Some(length) };
+                    let Some(Beside::Asks(lane)) = self.lane.as_deref_mut() else {
+                        return Some(length);
+                    };
                     if lane.answered(message, length, left).is_err() {
                         self.wrong();
                     } else {
@@ -339,7 +341,7 @@ impl CarriedEnd {
 
     /// The next answer whose data the lane has brought.
     fn take_answer(&mut self, message: &mut [u8; MESSAGE_BYTES]) -> Option<usize> {
-        match &mut self.lane {
+        match self.lane.as_deref_mut() {
             Some(Beside::Asks(lane)) => lane.receive(message),
             _ => None,
         }
@@ -382,7 +384,7 @@ impl CarriedEnd {
 
     /// What a header says of the lane. An end without one knows nothing of that.
     fn hear_of_lane(&mut self, header: &FrameHeader) -> Result<(), WrongLane> {
-        let Some(lane) = &mut self.lane else { return Ok(()) };
+        let Some(lane) = self.lane.as_deref_mut() else { return Ok(()) };
         let (tag, length) = (header.tag.get(), header.data.get() as usize);
         match header.kind {
             kind::RESUME | kind::LANE => {
@@ -399,7 +401,7 @@ impl CarriedEnd {
 
     fn has_unsent(&self) -> bool {
         let joined =
-            |it: &Connection| it.joined && self.lane.as_ref().is_some_and(Beside::has_unsaid);
+            |it: &Connection| it.joined && self.lane.as_deref().is_some_and(Beside::has_unsaid);
         self.connection.as_ref().is_some_and(|it| it.has_unsent(&self.outbox) || joined(it))
     }
 
@@ -436,7 +438,7 @@ impl CarriedEnd {
 
     /// Arranges that the lane wakes this end; false when it brought something, or cannot wake anybody.
     fn rest_lane(&mut self) -> bool {
-        match &mut self.lane {
+        match self.lane.as_deref_mut() {
             Some(Beside::Asks(lane)) => lane.rest(&mut self.outbox),
             _ => true,
         }

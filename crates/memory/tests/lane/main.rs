@@ -6,6 +6,7 @@
 //! answered once, with its own data; and nothing moves by memory that was taken away. At the end every operation was
 //! answered, or the session has ended.
 
+mod hostile;
 mod network;
 mod world;
 

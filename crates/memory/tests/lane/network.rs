@@ -90,7 +90,8 @@ impl Between {
             theirs.copy_from(&bytes);
             return;
         }
-        let ours = self.asking.as_ref().unwrap().slice(one.offset, one.length).unwrap();
+        let Some(asking) = &self.asking else { return };
+        let ours = asking.slice(one.offset, one.length).unwrap();
         match one.write {
             true => theirs.copy_from_slice(ours),
             false => ours.copy_from_slice(theirs),

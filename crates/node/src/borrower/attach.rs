@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use super::UseListener;
 use super::lease::{Attachment, Open};
 use crate::front::PlacedDevice;
+use crate::lanes::Lanes;
 use crate::peers::{Followed, Membership, PeerGroups, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::hold_session;
@@ -27,7 +28,7 @@ pub(super) fn wanted(grant: &Grant) -> Purpose {
     let device = grant.function.device.clone();
     match grant.placement {
         Placement::Lender => Purpose::Function { device, lease, epoch },
-        Placement::Borrower => Purpose::Medium { device, lease, epoch },
+        Placement::Borrower => Purpose::Medium { device, lease, epoch, lanes: Vec::new() },
         Placement::Host => Purpose::Window { device, lease, epoch },
     }
 }
@@ -41,6 +42,7 @@ pub(super) struct AttachOpener {
     pub(super) peers: Arc<PeerGroups>,
     pub(super) gate: Gate,
     pub(super) hold: Duration,
+    pub(super) lanes: Lanes,
     pub(super) open: std::sync::Weak<Open>,
 }
 
@@ -49,9 +51,13 @@ impl Opener for AttachOpener {
         let gone = || DeviceError::new(Errno::NODEV, "the lease was returned");
         let open = self.open.upgrade().ok_or_else(gone)?;
         let _about = lease_span(open.grant.lease).entered();
+        let mut hello = self.hello.clone();
+        if let Purpose::Medium { lanes, .. } = &mut hello.service {
+            *lanes = self.lanes.providers().to_vec();
+        }
         let stream = self
             .link
-            .connect(&open.grant.address, &self.hello)
+            .connect(&open.grant.address, &hello)
             .map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         let device = self.attach(&open, stream)?;
         self.tell_use(&open);
@@ -134,7 +140,8 @@ impl AttachOpener {
                 };
                 let session = self.session(open, &medium)?;
                 let side = SessionSide::Asks;
-                let carried = Carried { carrier, session: session.clone(), side, lane: None };
+                let lane = self.lanes.initiator(&*stream, &medium, &self.hello.to);
+                let carried = Carried { carrier, session: session.clone(), side, lane };
                 let ended = session.clone();
                 // Why that is over is known better there.
                 let on_lost: OnLost = Box::new(move |reason| {

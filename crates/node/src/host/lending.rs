@@ -55,7 +55,9 @@ fn lend(
     state: &mut Option<NodeState>,
     descriptors: &mut ParcelDescriptors,
 ) -> Result<(LentFunctions, Vec<ResumedSession>), NodeError> {
-    let mut lender = LentFunctions::new(&options.host, fabric).with_hold(options.hold);
+    let mut lender = LentFunctions::new(&options.host, fabric)
+        .with_hold(options.hold)
+        .with_lanes(options.lanes.clone());
     if let Some(offered) = &options.offered {
         lender = lender.with_offers(offered.clone());
     }

@@ -15,7 +15,9 @@ impl LentFunctions {
     pub fn attend(&self, incoming: IncomingConnection, passage: &GatePassage) {
         let (device, lease, epoch, placement) = match incoming.hello.service.clone() {
             Purpose::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
-            Purpose::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
+            Purpose::Medium { device, lease, epoch, .. } => {
+                (device, lease, epoch, Placement::Borrower)
+            }
             Purpose::Window { device, lease, epoch } => (device, lease, epoch, Placement::Host),
             Purpose::Resume { device, lease, epoch, secret, connection } => {
                 let borrower = incoming.hello.from.clone();
@@ -64,7 +66,8 @@ impl LentFunctions {
         match &session {
             Session::Attached(session) if placement == Placement::Borrower => {
                 let carried = carrier.zip(carried);
-                mediums::serve(&lent, incoming, &**session, carried, passage);
+                let lane = self.lanes.target(&incoming);
+                mediums::serve(&lent, incoming, &**session, carried, lane, passage);
             }
             Session::Attached(session) => {
                 if incoming.accept().is_ok() {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use rackbus_control::lease_span;
 use rackbus_lease::{ArmedFor, Placement};
 use rackbus_link::{IncomingConnection, OfferedMedium, Secret};
+use rackbus_memory::exchange::lane::CarriedLane;
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, Carrier, GatePassage, Stream};
+use rackbus_rma::Target;
 
 use super::{InUse, Lent, LentFunctions};
 use crate::lendable::Attached;
@@ -71,23 +73,26 @@ pub(super) fn serve(
     incoming: IncomingConnection,
     session: &dyn Attached,
     carried: Option<(Box<dyn Carrier>, LentSession)>,
+    lane: Option<Arc<Target>>,
     passage: &GatePassage,
 ) {
     let (carrier, lasting) = carried.unzip();
+    let exposed = lane.clone().map(|lane| CarriedLane::Answers(lane));
     let carried = carrier.zip(lasting.as_ref()).map(|(carrier, lasting)| Carried {
         carrier,
         session: lasting.carried().clone(),
         side: SessionSide::Answers,
-        lane: None,
+        lane: exposed,
     });
     let offer = match session.serve_medium(carried) {
         Ok(offer) => offer,
         Err(refused) => return incoming.refuse(&refused),
     };
     let Ok(stream) = incoming.accept() else { return };
+    let lane = lane.and_then(|lane| lane.offer());
+    let session = lasting.as_ref().map(|lasting| lasting.offer(lane));
     let (class, description) = (offer.class.to_owned(), offer.description);
-    let medium =
-        OfferedMedium { class, description, session: lasting.as_ref().map(LentSession::offer) };
+    let medium = OfferedMedium { class, description, session };
     if medium.send(&*stream, &offer.files).is_err() {
         return;
     }

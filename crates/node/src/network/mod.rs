@@ -16,6 +16,7 @@ mod peers;
 mod rings;
 mod status;
 mod uplink;
+mod wire;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap};

@@ -49,6 +49,12 @@ impl NodeNetwork for NetworkService {
                     (shared.stations.all()[station].name.clone(), state.word().to_owned())
                 })
                 .collect(),
+            uplink_ways: (state.uplinks.iter())
+                .filter_map(|uplink| {
+                    let name = &shared.stations.all()[uplink.state().0].name;
+                    Some((name.clone(), uplink.way()?.to_owned()))
+                })
+                .collect(),
             ports: state
                 .ports
                 .iter()

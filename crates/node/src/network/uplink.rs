@@ -6,21 +6,20 @@
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
+use rackbus_fabric::rack::UplinkMode;
 use rackbus_memory::Event;
-use rackbus_memory::vectored::write_with_head;
 use rackbus_net::announce::announcement;
 use rackbus_net::ethernet::Header;
 use rackbus_net::mtu::{Fit, LOOK, fit};
 use rackbus_net::{Cause, Frame, MacAddress, Offload, PortQueue, StationKind, StationSwitch};
-use rackbus_netdev::packet::{LinkMonitor, PacketSocket};
+use rackbus_netdev::packet::LinkMonitor;
 use rackbus_qos::bucket::Bucket;
-use rustix::io::Errno;
-use zerocopy::{FromBytes, IntoBytes};
 
+use super::wire::Wire;
 use super::worker::{FrameDevice, WriteOutcome, work};
 use super::{LocalPort, Shared};
 
@@ -60,6 +59,7 @@ impl UplinkState {
 pub struct RunningUplink {
     station: usize,
     state: Arc<AtomicU8>,
+    way: Arc<OnceLock<&'static str>>,
     stop: Arc<AtomicBool>,
     event: Arc<Event>,
     thread: Option<JoinHandle<()>>,
@@ -75,21 +75,30 @@ impl RunningUplink {
         let interface = name.rsplit('/').next().unwrap_or(name).to_owned();
         let monitor = LinkMonitor::open()?;
         // What is wrong for good is told now.
-        PacketSocket::open(&interface).map_err(std::io::Error::other)?;
+        let mode = shared.stations.network().uplink_mode;
+        Wire::open(&interface, mode).map_err(std::io::Error::other)?;
         let (stop, event) = (Arc::new(AtomicBool::new(false)), Arc::new(Event::new()?));
         let state = Arc::new(AtomicU8::new(UplinkState::Down as u8));
+        let way = Arc::new(OnceLock::new());
         let outside = Outside {
             shared: Arc::downgrade(shared),
             station,
             interface,
+            mode,
             monitor: Arc::new(monitor),
             stop: stop.clone(),
             event: event.clone(),
             state: state.clone(),
+            way: way.clone(),
         };
         let thread =
             std::thread::Builder::new().name("uplink".into()).spawn(move || outside.run())?;
-        Ok(RunningUplink { station, state, stop, event, thread: Some(thread) })
+        Ok(RunningUplink { station, state, way, stop, event, thread: Some(thread) })
+    }
+
+    /// How its frames come, once its interface was up.
+    pub fn way(&self) -> Option<&'static str> {
+        self.way.get().copied()
     }
 
     /// Its station, and what it does now.
@@ -118,10 +127,12 @@ struct Outside {
     shared: std::sync::Weak<Shared>,
     station: usize,
     interface: String,
+    mode: UplinkMode,
     monitor: Arc<LinkMonitor>,
     stop: Arc<AtomicBool>,
     event: Arc<Event>,
     state: Arc<AtomicU8>,
+    way: Arc<OnceLock<&'static str>>,
 }
 
 impl Outside {
@@ -129,8 +140,8 @@ impl Outside {
         while !self.stop.load(Ordering::Acquire) {
             // First, so that no change after the look is missed.
             self.monitor.has_changed();
-            match PacketSocket::open(&self.interface) {
-                Ok(socket) if socket.is_up() => self.serve(socket),
+            match Wire::open(&self.interface, self.mode) {
+                Ok(wire) if wire.is_up() => self.serve(wire),
                 Ok(_) => {}
                 Err(error) => tracing::warn!(%error, "an uplink cannot be used"),
             }
@@ -141,7 +152,7 @@ impl Outside {
     }
 
     /// Is a station while the interface is up.
-    fn serve(&self, socket: PacketSocket) {
+    fn serve(&self, wire: Wire) {
         let Some(shared) = self.shared.upgrade() else { return };
         let port_queue = match shared.port_queue(self.station, 0) {
             Ok(port_queue) => port_queue,
@@ -152,7 +163,7 @@ impl Outside {
         let stations = shared.stations.all();
         let own = stations.iter().filter(|it| it.kind != StationKind::Uplink).map(|it| it.mac);
         let device = Interface {
-            mtu: socket.mtu().unwrap_or(1500),
+            mtu: wire.mtu().unwrap_or(1500),
             own: own.collect(),
             switch: shared.switch.clone(),
             station: self.station,
@@ -165,8 +176,10 @@ impl Outside {
             is_first: port_queue.switch().uplinks().first() == Some(&self.station),
             state: self.state.clone(),
             largest: port_queue.switch().mtu() as u16,
-            socket,
+            wire,
         };
+        // It stays the same for as long as the interface is the same.
+        let _ = self.way.set(device.wire.way());
         self.state.store(UplinkState::Standby as u8, Ordering::Relaxed);
         work(port_queue, device, &self.stop);
         self.state.store(UplinkState::Down as u8, Ordering::Relaxed);
@@ -177,7 +190,7 @@ impl Outside {
 
 /// The interface of an uplink while it is up.
 struct Interface {
-    socket: PacketSocket,
+    wire: Wire,
     /// Bytes of the longest IP packet outside, and in the rack.
     mtu: u16,
     largest: u16,
@@ -208,19 +221,11 @@ impl Interface {
         for_rack && !self.own.contains(&header.from)
     }
 
-    fn put(&self, frame: &[u8]) {
-        // Nobody waits for it.
-        let _ = rustix::io::writev(
-            &self.socket,
-            &[std::io::IoSlice::new(Offload::default().as_bytes()), std::io::IoSlice::new(frame)],
-        );
-    }
-
-    fn announce(&self) {
+    fn announce(&mut self) {
         for (address, rewrite) in self.switch.seen_outside(self.station, self.now_ns) {
             let frame = announcement(address);
             if let Some((begin, length, rest)) = rewrite.apply(&frame) {
-                self.put(&[&begin[..length], rest].concat());
+                self.wire.put(&[&begin[..length], rest].concat());
             }
         }
     }
@@ -238,14 +243,7 @@ impl Interface {
 impl FrameDevice for Interface {
     fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
         for _ in 0..UNWANTED {
-            let (offload, length) = match self.socket.read(buffer) {
-                Ok((header, length)) => (Offload::read_from_bytes(&header).ok()?, length),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
-                Err(cause) => {
-                    tracing::debug!(%cause, "an uplink cannot be read");
-                    return None;
-                }
-            };
+            let (offload, length) = self.wire.read(buffer)?;
             let start = &buffer[..length.min(LOOK)];
             let wanted = Header::read(start).is_some_and(|header| self.is_wanted(&header));
             if self.standby || !wanted {
@@ -255,7 +253,7 @@ impl FrameDevice for Interface {
             if let Fit::Answer(answer) = fit(start, length, &offload, self.largest)
                 && let Some(answer) = self.answer(answer)
             {
-                self.put(&answer);
+                self.wire.put(&answer);
             }
             return Some((offload, length));
         }
@@ -281,17 +279,18 @@ impl FrameDevice for Interface {
                 };
             }
         }
-        match write_with_head(self.socket.as_fd(), frame.offload.as_bytes(), frame.bytes) {
-            Ok(_) => WriteOutcome::Done,
-            Err(Errno::MSGSIZE) => WriteOutcome::Dropped(Cause::Length),
-            Err(Errno::INVAL) => WriteOutcome::Dropped(Cause::Offload),
-            Err(Errno::NOBUFS | Errno::AGAIN) => WriteOutcome::Dropped(Cause::Full),
-            Err(_) => WriteOutcome::Dropped(Cause::Down),
+        match self.wire.write(frame) {
+            Ok(()) => WriteOutcome::Done,
+            Err(cause) => WriteOutcome::Dropped(cause),
         }
     }
 
+    fn flush(&mut self) {
+        self.wire.flush();
+    }
+
     fn frames(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        Some(self.wire.as_fd())
     }
 
     fn others(&self) -> Vec<BorrowedFd<'_>> {
@@ -312,7 +311,7 @@ impl FrameDevice for Interface {
         if self.standby != standby {
             let state = if standby { UplinkState::Standby } else { UplinkState::Active };
             self.state.store(state as u8, Ordering::Relaxed);
-            tracing::info!(interface = self.socket.name(), ?state, "the uplink's state changed");
+            tracing::info!(interface = self.wire.name(), ?state, "the uplink's state changed");
         }
         self.standby = standby;
         if self.now_ns < self.look_at_ns {
@@ -320,8 +319,8 @@ impl FrameDevice for Interface {
         }
         self.look_at_ns = self.now_ns + LOOK_NS;
         if self.monitor.has_changed() {
-            self.mtu = self.socket.mtu().unwrap_or(self.mtu);
-            return self.socket.is_up();
+            self.mtu = self.wire.mtu().unwrap_or(self.mtu);
+            return self.wire.is_up();
         }
         true
     }

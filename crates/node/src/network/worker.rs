@@ -32,6 +32,9 @@ pub trait FrameDevice: Send {
     /// Gives a frame to the interface.
     fn write(&mut self, frame: &Frame<'_>) -> WriteOutcome;
 
+    /// Has the interface send what was given to it since the last call. Called after each burst.
+    fn flush(&mut self) {}
+
     /// Readable when frames have come; none where no more will.
     fn frames(&self) -> Option<BorrowedFd<'_>>;
 
@@ -241,6 +244,9 @@ impl<D: FrameDevice> Running<D> {
                 }
             }
             done += 1;
+        }
+        if done > 0 {
+            self.device.flush();
         }
         done > 0
     }

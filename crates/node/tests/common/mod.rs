@@ -120,6 +120,7 @@ fn node(
         segments: no_segments(),
         network,
         hold: rackbus_node::sessions::HOLD,
+        lanes: rackbus_node::Lanes::default(),
         log_lines_left_out: || 0,
         term: run_dir.join(format!("{host}.term")),
         program: None,

@@ -222,7 +222,10 @@ impl MetalArgs {
                 Ok(rack) => Ok(Some(Arc::new(Mutex::new(rack?)))),
                 Err(error) => Err(failed(format!("a thread failed: {error}"))),
             },
-            () = end.wait() => Ok(None),
+            () = end.wait() => {
+                output.progress("ending the machines, as soon as they have booted");
+                Ok(None)
+            }
         }
     }
 

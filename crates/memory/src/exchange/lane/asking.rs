@@ -260,3 +260,64 @@ impl<M> AskingLane<M> {
         self.unsaid = false;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that is up, with nothing under way.
+    fn up() -> AskingLane<u32> {
+        let mut lane = AskingLane::new(2, 0);
+        let proof = lane.to_begin().unwrap();
+        lane.begun();
+        assert_eq!(lane.ended(proof.id), Some(Finished::Proof));
+        lane.proved(true);
+        assert_eq!(lane.news(), Some(LaneNews::Up));
+        lane
+    }
+
+    #[test]
+    fn answers_are_received_in_their_order_whatever_order_their_data_come_in() {
+        let mut lane = up();
+        lane.answered(1, Some((0, 4096))).unwrap();
+        lane.answered(2, Some((1, 4096))).unwrap();
+        assert_eq!(lane.answered(3, None), Err(WrongLane), "there are two tags");
+        let ids: Vec<u64> = std::iter::from_fn(|| {
+            let transfer = lane.to_begin()?;
+            lane.begun();
+            Some(transfer.id)
+        })
+        .collect();
+        assert_eq!(lane.ended(ids[1]), Some(Finished::Read));
+        assert_eq!(lane.receive(), None);
+        assert_eq!(lane.ended(ids[0]), Some(Finished::Read));
+        assert_eq!(lane.ended(ids[0]), None, "it has ended");
+        assert_eq!((lane.receive(), lane.receive(), lane.receive()), (Some(1), Some(2), None));
+    }
+
+    #[test]
+    fn a_transfer_that_never_ends_ends_the_lane_unless_nobody_looked() {
+        let mut lane = up();
+        let id = lane.write(0, 4096).unwrap();
+        lane.answered(1, Some((1, 8192))).unwrap();
+        lane.begun();
+        lane.begun();
+        // The process stood still: what has ended meanwhile is still to be taken in.
+        assert!(lane.look(3 * PATIENCE) && lane.failure().is_none());
+        let mut now = 3 * PATIENCE;
+        while lane.look(now) {
+            now += 200;
+        }
+        assert!(now > 3 * PATIENCE + PATIENCE / 2 && now < 5 * PATIENCE, "{now}");
+        assert_eq!((lane.ended(id), lane.is_busy()), (None, false));
+        assert_eq!(lane.news(), Some(LaneNews::Down));
+        assert_eq!((lane.next_fetch(), lane.next_fetch()), (Some((1, 8192)), None));
+        assert_eq!(lane.write(0, 4096), None);
+        // Another connection: it is asked for again.
+        lane.reconnected();
+        assert_eq!(lane.fetched(1, 8192), Err(WrongLane), "it was not asked for there");
+        assert_eq!(lane.next_fetch(), Some((1, 8192)));
+        assert_eq!(lane.fetched(1, 4096), Err(WrongLane));
+        assert_eq!((lane.fetched(1, 8192), lane.receive()), (Ok(()), Some(1)));
+    }
+}

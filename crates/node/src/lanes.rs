@@ -1,0 +1,82 @@
+//! What moves the data of mediums beside the link between machines: which providers of libfabric this host uses, and
+//! the two ends of a lane. Where there are none, everything goes by the link.
+
+use std::sync::{Arc, OnceLock};
+
+use rackbus_link::{Conversation, IncomingConnection, OfferedMedium, Purpose};
+use rackbus_memory::exchange::lane::CarriedLane;
+use rackbus_rma::{Initiator, ProviderChoice, Target, providers};
+
+/// The lanes of a host: what its rack file says of them, and what is found here when they are first wanted.
+#[derive(Debug, Clone)]
+pub struct Lanes(Arc<Found>);
+
+#[derive(Debug)]
+struct Found {
+    choice: ProviderChoice,
+    providers: OnceLock<Vec<String>>,
+}
+
+impl Default for Lanes {
+    /// None.
+    fn default() -> Lanes {
+        Lanes::new("off")
+    }
+}
+
+impl Lanes {
+    /// As the rack file says: `auto`, `off`, or the name of a provider.
+    pub fn new(choice: &str) -> Lanes {
+        let Ok(choice) = choice.parse();
+        Lanes(Arc::new(Found { choice, providers: OnceLock::new() }))
+    }
+
+    /// The providers that can be used, the preferred ones first.
+    pub(crate) fn providers(&self) -> &[String] {
+        self.0.providers.get_or_init(|| {
+            let found = providers(&self.0.choice).unwrap_or_else(|error| {
+                tracing::error!(%error, "data of borrowed devices go by the link alone");
+                Vec::new()
+            });
+            if !found.is_empty() {
+                tracing::info!(providers = found.join(", "), "RDMA lanes can be used");
+            }
+            found
+        })
+    }
+
+    /// The lender's end of a lane for who connected, by the first of its providers that this host has, too.
+    pub(crate) fn target(&self, incoming: &IncomingConnection) -> Option<Arc<Target>> {
+        let Purpose::Medium { lanes, .. } = &incoming.hello.service else { return None };
+        if lanes.is_empty() {
+            return None;
+        }
+        let common = lanes.iter().find(|name| self.providers().contains(name))?;
+        let from = incoming.stream.local_address();
+        let target = Target::open(common, from).inspect_err(|error| {
+            tracing::warn!(%error, to = incoming.hello.from, "no RDMA lane is offered");
+        });
+        target.ok().map(Arc::new)
+    }
+
+    /// The borrower's end of the lane that `lender` has offered with its medium, if this host has its provider.
+    pub(crate) fn initiator(
+        &self,
+        stream: &dyn Conversation,
+        medium: &OfferedMedium,
+        lender: &str,
+    ) -> Option<CarriedLane> {
+        let offer = medium.session.as_ref()?.lane.as_ref()?;
+        if !self.providers().contains(&offer.provider) {
+            tracing::warn!(lender, provider = offer.provider, "the RDMA lane was not asked for");
+            return None;
+        }
+        let lane = Initiator::open(offer, stream.local_address()).inspect_err(|error| {
+            tracing::warn!(%error, lender, "the RDMA lane is not used");
+        });
+        lane.ok().map(|lane| {
+            let proof = lane.proof();
+            CarriedLane::Asks(Box::new(lane), proof)
+        })
+    }
+}
