@@ -8,7 +8,7 @@ use rackbus_spec::nvme::VERSION_1_4;
 use rackbus_spec::nvme::registers::{self as offset, Aqa, Cap, Cc, Cmbmsc, Csts, Pmrmsc};
 use serde::{Deserialize, Serialize};
 
-use super::saved::bits;
+use super::saved::{bits, is_unset};
 use super::{buffer, persistent};
 
 /// Most entries a queue may have.
@@ -116,10 +116,10 @@ pub struct Registers {
     #[serde(skip)]
     pub buffer: u64,
     /// PMRCTL.EN: the driver uses the persistent memory region.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_unset")]
     pub pmr_enabled: bool,
     /// Persistent Memory Region Memory Space Control, as its number.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_unset")]
     pub pmrmsc: u64,
     /// The persistent memory region, which belongs to the drive and not to its state.
     #[serde(skip)]

@@ -101,6 +101,11 @@ pub mod bits {
     }
 }
 
+/// Whether a value is left out: states of drives without a region are as they were before there were any.
+pub fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// A completion that waits for its queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,7 +125,7 @@ pub struct DriveState {
     /// Its medium failed to make data durable.
     failed: bool,
     /// Its persistent memory region did.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_unset")]
     region_failed: bool,
     registers: Registers,
     features: Features,
