@@ -126,6 +126,7 @@ fn node(
         segments: settings(number),
         network,
         hold: rackbus_node::sessions::HOLD,
+        lanes: rackbus_node::Lanes::default(),
         log_lines_left_out: || 0,
         term: run_dir.join(format!("{host}.term")),
         program: None,

@@ -88,7 +88,10 @@ impl BareMetalRack {
                 }
             }
             let files = dir.join("files").join(name);
-            programs::collect(&files, &[&[spec.program.clone()], &spec.programs[..]].concat())?;
+            programs::collect(
+                &files,
+                &[std::slice::from_ref(&spec.program), &spec.programs].concat(),
+            )?;
             let module = assets.kernel_module(*guest)?;
             std::fs::copy(&module, files.join("rackbus.ko")).map_err(io("copy", &module))?;
             let cable = network.cable()?;
