@@ -30,7 +30,7 @@ const ID: u16 = 0xfff;
 enum Tagged {
     /// None: whatever has a tag is refused.
     None,
-    /// These.
+    /// The VLANs with these numbers, and no others.
     Listed(BTreeSet<u16>),
     /// All that the rack file names nowhere, and service tags (802.1ad).
     Unnamed,

@@ -122,7 +122,7 @@ impl XdpPort {
         Err(fail(refusal.unwrap_or_else(|| io::ErrorKind::Unsupported.into())))
     }
 
-    /// How frames come.
+    /// Whether frames are copied on their way from and to the interface.
     pub fn mode(&self) -> XdpMode {
         self.mode
     }

@@ -18,7 +18,7 @@ struct Found {
 }
 
 impl Default for Lanes {
-    /// None.
+    /// No RDMA: the link carries all data.
     fn default() -> Lanes {
         Lanes::new("off")
     }

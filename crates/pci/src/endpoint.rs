@@ -96,7 +96,7 @@ pub struct Endpoint {
     /// The MSI-X table's memory. Its user emulates the table itself (VFIO does); the bytes are
     /// kept so that software which looks at them sees what it wrote.
     msix_table: Vec<u8>,
-    /// Where that is.
+    /// BAR and offset of the MSI-X table.
     msix: MsixPlace,
     now_ns: u64,
     user: UserWatch,

@@ -16,7 +16,7 @@ pub enum ProviderChoice {
     /// An adapter's, where there is one.
     #[default]
     Auto,
-    /// None.
+    /// No RDMA: the link carries all data.
     Off,
     /// This one, by the name that libfabric has for it: `verbs`, `tcp`.
     Named(String),

@@ -44,7 +44,7 @@ pub struct Initiator {
     contexts: Box<[Context]>,
     /// Writes that have ended and are still to be read back.
     unconfirmed: VecDeque<(usize, UnderWay)>,
-    /// Always read back.
+    /// Whether the end of each write is read back, because the end of a write does not mean that it has arrived.
     confirms: bool,
 }
 

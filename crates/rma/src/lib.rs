@@ -62,7 +62,7 @@ pub enum RmaError {
     Call {
         /// The function of the interface.
         call: &'static str,
-        /// What it says.
+        /// The library's description of the error.
         cause: String,
     },
     /// The other side's offer is none.

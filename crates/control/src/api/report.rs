@@ -86,7 +86,7 @@ pub struct RdmaLaneReport {
     pub lost: Option<String>,
     /// How many times data moved by it.
     pub operations: u64,
-    /// Bytes that did.
+    /// Bytes of data that the lane has moved.
     pub bytes: u64,
     /// How many times data that it could have moved went by the link.
     pub fell_back: u64,

@@ -48,7 +48,7 @@ pub struct LaneError(pub String);
 /// What a side says of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneNews {
-    /// Nothing yet.
+    /// No lane was offered, opened or lost yet.
     None,
     /// The side that asks uses it.
     Up,
@@ -100,11 +100,11 @@ pub enum Moves {
 pub struct Transfer {
     /// Its number: no other transfer of the lane has it.
     pub id: u64,
-    /// What it moves.
+    /// Which data the transfer moves: that of a question, or of an answer.
     pub moves: Moves,
     /// The tag whose place it is; of no meaning for a proof.
     pub tag: u32,
-    /// Number of bytes.
+    /// Length of the transfer in bytes.
     pub length: usize,
 }
 

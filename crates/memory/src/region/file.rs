@@ -18,7 +18,7 @@ const DISK_MAGICS: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 /// What a file has to be to be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admitted {
-    /// Memory.
+    /// Files of tmpfs and hugetlbfs: what users give for DMA.
     Memory,
     /// Memory, or a regular file on a disk of this machine.
     Stored,

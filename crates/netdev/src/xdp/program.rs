@@ -167,7 +167,7 @@ impl Program {
     }
 }
 
-/// The system call.
+/// Makes the system call `bpf` (bpf(2)).
 ///
 /// # Safety
 /// The attributes are those of the command, and what addresses in them lead to is as the command says.

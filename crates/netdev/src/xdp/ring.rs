@@ -35,12 +35,12 @@ impl Area {
         Ok(Area { address, length })
     }
 
-    /// Where it begins.
+    /// Address of the mapping in this process.
     pub fn address(&self) -> u64 {
         self.address.as_ptr() as u64
     }
 
-    /// Its bytes.
+    /// Length of the mapping in bytes.
     pub fn len(&self) -> usize {
         self.length
     }

@@ -31,7 +31,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// For people.
+    /// A line for people that says what the machine did.
     pub fn describe(&self) -> String {
         let Done { started, killed, frozen, written, read } = self;
         format!(

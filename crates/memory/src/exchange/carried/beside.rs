@@ -28,7 +28,7 @@ pub struct LaneStatus {
     pub lost: Option<String>,
     /// How many times data have moved by it.
     pub moved: u64,
-    /// Bytes that have.
+    /// Bytes of data that the lane has moved.
     pub bytes: u64,
     /// How many times data went by the connection although a lane was offered.
     pub fell_back: u64,

@@ -78,7 +78,7 @@ pub(super) struct SessionFrame {
 /// How the data of a message go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Behind it.
+    /// In the same message, behind its header.
     Behind,
     /// By this transfer of the lane; the message is sent when that has ended.
     Moving(u64),
