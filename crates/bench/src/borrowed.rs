@@ -44,10 +44,6 @@ fn rack_file() -> String {
 /// # Errors
 /// When rackbus itself fails.
 pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<(), BenchError> {
-    let cases = ["borrowed: ", "functions in one thread", "under load"];
-    if !cases.iter().any(|case| case.contains(&settings.only) || settings.only.contains(case)) {
-        return Ok(());
-    }
     report.note(&format!("borrowed drives: regime {}", regime.name()));
     // What is started is not to inherit where this thread was put.
     unpin();
@@ -231,6 +227,9 @@ fn borrow_and_return(rack: &Rack) -> Result<[f64; 2], BenchError> {
     Ok([borrowed, milliseconds(begun)])
 }
 
+/// How long a revocation may take before it has failed.
+const REVOKED_WITHIN: Duration = Duration::from_secs(30);
+
 /// From the command that withdraws the drive by force until its user, which reads all the while, can read no more.
 fn revoke(rack: &Rack) -> Result<f64, BenchError> {
     let mut block = vec![0; BLOCK];
@@ -239,9 +238,17 @@ fn revoke(rack: &Rack) -> Result<f64, BenchError> {
     drive.read(0, &mut block)?;
     let begun = Instant::now();
     let mut command = rack.follow(&["withdraw", "alpha/nvme0", "--force"])?;
-    while drive.read(0, &mut block).is_ok() {}
+    while drive.read(0, &mut block).is_ok() {
+        if begun.elapsed() > REVOKED_WITHIN {
+            let _ = command.kill();
+            return Err(BenchError::Peer("the drive was not withdrawn".to_owned()));
+        }
+    }
     let gone = milliseconds(begun);
-    command.wait().map_err(BenchError::io("withdrawing a drive"))?;
+    let status = command.wait().map_err(BenchError::io("withdrawing a drive"))?;
+    if !status.success() {
+        return Err(BenchError::Peer(format!("withdrawing a drive: {status}")));
+    }
     drop(drive);
     rack.json(&["offer", "alpha/nvme0"])?;
     rack.wait_offered("alpha/nvme0")?;
@@ -256,11 +263,14 @@ fn under_load(rack: &Rack, settings: &Settings, report: &mut Report) -> Result<(
     }
     let busy = rack.borrow(&["alpha/nvme1"])?;
     let (on, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+    let is_busy = AtomicBool::new(false);
     let mut drive = lent::open(&busy.socket, DATA)?;
     let outcome = std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             while !stop.load(Ordering::Acquire) {
-                match on.load(Ordering::Acquire) {
+                let loaded = on.load(Ordering::Acquire);
+                is_busy.store(loaded, Ordering::Release);
+                match loaded {
                     true => drop(lent::run_anywhere(
                         &mut drive,
                         &Load::new(BLOCK, 32, false, true),
@@ -271,7 +281,13 @@ fn under_load(rack: &Rack, settings: &Settings, report: &mut Report) -> Result<(
             }
             Ok::<(), BenchError>(())
         });
-        let under = |loaded: bool| on.store(loaded, Ordering::Release);
+        // What is measured takes milliseconds: it begins when the load has begun or ended.
+        let under = |loaded: bool| {
+            on.store(loaded, Ordering::Release);
+            while is_busy.load(Ordering::Acquire) != loaded && !load.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
         let mut rows = Vec::new();
         for (at, name) in names.iter().enumerate().filter(|(_, name)| name.contains(&settings.only))
         {

@@ -95,13 +95,14 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let load = wait_quiet(0.5, settings.patience);
     let (name, runs) = (regime.name(), settings.runs);
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
-    let bench = match Bench::start(settings) {
-        Ok(bench) => RefCell::new(bench),
+    let rack = match Bench::boot(settings)? {
+        Ok(rack) => rack,
         Err(error) => {
             report.left_out("metal", &error.to_string());
             return Ok(());
         }
     };
+    let bench = RefCell::new(Bench::start(rack, settings)?);
     let accel = bench.borrow().accel.clone();
     for (what, options, is_latency) in LOADS {
         let case = format!("{what}, {accel}");
@@ -162,14 +163,14 @@ fn traps(
 }
 
 impl Bench {
-    fn start(settings: &Settings) -> Result<Bench, BenchError> {
+    /// Boots the machines; the inner error says why that cannot be done here.
+    fn boot(settings: &Settings) -> Result<Result<BareMetalRack, VmError>, BenchError> {
         match std::fs::remove_dir_all(&settings.dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(BenchError::io("removing the former run's files")(error));
             }
             _ => {}
         }
-        let assets = Assets::of_user();
         let spec = BareMetalSpec {
             program: beside("rackbus")?,
             programs: Vec::new(),
@@ -178,12 +179,17 @@ impl Bench {
             drive: 64 << 20,
             with_local_drive: true,
         };
-        let mut rack = BareMetalRack::boot(&assets, &spec, &settings.dir)?;
+        Ok(BareMetalRack::boot(&Assets::of_user(), &spec, &settings.dir))
+    }
+
+    /// Joins the rack and borrows the drive.
+    fn start(mut rack: BareMetalRack, settings: &Settings) -> Result<Bench, BenchError> {
         rack.join()?;
         let borrow = "until_ok rackbus borrow alpha/d0 --for beta --placement host
             until_ok test -b /dev/nvme0n1";
         rackbus_vm::metal::run(rack.machine(HOSTS[1])?, borrow)?;
-        Ok(Bench { rack, time: settings.time, accel: assets.accel()?.to_string() })
+        let accel = Assets::of_user().accel()?.to_string();
+        Ok(Bench { rack, time: settings.time, accel })
     }
 
     /// Runs fio on a host's only drive: the borrower's is the borrowed one, the lender's kernel has the other.

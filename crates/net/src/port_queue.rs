@@ -238,12 +238,7 @@ impl PortQueue {
                     }
                     self.incoming.add(from, number, receiver);
                 }
-                News::Ended(number) => {
-                    // Whoever was behind it may be elsewhere from now on.
-                    if let Some(from) = self.incoming.end(number) {
-                        self.switch.forget(from);
-                    }
-                }
+                News::Ended(number) => self.incoming.end(number),
                 News::Capture(ring) => self.capture = ring,
                 News::Up(up) => self.up = up,
             }

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::address::MacAddress;
 use crate::addressing::{Station, StationKind};
 use crate::learning::{AddressLimit, LearningTable};
-use crate::offload::{GSO_NONE, Offload};
+use crate::offload::{GSO_NONE, NEEDS_CSUM, Offload};
 use crate::port::{Cause, MAX_FRAME, MIN_FRAME};
 use crate::vlan::{FrameVlan, Membership, Rewrite};
 
@@ -35,6 +35,8 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const ICMPV6: u8 = 58;
 const DESTINATION: u8 = 60;
+/// Those after which another header comes.
+const EXTENSIONS: [u8; 4] = [HOP_BY_HOP, ROUTING, FRAGMENT, DESTINATION];
 
 /// Neighbour discovery: router solicitation to redirect.
 const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
@@ -223,6 +225,7 @@ impl StationSwitch {
     ) -> Result<(FrameTarget, FrameVlan), Cause> {
         let header = Header::of(head).filter(|_| length <= MAX_FRAME).ok_or(Cause::Length)?;
         self.check_size(offload, &header, length)?;
+        self.check_checksum(from, offload, &header, head)?;
         let vlan = self.members[from].vlans.classify(head, &self.named)?;
         self.check_source(from, vlan.id(), &header, head, &now_ns)?;
         if header.to.is_group() {
@@ -324,6 +327,40 @@ impl StationSwitch {
             return Err(Cause::Offload);
         }
         Ok(())
+    }
+
+    /// A checksum that is still to be written must not change what is decided by: addresses, tags, and what functions say
+    /// of themselves. Its sender chooses the value.
+    fn check_checksum(
+        &self,
+        from: usize,
+        offload: &Offload,
+        header: &Header,
+        head: &[u8],
+    ) -> Result<(), Cause> {
+        if offload.flags & NEEDS_CSUM == 0 {
+            return Ok(());
+        }
+        let start = usize::from(offload.csum_start.get()).checked_sub(header.network);
+        let start = start.ok_or(Cause::Offload)?;
+        let packet = head.get(header.network..).unwrap_or_default();
+        let bound = self.members[from].bound.is_some();
+        let behind_all = match header.kind {
+            IPV4 => start >= 20,
+            IPV6 if bound => match behind(packet) {
+                Behind::Icmp(at) => start == at && offload.csum_offset.get() == 2,
+                // Behind other headers it could change which protocol they say comes next.
+                Behind::Other => {
+                    let direct = packet.get(6).is_some_and(|next| !EXTENSIONS.contains(next));
+                    direct && start >= 40
+                }
+                Behind::Unknown => false,
+            },
+            IPV6 => start >= 40,
+            ARP => false,
+            _ => true,
+        };
+        if behind_all { Ok(()) } else { Err(Cause::Offload) }
     }
 
     fn check_source(

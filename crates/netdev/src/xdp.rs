@@ -3,7 +3,8 @@
 //!
 //! A program of five instructions, which the kernel runs for each frame, hands it to the socket of its receive queue
 //! (`map`); without one the frame takes its usual way. There is no header of what is left to do: frames come
-//! as they are on the wire, and go out so. All of it ends with the descriptors, and with the process.
+//! as they are on the wire, and go out so. All of it ends with the descriptors, and with the process, but for a setting of
+//! the interface: a process that is killed leaves it without taking VLAN tags out of frames (`rxvlan`).
 #![allow(unsafe_code)] // rings and frames in memory that the kernel shares, system calls that no library has
 
 mod program;
@@ -11,6 +12,7 @@ mod ring;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 
@@ -28,6 +30,9 @@ const TAILROOM: usize = 320;
 const ENTRIES: u32 = 2048;
 /// Queues of an interface that are used, at most.
 const MOST_QUEUES: u32 = 64;
+/// How long the kernel may take to give a queue back whose socket was closed, and between two looks.
+const RELEASE: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(10);
 /// Times that the kernel is asked to send what lies in the ring; it takes 32 frames or more each time.
 const KICKS: usize = 64;
 
@@ -94,13 +99,13 @@ impl XdpPort {
                 format!("its MTU is too large for AF_XDP, which takes frames of {LONGEST} bytes");
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, text)));
         }
-        let count = receive_queues(name);
+        let count = receive_queues(name).map_err(fail)?;
         let program = Program::load(count).map_err(fail)?;
         let modes = [XdpMode::ZeroCopy, XdpMode::Copy];
         let modes = modes.into_iter().filter(|it| copies || *it == XdpMode::ZeroCopy);
         let mut refusal = None;
         for mode in modes {
-            let open = |number| Queue::open(index, number, mode);
+            let open = |number| Queue::open_when_free(index, number, mode);
             match (0..count).map(open).collect::<io::Result<Vec<Queue>>>() {
                 Ok(queues) => {
                     let wake =
@@ -171,6 +176,11 @@ impl XdpPort {
     pub fn flush(&mut self) {
         self.queues[0].kick();
     }
+
+    /// Whether frames are in the ring that the interface has not taken; to be [flushed](XdpPort::flush) again.
+    pub fn has_unsent(&self) -> bool {
+        !self.queues[0].to_send.is_empty()
+    }
 }
 
 impl AsFd for XdpPort {
@@ -180,6 +190,21 @@ impl AsFd for XdpPort {
 }
 
 impl Queue {
+    /// The kernel gives a queue back some time after its socket was closed.
+    fn open_when_free(index: libc::c_int, number: u32, mode: XdpMode) -> io::Result<Queue> {
+        let begun = Instant::now();
+        loop {
+            match Queue::open(index, number, mode) {
+                Err(cause)
+                    if cause.raw_os_error() == Some(libc::EBUSY) && begun.elapsed() < RELEASE =>
+                {
+                    std::thread::sleep(RETRY);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
     fn open(index: libc::c_int, number: u32, mode: XdpMode) -> io::Result<Queue> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
         // SAFETY: the call takes numbers.
@@ -363,10 +388,16 @@ struct Places {
     metadata: u32,
 }
 
-/// How many receive queues the interface has; one where the kernel does not say.
-fn receive_queues(name: &str) -> u32 {
+/// How many receive queues the interface has. Frames of one that is not taken would go to the host and not here.
+fn receive_queues(name: &str) -> io::Result<u32> {
     let folder = format!("/sys/class/net/{name}/queues");
-    let all = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let all = std::fs::read_dir(folder)?.flatten();
     let count = all.filter(|it| it.file_name().to_string_lossy().starts_with("rx-")).count();
-    u32::try_from(count).unwrap_or(1).clamp(1, MOST_QUEUES)
+    match u32::try_from(count) {
+        Ok(count @ 1..=MOST_QUEUES) => Ok(count),
+        _ => {
+            let text = format!("it has {count} receive queues; up to {MOST_QUEUES} can be taken");
+            Err(io::Error::new(io::ErrorKind::Unsupported, text))
+        }
+    }
 }

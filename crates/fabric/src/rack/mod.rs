@@ -225,11 +225,11 @@ pub struct Network {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum UplinkMode {
     /// By AF_XDP where its driver does that without copies, else by a packet socket.
-    #[default]
     Auto,
     /// By AF_XDP, also where the kernel has to copy.
     Xdp,
     /// By a packet socket.
+    #[default]
     Packet,
 }
 

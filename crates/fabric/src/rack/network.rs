@@ -149,7 +149,8 @@ pub(super) fn network(value: Option<&Spanned<DeValue<'_>>>, hosts: &[Host]) -> P
 fn uplink_mode(section: &Section<'_>) -> Parsed<UplinkMode> {
     const ALLOWED: &str = "write \"auto\", \"xdp\" or \"packet\"";
     match section.text("uplink_mode", ALLOWED)? {
-        None | Some(("auto", _)) => Ok(UplinkMode::Auto),
+        None => Ok(UplinkMode::default()),
+        Some(("auto", _)) => Ok(UplinkMode::Auto),
         Some(("xdp", _)) => Ok(UplinkMode::Xdp),
         Some(("packet", _)) => Ok(UplinkMode::Packet),
         Some((text, span)) => wrong(span, format!("there is no uplink mode `{text}`"), ALLOWED),

@@ -60,11 +60,11 @@ impl Incoming {
         self.rings.push(Ring { from, number, behind, receiver, ended: false });
     }
 
-    /// The station that sent into the ring of that number, which has ended.
-    pub fn end(&mut self, number: u64) -> Option<usize> {
-        let ring = self.rings.iter_mut().find(|it| it.number == number)?;
-        ring.ended = true;
-        Some(ring.from.station)
+    /// The ring of that number has ended: it goes when what is in it was taken.
+    pub fn end(&mut self, number: u64) {
+        if let Some(ring) = self.rings.iter_mut().find(|it| it.number == number) {
+            ring.ended = true;
+        }
     }
 
     /// The ring of the next frame for station `to`.
@@ -96,6 +96,8 @@ impl Incoming {
                 Found::Over => {
                     let ring = self.rings.remove(at);
                     let _ = epoll::delete(wake, &ring.receiver);
+                    // What was behind its sender may be elsewhere from now on; no frame of it is left to be learned from.
+                    switch.forget(ring.from.station);
                     let next = self.rings.iter_mut().find(|it| it.behind == Some(ring.number));
                     next.into_iter().for_each(|it| it.behind = None);
                     looks = self.rings.len();

@@ -10,7 +10,7 @@ use super::outgoing::{Outgoing, Ready};
 use crate::capture::Captured;
 use crate::ethernet::TAG;
 use crate::offload::Offload;
-use crate::port::{Cause, Sent};
+use crate::port::{Cause, MAX_FRAME, Sent};
 use crate::switch::{FrameTarget, HEAD};
 use crate::vlan::Rewrite;
 
@@ -75,7 +75,7 @@ impl PortQueue {
                 self.capture_sent(frame.head, frame.parts);
                 Sent::Done
             }
-            Err(FrameError::Full) => self.full(to, frame.length() + TAG),
+            Err(FrameError::Full) => self.full(to, (frame.length() + TAG).min(MAX_FRAME)),
             Err(FrameError::Length) => self.dropped(to, Cause::Length),
             Err(FrameError::Broken(_)) => {
                 self.lose(to);

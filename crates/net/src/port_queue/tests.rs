@@ -375,6 +375,7 @@ fn a_frame_has_its_vlans_tag_where_its_receiver_takes_it_with_one() {
     assert_eq!(reached(2, macs[0], seven, moved(18)), (Sent::Done, vec![plain, None, None, None]));
     for (from, to, tag) in [(2, macs[0], nine), (0, macs[3], &[]), (0, macs[2], seven)] {
         let none = vec![None; STATIONS];
+        let offload = moved(14 + tag.len() as u16);
         assert_eq!(reached(from, to, tag, offload), (Sent::Dropped(Cause::Vlan), none));
     }
 }

@@ -254,6 +254,8 @@ fn what_is_longer_than_the_network_takes_is_to_be_cut() {
         flags: NEEDS_CSUM,
         gso_type: GSO_TCPV4,
         gso_size: size.into(),
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
         ..Offload::default()
     };
     assert_eq!(decide(cut(1448), 65_000), Ok(()));
@@ -263,6 +265,47 @@ fn what_is_longer_than_the_network_takes_is_to_be_cut() {
 }
 
 proptest! {
+    /// What the receiver's side writes as a checksum, whose value and place the sender chooses, changes nothing that was
+    /// decided by: the frame that comes out is one that its sender might have sent, to the same receiver.
+    #[test]
+    fn a_checksum_that_is_still_to_be_written_changes_no_decision(
+        template in 0usize..6,
+        start in prop_oneof![0u16..90, Just(34u16), Just(54u16)],
+        offset in prop_oneof![0u16..40, Just(2u16), Just(6u16), Just(16u16)],
+        filler in proptest::collection::vec(any::<u8>(), 40),
+        first in 0usize..3,
+    ) {
+        let own = stations().all()[FUNCTION].clone();
+        // A header that says which one comes next, as a checksum could make it.
+        let destination = [&[59, 0, 1, 4, 0, 0, 0, 0][..], &filler].concat();
+        let advertised = [&[136, 0, 0, 0, 0, 0, 0, 0][..], &own.ipv6.octets(), &[2, 1], &own.mac.0].concat();
+        let next = [17, 6, ICMPV6][first];
+        let (kind, packet) = match template {
+            0 => (IPV4, [ipv4(own.ipv4), filler.clone()].concat()),
+            1 => (IPV6, ipv6(next, own.ipv6, &filler)),
+            2 => (IPV6, ipv6(DESTINATION, own.ipv6, &destination)),
+            3 => (IPV6, ipv6(ICMPV6, own.ipv6, &advertised)),
+            4 => (ARP, [&[0, 1, 8, 0, 6, 4, 0, 2][..], &own.mac.0, &own.ipv4.octets(), &[0; 10]].concat()),
+            _ => (0x88b5, filler.clone()),
+        };
+        let sent = frame(mac(ALPHA), own.mac, kind, &packet);
+        let offload = Offload {
+            flags: NEEDS_CSUM,
+            csum_start: start.into(),
+            csum_offset: offset.into(),
+            ..Offload::default()
+        };
+        let decide = |offload: &Offload, frame: &[u8]| {
+            let head = &frame[..frame.len().min(HEAD)];
+            switch().decide(FUNCTION, offload, head, frame.len(), || 0).map(|(to, _)| to)
+        };
+        if let Ok(target) = decide(&offload, &sent) {
+            let mut written = sent.clone();
+            crate::cut::complete_checksum(&mut written, &offload);
+            prop_assert_eq!(decide(&Offload::default(), &written), Ok(target));
+        }
+    }
+
     /// Nobody gets a frame in somebody else's name, or one that claims what its sender may not.
     #[test]
     fn whatever_is_sent_only_its_sender_is_named(

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rackbus_fabric::rack::UplinkMode;
@@ -59,7 +59,7 @@ impl UplinkState {
 pub struct RunningUplink {
     station: usize,
     state: Arc<AtomicU8>,
-    way: Arc<OnceLock<&'static str>>,
+    way: Arc<Mutex<Option<&'static str>>>,
     stop: Arc<AtomicBool>,
     event: Arc<Event>,
     thread: Option<JoinHandle<()>>,
@@ -76,10 +76,14 @@ impl RunningUplink {
         let monitor = LinkMonitor::open()?;
         // What is wrong for good is told now.
         let mode = shared.stations.network().uplink_mode;
-        Wire::open(&interface, mode).map_err(std::io::Error::other)?;
+        let wire = Wire::open(&interface, mode).map_err(std::io::Error::other)?;
+        if shared.stations.network().uplink_vlans.is_some() && wire.loses_tags() {
+            let text = "AF_XDP does not see the VLAN tags of a virtual interface's frames: write uplink_mode = \"packet\"";
+            return Err(std::io::Error::other(text));
+        }
         let (stop, event) = (Arc::new(AtomicBool::new(false)), Arc::new(Event::new()?));
         let state = Arc::new(AtomicU8::new(UplinkState::Down as u8));
-        let way = Arc::new(OnceLock::new());
+        let way = Arc::new(Mutex::new(None));
         let outside = Outside {
             shared: Arc::downgrade(shared),
             station,
@@ -92,13 +96,13 @@ impl RunningUplink {
             way: way.clone(),
         };
         let thread =
-            std::thread::Builder::new().name("uplink".into()).spawn(move || outside.run())?;
+            std::thread::Builder::new().name("uplink".into()).spawn(move || outside.run(wire))?;
         Ok(RunningUplink { station, state, way, stop, event, thread: Some(thread) })
     }
 
-    /// How its frames come, once its interface was up.
+    /// How its frames come, since its interface was up last.
     pub fn way(&self) -> Option<&'static str> {
-        self.way.get().copied()
+        *self.way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its station, and what it does now.
@@ -132,17 +136,24 @@ struct Outside {
     stop: Arc<AtomicBool>,
     event: Arc<Event>,
     state: Arc<AtomicU8>,
-    way: Arc<OnceLock<&'static str>>,
+    way: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl Outside {
-    fn run(self) {
+    /// Serves the interface while it is up. One that is down is kept: to open it anew may take its carrier away for a
+    /// while, where drivers start again for that.
+    fn run(self, wire: Wire) {
+        let mut kept = Some(wire);
         while !self.stop.load(Ordering::Acquire) {
             // First, so that no change after the look is missed.
             self.monitor.has_changed();
-            match Wire::open(&self.interface, self.mode) {
+            let wire = match kept.take().filter(|wire| wire.mtu().is_ok()) {
+                Some(wire) => Ok(wire),
+                None => Wire::open(&self.interface, self.mode),
+            };
+            match wire {
                 Ok(wire) if wire.is_up() => self.serve(wire),
-                Ok(_) => {}
+                Ok(wire) => kept = Some(wire),
                 Err(error) => tracing::warn!(%error, "an uplink cannot be used"),
             }
             if !self.stop.load(Ordering::Acquire) {
@@ -178,8 +189,7 @@ impl Outside {
             largest: port_queue.switch().mtu() as u16,
             wire,
         };
-        // It stays the same for as long as the interface is the same.
-        let _ = self.way.set(device.wire.way());
+        *self.way.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.wire.way());
         self.state.store(UplinkState::Standby as u8, Ordering::Relaxed);
         work(port_queue, device, &self.stop);
         self.state.store(UplinkState::Down as u8, Ordering::Relaxed);
@@ -314,6 +324,7 @@ impl FrameDevice for Interface {
             tracing::info!(interface = self.wire.name(), ?state, "the uplink's state changed");
         }
         self.standby = standby;
+        self.wire.flush_rest();
         if self.now_ns < self.look_at_ns {
             return true;
         }

@@ -129,6 +129,21 @@ impl Wire {
         }
     }
 
+    /// Whether VLAN tags that the interface's peer keeps beside frames are lost: those of interfaces in memory.
+    pub fn loses_tags(&self) -> bool {
+        let device = std::path::Path::new("/sys/class/net").join(self.name()).join("device");
+        matches!(self, Wire::Xdp(_)) && !device.exists()
+    }
+
+    /// Has the interface send what it had no room for before.
+    pub fn flush_rest(&mut self) {
+        if let Wire::Xdp(port) = self
+            && port.has_unsent()
+        {
+            port.flush();
+        }
+    }
+
     /// Has the interface send what was given to it.
     pub fn flush(&mut self) {
         if let Wire::Xdp(port) = self {

@@ -173,6 +173,10 @@ impl BareMetalRack {
             "{run_dir} node --host {host} --join https://{address}:{CONTROL} --token-file token"
         );
         let machine = &mut self.machines[number];
+        let runs = "if [ -e node.pid ] && kill -0 $(cat node.pid); then echo runs; fi 2>/dev/null";
+        if run(machine, runs)? == "runs" {
+            return Err(VmError::Invalid(format!("the node of {host} runs already")));
+        }
         daemon(machine, "node", &node)?;
         run(machine, "until_ok rackbus devices").map(drop)
     }

@@ -68,7 +68,7 @@ const HELD: &str = "echo $(grep -c . /proc/interrupts) $(ls /sys/bus/pci/devices
                     $(ls /proc/$(cat /tmp/node.pid)/fd | wc -l)";
 /// Kilobytes of its kernel's memory that nothing can reclaim.
 const KERNEL_MEMORY: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sed -n 's/SUnreclaim: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
-/// Bytes of kernel memory for each cycle that caches and per-processor lists may keep.
+/// Kilobytes by which caches and per-processor lists may grow in all cycles together.
 const NOISE_KB: i64 = 2048;
 
 /// A drive is borrowed and returned again and again, and nothing is left behind.
@@ -76,7 +76,8 @@ pub fn borrowed(dir: &Path) -> Result<()> {
     let folder = dir.join("testbed");
     let testbed = Testbed::start(&folder)?;
     let cycle = format!(
-        "until_ok rackbus borrow alpha/d0 --for beta --placement host
+        "set -e
+        until_ok rackbus borrow alpha/d0 --for beta --placement host
         {SETTLE}
         dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 iflag=direct status=none
         rackbus return alpha/d0 >/dev/null
@@ -90,7 +91,7 @@ pub fn borrowed(dir: &Path) -> Result<()> {
     };
     let memory = kernel(&testbed)?;
     let cycles = std::env::var("RACKBUS_CYCLES").unwrap_or_else(|_| CYCLES.to_owned());
-    testbed.on("beta", &format!("set -e; for cycle in $(seq {cycles}); do {cycle}\ndone"))?;
+    testbed.on("beta", &format!("for cycle in $(seq {cycles}); do {cycle}\ndone"))?;
     let after = testbed.on("beta", HELD)?;
     ensure!(before == after, "beta held {before} before {cycles} cycles, {after} after them");
     let grown = kernel(&testbed)? - memory;

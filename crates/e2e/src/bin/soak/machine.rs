@@ -195,7 +195,7 @@ impl<'a> Machines<'a> {
         let wrong =
             |error: String| Failure(format!("{MACHINE_DRIVE} in VM {}: {error}", self.life));
         let found = match text.trim() {
-            "" => 0,
+            zeroes if zeroes.len() == BLOCK && zeroes.bytes().all(|it| it == b'0') => 0,
             digits if digits.len() == DIGITS => {
                 digits.parse().map_err(|_| wrong(format!("block {block} holds {digits}")))?
             }
@@ -225,11 +225,11 @@ fn write(block: usize, value: u64) -> String {
     )
 }
 
-/// Each different line of a block, without zeroes.
+/// Each different line of a block; bytes that are zero are digits, so that a part of zeroes is a line of its own.
 fn read(block: usize) -> String {
     format!(
         "{DRIVE} && dd if=$drive of=/tmp/block bs={BLOCK} skip={block} count=1 iflag=direct status=none && \
-         tr -d '\\000' </tmp/block | sort -u"
+         tr '\\000' 0 </tmp/block | sort -u"
     )
 }
 

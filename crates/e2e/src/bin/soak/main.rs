@@ -403,9 +403,12 @@ struct Census {
 /// How many processes have the rack's run directory among their arguments.
 fn processes(rack: &Rack) -> Result<usize> {
     let folder = rack.run_dir().display().to_string();
+    // The folder, or something in it: not one whose name begins with the same letters.
+    let ends = ["\0", "/"].map(|end| format!("{folder}{end}"));
     let of_rack = |entry: fs::DirEntry| {
         let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&arguments).contains(&folder)
+        let arguments = String::from_utf8_lossy(&arguments).into_owned();
+        ends.iter().any(|end| arguments.contains(end))
     };
     Ok(fs::read_dir("/proc")?.flatten().filter_map(|entry| of_rack(entry).then_some(())).count())
 }
