@@ -107,6 +107,8 @@ pub struct PersistentRegion {
     store: Box<dyn Store>,
     memory: Arc<Region>,
     bar: BarMemory,
+    /// A user of an earlier life of the drive may have what there is mapped.
+    inherited: bool,
     failed: bool,
 }
 
@@ -128,7 +130,8 @@ impl PersistentRegion {
         size: u64,
         files: Vec<OwnedFd>,
     ) -> Result<PersistentRegion, NvmeError> {
-        PersistentRegion::around(Box::new(MemorySpan::reserved_again(path, size, files)?))
+        let store = Box::new(MemorySpan::reserved_again(path, size, files)?);
+        Ok(PersistentRegion { inherited: true, ..PersistentRegion::around(store)? })
     }
 
     /// The region of a drive of another node, which gave its file and takes it away itself.
@@ -145,7 +148,8 @@ impl PersistentRegion {
     /// When it cannot be mapped.
     pub(super) fn around(store: Box<dyn Store>) -> Result<PersistentRegion, NvmeError> {
         let (file, memory) = map(&*store)?;
-        Ok(PersistentRegion { store, memory, bar: BarMemory::new(file), failed: false })
+        let bar = BarMemory::new(file);
+        Ok(PersistentRegion { store, memory, bar, inherited: false, failed: false })
     }
 
     /// The BAR that the host maps it by.
@@ -228,7 +232,7 @@ impl PersistentRegion {
     /// # Errors
     /// When the system cannot. Nobody can map or use the region until it succeeds.
     pub fn renew(&mut self) -> Result<(), NvmeError> {
-        if self.bar.is_there() && !self.bar.is_given() && !self.failed && !self.memory.truncated() {
+        if !self.inherited && !self.bar.is_given() && !self.has_failed() && !self.memory.truncated() {
             return Ok(());
         }
         self.bar.replace(None);
@@ -236,7 +240,7 @@ impl PersistentRegion {
         let (file, memory) = map(&*self.store)?;
         self.memory = memory;
         self.bar.replace(Some(file));
-        self.failed = false;
+        (self.inherited, self.failed) = (false, false);
         Ok(())
     }
 

@@ -170,6 +170,12 @@ fn another_process_goes_on_with_the_region_where_it_was() {
     assert_eq!(host.status(1, read), Status::SUCCESS);
     assert_eq!(bytes(&mapped, 4096, 512), [4; 512]);
     assert_eq!(barrier(&mut host), Pmrsts::new());
+    // The user has it mapped still, although this process gave it to nobody.
+    host.endpoint.scrub();
+    assert_eq!(bytes(&mapped, 4096, 512), [0; 512], "it keeps what was given back");
+    mapped.whole().part(0, 8).unwrap().copy_from(b"too late");
+    let after = map(&host);
+    assert_eq!([bytes(&after, 0, 8), bytes(&after, 4096, 8)].concat(), [4; 16]);
 }
 
 /// What was given to a user may be truncated by it: that is an error of the drive's region, not the end of its process.
