@@ -434,7 +434,9 @@ impl Connection {
         let expected = match header.kind {
             kind::RESUME => !self.joined,
             kind::BEAT => self.joined,
-            kind::LANE | kind::FETCH => self.joined && has_lane,
+            // A side whose lane is of no use says so to one that never had any.
+            kind::LANE => self.joined,
+            kind::FETCH => self.joined && has_lane,
             _ => false,
         };
         if self.incoming.is_some() || !expected || header.message.get() != 0 {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::super::Exchange;
+use super::super::lane::{LaneError, LaneTarget};
 use super::super::session::SessionTiming;
 use super::connection::HEADER;
 use super::*;
@@ -59,8 +60,18 @@ fn carrier(socket: UnixStream, at_once: usize) -> Box<dyn Carrier> {
 
 /// An end of an exchange that lasts as long as its connection.
 fn end(socket: UnixStream, at_once: usize, side: SessionSide) -> Exchange {
+    end_with(socket, at_once, side, None)
+}
+
+/// The same, with what moves data beside it.
+fn end_with(
+    socket: UnixStream,
+    at_once: usize,
+    side: SessionSide,
+    lane: Option<CarriedLane>,
+) -> Exchange {
     let session = CarriedSession::of_one_connection(side).unwrap();
-    let carried = Carried { carrier: carrier(socket, at_once), session, side, lane: None };
+    let carried = Carried { carrier: carrier(socket, at_once), session, side, lane };
     Exchange::carried("exchange", carried, LAYOUT).unwrap()
 }
 
@@ -188,6 +199,43 @@ fn a_tag_that_there_is_not_ends_it() {
         assert_eq!(end.receive(&mut [0; MESSAGE_BYTES]), None);
         assert!(end.is_closed(), "{message} {data} {tag}");
     }
+}
+
+/// Memory that cannot be exposed.
+#[derive(Debug)]
+struct Unexposed;
+
+impl LaneTarget for Unexposed {
+    fn provider(&self) -> &str {
+        "none"
+    }
+
+    fn expose(&self, _region: &Arc<Region>, _proof: usize) -> Result<(), LaneError> {
+        Err(LaneError("there is no room to register it".to_owned()))
+    }
+
+    fn failure(&self) -> Option<LaneError> {
+        None
+    }
+
+    fn close(&self) {}
+}
+
+#[test]
+fn an_end_without_a_lane_hears_that_the_other_side_lost_its_own() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut one = end(ours, 99, SessionSide::Asks);
+    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed)));
+    let mut other = end_with(theirs, 99, SessionSide::Answers, lane);
+    meet(&mut one, &mut other);
+    one.send(b"hello", None).unwrap();
+    one.ring();
+    let mut message = [0; MESSAGE_BYTES];
+    assert_eq!(receive(&mut other, &mut one, &mut message), 5);
+    other.send(b"answer", None).unwrap();
+    other.ring();
+    assert_eq!(receive(&mut one, &mut other, &mut message), 6);
+    assert!(!one.is_closed() && !other.is_closed());
 }
 
 /// Both ends of a session whose connections come and go, and the session of each.
