@@ -30,8 +30,9 @@ pub use asking::{AskingLane, Finished};
 /// Data of fewer bytes go with their message: they are there sooner than a transfer is.
 pub const LEAST: usize = 4096;
 
-/// A transfer that has not ended after so much time, in which this side looked for its end, never does.
-pub const PATIENCE: Millis = 5_000;
+/// A transfer that has not ended after so much time, in which this side looked for its end, never does. Those who wait for
+/// an operation, which then goes by the connection, give up after 5 s.
+pub const PATIENCE: Millis = 2_000;
 
 /// Bytes at the end of the exposed memory by which the side that asks makes sure that the lane leads there.
 pub const PROOF_BYTES: usize = 16;
