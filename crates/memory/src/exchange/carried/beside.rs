@@ -294,9 +294,13 @@ impl AskingEnd {
 
     /// Begins transfers that wait, and takes in those that have ended.
     pub(super) fn pump(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
-        if !self.core.is_busy() {
-            return;
+        if self.core.is_busy() {
+            self.poll(outbox);
         }
+    }
+
+    /// The same, also when there are none: a provider has more to do than transfers.
+    fn poll(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
         if let Err(error) = self.transfer(outbox) {
             self.lose(error, outbox);
         }
@@ -386,13 +390,16 @@ impl AskingEnd {
 
     /// Arranges that the end of a transfer wakes this end; false when one has ended, or that cannot be arranged.
     pub(super) fn rest(&mut self, outbox: &mut FrameOutbox<SessionFrame>) -> bool {
-        self.pump(outbox);
+        self.poll(outbox);
         if self.core.has_answer() {
             return false;
         }
+        let busy = self.core.is_busy();
         match &mut self.lane {
-            Some(lane) if self.core.is_busy() => lane.wake_fd().is_some() && lane.rest(),
-            _ => true,
+            // A descriptor that stays readable wakes this end for ever.
+            Some(lane) if lane.wake_fd().is_some() => lane.rest(),
+            Some(_) => !busy,
+            None => true,
         }
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::super::Exchange;
-use super::super::lane::{LaneError, LaneTarget};
+use super::super::lane::{Lane, LaneError, LaneTarget, PROOF_BYTES};
 use super::super::session::SessionTiming;
 use super::connection::HEADER;
 use super::*;
@@ -236,6 +236,54 @@ fn an_end_without_a_lane_hears_that_the_other_side_lost_its_own() {
     other.ring();
     assert_eq!(receive(&mut one, &mut other, &mut message), 6);
     assert!(!one.is_closed() && !other.is_closed());
+}
+
+/// A lane on which nothing is under way, whose descriptor is readable until it is polled.
+#[derive(Debug)]
+struct Idle(Arc<Event>);
+
+impl Lane for Idle {
+    fn provider(&self) -> &str {
+        "idle"
+    }
+
+    fn register(&mut self, _region: &Arc<Region>) -> Result<(), LaneError> {
+        Ok(())
+    }
+
+    fn begin(&mut self, _: u64, _: bool, _: usize, _: usize) -> Result<bool, LaneError> {
+        Ok(true)
+    }
+
+    fn poll(&mut self, ended: &mut Vec<u64>) -> Result<(), LaneError> {
+        // The proof, which is as the memory was.
+        ended.push(0);
+        self.0.drain();
+        Ok(())
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+
+    fn rest(&mut self) -> bool {
+        !Event::wait_any(&[self.0.as_fd()], Some(0))
+    }
+
+    fn close(&mut self) {}
+}
+
+#[test]
+fn an_idle_lane_that_becomes_readable_wakes_its_end_once() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let rung = Arc::new(Event::new().unwrap());
+    let lane = CarriedLane::Asks(Box::new(Idle(rung.clone())), [0; PROOF_BYTES]);
+    let mut one = end_with(ours, 99, SessionSide::Asks, Some(lane));
+    let mut other = end(theirs, 99, SessionSide::Answers);
+    meet(&mut one, &mut other);
+    rung.ring();
+    assert!(Event::wait_any(&[one.as_fd()], Some(1_000_000_000)));
+    assert!(one.rest() && !Event::wait_any(&[rung.as_fd()], Some(0)), "it is readable still");
 }
 
 /// Both ends of a session whose connections come and go, and the session of each.
