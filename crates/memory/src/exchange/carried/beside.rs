@@ -104,6 +104,7 @@ impl Beside {
                 session.lane_note().begin(target.provider());
                 let mut end = AnsweringEnd {
                     core: AnsweringLane::new(layout.tags),
+                    tags: layout.tags as usize,
                     target: target.clone(),
                     session: session.clone(),
                 };
@@ -200,7 +201,10 @@ impl Beside {
                 }
             }
             Beside::Answers(end) => {
-                while let Some((tag, length)) = end.core.next_fetch() {
+                // One that asks without end and receives nothing is not remembered without end.
+                while connection.unfetched() < end.tags
+                    && let Some((tag, length)) = end.core.next_fetch()
+                {
                     connection.send_fetched(tag, length);
                 }
             }
@@ -416,6 +420,7 @@ impl Drop for AskingEnd {
 #[derive(Debug)]
 pub(super) struct AnsweringEnd {
     core: AnsweringLane,
+    tags: usize,
     target: Arc<dyn LaneTarget>,
     session: CarriedSession,
 }

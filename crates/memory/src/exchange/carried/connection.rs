@@ -194,6 +194,11 @@ impl Connection {
         }
     }
 
+    /// How many places' data the other side asks for that are not sent.
+    pub(super) fn unfetched(&self) -> usize {
+        self.fetched.len()
+    }
+
     /// Has the data sent that the other side asks for.
     pub(super) fn send_fetched(&mut self, tag: u32, length: usize) {
         self.fetched.push_back((tag, length, 0));

@@ -238,6 +238,25 @@ fn an_end_without_a_lane_hears_that_the_other_side_lost_its_own() {
     assert!(!one.is_closed() && !other.is_closed());
 }
 
+/// A borrower asks again and again for data, and takes none.
+#[test]
+fn data_that_are_asked_for_without_end_end_the_session() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed)));
+    let mut end = end_with(ours, 1 << 20, SessionSide::Answers, lane);
+    // Data may have been left before it was given up.
+    let down = FrameHeader { tag: LaneNews::Down.number().into(), ..resume() };
+    theirs.write_all(down.as_bytes()).unwrap();
+    let data = (LAYOUT.data_bytes as u32).into();
+    let fetch = FrameHeader { kind: kind::FETCH, data, ..FrameHeader::default() };
+    for _ in 0..100 {
+        let _ = theirs.write(fetch.as_bytes());
+        let _ = end.rest();
+        end.ring();
+    }
+    assert!(end.is_closed());
+}
+
 /// A lane on which nothing is under way, whose descriptor is readable until it is polled.
 #[derive(Debug)]
 struct Idle(Arc<Event>);
