@@ -166,7 +166,8 @@ impl PersistentRegion {
 
     /// Whether what was stored may not be durable, whatever is done.
     pub fn has_failed(&self) -> bool {
-        self.failed || !self.bar.is_there()
+        // Where the file could not be read or written, memory of nobody's took its place.
+        self.failed || self.memory.truncated() || !self.bar.is_there()
     }
 
     /// An earlier life of the drive could not make it durable.
@@ -212,18 +213,19 @@ impl PersistentRegion {
         memory.slice(usize::try_from(offset).ok()?, length)
     }
 
-    /// Makes durable what was stored so far. False when it may not be, now or since the region was opened.
-    pub fn make_durable(&mut self) -> bool {
-        if self.has_failed() {
+    /// Makes durable what was stored so far. True when it fails, for the first time: from then on the region
+    /// [has](PersistentRegion::has_failed), and nothing is attempted.
+    #[must_use]
+    pub fn fails_to_be_durable(&mut self) -> bool {
+        if self.failed || !self.bar.is_there() {
             return false;
         }
         if let Err(error) = self.store.make_durable() {
             tracing::error!(%error, "what was stored in a persistent memory region may be lost");
             self.failed = true;
         }
-        // Where the file could not be read or written, memory of nobody's took its place.
         self.failed |= self.memory.truncated();
-        !self.failed
+        self.failed
     }
 
     /// Takes it away from its user: the content stays, and who still maps the old file finds nothing there. What nobody was
@@ -232,7 +234,7 @@ impl PersistentRegion {
     /// # Errors
     /// When the system cannot. Nobody can map or use the region until it succeeds.
     pub fn renew(&mut self) -> Result<(), NvmeError> {
-        if !self.inherited && !self.bar.is_given() && !self.has_failed() && !self.memory.truncated() {
+        if !self.inherited && !self.bar.is_given() && !self.has_failed() {
             return Ok(());
         }
         self.bar.replace(None);

@@ -151,6 +151,15 @@ fn content_stays_over_users_and_processes_and_former_mappings_lead_nowhere() {
     assert!(refused.contains("region.pmr is used by another process"), "{refused}");
 }
 
+/// Another process goes on with the drive.
+fn go_on(host: &mut Host, config: &NvmeConfig) {
+    let saved = host.endpoint.save().unwrap();
+    let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
+    let next = Nvme::resume(config, saved.medium).unwrap();
+    host.endpoint = Endpoint::new(Box::new(next));
+    host.endpoint.restore(&state, saved.descriptors).unwrap();
+}
+
 #[test]
 fn another_process_goes_on_with_the_region_where_it_was() {
     let folder = tempfile::tempdir().unwrap();
@@ -158,11 +167,7 @@ fn another_process_goes_on_with_the_region_where_it_was() {
     let mut host = host(&config);
     let mapped = map(&host);
     mapped.whole().part(0, 512).unwrap().fill(4);
-    let saved = host.endpoint.save().unwrap();
-    let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
-    let next = Nvme::resume(&config, saved.medium).unwrap();
-    host.endpoint = Endpoint::new(Box::new(next));
-    host.endpoint.restore(&state, saved.descriptors).unwrap();
+    go_on(&mut host, &config);
     let write = transfer(IoOpcode::Write, 0, 512, AT);
     assert_eq!(host.status(1, write), Status::SUCCESS);
     assert_eq!(host.read_blocks(0, 512), [4; 512]);
@@ -181,6 +186,16 @@ fn another_process_goes_on_with_the_region_where_it_was() {
 /// What was given to a user may be truncated by it: that is an error of the drive's region, not the end of its process.
 #[test]
 fn a_truncated_region_is_unreliable_until_the_drive_is_given_back() {
+    truncate(false);
+}
+
+/// The driver has not asked before, so nobody has heard of it.
+#[test]
+fn a_truncated_region_is_unreliable_in_the_next_process() {
+    truncate(true);
+}
+
+fn truncate(restarts: bool) {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path());
     let mut host = host(&config);
@@ -192,7 +207,13 @@ fn a_truncated_region_is_unreliable_until_the_drive_is_given_back() {
     let _ = host.status(1, read);
     let mut loaded = [0; 8];
     host.endpoint.read(Region::Bar(BAR), 8192, &mut loaded).unwrap();
+    if restarts {
+        rustix::fs::ftruncate(&file, SIZE).unwrap();
+        go_on(&mut host, &config);
+        host.endpoint.read(Region::Bar(BAR), 8192, &mut loaded).unwrap();
+    }
     assert_ne!(barrier(&mut host).err(), 0);
+    assert!(host.endpoint.health().trouble().is_some());
     host.endpoint.scrub();
     host.command_register(0b110);
     host.enable();
