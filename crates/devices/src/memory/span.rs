@@ -97,8 +97,12 @@ impl MemorySpan {
     /// a mapping that the disk has no room for ends whoever stores.
     ///
     /// # Errors
-    /// As [`file`](MemorySpan::file), and when the disk has no room.
+    /// As [`file`](MemorySpan::file), and when the disk has no room, or the file is on none.
     pub fn reserved(path: &Path, length: u64) -> Result<MemorySpan, SpanError> {
+        if is_in_memory(folder_of(path)).map_err(failed(path, "cannot use"))? {
+            let text = "it is on tmpfs, which a loss of power empties; name a file on a disk";
+            return Err(failed(path, "cannot use")(io::Error::other(text)));
+        }
         MemorySpan::open(path, length, AtReturn::Keep, true)
     }
 
@@ -400,6 +404,16 @@ fn lock(path: &Path) -> Result<File, SpanError> {
 /// The folder that a file's name is in.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Whether what is in this folder is in memory alone.
+fn is_in_memory(folder: &Path) -> io::Result<bool> {
+    /// What the system says of a ramfs.
+    const RAMFS: u32 = 0x8584_58f6;
+    /// What the system says of a tmpfs.
+    const TMPFS: u32 = 0x0102_1994;
+    let kind = rustix::fs::statfs(folder)?.f_type;
+    Ok([RAMFS, TMPFS].contains(&(kind as u32)))
 }
 
 /// The name of a file beside that at `path`.

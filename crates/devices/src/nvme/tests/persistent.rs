@@ -18,6 +18,12 @@ const SIZE: u64 = 64 << 10;
 /// Where the host has the BAR.
 const AT: u64 = 0x40_0000_0000;
 
+/// A folder on a disk: those for temporary files are often in memory.
+fn disk() -> tempfile::TempDir {
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
+}
+
 fn config(folder: &Path) -> NvmeConfig {
     let persistent_file = Some(PathBuf::from(folder).join("region.pmr"));
     NvmeConfig { persistent: SIZE, persistent_file, ..NvmeConfig::memory(1 << 20, "TEST") }
@@ -64,7 +70,7 @@ fn bytes(of: &Mapping, at: usize, length: usize) -> Vec<u8> {
 
 #[test]
 fn registers_say_what_the_region_is_and_the_interrupt_table_is_elsewhere() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let mut host = Host::plain(&config(folder.path()));
     let mut cap = [0; 8];
     host.endpoint.read(Region::Bar(0), reg::CAP, &mut cap).unwrap();
@@ -95,8 +101,16 @@ fn registers_say_what_the_region_is_and_the_interrupt_table_is_elsewhere() {
 }
 
 #[test]
+fn a_region_that_a_loss_of_power_would_empty_is_refused() {
+    // There are machines without.
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let refused = Nvme::new(&config(folder.path())).unwrap_err().to_string();
+    assert!(refused.contains("it is on tmpfs"), "{refused}");
+}
+
+#[test]
 fn commands_move_data_between_region_buffer_and_blocks() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let mut host = host(&NvmeConfig { buffer: SIZE, ..config(folder.path()) });
     let mapped = map(&host);
     // The controller memory buffer lies where the region ends.
@@ -126,7 +140,7 @@ fn commands_move_data_between_region_buffer_and_blocks() {
 
 #[test]
 fn content_stays_over_users_and_processes_and_former_mappings_lead_nowhere() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let config = config(folder.path());
     let mut first = host(&config);
     let former = map(&first);
@@ -162,7 +176,7 @@ fn go_on(host: &mut Host, config: &NvmeConfig) {
 
 #[test]
 fn another_process_goes_on_with_the_region_where_it_was() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let config = config(folder.path());
     let mut host = host(&config);
     let mapped = map(&host);
@@ -196,7 +210,7 @@ fn a_truncated_region_is_unreliable_in_the_next_process() {
 }
 
 fn truncate(restarts: bool) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let config = config(folder.path());
     let mut host = host(&config);
     let bars = host.endpoint.bars();
