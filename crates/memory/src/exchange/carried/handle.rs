@@ -1,7 +1,10 @@
 //! A session's handle: for those who make and take its connections, and for who waits for its end.
 //!
 //! Its end of the exchange belongs to an engine; this is all that other threads have of it. What is decided
-//! about connections is decided under one lock by [`Contact`], which is held for no system call that waits.
+//! about connections is decided under one lock by [`Contact`]. It is held for no system call that waits, but one: with the
+//! end of the session the memory that a lane exposes is taken away under it, which takes as long as the lane's library and
+//! adapter do. So nobody reaches that memory when [`end`](CarriedSession::end) returns,
+//! whichever thread ended the session first.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
