@@ -12,7 +12,7 @@ use crate::exchange::lane::{
     AnsweringLane, AskingLane, CarriedLane, Finished, LEAST, Lane, LaneError, LaneNews, LaneTarget,
     Moves, PROOF_BYTES, Transfer, WrongLane,
 };
-use crate::exchange::session::{FrameOutbox, Millis};
+use crate::exchange::session::{FrameOutbox, Millis, SessionEndReason};
 use crate::exchange::{ExchangeLayout, MESSAGE_BYTES, PAGE};
 use crate::region::Region;
 use crate::slice::PinnedSlice;
@@ -156,7 +156,7 @@ impl Beside {
             Beside::Asks(_) => {}
             Beside::Answers(end) => {
                 if end.core.told(news) {
-                    end.target.close();
+                    end.take_away();
                     let why = LaneError("the borrower gave it up".to_owned());
                     end.session.lane_note().set(false, Some(&why));
                 } else if news == LaneNews::Up && end.core.leaves(LEAST) {
@@ -361,7 +361,9 @@ impl AskingEnd {
     /// Closes the lane, which is given up: what was to be moved goes by the connection.
     fn lost(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
         let Some(mut lane) = self.lane.take() else { return };
-        lane.close();
+        if !lane.close() {
+            self.session.end(SessionEndReason::Reachable);
+        }
         let moving = |frame: &&mut SessionFrame| matches!(frame.way, Way::Moving(_));
         outbox.kept_mut().filter(moving).for_each(|frame| {
             frame.way = Way::Behind;
@@ -411,7 +413,8 @@ impl AskingEnd {
 impl Drop for AskingEnd {
     fn drop(&mut self) {
         if let Some(mut lane) = self.lane.take() {
-            lane.close();
+            // Nobody uses the memory after this.
+            let _ = lane.close();
         }
     }
 }
@@ -426,10 +429,17 @@ pub(super) struct AnsweringEnd {
 }
 
 impl AnsweringEnd {
+    /// Takes the memory away. Where that cannot be had the session ends, before a place is used again.
+    fn take_away(&self) {
+        if !self.target.close() {
+            self.session.end(SessionEndReason::Reachable);
+        }
+    }
+
     /// The memory is not exposed any more, or could not be.
     fn lose(&mut self, why: &LaneError) {
         if self.core.lose() {
-            self.target.close();
+            self.take_away();
             self.session.lane_note().set(false, Some(why));
             self.session.lane_changed(Some(&why.to_string()));
         }
@@ -438,6 +448,7 @@ impl AnsweringEnd {
 
 impl Drop for AnsweringEnd {
     fn drop(&mut self) {
-        self.target.close();
+        // Nobody uses the memory after this.
+        let _ = self.target.close();
     }
 }

@@ -193,7 +193,7 @@ impl CarriedSession {
     pub(super) fn expose(&self, target: Arc<dyn LaneTarget>) {
         let mut state = self.lock();
         match state.contact.end() {
-            Some(_) => target.close(),
+            Some(_) => drop(target.close()),
             None => state.exposed = Some(target),
         }
     }
@@ -329,7 +329,8 @@ impl CarriedSession {
         }
         state.arrived = None;
         if let Some(exposed) = state.exposed.take() {
-            exposed.close();
+            // The session is over, whether or not; nobody uses the memory after it.
+            let _ = exposed.close();
         }
         self.0.over.ring();
         self.0.changed.notify_all();

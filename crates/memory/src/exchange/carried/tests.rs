@@ -201,9 +201,9 @@ fn a_tag_that_there_is_not_ends_it() {
     }
 }
 
-/// Memory that cannot be exposed.
+/// Memory that cannot be exposed, and taken away after that or not.
 #[derive(Debug)]
-struct Unexposed;
+struct Unexposed(bool);
 
 impl LaneTarget for Unexposed {
     fn provider(&self) -> &str {
@@ -218,14 +218,16 @@ impl LaneTarget for Unexposed {
         None
     }
 
-    fn close(&self) {}
+    fn close(&self) -> bool {
+        self.0
+    }
 }
 
 #[test]
 fn an_end_without_a_lane_hears_that_the_other_side_lost_its_own() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut one = end(ours, 99, SessionSide::Asks);
-    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed)));
+    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed(true))));
     let mut other = end_with(theirs, 99, SessionSide::Answers, lane);
     meet(&mut one, &mut other);
     one.send(b"hello", None).unwrap();
@@ -238,11 +240,19 @@ fn an_end_without_a_lane_hears_that_the_other_side_lost_its_own() {
     assert!(!one.is_closed() && !other.is_closed());
 }
 
+#[test]
+fn a_lane_that_cannot_be_closed_ends_the_session() {
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed(false))));
+    let mut end = end_with(ours, 99, SessionSide::Answers, lane);
+    assert!(!end.rest() && end.is_closed());
+}
+
 /// A borrower asks again and again for data, and takes none.
 #[test]
 fn data_that_are_asked_for_without_end_end_the_session() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed)));
+    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed(true))));
     let mut end = end_with(ours, 1 << 20, SessionSide::Answers, lane);
     // Data may have been left before it was given up.
     let down = FrameHeader { tag: LaneNews::Down.number().into(), ..resume() };
@@ -289,7 +299,9 @@ impl Lane for Idle {
         !Event::wait_any(&[self.0.as_fd()], Some(0))
     }
 
-    fn close(&mut self) {}
+    fn close(&mut self) -> bool {
+        true
+    }
 }
 
 #[test]
