@@ -117,13 +117,7 @@ impl Drop for Found {
 
 /// What an operation's context points to: room that providers use as they like (`struct fi_context2`).
 #[repr(C)]
-pub(crate) struct Context([*mut c_void; 8]);
-
-impl Context {
-    pub(crate) fn new() -> Context {
-        Context([null_mut(); 8])
-    }
-}
+struct Context([*mut c_void; 8]);
 
 /// The endpoint. Its parts are closed in the order that libfabric documents.
 pub(crate) struct Endpoint {
@@ -136,8 +130,12 @@ pub(crate) struct Endpoint {
     ep: *mut Ep,
     mr: *mut Mr,
     region: Option<Arc<Region>>,
+    /// Those of transfers; the library writes to them until it has let go of the endpoint.
+    contexts: Box<[Context]>,
     wake: Option<OwnedFd>,
     mr_mode: c_int,
+    /// Whether the library has let go of it, once it was to.
+    closed: Option<bool>,
 }
 
 // SAFETY: all pointers are to objects that belong to this value alone and may be used from any thread, by one at a
@@ -165,8 +163,13 @@ macro_rules! call {
 }
 
 impl Endpoint {
-    /// One by `provider`, from the interface with address `from` where its addresses are such.
-    pub(crate) fn open(provider: &str, from: Option<IpAddr>) -> Result<Endpoint, RmaError> {
+    /// One by `provider` for so many `transfers` at once, from the interface with address `from` where its addresses are
+    /// such.
+    pub(crate) fn open(
+        provider: &str,
+        from: Option<IpAddr>,
+        transfers: usize,
+    ) -> Result<Endpoint, RmaError> {
         let library = Library::load()?;
         let found = Found::find(library, provider, from)?;
         let info = found.list;
@@ -182,8 +185,10 @@ impl Endpoint {
             ep: null_mut(),
             mr: null_mut(),
             region: None,
+            contexts: (0..transfers).map(|_| Context([null_mut(); 8])).collect(),
             wake: None,
             mr_mode,
+            closed: None,
         };
         // SAFETY: the entry is the library's, and the place takes the answer.
         let status =
@@ -363,19 +368,21 @@ impl Endpoint {
     }
 
     /// Begins to move `length` bytes at `offset` of the registered memory, to `remote` if it is a `write`. False when there
-    /// is no room. `context` stays where it is until the transfer has ended or this is closed.
+    /// is no room. [`poll`](Endpoint::poll) tells its end by `number`, which no other transfer has until then.
     pub(crate) fn begin(
         &mut self,
         write: bool,
         (offset, length): (usize, usize),
         (peer, address, key): (u64, u64, u64),
-        context: *mut Context,
+        number: usize,
     ) -> Result<bool, RmaError> {
         let place = self.region.as_ref().and_then(|region| region.slice(offset, length));
         let at = place.ok_or(RmaError::Offer)?.as_ptr().cast::<c_void>();
+        let context = self.contexts.get_mut(number).ok_or(RmaError::Offer)?;
+        let context = (&raw mut *context).cast::<c_void>();
         // SAFETY: the registration is there, if it is not null.
         let descriptor = unsafe { self.mr.as_ref() }.map_or(null_mut(), |mr| mr.mem_desc);
-        let (ep, context) = (self.ep, context.cast::<c_void>());
+        let ep = self.ep;
         let (call, status) = match write {
             true => (
                 "fi_write",
@@ -393,12 +400,19 @@ impl Endpoint {
         }
     }
 
-    /// Lets the provider go on, and takes the contexts of up to 16 transfers that have ended; how many.
-    pub(crate) fn poll(&mut self, ended: &mut [*mut Context; 16]) -> Result<usize, RmaError> {
+    /// Lets the provider go on, and takes the numbers of up to 16 transfers that have ended; how many.
+    pub(crate) fn poll(&mut self, ended: &mut [usize; 16]) -> Result<usize, RmaError> {
+        let first = self.contexts.as_ptr() as usize;
+        // Entries of this format are contexts.
         let (cq, at) = (self.cq, ended.as_mut_ptr().cast::<c_void>());
         let status: isize = call!(cq, ops.read(cq, at, ended.len()));
         match status {
-            count if count >= 0 => Ok(count.unsigned_abs()),
+            count if count >= 0 => {
+                for context in &mut *ended {
+                    *context = context.wrapping_sub(first) / size_of::<Context>();
+                }
+                Ok(count.unsigned_abs())
+            }
             status if status == -abi::FI_EAGAIN => Ok(0),
             status if status == -abi::FI_EAVAIL => Err(self.failure()),
             status => Err(self.library.explain("fi_cq_read", status)),
@@ -414,10 +428,16 @@ impl Endpoint {
         let number = if status > 0 { entry.err as isize } else { status };
         self.library.explain("transfer", number)
     }
-}
 
-impl Drop for Endpoint {
-    fn drop(&mut self) {
+    /// Has the library let go of it: on return nothing reaches the memory by it. False when it does not.
+    pub(crate) fn close(mut self) -> bool {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> bool {
+        if let Some(closed) = self.closed {
+            return closed;
+        }
         let close = |fid: *mut Fid| {
             // One that was not made is closed.
             fid.is_null() || call!(fid, ops.close(fid)) == 0
@@ -435,8 +455,17 @@ impl Drop for Endpoint {
                 provider = self.found.provider,
                 "libfabric does not let go of an endpoint; its memory is kept"
             );
-            // An adapter could still reach it.
+            // An adapter could still reach the one, and the library write to the others.
             std::mem::forget(self.region.take());
+            std::mem::forget(std::mem::take(&mut self.contexts));
         }
+        self.closed = Some(closed);
+        closed
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }

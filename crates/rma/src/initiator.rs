@@ -3,13 +3,12 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 use rackbus_memory::Region;
 use rackbus_memory::exchange::lane::{Lane, LaneError, PROOF_BYTES};
 
-use crate::endpoint::{Context, Endpoint, MAX_ADDRESS, Use};
+use crate::endpoint::{Endpoint, MAX_ADDRESS, Use};
 use crate::{LaneOffer, RmaError, bytes};
 
 /// Transfers that are under way at most.
@@ -38,19 +37,14 @@ pub struct Initiator {
     base: u64,
     key: u64,
     proof: [u8; PROOF_BYTES],
-    /// By their number, which is that of their context.
+    /// By their number, by which the endpoint knows them.
     under_way: [Option<UnderWay>; TRANSFERS],
     free: Vec<usize>,
-    contexts: Box<[Context]>,
     /// Writes that have ended and are still to be read back.
     unconfirmed: VecDeque<(usize, UnderWay)>,
     /// Whether the end of each write is read back, because the end of a write does not mean that it has arrived.
     confirms: bool,
 }
-
-// SAFETY: contexts are memory for the library alone, and the pointers in them are its own; it may be used by any
-// thread, one at a time.
-unsafe impl Send for Initiator {}
 
 impl std::fmt::Debug for Initiator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -70,7 +64,7 @@ impl Initiator {
     pub fn open(offer: &LaneOffer, from: Option<IpAddr>) -> Result<Initiator, RmaError> {
         let address = bytes(&offer.address, MAX_ADDRESS).ok_or(RmaError::Offer)?;
         let proof = bytes(&offer.proof, PROOF_BYTES).and_then(|proof| proof.try_into().ok());
-        let mut endpoint = Endpoint::open(&offer.provider, from)?;
+        let mut endpoint = Endpoint::open(&offer.provider, from, TRANSFERS)?;
         let peer = endpoint.peer(&address)?;
         Ok(Initiator {
             provider: offer.provider.clone(),
@@ -82,7 +76,6 @@ impl Initiator {
             proof: proof.ok_or(RmaError::Offer)?,
             under_way: [None; TRANSFERS],
             free: (0..TRANSFERS).rev().collect(),
-            contexts: (0..TRANSFERS).map(|_| Context::new()).collect(),
             unconfirmed: VecDeque::new(),
         })
     }
@@ -98,7 +91,7 @@ impl Initiator {
         self.proof
     }
 
-    /// Begins `transfer` with the context of this number; false when there is no room.
+    /// Begins `transfer` by this number; false when there is no room.
     fn start(&mut self, number: usize, transfer: UnderWay) -> Result<bool, LaneError> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
         let UnderWay { write, offset, length, confirms, .. } = transfer;
@@ -107,11 +100,10 @@ impl Initiator {
         let place = (offset + back, length - back);
         let address = self.base.checked_add(place.0 as u64).ok_or_else(|| lane(RmaError::Offer))?;
         let remote = (self.peer, address, self.key);
-        let context = self.contexts.as_mut_ptr().wrapping_add(number);
-        endpoint.begin(write, place, remote, context).map_err(lane)
+        endpoint.begin(write, place, remote, number).map_err(lane)
     }
 
-    /// A transfer with this context has ended; its number, unless it is still to be read back.
+    /// The transfer of this number has ended; its number, unless it is still to be read back.
     fn ended(&mut self, number: usize) -> Option<u64> {
         let transfer = self.under_way.get_mut(number).and_then(Option::take)?;
         if transfer.write && self.confirms && !transfer.confirms {
@@ -157,14 +149,12 @@ impl Lane for Initiator {
     }
 
     fn poll(&mut self, ended: &mut Vec<u64>) -> Result<(), LaneError> {
-        let first = self.contexts.as_ptr() as usize;
         loop {
-            let mut contexts = [null_mut(); 16];
+            let mut numbers = [0; 16];
             let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
-            let count = endpoint.poll(&mut contexts).map_err(lane)?;
-            for context in contexts.iter().take(count) {
-                let number = (*context as usize).wrapping_sub(first) / size_of::<Context>();
-                ended.extend(self.ended(number));
+            let count = endpoint.poll(&mut numbers).map_err(lane)?;
+            for number in numbers.iter().take(count) {
+                ended.extend(self.ended(*number));
             }
             while let Some((number, transfer)) = self.unconfirmed.pop_front() {
                 if !self.start(number, transfer)? {
@@ -187,7 +177,7 @@ impl Lane for Initiator {
         self.unconfirmed.is_empty() && self.endpoint.as_mut().is_none_or(Endpoint::rest)
     }
 
-    fn close(&mut self) {
-        self.endpoint = None;
+    fn close(&mut self) -> bool {
+        self.endpoint.take().is_none_or(Endpoint::close)
     }
 }

@@ -6,7 +6,6 @@
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -58,7 +57,7 @@ impl Target {
     /// # Errors
     /// [`RmaError`].
     pub fn open(provider: &str, from: Option<IpAddr>) -> Result<Target, RmaError> {
-        let endpoint = Endpoint::open(provider, from)?;
+        let endpoint = Endpoint::open(provider, from, 0)?;
         let provider = endpoint.provider().to_owned();
         let state = State { endpoint: Some(endpoint), offer: None, failure: None };
         Ok(Target { provider, state: Arc::new(Mutex::new(state)) })
@@ -98,26 +97,28 @@ impl LaneTarget for Target {
         lock(&self.state).failure.clone()
     }
 
-    fn close(&self) {
+    fn close(&self) -> bool {
         let mut state = lock(&self.state);
-        (state.endpoint, state.offer) = (None, None);
+        state.offer = None;
+        state.endpoint.take().is_none_or(Endpoint::close)
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        self.close();
+        // Nobody asks any more.
+        let _ = self.close();
     }
 }
 
 /// Lets the provider go on until the memory is taken away.
 fn progress(state: &Mutex<State>) {
-    let mut contexts = [null_mut(); 16];
+    let mut numbers = [0; 16];
     loop {
         let mut locked = lock(state);
         let Some(endpoint) = &mut locked.endpoint else { return };
         // Nothing of this side's ends; what the other side does is not told.
-        if let Err(error) = endpoint.poll(&mut contexts) {
+        if let Err(error) = endpoint.poll(&mut numbers) {
             tracing::debug!(%error, "a lane's endpoint has failed");
             locked.failure = Some(LaneError(error.to_string()));
             return;

@@ -181,7 +181,7 @@ fn a_lane_that_is_lost_under_load_costs_no_operation() {
     let answering = std::thread::spawn(move || answer(answers));
     let count = 400;
     // The lender's adapter fails, as far as the borrower sees that.
-    assert_eq!(ask(&mut asks, count, || target.close()), count);
+    assert_eq!(ask(&mut asks, count, || assert!(target.close())), count);
     let lane = sessions[0].lane().unwrap();
     assert!(lane.lost.is_some() && lane.moved > 100 && lane.fell_back > 0, "{lane:?}");
     asks.close();

@@ -139,7 +139,7 @@ fn memory_that_is_taken_away_is_reached_by_nobody() {
     fill(&both.ours, 17);
     let mut begin = |at: &u64| both.lane.begin(1000 + at, true, *at as usize * 65536, 65536);
     assert!((0..32).take_while(|at| begin(at).unwrap()).count() > 0);
-    both.target.close();
+    assert!(both.target.close());
     assert!(both.target.offer().is_none());
     fill(&both.theirs, 1);
     let before = read(&both.theirs);
@@ -150,7 +150,7 @@ fn memory_that_is_taken_away_is_reached_by_nobody() {
         std::thread::yield_now();
     }
     assert_eq!(read(&both.theirs), before);
-    both.lane.close();
+    assert!(both.lane.close());
 }
 
 /// A lane that is closed changes nothing of its own side's memory any more.
@@ -164,7 +164,7 @@ fn a_lane_that_is_closed_moves_nothing() {
     fill(&both.theirs, 200);
     let mut begin = |at: &u64| both.lane.begin(1000 + at, false, *at as usize * 65536, 65536);
     assert!((0..32).take_while(|at| begin(at).unwrap()).count() > 0);
-    both.lane.close();
+    assert!(both.lane.close());
     fill(&both.ours, 2);
     let before = read(&both.ours);
     std::thread::sleep(Duration::from_millis(50));

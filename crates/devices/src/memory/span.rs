@@ -8,14 +8,16 @@
 //! is either.
 //!
 //! A memory file moves to another. A regular file moves to one beside it, which takes its name;
-//! where the file system shares blocks between files, nothing is copied. The first move is when the
+//! where the file system shares blocks between files, nothing is copied, unless all of it is to have
+//! room of its own. The first move is when the
 //! span is opened: somebody may still map the file from a former life of the node. A DAX device has
 //! one inode and no other to move to, so it is refused; a file on a DAX file system is as any other.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use rackbus_memory::{SharedMemory, sparse};
@@ -95,8 +97,12 @@ impl MemorySpan {
     /// a mapping that the disk has no room for ends whoever stores.
     ///
     /// # Errors
-    /// As [`file`](MemorySpan::file), and when the disk has no room.
+    /// As [`file`](MemorySpan::file), and when the disk has no room, or the file is on none.
     pub fn reserved(path: &Path, length: u64) -> Result<MemorySpan, SpanError> {
+        if is_in_memory(folder_of(path)).map_err(failed(path, "cannot use"))? {
+            let text = "it is on tmpfs, which a loss of power empties; name a file on a disk";
+            return Err(failed(path, "cannot use")(io::Error::other(text)));
+        }
         MemorySpan::open(path, length, AtReturn::Keep, true)
     }
 
@@ -247,7 +253,7 @@ impl MemorySpan {
     /// # Errors
     /// When the system cannot, or a user has truncated the file.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(&self.file, data, offset)
+        self.file.read_exact_at(data, offset)
     }
 
     /// Writes from `offset` on.
@@ -255,7 +261,7 @@ impl MemorySpan {
     /// # Errors
     /// When the system cannot.
     pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(&self.file, data, offset)
+        self.file.write_all_at(data, offset)
     }
 
     /// Takes the content away from whoever maps its file. On return it is in another, or gone, as
@@ -306,8 +312,10 @@ impl MemorySpan {
         permissions
             .and_then(|permissions| new.set_permissions(permissions))
             .map_err(failed("cannot make"))?;
-        if self.at_return == AtReturn::Keep {
-            self.copy_to(&new).map_err(failed("cannot copy to"))?;
+        match (self.at_return, self.reserved) {
+            (AtReturn::Zero, _) => {}
+            (AtReturn::Keep, false) => self.copy_to(&new).map_err(failed("cannot copy to"))?,
+            (AtReturn::Keep, true) => self.write_to(&new).map_err(failed("cannot copy to"))?,
         }
         // A name that leads to half of the content would lose the rest.
         new.sync_all().map_err(failed("cannot write"))?;
@@ -315,11 +323,46 @@ impl MemorySpan {
         Ok(new)
     }
 
+    /// Copies to a file that has room for all of it. Blocks that both files have would need room when they are stored to.
+    fn write_to(&self, new: &File) -> io::Result<()> {
+        let mut buffer = vec![0; 1 << 20];
+        self.each_data(|range| {
+            let mut at = range.start;
+            while at < range.end {
+                let length = (range.end - at).min(buffer.len() as u64) as usize;
+                let count = self.file.read_at(&mut buffer[..length], at)?;
+                if count == 0 {
+                    // A user has truncated the file meanwhile.
+                    break;
+                }
+                new.write_all_at(&buffer[..count], at)?;
+                at += count as u64;
+            }
+            Ok(())
+        })
+    }
+
     fn copy_to(&self, new: &File) -> io::Result<()> {
         if rustix::fs::ioctl_ficlone(new, &self.file).is_ok() {
             // What a user appended, or cut off, is none of the span.
             return new.set_len(self.length);
         }
+        self.each_data(|range| {
+            let (mut from, mut to) = (range.start, range.start);
+            while from < range.end {
+                let length = usize::try_from(range.end - from).unwrap_or(usize::MAX);
+                let (source, target) = (Some(&mut from), Some(&mut to));
+                // A user has truncated the file meanwhile.
+                if rustix::fs::copy_file_range(&self.file, source, new, target, length)? == 0 {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `with` for each part of the file that is no hole.
+    fn each_data(&self, mut with: impl FnMut(Range<u64>) -> io::Result<()>) -> io::Result<()> {
         let mut at = 0;
         while at < self.length {
             let data = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
@@ -333,15 +376,7 @@ impl MemorySpan {
                 Err(Errno::NXIO) => break,
                 Err(cause) => return Err(cause.into()),
             };
-            let (mut from, mut to) = (data, data);
-            while from < hole {
-                let length = usize::try_from(hole - from).unwrap_or(usize::MAX);
-                let (source, target) = (Some(&mut from), Some(&mut to));
-                // A user has truncated the file meanwhile.
-                if rustix::fs::copy_file_range(&self.file, source, new, target, length)? == 0 {
-                    break;
-                }
-            }
+            with(data..hole)?;
             at = hole.max(data + 1);
         }
         Ok(())
@@ -369,6 +404,16 @@ fn lock(path: &Path) -> Result<File, SpanError> {
 /// The folder that a file's name is in.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Whether what is in this folder is in memory alone.
+fn is_in_memory(folder: &Path) -> io::Result<bool> {
+    /// What the system says of a ramfs.
+    const RAMFS: u32 = 0x8584_58f6;
+    /// What the system says of a tmpfs.
+    const TMPFS: u32 = 0x0102_1994;
+    let kind = rustix::fs::statfs(folder)?.f_type;
+    Ok([RAMFS, TMPFS].contains(&(kind as u32)))
 }
 
 /// The name of a file beside that at `path`.

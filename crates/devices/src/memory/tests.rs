@@ -128,6 +128,25 @@ fn a_file_is_taken_away_from_earlier_mappings_and_used_by_one_process() {
     assert!(refused.to_string().contains("name a file on a DAX file system"), "{refused}");
 }
 
+#[test]
+fn a_reserved_file_has_room_for_all_of_it_wherever_its_content_moves() {
+    use std::os::unix::fs::MetadataExt;
+
+    // On a disk: folders for temporary files are often in memory.
+    let program = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+    let mut span = MemorySpan::reserved(&folder.path().join("own.img"), SIZE).unwrap();
+    span.write(4096, b"content!").unwrap();
+    span.write(SIZE - 8, b"the end!").unwrap();
+    for _ in 0..2 {
+        span.take_away().unwrap();
+        let file = File::from(span.descriptor().unwrap());
+        assert!(file.metadata().unwrap().blocks() * 512 >= SIZE);
+        let found = [0, 4096, SIZE - 8].map(|offset| at(&file, offset));
+        assert_eq!(found, [[0; 8], *b"content!", *b"the end!"]);
+    }
+}
+
 /// A user that truncates a file that it was given harms itself.
 #[test]
 fn a_truncated_file_reads_as_ones_and_is_whole_for_the_next_user() {

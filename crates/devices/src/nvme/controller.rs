@@ -38,7 +38,8 @@ const BAR_SIZE: u64 = 16 << 10;
 const UNREACHABLE_NS: u64 = 100_000_000;
 
 /// What its health says when the region fails.
-const REGION_TROUBLE: &str = "its persistent memory region may have lost what was stored";
+pub(super) const REGION_TROUBLE: &str =
+    "its persistent memory region may have lost what was stored";
 
 /// What became of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,7 +194,7 @@ impl Nvme {
     /// A driver asks whether what it has stored in the region is durable: it is, or PMRSTS says so.
     fn make_region_durable(&mut self) {
         let Some(region) = &mut self.region else { return };
-        if !region.has_failed() && !region.make_durable() {
+        if region.fails_to_be_durable() {
             self.backing.health().fail(REGION_TROUBLE);
             self.check_health();
         }

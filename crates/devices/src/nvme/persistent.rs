@@ -107,6 +107,8 @@ pub struct PersistentRegion {
     store: Box<dyn Store>,
     memory: Arc<Region>,
     bar: BarMemory,
+    /// A user of an earlier life of the drive may have what there is mapped.
+    inherited: bool,
     failed: bool,
 }
 
@@ -128,7 +130,8 @@ impl PersistentRegion {
         size: u64,
         files: Vec<OwnedFd>,
     ) -> Result<PersistentRegion, NvmeError> {
-        PersistentRegion::around(Box::new(MemorySpan::reserved_again(path, size, files)?))
+        let store = Box::new(MemorySpan::reserved_again(path, size, files)?);
+        Ok(PersistentRegion { inherited: true, ..PersistentRegion::around(store)? })
     }
 
     /// The region of a drive of another node, which gave its file and takes it away itself.
@@ -145,7 +148,8 @@ impl PersistentRegion {
     /// When it cannot be mapped.
     pub(super) fn around(store: Box<dyn Store>) -> Result<PersistentRegion, NvmeError> {
         let (file, memory) = map(&*store)?;
-        Ok(PersistentRegion { store, memory, bar: BarMemory::new(file), failed: false })
+        let bar = BarMemory::new(file);
+        Ok(PersistentRegion { store, memory, bar, inherited: false, failed: false })
     }
 
     /// The BAR that the host maps it by.
@@ -162,7 +166,8 @@ impl PersistentRegion {
 
     /// Whether what was stored may not be durable, whatever is done.
     pub fn has_failed(&self) -> bool {
-        self.failed || !self.bar.is_there()
+        // Where the file could not be read or written, memory of nobody's took its place.
+        self.failed || self.memory.truncated() || !self.bar.is_there()
     }
 
     /// An earlier life of the drive could not make it durable.
@@ -208,18 +213,19 @@ impl PersistentRegion {
         memory.slice(usize::try_from(offset).ok()?, length)
     }
 
-    /// Makes durable what was stored so far. False when it may not be, now or since the region was opened.
-    pub fn make_durable(&mut self) -> bool {
-        if self.has_failed() {
+    /// Makes durable what was stored so far. True when it fails, for the first time: from then on the region
+    /// [has](PersistentRegion::has_failed), and nothing is attempted.
+    #[must_use]
+    pub fn fails_to_be_durable(&mut self) -> bool {
+        if self.failed || !self.bar.is_there() {
             return false;
         }
         if let Err(error) = self.store.make_durable() {
             tracing::error!(%error, "what was stored in a persistent memory region may be lost");
             self.failed = true;
         }
-        // Where the file could not be read or written, memory of nobody's took its place.
         self.failed |= self.memory.truncated();
-        !self.failed
+        self.failed
     }
 
     /// Takes it away from its user: the content stays, and who still maps the old file finds nothing there. What nobody was
@@ -228,7 +234,7 @@ impl PersistentRegion {
     /// # Errors
     /// When the system cannot. Nobody can map or use the region until it succeeds.
     pub fn renew(&mut self) -> Result<(), NvmeError> {
-        if self.bar.is_there() && !self.bar.is_given() && !self.failed && !self.memory.truncated() {
+        if !self.inherited && !self.bar.is_given() && !self.has_failed() {
             return Ok(());
         }
         self.bar.replace(None);
@@ -236,7 +242,7 @@ impl PersistentRegion {
         let (file, memory) = map(&*self.store)?;
         self.memory = memory;
         self.bar.replace(Some(file));
-        self.failed = false;
+        (self.inherited, self.failed) = (false, false);
         Ok(())
     }
 

@@ -60,7 +60,7 @@ use zerocopy::transmute;
 use super::backing::{self, Request};
 use super::buffer::MemoryBuffer;
 use super::config::{NvmeConfig, NvmeError};
-use super::controller::{Nvme, Outcome};
+use super::controller::{Nvme, Outcome, REGION_TROUBLE};
 use super::events::Events;
 use super::features::Features;
 use super::jobs::{Again, COMPARISON_WEIGHT, Finish, JobState, JobStep, Owner, WEIGHT_LIMIT};
@@ -364,6 +364,7 @@ impl Nvme {
         let port = saved.port.clone();
         if let (true, Some(region)) = (saved.region_failed, &mut self.region) {
             region.inherit_failure();
+            self.backing.health().fail(REGION_TROUBLE);
         }
         let (state, jobs) = saved.build(bus.dma, bus.now_ns)?;
         self.state = state;

@@ -10,7 +10,8 @@
 //! and which answers wait for one; completions may come in any order, answers are received in theirs.
 //! [`AnsweringLane`] knows whether data may be left in their places. A lane that fails is given up once: its side closes
 //! it, says so on the connection before anything else, and the other side takes its places away before it hears what
-//! follows. So nothing that was under way lands in a place that is used again. What was to be written goes with its
+//! follows. So nothing that was under way lands in a place that is used again; where a side cannot close it, the session
+//! ends, and its memory is used by nobody again. What was to be written goes with its
 //! question over the connection; what was to be read is asked for there ([fetched](AskingLane::fetched)). No question
 //! is asked twice for it, and no answer is heard twice.
 
@@ -30,8 +31,9 @@ pub use asking::{AskingLane, Finished};
 /// Data of fewer bytes go with their message: they are there sooner than a transfer is.
 pub const LEAST: usize = 4096;
 
-/// A transfer that has not ended after so much time, in which this side looked for its end, never does.
-pub const PATIENCE: Millis = 5_000;
+/// A transfer that has not ended after so much time, in which this side looked for its end, never does. Those who wait for
+/// an operation, which then goes by the connection, give up after 5 s.
+pub const PATIENCE: Millis = 2_000;
 
 /// Bytes at the end of the exposed memory by which the side that asks makes sure that the lane leads there.
 pub const PROOF_BYTES: usize = 16;
@@ -144,8 +146,10 @@ pub trait Lane: Send + fmt::Debug {
     /// Arranges that the next end of a transfer makes the descriptor readable; false when it has to be polled first.
     fn rest(&mut self) -> bool;
 
-    /// Ends it: on return nothing reaches this side's memory by it.
-    fn close(&mut self);
+    /// Ends it: on return nothing reaches this side's memory by it. False when that cannot be had: what was under way may
+    /// still reach it.
+    #[must_use]
+    fn close(&mut self) -> bool;
 }
 
 /// The memory that the side that answers exposes.
@@ -162,8 +166,9 @@ pub trait LaneTarget: Send + Sync + fmt::Debug {
     /// Why it is of no more use; `None` while it is.
     fn failure(&self) -> Option<LaneError>;
 
-    /// Takes the memory away, from any thread: on return nobody reaches it.
-    fn close(&self);
+    /// Takes the memory away, from any thread: on return nobody reaches it. False when that cannot be had.
+    #[must_use]
+    fn close(&self) -> bool;
 }
 
 /// A lane beside the connections of a session.

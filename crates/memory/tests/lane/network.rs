@@ -151,9 +151,9 @@ impl Lane for SimulatedLane {
         false
     }
 
-    fn close(&mut self) {
+    fn close(&mut self) -> bool {
         let mut between = self.0.lock().unwrap();
-        let Some(asking) = between.asking.take() else { return };
+        let Some(asking) = between.asking.take() else { return true };
         between.closed += 1;
         between.ended.clear();
         // Nothing reaches this side's memory any more; what left it is on its way.
@@ -163,6 +163,7 @@ impl Lane for SimulatedLane {
             asking.slice(one.offset, one.length).unwrap().copy_to(&mut bytes);
             one.late = Some(bytes);
         }
+        true
     }
 }
 
@@ -191,11 +192,12 @@ impl LaneTarget for SimulatedTarget {
         None
     }
 
-    fn close(&self) {
+    fn close(&self) -> bool {
         let mut between = self.0.lock().unwrap();
         if between.closing == Closing::AtOnce {
             between.exposed = None;
         }
+        true
     }
 }
 

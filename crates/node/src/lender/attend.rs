@@ -66,7 +66,8 @@ impl LentFunctions {
         match &session {
             Session::Attached(session) if placement == Placement::Borrower => {
                 let carried = carrier.zip(carried);
-                let lane = self.lanes.target(&incoming);
+                // Files are given on the same machine, and nothing is to be moved.
+                let lane = carried.as_ref().and_then(|_| self.lanes.target(&incoming));
                 mediums::serve(&lent, incoming, &**session, carried, lane, passage);
             }
             Session::Attached(session) => {

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rackbus_memory::{DmaSlice, RegionError, SharedMemory};
+use rackbus_pci::Health;
 use rustix::fs::FallocateFlags;
 
 use super::{Attempt, Background, Backing, MediaError, Request};
@@ -18,6 +19,8 @@ const PREFETCH: usize = 1024;
 pub struct MemoryBacking {
     memory: SharedMemory,
     capacity: u64,
+    /// Of the drive's persistent memory region: memory does not fail.
+    health: Health,
 }
 
 impl MemoryBacking {
@@ -26,7 +29,7 @@ impl MemoryBacking {
     /// # Errors
     /// When the system has no memory or descriptors left.
     pub fn new(capacity: u64) -> Result<Self, RegionError> {
-        Ok(MemoryBacking { memory: SharedMemory::create("nvme", capacity)?, capacity })
+        Ok(MemoryBacking::around(SharedMemory::create("nvme", capacity)?, capacity))
     }
 
     /// The `capacity` bytes that another process had, in its `memory`.
@@ -34,7 +37,11 @@ impl MemoryBacking {
     /// # Errors
     /// When it is none.
     pub fn again(capacity: u64, memory: OwnedFd) -> Result<Self, RegionError> {
-        Ok(MemoryBacking { memory: SharedMemory::adopt(memory, capacity)?, capacity })
+        Ok(MemoryBacking::around(SharedMemory::adopt(memory, capacity)?, capacity))
+    }
+
+    fn around(memory: SharedMemory, capacity: u64) -> MemoryBacking {
+        MemoryBacking { memory, capacity, health: Health::default() }
     }
 
     fn data(&self, offset: u64, length: usize) -> Option<DmaSlice<'_>> {
@@ -72,6 +79,10 @@ impl MemoryBacking {
 impl Backing for MemoryBacking {
     fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    fn health(&self) -> Health {
+        self.health.clone()
     }
 
     fn volatile_cache(&self) -> bool {

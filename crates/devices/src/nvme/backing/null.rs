@@ -1,6 +1,7 @@
 //! No data at all: what the protocol costs by itself.
 
 use rackbus_memory::DmaSlice;
+use rackbus_pci::Health;
 
 use super::{Attempt, Background, Backing, Request};
 
@@ -8,18 +9,24 @@ use super::{Attempt, Background, Backing, Request};
 #[derive(Debug)]
 pub struct NullBacking {
     capacity: u64,
+    /// Of the drive's persistent memory region.
+    health: Health,
 }
 
 impl NullBacking {
     /// One that pretends to hold `capacity` bytes.
     pub fn new(capacity: u64) -> Self {
-        NullBacking { capacity }
+        NullBacking { capacity, health: Health::default() }
     }
 }
 
 impl Backing for NullBacking {
     fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    fn health(&self) -> Health {
+        self.health.clone()
     }
 
     fn volatile_cache(&self) -> bool {

@@ -18,6 +18,12 @@ const SIZE: u64 = 64 << 10;
 /// Where the host has the BAR.
 const AT: u64 = 0x40_0000_0000;
 
+/// A folder on a disk: those for temporary files are often in memory.
+fn disk() -> tempfile::TempDir {
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
+}
+
 fn config(folder: &Path) -> NvmeConfig {
     let persistent_file = Some(PathBuf::from(folder).join("region.pmr"));
     NvmeConfig { persistent: SIZE, persistent_file, ..NvmeConfig::memory(1 << 20, "TEST") }
@@ -64,7 +70,7 @@ fn bytes(of: &Mapping, at: usize, length: usize) -> Vec<u8> {
 
 #[test]
 fn registers_say_what_the_region_is_and_the_interrupt_table_is_elsewhere() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let mut host = Host::plain(&config(folder.path()));
     let mut cap = [0; 8];
     host.endpoint.read(Region::Bar(0), reg::CAP, &mut cap).unwrap();
@@ -95,8 +101,16 @@ fn registers_say_what_the_region_is_and_the_interrupt_table_is_elsewhere() {
 }
 
 #[test]
+fn a_region_that_a_loss_of_power_would_empty_is_refused() {
+    // There are machines without.
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let refused = Nvme::new(&config(folder.path())).unwrap_err().to_string();
+    assert!(refused.contains("it is on tmpfs"), "{refused}");
+}
+
+#[test]
 fn commands_move_data_between_region_buffer_and_blocks() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let mut host = host(&NvmeConfig { buffer: SIZE, ..config(folder.path()) });
     let mapped = map(&host);
     // The controller memory buffer lies where the region ends.
@@ -126,7 +140,7 @@ fn commands_move_data_between_region_buffer_and_blocks() {
 
 #[test]
 fn content_stays_over_users_and_processes_and_former_mappings_lead_nowhere() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let config = config(folder.path());
     let mut first = host(&config);
     let former = map(&first);
@@ -151,18 +165,23 @@ fn content_stays_over_users_and_processes_and_former_mappings_lead_nowhere() {
     assert!(refused.contains("region.pmr is used by another process"), "{refused}");
 }
 
+/// Another process goes on with the drive.
+fn go_on(host: &mut Host, config: &NvmeConfig) {
+    let saved = host.endpoint.save().unwrap();
+    let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
+    let next = Nvme::resume(config, saved.medium).unwrap();
+    host.endpoint = Endpoint::new(Box::new(next));
+    host.endpoint.restore(&state, saved.descriptors).unwrap();
+}
+
 #[test]
 fn another_process_goes_on_with_the_region_where_it_was() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = disk();
     let config = config(folder.path());
     let mut host = host(&config);
     let mapped = map(&host);
     mapped.whole().part(0, 512).unwrap().fill(4);
-    let saved = host.endpoint.save().unwrap();
-    let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
-    let next = Nvme::resume(&config, saved.medium).unwrap();
-    host.endpoint = Endpoint::new(Box::new(next));
-    host.endpoint.restore(&state, saved.descriptors).unwrap();
+    go_on(&mut host, &config);
     let write = transfer(IoOpcode::Write, 0, 512, AT);
     assert_eq!(host.status(1, write), Status::SUCCESS);
     assert_eq!(host.read_blocks(0, 512), [4; 512]);
@@ -170,12 +189,28 @@ fn another_process_goes_on_with_the_region_where_it_was() {
     assert_eq!(host.status(1, read), Status::SUCCESS);
     assert_eq!(bytes(&mapped, 4096, 512), [4; 512]);
     assert_eq!(barrier(&mut host), Pmrsts::new());
+    // The user has it mapped still, although this process gave it to nobody.
+    host.endpoint.scrub();
+    assert_eq!(bytes(&mapped, 4096, 512), [0; 512], "it keeps what was given back");
+    mapped.whole().part(0, 8).unwrap().copy_from(b"too late");
+    let after = map(&host);
+    assert_eq!([bytes(&after, 0, 8), bytes(&after, 4096, 8)].concat(), [4; 16]);
 }
 
 /// What was given to a user may be truncated by it: that is an error of the drive's region, not the end of its process.
 #[test]
 fn a_truncated_region_is_unreliable_until_the_drive_is_given_back() {
-    let folder = tempfile::tempdir().unwrap();
+    truncate(false);
+}
+
+/// The driver has not asked before, so nobody has heard of it.
+#[test]
+fn a_truncated_region_is_unreliable_in_the_next_process() {
+    truncate(true);
+}
+
+fn truncate(restarts: bool) {
+    let folder = disk();
     let config = config(folder.path());
     let mut host = host(&config);
     let bars = host.endpoint.bars();
@@ -186,7 +221,13 @@ fn a_truncated_region_is_unreliable_until_the_drive_is_given_back() {
     let _ = host.status(1, read);
     let mut loaded = [0; 8];
     host.endpoint.read(Region::Bar(BAR), 8192, &mut loaded).unwrap();
+    if restarts {
+        rustix::fs::ftruncate(&file, SIZE).unwrap();
+        go_on(&mut host, &config);
+        host.endpoint.read(Region::Bar(BAR), 8192, &mut loaded).unwrap();
+    }
     assert_ne!(barrier(&mut host).err(), 0);
+    assert!(host.endpoint.health().trouble().is_some());
     host.endpoint.scrub();
     host.command_register(0b110);
     host.enable();

@@ -12,7 +12,7 @@ use crate::exchange::lane::{
     AnsweringLane, AskingLane, CarriedLane, Finished, LEAST, Lane, LaneError, LaneNews, LaneTarget,
     Moves, PROOF_BYTES, Transfer, WrongLane,
 };
-use crate::exchange::session::{FrameOutbox, Millis};
+use crate::exchange::session::{FrameOutbox, Millis, SessionEndReason};
 use crate::exchange::{ExchangeLayout, MESSAGE_BYTES, PAGE};
 use crate::region::Region;
 use crate::slice::PinnedSlice;
@@ -104,6 +104,7 @@ impl Beside {
                 session.lane_note().begin(target.provider());
                 let mut end = AnsweringEnd {
                     core: AnsweringLane::new(layout.tags),
+                    tags: layout.tags as usize,
                     target: target.clone(),
                     session: session.clone(),
                 };
@@ -155,7 +156,7 @@ impl Beside {
             Beside::Asks(_) => {}
             Beside::Answers(end) => {
                 if end.core.told(news) {
-                    end.target.close();
+                    end.take_away();
                     let why = LaneError("the borrower gave it up".to_owned());
                     end.session.lane_note().set(false, Some(&why));
                 } else if news == LaneNews::Up && end.core.leaves(LEAST) {
@@ -200,7 +201,10 @@ impl Beside {
                 }
             }
             Beside::Answers(end) => {
-                while let Some((tag, length)) = end.core.next_fetch() {
+                // One that asks without end and receives nothing is not remembered without end.
+                while connection.unfetched() < end.tags
+                    && let Some((tag, length)) = end.core.next_fetch()
+                {
                     connection.send_fetched(tag, length);
                 }
             }
@@ -294,9 +298,13 @@ impl AskingEnd {
 
     /// Begins transfers that wait, and takes in those that have ended.
     pub(super) fn pump(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
-        if !self.core.is_busy() {
-            return;
+        if self.core.is_busy() {
+            self.poll(outbox);
         }
+    }
+
+    /// The same, also when there are none: a provider has more to do than transfers.
+    fn poll(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
         if let Err(error) = self.transfer(outbox) {
             self.lose(error, outbox);
         }
@@ -353,7 +361,9 @@ impl AskingEnd {
     /// Closes the lane, which is given up: what was to be moved goes by the connection.
     fn lost(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
         let Some(mut lane) = self.lane.take() else { return };
-        lane.close();
+        if !lane.close() {
+            self.session.end(SessionEndReason::Reachable);
+        }
         let moving = |frame: &&mut SessionFrame| matches!(frame.way, Way::Moving(_));
         outbox.kept_mut().filter(moving).for_each(|frame| {
             frame.way = Way::Behind;
@@ -386,13 +396,16 @@ impl AskingEnd {
 
     /// Arranges that the end of a transfer wakes this end; false when one has ended, or that cannot be arranged.
     pub(super) fn rest(&mut self, outbox: &mut FrameOutbox<SessionFrame>) -> bool {
-        self.pump(outbox);
+        self.poll(outbox);
         if self.core.has_answer() {
             return false;
         }
+        let busy = self.core.is_busy();
         match &mut self.lane {
-            Some(lane) if self.core.is_busy() => lane.wake_fd().is_some() && lane.rest(),
-            _ => true,
+            // A descriptor that stays readable wakes this end for ever.
+            Some(lane) if lane.wake_fd().is_some() => lane.rest(),
+            Some(_) => !busy,
+            None => true,
         }
     }
 }
@@ -400,7 +413,8 @@ impl AskingEnd {
 impl Drop for AskingEnd {
     fn drop(&mut self) {
         if let Some(mut lane) = self.lane.take() {
-            lane.close();
+            // Nobody uses the memory after this.
+            let _ = lane.close();
         }
     }
 }
@@ -409,15 +423,23 @@ impl Drop for AskingEnd {
 #[derive(Debug)]
 pub(super) struct AnsweringEnd {
     core: AnsweringLane,
+    tags: usize,
     target: Arc<dyn LaneTarget>,
     session: CarriedSession,
 }
 
 impl AnsweringEnd {
+    /// Takes the memory away. Where that cannot be had the session ends, before a place is used again.
+    fn take_away(&self) {
+        if !self.target.close() {
+            self.session.end(SessionEndReason::Reachable);
+        }
+    }
+
     /// The memory is not exposed any more, or could not be.
     fn lose(&mut self, why: &LaneError) {
         if self.core.lose() {
-            self.target.close();
+            self.take_away();
             self.session.lane_note().set(false, Some(why));
             self.session.lane_changed(Some(&why.to_string()));
         }
@@ -426,6 +448,7 @@ impl AnsweringEnd {
 
 impl Drop for AnsweringEnd {
     fn drop(&mut self) {
-        self.target.close();
+        // Nobody uses the memory after this.
+        let _ = self.target.close();
     }
 }

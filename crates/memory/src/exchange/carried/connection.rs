@@ -194,6 +194,11 @@ impl Connection {
         }
     }
 
+    /// How many places' data the other side asks for that are not sent.
+    pub(super) fn unfetched(&self) -> usize {
+        self.fetched.len()
+    }
+
     /// Has the data sent that the other side asks for.
     pub(super) fn send_fetched(&mut self, tag: u32, length: usize) {
         self.fetched.push_back((tag, length, 0));
@@ -434,7 +439,9 @@ impl Connection {
         let expected = match header.kind {
             kind::RESUME => !self.joined,
             kind::BEAT => self.joined,
-            kind::LANE | kind::FETCH => self.joined && has_lane,
+            // A side whose lane is of no use says so to one that never had any.
+            kind::LANE => self.joined,
+            kind::FETCH => self.joined && has_lane,
             _ => false,
         };
         if self.incoming.is_some() || !expected || header.message.get() != 0 {

@@ -1,7 +1,10 @@
 //! A session's handle: for those who make and take its connections, and for who waits for its end.
 //!
 //! Its end of the exchange belongs to an engine; this is all that other threads have of it. What is decided
-//! about connections is decided under one lock by [`Contact`], which is held for no system call that waits.
+//! about connections is decided under one lock by [`Contact`]. It is held for no system call that waits, but one: with the
+//! end of the session the memory that a lane exposes is taken away under it, which takes as long as the lane's library and
+//! adapter do. So nobody reaches that memory when [`end`](CarriedSession::end) returns,
+//! whichever thread ended the session first.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -190,7 +193,7 @@ impl CarriedSession {
     pub(super) fn expose(&self, target: Arc<dyn LaneTarget>) {
         let mut state = self.lock();
         match state.contact.end() {
-            Some(_) => target.close(),
+            Some(_) => drop(target.close()),
             None => state.exposed = Some(target),
         }
     }
@@ -326,7 +329,8 @@ impl CarriedSession {
         }
         state.arrived = None;
         if let Some(exposed) = state.exposed.take() {
-            exposed.close();
+            // The session is over, whether or not; nobody uses the memory after it.
+            let _ = exposed.close();
         }
         self.0.over.ring();
         self.0.changed.notify_all();

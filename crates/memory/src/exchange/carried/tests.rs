@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::super::Exchange;
+use super::super::lane::{Lane, LaneError, LaneTarget, PROOF_BYTES};
 use super::super::session::SessionTiming;
 use super::connection::HEADER;
 use super::*;
@@ -59,8 +60,18 @@ fn carrier(socket: UnixStream, at_once: usize) -> Box<dyn Carrier> {
 
 /// An end of an exchange that lasts as long as its connection.
 fn end(socket: UnixStream, at_once: usize, side: SessionSide) -> Exchange {
+    end_with(socket, at_once, side, None)
+}
+
+/// The same, with what moves data beside it.
+fn end_with(
+    socket: UnixStream,
+    at_once: usize,
+    side: SessionSide,
+    lane: Option<CarriedLane>,
+) -> Exchange {
     let session = CarriedSession::of_one_connection(side).unwrap();
-    let carried = Carried { carrier: carrier(socket, at_once), session, side, lane: None };
+    let carried = Carried { carrier: carrier(socket, at_once), session, side, lane };
     Exchange::carried("exchange", carried, LAYOUT).unwrap()
 }
 
@@ -188,6 +199,122 @@ fn a_tag_that_there_is_not_ends_it() {
         assert_eq!(end.receive(&mut [0; MESSAGE_BYTES]), None);
         assert!(end.is_closed(), "{message} {data} {tag}");
     }
+}
+
+/// Memory that cannot be exposed, and taken away after that or not.
+#[derive(Debug)]
+struct Unexposed(bool);
+
+impl LaneTarget for Unexposed {
+    fn provider(&self) -> &str {
+        "none"
+    }
+
+    fn expose(&self, _region: &Arc<Region>, _proof: usize) -> Result<(), LaneError> {
+        Err(LaneError("there is no room to register it".to_owned()))
+    }
+
+    fn failure(&self) -> Option<LaneError> {
+        None
+    }
+
+    fn close(&self) -> bool {
+        self.0
+    }
+}
+
+#[test]
+fn an_end_without_a_lane_hears_that_the_other_side_lost_its_own() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut one = end(ours, 99, SessionSide::Asks);
+    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed(true))));
+    let mut other = end_with(theirs, 99, SessionSide::Answers, lane);
+    meet(&mut one, &mut other);
+    one.send(b"hello", None).unwrap();
+    one.ring();
+    let mut message = [0; MESSAGE_BYTES];
+    assert_eq!(receive(&mut other, &mut one, &mut message), 5);
+    other.send(b"answer", None).unwrap();
+    other.ring();
+    assert_eq!(receive(&mut one, &mut other, &mut message), 6);
+    assert!(!one.is_closed() && !other.is_closed());
+}
+
+#[test]
+fn a_lane_that_cannot_be_closed_ends_the_session() {
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed(false))));
+    let mut end = end_with(ours, 99, SessionSide::Answers, lane);
+    assert!(!end.rest() && end.is_closed());
+}
+
+/// A borrower asks again and again for data, and takes none.
+#[test]
+fn data_that_are_asked_for_without_end_end_the_session() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let lane = Some(CarriedLane::Answers(Arc::new(Unexposed(true))));
+    let mut end = end_with(ours, 1 << 20, SessionSide::Answers, lane);
+    // Data may have been left before it was given up.
+    let down = FrameHeader { tag: LaneNews::Down.number().into(), ..resume() };
+    theirs.write_all(down.as_bytes()).unwrap();
+    let data = (LAYOUT.data_bytes as u32).into();
+    let fetch = FrameHeader { kind: kind::FETCH, data, ..FrameHeader::default() };
+    for _ in 0..100 {
+        let _ = theirs.write(fetch.as_bytes());
+        let _ = end.rest();
+        end.ring();
+    }
+    assert!(end.is_closed());
+}
+
+/// A lane on which nothing is under way, whose descriptor is readable until it is polled.
+#[derive(Debug)]
+struct Idle(Arc<Event>);
+
+impl Lane for Idle {
+    fn provider(&self) -> &str {
+        "idle"
+    }
+
+    fn register(&mut self, _region: &Arc<Region>) -> Result<(), LaneError> {
+        Ok(())
+    }
+
+    fn begin(&mut self, _: u64, _: bool, _: usize, _: usize) -> Result<bool, LaneError> {
+        Ok(true)
+    }
+
+    fn poll(&mut self, ended: &mut Vec<u64>) -> Result<(), LaneError> {
+        // The proof, which is as the memory was.
+        ended.push(0);
+        self.0.drain();
+        Ok(())
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+
+    fn rest(&mut self) -> bool {
+        !Event::wait_any(&[self.0.as_fd()], Some(0))
+    }
+
+    fn close(&mut self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn an_idle_lane_that_becomes_readable_wakes_its_end_once() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let rung = Arc::new(Event::new().unwrap());
+    let lane = CarriedLane::Asks(Box::new(Idle(rung.clone())), [0; PROOF_BYTES]);
+    let mut one = end_with(ours, 99, SessionSide::Asks, Some(lane));
+    let mut other = end(theirs, 99, SessionSide::Answers);
+    meet(&mut one, &mut other);
+    rung.ring();
+    assert!(Event::wait_any(&[one.as_fd()], Some(1_000_000_000)));
+    assert!(one.rest() && !Event::wait_any(&[rung.as_fd()], Some(0)), "it is readable still");
 }
 
 /// Both ends of a session whose connections come and go, and the session of each.

@@ -48,14 +48,16 @@ pub struct AskingLane<M> {
     next: u64,
     /// Transfers that have begun, and when by [`counted`](AskingLane::counted).
     under_way: BTreeMap<u64, (Transfer, Millis)>,
-    /// Those that are still to begin, in their order.
-    waiting: VecDeque<Transfer>,
+    /// Those that are still to begin, in their order, and since when.
+    waiting: VecDeque<(Transfer, Millis)>,
     /// Answers that are not received yet, in their order.
     answers: VecDeque<(M, Data)>,
     tags: usize,
     looked: Millis,
     /// Time that has passed while this side looked.
     counted: Millis,
+    /// When a transfer has ended last, by that.
+    ended: Millis,
 }
 
 impl<M> AskingLane<M> {
@@ -71,6 +73,7 @@ impl<M> AskingLane<M> {
             tags: tags as usize,
             looked: now,
             counted: 0,
+            ended: 0,
         };
         lane.add(Moves::Proof, 0, PROOF_BYTES);
         lane
@@ -79,18 +82,18 @@ impl<M> AskingLane<M> {
     fn add(&mut self, moves: Moves, tag: u32, length: usize) -> u64 {
         let id = self.next;
         self.next += 1;
-        self.waiting.push_back(Transfer { id, moves, tag, length });
+        self.waiting.push_back((Transfer { id, moves, tag, length }, self.counted));
         id
     }
 
     /// The transfer that is to begin next.
     pub fn to_begin(&self) -> Option<Transfer> {
-        self.waiting.front().copied()
+        self.waiting.front().map(|(transfer, _)| *transfer)
     }
 
     /// The [next](AskingLane::to_begin) transfer has begun.
     pub fn begun(&mut self) {
-        if let Some(transfer) = self.waiting.pop_front() {
+        if let Some((transfer, _)) = self.waiting.pop_front() {
             self.under_way.insert(transfer.id, (transfer, self.counted));
         }
     }
@@ -103,6 +106,7 @@ impl<M> AskingLane<M> {
     /// A transfer has ended. `None` when none with this number is under way: it is of an operation that was given up.
     pub fn ended(&mut self, id: u64) -> Option<Finished> {
         let (transfer, _) = self.under_way.remove(&id)?;
+        self.ended = self.counted;
         match transfer.moves {
             Moves::Proof => Some(Finished::Proof),
             Moves::Write => Some(Finished::Write(id)),
@@ -168,8 +172,8 @@ impl<M> AskingLane<M> {
             return false;
         }
         (self.state, self.unsaid) = (State::Down(why, self.state == State::Up), true);
-        let transfers = self.under_way.values().map(|(transfer, _)| transfer).chain(&self.waiting);
-        let reads: BTreeMap<u64, Transfer> = transfers.map(|it| (it.id, *it)).collect();
+        let transfers = self.under_way.values().chain(&self.waiting);
+        let reads: BTreeMap<u64, Transfer> = transfers.map(|(it, _)| (it.id, *it)).collect();
         for (_, data) in &mut self.answers {
             let Data::Moving(id) = *data else { continue };
             let Some(Transfer { tag, length, .. }) = reads.get(&id).copied() else { continue };
@@ -180,14 +184,16 @@ impl<M> AskingLane<M> {
         true
     }
 
-    /// Time passes, by this side's clock. False when the lane is lost by that: what is under way never ends.
+    /// Time passes, by this side's clock. False when the lane is lost by that: what is under way never ends, or what waits
+    /// never begins.
     pub fn look(&mut self, now: Millis) -> bool {
         // While this process stood still, it looked for nothing.
-        self.counted += now.saturating_sub(self.looked).min(PATIENCE / 10);
+        self.counted += now.saturating_sub(self.looked).min(PATIENCE / 4);
         self.looked = self.looked.max(now);
-        let counted = self.counted;
-        let late = |(_, since): &(Transfer, Millis)| counted - since > PATIENCE;
-        if !self.under_way.values().any(late) {
+        let late = |since: Millis| self.counted - since > PATIENCE;
+        // One that waits while others end has only to wait for its turn.
+        let waits = self.waiting.front().is_some_and(|(_, since)| late(self.ended.max(*since)));
+        if !waits && !self.under_way.values().any(|(_, since)| late(*since)) {
             return true;
         }
         self.lose(LaneError(format!("nothing has moved for {} s", PATIENCE / 1000)));
@@ -319,5 +325,32 @@ mod tests {
         assert_eq!(lane.next_fetch(), Some((1, 8192)));
         assert_eq!(lane.fetched(1, 4096), Err(WrongLane));
         assert_eq!((lane.fetched(1, 8192), lane.receive()), (Ok(()), Some(1)));
+    }
+
+    #[test]
+    fn a_transfer_that_never_begins_ends_the_lane_unless_others_end() {
+        let mut lane = up();
+        let mut now = 0;
+        for _ in 0..10 {
+            // There is room for one at a time, which ends in time.
+            let id = lane.write(0, 4096).unwrap();
+            lane.write(1, 4096).unwrap();
+            lane.begun();
+            for _ in 0..7 {
+                now += PATIENCE / 10;
+                assert!(lane.look(now), "{now}");
+            }
+            assert!(lane.ended(id).is_some());
+            let second = lane.to_begin().unwrap();
+            lane.begun();
+            assert_eq!(lane.ended(second.id), Some(Finished::Write(second.id)));
+        }
+        lane.answered(1, Some((1, 8192))).unwrap();
+        let since = now;
+        while lane.look(now) {
+            now += PATIENCE / 10;
+            assert!(now < since + 2 * PATIENCE, "it waits for ever");
+        }
+        assert_eq!((lane.news(), lane.next_fetch()), (Some(LaneNews::Down), Some((1, 8192))));
     }
 }

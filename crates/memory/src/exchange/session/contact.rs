@@ -66,6 +66,9 @@ pub enum SessionEndReason {
     /// The other side broke the rules.
     #[error("its node violates the link's protocol")]
     Rules,
+    /// The memory beside its connections cannot be taken away from what was under way on a lane.
+    #[error("its lane could not be closed")]
+    Reachable,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
