@@ -173,7 +173,10 @@ impl BareMetalRack {
             "{run_dir} node --host {host} --join https://{address}:{CONTROL} --token-file token"
         );
         let machine = &mut self.machines[number];
-        let runs = "if [ -e node.pid ] && kill -0 $(cat node.pid); then echo runs; fi 2>/dev/null";
+        // One that was killed has still to let go of its devices.
+        let runs = "n=0; while [ -e node.pid ] && kill -0 $(cat node.pid) 2>/dev/null; do
+                n=$((n + 1)); [ $n -lt 100 ] || { echo runs; break; }; sleep 0.05
+            done";
         if run(machine, runs)? == "runs" {
             return Err(VmError::Invalid(format!("the node of {host} runs already")));
         }
