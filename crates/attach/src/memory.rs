@@ -36,6 +36,7 @@ impl Mapping {
     }
 
     /// Whether it is memory that several hosts share, as far as this process can tell.
+    #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         !self.stands_in
     }
@@ -47,11 +48,13 @@ impl Mapping {
     }
 
     /// The region behind it, for copies and locks.
+    #[inline]
     pub fn region(&self) -> &Arc<Region> {
         self.memory.region()
     }
 
     /// Length of the mapped memory in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.memory.get().len()
     }

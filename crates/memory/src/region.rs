@@ -283,6 +283,7 @@ impl Region {
     }
 
     /// Bytes of the asked range.
+    #[inline]
     pub fn len(&self) -> usize {
         self.length
     }
@@ -310,6 +311,7 @@ impl Region {
     }
 
     /// `length` bytes from `offset`; `None` when they are not inside the region.
+    #[inline]
     pub fn slice(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
         self.whole().part(offset, length)
     }

@@ -1,6 +1,6 @@
 //! What is lent in a window: a function of this machine, or the model of one.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rackbus_memory::{Event, MappedRegisters};
@@ -16,7 +16,7 @@ use crate::window::{BAR_64, BAR_PREFETCH, PAGE};
 /// Behind this offset of an entry of the MSI-X table is its mask.
 pub(crate) const VECTOR_CONTROL: u64 = 12;
 
-/// What the borrower asks of a lent device. Calls come one at a time, but for [`given_up`](WindowDevice::given_up).
+/// What the borrower asks of a lent device. Those that change it come one at a time.
 pub(crate) trait WindowDevice: Send + Sync {
     /// Its name, for people: the address of a function of this machine, or the device's name in the rack.
     fn name(&self) -> String;
@@ -41,8 +41,12 @@ pub(crate) trait WindowDevice: Send + Sync {
     /// When it cannot be reset.
     fn reset(&self) -> Result<(), MetalError>;
 
-    /// Rings when it is of no more use.
-    fn given_up(&self) -> &Event;
+    /// Why it is of no more use, if it is not. Asked several times a second, and when the [alarm](WindowDevice::alarm)
+    /// rings.
+    fn trouble(&self) -> Option<&'static str>;
+
+    /// Rings when it may be of no more use.
+    fn alarm(&self) -> Option<BorrowedFd<'_>>;
 }
 
 /// A BAR as memory.
@@ -175,8 +179,9 @@ fn map_bars(device: &VfioDevice) -> Result<Vec<(BarMap, Arc<MappedRegisters>)>, 
     for bar in device.facts().bars.iter().filter(|bar| !bar.io) {
         let index = u32::from(bar.bar);
         let facts = device.region(index);
-        let no_whole =
-            || not_lendable(device.address(), format!("BAR {} cannot be mapped as a whole", bar.bar));
+        let no_whole = || {
+            not_lendable(device.address(), format!("BAR {} cannot be mapped as a whole", bar.bar))
+        };
         if facts.size != bar.size || facts.areas != [(0, bar.size)] {
             return Err(no_whole());
         }
@@ -216,7 +221,11 @@ impl WindowDevice for PhysicalDevice {
         Ok(())
     }
 
-    fn given_up(&self) -> &Event {
-        &self.given_up
+    fn trouble(&self) -> Option<&'static str> {
+        self.given_up.drain().then_some("the kernel wants it back, or it reported an error")
+    }
+
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.given_up.as_fd())
     }
 }

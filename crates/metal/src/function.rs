@@ -151,11 +151,12 @@ impl ControlledFunction {
     /// Does what the borrower asks for, until it is taken away.
     pub fn serve(&self) {
         loop {
-            let events = [self.wake.as_fd(), self.device.given_up().as_fd()];
+            let mut events = vec![self.wake.as_fd()];
+            events.extend(self.device.alarm());
             Event::wait_any(&events, Some(BEAT.as_nanos() as u64));
             self.wake.drain();
-            if self.device.given_up().drain() {
-                self.fail("it was taken back, or it reported an error".to_owned());
+            if let Some(trouble) = self.device.trouble() {
+                self.fail(trouble.to_owned());
             }
             loop {
                 match self.serve_one() {

@@ -52,7 +52,9 @@ mod tests {
         let offset = 0xfee;
         assert_eq!(message([0xff0, 1, 33, 0], &APICS), Message::Store { offset: 0xff0, data: 33 });
         assert_eq!(message([0xff0, 1, 33, 1], &APICS), Message::Pending);
-        for (low, high) in [(0xff0, 0), (0xff2, 1), (0x10_0000, 1), (u32::MAX, u32::MAX), (offset, 1)] {
+        for (low, high) in
+            [(0xff0, 0), (0xff2, 1), (0x10_0000, 1), (u32::MAX, u32::MAX), (offset, 1)]
+        {
             assert_eq!(message([low, high, 33, 0], &APICS), Message::Nowhere, "{low:#x} {high:#x}");
         }
     }

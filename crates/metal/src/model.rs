@@ -5,7 +5,7 @@
 //! may be polled ([`rackbus_pci::polled`]). The MSI-X table is memory too, which only this looks at: a thread waits for
 //! the model's interrupts and stores the messages that their entries say.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -41,8 +41,6 @@ pub(crate) struct ModelledDevice {
     device: Box<dyn Device>,
     /// Offset of the message control register of MSI-X.
     msix_control: u64,
-    /// Never rings: a model that failed says so when it is asked for something.
-    given_up: Event,
 }
 
 impl ModelledDevice {
@@ -95,7 +93,6 @@ impl ModelledDevice {
             thread: Some(thread),
             device,
             msix_control: image.writable.msix_control.into(),
-            given_up: event()?,
         };
         modelled.answer()?;
         Ok(ReadyDevice { device: Box::new(modelled), image, bars })
@@ -144,8 +141,14 @@ impl WindowDevice for ModelledDevice {
         self.answer()
     }
 
-    fn given_up(&self) -> &Event {
-        &self.given_up
+    fn trouble(&self) -> Option<&'static str> {
+        // One that has stopped does not answer.
+        let answer = self.device.read(DeviceRegion::Config, header::VENDOR_ID.into(), 2);
+        answer.is_err().then_some("its model has failed")
+    }
+
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
 
@@ -197,7 +200,9 @@ fn bars_of(
                 table = Some(memory);
                 region
             }
-            Some(part) => whole(part, size).ok_or_else(|| refused("cannot be mapped as a whole"))??,
+            Some(part) => {
+                whole(part, size).ok_or_else(|| refused("cannot be mapped as a whole"))??
+            }
             None => return Err(refused("has registers that are only to be had by messages")),
         };
         let bar = BarMap::new((number, size), kind, region);
@@ -256,7 +261,11 @@ impl Vectors {
     /// Masks every entry of the table, which is the borrower's from then on.
     fn mask_all(&self) {
         for vector in 0..self.events.len() {
-            self.table.whole().store_u32(self.entry(vector) + VECTOR_CONTROL as usize, 1, Ordering::Release);
+            self.table.whole().store_u32(
+                self.entry(vector) + VECTOR_CONTROL as usize,
+                1,
+                Ordering::Release,
+            );
         }
     }
 
@@ -297,7 +306,8 @@ impl Vectors {
     fn show_pending(&self, pending: &[bool]) {
         let Some(start) = self.pending else { return };
         for (number, vectors) in pending.chunks(32).enumerate() {
-            let bits = vectors.iter().rev().fold(0u32, |bits, pending| bits << 1 | u32::from(*pending));
+            let bits =
+                vectors.iter().rev().fold(0u32, |bits, pending| bits << 1 | u32::from(*pending));
             self.table.whole().store_u32(start + 4 * number, bits.to_le(), Ordering::Release);
         }
     }
@@ -310,5 +320,74 @@ impl Vectors {
         };
         let control = word(3);
         [word(0), word(1), word(2), control]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const ADDRESSES: std::ops::Range<u64> = 0x1_0000_0000..0x1_0000_1000;
+
+    /// Two vectors whose messages are stored to memory.
+    fn vectors() -> (Arc<Vectors>, SharedMemory) {
+        let apics = SharedMemory::create("apics", 4096).unwrap();
+        let vectors = Vectors {
+            name: "test".to_owned(),
+            events: vec![Event::new().unwrap(), Event::new().unwrap()],
+            table: SharedMemory::create("table", 8192).unwrap(),
+            place: MsixTable { bar: 4, offset: 0, entries: 2 },
+            pending: Some(4096),
+            interrupts: Arc::new(MappedRegisters::map(apics.as_fd(), 4096).unwrap()),
+            addresses: ADDRESSES,
+            stop: Event::new().unwrap(),
+            stopped: AtomicBool::new(false),
+        };
+        (Arc::new(vectors), apics)
+    }
+
+    fn set(vectors: &Vectors, vector: usize, entry: [u32; 4]) {
+        for (number, word) in entry.into_iter().enumerate() {
+            let at = vectors.entry(vector) + 4 * number;
+            vectors.table.whole().store_u32(at, word, Ordering::Release).unwrap();
+        }
+    }
+
+    fn until(what: &str, holds: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !holds() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn interrupts_are_stored_where_their_entries_say_and_held_back_while_masked() {
+        let (vectors, apics) = vectors();
+        vectors.mask_all();
+        let serving = vectors.clone();
+        let thread = std::thread::spawn(move || serving.deliver());
+        let word = |at| apics.whole().load_u32(at, Ordering::Acquire).unwrap();
+        let pending = || vectors.table.whole().load_u32(4096, Ordering::Acquire).unwrap();
+
+        vectors.events[1].ring();
+        until("a masked vector is pending", || pending() == 0b10);
+        set(&vectors, 1, [0x20, 1, 77, 0]);
+        until("it is delivered when it is unmasked", || word(0x20) == 77);
+        until("it is pending no more", || pending() == 0);
+
+        // One that leads nowhere is lost, and holds nobody up.
+        set(&vectors, 0, [0x20, 2, 5, 0]);
+        vectors.events[0].ring();
+        set(&vectors, 1, [0x24, 1, 78, 0]);
+        vectors.events[1].ring();
+        until("others are delivered", || word(0x24) == 78);
+        assert_eq!((word(0x20), pending()), (77, 0));
+
+        vectors.stopped.store(true, Ordering::Relaxed);
+        vectors.stop.ring();
+        thread.join().unwrap();
     }
 }

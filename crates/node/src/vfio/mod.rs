@@ -33,8 +33,8 @@ use rackbus_vfio::{Bindings, Container, IommuFault, PciAddress, VfioDevice, Vfio
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved};
 pub use ntbs::Ntbs;
-pub use windows::WindowLending;
 use session::{Opened, PhysicalSession};
+pub use windows::WindowLending;
 
 /// Between two looks whether the last user has let go.
 const AGAIN: Duration = Duration::from_millis(5);
