@@ -191,13 +191,12 @@ impl RemoteArea {
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8], signal: Signal) -> Result<(), CopyError> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let Some(part) = self.mapping.whole().part(start, bytes.len()) else {
-            let (length, size) = (bytes.len(), self.mapping.len());
-            return Err(PieceError::OutOfRange { offset: start, length, size }.into());
+        match self.mapping.whole().part(start, bytes.len()) {
+            Some(part) => part.copy_from(bytes),
+            None => return self.out_of_range(start, bytes.len()),
         };
-        part.copy_from(bytes);
         if self.is_gone() {
-            return Err(CopyError::Gone);
+            return gone();
         }
         match signal {
             Signal::None => Ok(()),
@@ -205,6 +204,12 @@ impl RemoteArea {
                 self.signal(WriteNotice { offset, length: bytes.len() as u64, tag })
             }
         }
+    }
+
+    /// What is not inside, out of the way of what is.
+    #[cold]
+    fn out_of_range(&self, offset: usize, length: usize) -> Result<(), CopyError> {
+        Err(PieceError::OutOfRange { offset, length, size: self.mapping.len() }.into())
     }
 
     fn signal(&self, written: WriteNotice) -> Result<(), CopyError> {
@@ -227,6 +232,11 @@ impl RemoteArea {
             Signal::Tagged(tag) => self.signal(WriteNotice { tag, ..written }),
         }
     }
+}
+
+#[cold]
+fn gone() -> Result<(), CopyError> {
+    Err(CopyError::Gone)
 }
 
 /// A copy engine for a sender that does something else meanwhile.

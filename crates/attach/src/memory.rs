@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rackbus_memory::region::RegionError;
-use rackbus_memory::{Access, DmaSlice, Region};
+use rackbus_memory::{Access, DmaSlice, PinnedSlice, Region};
 
 use crate::session::AttachError;
 
@@ -20,14 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// access to it fail.
 #[derive(Debug, Clone)]
 pub struct Mapping {
-    region: Arc<Region>,
+    memory: PinnedSlice,
     /// It is not the memory itself, which is on another machine.
     stands_in: bool,
 }
 
 impl Mapping {
     pub(crate) fn new(region: Arc<Region>) -> Mapping {
-        Mapping { region, stands_in: false }
+        Mapping { memory: PinnedSlice::whole(region), stands_in: false }
     }
 
     /// The same, for memory that is on another machine.
@@ -36,6 +36,7 @@ impl Mapping {
     }
 
     /// Whether it is memory that several hosts share, as far as this process can tell.
+    #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         !self.stands_in
     }
@@ -43,17 +44,19 @@ impl Mapping {
     /// The mapped memory from its first byte to its last.
     #[inline]
     pub fn whole(&self) -> DmaSlice<'_> {
-        self.region.whole()
+        self.memory.get()
     }
 
     /// The region behind it, for copies and locks.
+    #[inline]
     pub fn region(&self) -> &Arc<Region> {
-        &self.region
+        self.memory.region()
     }
 
     /// Length of the mapped memory in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.region.len()
+        self.memory.get().len()
     }
 
     /// Never: a mapping has at least one byte.

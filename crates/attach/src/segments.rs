@@ -178,6 +178,7 @@ impl LocalSegment {
     }
 
     /// What happens to it.
+    #[inline]
     pub fn watch(&self) -> &Arc<Watch> {
         &self.watch
     }
@@ -361,6 +362,7 @@ impl RemoteSegment {
     }
 
     /// What happens to it.
+    #[inline]
     pub fn watch(&self) -> &Arc<Watch> {
         &self.watch
     }

@@ -182,6 +182,12 @@ pub trait DeviceConfig: Debug + Send + Sync {
         false
     }
 
+    /// Whether its registers can be memory that it looks at ([`rackbus_pci::polled`]), as it takes to be lent through an
+    /// NTB's window.
+    fn is_polled(&self) -> bool {
+        false
+    }
+
     /// Makes the model that continues where an earlier life of it was saved, which gave `medium`.
     /// Nothing of that life is under way with the medium any more.
     ///

@@ -15,6 +15,8 @@ pub struct MemoryHandle {
     file: Arc<OwnedFd>,
     object: ObjectKey,
     offset: u64,
+    /// It is the memory of a device that this process holds, and no file of anybody's.
+    device: bool,
 }
 
 impl MemoryHandle {
@@ -32,7 +34,21 @@ impl MemoryHandle {
     /// As [`new`](MemoryHandle::new).
     pub fn shared(file: Arc<OwnedFd>, offset: u64) -> io::Result<MemoryHandle> {
         let object = object(file.as_fd())?;
-        Ok(MemoryHandle { file, object, offset })
+        Ok(MemoryHandle { file, object, offset, device: false })
+    }
+
+    /// The memory that a device of this machine gives from `offset` of its `file` on: a BAR, as VFIO has it, whose
+    /// pages the kernel answers for. `number` tells the device from others of its kind. A handle of this kind is
+    /// made by whoever holds the device, and never comes from a peer.
+    pub fn of_device(file: impl Into<OwnedFd>, number: u64, offset: u64) -> MemoryHandle {
+        // No file system has this number.
+        let object = ObjectKey(u64::MAX, number);
+        MemoryHandle { file: Arc::new(file.into()), object, offset, device: true }
+    }
+
+    /// Whether it is the memory of a device.
+    pub(crate) fn is_of_device(&self) -> bool {
+        self.device
     }
 
     /// The file, and where the memory begins in it.

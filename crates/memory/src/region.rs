@@ -4,6 +4,7 @@ mod file;
 mod lent;
 mod shared;
 
+use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -126,6 +127,29 @@ impl Region {
         Region::map_admitted(address, fd, (offset, length), access, Admitted::Memory)
     }
 
+    /// Maps `length` bytes at `offset` of a device's file, as VFIO gives it: a BAR that is memory. The kernel's driver
+    /// knows what there is; when the device goes, the region is [truncated](Region::truncated).
+    ///
+    /// # Errors
+    /// [`RegionError`] when the driver has nothing there to be mapped.
+    pub fn map_device(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Region, RegionError> {
+        let out = RegionError::OutOfFile { offset, length, file_size: 0 };
+        let aligned = offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) && length > 0;
+        let mapped = usize::try_from(length).ok().filter(|_| aligned).ok_or(out)?;
+        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
+        let base = unsafe {
+            let (start, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
+            rustix::mm::mmap(start, mapped, protection(access), flags, file, offset)
+        }
+        .map_err(system("mmap"))?;
+        Ok(Region::whole_of(base, mapped, offset, access))
+    }
+
     fn map_admitted(
         address: Option<usize>,
         fd: BorrowedFd<'_>,
@@ -202,18 +226,23 @@ impl Region {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, protection(access), flags)
         }
         .map_err(system("mmap"))?;
+        Ok(Region::whole_of(base, mapped, 0, access))
+    }
+
+    /// A new mapping of `mapped` bytes, all of which were asked for; of a file from `file_offset` on.
+    fn whole_of(base: *mut c_void, mapped: usize, file_offset: u64, access: Access) -> Region {
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
-        Ok(Region {
+        Region {
             base,
             mapped,
             lead: 0,
-            file_offset: 0,
+            file_offset,
             length: mapped,
             access,
             lent: false,
             revoked: AtomicBool::new(false),
             registration: Registration::new(base.as_ptr() as usize, mapped),
-        })
+        }
     }
 
     /// Moves `length` bytes of this process' own memory at `address` into `fd`, which takes their
@@ -254,6 +283,7 @@ impl Region {
     }
 
     /// Bytes of the asked range.
+    #[inline]
     pub fn len(&self) -> usize {
         self.length
     }
@@ -281,6 +311,7 @@ impl Region {
     }
 
     /// `length` bytes from `offset`; `None` when they are not inside the region.
+    #[inline]
     pub fn slice(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
         self.whole().part(offset, length)
     }

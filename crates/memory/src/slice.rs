@@ -199,23 +199,39 @@ unsafe impl Sync for DmaSlice<'_> {}
 #[derive(Debug, Clone)]
 pub struct PinnedSlice {
     region: Arc<Region>,
-    offset: usize,
+    /// Of the region, which stays where it is: an access does not look there first.
+    start: NonNull<u8>,
     length: usize,
 }
+
+// SAFETY: the address is the region's, which is both.
+unsafe impl Send for PinnedSlice {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedSlice {}
 
 impl PinnedSlice {
     /// `length` bytes from `offset` of `region`; `None` when they are not inside.
     pub fn new(region: Arc<Region>, offset: usize, length: usize) -> Option<PinnedSlice> {
-        region.slice(offset, length)?;
-        Some(PinnedSlice { region, offset, length })
+        let start = region.slice(offset, length)?.start;
+        Some(PinnedSlice { region, start, length })
+    }
+
+    /// All of `region`.
+    pub fn whole(region: Arc<Region>) -> PinnedSlice {
+        let DmaSlice { start, length, .. } = region.whole();
+        PinnedSlice { region, start, length }
     }
 
     /// The pinned memory, to access.
     #[inline]
     pub fn get(&self) -> DmaSlice<'_> {
-        let whole = self.region.whole();
-        // SAFETY: bounds were checked in `new`, and a region never changes its length.
-        unsafe { DmaSlice::new(whole.start.add(self.offset), self.length) }
+        // SAFETY: inside of the region, which is mapped as long as `self`, at the same place and with the same length.
+        unsafe { DmaSlice::new(self.start, self.length) }
+    }
+
+    /// The region that it is a part of.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
     }
 }
 

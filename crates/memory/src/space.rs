@@ -134,8 +134,12 @@ impl DmaSpace {
             Some(memory) => {
                 let slot = Slot::take()?;
                 let (file, offset) = memory.parts();
-                // A BAR may be a file: that of a persistent memory region.
-                let map = if place.is_some() { Region::map_stored } else { Region::map };
+                let map = match place {
+                    _ if memory.is_of_device() => Region::map_device,
+                    // A BAR may be a file: that of a persistent memory region.
+                    Some(_) => Region::map_stored,
+                    None => Region::map,
+                };
                 let region = Arc::new(map(file, offset, length, access)?);
                 Some(Mapped { region, _slot: slot })
             }

@@ -39,18 +39,28 @@ pub enum MetalError {
         reason: &'static str,
     },
     /// The device cannot be lent through a window.
-    #[error("{address} cannot be lent through an NTB: {reason}")]
+    #[error("{device} cannot be lent through an NTB: {reason}")]
     NotLendable {
-        /// PCI address of the function or NTB.
-        address: PciAddress,
+        /// PCI address of the function, or the name of a modelled one.
+        device: String,
         /// What is wrong with it, for people.
         reason: String,
+    },
+    /// The model of a device refuses.
+    #[error("{device}: {what} failed: {cause}")]
+    Model {
+        /// The device's name.
+        device: String,
+        /// The step that failed.
+        what: &'static str,
+        /// What the model says.
+        cause: rackbus_pci::vfio_user::DeviceError,
     },
     /// The window has no room for its BARs.
     #[error(
         "the NTB's window has no room for the BARs of {0}: lend fewer devices, or give the NTB a larger window"
     )]
-    NoRoom(PciAddress),
+    NoRoom(String),
     /// The NTB is not the kernel module's.
     #[error("the NTB {address} is not bound to the module rackbus: {reason}")]
     NotBound {

@@ -15,15 +15,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rackbus_memory::Event;
-use rackbus_spec::vfio_user::region;
-use rackbus_vfio::{Container, Facts, PciAddress, VfioDevice};
+use rackbus_pci::vfio_user::Device;
+use rackbus_vfio::{Container, Facts, VfioDevice};
 
+use crate::device::{PhysicalDevice, ReadyDevice};
 use crate::error::MetalError;
-use crate::function::{BarMap, ControlledFunction, OnTakenAway, map_bars};
-use crate::image;
+use crate::function::{ControlledFunction, OnTakenAway};
+use crate::model::ModelledDevice;
 use crate::ntb::Ntb;
 use crate::plan::WindowRoom;
-use crate::window::{HEARTBEAT_MS, PAGE};
+use crate::window::HEARTBEAT_MS;
 
 /// How often the heartbeat changes: twice as often as the borrower expects.
 pub(crate) const BEAT: Duration = Duration::from_millis(HEARTBEAT_MS / 2);
@@ -108,40 +109,43 @@ impl LentWindow {
         epoch: u64,
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {
-        let outcome = self.try_lend(facts, epoch, lost);
+        let device = VfioDevice::open(self.shared.ntb.container(), facts);
+        let ready = device.map_err(MetalError::from).and_then(PhysicalDevice::prepare);
+        let outcome = ready.and_then(|ready| self.lend_ready(ready, epoch, lost));
         if outcome.is_err() {
             self.shared.ntb.container().leave_idle_groups();
         }
         outcome
     }
 
-    fn try_lend(
+    /// Lends the function `name` that `device` models, for the lease of this epoch, as [`lend`](LentWindow::lend) lends one
+    /// of the machine. Its registers are memory that the model looks at; its DMA goes through the lender's end of the
+    /// NTB. Dropping what is returned drops the device.
+    ///
+    /// # Errors
+    /// When its registers cannot be had as memory, there is no room, or the borrower's memory cannot be lent to it.
+    pub fn lend_model(
         &self,
-        facts: Facts,
+        name: &str,
+        device: Box<dyn Device>,
         epoch: u64,
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {
-        let address = facts.address;
-        let device = VfioDevice::open(self.shared.ntb.container(), facts)?;
-        let not_lendable =
-            |reason: &str| MetalError::NotLendable { address, reason: reason.into() };
-        if !device.resets_itself() {
-            return Err(not_lendable(
-                "it has no reset of its own, and a reset of its bus would take other functions with it",
-            ));
-        }
-        // Reset before anybody has it, and its memory on from here to the end.
-        device.reset()?;
-        device.enable_memory()?;
-        let mut config = vec![0; PAGE.min(device.region(region::CONFIG).size as usize)];
-        device.read(region::CONFIG, 0, &mut config)?;
-        let image = image::of(&config).ok_or_else(|| not_lendable("it is a bridge"))?;
-        let bars = map_bars(&device)?;
-        let sizes: Vec<u64> = bars.iter().map(BarMap::size).collect();
-        let place = locked(&self.shared.room).take(&sizes).ok_or(MetalError::NoRoom(address))?;
+        let ready = ModelledDevice::prepare(name, device, &self.shared.ntb)?;
+        self.lend_ready(ready, epoch, lost)
+    }
+
+    fn lend_ready(
+        &self,
+        ready: ReadyDevice,
+        epoch: u64,
+        lost: OnTakenAway,
+    ) -> Result<WindowLoan, MetalError> {
+        let sizes: Vec<u64> = ready.bars.iter().map(|bar| bar.size).collect();
+        let place = locked(&self.shared.room).take(&sizes);
+        let place = place.ok_or_else(|| MetalError::NoRoom(ready.device.name()))?;
         let (control, offsets) = place.clone();
-        let function =
-            ControlledFunction::new(&self.shared.ntb, device, image, &bars, place, (epoch, lost));
+        let function = ControlledFunction::new(&self.shared.ntb, ready, place, (epoch, lost));
         let function = function.and_then(|function| {
             let function = Arc::new(function);
             let serving = function.clone();
@@ -244,8 +248,8 @@ pub struct WindowLoan {
 /// What is known of a lent function.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct LentStatus {
-    /// PCI address of the function that is lent.
-    pub device: PciAddress,
+    /// What is lent: the PCI address of a function of this machine, or the name of a modelled one.
+    pub device: String,
     /// Offset of its control area in the borrower's window 1.
     pub offset: u64,
     /// The lease's epoch, which the borrower's module compares.

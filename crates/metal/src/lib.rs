@@ -8,14 +8,18 @@
 //! * [`window`]: the control area, as `kernel/include/rackbus_window.h` has it. [`requests`]: what the borrower asks
 //!   for. [`image`]: the configuration space that it sees. [`plan`]: which addresses lead where. None of them does
 //!   I/O.
-//! * [`ntb`]: the lender's end of the NTB. [`lender`]: functions that are lent through it, each a `function`.
+//! * [`ntb`]: the lender's end of the NTB. [`lender`]: functions that are lent through it, each a `function`: a `device`
+//!   of the machine, or a `model` of one. [`messages`]: what a model's interrupts do (pure).
 //! * [`borrower`]: the kernel module's device file.
 
 pub mod borrower;
+mod device;
 mod error;
 mod function;
 pub mod image;
 pub mod lender;
+pub mod messages;
+mod model;
 pub mod ntb;
 pub mod plan;
 pub mod requests;

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rackbus_memory::{Access, Event, MappedRegisters};
+use rackbus_memory::{Access, Event, MappedRegisters, MemoryHandle};
 use rackbus_spec::pcie::header;
 use rackbus_spec::vfio_user::region;
 use rackbus_vfio::{Container, Facts, InterruptIndex, PciAddress, VfioDevice};
@@ -47,6 +47,8 @@ const WINDOWS: [u32; 2] = [region::BAR0 + 2, region::BAR0 + 4];
 pub struct Ntb {
     device: VfioDevice,
     registers: Arc<MappedRegisters>,
+    /// Window 1, which leads to the borrower's local APICs.
+    interrupts: Arc<MappedRegisters>,
     event: Event,
     plan: WindowPlan,
     direct: bool,
@@ -76,7 +78,8 @@ impl Ntb {
         device.enable(true)?;
         let whole = |window: u32| device.map(window, 0, device.region(window).size);
         let access = Access::READ | Access::WRITE;
-        container.map(plan.interrupts.start, whole(WINDOWS[0])?, access)?;
+        let interrupts = whole(WINDOWS[0])?;
+        container.map(plan.interrupts.start, interrupts.clone(), access)?;
         container.map(plan.memory.start, whole(WINDOWS[1])?, access)?;
         let failed = |cause| MetalError::System { what: "making an event", cause };
         let event = Event::new().map_err(failed)?;
@@ -84,7 +87,7 @@ impl Ntb {
         let mut subsystem = [0; 4];
         device.read(region::CONFIG, header::SUBSYSTEM_VENDOR_ID.into(), &mut subsystem)?;
         let direct = subsystem == IN_SOFTWARE;
-        let ntb = Ntb { device, registers, event, plan, direct };
+        let ntb = Ntb { device, registers, interrupts, event, plan, direct };
         ntb.start()?;
         Ok(ntb)
     }
@@ -147,6 +150,19 @@ impl Ntb {
     /// translation cannot be set.
     pub fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    /// Window 1, as this process stores to it: what models raise interrupts by.
+    pub fn interrupts(&self) -> &Arc<MappedRegisters> {
+        &self.interrupts
+    }
+
+    /// Window 2, as models reach the borrower's memory by it.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn memory(&self) -> Result<MemoryHandle, MetalError> {
+        Ok(self.device.memory(WINDOWS[1])?)
     }
 
     /// PCI address of the NTB.

@@ -20,7 +20,7 @@ use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
 
 use crate::report;
 use crate::upstream::Upstream;
-use crate::vfio::{self, Physical};
+use crate::vfio::{self, Physical, WindowLending};
 
 /// Why a function is not ready.
 #[derive(Debug)]
@@ -81,19 +81,20 @@ pub trait Lendable: Debug + Send + Sync {
     /// When it cannot be used.
     fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>>;
 
-    /// Lends it to the kernel of `borrower`, through this host's NTB to that host, for the lease of this epoch: in that
-    /// host's own PCI tree. Dropping what is returned takes it away, resets and scrubs it; where it is lost before, the
-    /// conversation with the borrower's node, `stream`, is ended.
+    /// Lends it to the kernel of `borrower`, which lends its memory by `lending`, through this host's NTB to that host, for
+    /// the lease of this epoch: in that host's own PCI tree. Dropping what is returned takes it away, resets and scrubs
+    /// it; where it is lost before, the conversation with the borrower's node, `stream`, is ended.
     ///
     /// # Errors
-    /// When it is none of this machine's own functions, or there is no such NTB.
+    /// When it cannot be lent so, or there is no such NTB.
     fn lend_in_window(
         &self,
         _borrower: &str,
         _epoch: u64,
+        _lending: Lending,
         _stream: &Arc<dyn Stream>,
     ) -> io::Result<LentInWindow> {
-        let what = "only a function of the machine itself (kind = \"vfio\") can be lent to a host's own kernel";
+        let what = "a function of another program cannot be lent to a host's own kernel";
         Err(io::Error::new(io::ErrorKind::Unsupported, what))
     }
 
@@ -180,6 +181,7 @@ pub struct Modelled {
     /// What the rack file says of it, where it is of one.
     config: Option<Arc<dyn DeviceConfig>>,
     options: EngineOptions,
+    windows: WindowLending,
     running: Mutex<Option<Running>>,
     /// The newest engine, for who may not wait for `running`.
     engine: Mutex<Option<EngineHandle>>,
@@ -200,8 +202,15 @@ impl Debug for Modelled {
 impl Modelled {
     /// The device `name`, whose model `factory` makes.
     pub fn new(name: &str, factory: Factory, options: EngineOptions) -> Modelled {
-        let (successor, config, running, engine) = Default::default();
-        Modelled { name: name.to_owned(), factory, successor, config, options, running, engine }
+        let (successor, config, windows, running, engine) = Default::default();
+        let name = name.to_owned();
+        Modelled { name, factory, successor, config, options, windows, running, engine }
+    }
+
+    /// The same, which can be lent through NTBs.
+    #[must_use]
+    pub fn with_windows(self, windows: WindowLending) -> Modelled {
+        Modelled { windows, ..self }
     }
 
     /// The same, which can continue in another process.
@@ -279,6 +288,10 @@ impl Lendable for Modelled {
             tracing::error!(device = self.name, "the device model failed and is started again");
             *running = None;
         }
+        // What takes its time is done before anybody waits for it.
+        if self.config.as_ref().is_some_and(|config| config.is_polled()) {
+            self.windows.open_all();
+        }
         let started = (self.factory)().and_then(|model| self.start(model));
         self.runs(&mut running, started.map_err(NotReady::Failed)?);
         Ok(())
@@ -292,6 +305,24 @@ impl Lendable for Modelled {
         let session = device.session_of(lending, Some(stream.clone()));
         let session = session.map_err(io::Error::other)?;
         Ok(Box::new(session))
+    }
+
+    fn lend_in_window(
+        &self,
+        borrower: &str,
+        epoch: u64,
+        lending: Lending,
+        stream: &Arc<dyn Stream>,
+    ) -> io::Result<LentInWindow> {
+        let running = self.running();
+        let Some(Running { device, .. }) = &*running else {
+            return Err(io::Error::other("it does not run"));
+        };
+        let session = device.session_of(lending, Some(stream.clone()));
+        let session = Box::new(session.map_err(io::Error::other)?);
+        // The engine serves it; opening an NTB takes its time.
+        drop(running);
+        self.windows.lend(&self.name, session, (borrower, epoch), stream)
     }
 
     fn revoke(&self) {
@@ -318,7 +349,7 @@ impl Lendable for Modelled {
     ) -> Result<Option<SavedSession>, NotSaved> {
         let running = self.running();
         let Some(Running { engine, device }) = &*running else { return Ok(None) };
-        if self.successor.is_none() {
+        if self.successor.is_none() || self.windows.is_lent() {
             return Err(NotSaved::Refused(SaveError::Unsupported));
         }
         // What is asked of an engine is done, however late: first, whether it answers.
@@ -386,10 +417,12 @@ pub fn of_host(
         }
         if let Some(function) = config.physical() {
             let taker = vfio::taker(host, &folders);
-            let physical = Physical::new(&name, function, &taker).with_ntbs(ntbs.clone());
+            let windows = WindowLending::new(ntbs.clone(), taker.clone());
+            let physical = Physical::new(&name, function, &taker).with_windows(windows);
             return Some((name, Arc::new(physical) as Arc<dyn Lendable>));
         }
-        let modelled = Modelled::described(&name, config, folders);
+        let windows = WindowLending::new(ntbs.clone(), vfio::taker(host, &folders));
+        let modelled = Modelled::described(&name, config, folders).with_windows(windows);
         Some((name, Arc::new(modelled) as Arc<dyn Lendable>))
     };
     devices.iter().filter_map(lendable).collect()

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rackbus_memory::MappedRegisters;
+use rackbus_memory::{MappedRegisters, MemoryHandle};
 use rackbus_spec::pcie::{Command, header};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, DeviceInfoFlags, IrqInfo, IrqInfoFlags, IrqSetFlags, RegionInfo,
@@ -206,6 +206,24 @@ impl VfioDevice {
         let registers =
             MappedRegisters::map_device(self.file.as_fd(), facts.offset + offset, length)?;
         Ok(Arc::new(registers))
+    }
+
+    /// A region that is memory, for functions that are modelled here to reach. It keeps the function open by itself.
+    ///
+    /// # Errors
+    /// When it cannot be mapped as a whole, or the process has no descriptors left.
+    pub fn memory(&self, region: u32) -> Result<MemoryHandle, VfioError> {
+        let facts = self.region(region);
+        if facts.size == 0 || facts.areas != [(0, facts.size)] {
+            let length = usize::try_from(facts.size).unwrap_or(usize::MAX);
+            return Err(VfioError::OutOfRegion { region, offset: 0, length });
+        }
+        let file = self.file.try_clone();
+        let file = file.map_err(|error| refused("a descriptor", self.address())(errno(&error)))?;
+        let PciAddress { domain, bus, device, function } = self.address();
+        let place = u64::from(bus) << 8 | u64::from(device << 3 | function);
+        let number = u64::from(domain) << 32 | place << 8 | u64::from(region);
+        Ok(MemoryHandle::of_device(file, number, facts.offset))
     }
 
     /// Lets it master the bus and answer at its memory, or neither.

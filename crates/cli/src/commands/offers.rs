@@ -32,7 +32,8 @@ pub fn inventory(
         let config = device.config.as_ref()?;
         let (kind, detail) = (device.kind.to_owned(), config.detail());
         let separable = if apart { config.is_carried() } else { config.is_separable() };
-        let windows = windows(rack, device, config.physical().is_some());
+        let has_windows = config.physical().is_some() || config.is_polled();
+        let windows = windows(rack, device, has_windows);
         Some(InventoryDevice { function, kind, detail, separable, windows })
     });
     let topology = rackbus_fabric::derive::topology(rack).map_err(|error| error.to_string())?;
@@ -149,10 +150,10 @@ fn saved(composition: &Composition) -> Option<rackbus_lease::CompositionRecord> 
 }
 
 /// The hosts in whose PCI trees a device can appear: those that its host has an NTB to, and that have one back.
-fn windows(rack: &Rack, device: &RackDevice, physical: bool) -> BTreeSet<String> {
+fn windows(rack: &Rack, device: &RackDevice, has_windows: bool) -> BTreeSet<String> {
     let host = |name: &str| rack.hosts.iter().find(|host| host.name == name);
     let lender = device.function.split('/').next().unwrap_or_default();
-    let Some(own) = host(lender).filter(|_| physical) else { return BTreeSet::new() };
+    let Some(own) = host(lender).filter(|_| has_windows) else { return BTreeSet::new() };
     let back = |other: &&String| host(other).is_some_and(|it| it.ntbs.contains_key(lender));
     own.ntbs.keys().filter(back).cloned().collect()
 }

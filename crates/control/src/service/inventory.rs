@@ -38,7 +38,7 @@ pub struct InventoryDevice {
     /// Its front can run at the borrower, apart from what is lent; on another machine where hosts are
     /// [apart](Inventory::apart).
     pub separable: bool,
-    /// The hosts to which NTBs of its lender lead, in whose own PCI trees it can appear; none where it is no function
-    /// of the machine itself.
+    /// The hosts to which NTBs of its lender lead, in whose own PCI trees it can appear; none where it is neither a function
+    /// of the machine itself nor of a class whose registers can be polled.
     pub windows: BTreeSet<String>,
 }

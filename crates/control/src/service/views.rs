@@ -102,7 +102,7 @@ impl Shared {
                 "no_window",
                 format!(
                     "{} cannot appear in {borrower}'s own PCI tree: that takes a function of the machine (kind = \
-                     \"vfio\") and an NTB from {} to {borrower}",
+                     \"vfio\") or a drive without a persistent memory region, and an NTB from {} to {borrower}",
                     device.function, device.function.host
                 ),
                 "name the NTBs in the rack file ([hosts.HOST.ntb.OTHER]), or ask for no placement",

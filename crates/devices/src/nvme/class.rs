@@ -284,6 +284,11 @@ impl DeviceConfig for DriveSection {
         true
     }
 
+    fn is_polled(&self) -> bool {
+        // A read of one of such a drive's registers is a barrier.
+        self.persistent.is_none()
+    }
+
     fn detail(&self) -> String {
         let (size, block) = (format_size(self.size), self.block_size);
         let mut text = format!("{size}, {block} B blocks, {}", self.place);

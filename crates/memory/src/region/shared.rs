@@ -78,11 +78,13 @@ impl SharedMemory {
     }
 
     /// The region that the memory is mapped as.
+    #[inline]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
     /// The memory from its first byte to its last.
+    #[inline]
     pub fn whole(&self) -> DmaSlice<'_> {
         self.region.whole()
     }

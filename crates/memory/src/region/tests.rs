@@ -188,3 +188,16 @@ fn memory_of_huge_pages_is_unmapped_and_its_truncation_survived() {
     drop(region);
     assert!(!there(), "it is still mapped");
 }
+
+#[test]
+fn memory_of_a_device_is_mapped_in_whole_pages_without_asking_what_the_file_is() {
+    let memory = SharedMemory::create("bar", 8192).unwrap();
+    memory.whole().store_u32(4096, 7, std::sync::atomic::Ordering::Release).unwrap();
+    let both = Access::READ | Access::WRITE;
+    let map = |offset, length| Region::map_device(memory.as_fd(), offset, length, both);
+    let bar = map(4096, 4096).unwrap();
+    assert_eq!(bar.whole().load_u32(0, std::sync::atomic::Ordering::Acquire), Some(7));
+    for (offset, length) in [(0, 0), (8, 4096), (0, 100), (0, u64::MAX)] {
+        assert!(map(offset, length).is_err(), "{offset} {length}");
+    }
+}

@@ -41,19 +41,17 @@ impl LentFunctions {
         let (stream, carried) = (caller.stream.clone(), caller.session.clone());
         let wanted = ArmedFor { lease, epoch, borrower: from.clone(), placement };
         let function = format!("{}/{device}", self.host);
-        let attached = match placement {
-            Placement::Host => lent.attach(&wanted, caller, |lendable| {
-                lendable.lend_in_window(&from, epoch, &stream).map(Session::InWindow)
-            }),
-            Placement::Lender | Placement::Borrower => {
-                let lending = self.fabric.lending(&function, &from).map_err(LendError::from);
-                lending.and_then(|lending| {
-                    lent.attach(&wanted, caller, |lendable| {
-                        lendable.attach(lending, &stream).map(Session::Attached)
-                    })
-                })
-            }
-        };
+        let lending = self.fabric.lending(&function, &from).map_err(LendError::from);
+        let attached = lending.and_then(|lending| {
+            lent.attach(&wanted, caller, |lendable| match placement {
+                Placement::Host => {
+                    lendable.lend_in_window(&from, epoch, lending, &stream).map(Session::InWindow)
+                }
+                Placement::Lender | Placement::Borrower => {
+                    lendable.attach(lending, &stream).map(Session::Attached)
+                }
+            })
+        });
         let (end, session) = match attached {
             Ok(attached) => attached,
             Err(error) => {

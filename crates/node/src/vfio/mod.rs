@@ -13,10 +13,11 @@ mod ntbs;
 mod session;
 mod shown;
 mod watch;
+mod windows;
 mod wiring;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ use rackbus_control::api::DeviceReport;
 use rackbus_devices::vfio::PhysicalFunction;
 use rackbus_devices::{Folders, RackDevice};
 use rackbus_memory::{Lending, Stream};
+use rackbus_metal::LentWindow;
 use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
 use rackbus_vfio::facts::{Facts, is_vfio};
@@ -32,6 +34,7 @@ use rackbus_vfio::{Bindings, Container, IommuFault, PciAddress, VfioDevice, Vfio
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved};
 pub use ntbs::Ntbs;
 use session::{Opened, PhysicalSession};
+pub use windows::WindowLending;
 
 /// Between two looks whether the last user has let go.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -45,7 +48,7 @@ pub struct Physical {
     bindings: Bindings,
     /// Where it was when this process took it.
     taken: Mutex<Option<PciAddress>>,
-    ntbs: Arc<Ntbs>,
+    windows: WindowLending,
     shared: Arc<Shared>,
 }
 
@@ -60,8 +63,6 @@ struct Shared {
     jobs: AtomicU64,
     /// What the IOMMU refused: how often, and the last.
     refused: Mutex<(u64, Option<IommuFault>)>,
-    /// It is lent to a host's own kernel, through an NTB.
-    in_window: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,15 +92,15 @@ impl Physical {
             taker: taker.to_owned(),
             bindings: Bindings::here(),
             taken: Mutex::default(),
-            ntbs: Arc::default(),
+            windows: WindowLending::default(),
             shared: Arc::default(),
         }
     }
 
-    /// The same, which can be lent through these NTBs.
+    /// The same, which can be lent through NTBs.
     #[must_use]
-    pub fn with_ntbs(self, ntbs: Arc<Ntbs>) -> Physical {
-        Physical { ntbs, ..self }
+    pub fn with_windows(self, windows: WindowLending) -> Physical {
+        Physical { windows, ..self }
     }
 
     /// Takes the function from its driver, unless that was done. What somebody gave back since is not taken again.
@@ -160,20 +161,6 @@ impl Physical {
     }
 }
 
-/// A function that is lent in a window, until this is dropped.
-#[derive(Debug)]
-struct HeldInWindow {
-    lent: Option<rackbus_metal::WindowLoan>,
-    shared: Arc<Shared>,
-}
-
-impl Drop for HeldInWindow {
-    fn drop(&mut self) {
-        drop(self.lent.take());
-        self.shared.in_window.store(false, Ordering::Relaxed);
-    }
-}
-
 impl Shared {
     fn count(&self) {
         self.jobs.fetch_add(1, Ordering::Relaxed);
@@ -211,7 +198,7 @@ impl Lendable for Physical {
         }
         let facts = self.take().map_err(failed)?;
         // What takes its time is done before anybody waits for it.
-        self.ntbs.open_all(&self.taker);
+        self.windows.open_all();
         // Whether the kernel can do it at all.
         Container::new().map_err(failed)?;
         self.wait_free(&facts, limit).map_err(failed)?;
@@ -241,24 +228,19 @@ impl Lendable for Physical {
         Ok(Box::new(session.map_err(io::Error::other)?))
     }
 
+    /// Its DMA is the IOMMU's to bound: no loan of the fabric's leads to the borrower's memory.
     fn lend_in_window(
         &self,
         borrower: &str,
         epoch: u64,
+        _lending: Lending,
         stream: &Arc<dyn Stream>,
     ) -> io::Result<LentInWindow> {
         let facts = self.take().map_err(io::Error::other)?;
-        let (name, conversation) = (self.name.clone(), stream.clone());
-        let lost = move |reason: &str| {
-            tracing::warn!(device = name, reason, "its borrower lost it");
-            conversation.shut_down();
-        };
-        let lent = self.ntbs.lend(facts, borrower, epoch, (&self.taker, Box::new(lost)))?;
+        let lend = |window: &LentWindow, lost| window.lend(facts, epoch, lost);
+        let lent = self.windows.lend_by(&self.name, borrower, stream, lend)?;
         self.shared.count();
-        self.shared.in_window.store(true, Ordering::Relaxed);
-        let offset = lent.status().offset;
-        let held = HeldInWindow { lent: Some(lent), shared: self.shared.clone() };
-        Ok(LentInWindow { offset, held: Box::new(held) })
+        Ok(lent)
     }
 
     fn revoke(&self) {
@@ -287,7 +269,7 @@ impl Lendable for Physical {
         _conversation: RestingConversation,
         _limit: Duration,
     ) -> Result<Option<SavedSession>, NotSaved> {
-        let in_window = self.shared.in_window.load(Ordering::Relaxed);
+        let in_window = self.windows.is_lent();
         match &*locked(&self.shared.opened) {
             None if !in_window => Ok(None),
             _ => Err(NotSaved::Refused(SaveError::Unsupported)),

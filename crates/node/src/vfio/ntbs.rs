@@ -7,8 +7,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rackbus_metal::{LentWindow, OnTakenAway, WindowLoan};
-use rackbus_vfio::{Bindings, Facts, PciAddress, VfioError};
+use rackbus_metal::LentWindow;
+use rackbus_vfio::{Bindings, PciAddress, VfioError};
 
 use super::locked;
 
@@ -110,24 +110,16 @@ impl Ntbs {
         Ok(window)
     }
 
-    /// Lends a function to the kernel of `borrower`, for the lease of this epoch; `lost` is called when it is taken away
-    /// before its time.
+    /// The window that leads to `borrower`, whose NTB is taken for `taker`.
     ///
     /// # Errors
-    /// When no NTB leads there, it cannot be used, or the function cannot be lent through one.
-    pub(super) fn lend(
-        &self,
-        function: Facts,
-        borrower: &str,
-        epoch: u64,
-        (taker, lost): (&str, OnTakenAway),
-    ) -> io::Result<WindowLoan> {
+    /// When no NTB leads there, or it cannot be used.
+    pub(super) fn window_to(&self, borrower: &str, taker: &str) -> io::Result<Arc<LentWindow>> {
         let address = self.to(borrower).ok_or_else(|| {
             io::Error::other(format!(
                 "the rack file names no NTB from this host to {borrower}: write [hosts.HOST.ntb.{borrower}]"
             ))
         })?;
-        let window = self.window(borrower, address, taker)?;
-        window.lend(function, epoch, lost).map_err(io::Error::other)
+        self.window(borrower, address, taker)
     }
 }

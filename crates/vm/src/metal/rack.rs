@@ -19,8 +19,11 @@ pub const PRELUDE: &str = r#"
     until_ok() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); [ $n -lt 600 ] || return 1; sleep 0.05; done; }
 "#;
 
-/// The name that the lender's drive has in the rack file.
+/// The name that the lender's drive has in the rack file: QEMU's, a function of the machine.
 pub const DRIVE: &str = "d0";
+/// The name of the lender's drive that rackbus models.
+pub const MODELLED: &str = "m0";
+const MODELLED_SIZE: &str = "64 MiB";
 /// Serial numbers of the drive that is lent, and of the one that stays with the lender.
 const SERIALS: [&str; 2] = ["metal0", "metal1"];
 /// Lists the addresses of a machine's NTBs, in the order in which they were plugged in.
@@ -134,7 +137,7 @@ impl BareMetalRack {
         run(&mut self.machines[0], up).map(drop)
     }
 
-    /// The rack file: the lender's drive, and where each host has its ends of the bridges.
+    /// The rack file: the lender's drives, and where each host has its ends of the bridges.
     fn rack_file(&mut self) -> Result<String> {
         let names = self.names();
         let own = run(&mut self.machines[0], NTBS)?;
@@ -150,7 +153,8 @@ impl BareMetalRack {
         let drive = run(&mut self.machines[0], &drive)?;
         let lender = &names[0];
         let mut rack = format!(
-            "name = \"metal\"\n[hosts.{lender}.devices.{DRIVE}]\nkind = \"vfio\"\naddress = \"{drive}\"\n"
+            "name = \"metal\"\n[hosts.{lender}.devices.{DRIVE}]\nkind = \"vfio\"\naddress = \"{drive}\"\n\
+             [hosts.{lender}.devices.{MODELLED}]\nkind = \"nvme\"\nsize = \"{MODELLED_SIZE}\"\n"
         );
         for ((name, machine), near) in names.iter().zip(&mut self.machines).skip(1).zip(own) {
             let far = run(machine, NTBS)?;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rackbus_vm::metal::{BareMetalRack, BareMetalSpec, DRIVE};
+use rackbus_vm::metal::{BareMetalRack, BareMetalSpec, DRIVE, MODELLED};
 use rackbus_vm::{Assets, Guest, VmError};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -234,7 +234,7 @@ impl MetalArgs {
         let names = lock(rack).names();
         let kernel = self.guest.name();
         let role = |number: usize| match number {
-            0 => format!("lends {}/{DRIVE}", names[0]),
+            0 => format!("lends {0}/{DRIVE}, {0}/{MODELLED}", names[0]),
             _ => "borrows".to_owned(),
         };
         let hosts: Vec<_> = names.iter().enumerate().map(|(n, name)| (name, role(n))).collect();

@@ -71,6 +71,53 @@ const KERNEL_MEMORY: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sed -n 's/S
 /// Kilobytes by which caches and per-processor lists may grow in all cycles together.
 const NOISE_KB: i64 = 2048;
 
+/// A drive that the lender's node models is driven by the borrower's kernel, alone and beside one of the machine; it keeps
+/// what was written, and goes when its lender dies.
+fn modelled(testbed: &Testbed<'_>) -> Result<()> {
+    let functions = "set -e
+        drive() { ls -d /sys/bus/pci/devices/*/nvme/nvme*/nvme*n1 | while read it; do
+            [ $(cat $it/device/serial | tr -d ' ') != metal0 ] && basename $it; done; }
+        there() { [ -n \"$(drive)\" ]; }
+        gone() { ! there; }
+        have() { until_ok rackbus borrow $1 --for beta --placement host; }
+        verify() {
+            echo 3 >/proc/sys/vm/drop_caches
+            mkdir -p /mnt/m; mount -r /dev/$(drive) /mnt/m
+            sha256sum -c --quiet /tmp/sum
+            umount /mnt/m
+        }
+        ";
+    let on = |script: &str| testbed.on("beta", &format!("{functions}{script}"));
+    let said = on("have alpha/m0
+        until_ok there
+        lsblk -d -o NAME,SIZE,MODEL /dev/$(drive)
+        grep -c nvme /proc/interrupts
+        mke2fs -q /dev/$(drive)
+        mkdir -p /mnt/m
+        mount /dev/$(drive) /mnt/m
+        dd if=/dev/urandom of=/mnt/m/data bs=64k count=128 status=none
+        sha256sum /mnt/m/data >/tmp/sum
+        umount /mnt/m
+        verify
+        have alpha/d0
+        until_ok test -b /dev/nvme1n1
+        dd if=$(ls /dev/nvme?n1 | grep -v $(drive)) of=/dev/null bs=64k count=64 iflag=direct status=none
+        verify
+        rackbus return alpha/d0
+        echo 1 >/sys/block/$(drive)/device/reset_controller
+        verify
+        rackbus return alpha/m0
+        gone
+        have alpha/m0
+        until_ok there
+        verify")?;
+    said.lines().for_each(|line| println!("           beta: {line}"));
+    testbed.ask(&["kill", "alpha"])?;
+    on("until_ok gone")?;
+    testbed.ask(&["start", "alpha"])?;
+    on("have alpha/m0; until_ok there; verify; rackbus return alpha/m0 >/dev/null").map(drop)
+}
+
 /// A drive is borrowed and returned again and again, and nothing is left behind.
 pub fn borrowed(dir: &Path) -> Result<()> {
     let folder = dir.join("testbed");
@@ -98,6 +145,7 @@ pub fn borrowed(dir: &Path) -> Result<()> {
     println!("           {cycles} times: {after}; unreclaimable kernel memory {grown:+} kB");
     ensure!(grown < NOISE_KB, "beta's kernel has {grown} kB more after {cycles} cycles");
 
+    modelled(&testbed)?;
     testbed.on(
         "beta",
         &format!("set -e; rackbus borrow alpha/d0 --for beta --placement host; {SETTLE}"),
