@@ -205,9 +205,20 @@ impl<M: Medium> Front<M> {
     /// An operation has ended.
     pub(super) fn finish(&mut self, bus: &Bus<'_>, finished: FinishedJob) {
         let Some(pending) = self.pending.remove(&finished.number) else { return };
+        let PendingOperation { queue, descriptor, begun, .. } = pending;
+        self.end(bus, (queue, &descriptor), finished, begun);
+    }
+
+    /// Counts an operation that has ended, which began at `begun` by the processor's counter, and completes it.
+    fn end(
+        &mut self,
+        bus: &Bus<'_>,
+        (queue, descriptor): (u16, &Descriptor),
+        finished: FinishedJob,
+        begun: u64,
+    ) {
         let FinishedJob { status, written, value, .. } = finished;
         let good = status == Status::Success;
-        let PendingOperation { queue, descriptor, begun, .. } = pending;
         let bytes = u64::from(descriptor.input_length);
         count(&self.operations, descriptor.stages[0], bytes, good, [begun, bus.user.ticks()]);
         let value = u32::try_from(value).unwrap_or(u32::MAX);

@@ -55,6 +55,8 @@ pub enum Begun<W> {
     Work(W),
     /// It is done, with this as the completion's value.
     Over(u32),
+    /// It was under way, and has ended.
+    Ended(FinishedJob),
 }
 
 /// What does a function's operations.

@@ -15,13 +15,13 @@ use rackbus_spec::accel::{
 };
 use rackbus_spec::pcie::Command;
 
+use super::at_once::{Attempt, OwnEngine, ShortOperation};
 use super::engines::Spare;
 use super::engines::{EngineStep, RunningOperation};
 use super::gather::Gather;
-use super::job::{Job, JobInput};
+use super::job::{Job, JobEngines, JobInput};
 use super::outbox::CompletionOutbox;
 use super::pipeline::Pipeline;
-use super::scratch::Scratch;
 use super::*;
 use crate::class::{DeviceConfig, LentTo, parse_rack};
 
@@ -36,14 +36,22 @@ impl RunningOperation for Panics {
     }
 }
 
+fn pipeline(operation: Operation, engine: Box<dyn RunningOperation>) -> Pipeline {
+    let mut pipeline = Pipeline::default();
+    pipeline.push(operation, engine, Vec::new());
+    pipeline
+}
+
 fn job(
     engine: Box<dyn RunningOperation>,
     number: u64,
     outbox: &Arc<CompletionOutbox>,
 ) -> (Arc<Job>, usize) {
-    let start = Box::new(|_: &mut Spare| Ok(Pipeline::new(vec![(Operation::Copy, engine)])));
+    // Of a kind whose input goes through engines.
+    let start = Box::new(|_: &mut Spare| Ok(pipeline(Operation::Sha256, engine)));
     let memory = (Gather::default(), Gather::default());
-    let order = JobInput { number, kind: 3, profile_ns: 1000.0, start, memory, done: 0 };
+    let engines = JobEngines::Waiting(start, 0);
+    let order = JobInput { number, kind: 3, profile_ns: 1000.0, engines, memory };
     (Arc::new(Job::new(order, outbox.clone())), 0)
 }
 
@@ -75,33 +83,42 @@ fn held() -> (Box<dyn RunningOperation>, std::sync::mpsc::Sender<()>) {
 }
 
 #[test]
-fn a_short_operation_is_done_by_who_submits_it_unless_the_engines_are_busy() {
+fn a_short_operation_is_done_by_who_takes_it_unless_the_engines_are_busy() {
     let pool = EnginePool::new(PoolOptions::default());
     pool.start().unwrap();
-    let outboxes = [(); 2].map(|()| Arc::new(CompletionOutbox::new().unwrap()));
+    let outbox = Arc::new(CompletionOutbox::new().unwrap());
     for tenant in [1, 2] {
         pool.set_level(TenantId(tenant), None).unwrap();
     }
-    let submit = |tenant: u32, engine: Box<dyn RunningOperation>, profile_ns: f64| {
-        let outbox = &outboxes[tenant as usize - 1];
-        let (mut job, done) = job(engine, 7, outbox);
-        Arc::get_mut(&mut job).unwrap().profile_ns = profile_ns;
-        pool.submit(TenantId(tenant), 0, vec![(job, done)], &mut Scratch::default());
+    let memory = (Gather::default(), Gather::default());
+    let mut own = OwnEngine::default();
+    let mut attempt = |tenant: u32, profile_ns: f64, engine: Box<dyn RunningOperation>| {
+        let short = ShortOperation { number: 7, kind: 3, profile_ns, memory: &memory };
+        let start = |_: &mut Spare| Ok(pipeline(Operation::Sha256, engine));
+        let attempt = own.run((&pool, TenantId(tenant)), short, start);
+        own.release(&pool);
+        match attempt {
+            Attempt::Ended(finished) => Some(finished.status),
+            Attempt::Refused => None,
+            Attempt::Left(..) => panic!("it is not done"),
+        }
     };
     let copy = || {
         let request = engines::OperationRequest::default();
         engines::begin(Operation::Copy, &request, &mut Spare::default()).unwrap()
     };
-    submit(1, copy(), 1000.0);
-    assert_eq!(outboxes[0].take().len(), 1, "it was not done at once");
-    // A long one is passed on, and what comes while it is done waits for its engine.
+    assert_eq!(attempt(1, 1000.0, copy()), Some(Status::Success));
+    assert_eq!(attempt(1, 1000.0, Box::new(Panics)), Some(Status::EngineFailed));
+    assert_eq!(attempt(1, 1_000_000.0, copy()), None, "a long one");
+    // While the engine works for another, or another waits for it, there is none.
     let (engine, go_on) = held();
-    submit(2, engine, 1_000_000.0);
-    submit(1, copy(), 1000.0);
-    assert!(outboxes[0].take().is_empty(), "two engines worked where there is one");
+    pool.submit(TenantId(2), 0, vec![job(engine, 7, &outbox)]);
+    assert_eq!(attempt(1, 1000.0, copy()), None, "two engines where there is one");
     go_on.send(()).unwrap();
-    assert_eq!(wait(&outboxes[0])[0].status, Status::Success);
-    assert_eq!(wait(&outboxes[1])[0].status, Status::Success);
+    assert_eq!(wait(&outbox)[0].status, Status::Success);
+    assert_eq!(attempt(1, 1000.0, copy()), Some(Status::Success));
+    let usage = pool.usage(TenantId(1)).unwrap();
+    assert_eq!((usage.operations, usage.turns, pool.failed()), (3, 3, 1));
 }
 
 #[test]
@@ -114,7 +131,7 @@ fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
         let request = engines::OperationRequest::default();
         let copy = engines::begin(Operation::Copy, &request, &mut Spare::default());
         let engine = if tenant == 1 { Box::new(Panics) } else { copy.unwrap() };
-        pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)], &mut Scratch::default());
+        pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)]);
     }
     let [first, second] = outboxes.map(|outbox| wait(&outbox)[0].status);
     assert_eq!((first, second), (Status::EngineFailed, Status::Success));
@@ -508,7 +525,7 @@ fn a_search_whose_patterns_are_dear_ends_its_turn_in_time() {
     let search = |goes_on: bool| {
         let scan = Operation::RegexScan;
         let engine = engines::begin(scan, &request, &mut Spare::default()).unwrap();
-        let mut pipeline = Pipeline::new(vec![(scan, engine)]);
+        let mut pipeline = pipeline(scan, engine);
         pipeline.feed(noise.len(), true, |to| to.copy_from_slice(&noise));
         let (mut out, mut all, mut turns) = (vec![0; 32 << 10], Vec::new(), 0);
         loop {

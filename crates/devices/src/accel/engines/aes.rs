@@ -1,7 +1,7 @@
 //! AES-256 in counter mode, and GCM (NIST SP 800-38D) made of that and GHASH, so that a message can be
 //! done in pieces.
 
-use aes::Aes256;
+use aes::Aes256Enc;
 use aes::cipher::{BlockCipherEncrypt, InnerIvInit, StreamCipher, StreamCipherSeek};
 use ctr::{Ctr32BE, Ctr128BE};
 use ghash::GHash;
@@ -13,7 +13,7 @@ use super::{Context, EngineStep, OperationRequest, RunningOperation};
 
 const BLOCK: usize = 16;
 
-fn key<'a>(request: &OperationRequest<'a>) -> Result<&'a Aes256, Status> {
+fn key<'a>(request: &OperationRequest<'a>) -> Result<&'a Aes256Enc, Status> {
     match request.context {
         Some(Context::Key(key)) => Ok(key),
         _ => Err(Status::InvalidContext),
@@ -21,7 +21,7 @@ fn key<'a>(request: &OperationRequest<'a>) -> Result<&'a Aes256, Status> {
 }
 
 /// Counter mode with a 128-bit big-endian counter (NIST SP 800-38A).
-pub struct CounterMode(Ctr128BE<Aes256>);
+pub struct CounterMode(Ctr128BE<Aes256Enc>);
 
 impl CounterMode {
     pub fn new(request: &OperationRequest<'_>) -> Result<CounterMode, Status> {
@@ -43,7 +43,7 @@ impl RunningOperation for CounterMode {
 
 /// GCM in one direction.
 pub struct Gcm {
-    cipher: Ctr32BE<Aes256>,
+    cipher: Ctr32BE<Aes256Enc>,
     hash: GHash,
     /// What the hash is added to: the encrypted first counter block.
     mask: [u8; BLOCK],

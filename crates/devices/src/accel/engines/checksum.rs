@@ -2,7 +2,7 @@
 
 use rackbus_spec::accel::Status;
 
-use super::{EngineStep, RunningOperation};
+use super::{EngineStep, OperationRequest, RunningOperation};
 
 #[derive(Debug, Default)]
 pub struct Crc32c(u32);
@@ -16,5 +16,10 @@ impl RunningOperation for Crc32c {
             written = 4;
         }
         Ok(EngineStep { read: input.len(), written, finished: last })
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        self.0 = 0;
+        true
     }
 }

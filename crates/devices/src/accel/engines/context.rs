@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use aes::Aes256;
+use aes::Aes256Enc;
 use aes::cipher::KeyInit;
 use rackbus_spec::accel::{Operation, Status};
 use regex_automata::hybrid::dfa::DFA;
@@ -13,7 +13,7 @@ use super::regex;
 /// A context. What is secret in it is wiped when it is dropped.
 pub enum Context {
     /// A key, as AES uses it.
-    Key(Box<Aes256>),
+    Key(Box<Aes256Enc>),
     /// Patterns, compiled into one automaton.
     Patterns(Box<DFA>),
 }
@@ -42,7 +42,7 @@ impl Context {
     pub fn new(operation: Operation, data: &Zeroizing<Vec<u8>>) -> Result<Context, Status> {
         match operation {
             Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
-                let key = Aes256::new_from_slice(data).map_err(|_| Status::InvalidField)?;
+                let key = Aes256Enc::new_from_slice(data).map_err(|_| Status::InvalidField)?;
                 Ok(Context::Key(Box::new(key)))
             }
             Operation::RegexScan => regex::compile(data).map(Box::new).map(Context::Patterns),

@@ -35,6 +35,17 @@ pub struct EngineStep {
     pub finished: bool,
 }
 
+/// How much input an engine is best fed at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Portion {
+    /// Little: it does byte after byte, and what it is fed and puts out stays in the first cache.
+    Small,
+    /// As much as stays in the first cache: it does many parts of that at the same time.
+    Wide,
+    /// As much as there is, within the second cache: its library does a whole message with fewer copies.
+    Whole,
+}
+
 /// Bytes of output that each step has room for at least.
 pub const LEAST_ROOM: usize = 256;
 
@@ -47,6 +58,11 @@ pub trait RunningOperation: Send {
     /// # Errors
     /// The status that the operation ends with.
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status>;
+
+    /// How much input it is best fed at once.
+    fn portion(&self) -> Portion {
+        Portion::Small
+    }
 
     /// After an operation that ended well: makes it as one that was just begun for `request`. False where a new one is
     /// to be taken. What it was fed before must have no part in what it puts out afterwards.

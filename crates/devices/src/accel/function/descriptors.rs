@@ -58,25 +58,30 @@ impl<M: Medium> Front<M> {
         let plan = check(from)?;
         let order =
             OperationOrder { number: self.medium.number(), queue, descriptor: from, plan: &plan };
+        let at = bus.user.ticks();
         let begun = self.medium.begin(bus.dma, &order)?;
-        Ok(self.note(bus, &order, begun))
+        Ok(self.note(bus, &order, begun, at))
     }
 
-    /// Keeps what is under way of a descriptor; the completion's value where that is done.
+    /// Keeps what is under way of a descriptor, which began at `at` by the processor's counter, or completes it; the
+    /// completion's value where nothing was under way.
     pub(in super::super) fn note(
         &mut self,
         bus: &Bus<'_>,
         order: &OperationOrder<'_>,
         begun: Begun<M::Work>,
+        at: u64,
     ) -> Option<u32> {
-        let work = match begun {
-            Begun::Work(work) => work,
-            Begun::Over(value) => return Some(value),
-        };
         let OperationOrder { number, queue, descriptor, .. } = *order;
-        let begun = bus.user.ticks();
-        self.pending
-            .insert(number, PendingOperation { queue, descriptor: *descriptor, work, begun });
+        match begun {
+            Begun::Work(work) => {
+                let descriptor = *descriptor;
+                let pending = PendingOperation { queue, descriptor, work, begun: at };
+                self.pending.insert(number, pending);
+            }
+            Begun::Ended(finished) => self.end(bus, (queue, descriptor), finished, at),
+            Begun::Over(value) => return Some(value),
+        }
         None
     }
 }

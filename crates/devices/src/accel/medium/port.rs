@@ -198,11 +198,16 @@ impl Port {
                     return false;
                 }
                 let number = local.number();
+                let at = bus.user.ticks();
                 let begun = self.begin(local, number, ask);
                 let over = match begun {
                     Ok(Begun::Work(work)) => {
-                        let kept = Slot { number, ask: *ask, work, begun: bus.user.ticks() };
+                        let kept = Slot { number, ask: *ask, work, begun: at };
                         self.slots[usize::from(slot)] = Some(kept);
+                        return true;
+                    }
+                    Ok(Begun::Ended(finished)) => {
+                        self.answer_ended(local, bus, (ask, at), finished);
                         return true;
                     }
                     Ok(Begun::Over(value)) => Ok(value),
@@ -267,15 +272,27 @@ impl Port {
             // What was given up may still come.
             let Some(slot) = self.slots.iter().position(is_it) else { continue };
             if let Some(Slot { ask, begun, .. }) = self.slots[slot].take() {
-                let (bytes, good) = (ask.input_length.get().into(), status == Status::Success);
-                let time = [begun, bus.user.ticks()];
-                count(&local.operations, ask.stages[0], bytes, good, time);
+                let finished = FinishedJob { number, status, written, value };
+                self.answer_ended(local, bus, (&ask, begun), finished);
             }
-            let value = u32::try_from(value).unwrap_or(u32::MAX);
-            self.answer(slot as u16, status, written, value);
             done += 1;
         }
         done
+    }
+
+    /// Counts an operation that has ended, which began at `begun` by the processor's counter, and answers it.
+    fn answer_ended(
+        &mut self,
+        local: &Local,
+        bus: &Bus<'_>,
+        (ask, begun): (&Ask, u64),
+        finished: FinishedJob,
+    ) {
+        let FinishedJob { status, written, value, .. } = finished;
+        let (bytes, good) = (ask.input_length.get().into(), status == Status::Success);
+        count(&local.operations, ask.stages[0], bytes, good, [begun, bus.user.ticks()]);
+        let value = u32::try_from(value).unwrap_or(u32::MAX);
+        self.answer(ask.slot.get(), status, written, value);
     }
 
     fn answer(&mut self, slot: u16, status: Status, written: usize, value: u32) {
