@@ -276,6 +276,11 @@ impl PinnedPieces {
         piece.get().part(offset - start, length)
     }
 
+    /// The first piece, and the others with where in the range each begins.
+    pub fn into_parts(self) -> (PinnedSlice, Vec<(usize, PinnedSlice)>) {
+        (self.first, self.rest)
+    }
+
     /// The pieces themselves, in order.
     pub fn into_pieces(self) -> impl Iterator<Item = PinnedSlice> {
         std::iter::once(self.first).chain(self.rest.into_iter().map(|(_, piece)| piece))

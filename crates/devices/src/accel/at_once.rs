@@ -37,7 +37,8 @@ pub struct ShortOperation<'a> {
 pub enum Attempt {
     /// It is not short, or there is no engine for it.
     Refused,
-    Ended(FinishedJob),
+    /// It has ended; the processor's counter before and after.
+    Ended(FinishedJob, [u64; 2]),
     /// It took longer than was thought; so far, it took so much engine time in nanoseconds.
     Left(Course, u64),
 }
@@ -68,7 +69,8 @@ impl OwnEngine {
             status = course.go(memory, memory.0.len(), out, &mut goes_on);
             (read, written) = (course.read, course.written);
         }
-        let engine_ns = held.rate.ns(ticks::now().wrapping_sub(begun));
+        let ended = ticks::now();
+        let engine_ns = held.rate.ns(ended.wrapping_sub(begun));
         let part = if memory.0.len() == 0 { 1.0 } else { read as f64 / memory.0.len() as f64 };
         let done = TurnResult { engine_ns, egress: written as u64 };
         held.did(profile_ns * part, read as u64, done, status);
@@ -80,7 +82,7 @@ impl OwnEngine {
             course.leave(spare);
         }
         let written = if good { written } else { 0 };
-        Attempt::Ended(FinishedJob { number, status, written, value: engine_ns })
+        Attempt::Ended(FinishedJob { number, status, written, value: engine_ns }, [begun, ended])
     }
 
     /// Has an engine's time for the operation, if that can be had.

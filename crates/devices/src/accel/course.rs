@@ -73,7 +73,7 @@ impl Course {
         out: &mut [u8],
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<bool, Status> {
-        let portion = self.pipeline.portion();
+        let (portion, takes_memory) = (self.pipeline.portion(), self.pipeline.takes_memory());
         let mut fed_last = self.read == input.len();
         if !std::mem::replace(&mut self.fed, true) && fed_last {
             self.pipeline.feed(0, true, |_| {});
@@ -103,6 +103,11 @@ impl Course {
                 let (at, count) = (self.read, (end - self.read).min(portion.bytes()));
                 self.read += count;
                 fed_last = self.read == input.len();
+                if takes_memory {
+                    input.each(at, count, |part| self.pipeline.take(part));
+                    self.pipeline.feed(0, fed_last, |_| {});
+                    continue;
+                }
                 self.pipeline.feed(count, fed_last, |to| input.read(at, to));
                 if portion == Portion::Small {
                     // While this is done, what follows comes near.

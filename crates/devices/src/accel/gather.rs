@@ -1,7 +1,7 @@
 //! A message's memory: ranges of a tenant's, one after the other, as the function reached them when it
 //! took the descriptor.
 
-use rackbus_memory::{DmaSlice, PinnedSlice};
+use rackbus_memory::{DmaSlice, PinnedPieces, PinnedSlice};
 
 /// Pieces of memory that are used as one.
 #[derive(Debug, Default)]
@@ -22,6 +22,13 @@ impl Gather {
             Some(_) => self.rest.push((self.length, piece)),
         }
         self.length += length;
+    }
+
+    /// Adds a range behind those that there are.
+    pub fn append(&mut self, range: PinnedPieces) {
+        let (first, rest) = range.into_parts();
+        self.push(first);
+        rest.into_iter().for_each(|(_, piece)| self.push(piece));
     }
 
     /// Bytes of all pieces together.
@@ -94,7 +101,7 @@ impl Gather {
     }
 
     /// Visits what there is of `length` bytes from `offset` on, in order.
-    fn each(&self, offset: usize, length: usize, mut visit: impl FnMut(DmaSlice<'_>)) {
+    pub fn each(&self, offset: usize, length: usize, mut visit: impl FnMut(DmaSlice<'_>)) {
         let Some(first) = &self.first else { return };
         let end = offset.saturating_add(length).min(self.length);
         let mut at = offset;

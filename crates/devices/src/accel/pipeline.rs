@@ -1,5 +1,6 @@
 //! Engines one behind the other: what comes out of one goes into the next and never leaves the device.
 
+use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::{Operation, Status};
 
 use super::engines::{LEAST_ROOM, Portion, RunningOperation, Spare};
@@ -74,6 +75,18 @@ impl Pipeline {
     pub fn only_copies(&self) -> bool {
         let copies = |stage: &Stage| stage.operation == Operation::Copy && stage.end == 0;
         matches!(&self.stages[..], [stage] if copies(stage))
+    }
+
+    /// Whether the only engine reads the tenant's memory itself.
+    pub fn takes_memory(&self) -> bool {
+        matches!(&self.stages[..], [stage] if stage.engine.takes_memory())
+    }
+
+    /// Gives that engine more input.
+    pub fn take(&mut self, input: DmaSlice<'_>) {
+        if let [stage] = &mut self.stages[..] {
+            stage.engine.take(input);
+        }
     }
 
     /// Gives the first engine `length` more bytes of input, which `fill` writes; `last` says that no more

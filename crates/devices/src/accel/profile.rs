@@ -71,10 +71,10 @@ pub fn measure(
     content: Content,
     length: Duration,
 ) -> Result<Point, Status> {
-    let context = context(operation).map(Arc::new);
-    let message = message(operation, size, content, context.as_deref())?;
+    let context = context(operation);
+    let message = message(operation, size, content, context.as_ref())?;
     let mut scratch = Scratch::default();
-    let mut run = || run(operation, &message, context.as_deref(), &mut scratch, &mut |_| {});
+    let mut run = || run(operation, &message, context.as_ref(), &mut scratch, &mut |_| {});
     let mut written = run()?;
     let (mut best, mut count, mut rounds) = (f64::MAX, 1u32, 0);
     let begun = thread_ns();
@@ -105,7 +105,7 @@ pub fn measure(
 fn run(
     operation: Operation,
     message: &[u8],
-    context: Option<&Context>,
+    context: Option<&Arc<Context>>,
     scratch: &mut Scratch,
     each: &mut dyn FnMut(&[u8]),
 ) -> Result<usize, Status> {
@@ -134,12 +134,12 @@ fn run(
     }
 }
 
-fn context(operation: Operation) -> Option<Context> {
+fn context(operation: Operation) -> Option<Arc<Context>> {
     let data: &[u8] = match operation {
         Operation::RegexScan => b"error [0-9]+\nGET /[a-z]+\n(foo|bar)baz",
         _ => &[7; 32],
     };
-    Context::new(operation, &Zeroizing::new(data.to_vec())).ok()
+    Context::new(operation, &Zeroizing::new(data.to_vec())).ok().map(Arc::new)
 }
 
 /// A message for `operation` of `size` bytes, or what becomes of so many where it reverses another; nothing where
@@ -154,7 +154,7 @@ fn message(
     operation: Operation,
     size: usize,
     content: Content,
-    context: Option<&Context>,
+    context: Option<&Arc<Context>>,
 ) -> Result<Vec<u8>, Status> {
     let plain = plain(size, content);
     let forward = match operation {

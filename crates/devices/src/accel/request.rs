@@ -124,7 +124,7 @@ pub fn start(
     let mut pipeline = Pipeline::default();
     for (nth, (operation, context)) in plan.operations().iter().zip(contexts).enumerate() {
         let associated = if nth == 0 { associated } else { 0 };
-        let context = context.as_deref();
+        let context = context.as_ref();
         let length = (nth == 0).then_some(input_length as usize);
         let request = OperationRequest { nonce, associated, context, done, length };
         let engine = engines::begin(*operation, &request, spare)?;
@@ -154,11 +154,8 @@ fn range(
     let mut gather = Gather::default();
     let mut add = |address: u64, length: u32| {
         if length > 0 {
-            let pieces = dma.pin_pieces(address, length as usize, access);
-            pieces
-                .map_err(|_| Status::Transfer)?
-                .into_pieces()
-                .for_each(|piece| gather.push(piece));
+            let range = dma.pin_pieces(address, length as usize, access);
+            gather.append(range.map_err(|_| Status::Transfer)?);
         }
         Ok(())
     };

@@ -139,9 +139,8 @@ impl<M: Medium> Front<M> {
             let queue = under_way.queue;
             let number = self.medium.number();
             let order = OperationOrder { number, queue, descriptor: &descriptor, plan: &plan };
-            let at = bus.user.ticks();
             let begun = self.medium.begin_again(bus.dma, &order, &under_way.work);
-            let ended = match begun.map(|begun: Begun<_>| self.note(bus, &order, begun, at)) {
+            let ended = match begun.map(|begun: Begun<_>| self.note(bus, &order, begun)) {
                 Ok(None) => None,
                 Ok(Some(value)) => Some((Status::Success, value)),
                 Err(status) => Some((status, 0)),

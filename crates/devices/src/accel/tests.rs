@@ -15,7 +15,6 @@ use rackbus_spec::accel::{
 };
 use rackbus_spec::pcie::Command;
 
-use super::at_once::{Attempt, OwnEngine, ShortOperation};
 use super::engines::Spare;
 use super::engines::{EngineStep, RunningOperation};
 use super::gather::Gather;
@@ -25,6 +24,7 @@ use super::pipeline::Pipeline;
 use super::*;
 use crate::class::{DeviceConfig, LentTo, parse_rack};
 
+mod at_once;
 mod saved;
 
 /// An engine that fails as no engine should.
@@ -80,45 +80,6 @@ fn held() -> (Box<dyn RunningOperation>, std::sync::mpsc::Sender<()>) {
     }
     let (go_on, waits) = std::sync::mpsc::channel();
     (Box::new(Held(waits)), go_on)
-}
-
-#[test]
-fn a_short_operation_is_done_by_who_takes_it_unless_the_engines_are_busy() {
-    let pool = EnginePool::new(PoolOptions::default());
-    pool.start().unwrap();
-    let outbox = Arc::new(CompletionOutbox::new().unwrap());
-    for tenant in [1, 2] {
-        pool.set_level(TenantId(tenant), None).unwrap();
-    }
-    let memory = (Gather::default(), Gather::default());
-    let mut own = OwnEngine::default();
-    let mut attempt = |tenant: u32, profile_ns: f64, engine: Box<dyn RunningOperation>| {
-        let short = ShortOperation { number: 7, kind: 3, profile_ns, memory: &memory };
-        let start = |_: &mut Spare| Ok(pipeline(Operation::Sha256, engine));
-        let attempt = own.run((&pool, TenantId(tenant)), short, start);
-        own.release(&pool);
-        match attempt {
-            Attempt::Ended(finished) => Some(finished.status),
-            Attempt::Refused => None,
-            Attempt::Left(..) => panic!("it is not done"),
-        }
-    };
-    let copy = || {
-        let request = engines::OperationRequest::default();
-        engines::begin(Operation::Copy, &request, &mut Spare::default()).unwrap()
-    };
-    assert_eq!(attempt(1, 1000.0, copy()), Some(Status::Success));
-    assert_eq!(attempt(1, 1000.0, Box::new(Panics)), Some(Status::EngineFailed));
-    assert_eq!(attempt(1, 1_000_000.0, copy()), None, "a long one");
-    // While the engine works for another, or another waits for it, there is none.
-    let (engine, go_on) = held();
-    pool.submit(TenantId(2), 0, vec![job(engine, 7, &outbox)]);
-    assert_eq!(attempt(1, 1000.0, copy()), None, "two engines where there is one");
-    go_on.send(()).unwrap();
-    assert_eq!(wait(&outbox)[0].status, Status::Success);
-    assert_eq!(attempt(1, 1000.0, copy()), Some(Status::Success));
-    let usage = pool.usage(TenantId(1)).unwrap();
-    assert_eq!((usage.operations, usage.turns, pool.failed()), (3, 3, 1));
 }
 
 #[test]
@@ -514,7 +475,7 @@ fn completions_interrupt_whoever_does_not_poll() {
 #[test]
 fn a_search_whose_patterns_are_dear_ends_its_turn_in_time() {
     let patterns = zeroize::Zeroizing::new(b"[01]*1[01]{3000}".to_vec());
-    let context = engines::Context::new(Operation::RegexScan, &patterns).unwrap();
+    let context = engines::Context::new(Operation::RegexScan, &patterns).map(Arc::new).unwrap();
     let request = engines::OperationRequest { context: Some(&context), ..Default::default() };
     let mut noise = vec![0; 4096];
     let mut state = 1u64;

@@ -19,6 +19,9 @@ mod zstd;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
+use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::{Operation, Status};
 
 pub use context::{Context, wipe_stack};
@@ -59,6 +62,17 @@ pub trait RunningOperation: Send {
     /// The status that the operation ends with.
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status>;
 
+    /// Whether it [takes](RunningOperation::take) input from the tenant's memory itself: reading each byte once, for
+    /// others change them meanwhile.
+    fn takes_memory(&self) -> bool {
+        false
+    }
+
+    /// Does all of `input`, which begins where the last step or the last part ended. Nothing comes out.
+    fn take(&mut self, input: DmaSlice<'_>) {
+        let _ = input;
+    }
+
     /// How much input it is best fed at once.
     fn portion(&self) -> Portion {
         Portion::Small
@@ -80,7 +94,7 @@ pub struct OperationRequest<'a> {
     /// Bytes of the input that are authenticated only.
     pub associated: u32,
     /// The context that the descriptor names.
-    pub context: Option<&'a Context>,
+    pub context: Option<&'a Arc<Context>>,
     /// Bytes of the message that were done before, by an engine whose output is as long as its input.
     pub done: usize,
     /// Bytes of the whole input, where they are known.

@@ -58,28 +58,25 @@ impl<M: Medium> Front<M> {
         let plan = check(from)?;
         let order =
             OperationOrder { number: self.medium.number(), queue, descriptor: from, plan: &plan };
-        let at = bus.user.ticks();
         let begun = self.medium.begin(bus.dma, &order)?;
-        Ok(self.note(bus, &order, begun, at))
+        Ok(self.note(bus, &order, begun))
     }
 
-    /// Keeps what is under way of a descriptor, which began at `at` by the processor's counter, or completes it; the
-    /// completion's value where nothing was under way.
+    /// Keeps what is under way of a descriptor, or completes it; the completion's value where nothing was under way.
     pub(in super::super) fn note(
         &mut self,
         bus: &Bus<'_>,
         order: &OperationOrder<'_>,
         begun: Begun<M::Work>,
-        at: u64,
     ) -> Option<u32> {
         let OperationOrder { number, queue, descriptor, .. } = *order;
         match begun {
             Begun::Work(work) => {
-                let descriptor = *descriptor;
-                let pending = PendingOperation { queue, descriptor, work, begun: at };
+                let (descriptor, begun) = (*descriptor, bus.user.ticks());
+                let pending = PendingOperation { queue, descriptor, work, begun };
                 self.pending.insert(number, pending);
             }
-            Begun::Ended(finished) => self.end(bus, (queue, descriptor), finished, at),
+            Begun::Ended(finished, time) => self.end(bus, (queue, descriptor), finished, time),
             Begun::Over(value) => return Some(value),
         }
         None

@@ -133,7 +133,7 @@ impl Local {
             let short = ShortOperation { number, kind, profile_ns, memory: &memory };
             let start = |spare: &mut _| request::start(plan, descriptor, &contexts, 0, spare);
             match self.own.run((&self.pool, self.tenant), short, start) {
-                Attempt::Ended(finished) => return Ok(Begun::Ended(finished)),
+                Attempt::Ended(finished, time) => return Ok(Begun::Ended(finished, time)),
                 Attempt::Left(course, engine_ns) => {
                     engines = Some(JobEngines::Running(course, engine_ns));
                 }

@@ -198,16 +198,15 @@ impl Port {
                     return false;
                 }
                 let number = local.number();
-                let at = bus.user.ticks();
                 let begun = self.begin(local, number, ask);
                 let over = match begun {
                     Ok(Begun::Work(work)) => {
-                        let kept = Slot { number, ask: *ask, work, begun: at };
+                        let kept = Slot { number, ask: *ask, work, begun: bus.user.ticks() };
                         self.slots[usize::from(slot)] = Some(kept);
                         return true;
                     }
-                    Ok(Begun::Ended(finished)) => {
-                        self.answer_ended(local, bus, (ask, at), finished);
+                    Ok(Begun::Ended(finished, time)) => {
+                        self.answer_ended(local, (ask, time), finished);
                         return true;
                     }
                     Ok(Begun::Over(value)) => Ok(value),
@@ -273,24 +272,24 @@ impl Port {
             let Some(slot) = self.slots.iter().position(is_it) else { continue };
             if let Some(Slot { ask, begun, .. }) = self.slots[slot].take() {
                 let finished = FinishedJob { number, status, written, value };
-                self.answer_ended(local, bus, (&ask, begun), finished);
+                self.answer_ended(local, (&ask, [begun, bus.user.ticks()]), finished);
             }
             done += 1;
         }
         done
     }
 
-    /// Counts an operation that has ended, which began at `begun` by the processor's counter, and answers it.
+    /// Counts an operation that has ended, which took from one reading of the processor's counter to the other, and
+    /// answers it.
     fn answer_ended(
         &mut self,
         local: &Local,
-        bus: &Bus<'_>,
-        (ask, begun): (&Ask, u64),
+        (ask, time): (&Ask, [u64; 2]),
         finished: FinishedJob,
     ) {
         let FinishedJob { status, written, value, .. } = finished;
         let (bytes, good) = (ask.input_length.get().into(), status == Status::Success);
-        count(&local.operations, ask.stages[0], bytes, good, [begun, bus.user.ticks()]);
+        count(&local.operations, ask.stages[0], bytes, good, time);
         let value = u32::try_from(value).unwrap_or(u32::MAX);
         self.answer(ask.slot.get(), status, written, value);
     }

@@ -6,9 +6,10 @@ use rackbus_spec::accel::Status;
 use super::super::clock::TickRate;
 use super::EnginePool;
 
-/// Operations that cost less are not worth passing to another thread, which takes some microseconds there and back
-/// while both poll, and much more where one has to be woken.
-const SHORT_NS: f64 = 5_000.0;
+/// Operations that cost less than this part of a slice are not worth passing to another thread, which takes some
+/// microseconds there and back while both poll, and much more where one has to be woken. What comes behind them waits
+/// for a turn at most all the same.
+const SHORT: f64 = 0.1;
 
 /// An engine's time that a function's thread has for its own operations of one kind.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct HeldTurn {
     /// What the operations cost by their profiles.
     profile_ns: f64,
     failed: u64,
+    /// What is short, in nanoseconds.
+    short_ns: f64,
     /// How fast the processor's counter counts.
     pub rate: TickRate,
     /// The processor's counter when it was taken.
@@ -29,7 +32,7 @@ pub struct HeldTurn {
 impl HeldTurn {
     /// Whether an operation of this kind, which costs so much by its profile, is to be done in it.
     pub fn takes(&self, kind: u8, profile_ns: f64) -> bool {
-        self.kind == kind && profile_ns * self.factor <= SHORT_NS && self.turn.goes_on()
+        self.kind == kind && profile_ns * self.factor <= self.short_ns && self.turn.goes_on()
     }
 
     /// The turn lasts so many ticks of the processor's counter.
@@ -67,13 +70,14 @@ impl EnginePool {
             return None;
         }
         let factor = shared.factor(tenant, kind);
-        if profile_ns * factor > SHORT_NS {
+        let short_ns = self.options.slice_ns as f64 * SHORT;
+        if profile_ns * factor > short_ns {
             return None;
         }
         let turn = shared.arbiter.open(tenant, self.now_ns())?;
         shared.busy += 1;
         let rate = self.rate();
-        Some(HeldTurn { turn, kind, factor, profile_ns: 0.0, failed: 0, rate, begun })
+        Some(HeldTurn { turn, kind, factor, profile_ns: 0.0, failed: 0, short_ns, rate, begun })
     }
 
     /// Gives the engine back, after so much engine time.
