@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 
 use crate::spin::AdaptiveSpin;
 
-pub use bytes::copy as copy_bytes;
+pub use bytes::{copy as copy_bytes, own_caches};
 pub use channel::{Channel, Statistics};
 pub use ticket::{CopyFailure, Ticket, TransactionState};
 pub use transaction::{CopyLocation, Parties, PieceError, Transaction};

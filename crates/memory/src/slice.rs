@@ -162,6 +162,14 @@ impl<'a> DmaSlice<'a> {
         }
     }
 
+    /// The same for writing.
+    #[inline]
+    pub fn prefetch_write(&self) {
+        for line in (0..self.length.min(4096)).step_by(64) {
+            prefetch_write(self.start.as_ptr().wrapping_add(line));
+        }
+    }
+
     #[inline]
     fn aligned<T>(&self, offset: usize) -> Option<*const T> {
         if offset.checked_add(size_of::<T>())? > self.length {
@@ -181,6 +189,19 @@ pub(crate) fn prefetch(address: *const u8) {
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Asks the processor to bring the line at `address` near, to be written. Any address will do.
+#[inline]
+fn prefetch_write(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching never faults and has no effect on memory.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_ET0>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
@@ -269,6 +290,11 @@ impl PinnedPieces {
         let index = self.rest.partition_point(|(start, _)| *start <= offset).checked_sub(1)?;
         let (start, piece) = &self.rest[index];
         piece.get().part(offset - start, length)
+    }
+
+    /// The first piece, and the others with where in the range each begins.
+    pub fn into_parts(self) -> (PinnedSlice, Vec<(usize, PinnedSlice)>) {
+        (self.first, self.rest)
     }
 
     /// The pieces themselves, in order.

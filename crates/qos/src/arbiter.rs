@@ -12,7 +12,8 @@ use crate::drr::Drr;
 use crate::kept::MinimumRecord;
 use crate::tenant::{Spent, Tenant, TenantShare};
 use crate::turn::{
-    EngineTurn, MessagePiece, NextTurn, QueuedMessage, SharingSettings, TenantId, TurnResult, Usage,
+    EngineTurn, MessagePiece, NextTurn, OpenTurn, QueuedMessage, SharingSettings, TenantId,
+    TurnResult, Usage,
 };
 
 /// Decides which tenant's message an engine serves next, and for how long.
@@ -203,6 +204,53 @@ impl TenantArbiter {
         limits.map_or(NextTurn::Idle, |(at, ..)| NextTurn::Wait(*at))
     }
 
+    /// Time of an engine that is free, for messages of a tenant that come while it lasts; nothing where any message
+    /// waits, or bounds of its own hold the tenant back: then its messages are to be [submitted](Self::submit).
+    pub fn open(&mut self, id: TenantId, now: u64) -> Option<OpenTurn> {
+        if self.has_waiting() {
+            return None;
+        }
+        self.wake(id, now);
+        let tenant = self.tenants.get_mut(&id).filter(|tenant| tenant.timers == [None; 2])?;
+        if tenant.free_at(now) > now {
+            return None;
+        }
+        let guaranteed = tenant.guaranteed_at(now) <= now;
+        let level = if guaranteed { Level::Guaranteed } else { Level::Rest };
+        // As any turn, it is paid for by rounds.
+        self.levels[level as usize].pick(now, |key| key == id)?;
+        tenant.usage.turns += 1;
+        self.under_way += 1;
+        let SharingSettings { slice_ns, least_ns, .. } = self.settings;
+        Some(OpenTurn {
+            tenant: id,
+            budget_ns: slice_ns,
+            least_ns,
+            life: tenant.life,
+            guaranteed,
+            allowed: tenant.allowed(guaranteed, now),
+            spent: Spent::default(),
+            ended: 0,
+        })
+    }
+
+    /// An open turn has ended. False when its tenant has gone: then nobody is charged.
+    pub fn close(&mut self, turn: &OpenTurn, now: u64) -> bool {
+        self.under_way = self.under_way.saturating_sub(1);
+        let tenant = self.tenants.get_mut(&turn.tenant);
+        let Some(tenant) = tenant.filter(|tenant| tenant.life == turn.life) else { return false };
+        let spent = turn.spent;
+        tenant.spend(turn.guaranteed, spent);
+        tenant.got(spent, now);
+        let usage = &mut tenant.usage;
+        usage.operations += turn.ended;
+        usage.batched += spent.operations.saturating_sub(1);
+        count_spent(usage, spent, turn.guaranteed);
+        let level = if turn.guaranteed { Level::Guaranteed } else { Level::Rest };
+        self.levels[level as usize].charge(turn.tenant, spent.engine_ns);
+        true
+    }
+
     /// A turn has ended. Of its messages, those that are not over wait again, before all others of
     /// their queue. False when its tenant has gone: then they do not, and nobody is charged.
     pub fn complete(&mut self, turn: &EngineTurn, done: TurnResult, now: u64) -> bool {
@@ -222,10 +270,7 @@ impl TenantArbiter {
         tenant.turns.settle(turn.queue, turn.estimated.engine_ns, actual.engine_ns);
         let usage = &mut tenant.usage;
         usage.operations += turn.pieces.iter().filter(|piece| piece.over).count() as u64;
-        usage.ingress += actual.ingress;
-        usage.egress += actual.egress;
-        usage.engine_ns += actual.engine_ns;
-        usage.guaranteed_ns += if turn.guaranteed { actual.engine_ns } else { 0 };
+        count_spent(usage, actual, turn.guaranteed);
         for MessagePiece { message, length, .. } in
             turn.pieces.iter().rev().filter(|piece| !piece.over)
         {
@@ -331,6 +376,13 @@ impl TenantArbiter {
         self.levels[level as usize].charge(id, turn.estimated.engine_ns);
         Some(turn)
     }
+}
+
+fn count_spent(usage: &mut Usage, spent: Spent, guaranteed: bool) {
+    usage.ingress += spent.ingress;
+    usage.egress += spent.egress;
+    usage.engine_ns += spent.engine_ns;
+    usage.guaranteed_ns += if guaranteed { spent.engine_ns } else { 0 };
 }
 
 fn enqueue(tenant: &mut Tenant, queue: u16, message: QueuedMessage, first: bool, now: u64) {

@@ -41,6 +41,12 @@ impl Bucket {
         self.level >= scaled(1)
     }
 
+    /// Tokens that there are now: none where it is overdrawn.
+    pub fn tokens(&mut self, now: u64) -> u64 {
+        self.fill(now);
+        u64::try_from(self.level / i128::from(SECOND)).unwrap_or(0)
+    }
+
     /// Takes tokens, more than there are if need be.
     pub fn spend(&mut self, tokens: u64) {
         self.level -= scaled(tokens);

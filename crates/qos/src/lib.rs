@@ -38,7 +38,8 @@ pub use level::{LevelError, Rate, RateUnit, ServiceLevel};
 pub use profile::{EngineProfile, Point, ProfileError};
 pub use tenant::{Guarantee, RateLimit, TenantShare};
 pub use turn::{
-    EngineTurn, MessagePiece, NextTurn, QueuedMessage, SharingSettings, TenantId, TurnResult, Usage,
+    EngineTurn, MessagePiece, NextTurn, OpenTurn, QueuedMessage, SharingSettings, TenantId,
+    TurnResult, Usage,
 };
 
 /// Nanoseconds in a second.

@@ -220,6 +220,28 @@ impl Tenant {
         }
     }
 
+    /// What it may spend until its limits, or its guarantee where it is served by that, hold it back.
+    pub(crate) fn allowed(&mut self, guaranteed: bool, now: u64) -> Spent {
+        let tokens = |bucket: &mut Option<Bucket>| {
+            bucket.as_mut().map_or(u64::MAX, |bucket| bucket.tokens(now))
+        };
+        let mut allowed = Spent {
+            engine_ns: u64::MAX,
+            operations: tokens(&mut self.operations),
+            ingress: tokens(&mut self.ingress),
+            egress: tokens(&mut self.egress),
+        };
+        if let Some((engine, units, unit)) = self.guarantee.as_mut().filter(|_| guaranteed) {
+            allowed.engine_ns = engine.tokens(now);
+            let bought = match unit {
+                RateUnit::Bytes => &mut allowed.ingress,
+                RateUnit::Operations => &mut allowed.operations,
+            };
+            *bought = (*bought).min(units.tokens(now));
+        }
+        allowed
+    }
+
     /// It spends, of its guarantee too when it is served by that.
     pub(crate) fn spend(&mut self, guaranteed: bool, spent: Spent) {
         self.settle(guaranteed, Spent::default(), spent);

@@ -89,6 +89,54 @@ impl EngineTurn {
     }
 }
 
+/// Time of an engine for messages that come while it lasts. Nobody waits when it is given out, so that nothing is to be
+/// chosen; what was done is told message by message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenTurn {
+    /// The tenant whose messages are done.
+    pub tenant: TenantId,
+    /// It ends after so many nanoseconds.
+    pub budget_ns: u64,
+    pub(crate) least_ns: u64,
+    pub(crate) life: u64,
+    pub(crate) guaranteed: bool,
+    pub(crate) allowed: Spent,
+    pub(crate) spent: Spent,
+    /// Messages that have ended.
+    pub(crate) ended: u64,
+}
+
+impl OpenTurn {
+    /// A message was begun, and so much of it was done; `over` when it has ended.
+    pub fn did(&mut self, ingress: u64, done: TurnResult, over: bool) {
+        self.spent.operations += 1;
+        self.spent.ingress += ingress;
+        self.spent.egress += done.egress;
+        self.spent.engine_ns += done.engine_ns.max(self.least_ns);
+        self.ended += u64::from(over);
+    }
+
+    /// Whether another message may be begun: no bound of the tenant's is passed by more than one message.
+    pub fn goes_on(&self) -> bool {
+        let (spent, allowed) = (&self.spent, &self.allowed);
+        spent.engine_ns < self.budget_ns.min(allowed.engine_ns)
+            && spent.operations < allowed.operations
+            && spent.ingress < allowed.ingress
+            && spent.egress < allowed.egress
+    }
+
+    /// Engine time that it took so far, in nanoseconds.
+    pub fn engine_ns(&self) -> u64 {
+        self.spent.engine_ns
+    }
+
+    /// What it took is measured otherwise, and less.
+    pub fn correct(&mut self, engine_ns: u64) {
+        let least = self.least_ns.saturating_mul(self.spent.operations);
+        self.spent.engine_ns = self.spent.engine_ns.min(engine_ns.max(least));
+    }
+}
+
 /// What became of a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TurnResult {

@@ -205,11 +205,23 @@ impl<M: Medium> Front<M> {
     /// An operation has ended.
     pub(super) fn finish(&mut self, bus: &Bus<'_>, finished: FinishedJob) {
         let Some(pending) = self.pending.remove(&finished.number) else { return };
+        let PendingOperation { queue, descriptor, begun, .. } = pending;
+        self.end(bus, (queue, &descriptor), finished, [begun, bus.user.ticks()]);
+    }
+
+    /// Counts an operation that has ended, which took from one reading of the processor's counter to the other, and
+    /// completes it.
+    fn end(
+        &mut self,
+        bus: &Bus<'_>,
+        (queue, descriptor): (u16, &Descriptor),
+        finished: FinishedJob,
+        time: [u64; 2],
+    ) {
         let FinishedJob { status, written, value, .. } = finished;
         let good = status == Status::Success;
-        let PendingOperation { queue, descriptor, begun, .. } = pending;
         let bytes = u64::from(descriptor.input_length);
-        count(&self.operations, descriptor.stages[0], bytes, good, [begun, bus.user.ticks()]);
+        count(&self.operations, descriptor.stages[0], bytes, good, time);
         let value = u32::try_from(value).unwrap_or(u32::MAX);
         self.complete(bus, queue, descriptor.id, status, written as u32, value);
     }

@@ -1,13 +1,15 @@
 //! A message's memory: ranges of a tenant's, one after the other, as the function reached them when it
 //! took the descriptor.
 
-use rackbus_memory::{DmaSlice, PinnedSlice};
+use rackbus_memory::{DmaSlice, PinnedPieces, PinnedSlice};
 
 /// Pieces of memory that are used as one.
 #[derive(Debug, Default)]
 pub struct Gather {
-    /// Each with its place in the whole.
-    pieces: Vec<(usize, PinnedSlice)>,
+    /// Most have one piece, and take no memory of their own then.
+    first: Option<PinnedSlice>,
+    /// The others, each with its place in the whole.
+    rest: Vec<(usize, PinnedSlice)>,
     length: usize,
 }
 
@@ -15,8 +17,18 @@ impl Gather {
     /// Adds a piece behind those that there are.
     pub fn push(&mut self, piece: PinnedSlice) {
         let length = piece.get().len();
-        self.pieces.push((self.length, piece));
+        match self.first {
+            None => self.first = Some(piece),
+            Some(_) => self.rest.push((self.length, piece)),
+        }
         self.length += length;
+    }
+
+    /// Adds a range behind those that there are.
+    pub fn append(&mut self, range: PinnedPieces) {
+        let (first, rest) = range.into_parts();
+        self.push(first);
+        rest.into_iter().for_each(|(_, piece)| self.push(piece));
     }
 
     /// Bytes of all pieces together.
@@ -27,74 +39,92 @@ impl Gather {
     /// Copies from `offset` on into all of `out`, as far as there is something.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let mut done = 0;
-        self.each(offset, out.len(), |piece, from, count| {
-            if let Some(part) = piece.get().part(from, count) {
-                done += part.copy_to(&mut out[done..done + count]);
-            }
-        });
+        self.each(offset, out.len(), |part| done += part.copy_to(&mut out[done..]));
     }
 
     /// Copies all of `data` to `offset` and on, as far as there is room.
     pub fn write(&self, offset: usize, data: &[u8]) {
         let mut done = 0;
-        self.each(offset, data.len(), |piece, from, count| {
-            if let Some(part) = piece.get().part(from, count) {
-                done += part.copy_from(&data[done..done + count]);
-            }
+        self.each(offset, data.len(), |part| done += part.copy_from(&data[done..]));
+    }
+
+    /// Copies `length` bytes of another message to the same place of this one, as far as there is something and room.
+    pub fn copy_at(&self, offset: usize, length: usize, from: &Gather) {
+        let mut at = offset;
+        from.each(offset, length, |source| {
+            let mut done = 0;
+            self.each(at, source.len(), |to| {
+                if let Some(part) = source.part(done, to.len()) {
+                    to.copy_from_slice(part);
+                }
+                done += to.len();
+            });
+            at += source.len();
         });
+    }
+
+    /// Asks the processor to bring `length` bytes from `offset` on near.
+    pub fn prefetch(&self, offset: usize, length: usize) {
+        self.each(offset, length, |part| part.prefetch());
+    }
+
+    /// The same for bytes that are to be written.
+    pub fn prefetch_write(&self, offset: usize, length: usize) {
+        self.each(offset, length, |part| part.prefetch_write());
     }
 
     /// Copies from the beginning on into all of `place`, as far as there is something.
     pub fn copy_to(&self, place: DmaSlice<'_>) {
         let mut done = 0;
-        self.each(0, place.len(), |piece, from, count| {
-            if let (Some(part), Some(to)) = (piece.get().part(from, count), place.part(done, count))
-            {
+        self.each(0, place.len(), |part| {
+            if let Some(to) = place.part(done, part.len()) {
                 to.copy_from_slice(part);
             }
-            done += count;
+            done += part.len();
         });
     }
 
     /// Copies all of `place` to the beginning and on, as far as there is room.
     pub fn copy_from(&self, place: DmaSlice<'_>) {
         let mut done = 0;
-        self.each(0, place.len(), |piece, from, count| {
-            if let (Some(part), Some(from)) =
-                (piece.get().part(from, count), place.part(done, count))
-            {
+        self.each(0, place.len(), |part| {
+            if let Some(from) = place.part(done, part.len()) {
                 part.copy_from_slice(from);
             }
-            done += count;
+            done += part.len();
         });
     }
 
     /// Zeroes up to `end`.
     pub fn clear(&self, end: usize) {
-        self.each(0, end, |piece, from, count| {
-            if let Some(part) = piece.get().part(from, count) {
-                part.fill(0);
-            }
-        });
+        self.each(0, end, |part| part.fill(0));
     }
 
-    fn each(
-        &self,
-        offset: usize,
-        length: usize,
-        mut visit: impl FnMut(&PinnedSlice, usize, usize),
-    ) {
+    /// Visits what there is of `length` bytes from `offset` on, in order.
+    pub fn each(&self, offset: usize, length: usize, mut visit: impl FnMut(DmaSlice<'_>)) {
+        let Some(first) = &self.first else { return };
         let end = offset.saturating_add(length).min(self.length);
-        let first = self.pieces.partition_point(|(start, _)| *start <= offset).saturating_sub(1);
         let mut at = offset;
-        for (start, piece) in &self.pieces[first.min(self.pieces.len())..] {
-            if at >= end {
+        let mut within = |start: usize, piece: &PinnedSlice| {
+            let piece = piece.get();
+            let from = at - start;
+            let count = piece.len().saturating_sub(from).min(end.saturating_sub(at));
+            if count > 0
+                && let Some(part) = piece.part(from, count)
+            {
+                visit(part);
+                at += count;
+            }
+            at < end
+        };
+        if !within(0, first) || self.rest.is_empty() {
+            return;
+        }
+        let next = self.rest.partition_point(|(start, _)| *start <= offset).saturating_sub(1);
+        for (start, piece) in &self.rest[next..] {
+            if !within(*start, piece) {
                 break;
             }
-            let from = at - start;
-            let count = (piece.get().len() - from).min(end - at);
-            visit(piece, from, count);
-            at += count;
         }
     }
 }

@@ -1,19 +1,16 @@
 //! An operation between a function, which took it from a ring, and the engines that do it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_qos::MessagePiece;
 use rackbus_spec::accel::Status;
 
+use super::course::{Course, begin};
 use super::engines::Spare;
 use super::gather::Gather;
 use super::outbox::CompletionOutbox;
 use super::pipeline::Pipeline;
 use super::scratch::Scratch;
-
-/// Input bytes that an engine takes at once: what stays in a processor's first caches.
-pub const CHUNK: usize = 16 << 10;
 
 /// An operation under way: its pipeline, and how far it has come.
 pub struct Job {
@@ -41,16 +38,17 @@ impl std::fmt::Debug for Job {
 pub type StartEngines = Box<dyn FnOnce(&mut Spare) -> Result<Pipeline, Status> + Send>;
 
 /// The engines of an operation.
-enum Engines {
-    /// They have not begun.
-    Waiting(StartEngines),
-    Running(Pipeline),
+pub enum JobEngines {
+    /// They have not begun, and do so behind bytes that were done in an earlier life.
+    Waiting(StartEngines, usize),
+    /// They have done some of it, and took so much engine time for that, in nanoseconds.
+    Running(Course, u64),
     /// The operation has ended, or was given up.
     Over,
 }
 
 struct State {
-    engines: Engines,
+    engines: JobEngines,
     /// Its memory; none while mappings change.
     memory: Option<(Gather, Gather)>,
     read: usize,
@@ -92,15 +90,18 @@ pub struct JobInput {
     pub number: u64,
     pub kind: u8,
     pub profile_ns: f64,
-    pub start: StartEngines,
+    pub engines: JobEngines,
     pub memory: (Gather, Gather),
-    /// Bytes of input and of output that were done in an earlier life.
-    pub done: usize,
 }
 
 impl Job {
     pub fn new(order: JobInput, outbox: Arc<CompletionOutbox>) -> Job {
-        let JobInput { number, kind, profile_ns, start, memory, done } = order;
+        let JobInput { number, kind, profile_ns, engines, memory } = order;
+        let (read, written, engine_ns) = match &engines {
+            JobEngines::Waiting(_, done) => (*done, *done, 0),
+            JobEngines::Running(course, engine_ns) => (course.read, course.written, *engine_ns),
+            JobEngines::Over => (0, 0, 0),
+        };
         Job {
             number,
             input_length: memory.0.len(),
@@ -109,11 +110,11 @@ impl Job {
             profile_ns,
             outbox,
             state: Mutex::new(State {
-                engines: Engines::Waiting(start),
+                engines,
                 memory: Some(memory),
-                read: done,
-                written: done,
-                engine_ns: 0,
+                read,
+                written,
+                engine_ns,
                 waits: false,
             }),
         }
@@ -130,86 +131,40 @@ impl Job {
         scratch: &mut Scratch,
         mut goes_on: impl FnMut() -> bool,
     ) -> Ran {
-        let Scratch { out: scratch, spare } = scratch;
+        let Scratch { out, spare, .. } = scratch;
         let mut state = self.lock();
         let state = &mut *state;
         let none = Ran { read: 0, written: 0, over: true, status: None };
-        let Some((input, output)) = &state.memory else {
-            state.waits = !matches!(state.engines, Engines::Over);
+        let Some(memory) = &state.memory else {
+            state.waits = !matches!(state.engines, JobEngines::Over);
             return none;
         };
-        let (begun, first_turn) = match std::mem::replace(&mut state.engines, Engines::Over) {
-            Engines::Over => return none,
-            Engines::Running(pipeline) => (Ok(pipeline), false),
-            Engines::Waiting(start) => {
-                let begun = catch_unwind(AssertUnwindSafe(|| start(spare)));
-                (begun.unwrap_or(Err(Status::EngineFailed)), true)
-            }
+        let begun = match std::mem::replace(&mut state.engines, JobEngines::Over) {
+            JobEngines::Over => return none,
+            JobEngines::Running(course, _) => Ok(course),
+            JobEngines::Waiting(start, done) => begin(|| start(spare), done),
         };
-        let mut pipeline = match begun {
-            Ok(pipeline) => pipeline,
+        let mut course = match begun {
+            Ok(course) => course,
             Err(status) => return Ran { status: Some(status), ..none },
         };
-        let (first, before) = (state.read, state.written);
-        let (mut read, mut written) = (state.read, state.written);
+        let (first, before) = (course.read, course.written);
         let end = first.saturating_add(usize::try_from(piece.length).unwrap_or(usize::MAX));
-        let end = end.min(self.input_length);
-        // Whatever an engine does with what a tenant sent, it harms that operation alone.
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut fed_last = read == self.input_length;
-            if first_turn && fed_last {
-                pipeline.feed(0, true, |_| {});
-            }
-            loop {
-                let progress = pipeline.pump(scratch, &mut goes_on)?;
-                if progress.written > self.output_length - written {
-                    return Err(Status::OutputTooSmall);
-                }
-                output.write(written, &scratch[..progress.written]);
-                written += progress.written;
-                if progress.finished {
-                    return Ok(true);
-                }
-                if progress.hungry {
-                    if fed_last {
-                        return Err(Status::CorruptInput);
-                    }
-                    if read == end {
-                        return Ok(false);
-                    }
-                }
-                if !goes_on() {
-                    return Ok(false);
-                }
-                if progress.hungry {
-                    let count = (end - read).min(CHUNK);
-                    fed_last = read + count == self.input_length;
-                    pipeline.feed(count, fed_last, |to| input.read(read, to));
-                    read += count;
-                }
-            }
-        }));
-        let outcome = outcome.unwrap_or(Err(Status::EngineFailed));
-        let status = match outcome {
-            Ok(false) => None,
-            Ok(true) => Some(Status::Success),
-            Err(status) => {
-                // Nothing is put out that was not found to be authentic.
-                if status == Status::NotAuthentic {
-                    output.clear(written);
-                }
-                written = before;
-                Some(status)
-            }
+        let status = course.go(memory, end.min(self.input_length), out, &mut goes_on);
+        (state.read, state.written) = (course.read, course.written);
+        let ran = Ran {
+            read: course.read - first,
+            written: course.written - before,
+            over: status.is_some(),
+            status,
         };
-        (state.read, state.written) = (read, written);
         // Of an operation that has ended, what is in its engines, keys too, goes now.
         match status {
-            None => state.engines = Engines::Running(pipeline),
-            Some(Status::Success) => pipeline.leave(spare),
+            None => state.engines = JobEngines::Running(course, 0),
+            Some(Status::Success) => course.leave(spare),
             Some(_) => {}
         }
-        Ran { read: read - first, written: written - before, over: status.is_some(), status }
+        ran
     }
 
     /// Adds engine time; how it ended, with that.
@@ -246,6 +201,6 @@ impl Job {
     /// Gives it up. On return nothing touches its memory, and its keys are wiped.
     pub fn cancel(&self) {
         let mut state = self.lock();
-        (state.engines, state.memory, state.waits) = (Engines::Over, None, false);
+        (state.engines, state.memory, state.waits) = (JobEngines::Over, None, false);
     }
 }

@@ -55,6 +55,8 @@ pub enum Begun<W> {
     Work(W),
     /// It is done, with this as the completion's value.
     Over(u32),
+    /// It was under way, and has ended; the processor's counter when it began and ended.
+    Ended(FinishedJob, [u64; 2]),
 }
 
 /// What does a function's operations.

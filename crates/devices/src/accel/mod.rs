@@ -7,11 +7,16 @@
 //!   descriptors that wait for something. `saved`: all of it as a value.
 //! * `medium`: what does a function's operations: engines of the same process, or of the lender's node.
 //! * [`pool`]: the engines' threads, and the shaper ([`rackbus_qos`]) that they ask what to do.
-//!   `job`: an operation between the two; `outbox`: those that have ended. `pipeline`: its engines, one behind the other.
+//!   `job`: an operation between the two; `outbox`: those that have ended. `at_once`: short ones, which the
+//!   function's own thread does. `course`: an operation on its way through its engines; `pipeline`: those, one behind
+//!   the other. `clock`: what it took.
 //! * [`engines`]: what is computed. [`profile`]: what that costs here, measured.
 
+mod at_once;
 pub mod class;
+mod clock;
 mod contexts;
+mod course;
 pub mod engines;
 pub mod function;
 mod gather;

@@ -39,10 +39,13 @@ impl CompletionOutbox {
 
     /// Takes all that has come, and goes on without sleeping.
     pub fn take(&self) -> Vec<FinishedJob> {
-        if self.asleep.swap(false, Ordering::SeqCst) {
+        // Only this thread says that it sleeps.
+        if self.asleep.load(Ordering::Relaxed) {
+            self.asleep.store(false, Ordering::SeqCst);
             self.event.drain();
         }
-        if !self.some.swap(false, Ordering::SeqCst) {
+        // What is put in later is seen the next time.
+        if !self.some.load(Ordering::Relaxed) || !self.some.swap(false, Ordering::SeqCst) {
             return Vec::new();
         }
         std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,13 +1,15 @@
 //! Engines one behind the other: what comes out of one goes into the next and never leaves the device.
 
+use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::{Operation, Status};
 
-use super::engines::{LEAST_ROOM, RunningOperation, Spare};
+use super::engines::{LEAST_ROOM, Portion, RunningOperation, Spare};
 
 /// Bytes that wait between two engines at most, and that an engine puts out in a step.
 const BETWEEN: usize = 16 << 10;
 
 /// A chain of engines, of one at least.
+#[derive(Default)]
 pub struct Pipeline {
     stages: Vec<Stage>,
 }
@@ -15,7 +17,8 @@ pub struct Pipeline {
 struct Stage {
     operation: Operation,
     engine: Box<dyn RunningOperation>,
-    /// Its input is from `start` to `end` in here. It only grows, so that its bytes are zeroed once.
+    /// Its input is from `start` to `end` in here. It only grows, and goes from operation to operation, so that its
+    /// bytes are zeroed once.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -36,19 +39,53 @@ pub struct PipelineProgress {
 }
 
 impl Pipeline {
-    /// These engines, in order.
-    pub fn new(engines: Vec<(Operation, Box<dyn RunningOperation>)>) -> Pipeline {
-        let stage = |(operation, engine)| {
-            let (buffer, start, end) = (Vec::new(), 0, 0);
-            Stage { operation, engine, buffer, start, end, last: false, finished: false }
-        };
-        Pipeline { stages: engines.into_iter().map(stage).collect() }
+    /// Adds an engine behind those that there are. `buffer` is memory for its input.
+    pub fn push(
+        &mut self,
+        operation: Operation,
+        engine: Box<dyn RunningOperation>,
+        buffer: Vec<u8>,
+    ) {
+        let (start, end) = (0, 0);
+        self.stages.push(Stage {
+            operation,
+            engine,
+            buffer,
+            start,
+            end,
+            last: false,
+            finished: false,
+        });
     }
 
-    /// Leaves engines whose next operation need not begin with a new one.
+    /// Leaves engines and memory, so that the next operation need not begin with new ones.
     pub fn leave(self, spare: &mut Spare) {
         for stage in self.stages {
             spare.put(stage.operation, stage.engine);
+            spare.put_buffer(stage.buffer);
+        }
+    }
+
+    /// How much input the first engine is best fed at once.
+    pub fn portion(&self) -> Portion {
+        self.stages.first().map_or(Portion::Small, |stage| stage.engine.portion())
+    }
+
+    /// Whether nothing is done but to copy, and nothing was fed.
+    pub fn only_copies(&self) -> bool {
+        let copies = |stage: &Stage| stage.operation == Operation::Copy && stage.end == 0;
+        matches!(&self.stages[..], [stage] if copies(stage))
+    }
+
+    /// Whether the only engine reads the tenant's memory itself.
+    pub fn takes_memory(&self) -> bool {
+        matches!(&self.stages[..], [stage] if stage.engine.takes_memory())
+    }
+
+    /// Gives that engine more input.
+    pub fn take(&mut self, input: DmaSlice<'_>) {
+        if let [stage] = &mut self.stages[..] {
+            stage.engine.take(input);
         }
     }
 
@@ -95,7 +132,7 @@ impl Pipeline {
                 moved |= active;
             }
             let finished = self.stages.last().is_none_or(|stage| stage.finished);
-            if finished || !moved {
+            if finished || !moved || self.is_empty() {
                 return Ok(PipelineProgress { written, finished, hungry: !finished });
             }
             if !goes_on() {
@@ -105,11 +142,20 @@ impl Pipeline {
     }
 }
 
+impl Pipeline {
+    /// No engine has any input, nor will one have without more for the first.
+    fn is_empty(&self) -> bool {
+        self.stages.iter().all(|stage| stage.start == stage.end && !stage.last)
+    }
+}
+
 impl Stage {
     /// Room for `length` more bytes behind its input.
     fn make_room(&mut self, length: usize) -> &mut [u8] {
-        self.buffer.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
         if self.buffer.len() < self.end + length {
             self.buffer.resize(self.end + length, 0);
         }

@@ -4,29 +4,32 @@
 //! the processor time of the engine's thread, so that what else runs on the machine is not charged to
 //! a tenant.
 
+mod held;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use rackbus_memory::ticks;
 use rackbus_qos::{
     Capacity, EngineProfile, EngineTurn, Estimate, LevelAdmission, LevelRefused, MinimumRecord,
     NextTurn, QueuedMessage, ServiceLevel, SharingSettings, TenantArbiter, TenantId, TenantShare,
     TurnResult, Usage,
 };
+use rackbus_spec::accel::{OPERATIONS, Operation};
 
+use super::clock::TickRate;
 use super::job::{Job, Ran};
-use super::profile::{engine_clock, measure_all};
+use super::profile::measure_all;
 use super::scratch::Scratch;
+
+pub use held::HeldTurn;
 
 /// Input bytes between two places where an operation can be interrupted.
 const GRANULE: u64 = 4096;
 /// An idle engine looks for work so long before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
-/// Operations that cost less are not worth passing to another thread, which takes some microseconds there and back
-/// while both poll, and much more where one has to be woken.
-const SHORT_NS: u64 = 5_000;
-
 /// How a device's engines are run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolOptions {
@@ -53,6 +56,8 @@ pub struct EnginePool {
     /// Counts what is submitted, for those who look for work.
     submitted: AtomicU64,
     begun: Instant,
+    /// The processor's counter at `begun`.
+    begun_ticks: u64,
     started: OnceLock<Started>,
     this: Weak<EnginePool>,
 }
@@ -62,6 +67,10 @@ pub struct EnginePool {
 struct Started {
     /// What each operation costs on these engines, by its name.
     profiles: BTreeMap<String, EngineProfile>,
+    /// The same by the operation's number.
+    by_number: [Option<EngineProfile>; OPERATIONS.len() + 1],
+    /// How fast the processor's counter counts.
+    rate: TickRate,
     /// Why there are fewer engines than there should be.
     failed: Option<String>,
 }
@@ -89,6 +98,11 @@ impl Shared {
     /// The operations of a turn, where there still are any.
     fn jobs_of(&self, turn: &EngineTurn) -> Vec<Option<Arc<Job>>> {
         turn.pieces.iter().map(|piece| self.jobs.get(&piece.message.tag).cloned()).collect()
+    }
+
+    /// What profiles' costs of a tenant's operations of this kind are multiplied by.
+    fn factor(&self, tenant: TenantId, kind: u8) -> f64 {
+        self.estimates.get(&(tenant, kind)).map_or(1.0, Estimate::factor)
     }
 
     /// Promises a tenant a level in the place of what it has, or takes that away.
@@ -128,6 +142,7 @@ impl EnginePool {
             work: Condvar::new(),
             submitted: AtomicU64::new(0),
             begun: Instant::now(),
+            begun_ticks: ticks::now(),
             started: OnceLock::new(),
             this: this.clone(),
         })
@@ -156,7 +171,13 @@ impl EnginePool {
                 let cause = thread.spawn(move || work(&pool)).err();
                 failed = cause.map(|cause| cause.to_string()).or(failed);
             }
-            Started { profiles, failed }
+            let mut by_number = [const { None }; OPERATIONS.len() + 1];
+            for operation in OPERATIONS {
+                by_number[operation as usize] = profiles.get(operation.name()).cloned();
+            }
+            // The measurements took long enough for it to be known.
+            let rate = TickRate::since((self.begun_ticks, self.begun));
+            Started { profiles, by_number, rate, failed }
         });
         match &started.failed {
             Some(cause) => Err(std::io::Error::other(cause.clone())),
@@ -167,6 +188,21 @@ impl EnginePool {
     /// What operations cost here, by name; nothing before it is started.
     pub fn profiles(&self) -> Option<&BTreeMap<String, EngineProfile>> {
         self.started.get().map(|started| &started.profiles)
+    }
+
+    /// What an operation on so many bytes costs by the profiles, in nanoseconds; nothing where that is not measured.
+    pub fn cost_ns(&self, operation: Operation, length: u64) -> f64 {
+        let profile = |started: &'_ Started| {
+            let profile = started.by_number[operation as usize].as_ref();
+            profile.map(|profile| profile.cost_ns(length, 1000))
+        };
+        self.started.get().and_then(profile).unwrap_or(0.0)
+    }
+
+    /// How fast the processor's counter counts.
+    fn rate(&self) -> TickRate {
+        let measured = self.started.get().map(|started| started.rate);
+        measured.unwrap_or_else(|| TickRate::since((self.begun_ticks, self.begun)))
     }
 
     /// How the engines are run.
@@ -292,27 +328,18 @@ impl EnginePool {
         self.lock().failed
     }
 
-    /// Puts operations before the engines, each with the input bytes of it that are done. Where an engine is free,
-    /// nobody else waits, and they are short, the calling thread is the engine, with `scratch` as its memory.
-    pub fn submit(
-        &self,
-        tenant: TenantId,
-        queue: u16,
-        jobs: Vec<(Arc<Job>, usize)>,
-        scratch: &mut Scratch,
-    ) {
+    /// Puts operations before the engines, each with the input bytes of it that are done.
+    pub fn submit(&self, tenant: TenantId, queue: u16, jobs: Vec<(Arc<Job>, usize)>) {
         if jobs.is_empty() {
             return;
         }
         let mut shared = self.lock();
         let count = jobs.len();
-        let alone = shared.busy < self.options.workers && !shared.arbiter.has_waiting();
-        let mut here = alone;
         let now = self.now_ns();
         for (job, done) in jobs {
             let tag = shared.next_tag;
             shared.next_tag += 1;
-            let factor = shared.estimates.get(&(tenant, job.kind)).map_or(1.0, Estimate::factor);
+            let factor = shared.factor(tenant, job.kind);
             let message = QueuedMessage {
                 tag,
                 ingress: job.input_length as u64,
@@ -321,29 +348,12 @@ impl EnginePool {
                 granule: GRANULE,
                 done: done as u64,
             };
-            here &= message.cost_ns <= SHORT_NS;
             shared.jobs.insert(tag, job);
             if !shared.arbiter.submit(tenant, queue, message, now) {
                 shared.jobs.remove(&tag);
             }
         }
-        if !here {
-            self.call(&shared, count);
-            return;
-        }
-        let until = now.saturating_add(self.options.slice_ns);
-        let free = |shared: &Shared| shared.busy < self.options.workers;
-        while free(&shared) && !shared.arbiter.has_others(tenant) && self.now_ns() < until {
-            let NextTurn::Run(turn) = shared.arbiter.next(self.now_ns()) else { break };
-            let jobs = shared.jobs_of(&turn);
-            shared.busy += 1;
-            drop(shared);
-            self.run(turn, &jobs, scratch);
-            shared = self.lock();
-        }
-        if shared.arbiter.has_waiting() {
-            self.call(&shared, shared.jobs.len());
-        }
+        self.call(&shared, count);
     }
 
     /// Tells engines that there is something for `count` of them.
@@ -404,18 +414,17 @@ impl EnginePool {
 
     /// Does a turn, and gives the engine back.
     fn run(&self, mut turn: EngineTurn, jobs: &[Option<Arc<Job>>], scratch: &mut Scratch) {
-        let (begun, before) = (Instant::now(), engine_clock());
-        let budget = Duration::from_nanos(turn.budget_ns);
+        let rate = self.rate();
+        let (begun, budget) = (scratch.clock.begin(rate), rate.ticks(turn.budget_ns));
+        let goes_on = || ticks::now().wrapping_sub(begun) < budget;
         let mut ran = Vec::with_capacity(jobs.len());
         for (piece, job) in turn.pieces.iter_mut().zip(jobs) {
             let none = Ran { read: 0, written: 0, over: true, status: None };
-            let done = job
-                .as_ref()
-                .map_or(none, |job| job.run(piece, scratch, || begun.elapsed() < budget));
+            let done = job.as_ref().map_or(none, |job| job.run(piece, scratch, goes_on));
             (piece.length, piece.over) = (done.read as u64, done.over);
             ran.push(done);
         }
-        let engine_ns = engine_clock().saturating_sub(before);
+        let engine_ns = scratch.clock.end(rate.ns(ticks::now().wrapping_sub(begun)));
         let each = engine_ns / (jobs.len() as u64).max(1);
         let mut profile_ns = 0.0;
         let mut finished = Vec::new();

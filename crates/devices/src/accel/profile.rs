@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use rackbus_qos::{EngineProfile, Point};
 use rackbus_spec::accel::{OPERATIONS, Operation, Status};
-use rustix::time::{ClockId, clock_gettime};
 use zeroize::Zeroizing;
 
+use super::clock::thread_ns;
 use super::engines::{self, Context, OperationRequest};
-use super::job::CHUNK;
 use super::pipeline::Pipeline;
 use super::scratch::Scratch;
 
@@ -61,12 +60,6 @@ fn of_content(operation: Operation, content: Content) -> Vec<Point> {
     points.into_iter().map(|point| Point { ratio, ..point }).collect()
 }
 
-/// Engine time that the calling thread used so far, in nanoseconds.
-pub(crate) fn engine_clock() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
 /// Measures one operation on messages that were `size` bytes, or become so where it reverses another,
 /// for `length` of processor time at least.
 ///
@@ -78,21 +71,21 @@ pub fn measure(
     content: Content,
     length: Duration,
 ) -> Result<Point, Status> {
-    let context = context(operation).map(Arc::new);
-    let message = message(operation, size, content, context.as_deref())?;
+    let context = context(operation);
+    let message = message(operation, size, content, context.as_ref())?;
     let mut scratch = Scratch::default();
-    let mut run = || run(operation, &message, context.as_deref(), &mut scratch, &mut |_| {});
+    let mut run = || run(operation, &message, context.as_ref(), &mut scratch, &mut |_| {});
     let mut written = run()?;
     let (mut best, mut count, mut rounds) = (f64::MAX, 1u32, 0);
-    let begun = engine_clock();
+    let begun = thread_ns();
     let length = length.as_nanos() as u64;
     // The least of some rounds: what others on the processor do only adds.
     loop {
-        let before = engine_clock();
+        let before = thread_ns();
         for _ in 0..count {
             written = run()?;
         }
-        let passed = engine_clock().saturating_sub(before);
+        let passed = thread_ns().saturating_sub(before);
         if passed < 20_000 && count < 1 << 20 {
             // Shorter than what the clock itself takes.
             count *= 2;
@@ -100,7 +93,7 @@ pub fn measure(
         }
         best = best.min(passed as f64 / f64::from(count));
         rounds += 1;
-        if rounds >= ROUNDS && engine_clock().saturating_sub(begun) >= length {
+        if rounds >= ROUNDS && thread_ns().saturating_sub(begun) >= length {
             break;
         }
     }
@@ -112,15 +105,17 @@ pub fn measure(
 fn run(
     operation: Operation,
     message: &[u8],
-    context: Option<&Context>,
+    context: Option<&Arc<Context>>,
     scratch: &mut Scratch,
     each: &mut dyn FnMut(&[u8]),
 ) -> Result<usize, Status> {
     let request =
         OperationRequest { context, length: Some(message.len()), ..OperationRequest::default() };
-    let Scratch { out, spare } = scratch;
-    let mut pipeline =
-        Pipeline::new(vec![(operation, engines::begin(operation, &request, spare)?)]);
+    let Scratch { out, spare, .. } = scratch;
+    let mut pipeline = Pipeline::default();
+    let buffer = spare.take_buffer();
+    pipeline.push(operation, engines::begin(operation, &request, spare)?, buffer);
+    let portion = pipeline.portion().bytes();
     let (mut read, mut written) = (0, 0);
     loop {
         let progress = pipeline.pump(out, &mut || true)?;
@@ -131,7 +126,7 @@ fn run(
             return Ok(written);
         }
         if progress.hungry {
-            let count = (message.len() - read).min(CHUNK);
+            let count = (message.len() - read).min(portion);
             let last = read + count == message.len();
             pipeline.feed(count, last, |to| to.copy_from_slice(&message[read..read + count]));
             read += count;
@@ -139,12 +134,12 @@ fn run(
     }
 }
 
-fn context(operation: Operation) -> Option<Context> {
+fn context(operation: Operation) -> Option<Arc<Context>> {
     let data: &[u8] = match operation {
         Operation::RegexScan => b"error [0-9]+\nGET /[a-z]+\n(foo|bar)baz",
         _ => &[7; 32],
     };
-    Context::new(operation, &Zeroizing::new(data.to_vec())).ok()
+    Context::new(operation, &Zeroizing::new(data.to_vec())).ok().map(Arc::new)
 }
 
 /// A message for `operation` of `size` bytes, or what becomes of so many where it reverses another; nothing where
@@ -159,7 +154,7 @@ fn message(
     operation: Operation,
     size: usize,
     content: Content,
-    context: Option<&Context>,
+    context: Option<&Arc<Context>>,
 ) -> Result<Vec<u8>, Status> {
     let plain = plain(size, content);
     let forward = match operation {

@@ -1,13 +1,14 @@
 //! What a descriptor asks for: read once, checked, and then only this is used.
 
+use std::sync::Arc;
+
 use rackbus_memory::{Access, DmaSpace};
 use rackbus_spec::accel::{Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Segment, Status};
 
 use super::LARGEST;
 use super::contexts::Contexts;
-use super::engines::{self, OperationRequest, takes_associated, takes_nonce};
+use super::engines::{self, Context, OperationRequest, Spare, takes_associated, takes_nonce};
 use super::gather::Gather;
-use super::job::StartEngines;
 use super::pipeline::Pipeline;
 
 /// A descriptor whose fields are within their bounds. What it names may still not be there.
@@ -85,37 +86,51 @@ fn check_wait(descriptor: &Descriptor) -> Result<(), Status> {
     if word && nothing && in_time { Ok(()) } else { Err(Status::InvalidField) }
 }
 
-/// What begins the engines of a checked descriptor. They take memory, so they are begun when one is to
-/// work, and not while operations wait. The first `done` bytes were done in an earlier life, where the
-/// pipeline [keeps the length](CheckedDescriptor::keeps_length).
+/// The contexts of a descriptor's operations, by stage.
+pub type StageContexts = [Option<Arc<Context>>; STAGES];
+
+/// The contexts that a checked descriptor names.
 ///
 /// # Errors
-/// The status that the descriptor ends with: a context that it names is not there.
-pub fn start(
+/// The status that the descriptor ends with: one is not there.
+pub fn contexts(
     plan: &CheckedDescriptor,
     descriptor: &Descriptor,
     contexts: &Contexts,
+) -> Result<StageContexts, Status> {
+    let mut found = StageContexts::default();
+    for (place, handle) in found.iter_mut().zip(&descriptor.contexts[..plan.stages]) {
+        if *handle != 0 {
+            *place = Some(contexts.get(*handle).ok_or(Status::InvalidContext)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Begins the engines of a checked descriptor. They take memory, so they are begun when one is to work, and not while
+/// operations wait. The first `done` bytes were done in an earlier life, where the pipeline
+/// [keeps the length](CheckedDescriptor::keeps_length).
+///
+/// # Errors
+/// The status that the descriptor ends with.
+pub fn start(
+    plan: &CheckedDescriptor,
+    descriptor: &Descriptor,
+    contexts: &StageContexts,
     done: usize,
-) -> Result<StartEngines, Status> {
-    let context = |handle: &u16| match handle {
-        0 => Ok(None),
-        handle => contexts.get(*handle).map(Some).ok_or(Status::InvalidContext),
-    };
-    let contexts = descriptor.contexts[..plan.stages].iter().map(context);
-    let contexts = contexts.collect::<Result<Vec<_>, _>>()?;
-    let (plan, nonce, associated) = (*plan, descriptor.nonce, descriptor.associated);
-    let input_length = descriptor.input_length as usize;
-    Ok(Box::new(move |spare| {
-        let stages = plan.operations().iter().zip(&contexts).enumerate();
-        let engines = stages.map(|(nth, (operation, context))| {
-            let associated = if nth == 0 { associated } else { 0 };
-            let context = context.as_deref();
-            let length = (nth == 0).then_some(input_length);
-            let request = OperationRequest { nonce, associated, context, done, length };
-            Ok((*operation, engines::begin(*operation, &request, spare)?))
-        });
-        Ok(Pipeline::new(engines.collect::<Result<_, _>>()?))
-    }))
+    spare: &mut Spare,
+) -> Result<Pipeline, Status> {
+    let Descriptor { nonce, associated, input_length, .. } = *descriptor;
+    let mut pipeline = Pipeline::default();
+    for (nth, (operation, context)) in plan.operations().iter().zip(contexts).enumerate() {
+        let associated = if nth == 0 { associated } else { 0 };
+        let context = context.as_ref();
+        let length = (nth == 0).then_some(input_length as usize);
+        let request = OperationRequest { nonce, associated, context, done, length };
+        let engine = engines::begin(*operation, &request, spare)?;
+        pipeline.push(*operation, engine, spare.take_buffer());
+    }
+    Ok(pipeline)
 }
 
 /// The memory of a descriptor's input and output, all of it.
@@ -139,11 +154,8 @@ fn range(
     let mut gather = Gather::default();
     let mut add = |address: u64, length: u32| {
         if length > 0 {
-            let pieces = dma.pin_pieces(address, length as usize, access);
-            pieces
-                .map_err(|_| Status::Transfer)?
-                .into_pieces()
-                .for_each(|piece| gather.push(piece));
+            let range = dma.pin_pieces(address, length as usize, access);
+            gather.append(range.map_err(|_| Status::Transfer)?);
         }
         Ok(())
     };

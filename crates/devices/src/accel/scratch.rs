@@ -1,7 +1,11 @@
 //! What a thread that is an engine has for itself.
 
-use super::engines::Spare;
-use super::job::CHUNK;
+use std::sync::OnceLock;
+
+use rackbus_memory::copy::own_caches;
+
+use super::clock::EngineClock;
+use super::engines::{Portion, Spare};
 
 /// Memory of a thread that is an engine, which no operation leaves anything in that a later one puts out.
 #[derive(Debug)]
@@ -10,10 +14,52 @@ pub struct Scratch {
     pub out: Vec<u8>,
     /// Engines that wait for their next operation.
     pub spare: Spare,
+    /// What measures what operations took.
+    pub clock: EngineClock,
 }
 
 impl Default for Scratch {
     fn default() -> Scratch {
-        Scratch { out: vec![0; 2 * CHUNK], spare: Spare::default() }
+        let (spare, clock) = (Spare::default(), EngineClock::default());
+        Scratch { out: vec![0; Portion::Whole.bytes()], spare, clock }
+    }
+}
+
+impl Portion {
+    /// Bytes that an engine is fed at once, and has room for where it puts them out.
+    pub fn bytes(self) -> usize {
+        static BYTES: OnceLock<[usize; 3]> = OnceLock::new();
+        // The smallest caches of processors that there are, where the system does not say.
+        let [small, wide, whole] = *BYTES.get_or_init(|| {
+            let [first, second] = own_caches();
+            portions(first.max(32 << 10), second.max(256 << 10))
+        });
+        match self {
+            Portion::Small => small,
+            Portion::Wide => wide,
+            Portion::Whole => whole,
+        }
+    }
+}
+
+/// What is fed at once, by the sizes of the first and the second cache. A small portion is in the first one four times:
+/// in both messages, and on its way in and out, with as much again for what is brought near and for the engine. A whole
+/// one leaves most of the second cache to others.
+fn portions(first: usize, second: usize) -> [usize; 3] {
+    let down = |bytes: usize| 1 << bytes.ilog2();
+    [down(first / 8), down(first / 3), down(second / 16)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portions_are_by_the_caches() {
+        assert_eq!(portions(32 << 10, 256 << 10), [4 << 10, 8 << 10, 16 << 10]);
+        assert_eq!(portions(48 << 10, 2 << 20), [4 << 10, 16 << 10, 128 << 10]);
+        let [small, wide, whole] =
+            [Portion::Small, Portion::Wide, Portion::Whole].map(Portion::bytes);
+        assert!(small >= 4 << 10 && small <= wide && wide <= whole);
     }
 }

@@ -18,13 +18,13 @@ use rackbus_spec::pcie::Command;
 use super::engines::Spare;
 use super::engines::{EngineStep, RunningOperation};
 use super::gather::Gather;
-use super::job::{Job, JobInput};
+use super::job::{Job, JobEngines, JobInput};
 use super::outbox::CompletionOutbox;
 use super::pipeline::Pipeline;
-use super::scratch::Scratch;
 use super::*;
 use crate::class::{DeviceConfig, LentTo, parse_rack};
 
+mod at_once;
 mod saved;
 
 /// An engine that fails as no engine should.
@@ -36,14 +36,22 @@ impl RunningOperation for Panics {
     }
 }
 
+fn pipeline(operation: Operation, engine: Box<dyn RunningOperation>) -> Pipeline {
+    let mut pipeline = Pipeline::default();
+    pipeline.push(operation, engine, Vec::new());
+    pipeline
+}
+
 fn job(
     engine: Box<dyn RunningOperation>,
     number: u64,
     outbox: &Arc<CompletionOutbox>,
 ) -> (Arc<Job>, usize) {
-    let start = Box::new(|_: &mut Spare| Ok(Pipeline::new(vec![(Operation::Copy, engine)])));
+    // Of a kind whose input goes through engines.
+    let start = Box::new(|_: &mut Spare| Ok(pipeline(Operation::Sha256, engine)));
     let memory = (Gather::default(), Gather::default());
-    let order = JobInput { number, kind: 3, profile_ns: 1000.0, start, memory, done: 0 };
+    let engines = JobEngines::Waiting(start, 0);
+    let order = JobInput { number, kind: 3, profile_ns: 1000.0, engines, memory };
     (Arc::new(Job::new(order, outbox.clone())), 0)
 }
 
@@ -75,36 +83,6 @@ fn held() -> (Box<dyn RunningOperation>, std::sync::mpsc::Sender<()>) {
 }
 
 #[test]
-fn a_short_operation_is_done_by_who_submits_it_unless_the_engines_are_busy() {
-    let pool = EnginePool::new(PoolOptions::default());
-    pool.start().unwrap();
-    let outboxes = [(); 2].map(|()| Arc::new(CompletionOutbox::new().unwrap()));
-    for tenant in [1, 2] {
-        pool.set_level(TenantId(tenant), None).unwrap();
-    }
-    let submit = |tenant: u32, engine: Box<dyn RunningOperation>, profile_ns: f64| {
-        let outbox = &outboxes[tenant as usize - 1];
-        let (mut job, done) = job(engine, 7, outbox);
-        Arc::get_mut(&mut job).unwrap().profile_ns = profile_ns;
-        pool.submit(TenantId(tenant), 0, vec![(job, done)], &mut Scratch::default());
-    };
-    let copy = || {
-        let request = engines::OperationRequest::default();
-        engines::begin(Operation::Copy, &request, &mut Spare::default()).unwrap()
-    };
-    submit(1, copy(), 1000.0);
-    assert_eq!(outboxes[0].take().len(), 1, "it was not done at once");
-    // A long one is passed on, and what comes while it is done waits for its engine.
-    let (engine, go_on) = held();
-    submit(2, engine, 1_000_000.0);
-    submit(1, copy(), 1000.0);
-    assert!(outboxes[0].take().is_empty(), "two engines worked where there is one");
-    go_on.send(()).unwrap();
-    assert_eq!(wait(&outboxes[0])[0].status, Status::Success);
-    assert_eq!(wait(&outboxes[1])[0].status, Status::Success);
-}
-
-#[test]
 fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
     let pool = EnginePool::new(PoolOptions::default());
     pool.start().unwrap();
@@ -114,7 +92,7 @@ fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
         let request = engines::OperationRequest::default();
         let copy = engines::begin(Operation::Copy, &request, &mut Spare::default());
         let engine = if tenant == 1 { Box::new(Panics) } else { copy.unwrap() };
-        pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)], &mut Scratch::default());
+        pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)]);
     }
     let [first, second] = outboxes.map(|outbox| wait(&outbox)[0].status);
     assert_eq!((first, second), (Status::EngineFailed, Status::Success));
@@ -497,7 +475,7 @@ fn completions_interrupt_whoever_does_not_poll() {
 #[test]
 fn a_search_whose_patterns_are_dear_ends_its_turn_in_time() {
     let patterns = zeroize::Zeroizing::new(b"[01]*1[01]{3000}".to_vec());
-    let context = engines::Context::new(Operation::RegexScan, &patterns).unwrap();
+    let context = engines::Context::new(Operation::RegexScan, &patterns).map(Arc::new).unwrap();
     let request = engines::OperationRequest { context: Some(&context), ..Default::default() };
     let mut noise = vec![0; 4096];
     let mut state = 1u64;
@@ -508,7 +486,7 @@ fn a_search_whose_patterns_are_dear_ends_its_turn_in_time() {
     let search = |goes_on: bool| {
         let scan = Operation::RegexScan;
         let engine = engines::begin(scan, &request, &mut Spare::default()).unwrap();
-        let mut pipeline = Pipeline::new(vec![(scan, engine)]);
+        let mut pipeline = pipeline(scan, engine);
         pipeline.feed(noise.len(), true, |to| to.copy_from_slice(&noise));
         let (mut out, mut all, mut turns) = (vec![0; 32 << 10], Vec::new(), 0);
         loop {

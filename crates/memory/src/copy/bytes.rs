@@ -34,13 +34,19 @@ pub(super) fn is_large(length: usize) -> bool {
 #[cold]
 fn is_large_here(length: usize) -> bool {
     static ASKED: std::sync::Once = std::sync::Once::new();
-    ASKED.call_once(|| LARGE.store(own_cache().max(LEAST), Ordering::Relaxed));
+    ASKED.call_once(|| LARGE.store(own_caches()[1].max(LEAST), Ordering::Relaxed));
     is_large(length)
 }
 
-/// Bytes of the second-level cache, the processor's own; 0 where the system does not say.
-fn own_cache() -> usize {
-    caches().into_iter().find(|(level, _)| *level == 2).map_or(0, |(_, bytes)| bytes)
+/// Bytes of the processor's own caches for data, the first and the second level; 0 where the system does not say.
+pub fn own_caches() -> [usize; 2] {
+    static BYTES: OnceLock<[usize; 2]> = OnceLock::new();
+    // Of the first level, the one for data comes before the one for instructions.
+    *BYTES.get_or_init(|| {
+        let caches = caches();
+        let of = |wanted| caches.iter().find(|(level, _)| *level == wanted);
+        [1, 2].map(|level| of(level).map_or(0, |(_, bytes)| *bytes))
+    })
 }
 
 /// Bytes of the last cache before memory, which processors share; 0 where the system does not say.
@@ -461,7 +467,7 @@ mod tests {
     fn cache_sizes_are_read_as_the_system_writes_them() {
         assert_eq!(kibibytes("2048K\n"), Some(2 << 20));
         assert_eq!([kibibytes(""), kibibytes("2M"), kibibytes("K")], [None; 3]);
-        assert!(own_cache() < 1 << 30, "{}", own_cache());
+        assert!(own_caches().iter().all(|bytes| *bytes < 1 << 30), "{:?}", own_caches());
     }
 
     #[test]

@@ -273,3 +273,102 @@ proptest! {
         prop_assert!(now < 1000 * SECOND);
     }
 }
+
+fn done(engine_ns: u64) -> TurnResult {
+    TurnResult { engine_ns, egress: 64 }
+}
+
+#[test]
+fn messages_that_come_while_a_turn_lasts_are_charged_as_those_that_waited() {
+    let mut arbiter = arbiter([TenantShare::default(); 2]);
+    let mut turn = arbiter.open(A, 0).unwrap();
+    assert_eq!(arbiter.under_way(), 1);
+    for _ in 0..3 {
+        assert!(turn.goes_on());
+        turn.did(64, done(20), true);
+    }
+    turn.did(64, done(60_000), false);
+    assert!(!turn.goes_on(), "a slice is over");
+    assert!(arbiter.close(&turn, 60_300));
+    let usage = arbiter.usage(A).unwrap();
+    assert_eq!((usage.operations, usage.batched, usage.turns), (3, 3, 1));
+    assert_eq!((usage.ingress, usage.egress, usage.engine_ns), (256, 256, 60_300));
+    assert_eq!(arbiter.under_way(), 0);
+    // What a processor did for others meanwhile is not charged; what each message is charged at least is.
+    let mut turn = arbiter.open(A, 60_300).unwrap();
+    turn.did(64, done(40_000), true);
+    turn.correct(20);
+    assert_eq!(turn.engine_ns(), 100);
+    // Who has gone is not charged.
+    arbiter.remove(A);
+    assert!(!arbiter.close(&turn, 60_300));
+}
+
+#[test]
+fn no_turn_is_open_to_messages_that_come_while_any_wait_or_a_bound_holds_the_tenant_back() {
+    let slow = TenantShare {
+        operations: Some(RateLimit { rate: 1000, burst: 2 }),
+        ..TenantShare::default()
+    };
+    let mut arbiter = arbiter([slow, TenantShare::default()]);
+    arbiter.submit(B, 0, message(1, 64, 100), 0);
+    assert_eq!((arbiter.open(A, 0), arbiter.open(B, 0)), (None, None));
+    let turn = run(&mut arbiter, 0);
+    arbiter.complete(&turn, done(100), 0);
+    let mut turn = arbiter.open(A, 0).unwrap();
+    turn.did(64, done(100), true);
+    assert!(turn.goes_on());
+    turn.did(64, done(100), true);
+    assert!(!turn.goes_on());
+    arbiter.close(&turn, 0);
+    assert_eq!(arbiter.open(A, 900_000), None);
+    assert!(arbiter.open(A, 1_000_000).is_some() && arbiter.open(TenantId(7), 0).is_none());
+}
+
+/// Whoever had engines for itself for long owes no more than a turn when another comes.
+#[test]
+fn who_was_alone_owes_no_more_than_a_turn() {
+    let mut arbiter = arbiter([TenantShare::default(); 2]);
+    let mut now = 0;
+    for _ in 0..1000 {
+        let mut turn = arbiter.open(A, now).unwrap();
+        turn.did(64, done(50_000), true);
+        now += 50_000;
+        arbiter.close(&turn, now);
+    }
+    for tag in 0..200 {
+        for tenant in [A, B] {
+            arbiter.submit(tenant, 0, message(tag, 64, 50_000), now);
+        }
+    }
+    let before = arbiter.usage(A).unwrap().engine_ns;
+    for _ in 0..100 {
+        let turn = run(&mut arbiter, now);
+        now += 50_000;
+        arbiter.complete(&turn, done(50_000), now);
+    }
+    let got = [A, B].map(|tenant| arbiter.usage(tenant).unwrap().engine_ns);
+    assert!(got[1].abs_diff(got[0] - before) <= 100_000, "{got:?}");
+}
+
+/// A guarantee is kept in the unit that was bought, and what comes beyond it is of what is left.
+#[test]
+fn an_open_turn_is_of_the_guarantee_as_long_as_there_is_any() {
+    let min = Rate { per_second: 1000, unit: RateUnit::Operations };
+    let share = TenantShare::of(&ServiceLevel::new("any", min), 1000.0);
+    let mut arbiter = arbiter([share, TenantShare::default()]);
+    let burst = share.guarantee.unwrap().units.burst;
+    let mut turn = arbiter.open(A, 0).unwrap();
+    let mut count = 0;
+    while turn.goes_on() {
+        turn.did(64, done(1000), true);
+        count += 1;
+    }
+    assert_eq!(count, burst);
+    arbiter.close(&turn, 0);
+    let mut turn = arbiter.open(A, 0).unwrap();
+    turn.did(64, done(1000), true);
+    arbiter.close(&turn, 0);
+    let usage = arbiter.usage(A).unwrap();
+    assert_eq!((usage.operations, usage.guaranteed_ns), (burst + 1, burst * 1000));
+}

@@ -1,31 +1,36 @@
-//! AES-256 in counter mode, and GCM (NIST SP 800-38D) made of that and GHASH, so that a message can be
-//! done in pieces.
+//! AES-256 in counter mode, and GCM (NIST SP 800-38D): by a library that does whole messages, and made of counter mode
+//! and GHASH where a message is done in parts.
 
-use aes::Aes256;
+use std::sync::Arc;
+
+use aes::Aes256Enc;
 use aes::cipher::{BlockCipherEncrypt, InnerIvInit, StreamCipher, StreamCipherSeek};
 use ctr::{Ctr32BE, Ctr128BE};
 use ghash::GHash;
 use ghash::universal_hash::UniversalHash;
 use rackbus_spec::accel::Status;
+use ring::aead::{Aad, NONCE_LEN, Nonce};
 use subtle::ConstantTimeEq;
 
-use super::{Context, EngineStep, OperationRequest, RunningOperation};
+use super::context::Key;
+use super::{Context, EngineStep, OperationRequest, Portion, RunningOperation};
 
 const BLOCK: usize = 16;
 
-fn key<'a>(request: &OperationRequest<'a>) -> Result<&'a Aes256, Status> {
-    match request.context {
-        Some(Context::Key(key)) => Ok(key),
-        _ => Err(Status::InvalidContext),
+fn key(context: &Context) -> Result<&Key, Status> {
+    match context {
+        Context::Key(key) => Ok(key),
+        Context::Patterns(_) => Err(Status::InvalidContext),
     }
 }
 
 /// Counter mode with a 128-bit big-endian counter (NIST SP 800-38A).
-pub struct CounterMode(Ctr128BE<Aes256>);
+pub struct CounterMode(Ctr128BE<Aes256Enc>);
 
 impl CounterMode {
     pub fn new(request: &OperationRequest<'_>) -> Result<CounterMode, Status> {
-        let cipher = ctr::CtrCore::inner_iv_init(key(request)?.clone(), &request.nonce.into());
+        let key = key(request.context.ok_or(Status::InvalidContext)?)?;
+        let cipher = ctr::CtrCore::inner_iv_init(key.cipher.clone(), &request.nonce.into());
         let mut cipher = Ctr128BE::from_core(cipher);
         cipher.try_seek(request.done as u64).map_err(|_| Status::InvalidField)?;
         Ok(CounterMode(cipher))
@@ -41,17 +46,14 @@ impl RunningOperation for CounterMode {
     }
 }
 
-/// GCM in one direction.
+/// GCM in one direction: of a message that comes whole by a library that does it in one pass, of one that comes in parts
+/// by counter mode and GHASH.
 pub struct Gcm {
-    cipher: Ctr32BE<Aes256>,
-    hash: GHash,
-    /// What the hash is added to: the encrypted first counter block.
-    mask: [u8; BLOCK],
+    context: Arc<Context>,
+    nonce: [u8; BLOCK],
+    associated: usize,
     seal: bool,
-    /// Bytes that are still to be authenticated only.
-    associated_left: usize,
-    associated: u64,
-    text: u64,
+    parts: Option<GcmInParts>,
 }
 
 impl Gcm {
@@ -64,27 +66,92 @@ impl Gcm {
     }
 
     fn new(request: &OperationRequest<'_>, seal: bool) -> Result<Gcm, Status> {
-        let key = key(request)?;
+        let context = request.context.ok_or(Status::InvalidContext)?.clone();
+        key(&context)?;
+        let associated = request.associated as usize;
+        Ok(Gcm { context, nonce: request.nonce, associated, seal, parts: None })
+    }
+
+    /// Does a message that is here whole, and has room for all that comes out.
+    fn whole(&self, input: &[u8], out: &mut [u8]) -> Result<EngineStep, Status> {
+        let (associated, text) = input.split_at(self.associated);
+        let mut nonce = [0; NONCE_LEN];
+        nonce.copy_from_slice(&self.nonce[..NONCE_LEN]);
+        let (nonce, associated) = (Nonce::assume_unique_for_key(nonce), Aad::from(associated));
+        let gcm = &key(&self.context)?.gcm;
+        out[..text.len()].copy_from_slice(text);
+        let written = match self.seal {
+            true => {
+                let (sealed, behind) = out.split_at_mut(text.len());
+                let tag = gcm.seal_in_place_separate_tag(nonce, associated, sealed);
+                behind[..BLOCK].copy_from_slice(tag.map_err(|_| Status::EngineFailed)?.as_ref());
+                text.len() + BLOCK
+            }
+            false if text.len() < BLOCK => return Err(Status::CorruptInput),
+            false => {
+                let opened = gcm.open_in_place(nonce, associated, &mut out[..text.len()]);
+                opened.map_err(|_| Status::NotAuthentic)?.len()
+            }
+        };
+        Ok(EngineStep { read: input.len(), written, finished: true })
+    }
+}
+
+impl RunningOperation for Gcm {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+        let fits = input.len() >= self.associated && input.len() + BLOCK <= out.len();
+        if self.parts.is_none() && last && fits {
+            return self.whole(input, out);
+        }
+        if self.parts.is_none() {
+            let key = &key(&self.context)?.cipher;
+            let parts = GcmInParts::new(key, self.nonce, self.associated, self.seal);
+            self.parts = Some(parts);
+        }
+        let Some(parts) = &mut self.parts else { return Err(Status::EngineFailed) };
+        parts.step(input, last, out)
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Whole
+    }
+}
+
+/// GCM of a message in parts.
+struct GcmInParts {
+    cipher: Ctr32BE<Aes256Enc>,
+    hash: GHash,
+    /// What the hash is added to: the encrypted first counter block.
+    mask: [u8; BLOCK],
+    seal: bool,
+    /// Bytes that are still to be authenticated only.
+    associated_left: usize,
+    associated: u64,
+    text: u64,
+}
+
+impl GcmInParts {
+    fn new(key: &Aes256Enc, nonce: [u8; BLOCK], associated: usize, seal: bool) -> GcmInParts {
         let encrypted = |block: [u8; BLOCK]| {
             let mut block = block.into();
             key.encrypt_block(&mut block);
             <[u8; BLOCK]>::from(block)
         };
         let counter = |number: u8| {
-            let mut block = request.nonce;
+            let mut block = nonce;
             block[12..].copy_from_slice(&[0, 0, 0, number]);
             block
         };
         let cipher = ctr::CtrCore::inner_iv_init(key.clone(), &counter(2).into());
-        Ok(Gcm {
+        GcmInParts {
             cipher: Ctr32BE::from_core(cipher),
             hash: GHash::new(&encrypted([0; BLOCK]).into()),
             mask: encrypted(counter(1)),
             seal,
-            associated_left: request.associated as usize,
-            associated: request.associated.into(),
+            associated_left: associated,
+            associated: associated as u64,
             text: 0,
-        })
+        }
     }
 
     fn tag(&self) -> [u8; BLOCK] {
@@ -109,9 +176,7 @@ impl Gcm {
         self.associated_left -= count;
         (self.associated_left == 0).then_some(count)
     }
-}
 
-impl RunningOperation for Gcm {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let mut step = EngineStep::default();
         if self.associated_left > 0 {
@@ -134,14 +199,17 @@ impl RunningOperation for Gcm {
         if !ends {
             count -= count % BLOCK;
         }
-        let (from, to) = (&input[..count], &mut out[..count]);
-        if !self.seal {
-            self.hash.update_padded(from);
-        }
-        let done = self.cipher.try_apply_keystream_b2b(from, to);
-        done.map_err(|_| Status::InvalidField)?;
-        if self.seal {
-            self.hash.update_padded(to);
+        // Both passes over what is in the first cache.
+        let part = Portion::Small.bytes();
+        for (from, to) in input[..count].chunks(part).zip(out[..count].chunks_mut(part)) {
+            if !self.seal {
+                self.hash.update_padded(from);
+            }
+            let done = self.cipher.try_apply_keystream_b2b(from, to);
+            done.map_err(|_| Status::InvalidField)?;
+            if self.seal {
+                self.hash.update_padded(to);
+            }
         }
         self.text += count as u64;
         (step.read, step.written) = (step.read + count, count);

@@ -3,7 +3,7 @@
 use flate2::{Compression, FlushCompress, FlushDecompress, Status as State};
 use rackbus_spec::accel::Status;
 
-use super::{EngineStep, OperationRequest, RunningOperation};
+use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 
 pub struct Deflate(flate2::Compress);
 
@@ -20,6 +20,10 @@ impl RunningOperation for Deflate {
         let state = self.0.compress(input, out, flush).map_err(|_| Status::EngineFailed)?;
         let after = (self.0.total_in(), self.0.total_out());
         Ok(step(before, after, state == State::StreamEnd))
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Whole
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
@@ -39,7 +43,9 @@ impl Default for Inflate {
 impl RunningOperation for Inflate {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let before = (self.0.total_in(), self.0.total_out());
-        let state = self.0.decompress(input, out, FlushDecompress::None);
+        // With all of its input, and room for all of its output, it keeps no window for later calls.
+        let flush = if last { FlushDecompress::Finish } else { FlushDecompress::None };
+        let state = self.0.decompress(input, out, flush);
         let state = state.map_err(|_| Status::CorruptInput)?;
         let done = step(before, (self.0.total_in(), self.0.total_out()), state == State::StreamEnd);
         // It ends too early, or something follows behind its end.
@@ -48,6 +54,10 @@ impl RunningOperation for Inflate {
             return Err(Status::CorruptInput);
         }
         Ok(done)
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Whole
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use aes::Aes256;
+use aes::Aes256Enc;
 use aes::cipher::KeyInit;
 use rackbus_spec::accel::{Operation, Status};
 use regex_automata::hybrid::dfa::DFA;
+use ring::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::regex;
@@ -13,7 +14,7 @@ use super::regex;
 /// A context. What is secret in it is wiped when it is dropped.
 pub enum Context {
     /// A key, as AES uses it.
-    Key(Box<Aes256>),
+    Key(Box<Key>),
     /// Patterns, compiled into one automaton.
     Patterns(Box<DFA>),
 }
@@ -25,6 +26,35 @@ impl fmt::Debug for Context {
             Context::Patterns(_) => "Patterns",
         })
     }
+}
+
+/// A key of 32 bytes, expanded.
+pub struct Key {
+    /// For messages that are done in parts.
+    pub cipher: Aes256Enc,
+    /// For GCM of whole messages.
+    pub gcm: LessSafeKey,
+}
+
+impl Key {
+    fn new(data: &[u8]) -> Result<Key, Status> {
+        let cipher = Aes256Enc::new_from_slice(data).map_err(|_| Status::InvalidField)?;
+        Ok(Key { cipher, gcm: expand(data).ok_or(Status::InvalidField)? })
+    }
+}
+
+impl Drop for Key {
+    /// The other library wipes its own. This one's key gives way to another of the same size.
+    fn drop(&mut self) {
+        if let Some(none) = expand(&[0; 32]) {
+            self.gcm = none;
+        }
+        std::hint::black_box(&mut self.gcm);
+    }
+}
+
+fn expand(data: &[u8]) -> Option<LessSafeKey> {
+    UnboundKey::new(&AES_256_GCM, data).ok().map(LessSafeKey::new)
 }
 
 /// Overwrites what expanding and moving keys left on this thread's stack, below its caller.
@@ -42,8 +72,7 @@ impl Context {
     pub fn new(operation: Operation, data: &Zeroizing<Vec<u8>>) -> Result<Context, Status> {
         match operation {
             Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
-                let key = Aes256::new_from_slice(data).map_err(|_| Status::InvalidField)?;
-                Ok(Context::Key(Box::new(key)))
+                Ok(Context::Key(Box::new(Key::new(data)?)))
             }
             Operation::RegexScan => regex::compile(data).map(Box::new).map(Context::Patterns),
             _ => Err(Status::InvalidOperation),

@@ -2,7 +2,7 @@
 
 use rackbus_spec::accel::Status;
 
-use super::{EngineStep, RunningOperation};
+use super::{EngineStep, OperationRequest, RunningOperation};
 
 #[derive(Debug)]
 pub struct Copy;
@@ -12,5 +12,9 @@ impl RunningOperation for Copy {
         let count = input.len().min(out.len());
         out[..count].copy_from_slice(&input[..count]);
         Ok(EngineStep { read: count, written: count, finished: last && count == input.len() })
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        true
     }
 }

@@ -2,18 +2,24 @@
 
 use rackbus_spec::accel::Status;
 use sha2::Digest;
+use sha2::digest::{FixedOutputReset, Reset};
 
-use super::{EngineStep, RunningOperation};
+use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 
 /// A hash of the RustCrypto project's.
 #[derive(Debug, Default)]
 pub struct Hash<D>(D);
 
-impl<D: Digest + Clone + Send> RunningOperation for Hash<D> {
+impl<D: Digest + FixedOutputReset + Send> RunningOperation for Hash<D> {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
-        self.0.update(input);
-        let written = if last { put(&self.0.clone().finalize(), out) } else { 0 };
+        Digest::update(&mut self.0, input);
+        let written = if last { put(&self.0.finalize_reset(), out) } else { 0 };
         Ok(EngineStep { read: input.len(), written, finished: last })
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        Reset::reset(&mut self.0);
+        true
     }
 }
 
@@ -26,6 +32,15 @@ impl RunningOperation for Blake3 {
         self.0.update(input);
         let written = if last { put(self.0.finalize().as_bytes(), out) } else { 0 };
         Ok(EngineStep { read: input.len(), written, finished: last })
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Wide
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        self.0.reset();
+        true
     }
 }
 

@@ -2,45 +2,67 @@
 
 use std::io::{Cursor, Read, Write};
 
-use lz4_flex::frame::{FrameDecoder, FrameEncoder};
+use lz4_flex::frame::{BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
 use rackbus_spec::accel::Status;
 
-use super::{EngineStep, RunningOperation};
+use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 
 pub struct Compress {
-    encoder: Option<FrameEncoder<Vec<u8>>>,
+    encoder: FrameEncoder<Vec<u8>>,
+    /// The frame is complete.
+    ended: bool,
     /// What has come out, and how much of it was taken.
     out: Vec<u8>,
     taken: usize,
+    /// It was given input of this frame, and of one before.
+    opened: bool,
+    used: bool,
 }
 
 impl Default for Compress {
     fn default() -> Compress {
-        Compress { encoder: Some(FrameEncoder::new(Vec::new())), out: Vec::new(), taken: 0 }
+        // The library would take larger blocks for who writes more at once first.
+        let info = FrameInfo::new().block_size(BlockSize::Max64KB);
+        let encoder = FrameEncoder::with_frame_info(info, Vec::new());
+        Compress { encoder, ended: false, out: Vec::new(), taken: 0, opened: false, used: false }
     }
 }
 
 impl RunningOperation for Compress {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let mut read = 0;
-        if self.taken == self.out.len() {
+        if self.taken == self.out.len() && !self.ended {
             self.out.clear();
             self.taken = 0;
-            if let Some(encoder) = &mut self.encoder {
-                encoder.write_all(input).map_err(|_| Status::EngineFailed)?;
-                read = input.len();
-                std::mem::swap(&mut self.out, encoder.get_mut());
+            if self.used && !self.opened && input.is_empty() {
+                // The library's encoder leaves out the header of a second frame that is empty.
+                *self = Compress::default();
             }
-            if last && let Some(encoder) = self.encoder.take() {
-                let rest = encoder.finish().map_err(|_| Status::EngineFailed)?;
-                self.out.extend(rest);
+            self.opened |= !input.is_empty();
+            self.encoder.write_all(input).map_err(|_| Status::EngineFailed)?;
+            read = input.len();
+            if last {
+                self.encoder.try_finish().map_err(|_| Status::EngineFailed)?;
+                self.ended = true;
             }
+            std::mem::swap(&mut self.out, self.encoder.get_mut());
         }
         let count = (self.out.len() - self.taken).min(out.len());
         out[..count].copy_from_slice(&self.out[self.taken..self.taken + count]);
         self.taken += count;
-        let finished = self.encoder.is_none() && self.taken == self.out.len();
+        let finished = self.ended && self.taken == self.out.len();
         Ok(EngineStep { read, written: count, finished })
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Whole
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        self.used |= self.opened;
+        (self.ended, self.opened, self.taken) = (false, false, 0);
+        self.out.clear();
+        true
     }
 }
 
@@ -77,25 +99,43 @@ fn walk_frame(input: &[u8]) -> Option<usize> {
 }
 
 /// The library reads a frame when all of it is there.
-#[derive(Default)]
 pub struct Decompress {
-    input: Vec<u8>,
-    decoder: Option<FrameDecoder<Cursor<Vec<u8>>>>,
+    decoder: FrameDecoder<Cursor<Vec<u8>>>,
+    /// The frame is all there, and is one.
+    checked: bool,
+}
+
+impl Default for Decompress {
+    fn default() -> Decompress {
+        Decompress { decoder: FrameDecoder::new(Cursor::new(Vec::new())), checked: false }
+    }
 }
 
 impl RunningOperation for Decompress {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
-        self.input.extend_from_slice(input);
+        let frame = self.decoder.get_mut();
+        frame.get_mut().extend_from_slice(input);
         if !last {
             return Ok(EngineStep { read: input.len(), ..EngineStep::default() });
         }
-        if self.decoder.is_none() && !is_one_frame(&self.input) {
+        if !self.checked && !is_one_frame(frame.get_ref()) {
             return Err(Status::CorruptInput);
         }
-        let all = &mut self.input;
-        let decoder =
-            self.decoder.get_or_insert_with(|| FrameDecoder::new(Cursor::new(std::mem::take(all))));
-        let written = decoder.read(out).map_err(|_| Status::CorruptInput)?;
+        self.checked = true;
+        let written = self.decoder.read(out).map_err(|_| Status::CorruptInput)?;
         Ok(EngineStep { read: input.len(), written, finished: written == 0 })
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Whole
+    }
+
+    /// The decoder takes a frame behind one that has ended for the next, with nothing of that.
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        let frame = self.decoder.get_mut();
+        frame.set_position(0);
+        frame.get_mut().clear();
+        self.checked = false;
+        true
     }
 }

@@ -19,6 +19,9 @@ mod zstd;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
+use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::{Operation, Status};
 
 pub use context::{Context, wipe_stack};
@@ -35,6 +38,17 @@ pub struct EngineStep {
     pub finished: bool,
 }
 
+/// How much input an engine is best fed at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Portion {
+    /// Little: it does byte after byte, and what it is fed and puts out stays in the first cache.
+    Small,
+    /// As much as stays in the first cache: it does many parts of that at the same time.
+    Wide,
+    /// As much as there is, within the second cache: its library does a whole message with fewer copies.
+    Whole,
+}
+
 /// Bytes of output that each step has room for at least.
 pub const LEAST_ROOM: usize = 256;
 
@@ -47,6 +61,22 @@ pub trait RunningOperation: Send {
     /// # Errors
     /// The status that the operation ends with.
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status>;
+
+    /// Whether it [takes](RunningOperation::take) input from the tenant's memory itself: reading each byte once, for
+    /// others change them meanwhile.
+    fn takes_memory(&self) -> bool {
+        false
+    }
+
+    /// Does all of `input`, which begins where the last step or the last part ended. Nothing comes out.
+    fn take(&mut self, input: DmaSlice<'_>) {
+        let _ = input;
+    }
+
+    /// How much input it is best fed at once.
+    fn portion(&self) -> Portion {
+        Portion::Small
+    }
 
     /// After an operation that ended well: makes it as one that was just begun for `request`. False where a new one is
     /// to be taken. What it was fed before must have no part in what it puts out afterwards.
@@ -64,7 +94,7 @@ pub struct OperationRequest<'a> {
     /// Bytes of the input that are authenticated only.
     pub associated: u32,
     /// The context that the descriptor names.
-    pub context: Option<&'a Context>,
+    pub context: Option<&'a Arc<Context>>,
     /// Bytes of the message that were done before, by an engine whose output is as long as its input.
     pub done: usize,
     /// Bytes of the whole input, where they are known.

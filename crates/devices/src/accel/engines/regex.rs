@@ -55,7 +55,7 @@ pub struct Scan {
 
 impl Scan {
     pub fn new(request: &OperationRequest<'_>) -> Result<Scan, Status> {
-        let Some(Context::Patterns(dfa)) = request.context else {
+        let Some(Context::Patterns(dfa)) = request.context.map(|context| &**context) else {
             return Err(Status::InvalidContext);
         };
         let dfa = DFA::clone(dfa);

@@ -1,22 +1,25 @@
-//! Engines between two operations: what a compressor allocates and clears for itself takes longer than a short
-//! message, so that an engine's thread keeps one of each kind.
+//! Engines between two operations: what one allocates and clears for itself takes longer than a short message, so that
+//! an engine's thread keeps one of each kind.
 
-use std::collections::BTreeMap;
-
-use rackbus_spec::accel::Operation;
+use rackbus_spec::accel::{OPERATIONS, Operation, STAGES};
 
 use super::{OperationRequest, RunningOperation};
 
 /// Engines of one thread that wait for their next operation: one of each kind at most, so that their memory is
-/// bounded whatever tenants do.
+/// bounded whatever tenants do; and the memory between engines.
 #[derive(Default)]
-pub struct Spare(BTreeMap<u8, Box<dyn RunningOperation>>);
+pub struct Spare {
+    engines: [Option<Box<dyn RunningOperation>>; OPERATIONS.len() + 1],
+    buffers: Vec<Vec<u8>>,
+}
 
 impl Spare {
-    /// Keeps an engine whose operation has ended well, of the kinds where that saves time.
+    /// Keeps an engine whose operation has ended well, of the kinds that have no key.
     pub fn put(&mut self, operation: Operation, engine: Box<dyn RunningOperation>) {
-        if is_kept(operation) {
-            self.0.entry(operation as u8).or_insert(engine);
+        if is_kept(operation)
+            && let Some(place) = self.engines.get_mut(operation as usize)
+        {
+            *place = Some(engine);
         }
     }
 
@@ -26,25 +29,36 @@ impl Spare {
         operation: Operation,
         request: &OperationRequest<'_>,
     ) -> Option<Box<dyn RunningOperation>> {
-        let mut engine = self.0.remove(&(operation as u8))?;
+        let mut engine = self.engines.get_mut(operation as usize)?.take()?;
         engine.renew(request).then_some(engine)
+    }
+
+    /// Keeps memory that was between engines. What is in it is of no use to a later operation.
+    pub fn put_buffer(&mut self, buffer: Vec<u8>) {
+        if self.buffers.len() < STAGES {
+            self.buffers.push(buffer);
+        }
+    }
+
+    /// Memory between engines, with anything in it.
+    pub fn take_buffer(&mut self) -> Vec<u8> {
+        self.buffers.pop().unwrap_or_default()
     }
 }
 
-/// Engines that have much memory of their own and no key. Those of LZ4 cannot begin anew: the library's encoder
-/// leaves out the header of a second frame that is empty.
+/// Whether engines of this kind are kept: those with a key are wiped, and a scan belongs to its patterns.
 fn is_kept(operation: Operation) -> bool {
-    matches!(
+    !matches!(
         operation,
-        Operation::Deflate
-            | Operation::Inflate
-            | Operation::ZstdCompress
-            | Operation::ZstdDecompress
+        Operation::Aes256Ctr
+            | Operation::Aes256GcmSeal
+            | Operation::Aes256GcmOpen
+            | Operation::RegexScan
     )
 }
 
 impl std::fmt::Debug for Spare {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Spare").field(&self.0.len()).finish()
+        f.debug_tuple("Spare").field(&self.engines.iter().flatten().count()).finish()
     }
 }

@@ -13,8 +13,8 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(digit).collect()
 }
 
-fn context(operation: Operation, data: &[u8]) -> Context {
-    Context::new(operation, &Zeroizing::new(data.to_vec())).unwrap()
+fn context(operation: Operation, data: &[u8]) -> Arc<Context> {
+    Arc::new(Context::new(operation, &Zeroizing::new(data.to_vec())).unwrap())
 }
 
 /// Feeds `input` in pieces of `piece` bytes, with room for `room` bytes in each step.
@@ -272,6 +272,11 @@ proptest! {
                 }
                 let again = run_with(&mut spare, back, &OperationRequest::default(), &out, cut);
                 prop_assert_eq!(again.as_ref(), Ok(&message), "{:?}", back);
+            }
+            for hash in [Operation::Sha256, Operation::Sha3_512, Operation::Blake3, Operation::Crc32c] {
+                let none = OperationRequest::default();
+                let out = run_with(&mut spare, hash, &none, &message, (1000, 700));
+                prop_assert_eq!(out, run(hash, &none, &message, (5000, 700)), "{:?}", hash);
             }
         }
     }

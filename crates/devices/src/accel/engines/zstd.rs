@@ -4,7 +4,7 @@ use rackbus_spec::accel::Status;
 use zstd_safe::zstd_sys::ZSTD_EndDirective;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
-use super::{EngineStep, OperationRequest, RunningOperation};
+use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 
 /// Zstandard's compression level: the fastest, since engines are paid by their time.
 const LEVEL: i32 = 1;
@@ -43,6 +43,10 @@ impl RunningOperation for Compress {
         Ok(EngineStep { read: source.pos(), written: target.pos(), finished })
     }
 
+    fn portion(&self) -> Portion {
+        Portion::Whole
+    }
+
     fn renew(&mut self, request: &OperationRequest<'_>) -> bool {
         self.0.reset(ResetDirective::SessionOnly).is_ok() && self.expect(request)
     }
@@ -78,6 +82,10 @@ impl RunningOperation for Decompress {
             return Err(Status::CorruptInput);
         }
         Ok(EngineStep { read, written, finished: self.over && last })
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Whole
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {

@@ -62,21 +62,23 @@ impl<M: Medium> Front<M> {
         Ok(self.note(bus, &order, begun))
     }
 
-    /// Keeps what is under way of a descriptor; the completion's value where that is done.
+    /// Keeps what is under way of a descriptor, or completes it; the completion's value where nothing was under way.
     pub(in super::super) fn note(
         &mut self,
         bus: &Bus<'_>,
         order: &OperationOrder<'_>,
         begun: Begun<M::Work>,
     ) -> Option<u32> {
-        let work = match begun {
-            Begun::Work(work) => work,
-            Begun::Over(value) => return Some(value),
-        };
         let OperationOrder { number, queue, descriptor, .. } = *order;
-        let begun = bus.user.ticks();
-        self.pending
-            .insert(number, PendingOperation { queue, descriptor: *descriptor, work, begun });
+        match begun {
+            Begun::Work(work) => {
+                let (descriptor, begun) = (*descriptor, bus.user.ticks());
+                let pending = PendingOperation { queue, descriptor, work, begun };
+                self.pending.insert(number, pending);
+            }
+            Begun::Ended(finished, time) => self.end(bus, (queue, descriptor), finished, time),
+            Begun::Over(value) => return Some(value),
+        }
         None
     }
 }

@@ -10,16 +10,17 @@ use rackbus_spec::accel::{Descriptor, Operation, Status};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use super::super::at_once::{Attempt, OwnEngine, ShortOperation};
+use super::super::clock::thread_ns;
 use super::super::contexts::{ContextState, Contexts, LARGEST_CONTEXT};
 use super::super::engines::Context;
 use super::super::function::AcceleratorError;
 use super::super::gather::Gather;
-use super::super::job::{self, FinishedJob, Job};
+use super::super::job::{self, FinishedJob, Job, JobEngines};
 use super::super::outbox::CompletionOutbox;
 use super::super::pool::EnginePool;
-use super::super::profile::{engine_clock, rentable};
-use super::super::request::{self, CheckedDescriptor};
-use super::super::scratch::Scratch;
+use super::super::profile::rentable;
+use super::super::request::{self, CheckedDescriptor, StageContexts};
 use super::super::{CLASS, MediumError};
 use super::port::PortState;
 use super::{Begun, Description, Medium, OperationOrder, Port};
@@ -36,7 +37,7 @@ pub struct Local {
     /// Where operations of a front elsewhere are counted; those of the function's own it counts itself.
     pub(super) operations: Operations,
     /// For operations that the function's own thread does.
-    scratch: Scratch,
+    own: OwnEngine,
     contexts: Contexts,
     /// What has begun and was not submitted, each with the input bytes of it that are done.
     begun: Vec<(Arc<Job>, usize)>,
@@ -95,7 +96,7 @@ impl Local {
             tenant,
             outbox: Arc::new(CompletionOutbox::new()?),
             operations,
-            scratch: Scratch::default(),
+            own: OwnEngine::default(),
             contexts: Contexts::default(),
             begun: Vec::new(),
             numbers: 0,
@@ -112,7 +113,7 @@ impl Local {
         memory: (Gather, Gather),
         done: usize,
     ) -> Result<Begun<LocalWork>, Status> {
-        let OperationOrder { number, descriptor, plan, .. } = *order;
+        let OperationOrder { descriptor, plan, .. } = *order;
         match plan.operations() {
             [Operation::CreateContext, of] => {
                 let created = self.create_context(*of, &memory.0);
@@ -124,30 +125,58 @@ impl Local {
             }
             _ => {}
         }
-        let start = request::start(plan, descriptor, &self.contexts, done)?;
-        let used = descriptor.contexts[..plan.operations().len()].iter();
-        let contexts = used.filter_map(|handle| Some((*handle, self.contexts.get(*handle)?)));
-        let contexts = contexts.collect();
-        let order = job::JobInput {
-            number,
-            kind: descriptor.stages[0],
-            profile_ns: self.profile_ns(plan, descriptor),
-            start,
-            memory,
-            done,
+        let contexts = request::contexts(plan, descriptor, &self.contexts)?;
+        let profile_ns = self.profile_ns(plan, descriptor);
+        let mut engines = None;
+        if done == 0 && self.begun.is_empty() {
+            let (number, kind) = (order.number, descriptor.stages[0]);
+            let short = ShortOperation { number, kind, profile_ns, memory: &memory };
+            let start = |spare: &mut _| request::start(plan, descriptor, &contexts, 0, spare);
+            match self.own.run((&self.pool, self.tenant), short, start) {
+                Attempt::Ended(finished, time) => return Ok(Begun::Ended(finished, time)),
+                Attempt::Left(course, engine_ns) => {
+                    engines = Some(JobEngines::Running(course, engine_ns));
+                }
+                Attempt::Refused => {}
+            }
+        }
+        Ok(Begun::Work(self.put(order, memory, contexts, (engines, profile_ns), done)))
+    }
+
+    /// Keeps an operation for the engines, which have done some of it where there are any.
+    fn put(
+        &mut self,
+        order: &OperationOrder<'_>,
+        memory: (Gather, Gather),
+        contexts: StageContexts,
+        (engines, profile_ns): (Option<JobEngines>, f64),
+        done: usize,
+    ) -> LocalWork {
+        let OperationOrder { number, descriptor, plan, .. } = *order;
+        let handles = descriptor.contexts.into_iter();
+        let used = handles.zip(&contexts).filter_map(|(h, context)| Some((h, context.clone()?)));
+        let used = used.collect();
+        let engines = engines.unwrap_or_else(|| {
+            let (plan, descriptor) = (*plan, *descriptor);
+            let start =
+                move |spare: &mut _| request::start(&plan, &descriptor, &contexts, done, spare);
+            JobEngines::Waiting(Box::new(start), done)
+        });
+        let done = match &engines {
+            JobEngines::Running(course, _) => course.read,
+            _ => done,
         };
-        let job = Arc::new(Job::new(order, self.outbox.clone()));
+        let kind = descriptor.stages[0];
+        let input = job::JobInput { number, kind, profile_ns, engines, memory };
+        let job = Arc::new(Job::new(input, self.outbox.clone()));
         self.begun.push((job.clone(), done));
-        Ok(Begun::Work(LocalWork { job, contexts }))
+        LocalWork { job, contexts: used }
     }
 
     /// What the profiles say that a descriptor costs, before anything is known of its content.
     fn profile_ns(&self, plan: &CheckedDescriptor, from: &Descriptor) -> f64 {
-        let cost = |operation: &Operation| {
-            let profile = self.pool.profiles()?.get(operation.name())?;
-            Some(profile.cost_ns(from.input_length.into(), 1000))
-        };
-        plan.operations().iter().filter_map(cost).sum()
+        let length = from.input_length.into();
+        plan.operations().iter().map(|operation| self.pool.cost_ns(*operation, length)).sum()
     }
 
     fn create_context(&mut self, of: Operation, input: &Gather) -> Result<u16, Status> {
@@ -157,9 +186,9 @@ impl Local {
         let mut data = Zeroizing::new(vec![0; input.len()]);
         input.read(0, &mut data);
         // Compiling patterns takes as long as engines take for many messages: it is charged like them.
-        let before = engine_clock();
+        let before = thread_ns();
         let created = self.contexts.create(of, data);
-        self.pool.charge(self.tenant, engine_clock().saturating_sub(before));
+        self.pool.charge(self.tenant, thread_ns().saturating_sub(before));
         created
     }
 
@@ -230,8 +259,9 @@ impl Medium for Local {
     }
 
     fn submit(&mut self, queue: u16) {
+        self.own.release(&self.pool);
         let jobs = std::mem::take(&mut self.begun);
-        self.pool.submit(self.tenant, queue, jobs, &mut self.scratch);
+        self.pool.submit(self.tenant, queue, jobs);
     }
 
     fn take_finished(&mut self, _dma: &DmaSpace) -> Vec<FinishedJob> {

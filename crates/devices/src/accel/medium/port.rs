@@ -205,6 +205,10 @@ impl Port {
                         self.slots[usize::from(slot)] = Some(kept);
                         return true;
                     }
+                    Ok(Begun::Ended(finished, time)) => {
+                        self.answer_ended(local, (ask, time), finished);
+                        return true;
+                    }
                     Ok(Begun::Over(value)) => Ok(value),
                     Err(status) => Err(status),
                 };
@@ -267,15 +271,27 @@ impl Port {
             // What was given up may still come.
             let Some(slot) = self.slots.iter().position(is_it) else { continue };
             if let Some(Slot { ask, begun, .. }) = self.slots[slot].take() {
-                let (bytes, good) = (ask.input_length.get().into(), status == Status::Success);
-                let time = [begun, bus.user.ticks()];
-                count(&local.operations, ask.stages[0], bytes, good, time);
+                let finished = FinishedJob { number, status, written, value };
+                self.answer_ended(local, (&ask, [begun, bus.user.ticks()]), finished);
             }
-            let value = u32::try_from(value).unwrap_or(u32::MAX);
-            self.answer(slot as u16, status, written, value);
             done += 1;
         }
         done
+    }
+
+    /// Counts an operation that has ended, which took from one reading of the processor's counter to the other, and
+    /// answers it.
+    fn answer_ended(
+        &mut self,
+        local: &Local,
+        (ask, time): (&Ask, [u64; 2]),
+        finished: FinishedJob,
+    ) {
+        let FinishedJob { status, written, value, .. } = finished;
+        let (bytes, good) = (ask.input_length.get().into(), status == Status::Success);
+        count(&local.operations, ask.stages[0], bytes, good, time);
+        let value = u32::try_from(value).unwrap_or(u32::MAX);
+        self.answer(ask.slot.get(), status, written, value);
     }
 
     fn answer(&mut self, slot: u16, status: Status, written: usize, value: u32) {

@@ -1,0 +1,141 @@
+//! An operation on its way through its engines: what is fed to them, what comes out, and how far it is.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rackbus_spec::accel::Status;
+
+use super::engines::{Portion, Spare};
+use super::gather::Gather;
+use super::pipeline::Pipeline;
+
+/// The engines of an operation that has begun, and how far they came.
+pub struct Course {
+    pipeline: Pipeline,
+    /// Input bytes that were taken.
+    pub read: usize,
+    /// Output bytes that were put out.
+    pub written: usize,
+    fed: bool,
+}
+
+/// Begins an operation's engines, behind `done` bytes that were done in an earlier life.
+///
+/// # Errors
+/// The status that the operation ends with.
+pub fn begin(
+    start: impl FnOnce() -> Result<Pipeline, Status>,
+    done: usize,
+) -> Result<Course, Status> {
+    let pipeline = catch_unwind(AssertUnwindSafe(start)).unwrap_or(Err(Status::EngineFailed))?;
+    Ok(Course { pipeline, read: done, written: done, fed: false })
+}
+
+impl Course {
+    /// Does the input up to `end`, as long as `goes_on` says so; the status, when it has ended. What comes out is in
+    /// `out` before it goes to the tenant's memory.
+    pub fn go(
+        &mut self,
+        memory: &(Gather, Gather),
+        end: usize,
+        out: &mut [u8],
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Option<Status> {
+        let before = self.written;
+        // Whatever an engine does with what a tenant sent, it harms that operation alone.
+        let outcome = catch_unwind(AssertUnwindSafe(|| match self.pipeline.only_copies() {
+            true => self.copy(memory, end, goes_on),
+            false => self.steps(memory, end, out, goes_on),
+        }));
+        match outcome.unwrap_or(Err(Status::EngineFailed)) {
+            Ok(false) => None,
+            Ok(true) => Some(Status::Success),
+            Err(status) => {
+                // Nothing is put out that was not found to be authentic.
+                if status == Status::NotAuthentic {
+                    memory.1.clear(self.written);
+                }
+                self.written = before;
+                Some(status)
+            }
+        }
+    }
+
+    /// The operation has ended well: its engines go where the next ones find them.
+    pub fn leave(self, spare: &mut Spare) {
+        self.pipeline.leave(spare);
+    }
+
+    /// True when nothing more comes out.
+    fn steps(
+        &mut self,
+        (input, output): &(Gather, Gather),
+        end: usize,
+        out: &mut [u8],
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, Status> {
+        let (portion, takes_memory) = (self.pipeline.portion(), self.pipeline.takes_memory());
+        let mut fed_last = self.read == input.len();
+        if !std::mem::replace(&mut self.fed, true) && fed_last {
+            self.pipeline.feed(0, true, |_| {});
+        }
+        loop {
+            let progress = self.pipeline.pump(out, goes_on)?;
+            if progress.written > output.len() - self.written {
+                return Err(Status::OutputTooSmall);
+            }
+            output.write(self.written, &out[..progress.written]);
+            self.written += progress.written;
+            if progress.finished {
+                return Ok(true);
+            }
+            if progress.hungry {
+                if fed_last {
+                    return Err(Status::CorruptInput);
+                }
+                if self.read == end {
+                    return Ok(false);
+                }
+            }
+            if !goes_on() {
+                return Ok(false);
+            }
+            if progress.hungry {
+                let (at, count) = (self.read, (end - self.read).min(portion.bytes()));
+                self.read += count;
+                fed_last = self.read == input.len();
+                if takes_memory {
+                    input.each(at, count, |part| self.pipeline.take(part));
+                    self.pipeline.feed(0, fed_last, |_| {});
+                    continue;
+                }
+                self.pipeline.feed(count, fed_last, |to| input.read(at, to));
+                if portion == Portion::Small {
+                    // While this is done, what follows comes near.
+                    input.prefetch(self.read, count.min(end - self.read));
+                    output.prefetch_write(self.written, progress.written);
+                }
+            }
+        }
+    }
+
+    /// The same where the output is the input: from the one memory to the other.
+    fn copy(
+        &mut self,
+        (input, output): &(Gather, Gather),
+        end: usize,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, Status> {
+        while self.read < end {
+            let count = (end - self.read).min(Portion::Whole.bytes());
+            if count > output.len() - self.written {
+                return Err(Status::OutputTooSmall);
+            }
+            output.copy_at(self.read, count, input);
+            (self.read, self.written) = (self.read + count, self.written + count);
+            if self.read < end && !goes_on() {
+                return Ok(false);
+            }
+        }
+        Ok(self.read == input.len())
+    }
+}
