@@ -222,6 +222,12 @@ pub trait Caller: Send {
     /// Hears what it wants, which may take a while. `None` when it may not speak, is not the host that it
     /// says, or makes no sense; it has been told so.
     fn hear(self: Box<Self>) -> Option<IncomingConnection>;
+
+    /// Whether it is on another machine, or says that it is: then hearing it may take long, and who goes on in the place
+    /// of this process does not wait for it.
+    fn is_slow(&self) -> bool {
+        false
+    }
 }
 
 /// A connection that said hello and waits for its answer.
