@@ -166,3 +166,41 @@ pub struct CarriedSessionState {
     pub(super) begun_ns: u64,
     pub(super) contact: ContactState,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::session::FrameOutbox;
+
+    #[test]
+    fn a_state_is_read_as_it_was_written_and_no_other_is() {
+        let message = [1; MESSAGE_BYTES];
+        let (message_length, tag, length, taken) = (7, 3, 4096, 100);
+        let frame =
+            SessionFrame { message, message_length, tag, length, taken, way: Way::Moving(9) };
+        let mut outbox = FrameOutbox::new(4);
+        outbox.push(frame).unwrap();
+        let answers = vec![LeftAnswer::new(&[5; 8], Some((2, 512)))];
+        let lane = BesideState::Asks { provider: "shm".to_owned(), was_up: true, answers };
+        let state =
+            EndState::new(SessionSide::Asks, (5, 6), outbox.save(FrameState::of), Some(lane));
+        let bytes = state.to_bytes().unwrap();
+        let read = EndState::from_bytes(&bytes).unwrap();
+        assert_eq!(read, state);
+        let again = FrameOutbox::again(4, read.outbox.frames().unwrap()).unwrap();
+        let frame = again.unsent().unwrap();
+        assert_eq!((frame.taken, frame.way, frame.message_length), (0, Way::Behind, 7));
+        assert!(frame.message[..7] == [1; 7] && frame.message[7..].iter().all(|byte| *byte == 0));
+        let text = String::from_utf8(bytes).unwrap();
+        for (what, instead, said) in [
+            ("\"version\":1", "\"version\":2", "has version 2, this program knows 1"),
+            ("\"side\":\"asks\"", "\"side\":\"answers\"", "its lane is of the other side"),
+            ("\"received\"", "\"taken\"", "unknown field `taken`"),
+        ] {
+            let other = text.replacen(what, instead, 1);
+            assert_ne!(other, text);
+            let refused = EndState::from_bytes(other.as_bytes()).unwrap_err().to_string();
+            assert!(refused.contains(said), "{refused}");
+        }
+    }
+}

@@ -194,6 +194,29 @@ mod tests {
         assert_eq!(outbox.resume(u64::MAX), Err(WrongCount));
     }
 
+    #[test]
+    fn another_process_sends_again_what_was_not_acknowledged() {
+        let mut outbox = FrameOutbox::new(3);
+        for frame in 1..=3 {
+            outbox.push(frame).unwrap();
+        }
+        for _ in 0..2 {
+            outbox.next_unsent();
+            outbox.advance();
+        }
+        outbox.acknowledge(1).unwrap();
+        let state = outbox.save(|frame| *frame);
+        assert!(FrameOutbox::again(1, state.clone()).is_err(), "there is no room for it");
+        let mut again = FrameOutbox::again(3, state.clone()).unwrap();
+        assert_eq!(again.acknowledge(3), Err(WrongCount), "it was not sent");
+        assert_eq!((again.resume(1), again.len()), (Ok(1), 2));
+        assert_eq!(again.next_unsent(), Some(&mut 2));
+        let wrong = |acknowledged, begun| {
+            FrameOutbox::again(3, OutboxState { acknowledged, begun, ..state.clone() }).is_err()
+        };
+        assert!(wrong(3, 2) && wrong(1, 4));
+    }
+
     /// A frame that was received before its last byte was seen to be sent is not possible; one whose bytes were
     /// given to the connection in part may have arrived whole only when all of them were.
     #[test]
