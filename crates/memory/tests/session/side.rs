@@ -310,8 +310,8 @@ impl World {
             let at = self.network.connect(attempt.number);
             (attempt.connection, self.ends[1].arrived) = (Some(at), Some(at));
         } else {
-            // It is of no more use; who made it has given it up.
-            attempt.arrives = Time::MAX;
+            // It is of no more use; who made it has given it up, or is another process by now.
+            attempt.arrives = Time::MAX - CONNECT_LIMIT;
         }
     }
 
