@@ -27,6 +27,7 @@ pub use session::{MediumSession, Secret};
 
 use rackbus_identity::Versions;
 use rackbus_memory::{Stream, StreamError};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 /// Versions of the link that are spoken here: of the hello, and of what follows it.
@@ -153,6 +154,25 @@ pub enum LinkError {
         /// What it sent instead.
         what: String,
     },
+}
+
+impl LinkError {
+    /// Whether a connection was made and ended before the peer had heard what it is for: its node may have been restarted in
+    /// place at that moment.
+    pub fn is_cut_off(&self) -> bool {
+        use std::io::ErrorKind as K;
+        match self {
+            LinkError::Unreachable { cause, .. } => matches!(
+                cause.kind(),
+                K::UnexpectedEof | K::ConnectionReset | K::ConnectionAborted | K::BrokenPipe
+            ),
+            LinkError::Broken { cause: StreamError::Closed, .. } => true,
+            LinkError::Broken { cause: StreamError::Socket(errno), .. } => {
+                matches!(*errno, Errno::CONNRESET | Errno::PIPE)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// A way to other hosts' nodes.

@@ -55,10 +55,12 @@ impl Opener for AttachOpener {
         if let Purpose::Medium { lanes, .. } = &mut hello.service {
             *lanes = self.lanes.providers().to_vec();
         }
-        let stream = self
-            .link
-            .connect(&open.grant.address, &hello)
-            .map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
+        let stream = match self.link.connect(&open.grant.address, &hello) {
+            // Whoever goes on in the place of the lender's process hears it.
+            Err(error) if error.is_cut_off() => self.link.connect(&open.grant.address, &hello),
+            connected => connected,
+        };
+        let stream = stream.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         let device = self.attach(&open, stream)?;
         self.tell_use(&open);
         tracing::info!(process = open.process(), "in use");

@@ -76,7 +76,7 @@ pub(super) fn attend(
                 }
             };
             let (served, counters) = (served.clone(), counters.clone());
-            // One that says nothing must not keep the node from being restarted. It connects again.
+            // One that says nothing must not keep the node from being restarted. Who is cut off connects again.
             let passage = passage.filter(|_| !caller.is_slow());
             let gate = gate.clone();
             let talk = move || {
