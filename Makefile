@@ -72,7 +72,7 @@ demo-metal: setup kernel
 test: test-cargo test-kernel test-loom test-e2e
 
 # A rack of machines that is upgraded one at a time from the version before, which is built into the cache.
-PREVIOUS ?= d885af11359e6b993dd8cea15e20b368e0643515
+PREVIOUS ?= 192d3d77c24a2db5b86cca92d303a89b59494f48
 test-upgrade:
 	RACKBUS_PREVIOUS=$$(scripts/previous $(PREVIOUS)) $(CARGO) test -p rackbus-cli --test upgrade
 

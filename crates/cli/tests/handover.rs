@@ -5,10 +5,7 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rackbus_attach::{Location, Session};
 use rackbus_control::api::{DeviceState, Lease, LeaseStage};
@@ -16,7 +13,8 @@ use rackbus_driver::{Drive, DriveOptions};
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::region;
 use serde_json::Value;
-use support::{PATIENCE, Rack, THREE_HOSTS, open, pattern, socket};
+use support::load::Load;
+use support::{PATIENCE, Rack, THREE_HOSTS, open, socket};
 
 /// Drives in memory and in a file, and memory itself. Leases live as long as they do by default: a busy
 /// machine may keep a node from its processor for longer than the time of a hasty one.
@@ -41,74 +39,6 @@ size = "1 MiB"
 [hosts.gamma]
 "#;
 
-/// Blocks of 4 KiB that a load uses.
-const BLOCKS: u64 = 512;
-
-/// A driver that writes, flushes and verifies without a break: each block it reads holds what was last
-/// acknowledged there.
-struct Load {
-    rounds: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<(Drive, Vec<u64>)>,
-}
-
-impl Load {
-    fn start(lease: &Lease) -> Load {
-        let mut drive = Drive::open(socket(lease), DriveOptions::default()).unwrap();
-        let (rounds, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (count, end) = (rounds.clone(), stop.clone());
-        let thread = std::thread::spawn(move || {
-            // The seed of what each block holds; 0: not written.
-            let mut written = vec![0; BLOCKS as usize];
-            for round in 1u64.. {
-                if end.load(Ordering::Relaxed) {
-                    break;
-                }
-                let block = round * 7 % BLOCKS;
-                drive.write(block * 8, &pattern(round, 4096), round % 11 == 0).unwrap();
-                written[block as usize] = round;
-                let other = round * 13 % BLOCKS;
-                verify(&mut drive, &written, other);
-                if round % 17 == 0 {
-                    drive.flush().unwrap();
-                }
-                count.store(round, Ordering::Relaxed);
-            }
-            (drive, written)
-        });
-        Load { rounds, stop, thread }
-    }
-
-    /// Waits until `more` further rounds are done.
-    fn progress(&self, more: u64, rack: &Rack) {
-        let wanted = self.rounds.load(Ordering::Relaxed) + more;
-        let deadline = Instant::now() + PATIENCE;
-        while self.rounds.load(Ordering::Relaxed) < wanted {
-            assert!(!self.thread.is_finished(), "the driver noticed{}", rack.logs());
-            assert!(Instant::now() < deadline, "the driver waits for ever{}", rack.logs());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Ends it; all blocks hold what was written last.
-    fn finish(self) -> Drive {
-        self.stop.store(true, Ordering::Relaxed);
-        let (mut drive, written) = self.thread.join().unwrap();
-        (0..BLOCKS).for_each(|block| verify(&mut drive, &written, block));
-        drive
-    }
-}
-
-fn verify(drive: &mut Drive, written: &[u64], block: u64) {
-    let mut data = vec![0; 4096];
-    drive.read(block * 8, &mut data).unwrap();
-    let expected = match written[block as usize] {
-        0 => return,
-        seed => pattern(seed, 4096),
-    };
-    assert!(data == expected, "block {block} does not hold what was acknowledged");
-}
-
 /// Restarts a node; its row.
 fn restart(rack: &Rack, host: &str) -> Value {
     let pid = rack.process(Some(host)).pid;
@@ -120,7 +50,7 @@ fn restart(rack: &Rack, host: &str) -> Value {
 /// Restarts lender, borrower and somebody else again and again under a load on `lease`.
 fn restarts_under_load(rack: &Rack, lease: &Lease, rounds: u64) {
     let load = Load::start(lease);
-    load.progress(50, rack);
+    load.progress(50, || rack.logs());
     let reached = rack.json(&["reach", &lease.function]);
     assert!(reached.as_array().is_some_and(|ranges| !ranges.is_empty()), "{reached}");
     for round in 1..=rounds {
@@ -128,7 +58,7 @@ fn restarts_under_load(rack: &Rack, lease: &Lease, rounds: u64) {
             let row = restart(rack, host);
             assert_eq!(row["in_use"], u64::from(host != "gamma"), "{row}");
             assert!(row["pause_us"].as_u64().is_some_and(|us| us > 0), "{row}");
-            load.progress(20, rack);
+            load.progress(20, || rack.logs());
         }
         assert_eq!(
             rack.json(&["reach", &lease.function]),
@@ -180,7 +110,7 @@ fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
     let rack = Rack::up(RACK);
     let lease = rack.borrow("alpha/nvme0", "beta");
     let load = Load::start(&lease);
-    load.progress(50, &rack);
+    load.progress(50, || rack.logs());
     let folder = tempfile::tempdir().unwrap();
     let silent = program(&folder.path().join("silent"), "true");
     let older =
@@ -200,13 +130,13 @@ fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
             }
             let said = rack.bad(1, &["restart", host, "--program", &program]);
             assert!(said.contains(why) && said.contains("goes on"), "{said}");
-            load.progress(20, &rack);
+            load.progress(20, || rack.logs());
         }
     }
     assert!(rack.bad(1, &["restart", "delta"]).contains("no node of delta runs"));
     assert!(rack.bad(2, &["restart", "alpha", "--program", "/nowhere"]).contains("/nowhere"));
     assert_eq!(restart(&rack, "alpha")["restarts"], 1);
-    load.progress(20, &rack);
+    load.progress(20, || rack.logs());
     drop(load.finish());
     assert!(rack.give_back(&lease).returned);
 }

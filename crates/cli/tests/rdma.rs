@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use rackbus_rma::{LIBRARY_ENV, Library};
 use serde_json::Value;
-use support::machines::Machines;
+use support::load::Load;
+use support::machines::{Machine, Machines};
 use support::relay::Relay;
 use support::{PATIENCE, open};
 
@@ -115,6 +116,47 @@ fn data_move_beside_the_link(provider: &str) {
     drive.read(4096, &mut read).unwrap();
     assert!(read == ours, "acknowledged data is lost");
     rack.wait(|rack| lane(rack)["up"] == true);
+}
+
+/// Descriptors that a process has.
+fn descriptors(machine: &mut Machine) -> usize {
+    let id = machine.process().id();
+    std::fs::read_dir(format!("/proc/{id}/fd")).unwrap().count()
+}
+
+/// A node is restarted in place while its lane moves data: the link carries them from then on, until the drive is attached
+/// anew; and the next program has nothing of the lane's.
+#[test]
+fn a_node_that_is_restarted_in_place_gives_its_lane_up() {
+    if !is_here() {
+        return;
+    }
+    let rack = Machines::start(RACK);
+    let [mut alpha, mut beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let mut counts = Vec::new();
+    for round in 0..2 {
+        for host in ["alpha", "beta"] {
+            let lease = beta.borrow("alpha/nvme0", "beta");
+            let load = Load::start(&lease);
+            rack.wait(|rack| lane(rack)["up"] == true);
+            load.progress(50, || alpha.log() + &beta.log());
+            let machine = if host == "alpha" { &mut alpha } else { &mut beta };
+            machine.json(&["restart", host]);
+            load.progress(50, || alpha.log() + &beta.log());
+            rack.wait(|rack| lane(rack)["up"] == false);
+            drop(load.finish());
+            beta.json(&["return", &lease.lease.to_string()]);
+            rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
+            let machine = if host == "alpha" { &mut alpha } else { &mut beta };
+            let count = descriptors(machine);
+            if round == 0 {
+                counts.push(count);
+            } else {
+                let before = counts.remove(0);
+                assert!(count <= before + 1, "descriptors are left: {before}, then {count}");
+            }
+        }
+    }
 }
 
 /// The link's connection breaks again and again; the lane beside it stays, and nothing is lost or done twice.

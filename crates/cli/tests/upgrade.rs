@@ -6,6 +6,7 @@ mod support;
 
 use std::path::PathBuf;
 
+use support::load::Load;
 use support::machines::{Machine, Machines};
 use support::open;
 
@@ -70,6 +71,36 @@ fn joined(rack: &Machines, host: &str, program: &std::path::Path) -> Machine {
     machine.program = program.to_owned();
     rack.node(&mut machine, host, Some(&token));
     machine
+}
+
+/// Nodes go on as this version while a drive is borrowed and written all the time; the lender first, or the borrower.
+#[test]
+fn in_place_while_a_drive_is_in_use() {
+    let Some(previous) = previous() else { return };
+    let rack = RACK.replace("lease_ttl = \"1 s\"", "lease_ttl = \"10 s\"");
+    let rack = rack.replace("hold = \"1 s\"", "hold = \"20 s\"");
+    for order in [[0, 1], [1, 0]] {
+        let mut rack = Machines::start_with(&rack, &previous);
+        let mut machines = ["alpha", "beta"].map(|host| joined(&rack, host, &previous));
+        let lease = machines[1].borrow("alpha/nvme0", "beta");
+        let load = Load::start(&lease);
+        let logs = |machines: &[Machine; 2]| format!("{}{}", machines[0].log(), machines[1].log());
+        load.progress(50, || logs(&machines));
+        for which in order {
+            machines[which].program = env!("CARGO_BIN_EXE_rackbus").into();
+            let rows = machines[which].json(&["restart", ["alpha", "beta"][which]]);
+            assert_eq!(rows[0]["in_use"], 1, "{rows}");
+            load.progress(50, || logs(&machines));
+        }
+        rack.control.crash();
+        rack.control.program = env!("CARGO_BIN_EXE_rackbus").into();
+        rack.begin_control();
+        rack.wait(|rack| ["alpha", "beta"].iter().all(|host| rack.state_of(host) == "up"));
+        load.progress(50, || logs(&machines));
+        drop(load.finish());
+        machines[1].json(&["return", &lease.lease.to_string()]);
+        rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
+    }
 }
 
 #[test]

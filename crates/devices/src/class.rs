@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, Rack, RackError, format_size};
 use rackbus_fabric::text::{Parsed, list, wrong};
+use rackbus_memory::InheritedEnd;
 use rackbus_net::PortOptions;
 use rackbus_pci::{Function, MediumAccess};
 
@@ -81,7 +82,7 @@ pub trait Class: Sync {
         Err(FrontError::None(self.name().to_owned()))
     }
 
-    /// The front that continues where an earlier life of it was saved, which gave `files`. Nothing is taken
+    /// The front that continues where an earlier life of it was saved, which gave `end`. Nothing is taken
     /// from the medium until the front is restored.
     ///
     /// # Errors
@@ -89,10 +90,10 @@ pub trait Class: Sync {
     fn front_again(
         &self,
         description: &str,
-        files: Vec<OwnedFd>,
+        end: InheritedEnd,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        self.front(description, MediumAccess::Files(files), lost)
+        self.front(description, MediumAccess::Files(end.files), lost)
     }
 }
 
@@ -288,11 +289,11 @@ pub fn front(
 pub fn front_again(
     class: &str,
     description: &str,
-    files: Vec<OwnedFd>,
+    end: InheritedEnd,
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
     match find(class) {
-        Some(class) => class.front_again(description, files, lost),
+        Some(class) => class.front_again(description, end, lost),
         None => Err(FrontError::None(class.to_owned())),
     }
 }

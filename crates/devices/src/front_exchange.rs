@@ -1,10 +1,11 @@
 //! A front's end of the exchange with the node that has its medium: what every class does in the same way when it
 //! sends operations, takes answers, and finds that nobody answers any more.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::exchange::{ExchangeLayout, MESSAGE_BYTES};
-use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
+use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd, PinnedSlice};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::lost::Lost;
@@ -50,10 +51,18 @@ impl FrontExchange {
         FrontExchange { exchange, lost, unrung: false, untold: false }
     }
 
-    /// The same where an earlier life of the front is gone on with: nothing is received until the front
+    /// Where an earlier life of the front is gone on with: nothing is received until the front
     /// [has been told](FrontExchange::set_told) what that left.
-    pub(crate) fn untold(self) -> FrontExchange {
-        FrontExchange { untold: true, ..self }
+    ///
+    /// # Errors
+    /// As [`join`](FrontExchange::join).
+    pub(crate) fn again(
+        end: InheritedEnd,
+        layout: ExchangeLayout,
+        lost: Lost,
+    ) -> Result<FrontExchange, ExchangeError> {
+        let exchange = Exchange::again(SessionSide::Asks, end, layout)?;
+        Ok(FrontExchange { untold: true, ..FrontExchange::new(exchange, lost) })
     }
 
     /// The front knows what an earlier life left.
@@ -143,8 +152,8 @@ impl FrontExchange {
     /// What another process needs to go on with this end, as [`Exchange::pass_on`].
     ///
     /// # Errors
-    /// When there are no descriptors left, or the exchange stays in its process.
-    pub(crate) fn pass_on(&self) -> std::io::Result<ExchangeFiles> {
+    /// When there are no descriptors left.
+    pub(crate) fn pass_on(&mut self) -> std::io::Result<Vec<OwnedFd>> {
         self.exchange.pass_on()
     }
 

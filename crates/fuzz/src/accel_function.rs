@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use rackbus_devices::accel::{MEDIUM_LAYOUT, front, front_again};
 use rackbus_devices::class::parse_rack;
 use rackbus_devices::{DeviceConfig, Folders, Lost};
-use rackbus_memory::{Access, Exchange, ExchangeFiles, SharedMemory};
+use rackbus_memory::exchange::session::SessionSide;
+use rackbus_memory::{Access, Exchange, ExchangeFiles, InheritedEnd, SharedMemory};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::{Endpoint, FunctionState, MediumAccess, RestoreError, Saved, Work};
 use rackbus_spec::accel::{Completion, Descriptor, Operation, registers as reg};
@@ -191,8 +192,10 @@ impl Tenant {
         let own = own.expect("it was written here");
         self.front = None;
         let model = match &self.apart {
-            Some(apart) => front_again(&apart.description, medium, Lost::new(|| {}))
-                .expect("it was there before"),
+            Some(apart) => {
+                let end = InheritedEnd { files: medium, session: None };
+                front_again(&apart.description, end, Lost::new(|| {})).expect("it was there before")
+            }
             None => DEVICE.with(|device| device.resume(&folders(), medium)).expect("as before"),
         };
         let mut next = Endpoint::new(model);
@@ -339,11 +342,9 @@ fn descriptor(input: &mut Input<'_>) -> Descriptor {
 fn say(tenant: &mut Tenant, input: &mut Input<'_>) {
     let Some(apart) = &tenant.apart else { return };
     let (to_front, tag) = (input.u8() & 1 != 0, u32::from(input.u8()));
-    let files = copies(&apart.files);
-    let other = match to_front {
-        true => Exchange::resume(files, MEDIUM_LAYOUT),
-        false => Exchange::join(files, MEDIUM_LAYOUT),
-    };
+    let end = InheritedEnd { files: copies(&apart.files).into(), session: None };
+    let side = if to_front { SessionSide::Answers } else { SessionSide::Asks };
+    let other = Exchange::again(side, end, MEDIUM_LAYOUT);
     tenant.spoilt = true;
     let Ok(mut other) = other else { return };
     // Dropping it ends nothing.

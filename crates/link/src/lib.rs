@@ -27,6 +27,7 @@ pub use session::{MediumSession, Secret};
 
 use rackbus_identity::Versions;
 use rackbus_memory::{Stream, StreamError};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 /// Versions of the link that are spoken here: of the hello, and of what follows it.
@@ -155,6 +156,25 @@ pub enum LinkError {
     },
 }
 
+impl LinkError {
+    /// Whether a connection was made and ended before the peer had heard what it is for: its node may have been restarted in
+    /// place at that moment.
+    pub fn is_cut_off(&self) -> bool {
+        use std::io::ErrorKind as K;
+        match self {
+            LinkError::Unreachable { cause, .. } => matches!(
+                cause.kind(),
+                K::UnexpectedEof | K::ConnectionReset | K::ConnectionAborted | K::BrokenPipe
+            ),
+            LinkError::Broken { cause: StreamError::Closed, .. } => true,
+            LinkError::Broken { cause: StreamError::Socket(errno), .. } => {
+                matches!(*errno, Errno::CONNRESET | Errno::PIPE)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// A way to other hosts' nodes.
 pub trait Connect: Send + Sync {
     /// Where the node of a host of the rack is reached: for [`connect`](Connect::connect), of any node's
@@ -222,6 +242,12 @@ pub trait Caller: Send {
     /// Hears what it wants, which may take a while. `None` when it may not speak, is not the host that it
     /// says, or makes no sense; it has been told so.
     fn hear(self: Box<Self>) -> Option<IncomingConnection>;
+
+    /// Whether it is on another machine, or says that it is: then hearing it may take long, and who goes on in the place
+    /// of this process does not wait for it.
+    fn is_slow(&self) -> bool {
+        false
+    }
 }
 
 /// A connection that said hello and waits for its answer.

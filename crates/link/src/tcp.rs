@@ -8,6 +8,7 @@
 pub(crate) mod packets;
 
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -177,6 +178,11 @@ impl Link for TcpLink {
         let listener = TcpListener::bind(&self.listen).map_err(named)?;
         Ok(Box::new(TcpListening { listener, link: self.clone(), host: host.to_owned() }))
     }
+
+    fn listen_on(&self, host: &str, socket: OwnedFd) -> std::io::Result<Box<dyn Listener>> {
+        let listener = TcpListener::from(socket);
+        Ok(Box::new(TcpListening { listener, link: self.clone(), host: host.to_owned() }))
+    }
 }
 
 /// Listens for other nodes.
@@ -200,6 +206,10 @@ impl Listener for TcpListening {
             return Ok(Box::new(TcpCaller { socket, link, host, _unheard: unheard }));
         }
     }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.listener.as_fd())
+    }
 }
 
 /// A connection whose other end proved by its certificate which host it is.
@@ -212,6 +222,10 @@ struct TcpCaller {
 }
 
 impl Caller for TcpCaller {
+    fn is_slow(&self) -> bool {
+        true
+    }
+
     fn hear(self: Box<Self>) -> Option<IncomingConnection> {
         let config = self.link.credentials().server().clone();
         let tls = ServerConnection::new(config).ok()?;

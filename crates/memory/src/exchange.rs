@@ -23,8 +23,10 @@ use crate::slice::PinnedSlice;
 
 use carried::CarriedEnd;
 pub use carried::{
-    Carried, CarriedSession, Carrier, LaneStatus, OnSessionChange, SessionChange, SessionStatus,
+    Carried, CarriedSession, CarriedSessionState, Carrier, LaneStatus, OnSessionChange,
+    STATE_VERSION, SessionChange, SessionStatus, UnfitState,
 };
+use session::SessionSide;
 use shared::SharedEnd;
 
 /// Bytes of the longest message: with its length, one cache line.
@@ -91,6 +93,22 @@ impl TryFrom<Vec<OwnedFd>> for ExchangeFiles {
     }
 }
 
+/// An end that another process of this host had and [passed on](Exchange::pass_on).
+#[derive(Debug, Default)]
+pub struct InheritedEnd {
+    /// What came with it.
+    pub files: Vec<OwnedFd>,
+    /// The session that carries its messages and data; `None` where these are in shared memory.
+    pub session: Option<CarriedSession>,
+}
+
+impl InheritedEnd {
+    /// How many files come with an end whose messages are `carried`, or are in shared memory.
+    pub const fn file_count(carried: bool) -> usize {
+        if carried { carried::FILES } else { 3 }
+    }
+}
+
 /// Why an exchange cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
@@ -100,6 +118,12 @@ pub enum ExchangeError {
     /// Its events cannot be had.
     #[error("an exchange's events: {0}")]
     Events(#[from] std::io::Error),
+    /// It was passed on by a process of another version, or what it passed on is none that there can be.
+    #[error(transparent)]
+    Passed(#[from] UnfitState),
+    /// It was passed on without all that is needed to go on with it.
+    #[error("{0} descriptors came with an exchange, not {1}")]
+    Files(usize, usize),
     /// The layout is none that can be, or the memory is smaller.
     #[error("an exchange of {tags} tags of {data_bytes} bytes does not fit its memory")]
     Layout {
@@ -142,7 +166,7 @@ impl Exchange {
         Ok((Exchange(End::Shared(end)), files))
     }
 
-    /// The other end, for the side that asks; also where another process had it before.
+    /// The other end, for the side that asks.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -150,12 +174,27 @@ impl Exchange {
         Ok(Exchange(End::Shared(SharedEnd::join(files, layout)?)))
     }
 
-    /// The end of the side that answers, which another process had.
+    /// The end of this side that another process had.
     ///
     /// # Errors
     /// [`ExchangeError`].
-    pub fn resume(files: ExchangeFiles, layout: ExchangeLayout) -> Result<Exchange, ExchangeError> {
-        Ok(Exchange(End::Shared(SharedEnd::resume(files, layout)?)))
+    pub fn again(
+        side: SessionSide,
+        end: InheritedEnd,
+        layout: ExchangeLayout,
+    ) -> Result<Exchange, ExchangeError> {
+        let InheritedEnd { files, session } = end;
+        let (count, expected) = (files.len(), InheritedEnd::file_count(session.is_some()));
+        let wrong = |_| ExchangeError::Files(count, expected);
+        let Some(session) = session else {
+            let files = ExchangeFiles::try_from(files).map_err(wrong)?;
+            return Ok(Exchange(End::Shared(match side {
+                SessionSide::Asks => SharedEnd::join(files, layout)?,
+                SessionSide::Answers => SharedEnd::resume(files, layout)?,
+            })));
+        };
+        let files = files.try_into().map_err(wrong)?;
+        Ok(Exchange(End::Carried(CarriedEnd::again(files, session, side, layout)?)))
     }
 
     /// An end whose messages and data go by connections, for either side.
@@ -171,14 +210,15 @@ impl Exchange {
     }
 
     /// What another process needs to continue with this end, between two messages of this side. Dropping
-    /// this end then ends nothing.
+    /// this end then ends nothing. The session of one that is carried is passed on
+    /// [by itself](CarriedSession::save).
     ///
     /// # Errors
-    /// When the process has no descriptors left; one that is carried stays in its process.
-    pub fn pass_on(&self) -> std::io::Result<ExchangeFiles> {
-        match &self.0 {
-            End::Shared(end) => end.pass_on(),
-            End::Carried(_) => Err(std::io::ErrorKind::Unsupported.into()),
+    /// When the process has no descriptors left.
+    pub fn pass_on(&mut self) -> std::io::Result<Vec<OwnedFd>> {
+        match &mut self.0 {
+            End::Shared(end) => end.pass_on().map(Vec::from),
+            End::Carried(end) => end.pass_on().map(Vec::from),
         }
     }
 
@@ -317,10 +357,13 @@ mod tests {
         answers.send(b"first", None).unwrap();
         let files = answers.pass_on().unwrap();
         drop(answers);
-        let mut answers = Exchange::resume(files, LAYOUT).unwrap();
+        let again = |side, files| {
+            Exchange::again(side, InheritedEnd { files, session: None }, LAYOUT).unwrap()
+        };
+        let mut answers = again(SessionSide::Answers, files);
         let files = asks.pass_on().unwrap();
         drop(asks);
-        let mut asks = Exchange::join(files, LAYOUT).unwrap();
+        let mut asks = again(SessionSide::Asks, files);
         assert_eq!((answers.receive(&mut message), &message[..3]), (Some(3), &b"two"[..]));
         assert_eq!((asks.receive(&mut message), &message[..5]), (Some(5), &b"first"[..]));
         assert!(answers.rest());

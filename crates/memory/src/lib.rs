@@ -61,6 +61,7 @@ pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
 pub use exchange::{
     Carried, CarriedSession, Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout,
+    InheritedEnd,
 };
 pub use frames::{FrameReceiver, FrameSender, FramesLayout};
 pub use gate::{Gate, GatePassage};

@@ -30,6 +30,7 @@ use attach::{AttachOpener, wanted};
 use lease::{Attachment, Open};
 
 use crate::borrower::host::{HostError, HostFunctions};
+use crate::handover::HandOverError;
 use crate::lanes::Lanes;
 use crate::lent_out::LentOut;
 use crate::peers::PeerGroups;
@@ -247,6 +248,27 @@ impl BorrowedFunctions {
         let mut ended = self.ended();
         ended.retain(|open| open.process().is_some());
         ended.push(open);
+    }
+
+    /// Whether all that is borrowed can go on in another process, as far as this is known before it is tried.
+    ///
+    /// # Errors
+    /// What cannot, and why.
+    pub(crate) fn can_be_saved(&self) -> Result<(), HandOverError> {
+        let in_host = self.in_host.names();
+        if !in_host.is_empty() {
+            return Err(HandOverError::InHost(in_host.join(", ")));
+        }
+        let not_held = |open: &&Arc<Open>| match &*open.attachment() {
+            Some(Attachment::Medium(front, Some(session))) => {
+                !front.is_gone() && session.timing().hold == 0
+            }
+            _ => false,
+        };
+        match self.all().values().find(not_held) {
+            Some(open) => Err(HandOverError::NotHeld { function: open.grant.function.to_string() }),
+            None => Ok(()),
+        }
     }
 
     /// How the functions are whose fronts run here, by their names in the rack.

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_devices::{FrontError, Lost, class};
 use rackbus_link::OfferedMedium;
-use rackbus_memory::{Access, Lending, MemoryHandle, Stream};
+use rackbus_memory::{Access, CarriedSession, InheritedEnd, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{self, Device, DeviceError, DeviceShape, EngineDevice, SavedSession};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumAccess, RestoreError, SaveError};
 use rustix::io::Errno;
 
-use crate::remote::{NoSocket, OnLost};
+use crate::remote::OnLost;
 
 /// A function whose front runs here.
 #[derive(Debug)]
@@ -85,20 +85,15 @@ impl MediumConversation {
         });
     }
 
-    fn is_gone(&self) -> bool {
+    /// Whether the conversation has ended.
+    pub fn is_gone(&self) -> bool {
         self.0.gone.load(Ordering::Acquire)
     }
 
     /// The socket of the conversation, for another process to [go on](PlacedDevice::resume) with. `None`
-    /// when the conversation has ended.
-    ///
-    /// # Errors
-    /// When it continues, and is none that another process can hold.
-    pub fn socket(&self) -> Result<Option<BorrowedFd<'_>>, NoSocket> {
-        match self.is_gone() {
-            true => Ok(None),
-            false => self.0.stream.socket().map(Some).ok_or(NoSocket),
-        }
+    /// where that is a session between machines.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.0.stream.socket()
     }
 
     /// The medium, as its lender described it.
@@ -153,7 +148,8 @@ impl PlacedDevice {
         })
     }
 
-    /// Goes on with a front that another process saved, whose handles to the medium are among it.
+    /// Goes on with a front that another process saved, whose handles to the medium are among it; where that is on
+    /// another machine, by the `session` with it.
     ///
     /// # Errors
     /// When this process cannot.
@@ -161,12 +157,13 @@ impl PlacedDevice {
         name: &str,
         medium: &OfferedMedium,
         saved: SavedSession,
-        stream: Arc<dyn Stream>,
+        (stream, session): (Arc<dyn Stream>, Option<CarriedSession>),
         lending: Lending,
         on_lost: OnLost,
     ) -> Result<PlacedDevice, DeviceError> {
-        let SavedSession { state, descriptors, medium: handles } = saved;
-        let model = |lost| class::front_again(&medium.class, &medium.description, handles, lost);
+        let SavedSession { state, descriptors, medium: files } = saved;
+        let end = InheritedEnd { files, session };
+        let model = |lost| class::front_again(&medium.class, &medium.description, end, lost);
         PlacedDevice::with(name, medium, model, stream, on_lost, |device| {
             let engine = device.engine().clone();
             let resumed = EngineDevice::resume(engine, state, descriptors, lending, None);

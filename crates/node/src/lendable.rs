@@ -13,7 +13,7 @@ use std::time::Duration;
 use rackbus_control::api::DeviceReport;
 use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
-use rackbus_memory::{Carried, Lending, Stream};
+use rackbus_memory::{Carried, CarriedSession, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{Device, EngineDevice, RestingConversation, SavedSession};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
@@ -133,8 +133,15 @@ pub trait Lendable: Debug + Send + Sync {
     }
 }
 
-/// Who uses a function: what it lends, and its conversation.
-pub type User = (Lending, Arc<dyn Stream>);
+/// Who uses a function.
+pub struct User {
+    /// What it lends.
+    pub lending: Lending,
+    /// Its conversation, which is open as long as it has the function.
+    pub stream: Arc<dyn Stream>,
+    /// What carries the operations of its front on another machine.
+    pub session: Option<CarriedSession>,
+}
 
 /// A function in the hands of its user, and where the conversation with it rested.
 pub type Resumed = (Box<dyn Attached>, RestingConversation);
@@ -382,7 +389,11 @@ impl Lendable for Modelled {
         let started = self.start(successor(medium)?)?;
         let engine = started.engine.handle();
         let resumed = match user {
-            Some((lending, stream)) => {
+            Some(User { lending, stream, session }) => {
+                if let Some(session) = session {
+                    let carried = engine.call(|endpoint| endpoint.carried_by(session));
+                    carried.map_err(io::Error::other)?;
+                }
                 let engine = engine.clone();
                 let resumed =
                     EngineDevice::resume(engine, state, descriptors, lending, Some(stream));

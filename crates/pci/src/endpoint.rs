@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use rackbus_fabric::{Lending, LoanError};
 use rackbus_memory::{
-    Access, Carried, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks,
+    Access, Carried, CarriedSession, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks,
 };
 
 use crate::config::{ConfigSpace, MSIX_BAR, MsixPlace, msix_layout};
@@ -332,6 +332,11 @@ impl Endpoint {
     /// [`MediumRefused`].
     pub fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
         self.function.serve_medium(carried)
+    }
+
+    /// As [`Function::carried_by`], before the function is restored.
+    pub fn carried_by(&mut self, session: CarriedSession) {
+        self.function.carried_by(session);
     }
 
     /// Takes everything of the user's away: mappings, wires, registers, settings, logs. On return

@@ -9,7 +9,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::{Carried, DmaSpace};
+use rackbus_memory::{Carried, CarriedSession, DmaSpace};
 
 use crate::interrupts::Interrupts;
 use crate::operations::Operations;
@@ -290,6 +290,12 @@ pub trait Function: Send {
     fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
         let _ = carried;
         Err(MediumRefused::Inseparable)
+    }
+
+    /// Before the function is [restored](Function::restore): this carries the medium's operations, if a front on
+    /// another machine has it.
+    fn carried_by(&mut self, session: CarriedSession) {
+        drop(session);
     }
 
     /// Gives the registers of BAR `bar` as memory as well, until the user is gone ([`ResetKind::Scrub`]) or

@@ -19,7 +19,7 @@ use rackbus_fabric::sharing::Rules;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
 use rackbus_node::lender::devices::OfferedFunctions;
-use rackbus_node::{Lanes, NetworkService, NodeOptions, Program, vfio};
+use rackbus_node::{Lanes, NetworkService, NodeOptions, vfio};
 use rackbus_segment::directory::{DirectorySettings, HostRange};
 use rackbus_vfio::PciAddress;
 
@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long, hide = true, conflicts_with = "resume")]
     can_resume: bool,
     /// Go on as the node whose process this is.
-    #[arg(long, hide = true, conflicts_with = "join")]
+    #[arg(long, hide = true)]
     resume: bool,
     /// A file with devices of this host beside those of the rack file: `[devices.NAME]`, with the keys of the rack file.
     #[arg(long, value_name = "FILE")]
@@ -63,20 +63,24 @@ pub struct Args {
 impl Args {
     pub async fn run(&self, common: &Common) -> Result<(), Failure> {
         if self.can_resume {
-            return succession::answer(&self.host);
+            return succession::answer(&self.host, self.devices.as_deref());
         }
         process::detach();
         log::start(self.log.as_deref());
         process::make_room();
-        let joined = self.joining.join(&self.host, common).await?;
+        let inherited = self.resume.then(succession::inherited).transpose()?;
+        let carried = inherited.as_ref().map(|it| RackSource::carried(it.carried())).transpose()?;
+        let joined = match &carried {
+            Some(from) => self.joining.again(&self.host, common, from)?,
+            None => self.joining.join(&self.host, common).await?,
+        };
         let run_dir = match &joined {
             Some(joined) => joined.run_dir.clone(),
             None => paths::find_run_dir(common)?,
         };
-        let inherited = self.resume.then(succession::inherited).transpose()?;
-        let from = match &inherited {
-            Some(inherited) => RackSource::carried(inherited.carried())?,
-            None => RackSource::running(&run_dir)?,
+        let from = match carried {
+            Some(carried) => carried,
+            None => RackSource::running(&run_dir, joined.is_some())?,
         };
         let state_dir = from.state_dir.join(&self.host);
         // What the process before held, it holds: it is the same.
@@ -168,8 +172,8 @@ impl Args {
         // What a former life took, and the rack file does not name any more.
         let own: Vec<PciAddress> = ntbs.addresses().values().copied().collect();
         vfio::give_back(&taker, &vfio::functions_of(&self.host, &devices), &own);
-        let (host, args, source) = (self.host.clone(), self.again(&run_dir), from.clone());
-        let program = NodeProgram { host, args, from: source, held };
+        let (host, args, source) = (self.host.clone(), self.again(&run_dir, joined), from.clone());
+        let program = NodeProgram { host, args, from: source, devices: self.devices.clone(), held };
         let options = NodeOptions {
             offered: Some(self.offered(from, &folders, &ntbs)),
             rack: rack.name.clone(),
@@ -185,8 +189,7 @@ impl Args {
             lanes: Lanes::new(&rack.links.rdma),
             log_lines_left_out: log::lines_left_out,
             term,
-            // What is restarted in place has a link that can be passed on.
-            program: (!own_machine).then(|| Arc::new(program) as Arc<dyn Program>),
+            program: Some(Arc::new(program)),
         };
         Ok(Built { options, ntbs, taker, own_devices })
     }
@@ -207,12 +210,13 @@ impl Args {
     }
 
     /// The arguments of the program that goes on.
-    fn again(&self, run_dir: &Path) -> Vec<OsString> {
+    fn again(&self, run_dir: &Path, joined: Option<&joined::JoinedHost>) -> Vec<OsString> {
         let mut args: Vec<OsString> = vec!["node".into(), "--host".into(), (&self.host).into()];
         args.extend(["--run-dir".into(), run_dir.into()]);
         if self.low_latency {
             args.push("--low-latency".into());
         }
+        args.extend(joined.iter().flat_map(|joined| joined.again.iter().cloned()));
         args.extend(self.devices.iter().flat_map(|file| ["--devices".into(), file.into()]));
         args.extend(self.log.iter().flat_map(|log| ["--log".into(), log.into()]));
         args

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_fabric::rack::DeviceSection;
 use rackbus_fabric::text::{Parsed, wrong};
+use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
 use rackbus_qos::{ServiceLevel, TenantId};
 use rackbus_spec::accel::{CLASS_CODE, DEVICE_ID, VENDOR_ID};
@@ -52,10 +53,10 @@ impl Class for AcceleratorClass {
     fn front_again(
         &self,
         description: &str,
-        files: Vec<OwnedFd>,
+        end: InheritedEnd,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        super::front_again(description, files, lost)
+        super::front_again(description, end, lost)
     }
 
     fn read(&self, _section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {

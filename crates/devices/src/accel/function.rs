@@ -13,7 +13,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use rackbus_memory::{Access, Carried, DmaSlice};
+use rackbus_memory::{Access, Carried, CarriedSession, DmaSlice};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{
     Bar, Bus, Function, FunctionInfo, MediumOffer, MediumRefused, ModelState, Operations,
@@ -390,6 +390,10 @@ impl<M: Medium> Function for Front<M> {
 
     fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
         self.medium.offer(self.info.serial, carried)
+    }
+
+    fn carried_by(&mut self, session: CarriedSession) {
+        self.medium.carried_by(session);
     }
 
     fn quiesce(&mut self, _bus: &Bus<'_>) {

@@ -19,7 +19,9 @@ use remote::Remote;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::{Carried, DmaSpace, ExchangeFiles, ExchangeLayout};
+use rackbus_memory::{
+    Carried, CarriedSession, DmaSpace, ExchangeFiles, ExchangeLayout, InheritedEnd,
+};
 use rackbus_pci::{
     Bus, Function, MediumAccess, MediumOffer, MediumRefused, Operations, Work as Polled,
 };
@@ -139,6 +141,11 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
 
     /// Serves that front for a while; `None` where there is none.
     fn serve(&mut self, bus: &Bus<'_>) -> Option<Polled>;
+
+    /// What is saved goes on, with the port of a front whose operations this carries.
+    fn carried_by(&mut self, session: CarriedSession) {
+        drop(session);
+    }
 
     /// What is known beside operations under way, as a value, and descriptors that go with it.
     ///
@@ -292,11 +299,11 @@ pub fn front(
 /// [`FrontError`].
 pub fn front_again(
     description: &str,
-    files: Vec<OwnedFd>,
+    end: InheritedEnd,
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    Ok(front_with(Remote::again(description, exchange(files)?, lost)?))
+    Ok(front_with(Remote::again(description, end, lost)?))
 }
 
 fn front_with(remote: Remote) -> Box<dyn Function> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, format_rate, format_size};
 use rackbus_fabric::text::{Parsed, SIZES, Section, wrong};
+use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
 use rackbus_spec::nvme::CLASS_CODE;
 
@@ -79,10 +80,10 @@ impl Class for DriveClass {
     fn front_again(
         &self,
         description: &str,
-        files: Vec<OwnedFd>,
+        end: InheritedEnd,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        Ok(Box::new(medium::front_again(description, files, lost)?))
+        Ok(Box::new(medium::front_again(description, end, lost)?))
     }
 }
 

@@ -8,7 +8,7 @@
 mod function;
 mod signals;
 
-use rackbus_memory::ExchangeFiles;
+use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Bar, Bus, FunctionInfo};
 use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::registers::{SHN_NONE, SHST_COMPLETE, SHST_NORMAL, SHST_OCCURRING};
@@ -86,7 +86,7 @@ pub struct Nvme {
     /// A front elsewhere has the medium.
     pub(super) port: Option<Port>,
     /// The exchange with a front elsewhere, that an earlier life of the drive had.
-    pub(super) exchange: Option<ExchangeFiles>,
+    pub(super) left: InheritedEnd,
     /// Its registers as memory, where its user has them so.
     pub(super) polled: Option<Polled>,
     config: NvmeConfig,
@@ -166,7 +166,7 @@ impl Nvme {
             cost: 0,
             counts: Counts::new(config.block_size),
             port: None,
-            exchange: None,
+            left: InheritedEnd::default(),
             polled: None,
             config: config.clone(),
         };

@@ -12,7 +12,7 @@ use remote::Remote;
 
 use std::os::fd::OwnedFd;
 
-use rackbus_memory::{Carried, ExchangeFiles, ExchangeLayout};
+use rackbus_memory::{Carried, ExchangeFiles, ExchangeLayout, InheritedEnd};
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -100,14 +100,12 @@ pub fn front_carried(description: &str, carried: Carried, lost: Lost) -> Result<
 ///
 /// # Errors
 /// [`FrontError`].
-pub fn front_again(
-    description: &str,
-    mut files: Vec<OwnedFd>,
-    lost: Lost,
-) -> Result<Nvme, FrontError> {
+pub fn front_again(description: &str, end: InheritedEnd, lost: Lost) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    let mut memory = files.split_off(files.len().min(EXCHANGE));
-    let remote = Remote::again(description, exchange(files)?, lost)?;
+    let InheritedEnd { mut files, session } = end;
+    let own = InheritedEnd::file_count(session.is_some());
+    let mut memory = files.split_off(files.len().min(own));
+    let remote = Remote::again(description, InheritedEnd { files, session }, lost)?;
     let config = remote.description().config();
     let region = memory.split_off(usize::from(config.buffer > 0).min(memory.len()));
     let buffer = memory.pop().map(|file| MemoryBuffer::again(file, config.buffer));

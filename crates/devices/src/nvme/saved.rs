@@ -51,7 +51,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rackbus_memory::{DmaSpace, ExchangeFiles};
+use rackbus_memory::DmaSpace;
 use rackbus_pci::{Bus, Mode, ModelState, RestoreError, SaveError};
 use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 use serde::{Deserialize, Serialize};
@@ -278,7 +278,7 @@ impl Nvme {
             _ => None,
         };
         let mut drive = Nvme::with_memory(config, backing, buffer, region)?;
-        drive.exchange = ExchangeFiles::try_from(exchange).ok();
+        drive.left.files = exchange;
         Ok(drive)
     }
 
@@ -304,7 +304,7 @@ impl Nvme {
         };
         let (port, lost) = match port {
             Some((port, exchange, lost)) => {
-                medium.extend(Vec::from(exchange));
+                medium.extend(exchange);
                 (Some(port), lost)
             }
             None => (None, false),
@@ -376,10 +376,9 @@ impl Nvme {
             (false, false) => {}
         }
         if let Some(port) = port {
-            let exchange =
-                self.exchange.take().ok_or_else(|| invalid("no exchange came with it"))?;
+            let end = std::mem::take(&mut self.left);
             let block = self.block();
-            let resumed = Port::resume(&mut *self.backing, block, exchange, &port);
+            let resumed = Port::resume(&mut *self.backing, block, end, &port);
             self.port = Some(resumed.map_err(|error| invalid(error.to_string()))?);
         }
         for job in jobs {

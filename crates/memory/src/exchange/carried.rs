@@ -11,9 +11,10 @@
 mod beside;
 mod connection;
 mod handle;
+mod passing;
+mod saved;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::epoll;
@@ -25,7 +26,7 @@ use rustix::time::{
 use super::lane::{CarriedLane, LaneNews, WrongLane};
 use super::session::{FrameOutbox, Millis, SessionEndReason, SessionSide};
 use super::{ExchangeError, ExchangeLayout, MESSAGE_BYTES, place, unfit};
-use crate::region::{Region, SharedMemory};
+use crate::region::SharedMemory;
 use crate::ring::PushError;
 use crate::slice::PinnedSlice;
 use crate::stream::StreamError;
@@ -34,6 +35,8 @@ use beside::Beside;
 pub use beside::LaneStatus;
 use connection::{Came, Connection, FrameHeader, SessionFrame, Way, kind};
 pub use handle::{CarriedSession, OnSessionChange, SessionChange, SessionStatus};
+pub(super) use passing::FILES;
+pub use saved::{CarriedSessionState, UnfitState, VERSION as STATE_VERSION};
 
 /// Carries bytes to another process and back, in order. Nothing waits.
 pub trait Carrier: Send + std::fmt::Debug {
@@ -90,7 +93,7 @@ pub(super) struct CarriedEnd {
     layout: ExchangeLayout,
     side: SessionSide,
     /// The places for data of this side.
-    region: Arc<Region>,
+    memory: SharedMemory,
     session: CarriedSession,
     connection: Option<Connection>,
     outbox: FrameOutbox<SessionFrame>,
@@ -108,6 +111,18 @@ pub(super) struct CarriedEnd {
     /// Rings with each beat: an end that rests says that it is there.
     timer: OwnedFd,
     closed: AtomicBool,
+    /// Another process has this end now.
+    passed_on: bool,
+}
+
+fn system(errno: rustix::io::Errno) -> ExchangeError {
+    ExchangeError::Events(errno.into())
+}
+
+/// Bytes of all places for data.
+fn places(layout: ExchangeLayout) -> Result<usize, ExchangeError> {
+    layout.places().ok_or_else(|| unfit(layout))?;
+    Ok(layout.data_bytes.next_multiple_of(super::PAGE) * layout.tags as usize)
 }
 
 /// A descriptor that becomes readable every so many milliseconds.
@@ -127,33 +142,45 @@ impl CarriedEnd {
         carried: Carried,
         layout: ExchangeLayout,
     ) -> Result<CarriedEnd, ExchangeError> {
-        layout.places().ok_or_else(|| unfit(layout))?;
-        let places = layout.data_bytes.next_multiple_of(super::PAGE) * layout.tags as usize;
+        let places = places(layout)?;
         // The lane's proof is behind the places.
         let bytes = places + if carried.lane.is_some() { super::PAGE } else { 0 };
-        let region = SharedMemory::create(name, bytes.max(super::PAGE) as u64)?.region().clone();
-        let system = |errno: rustix::io::Errno| ExchangeError::Events(errno.into());
-        let readiness = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
+        let memory = SharedMemory::create(name, bytes.max(super::PAGE) as u64)?;
         let Carried { carrier, session, side, lane } = carried;
+        let mut end = CarriedEnd::without_connection(memory, session, side, layout)?;
+        end.lane = lane.map(|lane| {
+            let (region, readiness) = (end.memory.region(), &end.readiness);
+            Box::new(Beside::new(lane, region, places, layout, &end.session, readiness))
+        });
+        let speaks = (side == SessionSide::Asks).then_some(LaneNews::None);
+        let connection = Connection::new(0, carrier, speaks, &end.readiness);
+        end.connection = Some(connection.map_err(system)?);
+        end.advance();
+        Ok(end)
+    }
+
+    /// One that has sent and received nothing, and waits for a connection.
+    fn without_connection(
+        memory: SharedMemory,
+        session: CarriedSession,
+        side: SessionSide,
+        layout: ExchangeLayout,
+    ) -> Result<CarriedEnd, ExchangeError> {
+        let readiness = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
         let beat = session.timing().beat;
         let timer = timer(beat).map_err(system)?;
         for fd in [timer.as_fd(), session.news()] {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&readiness, fd, data, epoll::EventFlags::IN).map_err(system)?;
         }
-        let lane = lane
-            .map(|lane| Box::new(Beside::new(lane, &region, places, layout, &session, &readiness)));
-        let speaks = (side == SessionSide::Asks).then_some(LaneNews::None);
-        let connection = Connection::new(0, carrier, speaks, &readiness);
-        let connection = Some(connection.map_err(system)?);
-        let mut end = CarriedEnd {
+        Ok(CarriedEnd {
             layout,
             side,
-            region,
+            memory,
             session,
-            connection,
+            connection: None,
             outbox: FrameOutbox::new(layout.tags as usize),
-            lane,
+            lane: None,
             received: 0,
             beat,
             beat_at: 0,
@@ -161,9 +188,8 @@ impl CarriedEnd {
             readiness,
             timer,
             closed: AtomicBool::new(false),
-        };
-        end.advance();
-        Ok(end)
+            passed_on: false,
+        })
     }
 
     pub(super) fn send(
@@ -210,7 +236,7 @@ impl CarriedEnd {
         {
             lane.tell(connection);
         }
-        let places = (&self.region, self.layout);
+        let places = (self.memory.region(), self.layout);
         let lane = self.lane.as_deref();
         if let Err(error) = connection.send(&mut self.outbox, places, self.received, lane) {
             self.lose(error);
@@ -294,6 +320,8 @@ impl CarriedEnd {
     }
 
     pub(super) fn receive(&mut self, message: &mut [u8; MESSAGE_BYTES]) -> Option<usize> {
+        // Who still takes messages has it again.
+        self.passed_on = false;
         self.look();
         if self.is_closed() {
             return None;
@@ -308,7 +336,7 @@ impl CarriedEnd {
             if let Some(length) = self.take_answer(message) {
                 return Some(length);
             }
-            let places = (&self.region, self.layout);
+            let places = (self.memory.region(), self.layout);
             match self.connection.as_mut()?.take(message, places, self.lane.as_deref()) {
                 Came::Message(length, left) => {
                     self.received += 1;
@@ -461,11 +489,14 @@ impl CarriedEnd {
     }
 
     pub(super) fn data(&self, tag: u32, length: usize) -> Option<PinnedSlice> {
-        place(&self.region, self.layout, 0, tag, length)
+        place(self.memory.region(), self.layout, 0, tag, length)
     }
 
     /// The lane's memory is taken away with the end of the session, whoever ends it.
     pub(super) fn close(&self) {
+        if self.passed_on {
+            return;
+        }
         self.session.end(SessionEndReason::Here);
         if !self.closed.swap(true, Ordering::Relaxed) {
             self.hang_up();

@@ -6,14 +6,17 @@
 //! its answer is heard once, for as long as both processes live. [`Contact`] decides which connection counts, when
 //! it counts as lost, when the next is tried, and when the session has ended.
 //!
+//! Either side may go on in another process of its host: what it knows is a value ([`ContactState`], [`OutboxState`]), and
+//! to the other side it is as if the connection was lost.
+//!
 //! Nothing here waits, looks at a clock or sends. Times are milliseconds since the session began, by this side's
 //! own monotonic clock.
 
 mod contact;
 mod outbox;
 
-pub use contact::{Contact, SessionEndReason, SessionSide, SessionTiming};
-pub use outbox::{FrameOutbox, OutboxFull, WrongCount};
+pub use contact::{Contact, ContactState, SessionEndReason, SessionSide, SessionTiming};
+pub use outbox::{FrameOutbox, OutboxFull, OutboxState, WrongCount};
 
 /// Milliseconds since the session began, by the clock of one side.
 pub type Millis = u64;

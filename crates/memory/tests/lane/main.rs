@@ -1,6 +1,7 @@
 #![cfg(not(loom))]
 //! Exchanges with a lane beside their connections, simulated: two real ends over sockets that are cut off, and a lane
-//! whose transfers end in any order, fail, or land after the side that asks has given it up.
+//! whose transfers end in any order, fail, or land after the side that asks has given it up. Either end goes on in another
+//! process now and then.
 //!
 //! At every step: each operation is done once, with the data that it was asked with, however long that takes; it is
 //! answered once, with its own data; and nothing moves by memory that was taken away. At the end every operation was
@@ -34,6 +35,9 @@ fn schedules_lose_lanes_with_transfers_under_way() {
     let (resumed, revoked) = (sum(|it| it.resumed), sum(|it| it.revoked));
     println!("{moved} moved, {lost} lost, {fell_back} fell back, {late} late, {resumed} resumed");
     assert!(moved > 1_000 && lost > 40 && fell_back > 100, "{moved} {lost} {fell_back}");
+    let moved_on = sum(|it| it.moved_on);
+    println!("{moved_on} went on in another process");
+    assert!(moved_on > 100, "{moved_on}");
     assert!(late > 10 && resumed > 50 && revoked > 20, "{late} {resumed} {revoked}");
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use rackbus_memory::exchange::lane::CarriedLane;
 use rackbus_memory::exchange::session::{SessionSide, SessionTiming};
 use rackbus_memory::exchange::{ExchangeLayout, MESSAGE_BYTES};
-use rackbus_memory::{Carried, CarriedSession, Carrier, Exchange, Stream};
+use rackbus_memory::{Carried, CarriedSession, Carrier, Exchange, InheritedEnd, Stream};
 use rackbus_seeds::Random;
 
 use crate::network::{Between, Closing, Cut, PROOF, SimulatedLane, SimulatedTarget};
@@ -33,6 +33,8 @@ pub struct Reached {
     pub late: u64,
     pub resumed: u64,
     pub revoked: u64,
+    /// How often a side went on in another process.
+    pub moved_on: u64,
 }
 
 pub struct World {
@@ -112,6 +114,7 @@ impl World {
         let mut reached = Reached::default();
         let (fails, cuts, revokes) =
             (self.random.chance(75), self.random.chance(50), self.random.chance(40));
+        let restarts = self.random.chance(50);
         for _ in 0..40_000 {
             match self.random.below(100) {
                 0..20 => self.ask(),
@@ -124,6 +127,10 @@ impl World {
                     self.between.lock().unwrap().failed = true;
                 }
                 96 if cuts && self.random.chance(20) => self.cut(),
+                98 if restarts && self.random.chance(10) => {
+                    self.go_on_elsewhere();
+                    reached.moved_on += 1;
+                }
                 97 if revokes && self.random.chance(2) => {
                     self.trace("revoked");
                     self.sessions[1].shut_down();
@@ -249,6 +256,28 @@ impl World {
             return;
         }
         self.trace("the connection is cut");
+        for socket in &self.sockets {
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = self.asks.rest();
+        let _ = self.answers.rest();
+    }
+
+    /// A side's process is replaced by another one, which goes on with what was written down.
+    fn go_on_elsewhere(&mut self) {
+        let side = self.random.below(2);
+        self.trace(&format!("{side} goes on in another process"));
+        let (end, which) = match side {
+            0 => (&mut self.asks, SessionSide::Asks),
+            _ => (&mut self.answers, SessionSide::Answers),
+        };
+        let files = end.pass_on().unwrap();
+        let state = self.sessions[side].save();
+        let session = CarriedSession::resume("peer", &state, Box::new(drop)).unwrap();
+        let inherited = InheritedEnd { files, session: Some(session.clone()) };
+        *end = Exchange::again(which, inherited, LAYOUT).unwrap();
+        self.sessions[side] = session;
+        self.joining = false;
         for socket in &self.sockets {
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }

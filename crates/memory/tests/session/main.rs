@@ -1,7 +1,8 @@
 #![cfg(not(loom))]
 //! Sessions of carried exchanges, simulated: two sides with the real cores, and between them a network that loses
 //! connections, delays and cuts them off in one direction or both, and delivers attempts to connect late, twice
-//! refused or out of order. Clocks run at different rates, and processes stand still.
+//! refused or out of order. Clocks run at different rates, and processes stand still, or are replaced by others that go on with
+//! what they wrote down.
 //!
 //! At every step: each operation is executed at most once, and answered at most once, with what it should be;
 //! a flush that was answered covers all writes that were answered before it began; nothing grows beyond the number
@@ -35,6 +36,9 @@ fn schedules_lose_connections_with_operations_under_way() {
     let repeated = [sum(|it| it.repeated[0]), sum(|it| it.repeated[1])];
     let answered = sum(|it| it.answered);
     println!("{resumed} resumed, {repeated:?} repeated, {answered} answered");
+    let moved = [sum(|it| it.moved[0]), sum(|it| it.moved[1])];
+    println!("{moved:?} went on in another process");
+    assert!(moved.iter().all(|it| *it > 300));
     assert!(resumed > 300 && repeated.iter().all(|it| *it > 200) && answered > 3_000);
 }
 
@@ -53,6 +57,16 @@ fn to_repeat_what_was_not_answered_whether_or_not_it_was_done_is_found() {
 #[test]
 fn to_forget_answers_whose_connection_is_lost_is_found() {
     is_found(Policy::ForgetAnswers, "was never answered");
+}
+
+#[test]
+fn to_forget_what_was_taken_in_the_next_process_is_found() {
+    is_found(Policy::ForgetTaken, "was never answered");
+}
+
+#[test]
+fn to_count_anew_in_the_next_process_is_found() {
+    is_found(Policy::KeepNothingSent, "");
 }
 
 #[test]

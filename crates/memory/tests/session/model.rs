@@ -16,6 +16,10 @@ pub enum Policy {
     ForgetAnswers,
     /// A lender that restarted continues with a session of its former life.
     ResumeRestarted,
+    /// A lender that goes on in another process does not do again what it had taken.
+    ForgetTaken,
+    /// A borrower that goes on in another process begins to count anew.
+    KeepNothingSent,
 }
 
 impl Policy {

@@ -31,6 +31,8 @@ struct OneEnd {
     /// Until when its process stands still.
     stopped: Time,
     over_at: Option<Time>,
+    /// How often it went on in another process.
+    moved: u64,
 }
 
 impl OneEnd {
@@ -48,7 +50,20 @@ impl OneEnd {
             rate,
             stopped: 0,
             over_at: None,
+            moved: 0,
         }
+    }
+
+    /// Another process goes on with it: with what was written down, and no connection. Its first signs of life may have the
+    /// numbers of earlier ones, and nothing is known of when those were given.
+    fn go_on(&mut self, clock: Time, room: usize) -> Result<(), String> {
+        let written = (self.contact.save(clock), self.outbox.save(|message| *message));
+        self.contact = Contact::resume(&written.0, clock);
+        self.outbox = FrameOutbox::again(room, written.1).map_err(|_| "its counts are wrong")?;
+        (self.current, self.joined, self.arrived) = (None, false, None);
+        (self.heard, self.beat_at) = (false, 0);
+        self.moved += 1;
+        Ok(())
     }
 
     fn clock(&self, now: Time) -> Time {
@@ -68,6 +83,8 @@ pub struct Reached {
     /// Messages that each side sent again.
     pub repeated: [u64; 2],
     pub answered: u64,
+    /// How often each side went on in another process.
+    pub moved: [u64; 2],
 }
 
 pub struct World {
@@ -118,6 +135,7 @@ impl World {
                     self.ends[side].stopped = self.now + self.random.below(long) as Time;
                 }
                 7 if self.random.chance(10) => self.crash(),
+                8..=9 => self.go_on_elsewhere()?,
                 _ => {}
             }
         }
@@ -168,7 +186,8 @@ impl World {
         let (resumed, repeated, _) = self.ends[0].contact.counts();
         let lender = self.ends[1].contact.counts().1;
         let answered = self.model.answered;
-        Reached { resumed, repeated: [repeated, lender], answered }
+        let moved = [self.ends[0].moved, self.ends[1].moved];
+        Reached { resumed, repeated: [repeated, lender], answered, moved }
     }
 
     fn step(&mut self, most: usize) -> Result<(), String> {
@@ -208,6 +227,37 @@ impl World {
         self.ends[1] = OneEnd::new(SessionSide::Answers, timing, rate, self.policy.room());
         self.ends[1].current = None;
         self.crashed = true;
+    }
+
+    /// A side's process is replaced by another one, which goes on; what the drive was doing is done again by it.
+    fn go_on_elsewhere(&mut self) -> Result<(), String> {
+        let side = self.random.below(2);
+        if self.now < self.ends[side].stopped {
+            return Ok(());
+        }
+        self.trace(&format!("{side} goes on in another process"));
+        if let Some(at) = self.ends[side].current {
+            self.network.close(at, self.now);
+        }
+        if let Some(at) = self.ends[side].arrived {
+            self.network.close(at, self.now);
+        }
+        let clock = self.ends[side].clock(self.now);
+        self.ends[side].go_on(clock, self.policy.room())?;
+        if side == 1 {
+            for (until, _) in &mut self.doing {
+                *until = self.now + self.random.below(50) as Time;
+            }
+            if self.policy == Policy::ForgetTaken {
+                self.doing.clear();
+            }
+        }
+        if self.policy == Policy::KeepNothingSent && side == 0 {
+            let end = &mut self.ends[0];
+            end.outbox = FrameOutbox::new(self.policy.room());
+        }
+        self.ends[side].stopped = self.now + self.random.below(200) as Time;
+        Ok(())
     }
 
     /// Attempts to connect continue.
@@ -260,8 +310,8 @@ impl World {
             let at = self.network.connect(attempt.number);
             (attempt.connection, self.ends[1].arrived) = (Some(at), Some(at));
         } else {
-            // It is of no more use; who made it has given it up.
-            attempt.arrives = Time::MAX;
+            // It is of no more use; who made it has given it up, or is another process by now.
+            attempt.arrives = Time::MAX - CONNECT_LIMIT;
         }
     }
 

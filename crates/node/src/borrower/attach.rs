@@ -20,7 +20,7 @@ use crate::front::PlacedDevice;
 use crate::lanes::Lanes;
 use crate::peers::{Followed, Membership, PeerGroups, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
-use crate::sessions::hold_session;
+use crate::sessions::{HeldSession, hold_session};
 
 /// The half of the function that is attached to.
 pub(super) fn wanted(grant: &Grant) -> Purpose {
@@ -55,15 +55,23 @@ impl Opener for AttachOpener {
         if let Purpose::Medium { lanes, .. } = &mut hello.service {
             *lanes = self.lanes.providers().to_vec();
         }
-        let stream = self
-            .link
-            .connect(&open.grant.address, &hello)
-            .map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
+        let stream = match self.link.connect(&open.grant.address, &hello) {
+            // Whoever goes on in the place of the lender's process hears it.
+            Err(error) if error.is_cut_off() => self.link.connect(&open.grant.address, &hello),
+            connected => connected,
+        };
+        let stream = stream.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         let device = self.attach(&open, stream)?;
         self.tell_use(&open);
         tracing::info!(process = open.process(), "in use");
         Ok(device)
     }
+}
+
+/// Tells that the lender is lost as `on_lost` does, by the end of its session: why that is over is known better there.
+pub(super) fn because_of(session: &CarriedSession, on_lost: OnLost) -> OnLost {
+    let ended = session.clone();
+    Box::new(move |reason| on_lost(ended.end_reason().map_or(reason, |end| end.to_string())))
 }
 
 /// Shows `device` with the kind of interrupts that its user wants. Without MSI-X a function can be
@@ -138,15 +146,11 @@ impl AttachOpener {
                     open.attached(Attachment::Medium(device.conversation(), None));
                     return show(open, self.follow(open, device, None));
                 };
-                let session = self.session(open, &medium)?;
+                let session = self.session(open, &medium, HeldSession::Begins(self.hold))?;
                 let side = SessionSide::Asks;
                 let lane = self.lanes.initiator(&*stream, &medium, &self.hello.to);
                 let carried = Carried { carrier, session: session.clone(), side, lane };
-                let ended = session.clone();
-                // Why that is over is known better there.
-                let on_lost: OnLost = Box::new(move |reason| {
-                    on_lost(ended.end_reason().map_or(reason, |end| end.to_string()));
-                });
+                let on_lost = because_of(&session, on_lost);
                 let (access, stream) = (MediumAccess::Carried(carried), Arc::new(session.clone()));
                 let device = PlacedDevice::start(name, &medium, access, stream, lending, on_lost);
                 let device = device.inspect_err(|_| session.shut_down())?;
@@ -161,6 +165,7 @@ impl AttachOpener {
         &self,
         open: &Open,
         medium: &OfferedMedium,
+        held: HeldSession<'_>,
     ) -> Result<CarriedSession, DeviceError> {
         let none = |error: String| DeviceError::new(Errno::NODEV, error);
         let older =
@@ -170,7 +175,7 @@ impl AttachOpener {
         let (listener, grant) = (self.listener.clone(), open.grant.clone());
         let on_change = Box::new(move |_| listener.link_changed(&grant));
         let hello = self.hello.clone();
-        let session = hold_session(offered, self.hold, link, address, hello, on_change);
+        let session = hold_session(offered, held, link, address, hello, on_change);
         session.map_err(|error| none(error.to_string()))
     }
 

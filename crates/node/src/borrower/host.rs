@@ -127,6 +127,11 @@ impl HostFunctions {
         Ok(path)
     }
 
+    /// The names of the functions that are here.
+    pub fn names(&self) -> Vec<String> {
+        self.all().values().map(|function| function.grant.function.to_string()).collect()
+    }
+
     /// Where the function of a lease is, if it is here.
     pub fn path(&self, grant: &Grant) -> Option<PathBuf> {
         let all = self.all();

@@ -7,17 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rackbus_link::Link;
-use rackbus_memory::Stream;
+use rackbus_memory::{CarriedSession, Stream};
 use rackbus_pci::vfio_user::{
     Device, DeviceShape, RestingClient, ResumedClient, SavedSession, Server, ShownWith,
 };
 
+use super::attach::because_of;
 use super::{Attachment, BorrowedFunctions, Open};
 use crate::front::{MediumConversation, PlacedDevice};
 use crate::handover::HandOverError;
 use crate::handover::parcel::{Parcel, ParcelDescriptors};
 use crate::handover::state::{ClientState, FrontState, SavedBorrow, SavedState, ShapeState};
-use crate::remote::{AbsentDevice, NoSocket, RemoteDevice};
+use crate::remote::{AbsentDevice, NoSocket, OnLost, RemoteDevice};
+use crate::sessions::HeldSession;
 
 /// What is borrowed, saved. The fronts that run here go on when this is dropped.
 #[derive(Default)]
@@ -25,6 +27,7 @@ pub struct SavedLeases {
     /// As another process continues with them.
     pub states: Vec<SavedBorrow>,
     fronts: Vec<(MediumConversation, SavedSession)>,
+    sessions: Vec<CarriedSession>,
 }
 
 impl Drop for SavedLeases {
@@ -34,6 +37,7 @@ impl Drop for SavedLeases {
                 tracing::error!(%error, "a saved front cannot be taken back");
             }
         }
+        self.sessions.iter().for_each(CarriedSession::take_back);
     }
 }
 
@@ -128,6 +132,9 @@ impl BorrowedFunctions {
         };
         let stream = UnixStream::from(descriptors.take(stream)?);
         let device = match (lender, front) {
+            (None, Some(front)) if front.session.is_some() => {
+                self.resume_carried(open, front, shape.clone(), descriptors)
+            }
             (None, _) => Err("it was lost before this node was restarted".to_owned()),
             (Some(lender), None) => Ok(self.resume_remote(open, lender, shape.clone(), windows)),
             (Some(lender), Some(front)) => {
@@ -170,15 +177,45 @@ impl BorrowedFunctions {
         shape: DeviceShape,
         descriptors: &mut ParcelDescriptors,
     ) -> Result<Box<dyn Device>, String> {
-        let FrontState { medium, function } = front;
+        let on_lost = self.opener(open).on_lost();
+        self.resume_placed(open, front, (lender, None), shape, (descriptors, on_lost))
+    }
+
+    /// The same where the lender is another machine.
+    fn resume_carried(
+        &self,
+        open: &Arc<Open>,
+        front: FrontState,
+        shape: DeviceShape,
+        descriptors: &mut ParcelDescriptors,
+    ) -> Result<Box<dyn Device>, String> {
+        let state = front.session.as_ref().ok_or("it has no session")?;
+        let opener = self.opener(open);
+        let session = opener.session(open, &front.medium, HeldSession::Resumed(state));
+        let session = session.map_err(|error| error.to_string())?;
+        let on_lost = because_of(&session, opener.on_lost());
+        let lender = (Arc::new(session.clone()) as Arc<dyn Stream>, Some(session.clone()));
+        let resumed = self.resume_placed(open, front, lender, shape, (descriptors, on_lost));
+        resumed.inspect_err(|_| session.shut_down())
+    }
+
+    fn resume_placed(
+        &self,
+        open: &Arc<Open>,
+        front: FrontState,
+        lender: (Arc<dyn Stream>, Option<CarriedSession>),
+        shape: DeviceShape,
+        (descriptors, on_lost): (&mut ParcelDescriptors, OnLost),
+    ) -> Result<Box<dyn Device>, String> {
+        let FrontState { medium, function, .. } = front;
         let saved = function.take(descriptors).map_err(|error| error.to_string())?;
         let lent = &open.grant.function;
         let lending = self.fabric.front_lending(&lent.to_string(), &self.host);
         let lending = lending.map_err(|error| error.to_string())?;
-        let on_lost = self.opener(open).on_lost();
+        let session = lender.1.clone();
         let device = PlacedDevice::resume(&lent.device, &medium, saved, lender, lending, on_lost);
         let device = device.map_err(|error| error.to_string())?;
-        open.attached(Attachment::Medium(device.conversation(), None));
+        open.attached(Attachment::Medium(device.conversation(), session));
         let device = self.opener(open).follow_again(open, device, None, Vec::new());
         Ok(Box::new(ShownWith::resume(device, shape, open.fixed().clone())))
     }
@@ -198,24 +235,28 @@ impl SavedLeases {
         parcel: &mut Parcel,
     ) -> Result<ClientState, HandOverError> {
         let attachment = open.attachment();
-        let lender = match &*attachment {
-            Some(Attachment::Function(conversation)) => conversation.socket(),
-            Some(Attachment::Medium(conversation, _)) => conversation.socket(),
-            None => Ok(None),
-        };
-        let lender = lender.map_err(|NoSocket| HandOverError::Link)?;
-        let lender = lender.map(|socket| parcel.put(socket)).transpose()?;
-        let front = match &*attachment {
-            Some(Attachment::Medium(front, _)) if lender.is_some() => {
+        let (lender, front) = match &*attachment {
+            Some(Attachment::Function(conversation)) => {
+                (conversation.socket().map_err(|NoSocket| HandOverError::Link)?, None)
+            }
+            Some(Attachment::Medium(front, session)) if !front.is_gone() => {
+                let socket = front.socket();
+                if socket.is_none() && session.is_none() {
+                    return Err(HandOverError::Link);
+                }
                 let function = open.grant.function.to_string();
                 let saved = front.save();
                 let saved = saved.map_err(|cause| HandOverError::Save { function, cause })?;
-                let state = SavedState::new(&saved, parcel);
+                let function = SavedState::new(&saved, parcel);
                 self.fronts.push((front.clone(), saved));
-                Some(FrontState { medium: front.medium().clone(), function: state? })
+                let (medium, function) = (front.medium().clone(), function?);
+                let state = session.as_ref().map(CarriedSession::save);
+                self.sessions.extend(session.clone());
+                (socket, Some(FrontState { medium, function, session: state }))
             }
-            _ => None,
+            Some(Attachment::Medium(..)) | None => (None, None),
         };
+        let lender = lender.map(|socket| parcel.put(socket)).transpose()?;
         Ok(ClientState {
             stream: parcel.put(client.stream.as_fd())?,
             conversation: client.conversation.clone(),

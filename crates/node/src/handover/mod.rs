@@ -70,6 +70,23 @@ pub enum HandOverError {
     /// Processes of the host share memory, which cannot be passed on.
     #[error("processes of the host share memory or have connected to that of others ({0})")]
     Segments(String),
+    /// A host's kernel has a function, through an NTB.
+    #[error("{function} is in another host's own PCI tree, and would be lost there")]
+    Window {
+        /// Name of the function in the rack.
+        function: String,
+    },
+    /// A host's kernel has functions of others.
+    #[error("this host's own PCI tree has functions of other hosts, which would be lost: {0}")]
+    InHost(String),
+    /// A lost connection ends the use of the function.
+    #[error(
+        "{function} is used between machines, and the rack file's `hold` of 0 ends that with its connection"
+    )]
+    NotHeld {
+        /// Name of the function in the rack.
+        function: String,
+    },
     /// The link has nothing that another process could go on with.
     #[error("the link's conversations cannot be passed on")]
     Link,
@@ -90,6 +107,9 @@ impl HandOverError {
             | HandOverError::Busy(_)
             | HandOverError::InUse { .. } => "the node goes on; try again in a moment",
             HandOverError::Segments(_) => "the node goes on; end those processes first",
+            HandOverError::Window { .. } | HandOverError::InHost(_) => {
+                "the node goes on; return those functions first"
+            }
             HandOverError::Program(_) => "the node goes on; use another program",
             _ => "the node goes on; see its log",
         }
@@ -201,6 +221,7 @@ impl HandOver {
     /// Whether all that is in use can be passed on.
     fn check_use(&self) -> Result<(), HandOverError> {
         self.lender.can_be_saved()?;
+        self.borrower.can_be_saved()?;
         self.segments.in_use().map_or(Ok(()), |use_| Err(HandOverError::Segments(use_)))
     }
 

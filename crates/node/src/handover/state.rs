@@ -11,6 +11,7 @@ use rackbus_devices::class;
 use rackbus_lease::{Borrower, Grant, Incarnation, Lender};
 use rackbus_link::OfferedMedium;
 use rackbus_memory::Stream;
+use rackbus_memory::exchange::{CarriedSessionState, STATE_VERSION};
 use rackbus_pci::BarMemory;
 use rackbus_pci::vfio_user::{
     DeviceShape, RegionShape, RestingConversation, SavedSession, SessionState, SharedPart,
@@ -21,9 +22,10 @@ use super::HandOverError;
 use super::parcel::{Parcel, ParcelDescriptors};
 
 use crate::lent_out::LentRange;
+use crate::sessions::{LentSession, LentSessionState};
 
-/// The version of [`NodeState`].
-pub const VERSION: u32 = 2;
+/// The version of [`NodeState`]. Since version 3 it has sessions with other machines.
+pub const VERSION: u32 = 3;
 
 /// The versions of all that is written down: whoever goes on knows these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +34,9 @@ pub struct StateVersions {
     pub node: u32,
     /// Of functions and sessions ([`rackbus_pci::state`]).
     pub function: u32,
+    /// Of exchanges with other machines. Programs that know none refuse the version of the node.
+    #[serde(default)]
+    pub exchange: u32,
     /// Of device models, by their classes.
     pub classes: BTreeMap<String, u32>,
 }
@@ -43,6 +48,7 @@ impl StateVersions {
         StateVersions {
             node: VERSION,
             function: rackbus_pci::state::VERSION,
+            exchange: STATE_VERSION,
             classes: classes.collect(),
         }
     }
@@ -61,6 +67,7 @@ impl StateVersions {
         };
         known("a node", self.node, here.node)?;
         known("a function", self.function, here.function)?;
+        known("an exchange", self.exchange, here.exchange)?;
         for (class, version) in &self.classes {
             let ours = here.classes.get(class).copied().unwrap_or(0);
             known(&format!("a device of kind {class}"), *version, ours)?;
@@ -119,6 +126,9 @@ pub struct LentState {
     pub function: SavedState,
     /// The conversation with its user.
     pub conversation: Option<u32>,
+    /// The session with its user on another machine, in the place of a conversation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<LentSessionState>,
     /// The service level that its borrower was promised. Programs that know none continue where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
@@ -169,17 +179,19 @@ impl LentState {
     pub fn new(
         saved: &SavedSession,
         stream: Option<Arc<dyn Stream>>,
+        session: Option<&LentSession>,
         level: Option<String>,
         parcel: &mut Parcel,
     ) -> Result<LentState, HandOverError> {
+        let session = session.map(LentSession::save);
         let conversation = match &stream {
-            Some(stream) => {
+            Some(stream) if session.is_none() => {
                 let socket = stream.socket().ok_or(HandOverError::Link)?;
                 Some(parcel.put(socket)?)
             }
-            None => None,
+            _ => None,
         };
-        Ok(LentState { function: SavedState::new(saved, parcel)?, conversation, level })
+        Ok(LentState { function: SavedState::new(saved, parcel)?, conversation, session, level })
     }
 }
 
@@ -219,6 +231,9 @@ pub struct ClientState {
 pub struct FrontState {
     pub medium: OfferedMedium,
     pub function: SavedState,
+    /// The session with the medium on another machine, in the place of a conversation with the lender.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<CarriedSessionState>,
 }
 
 /// What a function looks like to its user.

@@ -76,9 +76,12 @@ pub(super) fn attend(
                 }
             };
             let (served, counters) = (served.clone(), counters.clone());
-            let passage = passage.unwrap_or_else(|| gate.enter());
+            // One that says nothing must not keep the node from being restarted. Who is cut off connects again.
+            let passage = passage.filter(|_| !caller.is_slow());
+            let gate = gate.clone();
             let talk = move || {
                 let Some(incoming) = caller.hear() else { return counters.refuse() };
+                let passage = passage.unwrap_or_else(|| gate.enter());
                 let _open = counters.begin(&incoming.hello.service);
                 served.serve(incoming, passage);
             };

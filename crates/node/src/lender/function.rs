@@ -133,7 +133,8 @@ impl Lent {
 
     /// Holds the conversation of who has the medium: nothing is said in it.
     pub(super) fn hold_medium(&self, stream: &dyn Stream, passage: &GatePassage) {
-        if stream.socket().is_none() {
+        let carried = self.lock().session.as_ref().is_some_and(|it| it.session.is_some());
+        if stream.socket().is_none() && !carried {
             // It cannot be passed on, so it does not rest for that.
             return stream.wait_closed();
         }

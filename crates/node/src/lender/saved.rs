@@ -15,6 +15,7 @@ use crate::handover::HandOverError;
 use crate::handover::parcel::{Parcel, ParcelDescriptors};
 use crate::handover::state::LentState;
 use crate::lendable::{Attached, Lendable, NotSaved, User};
+use crate::sessions::LentSession;
 
 /// Functions that were saved. They go on here when this is dropped.
 #[derive(Default)]
@@ -22,6 +23,7 @@ pub struct SavedFunctions {
     /// As another process continues with them.
     pub states: BTreeMap<String, LentState>,
     saved: Vec<(Arc<Lent>, SavedSession)>,
+    sessions: Vec<LentSession>,
 }
 
 impl Drop for SavedFunctions {
@@ -29,6 +31,7 @@ impl Drop for SavedFunctions {
         for (lent, saved) in std::mem::take(&mut self.saved) {
             lent.lendable.take_back(saved);
         }
+        self.sessions.iter().for_each(|session| session.carried().take_back());
     }
 }
 
@@ -47,10 +50,24 @@ impl LentFunctions {
     /// # Errors
     /// What cannot, and why.
     pub(crate) fn can_be_saved(&self) -> Result<(), HandOverError> {
-        match self.fence.lock().under_way() {
-            Some(under_way) => Err(HandOverError::UnderWay(under_way)),
-            None => Ok(()),
+        if let Some(under_way) = self.fence.lock().under_way() {
+            return Err(HandOverError::UnderWay(under_way));
         }
+        for (name, lent) in &*self.read() {
+            let state = lent.lock();
+            let Some(InUse { stream, session, .. }) = &state.session else { continue };
+            let function = || format!("{}/{name}", self.host);
+            match session {
+                None if stream.socket().is_none() => {
+                    return Err(HandOverError::Window { function: function() });
+                }
+                Some(session) if session.carried().timing().hold == 0 => {
+                    return Err(HandOverError::NotHeld { function: function() });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// All functions as values, with their descriptors in `parcel`. Nobody attaches or detaches now.
@@ -62,13 +79,15 @@ impl LentFunctions {
         for (name, lent) in &self.read().clone() {
             let state = lent.lock();
             let attached = match &state.session {
-                Some(InUse { stream, at: Some(at), .. }) => Some((stream.clone(), at.clone())),
+                Some(InUse { stream, session, at: Some(at) }) => {
+                    Some((stream.clone(), session.clone(), at.clone()))
+                }
                 Some(InUse { at: None, .. }) => {
                     return Err(HandOverError::InUse { function: name.clone() });
                 }
                 None => None,
             };
-            let from = attached.as_ref().map(|(_, at)| at.clone()).unwrap_or_default();
+            let from = attached.as_ref().map(|(.., at)| at.clone()).unwrap_or_default();
             let saved = match lent.lendable.save(from, self.patience / 10) {
                 Ok(Some(saved)) => saved,
                 Ok(None) => continue,
@@ -84,9 +103,11 @@ impl LentFunctions {
                 }
             };
             drop(state);
-            let (stream, level) = (attached.map(|(stream, _)| stream), lent.promised().clone());
-            let stated = LentState::new(&saved, stream, level, parcel);
+            let (stream, session) = attached.map(|(stream, session, _)| (stream, session)).unzip();
+            let (session, level) = (session.flatten(), lent.promised().clone());
+            let stated = LentState::new(&saved, stream, session.as_ref(), level, parcel);
             all.saved.push((lent.clone(), saved));
+            all.sessions.extend(session);
             all.states.insert(name.clone(), stated?);
         }
         Ok(all)
@@ -153,15 +174,21 @@ impl LentFunctions {
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<Option<ResumedSession>> {
-        let LentState { function, conversation, level } = state;
+        let LentState { function, conversation, session, level } = state;
         let saved = function.take(descriptors)?;
-        let user = match conversation {
-            Some(number) => {
-                Some(self.user(&lent.name, link.conversation(descriptors.take(number)?)?)?)
+        let (user, session) = match (conversation, session) {
+            (_, Some(state)) => {
+                let session = LentSession::resume(&self.borrower_of(&lent.name)?, &state)?;
+                let stream = Arc::new(session.carried().clone());
+                (Some(self.user(&lent.name, stream, Some(&session))?), Some(session))
             }
-            None => None,
+            (Some(number), None) => {
+                let stream = link.conversation(descriptors.take(number)?)?;
+                (Some(self.user(&lent.name, stream, None)?), None)
+            }
+            (None, None) => (None, None),
         };
-        let stream = user.as_ref().map(|(_, stream)| stream.clone());
+        let stream = user.as_ref().map(|user| user.stream.clone());
         let resumed = lent.lendable.resume(saved, user)?;
         let holder = self.fence.lock().holder(&lent.name).cloned();
         if let Some(holder) = &holder {
@@ -176,8 +203,10 @@ impl LentFunctions {
             }
             *lent.promised() = level;
         }
+        let carried = session;
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
-            lent.lock().session = Some(InUse { stream: stream.clone(), session: None, at: None });
+            lent.lock().session =
+                Some(InUse { stream: stream.clone(), session: carried, at: None });
             let holder = self.fence.lock().admitted(&lent.name).cloned();
             let placement = holder.map(|holder| holder.placement).unwrap_or_default();
             ResumedSession { lent: lent.clone(), session, stream, conversation, placement }
@@ -186,12 +215,22 @@ impl LentFunctions {
     }
 
     /// Who is attached to `device`, as the record of who may attach says.
-    fn user(&self, device: &str, stream: Arc<dyn Stream>) -> std::io::Result<User> {
-        let borrower = self.fence.lock().admitted(device).map(|holder| holder.borrower.clone());
-        let borrower = borrower.ok_or_else(|| std::io::Error::other("it is lent to nobody"))?;
-        let function = format!("{}/{device}", self.host);
+    fn user(
+        &self,
+        device: &str,
+        stream: Arc<dyn Stream>,
+        session: Option<&LentSession>,
+    ) -> std::io::Result<User> {
+        let (borrower, function) = (self.borrower_of(device)?, format!("{}/{device}", self.host));
         let lending = self.fabric.lending(&function, &borrower).map_err(std::io::Error::other)?;
-        Ok((lending, stream))
+        let session = session.map(|session| session.carried().clone());
+        Ok(User { lending, stream, session })
+    }
+
+    /// The host that is attached to `device`.
+    fn borrower_of(&self, device: &str) -> std::io::Result<String> {
+        let borrower = self.fence.lock().admitted(device).map(|holder| holder.borrower.clone());
+        borrower.ok_or_else(|| std::io::Error::other("it is lent to nobody"))
     }
 }
 

@@ -5,6 +5,7 @@
 //! plane, as this host: they are the same as where the whole rack runs on one machine.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -22,6 +23,7 @@ use rackbus_identity::{
 };
 use rackbus_link::tcp::TcpLink;
 
+use super::succession::RackSource;
 use crate::Common;
 use crate::commands::misread;
 use crate::output::Failure;
@@ -66,6 +68,8 @@ pub struct JoinArgs {
 pub struct JoinedHost {
     pub run_dir: PathBuf,
     pub link: TcpLink,
+    /// The arguments with which another process goes on.
+    pub again: Vec<OsString>,
     credentials: Renewed,
     revocations: Revocations,
     control: Arc<Leaders>,
@@ -92,11 +96,7 @@ impl JoinArgs {
                 credentials
             }
         };
-        if *credentials.subject() != Subject::Node(host.to_owned()) {
-            let error =
-                format!("{} has the certificate of {}", state_dir.display(), credentials.subject());
-            return Err(Failure::usage(error, "name another --state-dir, or that host"));
-        }
+        check_subject(&credentials, host, &state_dir)?;
         let client = ControlClient::with_tls(&control, credentials.client().clone());
         let text = client.rack_file().await.map_err(|error| not_reached(error, AGAIN))?;
         let file = state_dir.join("rack.toml");
@@ -111,14 +111,52 @@ impl JoinArgs {
             Some(advertised) => advertised.clone(),
             None => own_address(&control, self.listen)?.to_string(),
         };
+        let place = (run_dir, state_dir);
+        self.joined(&rack.name, advertised, control, credentials, place).map(Some)
+    }
+
+    /// Goes on in the place of another process, which had joined the rack `from` there. Nobody is asked: the control
+    /// planes may be out of reach.
+    pub fn again(
+        &self,
+        host: &str,
+        common: &Common,
+        from: &RackSource,
+    ) -> Result<Option<JoinedHost>, Failure> {
+        let Some(advertised) = self.advertise.clone().filter(|_| !self.join.is_empty()) else {
+            return Ok(None);
+        };
+        let (rack, _) = from.parse()?;
+        let state_dir = from.state_dir.clone();
+        let mut control =
+            self.join.iter().map(|url| address_of(url)).collect::<Result<Vec<_>, _>>()?;
+        let more: Vec<String> =
+            noted(&state_dir).into_iter().filter(|it| !control.contains(it)).collect();
+        control.extend(more);
+        let credentials = own_credentials(host, &state_dir)?;
+        let place = (paths::find_run_dir(common)?, state_dir);
+        self.joined(&rack.name, advertised, control, credentials, place).map(Some)
+    }
+
+    /// The host of `rack` with these credentials, whose control planes are at `control`.
+    fn joined(
+        &self,
+        rack: &str,
+        advertised: String,
+        control: Vec<String>,
+        credentials: Credentials,
+        (run_dir, state_dir): (PathBuf, PathBuf),
+    ) -> Result<JoinedHost, Failure> {
         let credentials = Arc::new(RwLock::new(credentials));
         let control = Arc::new(Leaders::new(control, tls_of(&credentials)));
         let listen = self.listen.to_string();
-        let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
+        let link = TcpLink::new(rack, &listen, &advertised, credentials.clone());
         let revocations = noted_revocations(&state_dir)?;
         let link = link.with_revocations(revocations.clone());
         locate_others(&link, &control);
-        Ok(Some(JoinedHost { run_dir, link, credentials, revocations, control, state_dir }))
+        let mut again = vec!["--join".into(), self.join.join(",").into()];
+        again.extend(["--listen".into(), listen.into(), "--advertise".into(), advertised.into()]);
+        Ok(JoinedHost { run_dir, link, again, credentials, revocations, control, state_dir })
     }
 
     /// The first certificate, for a token.
@@ -144,6 +182,26 @@ impl JoinArgs {
         let certificates = client.join(&asked).await.map_err(|error| not_reached(error, AGAIN))?;
         request.answered(&certificates).map_err(unusable)
     }
+}
+
+/// The certificate of `host` that is in `state_dir`: with it, another process goes on as its node.
+pub fn own_credentials(host: &str, state_dir: &Path) -> Result<Credentials, Failure> {
+    let credentials = Credentials::load(state_dir).map_err(unusable)?;
+    let credentials =
+        credentials.filter(|credentials| !credentials.is_over()).ok_or_else(|| {
+            let error = format!("{} has no certificate that is good", state_dir.display());
+            Failure::new(error, AGAIN)
+        })?;
+    check_subject(&credentials, host, state_dir)?;
+    Ok(credentials)
+}
+
+fn check_subject(credentials: &Credentials, host: &str, state_dir: &Path) -> Result<(), Failure> {
+    if *credentials.subject() == Subject::Node(host.to_owned()) {
+        return Ok(());
+    }
+    let error = format!("{} has the certificate of {}", state_dir.display(), credentials.subject());
+    Err(Failure::usage(error, "name another --state-dir, or that host"))
 }
 
 impl JoinedHost {

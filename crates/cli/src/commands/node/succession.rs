@@ -21,6 +21,8 @@ use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use super::joined::own_credentials;
+use super::own_devices;
 use crate::commands::{misread, named_host};
 use crate::output::Failure;
 use crate::paths;
@@ -40,14 +42,17 @@ pub struct RackSource {
     pub text: String,
     /// Where the drives in files are.
     pub state_dir: PathBuf,
+    /// The node has joined a rack of several machines.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub joined: bool,
 }
 
 impl RackSource {
-    /// Of the rack that runs in a run directory.
-    pub fn running(run_dir: &Path) -> Result<RackSource, Failure> {
+    /// Of the rack that runs in a run directory, of which the node was `joined` from another machine or not.
+    pub fn running(run_dir: &Path, joined: bool) -> Result<RackSource, Failure> {
         let running = paths::running(run_dir)?;
         let text = running.text()?;
-        Ok(RackSource { file: running.file, text, state_dir: running.state_dir })
+        Ok(RackSource { file: running.file, text, state_dir: running.state_dir, joined })
     }
 
     /// What the program before passed on.
@@ -69,8 +74,9 @@ struct Question {
     rack: RackSource,
 }
 
-/// Answers the question at the standard input: whether this program can go on as the node of `host`.
-pub fn answer(host: &str) -> Result<(), Failure> {
+/// Answers the question at the standard input: whether this program can go on as the node of `host`, which has devices
+/// from a file of its own or not.
+pub fn answer(host: &str, devices: Option<&Path>) -> Result<(), Failure> {
     let mut text = Vec::new();
     std::io::stdin().read_to_end(&mut text).map_err(|error| senseless(&error))?;
     let question: Question = serde_json::from_slice(&text).map_err(|error| senseless(&error))?;
@@ -78,6 +84,12 @@ pub fn answer(host: &str) -> Result<(), Failure> {
     versions.map_err(|error| Failure::new(error, "use a newer program"))?;
     let (rack, _) = question.rack.parse()?;
     named_host(&rack, host)?;
+    if let Some(file) = devices {
+        own_devices::read(file, &question.rack.text, host)?;
+    }
+    if question.rack.joined {
+        own_credentials(host, &question.rack.state_dir)?;
+    }
     println!("{READY}");
     Ok(())
 }
@@ -104,6 +116,8 @@ pub struct NodeProgram {
     /// As it was started.
     pub args: Vec<OsString>,
     pub from: RackSource,
+    /// The file with devices of its own.
+    pub devices: Option<PathBuf>,
     /// The locks by which others know the process. They end when a file is closed once.
     pub held: Vec<File>,
 }
@@ -135,6 +149,7 @@ impl Program for NodeProgram {
         let failed = |cause: std::io::Error| format!("{}: {cause}", program.display());
         let mut child = Command::new(program)
             .args(["node", "--can-resume", "--host", &self.host])
+            .args(self.devices.iter().flat_map(|file| ["--devices".as_ref(), file.as_os_str()]))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_memory::{Carried, DmaSpace, ExchangeFiles};
+use rackbus_memory::{Carried, CarriedSession, DmaSpace, InheritedEnd};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Operations, Work as Polled};
 use rackbus_qos::{ServiceLevel, TenantId, Usage};
 use rackbus_spec::accel::{Descriptor, Operation, Status};
@@ -50,6 +50,8 @@ pub struct Local {
     port: Option<Port>,
     /// What came with a saved state that is to be restored.
     pub(in super::super) files: Vec<OwnedFd>,
+    /// What carries the operations of the port that is to be restored.
+    session: Option<CarriedSession>,
 }
 
 /// An operation before the engines.
@@ -103,6 +105,7 @@ impl Local {
             recorded: Usage::default(),
             port: None,
             files: Vec::new(),
+            session: None,
         })
     }
 
@@ -356,12 +359,16 @@ impl Medium for Local {
         self.with_port(|port, local| port.poll(local, bus))
     }
 
+    fn carried_by(&mut self, session: CarriedSession) {
+        self.session = Some(session);
+    }
+
     fn save(&mut self, bus: &Bus<'_>) -> std::io::Result<(LocalState, Vec<OwnedFd>)> {
         let (contexts, memory) = self.contexts.save()?;
         let mut files = vec![memory];
         let port = self.with_port(|port, local| port.save(local, bus)).transpose()?;
         let port = port.map(|(port, exchange)| {
-            files.extend(Vec::from(exchange));
+            files.extend(exchange);
             port
         });
         Ok((LocalState { contexts, port }, files))
@@ -380,9 +387,8 @@ impl Medium for Local {
         let memory = files.next().ok_or(MediumError("no memory with contexts came with it"))?;
         self.contexts = Contexts::restore(&saved.contexts, memory).map_err(MediumError)?;
         let Some(state) = &saved.port else { return Ok(()) };
-        let exchange = ExchangeFiles::try_from(files.collect::<Vec<_>>());
-        let exchange = exchange.map_err(|_| MediumError("the number of files with it"))?;
-        let port = Port::resume(exchange, self, state, bus);
+        let end = InheritedEnd { files: files.collect(), session: self.session.take() };
+        let port = Port::resume(end, self, state, bus);
         self.port = Some(port.map_err(|error| {
             tracing::error!(%error, "the connection of an accelerator's front on another node is lost");
             MediumError("the exchange with a front elsewhere")

@@ -7,7 +7,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles};
+use rackbus_memory::exchange::session::SessionSide;
+use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd};
 use rackbus_pci::{Bus, Work as Polled};
 use rackbus_spec::accel::{Operation, Status};
 use serde::{Deserialize, Serialize};
@@ -94,19 +95,19 @@ impl Port {
     /// exchange. Engines touch no place for data any more, unless this port is polled again.
     ///
     /// # Errors
-    /// When there are no descriptors left, or the exchange stays in its process; it continues as it was.
+    /// When there are no descriptors left; it continues as it was.
     pub fn save(
         &mut self,
         local: &mut Local,
         bus: &Bus<'_>,
-    ) -> std::io::Result<(PortState, ExchangeFiles)> {
-        let files = self.exchange.pass_on()?;
+    ) -> std::io::Result<(PortState, Vec<OwnedFd>)> {
         for slot in self.slots.iter().flatten() {
             slot.work.let_go();
         }
         self.let_go = true;
         self.answer_finished(local, bus);
         self.exchange.ring();
+        let files = self.exchange.pass_on()?;
         let asks = self.slots.iter().flatten().map(|slot| slot.ask.as_bytes().to_vec());
         Ok((PortState { asks: asks.collect(), over: self.over }, files))
     }
@@ -116,13 +117,14 @@ impl Port {
     /// # Errors
     /// As [`new`](Port::new).
     pub fn resume(
-        files: ExchangeFiles,
+        end: InheritedEnd,
         local: &mut Local,
         state: &PortState,
         bus: &Bus<'_>,
     ) -> Result<Port, ExchangeError> {
         let event = local.outbox.event().as_fd();
-        let mut port = Port::with_exchange(Exchange::resume(files, LAYOUT)?, event)?;
+        let mut port =
+            Port::with_exchange(Exchange::again(SessionSide::Answers, end, LAYOUT)?, event)?;
         port.over = state.over;
         for bytes in &state.asks {
             let ask = Ask::read_from_bytes(bytes).ok().filter(|ask| ask.kind == kind::RUN);

@@ -6,7 +6,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::{Carried, DmaSpace, ExchangeError, ExchangeFiles};
+use rackbus_memory::{Carried, DmaSpace, ExchangeError, ExchangeFiles, InheritedEnd};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Work as Polled};
 use rackbus_spec::accel::{Descriptor, Operation, Status};
 use serde::{Deserialize, Serialize};
@@ -100,10 +100,10 @@ impl Remote {
     /// As [`new`](Remote::new).
     pub fn again(
         description: Description,
-        files: ExchangeFiles,
+        end: InheritedEnd,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        let exchange = FrontExchange::join(files, LAYOUT, lost)?.untold();
+        let exchange = FrontExchange::again(end, LAYOUT, lost)?;
         Ok(Remote::with_exchange(description, exchange))
     }
 
@@ -370,7 +370,7 @@ impl Medium for Remote {
 
     fn save(&mut self, _bus: &Bus<'_>) -> std::io::Result<(RemoteState, Vec<OwnedFd>)> {
         self.submit(0);
-        let files = self.exchange.pass_on()?.into();
+        let files = self.exchange.pass_on()?;
         let slots = (0..).zip(&self.slots);
         let given_up = slots.filter_map(|(slot, asked)| match asked {
             Some(Asked { owner: None, secret }) => Some((slot, *secret)),

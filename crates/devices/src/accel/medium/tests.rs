@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{Access, Exchange, SharedMemory};
+use rackbus_memory::{Access, Exchange, InheritedEnd, SharedMemory};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::{Endpoint, FunctionState, Saved};
 use rackbus_qos::TenantId;
@@ -189,7 +189,8 @@ impl Tenant {
         if of_front {
             let saved = self.front.save().unwrap();
             let state = text(&saved);
-            let made = front_again(&self.description, saved.medium, self.lost.clone()).unwrap();
+            let end = InheritedEnd { files: saved.medium, session: None };
+            let made = front_again(&self.description, end, self.lost.clone()).unwrap();
             self.front = Endpoint::new(made);
             self.front.restore(&state, saved.descriptors).unwrap();
         }

@@ -206,7 +206,7 @@ impl<S: System> Backing for FileBacking<S> {
         self.health.clone()
     }
 
-    fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+    fn descriptors(&mut self) -> io::Result<Vec<OwnedFd>> {
         Ok(self.ring.system_ref().witness()?.into_iter().collect())
     }
 

@@ -116,7 +116,7 @@ impl Backing for MemoryBacking {
         None
     }
 
-    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
+    fn descriptors(&mut self) -> std::io::Result<Vec<OwnedFd>> {
         Ok(vec![self.memory.descriptor()?])
     }
 }

@@ -153,7 +153,7 @@ pub trait Backing: Send {
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
+    fn descriptors(&mut self) -> std::io::Result<Vec<OwnedFd>> {
         Ok(Vec::new())
     }
 

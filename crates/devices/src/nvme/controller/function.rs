@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
-use rackbus_memory::Carried;
+use rackbus_memory::{Carried, CarriedSession};
 use rackbus_pci::{
     Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ModelState, NotPolled,
     Operations, ResetKind, RestoreError, SaveError, Work,
@@ -183,6 +183,10 @@ impl Function for Nvme {
         let description = serde_json::to_string(&described).unwrap_or_default();
         self.port = Some(port);
         Ok(MediumOffer { class: CLASS, description, files })
+    }
+
+    fn carried_by(&mut self, session: CarriedSession) {
+        self.left.session = Some(session);
     }
 
     fn poll_registers(&mut self, bus: &Bus<'_>, bar: u8) -> Result<(OwnedFd, u64), NotPolled> {

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
+use rackbus_memory::exchange::session::SessionSide;
+use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd, PinnedSlice};
 use rackbus_pci::{Bus, Work};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -80,8 +81,7 @@ impl Port {
     pub fn save(
         &mut self,
         backing: &mut dyn Backing,
-    ) -> std::io::Result<(PortState, ExchangeFiles, bool)> {
-        let files = self.exchange.pass_on()?;
+    ) -> std::io::Result<(PortState, Vec<OwnedFd>, bool)> {
         if self.under_way > 0
             && let Some(background) = backing.background()
         {
@@ -91,6 +91,7 @@ impl Port {
             self.answer(tag, result);
         }
         self.exchange.ring();
+        let files = self.exchange.pass_on()?;
         let background = backing.background();
         let lost = |ask: &Ask| {
             let outcome = background.as_ref().and_then(|it| it.outcome(ask.tag.get()));
@@ -108,10 +109,11 @@ impl Port {
     pub fn resume(
         backing: &mut dyn Backing,
         block: u64,
-        files: ExchangeFiles,
+        end: InheritedEnd,
         state: &PortState,
     ) -> Result<Port, ExchangeError> {
-        let mut port = Port::with_exchange(Exchange::resume(files, LAYOUT)?, backing, block)?;
+        let exchange = Exchange::again(SessionSide::Answers, end, LAYOUT)?;
+        let mut port = Port::with_exchange(exchange, backing, block)?;
         port.over = state.over;
         for ask in &state.asks {
             if !port.take(backing, None, &Ask::from(ask)) {

@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{Carried, DmaSlice, Event, ExchangeError, ExchangeFiles, PinnedSlice};
+use rackbus_memory::{
+    Carried, DmaSlice, Event, ExchangeError, ExchangeFiles, InheritedEnd, PinnedSlice,
+};
 use rackbus_pci::Health;
 
 use super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
@@ -103,10 +105,10 @@ impl Remote {
     /// As [`new`](Remote::new).
     pub fn again(
         description: Description,
-        files: ExchangeFiles,
+        end: InheritedEnd,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        let exchange = FrontExchange::join(files, LAYOUT, lost)?.untold();
+        let exchange = FrontExchange::again(end, LAYOUT, lost)?;
         Ok(Remote::with_exchange(description, exchange))
     }
 
@@ -281,9 +283,9 @@ impl Backing for Remote {
         self.health.clone()
     }
 
-    /// The exchange, as [`ExchangeFiles`] numbers its descriptors.
-    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
-        Ok(self.exchange.pass_on()?.into())
+    /// The exchange, as it is [passed on](rackbus_memory::Exchange::pass_on).
+    fn descriptors(&mut self) -> std::io::Result<Vec<OwnedFd>> {
+        self.exchange.pass_on()
     }
 
     fn under_way_elsewhere(&self) -> Vec<u32> {

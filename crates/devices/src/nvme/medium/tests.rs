@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Event, Exchange, PinnedSlice, SharedMemory};
+use rackbus_memory::{Event, Exchange, InheritedEnd, PinnedSlice, SharedMemory};
 use rackbus_pci::endpoint::Endpoint;
 use rackbus_pci::{MediumOffer, MediumRefused, Work};
 use zerocopy::IntoBytes;
@@ -334,7 +334,7 @@ impl Both {
         let (files, under_way) = (self.front.descriptors(), self.front.under_way_elsewhere());
         let mut next = Remote::again(
             self.front.description().clone(),
-            files.unwrap().try_into().unwrap(),
+            InheritedEnd { files: files.unwrap(), session: None },
             self.lost.clone(),
         )
         .unwrap();
@@ -425,9 +425,9 @@ fn what_an_earlier_front_asked_for_ends_before_anything_new_begins() {
     both.start(1, Request::Write { offset: 0, from, durable: false });
     both.front.background().unwrap().submit();
     let under_way = both.front.under_way_elsewhere();
-    let files = both.front.descriptors().unwrap().try_into().unwrap();
+    let end = InheritedEnd { files: both.front.descriptors().unwrap(), session: None };
     let description = both.front.description().clone();
-    let mut next = Remote::again(description, files, both.lost.clone()).unwrap();
+    let mut next = Remote::again(description, end, both.lost.clone()).unwrap();
     assert!(next.expect(&under_way));
     let (new, from) = buffer(512);
     new.whole().fill(2);

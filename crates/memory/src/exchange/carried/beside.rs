@@ -8,6 +8,7 @@ use rustix::event::epoll;
 
 use super::CarriedSession;
 use super::connection::{Connection, FrameHeader, SessionFrame, Way, kind};
+use super::saved::{BesideState, LeftAnswer};
 use crate::exchange::lane::{
     AnsweringLane, AskingLane, CarriedLane, Finished, LEAST, Lane, LaneError, LaneNews, LaneTarget,
     Moves, PROOF_BYTES, Transfer, WrongLane,
@@ -105,7 +106,7 @@ impl Beside {
                 let mut end = AnsweringEnd {
                     core: AnsweringLane::new(layout.tags),
                     tags: layout.tags as usize,
-                    target: target.clone(),
+                    target: Some(target.clone()),
                     session: session.clone(),
                 };
                 match target.expose(region, proof) {
@@ -114,6 +115,63 @@ impl Beside {
                 }
                 Beside::Answers(end)
             }
+        }
+    }
+
+    /// Goes on where another process of this side gave its lane up, for this reason.
+    pub(super) fn again(
+        state: BesideState,
+        layout: ExchangeLayout,
+        session: &CarriedSession,
+        why: LaneError,
+    ) -> Beside {
+        let session = session.clone();
+        session.lane_note().begin(state.provider());
+        session.lane_note().set(false, Some(&why));
+        match state {
+            BesideState::Asks { was_up, answers, .. } => {
+                let now = session.now();
+                let answers = answers.iter().filter_map(LeftAnswer::parts);
+                let core = AskingLane::given_up(layout.tags, now, why, was_up, answers);
+                let (lane, proof, expected) = (None, (0, None), [0; PROOF_BYTES]);
+                let stride = layout.data_bytes.next_multiple_of(PAGE);
+                let ended = Vec::new();
+                Beside::Asks(AskingEnd { core, lane, proof, expected, stride, session, ended })
+            }
+            BesideState::Answers { used, .. } => {
+                let core = AnsweringLane::given_up(layout.tags, used);
+                let tags = layout.tags as usize;
+                Beside::Answers(AnsweringEnd { core, tags, target: None, session })
+            }
+        }
+    }
+
+    /// Gives the lane up, for this reason, and says what another process needs to go on without it.
+    pub(super) fn give_up(
+        &mut self,
+        why: &LaneError,
+        outbox: &mut FrameOutbox<SessionFrame>,
+    ) -> BesideState {
+        let status = match self {
+            Beside::Asks(end) => {
+                end.lose(why.clone(), outbox);
+                end.session.lane()
+            }
+            Beside::Answers(end) => {
+                end.lose(why);
+                end.session.lane()
+            }
+        };
+        let provider = status.unwrap_or_default().provider;
+        match self {
+            Beside::Asks(end) => {
+                let answers = end.core.answers().map(|((message, length), left)| {
+                    LeftAnswer::new(message.get(..*length).unwrap_or_default(), left)
+                });
+                let was_up = end.core.known() == LaneNews::Down;
+                BesideState::Asks { provider, was_up, answers: answers.collect() }
+            }
+            Beside::Answers(end) => BesideState::Answers { provider, used: end.core.may_be_left() },
         }
     }
 
@@ -243,7 +301,7 @@ impl Beside {
                 }
             }
             Beside::Answers(end) => {
-                if let Some(error) = end.target.failure() {
+                if let Some(error) = end.target.as_ref().and_then(|target| target.failure()) {
                     end.lose(&error);
                 }
             }
@@ -424,14 +482,15 @@ impl Drop for AskingEnd {
 pub(super) struct AnsweringEnd {
     core: AnsweringLane,
     tags: usize,
-    target: Arc<dyn LaneTarget>,
+    /// `None` where an earlier process of this side had it.
+    target: Option<Arc<dyn LaneTarget>>,
     session: CarriedSession,
 }
 
 impl AnsweringEnd {
     /// Takes the memory away. Where that cannot be had the session ends, before a place is used again.
     fn take_away(&self) {
-        if !self.target.close() {
+        if self.target.as_ref().is_some_and(|target| !target.close()) {
             self.session.end(SessionEndReason::Reachable);
         }
     }
@@ -449,6 +508,6 @@ impl AnsweringEnd {
 impl Drop for AnsweringEnd {
     fn drop(&mut self) {
         // Nobody uses the memory after this.
-        let _ = self.target.close();
+        let _ = self.target.as_ref().map(|target| target.close());
     }
 }

@@ -11,12 +11,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::beside::{LaneNote, LaneStatus};
+use super::saved::CarriedSessionState;
 use crate::event::Event;
 use crate::exchange::Carrier;
 use crate::exchange::lane::LaneTarget;
 use crate::exchange::session::{Contact, Millis, SessionEndReason, SessionSide, SessionTiming};
 use crate::stream::{Stream, StreamError};
+
+/// Between two looks of a session that was saved whether it has ended.
+const REST: Duration = Duration::from_millis(100);
+
+/// Nanoseconds of the clock that all processes of a host have in common, and of which [`Instant`]s are moments.
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
 
 /// What happened to a session, for who is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +91,8 @@ struct State {
     arrived: Option<(u64, Box<dyn Carrier>)>,
     /// The memory that its end exposes, which is taken away when it has ended.
     exposed: Option<Arc<dyn LaneTarget>>,
+    /// It was saved: no connection is asked for.
+    saved: bool,
 }
 
 impl std::fmt::Debug for CarriedSession {
@@ -97,14 +112,19 @@ impl CarriedSession {
         timing: SessionTiming,
         on_change: OnSessionChange,
     ) -> std::io::Result<CarriedSession> {
+        CarriedSession::with(peer, Contact::new(side, timing), Instant::now(), on_change)
+    }
+
+    fn with(
+        peer: &str,
+        contact: Contact,
+        begun: Instant,
+        on_change: OnSessionChange,
+    ) -> std::io::Result<CarriedSession> {
         Ok(CarriedSession(Arc::new(Shared {
             peer: peer.to_owned(),
-            begun: Instant::now(),
-            state: Mutex::new(State {
-                contact: Contact::new(side, timing),
-                arrived: None,
-                exposed: None,
-            }),
+            begun,
+            state: Mutex::new(State { contact, arrived: None, exposed: None, saved: false }),
             changed: Condvar::new(),
             news: Event::new()?,
             has_news: AtomicBool::new(false),
@@ -113,6 +133,42 @@ impl CarriedSession {
             on_change,
             lane: Arc::default(),
         })))
+    }
+
+    /// The session as a value, for another process of this host. No other connection is [asked
+    /// for](CarriedSession::wait_wanted) here until it is [taken back](CarriedSession::take_back).
+    pub fn save(&self) -> CarriedSessionState {
+        let now = self.now();
+        let mut state = self.lock();
+        state.saved = true;
+        let elapsed = u64::try_from(self.0.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let begun_ns = monotonic_ns().saturating_sub(elapsed);
+        CarriedSessionState { begun_ns, contact: state.contact.save(now) }
+    }
+
+    /// Goes on here after all.
+    pub fn take_back(&self) {
+        self.lock().saved = false;
+        self.0.changed.notify_all();
+    }
+
+    /// Goes on with a session with `peer` that another process [saved](CarriedSession::save), by other connections.
+    ///
+    /// # Errors
+    /// As [`new`](CarriedSession::new).
+    pub fn resume(
+        peer: &str,
+        state: &CarriedSessionState,
+        on_change: OnSessionChange,
+    ) -> std::io::Result<CarriedSession> {
+        let age = Duration::from_nanos(monotonic_ns().saturating_sub(state.begun_ns));
+        let begun = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
+        let now = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        let contact = Contact::resume(&state.contact, now);
+        let session = CarriedSession::with(peer, contact, begun, on_change)?;
+        // It may be over.
+        session.decide(&mut session.lock(), |contact| contact.expire(now));
+        Ok(session)
     }
 
     /// One that lasts as long as its first connection.
@@ -133,11 +189,13 @@ impl CarriedSession {
             if self.is_over() {
                 return None;
             }
-            if let Some(number) = state.contact.attempt(now) {
-                return Some(number);
+            let attempt = if state.saved { None } else { state.contact.attempt(now) };
+            if attempt.is_some() {
+                return attempt;
             }
             let due = state.contact.due().unwrap_or(now).max(now + 1);
-            let limit = Duration::from_millis(due - now);
+            let rest = if state.saved { REST } else { Duration::ZERO };
+            let limit = Duration::from_millis(due - now).max(rest);
             let waited = self.0.changed.wait_timeout(state, limit);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
@@ -12,6 +13,7 @@ use super::super::session::SessionTiming;
 use super::connection::HEADER;
 use super::*;
 use crate::event::Event;
+use crate::region::Region;
 
 const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 4, data_bytes: 200_000 };
 

@@ -33,6 +33,11 @@ impl AnsweringLane {
         AnsweringLane { state: State::Offered, used: false, fetches: VecDeque::new(), tags }
     }
 
+    /// One that an earlier process of this side gave up when it ended, after the other side had `used` it or not.
+    pub fn given_up(tags: u32, used: bool) -> AnsweringLane {
+        AnsweringLane { state: State::Down { said: false }, used, ..AnsweringLane::new(tags) }
+    }
+
     /// The other side says how it is with the lane. True when the memory has to be taken away before anything else
     /// is heard.
     #[must_use]

@@ -79,6 +79,35 @@ impl<M> AskingLane<M> {
         lane
     }
 
+    /// One that an earlier process of this side gave up when it ended, for this reason, after it `was_up` or not; with the
+    /// answers that were not received, each with the tag and length of data that are to be asked for.
+    pub fn given_up(
+        tags: u32,
+        now: Millis,
+        why: LaneError,
+        was_up: bool,
+        answers: impl IntoIterator<Item = (M, Option<(u32, usize)>)>,
+    ) -> AskingLane<M> {
+        let lacks = |(answer, left): (M, Option<(u32, usize)>)| {
+            let fetched = |(tag, length)| Data::Fetched { tag, length, asked: false };
+            (answer, left.map_or(Data::Here, fetched))
+        };
+        let mut lane = AskingLane::new(tags, now);
+        lane.waiting.clear();
+        lane.state = State::Down(why, was_up);
+        lane.answers = answers.into_iter().map(lacks).collect();
+        lane
+    }
+
+    /// The answers that are not received yet, of a lane that is given up: each with the tag and length of data that are
+    /// still to come.
+    pub fn answers(&self) -> impl Iterator<Item = (&M, Option<(u32, usize)>)> {
+        self.answers.iter().map(|(answer, data)| match data {
+            Data::Fetched { tag, length, .. } => (answer, Some((*tag, *length))),
+            Data::Here | Data::Moving(_) => (answer, None),
+        })
+    }
+
     fn add(&mut self, moves: Moves, tag: u32, length: usize) -> u64 {
         let id = self.next;
         self.next += 1;

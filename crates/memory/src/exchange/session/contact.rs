@@ -1,9 +1,12 @@
 //! Which connection of a session counts, when it is lost, when another is tried, and when the session has ended.
 
+use serde::{Deserialize, Serialize};
+
 use super::Millis;
 
 /// Which side of a session this is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SessionSide {
     /// It asks, and makes connections: the front's.
     Asks,
@@ -112,6 +115,24 @@ pub struct Contact {
     last_lost: Millis,
 }
 
+/// What one side knows of a session's connections, for another process of its host that goes on with it: all of them
+/// end with the process before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContactState {
+    side: SessionSide,
+    hold: Millis,
+    newest: u64,
+    heard: Millis,
+    given: u32,
+    lost: Millis,
+    reconnects: u64,
+    repeated: u64,
+    last_lost: Millis,
+    /// The session has ended.
+    over: bool,
+}
+
 impl Contact {
     /// A session that begins, at 0, on a first connection.
     pub fn new(side: SessionSide, timing: SessionTiming) -> Contact {
@@ -132,6 +153,48 @@ impl Contact {
             repeated: 0,
             last_lost: 0,
         }
+    }
+
+    /// The session as a value.
+    pub fn save(&self, now: Millis) -> ContactState {
+        ContactState {
+            side: self.side,
+            hold: self.timing.hold,
+            newest: self.newest,
+            heard: self.heard,
+            given: self.given,
+            lost: self.lost.unwrap_or(now),
+            reconnects: self.reconnects,
+            repeated: self.repeated,
+            last_lost: self.last_lost,
+            over: self.end().is_some(),
+        }
+    }
+
+    /// Goes on with a session that was [saved](Contact::save), by the same clock. There is no connection.
+    pub fn resume(state: &ContactState, now: Millis) -> Contact {
+        let timing = SessionTiming { hold: state.hold, ..SessionTiming::asking(0) };
+        let over = State::Over(SessionEndReason::There);
+        Contact {
+            state: if state.over { over } else { State::Down { trying: false } },
+            newest: state.newest,
+            heard: state.heard,
+            // When the signs of life before were given is not known any more, so an echo of one says nothing.
+            given: state.given.wrapping_add(BEATS as u32),
+            quiet: now,
+            looked: now,
+            lost: Some(state.lost),
+            next: now,
+            reconnects: state.reconnects,
+            repeated: state.repeated,
+            last_lost: state.last_lost,
+            ..Contact::new(state.side, timing)
+        }
+    }
+
+    /// Which side of the session this is.
+    pub fn side(&self) -> SessionSide {
+        self.side
     }
 
     /// Time has passed, for who looks at no connection: one that waits for the next for too long has ended.

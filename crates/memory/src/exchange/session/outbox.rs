@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 /// No frame can be put in before the other side has said that it has an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutboxFull;
@@ -9,6 +11,27 @@ pub struct OutboxFull;
 /// The other side says that it has frames that it cannot have, or lacks some that it said it had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrongCount;
+
+/// What one side sends, for another process that goes on with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutboxState<F> {
+    acknowledged: u64,
+    begun: u64,
+    kept: Vec<F>,
+}
+
+impl<F> OutboxState<F> {
+    /// The same with what `frame` makes of each frame that is kept.
+    ///
+    /// # Errors
+    /// The first of `frame`.
+    pub fn try_map<T, E>(self, frame: impl FnMut(F) -> Result<T, E>) -> Result<OutboxState<T>, E> {
+        let OutboxState { acknowledged, begun, kept } = self;
+        let kept = kept.into_iter().map(frame).collect::<Result<_, E>>()?;
+        Ok(OutboxState { acknowledged, begun, kept })
+    }
+}
 
 /// What one side sends. Frames are numbered from 1 on, in the order in which they are put in.
 #[derive(Debug)]
@@ -28,6 +51,25 @@ impl<F> FrameOutbox<F> {
     /// An empty one, which keeps at most `limit` frames.
     pub fn new(limit: usize) -> FrameOutbox<F> {
         FrameOutbox { acknowledged: 0, kept: VecDeque::new(), sent: 0, begun: 0, limit }
+    }
+
+    /// As a value; each frame that is kept becomes what `frame` makes of it.
+    pub fn save<S>(&self, frame: impl FnMut(&F) -> S) -> OutboxState<S> {
+        let kept = self.kept.iter().map(frame).collect();
+        OutboxState { acknowledged: self.acknowledged, begun: self.begun, kept }
+    }
+
+    /// Goes on with what was [saved](FrameOutbox::save): nothing was sent on a connection that there is now.
+    ///
+    /// # Errors
+    /// [`WrongCount`] when the value is none that there can be.
+    pub fn again(limit: usize, state: OutboxState<F>) -> Result<FrameOutbox<F>, WrongCount> {
+        let OutboxState { acknowledged, begun, kept } = state;
+        let sent = begun.checked_sub(acknowledged).ok_or(WrongCount)?;
+        if kept.len() > limit || sent > kept.len() as u64 {
+            return Err(WrongCount);
+        }
+        Ok(FrameOutbox { acknowledged, kept: kept.into(), sent: 0, begun, limit })
     }
 
     /// Puts a frame in, behind all others.
@@ -150,6 +192,29 @@ mod tests {
         assert_eq!(outbox.acknowledge(0), Err(WrongCount));
         assert_eq!(outbox.resume(2), Err(WrongCount));
         assert_eq!(outbox.resume(u64::MAX), Err(WrongCount));
+    }
+
+    #[test]
+    fn another_process_sends_again_what_was_not_acknowledged() {
+        let mut outbox = FrameOutbox::new(3);
+        for frame in 1..=3 {
+            outbox.push(frame).unwrap();
+        }
+        for _ in 0..2 {
+            outbox.next_unsent();
+            outbox.advance();
+        }
+        outbox.acknowledge(1).unwrap();
+        let state = outbox.save(|frame| *frame);
+        assert!(FrameOutbox::again(1, state.clone()).is_err(), "there is no room for it");
+        let mut again = FrameOutbox::again(3, state.clone()).unwrap();
+        assert_eq!(again.acknowledge(3), Err(WrongCount), "it was not sent");
+        assert_eq!((again.resume(1), again.len()), (Ok(1), 2));
+        assert_eq!(again.next_unsent(), Some(&mut 2));
+        let wrong = |acknowledged, begun| {
+            FrameOutbox::again(3, OutboxState { acknowledged, begun, ..state.clone() }).is_err()
+        };
+        assert!(wrong(3, 2) && wrong(1, 4));
     }
 
     /// A frame that was received before its last byte was seen to be sent is not possible; one whose bytes were

@@ -1,0 +1,236 @@
+//! Nodes on machines of their own, restarted in place while something is borrowed between them: its user gets no error, and
+//! finds what was acknowledged.
+
+mod support;
+
+use std::path::Path;
+
+use rackbus_attach::{Location, Session};
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
+use rackbus_spec::accel::Operation;
+use serde_json::Value;
+use support::load::Load;
+use support::machines::{Machine, Machines};
+use support::relay::Relay;
+use support::{PATIENCE, open, socket};
+
+/// Drives in a file and in memory, and an accelerator.
+const RACK: &str = r#"
+name = "lab"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "file"
+
+[hosts.alpha.devices.nvme1]
+kind = "nvme"
+size = "16 MiB"
+backing = "memory"
+
+[hosts.alpha.devices.accel0]
+kind = "accelerator"
+functions = 1
+
+[hosts.beta]
+"#;
+
+fn logs(machines: &[&Machine]) -> String {
+    machines.iter().map(|it| it.log()).collect::<Vec<_>>().join("\n---\n")
+}
+
+/// Restarts the node of a machine, which stays the same process; its row.
+fn restart(machine: &mut Machine, host: &str) -> Value {
+    let rows = machine.json(&["restart", host]);
+    goes_on(machine);
+    rows[0].clone()
+}
+
+fn goes_on(machine: &mut Machine) {
+    assert!(machine.process().try_wait().unwrap().is_none(), "it has ended: {}", machine.log());
+}
+
+fn joined(rack: &Machines) -> [Machine; 2] {
+    ["alpha", "beta"].map(|host| rack.joined(host))
+}
+
+/// Returns what `beta` has, and waits until its lender offers it again.
+fn give_back(rack: &Machines, beta: &Machine, lease: u64, function: &str) {
+    beta.json(&["return", &lease.to_string()]);
+    rack.wait(|rack| rack.function(function)["state"] == "offered");
+}
+
+#[test]
+fn a_driver_notices_nothing_when_lender_and_borrower_are_restarted() {
+    let rack = Machines::start(RACK);
+    let [mut alpha, mut beta] = joined(&rack);
+    for drive in ["alpha/nvme0", "alpha/nvme1"] {
+        let lease = beta.borrow(drive, "beta");
+        let load = Load::start(&lease);
+        load.progress(50, || logs(&[&alpha, &beta]));
+        for _ in 0..5 {
+            let row = restart(&mut beta, "beta");
+            assert_eq!(row["in_use"], 1, "{row}");
+            load.progress(20, || logs(&[&alpha, &beta]));
+            let row = restart(&mut alpha, "alpha");
+            assert_eq!(row["in_use"], 1, "{row}");
+            load.progress(20, || logs(&[&alpha, &beta]));
+        }
+        drop(load.finish());
+        // The next user finds a drive, and the lease can be returned.
+        open(&lease).read(0, &mut [0; 512]).unwrap();
+        give_back(&rack, &beta, lease.lease, drive);
+    }
+}
+
+/// A host's own drive: both ends are in the node that is restarted.
+#[test]
+fn a_host_that_uses_its_own_drive_goes_on() {
+    let rack = Machines::start(RACK);
+    let mut alpha = rack.joined("alpha");
+    let lease = alpha.borrow("alpha/nvme0", "alpha");
+    let load = Load::start(&lease);
+    for _ in 0..3 {
+        load.progress(20, || alpha.log());
+        assert_eq!(restart(&mut alpha, "alpha")["in_use"], 2);
+    }
+    load.progress(20, || alpha.log());
+    drop(load.finish());
+    give_back(&rack, &alpha, lease.lease, "alpha/nvme0");
+}
+
+/// Both at once, with the connections between them lost again and again, and without a control plane.
+#[test]
+fn both_are_restarted_at_once_while_connections_break_and_nobody_leads() {
+    let mut rack = Machines::start(RACK);
+    let listen = format!("127.0.0.1:{}", support::machines::free_port());
+    let relay = Relay::start(listen.clone());
+    let mut alpha = rack.machine("alpha");
+    let advertised = ["--advertise", &relay.address()];
+    rack.node_at(&mut alpha, "alpha", &listen, &advertised, Some(&rack.token("alpha")));
+    let mut beta = rack.joined("beta");
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let load = Load::start(&lease);
+    load.progress(50, || logs(&[&alpha, &beta]));
+    rack.control.crash();
+    for _ in 0..5 {
+        relay.kill();
+        let both = [(&alpha, "alpha"), (&beta, "beta")].map(|(machine, host)| {
+            let mut command = machine.command(&["restart", host]);
+            command.stdout(std::process::Stdio::null()).spawn().unwrap()
+        });
+        relay.kill();
+        for mut command in both {
+            assert!(command.wait().unwrap().success(), "{}", logs(&[&alpha, &beta]));
+        }
+        goes_on(&mut alpha);
+        goes_on(&mut beta);
+        load.progress(20, || logs(&[&alpha, &beta]));
+    }
+    rack.begin_control();
+    rack.wait(|rack| ["alpha", "beta"].iter().all(|host| rack.state_of(host) == "up"));
+    drop(load.finish());
+    give_back(&rack, &beta, lease.lease, "alpha/nvme0");
+}
+
+/// Each operation is done once, and each context is made once.
+#[test]
+fn operations_of_an_accelerator_go_on() {
+    let rack = Machines::start(RACK);
+    let [mut alpha, mut beta] = joined(&rack);
+    let lease = beta.borrow("alpha/accel0.vf1", "beta");
+    let mut accel = Accel::open(socket(&lease), PATIENCE, AccelOptions::default()).unwrap();
+    let message: Vec<u8> = (0..300_000).map(|n: u32| (n.wrapping_mul(n) / 7 % 251) as u8).collect();
+    let hash = MessageWork { stages: &[(Operation::Sha256, 0)], ..MessageWork::default() };
+    let expected = accel.run(&hash, &message, 32).unwrap();
+    for nth in 0..6u8 {
+        let restarting = std::thread::scope(|scope| {
+            let (alpha, beta) = (&mut alpha, &mut beta);
+            let restarting = scope.spawn(move || match nth % 2 {
+                0 => restart(alpha, "alpha"),
+                _ => restart(beta, "beta"),
+            });
+            while !restarting.is_finished() {
+                let context = accel.create_context(Operation::Aes256Ctr, &[nth; 32]).unwrap();
+                assert_eq!(accel.run(&hash, &message, 32).unwrap(), expected);
+                accel.destroy_context(context).unwrap();
+            }
+            restarting.join().unwrap()
+        });
+        assert_eq!(restarting["in_use"], 1, "{restarting}");
+    }
+    // None that nobody knows of was made on the way.
+    let handle = accel.create_context(Operation::Aes256Ctr, &[1; 32]).unwrap();
+    assert_eq!(handle, 1, "contexts were made twice");
+    drop(accel);
+    give_back(&rack, &beta, lease.lease, "alpha/accel0.vf1");
+}
+
+/// A program at `path` that answers as this script says.
+fn program(path: &Path, script: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
+    let rack = Machines::start(RACK);
+    let [mut alpha, mut beta] = joined(&rack);
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let load = Load::start(&lease);
+    load.progress(50, || logs(&[&alpha, &beta]));
+    let folder = tempfile::tempdir().unwrap();
+    // It says that it can, and is gone when it is to: all was saved by then, and is taken back.
+    let script = "cat >/dev/null; rm \"$0\"; echo 'ready to go on'";
+    for (machine, host) in [(&mut alpha, "alpha"), (&mut beta, "beta")] {
+        let gone = program(&folder.path().join("gone"), script);
+        let said = machine.bad(&["restart", host, "--program", &gone]);
+        assert!(said.contains("No such file") && said.contains("goes on"), "{said}");
+        load.progress(20, || machine.log());
+        // Without its certificate the next program could not speak to anybody.
+        let (own, aside) = (machine.state_dir().join("identity.pem"), folder.path().join("aside"));
+        std::fs::rename(&own, &aside).unwrap();
+        let said = machine.bad(&["restart", host]);
+        assert!(said.contains("has no certificate that is good"), "{said}");
+        std::fs::rename(&aside, &own).unwrap();
+        load.progress(20, || machine.log());
+        assert_eq!(restart(machine, host)["restarts"], 1);
+        load.progress(20, || machine.log());
+    }
+    // Shared memory is refused as ever.
+    let session =
+        Session::open(&Location { run_dir: beta.run_dir(), host: "beta".to_owned() }).unwrap();
+    let said = beta.bad(&["restart", "beta"]);
+    assert!(said.contains("processes of the host share memory"), "{said}");
+    drop(session);
+    load.progress(20, || logs(&[&alpha, &beta]));
+    drop(load.finish());
+    give_back(&rack, &beta, lease.lease, "alpha/nvme0");
+}
+
+/// A lender that dies just when its borrower was replaced: the drive is lost as ever, and what was flushed is there.
+#[test]
+fn a_lender_that_dies_while_its_borrower_is_restarted_is_lost_as_ever() {
+    let rack = Machines::start(&format!("{RACK}\n[link]\nhold = \"1 s\"\n"));
+    let [mut alpha, mut beta] = joined(&rack);
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    drive.write(0, &[7; 4096], false).unwrap();
+    drive.flush().unwrap();
+    let mut command = beta.command(&["restart", "beta"]);
+    let mut command = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    alpha.crash();
+    assert!(command.wait().unwrap().success(), "{}", beta.log());
+    goes_on(&mut beta);
+    // It is answered with an error, and not never.
+    assert!(drive.read(0, &mut [0; 512]).is_err());
+    drop(drive);
+    rack.node(&mut alpha, "alpha", None);
+    rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let mut read = [0; 4096];
+    open(&lease).read(0, &mut read).unwrap();
+    assert_eq!(read, [7; 4096]);
+}
