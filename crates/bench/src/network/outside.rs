@@ -101,6 +101,7 @@ impl Outside {
             beyond.cable
         );
         let Some(rack) = Rack::start(dir, &text)? else { return Ok(None) };
+        rack.net_up()?;
         let stop = Arc::new(AtomicBool::new(false));
         let count = beyond.serve(&stop)?;
         let station = |host: &str, number: u8| {
