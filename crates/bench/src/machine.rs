@@ -108,3 +108,10 @@ pub fn processor_time(pid: u32) -> Duration {
     }
     Duration::from_nanos(total)
 }
+
+/// Processor time that this process has used so far, that of threads which have ended included.
+pub fn own_processor_time() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let (seconds, nanoseconds) = (used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs());
+    Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds)
+}

@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rackbus_link::presence::node_file;
 use serde_json::Value;
 
 use crate::BenchError;
@@ -123,6 +124,20 @@ impl Rack {
     /// When it is refused.
     pub fn net_up(&self) -> Result<(), BenchError> {
         self.run(&["net", "up"]).map(drop)
+    }
+
+    /// The processes of the nodes of these hosts.
+    ///
+    /// # Errors
+    /// When one is not there.
+    pub fn nodes(&self, hosts: &[&str]) -> Result<Vec<u32>, BenchError> {
+        let pid = |host: &&str| {
+            let file = node_file(&self.run_dir(), host);
+            let text = std::fs::read_to_string(file).map_err(BenchError::io("finding a node"))?;
+            let none = |_| BenchError::Peer(format!("{host}'s node says no process: {text:?}"));
+            text.trim().parse().map_err(none)
+        };
+        hosts.iter().map(pid).collect()
     }
 
     /// Borrows alpha's drive for beta.

@@ -132,23 +132,41 @@ impl Report {
         mut peer: impl FnMut() -> Result<f64, BenchError>,
         relate: fn(f64, f64) -> f64,
     ) -> Result<(), BenchError> {
-        let (mut a, mut b, mut related) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..case.runs {
-            let (x, y) = (ours()?, peer()?);
-            a.push(x);
-            b.push(y);
-            related.push(relate(x, y));
+        self.compare_all([case], || Ok([ours()?]), || Ok([peer()?]), relate)
+    }
+
+    /// The same where each run has several figures: a row for each of `cases`, with as many runs as the first.
+    ///
+    /// # Errors
+    /// As [`Report::compare`].
+    pub fn compare_all<const N: usize>(
+        &mut self,
+        cases: [Case<'_>; N],
+        mut ours: impl FnMut() -> Result<[f64; N], BenchError>,
+        mut peer: impl FnMut() -> Result<[f64; N], BenchError>,
+        relate: fn(f64, f64) -> f64,
+    ) -> Result<(), BenchError> {
+        let mut pairs = Vec::new();
+        for _ in 0..cases.first().map_or(0, |case| case.runs) {
+            pairs.push((ours()?, peer()?));
         }
-        self.add(Row {
-            area: case.area,
-            case: case.case.to_owned(),
-            ours: median(&a),
-            peer: median(&b),
-            peer_name: case.peer_name.to_owned(),
-            unit: case.unit,
-            ratio: median(&related),
-            runs: case.runs,
-        })
+        for (nth, case) in cases.into_iter().enumerate() {
+            let of = |value: fn(f64, f64) -> f64| {
+                let values = pairs.iter().map(|(ours, peer)| value(ours[nth], peer[nth]));
+                median(&values.collect::<Vec<_>>())
+            };
+            self.add(Row {
+                area: case.area,
+                case: case.case.to_owned(),
+                ours: of(|ours, _| ours),
+                peer: of(|_, peer| peer),
+                peer_name: case.peer_name.to_owned(),
+                unit: case.unit,
+                ratio: of(relate),
+                runs: pairs.len(),
+            })?;
+        }
+        Ok(())
     }
 
     /// The rows so far.

@@ -30,7 +30,8 @@ impl Joined {
         let open = |host: &str| namespace::open(&format!("rackbus-{name}-{host}"));
         let failed = || BenchError::io("opening a host's namespace");
         let spaces = (open("alpha").map_err(failed())?, open("beta").map_err(failed())?);
-        let pair = Pair { spaces: Some(spaces), address: [10, 77, 0, 2].into() };
+        let carriers = rack.nodes(&["alpha", "beta"])?;
+        let pair = Pair { spaces: Some(spaces), address: [10, 77, 0, 2].into(), carriers };
         Ok(Some(Joined { _rack: rack, pair }))
     }
 }
@@ -53,7 +54,8 @@ impl Veth {
         let [a, b] = &names;
         let spaces =
             (namespace::create(a).map_err(failed())?, namespace::create(b).map_err(failed())?);
-        let pair = Pair { spaces: Some(spaces), address: [10, 79, 0, 2].into() };
+        let address = [10, 79, 0, 2].into();
+        let pair = Pair { spaces: Some(spaces), address, carriers: Vec::new() };
         let veth = Veth { names: names.clone(), pair };
         ip(&format!("link add veth0 netns {a} type veth peer name veth0 netns {b}"))?;
         for (nth, name) in names.iter().enumerate() {
@@ -72,7 +74,11 @@ impl Drop for Veth {
     }
 }
 
-fn ip(arguments: &str) -> Result<(), BenchError> {
+/// Runs iproute2's `ip`.
+///
+/// # Errors
+/// When it is not there, or refuses.
+pub fn ip(arguments: &str) -> Result<(), BenchError> {
     let output = Command::new("ip").args(arguments.split(' ')).output();
     let output = output.map_err(BenchError::io("running ip"))?;
     if output.status.success() {

@@ -154,7 +154,8 @@ impl Forwarder {
         }
         let mut spaces = ends.into_iter().map(|(space, _)| space);
         let (a, b) = spaces.next().zip(spaces.next()).expect("two were made");
-        let pair = Pair { spaces: Some((a, b)), address: IpAddr::from([10, 78, 0, 2]) };
+        let address = IpAddr::from([10, 78, 0, 2]);
+        let pair = Pair { spaces: Some((a, b)), address, carriers: Vec::new() };
         Ok(Forwarder { stop, threads, names, pair })
     }
 }

@@ -1,18 +1,23 @@
 //! The network between hosts: streams and round trips of stock sockets against other ways between two network
 //! namespaces, and its rings alone.
 
+mod dpdk;
 mod ends;
 mod forwarder;
-mod memif;
+mod outside;
 mod ring;
 mod traffic;
+mod virtio;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dpdk::Way;
 use ends::{Joined, Veth};
 pub use forwarder::Forwarder;
-pub use traffic::Pair;
+use outside::Outside;
+pub use traffic::{Flow, Pair};
+use virtio::Driven;
 
 use crate::machine::{Regime, wait_quiet};
 use crate::report::Case;
@@ -44,7 +49,13 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
     let mut bench = Bench { settings, report };
     // Before the threads that measure the rings are bound to processors.
-    bench.joined()?;
+    if rustix::process::geteuid().is_root() {
+        bench.joined()?;
+        bench.large_packets()?;
+        bench.outside()?;
+    } else {
+        bench.report.left_out("sockets", "making network interfaces takes root");
+    }
     bench.rings()
 }
 
@@ -68,18 +79,45 @@ impl Bench<'_> {
         self.report.compare(case, ours, peer, |ours, peer| ours / peer)
     }
 
-    /// Streams and round trips of sockets.
-    fn joined(&mut self) -> Result<(), BenchError> {
-        if !rustix::process::geteuid().is_root() {
-            self.report.left_out("sockets", "making network interfaces takes root");
+    /// What flows, and the processor time that it takes.
+    fn flows(
+        &mut self,
+        (case, peer_name): (&str, &str),
+        ours: impl Fn() -> Result<Flow, BenchError>,
+        peer: impl Fn() -> Result<Flow, BenchError>,
+    ) -> Result<(), BenchError> {
+        let named = [
+            format!("{case}, against {peer_name}"),
+            format!("{case}, processor time, against {peer_name}"),
+        ];
+        if !named[0].contains(&self.settings.only) {
             return Ok(());
         }
+        let case = |nth: usize, unit| Case {
+            area: "net",
+            case: &named[nth],
+            peer_name,
+            unit,
+            runs: self.settings.runs,
+        };
+        let cases = [case(0, "Gbit/s"), case(1, "s/GB")];
+        let figures = |flow: Flow| [flow.rate, flow.cost];
+        self.report.compare_all(
+            cases,
+            || ours().map(figures),
+            || peer().map(figures),
+            |ours, peer| ours / peer,
+        )
+    }
+
+    /// Streams and round trips of sockets.
+    fn joined(&mut self) -> Result<(), BenchError> {
         let Some(ours) = Joined::start(&self.settings.dir, 1500)? else {
             self.report.left_out("sockets", "there is no rackbus beside this program");
             return Ok(());
         };
         let (forwarder, veth) = (Forwarder::start()?, Veth::make(1500)?);
-        let loopback = Pair { spaces: None, address: [127, 0, 0, 1].into() };
+        let loopback = loopback();
         let peers = [
             ("a minimal forwarder of TAPs", &forwarder.pair),
             ("a veth pair", &veth.pair),
@@ -88,8 +126,8 @@ impl Bench<'_> {
         let time = self.settings.time;
         for (name, peer) in peers {
             for (case, count) in [("TCP, 1 stream", 1), ("TCP, 2 streams", 2)] {
-                let what = (case, name, "Gbit/s");
-                self.pairs(what, || ours.pair.streams(count, time), || peer.streams(count, time))?;
+                let ours = || ours.pair.streams(count, time);
+                self.flows((case, name), ours, || peer.streams(count, time))?;
             }
             let what = ("TCP, 64 B there and back", name, "us");
             self.pairs(what, || ours.pair.round_trips(time), || peer.round_trips(time))?;
@@ -97,26 +135,84 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The rings by themselves.
-    fn rings(&mut self) -> Result<(), BenchError> {
-        let time = self.settings.time;
-        for (case, bytes) in [("ring, 64 B", 64), ("ring, 1500 B", 1500), ("ring, 64 KiB", 65_535)]
-        {
-            let what = (case, "a raw ring of slots", "M/s");
-            self.pairs(what, || ring::frames(bytes, time), || ring::raw(bytes, time))?;
-        }
-        if !memif::is_there() {
-            self.report
-                .left_out("memif", "dpdk-testpmd does not run here; see scripts/setup bench");
+    /// Marlin's figures (2014, 5.5): sockets with packets of 64 KiB against the copies that carry them.
+    fn large_packets(&mut self) -> Result<(), BenchError> {
+        if !self.wants(&LARGE.map(|(case, _)| format!("{case}, against {COPIES}"))) {
             return Ok(());
         }
-        let dir = &self.settings.dir;
-        for (case, bytes) in [("ring, 64 B", 64), ("ring, 1500 B", 1500)] {
-            let what = (case, "DPDK memif", "M/s");
-            self.pairs(what, || ring::frames(bytes, time), || memif::packets(dir, bytes, time))?;
+        let Some(ours) = Joined::start(&self.settings.dir, 65_521)? else { return Ok(()) };
+        let time = self.settings.time;
+        for (case, datagrams) in LARGE {
+            let flow = || match datagrams {
+                true => ours.pair.datagrams(65_000, time),
+                false => ours.pair.streams(1, time),
+            };
+            self.pairs((case, COPIES, "Gbit/s"), || Ok(flow()?.rate), || ring::copies(time))?;
         }
         Ok(())
     }
+
+    /// A third machine, from a host that has borrowed a virtual function and from its owner (Marlin 2014, 5.4).
+    fn outside(&mut self) -> Result<(), BenchError> {
+        const CASES: [&str; 2] = ["outside, 64 B there and back", "outside, 1500 B frames"];
+        const PEER: &str = "the function's owner";
+        if !self.wants(&CASES.map(|case| format!("{case}, against {PEER}"))) {
+            return Ok(());
+        }
+        let Some(mut all) = Outside::start(&self.settings.dir)? else { return Ok(()) };
+        let (time, Outside { owner, borrower, .. }) = (self.settings.time, &mut all);
+        let trips = (CASES[0], PEER, "us");
+        self.pairs(trips, || borrower.round_trips(time), || owner.round_trips(time))?;
+        self.pairs((CASES[1], PEER, "Gbit/s"), || borrower.rate(time), || owner.rate(time))
+    }
+
+    /// The rings by themselves.
+    fn rings(&mut self) -> Result<(), BenchError> {
+        let time = self.settings.time;
+        let sizes = [("ring, 64 B", 64), ("ring, 1500 B", 1500), ("ring, 64 KiB", 65_535)];
+        for (case, bytes) in sizes {
+            let what = (case, "a raw ring of slots", "M/s");
+            self.pairs(what, || ring::frames(bytes, 0, time), || ring::raw(bytes, time))?;
+        }
+        for (case, bytes) in sizes {
+            let what = (case, "an aligned source", "M/s");
+            self.pairs(what, || ring::frames(bytes, 2, time), || ring::frames(bytes, 0, time))?;
+        }
+        if !dpdk::is_there() {
+            self.report.left_out("DPDK", "dpdk-testpmd does not run here; see scripts/setup bench");
+            return Ok(());
+        }
+        let dir = self.settings.dir.clone();
+        for (case, bytes) in &sizes[..2] {
+            let what = (*case, "DPDK memif", "M/s");
+            let peer = || dpdk::packets(&dir, Way::Memif, *bytes, time);
+            self.pairs(what, || ring::frames(*bytes, 0, time), peer)?;
+        }
+        for (case, bytes) in [("virtio, 64 B", 64), ("virtio, 1500 B", 1500)] {
+            let named = [format!("{case} from the driver"), format!("{case} to the driver")];
+            let what = |nth: usize| (&*named[nth], "DPDK vhost-user", "M/s");
+            let ours = || Driven::start(&dir, None)?.sends(bytes, time);
+            self.pairs(what(0), ours, || dpdk::packets(&dir, Way::FromDriver, bytes, time))?;
+            let ours = || Driven::start(&dir, Some(bytes))?.receives(time);
+            self.pairs(what(1), ours, || dpdk::packets(&dir, Way::ToDriver, bytes, time))?;
+        }
+        Ok(())
+    }
+
+    /// Whether one of these cases is asked for.
+    fn wants(&self, cases: &[String]) -> bool {
+        cases.iter().any(|case| case.contains(&self.settings.only))
+    }
+}
+
+/// What Marlin's figures are measured against, and the cases; the ones with datagrams instead of a stream are marked.
+const COPIES: &str = "copies of 64 KiB by the copy engine";
+const LARGE: [(&str, bool); 2] =
+    [("TCP, MTU 65521", false), ("UDP, MTU 65521, datagrams of 65000 B", true)];
+
+/// Two ends without a network between them.
+fn loopback() -> Pair {
+    Pair { spaces: None, address: [127, 0, 0, 1].into(), carriers: Vec::new() }
 }
 
 #[cfg(test)]
@@ -125,9 +221,11 @@ mod tests {
 
     #[test]
     fn what_is_compared_joins_two_ends() {
-        let loopback = Pair { spaces: None, address: [127, 0, 0, 1].into() };
+        let loopback = loopback();
         assert!(loopback.round_trips(Duration::from_millis(5)).unwrap() > 0.0);
-        assert!(loopback.streams(2, Duration::from_millis(5)).unwrap() > 0.0);
+        let flow = loopback.streams(2, Duration::from_millis(5)).unwrap();
+        assert!(flow.rate > 0.0 && flow.cost > 0.0, "{flow:?}");
+        assert!(loopback.datagrams(1000, Duration::from_millis(5)).unwrap().rate > 0.0);
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: making network interfaces takes root");
             return;
@@ -136,15 +234,23 @@ mod tests {
         assert!(veth.pair.round_trips(Duration::from_millis(5)).unwrap() > 0.0);
         let forwarder = Forwarder::start().unwrap();
         assert!(forwarder.pair.round_trips(Duration::from_millis(5)).unwrap() > 0.0);
-        assert!(forwarder.pair.streams(1, Duration::from_millis(5)).unwrap() > 0.0);
+        assert!(forwarder.pair.streams(1, Duration::from_millis(5)).unwrap().rate > 0.0);
     }
 
     #[test]
     fn rings_pass_frames_of_all_sizes() {
         for bytes in [64, 1500, 65_535] {
             let time = Duration::from_millis(5);
-            assert!(ring::frames(bytes, time).unwrap() > 0.0);
+            assert!(ring::frames(bytes, 0, time).unwrap() > 0.0);
             assert!(ring::raw(bytes, time).unwrap() > 0.0);
         }
+        assert!(ring::copies(Duration::from_millis(5)).unwrap() > 0.0);
+    }
+
+    #[test]
+    fn a_driver_of_a_network_function_sends_and_receives() {
+        let (dir, time) = (tempfile::tempdir().unwrap(), Duration::from_millis(5));
+        assert!(Driven::start(dir.path(), None).unwrap().sends(64, time).unwrap() > 0.0);
+        assert!(Driven::start(dir.path(), Some(1500)).unwrap().receives(time).unwrap() > 0.0);
     }
 }

@@ -1,27 +1,35 @@
 //! The ring of frames alone: one thread puts frames in, another takes them out and reads their bytes. The raw
 //! ring beside it has slots of one size and two indices, the least that two threads pass bytes with.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rackbus_memory::copy::{
+    CopyEngine, CopyEngineOptions, CopyLocation, Ticket, Transaction, TransactionState,
+};
 use rackbus_memory::frames::{FRAME_HEADER, FrameEvents, FramesLayout};
 use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
 
 use crate::BenchError;
 use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
 
+const LINE: usize = 64;
 /// Bytes of both rings.
 const RING: usize = 1 << 20;
 /// Frames that are handed over at once, and between two looks at the clock.
 const BATCH: usize = 32;
+/// Copies that are submitted while one is waited for.
+const AHEAD: usize = 4;
 
-/// Millions of frames of so many bytes a second through the ring of frames.
+/// Millions of frames of so many bytes a second through the ring of frames, from memory that begins `off` bytes behind
+/// a line.
 ///
 /// # Errors
 /// When the system has no memory or descriptors.
-pub fn frames(bytes: usize, time: Duration) -> Result<f64, BenchError> {
+pub fn frames(bytes: usize, off: usize, time: Duration) -> Result<f64, BenchError> {
     let layout = FramesLayout { ring_bytes: RING, longest: 66 << 10 };
     let length = layout.bytes().expect("it is a ring that can be");
     let memory = SharedMemory::create("frames", length as u64)?;
@@ -34,11 +42,12 @@ pub fn frames(bytes: usize, time: Duration) -> Result<f64, BenchError> {
     let sender = FrameSender::new(region.clone(), events()?, layout);
     let receiver = FrameReceiver::new(region.clone(), events()?, layout);
     let (mut sender, mut receiver) = sender.zip(receiver).expect("the memory is as long");
-    let data = vec![7; bytes];
+    let data = vec![7; bytes + 2 * LINE];
+    let from = data.as_ptr().align_offset(LINE) + off;
     let mut out = vec![0; bytes];
     let mut sent = 0usize;
     let sends = move || {
-        match sender.send(&[0; FRAME_HEADER], &data, &[]) {
+        match sender.send(&[0; FRAME_HEADER], &data[from..from + bytes], &[]) {
             Ok(()) => sent += 1,
             Err(_) => return std::hint::spin_loop(),
         }
@@ -99,6 +108,43 @@ pub fn raw(bytes: usize, time: Duration) -> Result<f64, BenchError> {
         1
     };
     Ok(rate(time, sends, receives))
+}
+
+/// Gbit/s of copies of 64 KiB by a channel of the copy engine, a few of which are always submitted.
+///
+/// # Errors
+/// When the engine does not start.
+pub fn copies(time: Duration) -> Result<f64, BenchError> {
+    const BYTES: usize = 64 << 10;
+    let options = CopyEngineOptions { channels: 1, ..CopyEngineOptions::default() };
+    let engine = CopyEngine::start("bench-copy", &options);
+    let engine = engine.map_err(BenchError::io("starting the copy engine"))?;
+    let memory = ["from", "to"].map(|name| SharedMemory::create(name, RING as u64));
+    let [from, to] = memory;
+    let (from, to) = (from?, to?);
+    let (mut under_way, mut done) = (VecDeque::new(), 0u64);
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        let at = (done as usize * BYTES) % RING;
+        let (source, destination) =
+            (CopyLocation::shared(from.region(), at), CopyLocation::shared(to.region(), at));
+        let copy = Transaction::of(source, destination, BYTES).expect("inside");
+        under_way.push_back(engine.channels()[0].submit(copy));
+        done += 1;
+        if under_way.len() > AHEAD
+            && let Some(ticket) = under_way.pop_front()
+        {
+            wait(&ticket);
+        }
+    }
+    under_way.iter().for_each(wait);
+    Ok((done * BYTES as u64) as f64 * 8e-9 / begun.elapsed().as_secs_f64())
+}
+
+fn wait(ticket: &Ticket) {
+    while ticket.poll() == TransactionState::Posted {
+        std::hint::spin_loop();
+    }
 }
 
 /// Millions a second that come out.

@@ -2,15 +2,19 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use rackbus_netdev::namespace;
 
 use crate::BenchError;
+use crate::machine::{own_processor_time, processor_time};
 
 /// Bytes of a write.
 const CHUNK: usize = 128 << 10;
+
+/// After this long without a datagram none will come.
+const END: Duration = Duration::from_millis(200);
 
 /// Two ends: the second one listens at an address.
 #[derive(Debug)]
@@ -19,6 +23,17 @@ pub struct Pair {
     pub spaces: Option<(File, File)>,
     /// Where the second end listens.
     pub address: IpAddr,
+    /// Processes that carry what goes between them, beside this one and the kernel.
+    pub carriers: Vec<u32>,
+}
+
+/// What streams came to.
+#[derive(Debug, Clone, Copy)]
+pub struct Flow {
+    /// Gbit/s that arrived.
+    pub rate: f64,
+    /// Seconds of processor time for each gigabyte, of all who send, carry and receive it.
+    pub cost: f64,
 }
 
 impl Pair {
@@ -49,15 +64,26 @@ impl Pair {
         Ok((near, far))
     }
 
-    /// Gbit/s of so many streams in one direction, for about `time`.
+    fn processor_time(&self) -> Duration {
+        let carriers = self.carriers.iter().map(|pid| processor_time(*pid)).sum::<Duration>();
+        own_processor_time() + carriers
+    }
+
+    /// What came of so many bytes in a time, for which processors had worked so long `before`.
+    fn flow(&self, bytes: u64, time: Duration, before: Duration) -> Flow {
+        let cost = self.processor_time().saturating_sub(before).as_secs_f64() * 1e9 / bytes as f64;
+        Flow { rate: bytes as f64 * 8e-9 / time.as_secs_f64(), cost }
+    }
+
+    /// So many streams in one direction, for about `time`.
     ///
     /// # Errors
     /// When the two ends do not reach each other.
-    pub fn streams(&self, count: usize, time: Duration) -> Result<f64, BenchError> {
+    pub fn streams(&self, count: usize, time: Duration) -> Result<Flow, BenchError> {
         let listener = self.listen()?;
         let ends = (0..count).map(|_| self.connect(&listener));
         let ends = ends.collect::<Result<Vec<_>, _>>()?;
-        let begun = Instant::now();
+        let (before, begun) = (self.processor_time(), Instant::now());
         let threads = ends.into_iter().map(|(mut near, mut far)| {
             let writer = std::thread::spawn(move || {
                 let data = vec![0x5a; CHUNK];
@@ -89,7 +115,45 @@ impl Pair {
             writer.join().map_err(lost).and_then(|it| it).map_err(failed())?;
             bytes += reader.join().map_err(lost).and_then(|it| it).map_err(failed())?;
         }
-        Ok(bytes as f64 * 8e-9 / begun.elapsed().as_secs_f64())
+        Ok(self.flow(bytes, begun.elapsed(), before))
+    }
+
+    /// Datagrams of so many bytes in one direction, as fast as their sender can, for about `time`. What is dropped on the
+    /// way is no part of the rate, and its cost is.
+    ///
+    /// # Errors
+    /// When the two ends do not reach each other.
+    pub fn datagrams(&self, bytes: usize, time: Duration) -> Result<Flow, BenchError> {
+        let failed = || BenchError::io("datagrams");
+        let bind = move |at: SocketAddr| move || UdpSocket::bind(at);
+        let (near, far) = (bind(([0, 0, 0, 0], 0).into()), bind((self.address, 0).into()));
+        let (near, far) = match &self.spaces {
+            Some((first, second)) => {
+                (namespace::within(first, near), namespace::within(second, far))
+            }
+            None => (near(), far()),
+        };
+        let (near, far) = (near.map_err(failed())?, far.map_err(failed())?);
+        near.connect(far.local_addr().map_err(failed())?).map_err(failed())?;
+        let (before, begun) = (self.processor_time(), Instant::now());
+        let sender = std::thread::spawn(move || {
+            let data = vec![0x5a; bytes];
+            while begun.elapsed() < time {
+                near.send(&data)?;
+            }
+            Ok::<_, std::io::Error>(())
+        });
+        far.set_read_timeout(Some(END)).map_err(failed())?;
+        let (mut data, mut arrived, mut last) = (vec![0; bytes], 0, begun);
+        while let Ok(length) = far.recv(&mut data) {
+            (arrived, last) = (arrived + length as u64, Instant::now());
+        }
+        let lost = |_| std::io::Error::other("a thread failed");
+        sender.join().map_err(lost).and_then(|it| it).map_err(failed())?;
+        if arrived == 0 {
+            return Err(BenchError::Peer("no datagram arrived".to_owned()));
+        }
+        Ok(self.flow(arrived, last - begun, before))
     }
 
     /// Microseconds of a request and its answer of 64 bytes each: the median, for about `time`.

@@ -25,8 +25,10 @@ use ring::{NetQueue, QueueMemory};
 
 /// Where the shared memory begins in the function's address space.
 const IOVA: u64 = 1 << 32;
-/// Bytes of a transmit buffer: the longest frame with its header.
+/// Bytes of a transmit buffer that holds the longest frame with its header.
 const TRANSMIT_BUFFER: usize = 80 << 10;
+/// Bytes of all transmit buffers of a pair, at most.
+const TRANSMIT_BYTES: usize = 64 * TRANSMIT_BUFFER;
 /// Looks at the control queue while waiting for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -64,6 +66,8 @@ pub struct NetOptions {
     pub size: u16,
     /// Bytes of a receive buffer.
     pub buffer: usize,
+    /// Bytes of a transmit buffer: a frame with its header. The smaller they are, the more there can be.
+    pub transmit_buffer: usize,
     /// Descriptors that a frame is sent by.
     pub segments: u16,
     /// They are in a table of their own, where the function takes that.
@@ -79,6 +83,7 @@ impl Default for NetOptions {
             pairs: 1,
             size: 256,
             buffer: 2048,
+            transmit_buffer: TRANSMIT_BUFFER,
             segments: 1,
             indirect: false,
             interrupts: false,
@@ -134,9 +139,12 @@ impl Net {
     /// # Errors
     /// [`NetError`].
     pub fn start(device: Box<dyn DrivenFunction>, options: NetOptions) -> Result<Net, NetError> {
-        let NetOptions { pairs, size, segments, .. } = options;
+        let NetOptions { pairs, size, segments, transmit_buffer, .. } = options;
         if pairs == 0 || !(2..=1024).contains(&size) || !(1..=16).contains(&segments) {
             return Err(NetError::Request("1 to 1024 descriptors, 1 to 16 for each frame"));
+        }
+        if !(HEADER_SIZE..=TRANSMIT_BUFFER).contains(&transmit_buffer) {
+            return Err(NetError::Request("a transmit buffer holds a header, and 80 KiB at most"));
         }
         let mut device = device;
         let (span, control_at) = layout(options);
@@ -186,19 +194,13 @@ impl Net {
     }
 
     fn make_queues(&mut self, features: u64) -> Result<(), NetError> {
-        let NetOptions { pairs, size, buffer, segments, .. } = self.options;
+        let NetOptions { pairs, size, buffer, .. } = self.options;
         let per_pair = pair_bytes(self.options);
         for pair in 0..pairs {
             let offset = usize::from(pair) * per_pair;
             let vector = (usize::from(pair) < self.events.len()).then_some(pair);
             let inward = QueueMemory { offset, buffer, count: size, segments: 1 };
-            let count = size / segments.max(1);
-            let outward = QueueMemory {
-                offset: offset + inward.length(size),
-                buffer: TRANSMIT_BUFFER,
-                count: count.min(64),
-                segments,
-            };
+            let outward = outward(self.options, offset + inward.length(size));
             let receive = self.make(2 * pair, size, inward, features, vector)?;
             let transmit = self.make(2 * pair + 1, size, outward, features, vector)?;
             self.receive.push(receive);
@@ -410,11 +412,16 @@ impl Net {
 
 /// Bytes of a pair's queues and buffers.
 fn pair_bytes(options: NetOptions) -> usize {
-    let NetOptions { size, buffer, segments, .. } = options;
+    let NetOptions { size, buffer, .. } = options;
     let inward = QueueMemory { offset: 0, buffer, count: size, segments: 1 };
-    let count = (size / segments.max(1)).min(64);
-    let outward = QueueMemory { offset: 0, buffer: TRANSMIT_BUFFER, count, segments };
-    inward.length(size) + outward.length(size)
+    inward.length(size) + outward(options, 0).length(size)
+}
+
+/// The memory of a pair's transmit queue, from `offset` on.
+fn outward(options: NetOptions, offset: usize) -> QueueMemory {
+    let NetOptions { size, segments, transmit_buffer: buffer, .. } = options;
+    let most = u16::try_from(TRANSMIT_BYTES / buffer).unwrap_or(u16::MAX);
+    QueueMemory { offset, buffer, count: (size / segments.max(1)).min(most), segments }
 }
 
 /// Bytes of all memory, and where the control queue is.

@@ -1,6 +1,11 @@
 //! The thread between an interface and a queue: takes frames from the one to the rings of their receivers, and
 //! from the queue's rings to the other. It polls while there is work, spins for a while after it, and sleeps
 //! (`rackbus_pci::pace`).
+//!
+//! Who waits for a frame is a program that has to run on some processor, and where all are busy that is this
+//! thread's own. So it yields as soon as nothing is left after frames were given to the interface, and where the pace
+//! would have it sleep after a few microseconds because others want the processor, it goes on looking and yielding for
+//! about as long as a sleep and a wake-up would take: so a stream between two busy processors needs neither.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +26,12 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Frames that are taken from one side before the other is looked at.
 const BURST: usize = 16;
+/// Bytes after which frames are handed over: less than a large segment, which its receiver takes while the next one is
+/// read.
+const HANDED_OVER: usize = 32 << 10;
+/// How long it looks for work before it sleeps, at least: about what a wake-up takes, so that this never costs more than
+/// as much again.
+const LINGER_NS: u64 = 50_000;
 /// How long it sleeps at most while a frame waits for room.
 const HELD_NS: u64 = 5_000_000;
 
@@ -170,20 +181,33 @@ impl<D: FrameDevice> Running<D> {
         let counters = &handle.counters().pace;
         counters.since_ns.set(begun);
         let mut pace = Pace::new(AdaptiveSpin::default(), begun);
+        // Frames went to the interface since it yielded; since when there is nothing to do.
+        let (mut delivered, mut idle_since) = (false, None);
         while !stop.load(Ordering::Acquire) && self.device.attend(&mut self.port_queue) {
             let sent = self.send();
             let received = self.receive();
             let work = if sent || received { Work::Done } else { Work::Idle };
+            delivered |= received;
             match work {
-                Work::Done => counters.busy_polls.add(1),
+                Work::Done => {
+                    idle_since = None;
+                    counters.busy_polls.add(1);
+                }
                 _ => {
+                    idle_since.get_or_insert_with(|| self.port_queue.now_ns());
                     counters.idle_polls.add(1);
-                    std::hint::spin_loop();
+                    // Whom frames were for may have been woken on this very processor.
+                    match std::mem::take(&mut delivered) {
+                        true => std::thread::yield_now(),
+                        false => std::hint::spin_loop(),
+                    }
                 }
             }
+            let lingers = |now: u64| idle_since.is_some_and(|since| now < since + LINGER_NS);
             match pace.after(work, || self.port_queue.now_ns()) {
                 Next::Poll | Next::Check | Next::Move => {}
                 Next::Yield => std::thread::yield_now(),
+                Next::Sleep(_) if lingers(self.port_queue.now_ns()) => std::thread::yield_now(),
                 Next::Sleep(_) => {
                     let asleep = self.port_queue.now_ns();
                     if self.sleep() {
@@ -199,7 +223,7 @@ impl<D: FrameDevice> Running<D> {
 
     /// From the device to the receivers' rings. True when a frame was sent or dropped.
     fn send(&mut self) -> bool {
-        let mut done = 0;
+        let (mut done, mut bytes) = (0, 0);
         while done < BURST {
             let length = match self.held.take() {
                 Some(length) => length,
@@ -217,6 +241,11 @@ impl<D: FrameDevice> Running<D> {
                 break;
             }
             done += 1;
+            bytes += length;
+            if bytes >= HANDED_OVER {
+                self.port_queue.flush();
+                bytes = 0;
+            }
         }
         if done > 0 {
             self.port_queue.flush();

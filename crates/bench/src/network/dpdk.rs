@@ -1,5 +1,5 @@
-//! DPDK's memif: packets between two processes through shared memory, one `dpdk-testpmd` that sends and one that
-//! receives.
+//! DPDK's packets between two processes through shared memory, one `dpdk-testpmd` that sends and one that receives: by
+//! memif, and by vhost-user between a driver of virtio in one process and its device in the other.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -21,20 +21,57 @@ pub fn is_there() -> bool {
     answer.is_ok_and(|status| status.code() != Some(127))
 }
 
+/// What joins the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Memif.
+    Memif,
+    /// Vhost-user, from the driver to the device.
+    FromDriver,
+    /// Vhost-user, from the device to the driver.
+    ToDriver,
+}
+
+impl Way {
+    /// The devices of the process that makes the socket, and of the one that connects to it.
+    fn devices(self, socket: &Path) -> [String; 2] {
+        let socket = socket.display();
+        let memif = |role| {
+            format!("net_memif0,role={role},id=0,socket={socket},socket-abstract=no,bsize=2048")
+        };
+        match self {
+            Way::Memif => [memif("server"), memif("client")],
+            Way::FromDriver | Way::ToDriver => {
+                [format!("net_vhost0,iface={socket}"), format!("net_virtio_user0,path={socket}")]
+            }
+        }
+    }
+}
+
 /// Millions of packets of so many bytes a second that come out, over some seconds.
 ///
 /// # Errors
 /// When either does not run, or nothing comes out.
-pub fn packets(dir: &Path, bytes: usize, time: Duration) -> Result<f64, BenchError> {
+pub fn packets(dir: &Path, way: Way, bytes: usize, time: Duration) -> Result<f64, BenchError> {
     // DPDK does not find the directory of a relative path.
-    let socket = std::path::absolute(dir.join("memif.sock"));
+    let socket = std::path::absolute(dir.join("dpdk.sock"));
     let socket = socket.map_err(BenchError::io("finding the work directory"))?;
     let _ = std::fs::remove_file(&socket);
-    let receiver = start("server", &socket, &["--main-lcore=0"], &["--forward-mode=rxonly"])?;
+    let devices = way.devices(&socket);
+    let sends = ["--forward-mode=txonly".to_owned(), format!("--txpkts={bytes}")];
+    let receives = ["--forward-mode=rxonly".to_owned()];
+    let modes = match way {
+        Way::ToDriver => [&sends[..], &receives[..]],
+        Way::Memif | Way::FromDriver => [&receives[..], &sends[..]],
+    };
+    let first = start("first", &devices[0], "--main-lcore=0", modes[0])?;
     std::thread::sleep(START);
-    let sends = format!("--txpkts={bytes}");
-    let sender = start("client", &socket, &["--main-lcore=1"], &["--forward-mode=txonly", &sends])?;
+    let second = start("second", &devices[1], "--main-lcore=1", modes[1])?;
     std::thread::sleep(START + time.max(Duration::from_secs(3)));
+    let (sender, receiver) = match way {
+        Way::ToDriver => (first, second),
+        Way::Memif | Way::FromDriver => (second, first),
+    };
     drop(sender);
     let told = receiver.end()?;
     let rates = told.lines().filter_map(|line| {
@@ -44,7 +81,7 @@ pub fn packets(dir: &Path, bytes: usize, time: Duration) -> Result<f64, BenchErr
     // The first interval began before the sender did.
     let rates: Vec<f64> = rates.skip(1).collect();
     match rates.is_empty() {
-        true => Err(BenchError::Peer("no packets came through DPDK's memif".to_owned())),
+        true => Err(BenchError::Peer(format!("no packets came through DPDK's {way:?}"))),
         false => Ok(crate::report::median(&rates) / 1e6),
     }
 }
@@ -52,22 +89,13 @@ pub fn packets(dir: &Path, bytes: usize, time: Duration) -> Result<f64, BenchErr
 /// One of both; killed when it is dropped.
 struct Running(Option<Child>);
 
-fn start(
-    role: &str,
-    socket: &Path,
-    cores: &[&str],
-    options: &[&str],
-) -> Result<Running, BenchError> {
-    let device = format!(
-        "--vdev=net_memif0,role={role},id=0,socket={},socket-abstract=no,bsize=2048",
-        socket.display()
-    );
+fn start(role: &str, device: &str, core: &str, mode: &[String]) -> Result<Running, BenchError> {
+    let device = format!("--vdev={device}");
     let prefix = format!("--file-prefix=rackbus-{role}-{}", std::process::id());
     let child = Command::new(PROGRAM)
-        .args(["--no-pci", "--no-huge", "-m", "256", "-l", "0,1", &prefix, &device])
-        .args(cores)
+        .args(["--no-pci", "--no-huge", "-m", "256", "-l", "0,1", &prefix, &device, core])
         .args(["--", "--total-num-mbufs=8192", "--stats-period=1"])
-        .args(options)
+        .args(mode)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
