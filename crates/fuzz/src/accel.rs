@@ -1,5 +1,7 @@
 //! What a tenant says to an accelerator: descriptors, and messages for each engine.
 
+use std::sync::Arc;
+
 use rackbus_devices::accel::check;
 use rackbus_devices::accel::engines::{Context, LEAST_ROOM, OperationRequest, Spare, begin};
 use rackbus_spec::accel::{DESCRIPTOR_SIZE, Descriptor, Operation};
@@ -24,7 +26,7 @@ pub fn run(data: &[u8]) {
         Operation::RegexScan => made_of.to_vec(),
         _ => vec![descriptor.nonce[0]; 32],
     };
-    let context = Context::new(operation, &Zeroizing::new(made_of)).ok();
+    let context = Context::new(operation, &Zeroizing::new(made_of)).ok().map(Arc::new);
     let associated = descriptor.associated.min(message.len() as u32);
     let request = OperationRequest {
         nonce: descriptor.nonce,
