@@ -4,10 +4,15 @@
 mod support;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rackbus_attach::{Location, Session};
+use rackbus_control::api::Lease;
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
+use rackbus_driver::{Drive, DriveOptions};
 use rackbus_spec::accel::Operation;
+use rackbus_spec::nvme::IoOpcode;
 use serde_json::Value;
 use support::load::Load;
 use support::machines::{Machine, Machines};
@@ -81,6 +86,75 @@ fn a_driver_notices_nothing_when_lender_and_borrower_are_restarted() {
         open(&lease).read(0, &mut [0; 512]).unwrap();
         give_back(&rack, &beta, lease.lease, drive);
     }
+}
+
+/// Commands in flight at a time, and bytes of each.
+const DEPTH: usize = 32;
+const EACH: usize = 32 << 10;
+
+/// Writes and then reads with many commands in flight, again and again until `stop`.
+fn batches(lease: &Lease, stop: &AtomicBool, done: &AtomicU64) {
+    let options =
+        DriveOptions { depth: DEPTH as u16, data: DEPTH * EACH, ..DriveOptions::default() };
+    let mut drive = Drive::open(socket(lease), options).unwrap();
+    let buffers: Vec<_> = (0..DEPTH).map(|nth| drive.buffer(nth * EACH, EACH).unwrap()).collect();
+    let (queue, device, _) = drive.parts();
+    for round in 0u64.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let byte = |nth: usize| (round as usize * 7 + nth) as u8;
+        for opcode in [IoOpcode::Write, IoOpcode::Read] {
+            for (nth, buffer) in buffers.iter().enumerate() {
+                let fill = if opcode == IoOpcode::Write { byte(nth) } else { !byte(nth) };
+                queue.data(*buffer).unwrap().fill(fill);
+                let at = (round * DEPTH as u64 + nth as u64) * (EACH as u64 / 512) % (16 << 11);
+                queue.submit(opcode, at, EACH as u32 / 512, *buffer, false).unwrap();
+            }
+            queue.ring(device).unwrap();
+            let begun = Instant::now();
+            while queue.in_flight() > 0 {
+                match queue.poll(device).unwrap() {
+                    Some(completed) => assert!(completed.status.is_success(), "{completed:?}"),
+                    None => std::thread::yield_now(),
+                }
+                assert!(begun.elapsed() < PATIENCE, "{} commands never end", queue.in_flight());
+            }
+        }
+        let mut read = vec![0; EACH];
+        for (nth, buffer) in buffers.iter().enumerate() {
+            queue.data(*buffer).unwrap().copy_to(&mut read);
+            assert!(read.iter().all(|it| *it == byte(nth)), "round {round}, {nth}");
+        }
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn many_commands_in_flight_go_on() {
+    let rack = Machines::start(RACK);
+    let [mut alpha, mut beta] = joined(&rack);
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| batches(&lease, &stop, &done));
+        for nth in 0..12 {
+            let before = done.load(Ordering::Relaxed);
+            let begun = Instant::now();
+            while done.load(Ordering::Relaxed) < before + 3 {
+                assert!(!load.is_finished(), "the driver noticed: {}", logs(&[&alpha, &beta]));
+                assert!(begun.elapsed() < PATIENCE, "it hangs: {}", logs(&[&alpha, &beta]));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            match nth % 2 {
+                0 => restart(&mut alpha, "alpha"),
+                _ => restart(&mut beta, "beta"),
+            };
+        }
+        stop.store(true, Ordering::Relaxed);
+        load.join().unwrap();
+    });
+    give_back(&rack, &beta, lease.lease, "alpha/nvme0");
 }
 
 /// A host's own drive: both ends are in the node that is restarted.

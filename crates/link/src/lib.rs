@@ -227,7 +227,7 @@ pub trait Listener: Send {
     /// Waits for the next one to connect. What it wants is still to be heard.
     ///
     /// # Errors
-    /// When nobody can be let in now.
+    /// When nobody can be let in now; [`WouldBlock`](std::io::ErrorKind::WouldBlock) when the one that connected was not.
     fn accept(&self) -> std::io::Result<Box<dyn Caller>>;
 
     /// The socket, readable when somebody has connected, with which another process can go on listening.

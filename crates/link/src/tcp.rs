@@ -195,16 +195,13 @@ struct TcpListening {
 
 impl Listener for TcpListening {
     fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
-        loop {
-            let (socket, from) = self.listener.accept()?;
-            let unheard = self.link.unheard.begin(from.ip());
-            let Some(unheard) = unheard else {
-                tracing::warn!(%from, "a connection to the link was refused: too many have not identified themselves yet");
-                continue;
-            };
-            let (link, host) = (self.link.clone(), self.host.clone());
-            return Ok(Box::new(TcpCaller { socket, link, host, _unheard: unheard }));
-        }
+        let (socket, from) = self.listener.accept()?;
+        let Some(unheard) = self.link.unheard.begin(from.ip()) else {
+            tracing::warn!(%from, "a connection to the link was refused: too many have not identified themselves yet");
+            return Err(std::io::ErrorKind::WouldBlock.into());
+        };
+        let (link, host) = (self.link.clone(), self.host.clone());
+        Ok(Box::new(TcpCaller { socket, link, host, _unheard: unheard }))
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

@@ -69,6 +69,7 @@ pub(super) fn attend(
             let passage = listener.socket().map(|socket| gate.enter_when_readable(socket));
             let caller = match listener.accept() {
                 Ok(caller) => caller,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
                 Err(error) => {
                     tracing::error!(%error, "the link cannot accept connections");
                     std::thread::sleep(std::time::Duration::from_millis(50));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::beside::{LaneNote, LaneStatus};
+use super::note::{LaneNote, LaneStatus};
 use super::saved::CarriedSessionState;
 use crate::event::Event;
 use crate::exchange::Carrier;

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::super::Exchange;
-use super::super::lane::{Lane, LaneError, LaneTarget, PROOF_BYTES};
+use super::super::lane::{CarriedLane, Lane, LaneError, LaneTarget, PROOF_BYTES};
 use super::super::session::SessionTiming;
 use super::connection::HEADER;
 use super::*;
