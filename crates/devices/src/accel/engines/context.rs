@@ -37,9 +37,17 @@ pub struct Key {
 }
 
 impl Key {
-    fn new(data: &[u8]) -> Result<Key, Status> {
+    /// The key that these bytes are. What that left on the stack is wiped.
+    fn new(data: &[u8]) -> Result<Box<Key>, Status> {
+        let key = Key::make(data);
+        wipe_stack();
+        key
+    }
+
+    #[inline(never)]
+    fn make(data: &[u8]) -> Result<Box<Key>, Status> {
         let cipher = Aes256Enc::new_from_slice(data).map_err(|_| Status::InvalidField)?;
-        Ok(Key { cipher, gcm: expand(data).ok_or(Status::InvalidField)? })
+        Ok(Box::new(Key { cipher, gcm: expand(data).ok_or(Status::InvalidField)? }))
     }
 }
 
@@ -60,7 +68,7 @@ fn expand(data: &[u8]) -> Option<LessSafeKey> {
 /// Overwrites what expanding and moving keys left on this thread's stack, below its caller.
 #[inline(never)]
 pub fn wipe_stack() {
-    let mut below = [0u8; 16 << 10];
+    let mut below = [0u8; 64 << 10];
     below.zeroize();
 }
 
@@ -72,7 +80,7 @@ impl Context {
     pub fn new(operation: Operation, data: &Zeroizing<Vec<u8>>) -> Result<Context, Status> {
         match operation {
             Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
-                Ok(Context::Key(Box::new(Key::new(data)?)))
+                Ok(Context::Key(Key::new(data)?))
             }
             Operation::RegexScan => regex::compile(data).map(Box::new).map(Context::Patterns),
             _ => Err(Status::InvalidOperation),

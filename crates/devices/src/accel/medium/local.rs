@@ -119,6 +119,8 @@ impl Local {
         let OperationOrder { descriptor, plan, .. } = *order;
         match plan.operations() {
             [Operation::CreateContext, of] => {
+                // Patterns may take long to compile: not with an engine in hand that others wait for.
+                self.own.release(&self.pool);
                 let created = self.create_context(*of, &memory.0);
                 return created.map(|handle| Begun::Over(handle.into()));
             }
@@ -254,6 +256,11 @@ impl Medium for Local {
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
     ) -> Result<Begun<LocalWork>, Status> {
+        let Descriptor { input_segments, output_segments, .. } = *order.descriptor;
+        if input_segments > 0 || output_segments > 0 {
+            // Nor do long lists keep others waiting.
+            self.own.release(&self.pool);
+        }
         let memory = match order.plan.operations()[0] {
             Operation::DestroyContext => Default::default(),
             _ => request::memory(dma, order.descriptor)?,
