@@ -94,8 +94,7 @@ const EACH: usize = 32 << 10;
 
 /// Writes and then reads with many commands in flight, again and again until `stop`.
 fn batches(lease: &Lease, stop: &AtomicBool, done: &AtomicU64) {
-    let options =
-        DriveOptions { depth: DEPTH as u16, data: DEPTH * EACH, ..DriveOptions::default() };
+    let options = DriveOptions { depth: DEPTH as u16, data: DEPTH * EACH };
     let mut drive = Drive::open(socket(lease), options).unwrap();
     let buffers: Vec<_> = (0..DEPTH).map(|nth| drive.buffer(nth * EACH, EACH).unwrap()).collect();
     let (queue, device, _) = drive.parts();
