@@ -21,6 +21,10 @@ pub(crate) trait WindowDevice: Send + Sync {
     /// Its name, for people: the address of a function of this machine, or the device's name in the rack.
     fn name(&self) -> String;
 
+    /// Takes the borrower's memory away from it at once, whatever it does; false where only
+    /// [`set_master`](WindowDevice::set_master) does that. From any thread.
+    fn cut(&self) -> bool;
+
     /// Lets it master the bus and answer at its memory, or the latter alone. On return what was under way has ended
     /// when it may not.
     ///
@@ -41,8 +45,7 @@ pub(crate) trait WindowDevice: Send + Sync {
     /// When it cannot be reset.
     fn reset(&self) -> Result<(), MetalError>;
 
-    /// Why it is of no more use, if it is not. Asked several times a second, and when the [alarm](WindowDevice::alarm)
-    /// rings.
+    /// Why it is of no more use, if it is not. Asked some times a second, and when the [alarm](WindowDevice::alarm) rings.
     fn trouble(&self) -> Option<&'static str>;
 
     /// Rings when it may be of no more use.
@@ -196,6 +199,10 @@ fn map_bars(device: &VfioDevice) -> Result<Vec<(BarMap, Arc<MappedRegisters>)>, 
 impl WindowDevice for PhysicalDevice {
     fn name(&self) -> String {
         self.device.address().to_string()
+    }
+
+    fn cut(&self) -> bool {
+        false
     }
 
     fn set_master(&self, on: bool) -> Result<(), MetalError> {

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use rackbus_memory::{Access, Event};
 use rackbus_vfio::Container;
@@ -65,6 +66,8 @@ pub(crate) struct ControlledFunction {
     refused: AtomicU32,
     resets: AtomicU64,
     trouble: Mutex<Option<String>>,
+    /// It is being taken away, or was.
+    ended: AtomicBool,
     /// Rings when there may be something to do.
     wake: Event,
 }
@@ -119,6 +122,7 @@ impl ControlledFunction {
             refused: AtomicU32::new(0),
             resets: AtomicU64::new(0),
             trouble: Mutex::new(None),
+            ended: AtomicBool::new(false),
             wake: event()?,
             device,
         };
@@ -150,17 +154,25 @@ impl ControlledFunction {
 
     /// Does what the borrower asks for, until it is taken away.
     pub fn serve(&self) {
+        let mut asked = Instant::now();
         loop {
             let mut events = vec![self.wake.as_fd()];
             events.extend(self.device.alarm());
             Event::wait_any(&events, Some(BEAT.as_nanos() as u64));
             self.wake.drain();
-            if let Some(trouble) = self.device.trouble() {
-                self.fail(trouble.to_owned());
+            // Where there is no alarm the device itself is asked: not for each doorbell, which others ring too.
+            if self.device.alarm().is_some() || asked.elapsed() >= BEAT {
+                asked = Instant::now();
+                if let Some(trouble) = self.device.trouble() {
+                    self.fail(trouble);
+                }
+            }
+            if self.ended.load(Ordering::Acquire) {
+                return self.end();
             }
             loop {
                 match self.serve_one() {
-                    Served::Ended => return,
+                    Served::Ended => return self.end(),
                     Served::All => break,
                     Served::One => {}
                 }
@@ -191,7 +203,7 @@ impl ControlledFunction {
         self.area.consumed(consumer, refused);
         drop((requests, mappings));
         if let Err(trouble) = outcome {
-            self.fail(trouble.to_string());
+            self.fail(&trouble.to_string());
             return Served::Ended;
         }
         if next.is_some() { Served::One } else { Served::All }
@@ -211,22 +223,29 @@ impl ControlledFunction {
         }
     }
 
-    /// It is of no more use: the borrower loses it, and who lent it is told.
-    pub fn fail(&self, trouble: String) {
-        if !self.end() {
+    /// It is of no more use: the borrower loses it, who lent it is told, and its thread takes it away. Waits for nothing.
+    pub fn fail(&self, trouble: &str) {
+        if self.ended.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.area.set_state(FunctionStatus::Revoked);
+        self.device.cut();
         tracing::error!(device = self.device.name(), trouble, "a lent function is taken away");
-        (self.lost)(&trouble);
-        locked(&self.trouble).get_or_insert(trouble);
+        locked(&self.trouble).get_or_insert_with(|| trouble.to_owned());
+        (self.lost)(trouble);
+        self.wake();
     }
 
-    /// Takes it away, whatever its borrower does; false when that was done. Waits for what is being done for the
-    /// borrower, a reset at most.
-    pub fn end(&self) -> bool {
+    /// Takes it away, whatever its borrower does. Waits for what is being done for the borrower: a reset of a device, or
+    /// what a model is doing, which reaches the borrower's memory no more.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
         self.area.set_state(FunctionStatus::Revoked);
+        let is_cut = self.device.cut();
         let mut mappings = locked(&self.mappings);
-        let Some(mapped) = mappings.take() else { return false };
+        let Some(mapped) = mappings.take() else { return };
+        // A device that still masters the bus would run into faults.
+        let mapped = (!is_cut).then_some(mapped);
         if let Err(error) = self.device.set_master(false) {
             tracing::warn!(device = self.device.name(), %error, "bus mastering could not be turned off");
         }
@@ -237,7 +256,6 @@ impl ControlledFunction {
         }
         drop(mappings);
         self.wake();
-        true
     }
 
     /// What is known of it. Waits for nothing.

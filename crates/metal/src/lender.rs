@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rackbus_memory::Event;
+use rackbus_memory::{Event, Revoker};
 use rackbus_pci::vfio_user::Device;
 use rackbus_vfio::{Container, Facts, VfioDevice};
 
@@ -120,18 +120,18 @@ impl LentWindow {
 
     /// Lends the function `name` that `device` models, for the lease of this epoch, as [`lend`](LentWindow::lend) lends one
     /// of the machine. Its registers are memory that the model looks at; its DMA goes through the lender's end of the
-    /// NTB. Dropping what is returned drops the device.
+    /// NTB, until `memory` revokes it. Dropping what is returned drops the device.
     ///
     /// # Errors
     /// When its registers cannot be had as memory, there is no room, or the borrower's memory cannot be lent to it.
     pub fn lend_model(
         &self,
         name: &str,
-        device: Box<dyn Device>,
+        (device, memory): (Box<dyn Device>, Revoker),
         epoch: u64,
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {
-        let ready = ModelledDevice::prepare(name, device, &self.shared.ntb)?;
+        let ready = ModelledDevice::prepare(name, (device, memory), &self.shared.ntb)?;
         self.lend_ready(ready, epoch, lost)
     }
 
@@ -169,9 +169,9 @@ impl LentWindow {
         }
     }
 
-    /// Takes all functions away from the borrower.
+    /// Takes all functions away from the borrower. They are when the window is [idle](LentWindow::is_idle).
     pub fn end_all(&self, why: &str) {
-        self.shared.all().iter().for_each(|function| function.fail(why.to_owned()));
+        self.shared.all().iter().for_each(|function| function.fail(why));
     }
 
     /// Whether nothing is lent any more, and every device is closed.
@@ -220,7 +220,7 @@ impl Shared {
             let gone = std::mem::replace(&mut was_up, up) && !up;
             for function in self.all() {
                 match gone {
-                    true => function.fail("the link to its borrower's host went down".to_owned()),
+                    true => function.fail("the link to its borrower's host went down"),
                     false => function.wake(),
                 }
             }

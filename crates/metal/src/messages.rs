@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 /// Bit of an entry's last word: its messages are held back.
-const MASKED: u32 = 1;
+pub const MASKED: u32 = 1;
 
 /// What becomes of an interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

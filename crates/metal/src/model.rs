@@ -6,12 +6,12 @@
 //! the model's interrupts and stores the messages that their entries say.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rackbus_memory::{Access, Event, MappedRegisters, Region, SharedMemory};
+use rackbus_memory::{Access, Event, MappedRegisters, Region, Revoker, SharedMemory};
 use rackbus_pci::endpoint::{IrqChange, Region as DeviceRegion};
 use rackbus_pci::vfio_user::{Device, DeviceError, SharedPart};
 use rackbus_spec::pcie::{Command, header, msix};
@@ -21,7 +21,8 @@ use crate::device::{
 };
 use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
-use crate::messages::{Message, message};
+use crate::lender::locked;
+use crate::messages::{MASKED, Message, message};
 use crate::ntb::Ntb;
 use crate::window::PAGE;
 
@@ -39,6 +40,8 @@ pub(crate) struct ModelledDevice {
     vectors: Arc<Vectors>,
     thread: Option<JoinHandle<()>>,
     device: Box<dyn Device>,
+    /// Takes away the memory that it reaches.
+    memory: Revoker,
     /// Offset of the message control register of MSI-X.
     msix_control: u64,
 }
@@ -50,7 +53,7 @@ impl ModelledDevice {
     /// When its registers cannot be had as memory, or the borrower's memory cannot be lent to it.
     pub fn prepare(
         name: &str,
-        device: Box<dyn Device>,
+        (device, memory): (Box<dyn Device>, Revoker),
         ntb: &Ntb,
     ) -> Result<ReadyDevice, MetalError> {
         let failed = |what| {
@@ -78,10 +81,11 @@ impl ModelledDevice {
             pending: pending_bits(&image, place),
             interrupts: ntb.interrupts().clone(),
             addresses: plan.interrupts.clone(),
+            held: Mutex::new(vec![false; place.entries.into()]),
             stop: event()?,
             stopped: AtomicBool::new(false),
         });
-        vectors.mask_all();
+        vectors.reset();
         let serving = vectors.clone();
         let thread = std::thread::Builder::new().name("lent interrupts".to_owned());
         let thread = thread.spawn(move || serving.deliver());
@@ -92,6 +96,7 @@ impl ModelledDevice {
             vectors,
             thread: Some(thread),
             device,
+            memory,
             msix_control: image.writable.msix_control.into(),
         };
         modelled.answer()?;
@@ -125,6 +130,11 @@ impl WindowDevice for ModelledDevice {
         self.name.clone()
     }
 
+    fn cut(&self) -> bool {
+        self.memory.revoke();
+        true
+    }
+
     fn set_master(&self, on: bool) -> Result<(), MetalError> {
         let master = if on { Command::BUS_MASTER } else { Command::empty() };
         self.set_command(Command::MEMORY_SPACE | master)
@@ -137,7 +147,7 @@ impl WindowDevice for ModelledDevice {
 
     fn reset(&self) -> Result<(), MetalError> {
         self.device.reset().map_err(|cause| self.failed("its reset", cause))?;
-        self.vectors.mask_all();
+        self.vectors.reset();
         self.answer()
     }
 
@@ -253,20 +263,23 @@ struct Vectors {
     /// The range that leads to the borrower's local APICs.
     interrupts: Arc<MappedRegisters>,
     addresses: std::ops::Range<u64>,
+    /// Which are pending. Whoever looks at the table, or stores a message, holds this.
+    held: Mutex<Vec<bool>>,
     stop: Event,
     stopped: AtomicBool,
 }
 
 impl Vectors {
-    /// Masks every entry of the table, which is the borrower's from then on.
-    fn mask_all(&self) {
-        for vector in 0..self.events.len() {
-            self.table.whole().store_u32(
-                self.entry(vector) + VECTOR_CONTROL as usize,
-                1,
-                Ordering::Release,
-            );
+    /// Masks every entry of the table, which is the borrower's from then on, and forgets what rang before.
+    fn reset(&self) {
+        let mut held = locked(&self.held);
+        for (vector, event) in self.events.iter().enumerate() {
+            let control = self.entry(vector) + VECTOR_CONTROL as usize;
+            self.table.whole().store_u32(control, MASKED.to_le(), Ordering::Release);
+            event.drain();
         }
+        held.fill(false);
+        self.show_pending(&held);
     }
 
     /// Offset of a vector's entry in its BAR.
@@ -276,19 +289,23 @@ impl Vectors {
 
     /// Stores messages as the model rings, until it is stopped.
     fn deliver(&self) {
-        let mut pending = vec![false; self.events.len()];
         let mut nowhere = false;
+        let mut pending = false;
         while !self.stopped.load(Ordering::Relaxed) {
             let mut events: Vec<_> = self.events.iter().map(AsFd::as_fd).collect();
             events.push(self.stop.as_fd());
             // Nobody says when a vector is unmasked.
-            let again = pending.contains(&true).then_some(UNMASKED.as_nanos() as u64);
-            Event::wait_any(&events, again);
+            Event::wait_any(&events, pending.then_some(UNMASKED.as_nanos() as u64));
+            let mut held = locked(&self.held);
             for (vector, event) in self.events.iter().enumerate() {
-                if !event.drain() && !pending[vector] {
+                if !event.drain() && !held[vector] {
                     continue;
                 }
-                let outcome = message(self.words(vector), &self.addresses);
+                // One that is being changed is as one that is masked.
+                let outcome = match self.words(vector) {
+                    Some(words) => message(words, &self.addresses),
+                    None => Message::Pending,
+                };
                 match outcome {
                     Message::Store { offset, data } => drop(self.interrupts.write(offset, data)),
                     Message::Nowhere if !std::mem::replace(&mut nowhere, true) => {
@@ -296,9 +313,10 @@ impl Vectors {
                     }
                     Message::Nowhere | Message::Pending => {}
                 }
-                pending[vector] = outcome == Message::Pending;
+                held[vector] = outcome == Message::Pending;
             }
-            self.show_pending(&pending);
+            self.show_pending(&held);
+            pending = held.contains(&true);
         }
     }
 
@@ -312,14 +330,17 @@ impl Vectors {
         }
     }
 
-    /// The words of a vector's entry, each loaded once, its control first: who unmasks it has stored the others.
-    fn words(&self, vector: usize) -> [u32; 4] {
+    /// The words of a vector's entry, which two looks in a row have found: who changes an entry masks it, stores its words
+    /// one by one, and unmasks it, and nobody makes it wait for a look that is under way. `None` while it is being changed.
+    fn words(&self, vector: usize) -> Option<[u32; 4]> {
         let word = |at: usize| {
             let found = self.table.whole().load_u32(self.entry(vector) + 4 * at, Ordering::Acquire);
             u32::from_le(found.unwrap_or(0))
         };
-        let control = word(3);
-        [word(0), word(1), word(2), control]
+        let look = || [word(3), word(0), word(1), word(2)];
+        let [control, low, high, data] = look();
+        let again = look();
+        ([control, low, high, data] == again).then_some([low, high, data, control])
     }
 }
 
@@ -342,6 +363,7 @@ mod tests {
             pending: Some(4096),
             interrupts: Arc::new(MappedRegisters::map(apics.as_fd(), 4096).unwrap()),
             addresses: ADDRESSES,
+            held: Mutex::new(vec![false; 2]),
             stop: Event::new().unwrap(),
             stopped: AtomicBool::new(false),
         };
@@ -366,7 +388,7 @@ mod tests {
     #[test]
     fn interrupts_are_stored_where_their_entries_say_and_held_back_while_masked() {
         let (vectors, apics) = vectors();
-        vectors.mask_all();
+        vectors.reset();
         let serving = vectors.clone();
         let thread = std::thread::spawn(move || serving.deliver());
         let word = |at| apics.whole().load_u32(at, Ordering::Acquire).unwrap();
@@ -385,6 +407,18 @@ mod tests {
         vectors.events[1].ring();
         until("others are delivered", || word(0x24) == 78);
         assert_eq!((word(0x20), pending()), (77, 0));
+
+        // A reset forgets what is pending.
+        set(&vectors, 1, [0x28, 1, 79, 1]);
+        vectors.events[1].ring();
+        until("a masked vector is pending", || pending() == 0b10);
+        vectors.reset();
+        assert_eq!(pending(), 0);
+        set(&vectors, 1, [0x28, 1, 80, 0]);
+        set(&vectors, 0, [0x2c, 1, 81, 0]);
+        vectors.events[0].ring();
+        until("the other one is delivered", || word(0x2c) == 81);
+        assert_eq!(word(0x28), 0, "what rang before the reset");
 
         vectors.stopped.store(true, Ordering::Relaxed);
         vectors.stop.ring();

@@ -7,16 +7,18 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rackbus_devices::{FrontError, Lost, class};
 use rackbus_link::OfferedMedium;
 use rackbus_memory::{Access, CarriedSession, InheritedEnd, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
-use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{self, Device, DeviceError, DeviceShape, EngineDevice, SavedSession};
-use rackbus_pci::{Engine, EngineHandle, Function, MediumAccess, RestoreError, SaveError};
+use rackbus_pci::{Engine, EngineHandle, Function, MediumAccess, RestoreError};
 use rustix::io::Errno;
 
+use crate::lendable::NotSaved;
 use crate::remote::OnLost;
 
 /// A function whose front runs here.
@@ -104,9 +106,15 @@ impl MediumConversation {
     /// The front as a value; nothing happens here any more until it is taken back.
     ///
     /// # Errors
-    /// [`SaveError`]; it goes on then.
-    pub fn save(&self) -> Result<SavedSession, SaveError> {
-        self.0.device.save(vfio_user::RestingConversation::default())
+    /// [`NotSaved`]; it goes on then. An engine that waits for its lender longer than `limit` hangs.
+    pub fn save(&self, limit: Duration) -> Result<SavedSession, NotSaved> {
+        // What is asked of an engine is done, however late: first, whether it answers.
+        match self.0.engine.call_within(limit, |_| ()) {
+            Err(NoAnswer::Late) => return Err(NotSaved::Hangs),
+            Ok(()) | Err(NoAnswer::Stopped(_)) => {}
+        }
+        let saved = self.0.device.save(vfio_user::RestingConversation::default());
+        saved.map_err(NotSaved::Refused)
     }
 
     /// Goes on here after all with what was saved.

@@ -327,9 +327,10 @@ impl Lendable for Modelled {
         };
         let session = device.session_of(lending, Some(stream.clone()));
         let session = Box::new(session.map_err(io::Error::other)?);
+        let memory = device.engine().revoker().clone();
         // The engine serves it; opening an NTB takes its time.
         drop(running);
-        self.windows.lend(&self.name, session, (borrower, epoch), stream)
+        self.windows.lend(&self.name, (session, memory), (borrower, epoch), stream)
     }
 
     fn revoke(&self) {

@@ -121,6 +121,12 @@ impl Pace {
         gap
     }
 
+    /// It was to sleep, and let others have the processor instead: the spin goes on.
+    pub fn stayed_awake(&mut self) {
+        self.asleep_since = None;
+        self.yielded = true;
+    }
+
     /// What follows a poll that found `work`.
     #[inline]
     pub fn after(&mut self, work: Work, clock: impl FnOnce() -> u64) -> Next {
@@ -203,6 +209,19 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_comes_to_one_that_stayed_awake_was_no_wait_in_vain() {
+        let (spin, mut now) = (AdaptiveSpin::default(), 0);
+        let before = spin.budget_ns();
+        let mut pace = Pace::new(spin, now);
+        assert_eq!(self::spin(&mut pace, &mut now, 0), Next::Sleep(None));
+        pace.stayed_awake();
+        pace.after(Work::Done, || now);
+        // Long after, which would be the length of the sleep.
+        pace.disturbed(now + 40_000_000);
+        assert!(pace.spin.budget_ns() >= before, "{} of {before}", pace.spin.budget_ns());
+    }
 
     /// Polls in vain until something else than a poll follows, a microsecond for each look.
     fn spin(pace: &mut Pace, now: &mut u64, yield_ns: u64) -> Next {

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rackbus_link::Link;
 use rackbus_memory::{CarriedSession, Stream};
@@ -18,8 +19,12 @@ use crate::front::{MediumConversation, PlacedDevice};
 use crate::handover::HandOverError;
 use crate::handover::parcel::{Parcel, ParcelDescriptors};
 use crate::handover::state::{ClientState, FrontState, SavedBorrow, SavedState, ShapeState};
+use crate::lendable::NotSaved;
 use crate::remote::{AbsentDevice, NoSocket, OnLost, RemoteDevice};
 use crate::sessions::HeldSession;
+
+/// How long a front may take to answer: with the gate closed, everybody else waits with it.
+const ANSWER: Duration = Duration::from_millis(500);
 
 /// What is borrowed, saved. The fronts that run here go on when this is dropped.
 #[derive(Default)]
@@ -245,8 +250,10 @@ impl SavedLeases {
                     return Err(HandOverError::Link);
                 }
                 let function = open.grant.function.to_string();
-                let saved = front.save();
-                let saved = saved.map_err(|cause| HandOverError::Save { function, cause })?;
+                let saved = front.save(ANSWER).map_err(|not_saved| match not_saved {
+                    NotSaved::Hangs => HandOverError::Hangs(function),
+                    NotSaved::Refused(cause) => HandOverError::Save { function, cause },
+                })?;
                 let function = SavedState::new(&saved, parcel);
                 self.fronts.push((front.clone(), saved));
                 let (medium, function) = (front.medium().clone(), function?);

@@ -57,7 +57,7 @@ pub enum HandOverError {
         function: String,
     },
     /// An engine does not answer.
-    #[error("{0} does not answer, most likely its storage hangs")]
+    #[error("{0} does not answer, most likely its storage or its lender hangs")]
     Hangs(String),
     /// The state of a function cannot be had.
     #[error("{function}: {cause}")]

@@ -61,7 +61,8 @@ impl LentFunctions {
                 None if stream.socket().is_none() => {
                     return Err(HandOverError::Window { function: function() });
                 }
-                Some(session) if session.carried().timing().hold == 0 => {
+                // The session's own hold is longer, so that the borrower's ends first.
+                Some(_) if self.hold.is_zero() => {
                     return Err(HandOverError::NotHeld { function: function() });
                 }
                 _ => {}

@@ -207,7 +207,10 @@ impl<D: FrameDevice> Running<D> {
             match pace.after(work, || self.port_queue.now_ns()) {
                 Next::Poll | Next::Check | Next::Move => {}
                 Next::Yield => std::thread::yield_now(),
-                Next::Sleep(_) if lingers(self.port_queue.now_ns()) => std::thread::yield_now(),
+                Next::Sleep(_) if lingers(self.port_queue.now_ns()) => {
+                    std::thread::yield_now();
+                    pace.stayed_awake();
+                }
                 Next::Sleep(_) => {
                     let asleep = self.port_queue.now_ns();
                     if self.sleep() {

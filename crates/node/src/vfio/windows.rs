@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_memory::Stream;
+use rackbus_memory::{Revoker, Stream};
 use rackbus_metal::{LentWindow, MetalError, OnTakenAway, WindowLoan};
 use rackbus_pci::vfio_user::Device;
 
@@ -35,7 +35,8 @@ impl WindowLending {
         self.lent.load(Ordering::Relaxed)
     }
 
-    /// Lends the function `name` that `device` models to the kernel of a host, for the lease of this epoch. When it is
+    /// Lends the function `name` that `device` models to the kernel of a host, for the lease of this epoch, with what takes
+    /// its memory away. When it is
     /// taken away before its time, the conversation is ended.
     ///
     /// # Errors
@@ -43,7 +44,7 @@ impl WindowLending {
     pub(crate) fn lend(
         &self,
         name: &str,
-        device: Box<dyn Device>,
+        device: (Box<dyn Device>, Revoker),
         (borrower, epoch): (&str, u64),
         conversation: &Arc<dyn Stream>,
     ) -> io::Result<LentInWindow> {
