@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use lz4_flex::frame::{BlockMode, BlockSize, FrameEncoder, FrameInfo};
 use proptest::prelude::*;
 use zeroize::Zeroizing;
 
@@ -137,6 +138,32 @@ fn results_are_those_that_were_published() {
         }
     }
     assert_eq!(whole(Operation::Inflate, &none, &bytes("010300fcff616263")).unwrap(), b"abc");
+}
+
+/// A block that is empty may be anywhere in a frame, and is not its end.
+#[test]
+fn a_frame_is_over_at_its_end_and_not_at_an_empty_block() {
+    let (none, mut spare) = (OperationRequest::default(), Spare::default());
+    let out = whole(Operation::Lz4Compress, &none, b"behind").unwrap();
+    // The magic number, FLG, BD and the descriptor's checksum; then an empty block that is stored.
+    let (head, blocks) = out.split_at(7);
+    for empty in [1, 5] {
+        let frame = [head, &[0, 0, 0, 0x80].repeat(empty), blocks].concat();
+        for cut in [(1 << 20, 4096), (3, 700)] {
+            let back = run_with(&mut spare, Operation::Lz4Decompress, &none, &frame, cut);
+            assert_eq!(back.as_deref(), Ok(&b"behind"[..]), "{empty} empty blocks");
+            let next = run_with(&mut spare, Operation::Lz4Decompress, &none, &out, cut);
+            assert_eq!(next.as_deref(), Ok(&b"behind"[..]), "what follows {empty} empty blocks");
+        }
+    }
+    // Nor does the size of one frame's blocks have a part in what the next one is.
+    let theirs = FrameInfo::new().block_size(BlockSize::Max4MB).block_mode(BlockMode::Linked);
+    let mut large = FrameEncoder::with_frame_info(theirs, Vec::new());
+    large.write_all(&message()).unwrap();
+    for (frame, expected) in [(large.finish().unwrap(), message()), (out, b"behind".to_vec())] {
+        let back = run_with(&mut spare, Operation::Lz4Decompress, &none, &frame, (1 << 20, 4096));
+        assert!(back == Ok(expected));
+    }
 }
 
 /// What a program of this machine puts out for `input`; nothing where there is no such program.
