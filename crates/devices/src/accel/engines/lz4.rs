@@ -14,8 +14,9 @@ pub struct Compress {
     /// What has come out, and how much of it was taken.
     out: Vec<u8>,
     taken: usize,
-    /// It was given input of this frame, and of one before.
+    /// It was given input of this frame.
     opened: bool,
+    /// There was a frame before.
     used: bool,
 }
 
@@ -59,7 +60,7 @@ impl RunningOperation for Compress {
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
-        self.used |= self.opened;
+        self.used |= self.ended;
         (self.ended, self.opened, self.taken) = (false, false, 0);
         self.out.clear();
         true

@@ -166,6 +166,17 @@ fn a_frame_is_over_at_its_end_and_not_at_an_empty_block() {
     }
 }
 
+#[test]
+fn empty_messages_one_after_the_other_are_each_a_frame() {
+    let (none, mut spare) = (OperationRequest::default(), Spare::default());
+    for message in ["", "", "a", "", ""] {
+        let cut = (1 << 20, 4096);
+        let out = run_with(&mut spare, Operation::Lz4Compress, &none, message.as_bytes(), cut);
+        let back = whole(Operation::Lz4Decompress, &none, &out.unwrap());
+        assert_eq!(back.as_deref(), Ok(message.as_bytes()));
+    }
+}
+
 /// What a program of this machine puts out for `input`; nothing where there is no such program.
 fn through(program: &str, args: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     let mut command = Command::new(program);
