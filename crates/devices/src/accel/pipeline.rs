@@ -131,7 +131,8 @@ impl Pipeline {
                 next.last = stage.finished;
                 moved |= active;
             }
-            let finished = self.stages.last().is_none_or(|stage| stage.finished);
+            // What comes last may have all that it needs before a stage in front of it has found its message authentic.
+            let finished = self.stages.iter().all(|stage| stage.finished);
             if finished || !moved || self.is_empty() {
                 return Ok(PipelineProgress { written, finished, hungry: !finished });
             }

@@ -177,6 +177,21 @@ fn empty_messages_one_after_the_other_are_each_a_frame() {
     }
 }
 
+/// More of the message may follow: what is before it in a chain has not found it authentic until its end.
+#[test]
+fn a_deflated_stream_is_over_at_the_end_of_the_message_and_nothing_is_behind_it() {
+    let none = OperationRequest::default();
+    let deflated = whole(Operation::Deflate, &none, b"abc").unwrap();
+    for (behind, expected) in [(&b""[..], Ok(true)), (b"?", Err(Status::CorruptInput))] {
+        let mut engine = begin(Operation::Inflate, &none, &mut Spare::default()).unwrap();
+        let mut out = [0; 4096];
+        let step = engine.step(&deflated, false, &mut out).unwrap();
+        assert_eq!((&out[..step.written], step.finished), (&b"abc"[..], false));
+        let step = engine.step(behind, true, &mut out);
+        assert_eq!(step.map(|step| step.finished), expected);
+    }
+}
+
 /// What a program of this machine puts out for `input`; nothing where there is no such program.
 fn through(program: &str, args: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     let mut command = Command::new(program);
