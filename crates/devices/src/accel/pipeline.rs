@@ -77,6 +77,11 @@ impl Pipeline {
         matches!(&self.stages[..], [stage] if copies(stage))
     }
 
+    /// Whether what is put out is to be found authentic first.
+    pub fn opens(&self) -> bool {
+        self.stages.iter().any(|stage| stage.operation == Operation::Aes256GcmOpen)
+    }
+
     /// Whether the only engine reads the tenant's memory itself.
     pub fn takes_memory(&self) -> bool {
         matches!(&self.stages[..], [stage] if stage.engine.takes_memory())

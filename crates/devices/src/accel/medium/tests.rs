@@ -296,6 +296,20 @@ fn every_operation_has_the_same_result_apart_from_the_engines_as_beside_them() {
     }
 }
 
+/// It is opened in parts, and has ended before its tag was seen.
+#[test]
+fn what_was_not_found_authentic_is_not_left_whatever_it_ends_with() {
+    let mut tenant = Tenant::beside(&pool());
+    let key = tenant.create(Operation::Aes256GcmSeal, &[5; 32]);
+    let length = super::super::engines::Portion::Whole.bytes() * 5 / 2;
+    let sealed = tenant.run(&ask(&[Operation::Aes256GcmSeal], &[key]), &message(length)).1;
+    let room = length as u32 - 100;
+    tenant.put(OUTPUT, &vec![0; length]);
+    let small = Descriptor { output_length: room, ..ask(&[Operation::Aes256GcmOpen], &[key]) };
+    assert_eq!(tenant.run(&small, &sealed).0, Status::OutputTooSmall);
+    assert!(tenant.get(OUTPUT, length).iter().all(|byte| *byte == 0), "some of it is left");
+}
+
 #[test]
 fn input_and_output_may_lie_in_many_pieces() {
     let mut tenant = Tenant::apart(&pool());
