@@ -196,13 +196,18 @@ impl Tenant {
         }
         if of_lender {
             let saved = self.lender.as_mut().unwrap().save().unwrap();
-            let state = text(&saved);
-            let mut model = Accelerator::new(pool, TenantId(1), None, 77).unwrap();
-            model.bring(saved.medium);
-            let mut next = Endpoint::new(Box::new(model));
-            next.restore(&state, saved.descriptors).unwrap();
-            self.lender = Some(next);
+            self.lender_again(pool, saved);
         }
+    }
+
+    /// The lender goes on in another process.
+    fn lender_again(&mut self, pool: &std::sync::Arc<EnginePool>, saved: Saved) {
+        let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
+        let mut model = Accelerator::new(pool, TenantId(1), None, 77).unwrap();
+        model.bring(saved.medium);
+        let mut next = Endpoint::new(Box::new(model));
+        next.restore(&state, saved.descriptors).unwrap();
+        self.lender = Some(next);
     }
 }
 
