@@ -206,6 +206,7 @@ impl Local {
 
     /// Wipes all contexts, and gives up what was passed to the engines.
     pub(super) fn clear(&mut self) {
+        self.own.release(&self.pool);
         self.begun.clear();
         self.pool.clear(self.tenant);
         drop(self.outbox.take());

@@ -82,6 +82,22 @@ fn a_lender_that_goes_on_tells_a_front_that_rests_and_keeps_no_engine() {
     }
 }
 
+/// Nor does one that is given up with an operation that it did itself.
+#[test]
+fn a_tenant_that_goes_holds_no_engine() {
+    let pool = pool();
+    pool.set_level(TenantId(9), None).unwrap();
+    let mut local = Local::new(&pool, TenantId(1), None, Default::default()).unwrap();
+    let descriptor =
+        Descriptor { stages: [Operation::Copy as u8, 0, 0, 0], ..Descriptor::default() };
+    let plan = super::super::super::request::check(&descriptor).unwrap();
+    let order = OperationOrder { number: 1, queue: 0, descriptor: &descriptor, plan: &plan };
+    let begun = local.start(&order, Default::default(), 0);
+    assert!(matches!(begun, Ok(Begun::Ended(..))), "it is not done at once");
+    local.clear();
+    assert!(pool.hold(TenantId(9), 3, 0.0, rackbus_memory::ticks::now()).is_some());
+}
+
 #[test]
 fn what_was_saved_and_taken_back_goes_on_here() {
     let mut tenant = Tenant::apart(&pool());
