@@ -327,6 +327,7 @@ impl Medium for Local {
     }
 
     fn scrub(&mut self) {
+        self.own.scrub();
         let usage = self.pool.usage(self.tenant).unwrap_or_default();
         let before = std::mem::replace(&mut self.recorded, usage);
         if usage.operations == before.operations {
