@@ -107,9 +107,10 @@ pub struct OpenTurn {
 }
 
 impl OpenTurn {
-    /// A message was begun, and so much of it was done; `over` when it has ended.
+    /// So much of a message was done; `over` when it has ended. One of which nothing was done is begun by the next turn
+    /// with it.
     pub fn did(&mut self, ingress: u64, done: TurnResult, over: bool) {
-        self.spent.operations += 1;
+        self.spent.operations += u64::from(ingress > 0 || over);
         self.spent.ingress += ingress;
         self.spent.egress += done.egress;
         self.spent.engine_ns += done.engine_ns.max(self.least_ns);

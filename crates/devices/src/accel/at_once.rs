@@ -111,6 +111,12 @@ impl OwnEngine {
         self.held.is_some()
     }
 
+    /// Nothing of what was done stays.
+    pub fn scrub(&mut self) {
+        self.scratch.out.fill(0);
+        self.scratch.spare = Spare::default();
+    }
+
     /// Gives the engine's time back; more may be had from now on.
     pub fn release(&mut self, pool: &EnginePool) {
         self.refused = false;

@@ -50,8 +50,8 @@ impl Course {
             Ok(false) => None,
             Ok(true) => Some(Status::Success),
             Err(status) => {
-                // Nothing is put out that was not found to be authentic.
-                if status == Status::NotAuthentic {
+                // Nothing is put out that was not found to be authentic, whatever it ended with before that.
+                if self.pipeline.opens() {
                     memory.1.clear(self.written);
                 }
                 self.written = before;

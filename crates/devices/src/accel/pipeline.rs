@@ -77,6 +77,11 @@ impl Pipeline {
         matches!(&self.stages[..], [stage] if copies(stage))
     }
 
+    /// Whether what is put out is to be found authentic first.
+    pub fn opens(&self) -> bool {
+        self.stages.iter().any(|stage| stage.operation == Operation::Aes256GcmOpen)
+    }
+
     /// Whether the only engine reads the tenant's memory itself.
     pub fn takes_memory(&self) -> bool {
         matches!(&self.stages[..], [stage] if stage.engine.takes_memory())
@@ -131,7 +136,8 @@ impl Pipeline {
                 next.last = stage.finished;
                 moved |= active;
             }
-            let finished = self.stages.last().is_none_or(|stage| stage.finished);
+            // What comes last may have all that it needs before a stage in front of it has found its message authentic.
+            let finished = self.stages.iter().all(|stage| stage.finished);
             if finished || !moved || self.is_empty() {
                 return Ok(PipelineProgress { written, finished, hungry: !finished });
             }

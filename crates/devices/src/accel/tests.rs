@@ -25,6 +25,7 @@ use super::*;
 use crate::class::{DeviceConfig, LentTo, parse_rack};
 
 mod at_once;
+mod chain;
 mod saved;
 
 /// An engine that fails as no engine should.

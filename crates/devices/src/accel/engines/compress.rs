@@ -32,25 +32,34 @@ impl RunningOperation for Deflate {
     }
 }
 
-pub struct Inflate(flate2::Decompress);
+pub struct Inflate {
+    stream: flate2::Decompress,
+    /// The stream has ended.
+    over: bool,
+}
 
 impl Default for Inflate {
     fn default() -> Inflate {
-        Inflate(flate2::Decompress::new(false))
+        Inflate { stream: flate2::Decompress::new(false), over: false }
     }
 }
 
 impl RunningOperation for Inflate {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
-        let before = (self.0.total_in(), self.0.total_out());
+        if self.over {
+            let nothing = EngineStep { finished: last, ..EngineStep::default() };
+            return if input.is_empty() { Ok(nothing) } else { Err(Status::CorruptInput) };
+        }
+        let before = (self.stream.total_in(), self.stream.total_out());
         // With all of its input, and room for all of its output, it keeps no window for later calls.
         let flush = if last { FlushDecompress::Finish } else { FlushDecompress::None };
-        let state = self.0.decompress(input, out, flush);
-        let state = state.map_err(|_| Status::CorruptInput)?;
-        let done = step(before, (self.0.total_in(), self.0.total_out()), state == State::StreamEnd);
+        let state = self.stream.decompress(input, out, flush);
+        self.over = state.map_err(|_| Status::CorruptInput)? == State::StreamEnd;
+        let after = (self.stream.total_in(), self.stream.total_out());
+        let done = step(before, after, self.over && last);
         // It ends too early, or something follows behind its end.
         let stuck = last && done.read == input.len() && done.written < out.len();
-        if !done.finished && stuck || done.finished && done.read < input.len() {
+        if !self.over && stuck || self.over && done.read < input.len() {
             return Err(Status::CorruptInput);
         }
         Ok(done)
@@ -61,7 +70,8 @@ impl RunningOperation for Inflate {
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
-        self.0.reset(false);
+        self.over = false;
+        self.stream.reset(false);
         true
     }
 }

@@ -14,8 +14,9 @@ pub struct Compress {
     /// What has come out, and how much of it was taken.
     out: Vec<u8>,
     taken: usize,
-    /// It was given input of this frame, and of one before.
+    /// It was given input of this frame.
     opened: bool,
+    /// There was a frame before.
     used: bool,
 }
 
@@ -59,7 +60,7 @@ impl RunningOperation for Compress {
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
-        self.used |= self.opened;
+        self.used |= self.ended;
         (self.ended, self.opened, self.taken) = (false, false, 0);
         self.out.clear();
         true
@@ -98,7 +99,8 @@ fn walk_frame(input: &[u8]) -> Option<usize> {
     }
 }
 
-/// The library reads a frame when all of it is there.
+/// The library reads a frame when all of it is there. A decoder is for one frame: what it has of that, it would have for
+/// the next one too, and its memory is as large as the frame's header says.
 pub struct Decompress {
     decoder: FrameDecoder<Cursor<Vec<u8>>>,
     /// The frame is all there, and is one.
@@ -122,20 +124,22 @@ impl RunningOperation for Decompress {
             return Err(Status::CorruptInput);
         }
         self.checked = true;
-        let written = self.decoder.read(out).map_err(|_| Status::CorruptInput)?;
-        Ok(EngineStep { read: input.len(), written, finished: written == 0 })
+        loop {
+            let before = self.decoder.get_ref().position();
+            let written = self.decoder.read(out).map_err(|_| Status::CorruptInput)?;
+            let frame = self.decoder.get_ref();
+            // The library puts out nothing for a block that is empty, as it does at the end.
+            let finished = written == 0 && frame.position() >= frame.get_ref().len() as u64;
+            if written > 0 || finished {
+                return Ok(EngineStep { read: input.len(), written, finished });
+            }
+            if frame.position() == before {
+                return Err(Status::CorruptInput);
+            }
+        }
     }
 
     fn portion(&self) -> Portion {
         Portion::Whole
-    }
-
-    /// The decoder takes a frame behind one that has ended for the next, with nothing of that.
-    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
-        let frame = self.decoder.get_mut();
-        frame.set_position(0);
-        frame.get_mut().clear();
-        self.checked = false;
-        true
     }
 }

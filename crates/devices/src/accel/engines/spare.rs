@@ -14,7 +14,7 @@ pub struct Spare {
 }
 
 impl Spare {
-    /// Keeps an engine whose operation has ended well, of the kinds that have no key.
+    /// Keeps an engine whose operation has ended well, of the kinds that are kept.
     pub fn put(&mut self, operation: Operation, engine: Box<dyn RunningOperation>) {
         if is_kept(operation)
             && let Some(place) = self.engines.get_mut(operation as usize)
@@ -46,7 +46,8 @@ impl Spare {
     }
 }
 
-/// Whether engines of this kind are kept: those with a key are wiped, and a scan belongs to its patterns.
+/// Whether engines of this kind are kept: those with a key are wiped, a scan belongs to its patterns, and what reads LZ4
+/// to its frame.
 fn is_kept(operation: Operation) -> bool {
     !matches!(
         operation,
@@ -54,6 +55,7 @@ fn is_kept(operation: Operation) -> bool {
             | Operation::Aes256GcmSeal
             | Operation::Aes256GcmOpen
             | Operation::RegexScan
+            | Operation::Lz4Decompress
     )
 }
 

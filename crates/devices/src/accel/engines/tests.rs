@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use lz4_flex::frame::{BlockMode, BlockSize, FrameEncoder, FrameInfo};
 use proptest::prelude::*;
 use zeroize::Zeroizing;
 
@@ -137,6 +138,58 @@ fn results_are_those_that_were_published() {
         }
     }
     assert_eq!(whole(Operation::Inflate, &none, &bytes("010300fcff616263")).unwrap(), b"abc");
+}
+
+/// A block that is empty may be anywhere in a frame, and is not its end.
+#[test]
+fn a_frame_is_over_at_its_end_and_not_at_an_empty_block() {
+    let (none, mut spare) = (OperationRequest::default(), Spare::default());
+    let out = whole(Operation::Lz4Compress, &none, b"behind").unwrap();
+    // The magic number, FLG, BD and the descriptor's checksum; then an empty block that is stored.
+    let (head, blocks) = out.split_at(7);
+    for empty in [1, 5] {
+        let frame = [head, &[0, 0, 0, 0x80].repeat(empty), blocks].concat();
+        for cut in [(1 << 20, 4096), (3, 700)] {
+            let back = run_with(&mut spare, Operation::Lz4Decompress, &none, &frame, cut);
+            assert_eq!(back.as_deref(), Ok(&b"behind"[..]), "{empty} empty blocks");
+            let next = run_with(&mut spare, Operation::Lz4Decompress, &none, &out, cut);
+            assert_eq!(next.as_deref(), Ok(&b"behind"[..]), "what follows {empty} empty blocks");
+        }
+    }
+    // Nor does the size of one frame's blocks have a part in what the next one is.
+    let theirs = FrameInfo::new().block_size(BlockSize::Max4MB).block_mode(BlockMode::Linked);
+    let mut large = FrameEncoder::with_frame_info(theirs, Vec::new());
+    large.write_all(&message()).unwrap();
+    for (frame, expected) in [(large.finish().unwrap(), message()), (out, b"behind".to_vec())] {
+        let back = run_with(&mut spare, Operation::Lz4Decompress, &none, &frame, (1 << 20, 4096));
+        assert!(back == Ok(expected));
+    }
+}
+
+#[test]
+fn empty_messages_one_after_the_other_are_each_a_frame() {
+    let (none, mut spare) = (OperationRequest::default(), Spare::default());
+    for message in ["", "", "a", "", ""] {
+        let cut = (1 << 20, 4096);
+        let out = run_with(&mut spare, Operation::Lz4Compress, &none, message.as_bytes(), cut);
+        let back = whole(Operation::Lz4Decompress, &none, &out.unwrap());
+        assert_eq!(back.as_deref(), Ok(message.as_bytes()));
+    }
+}
+
+/// More of the message may follow: what is before it in a chain has not found it authentic until its end.
+#[test]
+fn a_deflated_stream_is_over_at_the_end_of_the_message_and_nothing_is_behind_it() {
+    let none = OperationRequest::default();
+    let deflated = whole(Operation::Deflate, &none, b"abc").unwrap();
+    for (behind, expected) in [(&b""[..], Ok(true)), (b"?", Err(Status::CorruptInput))] {
+        let mut engine = begin(Operation::Inflate, &none, &mut Spare::default()).unwrap();
+        let mut out = [0; 4096];
+        let step = engine.step(&deflated, false, &mut out).unwrap();
+        assert_eq!((&out[..step.written], step.finished), (&b"abc"[..], false));
+        let step = engine.step(behind, true, &mut out);
+        assert_eq!(step.map(|step| step.finished), expected);
+    }
 }
 
 /// What a program of this machine puts out for `input`; nothing where there is no such program.

@@ -206,6 +206,7 @@ impl Local {
 
     /// Wipes all contexts, and gives up what was passed to the engines.
     pub(super) fn clear(&mut self) {
+        self.own.release(&self.pool);
         self.begun.clear();
         self.pool.clear(self.tenant);
         drop(self.outbox.take());
@@ -326,6 +327,7 @@ impl Medium for Local {
     }
 
     fn scrub(&mut self) {
+        self.own.scrub();
         let usage = self.pool.usage(self.tenant).unwrap_or_default();
         let before = std::mem::replace(&mut self.recorded, usage);
         if usage.operations == before.operations {

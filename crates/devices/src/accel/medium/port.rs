@@ -128,10 +128,17 @@ impl Port {
         port.over = state.over;
         for bytes in &state.asks {
             let ask = Ask::read_from_bytes(bytes).ok().filter(|ask| ask.kind == kind::RUN);
-            if !ask.is_some_and(|ask| port.take(local, bus, &ask)) {
+            let taken = ask.is_some_and(|ask| {
+                let taken = port.take(local, bus, &ask);
+                local.submit(ask.queue.into());
+                taken
+            });
+            if !taken {
                 port.close();
             }
         }
+        // The front may rest until it hears of what was answered here.
+        port.exchange.ring();
         Ok(port)
     }
 

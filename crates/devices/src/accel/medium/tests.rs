@@ -196,13 +196,18 @@ impl Tenant {
         }
         if of_lender {
             let saved = self.lender.as_mut().unwrap().save().unwrap();
-            let state = text(&saved);
-            let mut model = Accelerator::new(pool, TenantId(1), None, 77).unwrap();
-            model.bring(saved.medium);
-            let mut next = Endpoint::new(Box::new(model));
-            next.restore(&state, saved.descriptors).unwrap();
-            self.lender = Some(next);
+            self.lender_again(pool, saved);
         }
+    }
+
+    /// The lender goes on in another process.
+    fn lender_again(&mut self, pool: &std::sync::Arc<EnginePool>, saved: Saved) {
+        let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
+        let mut model = Accelerator::new(pool, TenantId(1), None, 77).unwrap();
+        model.bring(saved.medium);
+        let mut next = Endpoint::new(Box::new(model));
+        next.restore(&state, saved.descriptors).unwrap();
+        self.lender = Some(next);
     }
 }
 
@@ -294,6 +299,20 @@ fn every_operation_has_the_same_result_apart_from_the_engines_as_beside_them() {
         let beyond = Descriptor { output: IOVA + MEMORY - 5, ..ask(&[Operation::Copy], &[]) };
         assert_eq!(tenant.run(&beyond, &[1; 11]).0, Status::Transfer);
     }
+}
+
+/// It is opened in parts, and has ended before its tag was seen.
+#[test]
+fn what_was_not_found_authentic_is_not_left_whatever_it_ends_with() {
+    let mut tenant = Tenant::beside(&pool());
+    let key = tenant.create(Operation::Aes256GcmSeal, &[5; 32]);
+    let length = super::super::engines::Portion::Whole.bytes() * 5 / 2;
+    let sealed = tenant.run(&ask(&[Operation::Aes256GcmSeal], &[key]), &message(length)).1;
+    let room = length as u32 - 100;
+    tenant.put(OUTPUT, &vec![0; length]);
+    let small = Descriptor { output_length: room, ..ask(&[Operation::Aes256GcmOpen], &[key]) };
+    assert_eq!(tenant.run(&small, &sealed).0, Status::OutputTooSmall);
+    assert!(tenant.get(OUTPUT, length).iter().all(|byte| *byte == 0), "some of it is left");
 }
 
 #[test]

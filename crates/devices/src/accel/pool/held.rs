@@ -21,6 +21,8 @@ pub struct HeldTurn {
     /// What the operations cost by their profiles.
     profile_ns: f64,
     failed: u64,
+    /// What they took, in nanoseconds.
+    engine_ns: u64,
     /// What is short, in nanoseconds.
     short_ns: f64,
     /// How fast the processor's counter counts.
@@ -44,13 +46,14 @@ impl HeldTurn {
     /// `status`, if it has.
     pub fn did(&mut self, profile_ns: f64, ingress: u64, done: TurnResult, status: Option<Status>) {
         self.profile_ns += profile_ns;
+        self.engine_ns += done.engine_ns;
         self.failed += u64::from(status == Some(Status::EngineFailed));
         self.turn.did(ingress, done, status.is_some());
     }
 
     /// Engine time that it took so far, in nanoseconds.
     pub fn engine_ns(&self) -> u64 {
-        self.turn.engine_ns()
+        self.engine_ns
     }
 }
 
@@ -77,19 +80,23 @@ impl EnginePool {
         let turn = shared.arbiter.open(tenant, self.now_ns())?;
         shared.busy += 1;
         let rate = self.rate();
-        Some(HeldTurn { turn, kind, factor, profile_ns: 0.0, failed: 0, short_ns, rate, begun })
+        let (profile_ns, failed, engine_ns) = (0.0, 0, 0);
+        Some(HeldTurn { turn, kind, factor, profile_ns, failed, engine_ns, short_ns, rate, begun })
     }
 
     /// Gives the engine back, after so much engine time.
     pub fn release(&self, mut held: HeldTurn, engine_ns: u64) {
-        held.turn.correct(engine_ns);
+        if engine_ns < held.engine_ns {
+            held.turn.correct(engine_ns);
+        }
         let mut shared = self.lock();
         shared.busy -= 1;
         shared.failed += held.failed;
         if shared.arbiter.close(&held.turn, self.now_ns()) {
             let key = (held.turn.tenant, held.kind);
             let estimate = shared.estimates.entry(key).or_default();
-            estimate.observe(held.profile_ns, held.turn.engine_ns());
+            // Not what is charged: that is more where an operation took less than the least.
+            estimate.observe(held.profile_ns, engine_ns);
         }
         // Who is the engine in the place of another calls that when anything is left.
         if shared.arbiter.has_waiting() {

@@ -49,6 +49,55 @@ fn either_end_goes_on_elsewhere_with_what_is_under_way() {
     }
 }
 
+/// Nobody polls the lender after that, nor the front until it is told.
+#[test]
+fn a_lender_that_goes_on_tells_a_front_that_rests_and_keeps_no_engine() {
+    let pools = [pool(), pool()];
+    for pool in &pools {
+        pool.set_level(TenantId(9), None).unwrap();
+    }
+    let mut tenant = Tenant::apart(&pools[0]);
+    let hold = |pool: &EnginePool| pool.hold(TenantId(9), 3, 0.0, rackbus_memory::ticks::now());
+    let busy = hold(&pools[0]).unwrap();
+    for _ in 0..3 {
+        tenant.push(&Descriptor { input_length: 32, ..ask(&[Operation::Copy], &[]) });
+    }
+    tenant.poll_front();
+    tenant.poll_lender();
+    let saved = tenant.lender.as_mut().unwrap().save().unwrap();
+    while !tenant.front.park() {
+        tenant.poll_front();
+    }
+    assert!(tenant.completion().is_none());
+    tenant.lender_again(&pools[1], saved);
+    let fd = tenant.front.wake_fd().unwrap();
+    let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let within = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut polled, Some(&within)), Ok(1), "it does not hear");
+    pools[0].release(busy, 0);
+    let free = hold(&pools[1]).expect("an engine that nobody uses is held");
+    pools[1].release(free, 0);
+    for _ in 0..3 {
+        assert_eq!(tenant.wait().0, Status::Success);
+    }
+}
+
+/// Nor does one that is given up with an operation that it did itself.
+#[test]
+fn a_tenant_that_goes_holds_no_engine() {
+    let pool = pool();
+    pool.set_level(TenantId(9), None).unwrap();
+    let mut local = Local::new(&pool, TenantId(1), None, Default::default()).unwrap();
+    let descriptor =
+        Descriptor { stages: [Operation::Copy as u8, 0, 0, 0], ..Descriptor::default() };
+    let plan = super::super::super::request::check(&descriptor).unwrap();
+    let order = OperationOrder { number: 1, queue: 0, descriptor: &descriptor, plan: &plan };
+    let begun = local.start(&order, Default::default(), 0);
+    assert!(matches!(begun, Ok(Begun::Ended(..))), "it is not done at once");
+    local.clear();
+    assert!(pool.hold(TenantId(9), 3, 0.0, rackbus_memory::ticks::now()).is_some());
+}
+
 #[test]
 fn what_was_saved_and_taken_back_goes_on_here() {
     let mut tenant = Tenant::apart(&pool());
