@@ -16,8 +16,9 @@ use std::sync::Arc;
 use rackbus_fabric::BarPlace;
 use rackbus_memory::space::{Behind, DmaMapping, KEPT_FILES};
 use rackbus_memory::{Access, DmaSpace, Event, MapError, MemoryHandle, PeerEvent};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::engine::EngineStopped;
 use crate::interrupts::WiringError;
@@ -110,7 +111,26 @@ pub struct ModelState {
     /// The version of what follows, counted by the class.
     pub version: u32,
     /// State of the model, as its class writes it.
-    pub state: serde_json::Value,
+    #[serde(deserialize_with = "whole_numbers")]
+    pub state: Value,
+}
+
+/// A state in which all numbers are whole, as models write them: one with a fraction, or beyond 64 bits, would not be
+/// written again as it was read.
+fn whole_numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+    fn is_whole(value: &Value) -> bool {
+        match value {
+            Value::Number(number) => !number.is_f64(),
+            Value::Array(values) => values.iter().all(is_whole),
+            Value::Object(fields) => fields.values().all(is_whole),
+            Value::Null | Value::Bool(_) | Value::String(_) => true,
+        }
+    }
+    let state = Value::deserialize(deserializer)?;
+    match is_whole(&state) {
+        true => Ok(state),
+        false => Err(D::Error::custom("a number of the model's state is no 64-bit integer")),
+    }
 }
 
 impl ModelState {
@@ -367,4 +387,25 @@ impl Descriptors {
 
 fn missing(number: u32) -> RestoreError {
     RestoreError::Invalid(format!("there is no descriptor {number}, or it was used"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a fuzzer found: a number of 90 digits was read as another one than it was written as.
+    #[test]
+    fn numbers_of_a_models_state_are_whole() {
+        let model = |number: &str| {
+            let text =
+                format!("{{\"class\":\"nvme\",\"version\":1,\"state\":{{\"a\":[{number}]}}}}");
+            serde_json::from_str::<ModelState>(&text)
+        };
+        for whole in ["0", "18446744073709551615", "-9223372036854775808"] {
+            assert!(model(whole).is_ok(), "{whole}");
+        }
+        for other in ["18446744073709551616", "0.5", "1e3", &"8".repeat(90)] {
+            assert!(model(other).is_err(), "{other}");
+        }
+    }
 }
