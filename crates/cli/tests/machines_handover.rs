@@ -283,6 +283,23 @@ fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
     give_back(&rack, &beta, lease.lease, "alpha/nvme0");
 }
 
+/// Where a lost connection ends the use of a function, neither side of it is restarted.
+#[test]
+fn a_session_that_is_not_held_is_not_lost_by_a_restart() {
+    let rack = Machines::start(&format!("{RACK}\n[link]\nhold = \"0 s\"\n"));
+    let [alpha, beta] = joined(&rack);
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let load = Load::start(&lease);
+    for (machine, host) in [(&alpha, "alpha"), (&beta, "beta")] {
+        load.progress(20, || machine.log());
+        let said = machine.bad(&["restart", host]);
+        assert!(said.contains("`hold` of 0"), "{said}");
+    }
+    load.progress(20, || logs(&[&alpha, &beta]));
+    drop(load.finish());
+    give_back(&rack, &beta, lease.lease, "alpha/nvme0");
+}
+
 /// A lender that dies just when its borrower was replaced: the drive is lost as ever, and what was flushed is there.
 #[test]
 fn a_lender_that_dies_while_its_borrower_is_restarted_is_lost_as_ever() {
