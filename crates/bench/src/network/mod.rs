@@ -219,38 +219,46 @@ fn loopback() -> Pair {
 mod tests {
     use super::*;
 
+    /// A case measures something, if not in a few milliseconds, in which a busy machine may let nobody else run, then in
+    /// more.
+    fn measures(mut case: impl FnMut(Duration) -> f64) {
+        let times = (0..12).map(|doubled| Duration::from_millis(5 << doubled));
+        assert!(times.into_iter().any(|time| case(time) > 0.0), "nothing in ten seconds");
+    }
+
     #[test]
     fn what_is_compared_joins_two_ends() {
         let loopback = loopback();
-        assert!(loopback.round_trips(Duration::from_millis(5)).unwrap() > 0.0);
-        let flow = loopback.streams(2, Duration::from_millis(5)).unwrap();
-        assert!(flow.rate > 0.0 && flow.cost > 0.0, "{flow:?}");
-        assert!(loopback.datagrams(1000, Duration::from_millis(5)).unwrap().rate > 0.0);
+        measures(|time| loopback.round_trips(time).unwrap());
+        measures(|time| loopback.streams(2, time).map(|flow| flow.rate.min(flow.cost)).unwrap());
+        measures(|time| loopback.datagrams(1000, time).unwrap().rate);
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: making network interfaces takes root");
             return;
         }
         let veth = Veth::make(1500).unwrap();
-        assert!(veth.pair.round_trips(Duration::from_millis(5)).unwrap() > 0.0);
+        measures(|time| veth.pair.round_trips(time).unwrap());
         let forwarder = Forwarder::start().unwrap();
-        assert!(forwarder.pair.round_trips(Duration::from_millis(5)).unwrap() > 0.0);
-        assert!(forwarder.pair.streams(1, Duration::from_millis(5)).unwrap().rate > 0.0);
+        measures(|time| forwarder.pair.round_trips(time).unwrap());
+        measures(|time| forwarder.pair.streams(1, time).unwrap().rate);
     }
 
     #[test]
     fn rings_pass_frames_of_all_sizes() {
         for bytes in [64, 1500, 65_535] {
-            let time = Duration::from_millis(5);
-            assert!(ring::frames(bytes, 0, time).unwrap() > 0.0);
-            assert!(ring::raw(bytes, time).unwrap() > 0.0);
+            measures(|time| ring::frames(bytes, 0, time).unwrap());
+            measures(|time| ring::raw(bytes, time).unwrap());
         }
-        assert!(ring::copies(Duration::from_millis(5)).unwrap() > 0.0);
+        measures(|time| ring::copies(time).unwrap());
     }
 
     #[test]
     fn a_driver_of_a_network_function_sends_and_receives() {
-        let (dir, time) = (tempfile::tempdir().unwrap(), Duration::from_millis(5));
-        assert!(Driven::start(dir.path(), None).unwrap().sends(64, time).unwrap() > 0.0);
-        assert!(Driven::start(dir.path(), Some(1500)).unwrap().receives(time).unwrap() > 0.0);
+        let dir = tempfile::tempdir().unwrap();
+        let mut sends = Driven::start(dir.path(), None).unwrap();
+        measures(|time| sends.sends(64, time).unwrap());
+        drop(sends);
+        let mut receives = Driven::start(dir.path(), Some(1500)).unwrap();
+        measures(|time| receives.receives(time).unwrap());
     }
 }
