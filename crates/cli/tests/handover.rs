@@ -42,9 +42,9 @@ size = "1 MiB"
 /// Restarts a node; its row.
 fn restart(rack: &Rack, host: &str) -> Value {
     let pid = rack.process(Some(host)).pid;
-    let rows = rack.json(&["restart", host]);
+    let row = rack.restart_in_place(host);
     assert_eq!(rack.process(Some(host)).pid, pid, "it is another process");
-    rows[0].clone()
+    row
 }
 
 /// Restarts lender, borrower and somebody else again and again under a load on `lease`.

@@ -141,7 +141,7 @@ fn a_node_that_is_restarted_in_place_gives_its_lane_up() {
             rack.wait(|rack| lane(rack)["up"] == true);
             load.progress(50, || alpha.log() + &beta.log());
             let machine = if host == "alpha" { &mut alpha } else { &mut beta };
-            machine.json(&["restart", host]);
+            machine.restart_in_place(host);
             load.progress(50, || alpha.log() + &beta.log());
             rack.wait(|rack| lane(rack)["up"] == false);
             drop(load.finish());

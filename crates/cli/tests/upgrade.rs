@@ -88,8 +88,8 @@ fn in_place_while_a_drive_is_in_use() {
         load.progress(50, || logs(&machines));
         for which in order {
             machines[which].program = env!("CARGO_BIN_EXE_rackbus").into();
-            let rows = machines[which].json(&["restart", ["alpha", "beta"][which]]);
-            assert_eq!(rows[0]["in_use"], 1, "{rows}");
+            let row = machines[which].restart_in_place(["alpha", "beta"][which]);
+            assert_eq!(row["in_use"], 1, "{row}");
             load.progress(50, || logs(&machines));
         }
         rack.control.crash();

@@ -73,6 +73,11 @@ impl Machine {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// Restarts the node of this machine in place; its row.
+    pub fn restart_in_place(&self, host: &str) -> Value {
+        super::restarted(|| self.run(&["restart", host, "--json"]), || self.log())
+    }
+
     /// Runs `rackbus` on this machine, which must fail; what it said.
     pub fn bad(&self, args: &[&str]) -> String {
         let output = self.run(args);

@@ -177,6 +177,11 @@ impl Rack {
         self.command(args).output().unwrap()
     }
 
+    /// Restarts a node in place; its row.
+    pub fn restart_in_place(&self, host: &str) -> Value {
+        restarted(|| self.run(&["restart", host, "--json"]), || self.logs())
+    }
+
     /// Runs `rackbus`, which must succeed; what it printed.
     pub fn good(&self, args: &[&str]) -> String {
         let output = self.run(args);
@@ -383,4 +388,20 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
         state as u8
     };
     (0..length).map(|_| next()).collect()
+}
+
+/// Asks for a restart in place, which must be done; its row. A machine that is busy may keep an engine from answering in the
+/// time that a pause may take: then the node goes on as it was, and is asked again.
+pub fn restarted(ask: impl Fn() -> Output, log: impl Fn() -> String) -> Value {
+    for _ in 0..20 {
+        let output = ask();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            let rows: Value = serde_json::from_str(&said).unwrap();
+            return rows[0].clone();
+        }
+        assert!(format!("{said}{errors}").contains("does not answer"), "{said}{errors}{}", log());
+    }
+    panic!("it was asked for a restart twenty times: {}", log());
 }
