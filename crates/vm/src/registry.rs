@@ -91,21 +91,26 @@ impl VmRecord {
             .map_err(|e| VmError::Invalid(format!("{}: {e}", path.display())))
     }
 
-    /// Keeps the firmware's variables, as they are now, in a file beside its folder; that file, and they. `None` of a VM
-    /// without firmware.
+    /// Keeps the file of the firmware's variables by a second name beside the VM's folder, which goes as soon as anybody
+    /// looks for VMs after this one has ended: what firmware and system write until then is in it. `None` of a VM without
+    /// firmware.
     ///
     /// # Errors
-    /// When they cannot be read or written.
-    pub fn keep_variables(&self) -> Result<Option<(PathBuf, Vec<u8>)>> {
+    /// When the file cannot have that name.
+    pub fn keep_variables(&self) -> Result<Option<PathBuf>> {
         let path = variables_file(&self.dir);
-        let variables = match fs::read(&path) {
-            Ok(variables) => variables,
-            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(cause) => return Err(io("read", &path)(cause)),
-        };
         let kept = self.dir.with_file_name(format!("{}.variables.fd", self.name));
-        fs::write(&kept, &variables).map_err(io("write", &kept))?;
-        Ok(Some((kept, variables)))
+        match fs::remove_file(&kept) {
+            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+                return Err(io("remove", &kept)(cause));
+            }
+            _ => {}
+        }
+        match fs::hard_link(&path, &kept) {
+            Ok(()) => Ok(Some(kept)),
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(io("link", &kept)(cause)),
+        }
     }
 
     /// Whether its QEMU runs.
@@ -351,4 +356,33 @@ fn read_record(dir: &Path, host: &str) -> Option<VmRecord> {
     dir.clone_into(&mut record.dir);
     record.host = host.to_owned();
     Some(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever looks for VMs removes the folder of one that has ended, also while it is being moved.
+    #[test]
+    fn a_firmwares_variables_outlive_the_folder_of_their_vm() {
+        let host = std::env::temp_dir().join(format!("rackbus-registry-{}", std::process::id()));
+        let dir = host.join("vm1");
+        fs::create_dir_all(&dir).unwrap();
+        let record = serde_json::json!({
+            "name": "vm1", "host": "beta", "pid": 1, "started": 0, "memory_mib": 64, "cpus": 1,
+            "accel": "tcg", "boot": "uefi", "ports": 1,
+        });
+        let mut record: VmRecord = serde_json::from_value(record).unwrap();
+        record.dir = dir.clone();
+        assert_eq!(record.keep_variables().unwrap(), None, "a VM without firmware has none");
+        fs::write(variables_file(&dir), "first").unwrap();
+        record.keep_variables().unwrap();
+        let kept = record.keep_variables().unwrap().expect("they are there");
+        // As its firmware writes them: the file stays the same.
+        fs::write(variables_file(&dir), "again").unwrap();
+        remove(&dir);
+        assert!(!dir.exists());
+        assert_eq!(fs::read_to_string(&kept).unwrap(), "again");
+        fs::remove_dir_all(&host).unwrap();
+    }
 }

@@ -60,6 +60,14 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
     let names: Vec<&str> = moving.leases.iter().map(|lease| lease.function.as_str()).collect();
     let names = names.join(", ");
     let waiting = moving.wait_first().await?;
+    let kept = match record.keep_variables() {
+        Ok(kept) => kept,
+        Err(error) => {
+            waiting.abort();
+            let error = format!("VM {} is not moved: {error}", args.name);
+            return Err(Failure::new(error, "move it when the cause is gone"));
+        }
+    };
     // From here on it is off, or stays as it is.
     let off = {
         let mut vm = Vm::attach(record.clone());
@@ -67,6 +75,8 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
     };
     if let Err(error) = off {
         waiting.abort();
+        // It has them itself, where it goes on.
+        kept.map(std::fs::remove_file);
         return Err(Failure::new(
             format!(
                 "VM {} is not moved: {error}; its guest was asked to switch itself off, and may still do so",
@@ -78,20 +88,21 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
             ),
         ));
     }
-    // As its firmware and its system have left them. Its folder goes with it, so they are kept beside.
-    let kept = match record.keep_variables() {
-        Ok(kept) => kept,
+    // As its firmware and its system have left them.
+    match kept.map(|path| std::fs::read(&path).map(|variables| (path, variables))).transpose() {
+        Ok(Some((path, variables))) => {
+            (moving.kept, moving.spec.variables) = (Some(path), Some(variables));
+        }
+        Ok(None) => {}
         Err(error) => {
             waiting.abort();
-            let error = format!("VM {} is off and not moved: {error}", args.name);
+            let error =
+                format!("VM {} is off and not moved: its firmware's variables: {error}", args.name);
             return Err(Failure::new(
                 error,
                 "start it with `rackbus vm run` when the cause is gone",
             ));
         }
-    };
-    if let Some((path, variables)) = kept {
-        (moving.kept, moving.spec.variables) = (Some(path), Some(variables));
     }
     joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
     // In vain where the control plane is away for long: whoever borrows below tries it again.
