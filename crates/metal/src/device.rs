@@ -61,7 +61,7 @@ pub(crate) struct BarMap {
     pub size: u64,
     /// [`BAR_64`] and [`BAR_PREFETCH`].
     pub flags: u32,
-    /// What is there.
+    /// The memory or registers that the borrower's accesses reach.
     pub target: RangeTarget,
 }
 
@@ -96,19 +96,17 @@ pub(crate) fn event() -> Result<Event, MetalError> {
     Event::new().map_err(|cause| MetalError::System { what: "making an event", cause })
 }
 
-/// Where the MSI-X table of a device is that has these BARs.
+/// Where the MSI-X table of a device is that has these BARs, and which of them has it.
 pub(crate) fn table_of(
     device: &str,
     image: &Image,
     bars: &[BarMap],
-) -> Result<MsixTable, MetalError> {
+) -> Result<(MsixTable, usize), MetalError> {
     let none = "it has no MSI-X, and other interrupts do not pass an NTB";
     let table = image.msix.ok_or_else(|| not_lendable(device, none))?;
     let end = u64::from(table.offset) + msix::ENTRY_SIZE * u64::from(table.entries);
-    match bars.iter().any(|bar| bar.number == table.bar && end <= bar.size) {
-        true => Ok(table),
-        false => Err(not_lendable(device, "its MSI-X table is in no BAR")),
-    }
+    let nth = bars.iter().position(|bar| bar.number == table.bar && end <= bar.size);
+    Ok((table, nth.ok_or_else(|| not_lendable(device, "its MSI-X table is in no BAR"))?))
 }
 
 /// A function of this machine, held by VFIO.
@@ -143,12 +141,9 @@ impl PhysicalDevice {
         let mut config = vec![0; PAGE.min(device.region(region::CONFIG).size as usize)];
         device.read(region::CONFIG, 0, &mut config)?;
         let image = image::of(&config).ok_or_else(|| not_lendable(address, "it is a bridge"))?;
-        let (bars, registers): (Vec<BarMap>, Vec<_>) = map_bars(&device)?.into_iter().unzip();
-        let table = table_of(&address.to_string(), &image, &bars)?;
-        let of_table = bars.iter().zip(registers).find(|(bar, _)| bar.number == table.bar);
-        let Some((_, registers)) = of_table else {
-            return Err(not_lendable(address, "its MSI-X table is in no BAR"));
-        };
+        let (bars, mut registers): (Vec<BarMap>, Vec<_>) = map_bars(&device)?.into_iter().unzip();
+        let (table, nth) = table_of(&address.to_string(), &image, &bars)?;
+        let registers = registers.swap_remove(nth);
         let (given_up, vector) = (event()?, event()?);
         device.wire(InterruptIndex::Msix, 0, &[Some(vector.as_fd())])?;
         for kind in [InterruptIndex::Request, InterruptIndex::Error] {

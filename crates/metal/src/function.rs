@@ -87,7 +87,7 @@ impl ControlledFunction {
         (epoch, lost): (u64, OnTakenAway),
     ) -> Result<ControlledFunction, MetalError> {
         let ReadyDevice { device, image, bars } = ready;
-        let msix = table_of(&device.name(), &image, &bars)?;
+        let (msix, _) = table_of(&device.name(), &image, &bars)?;
         let plan = ntb.plan();
         let area = ControlArea::new()?;
         let mut mappings = Mappings { container: ntb.container().clone(), ranges: Vec::new() };

@@ -64,7 +64,7 @@ impl ModelledDevice {
         let config = config.map_err(failed("reading its configuration space"))?;
         let image = image::of(&config).ok_or_else(|| not_lendable(name, "it is a bridge"))?;
         let (bars, table) = bars_of(name, &*device, &config, &image)?;
-        let place = table_of(name, &image, &bars)?;
+        let (place, _) = table_of(name, &image, &bars)?;
         let plan = ntb.plan();
         let (start, length) = (plan.memory.start, plan.memory.end - plan.memory.start);
         let both = Access::READ | Access::WRITE;

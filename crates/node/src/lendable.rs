@@ -135,7 +135,7 @@ pub trait Lendable: Debug + Send + Sync {
 
 /// Who uses a function.
 pub struct User {
-    /// What it lends.
+    /// Its memory, as the fabric lends it to the function.
     pub lending: Lending,
     /// Its conversation, which is open as long as it has the function.
     pub stream: Arc<dyn Stream>,

@@ -24,7 +24,7 @@ pub fn is_there() -> bool {
 /// What joins the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Memif.
+    /// DPDK's memif: rings in shared memory between two processes.
     Memif,
     /// Vhost-user, from the driver to the device.
     FromDriver,

@@ -36,8 +36,7 @@ impl WindowLending {
     }
 
     /// Lends the function `name` that `device` models to the kernel of a host, for the lease of this epoch, with what takes
-    /// its memory away. When it is
-    /// taken away before its time, the conversation is ended.
+    /// its memory away. When it is taken away before its time, the conversation is ended.
     ///
     /// # Errors
     /// When no NTB leads there, it cannot be used, or the function cannot be lent through one.

@@ -60,49 +60,9 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
     let names: Vec<&str> = moving.leases.iter().map(|lease| lease.function.as_str()).collect();
     let names = names.join(", ");
     let waiting = moving.wait_first().await?;
-    let kept = match record.keep_variables() {
-        Ok(kept) => kept,
-        Err(error) => {
-            waiting.abort();
-            let error = format!("VM {} is not moved: {error}", args.name);
-            return Err(Failure::new(error, "move it when the cause is gone"));
-        }
-    };
-    // From here on it is off, or stays as it is.
-    let off = {
-        let mut vm = Vm::attach(record.clone());
-        joined(tokio::task::spawn_blocking(move || vm.power_off(OFF)).await)?
-    };
-    if let Err(error) = off {
+    if let Err(failure) = moving.switch_off(&record, &args.name).await {
         waiting.abort();
-        // It has them itself, where it goes on.
-        kept.map(std::fs::remove_file);
-        return Err(Failure::new(
-            format!(
-                "VM {} is not moved: {error}; its guest was asked to switch itself off, and may still do so",
-                args.name
-            ),
-            format!(
-                "see its console.log; once it is off, start it at {} with `rackbus vm run`; while it goes on, it can be moved",
-                moving.from
-            ),
-        ));
-    }
-    // As its firmware and its system have left them.
-    match kept.map(|path| std::fs::read(&path).map(|variables| (path, variables))).transpose() {
-        Ok(Some((path, variables))) => {
-            (moving.kept, moving.spec.variables) = (Some(path), Some(variables));
-        }
-        Ok(None) => {}
-        Err(error) => {
-            waiting.abort();
-            let error =
-                format!("VM {} is off and not moved: its firmware's variables: {error}", args.name);
-            return Err(Failure::new(
-                error,
-                "start it with `rackbus vm run` when the cause is gone",
-            ));
-        }
+        return Err(failure);
     }
     joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
     // In vain where the control plane is away for long: whoever borrows below tries it again.
@@ -140,6 +100,38 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
 }
 
 impl<'a> Moving<'a> {
+    /// Switches the VM off, or leaves it as it is; its firmware's variables are kept as firmware and system left them.
+    async fn switch_off(&mut self, record: &VmRecord, name: &str) -> Result<(), Failure> {
+        let kept = record.keep_variables().map_err(|error| {
+            let error = format!("VM {name} is not moved: {error}");
+            Failure::new(error, "move it when the cause is gone")
+        })?;
+        let mut vm = Vm::attach(record.clone());
+        let off = joined(tokio::task::spawn_blocking(move || vm.power_off(OFF)).await)?;
+        if let Err(error) = off {
+            // It has them itself, where it goes on.
+            kept.map(std::fs::remove_file);
+            return Err(Failure::new(
+                format!(
+                    "VM {name} is not moved: {error}; its guest was asked to switch itself off, and may still do so"
+                ),
+                format!(
+                    "see its console.log; once it is off, start it at {} with `rackbus vm run`; while it goes on, it can be moved",
+                    self.from
+                ),
+            ));
+        }
+        if let Some(path) = kept {
+            let variables = std::fs::read(&path).map_err(|error| {
+                let error =
+                    format!("VM {name} is off and not moved: its firmware's variables: {error}");
+                Failure::new(error, "start it with `rackbus vm run` when the cause is gone")
+            })?;
+            (self.kept, self.spec.variables) = (Some(path), Some(variables));
+        }
+        Ok(())
+    }
+
     /// Starts it where it was, since it could not be moved because of `error`; what to tell the user.
     async fn put_back(&self, args: &MoveArgs, former: &[Lease], error: &str) -> Failure {
         let back = match self.borrow(&self.from, &ControlClient::new_key(), former).await {
