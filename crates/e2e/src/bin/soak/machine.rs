@@ -217,11 +217,13 @@ fn digits(value: u64) -> String {
 
 const DRIVE: &str = "drive=$(ls -d /dev/nvme?n1 | head -n 1) && [ -b \"$drive\" ]";
 
+/// `nocreat`: a drive that is lost after it was looked for must not become a file in the guest's `/dev`, which takes
+/// the write and forgets it with the guest.
 fn write(block: usize, value: u64) -> String {
     let line = digits(value);
     format!(
         "{DRIVE} && yes {line} | head -c {BLOCK} | dd of=$drive bs={BLOCK} seek={block} count=1 \
-         iflag=fullblock oflag=direct conv=notrunc,fsync status=none"
+         iflag=fullblock oflag=direct conv=nocreat,notrunc,fsync status=none"
     )
 }
 
