@@ -16,6 +16,7 @@ pub(crate) mod bytes;
 mod cache;
 mod channel;
 mod choice;
+pub(crate) mod pages;
 mod queue;
 mod ticket;
 mod transaction;

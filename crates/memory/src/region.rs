@@ -157,6 +157,7 @@ impl Region {
         access: Access,
         admitted: Admitted,
     ) -> Result<Region, RegionError> {
+        crate::copy::pages::calibrate();
         let page = check_memory(fd, offset, length, admitted)?;
         let lead = offset % page;
         let out = || RegionError::OutOfFile { offset, length, file_size: 0 };

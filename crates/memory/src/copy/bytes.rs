@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::choice::{Choice, CopyMethod};
+use super::pages;
 use crate::ticks;
 
 /// Bytes copied between two looks at the cache, and at whether to stop.
@@ -96,6 +97,7 @@ pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
         match length {
             // The long ones first: they pay for a call already. What is below any limit needs no
             // look at the one that holds here.
+            65.. if pages::is_page(length) => pages::copy(source, destination, length),
             65.. if length < LEAST || !is_large(length) => ptr::copy(source, destination, length),
             65.. => copy_rounds(source, destination, length),
             1.. => copy_small(source, &mut To(destination), length),
