@@ -239,6 +239,7 @@ impl Assembly {
                     window: cpu.window.saturating_add(crossing as u32),
                     gap: cpu.fill,
                     write_gap: Time::ZERO,
+                    write_setup: Time::ZERO,
                     alignment: 0,
                     turn: 0,
                     engine: None,
@@ -297,13 +298,15 @@ impl Assembly {
         let name = &self.topology().component(id).name;
         let own = self.timing.parts.get(name).cloned().unwrap_or_default();
         let engine = own.engine.unwrap_or(device.engine);
+        let payload = own.payload.unwrap_or(device.payload);
         RequesterParameters {
-            payload: device.mps,
+            payload: if payload == 0 { device.mps } else { payload.min(device.mps) },
             read: own.mrrs.unwrap_or(device.mrrs),
             tags: own.tags.unwrap_or(device.tags),
             window: own.window.unwrap_or(device.window),
             gap: own.packet_gap.unwrap_or(device.packet_gap),
             write_gap: own.write_gap.unwrap_or(device.write_gap),
+            write_setup: own.write_setup.unwrap_or(device.write_setup),
             alignment: own.alignment.unwrap_or(device.alignment),
             turn: own.turn.unwrap_or(device.turn),
             engine: (engine > 0).then_some(engine),

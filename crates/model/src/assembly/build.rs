@@ -203,12 +203,14 @@ fn part(
         }
         ComponentKind::Memory => {
             let memory = &host.memory;
-            let most = if memory.completion == 0 { timing.device.mps } else { memory.completion };
+            let most = |set: u32| if set == 0 { u32::MAX } else { set }.min(timing.device.mps);
             PartParameters {
                 access: own.latency.unwrap_or(memory.latency),
                 service_per_byte: per_byte(own.bandwidth.unwrap_or(memory.bandwidth)),
                 partial_write: memory.partial_write,
-                completion: most.min(timing.device.mps),
+                completion: most(memory.completion),
+                long_read: memory.long_read,
+                long_completion: most(memory.long_completion),
                 ..default
             }
         }

@@ -19,6 +19,7 @@ use crate::time::Time;
 use crate::wire::{self, Wire};
 
 use super::shaper::Shaper;
+use super::turns::Turns;
 use super::{Class, DirectionId, Event, NONE, Room, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
@@ -103,7 +104,7 @@ pub(super) struct Direction {
     pub(super) shaper: Option<Box<Shaper>>,
     /// Packets in all queues.
     waiting: usize,
-    next_order: u64,
+    turns: Turns,
     busy_until: Time,
     /// When the next [`Event::Free`] is due.
     wake: Time,
@@ -133,7 +134,7 @@ impl Direction {
             writes: Vec::new(),
             shaper: None,
             waiting: 0,
-            next_order: 0,
+            turns: Turns::default(),
             busy_until: Time::ZERO,
             wake: Time::MAX,
             whole: parameters.credits,
@@ -150,6 +151,7 @@ impl Direction {
     pub(super) fn memory(&self) -> usize {
         let queues = self.queues.iter().flatten().map(VecDeque::capacity).sum::<usize>();
         let shaped = self.shaper.as_ref().map_or(0, |shaper| shaper.memory());
+        let shaped = shaped + self.turns.memory();
         queues * size_of::<u32>() + shaped + self.returns.capacity() * size_of::<Return>()
     }
 
@@ -245,15 +247,17 @@ impl World {
         let tenant = if shaped { self.tenant_of(&self.tlps[id]) } else { 0 };
         let here = &mut self.directions[direction as usize];
         let tlp = &mut self.tlps[id];
-        tlp.order = here.next_order;
+        tlp.order = here.turns.order(tlp.ingress);
         tlp.level = level;
-        here.next_order += 1;
         let place = (usize::from(level), tlp.class);
         match &mut here.shaper {
             None => {
-                here.queues[place.0][place.1 as usize].push_back(id);
+                let (ingress, order) = (tlp.ingress, tlp.order);
+                let queue = &mut here.queues[place.0][place.1 as usize];
+                let behind =
+                    queue.iter().rev().take_while(|other| self.tlps[**other].order > order);
+                queue.insert(queue.len() - behind.count(), id);
                 if place.1 == Class::Posted {
-                    let (ingress, order) = (tlp.ingress, tlp.order);
                     here.writes_from(ingress).push_back(order);
                 }
             }
@@ -336,7 +340,7 @@ impl World {
         Ok(id)
     }
 
-    /// The queue whose first packet goes next: of those that may go, the one that has waited longest.
+    /// The queue whose first packet goes next: of those that may go, the one whose turn it is first.
     fn choose(&mut self, direction: u32) -> Option<Place> {
         let now = self.now;
         let here = &mut self.directions[direction as usize];
@@ -379,6 +383,7 @@ impl World {
         let Some(wire) = here.wire else { return };
         let tlp = &mut self.tlps[id];
         let payload = tlp.payload();
+        here.turns.sent(tlp.order);
         here.spend(tlp);
         let header = self.routes[tlp.route as usize].header(tlp);
         // DLLPs went out while the wire was idle; those still waiting go first.

@@ -19,6 +19,11 @@ pub struct PartParameters {
     pub line: u32,
     /// As a target: the most bytes of a completion; they end at multiples of it.
     pub completion: u32,
+    /// As a target: reads of more bytes than this have completions of [`PartParameters::long_completion`]; 0: none
+    /// has.
+    pub long_read: u32,
+    /// As a target: the most bytes of a completion of a long read.
+    pub long_completion: u32,
     /// What translates the requests that it passes on.
     pub iommu: Option<IommuParameters>,
     /// The most bytes of a read request that it passes on from one link to another; 0 passes them on
@@ -47,6 +52,8 @@ impl Default for PartParameters {
             partial_write: Time::ZERO,
             line: 64,
             completion: 256,
+            long_read: 0,
+            long_completion: 0,
             iommu: None,
             split: 0,
             trackers: u32::MAX,
@@ -54,6 +61,14 @@ impl Default for PartParameters {
             peer_per_byte: 0,
             combine: 0,
         }
+    }
+}
+
+impl PartParameters {
+    /// The most bytes of a completion of a read of `bytes`.
+    pub fn completion_of(&self, bytes: u32) -> u32 {
+        let long = self.long_read != 0 && bytes > self.long_read;
+        if long { self.long_completion } else { self.completion }.max(1)
     }
 }
 

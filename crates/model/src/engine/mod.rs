@@ -29,6 +29,7 @@ mod passages;
 mod requester;
 mod shaper;
 mod stats;
+mod turns;
 mod uses;
 
 use std::fmt;

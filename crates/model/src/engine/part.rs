@@ -424,7 +424,7 @@ impl World {
         if tlp.class == Class::Posted {
             return self.landed(tlp.owner);
         }
-        let most = self.parts[self.part_of(&tlp) as usize].parameters.completion.max(1);
+        let most = self.parts[self.part_of(&tlp) as usize].parameters.completion_of(tlp.bytes);
         let hop = tlp.hop - u16::from(self.inner_hop(&tlp).is_some());
         let (mut address, mut left) = (tlp.address, tlp.bytes);
         while left > 0 {

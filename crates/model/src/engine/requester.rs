@@ -26,6 +26,8 @@ pub struct RequesterParameters {
     pub gap: Time,
     /// The same before its writes, where that is longer.
     pub write_gap: Time,
+    /// What comes to the gap after the last packet of a write.
+    pub write_setup: Time,
     /// Where not 0: requests of a read from an address that is no multiple of this are cut at every
     /// multiple of it, as Marlin's measurements suggest (2014, section 5.3).
     pub alignment: u32,
@@ -44,6 +46,7 @@ impl Default for RequesterParameters {
             window: 2,
             gap: Time::ZERO,
             write_gap: Time::ZERO,
+            write_setup: Time::ZERO,
             alignment: 0,
             turn: 0,
             engine: None,
@@ -52,9 +55,10 @@ impl Default for RequesterParameters {
 }
 
 impl RequesterParameters {
-    /// The least time before a packet of its, a write's or a read's.
-    pub fn gap_before(&self, write: bool) -> Time {
-        if write { self.gap.max(self.write_gap) } else { self.gap }
+    /// The least time after a packet of its, a write's or a read's; `last` is whether it ends the write.
+    pub fn gap_after(&self, write: bool, last: bool) -> Time {
+        let setup = if last { self.write_setup } else { Time::ZERO };
+        if write { self.gap.max(self.write_gap) + setup } else { self.gap }
     }
 }
 
@@ -366,7 +370,7 @@ impl World {
         let done = op.left == 0;
         let op = *op;
         here.moved += if self.now >= self.measured_from { bytes } else { 0 };
-        let gap = parameters.gap_before(op.write);
+        let gap = parameters.gap_after(op.write, done);
         here.paced += if self.now >= self.measured_from { gap } else { Time::ZERO };
         here.waiting += 1;
         let moving = parameters.engine.map_or(0, |rate| bytes * 1_000_000_000_000 / rate.max(1));

@@ -259,9 +259,10 @@ impl<'a> Course<'a> {
         if self.is.engine.is_some() {
             self.limited_by(Limit::Engine(self.requester), self.bytes, 1.0 / packets);
         }
-        let gap = self.is.gap_before(write).ps() as f64;
-        if gap > 0.0 {
-            self.limited_by(Limit::Gap(self.requester), packets * gap, 1.0 / packets);
+        let [gap, last] = [false, true].map(|last| self.is.gap_after(write, last).ps() as f64);
+        if last > 0.0 {
+            let gaps = packets * gap + (last - gap);
+            self.limited_by(Limit::Gap(self.requester), gaps, 1.0 / packets);
         }
         let delay = self.delay.ps() as f64;
         if delay > 0.0 {
@@ -352,7 +353,8 @@ impl<'a> Course<'a> {
             (*nth, self.is.read.min(self.tracker(*nth).split))
         });
         let pieces = self.packets(piece);
-        let completion = self.world.part(self.target).completion.max(1).min(piece);
+        let longest = self.bytes.min(f64::from(piece)) as u32;
+        let completion = self.world.part(self.target).completion_of(longest).min(piece);
         // The root that splits them may combine their completions on the way back.
         let combine = splits.map_or(0, |nth| self.tracker(*nth).combine);
         let combined = if combine == 0 { completion } else { combine.min(self.is.read) };

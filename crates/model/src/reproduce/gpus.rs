@@ -68,8 +68,41 @@ pub(super) fn rows() -> Vec<Row> {
         163.6,
         write(&all_to_all(4)),
     );
+    rows.extend(other_machines(|pairs| together(false, pairs)));
     for row in &mut rows {
         row.note = row.case.contains("all others").then_some(CONTENTION);
+    }
+    rows
+}
+
+/// The second blind set: GB/s below one switch one way and both ways, below different switches, and of four GPUs that
+/// all send to all others, by file.
+const OTHERS: [(&str, [Option<f64>; 5]); 4] = [
+    // `asus-esc8000a-e13p-broadcom-switches.md`
+    ("PEX890xx", [Some(53.4), Some(103.0), Some(53.6), Some(103.0), Some(153.0)]),
+    // `wrx90-cpayne-2switch-flat.md`
+    ("WRX90, two switches", [Some(53.4), Some(101.0), Some(53.1), Some(101.0), Some(148.9)]),
+    // `wrx90-cpayne-8gpu-2vs-per-chip.md`
+    ("WRX90, four virtual switches", [Some(56.3), Some(109.4), Some(56.3), None, None]),
+    // `wrx90-cpayne-microchip-switches.md`
+    ("WRX90, three switches", [Some(53.9), Some(104.0), Some(54.2), Some(104.0), Some(126.0)]),
+];
+
+fn other_machines(write: impl Fn(&[Pair]) -> f64) -> Vec<Row> {
+    let cases = [
+        ("two GPUs below a switch", write(&[(4, 5)])),
+        ("two GPUs below a switch, both ways", write(&[(4, 5), (5, 4)])),
+        ("two GPUs below different switches", write(&[(4, 8)])),
+        ("two GPUs below different switches, both ways", write(&[(4, 8), (8, 4)])),
+        ("four GPUs below a switch, each to all others", write(&all_to_all(4))),
+    ];
+    let mut rows = Vec::new();
+    for (machine, published) in OTHERS {
+        for ((case, modelled), published) in cases.into_iter().zip(published) {
+            let Some(published) = published else { continue };
+            let case = format!("{machine}, {case}");
+            rows.push(Row::new(("G3", &case), Kind::Blind, published, modelled, "GB/s"));
+        }
     }
     rows
 }

@@ -175,6 +175,7 @@ fn link(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
 
 const DEVICE: &[&str] = &[
     "mps",
+    "payload",
     "mrrs",
     "tags",
     "window",
@@ -183,6 +184,7 @@ const DEVICE: &[&str] = &[
     "message",
     "packet_gap",
     "write_gap",
+    "write_setup",
     "alignment",
     "turn",
     "engine",
@@ -192,6 +194,7 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     let part = subsection(value, "timing.device", DEVICE)?;
     let device = &mut timing.device;
     set(&mut device.mps, power(&part, "mps", 128, 4096)?);
+    set(&mut device.payload, power_or_none(&part, "payload", 4096)?);
     set(&mut device.mrrs, power(&part, "mrrs", 128, 4096)?);
     set(&mut device.tags, count(&part, "tags", 1, 1 << 14)?);
     set(&mut device.window, count(&part, "window", 1, 1 << 20)?);
@@ -200,6 +203,7 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     set(&mut device.message, time(&part, "message")?);
     set(&mut device.packet_gap, time(&part, "packet_gap")?);
     set(&mut device.write_gap, time(&part, "write_gap")?);
+    set(&mut device.write_setup, time(&part, "write_setup")?);
     set(&mut device.alignment, power_or_none(&part, "alignment", 4096)?);
     set(&mut device.turn, power_or_none(&part, "turn", 1 << 20)?);
     set(&mut device.engine, part.rate("engine")?);
@@ -228,6 +232,7 @@ fn parts(
             "translation",
             "completion_translation",
             "mps",
+            "payload",
             "mrrs",
             "tags",
             "window",
@@ -235,6 +240,7 @@ fn parts(
             "message",
             "packet_gap",
             "write_gap",
+            "write_setup",
             "alignment",
             "turn",
             "engine",
@@ -250,6 +256,7 @@ fn parts(
             latency: time(&part, "latency")?,
             translation: time(&part, "translation")?,
             completion_translation: time(&part, "completion_translation")?,
+            payload: power_or_none(&part, "payload", 4096)?,
             mrrs: power(&part, "mrrs", 128, 4096)?,
             tags: count(&part, "tags", 1, 1 << 14)?,
             window: count(&part, "window", 1, 1 << 20)?,
@@ -257,6 +264,7 @@ fn parts(
             message: time(&part, "message")?,
             packet_gap: time(&part, "packet_gap")?,
             write_gap: time(&part, "write_gap")?,
+            write_setup: time(&part, "write_setup")?,
             alignment: power_or_none(&part, "alignment", 4096)?,
             turn: power_or_none(&part, "turn", 1 << 20)?,
             engine: part.rate("engine")?,

@@ -88,6 +88,10 @@ pub struct MemoryTiming {
     pub bandwidth: u64,
     /// The most bytes of a completion. Default 0: the MPS.
     pub completion: u32,
+    /// Reads of more bytes than this are answered with completions of `long_completion`. Default 0: none is.
+    pub long_read: u32,
+    /// The most bytes of a completion of a long read. 0: the MPS.
+    pub long_completion: u32,
     /// Added to a write of less than a cache line, whose line is read first. Default none.
     pub partial_write: Time,
 }
@@ -154,11 +158,20 @@ impl HostTiming {
             set(&mut iommu.walkers, count(&part, "walkers", 1, 1024)?);
         }
         if let Some(value) = table.get("memory") {
-            let keys = &["latency", "bandwidth", "completion", "partial_write"];
+            let keys = &[
+                "latency",
+                "bandwidth",
+                "completion",
+                "long_read",
+                "long_completion",
+                "partial_write",
+            ];
             let (part, memory) = (subsection(value, &at("memory"), keys)?, &mut self.memory);
             set(&mut memory.latency, time(&part, "latency")?);
             set(&mut memory.bandwidth, part.rate("bandwidth")?);
             set(&mut memory.completion, power_or_none(&part, "completion", 4096)?);
+            set(&mut memory.long_read, power_or_none(&part, "long_read", 4096)?);
+            set(&mut memory.long_completion, power_or_none(&part, "long_completion", 4096)?);
             set(&mut memory.partial_write, time(&part, "partial_write")?);
         }
         if let Some(value) = table.get("cpu") {

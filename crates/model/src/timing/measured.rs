@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn a_rack_file_reads_the_profile_that_is_made() {
         let profile = made(&[MLC, STREAM, LAT, PCIE, WINDOWS, FIO]).unwrap();
-        assert_eq!(profile.measured.len() + profile.unknown.len(), 6 + 5 + 4 + 8);
+        assert_eq!(profile.measured.len() + profile.unknown.len(), 6 + 5 + 6 + 8);
         let rack = format!("name = \"r\"\n[hosts.a]\nprofile = \"mine\"\n{}", profile.text());
         let parsed = Rack::parse("rack.toml", &rack).unwrap();
         let timing = super::super::read_for("rack.toml", &rack, &parsed).unwrap();

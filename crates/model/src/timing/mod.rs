@@ -218,6 +218,8 @@ impl Default for NtbTiming {
 pub struct DeviceTiming {
     /// The most bytes of a packet (MPS). Default 256. All parts of a rack have the same.
     pub mps: u32,
+    /// The most bytes of a write of its DMA engine's own, where those are less than the MPS. Default 0: the MPS.
+    pub payload: u32,
     /// The most bytes of a read request (MRRS). Default 512.
     pub mrrs: u32,
     /// Read requests under way at a time. Default 256: eight-bit tags, which devices have since PCIe 3.0 and Linux turns on
@@ -235,6 +237,8 @@ pub struct DeviceTiming {
     pub packet_gap: Time,
     /// From one write of its DMA engine to the next, at least: one that fetches what it writes first. Default none.
     pub write_gap: Time,
+    /// What comes to that after each write of its DMA engine, in whatever number of packets. Default none.
+    pub write_setup: Time,
     /// Reads from addresses that are no multiple of it are cut at every multiple. Default 0: never.
     pub alignment: u32,
     /// Bytes that a queue pair moves before it is another's turn. Default 0: a packet.
@@ -247,6 +251,7 @@ impl Default for DeviceTiming {
     fn default() -> Self {
         DeviceTiming {
             mps: 256,
+            payload: 0,
             mrrs: 512,
             tags: 256,
             window: 2,
@@ -255,6 +260,7 @@ impl Default for DeviceTiming {
             message: Time::ZERO,
             packet_gap: Time::ZERO,
             write_gap: Time::ZERO,
+            write_setup: Time::ZERO,
             alignment: 0,
             turn: 0,
             engine: 0,
@@ -300,6 +306,8 @@ pub struct PartTiming {
     pub translation: Option<Time>,
     /// An NTB's translation of completions.
     pub completion_translation: Option<Time>,
+    /// The most bytes of a write of a device's, a power of two; 0: the MPS.
+    pub payload: Option<u32>,
     /// The most bytes of a device's read request, a power of two.
     pub mrrs: Option<u32>,
     /// Read requests of a device that may be under way.
@@ -314,6 +322,8 @@ pub struct PartTiming {
     pub packet_gap: Option<Time>,
     /// From one write of a device's DMA engine to the next.
     pub write_gap: Option<Time>,
+    /// What comes to that after each write.
+    pub write_setup: Option<Time>,
     /// Bytes at whose multiples a device cuts reads that miss them; 0: never.
     pub alignment: Option<u32>,
     /// Bytes of a device's queue pair's turn.

@@ -12,6 +12,8 @@ use crate::engine::{Arrivals, Class, DirectionId, FlowId, PartId, RequesterId, R
 const FULL: f64 = 0.95;
 /// From this share of the time on, what is waited for holds up.
 const AWAITED: f64 = 0.5;
+/// From this share on, what is waited for is a part of what holds up.
+const PART: f64 = 0.1;
 
 const CLASSES: [(Class, &str); 3] = [
     (Class::Posted, "posted"),
@@ -120,6 +122,17 @@ impl Run {
         let mut parts = self.parts(routes).into_iter();
         if let Some(root) = parts.find(|part| world.tracked_share(*part) >= AWAITED) {
             return Some(format!("{}: split reads", self.assembly.name(root)));
+        }
+        for direction in self.directions(routes) {
+            // Sending or waiting for room all the time: what keeps the receiver's room taken holds it up.
+            let blocked = world.share(world.blocked(direction, Class::Posted));
+            if blocked >= PART && blocked + world.utilization(direction) >= FULL {
+                let at = world.ends_of(direction).1;
+                return Some(match world.translations(at).1 {
+                    0 => format!("{}: posted credits", self.link(direction)),
+                    _ => format!("{}: page walks", self.assembly.name(at)),
+                });
+            }
         }
         for direction in self.directions(routes) {
             for (class, name) in CLASSES {

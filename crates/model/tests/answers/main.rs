@@ -1,6 +1,7 @@
 //! Answers to rack files as a planner writes a first one: parts without links, jobs as long as the window,
 //! default values. Each was wrong once, without a word.
 
+mod ample;
 mod cxl;
 mod groups;
 mod lab;

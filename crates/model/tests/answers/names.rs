@@ -98,3 +98,43 @@ fn default_credits_leave_the_fastest_links_to_the_wire() {
         }
     }
 }
+
+/// Eight drives below one switch, whose small reads are at random places: their writes wait behind each other's page walks.
+#[test]
+fn page_walks_that_hold_writes_up_are_named() {
+    let mut rack = "name = \"eight\"\n[hosts.a]\n".to_owned();
+    let mut links = link("a", "top", 4, 16);
+    let mut workload = "duration = \"500 us\"\n".to_owned();
+    for nth in 0..8 {
+        rack += &format!("[hosts.a.devices.nvme{nth}]\nkind = \"nvme\"\nsize = \"1 TiB\"\n");
+        links += &link("top", &format!("a/nvme{nth}"), 4, 4);
+        workload += &format!(
+            "[flows.d{nth}]\nkind = \"nvme-read\"\nhost = \"a\"\ndevice = \"a/nvme{nth}\"\ndepth = 128\n\
+             random = true\nservice = \"10 us\"\n"
+        );
+    }
+    rack += "[fabric.switches.top]\nhost = \"a\"\n";
+    let results = run(&(rack + &links), &workload);
+    for flow in &results.flows {
+        assert_eq!(flow.bottleneck, "a/root: page walks", "{}", flow.name);
+    }
+}
+
+/// A drive that a file says nothing of is one of flash: a lone read takes 70 to 100 us, and all that it can do is about a
+/// million reads a second.
+#[test]
+fn a_drive_is_one_of_flash_unless_the_file_says_otherwise() {
+    let rack = "name = \"one\"\n[hosts.a.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 TiB\"\n"
+        .to_owned()
+        + &link("a", "a/nvme0", 4, 4);
+    let reads = |depth: u32| {
+        let text = format!(
+            "duration = \"2 ms\"\n[flows.it]\nkind = \"nvme-read\"\nhost = \"a\"\ndevice = \"a/nvme0\"\ndepth = {depth}\n"
+        );
+        run(&rack, &text).flows.remove(0)
+    };
+    assert!((70e3..100e3).contains(&reads(1).latency_ns.mean));
+    let many = reads(256);
+    assert!((0.8e6..1.2e6).contains(&many.jobs_per_second), "{}", many.jobs_per_second);
+    assert_eq!(many.bottleneck, "a/nvme0: medium");
+}

@@ -75,7 +75,7 @@ fn operations_are_counted_by_jobs() {
     let flow = |name: &str, tenant: &str| {
         format!(
             "[flows.{name}]\nkind = \"nvme-read\"\nhost = \"near\"\ndevice = \"near/nvme0\"\ntenant = \"{tenant}\"\n\
-             depth = 64\nrandom = true\n"
+             depth = 64\nrandom = true\nservice = {{ lognormal = \"10 us\", sigma = 0.15 }}\n"
         )
     };
     let flows = "duration = \"5 ms\"\n".to_owned() + &flow("a", "shop") + &flow("b", "lab");

@@ -89,7 +89,14 @@ fn read(name: &str, text: &str) -> HostTiming {
             combine: 0,
         },
         iommu: IommuTiming { entries: 1, page: 4096, hit: none, walk: none, walkers: 1 },
-        memory: MemoryTiming { latency: none, bandwidth: 1, completion: 0, partial_write: none },
+        memory: MemoryTiming {
+            latency: none,
+            bandwidth: 1,
+            completion: 0,
+            long_read: 0,
+            long_completion: 0,
+            partial_write: none,
+        },
         cpu: CpuTiming {
             line: 64,
             fill: none,
@@ -116,7 +123,7 @@ mod tests {
         let keys = |name: &str| -> Vec<String> {
             values(name).unwrap().1.into_iter().map(|value| value.key).collect()
         };
-        assert_eq!(keys(USUAL).len(), 6 + 5 + 4 + 8);
+        assert_eq!(keys(USUAL).len(), 6 + 5 + 6 + 8);
         for (name, _) in FILES {
             assert_eq!(keys(name), keys(USUAL), "{name}");
             for value in values(name).unwrap().1 {
