@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::Lease;
 use rackbus_pci::vfio_user::Client as User;
+use rackbus_rma::{LIBRARY_ENV, Library};
 use rackbus_spec::vfio_user::region;
 use support::machines::{Machines, free_port};
 use support::relay::Relay;
@@ -69,7 +70,22 @@ fn same(user: &User, round: u32) {
 
 #[test]
 fn memory_of_another_machine_keeps_what_was_stored() {
-    let rack = Machines::start(RACK);
+    keeps_what_was_stored(RACK);
+}
+
+/// Where there is a lane, large pieces move by that.
+#[test]
+fn memory_of_another_machine_keeps_what_moved_by_a_lane() {
+    match Library::load() {
+        Ok(_) => {}
+        Err(error) if std::env::var_os(LIBRARY_ENV).is_some() => panic!("{error}"),
+        Err(error) => return println!("left out: {error}"),
+    }
+    keeps_what_was_stored(&RACK.replace("[link]\n", "[link]\nrdma = \"tcp\"\n"));
+}
+
+fn keeps_what_was_stored(text: &str) {
+    let rack = Machines::start(text);
     let listen = format!("127.0.0.1:{}", free_port());
     let relay = Relay::start(listen.clone());
     let mut alpha = rack.machine("alpha");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::Lease;
 use rackbus_driver::net::{Net, NetOptions};
+use rackbus_rma::{LIBRARY_ENV, Library};
 use rackbus_spec::virtio::net::Header;
 use support::PATIENCE;
 use support::machines::{Machine, Machines, free_port};
@@ -87,8 +88,8 @@ impl Stream {
 }
 
 /// Alpha, and beta with alpha's function, through a relay.
-fn borrowed() -> (Machines, Machine, Machine, Relay, Lease) {
-    let rack = Machines::start(RACK);
+fn borrowed(text: &str) -> (Machines, Machine, Machine, Relay, Lease) {
+    let rack = Machines::start(text);
     let listen = format!("127.0.0.1:{}", free_port());
     let relay = Relay::start(listen.clone());
     let mut alpha = rack.machine("alpha");
@@ -101,7 +102,7 @@ fn borrowed() -> (Machines, Machine, Machine, Relay, Lease) {
 
 #[test]
 fn frames_of_another_machine_come_once_and_in_order_whatever_becomes_of_the_connection() {
-    let (rack, mut alpha, beta, relay, lease) = borrowed();
+    let (rack, mut alpha, beta, relay, lease) = borrowed(RACK);
     assert_eq!(serde_json::to_value(lease.placement).unwrap(), "borrower");
     // The other function is used on the lender's own machine.
     let own = alpha.borrow("alpha/nic0.vf2", "alpha");
@@ -150,4 +151,29 @@ fn frames_of_another_machine_come_once_and_in_order_whatever_becomes_of_the_conn
         assert!(begun.elapsed() < PATIENCE, "the function of a dead machine still works");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Batches of frames move beside the link, whose completions come in whatever order; frames stay in theirs.
+#[test]
+fn frames_that_move_by_a_lane_come_once_and_in_order() {
+    match Library::load() {
+        Ok(_) => {}
+        Err(error) if std::env::var_os(LIBRARY_ENV).is_some() => panic!("{error}"),
+        Err(error) => return println!("left out: {error}"),
+    }
+    let text = RACK.replace("[link]\n", "[link]\nrdma = \"tcp\"\n");
+    let (rack, alpha, beta, relay, lease) = borrowed(&text);
+    let own = alpha.borrow("alpha/nic0.vf2", "alpha");
+    let (mut far, mut near) = (open(&lease), open(&own));
+    let (mut there, mut back) = (Stream::new(), Stream::new());
+    let lane = || rack.function("alpha/nic0.vf1")["front"]["link"]["lane"].clone();
+    rack.wait(|_| lane()["up"] == true);
+    for _ in 0..3 {
+        there.flow(&mut far, &mut near, 2000);
+        back.flow(&mut near, &mut far, 2000);
+        relay.kill();
+    }
+    rack.wait(|_| lane()["operations"].as_u64() > Some(0));
+    drop(far);
+    beta.json(&["return", &lease.lease.to_string()]);
 }

@@ -114,7 +114,14 @@ fn nodes(common: &Common, hosts: &[String]) -> Result<Vec<(String, ControlClient
         // Where hosts are machines, each has its own folder alone.
         let is_here = |host: &str| run_dir.join(host).is_dir();
         let here = rack.hosts.iter().filter(|host| is_here(&host.name));
-        return Ok(here.map(|host| client(&host.name)).collect());
+        let here: Vec<_> = here.map(|host| client(&host.name)).collect();
+        return match here.is_empty() {
+            false => Ok(here),
+            true => Err(Failure::new(
+                "no node of the rack runs on this machine",
+                "run this on the machine of the host that you mean",
+            )),
+        };
     }
     hosts.iter().map(|name| Ok(client(&named_host(&rack, name)?.name))).collect()
 }
@@ -123,7 +130,7 @@ fn silent(host: &str, error: ControlClientError) -> Failure {
     match error {
         ControlClientError::Unreachable { .. } => Failure::new(
             format!("the node of {host} does not answer"),
-            "look with `rackbus status`, start the rack with `rackbus up`",
+            "look with `rackbus status`; where hosts are machines, run this on the host's own",
         ),
         other => other.into(),
     }

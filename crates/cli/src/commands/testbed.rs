@@ -123,9 +123,9 @@ struct Machine {
     process: i32,
 }
 
-/// The network namespace of a machine of `rack`.
+/// The network namespace of a machine of `rack`: another one than that of its host's interface in the rack's network.
 fn namespace(rack: &str, machine: &str) -> String {
-    format!("rackbus-{rack}-{machine}")
+    format!("rackbus-testbed-{rack}-{machine}")
 }
 
 /// The processes in the machines' network namespaces.
@@ -399,7 +399,8 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
     let names = [CONTROL_MACHINE].into_iter().chain(rack.hosts.iter().map(|it| it.name.as_str()));
     let machines = (1..).zip(names).map(|(number, name): (u32, &str)| Machine {
         name: name.to_owned(),
-        address: format!("10.77.{}.{}", number / 250, number % 250),
+        // The rack's network has others.
+        address: format!("10.66.{}.{}", number / 250, number % 250),
         process: 0,
     });
     let mut testbed = Testbed { rack: rack.name.clone(), file, machines: machines.collect() };

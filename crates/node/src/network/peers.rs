@@ -80,6 +80,11 @@ pub(super) struct AskingNode {
 }
 
 impl AskingNode {
+    /// A node on another machine.
+    pub fn on_another_machine(host: String, outbox: Arc<Outbox<ReceiverMessage>>) -> AskingNode {
+        AskingNode { host, voice: Voice::Carried(outbox) }
+    }
+
     /// Nobody takes anything out of a ring of its any more.
     pub fn ring_closed(&self, ring: u64) {
         if !self.voice.say(ReceiverMessage::Closed { ring }, &[]) {
@@ -290,8 +295,7 @@ impl NetworkService {
             Some(carrier) => {
                 let Ok(outbox) = Outbox::new() else { return };
                 let outbox = Arc::new(outbox);
-                let voice = Voice::Carried(outbox.clone());
-                let asker = Arc::new(AskingNode { host, voice });
+                let asker = Arc::new(AskingNode::on_another_machine(host, outbox.clone()));
                 let over = ReceivingEnd::new(&self.0, asker.clone(), carrier, outbox).run();
                 tracing::debug!(host = asker.host, %over, "frames of a host are not received any more");
                 asker

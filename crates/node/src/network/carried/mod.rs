@@ -12,6 +12,8 @@
 
 mod receiving;
 mod sending;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;

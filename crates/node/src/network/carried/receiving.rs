@@ -63,7 +63,7 @@ impl ReceivingEnd {
     }
 
     /// Does what there is to do; whether there was anything.
-    fn turn(&mut self) -> Result<bool, Over> {
+    pub(super) fn turn(&mut self) -> Result<bool, Over> {
         let mut some = self.say()?;
         some |= self.wire.receive()?;
         while let Some((head, bytes)) = self.wire.next()? {

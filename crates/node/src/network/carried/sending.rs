@@ -75,7 +75,7 @@ impl SendingEnd {
     }
 
     /// Does what there is to do; whether there was anything.
-    fn turn(&mut self) -> Result<bool, Over> {
+    pub(super) fn turn(&mut self) -> Result<bool, Over> {
         let mut some = self.say()?;
         some |= self.wire.receive()?;
         while let Some((head, bytes)) = self.wire.next()? {
@@ -123,7 +123,7 @@ impl SendingEnd {
     }
 
     /// A ring in this machine's memory for what goes to a ring of the other one's.
-    fn open(
+    pub(super) fn open(
         &mut self,
         number: u64,
         (from, to): (PortQueueId, usize),
