@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rackbus_control::ControlClient;
 use rackbus_control::api::HostState;
 use rackbus_fabric::rack::Rack;
+use rackbus_node::network::namespace_of;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -212,6 +213,10 @@ impl Testbed {
         let machines = self.machines.iter().map(|machine| self.namespace(&machine.name));
         for namespace in machines.chain([self.bridge()]) {
             let _ = run("ip", &["netns", "delete", &namespace]);
+        }
+        // A machine's own mounts ended with it; the names of what it mounted are in a folder of all.
+        for machine in &self.machines {
+            let _ = rackbus_netdev::namespace::remove(&namespace_of(&self.rack, &machine.name));
         }
     }
 

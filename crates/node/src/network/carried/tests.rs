@@ -90,7 +90,7 @@ fn network() -> NetworkService {
     let (rack, _) = rackbus_devices::class::parse_rack("rack.toml", text).unwrap();
     let rack: Rack = rack;
     let ports = BTreeMap::from([(FUNCTION.to_owned(), PortOptions::default())]);
-    let link = ShmLink::new("t", std::path::Path::new("/nowhere"), ["alpha", "beta"].into_iter());
+    let link = ShmLink::new("t", std::path::Path::new("/nowhere"), ["alpha", "beta"]);
     NetworkService::new(&rack, &ports, "alpha", Arc::new(link), true)
 }
 
@@ -165,17 +165,17 @@ fn a_sender_that_breaks_the_protocol_is_let_go() {
         queue: 0,
         to: FUNCTION.to_owned(),
     };
-    let cases: [&dyn Fn(&Played, u64); 6] = [
-        &|played, _| played.say(Head { kind: 9, ..Head::default() }, &[]),
-        &|played, _| played.say(Head { kind: kind::CREDIT, ..Head::default() }, &[]),
-        &|played, ring| played.frame(ring, &vec![0; MAX_FRAME + 1]),
-        &|played, ring| played.frame(ring, &[]),
-        &|played, _| {
+    let cases: [fn(&Played, u64); 6] = [
+        |played, _| played.say(Head { kind: 9, ..Head::default() }, &[]),
+        |played, _| played.say(Head { kind: kind::CREDIT, ..Head::default() }, &[]),
+        |played, ring| played.frame(ring, &vec![0; MAX_FRAME + 1]),
+        |played, ring| played.frame(ring, &[]),
+        |played, _| {
             let length = (MAX_MESSAGE as u32 + 1).into();
             played.say(Head { length, kind: kind::MESSAGE, ..Head::default() }, &[]);
         },
         // More than the window, to a receiver that takes nothing.
-        &|played, ring| (0..2 * WINDOW / 60_000 + 2).for_each(|_| played.frame(ring, &[0; 60_000])),
+        |played, ring| (0..2 * WINDOW / 60_000 + 2).for_each(|_| played.frame(ring, &[0; 60_000])),
     ];
     for (nth, breaks) in cases.into_iter().enumerate() {
         let network = network();
