@@ -1,9 +1,11 @@
-//! A drive of another machine: what the link between machines costs over the bare exchange of the same bytes.
+//! A drive of another machine, and the network between machines: what the link costs over the bare exchange of the same
+//! bytes.
 //!
 //! The lender's engine is a thread, and the driver with its front another one, joined by the link over the
 //! loopback. The bare exchanges are two such threads with nothing but a socket, or TLS of the same library on one.
 
 mod bare;
+mod network;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock, mpsc};
@@ -150,6 +152,37 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
                 |ours, peer| ours / peer,
             )?;
         }
+    }
+    between_hosts(&authority, settings, report)
+}
+
+/// What a stream between two hosts in the rack's network is called, and the bytes of its large segments.
+const STREAM: &str = "tcp 1 stream";
+const SEGMENT: usize = 64 << 10;
+
+/// A stream of TCP between hosts of two machines, against as many bytes in pieces of a large segment's.
+fn between_hosts(
+    authority: &CertificateAuthority,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    if !STREAM.contains(&settings.only) {
+        return Ok(());
+    }
+    let Some(apart) = network::Apart::start(&settings.dir, 1500)? else {
+        report.note("tcp 1 stream: left out, it takes root and the rackbus command");
+        return Ok(());
+    };
+    let load = Load::new(SEGMENT, 8, false, false);
+    let gigabits = |rate: f64| rate * SEGMENT as f64 * 8e-9;
+    for (peer_name, over_tls) in [("the bytes over TLS", true), ("the bytes over TCP", false)] {
+        let (unit, runs) = ("Gbit/s", settings.runs);
+        report.compare(
+            Case { area: "machines", case: STREAM, peer_name, unit, runs },
+            || Ok(apart.pair.streams(1, settings.time)?.rate),
+            || Ok(gigabits(bare::run(authority, &load, over_tls, settings.time)?)),
+            |ours, peer| ours / peer,
+        )?;
     }
     Ok(())
 }

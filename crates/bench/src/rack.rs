@@ -50,7 +50,7 @@ pub struct Lease {
 
 impl Rack {
     /// The `rackbus` binary: this program, or its neighbour.
-    fn find() -> Option<PathBuf> {
+    pub fn find() -> Option<PathBuf> {
         let me = std::env::current_exe().ok()?;
         let neighbour = me.with_file_name("rackbus");
         neighbour.is_file().then_some(neighbour)

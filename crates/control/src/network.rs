@@ -84,6 +84,9 @@ pub struct LearnedAddress {
 pub struct PeerStatus {
     /// Name of the other port.
     pub peer: String,
+    /// How frames reach it: `memory`, or `TLS` where it is on another machine.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub way: String,
     /// Rings that are open to it.
     pub rings: u64,
     /// Times that a ring to it was opened.

@@ -242,9 +242,6 @@ pub enum FrontError {
     /// What was offered is not fit.
     #[error(transparent)]
     Exchange(#[from] rackbus_memory::ExchangeError),
-    /// The other node is on another machine.
-    #[error("memory cannot be mapped on another machine; borrow it on its lender's")]
-    Unmapped,
     /// It came with the wrong number of files.
     #[error("{0} descriptors came with the medium, not {1}")]
     Files(usize, usize),
@@ -420,14 +417,15 @@ mod tests {
     fn the_front_of_each_class_runs_where_its_medium_can_be_had() {
         const PLACES: [(&str, bool, bool); 6] = [
             ("nvme", true, true),
-            ("memory", true, false),
-            ("nic", false, false),
+            ("memory", true, true),
+            ("nic", true, true),
             ("accelerator", true, true),
             ("upstream", false, false),
             ("vfio", false, false),
         ];
         let folder = tempfile::tempdir().unwrap();
-        let folders = Folders::new(folder.path(), folder.path());
+        let network = Arc::new(rackbus_net::LocalNetwork::new([]));
+        let folders = Folders::new(folder.path(), folder.path()).with_network(network);
         for (class, at_borrower, on_another_machine) in PLACES {
             let least = LEAST.iter().find(|(name, ..)| *name == class);
             let keys = match class {

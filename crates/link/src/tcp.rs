@@ -2,8 +2,9 @@
 //!
 //! An address is `tcp:HOST:PORT`, where the node of a host listens. Which host a peer is says its certificate
 //! ([`Subject::Node`]). Neither memory nor descriptors can be passed: what needs that is refused on both
-//! sides. What is left is the conversation of a front at the borrower with its medium at the lender, and that
-//! about segments, whose packets (`packets`) say what became of memory instead of passing it.
+//! sides. What is left is the conversation of a front at the borrower with its medium at the lender, that of the network,
+//! whose frames are carried, and that about segments, whose packets (`packets`) say what became of memory instead of
+//! passing it.
 
 pub(crate) mod packets;
 
@@ -101,14 +102,12 @@ fn refusal(service: &Purpose) -> Option<&'static str> {
         Purpose::Medium { .. }
         | Purpose::Resume { .. }
         | Purpose::Window { .. }
-        | Purpose::Segments => None,
+        | Purpose::Segments
+        | Purpose::Network => None,
         Purpose::Function { .. } => Some(
             "between machines, a function's front runs at its borrower; borrow it with \
              `--placement borrower`",
         ),
-        Purpose::Network => {
-            Some("hosts on different machines share no memory for a network's frames")
-        }
     }
 }
 
@@ -470,11 +469,8 @@ mod tests {
         let authority = authority();
         let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
         let function = Purpose::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
-        for (service, why) in [
-            (function, "--placement borrower"),
-            (Purpose::Network, "no memory for a network's frames"),
-        ] {
-            let asked = hello("beta", service);
+        {
+            let (asked, why) = (hello("beta", function), "--placement borrower");
             let said = beta.connect("tcp:127.0.0.1:1", &asked).err().unwrap().to_string();
             assert!(said.contains(why), "{said}");
             // A borrower that asks all the same.

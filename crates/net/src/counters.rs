@@ -63,8 +63,14 @@ impl Drops {
     /// Counts one frame that was dropped for `cause`.
     #[inline]
     pub fn count(&self, cause: Cause) {
+        self.add(cause, 1);
+    }
+
+    /// Counts so many.
+    #[inline]
+    pub fn add(&self, cause: Cause, frames: u64) {
         let place = CAUSES.iter().position(|it| *it == cause).unwrap_or(0);
-        self.0[place].add(1);
+        self.0[place].add(frames);
     }
 
     /// How many there were of each.

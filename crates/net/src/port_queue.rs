@@ -23,7 +23,7 @@ use crate::address::MacAddress;
 use crate::capture::Captured;
 use crate::counters::LaneCounters;
 use crate::offload::Offload;
-use crate::port::{Frame, MAX_FRAME, NetworkPort, Sent};
+use crate::port::{Cause, Frame, MAX_FRAME, NetworkPort, Sent};
 use crate::switch::{HEAD, StationSwitch};
 
 use incoming::Incoming;
@@ -57,6 +57,8 @@ pub enum News {
     Failed(usize),
     /// The ring to a station is of no more use.
     Lost(usize),
+    /// So many frames that were sent to a station were lost on their way.
+    Dropped(usize, u64),
     /// A ring from a queue, and its number. What is left in an older one from there comes before it.
     Incoming(PortQueueId, u64, FrameReceiver),
     /// The ring of that number has no sender any more: what is in it is taken out, and nothing else will come.
@@ -227,6 +229,9 @@ impl PortQueue {
                     self.lose(to)
                 }
                 News::Lost(_) => {}
+                News::Dropped(to, frames) => {
+                    self.handle.counters().peers[to].drops.add(Cause::Down, frames);
+                }
                 News::Incoming(from, number, receiver) => {
                     let data = epoll::EventData::new_u64(FRAMES | number);
                     if let Err(error) =

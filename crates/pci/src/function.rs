@@ -226,9 +226,6 @@ pub enum MediumRefused {
     /// A front has it already.
     #[error("another front has the medium")]
     InUse,
-    /// The medium is memory that its user maps.
-    #[error("the medium is memory, which a front on another machine cannot map")]
-    Unmapped,
     /// Memory or descriptors could not be had.
     #[error(transparent)]
     Exchange(#[from] rackbus_memory::ExchangeError),

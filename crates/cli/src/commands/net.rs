@@ -39,9 +39,10 @@ enum Command {
   rackbus on beta -- iperf3 -s         a program in beta's namespace
 
 Addresses, neighbours and the MTU come from the rack file's [network] section. An interface stays until
-`rackbus net down` or `rackbus down`; a node that starts anew makes it again. Needs root.")]
+`rackbus net down` or `rackbus down`; a node that starts anew makes it again. Needs root.
+Where hosts are machines, `rackbus net up` on each of them.")]
 struct UpArgs {
-    /// The hosts; all of the rack without any.
+    /// The hosts; without any, all of the rack whose nodes run on this machine.
     #[arg(value_name = "HOST")]
     hosts: Vec<String>,
 }
@@ -52,7 +53,7 @@ struct UpArgs {
   rackbus net down
   rackbus net down beta")]
 struct DownArgs {
-    /// The hosts; all of the rack without any.
+    /// The hosts; without any, all of the rack whose nodes run on this machine.
     #[arg(value_name = "HOST")]
     hosts: Vec<String>,
 }
@@ -63,7 +64,7 @@ struct DownArgs {
   rackbus net status
   rackbus net status alpha --json")]
 struct StatusArgs {
-    /// The hosts; all of the rack without any.
+    /// The hosts; without any, all of the rack whose nodes run on this machine.
     #[arg(value_name = "HOST")]
     hosts: Vec<String>,
 }
@@ -110,7 +111,17 @@ fn nodes(common: &Common, hosts: &[String]) -> Result<Vec<(String, ControlClient
         (host.to_owned(), ControlClient::new(&socket))
     };
     if hosts.is_empty() {
-        return Ok(rack.hosts.iter().map(|host| client(&host.name)).collect());
+        // Where hosts are machines, each has its own folder alone.
+        let is_here = |host: &str| run_dir.join(host).is_dir();
+        let here = rack.hosts.iter().filter(|host| is_here(&host.name));
+        let here: Vec<_> = here.map(|host| client(&host.name)).collect();
+        return match here.is_empty() {
+            false => Ok(here),
+            true => Err(Failure::new(
+                "no node of the rack runs on this machine",
+                "run this on the machine of the host that you mean",
+            )),
+        };
     }
     hosts.iter().map(|name| Ok(client(&named_host(&rack, name)?.name))).collect()
 }
@@ -119,7 +130,7 @@ fn silent(host: &str, error: ControlClientError) -> Failure {
     match error {
         ControlClientError::Unreachable { .. } => Failure::new(
             format!("the node of {host} does not answer"),
-            "look with `rackbus status`, start the rack with `rackbus up`",
+            "look with `rackbus status`; where hosts are machines, run this on the host's own",
         ),
         other => other.into(),
     }
@@ -206,7 +217,8 @@ async fn status(common: &Common, output: &Output, hosts: &[String]) -> Result<()
             ports().flat_map(|(_, port)| port.peers.iter().map(|it| pair_row(port, it))).collect();
         if !pairs.is_empty() {
             o.line("");
-            let head = ["from", "to", "sent", "bytes", "received", "bytes", "ring", "dropped"];
+            let head =
+                ["from", "to", "by", "sent", "bytes", "received", "bytes", "ring", "dropped"];
             o.table(&head, pairs);
         }
     });
@@ -256,6 +268,7 @@ fn pair_row(port: &PortStatus, peer: &PeerStatus) -> Vec<Cell> {
     vec![
         port.port.clone().into(),
         peer.peer.clone().into(),
+        peer.way.clone().into(),
         peer.sent.to_string().into(),
         format_size(peer.sent_bytes).into(),
         peer.received.to_string().into(),

@@ -158,7 +158,7 @@ impl Args {
             }
         };
         let ports = rackbus_devices::class::ports(&devices);
-        let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), !own_machine);
+        let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), own_machine);
         let term = state_dir.join("control.term");
         let folders = Folders::new(state_dir, rack_dir).with_network(Arc::new(network.clone()));
         let taker = vfio::taker(&self.host, &folders);

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rackbus_control::ControlClient;
 use rackbus_control::api::HostState;
 use rackbus_fabric::rack::Rack;
+use rackbus_node::network::namespace_of;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -123,9 +124,9 @@ struct Machine {
     process: i32,
 }
 
-/// The network namespace of a machine of `rack`.
+/// The network namespace of a machine of `rack`: another one than that of its host's interface in the rack's network.
 fn namespace(rack: &str, machine: &str) -> String {
-    format!("rackbus-{rack}-{machine}")
+    format!("rackbus-testbed-{rack}-{machine}")
 }
 
 /// The processes in the machines' network namespaces.
@@ -212,6 +213,10 @@ impl Testbed {
         let machines = self.machines.iter().map(|machine| self.namespace(&machine.name));
         for namespace in machines.chain([self.bridge()]) {
             let _ = run("ip", &["netns", "delete", &namespace]);
+        }
+        // A machine's own mounts ended with it; the names of what it mounted are in a folder of all.
+        for machine in &self.machines {
+            let _ = rackbus_netdev::namespace::remove(&namespace_of(&self.rack, &machine.name));
         }
     }
 
@@ -399,7 +404,8 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
     let names = [CONTROL_MACHINE].into_iter().chain(rack.hosts.iter().map(|it| it.name.as_str()));
     let machines = (1..).zip(names).map(|(number, name): (u32, &str)| Machine {
         name: name.to_owned(),
-        address: format!("10.77.{}.{}", number / 250, number % 250),
+        // The rack's network has others.
+        address: format!("10.66.{}.{}", number / 250, number % 250),
         process: 0,
     });
     let mut testbed = Testbed { rack: rack.name.clone(), file, machines: machines.collect() };

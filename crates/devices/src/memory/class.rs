@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, format_size};
 use rackbus_fabric::text::{Parsed, SIZES, Section, wrong};
+use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
 
 use super::CLASS;
 use super::function::{CLASS_CODE, DEVICE_ID, MemoryFunction, VENDOR_ID};
+use super::medium::RemoteMemory;
 use super::span::{AtReturn, MemorySpan, SpanError};
 use crate::class::{Class, DeviceConfig, FrontError, PciIdentity};
 use crate::lost::Lost;
@@ -40,12 +42,26 @@ impl Class for MemoryClass {
         &self,
         description: &str,
         access: MediumAccess,
-        // Memory is loaded from and stored into without asking; there is nothing to give up.
-        _lost: Lost,
+        lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
         match access {
+            // Memory that is mapped is loaded from and stored into without asking; there is nothing to give up.
             MediumAccess::Files(files) => Ok(Box::new(MemoryFunction::front(description, files)?)),
-            MediumAccess::Carried(_) => Err(FrontError::Unmapped),
+            MediumAccess::Carried(carried) => {
+                Ok(Box::new(RemoteMemory::carried(description, carried, lost)?))
+            }
+        }
+    }
+
+    fn front_again(
+        &self,
+        description: &str,
+        end: InheritedEnd,
+        lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        match end.session {
+            None => Ok(Box::new(MemoryFunction::front(description, end.files)?)),
+            Some(_) => Ok(Box::new(RemoteMemory::again(description, end, lost)?)),
         }
     }
 }
@@ -98,6 +114,10 @@ impl DeviceConfig for MemorySection {
         true
     }
 
+    fn is_carried(&self) -> bool {
+        true
+    }
+
     fn detail(&self) -> String {
         let kept = match self.at_return {
             AtReturn::Zero => "zeroed",
@@ -114,12 +134,14 @@ impl DeviceConfig for MemorySection {
     fn resume(
         &self,
         folders: &Folders,
-        medium: Vec<OwnedFd>,
+        mut medium: Vec<OwnedFd>,
     ) -> std::io::Result<Box<dyn Function>> {
         let path = self.place.file(&self.function, folders);
+        let exchange = medium.split_off(MemorySpan::file_count(path.is_some()).min(medium.len()));
         let span = MemorySpan::again(path.as_deref(), self.size, self.at_return, medium);
-        let span = span.map_err(refused)?;
-        Ok(Box::new(MemoryFunction::new(span, digest(&self.function))?))
+        let mut function = MemoryFunction::new(span.map_err(refused)?, digest(&self.function))?;
+        function.inherited.files = exchange;
+        Ok(Box::new(function))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::Carried;
+use rackbus_memory::{Carried, CarriedSession, InheritedEnd};
 use rackbus_pci::{
     Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused,
     ModelState, ResetKind, RestoreError, SaveError, Work,
@@ -10,6 +10,7 @@ use rackbus_pci::{
 use serde::{Deserialize, Serialize};
 
 use super::CLASS;
+use super::medium::Port;
 use super::span::{MemorySpan, SpanError};
 use crate::class::FrontError;
 
@@ -26,21 +27,81 @@ pub(super) const CLASS_CODE: [u8; 3] = [0x05, 0x00, 0x00];
 /// What a front needs to know of the memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Described {
+pub(super) struct Described {
     /// Length of the span, and of the BAR, in bytes.
     size: u64,
     /// Device serial number that the function's PCI capability shows.
     serial: u64,
 }
 
+impl Described {
+    /// What another node described.
+    ///
+    /// # Errors
+    /// When it is no memory that there can be.
+    pub fn read(description: &str) -> Result<Described, FrontError> {
+        let described: Described = serde_json::from_str(description)?;
+        let size = described.size;
+        if !(4096..=1 << 62).contains(&size) || !size.is_power_of_two() {
+            return Err(FrontError::Device(std::io::Error::other(SpanError::Unfit(size))));
+        }
+        Ok(described)
+    }
+}
+
+/// The function of that memory, whose BAR is `mappable` or asks for each access.
+pub(super) fn info(described: &Described, mappable: Option<Mappable>) -> FunctionInfo {
+    let bar =
+        Bar { index: BAR, size: described.size, is_64bit: true, prefetchable: true, mappable };
+    FunctionInfo {
+        vendor_id: VENDOR_ID,
+        device_id: DEVICE_ID,
+        subsystem_vendor_id: VENDOR_ID,
+        subsystem_id: DEVICE_ID,
+        revision: 1,
+        class: CLASS_CODE,
+        bars: vec![bar],
+        // It raises none, but every function has one.
+        msix_vectors: 1,
+        msi_vectors: 0,
+        vendor: Vec::new(),
+        serial: described.serial,
+    }
+}
+
 /// The function's registers as they are saved; its content stays in its file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MemoryState {
+pub(super) struct MemoryState {
     size: u64,
     serial: u64,
     #[serde(default)]
     served: bool,
+    /// A front on another machine is served, by an exchange whose files come behind the memory's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    carried: bool,
+}
+
+impl MemoryState {
+    /// Of memory that nobody elsewhere has.
+    pub fn of(described: &Described) -> MemoryState {
+        let Described { size, serial } = *described;
+        MemoryState { size, serial, served: false, carried: false }
+    }
+
+    /// Refuses the state of other memory than that.
+    ///
+    /// # Errors
+    /// [`RestoreError::Different`].
+    pub fn is_of(&self, here: &Described) -> Result<(), RestoreError> {
+        if (self.size, self.serial) == (here.size, here.serial) {
+            return Ok(());
+        }
+        Err(RestoreError::Different(format!(
+            "of memory {:#x} with {} bytes, this is {:#x} with {}",
+            self.serial, self.size, here.serial, here.size
+        )))
+    }
 }
 
 /// Memory as a function.
@@ -52,6 +113,10 @@ pub struct MemoryFunction {
     health: Health,
     /// A front elsewhere has the medium.
     served: bool,
+    /// What serves it to a front on another machine.
+    pub(super) port: Option<Port>,
+    /// What came with a saved state that is to be restored.
+    pub(super) inherited: InheritedEnd,
 }
 
 impl MemoryFunction {
@@ -62,28 +127,16 @@ impl MemoryFunction {
     pub fn new(span: MemorySpan, serial: u64) -> std::io::Result<MemoryFunction> {
         let memory = BarMemory::new(span.descriptor()?);
         let mappable = Mappable { memory: memory.clone(), areas: vec![(0, span.length())] };
-        let bar = Bar {
-            index: BAR,
-            size: span.length(),
-            is_64bit: true,
-            prefetchable: true,
-            mappable: Some(mappable),
-        };
-        let info = FunctionInfo {
-            vendor_id: VENDOR_ID,
-            device_id: DEVICE_ID,
-            subsystem_vendor_id: VENDOR_ID,
-            subsystem_id: DEVICE_ID,
-            revision: 1,
-            class: CLASS_CODE,
-            bars: vec![bar],
-            // It raises none, but every function has one.
-            msix_vectors: 1,
-            msi_vectors: 0,
-            vendor: Vec::new(),
-            serial,
-        };
-        Ok(MemoryFunction { info, span, memory, health: Health::default(), served: false })
+        let info = info(&Described { size: span.length(), serial }, Some(mappable));
+        Ok(MemoryFunction {
+            info,
+            span,
+            memory,
+            health: Health::default(),
+            served: false,
+            port: None,
+            inherited: InheritedEnd::default(),
+        })
     }
 
     /// The front of the memory that another node described and whose file it gave. The function is
@@ -92,11 +145,8 @@ impl MemoryFunction {
     /// # Errors
     /// [`FrontError`].
     pub fn front(description: &str, files: Vec<OwnedFd>) -> Result<MemoryFunction, FrontError> {
-        let Described { size, serial } = serde_json::from_str(description)?;
+        let Described { size, serial } = Described::read(description)?;
         let unfit = |error: SpanError| FrontError::Device(std::io::Error::other(error));
-        if !(4096..=1 << 62).contains(&size) || !size.is_power_of_two() {
-            return Err(unfit(SpanError::Unfit(size)));
-        }
         let count = files.len();
         let [file] = files.try_into().map_err(|_| FrontError::Files(count, 1))?;
         let span = MemorySpan::elsewhere(file, size).map_err(unfit)?;
@@ -151,6 +201,10 @@ impl Function for MemoryFunction {
     }
 
     fn reset(&mut self, _bus: &Bus<'_>, kind: ResetKind) {
+        if let Some(mut port) = self.port.take() {
+            port.end();
+            self.served = false;
+        }
         // Memory keeps its content when it is reset; it has no other state.
         if kind == ResetKind::Scrub {
             self.served = false;
@@ -158,29 +212,38 @@ impl Function for MemoryFunction {
         }
     }
 
-    fn poll(&mut self, _bus: &Bus<'_>) -> Work {
-        Work::Asleep(None)
+    fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        self.port.as_mut().map_or(Work::Asleep(None), |port| port.poll(&self.span, bus))
     }
 
     fn park(&mut self, _bus: &Bus<'_>) -> bool {
-        true
+        self.port.as_mut().is_none_or(Port::rest)
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.port.as_ref().and_then(Port::wake_fd)
     }
 
     fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
-        if carried.is_some() {
-            return Err(MediumRefused::Unmapped);
-        }
         if self.served {
             return Err(MediumRefused::InUse);
         }
-        let files = vec![self.memory.descriptor().map_err(MediumRefused::Files)?];
+        // What could not be taken away from a former user is nobody else's.
+        let file = self.memory.descriptor().map_err(MediumRefused::Files)?;
+        let files = match carried {
+            None => vec![file],
+            Some(carried) => {
+                self.port = Some(Port::carried(carried)?);
+                Vec::new()
+            }
+        };
         self.served = true;
         let description = serde_json::to_string(&self.described()).unwrap_or_default();
         Ok(MediumOffer { class: CLASS, description, files })
+    }
+
+    fn carried_by(&mut self, session: CarriedSession) {
+        self.inherited.session = Some(session);
     }
 
     fn quiesce(&mut self, _bus: &Bus<'_>) {}
@@ -188,24 +251,23 @@ impl Function for MemoryFunction {
     fn save(&mut self, _bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
         // What could not be taken away from a former user is not passed on to who goes on either.
         drop(self.memory.descriptor()?);
-        let Described { size, serial } = self.described();
-        let state = MemoryState { size, serial, served: self.served };
-        let state = ModelState::new(CLASS, VERSION, &state)?;
-        Ok((state, self.span.files()?))
+        let mut files = self.span.files()?;
+        files.extend(self.port.as_mut().map(Port::save).transpose()?.unwrap_or_default());
+        let (served, carried) = (self.served, self.port.is_some());
+        let state = MemoryState { served, carried, ..MemoryState::of(&self.described()) };
+        Ok((ModelState::new(CLASS, VERSION, &state)?, files))
     }
 
     /// The content continues with its file, which the function was made with.
     fn restore(&mut self, _bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
-        let MemoryState { size, serial, served } = state.read(CLASS, VERSION)?;
-        let saved = Described { size, serial };
-        let here = self.described();
-        if saved == here {
-            self.served = served;
-            return Ok(());
+        let state: MemoryState = state.read(CLASS, VERSION)?;
+        state.is_of(&self.described())?;
+        let end = std::mem::take(&mut self.inherited);
+        if state.carried {
+            let port = Port::again(end).map_err(|error| RestoreError::Invalid(error.to_string()));
+            self.port = Some(port?);
         }
-        Err(RestoreError::Different(format!(
-            "of memory {:#x} with {} bytes, this is {:#x} with {}",
-            saved.serial, saved.size, here.serial, here.size
-        )))
+        self.served = state.served;
+        Ok(())
     }
 }

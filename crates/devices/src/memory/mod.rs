@@ -4,9 +4,11 @@
 //! * `class`: what the rack file says of one.
 //! * `span`: the bytes, the file that holds them, and how they are taken away from a user.
 //! * `function`: the function around them.
+//! * `medium`: the two ends where the front runs on another machine, and each access is a question.
 
 mod class;
 mod function;
+mod medium;
 mod span;
 
 #[cfg(test)]

@@ -220,6 +220,11 @@ impl MemorySpan {
         self.file.sync_data()
     }
 
+    /// How many [`files`](MemorySpan::files) there are, of a span that is at home in a file or in memory.
+    pub fn file_count(in_file: bool) -> usize {
+        if in_file { 2 } else { 1 }
+    }
+
     /// What another process needs to continue with the span.
     ///
     /// # Errors

@@ -6,15 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_fabric::rack::{DeviceSection, PortRules};
 use rackbus_fabric::text::{Parsed, Section, wrong};
+use rackbus_memory::InheritedEnd;
 use rackbus_net::{MacAddress, PortOptions};
-use rackbus_pci::Function;
+use rackbus_pci::{Function, MediumAccess};
 use rackbus_qos::{Rate, RateUnit};
 use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE};
 use rackbus_spec::virtio::{DEVICE_ID_BASE, VENDOR_ID};
 
 use super::function::{Nic, NicCounters, NicOptions};
 use super::{CLASS, MOST_PAIRS};
-use crate::class::{Class, DeviceConfig, PciIdentity};
+use crate::class::{Class, DeviceConfig, FrontError, PciIdentity};
+use crate::lost::Lost;
 use crate::place::Folders;
 
 /// Functions of a device at most.
@@ -55,6 +57,24 @@ impl Class for NicClass {
 
     fn state_version(&self) -> Option<u32> {
         Some(super::saved::VERSION)
+    }
+
+    fn front(
+        &self,
+        description: &str,
+        access: MediumAccess,
+        lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        super::medium::front(description, access, lost)
+    }
+
+    fn front_again(
+        &self,
+        description: &str,
+        end: InheritedEnd,
+        lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        super::medium::front_again(description, end, lost)
     }
 
     fn read(&self, _section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
@@ -211,6 +231,13 @@ struct NicFunction {
     counters: Arc<NicCounters>,
 }
 
+impl NicFunction {
+    fn make(&self, folders: &Folders) -> std::io::Result<Nic> {
+        let port = folders.network.as_ref().map(|network| network.port(&self.options.name));
+        Ok(Nic::new(&self.options, port.transpose()?, self.counters.clone()))
+    }
+}
+
 impl DeviceConfig for NicFunction {
     fn detail(&self) -> String {
         let NicOptions { pairs, mac, rate, .. } = &self.options;
@@ -254,15 +281,23 @@ impl DeviceConfig for NicFunction {
         ]
     }
 
+    fn is_separable(&self) -> bool {
+        true
+    }
+
+    fn is_carried(&self) -> bool {
+        true
+    }
+
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>> {
-        let port = folders.network.as_ref().map(|network| network.port(&self.options.name));
-        let nic = Nic::new(&self.options, port.transpose()?, self.counters.clone());
-        Ok(Box::new(nic))
+        self.make(folders).map(|nic| Box::new(nic) as _)
     }
 
     /// The frames that lie in its port are the network's.
-    fn resume(&self, folders: &Folders, _: Vec<OwnedFd>) -> std::io::Result<Box<dyn Function>> {
-        self.model(folders)
+    fn resume(&self, folders: &Folders, files: Vec<OwnedFd>) -> std::io::Result<Box<dyn Function>> {
+        let mut nic = self.make(folders)?;
+        nic.inherited.files = files;
+        Ok(Box::new(nic))
     }
 }
 

@@ -8,18 +8,21 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_memory::DmaSpace;
+use rackbus_memory::{Carried, CarriedSession, DmaSpace, InheritedEnd};
 use rackbus_net::{MacAddress, NetworkPort};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{
-    Bus, Function, FunctionInfo, ModelState, Operations, ResetKind, RestoreError, SaveError, Work,
+    Bus, Function, FunctionInfo, MediumOffer, MediumRefused, ModelState, Operations, ResetKind,
+    RestoreError, SaveError, Work,
 };
 use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE, config, control, feature};
 
 use super::control::{LONGEST, NicSettings};
+use super::medium::{Description, RemotePort, ServedPort};
+use super::port::NicPort;
 use super::receive::{Cutting, Delivery};
 use super::shaper::Shaper;
-use super::{MOST_PAIRS, features};
+use super::{CLASS, MOST_PAIRS, features};
 use crate::virtio::{Chain, DriverFault, QueueError, RegisterWrite, Transport, Used, layout};
 
 /// For how long a queue's memory may be out of reach until the driver is told that it is broken: a hypervisor maps
@@ -93,7 +96,11 @@ pub struct Nic {
     info: FunctionInfo,
     pub(super) operations: Operations,
     pub(super) counters: Arc<NicCounters>,
-    pub(super) port: Option<Box<dyn NetworkPort>>,
+    pub(super) port: NicPort,
+    /// What serves the port to a front elsewhere; the function itself does nothing then.
+    pub(super) served: Option<ServedPort>,
+    /// What came with a saved state that is to be restored.
+    pub(super) inherited: InheritedEnd,
     pub(super) mac: MacAddress,
     pub(super) most_pairs: u16,
     rate: Option<u64>,
@@ -127,24 +134,51 @@ impl Nic {
         port: Option<Box<dyn NetworkPort>>,
         counters: Arc<NicCounters>,
     ) -> Nic {
-        let pairs = options.pairs.clamp(1, MOST_PAIRS);
-        let queues = 2 * pairs + 1;
         let serial = crate::place::digest(&options.name);
-        let many = if pairs > 1 { feature::MQ } else { 0 };
         let mac = port.as_ref().map_or(options.mac, |port| port.mac());
+        let shown = options.rate.map(|(rate, _)| rate);
+        let port = port.map_or(NicPort::Absent, NicPort::Own);
+        let nic = Nic::with_port(serial, (options.pairs, shown), mac, port, counters);
+        let (inward, outward) = (Shaper::new(options.rate), Shaper::new(options.rate));
+        Nic { inward, outward, ..nic }
+    }
+
+    /// The front of a function whose port another node has, which keeps to its rate.
+    pub(super) fn front(
+        description: &Description,
+        port: RemotePort,
+        counters: Arc<NicCounters>,
+    ) -> Nic {
+        let Description { serial, mac, pairs, rate, .. } = *description;
+        let port = NicPort::Remote(Box::new(port));
+        Nic::with_port(serial, (pairs, rate), MacAddress(mac), port, counters)
+    }
+
+    fn with_port(
+        serial: u64,
+        (pairs, rate): (u16, Option<u64>),
+        mac: MacAddress,
+        port: NicPort,
+        counters: Arc<NicCounters>,
+    ) -> Nic {
+        let pairs = pairs.clamp(1, MOST_PAIRS);
+        let queues = 2 * pairs + 1;
+        let many = if pairs > 1 { feature::MQ } else { 0 };
         Nic {
             info: layout::info(DEVICE_TYPE, CLASS_CODE, queues, config::SIZE, serial),
             operations: Operations::new(&NAMES),
             counters,
-            link_up: port.as_ref().is_some_and(|port| port.is_up()),
+            link_up: port.get().is_some_and(|port| port.is_up()),
             port,
+            served: None,
+            inherited: InheritedEnd::default(),
             mac,
             most_pairs: pairs,
-            rate: options.rate.map(|(rate, _)| rate),
+            rate,
             transport: Transport::new(features::OFFERED | many, features::allows, queues),
             settings: NicSettings::new(0, mac),
-            inward: Shaper::new(options.rate),
-            outward: Shaper::new(options.rate),
+            inward: Shaper::new(None),
+            outward: Shaper::new(None),
             chain: Chain::default(),
             delivery: Delivery::default(),
             cutting: None,
@@ -173,7 +207,7 @@ impl Nic {
         put(config::MAC, &self.settings.mac);
         put(config::STATUS, &status.to_le_bytes());
         put(config::MAX_PAIRS, &self.most_pairs.to_le_bytes());
-        let mtu = self.port.as_ref().map_or(1500, |port| port.mtu());
+        let mtu = self.port.get().map_or(1500, |port| port.mtu());
         put(config::MTU, &mtu.to_le_bytes());
         let speed = self.rate.map_or(config::SPEED_UNKNOWN, megabits);
         put(config::SPEED, &speed.to_le_bytes());
@@ -183,7 +217,7 @@ impl Nic {
 
     /// The port's link may have changed.
     fn look_at_link(&mut self, bus: &Bus<'_>) {
-        let up = self.port.as_ref().is_some_and(|port| port.is_up());
+        let up = self.port.get().is_some_and(|port| port.is_up());
         if up != self.link_up {
             self.link_up = up;
             self.transport.config_changed(bus.irq);
@@ -193,15 +227,22 @@ impl Nic {
     /// The engine polls: the port need not ring. True when it slept before.
     fn wake_up(&mut self) -> bool {
         let slept = std::mem::take(&mut self.parked);
-        if let (true, Some(port)) = (slept, &mut self.port) {
+        if let (true, Some(port)) = (slept, self.port.get_mut()) {
             port.unpark();
         }
         slept
     }
 
     fn attend(&mut self, on: bool) {
-        if let Some(port) = &mut self.port {
+        if let Some(port) = self.port.get_mut() {
             port.attend(on);
+        }
+    }
+
+    /// No front elsewhere has the port any more.
+    fn end_served(&mut self) {
+        if let (Some(mut served), Some(port)) = (self.served.take(), self.port.get_mut()) {
+            served.end(port);
         }
     }
 
@@ -344,6 +385,7 @@ impl Function for Nic {
     }
 
     fn reset(&mut self, bus: &Bus<'_>, _kind: ResetKind) {
+        self.end_served();
         self.attend(false);
         self.wake_up();
         self.transport.reset(bus.irq);
@@ -354,6 +396,9 @@ impl Function for Nic {
 
     fn poll(&mut self, bus: &Bus<'_>) -> Work {
         let slept = self.wake_up();
+        if let Some(work) = self.serve(bus) {
+            return work;
+        }
         self.look_at_link(bus);
         if !self.transport.runs() || !bus.dma.master() {
             return Work::Asleep(None);
@@ -379,7 +424,10 @@ impl Function for Nic {
 
     fn park(&mut self, bus: &Bus<'_>) -> bool {
         self.parked = true;
-        let quiet = self.port.as_mut().is_none_or(|port| port.park());
+        if let (Some(served), Some(port)) = (&mut self.served, self.port.get_mut()) {
+            return served.rest(port);
+        }
+        let quiet = self.port.get_mut().is_none_or(|port| port.park());
         if !self.transport.runs() || !bus.dma.master() {
             return true;
         }
@@ -395,7 +443,38 @@ impl Function for Nic {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.port.as_ref().map(|port| port.wake_fd())
+        let served = self.served.as_ref().and_then(ServedPort::wake_fd);
+        served.or_else(|| self.port.get().map(|port| port.wake_fd()))
+    }
+
+    fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
+        let port = match &self.port {
+            NicPort::Own(port) if self.served.is_none() => port,
+            NicPort::Absent => {
+                let cause = std::io::Error::other("the card is in no network");
+                return Err(MediumRefused::Files(cause));
+            }
+            NicPort::Own(_) | NicPort::Remote(_) => return Err(MediumRefused::InUse),
+        };
+        let description = Description {
+            serial: self.info.serial,
+            mac: self.mac.0,
+            mtu: port.mtu(),
+            pairs: self.most_pairs,
+            rate: self.rate,
+            up: port.is_up(),
+        };
+        let (served, files) = match carried {
+            None => ServedPort::new(&**port).map(|(served, files)| (served, files.into()))?,
+            Some(carried) => (ServedPort::carried(carried, &**port)?, Vec::new()),
+        };
+        self.served = Some(served);
+        let description = serde_json::to_string(&description).unwrap_or_default();
+        Ok(MediumOffer { class: CLASS, description, files })
+    }
+
+    fn carried_by(&mut self, session: CarriedSession) {
+        self.inherited.session = Some(session);
     }
 
     fn quiesce(&mut self, _bus: &Bus<'_>) {

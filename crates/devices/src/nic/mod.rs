@@ -3,6 +3,7 @@
 //! * [`class`]: what the rack file says of one.
 //! * [`function`]: a virtual function: registers, polling, sleeping. `transmit`, `receive`: frames between its queues
 //!   and its port. `saved`: all of it as a value.
+//! * [`medium`]: the two ends where the front runs elsewhere than the port.
 //! * [`features`]: what is offered to drivers, and what they may accept together.
 //! * [`control`]: the control queue's commands. [`filter`]: which frames a driver wants. [`steering`]: which queue a
 //!   frame goes to. All of them pure.
@@ -15,6 +16,8 @@ pub mod control;
 pub mod features;
 pub mod filter;
 pub mod function;
+pub mod medium;
+mod port;
 mod receive;
 mod saved;
 mod shaper;

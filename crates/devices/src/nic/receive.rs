@@ -181,7 +181,7 @@ impl Nic {
         for _ in 0..BURST {
             let more = match self.cutting.is_some() {
                 true => true,
-                false => self.port.as_mut().is_some_and(|port| port.next().is_some()),
+                false => self.port.get_mut().is_some_and(|port| port.next().is_some()),
             };
             if !more {
                 break;
@@ -221,7 +221,7 @@ impl Nic {
         tally: &mut Tally,
         outcome: &mut PollOutcome,
     ) -> Result<Taken, (u16, QueueError)> {
-        let Some(port) = &mut self.port else { return Ok(Taken::Gone) };
+        let Some(port) = self.port.get_mut() else { return Ok(Taken::Gone) };
         let Some(frame) = port.next() else { return Ok(Taken::Gone) };
         if let Err(at) = self.inward.ready(bus.now_ns) {
             count(&self.counters.throttled);

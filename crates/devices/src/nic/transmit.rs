@@ -33,7 +33,7 @@ impl Nic {
         }
         self.first_pair = (first + 1) % pairs;
         if outcome.done
-            && let Some(port) = &mut self.port
+            && let Some(port) = self.port.get_mut()
         {
             port.flush();
         }
@@ -56,7 +56,7 @@ impl Nic {
             let cursor = ring.cursor();
             let sent = match ring.take(bus.dma, &mut self.chain) {
                 Ok(false) => break,
-                Ok(true) => send(bus.dma, &self.chain, accepted, self.port.as_mut(), &mut parts),
+                Ok(true) => send(bus.dma, &self.chain, accepted, self.port.get_mut(), &mut parts),
                 Err(error) => Err(error),
             };
             parts.clear();
@@ -94,7 +94,7 @@ fn send<'d>(
     dma: &'d DmaSpace,
     chain: &Chain,
     accepted: u64,
-    port: Option<&mut Box<dyn NetworkPort>>,
+    port: Option<&mut dyn NetworkPort>,
     parts: &mut Vec<DmaSlice<'d>>,
 ) -> Result<(Sent, usize), QueueError> {
     let length = chain.readable_bytes.saturating_sub(HEADER_SIZE as u64);

@@ -4,12 +4,14 @@
 //! function's engine for its port. A queue that has something for a station asks for a ring (`RingOpener`). One
 //! thread of this service answers: it makes the ring itself where the station is this host's, and asks the
 //! station's node otherwise (`peers`). The memory of a ring is its receiver's, and a loan of the host's
-//! fabric to the sender's host for as long as their conversation lasts.
+//! fabric to the sender's host for as long as their conversation lasts. Between machines each end has a ring of its own,
+//! and frames are carried from the one to the other (`carried`).
 //!
 //! That the interface is wanted is noted where its host's programs find it: by the name of its network namespace.
 //! So a node that starts anew brings it up again by itself.
 
 mod capture;
+mod carried;
 mod interface;
 mod messages;
 mod peers;
@@ -54,9 +56,6 @@ const MOST_QUEUES: u16 = 16;
 /// Why the network cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// Hosts that are machines.
-    #[error("hosts on different machines share no memory for the network's frames")]
-    Apart,
     /// The node may not make an interface.
     #[error("a network interface cannot be made without rights: {0}")]
     Rights(std::io::Error),
@@ -84,7 +83,6 @@ impl NetworkError {
     /// What the user can do.
     pub fn remedy(&self) -> &'static str {
         match self {
-            NetworkError::Apart => "use a rack whose hosts are all on one machine",
             NetworkError::Rights(_) => {
                 "start the rack as root, or with the capabilities CAP_NET_ADMIN and CAP_SYS_ADMIN"
             }
@@ -123,8 +121,8 @@ struct Shared {
     switch: Arc<StationSwitch>,
     clock: Clock,
     link: Arc<dyn Connect>,
-    /// Whether the hosts share memory.
-    joined: bool,
+    /// Whether the hosts are machines, which share no memory.
+    apart: bool,
     requests: mpsc::Sender<(PortQueueId, usize)>,
     /// Taken by the thread that answers.
     asked: Mutex<Option<mpsc::Receiver<(PortQueueId, usize)>>>,
@@ -169,14 +167,14 @@ impl RingOpener for Requests {
 }
 
 impl NetworkService {
-    /// That of `host` in a rack whose network functions have `ports`; `joined` says whether its hosts share
-    /// memory.
+    /// That of `host` in a rack whose network functions have `ports`; `apart` says whether its hosts are
+    /// machines.
     pub fn new(
         rack: &Rack,
         ports: &BTreeMap<String, PortOptions>,
         host: &str,
         link: Arc<dyn Connect>,
-        joined: bool,
+        apart: bool,
     ) -> NetworkService {
         let stations = Stations::of(rack, ports);
         let switch = Arc::new(StationSwitch::new(
@@ -192,7 +190,7 @@ impl NetworkService {
             switch,
             clock: Arc::new(monotonic_ns),
             link,
-            joined,
+            apart,
             requests,
             asked: Mutex::new(Some(asked)),
             state: Mutex::default(),
@@ -217,7 +215,7 @@ impl NetworkService {
             };
             std::thread::Builder::new().name("network".into()).spawn(answer)?;
         }
-        let wanted = self.0.joined && namespace::open(&self.0.namespace()).is_ok();
+        let wanted = namespace::open(&self.0.namespace()).is_ok();
         if wanted {
             let _one = self.0.change();
             if let Err(error) = self.make_interface() {
@@ -262,9 +260,6 @@ impl NetworkService {
 
     fn make_interface(&self) -> Result<(), NetworkError> {
         let shared = &self.0;
-        if !shared.joined {
-            return Err(NetworkError::Apart);
-        }
         let Some((station, own)) = shared.stations.named(&shared.host) else {
             return Err(NetworkError::NoPort(shared.host.clone()));
         };

@@ -4,21 +4,49 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_link::{Hello, IncomingConnection, LinkError, Purpose, VERSIONS};
+use rackbus_link::{Conversation, Hello, IncomingConnection, LinkError, Purpose, VERSIONS};
 use rackbus_memory::frames::FrameEvents;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, FrameSender, PacketStream, PeerEvent, SharedMemory};
 use rackbus_net::port_queue::LAYOUT;
 use rackbus_net::{News, PortQueueId, StationKind};
+use serde::Serialize;
 
+use super::carried::{Outbox, ReceivingEnd, SendingEnd};
 use super::messages::{ReceiverMessage, SenderMessage, decode, encode};
+use super::rings::Made;
 use super::{NetworkService, Shared, State};
+
+/// How another node is told something.
+enum Voice<M> {
+    /// Packets, which memory goes along with.
+    Packets(Arc<dyn PacketStream>),
+    /// What the thread of a connection to another machine sends, with frames.
+    Carried(Arc<Outbox<M>>),
+}
+
+impl<M: Serialize> Voice<M> {
+    /// Says something; false when the other node takes nothing.
+    fn say(&self, message: M, fds: &[BorrowedFd<'_>]) -> bool {
+        match self {
+            Voice::Packets(packets) => packets.send(&encode(&message), fds).is_ok(),
+            Voice::Carried(outbox) => outbox.say(message),
+        }
+    }
+
+    fn end(&self) {
+        match self {
+            Voice::Packets(packets) => packets.shut_down(),
+            Voice::Carried(outbox) => outbox.end(),
+        }
+    }
+}
 
 /// A node that this one asks.
 #[derive(Default)]
 pub(super) struct Peer {
     /// `None` while it is being connected to.
-    packets: Option<Arc<dyn PacketStream>>,
+    voice: Option<Voice<SenderMessage>>,
     /// What was asked and is not answered yet, by the number of the question.
     pending: HashMap<u64, (PortQueueId, usize)>,
     /// Rings that this host's queues send into, by number.
@@ -27,8 +55,8 @@ pub(super) struct Peer {
 
 impl Peer {
     /// Says something. A node that takes no messages answers none either: what waits for it ends in time.
-    fn say(&self, ask: &SenderMessage) -> bool {
-        self.packets.as_ref().is_none_or(|packets| packets.send(&encode(ask), &[]).is_ok())
+    fn say(&self, ask: SenderMessage) -> bool {
+        self.voice.as_ref().is_none_or(|voice| voice.say(ask, &[]))
     }
 
     /// A port of this host's is closed: nothing will be sent from it any more.
@@ -39,7 +67,7 @@ impl Peer {
             .collect();
         for ring in gone {
             self.rings.remove(&ring);
-            self.say(&SenderMessage::Close { ring });
+            self.say(SenderMessage::Close { ring });
         }
         self.pending.retain(|_, (from, _)| from.station != station);
     }
@@ -48,17 +76,26 @@ impl Peer {
 /// A node that asks this one.
 pub(super) struct AskingNode {
     host: String,
-    packets: Arc<dyn PacketStream>,
+    voice: Voice<ReceiverMessage>,
 }
 
 impl AskingNode {
+    /// A node on another machine.
+    pub fn on_another_machine(host: String, outbox: Arc<Outbox<ReceiverMessage>>) -> AskingNode {
+        AskingNode { host, voice: Voice::Carried(outbox) }
+    }
+
     /// Nobody takes anything out of a ring of its any more.
     pub fn ring_closed(&self, ring: u64) {
-        let fds: &[BorrowedFd<'_>] = &[];
-        if self.packets.send(&encode(&ReceiverMessage::Closed { ring }), fds).is_err() {
+        if !self.voice.say(ReceiverMessage::Closed { ring }, &[]) {
             // It takes no messages: it asks anew when it is back.
-            self.packets.shut_down();
+            self.voice.end();
         }
+    }
+
+    /// Whether the memory of its rings is passed to it.
+    pub fn has_memory(&self) -> bool {
+        matches!(self.voice, Voice::Packets(_))
     }
 }
 
@@ -67,15 +104,12 @@ impl Shared {
     pub(super) fn ask(self: &Arc<Self>, from: PortQueueId, to: usize, host: &str) {
         let mut state = self.lock();
         let Some(port_queue) = state.port_queue(from) else { return };
-        if !self.joined {
-            return port_queue.tell(News::Failed(to));
-        }
         state.next_request += 1;
         let request = state.next_request;
         let is_new = !state.peers.contains_key(host);
         let peer = state.peers.entry(host.to_owned()).or_default();
         peer.pending.insert(request, (from, to));
-        let said = peer.say(&self.open_question(request, from, to));
+        let said = peer.say(self.open_question(request, from, to));
         if !said {
             peer.pending.remove(&request);
             port_queue.tell(News::Failed(to));
@@ -96,7 +130,7 @@ impl Shared {
         let (shared, host) = (self.clone(), host.to_owned());
         let talk = move || {
             match shared.reach(&host) {
-                Ok(packets) => shared.hear_peer(&host, packets),
+                Ok(stream) => shared.talk_to(&host, &*stream),
                 Err(error) => tracing::debug!(%error, host, "a host is out of the network's reach"),
             }
             let mut state = shared.lock();
@@ -105,7 +139,7 @@ impl Shared {
         std::thread::Builder::new().name("network peer".into()).spawn(talk).map(drop)
     }
 
-    fn reach(&self, host: &str) -> Result<Arc<dyn PacketStream>, LinkError> {
+    fn reach(&self, host: &str) -> Result<Arc<dyn Conversation>, LinkError> {
         let hello = Hello {
             versions: VERSIONS,
             rack: self.rack.clone(),
@@ -113,22 +147,47 @@ impl Shared {
             to: host.to_owned(),
             service: Purpose::Network,
         };
-        let stream = self.link.connect(&self.link.address(host), &hello)?;
-        let broken = |cause| LinkError::Broken { peer: host.to_owned(), cause };
-        stream.offer_packets().map_err(broken)
+        let unknown = || LinkError::Unreachable {
+            address: host.to_owned(),
+            cause: std::io::ErrorKind::NotFound.into(),
+        };
+        let address = self.link.locate(host).ok_or_else(unknown)?;
+        self.link.connect(&address, &hello)
     }
 
-    /// Asks what waits to be asked, and hears answers until the node is gone.
-    fn hear_peer(self: &Arc<Self>, host: &str, packets: Arc<dyn PacketStream>) {
-        {
-            let mut state = self.lock();
-            let Some(peer) = state.peers.get_mut(host) else { return };
-            peer.packets = Some(packets.clone());
-            let waiting: Vec<_> = peer.pending.iter().map(|(it, what)| (*it, *what)).collect();
-            for (request, (from, to)) in waiting {
-                peer.say(&self.open_question(request, from, to));
+    /// Asks what waits to be asked, and goes on until the node is gone.
+    fn talk_to(self: &Arc<Self>, host: &str, stream: &dyn Conversation) {
+        let Some(carrier) = stream.carrier() else {
+            return match stream.offer_packets() {
+                Ok(packets) => self.hear_peer(host, packets),
+                Err(error) => tracing::debug!(%error, host, "a host is out of the network's reach"),
+            };
+        };
+        let outbox = match Outbox::new() {
+            Ok(outbox) => Arc::new(outbox),
+            Err(error) => {
+                return tracing::error!(%error, host, "a host cannot be reached by the network");
             }
+        };
+        self.begin_with(host, Voice::Carried(outbox.clone()));
+        let over = SendingEnd::new(self, host, carrier, outbox).run();
+        tracing::debug!(host, %over, "frames are not sent to a host any more");
+    }
+
+    /// Asks by `voice` what waits to be asked.
+    fn begin_with(&self, host: &str, voice: Voice<SenderMessage>) {
+        let mut state = self.lock();
+        let Some(peer) = state.peers.get_mut(host) else { return };
+        peer.voice = Some(voice);
+        let waiting: Vec<_> = peer.pending.iter().map(|(it, what)| (*it, *what)).collect();
+        for (request, (from, to)) in waiting {
+            peer.say(self.open_question(request, from, to));
         }
+    }
+
+    /// Hears answers until the node is gone.
+    fn hear_peer(self: &Arc<Self>, host: &str, packets: Arc<dyn PacketStream>) {
+        self.begin_with(host, Voice::Packets(packets.clone()));
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
         while let Ok(packet) = packets.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
         {
@@ -136,21 +195,28 @@ impl Shared {
                 tracing::warn!(host, "a node sent a malformed message and is disconnected");
                 break;
             };
-            self.told(host, tell, packet.fds);
+            self.told(host, tell, |_, _| sender(packet.fds));
         }
         packets.shut_down();
     }
 
-    fn told(self: &Arc<Self>, host: &str, tell: ReceiverMessage, fds: Vec<OwnedFd>) {
+    /// A node that has rings said something. `open` makes the sender of a ring of this number, between a queue and a
+    /// station.
+    pub(super) fn told(
+        &self,
+        host: &str,
+        tell: ReceiverMessage,
+        open: impl FnOnce(u64, (PortQueueId, usize)) -> std::io::Result<FrameSender>,
+    ) {
         let mut state = self.lock();
         let Some(peer) = state.peers.get_mut(host) else { return };
         match tell {
             ReceiverMessage::Opened { request, ring } => {
                 let Some((from, to)) = peer.pending.remove(&request) else {
-                    peer.say(&SenderMessage::Close { ring });
+                    peer.say(SenderMessage::Close { ring });
                     return;
                 };
-                let news = match sender(fds) {
+                let news = match open(ring, (from, to)) {
                     Ok(sender) => {
                         peer.rings.insert(ring, (from, to));
                         News::Opened(to, sender)
@@ -217,23 +283,25 @@ impl NetworkService {
             return incoming.refuse(&format!("the rack has no host {host}"));
         }
         let Ok(stream) = incoming.accept() else { return };
-        let Ok(packets) = stream.take_packets() else { return };
-        drop(stream);
-        let asker = Arc::new(AskingNode { host, packets });
-        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
-        while let Ok(packet) =
-            asker.packets.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
-        {
-            let Some(ask) = buffer.get(..packet.length).and_then(decode) else {
-                tracing::warn!(
-                    host = asker.host,
-                    "a node sent a malformed message and is disconnected"
-                );
-                break;
-            };
-            self.0.asked(&asker, ask);
-        }
-        asker.packets.shut_down();
+        let asker = match stream.carrier() {
+            None => {
+                let Ok(packets) = stream.take_packets() else { return };
+                drop(stream);
+                let voice = Voice::Packets(packets.clone());
+                let asker = Arc::new(AskingNode { host, voice });
+                self.0.hear_asker(&asker, &*packets);
+                asker
+            }
+            Some(carrier) => {
+                let Ok(outbox) = Outbox::new() else { return };
+                let outbox = Arc::new(outbox);
+                let asker = Arc::new(AskingNode::on_another_machine(host, outbox.clone()));
+                let over = ReceivingEnd::new(&self.0, asker.clone(), carrier, outbox).run();
+                tracing::debug!(host = asker.host, %over, "frames of a host are not received any more");
+                asker
+            }
+        };
+        asker.voice.end();
         let mut state = self.0.lock();
         let is_its =
             |of: &Option<Arc<AskingNode>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
@@ -246,7 +314,31 @@ impl NetworkService {
 }
 
 impl Shared {
-    fn asked(&self, asker: &Arc<AskingNode>, ask: SenderMessage) {
+    /// Hears a node that is passed memory, until it is gone.
+    fn hear_asker(&self, asker: &Arc<AskingNode>, packets: &dyn PacketStream) {
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
+        while let Ok(packet) = packets.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+        {
+            let Some(ask) = buffer.get(..packet.length).and_then(decode) else {
+                let host = &asker.host;
+                tracing::warn!(host, "a node sent a malformed message and is disconnected");
+                return;
+            };
+            let Some((answer, made)) = self.asked(asker, ask) else { continue };
+            let fds: Vec<_> = made.iter().flat_map(|made| &made.handles).map(AsFd::as_fd).collect();
+            if !asker.voice.say(answer, &fds) {
+                // It asks anew when it is back.
+                return;
+            }
+        }
+    }
+
+    /// A node asks for a ring, or is done with one: what it is to be answered, and the ring that was made.
+    pub(super) fn asked(
+        &self,
+        asker: &Arc<AskingNode>,
+        ask: SenderMessage,
+    ) -> Option<(ReceiverMessage, Option<Made>)> {
         let mut state = self.lock();
         match ask {
             SenderMessage::Open { request, from, queue: number, to } => {
@@ -254,27 +346,20 @@ impl Shared {
                 let made = ends.and_then(|(station, to)| {
                     state.make_ring(self, Some(asker.clone()), PortQueueId { station, number }, to)
                 });
-                let (tell, handles, ring) = match made {
+                Some(match made {
                     Ok(made) => {
-                        let tell = ReceiverMessage::Opened { request, ring: made.number };
-                        (tell, Some(made.handles), Some(made.number))
+                        let ring = made.number;
+                        (ReceiverMessage::Opened { request, ring }, Some(made))
                     }
-                    Err(reason) => (ReceiverMessage::Refused { request, reason }, None, None),
-                };
-                let fds: Vec<_> = handles.iter().flatten().map(AsFd::as_fd).collect();
-                if asker.packets.send(&encode(&tell), &fds).is_err() {
-                    // It asks anew when it is back.
-                    asker.packets.shut_down();
-                    if let Some(ring) = ring {
-                        state.end_ring(ring);
-                    }
-                }
+                    Err(reason) => (ReceiverMessage::Refused { request, reason }, None),
+                })
             }
             SenderMessage::Close { ring } => {
                 let is_its = state.rings.get(&ring).and_then(|it| it.asker.as_ref());
                 if is_its.is_some_and(|it| Arc::ptr_eq(it, asker)) {
                     state.end_ring(ring);
                 }
+                None
             }
         }
     }

@@ -55,17 +55,10 @@ impl State {
         if let Some(number) = before.map(|(number, _)| *number) {
             self.end_ring(number);
         }
-        let bytes = LAYOUT.bytes().expect("it is a ring that can be") as u64;
-        let memory = SharedMemory::create("rackbus-net", bytes).map_err(|it| it.to_string())?;
-        let loan = self.lend(shared, from, &memory, bytes)?;
-        let (ours, theirs, handles) = handles(&memory).map_err(|it| it.to_string())?;
-        let region = memory.region();
-        let ends = FrameReceiver::new(region.clone(), ours, LAYOUT).zip(FrameSender::new(
-            region.clone(),
-            theirs,
-            LAYOUT,
-        ));
-        let (taking, sender) = ends.expect("the memory is as long as the layout");
+        let NewRing { memory, sender, receiver: taking, handles } =
+            NewRing::make().map_err(|it| it.to_string())?;
+        let has_memory = asker.as_ref().is_some_and(|asker| asker.has_memory());
+        let loan = if has_memory { self.lend(shared, from, &memory)? } else { None };
         self.next_ring += 1;
         let number = self.next_ring;
         receiver.tell(News::Incoming(from, number, taking));
@@ -79,12 +72,9 @@ impl State {
         shared: &Shared,
         from: PortQueueId,
         memory: &SharedMemory,
-        bytes: u64,
     ) -> Result<Option<Loan>, String> {
+        let bytes = memory.whole().len() as u64;
         let sender = &shared.stations.all()[from.station].host;
-        if *sender == shared.host {
-            return Ok(None);
-        }
         let unknown = || "the fabric does not know both hosts".to_owned();
         let fabric = self.fabric.as_ref().ok_or_else(unknown)?;
         let ends = fabric.host(sender).zip(fabric.host(&shared.host));
@@ -110,17 +100,37 @@ impl State {
     }
 }
 
-type Handles = (FrameEvents, FrameEvents, [OwnedFd; 3]);
+/// A ring that nobody has used yet.
+struct NewRing {
+    memory: SharedMemory,
+    sender: FrameSender,
+    receiver: FrameReceiver,
+    /// What leads a sender elsewhere to it: the memory, and its events for frames and for room.
+    handles: [OwnedFd; 3],
+}
 
-/// The events of a ring: for its receiver, its sender here, and one elsewhere with the memory.
-fn handles(memory: &SharedMemory) -> std::io::Result<Handles> {
-    let [frames, room] = [Event::new()?, Event::new()?].map(OwnedFd::from);
-    let events = |frames: &OwnedFd, room: &OwnedFd| {
-        Ok::<_, std::io::Error>(FrameEvents {
-            frames: PeerEvent::new(frames.try_clone()?)?,
-            room: PeerEvent::new(room.try_clone()?)?,
-        })
-    };
-    let (ours, theirs) = (events(&frames, &room)?, events(&frames, &room)?);
-    Ok((ours, theirs, [memory.descriptor()?, frames, room]))
+impl NewRing {
+    fn make() -> std::io::Result<NewRing> {
+        let bytes = LAYOUT.bytes().expect("it is a ring that can be") as u64;
+        let memory = SharedMemory::create("rackbus-net", bytes).map_err(std::io::Error::other)?;
+        let [frames, room] = [Event::new()?, Event::new()?].map(OwnedFd::from);
+        let events = || {
+            Ok::<_, std::io::Error>(FrameEvents {
+                frames: PeerEvent::new(frames.try_clone()?)?,
+                room: PeerEvent::new(room.try_clone()?)?,
+            })
+        };
+        let region = memory.region();
+        let receiver = FrameReceiver::new(region.clone(), events()?, LAYOUT);
+        let ends = receiver.zip(FrameSender::new(region.clone(), events()?, LAYOUT));
+        let (receiver, sender) = ends.expect("the memory is as long as the layout");
+        let handles = [memory.descriptor()?, frames, room];
+        Ok(NewRing { memory, sender, receiver, handles })
+    }
+}
+
+/// Both ends of a ring whose frames go on to another machine.
+pub(super) fn ring_of_this_machine() -> std::io::Result<(FrameSender, FrameReceiver)> {
+    let NewRing { sender, receiver, .. } = NewRing::make()?;
+    Ok((sender, receiver))
 }

@@ -17,7 +17,6 @@ impl NetworkError {
     fn problem(&self) -> ApiError {
         let code = match self {
             NetworkError::Rights(_) => "no_rights",
-            NetworkError::Apart => "apart",
             _ => "network",
         };
         ApiError {
@@ -90,7 +89,8 @@ impl Shared {
             let of_peer: Vec<_> = counters.iter().map(|it| &it.peers[nth]).collect();
             let status = peer_status(&peer.name, &of_peer);
             let quiet = PeerStatus { peer: peer.name.clone(), ..PeerStatus::default() };
-            (status != quiet).then_some(status)
+            let way = if self.apart && peer.host != self.host { "TLS" } else { "memory" };
+            (status != quiet).then(|| PeerStatus { way: way.to_owned(), ..status })
         });
         // Of all queues together.
         let since = counters.iter().map(|it| it.pace.since_ns.get());
@@ -128,6 +128,7 @@ fn peer_status(name: &str, queues: &[&PeerCounters]) -> PeerStatus {
     let rings = sum(|it| &it.is_open);
     PeerStatus {
         peer: name.to_owned(),
+        way: String::new(),
         rings,
         opened: sum(|it| &it.opened),
         sent: sum(|it| &it.sent),

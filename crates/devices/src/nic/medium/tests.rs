@@ -1,0 +1,337 @@
+//! A port behind an exchange: the same frames in the same order, and what either end may not do.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use rackbus_memory::exchange::MESSAGE_BYTES;
+use rackbus_memory::{Exchange, SharedMemory};
+use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, PortSource, Sent};
+use rackbus_pci::{Endpoint, FunctionState, Saved};
+
+use super::super::{CLASS, NicOptions};
+use super::*;
+
+const NAME: &str = "alpha/nic0.vf1";
+
+/// A port of a network with its peer, served by a lender to a front.
+struct Apart {
+    network: LocalNetwork,
+    /// `None` while another one takes its place: a port is held by one at a time.
+    lender: Option<Endpoint>,
+    counters: Arc<NicCounters>,
+    description: String,
+    front: RemotePort,
+    peer: Box<dyn NetworkPort>,
+    memory: SharedMemory,
+    now: u64,
+}
+
+fn function(network: &LocalNetwork, rate: Option<(u64, u64)>, counters: &Arc<NicCounters>) -> Nic {
+    let options =
+        NicOptions { mac: MacAddress::derived(NAME), name: NAME.to_owned(), pairs: 1, rate };
+    Nic::new(&options, Some(network.port(NAME).unwrap()), counters.clone())
+}
+
+impl Apart {
+    fn new(rate: Option<(u64, u64)>) -> Apart {
+        let network = LocalNetwork::new([]);
+        let counters = Arc::<NicCounters>::default();
+        let mut lender = Endpoint::new(Box::new(function(&network, rate, &counters)));
+        let mut peer = network.port("alpha/nic0.vf2").unwrap();
+        peer.attend(true);
+        let offer = lender.serve_medium(None).unwrap();
+        assert_eq!(offer.class, CLASS);
+        assert!(lender.serve_medium(None).is_err(), "another front has it");
+        let read: Description = serde_json::from_str(&offer.description).unwrap();
+        assert_eq!((read.up, read.rate), (true, rate.map(|(rate, _)| rate)));
+        let files = exchange(offer.files).unwrap();
+        let front = RemotePort::join(&read, files, Lost::new(|| {}), Arc::default()).unwrap();
+        let memory = SharedMemory::create("frames", 1 << 17).unwrap();
+        let description = offer.description;
+        let lender = Some(lender);
+        Apart { network, lender, counters, description, front, peer, memory, now: 0 }
+    }
+
+    fn attended() -> Apart {
+        let mut it = Apart::new(None);
+        it.front.attend(true);
+        it.turn();
+        it
+    }
+
+    fn turn(&mut self) {
+        self.now += 10_000;
+        self.lender.as_mut().unwrap().poll(self.now);
+    }
+
+    fn send(&mut self, number: u32) -> Sent {
+        let frame = frame(&self.memory, (self.front.mac(), self.peer.mac()), number);
+        let parts = [frame.part(0, 16).unwrap(), frame.part(16, frame.len() - 16).unwrap()];
+        self.front.send(Offload::default(), &parts)
+    }
+
+    fn send_back(&mut self, number: u32) -> Sent {
+        let frame = frame(&self.memory, (self.peer.mac(), self.front.mac()), number);
+        self.peer.send(Offload::default(), &[frame])
+    }
+}
+
+fn length(number: u32) -> usize {
+    18 + (number as usize * 7919) % (MAX_FRAME - 18 - 8)
+}
+
+/// A frame with this number, whose length depends on it.
+fn frame(memory: &SharedMemory, (from, to): (MacAddress, MacAddress), number: u32) -> DmaSlice<'_> {
+    let whole = memory.whole();
+    whole.write_obj(0, &to.0);
+    whole.write_obj(6, &from.0);
+    whole.write_obj(14, &number);
+    whole.part(0, length(number)).unwrap()
+}
+
+fn number(port: &mut dyn NetworkPort) -> Option<u32> {
+    let frame = port.next()?;
+    let number: u32 = frame.bytes.read_obj(14).unwrap();
+    assert_eq!(frame.bytes.len(), length(number));
+    port.consume();
+    Some(number)
+}
+
+#[test]
+fn frames_of_any_length_pass_in_both_directions_in_order() {
+    let mut it = Apart::attended();
+    let (mut sent, mut came) = ([0; 2], [0; 2]);
+    while came[0].min(came[1]) < 2000 {
+        if it.send(sent[0]) == Sent::Done {
+            sent[0] += 1;
+        }
+        it.front.flush();
+        if it.send_back(sent[1]) == Sent::Done {
+            sent[1] += 1;
+        }
+        it.turn();
+        while let Some(next) = number(&mut *it.peer) {
+            assert_eq!(next, came[0]);
+            came[0] += 1;
+        }
+        while let Some(next) = number(&mut it.front) {
+            assert_eq!(next, came[1]);
+            came[1] += 1;
+        }
+    }
+    it.front.flush();
+    it.turn();
+    assert!(it.front.park() && it.lender.as_mut().unwrap().park(), "there is nothing left to do");
+}
+
+/// The front keeps no more than its places hold; what comes then is dropped by who sends it, and counted there.
+#[test]
+fn a_front_that_takes_nothing_stops_nobody_and_goes_on_in_order() {
+    let mut it = Apart::attended();
+    let mut sent = 0u32;
+    let dropped = loop {
+        match it.send_back(sent) {
+            Sent::Done => sent += 1,
+            Sent::Full => std::thread::sleep(std::time::Duration::from_millis(1)),
+            Sent::Dropped(cause) => break cause,
+        }
+        it.turn();
+        assert!(sent < 10_000, "there is room for ever");
+    };
+    assert_eq!(dropped, rackbus_net::Cause::Full);
+    // The other direction continues.
+    assert_eq!(it.send(0), Sent::Done);
+    it.front.flush();
+    it.turn();
+    assert_eq!(number(&mut *it.peer), Some(0));
+    let mut came = 0;
+    for _ in 0..1000 {
+        while let Some(next) = number(&mut it.front) {
+            assert_eq!(next, came);
+            came += 1;
+        }
+        it.turn();
+    }
+    assert_eq!(came, sent);
+}
+
+#[test]
+fn who_does_not_attend_gets_nothing_of_before() {
+    let mut it = Apart::attended();
+    assert_eq!(it.send_back(1), Sent::Done);
+    it.turn();
+    it.front.attend(false);
+    it.front.attend(true);
+    assert_eq!(it.send(1), Sent::Full, "the end of what was before is not answered");
+    for _ in 0..4 {
+        it.turn();
+        assert_eq!(number(&mut it.front), None);
+    }
+    assert_eq!(it.send(2), Sent::Done);
+    assert_eq!(it.send_back(3), Sent::Done);
+    it.front.flush();
+    it.turn();
+    assert_eq!(number(&mut *it.peer), Some(2));
+    assert_eq!(number(&mut it.front), Some(3));
+}
+
+#[test]
+fn the_lender_keeps_to_the_rate_whatever_the_front_does() {
+    // A burst of one of the longest frames, and 1 MB/s.
+    let mut it = Apart::new(Some((1_000_000, 70_000)));
+    it.front.attend(true);
+    it.turn();
+    let (mut passed, begun) = (0, it.now);
+    let mut number = 0;
+    while it.now < begun + 1_000_000_000 {
+        while it.send(number) == Sent::Done {
+            number += 1;
+        }
+        it.front.flush();
+        it.now += 1_000_000;
+        it.turn();
+        while let Some(frame) = it.peer.next() {
+            passed += frame.bytes.len();
+            it.peer.consume();
+        }
+    }
+    assert!((900_000..1_200_000).contains(&passed), "{passed} bytes in a second");
+    assert!(it.counters.throttled.load(Ordering::Relaxed) > 0);
+}
+
+/// Both ends are saved and go on elsewhere, in the middle of what is under way.
+#[test]
+fn both_ends_go_on_elsewhere_without_losing_a_batch() {
+    let mut it = Apart::attended();
+    for number in 0..40 {
+        assert_eq!(it.send(number), Sent::Done);
+        if number < 10 {
+            assert_eq!(it.send_back(number), Sent::Done);
+            it.turn();
+        }
+    }
+    assert_eq!(number(&mut it.front), Some(0));
+    it.front.flush();
+    it.turn();
+    let (state, files) = it.front.save().unwrap();
+    it.front.attend(false);
+    let read: Description = serde_json::from_str(&it.description).unwrap();
+    let end = InheritedEnd { files, session: None };
+    let again = RemotePort::again(&read, end, Lost::new(|| {}), Arc::default()).unwrap();
+    it.front = again;
+    assert_eq!(number(&mut it.front), None, "it is not told yet");
+    it.front.restore(&state).unwrap();
+
+    let Saved { state, descriptors, medium } = it.lender.as_mut().unwrap().save().unwrap();
+    it.lender = None;
+    let mut nic = function(&it.network, None, &it.counters);
+    nic.inherited.files = medium;
+    let mut lender = Endpoint::new(Box::new(nic));
+    let state = FunctionState::from_bytes(&state.to_bytes().unwrap()).unwrap();
+    lender.restore(&state, descriptors).unwrap();
+    it.lender = Some(lender);
+
+    let (mut there, mut here) = (0, 1);
+    for _ in 0..200 {
+        it.front.flush();
+        it.turn();
+        while let Some(next) = number(&mut *it.peer) {
+            assert_eq!(next, there);
+            there += 1;
+        }
+        while let Some(next) = number(&mut it.front) {
+            assert_eq!(next, here);
+            here += 1;
+        }
+    }
+    assert_eq!((there, here), (40, 10));
+}
+
+/// A batch of one frame of 60 bytes whose record says this.
+fn record(length: u32, offload: Offload) -> Vec<u8> {
+    let record = Record { length: length.into(), offload, spare: [0; 2] };
+    [record.as_bytes(), &[2; 60]].concat()
+}
+
+#[test]
+fn a_front_that_breaks_the_rules_is_let_go_and_its_lender_goes_on() {
+    let ask = |slot: u16, kind: u8, bytes: u32| {
+        Ask { slot: slot.into(), kind, flag: 1, bytes: bytes.into() }.as_bytes().to_vec()
+    };
+    let unsound = Offload { gso_type: 9, ..Offload::default() };
+    let batch = ask(0, kind::SEND, 76);
+    let attend = ask(ATTEND, kind::ATTEND, 0);
+    let none = Vec::new;
+    let cases: [(Vec<Vec<u8>>, Vec<u8>); 13] = [
+        (vec![vec![]], none()),
+        (vec![vec![1; MESSAGE_BYTES]], none()),
+        (vec![ask(0, 9, 0)], none()),
+        (vec![ask(BATCHES, kind::SEND, 76)], none()),
+        (vec![ask(0, kind::ROOM, 0)], none()),
+        (vec![ask(WATCH, kind::ATTEND, 0)], none()),
+        (vec![ask(0, kind::SEND, u32::MAX)], none()),
+        (vec![ask(BATCHES, kind::ROOM, 0), ask(BATCHES, kind::ROOM, 0)], none()),
+        (vec![ask(WATCH, kind::WATCH, 0), ask(WATCH, kind::WATCH, 0)], none()),
+        (vec![attend.clone(), batch.clone()], record(u32::MAX, Offload::default())),
+        (vec![attend.clone(), batch.clone()], record(61, Offload::default())),
+        (vec![attend.clone(), batch.clone()], record(3, Offload::default())),
+        (vec![attend, batch], record(60, unsound)),
+    ];
+    for (nth, (messages, data)) in cases.into_iter().enumerate() {
+        let network = LocalNetwork::new([]);
+        let counters = Arc::default();
+        let mut lender = Endpoint::new(Box::new(function(&network, None, &counters)));
+        let files = lender.serve_medium(None).unwrap().files;
+        let files: Vec<OwnedFd> = files;
+        let mut front = Exchange::join(exchange(files).unwrap(), LAYOUT).unwrap();
+        front.data(0, data.len()).unwrap().get().copy_from(&data);
+        for message in messages {
+            front.send(&message, None).unwrap();
+        }
+        front.ring();
+        for now in 1..4 {
+            lender.poll(now);
+        }
+        assert!(front.is_closed(), "case {nth}");
+        lender.scrub();
+        assert!(lender.serve_medium(None).is_ok(), "case {nth}: the next front");
+    }
+}
+
+#[test]
+fn a_lender_that_breaks_the_rules_is_lost_to_its_front() {
+    let answer = |slot: u16, bytes: u32, number: u32| Answer {
+        slot: slot.into(),
+        up: 1,
+        spare: 0,
+        bytes: bytes.into(),
+        number: number.into(),
+    };
+    let first = BATCHES;
+    let cases = [
+        (vec![answer(0, 0, 0)], Vec::new()),
+        (vec![answer(WATCH + 1, 0, 0)], Vec::new()),
+        (vec![answer(ATTEND, 0, 0), answer(ATTEND, 0, 0)], Vec::new()),
+        (vec![answer(first, 0, 0)], Vec::new()),
+        (vec![answer(first, u32::MAX, 0)], Vec::new()),
+        (vec![answer(first, 76, 31)], Vec::new()),
+        (vec![answer(first, 76, 1), answer(first + 1, 76, 1)], Vec::new()),
+        (vec![answer(first, 76, 0)], record(77, Offload::default())),
+    ];
+    let description =
+        Description { serial: 1, mac: [2; 6], mtu: 1500, pairs: 1, rate: None, up: true };
+    for (nth, (answers, data)) in cases.into_iter().enumerate() {
+        let (mut lender, files) = Exchange::create("hostile", LAYOUT).unwrap();
+        let lost = Lost::new(|| {});
+        let mut front = RemotePort::join(&description, files, lost, Arc::default()).unwrap();
+        front.attend(true);
+        lender.data(first.into(), data.len()).unwrap().get().copy_from(&data);
+        for answer in &answers {
+            lender.send(answer.as_bytes(), None).unwrap();
+        }
+        lender.ring();
+        assert!(front.next().is_none(), "case {nth}");
+        assert!(!front.is_up() && lender.is_closed(), "case {nth}");
+        assert!(front.park(), "case {nth}: nothing comes any more");
+    }
+}

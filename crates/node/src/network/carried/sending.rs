@@ -1,0 +1,235 @@
+//! The end of the node that asked for rings: takes frames out of them and sends these.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rackbus_memory::{Carrier, FrameReceiver, FrameSender};
+use rackbus_net::{News, PortQueueId};
+
+use super::super::Shared;
+use super::super::messages::{ReceiverMessage, SenderMessage, decode};
+use super::super::rings::ring_of_this_machine;
+use super::{Head, Idle, Outbox, Over, WINDOW, Wire, cost, kind};
+
+/// Frames of a ring that are taken in its turn.
+const TURN: usize = 16;
+
+/// A node that has the receivers of rings, asked by this one.
+pub(in super::super) struct SendingEnd {
+    shared: Arc<Shared>,
+    host: String,
+    wire: Wire,
+    outbox: Arc<Outbox<SenderMessage>>,
+    rings: Vec<SendingRing>,
+    /// The ring that is first in the next turn.
+    first: usize,
+}
+
+/// A ring of this machine, whose frames go to another one's.
+struct SendingRing {
+    /// Its number at its receiver.
+    number: u64,
+    from: PortQueueId,
+    to: usize,
+    receiver: FrameReceiver,
+    /// Bytes that may be sent.
+    credit: usize,
+    /// Frames that were sent, and that the other node has not put into its ring yet.
+    under_way: u64,
+}
+
+impl SendingEnd {
+    /// The end over a connection to `host`.
+    pub fn new(
+        shared: &Arc<Shared>,
+        host: &str,
+        carrier: Box<dyn Carrier>,
+        outbox: Arc<Outbox<SenderMessage>>,
+    ) -> SendingEnd {
+        let (shared, host) = (shared.clone(), host.to_owned());
+        SendingEnd { shared, host, wire: Wire::new(carrier), outbox, rings: Vec::new(), first: 0 }
+    }
+
+    /// Sends until the connection is over; why it is.
+    pub fn run(mut self) -> Over {
+        let mut idle = Idle::default();
+        loop {
+            match self.turn() {
+                Ok(some) if idle.is_over(some) => {
+                    if let Err(over) = self.sleep() {
+                        return self.end(over);
+                    }
+                }
+                Ok(_) => {}
+                Err(over) => return self.end(over),
+            }
+        }
+    }
+
+    /// What was on its way is lost.
+    fn end(self, over: Over) -> Over {
+        for ring in self.rings {
+            ring.lost(&self.shared);
+        }
+        over
+    }
+
+    /// Does what there is to do; whether there was anything.
+    pub(super) fn turn(&mut self) -> Result<bool, Over> {
+        let mut some = self.say()?;
+        some |= self.wire.receive()?;
+        while let Some((head, bytes)) = self.wire.next()? {
+            self.hear(&head, bytes)?;
+        }
+        some |= self.take_frames()?;
+        self.wire.look(self.rings.iter().any(|ring| ring.under_way > 0))?;
+        Ok(self.wire.give()? || some)
+    }
+
+    /// Messages of other threads.
+    fn say(&mut self) -> Result<bool, Over> {
+        let mut some = false;
+        while let Some(message) = self.outbox.take()? {
+            if let SenderMessage::Close { ring } = message {
+                self.forget(ring);
+            }
+            self.wire.put_message(&message);
+            some = true;
+        }
+        Ok(some)
+    }
+
+    fn forget(&mut self, number: u64) {
+        if let Some(at) = self.rings.iter().position(|ring| ring.number == number) {
+            self.rings.swap_remove(at).lost(&self.shared);
+        }
+    }
+
+    fn hear(&mut self, head: &Head, bytes: std::ops::Range<usize>) -> Result<(), Over> {
+        match head.kind {
+            kind::MESSAGE => {
+                let message = decode(&self.wire.buffer[bytes]).ok_or(Over::Violation)?;
+                if let ReceiverMessage::Closed { ring } = message {
+                    self.forget(ring);
+                }
+                let (shared, host) = (self.shared.clone(), self.host.clone());
+                shared.told(&host, message, |number, ends| self.open(number, ends));
+                Ok(())
+            }
+            kind::CREDIT => self.credit(head),
+            kind::SEEN => Ok(()),
+            _ => Err(Over::Violation),
+        }
+    }
+
+    /// A ring in this machine's memory for what goes to a ring of the other one's.
+    pub(super) fn open(
+        &mut self,
+        number: u64,
+        (from, to): (PortQueueId, usize),
+    ) -> std::io::Result<FrameSender> {
+        let (sender, receiver) = ring_of_this_machine()?;
+        let ring = SendingRing { number, from, to, receiver, credit: WINDOW, under_way: 0 };
+        self.rings.push(ring);
+        Ok(sender)
+    }
+
+    fn credit(&mut self, head: &Head) -> Result<(), Over> {
+        let number = head.ring.get();
+        // One that was closed meanwhile is not there any more.
+        let Some(ring) = self.rings.iter_mut().find(|ring| ring.number == number) else {
+            return Ok(());
+        };
+        let [a, b, c, d, ..] = head.header;
+        let frames = u64::from(u32::from_le_bytes([a, b, c, d]));
+        let credit = ring.credit.checked_add(head.length.get() as usize);
+        ring.credit = credit.filter(|credit| *credit <= WINDOW).ok_or(Over::Violation)?;
+        ring.under_way = ring.under_way.checked_sub(frames).ok_or(Over::Violation)?;
+        Ok(())
+    }
+
+    /// Frames of all rings in turn, as far as there is room.
+    fn take_frames(&mut self) -> Result<bool, Over> {
+        let mut some = false;
+        let count = self.rings.len();
+        for nth in 0..count {
+            let at = (self.first + nth) % count;
+            let ring = &mut self.rings[at];
+            for _ in 0..TURN {
+                if !self.wire.has_room() {
+                    self.first = at;
+                    return Ok(some);
+                }
+                match ring.send_next(&mut self.wire) {
+                    Ok(false) => break,
+                    Ok(true) => some = true,
+                    // Nobody but this process has it.
+                    Err(_) => return Err(Over::Violation),
+                }
+            }
+        }
+        self.first = if count == 0 { 0 } else { (self.first + 1) % count };
+        Ok(some)
+    }
+
+    fn sleep(&mut self) -> Result<(), Over> {
+        // What comes into a ring whose window is used up waits for the other node, and all of it where the connection
+        // takes nothing more.
+        let has_room = self.wire.has_room();
+        let waits =
+            |ring: &SendingRing| has_room && (ring.credit >= WINDOW / 2 || ring.under_way == 0);
+        let mut quiet = true;
+        for ring in self.rings.iter_mut().filter(|ring| waits(ring)) {
+            quiet &= ring.receiver.park();
+        }
+        if quiet {
+            let mut fds = vec![self.outbox.event.as_fd()];
+            fds.extend(self.rings.iter().filter(|ring| waits(ring)).map(|it| it.receiver.as_fd()));
+            self.wire.wait(&fds)?;
+        }
+        self.outbox.event.drain();
+        self.rings.iter_mut().for_each(|ring| ring.receiver.unpark());
+        Ok(())
+    }
+}
+
+impl SendingRing {
+    /// Puts the next frame into what is sent; false when there is none, or the window is used up.
+    fn send_next(&mut self, wire: &mut Wire) -> Result<bool, rackbus_memory::frames::RingBroken> {
+        let Some(frame) = self.receiver.peek()? else { return Ok(false) };
+        let length = frame.bytes.len();
+        if cost(length) > self.credit {
+            return Ok(false);
+        }
+        wire.put(&Head {
+            length: (length as u32).into(),
+            kind: kind::FRAME,
+            spare: 0,
+            header: frame.header,
+            ring: self.number.into(),
+        });
+        let at = wire.out.len();
+        wire.out.resize(at + length, 0);
+        frame.bytes.copy_to(&mut wire.out[at..]);
+        if self.under_way == 0 {
+            // The other node owes nothing until now.
+            wire.heard = std::time::Instant::now();
+        }
+        self.credit -= cost(length);
+        self.under_way += 1;
+        self.receiver.consume();
+        Ok(true)
+    }
+
+    /// The ring is over: its queue counts what was in it, or on its way.
+    fn lost(mut self, shared: &Shared) {
+        let mut frames = self.under_way;
+        while let Ok(Some(_)) = self.receiver.peek() {
+            self.receiver.consume();
+            frames += 1;
+        }
+        if let Some(queue) = shared.lock().port_queue(self.from).filter(|_| frames > 0) {
+            queue.tell(News::Dropped(self.to, frames));
+        }
+    }
+}
