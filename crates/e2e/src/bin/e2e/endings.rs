@@ -90,6 +90,7 @@ pub fn in_the_middle(world: &mut World) -> Result<()> {
     owners(rack, &mut guest, &folder)?;
     users(rack, &mut guest, &folder)?;
     nodes(rack, &mut guest, &folder)?;
+    reset_with_nothing_mapped(rack, &mut guest, &folder)?;
     reboot_in_order(rack, &mut guest, &folder)?;
     let mut guest = Some(guest);
     for what in WHAT {
@@ -187,6 +188,19 @@ fn reboot_in_order(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
     drop(in_guest(guest, host, "copy")?);
     guest.run("pkill -KILL -f '^[^ ]*ending [0-9]'")?;
     owner.kill()
+}
+
+/// The VM is reset while others use a segment of the guest's, and it has nothing mapped: QEMU lives. That segment is
+/// gone when the guest's kernel has found the device again, whether or not it is mounted.
+fn reset_with_nothing_mapped(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+    let inside = node_id(rack, guest.name())?;
+    drop(guest.begin(&format!("{TOOLS}/ending own"), LIMIT)?);
+    let program = on_host(rack, folder, inside, "copy")?;
+    guest.vm().record().qmp()?.command("system_reset", &json!({}))?;
+    bounded("a host's copy, the owner's VM is reset and lives", &program.end()?)?;
+    nothing_of(rack, guest.name())?;
+    guest.release();
+    installed_in(rack, guest, folder)
 }
 
 /// The VM is reset with segments of both sides mapped: whether its QEMU lives (11.1.3 does not where the window

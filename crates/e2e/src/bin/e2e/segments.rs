@@ -24,6 +24,9 @@ const DIRECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/direct.c");
 const MAPPING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/mapping.c");
 /// What is in the middle of something when somebody ends.
 const ENDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/ending.c");
+/// More memory than a guest's window, which has 512 MiB.
+const LARGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/window.c");
+const LARGER_MIB: &str = "640";
 /// The first segment of its owner.
 const MAPPED: &str = "0x3a9000";
 /// A host whose programs take part.
@@ -127,7 +130,7 @@ pub fn installed(rack: &Rack) -> Result<PathBuf> {
         .arg(assigned("OUT", &folder))
         .output()?;
     ensure!(made.status.success(), "{CRATE}: {}", String::from_utf8_lossy(&made.stderr));
-    for source in [DIRECT, MAPPING, ENDING] {
+    for source in [DIRECT, MAPPING, ENDING, LARGER] {
         sisci::build(&folder, source.as_ref())?;
     }
     Ok(folder)
@@ -209,6 +212,7 @@ pub fn in_guests(world: &mut World) -> Result<()> {
     }
     one_segment_everywhere(rack, first, second, &folder)?;
     read_only(rack, first, &folder)?;
+    larger_than_the_window(rack, second, &folder)?;
     helper_dies(rack, first, second, &folder)?;
     for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
         conformance(rack, guest, name, &folder)?;
@@ -259,6 +263,18 @@ fn read_only(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
     share("write")?;
     guest.run(&format!("{TOOLS}/mapping {id} 1 0 end"))?;
     owner.end().map(drop)
+}
+
+/// A guest maps more than its window has room for at once.
+fn larger_than_the_window(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+    let begun = std::time::Instant::now();
+    let owner = Running::host(rack, &format!("{folder}/bin/window"), &format!("own {LARGER_MIB}"))?;
+    let script = format!("{TOOLS}/window {} {LARGER_MIB}", node_id(rack, HOST)?);
+    let user = guest.begin(&script, LIMIT)?;
+    succeeded(guest.name(), "window", &user.wait()?)?;
+    owner.end()?;
+    println!("          {LARGER_MIB} MiB through the window: {:.0?}", begun.elapsed());
+    Ok(())
 }
 
 /// The process that serves a guest's device is killed, several times: programs that have memory mapped notice
