@@ -112,7 +112,7 @@ impl Shell {
 
     fn request(&mut self, input: &mut Input<'_>) -> Vec<GuestAction> {
         const OPERATIONS: [u32; 17] =
-            [1, 2, 3, 14, 15, 16, 17, 18, 26, 28, 36, 38, 39, 42, 48, 49, 60];
+            [1, 2, 3, 14, 15, 16, 17, 18, 26, 28, 36, 38, 42, 48, 49, 60, 39];
         let code = OPERATIONS[usize::from(input.u8()) % OPERATIONS.len()];
         let node = self.node(input);
         let mut arguments = Vec::new();
