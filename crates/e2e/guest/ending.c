@@ -116,13 +116,14 @@ int main(int argc, char **argv)
     if (argc == 2)
         own(sd);
     unsigned node = (unsigned)atoi(argv[1]);
-    for (int waited = 0; (error = come(sd, node, &segment, &map)) == SCI_ERR_NO_SUCH_SEGMENT; waited++) {
+    /* There may be no segment yet, and a node that was started again has yet to find the others. */
+    for (int waited = 0; (error = come(sd, node, &segment, &map)) != SCI_ERR_OK; waited++) {
         if (waited == PATIENCE)
             fail("the segment", error);
         usleep(1000);
-        begun = 0;
+        begun = longest = 0;
     }
-    if (error == SCI_ERR_OK && copies)
+    if (copies)
         SCICreateMapSequence(map, &sequence, 0, &error);
     if (error != SCI_ERR_OK)
         fail("the segment", error);
