@@ -109,8 +109,15 @@ int main(int argc, char **argv)
     if (bytes == NULL || (argc != 4 && argc != 2))
         return 2;
     SCIInitialize(0, &error);
-    if (error == SCI_ERR_OK)
-        SCIOpen(&sd, 0, &error);
+    /* The node may be about to start again. */
+    for (int waited = 0; waited < PATIENCE; waited++) {
+        if (error == SCI_ERR_OK)
+            SCIOpen(&sd, 0, &error);
+        if (error == SCI_ERR_OK)
+            break;
+        usleep(1000);
+        SCIInitialize(0, &error);
+    }
     if (error != SCI_ERR_OK)
         fail("SCIOpen", error);
     if (argc == 2)
