@@ -93,7 +93,7 @@ test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p rackbus-memory --test loom --release --target-dir target/loom
 
 test-e2e: setup
-	@scripts/setup kernel
+	@scripts/setup kernel trixie-backports
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e -p rackbus-sisci
 	target/release/demo examples/demo/rack.toml target/demo
 	target/release/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci

@@ -15,7 +15,8 @@ use rackbus_memory::packets::Packet;
 use rackbus_memory::window::ReadBuffer;
 use rackbus_memory::{Access, AdaptiveSpin, PacketStream, Region, StreamError, window};
 use rackbus_segment::guest::{
-    GREETING, GuestChannel, GuestFrame, MAX_FRAME, SESSION, TAG, object_name, proof,
+    EXCHANGE, GREETING, GuestChannel, GuestFrame, MAX_FRAME, SESSION, TAG, object_name, proof,
+    to_exchange,
 };
 use rustix::io::Errno;
 
@@ -114,7 +115,17 @@ impl Session {
 struct Conversation {
     session: Arc<Session>,
     place: GuestChannel,
-    frame: Mutex<ReadBuffer>,
+    incoming: Mutex<Incoming>,
+    /// The far side does not exchange: it is of an earlier version.
+    no_exchange: AtomicBool,
+}
+
+/// What came and was not received yet.
+#[derive(Debug)]
+struct Incoming {
+    buffer: ReadBuffer,
+    /// The frame that an exchange gave.
+    exchanged: Option<Vec<u8>>,
 }
 
 /// What an error of the file means for the conversation.
@@ -127,8 +138,9 @@ fn broken(error: &std::io::Error) -> StreamError {
 
 impl Conversation {
     fn new(session: &Arc<Session>, place: GuestChannel) -> Result<Conversation, AttachError> {
-        let frame = Mutex::new(ReadBuffer::new(MAX_FRAME)?);
-        Ok(Conversation { session: session.clone(), place, frame })
+        let incoming = Incoming { buffer: ReadBuffer::new(MAX_FRAME)?, exchanged: None };
+        let (incoming, no_exchange) = (Mutex::new(incoming), (place != GuestChannel::Calls).into());
+        Ok(Conversation { session: session.clone(), place, incoming, no_exchange })
     }
 
     /// Proves by the page of the greeting that what is stored here is seen outside, and the other way
@@ -162,23 +174,26 @@ impl Conversation {
 
     /// The next message with its files.
     fn next(&self, deadline: Option<Instant>) -> Result<(GuestFrame, Vec<OwnedFd>), StreamError> {
-        let mut buffer = lock(&self.frame);
+        let mut incoming = lock(&self.incoming);
+        let Incoming { buffer, exchanged } = &mut *incoming;
         loop {
             if self.session.over.load(Ordering::Acquire) {
                 return Err(StreamError::Closed);
             }
-            let read = buffer.read_at(&self.session.file, self.place.offset());
-            let length = match read {
-                // Nothing was said for as long as the far side lets anybody wait.
-                Ok(0) if deadline.is_some_and(|at| Instant::now() >= at) => {
-                    return Err(StreamError::TimedOut);
-                }
-                Ok(0) => continue,
-                Ok(length) => length,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(broken(&error)),
+            let bytes = match exchanged.take() {
+                Some(bytes) => bytes,
+                None => match buffer.read_at(&self.session.file, self.place.offset()) {
+                    // Nothing was said for as long as the far side lets anybody wait.
+                    Ok(0) if deadline.is_some_and(|at| Instant::now() >= at) => {
+                        return Err(StreamError::TimedOut);
+                    }
+                    Ok(0) => continue,
+                    Ok(length) => buffer.bytes(length),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                    Err(error) => return Err(broken(&error)),
+                },
             };
-            let frame = GuestFrame::decode(&buffer.bytes(length));
+            let frame = GuestFrame::decode(&bytes);
             let mut frame = frame.ok_or(StreamError::Socket(Errno::PROTO))?;
             let opened = frame.objects.iter().map(|number| self.file(*number));
             let files: Result<Vec<OwnedFd>, std::io::Error> = opened.collect();
@@ -189,6 +204,34 @@ impl Conversation {
                     (frame, Vec::new())
                 }
             });
+        }
+    }
+
+    /// Sends a message and takes in the next frame by one request of the guest's kernel's; false where it has to be
+    /// written.
+    fn exchange(&self, message: &[u8]) -> Result<bool, StreamError> {
+        let bytes = to_exchange(message).filter(|_| !self.no_exchange.load(Ordering::Relaxed));
+        let Some(mut bytes) = bytes else { return Ok(false) };
+        let mut incoming = lock(&self.incoming);
+        if incoming.exchanged.is_some() {
+            return Ok(false);
+        }
+        match window::control(&self.session.file, EXCHANGE, &mut bytes) {
+            Ok(0) => Ok(true),
+            Ok(length) => {
+                let frame = bytes.get(..length).ok_or(StreamError::Socket(Errno::PROTO))?;
+                incoming.exchanged = Some(frame.to_vec());
+                Ok(true)
+            }
+            Err(error) => match Errno::from_io_error(&error) {
+                // Another answer comes first.
+                Some(Errno::AGAIN) => Ok(false),
+                Some(Errno::NOTTY | Errno::NOSYS) => {
+                    self.no_exchange.store(true, Ordering::Relaxed);
+                    Ok(false)
+                }
+                _ => Err(broken(&error)),
+            },
         }
     }
 
@@ -203,6 +246,9 @@ impl PacketStream for Conversation {
     fn send(&self, message: &[u8], _fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
         if self.session.over.load(Ordering::Acquire) {
             return Err(StreamError::Closed);
+        }
+        if self.exchange(message)? {
+            return Ok(());
         }
         match self.session.file.write_at(message, self.place.offset()) {
             Ok(length) if length == message.len() => Ok(()),

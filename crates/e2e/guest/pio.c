@@ -18,6 +18,7 @@
 #include "sisci_api.h"
 
 enum { SEGMENT = 0xb10, LARGEST = 16 << 20, SIZE = LARGEST + 4096, AMOUNT = 8 << 20, SMALL = 200000, MOST = 64 };
+enum { HUGE = 2 << 20 };
 
 static void fail(const char *what, sci_error_t error)
 {
@@ -63,15 +64,19 @@ static double move(void *memory, void *buffer, size_t bytes, int writes)
     return bytes * times / (now() - begun) / 1e6;
 }
 
-/* In huge pages where the system has them: a segment is in such, and small ones would be slower. */
-static void *own_memory(void)
+/*
+ * In huge pages where the system has them: a segment is in such, and small ones would be slower. At this place in
+ * its first huge page: an emulated processor keeps few translations for places that are the same in theirs, so what is
+ * compared lies alike.
+ */
+static void *own_memory(size_t place)
 {
-    const size_t huge = 2 << 20;
-    char *memory = mmap(NULL, SIZE + 2 * huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *memory = mmap(NULL, SIZE + 2 * HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         exit(1);
-    memory += huge - (uintptr_t)memory % huge;
-    madvise(memory, SIZE, MADV_HUGEPAGE);
+    memory += HUGE - (uintptr_t)memory % HUGE;
+    madvise(memory, SIZE + HUGE, MADV_HUGEPAGE);
+    memory += place % HUGE;
     memset(memory, 1, SIZE);
     return memory;
 }
@@ -113,11 +118,12 @@ int main(int argc, char **argv)
         SCIConnectSegment(sd, &segment, (unsigned)atoi(argv[1]), SEGMENT, 0, NULL, NULL, 1000, 0, &error);
         usleep(1000);
     } while (error == SCI_ERR_NO_SUCH_SEGMENT);
-    char *remote = NULL, *local = own_memory(), *buffer = own_memory();
+    char *remote = NULL;
     if (error == SCI_ERR_OK)
         remote = (char *)SCIMapRemoteSegment(segment, &map, 0, SIZE, NULL, 0, &error);
     if (error != SCI_ERR_OK)
         fail("the segment", error);
+    char *local = own_memory((uintptr_t)remote), *buffer = own_memory((uintptr_t)remote + HUGE / 2);
     memset(remote, 0, LARGEST);
     for (size_t bytes = 4; bytes <= LARGEST; bytes *= bytes < 64 ? 16 : 8) {
         for (int writes = 1; writes >= 0; writes--) {

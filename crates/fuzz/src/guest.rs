@@ -11,7 +11,7 @@ use rackbus_guest::state::{
     DescriptorKind, GuestAction, GuestState, MOST_OBJECTS, MOST_SESSIONS, Received,
 };
 use rackbus_segment::Handle;
-use rackbus_segment::guest::{GuestChannel, object_name};
+use rackbus_segment::guest::{EXCHANGE, EXCHANGE_BYTES, GuestChannel, object_name, to_exchange};
 use rackbus_segment::message::{Connected, ConnectionChange, Reply, SessionEvent, encode};
 
 use crate::input::Input;
@@ -111,8 +111,9 @@ impl Shell {
     }
 
     fn request(&mut self, input: &mut Input<'_>) -> Vec<GuestAction> {
-        const OPERATIONS: [u32; 16] = [1, 2, 3, 14, 15, 16, 17, 18, 26, 28, 36, 38, 42, 48, 49, 60];
-        let code = OPERATIONS[usize::from(input.u8() & 15)];
+        const OPERATIONS: [u32; 17] =
+            [1, 2, 3, 14, 15, 16, 17, 18, 26, 28, 36, 38, 42, 48, 49, 60, 39];
+        let code = OPERATIONS[usize::from(input.u8()) % OPERATIONS.len()];
         let node = self.node(input);
         let mut arguments = Vec::new();
         match code {
@@ -138,6 +139,17 @@ impl Shell {
                 let size = if code == 16 { data.len() as u32 } else { 64 << 10 };
                 arguments.extend(size.to_le_bytes());
                 arguments.extend([0; 20]);
+                arguments.extend(data);
+            }
+            39 => {
+                let handle = self.session(input);
+                for field in [handle, u64::from(EXCHANGE) << 32, 0] {
+                    arguments.extend(field.to_le_bytes());
+                }
+                let data = to_exchange(input.short()).unwrap_or([255; EXCHANGE_BYTES]);
+                for field in [data.len() as u32, 4096] {
+                    arguments.extend(field.to_le_bytes());
+                }
                 arguments.extend(data);
             }
             48 => {

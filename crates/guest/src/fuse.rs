@@ -56,6 +56,8 @@ impl Errno {
     pub const INVAL: Errno = Errno(22);
     /// There are as many as there may be.
     pub const NFILE: Errno = Errno(23);
+    /// A file has no such operation.
+    pub const NOTTY: Errno = Errno(25);
     /// There is no such operation.
     pub const NOSYS: Errno = Errno(38);
     /// There is no node to talk to, any more.
@@ -95,6 +97,8 @@ pub enum FuseOperation<'a> {
     Read { handle: u64, offset: u64, size: u32 },
     /// Writes to a file.
     Write { handle: u64, offset: u64, data: &'a [u8] },
+    /// Has a file do something with data, and give some back.
+    Control { handle: u64, command: u32, data: &'a [u8], room: u32 },
     /// A file was closed for the last time.
     Release { handle: u64 },
     /// Something that is done by having been asked.
@@ -198,6 +202,7 @@ pub fn operation(bytes: &[u8]) -> Result<FuseOperation<'_>, Errno> {
         }
         36 => FuseOperation::Interrupt,
         38 => FuseOperation::Destroy,
+        39 => control(fields)?,
         42 => {
             let count = fields.u32()?;
             fields.skip(4)?;
@@ -222,6 +227,15 @@ fn write(mut fields: Fields<'_>) -> Result<FuseOperation<'_>, Errno> {
     fields.skip(4 + 8 + 4 + 4)?;
     match fields.0.len() == size as usize {
         true => Ok(FuseOperation::Write { handle, offset, data: fields.0 }),
+        false => Err(Errno::INVAL),
+    }
+}
+
+fn control(mut fields: Fields<'_>) -> Result<FuseOperation<'_>, Errno> {
+    let (handle, _flags, command) = (fields.u64()?, fields.u32()?, fields.u32()?);
+    let (_argument, size, room) = (fields.u64()?, fields.u32()?, fields.u32()?);
+    match fields.0.len() == size as usize {
+        true => Ok(FuseOperation::Control { handle, command, data: fields.0, room }),
         false => Err(Errno::INVAL),
     }
 }
@@ -316,6 +330,14 @@ pub fn data(unique: u64, bytes: &[u8]) -> Vec<u8> {
 pub fn written(unique: u64, size: u32) -> Vec<u8> {
     let mut answer = Answer::to(unique);
     answer.u32s(&[size, 0]);
+    answer.done()
+}
+
+/// A file has done what was asked: these bytes, whose number is the result.
+pub fn controlled(unique: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut answer = Answer::to(unique);
+    answer.u32s(&[u32::try_from(bytes.len()).unwrap_or(0), 0, 0, 0]);
+    answer.0.extend(bytes);
     answer.done()
 }
 
@@ -419,12 +441,17 @@ mod tests {
         let removal = request(49, &removal);
         let removed = operation(&removal);
         assert_eq!(removed, Ok(FuseOperation::RemoveMappings(vec![(0, 1), (2, 3)])));
+        let mut control = words(&[3, 77 << 32, 0, 2 | 64 << 32]);
+        control.extend(b"ab");
+        let controlled = FuseOperation::Control { handle: 3, command: 77, data: b"ab", room: 64 };
+        assert_eq!(operation(&request(39, &control)), Ok(controlled));
         assert_eq!(operation(&request(2, &words(&[5]))), Ok(FuseOperation::Forget(vec![(9, 5)])));
         for wrong in [
             request(1, b"no end"),
             request(1, b"two\0names\0"),
             request(15, &words(&[1, 2])),
             request(16, &words(&[1, 2, 100, 0, 0])),
+            request(39, &words(&[1, 2, 3, 1 | 64 << 32])),
             request(42, &words(&[u64::from(u32::MAX), 1])),
             request(49, &words(&[9])),
         ] {
@@ -452,6 +479,7 @@ mod tests {
         assert_eq!(body(attributes(1, &attributes_of)), 104);
         assert_eq!(body(opened(1, 2, true)), 16);
         assert_eq!(body(written(1, 2)), 8);
+        assert_eq!(body(controlled(1, b"four")), 16 + 4);
         assert_eq!(body(statistics(1)), 80);
         let list = [(1, ".", true), (2, "session", false)];
         assert_eq!(body(entries(1, &list, 0, 4096)), 32 + 32);

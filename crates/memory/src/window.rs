@@ -83,6 +83,24 @@ impl ReadBuffer {
     }
 }
 
+/// Has the far side of `file` do something with `bytes`, whose number `command` says, and put its answer there;
+/// the result of that.
+///
+/// # Errors
+/// What the system says, which knows no such command of most files; or when `bytes` are fewer than `command` says.
+pub fn control(file: impl AsFd, command: u32, bytes: &mut [u8]) -> std::io::Result<usize> {
+    // As the system itself takes such a number apart.
+    let size = (command >> 16 & 0x3fff) as usize;
+    if bytes.len() < size {
+        return Err(Errno::INVAL.into());
+    }
+    let (fd, place) = (file.as_fd().as_raw_fd(), bytes.as_mut_ptr());
+    // SAFETY: a window's file reads and writes as many bytes as the command says, which are there and borrowed
+    // for the call.
+    let result = unsafe { libc::ioctl(fd, command.into(), place) };
+    usize::try_from(result).map_err(|_| std::io::Error::last_os_error())
+}
+
 thread_local! {
     /// What this thread waits for rings with, and in which process.
     static RING: RefCell<Option<(u32, ReadBuffer)>> = const { RefCell::new(None) };
@@ -170,6 +188,16 @@ mod tests {
         assert_eq!(number_at(&descriptor, 0).unwrap(), Some(u64::from_le_bytes(*b"01234567")));
         assert_eq!(number_at(&descriptor, 12).unwrap(), None);
         assert!(buffer.read_at(&descriptor, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_file_that_knows_no_command_says_so() {
+        let file = crate::SharedMemory::create("test", 16).unwrap().descriptor().unwrap();
+        let command = 3 << 30 | 16 << 16 | 1;
+        let error = control(&file, command, &mut [0; 16]).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::NOTTY));
+        let error = control(&file, command, &mut [0; 15]).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::INVAL));
     }
 
     #[test]

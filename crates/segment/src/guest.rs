@@ -21,6 +21,15 @@ pub const MAX_MESSAGE: usize = 32 << 10;
 /// The most files that come with a message.
 pub const MAX_OBJECTS: usize = 64;
 
+/// Bytes that are exchanged at once: the process asks and gets the answer by one request of its kernel's. A longer
+/// request is written, a longer answer is read.
+pub const EXCHANGE_BYTES: usize = 2048;
+
+/// The number of that operation (`ioctl`) on the session's file: it gives and takes so many bytes. What is given is
+/// the message's length (32 bits) and the message; what is taken is a frame, and the result is its length, 0
+/// where there was none that fits for as long as anybody may wait.
+pub const EXCHANGE: u32 = 3 << 30 | (EXCHANGE_BYTES as u32) << 16 | (b'r' as u32) << 8 | 1;
+
 /// Bytes of the longest frame.
 pub const MAX_FRAME: usize = HEAD + 8 * MAX_OBJECTS + MAX_MESSAGE;
 
@@ -82,6 +91,21 @@ impl GuestChannel {
         .into_iter()
         .find(|place| place.offset() == offset)
     }
+}
+
+/// A message as it is given to be exchanged; `None` when it is longer than that.
+pub fn to_exchange(message: &[u8]) -> Option<[u8; EXCHANGE_BYTES]> {
+    let mut bytes = [0; EXCHANGE_BYTES];
+    let (length, rest) = bytes.split_first_chunk_mut::<4>()?;
+    *length = u32::try_from(message.len()).ok()?.to_le_bytes();
+    rest.get_mut(..message.len())?.copy_from_slice(message);
+    Some(bytes)
+}
+
+/// The message in what was given to be exchanged; `None` when there is none.
+pub fn exchanged(bytes: &[u8]) -> Option<&[u8]> {
+    let (length, rest) = bytes.split_first_chunk::<4>()?;
+    rest.get(..usize::try_from(u32::from_le_bytes(*length)).ok()?)
 }
 
 /// What the far side stores in answer to `word`.
@@ -179,6 +203,18 @@ mod tests {
             if let Some(frame) = GuestFrame::decode(&bytes) {
                 prop_assert_eq!(frame.objects.len() * 8 + frame.message.len() + 8, bytes.len());
             }
+        }
+    }
+
+    #[test]
+    fn what_is_exchanged_has_its_length() {
+        let longest = [7; EXCHANGE_BYTES - 4];
+        for message in [&[][..], b"message", &longest] {
+            assert_eq!(exchanged(&to_exchange(message).unwrap()), Some(message));
+        }
+        assert_eq!(to_exchange(&[7; EXCHANGE_BYTES - 3]), None);
+        for wrong in [&[][..], &[1, 0, 0], &[1, 0, 0, 0], &[255; 100]] {
+            assert_eq!(exchanged(wrong), None);
         }
     }
 

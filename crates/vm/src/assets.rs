@@ -65,6 +65,9 @@ pub enum Guest {
     /// Debian 13, Linux 6.12.
     #[default]
     Trixie,
+    /// Debian 13 with its backports' kernel, Linux 7.
+    #[serde(rename = "trixie-backports")]
+    TrixieBackports,
 }
 
 impl Guest {
@@ -74,6 +77,7 @@ impl Guest {
         match self {
             Self::Bookworm => "bookworm",
             Self::Trixie => "trixie",
+            Self::TrixieBackports => "trixie-backports",
         }
     }
 }
@@ -85,7 +89,10 @@ impl FromStr for Guest {
         match text {
             "bookworm" => Ok(Self::Bookworm),
             "trixie" => Ok(Self::Trixie),
-            other => Err(VmError::Invalid(format!("guest '{other}': use bookworm or trixie"))),
+            "trixie-backports" => Ok(Self::TrixieBackports),
+            other => Err(VmError::Invalid(format!(
+                "guest '{other}': use bookworm, trixie or trixie-backports"
+            ))),
         }
     }
 }

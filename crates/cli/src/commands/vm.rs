@@ -84,7 +84,7 @@ struct RunArgs {
     /// Free ports for functions that are plugged in later
     #[arg(long, default_value_t = DEFAULT_SPARE_PORTS)]
     spare_ports: u8,
-    /// A prepared guest: bookworm (Linux 6.1) or trixie (Linux 6.12) [default: trixie]
+    /// A prepared guest: bookworm (Linux 6.1), trixie (Linux 6.12) or trixie-backports (Linux 7) [default: trixie]
     #[arg(long, conflicts_with_all = ["kernel", "disk"])]
     guest: Option<Guest>,
     /// A kernel of your own

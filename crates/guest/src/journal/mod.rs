@@ -222,8 +222,9 @@ impl Core {
         let state = &mut self.state;
         outcome.actions = match record {
             JournalRecord::Frontend { message } => {
-                outcome.set = self.heard(message);
-                Vec::new()
+                let (set, actions) = self.heard(message);
+                outcome.set = set;
+                actions
             }
             JournalRecord::Request { now, queue, head, room, bytes } => {
                 self.last_token += 1;
@@ -279,9 +280,9 @@ impl Core {
         outcome
     }
 
-    /// QEMU said something; what it set.
-    fn heard(&mut self, message: &[u8]) -> Option<Key> {
-        let set = self.frontend.take(self.records, message);
+    /// QEMU said something; what it set, and what follows.
+    fn heard(&mut self, message: &[u8]) -> (Option<Key>, Vec<GuestAction>) {
+        let (set, mut actions) = (self.frontend.take(self.records, message), Vec::new());
         if let Some(Key::Base(queue)) = set
             && let Some(base) = self.frontend.base(queue)
             && let Some(next) = self.next.get_mut(usize::from(queue))
@@ -292,9 +293,13 @@ impl Core {
                 self.requests.retain(|_, request| request.queue != queue);
                 self.places.retain(|(other, _), _| *other != queue);
             }
+            if base == 0 && *next != 0 {
+                // QEMU says of a reset only this. The guest may not mount the file system again.
+                self.state.clear(&mut actions);
+            }
             *next = base;
         }
-        set
+        (set, actions)
     }
 
     /// Keeps what must be known of an action if nobody should have carried it out.

@@ -130,6 +130,26 @@ fn a_vm_that_goes_on_gets_its_answers_and_one_that_was_reset_none() {
     assert_eq!(core.requests(1).count(), 0);
 }
 
+/// The guest of a VM that was reset may never mount the file system again.
+#[test]
+fn sessions_end_when_a_vm_that_was_reset_starts_its_queues() {
+    let mut core = Core::new(WINDOW);
+    let page = DescriptorKind::Memory { size: 4096, write: true };
+    core.take(&base(0, 0));
+    core.take(&base(1, 0));
+    core.take(&ask(14, CONTROL, &words(&[0]), 3));
+    core.take(&JournalRecord::Connected { session: 17, page });
+    // It was stopped and goes on.
+    for queue in 0..2 {
+        assert_eq!(core.take(&base(queue, queue)).actions, []);
+    }
+    assert_eq!(core.state.counts()[0], 1);
+    core.take(&base(0, 0));
+    let ended = core.take(&base(1, 0)).actions;
+    assert!(ended.contains(&GuestAction::End { session: 17 }), "{ended:?}");
+    assert_eq!(core.state.counts(), [0; 3]);
+}
+
 #[test]
 fn what_qemu_has_not_done_is_known_in_its_order() {
     let mut core = Core::new(WINDOW);

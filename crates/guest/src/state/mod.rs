@@ -18,7 +18,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use rackbus_segment::Handle;
-use rackbus_segment::guest::GuestChannel;
+use rackbus_segment::guest::{EXCHANGE_BYTES, GuestChannel};
 use serde::{Deserialize, Serialize};
 
 use crate::fuse::{self, Attributes, Errno, FuseOperation};
@@ -250,6 +250,10 @@ impl GuestState {
                 self.write_object(node, actions)?;
                 Some(fuse::written(unique, data.len() as u32))
             }
+            FuseOperation::Control { handle, command, data, room } if node == CONTROL => {
+                self.exchange(now, asked, (handle, command), (data, room), actions)?
+            }
+            FuseOperation::Control { .. } => return Err(Errno::NOTTY),
             FuseOperation::Release { handle } => {
                 if node == CONTROL {
                     self.release_session(handle, actions);
@@ -354,17 +358,28 @@ impl GuestState {
     }
 }
 
-/// A read that waits.
+/// A read that waits, or an exchange.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Parked {
     asked: PendingRequest,
     until: u64,
+    /// It is not a read, but waits for the answer in an exchange.
+    exchange: bool,
 }
 
 impl Parked {
+    /// Whether so many bytes can be its answer.
+    fn has_room(&self, bytes: usize) -> bool {
+        !self.exchange || bytes <= EXCHANGE_BYTES
+    }
+
     fn answer(self, bytes: &[u8]) -> GuestAction {
         let PendingRequest { token, unique } = self.asked;
-        GuestAction::Answer { token, bytes: fuse::data(unique, bytes) }
+        let bytes = match self.exchange {
+            true => fuse::controlled(unique, bytes),
+            false => fuse::data(unique, bytes),
+        };
+        GuestAction::Answer { token, bytes }
     }
 
     fn fail(self, error: Errno) -> GuestAction {

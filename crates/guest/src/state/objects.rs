@@ -143,7 +143,7 @@ impl GuestState {
                 Ok(Some(fuse::data(asked.unique, &object.rings.to_le_bytes())))
             }
             DescriptorKind::Bell => {
-                object.parked.push(Parked { asked, until: now + RING_WAIT });
+                object.parked.push(Parked { asked, until: now + RING_WAIT, exchange: false });
                 Ok(None)
             }
             // A kernel that asks for memory's bytes would keep them in its page cache.

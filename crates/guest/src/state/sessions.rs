@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use rackbus_segment::Handle;
 use rackbus_segment::guest::{
-    GREETING, GuestChannel, GuestFrame, MAX_FRAME, MAX_MESSAGE, is_refused,
+    EXCHANGE, EXCHANGE_BYTES, GREETING, GuestChannel, GuestFrame, MAX_FRAME, MAX_MESSAGE,
+    exchanged, is_refused,
 };
 use rackbus_segment::message::{ConnectionChange, Reply, SessionEvent, decode};
 use serde::{Deserialize, Serialize};
@@ -49,13 +50,15 @@ struct Queue {
 
 impl Queue {
     fn push(&mut self, frame: Vec<u8>, actions: &mut Vec<GuestAction>) {
-        match self.parked.take() {
-            Some(parked) => actions.push(parked.answer(&frame)),
-            None => {
-                self.bytes += frame.len();
-                self.waiting.push_back(frame);
-            }
+        let parked = self.parked.take();
+        if let Some(parked) = parked.filter(|it| it.has_room(frame.len())) {
+            actions.push(parked.answer(&frame));
+            return;
         }
+        // An exchange without an answer: that is to be read.
+        actions.extend(parked.map(|it| it.answer(&[])));
+        self.bytes += frame.len();
+        self.waiting.push_back(frame);
     }
 
     fn pop(&mut self) -> Option<Vec<u8>> {
@@ -188,7 +191,7 @@ impl GuestState {
         if queue.parked.is_some() {
             return Err(Errno::AGAIN);
         }
-        queue.parked = Some(Parked { asked, until: now + MESSAGE_WAIT });
+        queue.parked = Some(Parked { asked, until: now + MESSAGE_WAIT, exchange: false });
         Ok(None)
     }
 
@@ -233,6 +236,34 @@ impl GuestState {
             }
         }
         Ok(Some(fuse::written(asked.unique, data.len() as u32)))
+    }
+
+    /// A request is written and its reply is waited for; what is longer than that is written and read.
+    pub(super) fn exchange(
+        &mut self,
+        now: u64,
+        asked: PendingRequest,
+        (handle, command): (u64, u32),
+        (data, room): (&[u8], u32),
+        actions: &mut Vec<GuestAction>,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        if command != EXCHANGE {
+            return Err(Errno::NOTTY);
+        }
+        let message = exchanged(data).ok_or(Errno::INVAL)?;
+        if (room as usize) < EXCHANGE_BYTES {
+            return Err(Errno::INVAL);
+        }
+        let session = self.sessions.get(&handle).ok_or(Errno::BADF)?;
+        // Another message would be taken for the reply.
+        if session.calls.parked.is_some() || !session.calls.waiting.is_empty() {
+            return Err(Errno::AGAIN);
+        }
+        let place = GuestChannel::Calls.offset();
+        self.write_session(asked, handle, (place, message), actions)?;
+        let session = self.sessions.get_mut(&handle).ok_or(Errno::BADF)?;
+        session.calls.parked = Some(Parked { asked, until: now + MESSAGE_WAIT, exchange: true });
+        Ok(None)
     }
 
     /// Whether the page had what the guest said that it stored.

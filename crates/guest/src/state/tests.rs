@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 use rackbus_segment::Handle;
-use rackbus_segment::guest::{GREETING, GuestChannel, GuestFrame, MAX_FRAME, object_name};
+use rackbus_segment::guest::{
+    EXCHANGE, EXCHANGE_BYTES, GREETING, GuestChannel, GuestFrame, MAX_FRAME, object_name,
+    to_exchange,
+};
 use rackbus_segment::message::{
     Connected, ConnectionChange, Reply, SessionEvent, SessionRequest, encode,
 };
@@ -87,6 +90,13 @@ impl Guest {
         self.ask(1, ROOT, &name).unwrap();
         self.ask(14, numbers[0], &words(&[0])).unwrap();
         numbers[0]
+    }
+
+    fn exchange(&mut self, session: u64, message: &[u8]) -> Result<Vec<u8>, i32> {
+        let mut arguments = words(&[session, u64::from(EXCHANGE) << 32, 0]);
+        arguments.extend([EXCHANGE_BYTES as u32; 2].iter().flat_map(|it| it.to_le_bytes()));
+        arguments.extend(to_exchange(message).unwrap());
+        self.ask(39, CONTROL, &arguments)
     }
 
     fn map(&mut self, node: u64, offset: u64, at: u64) -> Result<Vec<u8>, i32> {
@@ -251,6 +261,46 @@ fn a_guest_asks_for_no_devices() {
         }
     }
     assert_eq!(write(&SessionRequest::Probe { node: 4 }, GuestChannel::Calls), (Ok(()), true));
+}
+
+#[test]
+fn a_request_and_its_reply_are_exchanged_at_once() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let request = encode(&SessionRequest::Probe { node: 4 });
+    assert_eq!(guest.exchange(session, &request), Err(-1));
+    let [GuestAction::Send { message, .. }] = &guest.actions[..] else {
+        panic!("{:?}", guest.actions)
+    };
+    assert_eq!(*message, request);
+    let exchanged = guest.token;
+    assert_eq!(guest.exchange(session, &request), Err(Errno::AGAIN.0), "one at a time");
+    let replied = |guest: &mut Guest, message: &[u8]| {
+        let received = Received { message, objects: Vec::new(), lost: false };
+        guest.state.received(session, GuestChannel::Calls, received).1
+    };
+    let reply = encode(&Reply::Done);
+    let answer = answer_in(&replied(&mut guest, &reply), exchanged).unwrap();
+    let (head, frame) = answer.split_at(16);
+    assert_eq!(head[..4], (frame.len() as u32).to_le_bytes());
+    assert_eq!(GuestFrame::decode(frame).unwrap().message, reply);
+    // A reply that is longer is read, and none that comes too late is taken for another one.
+    for (message, late) in [(vec![7; EXCHANGE_BYTES], false), (reply, true)] {
+        assert_eq!(guest.exchange(session, &request), Err(-1));
+        let exchanged = guest.token;
+        let now = if late { guest.state.tick(MESSAGE_WAIT) } else { Vec::new() };
+        let later = replied(&mut guest, &message);
+        let answer = answer_in(if late { &now } else { &later }, exchanged).unwrap();
+        assert_eq!(answer, [0; 16]);
+        assert_eq!(guest.exchange(session, &request), Err(Errno::AGAIN.0));
+        let frame = guest.read(session, GuestChannel::Calls).unwrap();
+        assert_eq!(GuestFrame::decode(&frame).unwrap().message, message);
+    }
+    assert_eq!(guest.exchange(session, &request), Err(-1));
+    let exchanged = guest.token;
+    let ended = guest.state.session_ended(session);
+    assert_eq!(answer_in(&ended, exchanged), Err(Errno::NOTCONN.0));
+    assert_eq!(guest.exchange(session, &request), Err(Errno::NOTCONN.0));
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod accelerators;
 mod bridges;
 mod crashes;
 mod cycles;
+mod endings;
 mod firmware;
 mod guests;
 mod metal;
@@ -53,7 +54,7 @@ const ALONE: [Alone; 4] = [
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 29] = [
+const SCENARIOS: [Scenario; 30] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -64,6 +65,7 @@ const SCENARIOS: [Scenario; 29] = [
     ("a program in a guest uses an accelerator as root", accelerators::without_iommu),
     ("a program in a guest with an IOMMU uses an accelerator", accelerators::with_iommu),
     ("programs in two guests share memory with each other and with a host", segments::in_guests),
+    ("programs, nodes and VMs end in the middle of copies and connects", endings::in_the_middle),
     ("a machine with an IOMMU lends its own drive and virtual functions", physical::lent),
     ("a guest boots from a borrowed drive by UEFI", firmware::boots),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),

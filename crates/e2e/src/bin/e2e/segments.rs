@@ -15,22 +15,27 @@ use crate::World;
 /// What builds the conformance tests.
 const CRATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sisci");
 /// The guests: each is the host of the rack that has its name, and runs on another one.
-const GUESTS: [(&str, &str, &str); 2] =
+pub const GUESTS: [(&str, &str, &str); 2] =
     [("inside", "beta", "bookworm"), ("within", "gamma", "trixie")];
 /// A drive that the second of them has borrowed, and the program that has it read into a segment.
 const DRIVE: &str = "alpha/nvme2";
 const DIRECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/direct.c");
 /// What connects, maps, stores and gives back, again and again.
 const MAPPING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/mapping.c");
+/// What is in the middle of something when somebody ends.
+const ENDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/ending.c");
+/// More memory than a guest's window, which has 512 MiB.
+const LARGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/window.c");
+const LARGER_MIB: &str = "640";
 /// The first segment of its owner.
 const MAPPED: &str = "0x3a9000";
 /// A host whose programs take part.
-const HOST: &str = "alpha";
+pub const HOST: &str = "alpha";
 /// Where the tools are in a guest.
-const TOOLS: &str = "/var/DIS/bin";
+pub const TOOLS: &str = "/var/DIS/bin";
 const TESTS: &str = "/var/DIS/tests";
 /// How long a tool may take under TCG on a busy machine.
-const LIMIT: Duration = Duration::from_secs(200);
+pub const LIMIT: Duration = Duration::from_secs(200);
 const ROUNDS: &str = "200";
 
 /// The conformance tests of the library: what one process runs, and what two do, of which the guest's is the
@@ -64,7 +69,7 @@ impl Side<'_> {
 }
 
 /// A tool that runs.
-enum Running {
+pub enum Running {
     Guest(String, rackbus_vm::agent::RunningCommand),
     Host(std::process::Child),
 }
@@ -81,7 +86,8 @@ impl Running {
         }
     }
 
-    fn host(rack: &Rack, program: &str, arguments: &str) -> Result<Running> {
+    /// One on a host.
+    pub fn host(rack: &Rack, program: &str, arguments: &str) -> Result<Running> {
         let mut command = Command::new(program);
         command.args(arguments.split_whitespace());
         command.env("RACKBUS_RUN_DIR", rack.run_dir()).env("RACKBUS_HOST", HOST);
@@ -89,7 +95,8 @@ impl Running {
         Ok(Running::Host(command.spawn()?))
     }
 
-    fn end(self) -> Result<String> {
+    /// What it printed, once it has ended well.
+    pub fn end(self) -> Result<String> {
         match self {
             Running::Guest(name, running) => succeeded(&name, "a tool", &running.wait()?),
             Running::Host(child) => {
@@ -100,10 +107,21 @@ impl Running {
             }
         }
     }
+
+    /// Kills one on a host.
+    pub fn kill(self) -> Result<()> {
+        match self {
+            Running::Guest(name, _) => Err(Failure(format!("a tool in {name} is not killed so"))),
+            Running::Host(mut child) => {
+                child.kill()?;
+                Ok(child.wait().map(drop)?)
+            }
+        }
+    }
 }
 
 /// Library, headers and tools, as they are installed on a host, with programs of the tests beside them.
-fn installed(rack: &Rack) -> Result<PathBuf> {
+pub fn installed(rack: &Rack) -> Result<PathBuf> {
     let folder = sisci::install(rack)?;
     let assigned = |name: &str, value: &std::path::Path| format!("{name}={}", value.display());
     let made = Command::new("make")
@@ -112,7 +130,7 @@ fn installed(rack: &Rack) -> Result<PathBuf> {
         .arg(assigned("OUT", &folder))
         .output()?;
     ensure!(made.status.success(), "{CRATE}: {}", String::from_utf8_lossy(&made.stderr));
-    for source in [DIRECT, MAPPING] {
+    for source in [DIRECT, MAPPING, ENDING, LARGER] {
         sisci::build(&folder, source.as_ref())?;
     }
     Ok(folder)
@@ -141,7 +159,7 @@ fn between(
 }
 
 /// Runs the conformance tests in a guest, with a host as the other side.
-fn conformance(rack: &Rack, guest: &mut Guest, name: &str, folder: &str) -> Result<()> {
+pub fn conformance(rack: &Rack, guest: &mut Guest, name: &str, folder: &str) -> Result<()> {
     for test in ALONE {
         guest
             .begin(&format!("{TESTS}/{test}"), LIMIT)
@@ -194,6 +212,7 @@ pub fn in_guests(world: &mut World) -> Result<()> {
     }
     one_segment_everywhere(rack, first, second, &folder)?;
     read_only(rack, first, &folder)?;
+    larger_than_the_window(rack, second, &folder)?;
     helper_dies(rack, first, second, &folder)?;
     for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
         conformance(rack, guest, name, &folder)?;
@@ -244,6 +263,18 @@ fn read_only(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
     share("write")?;
     guest.run(&format!("{TOOLS}/mapping {id} 1 0 end"))?;
     owner.end().map(drop)
+}
+
+/// A guest maps more than its window has room for at once.
+fn larger_than_the_window(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+    let begun = std::time::Instant::now();
+    let owner = Running::host(rack, &format!("{folder}/bin/window"), &format!("own {LARGER_MIB}"))?;
+    let script = format!("{TOOLS}/window {} {LARGER_MIB}", node_id(rack, HOST)?);
+    let user = guest.begin(&script, LIMIT)?;
+    succeeded(guest.name(), "window", &user.wait()?)?;
+    owner.end()?;
+    println!("          {LARGER_MIB} MiB through the window: {:.0?}", begun.elapsed());
+    Ok(())
 }
 
 /// The process that serves a guest's device is killed, several times: programs that have memory mapped notice
