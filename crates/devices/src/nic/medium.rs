@@ -1,8 +1,8 @@
 //! A function whose front runs elsewhere than its port: at a borrower that wants strict isolation, or on another machine.
-//! The front has a [`RemotePort`], and the lender serves its own port to that (`served`).
+//! The front has a `RemotePort`, and the lender serves its own port to that (`served`).
 //!
 //! Between the two goes an exchange ([`rackbus_memory::Exchange`]). Frames go in *batches*: a place for data holds as many
-//! as fit, each behind a [`Record`]. A batch that the front sends is a question, which is answered when the port has
+//! as fit, each behind a `Record`. A batch that the front sends is a question, which is answered when the port has
 //! taken all of it. For what comes, the front asks beforehand, with places that the lender fills: so neither side can be
 //! flooded, and a front that takes nothing costs the lender no memory. What is asked is kept in its order; batches that come
 //! are numbered, because their data may arrive beside the link.

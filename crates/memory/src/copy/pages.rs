@@ -138,7 +138,7 @@ mod vectors {
                 from in 0usize..130, to in 0usize..130, length in VECTOR..5000, apart in any::<bool>()
             ) {
                 if is_x86_feature_detected!("avx512f") {
-                    let mut bytes: Vec<u8> = (0..11_000_usize).map(|at| (at * 31 >> 3) as u8).collect();
+                    let mut bytes: Vec<u8> = (0..11_000_usize).map(|at| ((at * 31) >> 3) as u8).collect();
                     let to = if apart { 5200 + to } else { to };
                     let mut expected = bytes.clone();
                     expected.copy_within(from..from + length, to);
