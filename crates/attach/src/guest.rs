@@ -22,6 +22,9 @@ use rustix::io::Errno;
 
 use crate::session::{AttachError, lock};
 
+// Commands of any other type are refused.
+const _: () = assert!(EXCHANGE >> 8 & 0xff == window::COMMAND_TYPE as u32);
+
 /// Why a guest's mapping of a segment would not be the segment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(

@@ -83,20 +83,30 @@ impl ReadBuffer {
     }
 }
 
+/// The type that a window's own commands have (bits 8 to 15 of their number, as `_IOWR` of Linux makes it). Linux itself
+/// does nothing with commands of this type on files of other kinds than directories of FAT.
+pub const COMMAND_TYPE: u8 = b'r';
+
 /// Has the far side of `file` do something with `bytes`, whose number `command` says, and put its answer there;
 /// the result of that.
 ///
 /// # Errors
-/// What the system says, which knows no such command of most files; or when `bytes` are fewer than `command` says.
+/// `ENOTTY` where `file` is not on the admitted window; `EINVAL` when `bytes` are fewer than `command` says, or it is not
+/// a command of [`COMMAND_TYPE`] that gives and takes bytes; what the system says.
 pub fn control(file: impl AsFd, command: u32, bytes: &mut [u8]) -> std::io::Result<usize> {
+    if !is_admitted(rustix::fs::fstat(&file)?.st_dev) {
+        return Err(Errno::NOTTY.into());
+    }
     // As the system itself takes such a number apart.
-    let size = (command >> 16 & 0x3fff) as usize;
-    if bytes.len() < size {
+    let (direction, size) = (command >> 30, (command >> 16 & 0x3fff) as usize);
+    let kind = (command >> 8 & 0xff) as u8;
+    if direction != 3 || kind != COMMAND_TYPE || size == 0 || bytes.len() < size {
         return Err(Errno::INVAL.into());
     }
     let (fd, place) = (file.as_fd().as_raw_fd(), bytes.as_mut_ptr());
-    // SAFETY: a window's file reads and writes as many bytes as the command says, which are there and borrowed
-    // for the call.
+    // SAFETY: the guest's kernel reads and writes, for a file of a window, as many bytes as the command says, which are
+    // there and borrowed for the call. Commands that the kernel takes itself, and for which it may access more than
+    // that, have other types.
     let result = unsafe { libc::ioctl(fd, command.into(), place) };
     usize::try_from(result).map_err(|_| std::io::Error::last_os_error())
 }
@@ -191,16 +201,6 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_knows_no_command_says_so() {
-        let file = crate::SharedMemory::create("test", 16).unwrap().descriptor().unwrap();
-        let command = 3 << 30 | 16 << 16 | 1;
-        let error = control(&file, command, &mut [0; 16]).unwrap_err();
-        assert_eq!(Errno::from_io_error(&error), Some(Errno::NOTTY));
-        let error = control(&file, command, &mut [0; 15]).unwrap_err();
-        assert_eq!(Errno::from_io_error(&error), Some(Errno::INVAL));
-    }
-
-    #[test]
     fn only_files_of_the_admitted_window_are_mapped() {
         let path = std::env::temp_dir().join(format!("rackbus-window-{}", std::process::id()));
         let there = "/proc/self/mountinfo";
@@ -210,7 +210,22 @@ mod tests {
         admit(&other).unwrap();
         // It has no length, which is looked at next.
         assert!(matches!(map(), Err(RegionError::OutOfFile { .. })));
+        let ask = |command, length| {
+            let error = control(&other, command, &mut vec![0; length]).unwrap_err();
+            Errno::from_io_error(&error)
+        };
+        let command = |direction: u32, size: u32, kind: u8| {
+            direction << 30 | size << 16 | u32::from(kind) << 8 | 1
+        };
+        // It is a window by name only, whose kernel knows no such command.
+        assert_eq!(ask(command(3, 16, COMMAND_TYPE), 16), Some(Errno::NOTTY));
+        assert_eq!(ask(command(3, 16, COMMAND_TYPE), 15), Some(Errno::INVAL));
+        assert_eq!(ask(command(3, 0, COMMAND_TYPE), 16), Some(Errno::INVAL));
+        assert_eq!(ask(command(1, 16, COMMAND_TYPE), 16), Some(Errno::INVAL));
+        // Linux would read and write more than the 32 bytes that this says (FS_IOC_FIEMAP).
+        assert_eq!(ask(0xc020_660b, 32), Some(Errno::INVAL));
         withdraw();
+        assert_eq!(ask(0xc020_660b, 32), Some(Errno::NOTTY));
         assert!(matches!(map(), Err(RegionError::NotMemory)));
         let file = OwnedFd::from(std::fs::File::open(there).unwrap());
         assert!(WindowEvent::new(file).is_err());

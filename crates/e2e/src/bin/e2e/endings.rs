@@ -170,21 +170,36 @@ fn nodes(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
     nothing_of(rack, &name)
 }
 
+/// What tells one boot of a guest from another.
+fn boot_of(guest: &mut Guest) -> Result<String> {
+    guest.run("cat /proc/sys/kernel/random/boot_id")
+}
+
 /// A guest that reboots in order ends its programs and unmounts the rack: it begins anew, and so does the library.
 fn reboot_in_order(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
     let host = node_id(rack, HOST)?;
     let owner = owner(rack, folder)?;
     let program = in_guest(guest, host, "copy")?;
-    // As an init system does.
-    let all = "pkill -KILL -f '^[^ ]*ending'; umount /run/rackbus && sync && (sleep 0.2; reboot -f) >/dev/null 2>&1 &";
-    guest.run(all)?;
+    let old = (guest.vm().record().pid, boot_of(guest)?);
+    // As an init system does: the file system is busy until the processes have ended.
+    guest.run(
+        "pkill -KILL -f '^[^ ]*ending'\n\
+         for try in $(seq 200); do umount /run/rackbus && break; sleep 0.05; done\n\
+         ! grep -q ' /run/rackbus ' /proc/mounts",
+    )?;
+    guest.run("sync; (sleep 0.2; reboot -f) >/dev/null 2>&1 &")?;
     drop(program);
     nothing_of(rack, guest.name())?;
-    let old = guest.vm().record().pid;
-    std::thread::sleep(Duration::from_secs(1));
+    let begun = Instant::now();
+    // It cannot be asked while it boots.
+    while !boot_of(guest).is_ok_and(|now| now != old.1) {
+        ensure!(begun.elapsed() < LIMIT, "{} has not booted again", guest.name());
+        guest.release();
+        std::thread::sleep(Duration::from_millis(100));
+    }
     guest.release();
     installed_in(rack, guest, folder)?;
-    ensure!(guest.vm().record().pid == old, "another process runs the VM");
+    ensure!(guest.vm().record().pid == old.0, "another process runs the VM");
     drop(in_guest(guest, host, "copy")?);
     guest.run("pkill -KILL -f '^[^ ]*ending [0-9]'")?;
     owner.kill()
@@ -220,5 +235,17 @@ fn reset(rack: &Rack, guest: &mut Guest, folder: &str, what: &str) -> Result<boo
     println!("          all of it was given back after {:.1?}", begun.elapsed());
     owner.kill()?;
     guest.release();
-    Ok(guest.booted().is_ok())
+    match guest.booted() {
+        Ok(()) => Ok(true),
+        // QEMU ended of it; one that lives must boot.
+        Err(_) if !is_running(record.pid) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a process runs, and is not one that has ended and that its parent has not asked about.
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state comes behind the name, which may have brackets of its own.
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }

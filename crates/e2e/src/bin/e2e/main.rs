@@ -16,6 +16,7 @@ mod metal;
 mod nics;
 mod peers;
 mod physical;
+mod programs;
 mod restarts;
 mod segments;
 mod sharing;

@@ -2,7 +2,7 @@
 //! that were compiled for a host.
 
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use rackbus_e2e::guest::succeeded;
@@ -11,6 +11,7 @@ use rackbus_e2e::{Failure, Guest, Rack, Result, ensure, sisci};
 use serde_json::Value;
 
 use crate::World;
+use crate::programs::HostProgram;
 
 /// What builds the conformance tests.
 const CRATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sisci");
@@ -71,7 +72,7 @@ impl Side<'_> {
 /// A tool that runs.
 pub enum Running {
     Guest(String, rackbus_vm::agent::RunningCommand),
-    Host(std::process::Child),
+    Host(HostProgram),
 }
 
 impl Running {
@@ -91,20 +92,14 @@ impl Running {
         let mut command = Command::new(program);
         command.args(arguments.split_whitespace());
         command.env("RACKBUS_RUN_DIR", rack.run_dir()).env("RACKBUS_HOST", HOST);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Ok(Running::Host(command.spawn()?))
+        Ok(Running::Host(HostProgram::start(command)?))
     }
 
     /// What it printed, once it has ended well.
     pub fn end(self) -> Result<String> {
         match self {
             Running::Guest(name, running) => succeeded(&name, "a tool", &running.wait()?),
-            Running::Host(child) => {
-                let Output { status, stdout, stderr } = child.wait_with_output()?;
-                let said = String::from_utf8_lossy(&stderr).into_owned();
-                ensure!(status.success(), "a tool on {HOST}: {status}: {said}");
-                Ok(String::from_utf8_lossy(&stdout).into_owned())
-            }
+            Running::Host(program) => program.end(),
         }
     }
 
@@ -112,9 +107,9 @@ impl Running {
     pub fn kill(self) -> Result<()> {
         match self {
             Running::Guest(name, _) => Err(Failure(format!("a tool in {name} is not killed so"))),
-            Running::Host(mut child) => {
-                child.kill()?;
-                Ok(child.wait().map(drop)?)
+            Running::Host(program) => {
+                drop(program);
+                Ok(())
             }
         }
     }
