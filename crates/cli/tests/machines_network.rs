@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use support::machines::{Machine, Machines, free_port};
 use support::relay::Relay;
-use support::{PATIENCE, Process};
+use support::{PATIENCE, Process, programs};
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 
@@ -97,6 +97,16 @@ impl Lab {
         }
     }
 
+    /// What a client of `iperf3` says.
+    fn iperf3(&self, host: &str, arguments: &[&str]) -> Value {
+        let (program, mut answer) = ([&["iperf3", "-J"], arguments].concat(), None);
+        self.eventually("the server of iperf3 takes a client", || {
+            answer = programs::iperf3_answer(&self.try_on(host, &program));
+            answer.is_some()
+        });
+        answer.unwrap()
+    }
+
     /// An answer comes, to one of several at least: the first may be too early.
     fn ping(&self, from: &str, to: &str, more: &[&str]) {
         let program = [&["ping", "-c", "1", "-W", "2", "-q"], more, &[to]].concat();
@@ -141,19 +151,12 @@ fn stock_programs_of_different_machines_talk_over_the_link() {
     let mut server = lab.command("beta", &["iperf3", "-s", "--forceflush"]);
     let mut server = server.stdout(Stdio::null()).spawn().unwrap();
     for (to, more) in [("10.77.0.2", &["-P", "1"][..]), ("fd72:6163:6b62::2", &["-P", "4", "-R"])] {
-        let program = [&["iperf3", "-J", "-n", "40M", "-c", to], more].concat();
-        let mut said = None;
-        lab.eventually("iperf3 does not come through", || {
-            let output = lab.try_on("alpha", &program);
-            said = output.status.success().then_some(output.stdout);
-            said.is_some()
-        });
-        let answer: Value = serde_json::from_slice(&said.unwrap()).unwrap();
+        let answer = lab.iperf3("alpha", &[&["-n", "40M", "-c", to], more].concat());
         let end = &answer["end"];
         assert!(end["sum_sent"]["bytes"].as_u64() >= Some(40_000_000), "{end}");
     }
-    let program = ["iperf3", "-J", "-u", "-P", "4", "-b", "20M", "-n", "1M", "-c", "10.77.0.2"];
-    let answer: Value = serde_json::from_str(&lab.on("alpha", &program)).unwrap();
+    let datagrams = ["-u", "-P", "4", "-b", "20M", "-n", "1M", "-c", "10.77.0.2"];
+    let answer = lab.iperf3("alpha", &datagrams);
     for stream in answer["end"]["streams"].as_array().unwrap() {
         assert_eq!(stream["udp"]["out_of_order"], 0, "{stream}");
     }

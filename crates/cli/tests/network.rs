@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{PATIENCE, Rack};
+use support::{PATIENCE, Rack, programs};
 
 /// A rack of a name that no other has: network namespaces are the machine's.
 struct Lab {
@@ -56,6 +56,16 @@ impl Lab {
         let output = child.stdout.as_mut().unwrap();
         assert!(output.read(&mut [0; 64]).unwrap() > 0, "{program:?} says nothing");
         Server(child)
+    }
+
+    /// What a client of `iperf3` says.
+    fn iperf3(&self, host: &str, arguments: &[&str]) -> Value {
+        let (program, mut answer) = ([&["iperf3", "-J"], arguments].concat(), None);
+        eventually("the server of iperf3 takes a client", &self.rack, || {
+            answer = programs::iperf3_answer(&self.try_on(host, &program));
+            answer.is_some()
+        });
+        answer.unwrap()
     }
 
     fn peer(&self, port: &str, peer: &str) -> Value {
@@ -169,8 +179,8 @@ fn streams_over_both_protocols_and_several_queues_arrive_whole() {
         ("10.77.0.2", &["-P", "16"]),
         ("fd72:6163:6b62::2", &["-P", "2", "-R"]),
     ] {
-        let args = [&["iperf3", "-J", "-n", "40M", "-c", to], more].concat();
-        let answer: Value = serde_json::from_str(&lab.on("alpha", &args)).unwrap();
+        let args = [&["-n", "40M", "-c", to], more].concat();
+        let answer = lab.iperf3("alpha", &args);
         let end = &answer["end"];
         // What was still under way when the receiver was asked is not in its figure.
         let bytes = |side: &str| end[side]["bytes"].as_u64().unwrap();
@@ -178,8 +188,7 @@ fn streams_over_both_protocols_and_several_queues_arrive_whole() {
     }
     // Datagrams of a flow stay in order, over however many queues its fellows go.
     for to in ["10.77.0.2", "fd72:6163:6b62::2"] {
-        let args = ["iperf3", "-J", "-u", "-P", "4", "-b", "20M", "-n", "1M", "-c", to];
-        let answer: Value = serde_json::from_str(&lab.on("alpha", &args)).unwrap();
+        let answer = lab.iperf3("alpha", &["-u", "-P", "4", "-b", "20M", "-n", "1M", "-c", to]);
         for stream in answer["end"]["streams"].as_array().unwrap() {
             assert_eq!(stream["udp"]["out_of_order"], 0, "{to}: {stream}");
         }

@@ -7,6 +7,7 @@
 
 pub mod load;
 pub mod machines;
+pub mod programs;
 pub mod relay;
 
 use std::future::Future;

@@ -1,0 +1,20 @@
+//! What stock programs print.
+
+use std::process::Output;
+
+use serde_json::Value;
+
+/// The answer of a client of `iperf3 -J`; `None` when its server did not take it, which takes one at a time, and listens
+/// again only some time after the one before has ended. The client may end with success even then.
+///
+/// # Panics
+/// When it failed for another reason.
+pub fn iperf3_answer(output: &Output) -> Option<Value> {
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let error = answer["error"].as_str().unwrap_or_default();
+    if error.contains("Connection refused") || error.contains("the server is busy") {
+        return None;
+    }
+    assert!(output.status.success() && answer.is_object() && error.is_empty(), "{output:?}");
+    Some(answer)
+}
