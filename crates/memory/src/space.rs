@@ -335,6 +335,13 @@ impl DmaSpace {
         access: Access,
         mut visit: impl FnMut(DmaSlice<'a>),
     ) -> Result<(), DmaFault> {
+        // Most of what is asked for lies in one window, which is then looked up once.
+        if length > 0
+            && let Some(slice) = self.slice_if_mapped(iova, length, access)
+        {
+            visit(slice);
+            return Ok(());
+        }
         self.pieces(iova, length, access, &mut |_, _| {})?;
         self.pieces(iova, length, access, &mut |window, slice| {
             self.peers.count(window, access, slice.len());

@@ -12,10 +12,13 @@ use zerocopy::IntoBytes;
 
 use super::function::{Nic, PollOutcome, RECEIVE, count};
 use super::{features, steering};
-use crate::virtio::{Buffer, Chain, DriverFault, QueueError, Used, VirtioRing};
+use crate::virtio::{Buffer, Chain, DriverFault, QueueError, Transport, Used, VirtioRing};
 
 /// Frames in one poll.
 const BURST: usize = 64;
+/// Requests that are completed together: each time takes cache lines of the queue from the driver, and the driver sees
+/// none of them before.
+const TOGETHER: usize = 16;
 
 /// A frame that its driver takes in pieces only.
 #[derive(Debug)]
@@ -75,7 +78,11 @@ impl Source<'_> {
 pub(super) struct Delivery {
     chain: Chain,
     buffers: Vec<Buffer>,
+    /// What was filled and is not completed yet, of the queue with this number.
     used: Vec<Used>,
+    queue: u16,
+    /// The first of a frame that is being delivered.
+    first: usize,
 }
 
 impl Delivery {
@@ -89,16 +96,43 @@ impl Delivery {
         source: Source<'_>,
     ) -> Result<Delivered, QueueError> {
         let cursor = ring.cursor();
+        self.first = self.used.len();
         let delivered = self.take(dma, ring, size, mergeable, HEADER_SIZE + source.len());
         let delivered = match delivered {
             Ok(Delivered::Done) => self.fill(dma, offload, source).map(|()| Delivered::Done),
             other => other,
         };
         match delivered {
-            Ok(Delivered::Done) => ring.complete(&self.used),
-            Ok(_) | Err(_) => ring.rewind(cursor),
+            Ok(Delivered::Done) if self.used.len() < TOGETHER => {}
+            Ok(Delivered::Done) => self.complete(ring),
+            Ok(_) | Err(_) => {
+                self.used.truncate(self.first);
+                ring.rewind(cursor);
+            }
         }
         delivered
+    }
+
+    /// Delivers to this queue next, and completes what was filled of another.
+    fn turn_to(&mut self, transport: &mut Transport, queue: u16) {
+        if self.queue != queue {
+            self.complete_queue(transport);
+            self.queue = queue;
+        }
+    }
+
+    /// Completes what was filled of the queue.
+    fn complete_queue(&mut self, transport: &mut Transport) {
+        if let Some(ring) = transport.queue(self.queue).and_then(|it| it.ring.as_mut()) {
+            self.complete(ring);
+        }
+    }
+
+    fn complete(&mut self, ring: &mut VirtioRing) {
+        if !self.used.is_empty() {
+            ring.complete(&self.used);
+            self.used.clear();
+        }
     }
 
     /// Takes requests that have room for `total` bytes.
@@ -111,7 +145,6 @@ impl Delivery {
         total: usize,
     ) -> Result<Delivered, QueueError> {
         self.buffers.clear();
-        self.used.clear();
         let (mut left, mut slots) = (total as u64, 0u16);
         while left > 0 {
             if !ring.take(dma, &mut self.chain)? {
@@ -144,7 +177,8 @@ impl Delivery {
     ) -> Result<(), QueueError> {
         let mut header = [0; HEADER_SIZE];
         header[..OFFLOAD_BYTES].copy_from_slice(offload.as_bytes());
-        header[HEADER_BUFFERS..].copy_from_slice(&(self.used.len() as u16).to_le_bytes());
+        header[HEADER_BUFFERS..]
+            .copy_from_slice(&((self.used.len() - self.first) as u16).to_le_bytes());
         let (mut of_header, mut of_frame) = (0, 0);
         for buffer in &self.buffers {
             let mut at = buffer.address;
@@ -199,12 +233,14 @@ impl Nic {
                     break;
                 }
                 Err((queue, error)) => {
+                    self.delivery.complete_queue(&mut self.transport);
                     self.stopped(bus, queue, error, &mut outcome);
                     break;
                 }
             }
             outcome.done = true;
         }
+        self.delivery.complete_queue(&mut self.transport);
         for pair in (0..self.settings.pairs).filter(|pair| touched & 1 << pair != 0) {
             self.transport.interrupt(bus.irq, 2 * pair);
         }
@@ -241,6 +277,7 @@ impl Nic {
             1 => 0,
             _ => steering::pair(steering::flow(&head[..seen]), pairs),
         };
+        self.delivery.turn_to(&mut self.transport, 2 * pair);
         let mergeable = self.transport.has(feature::MRG_RXBUF);
         let queue = self.transport.queue(2 * pair);
         let Some((ring, size)) = queue.and_then(|q| Some((q.ring.as_mut()?, q.place.size))) else {
@@ -291,6 +328,7 @@ impl Nic {
             return Ok(Taken::Gone);
         }
         let pair = cutting.pair;
+        self.delivery.turn_to(&mut self.transport, 2 * pair);
         let mergeable = self.transport.has(feature::MRG_RXBUF);
         let queue = self.transport.queue(2 * pair);
         let Some((ring, size)) = queue.and_then(|q| Some((q.ring.as_mut()?, q.place.size))) else {

@@ -44,7 +44,10 @@ impl Nic {
         let begun = bus.user.before_access();
         let mut tally = Tally::default();
         let mut parts = Vec::new();
-        for _ in 0..BURST {
+        // They are completed together: each store to the queue's memory takes a cache line from the driver.
+        let (mut used, mut done) = ([Used::default(); BURST], 0);
+        let mut failed = None;
+        while done < BURST {
             if let Err(at) = self.outward.ready(bus.now_ns) {
                 count(&self.counters.throttled);
                 outcome.wait_until(at);
@@ -68,7 +71,8 @@ impl Nic {
                 }
                 Ok((sent, bytes)) => {
                     let Chain { id, slots, .. } = self.chain;
-                    ring.complete(&[Used { id, slots, written: 0 }]);
+                    used[done] = Used { id, slots, written: 0 };
+                    done += 1;
                     queue_registers.unreachable_since = None;
                     self.outward.spend(bytes);
                     tally.count(bytes as u64, sent == Sent::Done);
@@ -78,10 +82,18 @@ impl Nic {
                 }
                 Err(error) => {
                     ring.rewind(cursor);
-                    self.stopped(bus, queue, error, outcome);
+                    failed = Some(error);
                     break;
                 }
             }
+        }
+        if done > 0
+            && let Some(ring) = self.transport.queue(queue).and_then(|it| it.ring.as_mut())
+        {
+            ring.complete(&used[..done]);
+        }
+        if let Some(error) = failed {
+            self.stopped(bus, queue, error, outcome);
         }
         outcome.done |= tally.done > 0;
         self.transport.interrupt(bus.irq, queue);
@@ -105,18 +117,13 @@ fn send<'d>(
     let mut header = [0; HEADER_SIZE];
     let mut read = 0;
     for buffer in &chain.readable {
-        let of_header = (HEADER_SIZE - read).min(buffer.length as usize);
-        if of_header > 0 {
-            let done = dma.read(buffer.address, &mut header[read..read + of_header]);
-            done.map_err(|_| QueueError::Unreachable)?;
+        let walked = dma.walk(buffer.address, buffer.length as usize, Access::READ, |part| {
+            let of_header = part.copy_to(&mut header[read..]);
             read += of_header;
-        }
-        let rest = buffer.length as usize - of_header;
-        let from = buffer.address.saturating_add(of_header as u64);
-        if rest > 0 {
-            let walked = dma.walk(from, rest, Access::READ, |part| parts.push(part));
-            walked.map_err(|_| QueueError::Unreachable)?;
-        }
+            let rest = part.part(of_header, part.len() - of_header);
+            parts.extend(rest.filter(|rest| !rest.is_empty()));
+        });
+        walked.map_err(|_| QueueError::Unreachable)?;
     }
     let Some(offload) = offload(&header, accepted, length) else {
         return Ok((Sent::Dropped(Cause::Offload), length));

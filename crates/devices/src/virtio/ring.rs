@@ -21,7 +21,7 @@ pub enum QueueError {
 }
 
 /// A request that is completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Used {
     /// The driver's name for it.
     pub id: u16,

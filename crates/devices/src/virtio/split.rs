@@ -19,6 +19,8 @@ pub struct Split {
     used: Area,
     /// The available index up to which requests were taken.
     next: u16,
+    /// The available index as it was read last: it lies in a cache line that the driver writes.
+    seen: u16,
     /// Requests that were put into the used ring so far, modulo 65,536.
     done: u16,
     /// Completed since interrupts were asked about.
@@ -44,6 +46,7 @@ impl Split {
             available: Area::new(dma, driver, layout::available_bytes(size), 2, read)?,
             used: Area::new(dma, device, layout::used_bytes(size), 4, write)?,
             next: 0,
+            seen: 0,
             done: 0,
             added: 0,
         })
@@ -71,7 +74,7 @@ impl Split {
 
     /// All that was taken was completed: both indices are the same.
     pub fn go_on(&mut self, cursor: Cursor) {
-        (self.next, self.done) = (cursor.next, cursor.next);
+        (self.next, self.seen, self.done) = (cursor.next, cursor.next, cursor.next);
         // Whether the driver was interrupted for the last ones is not known: once more does no harm.
         self.added = self.size;
     }
@@ -90,8 +93,10 @@ impl Split {
         if !self.descriptors.is_reached() || !self.used.is_reached() {
             return Err(QueueError::Unreachable);
         }
-        let index = self.available_index().ok_or(QueueError::Unreachable)?;
-        let waiting = index.wrapping_sub(self.next);
+        if self.seen == self.next {
+            self.seen = self.available_index().ok_or(QueueError::Unreachable)?;
+        }
+        let waiting = self.seen.wrapping_sub(self.next);
         if waiting == 0 {
             return Ok(false);
         }

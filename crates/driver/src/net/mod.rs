@@ -21,7 +21,7 @@ use crate::DriveError;
 use crate::device::{DmaAddresses, DrivenFunction, connect};
 use registers::VirtioRegisters;
 pub use ring::QueueLayout;
-use ring::{NetQueue, QueueMemory};
+use ring::{MOST_SEGMENTS, NetQueue, QueueMemory};
 
 /// Where the shared memory begins in the function's address space.
 const IOVA: u64 = 1 << 32;
@@ -31,6 +31,8 @@ const TRANSMIT_BUFFER: usize = 80 << 10;
 const TRANSMIT_BYTES: usize = 64 * TRANSMIT_BUFFER;
 /// Looks at the control queue while waiting for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Receive buffers are given to the function when so large a part of them is free (a fourth).
+const FILLED_BY: usize = 4;
 
 /// Why the function did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +142,7 @@ impl Net {
     /// [`NetError`].
     pub fn start(device: Box<dyn DrivenFunction>, options: NetOptions) -> Result<Net, NetError> {
         let NetOptions { pairs, size, segments, transmit_buffer, .. } = options;
-        if pairs == 0 || !(2..=1024).contains(&size) || !(1..=16).contains(&segments) {
+        if pairs == 0 || !(2..=1024).contains(&size) || !(1..=MOST_SEGMENTS).contains(&segments) {
             return Err(NetError::Request("1 to 1024 descriptors, 1 to 16 for each frame"));
         }
         if !(HEADER_SIZE..=TRANSMIT_BUFFER).contains(&transmit_buffer) {
@@ -286,8 +288,11 @@ impl Net {
         if length > queue.span.buffer {
             return Err(NetError::Request("the frame is longer than any"));
         }
-        while let Some((number, _)) = queue.pop(&self.memory) {
-            queue.give_back(number);
+        // The function writes where this looks, so it is not done for each frame.
+        if queue.unused() == 0 {
+            while let Some((number, _)) = queue.pop(&self.memory) {
+                queue.give_back(number);
+            }
         }
         let Some(number) = queue.free() else {
             self.device.progress();
@@ -327,6 +332,7 @@ impl Net {
     pub fn receive(&mut self, pair: u16, frame: &mut Vec<u8>) -> Result<Option<Header>, NetError> {
         let Some(queue) = self.receive.get_mut(usize::from(pair)) else { return Ok(None) };
         let Some((number, length)) = queue.pop(&self.memory) else {
+            self.fill(pair)?;
             self.device.progress();
             return Ok(None);
         };
@@ -352,7 +358,10 @@ impl Net {
             queue.buffer(&self.memory, number).copy_to(&mut frame[start..]);
             queue.give_back(number);
         }
-        self.fill(pair)?;
+        // The function reads where this writes, so it is not done for each frame.
+        if queue.unused() >= usize::from(queue.span.count).div_ceil(FILLED_BY) {
+            self.fill(pair)?;
+        }
         Ok(Some(header))
     }
 

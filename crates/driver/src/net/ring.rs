@@ -62,6 +62,29 @@ impl QueueMemory {
 /// A buffer of a request: address, length, flags.
 pub type BufferPiece = (u64, u32, u16);
 
+/// Descriptors that a frame is sent by at most.
+pub const MOST_SEGMENTS: u16 = 16;
+
+/// The buffers of a request, without an allocation.
+#[derive(Debug, Default)]
+struct PieceList {
+    pieces: [BufferPiece; MOST_SEGMENTS as usize],
+    count: usize,
+}
+
+impl PieceList {
+    fn push(&mut self, piece: BufferPiece) {
+        if let Some(place) = self.pieces.get_mut(self.count) {
+            *place = piece;
+            self.count += 1;
+        }
+    }
+
+    fn all(&self) -> &[BufferPiece] {
+        &self.pieces[..self.count]
+    }
+}
+
 #[derive(Debug)]
 enum Ring {
     Split(Split),
@@ -148,6 +171,11 @@ impl NetQueue {
         self.free.push(number);
     }
 
+    /// How many such there are.
+    pub fn unused(&self) -> usize {
+        self.free.len()
+    }
+
     /// Buffers that the function has.
     pub fn under_way(&self) -> usize {
         usize::from(self.span.count) - self.free.len()
@@ -167,7 +195,7 @@ impl NetQueue {
     /// Puts a request in: the first bytes of a buffer are read, those behind them written.
     pub fn push(&mut self, memory: &SharedMemory, number: u16, read: usize, write: usize) {
         let at = self.buffers_at + usize::from(number) * self.span.buffer;
-        let mut pieces: Vec<BufferPiece> = Vec::with_capacity(usize::from(self.span.segments));
+        let mut pieces = PieceList::default();
         let parts = usize::from(self.span.segments) - usize::from(write > 0 && read > 0);
         let mut done = 0;
         for part in 0..parts.max(1) {
@@ -183,13 +211,14 @@ impl NetQueue {
         if self.indirect {
             let table_at = self.tables_at + usize::from(number) * TABLE;
             let packed = matches!(self.ring, Ring::Packed(_));
-            write_table(memory, table_at, &pieces, packed);
-            let length = pieces.len() * DESCRIPTOR_SIZE;
-            pieces = vec![(self.address(table_at), length as u32, flags::INDIRECT)];
+            write_table(memory, table_at, pieces.all(), packed);
+            let length = pieces.all().len() * DESCRIPTOR_SIZE;
+            pieces = PieceList::default();
+            pieces.push((self.address(table_at), length as u32, flags::INDIRECT));
         }
         match &mut self.ring {
-            Ring::Split(ring) => ring.push(memory, number, &pieces),
-            Ring::Packed(ring) => ring.push(memory, number, &pieces),
+            Ring::Split(ring) => ring.push(memory, number, pieces.all()),
+            Ring::Packed(ring) => ring.push(memory, number, pieces.all()),
         }
     }
 
