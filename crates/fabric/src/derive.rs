@@ -3,10 +3,10 @@
 use crate::domain::Access;
 use crate::rack::{PhysicalFabric, Rack, Window};
 use crate::system::{Fabric, SpaceError, Target};
-use crate::topology::{ComponentId, ComponentKind, Link, Topology, TopologyError};
+use crate::topology::{ComponentId, ComponentKind, Topology, TopologyError, TopologyLink};
 
 /// What joins the parts of a host where the file does not say.
-const INSIDE: Link = Link::Internal;
+const INSIDE: TopologyLink = TopologyLink::Internal;
 
 /// Builds the topology of `rack`. Without a physical fabric, each host's devices sit at its root
 /// complex, and the hosts, all on one machine, are joined by the memory they share (`shm`).
@@ -116,7 +116,7 @@ fn join_by_memory(topology: &mut Topology) -> Result<(), TopologyError> {
     let shared = topology.add(None, ComponentKind::SharedMemory, "shm")?;
     for (id, name) in hosts {
         let ntb = topology.add(Some(id), ComponentKind::Ntb, &format!("{name}/ntb"))?;
-        topology.connect(ntb, shared, Link::Internal)?;
+        topology.connect(ntb, shared, TopologyLink::Internal)?;
     }
     Ok(())
 }
@@ -137,7 +137,7 @@ fn join_as_told(topology: &mut Topology, physical: &PhysicalFabric) -> Result<()
     for cable in &physical.links {
         let [a, b] = cable.ends.each_ref().map(|name| end(topology, name));
         if let (Some(a), Some(b)) = (a, b) {
-            let link = Link::Pcie { generation: cable.generation, lanes: cable.lanes };
+            let link = TopologyLink::Pcie { generation: cable.generation, lanes: cable.lanes };
             topology.connect(a, b, link)?;
         }
     }

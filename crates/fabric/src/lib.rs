@@ -40,4 +40,6 @@ pub use loan::{
 pub use system::{
     AccessError, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError, Target,
 };
-pub use topology::{ComponentId, ComponentKind, HostId, Link, Path, Topology, TopologyError};
+pub use topology::{
+    ComponentId, ComponentKind, HostId, Path, Topology, TopologyError, TopologyLink,
+};
