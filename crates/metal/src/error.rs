@@ -54,7 +54,7 @@ pub enum MetalError {
         /// The step that failed.
         what: &'static str,
         /// What the model says.
-        cause: rackbus_pci::vfio_user::DeviceError,
+        cause: rackbus_pci::vfio_user::RequestRefused,
     },
     /// The window has no room for its BARs.
     #[error(

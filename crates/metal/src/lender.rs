@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rackbus_memory::{Event, Revoker};
-use rackbus_pci::vfio_user::Device;
+use rackbus_pci::vfio_user::ServedDevice;
 use rackbus_vfio::{Container, Facts, VfioDevice};
 
 use crate::device::{PhysicalDevice, ReadyDevice};
@@ -127,7 +127,7 @@ impl LentWindow {
     pub fn lend_model(
         &self,
         name: &str,
-        (device, memory): (Box<dyn Device>, Revoker),
+        (device, memory): (Box<dyn ServedDevice>, Revoker),
         epoch: u64,
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rackbus_memory::{Access, Event, MappedRegisters, Region, Revoker, SharedMemory};
-use rackbus_pci::endpoint::{IrqChange, Region as DeviceRegion};
-use rackbus_pci::vfio_user::{Device, DeviceError, SharedPart};
+use rackbus_pci::endpoint::{FunctionRegion as DeviceRegion, IrqChange};
+use rackbus_pci::vfio_user::{RequestRefused, ServedDevice, SharedPart};
 use rackbus_spec::pcie::{Command, header, msix};
 
 use crate::device::{
@@ -39,7 +39,7 @@ pub(crate) struct ModelledDevice {
     name: String,
     vectors: Arc<Vectors>,
     thread: Option<JoinHandle<()>>,
-    device: Box<dyn Device>,
+    device: Box<dyn ServedDevice>,
     /// Takes away the memory that it reaches.
     memory: Revoker,
     /// Offset of the message control register of MSI-X.
@@ -53,12 +53,12 @@ impl ModelledDevice {
     /// When its registers cannot be had as memory, or the borrower's memory cannot be lent to it.
     pub fn prepare(
         name: &str,
-        (device, memory): (Box<dyn Device>, Revoker),
+        (device, memory): (Box<dyn ServedDevice>, Revoker),
         ntb: &Ntb,
     ) -> Result<ReadyDevice, MetalError> {
         let failed = |what| {
             let device = name.to_owned();
-            move |cause: DeviceError| MetalError::Model { device, what, cause }
+            move |cause: RequestRefused| MetalError::Model { device, what, cause }
         };
         let config = device.read(DeviceRegion::Config, 0, PAGE);
         let config = config.map_err(failed("reading its configuration space"))?;
@@ -120,7 +120,7 @@ impl ModelledDevice {
         written.map_err(|cause| self.failed("writing its configuration space", cause))
     }
 
-    fn failed(&self, what: &'static str, cause: DeviceError) -> MetalError {
+    fn failed(&self, what: &'static str, cause: RequestRefused) -> MetalError {
         MetalError::Model { device: self.name.clone(), what, cause }
     }
 }
@@ -185,7 +185,7 @@ fn wires(entries: u16) -> Result<(Vec<Event>, Vec<Option<OwnedFd>>), MetalError>
 /// anyway.
 fn bars_of(
     name: &str,
-    device: &dyn Device,
+    device: &dyn ServedDevice,
     config: &[u8],
     image: &Image,
 ) -> Result<(Vec<BarMap>, SharedMemory), MetalError> {
@@ -223,7 +223,7 @@ fn bars_of(
 }
 
 /// The registers that a model looks at.
-fn registers(name: &str, device: &dyn Device, size: u64) -> Result<Arc<Region>, MetalError> {
+fn registers(name: &str, device: &dyn ServedDevice, size: u64) -> Result<Arc<Region>, MetalError> {
     let polled = device.registers(REGISTERS);
     let (file, length) = polled.map_err(|error| not_lendable(name, error.to_string()))?;
     if length != size {

@@ -15,7 +15,7 @@ use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
 use rackbus_memory::{Carried, CarriedSession, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
-use rackbus_pci::vfio_user::{Device, EngineDevice, RestingConversation, SavedSession};
+use rackbus_pci::vfio_user::{EngineDevice, RestingConversation, SavedSession, ServedDevice};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
 
 use crate::report;
@@ -165,7 +165,7 @@ pub struct LentInWindow {
 }
 
 /// A function in the hands of one user.
-pub trait Attached: Device {
+pub trait Attached: ServedDevice {
     /// Hands its medium to a front at the user's, instead of itself, until it is dropped; where that shares
     /// no memory with this process, by operations that `carried` carries.
     ///

@@ -17,9 +17,9 @@ use rackbus_control::api::PeerReport;
 use rackbus_fabric::BarPlace;
 use rackbus_fabric::peer::{BarPart, PeerFunction, PeerMember};
 use rackbus_memory::{Access, MemoryHandle};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::programmed::{LOOKED_AT, programmed};
-use rackbus_pci::vfio_user::{Device, DeviceShape, SharedPart};
+use rackbus_pci::vfio_user::{DeviceShape, ServedDevice, SharedPart};
 
 pub use followed::Followed;
 use group::{Group, Joined};
@@ -130,8 +130,8 @@ pub struct Membership {
 impl Membership {
     /// The function's configuration space was written, or the function reset: `device` tells what it says
     /// now. On return the windows are as it says.
-    fn look(&self, device: &dyn Device) {
-        let config = device.read(Region::Config, 0, LOOKED_AT).unwrap_or_default();
+    fn look(&self, device: &dyn ServedDevice) {
+        let config = device.read(FunctionRegion::Config, 0, LOOKED_AT).unwrap_or_default();
         let mut state = self.group.lock();
         state.peers.programmed(self.member, programmed(&config));
         state.settle();
@@ -139,9 +139,9 @@ impl Membership {
 
     /// The same beside the user, who may program the function meanwhile: what is read under the lock is not
     /// older than what the user's last look found.
-    fn look_beside(&self, device: &dyn Device) {
+    fn look_beside(&self, device: &dyn ServedDevice) {
         let mut state = self.group.lock();
-        let config = device.read(Region::Config, 0, LOOKED_AT).unwrap_or_default();
+        let config = device.read(FunctionRegion::Config, 0, LOOKED_AT).unwrap_or_default();
         state.peers.programmed(self.member, programmed(&config));
         state.unseen.remove(&self.member);
         state.settle();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_pci::Engine;
-use rackbus_pci::vfio_user::{Device, EngineDevice, Server, Shown, ShownWith};
+use rackbus_pci::vfio_user::{EngineDevice, ServedDevice, Server, ShownInterrupts, ShownWith};
 use rackbus_vm::{Assets, Boot, Guest, Vm, VmSpec};
 
 const USUAL: [&str; 2] = [
@@ -29,8 +29,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::start("example", Box::new(drive), Default::default())?;
     let device = EngineDevice::new(engine.handle().clone())?;
     let server = Server::bind(&socket, move || {
-        let shown = Shown::choose(device.shape(), false);
-        Ok(Box::new(ShownWith::new(device.session(), shown)?) as Box<dyn Device>)
+        let shown = ShownInterrupts::choose(device.shape(), false);
+        Ok(Box::new(ShownWith::new(device.session(), shown)?) as Box<dyn ServedDevice>)
     })?;
 
     let start = Instant::now();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{Access, Event, SharedMemory};
-use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::{Endpoint, Function};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
@@ -278,7 +278,7 @@ impl Tenant {
             Tenant { endpoint: Endpoint::new(Box::new(model)), memory, sent: 0, seen: 0 };
         tenant.map();
         let command = Command::MEMORY_SPACE | Command::BUS_MASTER;
-        tenant.endpoint.write(Region::Config, 4, &command.bits().to_le_bytes()).unwrap();
+        tenant.endpoint.write(FunctionRegion::Config, 4, &command.bits().to_le_bytes()).unwrap();
         tenant.write(reg::CONTROL, &1u32.to_le_bytes());
         for (register, ring) in [reg::SUBMISSION, reg::COMPLETION].into_iter().zip(RINGS) {
             tenant.write(reg::QUEUE + register, &(IOVA + ring).to_le_bytes());
@@ -294,7 +294,7 @@ impl Tenant {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        self.endpoint.write(Region::Bar(0), offset, data).unwrap();
+        self.endpoint.write(FunctionRegion::Bar(0), offset, data).unwrap();
     }
 
     fn send(&mut self, operation: Operation, length: u32) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rackbus_control::api::DeviceReport;
 use rackbus_lease::{ArmedFor, Epoch, NotAdmitted};
 use rackbus_memory::{GatePassage, Stream};
-use rackbus_pci::vfio_user::{Device, RestingConversation, serve_within};
+use rackbus_pci::vfio_user::{RestingConversation, ServedDevice, serve_within};
 
 use super::tenancy::Tenancy;
 use super::{Fence, LendError};
@@ -121,7 +121,7 @@ impl Lent {
     pub(super) fn hold(
         &self,
         stream: &dyn Stream,
-        session: &dyn Device,
+        session: &dyn ServedDevice,
         from: RestingConversation,
         passage: &GatePassage,
     ) {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{Access, Exchange, InheritedEnd, SharedMemory};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState, Saved};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
@@ -75,7 +75,7 @@ impl Tenant {
             Tenant { front, lender, lost, between, description, memory, sent: 0, seen: 0 };
         tenant.map();
         let command = Command::MEMORY_SPACE | Command::BUS_MASTER;
-        tenant.front.write(Region::Config, 4, &command.bits().to_le_bytes()).unwrap();
+        tenant.front.write(FunctionRegion::Config, 4, &command.bits().to_le_bytes()).unwrap();
         tenant.begin();
         tenant
     }
@@ -97,7 +97,7 @@ impl Tenant {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        self.front.write(Region::Bar(0), offset, data).unwrap();
+        self.front.write(FunctionRegion::Bar(0), offset, data).unwrap();
     }
 
     fn put(&self, at: u64, data: &[u8]) {
