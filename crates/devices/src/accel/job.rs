@@ -13,7 +13,7 @@ use super::pipeline::Pipeline;
 use super::scratch::Scratch;
 
 /// An operation under way: its pipeline, and how far it has come.
-pub struct Job {
+pub struct EngineJob {
     /// Its function's name for it.
     pub number: u64,
     /// Bytes of its input.
@@ -28,9 +28,9 @@ pub struct Job {
     state: Mutex<State>,
 }
 
-impl std::fmt::Debug for Job {
+impl std::fmt::Debug for EngineJob {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Job").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("EngineJob").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
@@ -85,7 +85,7 @@ pub struct Ran {
     pub status: Option<Status>,
 }
 
-/// What an operation is about, for [`Job::new`].
+/// What an operation is about, for [`EngineJob::new`].
 pub struct JobInput {
     pub number: u64,
     pub kind: u8,
@@ -94,15 +94,15 @@ pub struct JobInput {
     pub memory: (Gather, Gather),
 }
 
-impl Job {
-    pub fn new(order: JobInput, outbox: Arc<CompletionOutbox>) -> Job {
+impl EngineJob {
+    pub fn new(order: JobInput, outbox: Arc<CompletionOutbox>) -> EngineJob {
         let JobInput { number, kind, profile_ns, engines, memory } = order;
         let (read, written, engine_ns) = match &engines {
             JobEngines::Waiting(_, done) => (*done, *done, 0),
             JobEngines::Running(course, engine_ns) => (course.read, course.written, *engine_ns),
             JobEngines::Over => (0, 0, 0),
         };
-        Job {
+        EngineJob {
             number,
             input_length: memory.0.len(),
             output_length: memory.1.len(),

@@ -18,7 +18,7 @@ use rackbus_spec::pcie::Command;
 use super::engines::Spare;
 use super::engines::{EngineStep, RunningOperation};
 use super::gather::Gather;
-use super::job::{Job, JobEngines, JobInput};
+use super::job::{EngineJob, JobEngines, JobInput};
 use super::outbox::CompletionOutbox;
 use super::pipeline::Pipeline;
 use super::*;
@@ -47,13 +47,13 @@ fn job(
     engine: Box<dyn RunningOperation>,
     number: u64,
     outbox: &Arc<CompletionOutbox>,
-) -> (Arc<Job>, usize) {
+) -> (Arc<EngineJob>, usize) {
     // Of a kind whose input goes through engines.
     let start = Box::new(|_: &mut Spare| Ok(pipeline(Operation::Sha256, engine)));
     let memory = (Gather::default(), Gather::default());
     let engines = JobEngines::Waiting(start, 0);
     let order = JobInput { number, kind: 3, profile_ns: 1000.0, engines, memory };
-    (Arc::new(Job::new(order, outbox.clone())), 0)
+    (Arc::new(EngineJob::new(order, outbox.clone())), 0)
 }
 
 fn wait(outbox: &CompletionOutbox) -> Vec<super::job::FinishedJob> {

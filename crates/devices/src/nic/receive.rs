@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::function::{Nic, PollOutcome, RECEIVE, count};
 use super::{features, steering};
-use crate::virtio::{Buffer, Chain, DriverFault, QueueError, Used, VirtioRing};
+use crate::virtio::{Buffer, Chain, DriverFault, QueueError, UsedRequest, VirtioRing};
 
 /// Frames in one poll.
 const BURST: usize = 64;
@@ -75,7 +75,7 @@ impl Source<'_> {
 pub(super) struct Delivery {
     chain: Chain,
     buffers: Vec<Buffer>,
-    used: Vec<Used>,
+    used: Vec<UsedRequest>,
 }
 
 impl Delivery {
@@ -127,7 +127,7 @@ impl Delivery {
             }
             let written = room.min(left) as u32;
             let Chain { id, slots: taken, .. } = self.chain;
-            self.used.push(Used { id, slots: taken, written });
+            self.used.push(UsedRequest { id, slots: taken, written });
             self.buffers.extend_from_slice(&self.chain.writable);
             slots = slots.saturating_add(taken);
             left -= u64::from(written);

@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 
 use super::features;
 use super::function::{Nic, PollOutcome, TRANSMIT, count};
-use crate::virtio::{Chain, QueueError, Used};
+use crate::virtio::{Chain, QueueError, UsedRequest};
 
 /// Frames of a queue in one poll.
 const BURST: usize = 64;
@@ -68,7 +68,7 @@ impl Nic {
                 }
                 Ok((sent, bytes)) => {
                     let Chain { id, slots, .. } = self.chain;
-                    ring.complete(&[Used { id, slots, written: 0 }]);
+                    ring.complete(&[UsedRequest { id, slots, written: 0 }]);
                     queue_registers.unreachable_since = None;
                     self.outward.spend(bytes);
                     tally.count(bytes as u64, sent == Sent::Done);

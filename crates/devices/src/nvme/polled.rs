@@ -18,7 +18,7 @@ use rackbus_pci::{Bus, LookAgain, NotPolled, PolledRegisters, Work};
 use rackbus_spec::nvme::registers::{self as offset, DOORBELLS};
 
 use super::controller::Nvme;
-use super::registers::Registers;
+use super::registers::NvmeRegisters;
 use super::state::{ControllerState, QUEUES};
 
 /// Registers that a driver has mapped, and what is known of them.
@@ -82,7 +82,7 @@ impl Polled {
     }
 
     /// Shows what registers hold that were written by message, or reset.
-    pub fn show(&mut self, registers: &Registers) {
+    pub fn show(&mut self, registers: &NvmeRegisters) {
         for at in (0..REGISTERS_END).step_by(4).filter(|at| !MASKS.contains(at)) {
             let mut word = [0; 4];
             registers.read(at, &mut word);
@@ -101,7 +101,7 @@ impl Polled {
 
     /// Stores CSTS, if it has changed.
     #[inline]
-    fn tell(&mut self, registers: &Registers) {
+    fn tell(&mut self, registers: &NvmeRegisters) {
         let csts = registers.csts.into();
         if self.csts != csts && !self.is_retired() {
             self.csts = csts;

@@ -16,7 +16,7 @@ use super::super::contexts::{ContextState, Contexts, LARGEST_CONTEXT};
 use super::super::engines::Context;
 use super::super::function::AcceleratorError;
 use super::super::gather::Gather;
-use super::super::job::{self, FinishedJob, Job, JobEngines};
+use super::super::job::{self, EngineJob, FinishedJob, JobEngines};
 use super::super::outbox::CompletionOutbox;
 use super::super::pool::EnginePool;
 use super::super::profile::rentable;
@@ -40,7 +40,7 @@ pub struct Local {
     own: OwnEngine,
     contexts: Contexts,
     /// What has begun and was not submitted, each with the input bytes of it that are done.
-    begun: Vec<(Arc<Job>, usize)>,
+    begun: Vec<(Arc<EngineJob>, usize)>,
     /// Names that were given to operations so far. What an engine has ended may come when its operation was given
     /// up long since, and another user's is under way.
     numbers: u64,
@@ -56,7 +56,7 @@ pub struct Local {
 
 /// An operation before the engines.
 pub struct LocalWork {
-    job: Arc<Job>,
+    job: Arc<EngineJob>,
     /// The contexts that it uses, each with the handle that it had.
     contexts: Vec<(u16, Arc<Context>)>,
 }
@@ -173,7 +173,7 @@ impl Local {
         };
         let kind = descriptor.stages[0];
         let input = job::JobInput { number, kind, profile_ns, engines, memory };
-        let job = Arc::new(Job::new(input, self.outbox.clone()));
+        let job = Arc::new(EngineJob::new(input, self.outbox.clone()));
         self.begun.push((job.clone(), done));
         LocalWork { job, contexts: used }
     }

@@ -14,7 +14,7 @@ use rackbus_spec::nvme::registers::{PMRCAP, PMRCTL, PMRMSC, PMRSTS, Pmrmsc, Pmrs
 use rackbus_spec::nvme::{log, log::SmartHealth};
 
 use super::super::backing;
-use super::super::persistent::{BAR, PersistentRegion, Store};
+use super::super::persistent::{BAR, PersistentRegion, PmrStore};
 use super::*;
 use crate::memory::SpanError;
 
@@ -63,7 +63,7 @@ impl SimulatedFile {
     }
 }
 
-impl Store for SimulatedFile {
+impl PmrStore for SimulatedFile {
     fn length(&self) -> u64 {
         SIZE
     }
