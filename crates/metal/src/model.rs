@@ -22,7 +22,7 @@ use crate::device::{
 use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
 use crate::lender::locked;
-use crate::messages::{MASKED, Message, message};
+use crate::messages::{MASKED, MsiEffect, message};
 use crate::ntb::Ntb;
 use crate::window::PAGE;
 
@@ -304,16 +304,16 @@ impl Vectors {
                 // One that is being changed is as one that is masked.
                 let outcome = match self.words(vector) {
                     Some(words) => message(words, &self.addresses),
-                    None => Message::Pending,
+                    None => MsiEffect::Pending,
                 };
                 match outcome {
-                    Message::Store { offset, data } => drop(self.interrupts.write(offset, data)),
-                    Message::Nowhere if !std::mem::replace(&mut nowhere, true) => {
+                    MsiEffect::Store { offset, data } => drop(self.interrupts.write(offset, data)),
+                    MsiEffect::Nowhere if !std::mem::replace(&mut nowhere, true) => {
                         tracing::warn!(device = self.name, vector, "an interrupt leads nowhere");
                     }
-                    Message::Nowhere | Message::Pending => {}
+                    MsiEffect::Nowhere | MsiEffect::Pending => {}
                 }
-                held[vector] = outcome == Message::Pending;
+                held[vector] = outcome == MsiEffect::Pending;
             }
             self.show_pending(&held);
             pending = held.contains(&true);
