@@ -17,7 +17,7 @@ use rackbus_vm::{Assets, Guest, VmError};
 use serde_json::Value;
 
 use crate::machine::{Regime, wait_quiet};
-use crate::report::{Case, Row, median};
+use crate::report::{Case, ResultRow, median};
 use crate::{BenchError, Report};
 
 /// How long and how often the cases of this area are measured.
@@ -150,7 +150,7 @@ fn traps(
         interrupts.push(each(before.interrupts, after.interrupts));
         ratios.push((after.trapped - before.trapped) / (after.interrupts - before.interrupts));
     }
-    report.add(Row {
+    report.add(ResultRow {
         area: "metal",
         case,
         ours: median(&trapped),

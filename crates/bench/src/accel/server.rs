@@ -132,18 +132,18 @@ impl End {
 }
 
 /// A server on a thread of its own, and the client's end.
-pub struct Server {
+pub struct UringServer {
     end: End,
     bytes: usize,
     depth: usize,
 }
 
-impl Server {
+impl UringServer {
     /// Starts a server for messages of so many bytes, of which so many are under way.
     ///
     /// # Errors
     /// When there is no io_uring.
-    pub fn start(bytes: usize, depth: usize) -> Result<Server, BenchError> {
+    pub fn start(bytes: usize, depth: usize) -> Result<UringServer, BenchError> {
         let failed = || BenchError::io("an offload server with io_uring");
         let (ours, theirs) = UnixStream::pair().map_err(failed())?;
         for socket in [&ours, &theirs] {
@@ -165,7 +165,7 @@ impl Server {
         };
         let thread = std::thread::Builder::new().name("offload server".to_owned());
         thread.spawn(serve).map_err(failed())?;
-        Ok(Server { end: End::new(ours).map_err(failed())?, bytes, depth })
+        Ok(UringServer { end: End::new(ours).map_err(failed())?, bytes, depth })
     }
 
     /// Messages each second.
