@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use rackbus_link::{Conversation, IncomingConnection, OfferedMedium, Purpose};
 use rackbus_memory::exchange::lane::CarriedLane;
-use rackbus_rma::{Initiator, ProviderChoice, Target, providers};
+use rackbus_rma::{Initiator, ProviderChoice, RmaTarget, providers};
 
 /// The lanes of a host: what its rack file says of them, and what is found here when they are first wanted.
 #[derive(Debug, Clone)]
@@ -46,14 +46,14 @@ impl Lanes {
     }
 
     /// The lender's end of a lane for who connected, by the first of its providers that this host has, too.
-    pub(crate) fn target(&self, incoming: &IncomingConnection) -> Option<Arc<Target>> {
+    pub(crate) fn target(&self, incoming: &IncomingConnection) -> Option<Arc<RmaTarget>> {
         let Purpose::Medium { lanes, .. } = &incoming.hello.service else { return None };
         if lanes.is_empty() {
             return None;
         }
         let common = lanes.iter().find(|name| self.providers().contains(name))?;
         let from = incoming.stream.local_address();
-        let target = Target::open(common, from).inspect_err(|error| {
+        let target = RmaTarget::open(common, from).inspect_err(|error| {
             tracing::warn!(%error, to = incoming.hello.from, "no RDMA lane is offered");
         });
         target.ok().map(Arc::new)
