@@ -10,7 +10,7 @@ use std::time::Duration;
 use rackbus_lease::{Availability, DeviceChange, DeviceRefused};
 
 use super::leases::RETURN_PATIENCE;
-use super::{Inventory, Known, Service, Shared, WriterRequest, problem};
+use super::{Inventory, Known, Service, WriterRequest, WriterShared, problem};
 use crate::access::ApiPeer;
 use crate::api::ApiError;
 use crate::offers::{OfferRequest, RackSection, SectionState};
@@ -61,7 +61,7 @@ fn beside<'a>(changes: impl Iterator<Item = &'a DeviceChange>) -> Vec<OfferedDev
     changes.filter_map(offered).collect()
 }
 
-impl Shared {
+impl WriterShared {
     /// The inventory with the changes that are known. A device that cannot be read any more is left out.
     pub(super) fn read_inventory(&self, changes: &[DeviceChange]) -> Option<Inventory> {
         let read = self.read_rack.as_ref()?;

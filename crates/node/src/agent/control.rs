@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rackbus_control::api::NodeMessages;
-use rackbus_control::client::Lines;
+use rackbus_control::client::JsonLines;
 use rackbus_control::said::{NodeLine, SILENCE};
 use rackbus_control::{ControlClient, ControlClientError};
 use tokio::sync::mpsc;
@@ -121,7 +121,7 @@ pub(super) async fn take(mut newest: NewestTerm, term: u64) -> (NewestTerm, std:
 }
 
 /// The next line. A control plane that has terms says something all the time: one that stands still is given up.
-pub(super) async fn next(said: &mut Lines<NodeLine>, term: u64) -> Option<NodeLine> {
+pub(super) async fn next(said: &mut JsonLines<NodeLine>, term: u64) -> Option<NodeLine> {
     if term == 0 {
         return said.next().await;
     }

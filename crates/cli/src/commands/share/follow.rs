@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use rackbus_control::client::Lines;
+use rackbus_control::client::JsonLines;
 use rackbus_control::shares::{Share, ShareSpec, ShareState};
 use rackbus_control::{ControlClient, ControlClientError};
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,7 +22,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 struct Turns<'a> {
     client: &'a ControlClient,
     share: u64,
-    lines: Option<Lines<Share>>,
+    lines: Option<JsonLines<Share>>,
 }
 
 impl<'a> Turns<'a> {
