@@ -44,7 +44,7 @@ pub mod users;
 pub mod vfio;
 
 pub use borrower::{BorrowError, BorrowedFunctions};
-pub use handover::{HandOverError, InheritedNode, Program};
+pub use handover::{HandOverError, HandoverProgram, InheritedNode};
 pub use host::{NodeError, NodeOptions, control_socket, resume, run};
 pub use lanes::Lanes;
 pub use lendable::{Lendable, Modelled};

@@ -20,7 +20,7 @@ use super::UseListener;
 use super::lease::{Attachment, Open};
 use crate::front::PlacedDevice;
 use crate::lanes::Lanes;
-use crate::peers::{Followed, Membership, PeerGroups, PeerWindows};
+use crate::peers::{Followed, PeerGroups, PeerMembership, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::{HeldSession, hold_session};
 
@@ -218,7 +218,7 @@ impl AttachOpener {
         open: &Open,
         shape: &DeviceShape,
         windows: Option<Box<dyn PeerWindows>>,
-    ) -> Option<Arc<Membership>> {
+    ) -> Option<Arc<PeerMembership>> {
         let vm = self.listener.vm_of(&open.path).map(|vm| format!("VM {vm}"));
         let group = || Some(format!("group {}", open.grant.group.as_ref()?));
         let user = vm.or_else(group)?;

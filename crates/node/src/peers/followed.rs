@@ -7,18 +7,18 @@ use rackbus_memory::{Access, Gate, MemoryHandle};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{DeviceShape, RequestRefused, ServedDevice};
 
-use super::{Membership, PeerGroups};
+use super::{PeerGroups, PeerMembership};
 
 /// A device whose configuration space is followed.
 #[derive(Debug)]
 pub struct Followed<D> {
     device: Arc<D>,
-    membership: Arc<Membership>,
+    membership: Arc<PeerMembership>,
 }
 
 impl<D: ServedDevice + 'static> Followed<D> {
     /// `device`, which is the member of a group.
-    pub fn new(device: D, membership: Arc<Membership>) -> Self {
+    pub fn new(device: D, membership: Arc<PeerMembership>) -> Self {
         Followed { device: Arc::new(device), membership }
     }
 
@@ -28,7 +28,7 @@ impl<D: ServedDevice + 'static> Followed<D> {
     /// done inside of `gate`.
     pub(crate) fn again(
         device: D,
-        membership: Arc<Membership>,
+        membership: Arc<PeerMembership>,
         groups: &PeerGroups,
         gate: Gate,
     ) -> Self {

@@ -33,7 +33,7 @@ use rackbus_vfio::{Bindings, Container, IommuFault, PciAddress, VfioDevice, Vfio
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved};
 pub use ntbs::Ntbs;
-use session::{Opened, PhysicalSession};
+use session::{OpenedFunction, PhysicalSession};
 pub use windows::WindowLending;
 
 /// Between two looks whether the last user has let go.
@@ -56,7 +56,7 @@ pub struct Physical {
 #[derive(Debug, Default)]
 struct Shared {
     /// The function while it has a user.
-    opened: Mutex<Option<Arc<Opened>>>,
+    opened: Mutex<Option<Arc<OpenedFunction>>>,
     /// Why it cannot be lent: its last session left it so.
     trouble: Mutex<Option<String>>,
     /// Register accesses, mappings and resets.

@@ -27,7 +27,7 @@ use crate::lendable::Attached;
 
 /// A function that is open, for its session and for who takes it away.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedFunction {
     device: VfioDevice,
     wiring: Mutex<Wiring<OwnedFd>>,
     /// Held while memory is mapped; what is revoked is mapped no more.
@@ -36,7 +36,7 @@ pub(super) struct Opened {
     gone: AtomicBool,
 }
 
-impl Opened {
+impl OpenedFunction {
     /// Takes all of the user's memory and interrupts away, whatever the session is doing.
     pub(super) fn revoke(&self) {
         *locked(&self.revoked) = true;
@@ -58,7 +58,7 @@ type Loans = BTreeMap<u64, (Loan<Option<MemoryHandle>>, Option<BarPlace>)>;
 /// The function in its user's hands.
 pub(super) struct PhysicalSession {
     name: String,
-    opened: Arc<Opened>,
+    opened: Arc<OpenedFunction>,
     shared: Arc<Shared>,
     shape: DeviceShape,
     shown: Mutex<ShownConfiguration>,
@@ -89,7 +89,7 @@ impl PhysicalSession {
             vectors(InterruptIndex::Msix),
             device.grows(InterruptIndex::Msix),
         );
-        let opened = Arc::new(Opened {
+        let opened = Arc::new(OpenedFunction {
             device,
             wiring: Mutex::new(wiring),
             revoked: Mutex::new(false),
