@@ -13,7 +13,7 @@ use std::time::Duration;
 use rackbus_e2e::rack::beside;
 use rackbus_model::reproduce;
 use rackbus_vm::metal::{BareMetalRack, BareMetalSpec};
-use rackbus_vm::{Assets, Guest, VmError};
+use rackbus_vm::{Assets, GuestRelease, VmError};
 use serde_json::Value;
 
 use crate::machine::{Regime, wait_quiet};
@@ -174,7 +174,7 @@ impl Bench {
         let spec = BareMetalSpec {
             program: beside("rackbus")?,
             programs: Vec::new(),
-            hosts: HOSTS.map(|name| (name.to_owned(), Guest::Bookworm)).to_vec(),
+            hosts: HOSTS.map(|name| (name.to_owned(), GuestRelease::Bookworm)).to_vec(),
             subnet: SUBNET,
             drive: 64 << 20,
             with_local_drive: true,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_vm::metal::{BareMetalRack, BareMetalSpec, DRIVE, MODELLED};
-use rackbus_vm::{Assets, Guest, VmError};
+use rackbus_vm::{Assets, GuestRelease, VmError};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
@@ -37,7 +37,7 @@ pub struct MetalArgs {
     hosts: u8,
     /// What the hosts run: bookworm (Linux 6.1) or trixie (Linux 6.12)
     #[arg(long, value_name = "NAME", default_value = "bookworm")]
-    guest: Guest,
+    guest: GuestRelease,
     /// Size of alpha's drive.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64M")]
     drive: u64,
@@ -193,7 +193,7 @@ impl MetalArgs {
         end: &mut process::EndRequests,
     ) -> Result<Option<Shared>, Failure> {
         let program = std::env::current_exe().map_err(|cause| failed(cause.to_string()))?;
-        let hosts: Vec<(String, Guest)> = { NAMES[..usize::from(self.hosts)].iter() }
+        let hosts: Vec<(String, GuestRelease)> = { NAMES[..usize::from(self.hosts)].iter() }
             .map(|name| ((*name).to_owned(), self.guest))
             .collect();
         let (subnet, drive, bare) = (self.subnet, self.drive, self.bare);

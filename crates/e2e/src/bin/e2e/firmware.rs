@@ -8,7 +8,7 @@ use std::time::Duration;
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
 use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
-use rackbus_vm::{Assets, Guest as Release, registry};
+use rackbus_vm::{Assets, GuestRelease as Release, registry};
 
 use crate::World;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rackbus_e2e::guest::{CPUS, field, succeeded};
 use rackbus_e2e::{Guest, Rack, Result, ensure};
-use rackbus_vm::{Assets, Guest as Release};
+use rackbus_vm::{Assets, GuestRelease as Release};
 use serde_json::Value;
 
 use crate::World;
