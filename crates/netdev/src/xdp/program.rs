@@ -104,15 +104,15 @@ struct LinkCreate {
 
 /// The program, its map, and where it is attached.
 #[derive(Debug)]
-pub struct Program {
+pub struct XdpProgram {
     map: OwnedFd,
     program: OwnedFd,
     link: Option<OwnedFd>,
 }
 
-impl Program {
+impl XdpProgram {
     /// Loads it, for an interface with so many receive queues.
-    pub fn load(queues: u32) -> io::Result<Program> {
+    pub fn load(queues: u32) -> io::Result<XdpProgram> {
         let create = MapCreate {
             kind: MAP_TYPE_XSKMAP,
             key_bytes: 4,
@@ -134,7 +134,7 @@ impl Program {
         };
         // SAFETY: the kernel reads instructions and license, which are there as long as the call lasts.
         let program = unsafe { made(bpf(PROG_LOAD, &load)) }?;
-        Ok(Program { map, program, link: None })
+        Ok(XdpProgram { map, program, link: None })
     }
 
     /// Frames of a receive queue go to this socket.
