@@ -29,7 +29,7 @@ pub use error::MapError;
 pub use fault::DmaFault;
 use files::Files;
 pub use files::{Behind, KEPT_FILES};
-use limits::Slot;
+use limits::MappingSlot;
 pub use limits::max_mappings;
 pub use peers::PeerBytes;
 use peers::Peers;
@@ -51,7 +51,7 @@ struct Window {
 #[derive(Debug)]
 struct Mapped {
     region: Arc<Region>,
-    _slot: Slot,
+    _slot: MappingSlot,
 }
 
 /// A mapping of a function, as its user made it.
@@ -132,7 +132,7 @@ impl DmaSpace {
         }
         let region = match loan.memory() {
             Some(memory) => {
-                let slot = Slot::take()?;
+                let slot = MappingSlot::take()?;
                 let (file, offset) = memory.parts();
                 let map = match place {
                     _ if memory.is_of_device() => Region::map_device,
