@@ -29,7 +29,7 @@ use crate::message::{
     ConnectorMessage, Handle, InterruptKind, NodeId, Notice, ObjectId, OwnerMessage, Refusal,
     Reply, SegmentAccess, SegmentId, SessionId, SessionRequest, VERSION, Welcome,
 };
-use connections::{Connection, PendingQuestion};
+use connections::{PendingQuestion, SegmentConnection};
 use groups::Group;
 pub use interface::{
     AttachedObject, DirectoryAction, DirectorySettings, HostRange, LinePart, Loss, Objects,
@@ -65,7 +65,7 @@ pub struct Directory {
     extents: BTreeMap<Handle, Extent>,
     /// What connections of others' processes lead to here, and the loans by which they do.
     guests: BTreeMap<Guest, (ConnectionTarget, Vec<Loan>)>,
-    connections: BTreeMap<Handle, Connection>,
+    connections: BTreeMap<Handle, SegmentConnection>,
     pending: BTreeMap<u64, PendingQuestion>,
     moves: BTreeMap<Handle, DirectoryMove>,
     tickets: BTreeMap<Handle, MoveTicket>,
