@@ -73,7 +73,7 @@ impl World {
         let (clock, asked) = (Arc::new(AtomicU64::new(1)), Arc::new(Asked::default()));
         let port_queue = |station| {
             let clock = clock.clone();
-            let read: Clock = Arc::new(move || clock.load(Ordering::Relaxed));
+            let read: NanosecondClock = Arc::new(move || clock.load(Ordering::Relaxed));
             sound(PortQueue::new(
                 PortQueueId { station, number: 0 },
                 switch.clone(),

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use rackbus_fabric::rack::UplinkMode;
 use rackbus_memory::Event;
 use rackbus_net::announce::announcement;
-use rackbus_net::ethernet::Header;
+use rackbus_net::ethernet::EthernetHeader;
 use rackbus_net::mtu::{Fit, LOOK, fit};
 use rackbus_net::{Cause, Frame, MacAddress, Offload, PortQueue, StationKind, StationSwitch};
 use rackbus_netdev::packet::LinkMonitor;
@@ -223,7 +223,7 @@ struct Interface {
 
 impl Interface {
     /// Whether it is for the rack what came from outside, or what to do otherwise.
-    fn is_wanted(&self, header: &Header) -> bool {
+    fn is_wanted(&self, header: &EthernetHeader) -> bool {
         // Where addresses are learned, the switch knows which are in the rack.
         let for_rack =
             header.to.is_group() || self.switch.learns() || self.own.contains(&header.to);
@@ -255,7 +255,7 @@ impl FrameDevice for Interface {
         for _ in 0..UNWANTED {
             let (offload, length) = self.wire.read(buffer)?;
             let start = &buffer[..length.min(LOOK)];
-            let wanted = Header::read(start).is_some_and(|header| self.is_wanted(&header));
+            let wanted = EthernetHeader::read(start).is_some_and(|header| self.is_wanted(&header));
             if self.standby || !wanted {
                 continue;
             }
