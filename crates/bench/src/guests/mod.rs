@@ -79,8 +79,8 @@ fn last(printed: &str, key: &str) -> f64 {
     rows(printed).last().map_or(f64::NAN, |row| number(row, key))
 }
 
-impl From<rackbus_e2e::Failure> for BenchError {
-    fn from(failure: rackbus_e2e::Failure) -> BenchError {
+impl From<rackbus_e2e::CheckFailure> for BenchError {
+    fn from(failure: rackbus_e2e::CheckFailure) -> BenchError {
         BenchError::Peer(failure.0)
     }
 }

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rackbus_e2e::guest::succeeded;
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure, sisci};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure, sisci};
 use rackbus_vm::Assets;
 use rackbus_vm::agent::RunningCommand;
 
@@ -51,7 +51,7 @@ enum Program {
 pub(super) struct RackWithGuests {
     guests: Vec<Guest>,
     folder: PathBuf,
-    rack: Rack,
+    rack: RackProcesses,
     /// What the guests run under.
     pub accel: String,
 }
@@ -61,7 +61,7 @@ impl RackWithGuests {
         let accel = Assets::of_user().accel()?.to_string().to_uppercase();
         let file = dir.join("rack.toml");
         std::fs::write(&file, RACK)?;
-        let rack = Rack::start(&file, dir)?;
+        let rack = RackProcesses::start(&file, dir)?;
         let folder = sisci::install(&rack)?;
         for program in PROGRAMS {
             sisci::build(&folder, &Path::new(SOURCES).join(program))?;
@@ -95,7 +95,7 @@ impl RackWithGuests {
                 return Ok(Program::Host(child));
             }
         };
-        let guest = guest.ok_or_else(|| Failure("there is no such guest".to_owned()))?;
+        let guest = guest.ok_or_else(|| CheckFailure("there is no such guest".to_owned()))?;
         let script = format!("{TOOLS}/{program} {arguments}");
         Ok(Program::Guest(guest.begin(&script, LIMIT)?))
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::rack::beside;
-use rackbus_e2e::{Failure, Result, ensure};
+use rackbus_e2e::{CheckFailure, Result, ensure};
 use rackbus_vm::metal::{BareMetalRack, BareMetalSpec};
 use rackbus_vm::{Assets, BareMetalMachine, GuestRelease};
 
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
 /// Does a step, times it and says so.
 fn step<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
-    let value = run().map_err(|e| Failure(format!("{what}: {e}")))?;
+    let value = run().map_err(|e| CheckFailure(format!("{what}: {e}")))?;
     println!("  {:>9.1} ms  {what}", begun.elapsed().as_secs_f64() * 1000.0);
     Ok(value)
 }

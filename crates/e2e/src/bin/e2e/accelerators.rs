@@ -1,6 +1,6 @@
 //! Accelerators in stock guests: `rackbus accel run` there, without a kernel module of ours.
 
-use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 
 use crate::World;
 
@@ -35,7 +35,13 @@ const PRELUDE: &str = "
 ";
 
 /// A guest with the programs and a function, and what more QEMU is to be told.
-fn start(rack: &Rack, name: &str, release: &str, function: &str, more: &[&str]) -> Result<Guest> {
+fn start(
+    rack: &RackProcesses,
+    name: &str,
+    release: &str,
+    function: &str,
+    more: &[&str],
+) -> Result<Guest> {
     let disk = programs::qemu_arguments(&programs::disk(rack, &["rackbus"])?);
     let mut arguments = vec!["--"];
     arguments.extend(disk.iter().map(String::as_str));

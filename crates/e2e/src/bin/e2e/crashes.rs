@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 use rackbus_pci::vfio_user::Client;
 use rackbus_vm::Assets;
 use rackbus_vm::agent::RunningCommand;
@@ -27,8 +27,8 @@ fn load(guest: &mut Guest, seconds: u32) -> Result<RunningCommand> {
 }
 
 /// The function is to be had again.
-fn offered(rack: &Rack, function: &str, limit: Duration) -> Result<()> {
-    let state = |rack: &Rack| {
+fn offered(rack: &RackProcesses, function: &str, limit: Duration) -> Result<()> {
+    let state = |rack: &RackProcesses| {
         let device = rack.device(function).ok()?;
         (device["state"] == "offered").then_some(())
     };
@@ -36,7 +36,7 @@ fn offered(rack: &Rack, function: &str, limit: Duration) -> Result<()> {
 }
 
 /// The newest lease that ended without being returned: why.
-fn incident(rack: &Rack, function: &str) -> Result<String> {
+fn incident(rack: &RackProcesses, function: &str) -> Result<String> {
     rack.wait("status says what happened", Duration::from_secs(10), |rack| {
         let status = rack.json(&["status"]).ok()?;
         let all = status["incidents"].as_array()?.iter();
@@ -93,7 +93,7 @@ pub fn kept_functions(world: &mut World) -> Result<()> {
     guest.wait_drives(2)?;
     let enabled = guest.run("grep -c 'PCI-MSIX.*nvme' /proc/interrupts")?;
     ensure!(enabled.parse::<u32>().is_ok_and(|lines| lines >= 4), "not MSI-X: {enabled}");
-    let plugged = |rack: &Rack| {
+    let plugged = |rack: &RackProcesses| {
         let vms = rack.json(&["vm", "list"]).ok()?;
         let kept = vms.as_array()?.iter().find(|vm| vm["vm"] == "kept")?.clone();
         Some(kept["functions"].as_array()?.len())

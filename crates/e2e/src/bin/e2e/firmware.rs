@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use rackbus_vm::{Assets, GuestRelease as Release, registry};
 
 use crate::World;
@@ -57,12 +57,12 @@ pub fn boots(world: &mut World) -> Result<()> {
     std::thread::scope(|scope| {
         let moved = scope.spawn(|| rack.json(&["vm", "move", "uefi", "--to", "beta"]));
         // Nobody in this guest listens for the power button, which is pressed when the function is waited for.
-        let waits = |rack: &Rack| {
+        let waits = |rack: &RackProcesses| {
             rack.device("alpha/nvme0").ok().filter(|device| device["waiting"].as_u64() > Some(0))
         };
         rack.wait("the VM's move", Duration::from_secs(20), waits)?;
         let off = guest.begin("sleep 1; sync; poweroff -f", Duration::from_secs(20));
-        let moved = moved.join().map_err(|_| Failure("the move panicked".to_owned()))?;
+        let moved = moved.join().map_err(|_| CheckFailure("the move panicked".to_owned()))?;
         off.and(moved.map(drop))
     })?;
     let mut guest = Guest::attach(registry::find(rack.run_dir(), "beta", "uefi")?);

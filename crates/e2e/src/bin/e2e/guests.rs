@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rackbus_e2e::guest::{CPUS, field, succeeded};
-use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
 use rackbus_vm::{Assets, GuestRelease as Release};
 use serde_json::Value;
 
@@ -14,13 +14,13 @@ use crate::World;
 const FIO: Duration = Duration::from_secs(240);
 
 /// Borrows a function into a running guest.
-pub fn add(rack: &Rack, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
+pub fn add(rack: &RackProcesses, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
     rack.json(&["vm", "add", name, function])?;
     guest.wait_drives(1)
 }
 
 /// Takes a function out of a running guest.
-pub fn remove(rack: &Rack, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
+pub fn remove(rack: &RackProcesses, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
     rack.json(&["vm", "remove", name, function])?;
     guest.wait_drives(0)
 }

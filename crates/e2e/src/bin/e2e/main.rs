@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rackbus_e2e::{Failure, Guest, Rack, Result};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result};
 use rackbus_vm::Assets;
 
 /// The rack file that all scenarios run with.
@@ -35,7 +35,7 @@ const RACK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rack.toml");
 /// The rack and its two guests: `old` (Debian 12) on beta, `new` (Debian 13) on gamma.
 pub struct World {
     /// The rack that the guests are part of.
-    pub rack: Rack,
+    pub rack: RackProcesses,
     /// Debian 12 on beta.
     pub old: Guest,
     /// Debian 13 on gamma.
@@ -115,14 +115,14 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     let names =
         || ALONE.iter().map(|(name, _)| *name).chain(SCENARIOS.iter().map(|(name, _)| *name));
     if let Some(unknown) = wanted.iter().find(|w| !names().any(|name| name.contains(w.as_str()))) {
-        return Err(Failure(format!("there is no scenario {unknown:?}")));
+        return Err(CheckFailure(format!("there is no scenario {unknown:?}")));
     }
     println!("guests run under {}", Assets::of_user().accel()?);
     let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
     let mut count = 0;
     for (name, scenario) in ALONE.iter().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
-        scenario(dir).map_err(|e| Failure(format!("{name}: {e}")))?;
+        scenario(dir).map_err(|e| CheckFailure(format!("{name}: {e}")))?;
         println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
         count += 1;
     }
@@ -130,7 +130,7 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
         return Ok(count);
     }
     let begun = Instant::now();
-    let rack = Rack::start(RACK.as_ref(), dir)?;
+    let rack = RackProcesses::start(RACK.as_ref(), dir)?;
     // Both boot at the same time.
     let mut old = Guest::start(&rack, "old", "beta", "bookworm", &[])?;
     let mut new = Guest::start(&rack, "new", "gamma", "trixie", &[])?;
@@ -141,7 +141,7 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
         let outcome = scenario(&mut world).and_then(|()| nothing_left(&world));
-        outcome.map_err(|e| Failure(format!("{name}: {e}\n{}", world.rack.tail())))?;
+        outcome.map_err(|e| CheckFailure(format!("{name}: {e}\n{}", world.rack.tail())))?;
         println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
         count += 1;
     }

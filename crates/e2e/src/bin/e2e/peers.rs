@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 use serde_json::Value;
 
 use crate::World;
@@ -22,7 +22,7 @@ const TARGETS: [(&str, u64); 4] = [
 const MOVED: u64 = 8192;
 
 /// What the control plane knows of the drive, when it is as wanted.
-fn drive_when(rack: &Rack, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+fn drive_when(rack: &RackProcesses, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
     rack.wait(what, Duration::from_secs(20), |rack| rack.device(DRIVE).ok().filter(&wanted))
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
 use rackbus_vm::registry;
 
 use crate::World;
@@ -33,7 +33,7 @@ END
 rm -f /tmp/stop /tmp/wrong /tmp/written; setsid bash /tmp/work BLOCK >/dev/null 2>&1 </dev/null &"#;
 
 /// The turns that a share has had.
-fn turns(rack: &Rack, share: u64) -> Option<u64> {
+fn turns(rack: &RackProcesses, share: u64) -> Option<u64> {
     let shares = rack.json(&["share", "list"]).ok()?;
     let mut shares = shares.as_array()?.iter();
     shares.find(|it| it["share"] == share)?["turns"].as_u64()
@@ -61,7 +61,7 @@ pub fn turns_of_guests(world: &mut World) -> Result<()> {
     }
     let refused = rack.refused(&["borrow", "alpha/nvme0", "--for", "beta"])?;
     ensure!(refused.contains("lent in turns to 2"), "{refused}");
-    let all = |rack: &Rack| {
+    let all = |rack: &RackProcesses| {
         let had = shares.iter().map(|share| turns(rack, *share)).collect::<Option<Vec<_>>>()?;
         had.iter().all(|turns| *turns >= 2).then_some(())
     };
@@ -89,7 +89,8 @@ pub fn turns_of_guests(world: &mut World) -> Result<()> {
             share["borrower"]
         );
     }
-    let gone = |rack: &Rack| rack.json(&["leases"]).ok()?.as_array()?.is_empty().then_some(());
+    let gone =
+        |rack: &RackProcesses| rack.json(&["leases"]).ok()?.as_array()?.is_empty().then_some(());
     rack.wait("the last turn ends", TURNS, gone)
 }
 
