@@ -11,7 +11,7 @@ use rackbus_segment::message::{
     Withdrawal,
 };
 
-use crate::devices::Held;
+use crate::devices::DeviceSegment;
 use crate::events::{Callback, Watch};
 use crate::memory::{MappedMemory, Mapping};
 use crate::registry::Watched;
@@ -318,7 +318,7 @@ enum Keeper {
     /// The node, by this handle.
     Node(Handle),
     /// A device that this process has borrowed.
-    Device(Held),
+    Device(DeviceSegment),
 }
 
 /// A connection to a segment, or to memory of a borrowed device. It ends when it is dropped; mappings stay, but are not moved along
@@ -390,7 +390,7 @@ impl RemoteSegment {
         session: &Session,
         (node, id): (NodeId, SegmentId),
         (memory, size): (Arc<MappedMemory>, u64),
-        device: Held,
+        device: DeviceSegment,
     ) -> RemoteSegment {
         let (session, keeper, watch) = (session.clone(), Keeper::Device(device), Watch::new(None));
         RemoteSegment { session, keeper, node, id, size, address: None, memory, watch }
@@ -409,7 +409,7 @@ impl RemoteSegment {
     }
 
     /// The device whose memory it is, if it is one's.
-    pub(crate) fn device(&self) -> Option<&Held> {
+    pub(crate) fn device(&self) -> Option<&DeviceSegment> {
         match &self.keeper {
             Keeper::Node(_) => None,
             Keeper::Device(device) => Some(device),

@@ -31,7 +31,7 @@ pub struct BorrowedDevice(Arc<Inner>);
 
 /// What a segment is that leads to a device: memory that was made for it, or one of its BARs.
 #[derive(Debug, Clone)]
-pub(crate) struct Held {
+pub(crate) struct DeviceSegment {
     pub(crate) device: BorrowedDevice,
     pub(crate) bar: Option<u8>,
 }
@@ -150,7 +150,7 @@ impl BorrowedDevice {
             }
             _ => self.connect_registers(bar)?,
         };
-        let held = Held { device: self.clone(), bar: Some(bar) };
+        let held = DeviceSegment { device: self.clone(), bar: Some(bar) };
         let from = (self.0.entry.node, bar.into());
         Ok(RemoteSegment::of_device(&self.0.shared.session, from, (memory, size), held))
     }
@@ -191,7 +191,7 @@ impl BorrowedDevice {
     pub fn connect_segment(&self, id: u32) -> Result<RemoteSegment, DeviceError> {
         let segments = lock(&self.0.segments);
         let made = segments.get(&id).ok_or(DeviceError::NoSuchSegment(id))?;
-        let held = Held { device: self.clone(), bar: None };
+        let held = DeviceSegment { device: self.clone(), bar: None };
         let session = &self.0.shared.session;
         let memory = (made.memory().clone(), made.size());
         Ok(RemoteSegment::of_device(session, (session.node(), id), memory, held))
@@ -220,7 +220,7 @@ impl BorrowedDevice {
         (offset, length): (u64, u64),
     ) -> Result<DeviceMapping, DeviceError> {
         match segment.device() {
-            Some(Held { device, bar: Some(bar) }) => {
+            Some(DeviceSegment { device, bar: Some(bar) }) => {
                 check(segment.size(), (offset, length))?;
                 Ok(DeviceMapping::of_peer(
                     self.reach(device, *bar)? + offset,

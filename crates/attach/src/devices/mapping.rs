@@ -8,7 +8,7 @@ use rackbus_memory::Access;
 use rackbus_pci::vfio_user::{Client, ClientError};
 
 use super::addresses::PAGE;
-use super::borrowed::{BorrowedDevice, Held};
+use super::borrowed::{BorrowedDevice, DeviceSegment};
 use super::{DeviceError, Shared};
 use crate::memory::Follower;
 use crate::session::lock;
@@ -25,7 +25,7 @@ pub struct DeviceMapping {
 enum What {
     Memory(Arc<Led>),
     /// The device whose BAR it is; windows to it are there as long as both are.
-    Peer(Option<Held>),
+    Peer(Option<DeviceSegment>),
 }
 
 impl DeviceMapping {
@@ -33,7 +33,7 @@ impl DeviceMapping {
         DeviceMapping { address: led.address + led.lead, _what: What::Memory(led) }
     }
 
-    pub(super) fn of_peer(address: u64, device: Option<Held>) -> DeviceMapping {
+    pub(super) fn of_peer(address: u64, device: Option<DeviceSegment>) -> DeviceMapping {
         DeviceMapping { address, _what: What::Peer(device) }
     }
 

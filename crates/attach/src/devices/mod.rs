@@ -22,9 +22,9 @@ use rackbus_segment::message::{DeviceEntry, Reply, SessionRequest};
 
 use crate::location::NodeAddress;
 use crate::session::{AttachError, Session};
-use addresses::Addresses;
+use addresses::UsedAddresses;
 
-pub(crate) use borrowed::Held;
+pub(crate) use borrowed::DeviceSegment;
 pub use borrowed::{BorrowedDevice, DeviceIdentity};
 pub use mapping::DeviceMapping;
 
@@ -83,7 +83,7 @@ struct Shared {
     session: Session,
     /// Whose leases they are. One of its own: borrowing takes its time, and keeps nothing else.
     leases: Session,
-    addresses: Mutex<Addresses>,
+    addresses: Mutex<UsedAddresses>,
 }
 
 impl Devices {
