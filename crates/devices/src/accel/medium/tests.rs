@@ -8,7 +8,7 @@ use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState, Saved};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
-    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Operation, Segment, registers as reg,
+    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Operation, SglEntry, registers as reg,
 };
 use rackbus_spec::pcie::Command;
 
@@ -326,7 +326,7 @@ fn input_and_output_may_lie_in_many_pieces() {
         let length = if nth == 39 { 50_000 - at } else { 1 + at % 2000 };
         // Behind one another in the input, with gaps in the output.
         list.push(
-            [INPUT + u64::from(at), OUTPUT + u64::from(at + nth * 64)].map(|address| Segment {
+            [INPUT + u64::from(at), OUTPUT + u64::from(at + nth * 64)].map(|address| SglEntry {
                 address: IOVA + address,
                 length,
                 reserved: 0,
