@@ -24,7 +24,7 @@ use serde_json::json;
 use crate::commands::{read_rack, status};
 use crate::output::{Failure, Output};
 use crate::{paths, process};
-use metal::{MetalArgs, Request};
+use metal::{MetalArgs, TestbedRequest};
 
 /// How long the machines may take to come up.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -355,15 +355,20 @@ impl Args {
         let (request, what) = match &self.command {
             Action::Up { .. } | Action::Metal(_) => return Err(taken(dir)),
             Action::On { machine, command } => return metal::on(dir, machine, command, output),
-            Action::Down => (Request::End, "ended"),
+            Action::Down => (TestbedRequest::End, "ended"),
             Action::Cut { machine } => {
-                (Request::Cable { machine: machine.clone(), plugged_in: false }, "cut off")
+                (TestbedRequest::Cable { machine: machine.clone(), plugged_in: false }, "cut off")
             }
-            Action::Mend { machine } => {
-                (Request::Cable { machine: machine.clone(), plugged_in: true }, "reached again")
+            Action::Mend { machine } => (
+                TestbedRequest::Cable { machine: machine.clone(), plugged_in: true },
+                "reached again",
+            ),
+            Action::Kill { machine } => {
+                (TestbedRequest::Kill { machine: machine.clone() }, "killed")
             }
-            Action::Kill { machine } => (Request::Kill { machine: machine.clone() }, "killed"),
-            Action::Start { machine } => (Request::Start { machine: machine.clone() }, "started"),
+            Action::Start { machine } => {
+                (TestbedRequest::Start { machine: machine.clone() }, "started")
+            }
         };
         metal::request(dir, &request, what, output)
     }

@@ -59,7 +59,7 @@ fn size(text: &str) -> Result<u64, String> {
 /// What a command asks of the one that has the machines.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Request {
+pub enum TestbedRequest {
     /// Run this command line on a host, for so many seconds at most.
     Run { machine: String, command: String, seconds: u64 },
     /// End the node of a host, as a crash would.
@@ -72,15 +72,15 @@ pub enum Request {
     End,
 }
 
-impl Request {
+impl TestbedRequest {
     /// The host that is meant.
     fn machine(&self) -> Option<&str> {
         match self {
-            Request::Run { machine, .. }
-            | Request::Kill { machine }
-            | Request::Start { machine }
-            | Request::Cable { machine, .. } => Some(machine),
-            Request::End => None,
+            TestbedRequest::Run { machine, .. }
+            | TestbedRequest::Kill { machine }
+            | TestbedRequest::Start { machine }
+            | TestbedRequest::Cable { machine, .. } => Some(machine),
+            TestbedRequest::End => None,
         }
     }
 }
@@ -100,7 +100,7 @@ pub fn is_there(dir: &Path) -> bool {
 }
 
 /// Asks the command that has the machines.
-fn ask(dir: &Path, request: &Request) -> Result<Answer, Failure> {
+fn ask(dir: &Path, request: &TestbedRequest) -> Result<Answer, Failure> {
     let lost = |cause: std::io::Error| {
         failed(format!("the command `rackbus testbed metal` does not answer: {cause}"))
     };
@@ -110,7 +110,7 @@ fn ask(dir: &Path, request: &Request) -> Result<Answer, Failure> {
     stream.write_all(line.as_bytes()).map_err(lost)?;
     let mut answer = String::new();
     BufReader::new(&mut stream).read_line(&mut answer).map_err(lost)?;
-    if let Request::End = request {
+    if let TestbedRequest::End = request {
         // It closes when all machines have ended.
         let _ = stream.read(&mut [0]);
     }
@@ -128,7 +128,7 @@ pub fn on(dir: &Path, machine: &str, command: &[String], output: &Output) -> Res
     // As long as the machines run: whoever waits can end this command.
     let seconds = Duration::from_secs(365 * 86400).as_secs();
     let (machine, command) = (machine.to_owned(), shell::command(command));
-    match ask(dir, &Request::Run { machine, command, seconds })? {
+    match ask(dir, &TestbedRequest::Run { machine, command, seconds })? {
         Answer::Ran { status, stdout, stderr } => {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let value =
@@ -145,7 +145,12 @@ pub fn on(dir: &Path, machine: &str, command: &[String], output: &Output) -> Res
 }
 
 /// Asks for something whose only answer is that it was done.
-pub fn request(dir: &Path, request: &Request, what: &str, output: &Output) -> Result<(), Failure> {
+pub fn request(
+    dir: &Path,
+    request: &TestbedRequest,
+    what: &str,
+    output: &Output,
+) -> Result<(), Failure> {
     ask(dir, request)?;
     match request.machine() {
         Some(machine) => done(output, machine, what),
@@ -317,7 +322,7 @@ async fn converse(
     };
     let mut stream = reader.into_inner();
     let (answer, is_end) = match request {
-        Ok(Request::End) => (Answer::Done, true),
+        Ok(TestbedRequest::End) => (Answer::Done, true),
         Ok(request) => {
             let carried = tokio::task::spawn_blocking(move || carry_out(&rack, request)).await;
             let failed = |error: String| Answer::Failed { error, usage: false };
@@ -337,7 +342,7 @@ async fn converse(
     }
 }
 
-fn carry_out(rack: &Shared, request: Request) -> Result<Answer, VmError> {
+fn carry_out(rack: &Shared, request: TestbedRequest) -> Result<Answer, VmError> {
     if let Some(machine) = request.machine() {
         let names = lock(rack).names();
         if !names.iter().any(|name| name == machine) {
@@ -346,7 +351,7 @@ fn carry_out(rack: &Shared, request: Request) -> Result<Answer, VmError> {
         }
     }
     match request {
-        Request::Run { machine, command, seconds } => {
+        TestbedRequest::Run { machine, command, seconds } => {
             // Scripts of one machine run beside each other: the rack is not held meanwhile.
             let limit = Duration::from_secs(seconds);
             let script = format!("set +e\n{command}");
@@ -355,10 +360,12 @@ fn carry_out(rack: &Shared, request: Request) -> Result<Answer, VmError> {
             let (stdout, stderr) = (output.stdout, output.stderr);
             return Ok(Answer::Ran { status: output.status, stdout, stderr });
         }
-        Request::Kill { machine } => lock(rack).kill_node(&machine)?,
-        Request::Start { machine } => lock(rack).start_node(&machine)?,
-        Request::Cable { machine, plugged_in } => lock(rack).set_cable(&machine, plugged_in)?,
-        Request::End => {}
+        TestbedRequest::Kill { machine } => lock(rack).kill_node(&machine)?,
+        TestbedRequest::Start { machine } => lock(rack).start_node(&machine)?,
+        TestbedRequest::Cable { machine, plugged_in } => {
+            lock(rack).set_cable(&machine, plugged_in)?
+        }
+        TestbedRequest::End => {}
     }
     Ok(Answer::Done)
 }
