@@ -18,7 +18,7 @@ use crate::turn::{EngineTurn, NextTurn, QueuedMessage, TenantId, TurnResult};
 pub use load::{Arrivals, Load, MessageCosts};
 use load::{SimulatedOperation, Source};
 use report::Recorder;
-pub use report::Report;
+pub use report::TenantReport;
 
 /// Decides what a free engine does.
 pub trait Policy {
@@ -76,7 +76,7 @@ pub fn run(
     loads: &[Load],
     length_ns: u64,
     seed: u64,
-) -> Vec<Report> {
+) -> Vec<TenantReport> {
     let mut world = World {
         policy,
         now: 0,
