@@ -30,14 +30,14 @@ impl Told {
 /// What a lender was told of devices since its node began.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Devices {
+pub(super) struct DeviceChanges {
     told: BTreeMap<String, Told>,
     /// Functions that were withdrawn, each with the newest epoch that this lender was told of: one of the same name
     /// continues from there.
     withdrawn: BTreeMap<String, Epoch>,
 }
 
-impl Devices {
+impl DeviceChanges {
     /// A device that the node is taking on or releasing.
     pub(super) fn under_way(&self) -> Option<&String> {
         self.told.iter().find(|(_, told)| told.outcome.is_none()).map(|(device, _)| device)
