@@ -2,7 +2,7 @@
 
 use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// Where the guests run.
 const HOST: &str = "gamma";
@@ -58,7 +58,7 @@ fn run(guest: &mut Guest, script: &str) -> Result<()> {
 }
 
 /// For root, in a guest without an IOMMU: with no driver, and with the kernel's for user space.
-pub fn without_iommu(world: &mut World) -> Result<()> {
+pub fn without_iommu(world: &mut RackWithGuests) -> Result<()> {
     for release in ["bookworm", "trixie"] {
         let mut guest = start(&world.rack, "uio", release, "alpha/accel0.vf1", &[])?;
         let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
@@ -71,7 +71,7 @@ pub fn without_iommu(world: &mut World) -> Result<()> {
 }
 
 /// For anybody who may, in a guest that translates its functions' DMA.
-pub fn with_iommu(world: &mut World) -> Result<()> {
+pub fn with_iommu(world: &mut RackWithGuests) -> Result<()> {
     let iommu = ["-device", "intel-iommu,intremap=on,caching-mode=on"];
     for release in ["bookworm", "trixie"] {
         let mut guest = start(&world.rack, "vfio", release, "alpha/accel0.vf2", &iommu)?;

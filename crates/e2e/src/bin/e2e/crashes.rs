@@ -8,7 +8,7 @@ use rackbus_pci::vfio_user::Client;
 use rackbus_vm::Assets;
 use rackbus_vm::agent::RunningCommand;
 
-use crate::World;
+use crate::RackWithGuests;
 use crate::cycles::pattern;
 use crate::guests::{add, busy, remove};
 
@@ -46,8 +46,8 @@ fn incident(rack: &RackProcesses, function: &str) -> Result<String> {
 }
 
 /// With the control plane dead and while it restarts, I/O continues; the lease is the same after.
-pub fn control_plane(world: &mut World) -> Result<()> {
-    let World { rack, old, .. } = world;
+pub fn control_plane(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, .. } = world;
     add(rack, old, "old", "alpha/nvme0")?;
     let before = rack.json(&["leases"])?;
     let running = load(old, 8)?;
@@ -67,7 +67,7 @@ pub fn control_plane(world: &mut World) -> Result<()> {
 }
 
 /// A VM dies in the middle of its writes: what it had is taken back by itself and can be lent again.
-pub fn borrowing_vm(world: &mut World) -> Result<()> {
+pub fn borrowing_vm(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut guest = Guest::start(rack, "victim", "gamma", "trixie", &["alpha/nvme1"])?;
     guest.booted()?;
@@ -85,7 +85,7 @@ pub fn borrowing_vm(world: &mut World) -> Result<()> {
 
 /// Functions with MSI-X in a QEMU that cannot unplug them stay when they cannot be used any more. A
 /// guest that switches itself off returns what it has.
-pub fn kept_functions(world: &mut World) -> Result<()> {
+pub fn kept_functions(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let functions = ["alpha/nvme1", "beta/nvme0"];
     let mut guest = Guest::start_with(rack, "kept", "gamma", "trixie", &functions, &["--msix"])?;
@@ -117,7 +117,7 @@ pub fn kept_functions(world: &mut World) -> Result<()> {
 }
 
 /// Flushed and forced writes are there after the lender was killed the moment they completed.
-pub fn durability(world: &mut World) -> Result<()> {
+pub fn durability(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let (_, socket) = rack.borrow("alpha/nvme0", "beta")?;
     let mut drive = Drive::open(&socket, DriveOptions::default())?;
@@ -148,7 +148,7 @@ pub fn durability(world: &mut World) -> Result<()> {
 
 /// What a program in a guest stored in a drive's persistent memory region, and had made durable, is there after the
 /// lender was killed, for whoever has the drive next.
-pub fn region(world: &mut World) -> Result<()> {
+pub fn region(world: &mut RackWithGuests) -> Result<()> {
     const DRIVE: &str = "alpha/nvme3";
     let rack = &world.rack;
     let disk = programs::qemu_arguments(&programs::disk(rack, &["peer"])?);
@@ -179,8 +179,8 @@ pub fn region(world: &mut World) -> Result<()> {
 /// The node of a borrowing host dies: its lease runs out, the function is revoked, reset and
 /// offered again. (The VM may be lost: QEMU 11.1 that waits for an answer then ends at times, by a
 /// failed assertion of its own.)
-pub fn borrower(world: &mut World) -> Result<()> {
-    let World { rack, old, .. } = world;
+pub fn borrower(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, .. } = world;
     add(rack, old, "old", "alpha/nvme1")?;
     let running = load(old, 60)?;
     rack.kill("beta")?;
@@ -199,8 +199,8 @@ pub fn borrower(world: &mut World) -> Result<()> {
 
 /// The node of a borrowing host dies while nothing is under way: its next life unplugs the function
 /// from the VM, which goes on and may be reset.
-pub fn orphaned_function(world: &mut World) -> Result<()> {
-    let World { rack, new, .. } = world;
+pub fn orphaned_function(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, new, .. } = world;
     add(rack, new, "new", "alpha/nvme1")?;
     rack.kill("gamma")?;
     rack.revive("gamma")?;
@@ -217,8 +217,8 @@ pub fn orphaned_function(world: &mut World) -> Result<()> {
 
 /// The lender dies: what is read is all ones at once, the guest loses the drive in order and
 /// lives, and status says why.
-pub fn lender(world: &mut World) -> Result<()> {
-    let World { rack, new, .. } = world;
+pub fn lender(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, new, .. } = world;
     add(rack, new, "new", "alpha/nvme1")?;
     let running = load(new, 60)?;
     let (_, socket) = rack.borrow("alpha/nvme2", "gamma")?;

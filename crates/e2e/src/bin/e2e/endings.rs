@@ -10,7 +10,7 @@ use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
 use rackbus_vm::agent::RunningCommand;
 use serde_json::{Value, json};
 
-use crate::World;
+use crate::RackWithGuests;
 use crate::segments::{HOST, LIMIT, Running, TOOLS, conformance, installed};
 
 /// The guest: a host of the rack, that it runs on, and its release. Of the releases this is the one that no other
@@ -81,7 +81,7 @@ fn started(rack: &RackProcesses, folder: &str) -> Result<Guest> {
 }
 
 /// All of them, with one guest.
-pub fn in_the_middle(world: &mut World) -> Result<()> {
+pub fn in_the_middle(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let folder = installed(rack)?.display().to_string();
     let mut guest = started(rack, &folder)?;

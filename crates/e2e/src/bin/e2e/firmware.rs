@@ -10,7 +10,7 @@ use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use rackbus_vm::{Assets, GuestRelease as Release, registry};
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// Blocks of the drive, in bytes.
 const BLOCK: usize = 512;
@@ -37,7 +37,7 @@ const LINUX: &str = "initrd=\\initrd console=ttyS0 quiet mitigations=off panic=-
 
 /// Puts a system on a drive, and boots a guest from it on another host, which then goes on at a third, where its firmware
 /// has kept its variables.
-pub fn boots(world: &mut World) -> Result<()> {
+pub fn boots(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let lease = rack.json(&["borrow", "alpha/nvme0", "--for", "beta"])?;
     let socket = lease["socket"].as_str().unwrap_or_default();

@@ -33,7 +33,7 @@ use rackbus_vm::Assets;
 const RACK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rack.toml");
 
 /// The rack and its two guests: `old` (Debian 12) on beta, `new` (Debian 13) on gamma.
-pub struct World {
+pub struct RackWithGuests {
     /// The rack that the guests are part of.
     pub rack: RackProcesses,
     /// Debian 12 on beta.
@@ -42,7 +42,7 @@ pub struct World {
     pub new: Guest,
 }
 
-type Scenario = (&'static str, fn(&mut World) -> Result<()>);
+type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
@@ -137,7 +137,7 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     old.booted()?;
     new.booted()?;
     println!("{:>7.1} s  the rack and two guests are up", begun.elapsed().as_secs_f64());
-    let mut world = World { rack, old, new };
+    let mut world = RackWithGuests { rack, old, new };
     for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
         let outcome = scenario(&mut world).and_then(|()| nothing_left(&world));
@@ -149,7 +149,7 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
 }
 
 /// No scenario leaves leases behind.
-fn nothing_left(world: &World) -> Result<()> {
+fn nothing_left(world: &RackWithGuests) -> Result<()> {
     let left = world.rack.json(&["leases"])?;
     rackbus_e2e::ensure!(left.as_array().is_some_and(Vec::is_empty), "leases left over: {left}");
     Ok(())

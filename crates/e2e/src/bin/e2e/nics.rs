@@ -7,7 +7,7 @@ use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use serde_json::Value;
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// The interface that the guest's driver has made, once it is there, and its end.
 const FIND: &str = "
@@ -52,8 +52,8 @@ fn unplug(rack: &RackProcesses, guest: &mut Guest, function: &str) -> Result<()>
 }
 
 /// Two guests with two kernels: small and large packets, and connections both ways.
-pub fn to_each_other(world: &mut World) -> Result<()> {
-    let World { rack, old, new } = world;
+pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, new } = world;
     plug(rack, old, "alpha/nic0.vf1", FIRST)?;
     plug(rack, new, "alpha/nic0.vf2", SECOND)?;
     for (from, to) in [(&mut *old, SECOND), (&mut *new, FIRST)] {

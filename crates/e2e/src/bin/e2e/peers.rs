@@ -5,7 +5,7 @@ use std::time::Duration;
 use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 use serde_json::Value;
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// Where the program runs.
 const HOST: &str = "gamma";
@@ -28,7 +28,7 @@ fn drive_when(rack: &RackProcesses, what: &str, wanted: impl Fn(&Value) -> bool)
 
 /// A stock kernel programs the BARs; a program drives a drive by itself and names addresses in them. Each
 /// target is elsewhere. When a target decodes nothing or is unplugged, the drive does not reach it.
-pub fn to_each_other(world: &mut World) -> Result<()> {
+pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let disk = programs::qemu_arguments(&programs::disk(rack, &["peer"])?);
     let mut functions = vec![DRIVE];

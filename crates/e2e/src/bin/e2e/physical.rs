@@ -3,7 +3,7 @@
 
 use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// Whose guest the machine is.
 const HOST: &str = "gamma";
@@ -176,7 +176,7 @@ fn run(guest: &mut Guest, script: &str) -> Result<String> {
 }
 
 /// A machine's drive and the virtual functions of its card are lent, taken away and given back.
-pub fn lent(world: &mut World) -> Result<()> {
+pub fn lent(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut guest = start(rack)?;
     let said = run(&mut guest, BINDING)?;

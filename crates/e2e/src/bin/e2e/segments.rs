@@ -10,7 +10,7 @@ use rackbus_e2e::sisci::node_id;
 use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure, sisci};
 use serde_json::Value;
 
-use crate::World;
+use crate::RackWithGuests;
 use crate::programs::HostProgram;
 
 /// What builds the conformance tests.
@@ -182,7 +182,7 @@ pub fn conformance(
 
 /// Ping-pong through segments, interrupts and transfers: two guests of two hosts with each other, and each
 /// with a host, with either as the owner.
-pub fn in_guests(world: &mut World) -> Result<()> {
+pub fn in_guests(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let folder = installed(rack)?.display().to_string();
     let mut guests = Vec::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
 use rackbus_vm::registry;
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// How long all turns may take on a busy machine.
 const TURNS: Duration = Duration::from_secs(180);
@@ -39,8 +39,8 @@ fn turns(rack: &RackProcesses, share: u64) -> Option<u64> {
     shares.find(|it| it["share"] == share)?["turns"].as_u64()
 }
 
-pub fn turns_of_guests(world: &mut World) -> Result<()> {
-    let World { rack, old, new } = world;
+pub fn turns_of_guests(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, new } = world;
     for (guest, block) in [(&mut *old, "100"), (&mut *new, "200")] {
         guest.run(&WORK.replace("BLOCK", block))?;
     }
@@ -94,8 +94,8 @@ pub fn turns_of_guests(world: &mut World) -> Result<()> {
     rack.wait("the last turn ends", TURNS, gone)
 }
 
-pub fn moved(world: &mut World) -> Result<()> {
-    let World { rack, .. } = world;
+pub fn moved(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, .. } = world;
     let mut guest = Guest::start(rack, "mover", "beta", "trixie", &["alpha/nvme0"])?;
     guest.booted()?;
     guest.wait_drives(1)?;
