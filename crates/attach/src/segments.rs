@@ -448,7 +448,7 @@ impl Drop for RemoteSegment {
     fn drop(&mut self) {
         self.watch.end();
         // First, so that the node continues with a move that waits for this process; then those who
-        // wait for the move are let go.
+        // wait for the move are woken.
         let Keeper::Node(handle) = self.keeper else { return };
         self.session.disconnect(handle);
         self.memory.end();

@@ -317,7 +317,7 @@ impl Session {
     }
 
     /// Gives back what the node knows by `handle`: asks first, so that a move that is under way
-    /// goes on to its end or is abandoned, then lets go those who wait for it, and only then hears
+    /// goes on to its end or is abandoned, then wakes those who wait for it, and only then hears
     /// no more of it.
     pub(crate) fn give_back(
         &self,

@@ -34,7 +34,7 @@ fn rack_file() -> String {
     format!("name = \"bench\"\n[hosts.alpha.devices.nvme0]\n{drive}{hosts}")
 }
 
-/// A program that takes turns: it reads whenever it has the drive, and lets go when it is told to.
+/// A program that takes turns: it reads whenever it has the drive, and releases it when it is told to.
 struct Program {
     share: u64,
     follower: Child,

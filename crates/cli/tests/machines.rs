@@ -228,7 +228,7 @@ fn a_machine_acts_for_its_own_host_alone() {
     let _ = scanner.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP"), "it is answered without TLS");
     beta.json(&["return", &lease.lease.to_string()]);
-    // They are let go.
+    // Their connections are closed.
     let ended = silent[0].read(&mut [0; 1]);
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
 }

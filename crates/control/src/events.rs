@@ -92,7 +92,7 @@ impl Draft {
                 (EventKind::Lease, format!("{borrower} can use {function}"))
             }
             LeaseState::Closing { reason } => {
-                let text = format!("{borrower} is asked to let go of {function}: {reason}");
+                let text = format!("{borrower} is asked to release {function}: {reason}");
                 (kind_of(reason), text)
             }
             LeaseState::Ended { reason } => {
@@ -160,7 +160,7 @@ impl Draft {
         match &lane.lost {
             Some(why) if was.lost.as_ref() != Some(why) => {
                 let text = format!(
-                    "the RDMA lane of {function} ({provider}) is lost: {why}; its data go by the link"
+                    "the RDMA lane of {function} ({provider}) is lost: {why}; its data are sent over the link"
                 );
                 drafts.push(event(EventKind::Loss, text));
             }

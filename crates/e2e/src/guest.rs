@@ -109,7 +109,7 @@ impl Guest {
         &self.name
     }
 
-    /// Lets go of the guest's agent, which serves one at a time, so that a command can use it; the next
+    /// Releases the guest's agent, which serves one at a time, so that a command can use it; the next
     /// request takes it again.
     pub fn release(&mut self) {
         self.vm = Vm::attach(self.vm.record().clone());

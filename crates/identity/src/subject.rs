@@ -127,7 +127,7 @@ impl Subject {
     }
 
     /// The name by which others connect to it; `None` where it is not [valid](Subject::is_valid), and for people,
-    /// to whom nobody connects.
+    /// as nobody connects to them.
     pub fn server_name(&self) -> Option<ServerName<'static>> {
         let serves = self.is_valid() && !matches!(self, Subject::Person(_));
         ServerName::try_from(self.to_string()).ok().filter(|_| serves)

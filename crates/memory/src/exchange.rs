@@ -197,7 +197,7 @@ impl Exchange {
         Ok(Exchange(End::Carried(CarriedEnd::again(files, session, side, layout)?)))
     }
 
-    /// An end whose messages and data go by connections, for either side.
+    /// An end whose messages and data are sent over connections, for either side.
     ///
     /// # Errors
     /// [`ExchangeError`].

@@ -141,7 +141,7 @@ impl Registration {
         }
         // SAFETY: pages of our own mapping, which stay readable; writers wait.
         unsafe { libc_result(libc::mprotect(start as *mut _, length, libc::PROT_READ)) }
-            .inspect_err(|_| self.let_go())
+            .inspect_err(|_| self.release())
     }
 
     /// Other memory was mapped in a frozen range, read-only: writers to it wait as well.
@@ -169,7 +169,7 @@ impl Registration {
         let outcome =
             unsafe { libc_result(libc::mprotect(self.start as *mut _, self.length, both)) };
         if outcome.is_ok() {
-            self.let_go();
+            self.release();
         } else {
             self.release_in_kernel();
         }
@@ -177,7 +177,7 @@ impl Registration {
     }
 
     /// Nobody waits any more; what protects the pages is gone already.
-    fn let_go(&self) {
+    fn release(&self) {
         signals::allow_retries();
         self.slot.unfreeze();
         self.release_in_kernel();

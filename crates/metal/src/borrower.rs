@@ -285,7 +285,7 @@ impl Module {
     /// Returns a function: its driver releases it, and it disappears. With `force`, also while it is mounted.
     ///
     /// # Errors
-    /// When there is none, it is in use, or its driver does not let go in time.
+    /// When there is none, it is in use, or its driver does not release it in time.
     pub fn give_back(&self, handle: u32, force: bool, limit: Duration) -> Result<(), MetalError> {
         let flags = if force { FORCE } else { 0 };
         let timeout_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);

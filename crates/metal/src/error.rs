@@ -106,7 +106,7 @@ fn explain(errno: Errno) -> &'static str {
         Errno::RANGE => "the device does not reach all of this host's memory through the window",
         Errno::NOENT => "no such function is borrowed",
         Errno::BUSY => "it is in use; unmount its file systems first, or use force",
-        Errno::TIMEDOUT => "its driver has not let go of it yet",
+        Errno::TIMEDOUT => "its driver has not released it yet",
         _ => "the kernel module refuses",
     }
 }

@@ -280,7 +280,7 @@ impl Drop for WindowLoan {
         // One that panicked has said so.
         let _ = thread.join();
         // Other threads look at it for a moment only. Nobody else can have the device before it is closed and its group
-        // is let go.
+        // is released.
         let function = loop {
             match Arc::try_unwrap(function) {
                 Ok(function) => break function,
@@ -291,7 +291,7 @@ impl Drop for WindowLoan {
         let released = function.is_released();
         drop(function);
         self.shared.ntb.container().leave_idle_groups();
-        // Who has not let go may still access what is at this place.
+        // Who has not released it may still access what is at this place.
         match released {
             true => locked(&self.shared.room).give_back(control, &self.offsets),
             false => drop(locked(&self.shared.retired).insert(control, self.offsets.clone())),

@@ -1,5 +1,5 @@
 //! What moves the data of mediums beside the link between machines: which providers of libfabric this host uses, and
-//! the two ends of a lane. Where there are none, everything goes by the link.
+//! the two ends of a lane. Where there are none, everything is sent over the link.
 
 use std::sync::{Arc, OnceLock};
 
@@ -35,7 +35,7 @@ impl Lanes {
     pub(crate) fn providers(&self) -> &[String] {
         self.0.providers.get_or_init(|| {
             let found = providers(&self.0.choice).unwrap_or_else(|error| {
-                tracing::error!(%error, "data of borrowed devices go by the link alone");
+                tracing::error!(%error, "data of borrowed devices are sent over the link alone");
                 Vec::new()
             });
             if !found.is_empty() {

@@ -40,7 +40,7 @@ pub trait Lendable: Debug + Send + Sync {
     }
 
     /// It is not lent any more: whoever had it before gets it back, where there was somebody.
-    fn let_go(&self) {}
+    fn release(&self) {}
 
     /// Has it ready for its next user, reset and scrubbed: starts what it runs on, at first and after
     /// that failed. Waits no longer than `limit`.
@@ -257,7 +257,7 @@ impl Modelled {
 }
 
 impl Lendable for Modelled {
-    fn let_go(&self) {
+    fn release(&self) {
         *self.engine() = None;
         // Its files are closed when its thread has ended.
         drop(self.running().take());

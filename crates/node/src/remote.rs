@@ -44,7 +44,7 @@ pub struct RemoteDevice {
 #[derive(Debug, Clone)]
 pub struct LenderConversation {
     client: Arc<Client>,
-    /// The lender is lost, or the borrower let go.
+    /// The lender is lost, or the borrower detached.
     gone: Arc<AtomicBool>,
     /// Registers that the user has as memory, by the BAR: what a lender that is lost cannot retire itself.
     registers: Arc<Mutex<BTreeMap<u8, PolledRegisters>>>,

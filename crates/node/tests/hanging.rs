@@ -32,7 +32,7 @@ const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\
 const PATIENCE: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(20);
 
-/// Where the device model waits until it is let go.
+/// Where the device model waits until it is released.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,

@@ -276,7 +276,7 @@ impl Endpoint {
         self.dma.unmap_all()
     }
 
-    /// Lets go of all memory of the user's; see [`DmaSpace::drop_memory`].
+    /// Releases all memory of the user's; see [`DmaSpace::drop_memory`].
     pub fn drop_memory(&mut self) {
         self.quiesce();
         self.dma.drop_memory();

@@ -1,7 +1,7 @@
 //! Whether the user of a function is still there, after a time in which this host stood still.
 //!
 //! A user waits for seconds at most; then it gives the function up, and what was its memory may be
-//! somebody else's. A lender that was frozen meanwhile, in the middle of whatever it did, must not
+//! somebody else's. A lender that was frozen meanwhile, at any point, must not
 //! continue. So a model calls [`UserWatch::before_access`] when it has found work and before it touches
 //! memory for it: a look at the processor's counter, and only after a gap one at the conversation.
 //! What remains is a freeze between this look and the last access that follows it: for a drive, the

@@ -350,7 +350,7 @@ proptest! {
     }
 }
 
-/// A device that fails in the middle of a conversation is not busy for ever.
+/// A device that fails during a conversation is not busy for ever.
 #[test]
 fn a_client_is_served_after_one_whose_device_panicked() {
     use rackbus_pci::Engine;

@@ -1,4 +1,4 @@
-//! A session is saved in the middle of its use, and another engine, as in another process, continues
+//! A session is saved while it is used, and another engine, as in another process, continues
 //! with it on the same socket: the client does not notice.
 
 mod common;

@@ -132,11 +132,11 @@ pub(crate) struct RmaEndpoint {
     ep: *mut Ep,
     mr: *mut Mr,
     region: Option<Arc<Region>>,
-    /// Those of transfers; the library writes to them until it has let go of the endpoint.
+    /// Those of transfers; the library writes to them until it has released the endpoint.
     contexts: Box<[Context]>,
     wake: Option<OwnedFd>,
     mr_mode: c_int,
-    /// Whether the library has let go of it, once it was to.
+    /// Whether the library has released it, once it was to.
     closed: Option<bool>,
 }
 
@@ -433,12 +433,12 @@ impl RmaEndpoint {
         self.library.explain("transfer", number)
     }
 
-    /// Has the library let go of it: on return nothing reaches the memory by it. False when it does not.
+    /// Has the library release it: on return nothing reaches the memory by it. False when it does not.
     pub(crate) fn close(mut self) -> bool {
-        self.let_go()
+        self.release()
     }
 
-    fn let_go(&mut self) -> bool {
+    fn release(&mut self) -> bool {
         if let Some(closed) = self.closed {
             return closed;
         }
@@ -457,7 +457,7 @@ impl RmaEndpoint {
         if !closed {
             tracing::error!(
                 provider = self.found.provider,
-                "libfabric does not let go of an endpoint; its memory is kept"
+                "libfabric does not release an endpoint; its memory is kept"
             );
             // An adapter could still reach the one, and the library write to the others.
             std::mem::forget(self.region.take());
@@ -470,6 +470,6 @@ impl RmaEndpoint {
 
 impl Drop for RmaEndpoint {
     fn drop(&mut self) {
-        self.let_go();
+        self.release();
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// A lock that is held.
 pub(crate) type HeldLock = Box<dyn Any>;
 
-/// How long a fork waits for a lock. A handler of a signal may fork in the middle of a call, whose
+/// How long a fork waits for a lock. A handler of a signal may fork during a call, whose
 /// locks are its own thread's: it must not wait for ever.
 const PATIENCE: Duration = Duration::from_secs(1);
 

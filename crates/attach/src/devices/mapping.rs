@@ -107,12 +107,12 @@ impl Led {
 }
 
 impl Follower for Led {
-    fn let_go(&self) {
+    fn unmap(&self) {
         let mut state = lock(&self.state);
         if std::mem::take(&mut state.mapped)
             && let Err(error) = self.client.dma_unmap(self.address, self.pages.1)
         {
-            tracing::debug!(%error, "a device that is gone lets go of nothing");
+            tracing::debug!(%error, "a device that is gone cannot unmap");
         }
     }
 
@@ -139,7 +139,7 @@ impl Follower for Led {
 
 impl Drop for Led {
     fn drop(&mut self) {
-        self.let_go();
+        self.unmap();
         self.shared.give_address_back(self.address);
     }
 }

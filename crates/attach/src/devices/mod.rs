@@ -4,7 +4,7 @@
 //! The host's node borrows, by a lease as any other, which ends with the process. The process then uses the
 //! function by its vfio-user socket, as every driver in user space does, and asks for registers that are plain memory
 //! ([`rackbus_pci::polled`]). Memory is mapped for a device by the loans of its lender's node; when the node moves
-//! it, the device lets go of it first and takes it up where it is then.
+//! it, the device releases it first and takes it up where it is then.
 //!
 //! * [`Devices`]: which there are, and borrowing.
 //! * [`BorrowedDevice`]: one that is borrowed. `addresses`: where devices find memory. [`DeviceMapping`]: memory

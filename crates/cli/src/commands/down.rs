@@ -34,7 +34,7 @@ impl Args {
 
 /// Stops every process of the rack in `run_dir`; returns how many there were.
 pub fn stop(run_dir: &Path, output: &Output) -> usize {
-    // Nodes first: what they lend and borrow is let go while the control plane can hear it.
+    // Nodes first: what they lend and borrow is released while the control plane can hear it.
     let living = process::living(run_dir);
     for process in &living {
         output.progress(&format!("stopping process {}", process.pid()));

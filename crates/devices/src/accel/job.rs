@@ -177,7 +177,7 @@ impl EngineJob {
     }
 
     /// Its memory is about to change. On return nothing touches it.
-    pub fn let_go(&self) {
+    pub fn release_memory(&self) {
         self.lock().memory = None;
     }
 

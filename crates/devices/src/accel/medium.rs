@@ -96,9 +96,9 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     fn take_finished(&mut self, dma: &DmaSpace) -> Vec<FinishedJob>;
 
     /// On return nothing of it touches the tenant's memory until it is [taken up](Medium::take_up).
-    fn let_go(&mut self, work: &Self::Work);
+    fn release_memory(&mut self, work: &Self::Work);
 
-    /// Mappings have changed: resolves the memory of what was let go.
+    /// Mappings have changed: resolves the memory of work that released it.
     ///
     /// # Errors
     /// The status that it ends with, because the memory is not there any more; it is [cancelled](Medium::cancel)

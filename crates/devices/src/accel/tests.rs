@@ -391,7 +391,7 @@ fn a_queue_pair_that_is_made_again_and_again_leaves_nothing_before_the_engines()
     assert!(waiting <= 32, "{waiting} operations wait for nobody");
 }
 
-/// A tenant that goes in the middle of its operations leaves nothing before the engines.
+/// A tenant that detaches during its operations leaves nothing before the engines.
 #[test]
 fn a_tenant_that_goes_in_the_middle_is_gone_at_once_and_the_next_one_begins_anew() {
     let pool = EnginePool::new(PoolOptions::default());

@@ -484,7 +484,7 @@ impl Function for Nic {
     }
 
     fn quiesce(&mut self, _bus: &Bus<'_>) {
-        self.transport.let_go();
+        self.transport.release_memory();
     }
 
     fn save(&mut self, _bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {

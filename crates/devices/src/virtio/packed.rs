@@ -52,10 +52,10 @@ impl Packed {
         self.device.resolve(dma);
     }
 
-    pub fn let_go(&mut self) {
-        self.ring.let_go();
-        self.driver.let_go();
-        self.device.let_go();
+    pub fn release_memory(&mut self) {
+        self.ring.release_memory();
+        self.driver.release_memory();
+        self.device.release_memory();
     }
 
     pub fn cursor(&self) -> Cursor {

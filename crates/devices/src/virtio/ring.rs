@@ -88,11 +88,11 @@ impl VirtioRing {
         }
     }
 
-    /// Lets go of its memory, until it is looked up again.
-    pub fn let_go(&mut self) {
+    /// Releases its memory, until it is looked up again.
+    pub fn release_memory(&mut self) {
         match self {
-            VirtioRing::Split(ring) => ring.let_go(),
-            VirtioRing::Packed(ring) => ring.let_go(),
+            VirtioRing::Split(ring) => ring.release_memory(),
+            VirtioRing::Packed(ring) => ring.release_memory(),
         }
     }
 
@@ -207,7 +207,7 @@ impl RingArea {
         self.memory = dma.pin_pieces(self.base, self.length, self.access).ok();
     }
 
-    pub fn let_go(&mut self) {
+    pub fn release_memory(&mut self) {
         self.memory = None;
     }
 

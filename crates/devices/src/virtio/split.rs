@@ -55,10 +55,10 @@ impl Split {
         self.used.resolve(dma);
     }
 
-    pub fn let_go(&mut self) {
-        self.descriptors.let_go();
-        self.available.let_go();
-        self.used.let_go();
+    pub fn release_memory(&mut self) {
+        self.descriptors.release_memory();
+        self.available.release_memory();
+        self.used.release_memory();
     }
 
     pub fn cursor(&self) -> Cursor {

@@ -103,7 +103,7 @@ impl DeviceParts {
     }
 
     /// What a standby does with actions: it releases what they end.
-    pub(super) fn let_go(&mut self, actions: &[GuestAction]) {
+    pub(super) fn release(&mut self, actions: &[GuestAction]) {
         for action in actions {
             match action {
                 GuestAction::Forget { object } => drop(self.held.remove(object)),

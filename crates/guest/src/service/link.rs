@@ -204,7 +204,7 @@ impl Listener {
             Told::Ready => self.ready = true,
             Told::Happened(record) => {
                 let outcome = kept.take(&record, beside);
-                kept.let_go(&outcome.actions);
+                kept.release(&outcome.actions);
             }
         }
         Some(())

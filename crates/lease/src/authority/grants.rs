@@ -104,7 +104,7 @@ impl Authority {
         lease
     }
 
-    /// Ends a lease in order: its borrower lets go first.
+    /// Ends a lease in order: its borrower releases the function first.
     ///
     /// # Errors
     /// [`ReturnRefused`]; nothing changes then.

@@ -37,7 +37,7 @@ use crate::share::ShareRecord;
 pub struct Config {
     /// How long a lease lives without being renewed.
     pub ttl: Millis,
-    /// How long a borrower may take to let go in order (a guest unplugs the device) before its
+    /// How long a borrower may take to release a function in order (a guest unplugs the device) before its
     /// lender is told to take the function away.
     pub close_grace: Millis,
     /// How long to wait for an answer before a message is sent again.

@@ -32,7 +32,7 @@ pub use asking::{AskingLane, Finished};
 pub const LEAST: usize = 4096;
 
 /// A transfer that has not ended after so much time, in which this side looked for its end, never does. Those who wait for
-/// an operation, which then goes by the connection, give up after 5 s.
+/// an operation, which is then sent over the connection, give up after 5 s.
 pub const PATIENCE: Millis = 2_000;
 
 /// Bytes at the end of the exposed memory by which the side that asks makes sure that the lane leads there.
@@ -112,7 +112,7 @@ pub struct Transfer {
 
 /// The side that asks moves data by this. Nothing waits.
 pub trait Lane: Send + fmt::Debug {
-    /// What it goes by, as its library names it.
+    /// The provider that moves its data, as its library names it.
     fn provider(&self) -> &str;
 
     /// The memory with this side's places, before anything else. It is kept until [`close`](Lane::close).
@@ -154,7 +154,7 @@ pub trait Lane: Send + fmt::Debug {
 
 /// The memory that the side that answers exposes.
 pub trait LaneTarget: Send + Sync + fmt::Debug {
-    /// What it goes by, as its library names it.
+    /// The provider that moves its data, as its library names it.
     fn provider(&self) -> &str;
 
     /// Exposes the memory with its places; [`PROOF_BYTES`] of it, from `proof` on, are for the proof.

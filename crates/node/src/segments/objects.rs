@@ -108,7 +108,7 @@ impl ObjectStore {
         self.objects.get(&id)
     }
 
-    /// Lets go of one.
+    /// Releases one.
     pub fn forget(&mut self, id: ObjectId) {
         self.objects.remove(&id);
     }

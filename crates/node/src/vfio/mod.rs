@@ -6,7 +6,7 @@
 //! user's eventfds. When the user goes, its bus mastering is taken away, then all mappings, and then it is reset.
 //!
 //! A user that maps registers has a descriptor of the function, which the kernel has no way to take back. As long as
-//! somebody has it, the function cannot be opened anew: so it is lent to nobody else before the last one let go, and
+//! somebody has it, the function cannot be opened anew: so it is lent to nobody else before the last one released it, and
 //! that is what the kernel is asked ([`Lendable::arm`]). Meanwhile its memory is off, and what was mapped is gone.
 
 mod ntbs;
@@ -36,7 +36,7 @@ pub use ntbs::Ntbs;
 use session::{OpenedFunction, PhysicalSession};
 pub use windows::WindowLending;
 
-/// Between two looks whether the last user has let go.
+/// Between two looks whether the last user has released it.
 const AGAIN: Duration = Duration::from_millis(5);
 
 /// A function of the machine.
@@ -181,7 +181,7 @@ impl Lendable for Physical {
         true
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         let Some(address) = locked(&self.taken).take() else { return };
         match self.bindings.give_back(address) {
             Ok(_) => {}

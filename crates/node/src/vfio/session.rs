@@ -186,12 +186,12 @@ impl PhysicalSession {
             return Err(wrong.into());
         }
         for (at, length) in inside {
-            self.let_go(&mut loans, at, length)?;
+            self.unmap_range(&mut loans, at, length)?;
         }
         Ok(())
     }
 
-    fn let_go(&self, loans: &mut Loans, at: u64, length: u64) -> Result<(), RequestRefused> {
+    fn unmap_range(&self, loans: &mut Loans, at: u64, length: u64) -> Result<(), RequestRefused> {
         let mapped = loans.get(&at).is_some_and(|(loan, _)| loan.memory().is_some());
         if mapped && !*locked(&self.opened.revoked) {
             self.device().container().unmap(at, length).map_err(refusal)?;
@@ -396,7 +396,7 @@ impl User for PhysicalSession {
         let mut loans = locked(&self.loans);
         let own = loans.iter().filter(|(_, (_, place))| place.is_none());
         let own: Vec<(u64, u64)> = own.map(|(_, (loan, _))| loan.range()).collect();
-        own.into_iter().try_for_each(|(at, length)| self.let_go(&mut loans, at, length))
+        own.into_iter().try_for_each(|(at, length)| self.unmap_range(&mut loans, at, length))
     }
 
     fn open_window(

@@ -101,7 +101,7 @@ pub enum DirectoryAction {
         /// How many bytes are emptied.
         length: u64,
     },
-    /// Let go of an object.
+    /// Release an object.
     Forget(ObjectId),
     /// End a session: it did not answer. [`Directory::closed`](super::Directory::closed) is to be called.
     Cut(SessionId),

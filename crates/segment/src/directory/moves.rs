@@ -211,7 +211,7 @@ impl Directory {
         objects: &mut dyn Objects,
     ) -> Vec<DirectoryAction> {
         self.at(now);
-        // What was moved may have been removed meanwhile; then `abandon_move` let go of the memory.
+        // What was moved may have been removed meanwhile; then `abandon_move` released the memory.
         if let Some(one) = self.moves.get_mut(&handle).filter(|one| one.phase == Phase::Copying) {
             one.phase = Phase::Adopting;
             one.deadline = now.saturating_add(PATIENCE);
@@ -321,7 +321,7 @@ impl Directory {
         later
     }
 
-    /// Has all of an object's memory emptied, and lets go of it. These tickets wait for it.
+    /// Has all of an object's memory emptied, and releases it. These tickets wait for it.
     pub(super) fn discard(&mut self, object: ObjectId, length: u64, waiting: Vec<Handle>) {
         let job = self.handle();
         if self.empty((object, 0), length, job) {

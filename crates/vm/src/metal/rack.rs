@@ -179,7 +179,7 @@ impl BareMetalRack {
             "{run_dir} node --host {host} --join https://{address}:{CONTROL} --token-file token"
         );
         let machine = &mut self.machines[number];
-        // One that was killed has still to let go of its devices.
+        // One that was killed has still to release its devices.
         let runs = "n=0; while [ -e node.pid ] && kill -0 $(cat node.pid) 2>/dev/null; do
                 n=$((n + 1)); [ $n -lt 100 ] || { echo runs; break; }; sleep 0.05
             done";

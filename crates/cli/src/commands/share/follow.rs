@@ -86,7 +86,7 @@ fn told(share: &Share) -> String {
             let socket = share.socket.as_deref().unwrap_or_default();
             format!("{word}: {} for {seconds:.1} s, socket {socket}", share.function)
         }
-        ShareState::Asked => format!("{word}: it is to let go of {}", share.function),
+        ShareState::Asked => format!("{word}: it is to release {}", share.function),
         ShareState::Coming => format!("{word}: {} is being lent", share.function),
     }
 }
@@ -114,7 +114,7 @@ impl Running {
         Ok(Running { child, lease: share.lease, asked: false })
     }
 
-    /// Asks it to let go.
+    /// Asks it to release the function.
     fn ask(&mut self) {
         let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid.filter(|_| !self.asked) {

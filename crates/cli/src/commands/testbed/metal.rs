@@ -296,7 +296,7 @@ async fn serve(
         }
     };
     // Scripts that run keep no machine: what they were started by has its own connection. The machines end with the
-    // last holder, which is this one once the requests under way have let go.
+    // last holder, which is this one once the requests under way have dropped it.
     let end = tokio::task::spawn_blocking(move || {
         lock(&rack).machines().iter_mut().for_each(|machine| machine.vm().kill());
         drop(rack);

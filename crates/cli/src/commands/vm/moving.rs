@@ -272,7 +272,7 @@ impl<'a> Moving<'a> {
                     // Nobody has them any more: the VM ends by itself.
                     Ok(leases) => {
                         give_back_all(self.context, &leases).await;
-                        let error = format!("VM {name} has let go of its functions");
+                        let error = format!("VM {name} has released its functions");
                         Err(Failure::new(error, "see `rackbus vm list`, and try again"))
                     }
                     Err(error) => {

@@ -197,7 +197,7 @@ impl Local {
         created
     }
 
-    /// Memory is there again for what was let go. Where an engine gave it up meanwhile, it is to be submitted.
+    /// Memory is there again for work that released it. Where an engine gave it up meanwhile, it is to be submitted.
     pub(super) fn resume(&mut self, work: &LocalWork, memory: (Gather, Gather)) {
         if let Some(done) = work.job.take_up(memory) {
             self.begun.push((work.job.clone(), done));
@@ -224,8 +224,8 @@ impl Local {
 
 impl LocalWork {
     /// Nothing touches its memory on return.
-    pub(super) fn let_go(&self) {
-        self.job.let_go();
+    pub(super) fn release_memory(&self) {
+        self.job.release_memory();
     }
 
     /// Nothing touches its memory on return, and it does not end.
@@ -279,8 +279,8 @@ impl Medium for Local {
         self.outbox.take()
     }
 
-    fn let_go(&mut self, work: &LocalWork) {
-        work.let_go();
+    fn release_memory(&mut self, work: &LocalWork) {
+        work.release_memory();
     }
 
     fn take_up(

@@ -66,7 +66,7 @@ pub fn control_plane(world: &mut RackWithGuests) -> Result<()> {
     remove(rack, old, "old", "alpha/nvme0")
 }
 
-/// A VM dies in the middle of its writes: what it had is taken back by itself and can be lent again.
+/// A VM dies during its writes: what it had is taken back by itself and can be lent again.
 pub fn borrowing_vm(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut guest = Guest::start(rack, "victim", "gamma", "trixie", &["alpha/nvme1"])?;

@@ -130,7 +130,7 @@ impl<'a> Machines<'a> {
         write(block, self.value)
     }
 
-    /// The machine stands still for a moment in the middle of a write, which nobody waits for.
+    /// The machine is stopped for a moment during a write, which nobody waits for.
     fn freeze(&mut self, guest: &mut Guest, script: &str) -> bool {
         let Some(process) = process(guest) else { return false };
         let Ok(running) = guest.begin(script, COMMAND) else { return false };
@@ -142,7 +142,7 @@ impl<'a> Machines<'a> {
         frozen && thawed && running.wait().is_ok_and(|output| output.ok())
     }
 
-    /// Ends a machine, by its own shutdown or in the middle of a write.
+    /// Ends a machine, by its own shutdown or during a write.
     fn end(&mut self, mut guest: Guest) {
         if self.random.chance(40) {
             let name = guest.name().to_owned();

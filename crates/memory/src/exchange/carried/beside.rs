@@ -367,7 +367,7 @@ impl AskingEnd {
         }
     }
 
-    /// Closes the lane, which is given up: what was to be moved goes by the connection.
+    /// Closes the lane, which is given up: what was to be moved is sent over the connection.
     fn lost(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
         let Some(mut lane) = self.lane.take() else { return };
         if !lane.close() {
