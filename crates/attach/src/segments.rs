@@ -52,7 +52,7 @@ pub struct LocalSegment {
 }
 
 impl Session {
-    /// Makes a segment.
+    /// Makes a segment of this host's memory, which others can connect to once it is [available](LocalSegment::set_available).
     ///
     /// # Errors
     /// [`AttachError::Refused`]: the number is in use, the size is 0, or nothing is left of the
@@ -183,7 +183,7 @@ impl LocalSegment {
         &self.watch
     }
 
-    /// Lets others connect.
+    /// Makes the segment available: from now on, other processes may connect to it.
     ///
     /// # Errors
     /// [`AttachError::Refused`] for private segments, and empty ones without memory.

@@ -87,7 +87,7 @@ impl LenderProcess {
         self.process.id()
     }
 
-    /// Borrows the drive.
+    /// Opens the lent drive with a driver of this process, as its borrower does.
     ///
     /// # Errors
     /// When it cannot be opened within a few seconds.

@@ -66,7 +66,7 @@ impl From<VmError> for BenchError {
 struct Measured {
     /// Mean latency of a request in microseconds.
     us: f64,
-    /// Megabytes a second.
+    /// Throughput of the run, in megabytes a second.
     mb: f64,
     /// Requests that were done.
     requests: f64,

@@ -94,7 +94,7 @@ impl Report {
         }
     }
 
-    /// Takes one row.
+    /// Prints a row and appends it to the file of results.
     ///
     /// # Errors
     /// When the file cannot be written.

@@ -48,7 +48,7 @@ impl Load {
         let deadline = Instant::now() + Duration::from_secs(20);
         while self.done.load(Ordering::Relaxed) < wanted {
             assert!(!self.thread.is_finished(), "the load ended");
-            assert!(Instant::now() < deadline, "the load stands still");
+            assert!(Instant::now() < deadline, "the load stalls");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

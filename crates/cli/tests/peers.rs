@@ -1,5 +1,5 @@
 //! Peer-to-peer over a rack of real processes: by which way, who touches the bytes, and what is left when a
-//! node dies or stands still.
+//! node dies or stalls.
 
 mod support;
 
@@ -145,7 +145,7 @@ fn a_borrower_that_stands_still_leaves_no_window() {
     while !offered() {
         assert!(begun.elapsed() < PATIENCE, "what was lent is not offered again");
     }
-    // All nodes would be asked by `rackbus reach`, the one that stands still too.
+    // All nodes would be asked by `rackbus reach`, the one that stalls too.
     let alpha =
         ControlClient::new(&rack.run_dir().join("alpha").join(rackbus_node::metrics::SOCKET));
     let reached = rack.block(alpha.reach("alpha/nvme0")).unwrap();

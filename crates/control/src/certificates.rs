@@ -113,7 +113,7 @@ async fn list(State(admission): Shared) -> Json<Vec<Certificate>> {
     Json(admission.service().certificates())
 }
 
-/// Revokes certificates. They are refused from then on, and connections by them are ended.
+/// Has the control plane revoke the certificates that `asked` names. They are refused from then on, and connections by them are ended.
 #[utoipa::path(post, path = "/v1/revocations", request_body = RevokeRequest, responses(
     (status = 200, body = RevokeAnswer),
     (status = 400, body = ApiError, description = "Not one thing is named"),
@@ -179,7 +179,7 @@ impl ControlClient {
         self.get("/v1/certificates").await
     }
 
-    /// Revokes certificates.
+    /// Has the control plane revoke the certificates that `asked` names.
     ///
     /// # Errors
     /// [`ControlClientError`].

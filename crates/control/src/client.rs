@@ -97,7 +97,7 @@ impl ControlClient {
         self.get("/v1/status").await
     }
 
-    /// The functions.
+    /// All functions of the rack, and who has each.
     ///
     /// # Errors
     /// [`ControlClientError`].
@@ -113,7 +113,7 @@ impl ControlClient {
         self.get(if all { "/v1/leases?all=true" } else { "/v1/leases" }).await
     }
 
-    /// One lease.
+    /// The lease of this number, also one that is over.
     ///
     /// # Errors
     /// [`ControlClientError`].
@@ -129,7 +129,7 @@ impl ControlClient {
         self.get(&format!("/v1/path?from={}&to={}", escape(from), escape(to))).await
     }
 
-    /// The OpenAPI document.
+    /// The OpenAPI document of the control plane that is asked.
     ///
     /// # Errors
     /// [`ControlClientError`].

@@ -308,7 +308,7 @@ async fn a_node_that_takes_nothing_is_cut_off_and_not_queued_for_without_limit()
             control.say("beta", said).await.unwrap();
         }
     };
-    tokio::time::timeout(PATIENCE, flood).await.expect("the control plane stands still");
+    tokio::time::timeout(PATIENCE, flood).await.expect("the control plane stalls");
     let mut got = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, node.read_to_end(&mut got)).await;
     ended.expect("all of it was queued").unwrap();

@@ -153,7 +153,7 @@ impl RackProcesses {
         })
     }
 
-    /// Returns a lease.
+    /// Returns a lease by `rackbus return`.
     ///
     /// # Errors
     /// When it is refused.

@@ -178,7 +178,7 @@ impl Topology {
         Ok(id)
     }
 
-    /// Joins two components.
+    /// Adds a link between two components.
     ///
     /// # Errors
     /// [`TopologyError::Joined`] when parts of two hosts are not both NTBs, or one is memory.

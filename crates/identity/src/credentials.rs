@@ -45,7 +45,7 @@ pub struct CertificateRequest {
 }
 
 impl CertificateRequest {
-    /// Makes the key.
+    /// Makes a new private key, and the request for its certificate.
     ///
     /// # Errors
     /// When the system has no random numbers.

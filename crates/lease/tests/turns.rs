@@ -15,7 +15,7 @@ struct Rack {
     now: Millis,
     authority: Authority,
     stored: BTreeMap<String, Record>,
-    /// Alpha cannot lend.
+    /// Alpha's node fails to arm its function.
     broken: bool,
     /// Borrowers that were asked to release the function within their grace, by their leases.
     asked: BTreeMap<u64, String>,

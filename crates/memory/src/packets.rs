@@ -143,7 +143,7 @@ impl Packets {
         Ok(Packets(fd))
     }
 
-    /// As [`PacketStream::send`].
+    /// Sends a packet as [`PacketStream::send`] does, without an object of the trait.
     ///
     /// # Errors
     /// As there.
@@ -198,7 +198,7 @@ impl Packets {
         }
     }
 
-    /// As [`PacketStream::receive`].
+    /// Receives a packet as [`PacketStream::receive`] does, without an object of the trait.
     ///
     /// # Errors
     /// As there.

@@ -131,7 +131,7 @@ fn one_party() {
     }
 }
 
-/// The parent's side.
+/// The process that makes the memory and outlives its children.
 struct Parent {
     memory: SharedMemory,
     view: View,

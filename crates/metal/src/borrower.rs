@@ -225,7 +225,7 @@ fn refused<T>(what: impl Into<String>) -> impl FnOnce(Errno) -> Result<T, MetalE
 }
 
 impl Module {
-    /// Opens it.
+    /// Opens the kernel module's device file.
     ///
     /// # Errors
     /// When it is not loaded, not ours to open, or of another version.
@@ -365,7 +365,7 @@ impl ModuleStatus {
             reason: match raw.reason {
                 0 => None,
                 1 => Some("the NTB's link is down"),
-                2 => Some("the lender's heartbeat stood still"),
+                2 => Some("the lender's heartbeat stalled"),
                 3 => Some("the lender took it away"),
                 4 => Some("the lender is not reached"),
                 5 => Some("this host's node said so"),

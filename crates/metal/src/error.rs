@@ -49,7 +49,7 @@ pub enum MetalError {
     /// The model of a device refuses.
     #[error("{device}: {what} failed: {cause}")]
     Model {
-        /// The device's name.
+        /// Name of the device whose model refuses.
         device: String,
         /// The step that failed.
         what: &'static str,

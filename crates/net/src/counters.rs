@@ -66,7 +66,7 @@ impl Drops {
         self.add(cause, 1);
     }
 
-    /// Counts so many.
+    /// Counts `frames` dropped frames.
     #[inline]
     pub fn add(&self, cause: Cause, frames: u64) {
         let place = CAUSES.iter().position(|it| *it == cause).unwrap_or(0);

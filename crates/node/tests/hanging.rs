@@ -1,4 +1,4 @@
-//! A function whose engine hangs, and a host that stood still: what the borrower had lent is not
+//! A function whose engine hangs, and a host that stalled: what the borrower had lent is not
 //! touched any more, whatever the engine does.
 
 use std::os::fd::{AsFd, BorrowedFd};

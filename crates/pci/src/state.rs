@@ -226,7 +226,7 @@ pub struct Saved {
 }
 
 impl FunctionState {
-    /// As bytes.
+    /// Serialises the state for the process that continues.
     ///
     /// # Errors
     /// When it cannot be written down.

@@ -176,7 +176,7 @@ fn connect(
     let known = LateHandle::default();
     let later = known.clone();
     let watched: Option<Callback> = call.clone().map(|call| {
-        Box::new(move |happening| match happening {
+        Box::new(move |event| match event {
             SegmentEvent::Remote(change) => {
                 call.call(late(&later), remote_reason(change), SCI_ERR_OK)
             }

@@ -154,7 +154,7 @@ impl VfioDevice {
         info.is_some_and(|info| info.flags & IrqInfoFlags::NORESIZE.bits() == 0)
     }
 
-    /// Reads a region.
+    /// Reads `data.len()` bytes of a region of the function from `offset` on.
     ///
     /// # Errors
     /// When the range is not inside of it, or the function does not answer: its memory is off, or it is gone.
@@ -164,7 +164,7 @@ impl VfioDevice {
         read.map_err(|error| refused("reading", self.address())(errno(&error)))
     }
 
-    /// Writes a region.
+    /// Writes `data` to a region of the function from `offset` on.
     ///
     /// # Errors
     /// As [`read`](VfioDevice::read).

@@ -163,7 +163,7 @@ impl Assets {
         self.file("a program to measure against", &format!("bench/run/{program}"))
     }
 
-    /// A prepared guest.
+    /// The files that a guest of this release boots from.
     ///
     /// # Errors
     /// When set-up has not been run.
@@ -194,7 +194,7 @@ impl Assets {
         self.file(what, &format!("kernel/{}-rackbus/rackbus.ko", guest.name()))
     }
 
-    /// UEFI for VMs.
+    /// The UEFI firmware that VMs boot from borrowed drives with.
     ///
     /// # Errors
     /// When set-up has not been run.

@@ -12,7 +12,7 @@ use rackbus_segment::message::{BorrowedEntry, DeviceEntry, SegmentKind};
 use rackbus_spec::pcie::{Command, header};
 use rackbus_spec::vfio_user::region;
 
-use super::mapping::{DeviceMapping, Led};
+use super::mapping::{DeviceMapping, DmaFollower};
 use super::{DeviceError, Shared};
 use crate::memory::MappedMemory;
 use crate::segments::{LocalSegment, RemoteSegment, SegmentOptions};
@@ -239,10 +239,10 @@ impl BorrowedDevice {
     ) -> Result<DeviceMapping, DeviceError> {
         check(size, (offset, length))?;
         self.identity()?;
-        let led = Led::new(self, (offset, length), memory.writable())?;
-        memory.lead((offset, length), &led)?;
-        led.outcome()?;
-        Ok(DeviceMapping::of_memory(led))
+        let follower = DmaFollower::new(self, (offset, length), memory.writable())?;
+        memory.lead((offset, length), &follower)?;
+        follower.outcome()?;
+        Ok(DeviceMapping::of_memory(follower))
     }
 
     /// The address at which this device reaches a BAR of another one.

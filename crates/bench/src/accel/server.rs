@@ -168,7 +168,7 @@ impl UringServer {
         Ok(UringServer { end: End::new(ours).map_err(failed())?, bytes, depth })
     }
 
-    /// Messages each second.
+    /// Measures for `time` how many messages are answered each second.
     ///
     /// # Errors
     /// When the server is gone.

@@ -74,7 +74,7 @@ impl Drop for Veth {
     }
 }
 
-/// Runs iproute2's `ip`.
+/// Runs iproute2's `ip` with these arguments, separated by spaces.
 ///
 /// # Errors
 /// When it is not there, or refuses.

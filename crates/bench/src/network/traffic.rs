@@ -30,7 +30,7 @@ pub struct TrafficEnds {
 /// What streams came to.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamResult {
-    /// Gbit/s that arrived.
+    /// Throughput at the receiver, in Gbit/s.
     pub rate: f64,
     /// Seconds of processor time for each gigabyte, of all who send, carry and receive it.
     pub cost: f64,

@@ -21,7 +21,7 @@ impl Service {
         known.shares.values().map(|share| present(&known, share)).collect()
     }
 
-    /// One of them.
+    /// The share of this number, as the API shows it.
     ///
     /// # Errors
     /// [`ApiError`] when there is none of that number.

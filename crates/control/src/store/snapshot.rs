@@ -134,7 +134,7 @@ impl Snapshot {
         self
     }
 
-    /// Reads a backup.
+    /// Reads a snapshot from the file that a backup wrote.
     ///
     /// # Errors
     /// [`SnapshotError`].

@@ -24,7 +24,7 @@ const PEACE: u64 = 15_000;
 /// Requests that may be under way within each other.
 const DEEPEST: usize = 3;
 
-/// Runs one seed.
+/// Simulates the schedule that `seed` gives; fails where an invariant does not hold.
 pub fn run(seed: u64, traced: bool) -> Result<(), String> {
     let world = World::new(seed, traced);
     world.advance(TROUBLE);

@@ -83,7 +83,7 @@ impl PmrStore for MemorySpan {
     }
 }
 
-/// What registers show of a region.
+/// What the PMR registers show of a region (PMRCAP, PMRSTS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PmrStatus {
     /// Length of the region in bytes.
@@ -92,12 +92,12 @@ pub struct PmrStatus {
     pub failed: bool,
 }
 
-/// What the driver says of the region.
+/// What the driver wrote to the region's control registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PmrControl {
-    /// PMRCTL.EN.
+    /// Whether the region is enabled (PMRCTL.EN).
     pub enabled: bool,
-    /// Addresses for commands.
+    /// The addresses at which commands find the region (PMRMSC).
     pub space: Pmrmsc,
 }
 

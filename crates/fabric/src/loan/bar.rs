@@ -13,7 +13,7 @@ use crate::topology::ComponentKind;
 /// A place in a BAR of a function of the rack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BarPlace {
-    /// The function, `HOST/DEVICE`.
+    /// Name of the function that has the BAR, `HOST/DEVICE`.
     pub function: String,
     /// The BAR, 0 to 5.
     pub bar: u8,

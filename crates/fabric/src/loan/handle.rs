@@ -90,7 +90,7 @@ impl FabricHandle {
         })
     }
 
-    /// As [`Fabric::resolve`].
+    /// Asks the shared fabric's [`Fabric::resolve`] under its lock.
     ///
     /// # Errors
     /// [`AccessError`].
@@ -104,7 +104,7 @@ impl FabricHandle {
         self.lock().resolve(requester, address, length, access)
     }
 
-    /// As [`Fabric::route`].
+    /// Asks the shared fabric's [`Fabric::route`] under its lock.
     ///
     /// # Errors
     /// [`AccessError`].

@@ -13,7 +13,7 @@ static MAPPED: AtomicUsize = AtomicUsize::new(0);
 pub(super) struct MappingSlot;
 
 impl MappingSlot {
-    /// Takes one.
+    /// Takes a slot, if the process has not reached its limit.
     ///
     /// # Errors
     /// [`MapError::Exhausted`].

@@ -28,7 +28,7 @@ struct OneEnd {
     beat_heard: u32,
     /// Thousandths by which its clock is fast.
     rate: u64,
-    /// Until when its process stands still.
+    /// Until when its process stalls.
     stopped: Time,
     over_at: Option<Time>,
     /// How often it went on in another process.

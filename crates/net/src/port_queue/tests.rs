@@ -1,4 +1,4 @@
-//! Stations that send to each other over real rings, driven by a seed: they stand still for a while, lose their
+//! Stations that send to each other over real rings, driven by a seed: they stall for a while, lose their
 //! rings, find no room, and one of them writes anything into what it may write. What is checked at every step:
 //! frames of a flow come in order, once and whole, nobody gets what is not for it, and whoever takes what is
 //! sent to it gets all of it.

@@ -18,7 +18,7 @@ pub struct MappedArea {
 unsafe impl Send for MappedArea {}
 
 impl MappedArea {
-    /// Pages of zeroes.
+    /// Anonymous pages of this process, zeroed and populated.
     pub fn new(length: usize) -> io::Result<MappedArea> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         MappedArea::map(length, flags, -1, 0)

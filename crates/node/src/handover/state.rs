@@ -306,7 +306,7 @@ impl ShapeState {
 }
 
 impl NodeState {
-    /// As bytes.
+    /// Serialises the state for the process that continues.
     ///
     /// # Errors
     /// When it cannot be written down.

@@ -328,7 +328,7 @@ impl Client {
         self.request(command::DEVICE_SET_IRQS, set.as_bytes(), bools, fds).map(drop)
     }
 
-    /// Resets the function.
+    /// Resets the function by `DEVICE_RESET`.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -138,7 +138,7 @@ pub trait ServedDevice: Send + Sync {
     /// What it looks like.
     fn shape(&self) -> &DeviceShape;
 
-    /// Reads a region.
+    /// Reads `count` bytes of a region from `offset` on.
     ///
     /// # Errors
     /// When the range is not inside the region.
@@ -149,7 +149,7 @@ pub trait ServedDevice: Send + Sync {
         count: usize,
     ) -> Result<Vec<u8>, RequestRefused>;
 
-    /// Writes a region. A *posted* write may return before the device has taken it, in order.
+    /// Writes `data` to a region from `offset` on. A *posted* write may return before the device has taken it, in order.
     ///
     /// # Errors
     /// When the range is not inside the region.
@@ -230,7 +230,7 @@ pub trait ServedDevice: Send + Sync {
     /// When a vector does not exist or a descriptor is not fit.
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused>;
 
-    /// Resets the function.
+    /// Resets the function, as a driver asks by `DEVICE_RESET`.
     ///
     /// # Errors
     /// When the device is gone.
@@ -358,7 +358,7 @@ impl EngineDevice {
     }
 
     /// The same for a user that lends its memory by `lending`. It may be there over a `conversation`,
-    /// which may end while this host stands still: what the user had lent is not touched afterwards.
+    /// which may end while this host stalls: what the user had lent is not touched afterwards.
     ///
     /// # Errors
     /// When the engine has stopped.

@@ -156,7 +156,7 @@ pub struct SavedSession {
 }
 
 impl SessionState {
-    /// As bytes.
+    /// Serialises the state for the process that continues.
     ///
     /// # Errors
     /// When it cannot be written down.

@@ -16,7 +16,7 @@ pub trait Objects {
     /// What the system says.
     fn memory(&mut self, size: u64) -> Result<ObjectId, String>;
 
-    /// An event.
+    /// An eventfd, for an interrupt of a process.
     ///
     /// # Errors
     /// What the system says.

@@ -13,7 +13,7 @@ use super::{
 pub enum SessionRequest {
     /// Opens the session; beside it a packet socket on which events are to come.
     Hello {
-        /// The sender's [`VERSION`](super::VERSION).
+        /// The protocol's [`VERSION`](super::VERSION) that the sender speaks.
         version: u32,
     },
     /// Makes a segment: [`Reply::Created`], its memory beside it.

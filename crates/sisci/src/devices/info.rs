@@ -91,7 +91,7 @@ fn is_like(info: &SciDeviceInfo, filter: &SciDeviceInfo) -> bool {
         && like(&info.uuid, &filter.uuid)
 }
 
-/// `SCI_Q_DEVICE`.
+/// Answers `SCIQuery` with the command `SCI_Q_DEVICE`.
 ///
 /// # Safety
 /// `query.data` is null or leads to what the subcommand is answered with.

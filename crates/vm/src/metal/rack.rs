@@ -213,7 +213,7 @@ impl BareMetalRack {
         self.machines.iter().map(|machine| machine.name().to_owned()).collect()
     }
 
-    /// A host's machine.
+    /// The virtual machine that stands for `host`.
     ///
     /// # Errors
     /// When there is no such host.

@@ -68,7 +68,7 @@ pub enum TestbedRequest {
     Start { machine: String },
     /// Plug the cable of a host in, or pull it.
     Cable { machine: String, plugged_in: bool },
-    /// End all machines.
+    /// End all machines of the testbed.
     End,
 }
 
@@ -85,7 +85,7 @@ impl TestbedRequest {
     }
 }
 
-/// What it answers.
+/// The answer to a [`TestbedRequest`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Answer {
@@ -307,7 +307,7 @@ async fn serve(
     Ok(())
 }
 
-/// Answers one request.
+/// Reads the request of one connection, carries it out, and answers it.
 async fn converse(
     rack: Shared,
     stream: tokio::net::UnixStream,

@@ -159,7 +159,7 @@ impl Port {
                 bus.user.before_access();
             }
             if bus.dma.revoker().is_revoked() {
-                // It was given up while this host stood still: what it asked for is not done.
+                // It was given up while this host stalled: what it asked for is not done.
                 self.close();
                 break;
             }

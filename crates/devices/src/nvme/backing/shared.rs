@@ -95,7 +95,7 @@ impl SharedFile {
 }
 
 impl FilePart {
-    /// Opens the part.
+    /// Opens this part of the file for a drive.
     ///
     /// # Errors
     /// [`NvmeError`] when the file cannot be opened or is in use, or there is no room for the part.

@@ -1,4 +1,4 @@
-//! What happens to a rack: processes die, stand still and are replaced, and devices leave and come back.
+//! What happens to a rack: processes die, stall and are replaced, and devices leave and come back.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub struct Disturber<'a> {
     rack: &'a RackProcesses,
     random: Random,
     counts: BTreeMap<&'static str, u64>,
-    /// A process that stands still.
+    /// A process that stalls.
     frozen: Option<Pid>,
 }
 

@@ -15,7 +15,7 @@ use crate::{HOSTS, MACHINE_DRIVE, Soak};
 
 /// Blocks that guests use, each written by a command of its own.
 const BLOCKS: usize = 16;
-/// How long a command in the guest may take: the functions of nodes that stand still answer late.
+/// How long a command in the guest may take: the functions of nodes that stall answer late.
 const COMMAND: Duration = Duration::from_secs(20);
 /// Digits of a value in a block, one line of text.
 const DIGITS: usize = 15;

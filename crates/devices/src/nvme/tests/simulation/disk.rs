@@ -82,7 +82,7 @@ pub struct State {
     pub reverted: Vec<Reverted>,
     /// A failure was reported to a flush or a durable write since the file was loaded.
     pub sync_failed: bool,
-    /// Operations that failed.
+    /// How many operations the simulation failed so far.
     pub failures: u64,
     /// The process or its machine is gone.
     dead: bool,
