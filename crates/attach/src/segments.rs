@@ -416,7 +416,7 @@ impl RemoteSegment {
         }
     }
 
-    /// Ends the waiting and the calling for it, for whoever is at it on other threads.
+    /// Ends waiting and callbacks for it, also those of other threads.
     pub fn end_watch(&self) {
         self.watch.end();
     }

@@ -29,7 +29,7 @@ const MOVED: Duration = Duration::from_secs(120);
 /// How long to try again while memory is being moved.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// Why something could not be had.
+/// Why something could not be obtained.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// No node listens on this host.

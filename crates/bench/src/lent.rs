@@ -96,7 +96,7 @@ impl LenderProcess {
     }
 }
 
-/// Opens the drive at `socket`, which may still be taking leave of the borrower before.
+/// Opens the drive at `socket`, which may still be released by the borrower before.
 ///
 /// # Errors
 /// When it cannot be opened within a few seconds.

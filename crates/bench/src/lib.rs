@@ -2,7 +2,7 @@
 //!
 //! Whatever is compared runs in turns in one program on the same processors, under the same
 //! wake-up regime, and the median of the paired ratios counts; one figure alone says more about
-//! the machine's mood than about the program. Each case is a row of [`ResultRow`]s.
+//! the state of the machine than about the program. Each case is a row of [`ResultRow`]s.
 
 pub mod accel;
 mod against;
@@ -42,7 +42,7 @@ pub enum BenchError {
     /// The drive could not be made.
     #[error(transparent)]
     Nvme(#[from] rackbus_devices::nvme::NvmeError),
-    /// A segment or an interrupt could not be had.
+    /// A segment or an interrupt could not be obtained.
     #[error(transparent)]
     Attach(#[from] rackbus_attach::AttachError),
     /// Memory could not be shared.

@@ -186,7 +186,7 @@ impl RackProcesses {
         self.wait_offered(&lease.function)
     }
 
-    /// Waits until nobody has a function and it is to be had.
+    /// Waits until nobody has a function and it is available.
     ///
     /// # Errors
     /// When the rack fails.

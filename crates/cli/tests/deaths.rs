@@ -108,7 +108,7 @@ fn a_frozen_control_plane_ends_no_lease() {
         assert_eq!(known.stage, LeaseStage::Active, "{known:?}");
     }
     load.finish().unwrap();
-    // Awake, it ends the leases of the dead as ever.
+    // Awake, it ends the leases of the dead as usual.
     rack.process(Some("beta")).crash();
     let ended = rack.wait_lease(lease.lease, LeaseStage::Ended);
     assert!(ended.reason.unwrap().contains("expired"));

@@ -90,7 +90,7 @@ fn what_a_program_borrowed_goes_back_when_it_ends_however_it_ends() {
         let mut program = Program::start(&rack);
         let lent = rack.wait_device("alpha/nvme0", DeviceState::Lent);
         assert_eq!(lent.holder.as_deref(), Some("beta"));
-        // Others are told who has it, and wait as ever.
+        // Others are told who has it, and wait as usual.
         let told = rack.bad(1, &["borrow", "alpha/nvme0", "--for", "gamma"]);
         assert!(told.contains("beta"), "{told}");
         let refused = borrow(&devices(rack.run_dir(), "gamma"), "alpha/nvme0", false);

@@ -153,7 +153,7 @@ fn three_programs_take_turns_on_one_drive_and_find_their_own_data_there() {
         assert_eq!(told(of_each_lease), 0, "the events of the shares tell it: {events:#?}");
     }
     assert_eq!(told("takes no more turns on alpha/nvme0"), 3, "{events:#?}");
-    // It is to be had again as ever.
+    // It is available again as usual.
     rack.give_back(&rack.borrow("alpha/nvme0", "beta"));
 }
 

@@ -128,7 +128,7 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// Makes its model, which finds its files in `folders`.
     ///
     /// # Errors
-    /// When what it is made of cannot be had.
+    /// When what it is made of cannot be obtained.
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>>;
 
     /// What a shaper did for its user, by name; all of it only grows.

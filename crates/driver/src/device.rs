@@ -79,9 +79,9 @@ pub trait DrivenFunction: Send {
     /// Reads at `offset` of configuration space.
     ///
     /// # Errors
-    /// When the connection failed, or it is not to be had.
+    /// When the connection failed, or the configuration space cannot be read.
     fn read_config(&mut self, _offset: u64, _data: &mut [u8]) -> Result<(), DriveError> {
-        Err(DriveError::Unsupported("its configuration space is not to be had"))
+        Err(DriveError::Unsupported("its configuration space is not available"))
     }
 
     /// Writes at `offset` of configuration space.
@@ -89,7 +89,7 @@ pub trait DrivenFunction: Send {
     /// # Errors
     /// As [`read_config`](DrivenFunction::read_config).
     fn write_config(&mut self, _offset: u64, _data: &[u8]) -> Result<(), DriveError> {
-        Err(DriveError::Unsupported("its configuration space is not to be had"))
+        Err(DriveError::Unsupported("its configuration space is not available"))
     }
 
     /// Memory that the function can reach, of `length` bytes at least.

@@ -1,7 +1,7 @@
 //! Whom a certificate of the rack names, and what a person may do by it.
 //!
 //! A certificate has one name, a DNS name: `control.rackbus`, `alpha.node.rackbus`, `ann.operator.user.rackbus`, or
-//! `ann.beta.borrower.user.rackbus`. So what a person may do is signed with the name, and cannot be had apart from it.
+//! `ann.beta.borrower.user.rackbus`. So what a person may do is signed with the name, and cannot be separated from it.
 
 use std::fmt;
 use std::str::FromStr;

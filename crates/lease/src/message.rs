@@ -238,7 +238,7 @@ pub enum Message {
         /// The level, as the class of the device writes it; none for what anybody gets.
         level: Option<String>,
     },
-    /// Lender: what became of the newest change of a lease's service level.
+    /// Lender: the outcome of the newest change of a lease's service level.
     LevelSet {
         /// Which start of the lender's node says so.
         incarnation: Incarnation,
@@ -284,7 +284,7 @@ pub enum Message {
         /// What the rack file would say of it.
         section: String,
     },
-    /// Lender: what became of an offer.
+    /// Lender: the outcome of an offer.
     Offered {
         /// Which start of the lender's node says so.
         incarnation: Incarnation,

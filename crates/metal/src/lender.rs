@@ -123,7 +123,7 @@ impl LentWindow {
     /// NTB, until `memory` revokes it. Dropping what is returned drops the device.
     ///
     /// # Errors
-    /// When its registers cannot be had as memory, there is no room, or the borrower's memory cannot be lent to it.
+    /// When its registers cannot be shared as memory, there is no room, or the borrower's memory cannot be lent to it.
     pub fn lend_model(
         &self,
         name: &str,

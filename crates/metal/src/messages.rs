@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Bit of an entry's last word: its messages are held back.
 pub const MASKED: u32 = 1;
 
-/// What becomes of an interrupt.
+/// What is done with an interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MsiEffect {
     /// A word to be stored, so many bytes into the range that leads to the borrower's local APICs.
@@ -25,7 +25,7 @@ pub enum MsiEffect {
     Nowhere,
 }
 
-/// What becomes of an interrupt whose entry is `entry`: address, its upper half, data, control. `interrupts` are the
+/// What is done with an interrupt whose entry is `entry`: address, its upper half, data, control. `interrupts` are the
 /// addresses that lead to the borrower's local APICs.
 pub fn message([low, high, data, control]: [u32; 4], interrupts: &Range<u64>) -> MsiEffect {
     if control & MASKED != 0 {

@@ -50,7 +50,7 @@ impl ModelledDevice {
     /// Makes a model ready to be lent through an NTB.
     ///
     /// # Errors
-    /// When its registers cannot be had as memory, or the borrower's memory cannot be lent to it.
+    /// When its registers cannot be shared as memory, or the borrower's memory cannot be lent to it.
     pub fn prepare(
         name: &str,
         (device, memory): (Box<dyn ServedDevice>, Revoker),
@@ -213,7 +213,7 @@ fn bars_of(
             Some(part) => {
                 whole(part, size).ok_or_else(|| refused("cannot be mapped as a whole"))??
             }
-            None => return Err(refused("has registers that are only to be had by messages")),
+            None => return Err(refused("has registers that are only accessible by messages")),
         };
         let bar = BarMap::new((number, size), kind, region);
         bars.push(bar.ok_or_else(|| refused("has no size that a window has"))?);

@@ -53,7 +53,7 @@ pub trait RingOpener: Send + Sync + std::fmt::Debug {
 pub enum News {
     /// A ring to a station, as it was asked for.
     Opened(usize, FrameSender),
-    /// There is none to be had now.
+    /// There is none available now.
     Failed(usize),
     /// The ring to a station is of no more use.
     Lost(usize),

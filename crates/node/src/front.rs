@@ -141,7 +141,7 @@ impl PlacedDevice {
     /// lends its memory by `lending`.
     ///
     /// # Errors
-    /// When the medium is none that this host has a front for, or no engine can be had.
+    /// When the medium is none that this host has a front for, or no engine can be obtained.
     pub fn start(
         name: &str,
         medium: &OfferedMedium,
@@ -434,7 +434,7 @@ mod tests {
         let (old, _medium, _lenders) = start();
         old.map(0, 4096, both, Some(memory.handle(0))).unwrap();
         old.conversation().end();
-        // What it maps now, it does not reach, and takes away as ever.
+        // What it maps now, it does not reach, and takes away as usual.
         old.map(4096, 4096, both, Some(memory.handle(4096))).unwrap();
         assert_eq!(reached(), 0, "a front that lost its medium has loans");
         let (new, _medium, _lenders) = start();

@@ -170,7 +170,7 @@ pub trait Attached: ServedDevice {
     /// no memory with this process, by operations that `carried` carries.
     ///
     /// # Errors
-    /// Why the medium cannot be had.
+    /// Why the medium cannot be obtained.
     fn serve_medium(&self, carried: Option<Carried>) -> Result<MediumOffer, String>;
 }
 

@@ -240,7 +240,7 @@ impl Lendable for Upstream {
         known
     }
 
-    /// What the server has of its user's cannot be had from it. Without a user there is nothing to pass on.
+    /// What the server has of its user's cannot be read from it. Without a user there is nothing to pass on.
     fn save(
         &self,
         _conversation: vfio_user::RestingConversation,

@@ -65,7 +65,7 @@ pub enum MachineError {
     /// An IOMMU is in the way of physical addresses.
     #[error("an IOMMU translates what {0} reaches; bind it to vfio-pci")]
     Translated(String),
-    /// It cannot be had by VFIO.
+    /// VFIO cannot be used for it.
     #[error(transparent)]
     Vfio(#[from] VfioError),
     /// The function's BAR 0 is not what its driver needs.

@@ -32,7 +32,7 @@ pub mod registers {
     pub const CONTEXTS: u64 = 0x10;
     /// 4 bytes, read only: bytes of a message at most.
     pub const LARGEST: u64 = 0x14;
-    /// 8 bytes, read only: bit N says that operation N can be had.
+    /// 8 bytes, read only: bit N says that operation N is available.
     pub const OPERATIONS: u64 = 0x18;
     /// 4 bytes: 1 runs the function, 0 stops it and forgets queues and contexts.
     pub const CONTROL: u64 = 0x20;

@@ -82,7 +82,7 @@ impl VfioDevice {
     /// Opens a function into a container: from then on it reaches what is mapped there, once it masters the bus.
     ///
     /// # Errors
-    /// When it is not bound to `vfio-pci`, its group cannot be had, or the kernel refuses.
+    /// When it is not bound to `vfio-pci`, its group cannot be obtained, or the kernel refuses.
     pub fn open(container: &Arc<Container>, facts: Facts) -> Result<VfioDevice, VfioError> {
         let address = facts.address;
         if !facts.driver.as_deref().is_some_and(crate::facts::is_vfio) {

@@ -56,7 +56,7 @@ pub enum DeviceError {
     NoBar(u8),
     /// The BAR cannot be mapped.
     #[error(
-        "BAR {0} of the device is only to be had by messages: its registers are no plain memory"
+        "BAR {0} of the device is only accessible by messages: its registers are no plain memory"
     )]
     NotMemory(u8),
     /// No memory of that number was made for the device.

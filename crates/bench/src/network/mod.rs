@@ -41,7 +41,7 @@ pub struct Settings {
 /// Runs all cases and adds their rows to `report`.
 ///
 /// # Errors
-/// When rackbus itself fails; what cannot be had here is only left out.
+/// When rackbus itself fails; what cannot be obtained here is only left out.
 pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<(), BenchError> {
     std::fs::create_dir_all(&settings.dir).map_err(BenchError::io("making the work directory"))?;
     let load = wait_quiet(0.5, settings.patience);

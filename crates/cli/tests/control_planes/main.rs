@@ -84,7 +84,7 @@ async fn client(own: ControlClient, host: &'static str, seed: u64, record: Arc<R
                 continue;
             }
             unknown => {
-                // It may be had for a while by nobody who knows of it.
+                // Nobody who knows of it may get it for a while.
                 let lost = 1_000_000 + record.lost.fetch_add(1, Ordering::Relaxed);
                 println!(
                     "{:>9} {host}: a borrow of {function} has no outcome: {unknown:?}",

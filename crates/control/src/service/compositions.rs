@@ -135,7 +135,7 @@ impl Service {
         changed.map_err(explain)
     }
 
-    /// Borrows a composition whole, and waits until all of it can be used. When a function of it cannot be had,
+    /// Borrows a composition whole, and waits until all of it can be used. When a function of it cannot be obtained,
     /// or does not become usable, nothing of it is borrowed. The caller may go away meanwhile, as from
     /// [`borrow`](Service::borrow).
     ///

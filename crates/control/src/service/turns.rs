@@ -39,7 +39,7 @@ impl Turn {
         QueueStanding::Waits(self.place)
     }
 
-    /// Waits until all functions are to be had and nobody comes first; false when that is not so until
+    /// Waits until all functions are available and nobody comes first; false when that is not so until
     /// `until`. Nobody is asked meanwhile: those who wait cost the writer nothing.
     pub async fn come(&self, until: Instant) -> bool {
         let come = self.shared.wait(until, |known| {

@@ -98,7 +98,7 @@ pub struct Commit {
     pub answers: Vec<KeptAnswer>,
     /// Keys whose requests are forgotten.
     pub forgotten_keys: Vec<String>,
-    /// What becomes of certificates and revocations; of the same key a later one counts.
+    /// What is done with certificates and revocations; of the same key a later one counts.
     pub certificates: Vec<register::RegisterChange>,
     /// Events, each with a greater number than all before.
     pub events: Vec<EventRecord>,

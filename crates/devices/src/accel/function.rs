@@ -78,7 +78,7 @@ impl<W> std::fmt::Debug for PendingOperation<W> {
     }
 }
 
-/// Why a function cannot be had.
+/// Why a function cannot be obtained.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceleratorError {
     /// The engines cannot be started, or there are no descriptors left.

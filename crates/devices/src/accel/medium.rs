@@ -51,7 +51,7 @@ pub struct OperationOrder<'a> {
     pub plan: &'a CheckedDescriptor,
 }
 
-/// What became of a descriptor at once.
+/// What submitting a descriptor led to at once.
 pub enum Begun<W> {
     /// It is under way.
     Work(W),
@@ -150,7 +150,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     /// What is known beside operations under way, as a value, and descriptors that go with it.
     ///
     /// # Errors
-    /// When memory or descriptors cannot be had, or the medium stays in its process.
+    /// When memory or descriptors cannot be obtained, or the medium stays in its process.
     fn save(&mut self, bus: &Bus<'_>) -> std::io::Result<(Self::Saved, Vec<OwnedFd>)>;
 
     /// An operation under way as a value.

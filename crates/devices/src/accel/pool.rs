@@ -151,7 +151,7 @@ impl EnginePool {
     /// Measures what operations cost, and starts the engines, once.
     ///
     /// # Errors
-    /// When threads cannot be had: for every function of the device, which would wait for engines that there
+    /// When threads cannot be started: for every function of the device, which would wait for engines that there
     /// are not.
     pub fn start(&self) -> std::io::Result<()> {
         let started = self.started.get_or_init(|| {

@@ -149,7 +149,7 @@ pub enum NvmeError {
         /// Path of the file that somebody else uses.
         path: PathBuf,
     },
-    /// Memory for the drive could not be had.
+    /// Memory for the drive could not be obtained.
     #[error("NVMe drive: {0}")]
     Memory(#[from] rackbus_memory::RegionError),
     /// The persistent memory region's file cannot be used.

@@ -41,7 +41,7 @@ const UNREACHABLE_NS: u64 = 100_000_000;
 pub(super) const REGION_TROUBLE: &str =
     "its persistent memory region may have lost what was stored";
 
-/// What became of a command.
+/// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CommandOutcome {
     /// It is done, with this status and dword 0.
@@ -102,7 +102,7 @@ impl Nvme {
     /// Makes the drive that `config` describes.
     ///
     /// # Errors
-    /// [`NvmeError`] when the description is wrong or its file or memory cannot be had.
+    /// [`NvmeError`] when the description is wrong or its file or memory cannot be obtained.
     pub fn new(config: &NvmeConfig) -> Result<Nvme, NvmeError> {
         config.check()?;
         let backing = backing::open(config)?;

@@ -1,9 +1,9 @@
 //! The controller's registers as memory that a driver has mapped: what it stores is looked at, what the controller
-//! changes is stored there. See [`rackbus_pci::polled`] for what that is and why NVMe's registers can be had so.
+//! changes is stored there. See [`rackbus_pci::polled`] for what that is and why NVMe's registers can be shared so.
 //!
 //! * CC is looked at in every poll. With a change of it while the controller is disabled, AQA, ASQ and ACQ are
 //!   taken over first: a driver stores them before it enables (NVM Express base 1.4, section 7.6.1), and they hold
-//!   still while it is enabled, as ever.
+//!   still while it is enabled, as usual.
 //! * Tail doorbells of the queues there are, in every poll; head doorbells when their queue has no room.
 //! * CMBMSC of a drive with a memory buffer, in every poll; what it leads to is stored after it.
 //! * CSTS is stored when it has changed, after what led to that.

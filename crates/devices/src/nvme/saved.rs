@@ -12,7 +12,7 @@
 //!
 //! * Read, Compare, Verify: are executed again from the submission queue entry. They change nothing
 //!   but the host's buffer, which is the controller's until the completion. What they give is what
-//!   the blocks hold between submission and completion, as ever.
+//!   the blocks hold between submission and completion, as usual.
 //! * Write: is executed again. The same data goes to the same place, and the host's buffer may not
 //!   change before the completion. A command that overlaps it and was submitted before it completed
 //!   has no order with it (NVM command set, 6.3: none between commands), done once or twice.
@@ -37,7 +37,7 @@
 //! alone until the answer. A front that is saved leaves operations at the other node. Whoever goes on waits
 //! for their answers before it asks for anything: an old write that was still under way would change what a
 //! new one wrote. How far the rings of the exchange were read is in its memory; a peer that changes that
-//! harms itself alone, since every message is checked as ever.
+//! harms itself alone, since every message is checked as usual.
 //!
 //! # What was acknowledged
 //!

@@ -2,7 +2,7 @@
 //!
 //! Every change is returned as [`Record`]s to be stored *before* the messages beside them are
 //! sent; an authority restored from its records goes on where the old one stopped. It repeats
-//! what was not answered, so it does not matter which messages its death swallowed.
+//! what was not answered, so it does not matter which messages were lost when it ended.
 
 mod compositions;
 mod devices;

@@ -16,7 +16,7 @@ pub(super) struct Told {
     functions: Vec<String>,
     /// What the rack file would say of it; none where it is withdrawn.
     section: Option<String>,
-    /// What became of it; nothing while the node is at it.
+    /// Whether it was carried out, or why not; none while the node is working on it.
     outcome: Option<Result<(), String>>,
 }
 
@@ -196,7 +196,7 @@ impl Lender {
         (told.number == number && told.outcome.is_none()).then_some(told)
     }
 
-    /// What became of the newest change of `device`.
+    /// The outcome of the newest change of `device`.
     fn answer(&self, device: &str) -> LenderAction {
         let (incarnation, told) = (self.incarnation, &self.changes.told[device]);
         let (device, number) = (device.to_owned(), told.number);

@@ -52,7 +52,7 @@ pub const MOST_SHARES: usize = 64;
 /// What somebody who wants turns on a function asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareRequest {
-    /// The function that is to be had in turns.
+    /// The function that is used in turns.
     pub function: FunctionId,
     /// The host that shall have it in turns.
     pub borrower: String,
@@ -87,7 +87,7 @@ pub struct TurnOf {
 pub struct ShareTurn {
     /// The lease by which the function is had.
     pub lease: LeaseId,
-    /// How long it may be had while others want it, in milliseconds.
+    /// How long a turn may last while others want the function, in milliseconds.
     pub allowance: Millis,
     /// Since when the function can be used; none while that is arranged.
     pub begun: Option<Millis>,

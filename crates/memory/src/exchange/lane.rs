@@ -146,7 +146,7 @@ pub trait Lane: Send + fmt::Debug {
     /// Arranges that the next end of a transfer makes the descriptor readable; false when it has to be polled first.
     fn rest(&mut self) -> bool;
 
-    /// Ends it: on return nothing reaches this side's memory by it. False when that cannot be had: what was under way may
+    /// Ends it: on return nothing reaches this side's memory by it. False when that cannot be ensured: what was under way may
     /// still reach it.
     #[must_use]
     fn close(&mut self) -> bool;
@@ -166,7 +166,7 @@ pub trait LaneTarget: Send + Sync + fmt::Debug {
     /// Why it is of no more use; `None` while it is.
     fn failure(&self) -> Option<LaneError>;
 
-    /// Takes the memory away, from any thread: on return nobody reaches it. False when that cannot be had.
+    /// Takes the memory away, from any thread: on return nobody reaches it. False when that cannot be ensured.
     #[must_use]
     fn close(&self) -> bool;
 }

@@ -29,7 +29,7 @@ impl RingOpener for Asked {
     }
 }
 
-/// What became of a flow.
+/// The outcome of a flow.
 #[derive(Debug, Default)]
 struct Flow {
     sent: u64,

@@ -59,7 +59,7 @@ pub enum HandOverError {
     /// An engine does not answer.
     #[error("{0} does not answer, most likely its storage or its lender hangs")]
     Hangs(String),
-    /// The state of a function cannot be had.
+    /// The state of a function cannot be obtained.
     #[error("{function}: {cause}")]
     Save {
         /// Name of the function.

@@ -24,7 +24,7 @@ impl LentFunctions {
     /// The functions of a device that was offered.
     ///
     /// # Errors
-    /// Why it cannot be had, for people.
+    /// Why it cannot be obtained, for people.
     pub(crate) fn functions_of(
         &self,
         device: &str,

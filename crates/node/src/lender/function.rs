@@ -38,7 +38,7 @@ pub(super) struct Lent {
 /// What others may see of a device, whatever holds its state.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Why it cannot be had now.
+    /// Why it cannot be obtained now.
     pub(super) trouble: Option<String>,
     /// How many were not let in, and why the last was not.
     pub(super) attach_refused: u64,

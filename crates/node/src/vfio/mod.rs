@@ -206,7 +206,7 @@ impl Lendable for Physical {
         if let Some(trouble) = trouble {
             // It was not reset after its last user: it is now, or stays with nobody.
             if let Err(error) = self.open() {
-                tracing::warn!(device = self.name, %error, "it cannot be had");
+                tracing::warn!(device = self.name, %error, "it cannot be opened");
                 let said = io::Error::other(trouble.clone());
                 *locked(&self.shared.trouble) = Some(trouble);
                 return Err(NotReady::Failed(said));
@@ -263,7 +263,7 @@ impl Lendable for Physical {
         }
     }
 
-    /// The registers of a function in use cannot be had as a value. Without a user there is nothing to pass on.
+    /// The registers of a function in use cannot be read as a value. Without a user there is nothing to pass on.
     fn save(
         &self,
         _conversation: RestingConversation,

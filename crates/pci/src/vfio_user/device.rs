@@ -190,7 +190,7 @@ pub trait ServedDevice: Send + Sync {
     /// at `place`, at `[iova, iova + length)`. Only the node that borrowed both may ask for it.
     ///
     /// # Errors
-    /// When the window is refused, or not to be had from here.
+    /// When the window is refused, or not available from here.
     fn open_window(
         &self,
         _iova: u64,
@@ -219,7 +219,7 @@ pub trait ServedDevice: Send + Sync {
     /// The registers of BAR `bar` as memory, and their length in bytes; see [`polled`](crate::polled).
     ///
     /// # Errors
-    /// When they are only to be had by messages.
+    /// When they are only accessible by messages.
     fn registers(&self, _bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         Err(NotPolled::Class.into())
     }

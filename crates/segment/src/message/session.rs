@@ -348,7 +348,7 @@ pub enum SessionEvent {
     Remote {
         /// Handle of the connection.
         connection: Handle,
-        /// What became of its segment.
+        /// What happened to its segment.
         change: ConnectionChange,
     },
     /// Somebody connected to the session's data interrupt; its ring is beside it.

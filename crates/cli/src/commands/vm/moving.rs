@@ -285,7 +285,7 @@ impl<'a> Moving<'a> {
         }
     }
 
-    /// Borrows all functions for a host, as soon as they are to be had. An answer that was lost is asked for again
+    /// Borrows all functions for a host, as soon as they are available. An answer that was lost is asked for again
     /// under the same key. What is left of `former` leases is given back before: the request would wait for it.
     async fn borrow(&self, host: &str, key: &str, former: &[Lease]) -> Result<Vec<Lease>, Failure> {
         let request = self.request(host);
@@ -362,7 +362,7 @@ impl<'a> Moving<'a> {
     }
 }
 
-/// Whether the answer may be had by asking again.
+/// Whether asking again may give the answer.
 fn is_lost(error: &ControlClientError) -> bool {
     match error {
         ControlClientError::Refused(refused) => refused.code == "ending",

@@ -88,7 +88,7 @@ impl Writer {
         })
     }
 
-    /// Whether it is this request's turn, where the function is to be had.
+    /// Whether it is this request's turn, where the function is available.
     pub(super) fn check_turn(
         &self,
         function: &FunctionId,

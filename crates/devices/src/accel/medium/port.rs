@@ -70,7 +70,7 @@ impl Port {
     /// In shared memory, beside engines that make `event` readable; with what the front joins by.
     ///
     /// # Errors
-    /// When memory or descriptors cannot be had.
+    /// When memory or descriptors cannot be obtained.
     pub fn new(event: BorrowedFd<'_>) -> Result<(Port, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("accel-medium", LAYOUT)?;
         Ok((Port::with_exchange(exchange, event)?, files))

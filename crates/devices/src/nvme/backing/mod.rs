@@ -104,7 +104,7 @@ impl From<MediaError> for Status {
     }
 }
 
-/// What became of an attempt.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InlineResult {
     /// It is done, well or badly.
@@ -218,7 +218,7 @@ pub trait Background {
 /// Opens the backing that `config` names.
 ///
 /// # Errors
-/// [`NvmeError`] when the memory, file or device cannot be had.
+/// [`NvmeError`] when the memory, file or device cannot be obtained.
 pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
     Ok(match &config.backing {
         BackingConfig::Memory => Box::new(memory::MemoryBacking::new(config.size)?),

@@ -42,7 +42,7 @@ impl Port {
     /// Over `backing`, in blocks of `block` bytes; with what the front joins by.
     ///
     /// # Errors
-    /// When memory or descriptors cannot be had.
+    /// When memory or descriptors cannot be obtained.
     pub fn new(backing: &dyn Backing, block: u64) -> Result<(Port, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
         Ok((Port::with_exchange(exchange, backing, block)?, files))

@@ -26,7 +26,7 @@ fn load(guest: &mut Guest, seconds: u32) -> Result<RunningCommand> {
     Ok(running)
 }
 
-/// The function is to be had again.
+/// The function is available again.
 fn offered(rack: &RackProcesses, function: &str, limit: Duration) -> Result<()> {
     let state = |rack: &RackProcesses| {
         let device = rack.device(function).ok()?;

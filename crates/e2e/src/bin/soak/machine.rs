@@ -68,7 +68,7 @@ impl<'a> Machines<'a> {
             let name = format!("soak{}", self.life);
             let started = Guest::start(&self.soak.rack, &name, host, "trixie", &[MACHINE_DRIVE]);
             let Ok(mut guest) = started else {
-                // Its host or its drive is not to be had now.
+                // Its host or its drive is not available now.
                 std::thread::sleep(Duration::from_millis(200));
                 continue;
             };

@@ -4,7 +4,7 @@
 //! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them. Others
 //! (`peers`) borrow several functions and have drives read into the memory of another, and a virtual machine (`machine`)
 //! uses a drive until it is killed or stopped, and the next begins. All the while `disturb` does what happens to racks. What each block may hold is known (`model`): no wrong data, no acknowledged
-//! write lost, nothing of a lease that has ended. At the end everything is to be had again, every lease that ended says
+//! write lost, nothing of a lease that has ended. At the end everything is available again, every lease that ended says
 //! why, no process has kept descriptors or memory, and none is left over.
 //!
 //! Usage: `soak DIR [SECONDS [SEED]]`; the last line is `soak: ok` and what was done.
@@ -311,7 +311,7 @@ impl Soak {
         }
     }
 
-    /// Everything is returned and to be had again.
+    /// Everything is returned and available again.
     fn settle(&self) -> Result<()> {
         self.rack.wait_hosts(&HOSTS)?;
         self.rack.wait("all leases are returned", SETTLE, |_| {

@@ -26,7 +26,7 @@ pub(super) enum Beside {
 }
 
 impl Beside {
-    /// A lane between places in `region`, and the proof behind them, at `proof`. One that cannot be had is given up at
+    /// A lane between places in `region`, and the proof behind them, at `proof`. One that cannot be obtained is given up at
     /// once.
     pub(super) fn new(
         lane: CarriedLane,
@@ -439,7 +439,7 @@ pub(super) struct AnsweringEnd {
 }
 
 impl AnsweringEnd {
-    /// Takes the memory away. Where that cannot be had the session ends, before a place is used again.
+    /// Takes the memory away. Where that fails the session ends, before a place is used again.
     fn take_away(&self) {
         if self.target.as_ref().is_some_and(|target| !target.close()) {
             self.session.end(SessionEndReason::Reachable);
