@@ -16,7 +16,7 @@ use crate::arbiter::TenantArbiter;
 use crate::turn::{EngineTurn, NextTurn, QueuedMessage, TenantId, TurnResult};
 
 pub use load::{Arrivals, Load, MessageCosts};
-use load::{SimulatedOperation, Source};
+use load::{MessageSource, SimulatedOperation};
 use report::Recorder;
 pub use report::TenantReport;
 
@@ -60,7 +60,7 @@ struct World<'a> {
     now: u64,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
-    sources: Vec<Source>,
+    sources: Vec<MessageSource>,
     recorders: Vec<Recorder>,
     /// The messages that are under way, by tag: whose, and what they really are.
     operations: BTreeMap<u64, (usize, u16, SimulatedOperation)>,
@@ -85,7 +85,7 @@ pub fn run(
         sources: loads
             .iter()
             .zip(0..)
-            .map(|(load, number)| Source::new(load.clone(), seed, number))
+            .map(|(load, number)| MessageSource::new(load.clone(), seed, number))
             .collect(),
         recorders: loads.iter().map(|_| Recorder::new(length_ns)).collect(),
         operations: BTreeMap::new(),
