@@ -2,7 +2,7 @@
 
 use crate::domain::Access;
 use crate::rack::{PhysicalFabric, Rack, Window};
-use crate::system::{Fabric, SpaceError, Target};
+use crate::system::{AddressTarget, Fabric, SpaceError};
 use crate::topology::{ComponentId, ComponentKind, Topology, TopologyError, TopologyLink};
 
 /// What joins the parts of a host where the file does not say.
@@ -70,7 +70,7 @@ pub fn own_memory(topology: Topology) -> Result<Fabric, SpaceError> {
     let hosts: Vec<_> =
         fabric.topology().hosts().map(|(id, host)| (id, host.memory_size)).collect();
     for (id, size) in hosts {
-        fabric.map(id, 0, size, Access::all(), Target::Memory { offset: 0 })?;
+        fabric.map(id, 0, size, Access::all(), AddressTarget::Memory { offset: 0 })?;
     }
     Ok(fabric)
 }
@@ -82,7 +82,7 @@ fn open_window(fabric: &mut Fabric, window: &Window) -> Result<(), SpaceError> {
     let to = topology.host_named(&window.to).ok_or_else(|| nowhere(&window.to))?;
     let (ntb, peer) = topology.bridge(host, to).ok_or_else(|| nowhere(&window.to))?;
     let (size, address) = (window.size, window.address);
-    let target = Target::Window { ntb, peer, address };
+    let target = AddressTarget::Window { ntb, peer, address };
     fabric.map(host, window.at, size, Access::all(), target)?;
     // Another host's window may lead to the same.
     let granted = fabric.domain(peer).and_then(|d| d.resolve(address, size, Access::all()).ok());

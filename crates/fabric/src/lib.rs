@@ -38,7 +38,7 @@ pub use loan::{
     UnknownPart,
 };
 pub use system::{
-    AccessError, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError, Target,
+    AccessError, AddressTarget, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError,
 };
 pub use topology::{
     ComponentId, ComponentKind, HostId, Path, Topology, TopologyError, TopologyLink,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{Lending, Loan, LoanError, LoanRecord, UnknownPart};
 use crate::derive;
 use crate::domain::Access;
-use crate::system::{AccessError, Fabric, Requester, Resolved, Route, Target};
+use crate::system::{AccessError, AddressTarget, Fabric, Requester, Resolved, Route};
 use crate::topology::{ComponentKind, HostId, Topology, TopologyError, TopologyLink};
 
 /// The fabric of a node, shared by all that lend, borrow and share there.
@@ -78,7 +78,7 @@ impl FabricHandle {
         owner: HostId,
         length: u64,
         access: Access,
-        target: Target,
+        target: AddressTarget,
     ) -> Result<Loan, LoanError> {
         let requester = Requester::Cpu(host);
         let entries = self.lock().lend(requester, 0, (length, access), owner, target)?;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{ALL, CountedBytes, Entries, FabricHandle, LentMemory, LoanError};
 use crate::domain::Access;
-use crate::system::{Fabric, Requester, Target};
+use crate::system::{AddressTarget, Fabric, Requester};
 use crate::topology::{ComponentId, ComponentKind, HostId, Topology, TopologyLink};
 
 /// What one host lends of its memory to one function: the only source of its loans.
@@ -42,7 +42,8 @@ impl Lending {
         let record = match &memory {
             None => None,
             Some(memory) => {
-                let target = Target::Lent { object: memory.object(), offset: memory.offset() };
+                let target =
+                    AddressTarget::Lent { object: memory.object(), offset: memory.offset() };
                 let requester = Requester::Device(self.function);
                 let range = (length, access);
                 let entries =
