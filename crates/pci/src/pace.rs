@@ -17,7 +17,7 @@
 //! nothing again, there is no further spin: the wait goes on, and its whole length is what the next spin learns from.
 //!
 //! A gap between two looks tells that the thread did not run, or slept: the whole host may have
-//! stalled for so long that the function's user has given it up. So after a gap the engine
+//! stood still for so long that the function's user has given it up. So after a gap the engine
 //! checks that there still is a user. Looks are many polls apart, so models look more often, before
 //! they touch memory ([`UserWatch`](crate::user::UserWatch)); this one is for what they leave out.
 
