@@ -264,7 +264,7 @@ fn a_file_is_the_same_at_the_other_end() {
 }
 
 #[test]
-fn a_host_that_is_killed_or_stands_still_stops_nobody_and_comes_back_by_itself() {
+fn a_host_that_is_killed_or_stalls_stops_nobody_and_comes_back_by_itself() {
     let Some(mut lab) = Lab::up("death", "") else { return };
     if !has("ping") {
         return;

@@ -158,7 +158,7 @@ fn three_programs_take_turns_on_one_drive_and_find_their_own_data_there() {
 }
 
 #[test]
-fn a_program_that_does_not_let_go_loses_the_function_and_owes_the_time() {
+fn a_program_that_does_not_release_it_loses_the_function_and_owes_the_time() {
     let rack = Rack::up(RACK);
     let join =
         |host| ["join", "alpha/nvme0", "--for", host, "--slice", "300ms", "--grace", "700ms"];

@@ -436,7 +436,7 @@ fn who_is_silent_for_long_leaves_the_ring_and_who_comes_back_stays() {
 }
 
 #[test]
-fn who_is_alone_is_not_asked_to_let_go() {
+fn who_is_alone_is_not_asked_to_release_it() {
     let mut rack = ring(1, &[1], 0);
     rack.run(20 * SLICE, |_| ());
     let first = rack.hosts[1].has.expect("it has the function").0;

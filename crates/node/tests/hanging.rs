@@ -294,7 +294,7 @@ fn an_engine_that_hangs_while_it_waits_for_io_loses_its_borrowers_memory() {
 
 /// The test runs itself as the lender, which is stopped for longer than its borrower waits.
 #[test]
-fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
+fn a_lender_that_stalled_does_not_go_on_with_what_was_given_up() {
     const LENDER: &str = "RACKBUS_LENDER_SOCKET";
     if let Ok(path) = std::env::var(LENDER) {
         let gate = Arc::new(Gate::default());
@@ -308,7 +308,7 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
     let path = folder.path().join("link.sock");
     let listener = UnixListener::bind(&path).unwrap();
     let mut lender = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_lender_that_stood_still_does_not_go_on_with_what_was_given_up"])
+        .args(["--exact", "a_lender_that_stalled_does_not_go_on_with_what_was_given_up"])
         .env(LENDER, &path)
         .spawn()
         .unwrap();

@@ -279,7 +279,7 @@ fn a_victims_latency_under_attack_is_as_alone_and_one_slice() {
 }
 
 #[test]
-fn what_is_left_goes_by_weight_and_what_nobody_uses_is_not_lost() {
+fn what_is_left_is_shared_by_weight_and_what_nobody_uses_is_not_lost() {
     SIMULATION.run(|seed, _| {
         let loads = [
             load(4096, AES),

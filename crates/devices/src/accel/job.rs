@@ -194,7 +194,7 @@ impl EngineJob {
     }
 
     /// Whether it has no memory now.
-    pub fn is_let_go(&self) -> bool {
+    pub fn is_memory_released(&self) -> bool {
         self.lock().memory.is_none()
     }
 

@@ -393,7 +393,7 @@ fn a_queue_pair_that_is_made_again_and_again_leaves_nothing_before_the_engines()
 
 /// A tenant that detaches during its operations leaves nothing before the engines.
 #[test]
-fn a_tenant_that_goes_in_the_middle_is_gone_at_once_and_the_next_one_begins_anew() {
+fn a_tenant_that_detaches_during_operations_is_gone_at_once_and_the_next_one_begins_anew() {
     let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = Tenant::new(&pool, 1);
     for _ in 0..10 {

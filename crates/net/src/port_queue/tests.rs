@@ -286,7 +286,7 @@ fn flows_stay_whole_whatever_stations_do() {
 
 /// A station that takes nothing costs those who send to it, and to others, its patience once.
 #[test]
-fn a_station_that_stands_still_stops_nobody() {
+fn a_station_that_stalls_stops_nobody() {
     let mut world = World::new(1);
     let send = |world: &mut World, to: usize| {
         let all = world.stations.all();

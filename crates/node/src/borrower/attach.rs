@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_ends_while_its_user_attaches_lets_the_lender_go() {
+    fn a_lease_that_ends_while_its_user_attaches_releases_the_lender() {
         let folder = tempfile::tempdir().unwrap();
         let ((asked, asks), (connect, connected)) = (mpsc::channel(), mpsc::channel());
         let link = Arc::new(Slow(asked, Mutex::new(connected)));

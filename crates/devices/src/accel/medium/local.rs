@@ -289,7 +289,7 @@ impl Medium for Local {
         (queue, descriptor): (u16, &Descriptor),
         work: &LocalWork,
     ) -> Result<(), Status> {
-        if !work.job.is_let_go() {
+        if !work.job.is_memory_released() {
             return Ok(());
         }
         let (input, output) = request::memory(dma, descriptor)?;
