@@ -294,7 +294,7 @@ impl LocalSegment {
     /// Ends it now. Mappings stay, with what they hold.
     ///
     /// # Errors
-    /// [`AttachError`] when the node is gone, in which case it is ended all the same.
+    /// [`AttachError`] when the node is gone, in which case it is ended anyway.
     pub fn remove(&self) -> Result<(), AttachError> {
         if self.removed.swap(true, std::sync::atomic::Ordering::AcqRel) {
             return Ok(());

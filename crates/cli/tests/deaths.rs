@@ -132,7 +132,7 @@ fn a_borrower_that_dies_is_revoked_and_the_drive_offered_again() {
 
 /// Flushed data survives the lender: it is on the medium when the flush is acknowledged (I5).
 /// With strict isolation the controller is the borrower's: its driver sees a device that was pulled
-/// out all the same, and what was acknowledged as durable is there when the lender is back. The
+/// out anyway, and what was acknowledged as durable is there when the lender is back. The
 /// lender's node never had memory of the driver's.
 #[test]
 fn a_front_at_the_borrower_outlives_its_medium_and_shares_no_memory() {

@@ -356,7 +356,7 @@ fn a_node_whose_device_has_its_registers_mapped_is_not_restarted_in_place() {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // One that has ended is waited for all the same.
+        // One that has ended is waited for anyway.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -563,7 +563,7 @@ fn a_loan_that_is_refused_leaves_the_others_of_its_host_in_sight() {
     assert_eq!(fabric.with(|fabric| fabric.reached("a")).unwrap().len(), 1);
 }
 
-/// A host of any size: what it lends is counted exactly all the same.
+/// A host of any size: what it lends is counted exactly anyway.
 #[test]
 fn more_than_can_be_counted_is_refused_and_counts_for_nothing() {
     let lending = Lending::alone();

@@ -9,7 +9,7 @@
 //! installed before, as if the guard were not there.
 //!
 //! The second thing it does: a region whose memory is being moved elsewhere is *frozen*, which
-//! means that it can be read but not written. A thread that writes to it all the same waits until
+//! means that it can be read but not written. A thread that writes to it anyway waits until
 //! the region is unfrozen, and continues: in the kernel, where it can do that (`guard::uffd`), else in a
 //! handler of SIGSEGV. What the handler cannot do: a thread that has SIGSEGV blocked ends the
 //! process, and a system call that writes to frozen memory fails with `EFAULT`.

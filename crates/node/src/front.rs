@@ -57,7 +57,7 @@ impl std::fmt::Debug for Conversation {
 impl MediumConversation {
     /// Lets the lender go. The function answers as an absent one from now on.
     pub fn end(&self) {
-        // What was lost before is lost all the same: a user may release a function because it fails.
+        // What was lost before is lost anyway: a user may release a function because it fails.
         if !self.0.stream.is_closed() {
             self.0.ended_here.store(true, Ordering::Release);
         }
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(reached(), 0, "a front that is gone reaches memory");
     }
 
-    /// Its user releases it because it fails: the loss is told all the same.
+    /// Its user releases it because it fails: the loss is told anyway.
     #[test]
     fn a_medium_that_is_lost_before_its_user_lets_go_is_told_as_lost() {
         for lender_ends in [true, false] {

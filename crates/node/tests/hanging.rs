@@ -329,7 +329,7 @@ fn a_lender_that_stalled_does_not_go_on_with_what_was_given_up() {
     let pid = Pid::from_child(&lender);
     kill_process(pid, Signal::STOP).unwrap();
     waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
-    // The guest asks for something, waits in vain, and does something else with its memory.
+    // The guest asks for something, gets no answer, and does something else with its memory.
     device.write(FunctionRegion::Bar(0), 0, vec![1], true).unwrap();
     assert_eq!(device.read(FunctionRegion::Bar(0), 0, 4).unwrap(), [0xff; 4], "it is given up");
     loss.recv_timeout(LONG).unwrap();

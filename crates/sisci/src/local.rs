@@ -71,7 +71,7 @@ impl Using {
         used.map_or_else(|_| fail(SCI_ERR_SEGMENT_NOT_PREPARED), |_| Ok(Using(local)))
     }
 
-    /// Whether its memory is nobody's any more.
+    /// Whether its memory has no owner any more.
     pub(crate) fn gone(&self) -> bool {
         let attached =
             matches!(&self.0.source, Source::Attached(segment) if segment.watch().lost());

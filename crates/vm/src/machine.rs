@@ -259,7 +259,7 @@ impl Vm {
     /// # Errors
     /// When QEMU's folder cannot be removed.
     pub fn shutdown(mut self) -> Result<()> {
-        // One that does not is ended all the same.
+        // One that does not is ended anyway.
         let _ = self.power_off(SHUTDOWN);
         self.kill();
         Ok(())

@@ -301,7 +301,7 @@ impl BorrowedDevice {
     /// Returns the device. What is mapped of it, or for it, leads nowhere any more.
     ///
     /// # Errors
-    /// [`DeviceError`] when the node does not answer; it is returned all the same when the process ends.
+    /// [`DeviceError`] when the node does not answer; it is returned anyway when the process ends.
     pub fn give_back(&self) -> Result<(), DeviceError> {
         self.0.give_back()
     }

@@ -147,7 +147,7 @@ impl UringServer {
         let failed = || BenchError::io("an offload server with io_uring");
         let (ours, theirs) = UnixStream::pair().map_err(failed())?;
         for socket in [&ours, &theirs] {
-            // What the system does not allow it cuts; the sockets work all the same.
+            // What the system does not allow it cuts; the sockets work anyway.
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, BUFFER);
             let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket, BUFFER);
         }

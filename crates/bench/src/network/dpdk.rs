@@ -107,7 +107,7 @@ impl Running {
     /// Ends it; what it printed.
     fn end(mut self) -> Result<String, BenchError> {
         let child = self.0.take().expect("it was started");
-        // Asked to end, it writes what it has printed so far. One that has ended by itself is waited for all the same.
+        // Asked to end, it writes what it has printed so far. One that has ended by itself is waited for anyway.
         let _ = kill_process(Pid::from_child(&child), Signal::TERM);
         let output = child.wait_with_output().map_err(BenchError::io("ending DPDK"))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

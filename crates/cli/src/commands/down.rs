@@ -21,7 +21,7 @@ impl Args {
         let run_dir = paths::find_run_dir(common)?;
         let name = match paths::running(&run_dir) {
             Ok(running) => running.rack,
-            // Somebody removed the note: what lives is stopped all the same.
+            // Somebody removed the note: what lives is stopped anyway.
             Err(failure) if process::living(&run_dir).is_empty() => return Err(failure),
             Err(_) => run_dir.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         };

@@ -166,7 +166,7 @@ impl Service {
     /// Returns all that is borrowed in a composition's group, and waits until it is offered again.
     ///
     /// # Errors
-    /// [`ApiError`] for the first that is not; the others are returned all the same.
+    /// [`ApiError`] for the first that is not; the others are returned anyway.
     pub async fn return_composition(&self, name: &str) -> Result<Composition, ApiError> {
         let leases = self.composition(name)?.leases;
         let back = leases.iter().map(|lease| self.give_back(lease.lease, None));

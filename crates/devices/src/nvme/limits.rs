@@ -23,7 +23,7 @@ pub struct Limits {
     pub operations: Option<u64>,
 }
 
-/// The least that a limit may be. What a front elsewhere has asked for ends in good time then, and nobody takes
+/// The least that a limit may be. What a front elsewhere has asked for ends in time then, and nobody takes
 /// its drive for lost: some ten longest transfers a second, and some hundred operations.
 pub const LEAST: Limits = Limits { bytes: Some(10_000_000), operations: Some(100) };
 

@@ -227,7 +227,7 @@ const RESULTS: [MediaError; 7] = [
 fn number(result: Result<(), MediaError>) -> u32 {
     let Err(error) = result else { return 0 };
     let place = RESULTS.iter().position(|it| *it == error);
-    // What has no number is a failure of what was asked all the same.
+    // What has no number is a failure of what was asked anyway.
     place.map_or(RESULTS.len() as u32 + 1, |place| place as u32 + 1)
 }
 

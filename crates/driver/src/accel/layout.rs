@@ -76,7 +76,7 @@ pub fn span(
 ) -> Result<MessageSpan, AccelError> {
     let bytes =
         u32::try_from(length).map_err(|_| AccelError::Request("the message is too large"))?;
-    // A message of no bytes has an address all the same.
+    // A message of no bytes has an address anyway.
     match addresses.at(offset) {
         Some((address, run)) if run >= length => {
             Ok(MessageSpan { address, segments: 0, length: bytes })

@@ -11,7 +11,7 @@ use super::{
 impl Authority {
     /// Every step begins here. Time never goes back, and time that passed unseen (the process was
     /// frozen, or waited for its disk) counts against nobody: the nodes may have renewed meanwhile,
-    /// and what they said is still to be heard. A beat of it counts all the same, so that a lease
+    /// and what they said is still to be heard. A beat of it counts anyway, so that a lease
     /// ends in the end also under an authority that is always late.
     pub(super) fn enter(&mut self, now: Millis) -> Millis {
         self.undo.clear();

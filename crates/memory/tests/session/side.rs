@@ -288,7 +288,7 @@ impl World {
             } else if back && done {
                 self.welcome(&attempt);
             } else if late {
-                // What is still on its way arrives all the same.
+                // What is still on its way arrives anyway.
                 self.ends[0].contact.failed(attempt.number, clock);
                 if !done {
                     attempt.back = Time::MAX - CONNECT_LIMIT;

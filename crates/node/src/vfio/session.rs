@@ -122,7 +122,7 @@ impl PhysicalSession {
         };
         match WatchThread::begin(session.device(), stream.clone(), ended, refused) {
             Ok(watch) => session.watch = Some(watch),
-            // It is lent all the same: its loss shows at the next access.
+            // It is lent anyway: its loss shows at the next access.
             Err(error) => {
                 tracing::warn!(device = session.name, %error, "the device cannot be watched")
             }

@@ -72,7 +72,7 @@ struct State {
     answering: bool,
     next_id: u16,
     open: BTreeMap<u16, Open>,
-    /// It was waited for in vain, and has said nothing since.
+    /// A wait for it timed out, and it has said nothing since.
     silent: bool,
 }
 

@@ -221,7 +221,7 @@ impl<'a> ClientSession<'a> {
         let fits = asked.argsz >= full;
         if !fits {
             // Linux says here that there are some, and not where; QEMU (11.1) refuses that of a
-            // vfio-user server. It asks again all the same, with the room that it is told.
+            // vfio-user server. It asks again anyway, with the room that it is told.
             flags.remove(RegionInfoFlags::CAPS);
         }
         let mut info = RegionInfo {

@@ -8,7 +8,7 @@
 //!
 //! Taking memory away from somebody who may keep the old mapping for ever means to move it
 //! (`moves`): those who keep the memory stop writing, it is copied elsewhere, they go on there,
-//! and what was left behind is emptied. Memory whose owner has gone is nobody's: it is released
+//! and what was left behind is emptied. Memory whose owner has gone is kept by nobody: it is released
 //! as it is, and who still maps it may read what it held last.
 
 mod connections;

@@ -65,7 +65,7 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
         return Err(failure);
     }
     joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
-    // In vain where the control plane is away for long: whoever borrows below tries it again.
+    // Without effect where the control plane is away for long: whoever borrows below tries it again.
     let ended = tokio::time::timeout(HAND_OVER, moving.end(&moving.leases)).await;
     if !matches!(ended, Ok(Ok(()))) {
         waiting.abort();

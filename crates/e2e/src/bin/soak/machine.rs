@@ -147,7 +147,7 @@ impl<'a> Machines<'a> {
         if self.random.chance(40) {
             let name = guest.name().to_owned();
             if guest.stop(&self.soak.rack).is_err() {
-                // Its host's node does not answer; the process is ended all the same.
+                // Its host's node does not answer; the process is ended anyway.
                 kill(&self.soak.rack, &name);
             }
             return;
