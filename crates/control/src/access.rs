@@ -110,7 +110,7 @@ impl ApiPeer {
         }
     }
 
-    /// Refuses a request that the peer's role may not make at all; whom the peer may act for is decided by the request's handler.
+    /// Refuses a request that the peer's role may not make at all. For which host it may, the request's handler decides.
     ///
     /// # Errors
     /// `forbidden`, or that there is no such request.
