@@ -1,7 +1,7 @@
 //! A drive's medium as a front elsewhere uses it: what goes through the exchange between the node
 //! that has the drive's blocks and the node that runs its controller.
 //!
-//! An operation is a [`Request`](super::backing::MediumRequest) whose buffer is the place for data of its
+//! An operation is a [`MediumRequest`](super::backing::MediumRequest) whose buffer is the place for data of its
 //! tag. Both messages fit a cache line.
 
 mod port;
