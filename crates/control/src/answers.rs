@@ -72,7 +72,7 @@ pub struct KeptAnswer {
     pub answer: Option<BorrowAnswer>,
 }
 
-/// What is known of a key.
+/// The result of looking an idempotency key up.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeyLookup {
     /// Nothing: it is a new request.

@@ -11,7 +11,7 @@ pub mod sisci;
 pub use guest::Guest;
 pub use rack::RackProcesses;
 
-/// What did not hold, in words.
+/// A step's condition that did not hold, described for people.
 #[derive(Debug)]
 pub struct CheckFailure(pub String);
 

@@ -17,7 +17,7 @@ pub const RARP: u16 = 0x8035;
 /// A VLAN tag follows (802.1Q), or two (802.1ad).
 pub const TAGGED: [u16; 2] = [0x8100, 0x88a8];
 
-/// What the header says.
+/// The fields of a frame's Ethernet header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EthernetHeader {
     /// Whom it is for.

@@ -49,7 +49,7 @@ impl Clock for Monotonic {
     }
 }
 
-/// What an access to a PCI function addresses.
+/// The region of a PCI function that an access addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FunctionRegion {
     /// A base address register's memory.

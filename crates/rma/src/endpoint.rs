@@ -27,7 +27,7 @@ pub(crate) enum RegistrationUse {
     Exposed,
 }
 
-/// A way to move data that libfabric has found.
+/// A provider that libfabric found, with what it needs to open endpoints.
 pub(crate) struct FoundProvider {
     library: &'static Library,
     list: *mut Info,
@@ -121,7 +121,7 @@ impl Drop for FoundProvider {
 #[repr(C)]
 struct Context([*mut c_void; 8]);
 
-/// The endpoint. Its parts are closed in the order that libfabric documents.
+/// An endpoint of libfabric's. Its parts are closed in the order that libfabric documents.
 pub(crate) struct RmaEndpoint {
     library: &'static Library,
     found: FoundProvider,

@@ -9,7 +9,7 @@ use crate::constants::errors::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// What an operation of this library ends with.
+/// The result of an operation of this library.
 pub type SciResult<T> = Result<T, Code>;
 
 impl From<AttachError> for Code {

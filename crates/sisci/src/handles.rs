@@ -13,7 +13,7 @@ use crate::forks::HeldLock;
 /// A handle as programs have it.
 pub type RawHandle = *mut c_void;
 
-/// Something that programs have handles of.
+/// A type of objects that programs have handles of.
 pub trait HandleKind: Sized + Send + Sync + 'static {
     /// The sort's number, 1 to 15.
     const TAG: u64;
@@ -22,7 +22,7 @@ pub trait HandleKind: Sized + Send + Sync + 'static {
     fn table() -> &'static HandleTable<Self>;
 }
 
-/// All objects of one sort.
+/// The handles of all objects of one type.
 #[derive(Debug)]
 pub struct HandleTable<T> {
     slots: RwLock<Slots<T>>,

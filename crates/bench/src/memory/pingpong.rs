@@ -8,7 +8,7 @@ use crate::BenchError;
 use crate::machine::{SERVER_CPU, pin};
 use crate::report::median;
 
-/// One side of a way there and back.
+/// One side of a ping-pong.
 pub trait PingPongEnd {
     /// Sends something to the other side.
     ///

@@ -21,7 +21,7 @@ pub fn is_there() -> bool {
     answer.is_ok_and(|status| status.code() != Some(127))
 }
 
-/// What joins the two.
+/// The virtual link between the two processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DpdkLink {
     /// DPDK's memif: rings in shared memory between two processes.

@@ -130,7 +130,7 @@ fn driving(error: NetError) -> BenchError {
     BenchError::Peer(error.to_string())
 }
 
-/// A function in use.
+/// A network function that this process drives, as a station of the rack.
 pub struct BenchStation {
     net: Net,
     here: Ipv4Addr,

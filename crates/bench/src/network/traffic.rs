@@ -27,7 +27,7 @@ pub struct TrafficEnds {
     pub carriers: Vec<u32>,
 }
 
-/// What streams came to.
+/// The result of a run of TCP streams.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamResult {
     /// Throughput at the receiver, in Gbit/s.

@@ -1,6 +1,6 @@
 //! What is asked of a drive: sizes, depths, and where.
 
-/// What a client asks for.
+/// The load that one client puts on a drive.
 #[derive(Debug, Clone, Copy)]
 pub struct ClientLoad {
     /// Bytes of each operation.

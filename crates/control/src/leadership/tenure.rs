@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::core::{Millis, Won};
 use crate::etcd::Revision;
 
-/// Reads a clock that never goes back.
+/// Reads the clock that a tenure is measured by, which never goes back.
 pub type TenureClock = Arc<dyn Fn() -> Millis + Send + Sync>;
 
 /// This machine's clock, which goes on while it sleeps.

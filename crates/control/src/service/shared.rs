@@ -14,7 +14,7 @@ use super::{Inventory, ReadRack, present};
 use crate::api::{Change, EventRecord};
 use crate::register::CertificateRegister;
 
-/// What the writer and those who ask share.
+/// State that the writer shares with the handlers of requests.
 pub(super) struct WriterShared {
     /// Exchanged as a whole when devices were offered or withdrawn.
     pub(super) inventory: RwLock<Arc<Inventory>>,

@@ -25,7 +25,7 @@ pub struct MemoryBuffer {
     bar: BarMemory,
 }
 
-/// The addresses at which a controller's commands find memory of its own.
+/// A range of DMA addresses that leads to memory of the controller's own (CMB or PMR).
 #[derive(Debug, Clone)]
 pub struct ControllerMemoryWindow {
     base: u64,

@@ -67,7 +67,7 @@ impl JobStep {
     }
 }
 
-/// How a job is done again.
+/// How a job that was saved is carried out after it is restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum JobRestart {

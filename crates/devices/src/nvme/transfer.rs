@@ -23,7 +23,7 @@ const PRP_CHUNK: usize = 64;
 /// SGL descriptors fetched at once.
 const SGL_CHUNK: usize = 32;
 
-/// Which way the data goes.
+/// The direction of a command's data transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataDirection {
     /// The controller reads the host's memory.
@@ -76,7 +76,7 @@ impl<'a> Slices<'a> {
     }
 }
 
-/// Parses data pointers; kept by the controller so that its buffers are allocated once.
+/// Resolves the data pointers of commands, PRPs and SGLs; kept by the controller so that its buffers are allocated once.
 #[derive(Debug)]
 pub struct DataPointers {
     runs: Vec<Run>,

@@ -27,7 +27,7 @@ impl Told {
     }
 }
 
-/// What a lender was told of devices since its node began.
+/// The changes of devices that a lender was told of since its node began.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DeviceChanges {

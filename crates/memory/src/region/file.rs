@@ -15,7 +15,7 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// machine. ext2 to ext4, XFS, Btrfs and F2FS.
 const DISK_MAGICS: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
-/// What a file has to be to be mapped.
+/// The kinds of files that may be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileRequirement {
     /// Files of tmpfs and hugetlbfs: what users give for DMA.

@@ -127,7 +127,7 @@ impl HandOverError {
     }
 }
 
-/// The program around the node.
+/// The program that runs the node, and is replaced by another at a handover.
 pub trait HandoverProgram: Send + Sync {
     /// What it passes on to the program that continues.
     fn carried(&self) -> String;

@@ -30,7 +30,7 @@ pub(super) struct GroupState {
     pub(super) unseen: BTreeSet<PeerMember>,
 }
 
-/// What is needed of a function to carry steps out.
+/// A function that is in a group: what steps need of it.
 pub(super) struct JoinedFunction {
     /// Memory of its BARs that can be mapped, by the BAR's number.
     pub(super) memory: BTreeMap<u8, SharedPart>,

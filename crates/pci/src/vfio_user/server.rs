@@ -66,7 +66,7 @@ pub(super) fn receive(stream: &dyn Stream) -> Result<Option<WireMessage>, WireEr
     }
 }
 
-/// One client's conversation about a device.
+/// A server's session with one client of a device.
 pub(super) struct ClientSession<'a> {
     device: &'a dyn ServedDevice,
     conversation: RestingConversation,

@@ -34,7 +34,7 @@ pub(super) struct Progress {
     done: bool,
 }
 
-/// Two places and how much.
+/// A copy between two mappings: source, destination and bytes.
 #[derive(Clone, Copy)]
 pub(super) struct BlockTransfer {
     pub(super) from: (RawHandle, u32),

@@ -45,7 +45,7 @@ pub(super) fn give_back(handle: RawHandle, flags: u32) -> SciResult<()> {
     device.borrowed.give_back().map_err(|error| code("return", error))
 }
 
-/// What a program wants to connect to.
+/// The memory of a device that a program wants to connect to.
 pub(super) struct DeviceSegmentTarget {
     pub(super) id: u32,
     pub(super) kind: u32,

@@ -9,7 +9,7 @@ use crate::constants::errors::*;
 use crate::error::{Code, SciResult};
 use crate::local::Argument;
 
-/// A program's function that is to be called.
+/// A program's callback that is to be called, with its arguments.
 pub(super) struct PendingCallback {
     pub(super) calling: Arc<Calling>,
     pub(super) function: DmaCallbackFn,

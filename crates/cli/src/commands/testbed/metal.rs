@@ -56,7 +56,7 @@ fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What a command asks of the one that has the machines.
+/// A request of a command to the process that has the machines.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TestbedRequest {

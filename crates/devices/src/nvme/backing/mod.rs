@@ -104,7 +104,7 @@ impl From<MediaError> for Status {
     }
 }
 
-/// The outcome of an attempt.
+/// The result of doing a request at once, without waiting for the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InlineResult {
     /// It is done, well or badly.

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::system::{Call, FileQueue};
 use super::vectored::{FileAccess, MAX_BUFFERS, iovec};
 
-/// What to do with the file.
+/// An operation on the file, for the ring.
 #[derive(Debug)]
 pub enum UringOperation {
     /// Move bytes between the buffers and the file from `offset` on, all of them.

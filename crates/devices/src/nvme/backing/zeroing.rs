@@ -42,7 +42,7 @@ pub struct Zeroing {
     by: ZeroBy,
 }
 
-/// The next piece of a range.
+/// The next piece of a range that is to be zeroed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZeroPiece {
     /// Offset of the first byte in the file.

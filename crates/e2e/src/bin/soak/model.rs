@@ -10,7 +10,7 @@ pub const BLOCK: usize = 4096;
 /// Blocks that are used of each drive.
 pub const BLOCKS: usize = 256;
 
-/// What a drive must hold, from all that was acknowledged.
+/// The content that a drive must have, by all writes that were acknowledged.
 #[derive(Debug, Default)]
 pub struct DriveModel {
     /// The newest epoch that has used it.

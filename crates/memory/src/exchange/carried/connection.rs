@@ -75,7 +75,7 @@ pub(super) struct SessionFrame {
     pub way: DataTransport,
 }
 
-/// How the data of a message go.
+/// How the data of a message are transported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DataTransport {
     /// In the same message, behind its header.
