@@ -27,7 +27,7 @@ pub struct Limits {
 /// its drive for lost: some ten longest transfers a second, and some hundred operations.
 pub const LEAST: Limits = Limits { bytes: Some(10_000_000), operations: Some(100) };
 
-/// How many requests of a drive's users were delayed by limits.
+/// Counts how often work of a drive's users had to wait because of limits.
 #[derive(Debug, Clone, Default)]
 pub struct LimitDelays(Arc<AtomicU64>);
 
