@@ -113,7 +113,7 @@ async fn list(State(admission): Shared) -> Json<Vec<Certificate>> {
     Json(admission.service().certificates())
 }
 
-/// Has the control plane revoke the certificates that `asked` names. They are refused from then on, and connections by them are ended.
+/// Revokes certificates. They are refused from then on, and connections by them are ended.
 #[utoipa::path(post, path = "/v1/revocations", request_body = RevokeRequest, responses(
     (status = 200, body = RevokeAnswer),
     (status = 400, body = ApiError, description = "Not one thing is named"),
