@@ -311,7 +311,7 @@ impl Testbed {
 }
 
 impl Args {
-    /// Runs the subcommand; `on` comes back only when its program cannot be run.
+    /// Runs the subcommand; `on` returns only when its program cannot be run.
     pub async fn run(&self, output: &Output) -> Result<(), Failure> {
         if !rustix::process::geteuid().is_root() {
             let remedy = "run it as root, or start the rack on this machine with `rackbus up`";
@@ -479,7 +479,7 @@ async fn up_again(client: &ControlClient, names: &[&str]) -> Result<(), Failure>
     }
 }
 
-/// Becomes a program on a machine; comes back only when that cannot be.
+/// Becomes a program on a machine; returns only when that cannot be.
 fn on(dir: &Path, machine: &str, command: &[String]) -> Result<(), Failure> {
     let testbed = Testbed::load(dir)?;
     let (_, machine) = testbed.machine(machine)?;

@@ -107,7 +107,7 @@ struct RunArgs {
     /// a name the one that has the VM's
     #[arg(long, value_name = "HOST", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     fabric: Option<String>,
-    /// Leave the VM running and come back
+    /// Leave the VM running and return
     #[arg(long)]
     detach: bool,
     /// More arguments for QEMU
