@@ -84,7 +84,7 @@ typedef struct rackbus_accel_info {
 	uint32_t contexts;   /* contexts at most */
 	uint32_t largest;    /* bytes of a message at most */
 	uint32_t reserved;   /* 0 */
-	uint64_t operations; /* bit N: operation N can be had */
+	uint64_t operations; /* bit N: operation N is available */
 	uint64_t data;       /* bytes of memory for data */
 } rackbus_accel_info;
 

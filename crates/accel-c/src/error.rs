@@ -80,7 +80,7 @@ pub fn last() -> *const c_char {
 
 /// Does what a function of the library does, and says how it ended.
 pub fn attempt(call: impl FnOnce() -> Result<c_int, CallFailure>) -> c_int {
-    // What was half done when it panicked is the caller's to close, and checked by the driver as ever.
+    // What was half done when it panicked is the caller's to close, and checked by the driver as always.
     let outcome = catch_unwind(AssertUnwindSafe(call));
     let failure = match outcome {
         Ok(Ok(value)) => return value,

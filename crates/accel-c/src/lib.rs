@@ -261,7 +261,7 @@ pub unsafe extern "C" fn rackbus_accel_create_context(
     })
 }
 
-/// Wipes a context.
+/// Destroys a context, whose keys are wiped.
 ///
 /// # Safety
 /// As the header says.
@@ -401,7 +401,7 @@ fn told(finished: Option<FinishedRequest>, to: &mut rackbus_accel_completion) ->
     1
 }
 
-/// A whole message.
+/// Does a request's operations on a whole message, and waits.
 ///
 /// # Safety
 /// As the header says.

@@ -57,7 +57,7 @@ pub struct rackbus_accel_info {
     pub largest: u32,
     /// Must be 0: later versions may give it a meaning.
     pub reserved: u32,
-    /// Bit N: operation N can be had.
+    /// Bit N: operation N is available.
     pub operations: u64,
     /// Bytes of memory for data.
     pub data: u64,

@@ -118,7 +118,7 @@ mod tests {
     use rackbus_memory::Packets;
     use rackbus_segment::Handle;
 
-    /// What answers that nobody needs say is nobody's business: the next answer is the next request's.
+    /// The content of answers that nobody needs does not matter: the next answer is the next request's.
     #[test]
     fn an_owed_answer_that_is_none_is_not_taken_for_the_next_one() {
         let (own, node) = Packets::pair().unwrap();

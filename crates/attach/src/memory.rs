@@ -68,7 +68,7 @@ impl Mapping {
 /// Somebody else than this process who has memory mapped, and is to be where it is.
 pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
     /// The memory is about to move: on return nothing of it is read or written any more.
-    fn let_go(&self);
+    fn unmap(&self);
 
     /// The memory is in this file from now on, which may be the one that it was in.
     fn take_up(&self, file: &Arc<OwnedFd>);
@@ -197,7 +197,7 @@ impl MappedMemory {
         for region in state.regions.iter().filter_map(Weak::upgrade) {
             region.freeze(offset, length)?;
         }
-        state.followers.iter().filter_map(Weak::upgrade).for_each(|follower| follower.let_go());
+        state.followers.iter().filter_map(Weak::upgrade).for_each(|follower| follower.unmap());
         Ok(())
     }
 

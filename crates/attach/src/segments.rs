@@ -11,7 +11,7 @@ use rackbus_segment::message::{
     Withdrawal,
 };
 
-use crate::devices::Held;
+use crate::devices::DeviceSegment;
 use crate::events::{Callback, Watch};
 use crate::memory::{MappedMemory, Mapping};
 use crate::registry::Watched;
@@ -52,7 +52,7 @@ pub struct LocalSegment {
 }
 
 impl Session {
-    /// Makes a segment.
+    /// Makes a segment of this host's memory, which others can connect to once it is [available](LocalSegment::set_available).
     ///
     /// # Errors
     /// [`AttachError::Refused`]: the number is in use, the size is 0, or nothing is left of the
@@ -183,7 +183,7 @@ impl LocalSegment {
         &self.watch
     }
 
-    /// Lets others connect.
+    /// Makes the segment available: from now on, other processes may connect to it.
     ///
     /// # Errors
     /// [`AttachError::Refused`] for private segments, and empty ones without memory.
@@ -294,7 +294,7 @@ impl LocalSegment {
     /// Ends it now. Mappings stay, with what they hold.
     ///
     /// # Errors
-    /// [`AttachError`] when the node is gone, in which case it is ended all the same.
+    /// [`AttachError`] when the node is gone, in which case it is ended anyway.
     pub fn remove(&self) -> Result<(), AttachError> {
         if self.removed.swap(true, std::sync::atomic::Ordering::AcqRel) {
             return Ok(());
@@ -318,7 +318,7 @@ enum Keeper {
     /// The node, by this handle.
     Node(Handle),
     /// A device that this process has borrowed.
-    Device(Held),
+    Device(DeviceSegment),
 }
 
 /// A connection to a segment, or to memory of a borrowed device. It ends when it is dropped; mappings stay, but are not moved along
@@ -390,7 +390,7 @@ impl RemoteSegment {
         session: &Session,
         (node, id): (NodeId, SegmentId),
         (memory, size): (Arc<MappedMemory>, u64),
-        device: Held,
+        device: DeviceSegment,
     ) -> RemoteSegment {
         let (session, keeper, watch) = (session.clone(), Keeper::Device(device), Watch::new(None));
         RemoteSegment { session, keeper, node, id, size, address: None, memory, watch }
@@ -409,14 +409,14 @@ impl RemoteSegment {
     }
 
     /// The device whose memory it is, if it is one's.
-    pub(crate) fn device(&self) -> Option<&Held> {
+    pub(crate) fn device(&self) -> Option<&DeviceSegment> {
         match &self.keeper {
             Keeper::Node(_) => None,
             Keeper::Device(device) => Some(device),
         }
     }
 
-    /// Ends the waiting and the calling for it, for whoever is at it on other threads.
+    /// Ends waiting and callbacks for it, also those of other threads.
     pub fn end_watch(&self) {
         self.watch.end();
     }
@@ -448,7 +448,7 @@ impl Drop for RemoteSegment {
     fn drop(&mut self) {
         self.watch.end();
         // First, so that the node continues with a move that waits for this process; then those who
-        // wait for the move are let go.
+        // wait for the move are woken.
         let Keeper::Node(handle) = self.keeper else { return };
         self.session.disconnect(handle);
         self.memory.end();

@@ -29,7 +29,7 @@ const MOVED: Duration = Duration::from_secs(120);
 /// How long to try again while memory is being moved.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// Why something could not be had.
+/// Why something could not be obtained.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// No node listens on this host.
@@ -317,7 +317,7 @@ impl Session {
     }
 
     /// Gives back what the node knows by `handle`: asks first, so that a move that is under way
-    /// goes on to its end or is abandoned, then lets go those who wait for it, and only then hears
+    /// goes on to its end or is abandoned, then wakes those who wait for it, and only then hears
     /// no more of it.
     pub(crate) fn give_back(
         &self,

@@ -9,7 +9,7 @@ use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 
 use crate::BenchError;
 use crate::machine::{CLIENT_CPU, pin};
-use crate::nvme::Load;
+use crate::nvme::ClientLoad;
 
 const BATCH: usize = 64;
 
@@ -24,7 +24,7 @@ fn failed(error: blkio::Error) -> BenchError {
 /// When the server refuses or a request fails.
 pub fn run(
     socket: &Path,
-    load: &Load,
+    load: &ClientLoad,
     size: u64,
     time: Duration,
     sleep: bool,
@@ -46,7 +46,7 @@ pub fn run(
 fn drive(
     queue: &mut Blkioq,
     memory: &MemoryRegion,
-    load: &Load,
+    load: &ClientLoad,
     size: u64,
     time: Duration,
     least: usize,

@@ -10,8 +10,8 @@ use rackbus_spec::nvme::IoOpcode;
 
 use crate::lent;
 use crate::machine::{CLIENT_CPU, Regime, pin, unpin};
-use crate::nvme::{DATA, Load, Settings};
-use crate::rack::Rack;
+use crate::nvme::{ClientLoad, DATA, Settings};
+use crate::rack::RackProcesses;
 use crate::raw::STORE;
 use crate::report::Case;
 use crate::{BenchError, Report};
@@ -23,8 +23,8 @@ const DEPTH: usize = 32;
 /// Bytes of an operation where drives are driven together.
 const BLOCK: usize = 4096;
 
-const READ_1: Load = Load::new(BLOCK, 1, false, true);
-const SEQUENTIAL_8: Load = Load::new(128 << 10, 8, false, false);
+const READ_1: ClientLoad = ClientLoad::new(BLOCK, 1, false, true);
+const SEQUENTIAL_8: ClientLoad = ClientLoad::new(128 << 10, 8, false, false);
 
 /// A rack in which `alpha` has eight drives, which `beta` borrows; the first two are as large as the others together.
 fn rack_file() -> String {
@@ -47,7 +47,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     report.note(&format!("borrowed drives: regime {}", regime.name()));
     // What is started is not to inherit where this thread was put.
     unpin();
-    let Some(rack) = Rack::start(&settings.dir, &rack_file())? else {
+    let Some(rack) = RackProcesses::start(&settings.dir, &rack_file())? else {
         report.left_out("lending", "the rackbus binary is not beside this one");
         return Ok(());
     };
@@ -66,7 +66,12 @@ fn case<'a>(
 }
 
 /// Operations a second of a drive that `host` borrows for this run.
-fn rate(rack: &Rack, host: &str, load: &Load, time: Duration) -> Result<f64, BenchError> {
+fn rate(
+    rack: &RackProcesses,
+    host: &str,
+    load: &ClientLoad,
+    time: Duration,
+) -> Result<f64, BenchError> {
     unpin();
     let lease = rack.borrow_for(host, &["alpha/nvme0"])?;
     let mut drive = lent::open(&lease.socket, DATA)?;
@@ -78,7 +83,11 @@ fn rate(rack: &Rack, host: &str, load: &Load, time: Duration) -> Result<f64, Ben
 }
 
 /// The same drive and engine: borrowed by another host, and by its own.
-fn through_nodes(rack: &Rack, settings: &Settings, report: &mut Report) -> Result<(), BenchError> {
+fn through_nodes(
+    rack: &RackProcesses,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let (peer, time) = ("at its lender's own socket", settings.time);
     let name = "borrowed: 4k read qd1 memory";
     if name.contains(&settings.only) {
@@ -171,7 +180,11 @@ fn drive_all(lanes: &mut [Lane], time: Duration) -> Result<f64, BenchError> {
 }
 
 /// Eight drives in one thread against one, with as many commands under way.
-fn together(rack: &Rack, settings: &Settings, report: &mut Report) -> Result<(), BenchError> {
+fn together(
+    rack: &RackProcesses,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let name = "8 functions in one thread, 4k read";
     if !name.contains(&settings.only) {
         return Ok(());
@@ -214,7 +227,7 @@ fn milliseconds(begun: Instant) -> f64 {
 }
 
 /// From the request to the first block that is read, and from the return until it is offered again.
-fn borrow_and_return(rack: &Rack) -> Result<[f64; 2], BenchError> {
+fn borrow_and_return(rack: &RackProcesses) -> Result<[f64; 2], BenchError> {
     let mut block = vec![0; BLOCK];
     let begun = Instant::now();
     let lease = rack.borrow(&["alpha/nvme0"])?;
@@ -231,7 +244,7 @@ fn borrow_and_return(rack: &Rack) -> Result<[f64; 2], BenchError> {
 const REVOKED_WITHIN: Duration = Duration::from_secs(30);
 
 /// From the command that withdraws the drive by force until its user, which reads all the while, can read no more.
-fn revoke(rack: &Rack) -> Result<f64, BenchError> {
+fn revoke(rack: &RackProcesses) -> Result<f64, BenchError> {
     let mut block = vec![0; BLOCK];
     let lease = rack.borrow(&["alpha/nvme0"])?;
     let mut drive = lent::open(&lease.socket, DATA)?;
@@ -256,7 +269,11 @@ fn revoke(rack: &Rack) -> Result<f64, BenchError> {
 }
 
 /// Borrowing, returning and revoking while another drive of the same two nodes is busy, against the same without.
-fn under_load(rack: &Rack, settings: &Settings, report: &mut Report) -> Result<(), BenchError> {
+fn under_load(
+    rack: &RackProcesses,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let names = ["borrow to first read, under load", "return, under load", "revoke, under load"];
     if !names.iter().any(|name| name.contains(&settings.only)) {
         return Ok(());
@@ -273,7 +290,7 @@ fn under_load(rack: &Rack, settings: &Settings, report: &mut Report) -> Result<(
                 match loaded {
                     true => drop(lent::run_anywhere(
                         &mut drive,
-                        &Load::new(BLOCK, 32, false, true),
+                        &ClientLoad::new(BLOCK, 32, false, true),
                         Duration::from_millis(20),
                     )?),
                     false => std::thread::sleep(Duration::from_millis(1)),

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use rackbus_devices::nvme::BackingConfig;
 
 use crate::lent::lend;
-use crate::machine::{Again, Regime};
+use crate::machine::{Regime, RestartCommand};
 use crate::raw::serve as serve_raw;
 use crate::{
     BenchError, Report, accel, against, borrowed, datapath, lending, machines, memory, model,
@@ -16,7 +16,7 @@ use crate::{
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
-pub enum Command {
+pub enum BenchCommand {
     /// The lent NVMe drive.
     Nvme {
         /// Settings that all areas have.
@@ -126,7 +126,7 @@ pub enum Command {
         socket: PathBuf,
         /// What is behind it.
         #[arg(long, default_value = "memory")]
-        backing: Kind,
+        backing: BackingKind,
         /// A file or block device behind it.
         #[arg(long)]
         file: Option<PathBuf>,
@@ -203,7 +203,7 @@ struct Begun {
 
 /// Backings that need no file.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Kind {
+pub enum BackingKind {
     /// Memory of the lender.
     Memory,
     /// A backing that keeps no data.
@@ -215,75 +215,78 @@ pub enum Kind {
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchError> {
-    let again = || Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
+pub fn run(command: BenchCommand, prefix: &[&str], json: bool) -> Result<(), BenchError> {
+    let again =
+        || RestartCommand { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
     match command {
-        Command::Nvme { common, dir } => {
+        BenchCommand::Nvme { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
             nvme::run(&settings, &regime, &mut report)
         }
-        Command::Lending { common, dir } => {
+        BenchCommand::Lending { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
             lending::run(&settings, &regime, &mut report)?;
             borrowed::run(&settings, &regime, &mut report)?;
             sharing::run(&settings, &regime, &mut report)
         }
-        Command::Machines { common, dir } => {
+        BenchCommand::Machines { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = machines::Settings { runs, time, dir, only, patience };
             machines::run(&settings, &regime, &mut report)
         }
-        Command::Memory { common, dir } => {
+        BenchCommand::Memory { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = memory::Settings { runs, time, dir, only, patience };
             memory::run(&settings, &regime, &mut report)
         }
         #[cfg(feature = "guests")]
-        Command::Guests { common, dir, cycles } => {
+        BenchCommand::Guests { common, dir, cycles } => {
             let Begun { regime, mut report, runs, only, patience, .. } = common.begin(json)?;
             let settings = crate::guests::Settings { runs, dir, only, patience, cycles };
             crate::guests::run(&settings, &regime, &mut report)
         }
         #[cfg(feature = "guests")]
-        Command::Metal { common, dir } => {
+        BenchCommand::Metal { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = crate::metal::Settings { runs, time, dir, only, patience };
             crate::metal::run(&settings, &regime, &mut report)
         }
-        Command::Model { common } => {
+        BenchCommand::Model { common } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             model::run(&model::Settings { runs, time, only, patience }, &regime, &mut report)
         }
-        Command::Datapath { common } => {
+        BenchCommand::Datapath { common } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = datapath::Settings { runs, time, only, patience, again: again() };
             datapath::run(&settings, &regime, &mut report)
         }
-        Command::Accel { common } => {
+        BenchCommand::Accel { common } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = accel::Settings { runs, time, only, patience, again: again() };
             accel::run(&settings, &regime, &mut report)
         }
-        Command::Net { common, dir } => {
+        BenchCommand::Net { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = network::Settings { runs, time, dir, only, patience };
             network::run(&settings, &regime, &mut report)
         }
-        Command::Against { before, pairs, dir, arguments } => {
+        BenchCommand::Against { before, pairs, dir, arguments } => {
             let slower = against::run(&against::Settings { before, arguments, pairs, dir })?;
             if slower.is_empty() { Ok(()) } else { Err(BenchError::Slower(slower.join(", "))) }
         }
-        Command::Lender { socket, backing, file } => {
+        BenchCommand::Lender { socket, backing, file } => {
             let backing = match (file, backing) {
                 (Some(path), _) => BackingConfig::File(path),
-                (None, Kind::Memory) => BackingConfig::Memory,
-                (None, Kind::Null) => BackingConfig::Null,
+                (None, BackingKind::Memory) => BackingConfig::Memory,
+                (None, BackingKind::Null) => BackingConfig::Null,
             };
             lend(backing, &socket)
         }
-        Command::Reader { socket, time } => nvme::read_once(&socket, Duration::from_millis(time)),
-        Command::RawServer { null } => serve_raw(null),
+        BenchCommand::Reader { socket, time } => {
+            nvme::read_once(&socket, Duration::from_millis(time))
+        }
+        BenchCommand::RawServer { null } => serve_raw(null),
     }
 }

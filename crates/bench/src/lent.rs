@@ -14,8 +14,8 @@ use rackbus_pci::vfio_user::{ClientError, serve_function};
 use rackbus_spec::nvme::IoOpcode;
 
 use crate::BenchError;
-use crate::machine::{Again, CLIENT_CPU, SERVER_CPU, pin};
-use crate::nvme::Load;
+use crate::machine::{CLIENT_CPU, RestartCommand, SERVER_CPU, pin};
+use crate::nvme::ClientLoad;
 use crate::raw::STORE;
 
 /// Commands in flight that the drive is opened for.
@@ -54,7 +54,7 @@ impl LenderProcess {
     /// # Errors
     /// When the process does not come up.
     pub fn start(
-        again: &Again,
+        again: &RestartCommand,
         backing: &BackingConfig,
         dir: &Path,
         name: &str,
@@ -87,7 +87,7 @@ impl LenderProcess {
         self.process.id()
     }
 
-    /// Borrows the drive.
+    /// Opens the lent drive with a driver of this process, as its borrower does.
     ///
     /// # Errors
     /// When it cannot be opened within a few seconds.
@@ -96,7 +96,7 @@ impl LenderProcess {
     }
 }
 
-/// Opens the drive at `socket`, which may still be taking leave of the borrower before.
+/// Opens the drive at `socket`, which may still be released by the borrower before.
 ///
 /// # Errors
 /// When it cannot be opened within a few seconds.
@@ -133,7 +133,7 @@ pub fn local_drive(backing: BackingConfig, data: usize) -> Result<Drive, BenchEr
 ///
 /// # Errors
 /// When the drive fails.
-pub fn run(drive: &mut Drive, load: &Load, time: Duration) -> Result<f64, BenchError> {
+pub fn run(drive: &mut Drive, load: &ClientLoad, time: Duration) -> Result<f64, BenchError> {
     pin(CLIENT_CPU);
     run_anywhere(drive, load, time)
 }
@@ -142,7 +142,11 @@ pub fn run(drive: &mut Drive, load: &Load, time: Duration) -> Result<f64, BenchE
 ///
 /// # Errors
 /// When the drive fails.
-pub fn run_anywhere(drive: &mut Drive, load: &Load, time: Duration) -> Result<f64, BenchError> {
+pub fn run_anywhere(
+    drive: &mut Drive,
+    load: &ClientLoad,
+    time: Duration,
+) -> Result<f64, BenchError> {
     let block = u64::from(drive.info().block_size);
     let size = drive.info().blocks * block;
     let mut buffers = Vec::new();
@@ -195,7 +199,7 @@ impl Client<'_> {
     fn run(
         &mut self,
         mut next_lba: impl FnMut() -> u64,
-        load: &Load,
+        load: &ClientLoad,
         time: Duration,
     ) -> Result<f64, BenchError> {
         let mut free: Vec<usize> = (0..usize::from(load.depth)).collect();

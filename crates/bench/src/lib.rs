@@ -2,7 +2,7 @@
 //!
 //! Whatever is compared runs in turns in one program on the same processors, under the same
 //! wake-up regime, and the median of the paired ratios counts; one figure alone says more about
-//! the machine's mood than about the program. Each case is a row of [`Row`]s.
+//! the state of the machine than about the program. Each case is a row of [`ResultRow`]s.
 
 pub mod accel;
 mod against;
@@ -29,9 +29,9 @@ mod raw;
 mod report;
 mod sharing;
 
-pub use command::{Command, Kind, run};
-pub use machine::{Again, Regime};
-pub use report::{Report, Row};
+pub use command::{BackingKind, BenchCommand, run};
+pub use machine::{Regime, RestartCommand};
+pub use report::{Report, ResultRow};
 
 /// Why something could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ pub enum BenchError {
     /// The drive could not be made.
     #[error(transparent)]
     Nvme(#[from] rackbus_devices::nvme::NvmeError),
-    /// A segment or an interrupt could not be had.
+    /// A segment or an interrupt could not be obtained.
     #[error(transparent)]
     Attach(#[from] rackbus_attach::AttachError),
     /// Memory could not be shared.

@@ -33,12 +33,12 @@ pub fn unpin() {
 
 /// How to start this program again, as one of the processes that a measurement needs.
 #[derive(Debug, Clone, Default)]
-pub struct Again {
+pub struct RestartCommand {
     /// What comes before the subcommand: nothing, or the command that led here.
     pub prefix: Vec<String>,
 }
 
-impl Again {
+impl RestartCommand {
     /// The command line up to `subcommand`.
     ///
     /// # Errors

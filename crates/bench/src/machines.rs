@@ -26,7 +26,7 @@ use rackbus_pci::{Engine, MediumAccess};
 
 use crate::lent::{self, config};
 use crate::machine::{Regime, wait_quiet};
-use crate::nvme::{DATA, Load};
+use crate::nvme::{ClientLoad, DATA};
 use crate::report::Case;
 use crate::{BenchError, Report};
 
@@ -47,10 +47,10 @@ pub struct Settings {
 
 /// What is done, as it is named; and whether its figure is how long one takes, in microseconds, or how many
 /// thousands there are in a second.
-const CASES: [(&str, Load, bool); 3] = [
-    ("4k read qd1", Load::new(4096, 1, false, true), true),
-    ("4k read qd32", Load::new(4096, 32, false, true), false),
-    ("128k read qd8", Load::new(128 << 10, 8, false, false), false),
+const CASES: [(&str, ClientLoad, bool); 3] = [
+    ("4k read qd1", ClientLoad::new(4096, 1, false, true), true),
+    ("4k read qd32", ClientLoad::new(4096, 32, false, true), false),
+    ("128k read qd8", ClientLoad::new(128 << 10, 8, false, false), false),
 ];
 
 fn failed(error: impl std::fmt::Display) -> BenchError {
@@ -169,11 +169,11 @@ fn between_hosts(
     if !STREAM.contains(&settings.only) {
         return Ok(());
     }
-    let Some(apart) = network::Apart::start(&settings.dir, 1500)? else {
+    let Some(apart) = network::MachineNetwork::start(&settings.dir, 1500)? else {
         report.note("tcp 1 stream: left out, it takes root and the rackbus command");
         return Ok(());
     };
-    let load = Load::new(SEGMENT, 8, false, false);
+    let load = ClientLoad::new(SEGMENT, 8, false, false);
     let gigabits = |rate: f64| rate * SEGMENT as f64 * 8e-9;
     for (peer_name, over_tls) in [("the bytes over TLS", true), ("the bytes over TCP", false)] {
         let (unit, runs) = ("Gbit/s", settings.runs);

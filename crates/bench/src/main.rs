@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use rackbus_bench::{Command, run};
+use rackbus_bench::{BenchCommand, run};
 
 #[derive(Parser)]
 #[command(about = "Measures rackbus against the machine's limits and other systems")]
 struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: BenchCommand,
 }
 
 fn main() -> ExitCode {

@@ -13,11 +13,11 @@ use std::time::Duration;
 use rackbus_e2e::rack::beside;
 use rackbus_model::reproduce;
 use rackbus_vm::metal::{BareMetalRack, BareMetalSpec};
-use rackbus_vm::{Assets, Guest, VmError};
+use rackbus_vm::{Assets, GuestRelease, VmError};
 use serde_json::Value;
 
 use crate::machine::{Regime, wait_quiet};
-use crate::report::{Case, Row, median};
+use crate::report::{Case, ResultRow, median};
 use crate::{BenchError, Report};
 
 /// How long and how often the cases of this area are measured.
@@ -66,7 +66,7 @@ impl From<VmError> for BenchError {
 struct Measured {
     /// Mean latency of a request in microseconds.
     us: f64,
-    /// Megabytes a second.
+    /// Throughput of the run, in megabytes a second.
     mb: f64,
     /// Requests that were done.
     requests: f64,
@@ -150,7 +150,7 @@ fn traps(
         interrupts.push(each(before.interrupts, after.interrupts));
         ratios.push((after.trapped - before.trapped) / (after.interrupts - before.interrupts));
     }
-    report.add(Row {
+    report.add(ResultRow {
         area: "metal",
         case,
         ours: median(&trapped),
@@ -174,7 +174,7 @@ impl Bench {
         let spec = BareMetalSpec {
             program: beside("rackbus")?,
             programs: Vec::new(),
-            hosts: HOSTS.map(|name| (name.to_owned(), Guest::Bookworm)).to_vec(),
+            hosts: HOSTS.map(|name| (name.to_owned(), GuestRelease::Bookworm)).to_vec(),
             subnet: SUBNET,
             drive: 64 << 20,
             with_local_drive: true,

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use rackbus_devices::nvme::BackingConfig;
 
 use crate::lent::{self, LenderProcess};
-use crate::machine::{Again, Regime, processor_time, wait_quiet};
+use crate::machine::{Regime, RestartCommand, processor_time, wait_quiet};
 use crate::peers::{self, PeerServer};
 use crate::raw::{self, STORE};
 use crate::report::Case;
 use crate::{BenchError, Report};
+pub use load::ClientLoad;
 pub(crate) use load::DATA;
-pub use load::Load;
 use load::{READ_1, READ_32, SEQUENTIAL, SEQUENTIAL_8, WRITE_1, WRITE_32};
 
 /// How long and how often the cases of this area are measured.
@@ -34,7 +34,7 @@ pub struct Settings {
     /// How long to wait for the machine to become quiet.
     pub patience: Duration,
     /// How to start the other processes.
-    pub again: Again,
+    pub again: RestartCommand,
 }
 
 struct Bench<'a> {
@@ -186,7 +186,7 @@ impl Bench<'_> {
             LenderProcess::start(&again, &BackingConfig::File(image.clone()), &dir, "file")?;
         let mut drive = lender.borrow_drive(DATA)?;
         let target = format!("--filename={}", image.display());
-        let fio = |load: &Load, engine| peers::fio(load, engine, &target, STORE as u64, time);
+        let fio = |load: &ClientLoad, engine| peers::fio(load, engine, &target, STORE as u64, time);
         for (case, load) in [("4k read qd1 file", READ_1), ("4k write qd1 file", WRITE_1)] {
             for engine in ["psync", "io_uring"] {
                 self.pairs(

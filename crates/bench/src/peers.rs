@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::BenchError;
 use crate::machine::{CLIENT_CPU, SERVER_CPU};
-use crate::nvme::Load;
+use crate::nvme::ClientLoad;
 
 /// Whether a program is installed.
 pub fn installed(program: &str) -> bool {
@@ -28,7 +28,7 @@ pub struct FioResult {
 /// # Errors
 /// When fio fails or its report cannot be read.
 pub fn fio(
-    load: &Load,
+    load: &ClientLoad,
     engine: &str,
     target: &str,
     size: u64,

@@ -34,7 +34,7 @@ pub fn lending_files() -> String {
 
 /// A running rack. Ended when dropped.
 #[derive(Debug)]
-pub struct Rack {
+pub struct RackProcesses {
     program: PathBuf,
     dir: PathBuf,
 }
@@ -48,7 +48,7 @@ pub struct Lease {
     pub socket: PathBuf,
 }
 
-impl Rack {
+impl RackProcesses {
     /// The `rackbus` binary: this program, or its neighbour.
     pub fn find() -> Option<PathBuf> {
         let me = std::env::current_exe().ok()?;
@@ -61,8 +61,8 @@ impl Rack {
     ///
     /// # Errors
     /// When it does not come up.
-    pub fn start(dir: &Path, text: &str) -> Result<Option<Rack>, BenchError> {
-        let Some(program) = Rack::find() else { return Ok(None) };
+    pub fn start(dir: &Path, text: &str) -> Result<Option<RackProcesses>, BenchError> {
+        let Some(program) = RackProcesses::find() else { return Ok(None) };
         let dir = dir.join("rack");
         std::fs::create_dir_all(&dir).map_err(BenchError::io("making the rack's directory"))?;
         // What a rack of an earlier run knew is no other rack's.
@@ -72,7 +72,7 @@ impl Rack {
         }
         let file = dir.join("rack.toml");
         std::fs::write(&file, text).map_err(BenchError::io("writing the rack file"))?;
-        let rack = Rack { program, dir };
+        let rack = RackProcesses { program, dir };
         rack.run(&["up", &file.display().to_string()])?;
         Ok(Some(rack))
     }
@@ -186,7 +186,7 @@ impl Rack {
         self.wait_offered(&lease.function)
     }
 
-    /// Waits until nobody has a function and it is to be had.
+    /// Waits until nobody has a function and it is available.
     ///
     /// # Errors
     /// When the rack fails.
@@ -200,7 +200,7 @@ impl Rack {
     }
 }
 
-impl Rack {
+impl RackProcesses {
     /// Asks the lender's node and the control plane for their metrics again and again, and follows
     /// the events, until what is returned is dropped.
     ///
@@ -254,7 +254,7 @@ impl Drop for Observer {
     }
 }
 
-impl Drop for Rack {
+impl Drop for RackProcesses {
     fn drop(&mut self) {
         let _ = self.run(&["down"]);
     }

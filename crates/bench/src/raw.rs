@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use rackbus_memory::{Access, Region, SharedMemory};
 
 use crate::BenchError;
-use crate::machine::{Again, CLIENT_CPU, SERVER_CPU, pin};
-use crate::nvme::Load;
+use crate::machine::{CLIENT_CPU, RestartCommand, SERVER_CPU, pin};
+use crate::nvme::ClientLoad;
 
 /// Bytes of the store.
 pub const STORE: usize = 128 << 20;
@@ -124,7 +124,12 @@ impl Drop for Server {
 ///
 /// # Errors
 /// When the server process cannot be started.
-pub fn run(again: &Again, load: &Load, null: bool, time: Duration) -> Result<f64, BenchError> {
+pub fn run(
+    again: &RestartCommand,
+    load: &ClientLoad,
+    null: bool,
+    time: Duration,
+) -> Result<f64, BenchError> {
     let depth = usize::from(load.depth);
     let length = HEAD + depth * load.bytes;
     let memory = SharedMemory::create("raw-bound", length as u64)?;
@@ -149,7 +154,7 @@ pub fn run(again: &Again, load: &Load, null: bool, time: Duration) -> Result<f64
 
 /// # Safety
 /// `shared` leads to zeroed memory that a server polls.
-unsafe fn client(shared: *mut Shared, load: &Load, time: Duration) -> f64 {
+unsafe fn client(shared: *mut Shared, load: &ClientLoad, time: Duration) -> f64 {
     let depth = u64::from(load.depth);
     let mut next = load.offsets(STORE as u64);
     let (mut sent, mut done) = (0u64, 0u64);

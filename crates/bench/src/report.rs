@@ -10,7 +10,7 @@ use crate::BenchError;
 
 /// One comparison: a row of `target/bench/results.jsonl`.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct ResultRow {
     /// What part of rackbus it is about.
     pub area: &'static str,
     /// What was done, the same text in every run.
@@ -30,7 +30,7 @@ pub struct Row {
     pub runs: usize,
 }
 
-/// What is compared: a [`Row`] before it is measured.
+/// What is compared: a [`ResultRow`] before it is measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
     /// What part of rackbus it is about.
@@ -61,7 +61,7 @@ pub fn median(values: &[f64]) -> f64 {
 pub struct Report {
     file: Option<File>,
     json: bool,
-    rows: Vec<Row>,
+    rows: Vec<ResultRow>,
 }
 
 impl Report {
@@ -94,11 +94,11 @@ impl Report {
         }
     }
 
-    /// Takes one row.
+    /// Prints a row and appends it to the file of results.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn add(&mut self, row: Row) -> Result<(), BenchError> {
+    pub fn add(&mut self, row: ResultRow) -> Result<(), BenchError> {
         let line =
             serde_json::to_string(&row).map_err(|error| BenchError::Peer(error.to_string()))?;
         if self.json {
@@ -155,7 +155,7 @@ impl Report {
                 let values = pairs.iter().map(|(ours, peer)| value(ours[nth], peer[nth]));
                 median(&values.collect::<Vec<_>>())
             };
-            self.add(Row {
+            self.add(ResultRow {
                 area: case.area,
                 case: case.case.to_owned(),
                 ours: of(|ours, _| ours),
@@ -170,7 +170,7 @@ impl Report {
     }
 
     /// The rows so far.
-    pub fn rows(&self) -> &[Row] {
+    pub fn rows(&self) -> &[ResultRow] {
         &self.rows
     }
 }

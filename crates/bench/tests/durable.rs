@@ -1,4 +1,4 @@
-//! What a lender acknowledged survives its death (invariant I5): it is killed in the middle of
+//! What a lender acknowledged survives its death (invariant I5): it is killed during
 //! writes, and everything that was flushed, or written with FUA, or merely completed, is there.
 
 use std::collections::BTreeSet;

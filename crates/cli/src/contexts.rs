@@ -70,7 +70,7 @@ pub struct ContextStore {
 }
 
 impl ContextStore {
-    /// This user's.
+    /// The contexts of the user who runs this process.
     ///
     /// # Errors
     /// When the user has no directory for them.

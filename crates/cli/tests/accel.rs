@@ -64,7 +64,7 @@ fn an_accelerator_is_rented_at_a_level_that_is_kept_and_used_from_the_command_li
     let listed = rack.good(&["accel", "list"]);
     assert!(listed.contains("alpha/accel0.vf1") && listed.contains("beta"), "{listed}");
 
-    // Who dies in the middle of its operations harms nobody, and what it had is there for the next one.
+    // A tenant that dies during its operations harms nobody, and what it had is there for the next one.
     let lease = rack.borrow("alpha/accel0.vf3", "beta");
     let options = AccelOptions { depth: 30, ..AccelOptions::default() };
     let mut dies =

@@ -177,7 +177,7 @@ fn tls_12_is_not_spoken() {
 }
 
 #[test]
-fn peers_that_send_slowly_or_nothing_are_let_go_and_disturb_nobody() {
+fn peers_that_send_slowly_or_nothing_are_disconnected_and_disturb_nobody() {
     let rack = Machines::start(RACK);
     // From another address than that of who is known: more than may be under way, again and again.
     let attacker = Flood::start(&rack);

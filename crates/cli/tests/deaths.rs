@@ -48,7 +48,7 @@ impl Load {
         let deadline = Instant::now() + Duration::from_secs(20);
         while self.done.load(Ordering::Relaxed) < wanted {
             assert!(!self.thread.is_finished(), "the load ended");
-            assert!(Instant::now() < deadline, "the load stands still");
+            assert!(Instant::now() < deadline, "the load stalls");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -108,7 +108,7 @@ fn a_frozen_control_plane_ends_no_lease() {
         assert_eq!(known.stage, LeaseStage::Active, "{known:?}");
     }
     load.finish().unwrap();
-    // Awake, it ends the leases of the dead as ever.
+    // Awake, it ends the leases of the dead as usual.
     rack.process(Some("beta")).crash();
     let ended = rack.wait_lease(lease.lease, LeaseStage::Ended);
     assert!(ended.reason.unwrap().contains("expired"));
@@ -132,7 +132,7 @@ fn a_borrower_that_dies_is_revoked_and_the_drive_offered_again() {
 
 /// Flushed data survives the lender: it is on the medium when the flush is acknowledged (I5).
 /// With strict isolation the controller is the borrower's: its driver sees a device that was pulled
-/// out all the same, and what was acknowledged as durable is there when the lender is back. The
+/// out anyway, and what was acknowledged as durable is there when the lender is back. The
 /// lender's node never had memory of the driver's.
 #[test]
 fn a_front_at_the_borrower_outlives_its_medium_and_shares_no_memory() {

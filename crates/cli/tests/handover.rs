@@ -71,7 +71,7 @@ fn restarts_under_load(rack: &Rack, lease: &Lease, rounds: u64) {
     assert_eq!((same.stage, same.epoch), (LeaseStage::Active, lease.epoch), "{same:?}");
     assert_eq!(same.socket, lease.socket);
     drop(load.finish());
-    // What follows is as ever: the next user finds a drive, and the lease can be returned.
+    // What follows is as usual: the next user finds a drive, and the lease can be returned.
     open(lease).read(0, &mut [0; 512]).unwrap();
     assert!(rack.give_back(lease).returned);
     rack.wait_device(&lease.function, DeviceState::Offered);

@@ -134,14 +134,14 @@ fn what_a_machine_does_not_answer_fails_in_bounded_time() {
     let lease = beta.borrow("alpha/nvme0", "beta");
     let mut drive = open(&lease);
     drive.write(0, &[7; 4096], false).unwrap();
-    // It stands still: its kernel answers, its node does not.
+    // It stalls: its kernel answers, its node does not.
     let process = Process::of(rustix::process::Pid::from_child(alpha.process()));
     process.signal(Signal::STOP);
     let begun = Instant::now();
     let failed = loop {
-        // Its threads may need a moment to stand still.
+        // Its threads may need a moment to stop.
         match drive.read(0, &mut [0; 4096]) {
-            Ok(()) => assert!(begun.elapsed() < PATIENCE, "a node that stands still answers"),
+            Ok(()) => assert!(begun.elapsed() < PATIENCE, "a node that stalls answers"),
             Err(failed) => break failed,
         }
     };
@@ -228,7 +228,7 @@ fn a_machine_acts_for_its_own_host_alone() {
     let _ = scanner.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP"), "it is answered without TLS");
     beta.json(&["return", &lease.lease.to_string()]);
-    // They are let go.
+    // Their connections are closed.
     let ended = silent[0].read(&mut [0; 1]);
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
 }

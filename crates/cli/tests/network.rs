@@ -1,5 +1,5 @@
 //! The rack's network over whole racks: stock programs in the namespaces of two and three hosts, hosts that are
-//! killed and that stand still, captures. Making interfaces takes root: without it the tests say so and end.
+//! killed and that stall, captures. Making interfaces takes root: without it the tests say so and end.
 
 mod support;
 
@@ -273,7 +273,7 @@ fn a_file_is_the_same_at_the_other_end() {
 }
 
 #[test]
-fn a_host_that_is_killed_or_stands_still_stops_nobody_and_comes_back_by_itself() {
+fn a_host_that_is_killed_or_stalls_stops_nobody_and_comes_back_by_itself() {
     let Some(mut lab) = Lab::up("death", "") else { return };
     if !has("ping") {
         return;
@@ -293,7 +293,7 @@ fn a_host_that_is_killed_or_stands_still_stops_nobody_and_comes_back_by_itself()
     let answers = |lab: &Lab, to: &str| {
         lab.try_on("alpha", &["ping", "-c", "1", "-W", "1", to]).status.success()
     };
-    eventually("it is not back after it stood still", &lab.rack, || answers(&lab, "10.77.0.2"));
+    eventually("it is not back after it stalled", &lab.rack, || answers(&lab, "10.77.0.2"));
     beta.crash();
     ping(&lab, "alpha", "10.77.0.3", &[]);
     eventually("its ring stays", &lab.rack, || lab.peer("alpha", "beta")["rings"] == 0);

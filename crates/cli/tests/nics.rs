@@ -73,7 +73,7 @@ fn functions_of_a_card_reach_each_other_whoever_borrows_them_and_in_whatever_pro
     }
 }
 
-/// Frames go by the lender's port, and the lender has no memory of the borrower's.
+/// Frames pass through the lender's port, and the lender has no memory of the borrower's.
 #[test]
 fn the_front_of_a_network_function_runs_at_a_borrower_that_wants_strict_isolation() {
     let rack = Rack::up(RACK);

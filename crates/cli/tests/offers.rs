@@ -68,7 +68,7 @@ fn what_the_rack_file_lists_leaves_and_comes_back() {
     rack.good(&["withdraw", "alpha/nvme1"]);
     assert_eq!(offered(&rack.json(&["devices"])), ["alpha/nvme0"]);
     rack.process(Some("alpha")).crash();
-    // Its node starts without it also where it cannot be had any more.
+    // Its node starts without it also where it cannot be obtained any more.
     let file = rack.run_dir().parent().unwrap().join("state/alpha/nvme1.img");
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();

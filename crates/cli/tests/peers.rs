@@ -1,5 +1,5 @@
 //! Peer-to-peer over a rack of real processes: by which way, who touches the bytes, and what is left when a
-//! node dies or stands still.
+//! node dies or stalls.
 
 mod support;
 
@@ -80,7 +80,7 @@ fn windows(rack: &Rack) -> Vec<Value> {
 }
 
 #[test]
-fn bytes_go_by_the_way_that_path_shows_and_the_borrower_touches_none() {
+fn bytes_take_the_route_that_path_shows_and_the_borrower_touches_none() {
     let rack = Rack::up(RACK);
     let mut program = Program::start(&rack);
     program.read().unwrap();
@@ -128,7 +128,7 @@ fn what_a_dead_lender_had_is_reached_no_more_and_the_drive_goes_on() {
 
 /// It cannot close its windows: the lenders take back what they lent.
 #[test]
-fn a_borrower_that_stands_still_leaves_no_window() {
+fn a_borrower_that_stalls_leaves_no_window() {
     let rack = Rack::up(RACK);
     let mut program = Program::start(&rack);
     program.read().unwrap();
@@ -145,7 +145,7 @@ fn a_borrower_that_stands_still_leaves_no_window() {
     while !offered() {
         assert!(begun.elapsed() < PATIENCE, "what was lent is not offered again");
     }
-    // All nodes would be asked by `rackbus reach`, the one that stands still too.
+    // All nodes would be asked by `rackbus reach`, the one that stalls too.
     let alpha =
         ControlClient::new(&rack.run_dir().join("alpha").join(rackbus_node::metrics::SOCKET));
     let reached = rack.block(alpha.reach("alpha/nvme0")).unwrap();

@@ -90,7 +90,7 @@ fn what_a_program_borrowed_goes_back_when_it_ends_however_it_ends() {
         let mut program = Program::start(&rack);
         let lent = rack.wait_device("alpha/nvme0", DeviceState::Lent);
         assert_eq!(lent.holder.as_deref(), Some("beta"));
-        // Others are told who has it, and wait as ever.
+        // Others are told who has it, and wait as usual.
         let told = rack.bad(1, &["borrow", "alpha/nvme0", "--for", "gamma"]);
         assert!(told.contains("beta"), "{told}");
         let refused = borrow(&devices(rack.run_dir(), "gamma"), "alpha/nvme0", false);
@@ -356,7 +356,7 @@ fn a_node_whose_device_has_its_registers_mapped_is_not_restarted_in_place() {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // One that has ended is waited for all the same.
+        // One that has ended is waited for anyway.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -94,7 +94,7 @@ fn data_move_beside_the_link(provider: &str) {
         drive.read(at, &mut read).unwrap();
         assert!(read == written, "{blocks} blocks");
     }
-    // It is taken from beta in the middle of its work; gamma finds what was acknowledged, by a lane of its own.
+    // It is revoked from beta while beta uses it; gamma finds what was acknowledged, by a lane of its own.
     let ours = pattern(7);
     drive.write(4096, &ours, true).unwrap();
     let number = lease.lease.to_string();
@@ -204,7 +204,7 @@ fn a_lane_outlives_connections_of_its_link() {
     assert_eq!(lane(&rack)["fell_back"], 0);
 }
 
-/// What is named and not there is said in the log, and everything goes by the link.
+/// What is named and not there is said in the log, and everything is sent over the link.
 #[test]
 fn a_provider_that_is_not_there_changes_nothing() {
     let rack = Machines::start(&RACK.replace("rdma = \"tcp\"", "rdma = \"nothing\""));
@@ -217,5 +217,5 @@ fn a_provider_that_is_not_there_changes_nothing() {
     drive.read(0, &mut read).unwrap();
     assert!(read == written);
     assert_eq!(lane(&rack), Value::Null);
-    assert!(beta.log().contains("go by the link alone"), "{}", beta.log());
+    assert!(beta.log().contains("are sent over the link alone"), "{}", beta.log());
 }

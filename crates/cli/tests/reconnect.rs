@@ -192,7 +192,7 @@ fn what_is_held_for_too_long_fails_and_the_function_is_gone() {
     );
     drop(drive);
     rack.wait(|_| beta.json(&["leases"]).as_array().is_some_and(Vec::is_empty));
-    // Its lender has let go, and lends it again.
+    // Its lender has released it, and lends it again.
     relay.set(Passage::Open);
     rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
     let lease = beta.borrow("alpha/nvme0", "beta");
@@ -202,7 +202,7 @@ fn what_is_held_for_too_long_fails_and_the_function_is_gone() {
 }
 
 #[test]
-fn nodes_that_stand_still_for_a_while_lose_nothing() {
+fn nodes_that_stall_for_a_while_lose_nothing() {
     // The lease lives on, and the front holds longer than the driver waits.
     let file = RACK.replace("lease_ttl = \"500 ms\"", "lease_ttl = \"15 s\"");
     let mut borrowed = borrow_from(&file.replace("hold = \"4 s\"", "hold = \"20 s\""));

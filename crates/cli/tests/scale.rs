@@ -282,7 +282,7 @@ fn without_room() {
     made.iter().for_each(|segment| segment.set_available().unwrap());
     assert!(matches!(session.connect(ALPHA, 0, 1_000), Err(AttachError::NoDescriptors)));
     made.pop();
-    // With room again, the number that could not be had is free.
+    // With room again, the number that could not be obtained is free.
     made.push(make(id).unwrap());
     step();
 }

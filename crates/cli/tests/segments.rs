@@ -1,4 +1,4 @@
-//! Shared memory between processes that die: killed in the middle of a copy or a connect, stopped,
+//! Shared memory between processes that die: killed during a copy or a connect, stopped,
 //! or cut off with their node. Who is left is told in bounded time, lives on, and can begin again;
 //! nothing is left over.
 
@@ -197,7 +197,7 @@ fn connectors_killed_while_they_connect_leave_nothing() {
     segment.set_available().unwrap();
     for round in 0..20 {
         let connecting = Other::start(&rack, "beta", "connecting");
-        // Somewhere in the middle of some connect.
+        // During some connect.
         for _ in 0..=round {
             segment.watch().wait(SOON).unwrap();
         }

@@ -42,7 +42,7 @@ fn on(rack: &Machines, host: &str) -> (Machine, Session) {
 fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
         std::thread::yield_now();
     }
 }

@@ -1,5 +1,5 @@
 //! Time-sharing in a rack of real processes: programs of three hosts take turns on one drive, each with data of its own
-//! there; some are killed, some do not let go, and the control plane is restarted.
+//! there; some are killed, some do not release it, and the control plane is restarted.
 
 mod support;
 
@@ -148,17 +148,17 @@ fn three_programs_take_turns_on_one_drive_and_find_their_own_data_there() {
     assert!(told("handed over in ") >= 3, "{events:#?}");
     assert!(told(" is over: ") >= 3, "{events:#?}");
     for of_each_lease in
-        ["is being lent", "can use", "is asked to let go", "offered again", "what lease"]
+        ["is being lent", "can use", "is asked to release", "offered again", "what lease"]
     {
         assert_eq!(told(of_each_lease), 0, "the events of the shares tell it: {events:#?}");
     }
     assert_eq!(told("takes no more turns on alpha/nvme0"), 3, "{events:#?}");
-    // It is to be had again as ever.
+    // It is available again as usual.
     rack.give_back(&rack.borrow("alpha/nvme0", "beta"));
 }
 
 #[test]
-fn a_program_that_does_not_let_go_loses_the_function_and_owes_the_time() {
+fn a_program_that_does_not_release_it_loses_the_function_and_owes_the_time() {
     let rack = Rack::up(RACK);
     let join =
         |host| ["join", "alpha/nvme0", "--for", host, "--slice", "300ms", "--grace", "700ms"];
@@ -183,7 +183,7 @@ fn a_program_that_does_not_let_go_loses_the_function_and_owes_the_time() {
         Drive::open(Path::new(&socket), DriveOptions { depth: 4, data: 1 << 20 }).unwrap();
     drive.read(0, &mut data).unwrap();
     assert_eq!(data, [7; 4096], "what was acknowledged");
-    // Who is done early gives back by letting go.
+    // Who is done early gives back by releasing it.
     drop(drive);
     wait(&rack, stubborn.share, |it| it.turns == 1 && it.state == ShareState::Turn);
     let given = rack.json(&["share", "leave", &stubborn.share.to_string()]);

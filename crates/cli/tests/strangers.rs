@@ -105,7 +105,7 @@ fn only_its_node_acts_for_a_host_or_is_admitted_as_it() {
     let rack = Rack::up(THREE_HOSTS);
     let lease = rack.borrow("alpha/nvme0", "beta");
     assert_eq!((lease.lease, lease.epoch), (1, 1));
-    // A process of the same user administrates the rack, and is no node all the same.
+    // A process of the same user administrates the rack, but is no node.
     try_all(&rack.run_dir(), true);
     let mut drive = open(&lease);
     drive.write(0, &[7; 4096], true).unwrap();

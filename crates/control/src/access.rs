@@ -110,7 +110,7 @@ impl ApiPeer {
         }
     }
 
-    /// Refuses a request that it may not make at all; for whom it may, the request itself says.
+    /// Refuses a request that the peer's role may not make at all. For which host it may, the request's handler decides.
     ///
     /// # Errors
     /// `forbidden`, or that there is no such request.
@@ -222,7 +222,7 @@ pub(crate) fn asker() -> Option<RequestOrigin> {
     ASKER.try_with(RequestOrigin::clone).ok()
 }
 
-/// How many requests were refused to whom, by role.
+/// How many requests were refused, by the role of who made them.
 #[derive(Debug, Default)]
 pub struct Forbidden(Mutex<BTreeMap<String, u64>>);
 

@@ -72,9 +72,9 @@ pub struct KeptAnswer {
     pub answer: Option<BorrowAnswer>,
 }
 
-/// What is known of a key.
+/// The result of looking an idempotency key up.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum KeyLookup {
     /// Nothing: it is a new request.
     New,
     /// It was decided, and is not answered yet.
@@ -105,18 +105,18 @@ impl KeptAnswers {
     ///
     /// # Errors
     /// [`ApiError`] when it was something else than `request`.
-    pub fn find(&self, key: &str, request: &KeyedRequest) -> Result<Found, ApiError> {
+    pub fn find(&self, key: &str, request: &KeyedRequest) -> Result<KeyLookup, ApiError> {
         match self.by_key.get(key) {
-            None => Ok(Found::New),
+            None => Ok(KeyLookup::New),
             Some(kept) if kept.request != *request => Err(problem(
                 "key_reused",
                 format!("the idempotency key {key} belongs to another request"),
                 "give each request a key of its own",
             )),
             Some(KeptAnswer { lease, answer: Some(answer), .. }) => {
-                Ok(Found::Answered(*lease, Box::new(answer.clone())))
+                Ok(KeyLookup::Answered(*lease, Box::new(answer.clone())))
             }
-            Some(kept) => Ok(Found::Pending(kept.lease)),
+            Some(kept) => Ok(KeyLookup::Pending(kept.lease)),
         }
     }
 
@@ -241,8 +241,8 @@ mod tests {
     fn a_key_belongs_to_one_request() {
         let answers = KeptAnswers::of([kept("a", 5)]);
         let same = KeyedRequest::Return { lease: 1 };
-        assert_eq!(answers.find("a", &same).unwrap(), Found::Pending(1));
-        assert_eq!(answers.find("b", &same).unwrap(), Found::New);
+        assert_eq!(answers.find("a", &same).unwrap(), KeyLookup::Pending(1));
+        assert_eq!(answers.find("b", &same).unwrap(), KeyLookup::New);
         let refused = answers.find("a", &KeyedRequest::Return { lease: 2 }).unwrap_err();
         assert_eq!(refused.code, "key_reused");
     }

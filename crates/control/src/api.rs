@@ -10,7 +10,7 @@ mod report;
 
 pub use borrow::{BorrowRequest, Isolation, LONGEST_LEVEL, LONGEST_WAIT_MS};
 pub use device::{Device, DeviceState, PeerReport, PeerWindowReport};
-pub use event::{Change, Event, EventKind};
+pub use event::{Change, EventKind, EventRecord};
 pub use lease::{Lease, LeaseStage};
 pub use path::{Hop, Path};
 pub use rack::{HostState, HostStatus, RackStatus};

@@ -179,7 +179,7 @@ impl ControlClient {
         self.get("/v1/certificates").await
     }
 
-    /// Revokes certificates.
+    /// Has the control plane revoke the certificates that `asked` names.
     ///
     /// # Errors
     /// [`ControlClientError`].

@@ -15,11 +15,11 @@ use hyper::Method;
 use rackbus_identity::rustls::ClientConfig;
 use serde::de::DeserializeOwned;
 
-pub use lines::Lines;
+pub use lines::JsonLines;
 pub(crate) use transport::speak;
 use transport::{checked, escape};
 
-use crate::api::{ApiError, Change, Device, Event, EventKind, Lease, RackStatus};
+use crate::api::{ApiError, Change, Device, EventKind, EventRecord, Lease, RackStatus};
 use crate::leaders::Leaders;
 use crate::leadership::serving::ControlStatus;
 
@@ -97,7 +97,7 @@ impl ControlClient {
         self.get("/v1/status").await
     }
 
-    /// The functions.
+    /// All functions of the rack, and who has each.
     ///
     /// # Errors
     /// [`ControlClientError`].
@@ -113,7 +113,7 @@ impl ControlClient {
         self.get(if all { "/v1/leases?all=true" } else { "/v1/leases" }).await
     }
 
-    /// One lease.
+    /// The lease of this number, also one that is over.
     ///
     /// # Errors
     /// [`ControlClientError`].
@@ -129,7 +129,7 @@ impl ControlClient {
         self.get(&format!("/v1/path?from={}&to={}", escape(from), escape(to))).await
     }
 
-    /// The OpenAPI document.
+    /// The OpenAPI document of the control plane that is asked.
     ///
     /// # Errors
     /// [`ControlClientError`].
@@ -161,7 +161,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// [`ControlClientError`].
-    pub async fn changes(&self) -> Result<Lines<Change>, ControlClientError> {
+    pub async fn changes(&self) -> Result<JsonLines<Change>, ControlClientError> {
         self.stream("/v1/changes").await
     }
 
@@ -175,7 +175,7 @@ impl ControlClient {
         kind: Option<EventKind>,
         most: Option<usize>,
         follow: bool,
-    ) -> Result<Lines<Event>, ControlClientError> {
+    ) -> Result<JsonLines<EventRecord>, ControlClientError> {
         let mut path = format!("/v1/events?follow={follow}");
         if let Some(kind) = kind {
             let word = serde_json::to_value(kind).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use rackbus_lease::{Availability, EndReason, FunctionRecord, LeaseRecord, LeaseState};
 
 use crate::access::RequestOrigin;
-use crate::api::{DeviceReport, Event, EventKind, PeerReport};
+use crate::api::{DeviceReport, EventKind, EventRecord, PeerReport};
 use crate::usage::LeaseReport;
 
 /// Events that are kept at most; the oldest are forgotten first.
@@ -92,7 +92,7 @@ impl Draft {
                 (EventKind::Lease, format!("{borrower} can use {function}"))
             }
             LeaseState::Closing { reason } => {
-                let text = format!("{borrower} is asked to let go of {function}: {reason}");
+                let text = format!("{borrower} is asked to release {function}: {reason}");
                 (kind_of(reason), text)
             }
             LeaseState::Ended { reason } => {
@@ -160,7 +160,7 @@ impl Draft {
         match &lane.lost {
             Some(why) if was.lost.as_ref() != Some(why) => {
                 let text = format!(
-                    "the RDMA lane of {function} ({provider}) is lost: {why}; its data go by the link"
+                    "the RDMA lane of {function} ({provider}) is lost: {why}; its data are sent over the link"
                 );
                 drafts.push(event(EventKind::Loss, text));
             }
@@ -278,9 +278,9 @@ pub fn lease_span(lease: u64) -> tracing::Span {
 }
 
 /// Logs an event that is stored.
-pub fn log(event: &Event) {
+pub fn log(event: &EventRecord) {
     let _about = event.lease.map(|lease| lease_span(lease).entered());
-    let Event { id, text, .. } = event;
+    let EventRecord { id, text, .. } = event;
     let by = event.by.as_ref().map(tracing::field::display);
     match event.kind {
         EventKind::Lease | EventKind::Refusal | EventKind::Restart | EventKind::Access => {
@@ -348,7 +348,7 @@ impl RefusalLimiter {
 /// The events that are kept, oldest first.
 #[derive(Debug, Default)]
 pub struct Log {
-    events: VecDeque<Event>,
+    events: VecDeque<EventRecord>,
     /// The greatest number that was given.
     newest: u64,
     /// How many of each kind were put here in this life.
@@ -357,17 +357,17 @@ pub struct Log {
 
 impl Log {
     /// What was stored, in order.
-    pub fn of(events: Vec<Event>) -> Log {
+    pub fn of(events: Vec<EventRecord>) -> Log {
         let newest = events.last().map_or(0, |event| event.id);
         Log { events: events.into(), newest, counts: BTreeMap::new() }
     }
 
     /// Numbers events that happen at `now`; nothing is kept yet.
-    pub fn number(&self, now: u64, drafts: Vec<Draft>) -> Vec<Event> {
+    pub fn number(&self, now: u64, drafts: Vec<Draft>) -> Vec<EventRecord> {
         let numbered = drafts.into_iter().zip(self.newest + 1..);
         let event = |(draft, id): (Draft, u64)| {
             let Draft { kind, host, function, lease, epoch, by, text } = draft;
-            Event { id, at_ms: now, kind, host, function, lease, epoch, by, text }
+            EventRecord { id, at_ms: now, kind, host, function, lease, epoch, by, text }
         };
         numbered.map(event).collect()
     }
@@ -375,7 +375,7 @@ impl Log {
     /// The first that stays when `new` are added at `now`; 0 when none is forgotten.
     pub fn first_kept(&self, now: u64, new: usize) -> u64 {
         let excess = (self.events.len() + new).saturating_sub(MOST_EVENTS);
-        let old = |(nth, event): &(usize, &Event)| {
+        let old = |(nth, event): &(usize, &EventRecord)| {
             *nth < excess || event.at_ms.saturating_add(KEPT_MS) <= now
         };
         let gone = self.events.iter().enumerate().take_while(old).last();
@@ -384,8 +384,8 @@ impl Log {
 
     /// The numbers of the refusals that are forgotten when `new` are added and `first` is the first that stays: the
     /// oldest of those that are too many.
-    pub fn forgotten(&self, new: &[Event], first: u64) -> Vec<u64> {
-        let is_refusal = |event: &&Event| event.kind == EventKind::Refusal;
+    pub fn forgotten(&self, new: &[EventRecord], first: u64) -> Vec<u64> {
+        let is_refusal = |event: &&EventRecord| event.kind == EventKind::Refusal;
         let added = new.iter().filter(is_refusal).count();
         if added == 0 {
             return Vec::new();
@@ -396,7 +396,7 @@ impl Log {
     }
 
     /// Keeps events that are stored now.
-    pub fn put(&mut self, events: &[Event], first: u64) {
+    pub fn put(&mut self, events: &[EventRecord], first: u64) {
         let forgotten = self.forgotten(events, first);
         if !forgotten.is_empty() {
             self.events.retain(|event| !forgotten.contains(&event.id));
@@ -413,7 +413,7 @@ impl Log {
 
     /// Whether this was said of the lease.
     pub fn says(&self, draft: &Draft) -> bool {
-        let same = |event: &&Event| event.lease == draft.lease && event.text == draft.text;
+        let same = |event: &&EventRecord| event.lease == draft.lease && event.text == draft.text;
         draft.lease.is_some() && self.events.iter().rev().any(|event| same(&event))
     }
 
@@ -428,10 +428,10 @@ impl Log {
     }
 
     /// The events after number `after`, of one kind or of all, in order; of these the last `most`.
-    pub fn after(&self, after: u64, kind: Option<EventKind>, most: usize) -> Vec<Event> {
+    pub fn after(&self, after: u64, kind: Option<EventKind>, most: usize) -> Vec<EventRecord> {
         let wanted = self.events.iter().rev().take_while(|event| event.id > after);
         let wanted = wanted.filter(|event| kind.is_none_or(|kind| kind == event.kind));
-        let mut events: Vec<Event> = wanted.take(most).cloned().collect();
+        let mut events: Vec<EventRecord> = wanted.take(most).cloned().collect();
         events.reverse();
         events
     }

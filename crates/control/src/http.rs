@@ -25,8 +25,8 @@ use utoipa::{IntoParams, OpenApi};
 use crate::access::{self, AccessRefused, ApiPeer};
 use crate::answers::check_key;
 use crate::api::{
-    ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
-    HostState, HostStatus, Isolation, Lease, LeaseStage, MediumLinkReport, NodeMessages,
+    ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, EventKind, EventRecord,
+    Hop, HostState, HostStatus, Isolation, Lease, LeaseStage, MediumLinkReport, NodeMessages,
     NodeReport, OperationReport, RackStatus, RdmaLaneReport,
 };
 use crate::leaders::IDEMPOTENCY_KEY;
@@ -57,7 +57,7 @@ type Shared = State<Arc<Service>>;
         Device,
         DeviceReport,
         DeviceState,
-        Event,
+        EventRecord,
         EventKind,
         Hop,
         HostState,
@@ -263,7 +263,7 @@ struct EventsQuery {
 /// What happened, with its cause, oldest first: one JSON object a line. The last 10,000 events are
 /// kept, for up to 30 days.
 #[utoipa::path(get, path = "/v1/events", params(EventsQuery),
-    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+    responses((status = 200, body = EventRecord, content_type = "application/x-ndjson")))]
 async fn events(State(service): Shared, Query(query): Query<EventsQuery>) -> Response {
     let EventsQuery { after, kind, most, follow } = query;
     let most = most.unwrap_or(usize::MAX);

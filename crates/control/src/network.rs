@@ -57,7 +57,7 @@ pub struct PortStatus {
     pub queues: usize,
     /// Frames for groups that it sent.
     pub groups: u64,
-    /// Frames that it sent and that were dropped before it was known for whom they are, by cause.
+    /// Frames that it sent and that were dropped before their receiver was known, by cause.
     pub drops: BTreeMap<String, u64>,
     /// Frames that a capture had no room for.
     pub not_captured: u64,

@@ -38,7 +38,7 @@ impl RegisterEntry {
     }
 }
 
-/// What becomes of an entry.
+/// What is done with an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegisterChange {
     /// The store keeps this entry from now on, in the place of one with its key.

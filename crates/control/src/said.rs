@@ -2,7 +2,7 @@
 //!
 //! A node remembers the newest term that it was spoken to in, also when it is started anew, and takes nothing from an
 //! earlier one: who led then may wake up and not know yet that it leads no more. Between messages there are lines
-//! that say nothing else, so that a node notices that whoever led stands still.
+//! that say nothing else, so that a node notices that its leader stalls.
 
 use std::future::ready;
 use std::time::Duration;

@@ -32,7 +32,7 @@ pub struct ShareSpec {
     /// Nothing: as the others have it, or 30 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice_ms: Option<u64>,
-    /// How long a program may take to let go when its turn is over, in milliseconds, at most 60,000; nothing: 5 s.
+    /// How long a program may take to release the function when its turn is over, in milliseconds, at most 60,000; nothing: 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_ms: Option<u64>,
     /// How many slices a turn has, from 1 to 100; nothing: 1.
@@ -76,7 +76,7 @@ pub enum ShareState {
     Coming,
     /// It is its turn: the function can be used.
     Turn,
-    /// Its turn ends: its user is asked to let go.
+    /// Its turn ends: its user is asked to release the function.
     Asked,
 }
 
@@ -103,11 +103,11 @@ pub struct Share {
     pub level: Option<String>,
     /// How long a turn of weight 1 is, in milliseconds.
     pub slice_ms: u64,
-    /// How long a program may take to let go, in milliseconds.
+    /// How long a program may take to release the function, in milliseconds.
     pub grace_ms: u64,
     /// How many slices a turn has.
     pub weight: u32,
-    /// Whether it waits, has its turn, or is asked to let go.
+    /// Whether it waits, has its turn, or is asked to release the function.
     pub state: ShareState,
     /// Number of the lease that its turn is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -125,7 +125,7 @@ pub struct Share {
     pub turns: u64,
     /// For how long it had the function in these turns, in milliseconds.
     pub held_ms: u64,
-    /// How often it got the function from another share that was asked to let go.
+    /// How often it got the function from another share that was asked to release it.
     pub handovers: u64,
     /// For how long nobody had the function at these, all together, in milliseconds.
     pub handover_ms: u64,
@@ -219,7 +219,7 @@ async fn give_turn_back(
     service.give_turn_back(share).await.map(Json)
 }
 
-/// How a share stands now, and whenever that changes: its turn begins, it is asked to let go, its turn is over. One
+/// How a share stands now, and whenever that changes: its turn begins, it is asked to release the function, its turn is over. One
 /// JSON object a line; the answer ends when the share is left.
 #[utoipa::path(get, path = "/v1/shares/{share}/turns",
     params(("share" = u64, Path, description = "Its number")), responses(

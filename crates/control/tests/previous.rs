@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use rackbus_control::api::{ApiError, BorrowRequest, Event, Lease, NodeMessages, RackStatus};
+use rackbus_control::api::{ApiError, BorrowRequest, EventRecord, Lease, NodeMessages, RackStatus};
 use rackbus_control::machines::{
     Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest,
 };
@@ -74,7 +74,7 @@ fn messages_of_the_previous_version_are_read_and_written_the_same() {
             "api_error" => (between_machines::<ApiError>(value), false),
             "status" => (between_machines::<RackStatus>(value), false),
             "lease" => (between_machines::<Lease>(value), false),
-            "event" => (between_machines::<Event>(value), false),
+            "event" => (between_machines::<EventRecord>(value), false),
             other => panic!("what is {other}?"),
         };
         let known = if exact { said } else { without_what_is_new(&said, value) };

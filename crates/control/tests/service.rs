@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rackbus_control::api::{
-    BorrowRequest, DeviceReport, Event, EventKind, Isolation, Lease, LeaseStage, NodeMessages,
-    NodeReport, Placement,
+    BorrowRequest, DeviceReport, EventKind, EventRecord, Isolation, Lease, LeaseStage,
+    NodeMessages, NodeReport, Placement,
 };
-use rackbus_control::client::Lines;
+use rackbus_control::client::JsonLines;
 use rackbus_control::compositions::CompositionSpec;
 use rackbus_control::said::NodeLine;
 use rackbus_control::service::{Inventory, InventoryDevice};
@@ -127,7 +127,7 @@ impl Control {
     }
 
     /// What happened, of one kind or of all.
-    async fn events(&self, kind: Option<EventKind>) -> Vec<Event> {
+    async fn events(&self, kind: Option<EventKind>) -> Vec<EventRecord> {
         let mut lines = self.client.events(kind, None, false).await.unwrap();
         let mut events = Vec::new();
         while let Some(event) = lines.next().await {
@@ -162,7 +162,7 @@ fn register(host: &str, lends: bool) -> Message {
 }
 
 /// What is said next, beside that the control plane is there.
-async fn next_message(heard: &mut Lines<NodeLine>) -> Option<Message> {
+async fn next_message(heard: &mut JsonLines<NodeLine>) -> Option<Message> {
     loop {
         let said = heard.next().await?;
         assert!(said.term > 0, "{said:?}");
@@ -308,7 +308,7 @@ async fn a_node_that_takes_nothing_is_cut_off_and_not_queued_for_without_limit()
             control.say("beta", said).await.unwrap();
         }
     };
-    tokio::time::timeout(PATIENCE, flood).await.expect("the control plane stands still");
+    tokio::time::timeout(PATIENCE, flood).await.expect("the control plane stalls");
     let mut got = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, node.read_to_end(&mut got)).await;
     ended.expect("all of it was queued").unwrap();

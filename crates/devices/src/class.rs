@@ -128,7 +128,7 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// Makes its model, which finds its files in `folders`.
     ///
     /// # Errors
-    /// When what it is made of cannot be had.
+    /// When what it is made of cannot be obtained.
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>>;
 
     /// What a shaper did for its user, by name; all of it only grows.
@@ -414,7 +414,7 @@ mod tests {
     /// The table "Front and medium" of ARCHITECTURE.md: for each class, whether its front runs at a borrower of the
     /// same machine, and at one of another machine. What the configuration says, the model does.
     #[test]
-    fn the_front_of_each_class_runs_where_its_medium_can_be_had() {
+    fn the_front_of_each_class_runs_where_its_medium_is_available() {
         const PLACES: [(&str, bool, bool); 6] = [
             ("nvme", true, true),
             ("memory", true, true),

@@ -59,7 +59,7 @@ pub enum AccelError {
     /// The function cannot be driven.
     #[error("accelerator: {0}")]
     Device(DriveError),
-    /// Memory to share with it could not be had.
+    /// Memory to share with it could not be obtained.
     #[error("accelerator: memory to share with it: {0}")]
     Memory(#[from] rackbus_memory::RegionError),
     /// It is not one that this driver can use.

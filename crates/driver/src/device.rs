@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use rackbus_memory::{Access, Event, SharedMemory};
-use rackbus_pci::endpoint::{IrqChange, Region};
-use rackbus_pci::machine::{MachineFunction, Run};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
+use rackbus_pci::machine::{MachineFunction, ReachedRun};
 use rackbus_pci::vfio_user::Client;
 use rackbus_pci::{Endpoint, Function};
 use rackbus_spec::vfio_user::{irq, region};
@@ -29,25 +29,25 @@ const ENABLE: u16 = 0b110;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DmaAddresses {
     /// In the order of their offsets; the first is of offset 0.
-    runs: Vec<Run>,
+    runs: Vec<ReachedRun>,
     length: u64,
 }
 
 impl DmaAddresses {
     /// Memory of `length` bytes that is reached from `iova` on.
     pub fn contiguous(iova: u64, length: usize) -> DmaAddresses {
-        DmaAddresses { runs: vec![Run { offset: 0, address: iova }], length: length as u64 }
+        DmaAddresses { runs: vec![ReachedRun { offset: 0, address: iova }], length: length as u64 }
     }
 
     /// Memory of `length` bytes that is reached in these runs.
-    fn of(runs: Vec<Run>, length: usize) -> DmaAddresses {
+    fn of(runs: Vec<ReachedRun>, length: usize) -> DmaAddresses {
         DmaAddresses { runs, length: length as u64 }
     }
 
     /// The address of the memory, where it is all in one piece.
     pub fn whole(&self) -> Option<u64> {
         match self.runs[..] {
-            [Run { address, .. }] => Some(address),
+            [ReachedRun { address, .. }] => Some(address),
             _ => None,
         }
     }
@@ -79,9 +79,9 @@ pub trait DrivenFunction: Send {
     /// Reads at `offset` of configuration space.
     ///
     /// # Errors
-    /// When the connection failed, or it is not to be had.
+    /// When the connection failed, or the configuration space cannot be read.
     fn read_config(&mut self, _offset: u64, _data: &mut [u8]) -> Result<(), DriveError> {
-        Err(DriveError::Unsupported("its configuration space is not to be had"))
+        Err(DriveError::Unsupported("its configuration space is not available"))
     }
 
     /// Writes at `offset` of configuration space.
@@ -89,7 +89,7 @@ pub trait DrivenFunction: Send {
     /// # Errors
     /// As [`read_config`](DrivenFunction::read_config).
     fn write_config(&mut self, _offset: u64, _data: &[u8]) -> Result<(), DriveError> {
-        Err(DriveError::Unsupported("its configuration space is not to be had"))
+        Err(DriveError::Unsupported("its configuration space is not available"))
     }
 
     /// Memory that the function can reach, of `length` bytes at least.
@@ -252,25 +252,25 @@ impl InThreadFunction {
 impl DrivenFunction for InThreadFunction {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         self.endpoint
-            .read(Region::Bar(0), offset, data)
+            .read(FunctionRegion::Bar(0), offset, data)
             .map_err(|_| DriveError::Unsupported("its BAR 0 is too small"))
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
         self.endpoint
-            .write(Region::Bar(0), offset, data)
+            .write(FunctionRegion::Bar(0), offset, data)
             .map_err(|_| DriveError::Unsupported("its BAR 0 is too small"))
     }
 
     fn read_config(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         self.endpoint
-            .read(Region::Config, offset, data)
+            .read(FunctionRegion::Config, offset, data)
             .map_err(|_| DriveError::Unsupported("its configuration space is too small"))
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
         self.endpoint
-            .write(Region::Config, offset, data)
+            .write(FunctionRegion::Config, offset, data)
             .map_err(|_| DriveError::Unsupported("its configuration space is too small"))
     }
 
@@ -282,7 +282,7 @@ impl DrivenFunction for InThreadFunction {
             .map(iova, memory.len() as u64, access, Some(memory.handle(0)))
             .map_err(refused)?;
         self.endpoint
-            .write(Region::Config, COMMAND, &ENABLE.to_le_bytes())
+            .write(FunctionRegion::Config, COMMAND, &ENABLE.to_le_bytes())
             .map_err(|_| DriveError::Unsupported("it has no configuration space"))?;
         Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(one.whole(), Some(1 << 32));
         assert_eq!(one.at(0), Some((1 << 32, 8192)));
         assert_eq!((one.at(8191), one.at(8192)), (Some(((1 << 32) + 8191, 1)), None));
-        let run = |offset, address| Run { offset, address };
+        let run = |offset, address| ReachedRun { offset, address };
         let two = DmaAddresses::of(vec![run(0, 0x9000), run(4096, 0x1000)], 6000);
         assert_eq!(two.whole(), None);
         assert_eq!(two.at(4095), Some((0x9fff, 1)));

@@ -34,7 +34,7 @@ pub enum DriveError {
     /// The process has no descriptors left for interrupts.
     #[error("descriptors for interrupts: {0}")]
     Descriptors(std::io::Error),
-    /// Memory to share with the drive could not be had.
+    /// Memory to share with the drive could not be obtained.
     #[error("drive: memory to share with it: {0}")]
     Memory(#[from] rackbus_memory::RegionError),
     /// A command completed with an error.

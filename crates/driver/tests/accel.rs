@@ -297,7 +297,7 @@ fn equal_tenants_get_equal_engine_time_whatever_their_messages_cost() {
         let grown = |from: (u64, u64), by: u64| {
             let begun = std::time::Instant::now();
             while both().0 + both().1 < from.0 + from.1 + by {
-                assert!(begun.elapsed().as_secs() < 60, "the engines stand still");
+                assert!(begun.elapsed().as_secs() < 60, "the engines stall");
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             both()

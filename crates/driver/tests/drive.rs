@@ -207,7 +207,7 @@ fn an_idle_drive_uses_no_processor_and_a_doorbell_wakes_it() {
     let handle = engine.handle().clone();
     let device = rackbus_pci::vfio_user::EngineDevice::new(handle).unwrap();
     let _server = rackbus_pci::vfio_user::Server::bind(&path, move || {
-        Ok(Box::new(device.session()) as Box<dyn rackbus_pci::vfio_user::Device>)
+        Ok(Box::new(device.session()) as Box<dyn rackbus_pci::vfio_user::ServedDevice>)
     })
     .unwrap();
     let mut drive = Drive::open(&path, DriveOptions::default()).unwrap();

@@ -7,7 +7,7 @@ use rackbus_driver::net::{Net, NetOptions};
 use rackbus_driver::{DmaAddresses, DriveError, DrivenFunction};
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_net::{LocalNetwork, MacAddress, PortSource};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState, Work};
 use rackbus_spec::virtio::feature as common;
 use rackbus_spec::virtio::net::{Header, feature};
@@ -62,17 +62,17 @@ impl Life {
 
 impl DrivenFunction for Life {
     fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
-        self.with(|endpoint| endpoint.read(Region::Bar(0), offset, data).unwrap());
+        self.with(|endpoint| endpoint.read(FunctionRegion::Bar(0), offset, data).unwrap());
         Ok(())
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
-        self.with(|endpoint| endpoint.write(Region::Bar(0), offset, data).unwrap());
+        self.with(|endpoint| endpoint.write(FunctionRegion::Bar(0), offset, data).unwrap());
         Ok(())
     }
 
     fn read_config(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
-        self.with(|endpoint| endpoint.read(Region::Config, offset, data).unwrap());
+        self.with(|endpoint| endpoint.read(FunctionRegion::Config, offset, data).unwrap());
         Ok(())
     }
 
@@ -81,7 +81,7 @@ impl DrivenFunction for Life {
             let access = Access::READ | Access::WRITE;
             let length = memory.len() as u64;
             endpoint.map(iova, length, access, Some(memory.handle(0))).unwrap();
-            endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+            endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
         });
         Ok(DmaAddresses::contiguous(iova, memory.len()))
     }

@@ -102,7 +102,7 @@ fn a_drive_is_used_through_an_ntb_by_loads_and_stores_alone() {
     let window = MemoryHandle::new(file, offset).unwrap();
     let reach = move |endpoint: &mut rackbus_pci::Endpoint| {
         endpoint.map(BASE, MEMORY, BOTH, Some(window)).unwrap();
-        let config = rackbus_pci::endpoint::Region::Config;
+        let config = rackbus_pci::endpoint::FunctionRegion::Config;
         endpoint.write(config, 4, &COMMAND.to_le_bytes()).unwrap();
     };
     drive.handle().call(reach).unwrap();

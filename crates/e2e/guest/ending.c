@@ -1,5 +1,5 @@
 /*
- * A program that is in the middle of something when somebody it needs comes to an end.
+ * A program that copies or connects while a process that it depends on ends.
  *
  * usage: ending own                    the owner of a segment, until it is killed
  *        ending NODE copy FILE         copies to that segment again and again

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rackbus_vm::agent::RunningCommand;
 use rackbus_vm::{CommandOutput, Vm, VmRecord, registry};
 
-use crate::{Failure, Rack, Result, ensure};
+use crate::{CheckFailure, RackProcesses, Result, ensure};
 
 /// How long a guest may take to boot under TCG on a busy machine.
 const BOOT: Duration = Duration::from_secs(120);
@@ -30,7 +30,7 @@ impl Guest {
     /// # Errors
     /// When it does not start.
     pub fn start(
-        rack: &Rack,
+        rack: &RackProcesses,
         name: &str,
         host: &str,
         release: &str,
@@ -44,7 +44,7 @@ impl Guest {
     /// # Errors
     /// When it does not start.
     pub fn start_with(
-        rack: &Rack,
+        rack: &RackProcesses,
         name: &str,
         host: &str,
         release: &str,
@@ -59,7 +59,7 @@ impl Guest {
     /// # Errors
     /// When it does not start.
     pub fn start_by(
-        rack: &Rack,
+        rack: &RackProcesses,
         name: &str,
         host: &str,
         boot: &[&str],
@@ -97,7 +97,7 @@ impl Guest {
     ///
     /// # Errors
     /// When that fails.
-    pub fn stop(self, rack: &Rack) -> Result<()> {
+    pub fn stop(self, rack: &RackProcesses) -> Result<()> {
         // The agent serves one connection at a time, and the command needs it.
         drop(self.vm);
         rack.json(&["vm", "stop", &self.name]).map(drop)
@@ -109,7 +109,7 @@ impl Guest {
         &self.name
     }
 
-    /// Lets go of the guest's agent, which serves one at a time, so that a command can use it; the next
+    /// Releases the guest's agent, which serves one at a time, so that a command can use it; the next
     /// request takes it again.
     pub fn release(&mut self) {
         self.vm = Vm::attach(self.vm.record().clone());
@@ -161,7 +161,7 @@ pub fn succeeded(name: &str, script: &str, output: &CommandOutput) -> Result<Str
     }
     let errors = String::from_utf8_lossy(&output.stderr);
     let (status, text) = (output.status, output.text());
-    Err(Failure(format!("guest {name}: status {status} of\n{script}\n{text}\n{errors}")))
+    Err(CheckFailure(format!("guest {name}: status {status} of\n{script}\n{text}\n{errors}")))
 }
 
 /// The value of a `key : value` line of nvme-cli's.

@@ -9,33 +9,33 @@ pub mod rack;
 pub mod sisci;
 
 pub use guest::Guest;
-pub use rack::Rack;
+pub use rack::RackProcesses;
 
-/// What did not hold, in words.
+/// A step's condition that did not hold, described for people.
 #[derive(Debug)]
-pub struct Failure(pub String);
+pub struct CheckFailure(pub String);
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for CheckFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl<E: std::error::Error> From<E> for Failure {
+impl<E: std::error::Error> From<E> for CheckFailure {
     fn from(error: E) -> Self {
-        Failure(error.to_string())
+        CheckFailure(error.to_string())
     }
 }
 
-/// An outcome with this crate's [`Failure`].
-pub type Result<T> = std::result::Result<T, Failure>;
+/// An outcome with this crate's [`CheckFailure`].
+pub type Result<T> = std::result::Result<T, CheckFailure>;
 
-/// Ends a step with a [`Failure`] unless the condition holds.
+/// Ends a step with a [`CheckFailure`] unless the condition holds.
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {
-            return Err($crate::Failure(format!($($text)+)));
+            return Err($crate::CheckFailure(format!($($text)+)));
         }
     };
 }

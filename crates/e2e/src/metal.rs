@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rackbus_vm::Machine;
+use rackbus_vm::BareMetalMachine;
 use rackbus_vm::metal::{BridgeProcess, MemoryFiles};
 
 use crate::rack::beside;
@@ -24,7 +24,7 @@ pub fn start_bridge(dir: &Path, options: &[&str]) -> Result<BridgeProcess> {
 ///
 /// # Errors
 /// When it has none.
-pub fn bridge_address(machine: &mut Machine) -> Result<String> {
+pub fn bridge_address(machine: &mut BareMetalMachine) -> Result<String> {
     let address = machine.run("lspci -D -d 8086:201c | cut -d' ' -f1")?;
     ensure!(!address.is_empty(), "{}: no function 8086:201c", machine.name());
     Ok(address)

@@ -7,7 +7,7 @@ use std::process::Command;
 use rackbus_vm::metal::programs;
 
 use crate::rack::beside;
-use crate::{Failure, Rack, Result, ensure};
+use crate::{CheckFailure, RackProcesses, Result, ensure};
 
 /// What makes the programs of the disk in the drive's file `drive` ready in a guest: `/tmp/programs/run NAME`.
 #[must_use]
@@ -19,7 +19,7 @@ pub fn unpack(drive: &str) -> String {
 ///
 /// # Errors
 /// When one was not, or this machine lacks a tool (`ldd`, `strip`, `tar`).
-pub fn disk(rack: &Rack, names: &[&str]) -> Result<PathBuf> {
+pub fn disk(rack: &RackProcesses, names: &[&str]) -> Result<PathBuf> {
     let (folder, disk) = (rack.run_dir().join("programs"), rack.run_dir().join("programs.img"));
     collect(&folder, names)?;
     run(Command::new("tar").arg("-cf").arg(&disk).arg("-C").arg(&folder).arg("."))?;
@@ -36,7 +36,7 @@ pub fn collect(folder: &Path, names: &[&str]) -> Result<()> {
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    let output = command.output().map_err(|error| Failure(format!("{command:?}: {error}")))?;
+    let output = command.output().map_err(|error| CheckFailure(format!("{command:?}: {error}")))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::{Failure, Result, ensure};
+use crate::{CheckFailure, Result, ensure};
 
 /// How long hosts may take to come up (again).
 const START: Duration = Duration::from_secs(20);
 
 /// A rack whose nodes run as processes on this machine.
 #[derive(Debug)]
-pub struct Rack {
+pub struct RackProcesses {
     rackbus: PathBuf,
     run_dir: PathBuf,
     /// The testbed's folder and the machine of it that commands run on; `None` on this machine, where the rack
@@ -26,16 +26,16 @@ pub struct Rack {
     machine: Option<(PathBuf, String)>,
 }
 
-impl Rack {
+impl RackProcesses {
     /// Starts the rack of `file` with `rackbus up`; its state is kept in `dir/state`.
     ///
     /// # Errors
     /// When the rack does not come up: with what it said.
-    pub fn start(file: &Path, dir: &Path) -> Result<Rack> {
+    pub fn start(file: &Path, dir: &Path) -> Result<RackProcesses> {
         let rackbus = beside("rackbus")?;
         // Sockets need short paths, and a build folder may be deep.
         let run_dir = std::env::temp_dir().join(format!("rackbus-{}", std::process::id()));
-        let rack = Rack { rackbus, run_dir, machine: None };
+        let rack = RackProcesses { rackbus, run_dir, machine: None };
         rack.end_when_interrupted();
         let state = dir.join("state").display().to_string();
         let file = file.display().to_string();
@@ -66,7 +66,7 @@ impl Rack {
         &self,
         what: &str,
         limit: Duration,
-        ready: impl Fn(&Rack) -> Option<T>,
+        ready: impl Fn(&RackProcesses) -> Option<T>,
     ) -> Result<T> {
         let begun = Instant::now();
         loop {
@@ -104,10 +104,10 @@ impl Rack {
     ///
     /// # Errors
     /// When there is no `rackbus` beside this program.
-    pub fn on(dir: &Path, machine: &str) -> Result<Rack> {
+    pub fn on(dir: &Path, machine: &str) -> Result<RackProcesses> {
         let run_dir = dir.join(machine).join("run");
         let machine = Some((dir.to_owned(), machine.to_owned()));
-        Ok(Rack { rackbus: beside("rackbus")?, run_dir, machine })
+        Ok(RackProcesses { rackbus: beside("rackbus")?, run_dir, machine })
     }
 
     /// Runs a command with `--json` and gives what it says.
@@ -121,7 +121,7 @@ impl Rack {
         let said = String::from_utf8_lossy(&output.stderr);
         let command = format!("rackbus {}", arguments.join(" "));
         let value: Value = serde_json::from_slice(&output.stdout)
-            .map_err(|e| Failure(format!("{command}: no JSON ({e}): {}", said.trim())))?;
+            .map_err(|e| CheckFailure(format!("{command}: no JSON ({e}): {}", said.trim())))?;
         let error = value["error"].as_str().unwrap_or_default();
         ensure!(output.status.success(), "{command}: {error} {}", said.trim());
         Ok(value)
@@ -148,12 +148,12 @@ impl Rack {
         let lease = self.json(&["borrow", function, "--for", host])?;
         let number = lease["lease"].as_u64();
         let socket = lease["socket"].as_str().map(PathBuf::from);
-        number
-            .zip(socket)
-            .ok_or_else(|| Failure(format!("borrow {function}: no lease and socket in {lease}")))
+        number.zip(socket).ok_or_else(|| {
+            CheckFailure(format!("borrow {function}: no lease and socket in {lease}"))
+        })
     }
 
-    /// Returns a lease.
+    /// Returns a lease by `rackbus return`.
     ///
     /// # Errors
     /// When it is refused.
@@ -168,7 +168,7 @@ impl Rack {
     pub fn device(&self, function: &str) -> Result<Value> {
         let devices = self.json(&["devices"])?;
         let found = devices.as_array().into_iter().flatten().find(|d| d["function"] == function);
-        found.cloned().ok_or_else(|| Failure(format!("no {function} in {devices}")))
+        found.cloned().ok_or_else(|| CheckFailure(format!("no {function} in {devices}")))
     }
 
     /// The process of a host's node, or of the control plane (`control`).
@@ -182,7 +182,7 @@ impl Rack {
         };
         let pid = fs::read_to_string(&file)?.trim().parse().ok().and_then(Pid::from_raw);
         let found = pid.filter(|pid| running(*pid));
-        found.ok_or_else(|| Failure(format!("{}: no such process runs", file.display())))
+        found.ok_or_else(|| CheckFailure(format!("{}: no such process runs", file.display())))
     }
 
     /// Kills a process of the rack, as a crash would, and waits until it is gone.
@@ -192,7 +192,7 @@ impl Rack {
     pub fn kill(&self, role: &str) -> Result<()> {
         let pid = self.process(role)?;
         kill_process(pid, Signal::KILL)?;
-        let gone = |_: &Rack| (!running(pid)).then_some(());
+        let gone = |_: &RackProcesses| (!running(pid)).then_some(());
         self.wait("the killed process ends", Duration::from_secs(5), gone)
     }
 
@@ -202,10 +202,10 @@ impl Rack {
     /// # Errors
     /// When there is none, or no standby within 20 s.
     pub fn kill_helper(&self, guest: &str) -> Result<Pid> {
-        let pair = |rack: &Rack| rack.helpers(guest);
+        let pair = |rack: &RackProcesses| rack.helpers(guest);
         let (serving, standby) = self.wait("the helper has a standby", START, pair)?;
         kill_process(serving, Signal::KILL)?;
-        let gone = |_: &Rack| (!running(serving)).then_some(());
+        let gone = |_: &RackProcesses| (!running(serving)).then_some(());
         self.wait("the killed process ends", Duration::from_secs(5), gone)?;
         Ok(standby)
     }
@@ -318,7 +318,7 @@ fn kill_all(run_dir: &Path, chosen: impl Fn(Pid) -> bool) {
     }
 }
 
-impl Drop for Rack {
+impl Drop for RackProcesses {
     fn drop(&mut self) {
         if self.machine.is_some() {
             return;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::rack::beside;
-use crate::{Failure, Rack, Result, ensure};
+use crate::{CheckFailure, RackProcesses, Result, ensure};
 
 /// What installs library, headers and tools.
 const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install-sisci");
@@ -13,7 +13,7 @@ const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/instal
 ///
 /// # Errors
 /// When they were not built, or cannot be installed.
-pub fn install(rack: &Rack) -> Result<PathBuf> {
+pub fn install(rack: &RackProcesses) -> Result<PathBuf> {
     let folder = rack.run_dir().join("sisci");
     let library = beside("libsisci.so")?;
     let made = Command::new(INSTALL)
@@ -51,9 +51,9 @@ pub fn build(folder: &Path, source: &Path) -> Result<PathBuf> {
 ///
 /// # Errors
 /// When the rack has no such host.
-pub fn node_id(rack: &Rack, host: &str) -> Result<u64> {
+pub fn node_id(rack: &RackProcesses, host: &str) -> Result<u64> {
     let ids = rack.json(&["node-id"])?;
     let found = ids.as_array().into_iter().flatten().find(|it| it["host"] == host);
     let id = found.and_then(|it| it["node_id"].as_u64());
-    id.ok_or_else(|| Failure(format!("no id of {host} in {ids}")))
+    id.ok_or_else(|| CheckFailure(format!("no id of {host} in {ids}")))
 }

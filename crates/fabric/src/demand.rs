@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::domain::Access;
-use crate::system::{AccessError, Fabric, Requester, Route, SpaceError, Target};
+use crate::system::{AccessError, AddressTarget, Fabric, Requester, Route, SpaceError};
 use crate::topology::{ComponentId, HostId};
 
 /// Bytes of a BAR of a device that nothing says more of.
@@ -122,7 +122,7 @@ impl DemandMapped {
             }
             Destination::Device(device) => {
                 let address = self.fabric.free(host, length)?;
-                let target = Target::Bar { device, bar: 0, offset: 0 };
+                let target = AddressTarget::Bar { device, bar: 0, offset: 0 };
                 self.fabric.map(host, address, length, Access::all(), target)?;
                 address
             }

@@ -2,11 +2,11 @@
 
 use crate::domain::Access;
 use crate::rack::{PhysicalFabric, Rack, Window};
-use crate::system::{Fabric, SpaceError, Target};
-use crate::topology::{ComponentId, ComponentKind, Link, Topology, TopologyError};
+use crate::system::{AddressTarget, Fabric, SpaceError};
+use crate::topology::{ComponentId, ComponentKind, Topology, TopologyError, TopologyLink};
 
 /// What joins the parts of a host where the file does not say.
-const INSIDE: Link = Link::Internal;
+const INSIDE: TopologyLink = TopologyLink::Internal;
 
 /// Builds the topology of `rack`. Without a physical fabric, each host's devices sit at its root
 /// complex, and the hosts, all on one machine, are joined by the memory they share (`shm`).
@@ -70,7 +70,7 @@ pub fn own_memory(topology: Topology) -> Result<Fabric, SpaceError> {
     let hosts: Vec<_> =
         fabric.topology().hosts().map(|(id, host)| (id, host.memory_size)).collect();
     for (id, size) in hosts {
-        fabric.map(id, 0, size, Access::all(), Target::Memory { offset: 0 })?;
+        fabric.map(id, 0, size, Access::all(), AddressTarget::Memory { offset: 0 })?;
     }
     Ok(fabric)
 }
@@ -82,7 +82,7 @@ fn open_window(fabric: &mut Fabric, window: &Window) -> Result<(), SpaceError> {
     let to = topology.host_named(&window.to).ok_or_else(|| nowhere(&window.to))?;
     let (ntb, peer) = topology.bridge(host, to).ok_or_else(|| nowhere(&window.to))?;
     let (size, address) = (window.size, window.address);
-    let target = Target::Window { ntb, peer, address };
+    let target = AddressTarget::Window { ntb, peer, address };
     fabric.map(host, window.at, size, Access::all(), target)?;
     // Another host's window may lead to the same.
     let granted = fabric.domain(peer).and_then(|d| d.resolve(address, size, Access::all()).ok());
@@ -116,7 +116,7 @@ fn join_by_memory(topology: &mut Topology) -> Result<(), TopologyError> {
     let shared = topology.add(None, ComponentKind::SharedMemory, "shm")?;
     for (id, name) in hosts {
         let ntb = topology.add(Some(id), ComponentKind::Ntb, &format!("{name}/ntb"))?;
-        topology.connect(ntb, shared, Link::Internal)?;
+        topology.connect(ntb, shared, TopologyLink::Internal)?;
     }
     Ok(())
 }
@@ -137,7 +137,7 @@ fn join_as_told(topology: &mut Topology, physical: &PhysicalFabric) -> Result<()
     for cable in &physical.links {
         let [a, b] = cable.ends.each_ref().map(|name| end(topology, name));
         if let (Some(a), Some(b)) = (a, b) {
-            let link = Link::Pcie { generation: cable.generation, lanes: cable.lanes };
+            let link = TopologyLink::Pcie { generation: cable.generation, lanes: cable.lanes };
             topology.connect(a, b, link)?;
         }
     }

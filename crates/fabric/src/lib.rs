@@ -38,6 +38,8 @@ pub use loan::{
     UnknownPart,
 };
 pub use system::{
-    AccessError, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError, Target,
+    AccessError, AddressTarget, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError,
 };
-pub use topology::{ComponentId, ComponentKind, HostId, Link, Path, Topology, TopologyError};
+pub use topology::{
+    ComponentId, ComponentKind, HostId, Path, Topology, TopologyError, TopologyLink,
+};

@@ -20,7 +20,7 @@ pub use counted::CountedBytes;
 
 use crate::domain::{Access, DomainMapError};
 use crate::rack::format_size;
-use crate::system::{Fabric, ObjectKey, Requester, SpaceError, Target};
+use crate::system::{AddressTarget, Fabric, ObjectKey, Requester, SpaceError};
 use crate::topology::{ComponentId, HostId};
 pub use handle::FabricHandle;
 use handle::front_name;
@@ -107,13 +107,13 @@ impl Fabric {
         iova: u64,
         (length, access): (u64, Access),
         owner: HostId,
-        target: Target,
+        target: AddressTarget,
     ) -> Result<Entries, LoanError> {
         if let Requester::Device(function) = requester {
             self.check_function(function, iova, length)?;
         }
         let counted = match target {
-            Target::Lent { object, offset } => {
+            AddressTarget::Lent { object, offset } => {
                 self.count(owner, object, offset, length)?;
                 Some((object, offset))
             }
@@ -183,7 +183,7 @@ impl Fabric {
         &mut self,
         entries: &mut Entries,
         access: Access,
-        target: Target,
+        target: AddressTarget,
     ) -> Result<(), (SpaceError, usize)> {
         let Entries { requester, owner, length, .. } = *entries;
         let host = self.host_of(requester).map_err(|error| (error, 0))?;
@@ -233,7 +233,7 @@ impl Fabric {
         self.bridges.insert((host, to), bridge);
         let (ntb, peer) = bridge;
         let at = self.free(host, length)?;
-        self.map(host, at, length, access, Target::Window { ntb, peer, address })?;
+        self.map(host, at, length, access, AddressTarget::Window { ntb, peer, address })?;
         Ok((peer, at))
     }
 

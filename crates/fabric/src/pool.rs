@@ -7,7 +7,7 @@
 //! begins with it. With hosts of 32 GiB the first one, the management host, is at 32 GiB, and the
 //! `i`-th after it at `64 GiB + (i - 1) * 32 GiB`.
 //!
-//! Slots go by what hosts have, not by what they export, so that exporting more moves nobody.
+//! Slots are sized by what hosts have, not by what they export, so that exporting more moves nobody.
 //! [`Extents`] says which pages of one host's export are given.
 
 use std::collections::BTreeMap;

@@ -32,7 +32,7 @@ pub struct ObjectKey(pub u64, pub u64);
 
 /// What a range of a host's address space leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum AddressTarget {
     /// The host's memory, from `offset` on.
     Memory {
         /// Bytes from the memory's beginning.
@@ -180,7 +180,7 @@ pub enum SpaceError {
 #[derive(Debug, Clone)]
 pub struct Fabric {
     pub(crate) topology: Topology,
-    spaces: BTreeMap<HostId, Domain<Target>>,
+    spaces: BTreeMap<HostId, Domain<AddressTarget>>,
     /// By requester: addresses to host addresses.
     domains: BTreeMap<ComponentId, Domain<u64>>,
     /// By owner: bytes that are lent, and of which objects.
@@ -229,7 +229,7 @@ impl Fabric {
         start: u64,
         length: u64,
         access: Access,
-        target: Target,
+        target: AddressTarget,
     ) -> Result<(), SpaceError> {
         self.check(host, start, length, &target)?;
         Ok(self.spaces.entry(host).or_default().map(start, length, access, target)?)
@@ -240,7 +240,7 @@ impl Fabric {
         host: HostId,
         start: u64,
         length: u64,
-        target: &Target,
+        target: &AddressTarget,
     ) -> Result<(), SpaceError> {
         let part = |id: ComponentId, kind: ComponentKind, host: Option<HostId>| {
             let component = self.topology.component(id);
@@ -248,14 +248,16 @@ impl Fabric {
             if fits { Ok(()) } else { Err(SpaceError::Misplaced(component.name.clone())) }
         };
         let (first, end) = match *target {
-            Target::Memory { offset } => (offset, Some(self.topology.host(host).memory_size)),
-            Target::Lent { offset, .. } => (offset, None),
-            Target::Interrupt { .. } => (0, None),
-            Target::Bar { device, offset, .. } => {
+            AddressTarget::Memory { offset } => {
+                (offset, Some(self.topology.host(host).memory_size))
+            }
+            AddressTarget::Lent { offset, .. } => (offset, None),
+            AddressTarget::Interrupt { .. } => (0, None),
+            AddressTarget::Bar { device, offset, .. } => {
                 part(device, ComponentKind::Device, Some(host))?;
                 (offset, None)
             }
-            Target::Window { ntb, peer, address } => {
+            AddressTarget::Window { ntb, peer, address } => {
                 part(ntb, ComponentKind::Ntb, Some(host))?;
                 part(peer, ComponentKind::Ntb, None)?;
                 if self.topology.component(peer).host.is_none_or(|other| other == host) {
@@ -278,7 +280,12 @@ impl Fabric {
     ///
     /// # Errors
     /// [`UnmapError`] when it is not mapped as one.
-    pub fn unmap(&mut self, host: HostId, start: u64, length: u64) -> Result<Target, UnmapError> {
+    pub fn unmap(
+        &mut self,
+        host: HostId,
+        start: u64,
+        length: u64,
+    ) -> Result<AddressTarget, UnmapError> {
         let missing = UnmapError { start, length };
         self.spaces.get_mut(&host).ok_or(missing)?.unmap(start, length)
     }
@@ -322,7 +329,7 @@ impl Fabric {
     }
 
     /// A host's address space.
-    pub fn space(&self, host: HostId) -> Option<&Domain<Target>> {
+    pub fn space(&self, host: HostId) -> Option<&Domain<AddressTarget>> {
         self.spaces.get(&host)
     }
 
@@ -378,28 +385,28 @@ impl Fabric {
             stops.into_iter().for_each(&mut passes);
             let (target, offset, covered) = self.look_up(&position, access)?;
             match *target {
-                Target::Memory { offset: base } => {
+                AddressTarget::Memory { offset: base } => {
                     passes(self.topology.host(position.host).memory);
                     let place = Place::Memory { host: position.host, offset: base + offset };
                     return Ok(Resolved { place, length: covered, windows: position.windows });
                 }
-                Target::Lent { object, offset: base } => {
+                AddressTarget::Lent { object, offset: base } => {
                     passes(self.topology.host(position.host).memory);
                     let offset = base + offset;
                     let place = Place::Lent { host: position.host, object, offset };
                     return Ok(Resolved { place, length: covered, windows: position.windows });
                 }
-                Target::Interrupt { number, data } => {
+                AddressTarget::Interrupt { number, data } => {
                     passes(self.topology.host(position.host).root);
                     let place = Place::Interrupt { host: position.host, number, data };
                     return Ok(Resolved { place, length: covered, windows: position.windows });
                 }
-                Target::Bar { device, bar, offset: base } => {
+                AddressTarget::Bar { device, bar, offset: base } => {
                     passes(device);
                     let place = Place::Bar { device, bar, offset: base + offset };
                     return Ok(Resolved { place, length: covered, windows: position.windows });
                 }
-                Target::Window { ntb, peer, address } => {
+                AddressTarget::Window { ntb, peer, address } => {
                     passes(ntb);
                     if position.windows == MOST_WINDOWS {
                         return Err(AccessError::Circle);
@@ -440,7 +447,7 @@ impl Fabric {
         &self,
         position: &WalkPosition,
         access: Access,
-    ) -> Result<(&Target, u64, u64), AccessError> {
+    ) -> Result<(&AddressTarget, u64, u64), AccessError> {
         let refused = |fault| AccessError::Fault {
             host: position.host,
             requester: position.requester,
@@ -462,7 +469,7 @@ impl Fabric {
                 Ok((hit.target, hit.offset, hit.length))
             }
             None => {
-                let fault = Domain::<Target>::new().resolve(address, length, access).err();
+                let fault = Domain::<AddressTarget>::new().resolve(address, length, access).err();
                 Err(fault.map_or(AccessError::NoWay, refused))
             }
         }

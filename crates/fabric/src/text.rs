@@ -135,7 +135,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A text.
+    /// The string at `key`, if the section has it.
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
@@ -153,7 +153,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A list of texts.
+    /// The list of strings at `key`, if the section has it.
     ///
     /// # Errors
     /// [`Problem`] when it is something else, or one of its entries is.
@@ -174,7 +174,7 @@ impl<'a> Section<'a> {
         Ok(Some((texts, value.span())))
     }
 
-    /// True or false.
+    /// The boolean at `key`, if the section has it.
     ///
     /// # Errors
     /// [`Problem`] when it is something else.
@@ -188,7 +188,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A whole number.
+    /// The whole number at `key`, not negative, if the section has it.
     ///
     /// # Errors
     /// [`Problem`] when it is something else.

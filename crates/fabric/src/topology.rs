@@ -68,7 +68,7 @@ pub struct Component {
 
 /// What joins two components.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Link {
+pub enum TopologyLink {
     /// PCIe of a generation (1 to 6) and lanes (1 to 16).
     Pcie {
         /// PCIe generation, 1 to 6.
@@ -80,11 +80,11 @@ pub enum Link {
     Internal,
 }
 
-impl fmt::Display for Link {
+impl fmt::Display for TopologyLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Link::Pcie { generation, lanes } => write!(f, "Gen{generation} x{lanes}"),
-            Link::Internal => f.write_str("internal"),
+            TopologyLink::Pcie { generation, lanes } => write!(f, "Gen{generation} x{lanes}"),
+            TopologyLink::Internal => f.write_str("internal"),
         }
     }
 }
@@ -105,7 +105,7 @@ pub enum TopologyError {
 
 /// A host as the topology has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
+pub struct TopologyHost {
     /// Name of the host.
     pub name: String,
     /// The component that is its root complex.
@@ -122,10 +122,10 @@ pub struct Host {
 /// Hosts, components and links.
 #[derive(Debug, Clone, Default)]
 pub struct Topology {
-    hosts: Vec<Host>,
+    hosts: Vec<TopologyHost>,
     components: Vec<Component>,
     /// By component: its neighbours.
-    joined: Vec<Vec<(ComponentId, Link)>>,
+    joined: Vec<Vec<(ComponentId, TopologyLink)>>,
     names: BTreeMap<String, ComponentId>,
     host_names: BTreeMap<String, HostId>,
 }
@@ -152,8 +152,8 @@ impl Topology {
         let id = HostId(self.hosts.len());
         let root = self.add(Some(id), ComponentKind::RootComplex, &format!("{name}/root"))?;
         let memory = self.add(Some(id), ComponentKind::Memory, &format!("{name}/memory"))?;
-        self.put_link(root, memory, Link::Internal);
-        self.hosts.push(Host { name: name.to_owned(), root, memory, memory_size, iommu });
+        self.put_link(root, memory, TopologyLink::Internal);
+        self.hosts.push(TopologyHost { name: name.to_owned(), root, memory, memory_size, iommu });
         self.host_names.insert(name.to_owned(), id);
         Ok(id)
     }
@@ -178,7 +178,7 @@ impl Topology {
         Ok(id)
     }
 
-    /// Joins two components.
+    /// Adds a link between two components.
     ///
     /// # Errors
     /// [`TopologyError::Joined`] when parts of two hosts are not both NTBs, or one is memory.
@@ -186,7 +186,7 @@ impl Topology {
         &mut self,
         a: ComponentId,
         b: ComponentId,
-        link: Link,
+        link: TopologyLink,
     ) -> Result<(), TopologyError> {
         let (one, other) = (self.component(a), self.component(b));
         let both_ntbs = one.kind == ComponentKind::Ntb && other.kind == ComponentKind::Ntb;
@@ -214,7 +214,7 @@ impl Topology {
         Ok(())
     }
 
-    fn put_link(&mut self, a: ComponentId, b: ComponentId, link: Link) {
+    fn put_link(&mut self, a: ComponentId, b: ComponentId, link: TopologyLink) {
         self.joined[a.0].push((b, link));
         self.joined[b.0].push((a, link));
     }
@@ -225,12 +225,12 @@ impl Topology {
     }
 
     /// The host with this number.
-    pub fn host(&self, id: HostId) -> &Host {
+    pub fn host(&self, id: HostId) -> &TopologyHost {
         &self.hosts[id.0]
     }
 
     /// All hosts with their numbers, in order.
-    pub fn hosts(&self) -> impl Iterator<Item = (HostId, &Host)> {
+    pub fn hosts(&self) -> impl Iterator<Item = (HostId, &TopologyHost)> {
         self.hosts.iter().enumerate().map(|(index, host)| (HostId(index), host))
     }
 
@@ -240,12 +240,12 @@ impl Topology {
     }
 
     /// What a component is joined to.
-    pub fn neighbours(&self, id: ComponentId) -> &[(ComponentId, Link)] {
+    pub fn neighbours(&self, id: ComponentId) -> &[(ComponentId, TopologyLink)] {
         &self.joined[id.0]
     }
 
     /// The link between two neighbours; of several, the first that was made.
-    pub fn link(&self, a: ComponentId, b: ComponentId) -> Option<Link> {
+    pub fn link(&self, a: ComponentId, b: ComponentId) -> Option<TopologyLink> {
         // Both know their links in that order; a switch may have very many.
         let few = self.joined[a.0].len() <= self.joined[b.0].len();
         let (one, other) = if few { (a, b) } else { (b, a) };

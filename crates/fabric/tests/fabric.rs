@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
-    Access, AccessError, BarPlace, ComponentId, ComponentKind, DemandMapped, Destination, Fabric,
-    FabricHandle, FaultCause, HostId, Lending, LentMemory, LoanError, ObjectKey, Place, Requester,
-    Target, Topology, derive,
+    Access, AccessError, AddressTarget, BarPlace, ComponentId, ComponentKind, DemandMapped,
+    Destination, Fabric, FabricHandle, FaultCause, HostId, Lending, LentMemory, LoanError,
+    ObjectKey, Place, Requester, Topology, derive,
 };
 
 const ALL: Access = Access::READ.union(Access::WRITE);
@@ -110,15 +110,15 @@ fn every_machine_of_marlin_sees_the_whole_pool() {
     let mut fabric = fabric(&text);
     let size = 32 * GIB;
     let manager = host(&fabric, "mh");
-    let own = Target::Memory { offset: 0 };
+    let own = AddressTarget::Memory { offset: 0 };
     fabric.map(manager, 0, size, ALL, own.clone()).unwrap();
     for i in 1..=machines {
         let machine = host(&fabric, &format!("ch{i}"));
         let (ntb, peer) = (named(&fabric, "mh/ntb"), named(&fabric, &format!("ch{i}/ntb")));
-        let down = Target::Window { ntb, peer, address: 0 };
+        let down = AddressTarget::Window { ntb, peer, address: 0 };
         fabric.map(manager, size + (i - 1) * size, size, ALL, down).unwrap();
         fabric.map(machine, 0, size, ALL, own.clone()).unwrap();
-        let up = Target::Window { ntb: peer, peer: ntb, address: 0 };
+        let up = AddressTarget::Window { ntb: peer, peer: ntb, address: 0 };
         fabric.map(machine, size, (machines + 1) * size, ALL, up).unwrap();
     }
     let viewer = Requester::Cpu(host(&fabric, "ch7"));
@@ -139,8 +139,8 @@ fn windows_that_lead_in_a_circle_are_found() {
     let mut fabric = fabric("name = \"lab\"\n[hosts.a]\niommu = false\n[hosts.b]\niommu = false\n");
     let (a, b) = (host(&fabric, "a"), host(&fabric, "b"));
     let (ntb_a, ntb_b) = (named(&fabric, "a/ntb"), named(&fabric, "b/ntb"));
-    let there = Target::Window { ntb: ntb_a, peer: ntb_b, address: 0 };
-    let back = Target::Window { ntb: ntb_b, peer: ntb_a, address: 0 };
+    let there = AddressTarget::Window { ntb: ntb_a, peer: ntb_b, address: 0 };
+    let back = AddressTarget::Window { ntb: ntb_b, peer: ntb_a, address: 0 };
     fabric.map(a, 0, 4096, ALL, there).unwrap();
     fabric.map(b, 0, 4096, ALL, back).unwrap();
     let cpu = Requester::Cpu(a);
@@ -156,14 +156,14 @@ fn what_leads_nowhere_is_not_mapped() {
     let (a, device) = (host(&fabric, "a"), named(&fabric, "b/d"));
     let (ntb_a, ntb_b) = (named(&fabric, "a/ntb"), named(&fabric, "b/ntb"));
     let wrong = [
-        (GIB + 1, Target::Memory { offset: 0 }),
-        (1, Target::Memory { offset: GIB }),
-        (1, Target::Memory { offset: u64::MAX }),
-        (1, Target::Bar { device, bar: 0, offset: 0 }),
-        (2, Target::Window { ntb: ntb_a, peer: ntb_b, address: u64::MAX }),
-        (1, Target::Window { ntb: ntb_a, peer: ntb_a, address: 0 }),
-        (1, Target::Window { ntb: ntb_b, peer: ntb_a, address: 0 }),
-        (0, Target::Memory { offset: 0 }),
+        (GIB + 1, AddressTarget::Memory { offset: 0 }),
+        (1, AddressTarget::Memory { offset: GIB }),
+        (1, AddressTarget::Memory { offset: u64::MAX }),
+        (1, AddressTarget::Bar { device, bar: 0, offset: 0 }),
+        (2, AddressTarget::Window { ntb: ntb_a, peer: ntb_b, address: u64::MAX }),
+        (1, AddressTarget::Window { ntb: ntb_a, peer: ntb_a, address: 0 }),
+        (1, AddressTarget::Window { ntb: ntb_b, peer: ntb_a, address: 0 }),
+        (0, AddressTarget::Memory { offset: 0 }),
     ];
     for (length, target) in wrong {
         assert!(fabric.map(a, 0, length, ALL, target.clone()).is_err(), "{target:?}");
@@ -263,11 +263,11 @@ fn apply(fabric: &mut Fabric, parts: &Parts, plan: Plan) -> bool {
     let access = if plan.write { ALL } else { Access::READ };
     let Plan { host, start, length, offset, .. } = plan;
     let target = match plan.what {
-        0 => Target::Memory { offset },
-        1 => Target::Bar { device: parts.devices[host], bar: 0, offset },
+        0 => AddressTarget::Memory { offset },
+        1 => AddressTarget::Bar { device: parts.devices[host], bar: 0, offset },
         2 | 3 => {
             let peer = parts.ntbs[(host + usize::from(plan.what) - 1) % 3];
-            Target::Window { ntb: parts.ntbs[host], peer, address: offset }
+            AddressTarget::Window { ntb: parts.ntbs[host], peer, address: offset }
         }
         4 => return fabric.grant(parts.devices[host], start, length, access, offset).is_ok(),
         _ => return fabric.grant(parts.ntbs[host], start, length, access, offset).is_ok(),
@@ -525,10 +525,11 @@ fn segments_and_interrupts_are_reached_as_loans() {
     let fabric = FabricHandle::new(rack([true; 3]));
     let parts = fabric.with(parts);
     let [a, b, _] = parts.hosts;
-    let segment = Target::Memory { offset: 8192 };
+    let segment = AddressTarget::Memory { offset: 8192 };
     let read = fabric.share(a, b, 4096, Access::READ, segment.clone()).unwrap();
     let own = fabric.share(b, b, 4096, ALL, segment.clone()).unwrap();
-    let ring = fabric.share(a, b, 4, Access::WRITE, Target::Interrupt { number: 3, data: true });
+    let ring =
+        fabric.share(a, b, 4, Access::WRITE, AddressTarget::Interrupt { number: 3, data: true });
     let ring = ring.unwrap();
     let places = |host| -> Vec<Place> {
         let reached = fabric.with(|fabric| fabric.reached(host)).unwrap();
@@ -543,7 +544,7 @@ fn segments_and_interrupts_are_reached_as_loans() {
         let names = route.path.components().iter().map(|id| &fabric.topology().component(*id).name);
         assert_eq!(names.collect::<Vec<_>>(), ["a/root", "a/ntb", "shm", "b/ntb", "b/root"]);
     });
-    let beyond = Target::Memory { offset: (64 << 20) - 4095 };
+    let beyond = AddressTarget::Memory { offset: (64 << 20) - 4095 };
     assert!(fabric.share(a, b, 4096, ALL, beyond).is_err(), "a segment past the end of memory");
     drop((read, own, ring));
     fabric.with(|fabric| nothing_is_left(fabric, &parts));
@@ -554,15 +555,15 @@ fn segments_and_interrupts_are_reached_as_loans() {
 fn a_loan_that_is_refused_leaves_the_others_of_its_host_in_sight() {
     let fabric = FabricHandle::new(rack([true; 3]));
     let [a, b, _] = fabric.with(parts).hosts;
-    let segment = Target::Memory { offset: 0 };
+    let segment = AddressTarget::Memory { offset: 0 };
     let own = fabric.share(a, a, 4096, ALL, segment).unwrap();
     assert_eq!(own.range().0, 0);
-    let beyond = Target::Memory { offset: 64 << 20 };
+    let beyond = AddressTarget::Memory { offset: 64 << 20 };
     assert!(fabric.share(a, b, 4096, ALL, beyond).is_err());
     assert_eq!(fabric.with(|fabric| fabric.reached("a")).unwrap().len(), 1);
 }
 
-/// A host of any size: what it lends is counted exactly all the same.
+/// A host of any size: what it lends is counted exactly anyway.
 #[test]
 fn more_than_can_be_counted_is_refused_and_counts_for_nothing() {
     let lending = Lending::alone();

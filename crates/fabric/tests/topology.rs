@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rackbus_fabric::{ComponentId, ComponentKind, HostId, Link, Topology};
+use rackbus_fabric::{ComponentId, ComponentKind, HostId, Topology, TopologyLink};
 
 const KINDS: [ComponentKind; 6] = [
     ComponentKind::Switch,
@@ -63,7 +63,7 @@ fn topologies() -> impl Strategy<Value = Topology> {
         let ids: Vec<ComponentId> = topology.components().map(|(id, _)| id).collect();
         for (a, b, generation) in links {
             // Many pairs cannot be joined; those are left out.
-            let link = Link::Pcie { generation, lanes: 4 };
+            let link = TopologyLink::Pcie { generation, lanes: 4 };
             let _ = topology.connect(*a.get(&ids), *b.get(&ids), link);
         }
         topology
@@ -89,7 +89,7 @@ proptest! {
 
 /// Hosts of a device and an NTB each, below a tree of switches with 32 ports.
 fn tree(hosts: usize) -> Topology {
-    let link = Link::Pcie { generation: 4, lanes: 16 };
+    let link = TopologyLink::Pcie { generation: 4, lanes: 16 };
     let mut topology = Topology::new();
     let mut level: Vec<ComponentId> = (0..hosts)
         .map(|host| {

@@ -14,7 +14,7 @@ use rackbus_devices::class::parse_rack;
 use rackbus_devices::{DeviceConfig, Folders, Lost};
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Access, Exchange, ExchangeFiles, InheritedEnd, SharedMemory};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState, MediumAccess, RestoreError, Saved, Work};
 use rackbus_spec::accel::{Completion, Descriptor, Operation, registers as reg};
 use zerocopy::{FromBytes, IntoBytes};
@@ -126,11 +126,11 @@ impl Tenant {
     fn map_all(&mut self) {
         self.map(&OPEN[0]);
         self.map(&OPEN[1]);
-        self.front().write(Region::Config, 4, &6u16.to_le_bytes()).expect("it is inside");
+        self.front().write(FunctionRegion::Config, 4, &6u16.to_le_bytes()).expect("it is inside");
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        self.front().write(Region::Bar(0), offset, data).expect("it is inside");
+        self.front().write(FunctionRegion::Bar(0), offset, data).expect("it is inside");
     }
 
     /// The tenant writes to memory that the function may write to as well: what it may not stays known.
@@ -380,7 +380,7 @@ fn deed(tenant: &mut Tenant, input: &mut Input<'_>) {
         7 => {
             let mut data = [0; 8];
             let offset = u64::from(input.u16()) & 0xff8;
-            tenant.front().read(Region::Bar(0), offset, &mut data).expect("it is inside");
+            tenant.front().read(FunctionRegion::Bar(0), offset, &mut data).expect("it is inside");
         }
         8 => {
             tenant.front().park();

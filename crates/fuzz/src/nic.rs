@@ -12,7 +12,7 @@ use rackbus_devices::nic::{Nic, NicCounters, NicOptions};
 use rackbus_devices::virtio::layout;
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, Offload, PortSource};
-use rackbus_pci::endpoint::{Clock, Region};
+use rackbus_pci::endpoint::{Clock, FunctionRegion};
 use rackbus_pci::{Endpoint, FunctionState, Work};
 use rackbus_spec::virtio::net::{HEADER_SIZE, feature};
 use rackbus_spec::virtio::ring::{Descriptor, PackedDescriptor, flags, split};
@@ -107,11 +107,13 @@ impl Driver {
         self.map(&OPEN[0], both);
         self.map(&OPEN[1], both);
         self.map(&READ_ONLY, Access::READ);
-        self.endpoint().write(Region::Config, 4, &6u16.to_le_bytes()).expect("it is inside");
+        self.endpoint()
+            .write(FunctionRegion::Config, 4, &6u16.to_le_bytes())
+            .expect("it is inside");
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        self.endpoint().write(Region::Bar(0), offset, data).expect("it is inside");
+        self.endpoint().write(FunctionRegion::Bar(0), offset, data).expect("it is inside");
     }
 
     /// The driver writes to memory that the function may write to as well: what it may not stays known.
@@ -320,7 +322,10 @@ fn deed(driver: &mut Driver, input: &mut Input<'_>) {
         7 => {
             let mut data = [0; 4];
             let offset = u64::from(input.u16()) & 0x3ffc;
-            driver.endpoint().read(Region::Bar(0), offset, &mut data).expect("it is inside");
+            driver
+                .endpoint()
+                .read(FunctionRegion::Bar(0), offset, &mut data)
+                .expect("it is inside");
         }
         8 => {
             driver.endpoint().park();

@@ -11,7 +11,7 @@ mod driver;
 
 use std::sync::atomic::Ordering;
 
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_spec::nvme::registers::{self as reg};
 
 use crate::input::Input;
@@ -83,13 +83,13 @@ fn deed(driver: &mut Driver, input: &mut Input<'_>) {
             let value = input.u64().to_le_bytes();
             let length = 1 + usize::from(choice >> 4 & 7);
             // Beyond its end nothing is.
-            let _ = driver.endpoint.write(Region::Bar(0), offset, &value[..length]);
+            let _ = driver.endpoint.write(FunctionRegion::Bar(0), offset, &value[..length]);
         }
         9 => {
             let mut data = [0; 64];
             let length = usize::from(input.u8() % 65);
             let offset = u64::from(input.u16() & 0x3fff);
-            let _ = driver.endpoint.read(Region::Bar(0), offset, &mut data[..length]);
+            let _ = driver.endpoint.read(FunctionRegion::Bar(0), offset, &mut data[..length]);
         }
         10 => {
             let page = OPEN[0].start + u64::from(input.u8()) % (OPEN[1].end - OPEN[0].start);
@@ -111,7 +111,11 @@ fn deed(driver: &mut Driver, input: &mut Input<'_>) {
         12 | 13 => driver.remap(),
         14 => match qid {
             0 => driver.endpoint.reset(),
-            1 => drop(driver.endpoint.write(Region::Config, u64::from(input.u8()), input.short())),
+            1 => drop(driver.endpoint.write(
+                FunctionRegion::Config,
+                u64::from(input.u8()),
+                input.short(),
+            )),
             2 => driver.configure_shadow(),
             _ => driver.master(),
         },

@@ -11,8 +11,10 @@ use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::BarPlace;
 use rackbus_memory::{Access, Event, MemoryHandle, SharedMemory, Stream, StreamError};
 use rackbus_pci::Endpoint;
-use rackbus_pci::endpoint::{IrqChange, Region};
-use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Shown, ShownWith, serve};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
+use rackbus_pci::vfio_user::{
+    DeviceShape, RequestRefused, ServedDevice, ShownInterrupts, ShownWith, serve,
+};
 use rackbus_spec::vfio_user::{
     DmaMap, DmaUnmap, Flags, Header, IrqSet, IrqSetFlags, PeerMap, RegionAccess, RegionInfo,
     Registers, TYPE_MASK, Version, command, irq, region,
@@ -190,12 +192,17 @@ impl Direct {
     }
 }
 
-impl Device for &Direct {
+impl ServedDevice for &Direct {
     fn shape(&self) -> &DeviceShape {
         &self.shape
     }
 
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         let mut data = vec![0; count];
         self.call(|endpoint| endpoint.read(region, offset, &mut data))?;
         Ok(data)
@@ -203,11 +210,11 @@ impl Device for &Direct {
 
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let written = self.call(|endpoint| endpoint.write(region, offset, &data));
         // Nobody hears what became of a posted write.
         if posted { Ok(()) } else { Ok(written?) }
@@ -219,15 +226,15 @@ impl Device for &Direct {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         Ok(self.call(|endpoint| endpoint.map(iova, length, access, memory))?)
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         Ok(self.call(|endpoint| endpoint.unmap(iova, length))?)
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         self.call(Endpoint::unmap_all);
         Ok(())
     }
@@ -239,23 +246,23 @@ impl Device for &Direct {
         access: Access,
         place: BarPlace,
         memory: MemoryHandle,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         Ok(self.call(|endpoint| endpoint.open_window(iova, length, access, place, memory))?)
     }
 
-    fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn close_window(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         Ok(self.call(|endpoint| endpoint.close_window(iova, length))?)
     }
 
-    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         Ok(self.call(|endpoint| endpoint.poll_registers(bar))?)
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         Ok(self.call(|endpoint| endpoint.set_irqs(change))?)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         self.call(Endpoint::reset);
         Ok(())
     }
@@ -277,7 +284,8 @@ pub fn run(data: &[u8]) {
     };
     let direct = Direct::new();
     let ended = if msi {
-        let view = ShownWith::new(&direct, Shown::Msi).expect("configuration space can be read");
+        let view =
+            ShownWith::new(&direct, ShownInterrupts::Msi).expect("configuration space can be read");
         serve(&client, &view)
     } else {
         serve(&client, &&direct)

@@ -19,7 +19,7 @@ use crate::{CertificateRequest, Credentials, CredentialsError, Subject, fingerpr
 /// How long the certificate of an authority is good.
 const AUTHORITY: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// Why an authority cannot be had, or does not sign.
+/// Why an authority cannot be loaded, or does not sign.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// A file cannot be read or written.

@@ -17,7 +17,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use crate::authority::RACK;
 use crate::{Certified, Subject, now};
 
-/// Why credentials cannot be had.
+/// Why credentials cannot be loaded or made.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     /// A file cannot be read or written.
@@ -45,7 +45,7 @@ pub struct CertificateRequest {
 }
 
 impl CertificateRequest {
-    /// Makes the key.
+    /// Makes a new private key, and the request for its certificate.
     ///
     /// # Errors
     /// When the system has no random numbers.

@@ -35,7 +35,7 @@ struct ByFingerprint {
 }
 
 impl ServerCertVerifier for ByFingerprint {
-    /// The authority's certificate is the one with the fingerprint; all else is verified as ever.
+    /// The authority's certificate is the one with the fingerprint; all else is verified as usual.
     fn verify_server_cert(
         &self,
         own: &CertificateDer<'_>,

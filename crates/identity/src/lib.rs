@@ -29,7 +29,7 @@ pub use revoked::{
 pub use rustls;
 pub use subject::{BadRole, BadSubject, Person, Role, Subject};
 pub use token::{BadToken, Bearer, Shelf, Token, TokenRefused, Tokens};
-pub use versions::{Apart, BadVersions, Versions};
+pub use versions::{BadVersions, NoCommonVersion, Versions};
 
 /// Credentials that are renewed while they are used.
 pub type Renewed = std::sync::Arc<std::sync::RwLock<Credentials>>;

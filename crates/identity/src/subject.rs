@@ -1,7 +1,7 @@
 //! Whom a certificate of the rack names, and what a person may do by it.
 //!
 //! A certificate has one name, a DNS name: `control.rackbus`, `alpha.node.rackbus`, `ann.operator.user.rackbus`, or
-//! `ann.beta.borrower.user.rackbus`. So what a person may do is signed with the name, and cannot be had apart from it.
+//! `ann.beta.borrower.user.rackbus`. So what a person may do is signed with the name, and cannot be separated from it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -127,7 +127,7 @@ impl Subject {
     }
 
     /// The name by which others connect to it; `None` where it is not [valid](Subject::is_valid), and for people,
-    /// to whom nobody connects.
+    /// as nobody connects to them.
     pub fn server_name(&self) -> Option<ServerName<'static>> {
         let serves = self.is_valid() && !matches!(self, Subject::Person(_));
         ServerName::try_from(self.to_string()).ok().filter(|_| serves)

@@ -49,12 +49,12 @@ impl Versions {
     /// The newest one that `other` speaks as well.
     ///
     /// # Errors
-    /// [`Apart`], when there is none.
-    pub fn common(self, other: Versions) -> Result<u32, Apart> {
+    /// [`NoCommonVersion`], when there is none.
+    pub fn common(self, other: Versions) -> Result<u32, NoCommonVersion> {
         let common = self.newest.min(other.newest);
         match common >= self.oldest.max(other.oldest) {
             true => Ok(common),
-            false => Err(Apart { own: self, other }),
+            false => Err(NoCommonVersion { own: self, other }),
         }
     }
 }
@@ -102,17 +102,17 @@ impl TryFrom<Said> for Versions {
 
 /// Two sides speak no version in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Apart {
+pub struct NoCommonVersion {
     /// What this side speaks.
     pub own: Versions,
     /// What the other side speaks.
     pub other: Versions,
 }
 
-impl Apart {
+impl NoCommonVersion {
     /// What is wrong, and which side is to be upgraded, with the names of this side and the other one.
     pub fn explained(&self, own: &str, other: &str) -> String {
-        let Apart { own: ours, other: theirs } = self;
+        let NoCommonVersion { own: ours, other: theirs } = self;
         let old = if ours.newest < theirs.oldest { own } else { other };
         format!(
             "{own} speaks version {ours} of the protocol and {other} {theirs}: upgrade rackbus of {old}"

@@ -24,12 +24,12 @@ pub enum BorrowerAction {
         /// What prevented or ended it, for people.
         reason: String,
     },
-    /// Its turn is over: tell its user, and wait until that has let go, or a program for so many milliseconds; then
+    /// Its turn is over: tell its user, and wait until that has released it, or a program for so many milliseconds; then
     /// stop serving it and call [`Borrower::close_done`].
     Yield {
         /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
-        /// How long a program has to let go, in milliseconds.
+        /// How long a program has to release it, in milliseconds.
         grace: Millis,
     },
     /// Send this to the authority.
@@ -106,10 +106,10 @@ impl Borrower {
         match message {
             Message::Granted(grant) => self.granted(now, grant),
             Message::Ended { lease, reason } => {
-                self.let_go(lease, BorrowerAction::Close { lease, reason })
+                self.end_use(lease, BorrowerAction::Close { lease, reason })
             }
             Message::TurnOver { lease, grace } => {
-                self.let_go(lease, BorrowerAction::Yield { lease, grace })
+                self.end_use(lease, BorrowerAction::Yield { lease, grace })
             }
             _ => Vec::new(),
         }
@@ -234,7 +234,7 @@ impl Borrower {
         }
     }
 
-    fn let_go(&mut self, lease: LeaseId, how: BorrowerAction) -> Vec<BorrowerAction> {
+    fn end_use(&mut self, lease: LeaseId, how: BorrowerAction) -> Vec<BorrowerAction> {
         self.newest = self.newest.max(lease);
         match self.leases.get_mut(&lease) {
             None => {

@@ -22,7 +22,7 @@ pub struct DeviceChange {
     pub functions: Vec<String>,
     /// What the rack file would say of it; none where it is withdrawn.
     pub section: Option<String>,
-    /// What it said of a device that is withdrawn: its functions are known until its node has let go of it.
+    /// What it said of a device that is withdrawn: its functions are known until its node has released it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub was: Option<String>,
     /// The rack file lists it: a new life of its node lends it unless told otherwise.

@@ -18,7 +18,7 @@ pub use admission::{ArmedFor, NotAdmitted};
 
 use crate::message::{Epoch, Incarnation, LeaseId, Message};
 use crate::under_way::UnderWay;
-use devices::Devices;
+use devices::DeviceChanges;
 use levels::LenderChange;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub struct Lender {
     newest_lease: LeaseId,
     /// What it was told of devices since.
     #[serde(default)]
-    changes: Devices,
+    changes: DeviceChanges,
 }
 
 impl Lender {
@@ -71,7 +71,7 @@ impl Lender {
             incarnation,
             devices: BTreeMap::new(),
             newest_lease: 0,
-            changes: Devices::default(),
+            changes: DeviceChanges::default(),
         };
         devices.into_iter().for_each(|name| lender.add(name));
         lender

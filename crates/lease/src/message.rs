@@ -238,7 +238,7 @@ pub enum Message {
         /// The level, as the class of the device writes it; none for what anybody gets.
         level: Option<String>,
     },
-    /// Lender: what became of the newest change of a lease's service level.
+    /// Lender: the outcome of the newest change of a lease's service level.
     LevelSet {
         /// Which start of the lender's node says so.
         incarnation: Incarnation,
@@ -284,7 +284,7 @@ pub enum Message {
         /// What the rack file would say of it.
         section: String,
     },
-    /// Lender: what became of an offer.
+    /// Lender: the outcome of an offer.
     Offered {
         /// Which start of the lender's node says so.
         incarnation: Incarnation,
@@ -295,7 +295,7 @@ pub enum Message {
         /// It is lent: its functions, each with the newest epoch that this life was told of. Or why not, for people.
         outcome: Result<BTreeMap<String, Epoch>, String>,
     },
-    /// Authority to lender: let go of this device, which nobody has borrowed.
+    /// Authority to lender: release this device, which nobody has borrowed.
     Withdraw {
         /// The lender's life that is meant.
         incarnation: Incarnation,
@@ -338,7 +338,7 @@ pub enum Message {
         /// How that was noticed.
         reason: String,
     },
-    /// Authority to borrower: the lease is over; let go.
+    /// Authority to borrower: the lease is over; release the function.
     Ended {
         /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
@@ -346,11 +346,11 @@ pub enum Message {
         reason: String,
     },
     /// Authority to borrower: the turn that this lease is, is over. Its user is to be told, and may take so long to
-    /// let go; then the lease is over.
+    /// released it; then the lease is over.
     TurnOver {
         /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
-        /// How long a program has to let go, in milliseconds.
+        /// How long a program has to release it, in milliseconds.
         grace: Millis,
     },
     /// Borrower: the turn that this lease is, is not needed any more.

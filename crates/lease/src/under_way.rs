@@ -17,7 +17,7 @@ pub enum UnderWay {
     Device(String),
     /// The socket of a lease is made.
     Opening(LeaseId),
-    /// The socket of a lease is closed, after its user let go.
+    /// The socket of a lease is closed, after its user released it.
     Closing(LeaseId),
 }
 

@@ -66,7 +66,7 @@ impl Rack {
 
 /// How a request that wants several functions goes about it.
 trait Policy {
-    /// Takes what can be had for the request at `place`; the leases that it has then, of which it needs one for
+    /// Takes the functions that are free for the request at `place`; the leases that it has then, of which it needs one for
     /// each function.
     fn try_to_get(
         rack: &mut Rack,

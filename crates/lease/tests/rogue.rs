@@ -169,7 +169,7 @@ fn a_node_of_another_host_ends_no_lease_of_others() {
             }
             rack.is_kept(lease);
         }
-        // And the honest go on: the other function of alpha's is to be had, and given back.
+        // And the honest go on: the other function of alpha's is available, and given back.
         let other = rack.borrow("alpha/nvme1", "beta").expect("nobody has it");
         rack.is_kept(other);
         let outcome = rack.authority.give_back(rack.now, other).unwrap();

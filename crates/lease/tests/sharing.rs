@@ -1,7 +1,7 @@
-//! Time-sharing, simulated: borrowers take turns on one function while messages are lost and delayed, users let go late
+//! Time-sharing, simulated: borrowers take turns on one function while messages are lost and delayed, users release it late
 //! or early, borrowers freeze and die, and the control plane is restarted from what it stored.
 //!
-//! * One borrower at a time has the function, and never without having been asked to let go before it is taken away.
+//! * One borrower at a time has the function, and never without having been asked to release it before it is taken away.
 //! * Equal borrowers have it equally long: Jain's index of the time that each had it, hand-over included, is at least
 //!   0.99; so it is per weight where weights differ.
 //! * Nobody who is there starves, and who died for good leaves the ring.
@@ -44,7 +44,7 @@ struct Host {
     held: Millis,
     /// When it had it last.
     last_had: Millis,
-    /// The greatest time that its user takes to let go.
+    /// The greatest time that its user takes to release the function.
     slowness: Millis,
 }
 
@@ -81,7 +81,7 @@ impl Rack {
                 has: None,
                 held: 0,
                 last_had: 0,
-                // Every other one lets go at once.
+                // Every other one releases it at once.
                 slowness: (number % 2) as u64
                     * (GRACE / 2 + random.below(GRACE as usize / 2) as u64),
             }
@@ -240,7 +240,7 @@ impl Rack {
             Work::Revoke(device, epoch) => {
                 // Whoever had it has it no longer.
                 for at in 0..self.hosts.len() {
-                    self.let_go(at);
+                    self.release(at);
                 }
                 let actions = self.hosts[at].lender.revoke_done(&device, epoch);
                 self.lender_actions(at, actions);
@@ -258,7 +258,7 @@ impl Rack {
             }
             Work::Close(lease) => {
                 if self.hosts[at].has.is_some_and(|(had, _)| had == lease) {
-                    self.let_go(at);
+                    self.release(at);
                 }
                 let actions = self.hosts[at].borrower.close_done(lease);
                 self.borrower_actions(at, actions);
@@ -266,7 +266,7 @@ impl Rack {
         }
     }
 
-    fn let_go(&mut self, at: usize) {
+    fn release(&mut self, at: usize) {
         let now = self.now;
         if let Some((_, since)) = self.hosts[at].has.take() {
             self.hosts[at].held += now - since;
@@ -299,7 +299,7 @@ impl Rack {
 
     /// Another life of a borrower's node.
     fn restart(&mut self, at: usize) {
-        self.let_go(at);
+        self.release(at);
         self.work.retain(|(_, host, _)| *host != at);
         let host = &mut self.hosts[at];
         host.life += 1;
@@ -308,7 +308,7 @@ impl Rack {
     }
 
     fn die(&mut self, at: usize) {
-        self.let_go(at);
+        self.release(at);
         self.hosts[at].alive = false;
     }
 
@@ -354,7 +354,7 @@ fn eight_equal_borrowers_have_it_equally_long() {
                 all.fold((0, 0), |(held, turns), it| (held + it.held, turns + it.turns));
             held as f64 / turns as f64
         };
-        assert!(per_turn(1) > 1.1 * per_turn(0), "seed {seed}: all let go as quickly");
+        assert!(per_turn(1) > 1.1 * per_turn(0), "seed {seed}: all release it as quickly");
         // What is nobody's is small: hand-over, and messages that are lost on the way.
         let all: Millis = held.iter().sum();
         assert!(all * 100 >= rack.now * 80, "seed {seed}: {all} of {} ms", rack.now);
@@ -436,7 +436,7 @@ fn who_is_silent_for_long_leaves_the_ring_and_who_comes_back_stays() {
 }
 
 #[test]
-fn who_is_alone_is_not_asked_to_let_go() {
+fn who_is_alone_is_not_asked_to_release_it() {
     let mut rack = ring(1, &[1], 0);
     rack.run(20 * SLICE, |_| ());
     let first = rack.hosts[1].has.expect("it has the function").0;

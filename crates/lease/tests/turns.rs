@@ -15,9 +15,9 @@ struct Rack {
     now: Millis,
     authority: Authority,
     stored: BTreeMap<String, Record>,
-    /// Alpha cannot lend.
+    /// Alpha's node fails to arm its function.
     broken: bool,
-    /// Borrowers that were asked to let go within their grace, by their leases.
+    /// Borrowers that were asked to release the function within their grace, by their leases.
     asked: BTreeMap<u64, String>,
     /// Leases that were taken away at once.
     ended: Vec<u64>,
@@ -146,8 +146,8 @@ impl Rack {
         self.hear(&holder, Message::TurnUsed { lease, how });
     }
 
-    /// Who was asked lets go.
-    fn let_go(&mut self) {
+    /// Who was asked releases the function.
+    fn release(&mut self) {
         for (lease, host) in std::mem::take(&mut self.asked) {
             self.hear(&host, Message::Closed { lease });
         }
@@ -175,9 +175,9 @@ fn turns_that_nobody_used_count_in_a_row_only() {
     rack.share("gamma");
     rack.pass(SLICE);
     assert_eq!(rack.asked.values().collect::<Vec<_>>(), ["beta"]);
-    rack.let_go();
+    rack.release();
     rack.pass(SLICE);
-    rack.let_go();
+    rack.release();
     assert_eq!(rack.holder(), "beta");
     rack.used(TurnUse::Unused);
     assert_eq!(rack.of(beta).map(|it| it.unused), Some(1), "it has left");
@@ -249,7 +249,7 @@ fn a_holder_that_is_next_by_its_account_keeps_the_function() {
     rack.pass(SLICE);
     // Beta holds on for four slices longer than its turn.
     rack.pass(4 * SLICE);
-    rack.let_go();
+    rack.release();
     assert_eq!(rack.holder(), "gamma");
     let (lease, debt) = (rack.lease(), rack.of(beta).unwrap().credit);
     assert!(debt <= -4 * SLICE as i64, "{debt}");
@@ -273,7 +273,7 @@ fn a_clock_that_is_set_back_across_a_restart_delays_no_turn() {
     rack.restart(1000);
     rack.pass(2 * SLICE);
     assert_eq!(rack.asked.keys().collect::<Vec<_>>(), [&lease]);
-    rack.let_go();
+    rack.release();
     assert_eq!(rack.holder(), "gamma");
 
     let mut rack = Rack::new();

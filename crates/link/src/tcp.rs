@@ -473,7 +473,7 @@ mod tests {
             let (asked, why) = (hello("beta", function), "--placement borrower");
             let said = beta.connect("tcp:127.0.0.1:1", &asked).err().unwrap().to_string();
             assert!(said.contains(why), "{said}");
-            // A borrower that asks all the same.
+            // A borrower that asks anyway.
             let (listening, address) = listening(&alpha);
             let hear = std::thread::spawn(move || listening.accept().unwrap().hear().is_none());
             let socket = TcpStream::connect(address.strip_prefix(SCHEME).unwrap()).unwrap();

@@ -21,7 +21,7 @@ use crate::tcp::packets::TlsPackets;
 /// How long an idle peer may be silent before its kernel is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(1);
 /// How long the peer's kernel may leave what was sent unacknowledged before the connection counts as lost. It does
-/// so also for a process that stands still or is busy, until its buffers are full.
+/// so also for a process that stalls or is busy, until its buffers are full.
 const UNACKNOWLEDGED: Duration = Duration::from_millis(750);
 /// Bytes that TLS holds at most before the socket takes them.
 const BUFFER: usize = 256 << 10;

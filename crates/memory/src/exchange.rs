@@ -109,13 +109,13 @@ impl InheritedEnd {
     }
 }
 
-/// Why an exchange cannot be had.
+/// Why an exchange cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    /// Its memory cannot be had.
+    /// Its memory cannot be obtained.
     #[error(transparent)]
     Memory(#[from] RegionError),
-    /// Its events cannot be had.
+    /// Its events cannot be obtained.
     #[error("an exchange's events: {0}")]
     Events(#[from] std::io::Error),
     /// It was passed on by a process of another version, or what it passed on is none that there can be.
@@ -197,7 +197,7 @@ impl Exchange {
         Ok(Exchange(End::Carried(CarriedEnd::again(files, session, side, layout)?)))
     }
 
-    /// An end whose messages and data go by connections, for either side.
+    /// An end whose messages and data are sent over connections, for either side.
     ///
     /// # Errors
     /// [`ExchangeError`].

@@ -53,7 +53,7 @@ pub enum NotClosed {
 }
 
 impl Gate {
-    /// An open gate.
+    /// A gate that is open.
     ///
     /// # Errors
     /// When the process has no descriptors left.

@@ -9,7 +9,7 @@
 //! installed before, as if the guard were not there.
 //!
 //! The second thing it does: a region whose memory is being moved elsewhere is *frozen*, which
-//! means that it can be read but not written. A thread that writes to it all the same waits until
+//! means that it can be read but not written. A thread that writes to it anyway waits until
 //! the region is unfrozen, and continues: in the kernel, where it can do that (`guard::uffd`), else in a
 //! handler of SIGSEGV. What the handler cannot do: a thread that has SIGSEGV blocked ends the
 //! process, and a system call that writes to frozen memory fails with `EFAULT`.
@@ -22,13 +22,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use slot::Slot;
+use slot::GuardSlot;
 
 const SLOTS: usize = 1024;
 
 /// A block of slots; blocks are never freed, so the handler may walk them at any time.
 struct Block {
-    slots: [Slot; SLOTS],
+    slots: [GuardSlot; SLOTS],
     next: AtomicPtr<Block>,
 }
 
@@ -39,8 +39,8 @@ impl Block {
 }
 
 /// A slot with nothing registered.
-const fn empty() -> Slot {
-    Slot {
+const fn empty() -> GuardSlot {
+    GuardSlot {
         version: AtomicU32::new(0),
         state: AtomicU32::new(slot::FREE),
         start: AtomicU64::new(0),
@@ -55,7 +55,7 @@ static REPLACED_COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// The slots that are free.
 struct Free {
-    slots: Vec<&'static Slot>,
+    slots: Vec<&'static GuardSlot>,
     begun: bool,
 }
 
@@ -86,7 +86,7 @@ fn registry() -> MutexGuard<'static, Free> {
 }
 
 impl Free {
-    fn take(&mut self) -> &'static Slot {
+    fn take(&mut self) -> &'static GuardSlot {
         if !self.begun {
             self.begun = true;
             self.slots.extend(FIRST.slots.iter());
@@ -109,7 +109,7 @@ impl Free {
 /// The registration of one mapped range; dropping it takes the range out again.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    slot: &'static Slot,
+    slot: &'static GuardSlot,
     start: usize,
     length: usize,
     /// Whether a part of the range is protected by the kernel, or was since it was frozen.
@@ -141,7 +141,7 @@ impl Registration {
         }
         // SAFETY: pages of our own mapping, which stay readable; writers wait.
         unsafe { libc_result(libc::mprotect(start as *mut _, length, libc::PROT_READ)) }
-            .inspect_err(|_| self.let_go())
+            .inspect_err(|_| self.release())
     }
 
     /// Other memory was mapped in a frozen range, read-only: writers to it wait as well.
@@ -169,7 +169,7 @@ impl Registration {
         let outcome =
             unsafe { libc_result(libc::mprotect(self.start as *mut _, self.length, both)) };
         if outcome.is_ok() {
-            self.let_go();
+            self.release();
         } else {
             self.release_in_kernel();
         }
@@ -177,7 +177,7 @@ impl Registration {
     }
 
     /// Nobody waits any more; what protects the pages is gone already.
-    fn let_go(&self) {
+    fn release(&self) {
         signals::allow_retries();
         self.slot.unfreeze();
         self.release_in_kernel();
@@ -222,7 +222,7 @@ fn libc_result(outcome: libc::c_int) -> rustix::io::Result<()> {
 }
 
 /// Waits while a slot is frozen, or wakes who does.
-fn futex(slot: &Slot, operation: libc::c_int, value: u32) {
+fn futex(slot: &GuardSlot, operation: libc::c_int, value: u32) {
     // SAFETY: the word lives for ever; a futex call is async-signal-safe and touches nothing else.
     unsafe {
         let none = ptr::null::<libc::timespec>();
@@ -232,7 +232,7 @@ fn futex(slot: &Slot, operation: libc::c_int, value: u32) {
 }
 
 /// The registered range that `address` lies in.
-fn find(address: usize) -> Option<(&'static Slot, (usize, usize))> {
+fn find(address: usize) -> Option<(&'static GuardSlot, (usize, usize))> {
     let mut block = &FIRST;
     loop {
         for slot in &block.slots {

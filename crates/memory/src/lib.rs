@@ -20,7 +20,7 @@
 //! * [`frames`]: Ethernet frames from one process to another, in shared memory.
 //! * [`lock`]: locks and barriers between processes, which survive their holders.
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
-//! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
+//! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stalled.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
 //! * [`socket`]: sockets that others find by a path.
 //! * [`descriptors`]: room for those.

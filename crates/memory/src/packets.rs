@@ -38,7 +38,7 @@ pub trait PacketStream: Send + Sync + std::fmt::Debug {
     /// connection is of no more use.
     fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError>;
 
-    /// Sends a message whose answer nobody needs. Whether the answer will come all the same, to be
+    /// Sends a message whose answer nobody needs. Whether the answer will come anyway, to be
     /// received and thrown away.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Packets {
         Ok(Packets(fd))
     }
 
-    /// As [`PacketStream::send`].
+    /// Sends a packet as [`PacketStream::send`] does, without an object of the trait.
     ///
     /// # Errors
     /// As there.
@@ -198,7 +198,7 @@ impl Packets {
         }
     }
 
-    /// As [`PacketStream::receive`].
+    /// Receives a packet as [`PacketStream::receive`] does, without an object of the trait.
     ///
     /// # Errors
     /// As there.

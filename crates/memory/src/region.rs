@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guard::{self, Registration};
 use crate::slice::DmaSlice;
-use file::{Admitted, PAGE, ask_for_huge_pages, check_memory};
+use file::{FileRequirement, PAGE, ask_for_huge_pages, check_memory};
 pub use shared::SharedMemory;
 
 /// Why a descriptor could not be mapped.
@@ -110,7 +110,7 @@ impl Region {
         length: u64,
         access: Access,
     ) -> Result<Region, RegionError> {
-        Region::map_admitted(None, fd, (offset, length), access, Admitted::Stored)
+        Region::map_admitted(None, fd, (offset, length), access, FileRequirement::Stored)
     }
 
     /// The same, at an address of the caller's choice, where nothing is mapped yet.
@@ -124,7 +124,7 @@ impl Region {
         length: u64,
         access: Access,
     ) -> Result<Region, RegionError> {
-        Region::map_admitted(address, fd, (offset, length), access, Admitted::Memory)
+        Region::map_admitted(address, fd, (offset, length), access, FileRequirement::Memory)
     }
 
     /// Maps `length` bytes at `offset` of a device's file, as VFIO gives it: a BAR that is memory. The kernel's driver
@@ -155,7 +155,7 @@ impl Region {
         fd: BorrowedFd<'_>,
         (offset, length): (u64, u64),
         access: Access,
-        admitted: Admitted,
+        admitted: FileRequirement,
     ) -> Result<Region, RegionError> {
         crate::copy::pages::calibrate();
         let page = check_memory(fd, offset, length, admitted)?;
@@ -365,7 +365,7 @@ impl Region {
             fd,
             from + skipped,
             length as u64 - self.tail(start, length),
-            Admitted::Memory,
+            FileRequirement::Memory,
         )
         .and_then(|_| {
             // SAFETY: replaces whole pages of our own mapping, which stay mapped.

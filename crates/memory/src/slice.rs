@@ -237,7 +237,7 @@ impl PinnedSlice {
         Some(PinnedSlice { region, start, length })
     }
 
-    /// All of `region`.
+    /// A slice of all of `region`, which stays mapped as long as the slice lives.
     pub fn whole(region: Arc<Region>) -> PinnedSlice {
         let DmaSlice { start, length, .. } = region.whole();
         PinnedSlice { region, start, length }

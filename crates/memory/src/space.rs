@@ -6,7 +6,7 @@
 //! no mapping covers is refused, counted, and reported with its address.
 //!
 //! One thread owns a `DmaSpace`, the one that runs the function: so no lock is taken on the way
-//! to memory, and a mapping goes away between two operations, never in the middle of one.
+//! to memory, and a mapping goes away between two operations, never during one.
 
 mod error;
 mod fault;
@@ -29,7 +29,7 @@ pub use error::MapError;
 pub use fault::DmaFault;
 use files::Files;
 pub use files::{Behind, KEPT_FILES};
-use limits::Slot;
+use limits::MappingSlot;
 pub use limits::max_mappings;
 pub use peers::PeerBytes;
 use peers::Peers;
@@ -51,7 +51,7 @@ struct Window {
 #[derive(Debug)]
 struct Mapped {
     region: Arc<Region>,
-    _slot: Slot,
+    _slot: MappingSlot,
 }
 
 /// A mapping of a function, as its user made it.
@@ -132,7 +132,7 @@ impl DmaSpace {
         }
         let region = match loan.memory() {
             Some(memory) => {
-                let slot = Slot::take()?;
+                let slot = MappingSlot::take()?;
                 let (file, offset) = memory.parts();
                 let map = match place {
                     _ if memory.is_of_device() => Region::map_device,
@@ -163,11 +163,11 @@ impl DmaSpace {
     /// When there is none, or one is inside in part; nothing changes then.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
         let windows = self.domain.unmap_within(iova, length)?;
-        self.let_go(windows);
+        self.release_windows(windows);
         Ok(())
     }
 
-    fn let_go(&mut self, windows: Vec<Window>) {
+    fn release_windows(&mut self, windows: Vec<Window>) {
         self.generation += 1;
         for window in windows {
             // A mapping without memory may be where a window is.
@@ -182,11 +182,11 @@ impl DmaSpace {
     pub fn unmap_all(&mut self) -> usize {
         let windows = self.domain.clear();
         let count = windows.len();
-        self.let_go(windows);
+        self.release_windows(windows);
         count
     }
 
-    /// Lets go of all memory: its owner truncated some of it. The mappings stay, as ones that no
+    /// Releases all memory: its owner truncated some of it. The mappings stay, as ones that no
     /// memory is behind, until their owner takes them away; windows are closed.
     pub fn drop_memory(&mut self) {
         self.close_windows();
@@ -508,7 +508,7 @@ fn no_memory(address: u64, length: u64) -> DmaFault {
     DmaFault::NoMemory { address, length }
 }
 
-/// Lets go of a window's memory. Somebody may still hold a pinned slice of it: their memory is replaced.
+/// Releases a window's memory. Somebody may still hold a pinned slice of it: their memory is replaced.
 fn release(region: Option<Mapped>) {
     if let Some(Mapped { region, .. }) = region
         && Arc::strong_count(&region) > 1

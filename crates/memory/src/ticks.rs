@@ -38,7 +38,7 @@ mod tests {
     use super::{is_gap, now};
 
     #[test]
-    fn a_thread_that_stood_still_for_50_ms_finds_a_gap_and_one_that_runs_does_not() {
+    fn a_thread_that_stalled_for_50_ms_finds_a_gap_and_one_that_runs_does_not() {
         let before = now();
         std::thread::sleep(Duration::from_millis(50));
         assert!(is_gap(before, now()));

@@ -6,7 +6,7 @@
 //! window says so ([`admit`]), proves that what is stored on one side is seen on the other, and takes the
 //! word back if it is not.
 //!
-//! An eventfd of the host's cannot be had in a guest. In its place is a file of the same file system
+//! An eventfd of the host's cannot be used in a guest. In its place is a file of the same file system
 //! ([`WindowEvent`]): reading it waits for a ring, writing to it rings.
 //!
 //! Such files are read past the page cache: the guest's kernel has the far side write to the reader's own

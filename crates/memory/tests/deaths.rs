@@ -67,7 +67,7 @@ impl View {
         SharedBarrier::new(region, BARRIER_AT, event(), &View::parties(), self.me).unwrap()
     }
 
-    /// Locks and unlocks; dies in the middle of a change after `turns` of them.
+    /// Locks and unlocks; dies during a change after `turns` of them.
     fn count(&self, turns: u64) {
         let mutex = self.mutex();
         for turn in 0.. {
@@ -131,7 +131,7 @@ fn one_party() {
     }
 }
 
-/// The parent's side.
+/// The process that makes the memory and outlives its children.
 struct Parent {
     memory: SharedMemory,
     view: View,

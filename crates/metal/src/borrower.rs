@@ -225,7 +225,7 @@ fn refused<T>(what: impl Into<String>) -> impl FnOnce(Errno) -> Result<T, MetalE
 }
 
 impl Module {
-    /// Opens it.
+    /// Opens the kernel module's device file.
     ///
     /// # Errors
     /// When it is not loaded, not ours to open, or of another version.
@@ -285,7 +285,7 @@ impl Module {
     /// Returns a function: its driver releases it, and it disappears. With `force`, also while it is mounted.
     ///
     /// # Errors
-    /// When there is none, it is in use, or its driver does not let go in time.
+    /// When there is none, it is in use, or its driver does not release it in time.
     pub fn give_back(&self, handle: u32, force: bool, limit: Duration) -> Result<(), MetalError> {
         let flags = if force { FORCE } else { 0 };
         let timeout_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
@@ -365,7 +365,7 @@ impl ModuleStatus {
             reason: match raw.reason {
                 0 => None,
                 1 => Some("the NTB's link is down"),
-                2 => Some("the lender's heartbeat stood still"),
+                2 => Some("the lender's heartbeat stalled"),
                 3 => Some("the lender took it away"),
                 4 => Some("the lender is not reached"),
                 5 => Some("this host's node said so"),

@@ -59,7 +59,7 @@ pub(crate) struct BarMap {
     pub number: u8,
     /// Its bytes, a power of two.
     pub size: u64,
-    /// [`BAR_64`] and [`BAR_PREFETCH`].
+    /// Its kind: [`BAR_64`] and [`BAR_PREFETCH`], or none.
     pub flags: u32,
     /// The memory or registers that the borrower's accesses reach.
     pub target: RangeTarget,

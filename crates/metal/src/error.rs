@@ -49,12 +49,12 @@ pub enum MetalError {
     /// The model of a device refuses.
     #[error("{device}: {what} failed: {cause}")]
     Model {
-        /// The device's name.
+        /// Name of the device whose model refuses.
         device: String,
         /// The step that failed.
         what: &'static str,
         /// What the model says.
-        cause: rackbus_pci::vfio_user::DeviceError,
+        cause: rackbus_pci::vfio_user::RequestRefused,
     },
     /// The window has no room for its BARs.
     #[error(
@@ -106,7 +106,7 @@ fn explain(errno: Errno) -> &'static str {
         Errno::RANGE => "the device does not reach all of this host's memory through the window",
         Errno::NOENT => "no such function is borrowed",
         Errno::BUSY => "it is in use; unmount its file systems first, or use force",
-        Errno::TIMEDOUT => "its driver has not let go of it yet",
+        Errno::TIMEDOUT => "its driver has not released it yet",
         _ => "the kernel module refuses",
     }
 }

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rackbus_memory::{Event, Revoker};
-use rackbus_pci::vfio_user::Device;
+use rackbus_pci::vfio_user::ServedDevice;
 use rackbus_vfio::{Container, Facts, VfioDevice};
 
 use crate::device::{PhysicalDevice, ReadyDevice};
@@ -123,11 +123,11 @@ impl LentWindow {
     /// NTB, until `memory` revokes it. Dropping what is returned drops the device.
     ///
     /// # Errors
-    /// When its registers cannot be had as memory, there is no room, or the borrower's memory cannot be lent to it.
+    /// When its registers cannot be shared as memory, there is no room, or the borrower's memory cannot be lent to it.
     pub fn lend_model(
         &self,
         name: &str,
-        (device, memory): (Box<dyn Device>, Revoker),
+        (device, memory): (Box<dyn ServedDevice>, Revoker),
         epoch: u64,
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {
@@ -280,7 +280,7 @@ impl Drop for WindowLoan {
         // One that panicked has said so.
         let _ = thread.join();
         // Other threads look at it for a moment only. Nobody else can have the device before it is closed and its group
-        // is let go.
+        // is released.
         let function = loop {
             match Arc::try_unwrap(function) {
                 Ok(function) => break function,
@@ -291,7 +291,7 @@ impl Drop for WindowLoan {
         let released = function.is_released();
         drop(function);
         self.shared.ntb.container().leave_idle_groups();
-        // Who has not let go may still access what is at this place.
+        // Who has not released it may still access what is at this place.
         match released {
             true => locked(&self.shared.room).give_back(control, &self.offsets),
             false => drop(locked(&self.shared.retired).insert(control, self.offsets.clone())),

@@ -9,9 +9,9 @@ use std::ops::Range;
 /// Bit of an entry's last word: its messages are held back.
 pub const MASKED: u32 = 1;
 
-/// What becomes of an interrupt.
+/// What is done with an interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Message {
+pub enum MsiEffect {
     /// A word to be stored, so many bytes into the range that leads to the borrower's local APICs.
     Store {
         /// Offset in that range.
@@ -25,17 +25,17 @@ pub enum Message {
     Nowhere,
 }
 
-/// What becomes of an interrupt whose entry is `entry`: address, its upper half, data, control. `interrupts` are the
+/// What is done with an interrupt whose entry is `entry`: address, its upper half, data, control. `interrupts` are the
 /// addresses that lead to the borrower's local APICs.
-pub fn message([low, high, data, control]: [u32; 4], interrupts: &Range<u64>) -> Message {
+pub fn message([low, high, data, control]: [u32; 4], interrupts: &Range<u64>) -> MsiEffect {
     if control & MASKED != 0 {
-        return Message::Pending;
+        return MsiEffect::Pending;
     }
     let address = u64::from(low) | u64::from(high) << 32;
     let inside = interrupts.contains(&address) && interrupts.end - address >= 4;
     match address.is_multiple_of(4) && inside {
-        true => Message::Store { offset: address - interrupts.start, data },
-        false => Message::Nowhere,
+        true => MsiEffect::Store { offset: address - interrupts.start, data },
+        false => MsiEffect::Nowhere,
     }
 }
 
@@ -49,10 +49,17 @@ mod tests {
 
     #[test]
     fn a_message_goes_where_its_entry_says() {
-        assert_eq!(message([0xff0, 1, 33, 0], &APICS), Message::Store { offset: 0xff0, data: 33 });
-        assert_eq!(message([0xff0, 1, 33, 1], &APICS), Message::Pending);
+        assert_eq!(
+            message([0xff0, 1, 33, 0], &APICS),
+            MsiEffect::Store { offset: 0xff0, data: 33 }
+        );
+        assert_eq!(message([0xff0, 1, 33, 1], &APICS), MsiEffect::Pending);
         for (low, high) in [(0xff0, 0), (0xff2, 1), (0x10_0000, 1), (u32::MAX, u32::MAX)] {
-            assert_eq!(message([low, high, 33, 0], &APICS), Message::Nowhere, "{low:#x} {high:#x}");
+            assert_eq!(
+                message([low, high, 33, 0], &APICS),
+                MsiEffect::Nowhere,
+                "{low:#x} {high:#x}"
+            );
         }
     }
 
@@ -71,7 +78,7 @@ mod tests {
                 let address = start.wrapping_add(u64::from(entry[0]) % (length + 8)).wrapping_sub(4);
                 (entry[0], entry[1]) = (address as u32, (address >> 32) as u32);
             }
-            if let Message::Store { offset, data } = message(entry, &range) {
+            if let MsiEffect::Store { offset, data } = message(entry, &range) {
                 prop_assert!(offset + 4 <= length && (start + offset).is_multiple_of(4));
                 prop_assert_eq!(data, entry[2]);
                 prop_assert_eq!(entry[3] & 1, 0);

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rackbus_memory::{Access, Event, MappedRegisters, Region, Revoker, SharedMemory};
-use rackbus_pci::endpoint::{IrqChange, Region as DeviceRegion};
-use rackbus_pci::vfio_user::{Device, DeviceError, SharedPart};
+use rackbus_pci::endpoint::{FunctionRegion as DeviceRegion, IrqChange};
+use rackbus_pci::vfio_user::{RequestRefused, ServedDevice, SharedPart};
 use rackbus_spec::pcie::{Command, header, msix};
 
 use crate::device::{
@@ -22,7 +22,7 @@ use crate::device::{
 use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
 use crate::lender::locked;
-use crate::messages::{MASKED, Message, message};
+use crate::messages::{MASKED, MsiEffect, message};
 use crate::ntb::Ntb;
 use crate::window::PAGE;
 
@@ -39,7 +39,7 @@ pub(crate) struct ModelledDevice {
     name: String,
     vectors: Arc<Vectors>,
     thread: Option<JoinHandle<()>>,
-    device: Box<dyn Device>,
+    device: Box<dyn ServedDevice>,
     /// Takes away the memory that it reaches.
     memory: Revoker,
     /// Offset of the message control register of MSI-X.
@@ -50,15 +50,15 @@ impl ModelledDevice {
     /// Makes a model ready to be lent through an NTB.
     ///
     /// # Errors
-    /// When its registers cannot be had as memory, or the borrower's memory cannot be lent to it.
+    /// When its registers cannot be shared as memory, or the borrower's memory cannot be lent to it.
     pub fn prepare(
         name: &str,
-        (device, memory): (Box<dyn Device>, Revoker),
+        (device, memory): (Box<dyn ServedDevice>, Revoker),
         ntb: &Ntb,
     ) -> Result<ReadyDevice, MetalError> {
         let failed = |what| {
             let device = name.to_owned();
-            move |cause: DeviceError| MetalError::Model { device, what, cause }
+            move |cause: RequestRefused| MetalError::Model { device, what, cause }
         };
         let config = device.read(DeviceRegion::Config, 0, PAGE);
         let config = config.map_err(failed("reading its configuration space"))?;
@@ -120,7 +120,7 @@ impl ModelledDevice {
         written.map_err(|cause| self.failed("writing its configuration space", cause))
     }
 
-    fn failed(&self, what: &'static str, cause: DeviceError) -> MetalError {
+    fn failed(&self, what: &'static str, cause: RequestRefused) -> MetalError {
         MetalError::Model { device: self.name.clone(), what, cause }
     }
 }
@@ -185,7 +185,7 @@ fn wires(entries: u16) -> Result<(Vec<Event>, Vec<Option<OwnedFd>>), MetalError>
 /// anyway.
 fn bars_of(
     name: &str,
-    device: &dyn Device,
+    device: &dyn ServedDevice,
     config: &[u8],
     image: &Image,
 ) -> Result<(Vec<BarMap>, SharedMemory), MetalError> {
@@ -213,7 +213,7 @@ fn bars_of(
             Some(part) => {
                 whole(part, size).ok_or_else(|| refused("cannot be mapped as a whole"))??
             }
-            None => return Err(refused("has registers that are only to be had by messages")),
+            None => return Err(refused("has registers that are only accessible by messages")),
         };
         let bar = BarMap::new((number, size), kind, region);
         bars.push(bar.ok_or_else(|| refused("has no size that a window has"))?);
@@ -223,7 +223,7 @@ fn bars_of(
 }
 
 /// The registers that a model looks at.
-fn registers(name: &str, device: &dyn Device, size: u64) -> Result<Arc<Region>, MetalError> {
+fn registers(name: &str, device: &dyn ServedDevice, size: u64) -> Result<Arc<Region>, MetalError> {
     let polled = device.registers(REGISTERS);
     let (file, length) = polled.map_err(|error| not_lendable(name, error.to_string()))?;
     if length != size {
@@ -304,16 +304,16 @@ impl Vectors {
                 // One that is being changed is as one that is masked.
                 let outcome = match self.words(vector) {
                     Some(words) => message(words, &self.addresses),
-                    None => Message::Pending,
+                    None => MsiEffect::Pending,
                 };
                 match outcome {
-                    Message::Store { offset, data } => drop(self.interrupts.write(offset, data)),
-                    Message::Nowhere if !std::mem::replace(&mut nowhere, true) => {
+                    MsiEffect::Store { offset, data } => drop(self.interrupts.write(offset, data)),
+                    MsiEffect::Nowhere if !std::mem::replace(&mut nowhere, true) => {
                         tracing::warn!(device = self.name, vector, "an interrupt leads nowhere");
                     }
-                    Message::Nowhere | Message::Pending => {}
+                    MsiEffect::Nowhere | MsiEffect::Pending => {}
                 }
-                held[vector] = outcome == Message::Pending;
+                held[vector] = outcome == MsiEffect::Pending;
             }
             self.show_pending(&held);
             pending = held.contains(&true);

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use rackbus_fabric::demand::BAR;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
-    AccessError, ComponentId, ComponentKind, DemandMapped, Destination, Fabric, HostId, Link,
-    Requester, SpaceError, Topology, TopologyError, WayError, derive,
+    AccessError, ComponentId, ComponentKind, DemandMapped, Destination, Fabric, HostId, Requester,
+    SpaceError, Topology, TopologyError, TopologyLink, WayError, derive,
 };
 
 use crate::engine::{
@@ -166,7 +166,9 @@ impl Assembly {
     }
 
     /// The links: their ends, what they are, and the direction from the first to the second.
-    pub fn links(&self) -> impl Iterator<Item = (ComponentId, ComponentId, Link, DirectionId)> {
+    pub fn links(
+        &self,
+    ) -> impl Iterator<Item = (ComponentId, ComponentId, TopologyLink, DirectionId)> {
         let topology = self.topology();
         let first =
             self.directions.iter().filter(|(_, direction)| direction.index().is_multiple_of(2));

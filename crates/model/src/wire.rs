@@ -3,7 +3,7 @@
 //! Sources: PCI Express Base Specification 6.0, sections 2.2 (TLP headers), 3.5 (DLLPs), 4.2
 //! (framing and encoding); what is an estimate is called one.
 
-use rackbus_fabric::Link;
+use rackbus_fabric::TopologyLink;
 
 use crate::time::Time;
 
@@ -44,10 +44,10 @@ pub struct Wire {
 impl Wire {
     /// The wire of a link. What joins parts inside of a chip, or without the file saying how, is as wide as
     /// the widest link of today ([`AMPLE`]): packets wait and take turns there as anywhere.
-    pub fn of(link: Link) -> Wire {
+    pub fn of(link: TopologyLink) -> Wire {
         match link {
-            Link::Internal => Wire::pcie(AMPLE.0, AMPLE.1),
-            Link::Pcie { generation, lanes } => Wire::pcie(generation, lanes),
+            TopologyLink::Internal => Wire::pcie(AMPLE.0, AMPLE.1),
+            TopologyLink::Pcie { generation, lanes } => Wire::pcie(generation, lanes),
         }
     }
 

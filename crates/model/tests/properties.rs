@@ -7,7 +7,7 @@ use std::fmt::Write;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use rackbus_fabric::rack::Rack;
-use rackbus_model::engine::{Class, Passage};
+use rackbus_model::engine::{PacketClass, Passage};
 use rackbus_model::time::Time;
 use rackbus_model::timing;
 use rackbus_model::workload::{self, Results, Run, Workload};
@@ -330,7 +330,7 @@ proptest! {
                 let route = &taken[&passage.packet];
                 let nth = route.iter().position(|other| other == direction).and_then(|nth| nth.checked_sub(1));
                 let came = nth.and_then(|nth| route.get(nth));
-                if passage.class == Class::Posted {
+                if passage.class == PacketClass::Posted {
                     // Writes keep their order on a route; those of others may have more roots to cross.
                     let before = sent_of.insert(route, passage.begin).unwrap_or(Time::ZERO);
                     prop_assert!(before <= passage.begin, "{passage:?}");

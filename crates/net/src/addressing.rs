@@ -12,7 +12,7 @@ use rackbus_fabric::rack::{Network, PortRules, Rack};
 
 use crate::address::MacAddress;
 use crate::port::PortOptions;
-use crate::vlan::Membership;
+use crate::vlan::VlanMembership;
 
 /// The class of network functions, as rack files name it.
 pub const FUNCTION_KIND: &str = "nic";
@@ -65,8 +65,8 @@ impl Station {
     }
 
     /// The VLANs that it is in: hosts and uplinks that name none pass on those that the rack file names nowhere.
-    pub fn membership(&self) -> Membership {
-        Membership::new(self.vlan, self.vlans.as_deref(), self.kind != StationKind::Function)
+    pub fn membership(&self) -> VlanMembership {
+        VlanMembership::new(self.vlan, self.vlans.as_deref(), self.kind != StationKind::Function)
     }
 
     fn with(self, rules: &PortRules) -> Station {

@@ -23,13 +23,13 @@ pub fn announcement(station: MacAddress) -> [u8; BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ethernet::Header;
+    use crate::ethernet::EthernetHeader;
 
     #[test]
     fn it_goes_to_all_from_the_station() {
         let station = MacAddress([2, 0, 0, 0, 0, 5]);
         let frame = announcement(station);
-        let header = Header::read(&frame).unwrap();
+        let header = EthernetHeader::read(&frame).unwrap();
         let expected = (MacAddress::BROADCAST, station, RARP);
         assert_eq!((header.to, header.from, header.kind), expected);
         assert_eq!(frame[14..28], [0, 1, 8, 0, 6, 4, 0, 3, 2, 0, 0, 0, 0, 5]);

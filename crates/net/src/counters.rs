@@ -66,7 +66,7 @@ impl Drops {
         self.add(cause, 1);
     }
 
-    /// Counts so many.
+    /// Counts `frames` dropped frames.
     #[inline]
     pub fn add(&self, cause: Cause, frames: u64) {
         let place = CAUSES.iter().position(|it| *it == cause).unwrap_or(0);
@@ -122,7 +122,7 @@ pub struct LaneCounters {
     pub peers: Vec<PeerCounters>,
     /// Frames for groups that were sent.
     pub groups: Count,
-    /// Frames that were dropped before it was known for whom they are.
+    /// Frames that were dropped before their receiver was known.
     pub drops: Drops,
     /// Frames that a capture had no room for.
     pub not_captured: Count,

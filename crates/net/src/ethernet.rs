@@ -17,9 +17,9 @@ pub const RARP: u16 = 0x8035;
 /// A VLAN tag follows (802.1Q), or two (802.1ad).
 pub const TAGGED: [u16; 2] = [0x8100, 0x88a8];
 
-/// What the header says.
+/// The fields of a frame's Ethernet header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct EthernetHeader {
     /// Whom it is for.
     pub to: MacAddress,
     /// Whom it says that it is from.
@@ -32,9 +32,9 @@ pub struct Header {
     pub length: usize,
 }
 
-impl Header {
+impl EthernetHeader {
     /// The header at the beginning of `frame`. `None` where it is cut off, or has more than two tags.
-    pub fn read(frame: &[u8]) -> Option<Header> {
+    pub fn read(frame: &[u8]) -> Option<EthernetHeader> {
         let address = |at: usize| Some(MacAddress(frame.get(at..at + 6)?.try_into().ok()?));
         let word = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
         let (to, from) = (address(0)?, address(6)?);
@@ -42,7 +42,7 @@ impl Header {
         for _ in 0..=2 {
             let kind = word(at)?;
             if !TAGGED.contains(&kind) {
-                return Some(Header { to, from, vlan, kind, length: at + 2 });
+                return Some(EthernetHeader { to, from, vlan, kind, length: at + 2 });
             }
             vlan = vlan.or(Some(word(at + 2)? & 0xfff));
             at += TAG;
@@ -59,17 +59,17 @@ mod tests {
 
     #[test]
     fn tags_are_counted_and_the_outer_one_names_the_vlan() {
-        let plain = Header::read(&FRAME).unwrap();
+        let plain = EthernetHeader::read(&FRAME).unwrap();
         assert_eq!((plain.to, plain.from), (MacAddress::BROADCAST, MacAddress([2, 0, 0, 0, 0, 1])));
         assert_eq!((plain.vlan, plain.kind, plain.length), (None, ARP, 14));
         let mut frame = FRAME.to_vec();
         frame.splice(12..12, [0x88, 0xa8, 0x20, 0x07, 0x81, 0x00, 0x00, 0x09]);
-        let tagged = Header::read(&frame).unwrap();
+        let tagged = EthernetHeader::read(&frame).unwrap();
         assert_eq!((tagged.vlan, tagged.kind, tagged.length), (Some(7), ARP, 22));
         frame.splice(12..12, [0x81, 0x00, 0, 1]);
-        assert_eq!(Header::read(&frame), None);
+        assert_eq!(EthernetHeader::read(&frame), None);
         for length in 0..FRAME.len() {
-            assert_eq!(Header::read(&FRAME[..length]), None);
+            assert_eq!(EthernetHeader::read(&FRAME[..length]), None);
         }
     }
 }

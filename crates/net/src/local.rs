@@ -442,7 +442,7 @@ mod tests {
         assert!(!a.park(), "which it hears of, whether it sleeps or is about to");
         a.unpark();
         assert_eq!(a.send(Offload::default(), &[whole]), Sent::Done);
-        // One that stands still costs its senders a bounded time.
+        // One that stalls costs its senders a bounded time.
         let begun = Instant::now();
         while a.send(Offload::default(), &[whole]) == Sent::Full {
             assert!(begun.elapsed() < Duration::from_secs(20));

@@ -5,7 +5,7 @@
 //! too big" (RFC 4443, section 3.2). They come from the address that the packet was for; senders look at the packet
 //! inside.
 
-use crate::ethernet::{Header, IPV4, IPV6};
+use crate::ethernet::{EthernetHeader, IPV4, IPV6};
 use crate::offload::{GSO_ECN, GSO_NONE, GSO_UDP_L4, Offload};
 
 /// Bytes of a frame that are enough to decide about it.
@@ -38,7 +38,7 @@ pub enum Fit {
 /// Whether the frame that begins with `start` (all of it, or [`LOOK`] bytes) and has `length` bytes goes through a
 /// network of `mtu` bytes.
 pub fn fit(start: &[u8], length: usize, offload: &Offload, mtu: u16) -> Fit {
-    let Some(header) = Header::read(start) else { return Fit::Drop };
+    let Some(header) = EthernetHeader::read(start) else { return Fit::Drop };
     let packet = &start[header.length..];
     let Some(bytes) = length.checked_sub(header.length) else { return Fit::Drop };
     let largest = match offload.gso_type {

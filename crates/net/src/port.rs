@@ -18,7 +18,7 @@ pub const MAX_FRAME: usize = 65_535 + 14 + 8;
 /// The shortest frame that a port takes: an Ethernet header. Frames are padded by whoever puts them on a wire.
 pub const MIN_FRAME: usize = 14;
 
-/// What became of a frame that was sent.
+/// How sending a frame ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
     /// It was taken, and lies with all its receivers that had room.
@@ -121,6 +121,6 @@ pub trait PortSource: Send + Sync + std::fmt::Debug {
     /// The port of `function`, which nobody else holds.
     ///
     /// # Errors
-    /// When it is held already, the network is down, or memory cannot be had.
+    /// When it is held already, the network is down, or memory cannot be obtained.
     fn port(&self, function: &str) -> std::io::Result<Box<dyn NetworkPort>>;
 }

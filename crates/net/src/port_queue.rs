@@ -26,7 +26,7 @@ use crate::offload::Offload;
 use crate::port::{Cause, Frame, MAX_FRAME, NetworkPort, Sent};
 use crate::switch::{HEAD, StationSwitch};
 
-use incoming::Incoming;
+use incoming::IncomingRings;
 use outgoing::Outgoing;
 
 /// How the ring of a queue lies in memory: room for 15 of the largest frames.
@@ -53,7 +53,7 @@ pub trait RingOpener: Send + Sync + std::fmt::Debug {
 pub enum News {
     /// A ring to a station, as it was asked for.
     Opened(usize, FrameSender),
-    /// There is none to be had now.
+    /// There is none available now.
     Failed(usize),
     /// The ring to a station is of no more use.
     Lost(usize),
@@ -103,17 +103,17 @@ impl PortQueueHandle {
 }
 
 /// A clock in nanoseconds.
-pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+pub type NanosecondClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The sender and receiver of a port.
 pub struct PortQueue {
     id: PortQueueId,
     switch: Arc<StationSwitch>,
     opener: Arc<dyn RingOpener>,
-    clock: Clock,
+    clock: NanosecondClock,
     handle: PortQueueHandle,
     outgoing: Vec<Outgoing>,
-    incoming: Incoming,
+    incoming: IncomingRings,
     /// Stations that something was sent to since the last flush.
     touched: Vec<usize>,
     /// Stations that had no room for a frame of a length.
@@ -151,7 +151,7 @@ impl PortQueue {
         id: PortQueueId,
         switch: Arc<StationSwitch>,
         opener: Arc<dyn RingOpener>,
-        clock: Clock,
+        clock: NanosecondClock,
     ) -> std::io::Result<PortQueue> {
         let stations = switch.stations();
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -172,7 +172,7 @@ impl PortQueue {
             clock,
             handle: PortQueueHandle(Arc::new(shared)),
             outgoing: (0..stations).map(|_| Outgoing::default()).collect(),
-            incoming: Incoming::default(),
+            incoming: IncomingRings::default(),
             touched: Vec::new(),
             blocked: Vec::new(),
             capture: None,

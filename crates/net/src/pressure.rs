@@ -1,7 +1,7 @@
 //! For how long a sender waits for a receiver that has no room (pure).
 //!
 //! A receiver that is busy is waited for: a sender that is slowed down loses nothing. One that takes nothing at
-//! all for [`PATIENCE_NS`] stands still; frames for it are dropped from then on, until it has room again, so
+//! all for [`PATIENCE_NS`] stalls; frames for it are dropped from then on, until it has room again, so
 //! that those for others continue.
 
 /// How long a receiver may take nothing. Longer than a thread waits for its processor on a machine where all are

@@ -18,7 +18,7 @@ use crate::addressing::{Station, StationKind};
 use crate::learning::{AddressLimit, LearningTable};
 use crate::offload::{GSO_NONE, NEEDS_CSUM, Offload};
 use crate::port::{Cause, MAX_FRAME, MIN_FRAME};
-use crate::vlan::{FrameVlan, Membership, Rewrite};
+use crate::vlan::{FrameVlan, Rewrite, VlanMembership};
 
 /// Bytes at the beginning of a frame that decisions are made by; whoever sends what a guest can change reads
 /// them once, and sends what was looked at.
@@ -85,7 +85,7 @@ struct Member {
     mac: MacAddress,
     /// The addresses that it may use, where it may not use any.
     bound: Option<(Ipv4Addr, Ipv6Addr)>,
-    vlans: Membership,
+    vlans: VlanMembership,
     /// Other addresses may be behind it.
     has_others: bool,
     is_uplink: bool,

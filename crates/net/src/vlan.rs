@@ -38,7 +38,7 @@ enum Tagged {
 
 /// The VLANs that a port is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Membership {
+pub struct VlanMembership {
     untagged: u16,
     tagged: Tagged,
 }
@@ -68,10 +68,10 @@ pub struct Rewrite {
     insert: Option<[u8; TAG]>,
 }
 
-impl Membership {
+impl VlanMembership {
     /// That of a port whose frames without tags are in `vlan`. With `vlans` it takes those with tags; without it, and
     /// without a `vlan`, a port that `may_tag` takes all that are named nowhere, and any other one none.
-    pub fn new(vlan: Option<u16>, vlans: Option<&[u16]>, may_tag: bool) -> Membership {
+    pub fn new(vlan: Option<u16>, vlans: Option<&[u16]>, may_tag: bool) -> VlanMembership {
         let untagged = vlan.unwrap_or(NO_VLAN);
         let tagged = match vlans {
             Some(vlans) => {
@@ -82,7 +82,7 @@ impl Membership {
             None if may_tag && vlan.is_none() => Tagged::Unnamed,
             None => Tagged::None,
         };
-        Membership { untagged, tagged }
+        VlanMembership { untagged, tagged }
     }
 
     /// The VLANs that it names.
@@ -113,7 +113,7 @@ impl Membership {
     }
 
     /// Whether the port may exchange any frame with another one.
-    pub fn meets(&self, other: &Membership, named: &BTreeSet<u16>) -> bool {
+    pub fn meets(&self, other: &VlanMembership, named: &BTreeSet<u16>) -> bool {
         self.untagged == other.untagged
             || self.named().any(|id| other.is_in(id, named))
             || other.named().any(|id| self.is_in(id, named))
@@ -254,7 +254,7 @@ mod tests {
     }
 
     /// What the frame becomes between two ports.
-    fn passed(from: &Membership, to: &Membership, frame: &[u8]) -> Option<Vec<u8>> {
+    fn passed(from: &VlanMembership, to: &VlanMembership, frame: &[u8]) -> Option<Vec<u8>> {
         let named: BTreeSet<u16> = from.named().chain(to.named()).collect();
         let vlan = from.classify(frame, &named).ok()?;
         let rewrite = to.rewrite(&vlan, &named)?;
@@ -266,10 +266,10 @@ mod tests {
 
     #[test]
     fn a_frame_has_a_tag_where_its_receiver_takes_the_vlan_with_one() {
-        let access = Membership::new(Some(7), None, false);
-        let trunk = Membership::new(None, Some(&[7, 9]), true);
-        let other = Membership::new(Some(9), None, false);
-        let plain = Membership::new(None, None, false);
+        let access = VlanMembership::new(Some(7), None, false);
+        let trunk = VlanMembership::new(None, Some(&[7, 9]), true);
+        let other = VlanMembership::new(Some(9), None, false);
+        let plain = VlanMembership::new(None, None, false);
         let (none, seven) = (frame(&[]), frame(&[[CUSTOMER, 7]]));
         assert_eq!(passed(&access, &trunk, &none), Some(seven.clone()));
         assert_eq!(passed(&trunk, &access, &seven), Some(none.clone()));
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(passed(&access, &access, &seven), None, "an access port sends no tags");
         // The priority stays with a tag.
         let urgent = frame(&[[CUSTOMER, 0xa000]]);
-        let native = Membership::new(Some(9), Some(&[7]), true);
+        let native = VlanMembership::new(Some(9), Some(&[7]), true);
         assert_eq!(passed(&native, &trunk, &urgent), Some(frame(&[[CUSTOMER, 0xa009]])));
         assert_eq!(passed(&native, &other, &urgent), Some(none));
         assert_eq!(passed(&native, &native, &urgent), Some(urgent));
@@ -289,8 +289,8 @@ mod tests {
 
     #[test]
     fn a_port_that_names_none_takes_the_vlans_that_nobody_names() {
-        let open = Membership::new(None, None, true);
-        let access = Membership::new(Some(7), None, false);
+        let open = VlanMembership::new(None, None, true);
+        let access = VlanMembership::new(Some(7), None, false);
         let named = access.named().collect();
         assert_eq!(open.classify(&frame(&[[CUSTOMER, 7]]), &named), Err(Cause::Vlan));
         let eight = open.classify(&frame(&[[CUSTOMER, 8]]), &named).unwrap();
@@ -298,19 +298,19 @@ mod tests {
         assert!(!open.meets(&access, &named) && open.meets(&open, &named));
         let service = frame(&[[SERVICE, 7], [CUSTOMER, 7]]);
         assert_eq!(passed(&open, &open, &service), Some(service.clone()));
-        let trunk = Membership::new(None, Some(&[7]), true);
+        let trunk = VlanMembership::new(None, Some(&[7]), true);
         assert_eq!(passed(&trunk, &open, &service), None);
         assert_eq!(passed(&open, &trunk, &service), None);
     }
 
     #[test]
     fn an_inner_tag_never_becomes_the_only_one() {
-        let native = Membership::new(Some(7), Some(&[9]), true);
-        let trunk = Membership::new(None, Some(&[7, 9]), true);
+        let native = VlanMembership::new(Some(7), Some(&[9]), true);
+        let trunk = VlanMembership::new(None, Some(&[7, 9]), true);
         let two = frame(&[[CUSTOMER, 7], [CUSTOMER, 9]]);
         assert_eq!(passed(&trunk, &native, &two), None);
         assert_eq!(passed(&trunk, &trunk, &two), Some(two));
-        for ports in [&native, &trunk, &Membership::new(None, None, true)] {
+        for ports in [&native, &trunk, &VlanMembership::new(None, None, true)] {
             for inner in [CUSTOMER, SERVICE] {
                 assert_eq!(passed(ports, ports, &frame(&[[CUSTOMER, 0], [inner, 9]])), None);
             }
@@ -333,11 +333,11 @@ mod tests {
         assert_eq!(insert.offload(&Offload::default()), Offload::default());
     }
 
-    fn membership() -> impl Strategy<Value = Membership> {
+    fn membership() -> impl Strategy<Value = VlanMembership> {
         let id = || prop::option::of(1u16..6);
         let vlans = prop::option::of(prop::collection::vec(1u16..6, 0..4));
         (id(), vlans, any::<bool>())
-            .prop_map(|(vlan, vlans, may)| Membership::new(vlan, vlans.as_deref(), may))
+            .prop_map(|(vlan, vlans, may)| VlanMembership::new(vlan, vlans.as_deref(), may))
     }
 
     proptest! {

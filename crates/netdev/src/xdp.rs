@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use crate::packet::{self, PacketError};
-use program::Program;
-use ring::{Area, Ring};
+use program::XdpProgram;
+use ring::{MappedArea, XdpRing};
 
 /// Bytes of a place for a frame: a page, which every driver takes.
 const PLACE: usize = 4096;
@@ -67,7 +67,7 @@ pub struct XdpPort {
     mode: XdpMode,
     /// Readable when one of the queues has frames.
     wake: OwnedFd,
-    _program: Program,
+    _program: XdpProgram,
     keeper: Keeper,
 }
 
@@ -75,11 +75,11 @@ pub struct XdpPort {
 #[derive(Debug)]
 struct Queue {
     socket: OwnedFd,
-    places: Area,
-    received: Ring<libc::xdp_desc>,
-    fill: Ring<u64>,
-    to_send: Ring<libc::xdp_desc>,
-    sent: Ring<u64>,
+    places: MappedArea,
+    received: XdpRing<libc::xdp_desc>,
+    fill: XdpRing<u64>,
+    to_send: XdpRing<libc::xdp_desc>,
+    sent: XdpRing<u64>,
     /// Places for frames to be sent that are free.
     free: Vec<u64>,
 }
@@ -100,7 +100,7 @@ impl XdpPort {
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, text)));
         }
         let count = receive_queues(name).map_err(fail)?;
-        let program = Program::load(count).map_err(fail)?;
+        let program = XdpProgram::load(count).map_err(fail)?;
         let modes = [XdpMode::ZeroCopy, XdpMode::Copy];
         let modes = modes.into_iter().filter(|it| copies || *it == XdpMode::ZeroCopy);
         let mut refusal = None;
@@ -214,7 +214,7 @@ impl Queue {
         }
         // SAFETY: the descriptor was made here and is nobody else's.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        let places = Area::new(2 * ENTRIES as usize * PLACE)?;
+        let places = MappedArea::new(2 * ENTRIES as usize * PLACE)?;
         let registered = Places {
             address: places.address(),
             length: places.len() as u64,
@@ -234,10 +234,10 @@ impl Queue {
         }
         let at = ring::offsets(&socket)?;
         let map = socket.as_fd();
-        let mut fill = Ring::map(map, libc::XDP_UMEM_PGOFF_FILL_RING as i64, &at.fr, ENTRIES)?;
-        let sent = Ring::map(map, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, &at.cr, ENTRIES)?;
-        let received = Ring::map(map, libc::XDP_PGOFF_RX_RING, &at.rx, ENTRIES)?;
-        let to_send = Ring::map(map, libc::XDP_PGOFF_TX_RING, &at.tx, ENTRIES)?;
+        let mut fill = XdpRing::map(map, libc::XDP_UMEM_PGOFF_FILL_RING as i64, &at.fr, ENTRIES)?;
+        let sent = XdpRing::map(map, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, &at.cr, ENTRIES)?;
+        let received = XdpRing::map(map, libc::XDP_PGOFF_RX_RING, &at.rx, ENTRIES)?;
+        let to_send = XdpRing::map(map, libc::XDP_PGOFF_TX_RING, &at.tx, ENTRIES)?;
         for place in 0..u64::from(ENTRIES) {
             fill.push(place * PLACE as u64);
         }

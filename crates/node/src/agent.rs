@@ -2,7 +2,7 @@
 //! ([`LentFunctions`]) decide, does what they say, and tells the control plane.
 //!
 //! Everything comes in through one channel and is decided in order. What takes time (revoking
-//! waits for I/O in flight, closing waits for a guest to let go) runs beside, but in order for
+//! waits for I/O in flight, closing waits for a guest to release it) runs beside, but in order for
 //! each device and each lease. Losing the control plane stops nothing here: the agent goes on
 //! trying to reach it, and what is lent and borrowed stays so.
 

@@ -1,7 +1,7 @@
 //! The borrower: serves each function this host has borrowed as a vfio-user socket.
 //!
 //! A lease only makes the socket. Who opens it (QEMU, a userspace driver) attaches to the lender,
-//! and who closes it lets go; the lease stays until it is returned, so that a VM may restart. The
+//! and who closes it releases the function; the lease stays until it is returned, so that a VM may restart. The
 //! socket outlives the lender: what is attached when the lender is lost goes on being answered,
 //! as by an absent device. So does what is attached when the lease ends: a driver sees a card that
 //! was pulled out, and its QEMU no broken connection.
@@ -232,7 +232,7 @@ impl BorrowedFunctions {
         }
     }
 
-    /// Ends a lease's socket: on return it is gone, and the lender is let go. Whoever still has it
+    /// Ends a lease's socket: on return it is gone, and the lender is detached. Whoever still has it
     /// open finds an absent device there. Closing what is not open changes nothing.
     pub fn close(&self, lease: u64) {
         if self.in_host.close(lease) {

@@ -12,9 +12,11 @@ use std::time::Duration;
 use rackbus_devices::{FrontError, Lost, class};
 use rackbus_link::OfferedMedium;
 use rackbus_memory::{Access, CarriedSession, InheritedEnd, Lending, MemoryHandle, Stream};
-use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
-use rackbus_pci::vfio_user::{self, Device, DeviceError, DeviceShape, EngineDevice, SavedSession};
+use rackbus_pci::vfio_user::{
+    self, DeviceShape, EngineDevice, RequestRefused, SavedSession, ServedDevice,
+};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumAccess, RestoreError};
 use rustix::io::Errno;
 
@@ -55,7 +57,7 @@ impl std::fmt::Debug for Conversation {
 impl MediumConversation {
     /// Lets the lender go. The function answers as an absent one from now on.
     pub fn end(&self) {
-        // What was lost before is lost all the same: a user may release a function because it fails.
+        // What was lost before is lost anyway: a user may release a function because it fails.
         if !self.0.stream.is_closed() {
             self.0.ended_here.store(true, Ordering::Release);
         }
@@ -139,7 +141,7 @@ impl PlacedDevice {
     /// lends its memory by `lending`.
     ///
     /// # Errors
-    /// When the medium is none that this host has a front for, or no engine can be had.
+    /// When the medium is none that this host has a front for, or no engine can be obtained.
     pub fn start(
         name: &str,
         medium: &OfferedMedium,
@@ -147,7 +149,7 @@ impl PlacedDevice {
         stream: Arc<dyn Stream>,
         lending: Lending,
         on_lost: OnLost,
-    ) -> Result<PlacedDevice, DeviceError> {
+    ) -> Result<PlacedDevice, RequestRefused> {
         let most = lending.memory();
         let model =
             |lost| bounded(class::front(&medium.class, &medium.description, access, lost)?, most);
@@ -168,14 +170,15 @@ impl PlacedDevice {
         (stream, session): (Arc<dyn Stream>, Option<CarriedSession>),
         lending: Lending,
         on_lost: OnLost,
-    ) -> Result<PlacedDevice, DeviceError> {
+    ) -> Result<PlacedDevice, RequestRefused> {
         let SavedSession { state, descriptors, medium: files } = saved;
         let end = InheritedEnd { files, session };
         let model = |lost| class::front_again(&medium.class, &medium.description, end, lost);
         PlacedDevice::with(name, medium, model, stream, on_lost, |device| {
             let engine = device.engine().clone();
             let resumed = EngineDevice::resume(engine, state, descriptors, lending, None);
-            let refused = |error: RestoreError| DeviceError::new(Errno::NODEV, error.to_string());
+            let refused =
+                |error: RestoreError| RequestRefused::new(Errno::NODEV, error.to_string());
             resumed.map(|(session, _)| session).map_err(refused)
         })
     }
@@ -187,14 +190,14 @@ impl PlacedDevice {
         model: impl FnOnce(Lost) -> Result<Box<dyn Function>, FrontError>,
         stream: Arc<dyn Stream>,
         on_lost: OnLost,
-        session: impl FnOnce(&EngineDevice) -> Result<EngineDevice, DeviceError>,
-    ) -> Result<PlacedDevice, DeviceError> {
+        session: impl FnOnce(&EngineDevice) -> Result<EngineDevice, RequestRefused>,
+    ) -> Result<PlacedDevice, RequestRefused> {
         let ended = stream.clone();
         // The watch below hears of it.
         let lost = Lost::new(move || ended.shut_down());
         let model = model(lost.clone());
-        let model = model.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
-        let system = |cause: std::io::Error| DeviceError::new(Errno::NODEV, cause.to_string());
+        let model = model.map_err(|error| RequestRefused::new(Errno::NODEV, error.to_string()))?;
+        let system = |cause: std::io::Error| RequestRefused::new(Errno::NODEV, cause.to_string());
         let engine = Engine::start(name, model, EngineOptions::default()).map_err(system)?;
         let function = EngineDevice::new(engine.handle().clone())?;
         let device = session(&function)?;
@@ -227,8 +230,8 @@ impl PlacedDevice {
     fn unless_gone<T>(
         &self,
         absent: T,
-        call: impl FnOnce(&EngineDevice) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
+        call: impl FnOnce(&EngineDevice) -> Result<T, RequestRefused>,
+    ) -> Result<T, RequestRefused> {
         if self.conversation.is_gone() { Ok(absent) } else { call(&self.device) }
     }
 }
@@ -240,22 +243,27 @@ impl Drop for PlacedDevice {
     }
 }
 
-impl Device for PlacedDevice {
+impl ServedDevice for PlacedDevice {
     fn shape(&self) -> &DeviceShape {
         self.device.shape()
     }
 
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         self.unless_gone(vec![0xff; count], |device| device.read(region, offset, count))
     }
 
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         self.unless_gone((), |device| device.write(region, offset, data, posted))
     }
 
@@ -267,7 +275,7 @@ impl Device for PlacedDevice {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let lent = memory.filter(|_| !self.conversation.is_gone());
         match self.device.map(iova, length, access, lent) {
             // It has ended meanwhile.
@@ -276,30 +284,30 @@ impl Device for PlacedDevice {
         }
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         self.device.unmap(iova, length)
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         self.device.unmap_all()
     }
 
-    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         let given = self.device.registers(bar);
         if self.conversation.is_gone() {
             // It may have ended before they were there to be retired.
             self.conversation.0.engine.call(|endpoint| endpoint.retire_registers())?;
-            return Err(DeviceError::new(Errno::NODEV, "the lender is gone"));
+            return Err(RequestRefused::new(Errno::NODEV, "the lender is gone"));
         }
         given
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         self.device.set_irqs(change)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
-        self.unless_gone((), Device::reset)
+    fn reset(&self) -> Result<(), RequestRefused> {
+        self.unless_gone((), ServedDevice::reset)
     }
 }
 
@@ -358,7 +366,7 @@ mod tests {
         front.map(0, 4096, both, Some(memory.handle(0))).unwrap();
         assert_eq!(reached(), 1);
         let command = (Command::MEMORY_SPACE | Command::BUS_MASTER).bits();
-        front.write(Region::Config, 4, command.to_le_bytes().to_vec(), false).unwrap();
+        front.write(FunctionRegion::Config, 4, command.to_le_bytes().to_vec(), false).unwrap();
         let engine = front.conversation().0.engine.clone();
         let masters = || engine.call(|endpoint| endpoint.dma().master()).unwrap();
         assert!(masters());
@@ -368,7 +376,7 @@ mod tests {
         assert_eq!(reached(), 0, "a front that is gone reaches memory");
     }
 
-    /// Its user releases it because it fails: the loss is told all the same.
+    /// Its user releases it because it fails: the loss is told anyway.
     #[test]
     fn a_medium_that_is_lost_before_its_user_lets_go_is_told_as_lost() {
         for lender_ends in [true, false] {
@@ -426,7 +434,7 @@ mod tests {
         let (old, _medium, _lenders) = start();
         old.map(0, 4096, both, Some(memory.handle(0))).unwrap();
         old.conversation().end();
-        // What it maps now, it does not reach, and takes away as ever.
+        // What it maps now, it does not reach, and takes away as usual.
         old.map(4096, 4096, both, Some(memory.handle(4096))).unwrap();
         assert_eq!(reached(), 0, "a front that lost its medium has loans");
         let (new, _medium, _lenders) = start();

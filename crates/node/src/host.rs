@@ -29,7 +29,7 @@ use sockets::Sockets;
 use crate::agent::{Agent, AgentIdentity, Heard};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use crate::handover::parcel::ParcelDescriptors;
-use crate::handover::{HandOver, InheritedNode, Program};
+use crate::handover::{HandOver, HandoverProgram, InheritedNode};
 use crate::lanes::Lanes;
 use crate::lendable::Lendable;
 use crate::lender::LendError;
@@ -72,7 +72,7 @@ pub struct NodeOptions {
     /// The file with the newest term in which the control plane has spoken to this node.
     pub term: PathBuf,
     /// The program around the node; without one the node is not restarted in place.
-    pub program: Option<Arc<dyn Program>>,
+    pub program: Option<Arc<dyn HandoverProgram>>,
 }
 
 /// The control plane's socket in a run directory.

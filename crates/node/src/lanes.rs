@@ -1,11 +1,11 @@
 //! What moves the data of mediums beside the link between machines: which providers of libfabric this host uses, and
-//! the two ends of a lane. Where there are none, everything goes by the link.
+//! the two ends of a lane. Where there are none, everything is sent over the link.
 
 use std::sync::{Arc, OnceLock};
 
 use rackbus_link::{Conversation, IncomingConnection, OfferedMedium, Purpose};
 use rackbus_memory::exchange::lane::CarriedLane;
-use rackbus_rma::{Initiator, ProviderChoice, Target, providers};
+use rackbus_rma::{Initiator, ProviderChoice, RmaTarget, providers};
 
 /// The lanes of a host: what its rack file says of them, and what is found here when they are first wanted.
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ impl Lanes {
     pub(crate) fn providers(&self) -> &[String] {
         self.0.providers.get_or_init(|| {
             let found = providers(&self.0.choice).unwrap_or_else(|error| {
-                tracing::error!(%error, "data of borrowed devices go by the link alone");
+                tracing::error!(%error, "data of borrowed devices are sent over the link alone");
                 Vec::new()
             });
             if !found.is_empty() {
@@ -46,14 +46,14 @@ impl Lanes {
     }
 
     /// The lender's end of a lane for who connected, by the first of its providers that this host has, too.
-    pub(crate) fn target(&self, incoming: &IncomingConnection) -> Option<Arc<Target>> {
+    pub(crate) fn target(&self, incoming: &IncomingConnection) -> Option<Arc<RmaTarget>> {
         let Purpose::Medium { lanes, .. } = &incoming.hello.service else { return None };
         if lanes.is_empty() {
             return None;
         }
         let common = lanes.iter().find(|name| self.providers().contains(name))?;
         let from = incoming.stream.local_address();
-        let target = Target::open(common, from).inspect_err(|error| {
+        let target = RmaTarget::open(common, from).inspect_err(|error| {
             tracing::warn!(%error, to = incoming.hello.from, "no RDMA lane is offered");
         });
         target.ok().map(Arc::new)

@@ -15,7 +15,7 @@ use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
 use rackbus_memory::{Carried, CarriedSession, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
-use rackbus_pci::vfio_user::{Device, EngineDevice, RestingConversation, SavedSession};
+use rackbus_pci::vfio_user::{EngineDevice, RestingConversation, SavedSession, ServedDevice};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
 
 use crate::report;
@@ -40,7 +40,7 @@ pub trait Lendable: Debug + Send + Sync {
     }
 
     /// It is not lent any more: whoever had it before gets it back, where there was somebody.
-    fn let_go(&self) {}
+    fn release(&self) {}
 
     /// Has it ready for its next user, reset and scrubbed: starts what it runs on, at first and after
     /// that failed. Waits no longer than `limit`.
@@ -165,12 +165,12 @@ pub struct LentInWindow {
 }
 
 /// A function in the hands of one user.
-pub trait Attached: Device {
+pub trait Attached: ServedDevice {
     /// Hands its medium to a front at the user's, instead of itself, until it is dropped; where that shares
     /// no memory with this process, by operations that `carried` carries.
     ///
     /// # Errors
-    /// Why the medium cannot be had.
+    /// Why the medium cannot be obtained.
     fn serve_medium(&self, carried: Option<Carried>) -> Result<MediumOffer, String>;
 }
 
@@ -257,7 +257,7 @@ impl Modelled {
 }
 
 impl Lendable for Modelled {
-    fn let_go(&self) {
+    fn release(&self) {
         *self.engine() = None;
         // Its files are closed when its thread has ended.
         drop(self.running().take());

@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
 //! One host's node: it lends the host's functions and borrows others'.
 //!
-//! * [`lender`]: lends this host's functions to whom the lending protocol admits.
+//! * [`lender`]: lends this host's functions to those that the lending protocol admits.
 //! * [`lendable`]: what can be lent.
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
 //! * [`front`]: the front of a borrowed function that runs here, with its medium at the lender.
@@ -44,7 +44,7 @@ pub mod users;
 pub mod vfio;
 
 pub use borrower::{BorrowError, BorrowedFunctions};
-pub use handover::{HandOverError, InheritedNode, Program};
+pub use handover::{HandOverError, HandoverProgram, InheritedNode};
 pub use host::{NodeError, NodeOptions, control_socket, resume, run};
 pub use lanes::Lanes;
 pub use lendable::{Lendable, Modelled};

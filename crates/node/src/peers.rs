@@ -17,12 +17,12 @@ use rackbus_control::api::PeerReport;
 use rackbus_fabric::BarPlace;
 use rackbus_fabric::peer::{BarPart, PeerFunction, PeerMember};
 use rackbus_memory::{Access, MemoryHandle};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::programmed::{LOOKED_AT, programmed};
-use rackbus_pci::vfio_user::{Device, DeviceShape, SharedPart};
+use rackbus_pci::vfio_user::{DeviceShape, ServedDevice, SharedPart};
 
 pub use followed::Followed;
-use group::{Group, Joined};
+use group::{JoinedFunction, PeerGroup};
 
 /// Opens and closes windows at the lender of one function.
 pub trait PeerWindows: Send + Sync {
@@ -51,7 +51,7 @@ pub(crate) const ACCESS: Access = Access::READ.union(Access::WRITE);
 /// The users of a host that have functions.
 #[derive(Debug, Default)]
 pub struct PeerGroups {
-    groups: Mutex<BTreeMap<String, Weak<Group>>>,
+    groups: Mutex<BTreeMap<String, Weak<PeerGroup>>>,
     /// Written while functions join that another process of this node followed.
     resuming: Arc<RwLock<()>>,
 }
@@ -65,7 +65,7 @@ impl PeerGroups {
         name: &str,
         shape: &DeviceShape,
         windows: Option<Box<dyn PeerWindows>>,
-    ) -> Membership {
+    ) -> PeerMembership {
         let mut groups = self.lock();
         groups.retain(|_, group| group.strong_count() > 0);
         let known = groups.get(user).and_then(Weak::upgrade);
@@ -88,15 +88,15 @@ impl PeerGroups {
         let function = PeerFunction { name: name.to_owned(), isolated, parts: parts.collect() };
         let mut state = group.lock();
         let member = state.peers.join(function);
-        state.members.insert(member, Joined { memory, windows });
+        state.members.insert(member, JoinedFunction { memory, windows });
         drop(state);
-        Membership { group, member }
+        PeerMembership { group, member }
     }
 
     /// What each function reaches of others, by its name; those that reach nothing and are refused nothing
     /// are left out.
     pub fn report(&self) -> BTreeMap<String, PeerReport> {
-        let groups: Vec<Arc<Group>> = self.lock().values().filter_map(Weak::upgrade).collect();
+        let groups: Vec<Arc<PeerGroup>> = self.lock().values().filter_map(Weak::upgrade).collect();
         let mut reports = BTreeMap::<String, PeerReport>::new();
         for group in groups {
             // Who opens a window waits for a lender; the report does not, and says what it said before.
@@ -115,23 +115,23 @@ impl PeerGroups {
         self.resuming.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<Group>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<PeerGroup>>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A function that a user has open: as long as this lives, or until it [leaves](Membership::leave).
+/// A function that a user has open: as long as this lives, or until it [leaves](PeerMembership::leave).
 #[derive(Debug)]
-pub struct Membership {
-    group: Arc<Group>,
+pub struct PeerMembership {
+    group: Arc<PeerGroup>,
     member: PeerMember,
 }
 
-impl Membership {
+impl PeerMembership {
     /// The function's configuration space was written, or the function reset: `device` tells what it says
     /// now. On return the windows are as it says.
-    fn look(&self, device: &dyn Device) {
-        let config = device.read(Region::Config, 0, LOOKED_AT).unwrap_or_default();
+    fn look(&self, device: &dyn ServedDevice) {
+        let config = device.read(FunctionRegion::Config, 0, LOOKED_AT).unwrap_or_default();
         let mut state = self.group.lock();
         state.peers.programmed(self.member, programmed(&config));
         state.settle();
@@ -139,9 +139,9 @@ impl Membership {
 
     /// The same beside the user, who may program the function meanwhile: what is read under the lock is not
     /// older than what the user's last look found.
-    fn look_beside(&self, device: &dyn Device) {
+    fn look_beside(&self, device: &dyn ServedDevice) {
         let mut state = self.group.lock();
-        let config = device.read(Region::Config, 0, LOOKED_AT).unwrap_or_default();
+        let config = device.read(FunctionRegion::Config, 0, LOOKED_AT).unwrap_or_default();
         state.peers.programmed(self.member, programmed(&config));
         state.unseen.remove(&self.member);
         state.settle();
@@ -177,7 +177,7 @@ impl Membership {
     }
 }
 
-impl Drop for Membership {
+impl Drop for PeerMembership {
     fn drop(&mut self) {
         self.leave();
     }

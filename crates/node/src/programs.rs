@@ -15,7 +15,7 @@ use crate::host::control_socket;
 use crate::segments::devices::ProgramDevices;
 use crate::users::{AGAIN, give_back, is_open};
 
-/// How long a program waits for an answer: less than for one of its node, which it takes for dead after that.
+/// How long a program waits for an answer: less than for one of its node, which it assumes to be dead after that.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Borrows for the programs of one host.
@@ -164,7 +164,7 @@ impl ProgramDevices for Programs {
     fn give_back(&self, lease: u64) {
         let returning = self.return_lease(lease);
         // It goes on when it takes too long: the lender may be gone, and is waited for.
-        // Whether it was in time is all the same.
+        // Whether it was in time does not matter.
         let _ = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, returning).await });
     }
 

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rackbus_fabric::BarPlace;
 use rackbus_memory::{Access, MapError, MemoryHandle, Stream};
-use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{
-    Client, ClientError, Device, DeviceError, DeviceShape, RegionShape, SharedPart,
+    Client, ClientError, DeviceShape, RegionShape, RequestRefused, ServedDevice, SharedPart,
 };
 use rackbus_pci::{BarMemory, PolledRegisters};
 use rackbus_spec::vfio_user::{IrqSetFlags, irq, region};
@@ -44,7 +44,7 @@ pub struct RemoteDevice {
 #[derive(Debug, Clone)]
 pub struct LenderConversation {
     client: Arc<Client>,
-    /// The lender is lost, or the borrower let go.
+    /// The lender is lost, or the borrower detached.
     gone: Arc<AtomicBool>,
     /// Registers that the user has as memory, by the BAR: what a lender that is lost cannot retire itself.
     registers: Arc<Mutex<BTreeMap<u8, PolledRegisters>>>,
@@ -185,10 +185,16 @@ impl RemoteDevice {
     }
 
     /// Sorts an outcome: refusals go back to the user, a lost lender answers like no device.
-    fn or_absent<T>(&self, outcome: Result<T, ClientError>, absent: T) -> Result<T, DeviceError> {
+    fn or_absent<T>(
+        &self,
+        outcome: Result<T, ClientError>,
+        absent: T,
+    ) -> Result<T, RequestRefused> {
         match outcome {
             Ok(value) => Ok(value),
-            Err(ClientError::Refused(errno)) => Err(DeviceError::new(errno, "the lender refused")),
+            Err(ClientError::Refused(errno)) => {
+                Err(RequestRefused::new(errno, "the lender refused"))
+            }
             Err(_) if self.conversation.gone.load(Ordering::Acquire) => Ok(absent),
             Err(error) => {
                 tracing::warn!(%error, "the lender does not answer; it counts as lost");
@@ -209,12 +215,17 @@ impl Drop for RemoteDevice {
     }
 }
 
-impl Device for RemoteDevice {
+impl ServedDevice for RemoteDevice {
     fn shape(&self) -> &DeviceShape {
         &self.shape
     }
 
-    fn read(&self, target: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        target: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         let mut data = vec![0; count];
         let read = self.client().read(number(target), offset, &mut data).map(|()| data);
         self.or_absent(read, vec![0xff; count])
@@ -222,11 +233,11 @@ impl Device for RemoteDevice {
 
     fn write(
         &self,
-        target: Region,
+        target: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let written = match posted && self.posts {
             true => self.client().post(number(target), offset, &data),
             false => self.client().write(number(target), offset, &data),
@@ -240,7 +251,7 @@ impl Device for RemoteDevice {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let counts = self.lent_out.as_ref().zip(memory.as_ref());
         let counted = counts.map(|(lent_out, memory)| lent_out.lend(iova, length, memory));
         let before = counted.transpose().inspect_err(|error| {
@@ -255,7 +266,7 @@ impl Device for RemoteDevice {
         mapped
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         self.or_absent(self.client().dma_unmap(iova, length), ())?;
         if let Some(lent_out) = &self.lent_out {
             lent_out.end(iova, length);
@@ -263,7 +274,7 @@ impl Device for RemoteDevice {
         Ok(())
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         self.or_absent(self.client().dma_unmap_all(), ())?;
         if let Some(lent_out) = &self.lent_out {
             lent_out.end_all();
@@ -271,14 +282,14 @@ impl Device for RemoteDevice {
         Ok(())
     }
 
-    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         // The same memory as long as the conversation goes on: who asks often takes no descriptors.
         let kept = self.conversation.registers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(registers) = kept.get(&bar) {
             return Ok(registers.descriptor()?);
         }
         drop(kept);
-        let absent = || DeviceError::new(Errno::NODEV, "the lender is gone");
+        let absent = || RequestRefused::new(Errno::NODEV, "the lender is gone");
         let given = self.or_absent(self.client().registers(bar).map(Some), None)?;
         let (file, length) = given.ok_or_else(absent)?;
         let registers = PolledRegisters::adopt(file, length)?;
@@ -287,7 +298,7 @@ impl Device for RemoteDevice {
         Ok(given)
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         use IrqSetFlags as F;
         let client = self.client();
         let none = |index, count, action| {
@@ -316,7 +327,7 @@ impl Device for RemoteDevice {
         self.or_absent(outcome, ())
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         self.or_absent(self.client().reset(), ())
     }
 }
@@ -326,22 +337,27 @@ impl Device for RemoteDevice {
 #[derive(Debug)]
 pub struct AbsentDevice(pub DeviceShape);
 
-impl Device for AbsentDevice {
+impl ServedDevice for AbsentDevice {
     fn shape(&self) -> &DeviceShape {
         &self.0
     }
 
-    fn read(&self, _target: Region, _offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        _target: FunctionRegion,
+        _offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         Ok(vec![0xff; count])
     }
 
     fn write(
         &self,
-        _target: Region,
+        _target: FunctionRegion,
         _offset: u64,
         _data: Vec<u8>,
         _posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         Ok(())
     }
 
@@ -351,31 +367,31 @@ impl Device for AbsentDevice {
         _length: u64,
         _access: Access,
         _memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn unmap(&self, _iova: u64, _length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, _iova: u64, _length: u64) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn set_irqs(&self, _change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, _change: IrqChange) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         Ok(())
     }
 }
 
-fn number(target: Region) -> u32 {
+fn number(target: FunctionRegion) -> u32 {
     match target {
-        Region::Bar(bar) => region::BAR0 + u32::from(bar),
-        Region::Config => region::CONFIG,
+        FunctionRegion::Bar(bar) => region::BAR0 + u32::from(bar),
+        FunctionRegion::Config => region::CONFIG,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The turns that this host has on functions that it shares: notices who uses them, and who does not any more.
 //!
-//! A turn that its user has let go of, or that nobody takes up in time, is given back early.
+//! A turn that its user has released, or that nobody takes up in time, is given back early.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 //! Takes a function out of the VM that uses it, as a person would pull a card: the guest is asked,
-//! and lets go of the device in order.
+//! and releases the device in order.
 
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ impl Unplugger {
         }
     }
 
-    /// Hot-removes the function behind `socket` from its VM and waits until the guest has let go.
+    /// Hot-removes the function behind `socket` from its VM and waits until the guest has released it.
     /// A user that is no VM of ours (another program, a QEMU started by hand) is left to see the
     /// connection close.
     pub fn unplug(&self, socket: &Path) {

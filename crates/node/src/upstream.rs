@@ -23,8 +23,8 @@ use rackbus_control::api::DeviceReport;
 use rackbus_devices::upstream::UpstreamServer;
 use rackbus_fabric::{Lending, LentMemory, Loan};
 use rackbus_memory::{Access, Carried, MapError, MemoryHandle, Stream, UnmapError};
-use rackbus_pci::endpoint::{IrqChange, Region};
-use rackbus_pci::vfio_user::{self, Device, DeviceError, DeviceShape, SavedSession};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
+use rackbus_pci::vfio_user::{self, DeviceShape, RequestRefused, SavedSession, ServedDevice};
 use rackbus_pci::{MediumOffer, SaveError};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -240,7 +240,7 @@ impl Lendable for Upstream {
         known
     }
 
-    /// What the server has of its user's cannot be had from it. Without a user there is nothing to pass on.
+    /// What the server has of its user's cannot be read from it. Without a user there is nothing to pass on.
     fn save(
         &self,
         _conversation: vfio_user::RestingConversation,
@@ -298,22 +298,27 @@ impl Attached for Session {
     }
 }
 
-impl Device for Session {
+impl ServedDevice for Session {
     fn shape(&self) -> &DeviceShape {
         self.device.shape()
     }
 
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         self.device.read(region, offset, count)
     }
 
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         self.device.write(region, offset, data, posted)
     }
 
@@ -323,7 +328,7 @@ impl Device for Session {
         length: u64,
         access: Access,
         wanted: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let mut loans = locked(&self.loans);
         let known = loans.get(&iova).filter(|loan| loan.range() == (iova, length));
         let same = |loan: &Loan<Option<MemoryHandle>>| {
@@ -345,7 +350,7 @@ impl Device for Session {
         Ok(())
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         let wrong = UnmapError { start: iova, length };
         let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(wrong)?;
         let mut loans = locked(&self.loans);
@@ -366,7 +371,7 @@ impl Device for Session {
         Ok(())
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         // One by one: not every server knows how to unmap all at once.
         let mut loans = locked(&self.loans);
         while let Some(entry) = loans.first_entry() {
@@ -379,11 +384,11 @@ impl Device for Session {
         Ok(())
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         self.device.set_irqs(change)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         self.device.reset()
     }
 }

@@ -1,4 +1,4 @@
-//! A function whose engine hangs, and a host that stood still: what the borrower had lent is not
+//! A function whose engine hangs, and a host that stalled: what the borrower had lent is not
 //! touched any more, whatever the engine does.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,9 +19,9 @@ use rackbus_node::agent::{Agent, AgentIdentity};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
 use rackbus_node::{LendError, LentFunctions, Modelled, RemoteDevice, control_socket};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::engine::EngineOptions;
-use rackbus_pci::vfio_user::{Client, ClientError, Device};
+use rackbus_pci::vfio_user::{Client, ClientError, ServedDevice};
 use rackbus_pci::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
 use rackbus_spec::vfio_user::irq;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -32,7 +32,7 @@ const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\
 const PATIENCE: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(20);
 
-/// Where the device model waits until it is let go.
+/// Where the device model waits until it is released.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -294,7 +294,7 @@ fn an_engine_that_hangs_while_it_waits_for_io_loses_its_borrowers_memory() {
 
 /// The test runs itself as the lender, which is stopped for longer than its borrower waits.
 #[test]
-fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
+fn a_lender_that_stalled_does_not_go_on_with_what_was_given_up() {
     const LENDER: &str = "RACKBUS_LENDER_SOCKET";
     if let Ok(path) = std::env::var(LENDER) {
         let gate = Arc::new(Gate::default());
@@ -308,7 +308,7 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
     let path = folder.path().join("link.sock");
     let listener = UnixListener::bind(&path).unwrap();
     let mut lender = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_lender_that_stood_still_does_not_go_on_with_what_was_given_up"])
+        .args(["--exact", "a_lender_that_stalled_does_not_go_on_with_what_was_given_up"])
         .env(LENDER, &path)
         .spawn()
         .unwrap();
@@ -319,9 +319,9 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
     let on_lost = Box::new(move |_| lost.send(()).unwrap());
     let device = RemoteDevice::attach(Arc::new(stream), on_lost).unwrap();
     let memory = SharedMemory::create("guest", 0x1000).unwrap();
-    device.write(Region::Config, 4, vec![6, 0], false).unwrap();
+    device.write(FunctionRegion::Config, 4, vec![6, 0], false).unwrap();
     device.map(0, 0x1000, Access::all(), Some(memory.handle(0))).unwrap();
-    device.write(Region::Bar(0), 0, vec![1], false).unwrap();
+    device.write(FunctionRegion::Bar(0), 0, vec![1], false).unwrap();
     while memory.whole().read_obj::<u8>(0x800) != Some(0xbb) {
         std::thread::yield_now();
     }
@@ -329,9 +329,9 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
     let pid = Pid::from_child(&lender);
     kill_process(pid, Signal::STOP).unwrap();
     waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
-    // The guest asks for something, waits in vain, and does something else with its memory.
-    device.write(Region::Bar(0), 0, vec![1], true).unwrap();
-    assert_eq!(device.read(Region::Bar(0), 0, 4).unwrap(), [0xff; 4], "it is given up");
+    // The guest asks for something, gets no answer, and does something else with its memory.
+    device.write(FunctionRegion::Bar(0), 0, vec![1], true).unwrap();
+    assert_eq!(device.read(FunctionRegion::Bar(0), 0, 4).unwrap(), [0xff; 4], "it is given up");
     loss.recv_timeout(LONG).unwrap();
     memory.whole().fill(0xaa);
     kill_process(pid, Signal::CONT).unwrap();

@@ -183,7 +183,7 @@ async fn what_a_drive_did_not_read_is_not_begun() {
             (0, 64),
             (64, 64),
         );
-        // The one behind what waited in vain.
+        // The one behind the wait that timed out.
         tenant.accel.push(0, &next.unwrap()).unwrap();
         tenant.accel.ring(0).unwrap();
         assert_eq!(tenant.accel.wait(0).unwrap().status, Status::Transfer as u16);

@@ -49,9 +49,9 @@ impl Clock for Monotonic {
     }
 }
 
-/// What an access to a PCI function addresses.
+/// The region of a PCI function that an access addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Region {
+pub enum FunctionRegion {
     /// A base address register's memory.
     Bar(u8),
     /// The function's configuration space.
@@ -80,7 +80,7 @@ pub enum IrqChange {
 #[error("{length} bytes at {offset:#x} are not inside {region:?}")]
 pub struct OutOfRegion {
     /// The region that was addressed.
-    pub region: Region,
+    pub region: FunctionRegion,
     /// Offset of the access in its region, in bytes.
     pub offset: u64,
     /// Its length in bytes.
@@ -170,7 +170,7 @@ impl Endpoint {
     /// When the range is not inside the region; `data` is untouched then.
     pub fn read(
         &mut self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: &mut [u8],
     ) -> Result<(), OutOfRegion> {
@@ -178,9 +178,9 @@ impl Endpoint {
         self.tick();
         match region {
             _ if self.ended => data.fill(0xff),
-            Region::Config => self.read_config(offset, data),
-            Region::Bar(_) if !self.config.answers_memory() => data.fill(0xff),
-            Region::Bar(bar) => {
+            FunctionRegion::Config => self.read_config(offset, data),
+            FunctionRegion::Bar(_) if !self.config.answers_memory() => data.fill(0xff),
+            FunctionRegion::Bar(bar) => {
                 if let Some(at) = self.in_msix(bar, offset) {
                     self.read_msix(at, data);
                     return Ok(());
@@ -198,12 +198,17 @@ impl Endpoint {
     ///
     /// # Errors
     /// When the range is not inside the region; nothing is written then.
-    pub fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Result<(), OutOfRegion> {
+    pub fn write(
+        &mut self,
+        region: FunctionRegion,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), OutOfRegion> {
         self.check(region, offset, data.len())?;
         self.tick();
         match region {
             _ if self.ended => {}
-            Region::Config => match self.reached(offset, data.len()) {
+            FunctionRegion::Config => match self.reached(offset, data.len()) {
                 Some((bar, place)) => {
                     let bus = Bus {
                         dma: &self.dma,
@@ -215,8 +220,8 @@ impl Endpoint {
                 }
                 None => self.write_config(offset, data),
             },
-            Region::Bar(_) if !self.config.answers_memory() => {}
-            Region::Bar(bar) => {
+            FunctionRegion::Bar(_) if !self.config.answers_memory() => {}
+            FunctionRegion::Bar(bar) => {
                 if let Some(at) = self.in_msix(bar, offset) {
                     self.write_msix(at, data);
                     return Ok(());
@@ -271,7 +276,7 @@ impl Endpoint {
         self.dma.unmap_all()
     }
 
-    /// Lets go of all memory of the user's; see [`DmaSpace::drop_memory`].
+    /// Releases all memory of the user's; see [`DmaSpace::drop_memory`].
     pub fn drop_memory(&mut self) {
         self.quiesce();
         self.dma.drop_memory();
@@ -413,7 +418,7 @@ impl Endpoint {
     /// The place in a BAR of the model's that an access to configuration space reaches through a capability.
     fn reached(&self, offset: u64, length: usize) -> Option<(u8, u64)> {
         let (bar, place) = self.config.reaches(offset, length)?;
-        let inside = self.check(Region::Bar(bar), place, length).is_ok();
+        let inside = self.check(FunctionRegion::Bar(bar), place, length).is_ok();
         (inside && self.in_msix(bar, place).is_none()).then_some((bar, place))
     }
 
@@ -481,13 +486,13 @@ impl Endpoint {
         }
     }
 
-    fn check(&self, region: Region, offset: u64, length: usize) -> Result<(), OutOfRegion> {
+    fn check(&self, region: FunctionRegion, offset: u64, length: usize) -> Result<(), OutOfRegion> {
         let size = match region {
-            Region::Config => rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64,
-            Region::Bar(MSIX_BAR) if self.msix.bar == MSIX_BAR => {
+            FunctionRegion::Config => rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64,
+            FunctionRegion::Bar(MSIX_BAR) if self.msix.bar == MSIX_BAR => {
                 msix_layout(self.info().msix_vectors).0
             }
-            Region::Bar(index) => {
+            FunctionRegion::Bar(index) => {
                 self.info().bars.iter().find(|b| b.index == index).map_or(0, |b| b.size)
             }
         };

@@ -217,7 +217,7 @@ pub enum MediumAccess {
     Carried(Carried),
 }
 
-/// Why a function's medium cannot be had apart from it.
+/// Why a function's medium cannot be separated from it.
 #[derive(Debug, thiserror::Error)]
 pub enum MediumRefused {
     /// Functions of its class run beside their medium only.
@@ -226,10 +226,10 @@ pub enum MediumRefused {
     /// A front has it already.
     #[error("another front has the medium")]
     InUse,
-    /// Memory or descriptors could not be had.
+    /// Memory or descriptors could not be obtained.
     #[error(transparent)]
     Exchange(#[from] rackbus_memory::ExchangeError),
-    /// Its files could not be had.
+    /// Its files could not be opened.
     #[error("the medium's files: {0}")]
     Files(std::io::Error),
 }

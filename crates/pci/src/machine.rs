@@ -65,7 +65,7 @@ pub enum MachineError {
     /// An IOMMU is in the way of physical addresses.
     #[error("an IOMMU translates what {0} reaches; bind it to vfio-pci")]
     Translated(String),
-    /// It cannot be had by VFIO.
+    /// VFIO cannot be used for it.
     #[error(transparent)]
     Vfio(#[from] VfioError),
     /// The function's BAR 0 is not what its driver needs.
@@ -96,7 +96,7 @@ pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Machin
 
 /// A run of memory that a function reaches in one piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct ReachedRun {
     /// Where it begins in the memory, in bytes.
     pub offset: u64,
     /// Where the function reaches that byte.
@@ -109,8 +109,8 @@ pub struct MachineFunction(MachineDevice);
 
 #[derive(Debug)]
 enum MachineDevice {
-    Vfio(vfio::Device),
-    Sysfs(sysfs::Device),
+    Vfio(vfio::MachineVfioDevice),
+    Sysfs(sysfs::SysfsDevice),
 }
 
 impl MachineFunction {
@@ -142,10 +142,10 @@ impl MachineFunction {
     fn at(place: Place) -> Result<MachineFunction, MachineError> {
         match place.driver().as_deref() {
             Some("vfio-pci") => {
-                Ok(MachineFunction(MachineDevice::Vfio(vfio::Device::open(&place)?)))
+                Ok(MachineFunction(MachineDevice::Vfio(vfio::MachineVfioDevice::open(&place)?)))
             }
             None | Some("uio_pci_generic") => {
-                Ok(MachineFunction(MachineDevice::Sysfs(sysfs::Device::open(&place)?)))
+                Ok(MachineFunction(MachineDevice::Sysfs(sysfs::SysfsDevice::open(&place)?)))
             }
             Some(driver) => {
                 Err(MachineError::InUse { address: place.address, driver: driver.to_owned() })
@@ -203,7 +203,11 @@ impl MachineFunction {
     ///
     /// # Errors
     /// [`MachineError`].
-    pub fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Vec<Run>, MachineError> {
+    pub fn start(
+        &mut self,
+        iova: u64,
+        memory: &SharedMemory,
+    ) -> Result<Vec<ReachedRun>, MachineError> {
         match &mut self.0 {
             MachineDevice::Vfio(device) => device.start(iova, memory),
             MachineDevice::Sysfs(device) => device.start(memory),

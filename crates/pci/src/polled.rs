@@ -28,18 +28,18 @@ use std::sync::atomic::Ordering;
 
 use rackbus_memory::{RegionError, SharedMemory};
 
-/// Why the registers of a BAR are not to be had as memory.
+/// Why the registers of a BAR are not available as memory.
 #[derive(Debug, thiserror::Error)]
 pub enum NotPolled {
     /// Reads or writes of registers of this class have effects that memory has not.
     #[error(
-        "registers of functions of this class are not plain values; they are only to be had by messages"
+        "registers of functions of this class are not plain values; they are only accessible by messages"
     )]
     Class,
     /// A read of one of its registers makes data durable.
     #[error(
         "reading PMRSTS makes a persistent memory region durable, which a load from memory does not; \
-         registers of such a drive are only to be had by messages"
+         registers of such a drive are only accessible by messages"
     )]
     Barrier,
     /// There are no registers behind that BAR.
@@ -51,7 +51,7 @@ pub enum NotPolled {
     /// There is no memory or no descriptor left, or what was given is no such memory.
     #[error("the registers' memory: {0}")]
     Memory(#[from] RegionError),
-    /// A descriptor could not be had.
+    /// A descriptor could not be obtained.
     #[error("a descriptor for the registers' memory: {0}")]
     Descriptor(#[from] std::io::Error),
 }

@@ -46,7 +46,7 @@ pub enum SaveError {
     /// Its user mapped more files than are kept.
     #[error("the function's user mapped more than {0} different files, which are not all kept")]
     TooManyFiles(usize),
-    /// Descriptors could not be had.
+    /// Descriptors could not be obtained.
     #[error("descriptors for the function's state: {0}")]
     Descriptors(#[from] std::io::Error),
     /// Its engine has stopped.
@@ -226,7 +226,7 @@ pub struct Saved {
 }
 
 impl FunctionState {
-    /// As bytes.
+    /// Serialises the state for the process that continues.
     ///
     /// # Errors
     /// When it cannot be written down.

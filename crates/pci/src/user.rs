@@ -1,7 +1,7 @@
-//! Whether the user of a function is still there, after a time in which this host stood still.
+//! Whether the user of a function is still there, after a time in which this host stalled.
 //!
 //! A user waits for seconds at most; then it gives the function up, and what was its memory may be
-//! somebody else's. A lender that was frozen meanwhile, in the middle of whatever it did, must not
+//! somebody else's. A lender that was frozen meanwhile, at any point, must not
 //! continue. So a model calls [`UserWatch::before_access`] when it has found work and before it touches
 //! memory for it: a look at the processor's counter, and only after a gap one at the conversation.
 //! What remains is a freeze between this look and the last access that follows it: for a drive, the
@@ -48,7 +48,7 @@ impl UserWatch {
         self.conversation = conversation;
     }
 
-    /// Something in memory is about to be used or written. If this thread stood still since the
+    /// Something in memory is about to be used or written. If this thread stalled since the
     /// last look, and the user has given the function up meanwhile, all memory is taken away
     /// first: whatever is done with it afterwards reaches nobody. Returns the counter's
     /// [`ticks`](UserWatch::ticks).
@@ -72,7 +72,7 @@ impl UserWatch {
     pub(crate) fn check(&self) {
         let gone = self.conversation.as_ref().is_some_and(|user| user.is_closed());
         if gone && !self.revoker.is_revoked() {
-            tracing::warn!("the user gave the function up while this host stood still");
+            tracing::warn!("the user gave the function up while this host stalled");
             self.revoker.revoke();
         }
     }

@@ -2,7 +2,7 @@
 //! another process runs.
 //!
 //! * [`wire`]: messages with their descriptors over a UNIX stream.
-//! * [`device`]: [`Device`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
+//! * [`device`]: [`ServedDevice`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
 //! * [`server`]: one connection's conversation. [`socket`]: a listener that gives each its own thread.
 //! * [`requests`]: what a device asks of its user: DMA by messages.
 //! * [`session`]: a conversation as a value, for another process to go on with.
@@ -20,7 +20,9 @@ pub mod socket;
 pub mod wire;
 
 pub use client::{Client, ClientError};
-pub use device::{Device, DeviceError, DeviceShape, EngineDevice, RegionShape, SharedPart};
+pub use device::{
+    DeviceShape, EngineDevice, RegionShape, RequestRefused, ServedDevice, SharedPart,
+};
 pub use local::{LocalFunction, serve_function};
 
 pub use requests::{RequestError, Requests};
@@ -28,5 +30,5 @@ pub use server::serve;
 pub use session::{
     Ended, RestingConversation, SavedSession, SessionState, serve_until, serve_within,
 };
-pub use shown::{Shown, ShownWith};
+pub use shown::{ShownInterrupts, ShownWith};
 pub use socket::{Opener, RestingClient, ResumedClient, Server};

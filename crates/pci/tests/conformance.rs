@@ -350,18 +350,18 @@ proptest! {
     }
 }
 
-/// A device that fails in the middle of a conversation is not busy for ever.
+/// A device that fails during a conversation is not busy for ever.
 #[test]
 fn a_client_is_served_after_one_whose_device_panicked() {
     use rackbus_pci::Engine;
-    use rackbus_pci::vfio_user::{Device, DeviceError, EngineDevice, Server};
+    use rackbus_pci::vfio_user::{EngineDevice, RequestRefused, ServedDevice, Server};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     let model = common::Copier::new();
     let engine = Engine::start("copier", model, Default::default()).unwrap();
     let device = EngineDevice::new(engine.handle().clone()).unwrap();
     let failed = AtomicBool::new(false);
-    let open = move || -> Result<Box<dyn Device>, DeviceError> {
+    let open = move || -> Result<Box<dyn ServedDevice>, RequestRefused> {
         assert!(failed.swap(true, Ordering::Relaxed), "the first client's device fails");
         Ok(Box::new(device.session()))
     };

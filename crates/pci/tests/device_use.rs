@@ -245,7 +245,7 @@ fn flr_resets_the_function_but_not_its_users_mappings() {
 
 /// A class whose medium is part of it runs at its lender only.
 #[test]
-fn a_medium_that_cannot_be_had_apart_is_refused() {
+fn a_medium_that_cannot_be_separated_is_refused() {
     let mut endpoint = rackbus_pci::endpoint::Endpoint::new(common::Copier::new());
     let refused = endpoint.serve_medium(None).unwrap_err();
     assert!(matches!(refused, rackbus_pci::MediumRefused::Inseparable), "{refused}");

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{BarPlace, Fabric, FabricHandle, derive};
 use rackbus_memory::{Access, SharedMemory};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState};
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
@@ -169,7 +169,7 @@ impl World {
     fn endpoint(fabric: &FabricHandle, user: &str) -> Endpoint {
         let mut endpoint = Endpoint::new(Probe::new());
         endpoint.begin(fabric.lending(FUNCTION, user).unwrap(), None);
-        endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+        endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
         endpoint
     }
 
@@ -183,12 +183,12 @@ impl World {
     }
 
     fn register(&mut self, register: u64, value: u64) {
-        self.endpoint.write(Region::Bar(0), register, &value.to_le_bytes()).unwrap();
+        self.endpoint.write(FunctionRegion::Bar(0), register, &value.to_le_bytes()).unwrap();
     }
 
     fn read(&mut self, register: u64) -> u64 {
         let mut value = [0; 8];
-        self.endpoint.read(Region::Bar(0), register, &mut value).unwrap();
+        self.endpoint.read(FunctionRegion::Bar(0), register, &mut value).unwrap();
         u64::from_le_bytes(value)
     }
 
@@ -303,7 +303,7 @@ impl World {
                 (model.mappings, model.windows) = Default::default();
                 let lending = self.fabric.lending(FUNCTION, "beta").unwrap();
                 self.endpoint.begin(lending, None);
-                self.endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+                self.endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
                 self.model.refused = self.endpoint.dma().refusals().get().0;
             }
             Step::Succeed => {

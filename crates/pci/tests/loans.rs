@@ -12,9 +12,9 @@ use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{BarPlace, Fabric, FabricHandle, Lending, Place, Requester, derive};
 use rackbus_memory::space::Behind;
 use rackbus_memory::{Access, MemoryHandle, SharedMemory};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::engine::EngineOptions;
-use rackbus_pci::vfio_user::{Device, EngineDevice};
+use rackbus_pci::vfio_user::{EngineDevice, ServedDevice};
 use rackbus_pci::{Endpoint, Engine, FunctionState};
 use rustix::io::Errno;
 
@@ -29,7 +29,7 @@ const PAGE: u64 = 4096;
 /// Each page is reached where its user has memory or a window is, and nowhere else: a mapping without memory
 /// hides no window.
 fn reads_what_is_there(endpoint: &mut Endpoint) {
-    endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+    endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
     let dma = endpoint.dma();
     for page in 0..16 {
         let within = |iova: u64, length: u64| (iova..iova + length).contains(&(page * PAGE));
@@ -256,7 +256,7 @@ fn what_a_rack_file_bounds_is_refused_to_the_user_in_one_line() {
     let place = BarPlace { function: PEER.to_owned(), bar: 2, offset: 0 };
     endpoint.open_window(PAGE, PAGE, Access::all(), place, bar.handle(0)).unwrap();
     assert!(endpoint.map(0, 65 << 20, Access::all(), Some(memory.handle(0))).is_err());
-    endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+    endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
     assert!(endpoint.dma().read_obj::<u8>(PAGE).is_ok(), "a refused mapping closed a window");
     drop(endpoint);
     let front = fabric.front_lending(FUNCTION, "gamma").unwrap();
@@ -278,7 +278,7 @@ fn a_bar_that_is_truncated_is_reached_no_more_and_nothing_else_is_lost() {
     let handle = MemoryHandle::new(bar.try_clone().unwrap(), 0).unwrap();
     let place = || BarPlace { function: PEER.to_owned(), bar: 2, offset: 0 };
     endpoint.open_window(PAGE, 2 * PAGE, Access::all(), place(), handle.clone()).unwrap();
-    endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+    endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
     endpoint.dma().write(PAGE, &[1; 64]).unwrap();
     assert_eq!((reached(&fabric), endpoint.dma().peer_bytes().get()), (2, (0, 64)));
     rustix::fs::ftruncate(&bar, 0).unwrap();

@@ -1,8 +1,8 @@
 //! A function shown with one kind of interrupts: what its driver finds, and what reaches it.
 
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::engine::{Engine, EngineOptions};
-use rackbus_pci::vfio_user::{Device, DeviceShape, EngineDevice, Shown, ShownWith};
+use rackbus_pci::vfio_user::{DeviceShape, EngineDevice, ServedDevice, ShownInterrupts, ShownWith};
 use rackbus_pci::{Bus, Function, FunctionInfo, Mode, ResetKind, Work};
 use rackbus_spec::pcie::{capability, express, header, msi, msix, pm};
 use rackbus_spec::vfio_user::irq;
@@ -62,12 +62,12 @@ fn engine(msi_vectors: u16) -> (Engine, EngineDevice) {
     (engine, device)
 }
 
-fn byte(device: &dyn Device, at: u16) -> u8 {
-    device.read(Region::Config, at.into(), 1).unwrap()[0]
+fn byte(device: &dyn ServedDevice, at: u16) -> u8 {
+    device.read(FunctionRegion::Config, at.into(), 1).unwrap()[0]
 }
 
 /// The capabilities that a driver finds: identifier and place.
-fn capabilities(device: &dyn Device) -> Vec<(u8, u16)> {
+fn capabilities(device: &dyn ServedDevice) -> Vec<(u8, u16)> {
     let mut found = Vec::new();
     let mut at = u16::from(byte(device, header::CAPABILITIES_POINTER));
     while at != 0 {
@@ -77,18 +77,18 @@ fn capabilities(device: &dyn Device) -> Vec<(u8, u16)> {
     found
 }
 
-fn place(device: &dyn Device, id: u8) -> u16 {
+fn place(device: &dyn ServedDevice, id: u8) -> u16 {
     capabilities(device).iter().find(|(found, _)| *found == id).expect("the capability").1
 }
 
-fn write(device: &dyn Device, at: u16, data: &[u8]) {
-    device.write(Region::Config, at.into(), data.to_vec(), false).unwrap();
+fn write(device: &dyn ServedDevice, at: u16, data: &[u8]) {
+    device.write(FunctionRegion::Config, at.into(), data.to_vec(), false).unwrap();
 }
 
 /// The kind of interrupts that the function itself believes its driver to have enabled.
-fn mode(device: &dyn Device) -> u8 {
+fn mode(device: &dyn ServedDevice) -> u8 {
     write(device, header::COMMAND, &[2, 0]);
-    device.read(Region::Bar(0), 0, 1).unwrap()[0]
+    device.read(FunctionRegion::Bar(0), 0, 1).unwrap()[0]
 }
 
 #[test]
@@ -99,14 +99,14 @@ fn a_class_is_shown_with_what_it_has_and_its_user_can_bear() {
         DeviceShape { regions: Vec::new(), irqs }
     };
     for (msi, msix, allowed, expected) in [
-        (32, 32, true, Shown::Msix),
-        (32, 32, false, Shown::Msi),
-        (32, 0, true, Shown::Msi),
-        (0, 32, true, Shown::Msix),
-        (0, 32, false, Shown::Pin),
-        (0, 0, true, Shown::Pin),
+        (32, 32, true, ShownInterrupts::Msix),
+        (32, 32, false, ShownInterrupts::Msi),
+        (32, 0, true, ShownInterrupts::Msi),
+        (0, 32, true, ShownInterrupts::Msix),
+        (0, 32, false, ShownInterrupts::Pin),
+        (0, 0, true, ShownInterrupts::Pin),
     ] {
-        assert_eq!(Shown::choose(&shape(msi, msix), allowed), expected);
+        assert_eq!(ShownInterrupts::choose(&shape(msi, msix), allowed), expected);
     }
 }
 
@@ -115,9 +115,9 @@ fn what_is_not_shown_is_not_there() {
     let (_engine, device) = engine(32);
     let all = capabilities(&device);
     for (shown, hidden, counts) in [
-        (Shown::Msix, vec![capability::MSI], (0, 33)),
-        (Shown::Msi, vec![capability::MSIX], (32, 0)),
-        (Shown::Pin, vec![capability::MSI, capability::MSIX], (0, 0)),
+        (ShownInterrupts::Msix, vec![capability::MSI], (0, 33)),
+        (ShownInterrupts::Msi, vec![capability::MSIX], (32, 0)),
+        (ShownInterrupts::Pin, vec![capability::MSI, capability::MSIX], (0, 0)),
     ] {
         let view = ShownWith::new(device.clone(), shown).unwrap();
         let expected: Vec<_> = all.iter().filter(|(id, _)| !hidden.contains(id)).collect();
@@ -127,7 +127,7 @@ fn what_is_not_shown_is_not_there() {
         // A driver that writes where it is nevertheless does not get there, whatever the access.
         for (_, at) in all.iter().filter(|(id, _)| hidden.contains(id)) {
             write(&view, at - 2, &[0xff; 8]);
-            assert_eq!(view.read(Region::Config, (*at).into(), 8).unwrap(), [0; 8]);
+            assert_eq!(view.read(FunctionRegion::Config, (*at).into(), 8).unwrap(), [0; 8]);
         }
         assert_eq!(mode(&view), 0);
     }
@@ -136,14 +136,14 @@ fn what_is_not_shown_is_not_there() {
 #[test]
 fn enabling_what_is_shown_enables_it_at_the_function() {
     let (_engine, device) = engine(32);
-    let view = ShownWith::new(device.clone(), Shown::Msi).unwrap();
+    let view = ShownWith::new(device.clone(), ShownInterrupts::Msi).unwrap();
     let control = place(&view, capability::MSI) + msi::CONTROL;
     assert_eq!(byte(&view, control), 0x8a, "32 vectors, 64-bit address");
     write(&view, control, &[0x21, 0]);
     assert_eq!(mode(&view), 4);
     write(&view, control, &[0, 0]);
     assert_eq!(mode(&view), 0);
-    let view = ShownWith::new(device, Shown::Msix).unwrap();
+    let view = ShownWith::new(device, ShownInterrupts::Msix).unwrap();
     write(&view, place(&view, capability::MSIX) + msix::CONTROL, &[0, 0x80]);
     assert_eq!(mode(&view), 0xff);
 }
@@ -152,7 +152,7 @@ fn enabling_what_is_shown_enables_it_at_the_function() {
 #[test]
 fn interrupts_enabled_after_a_reset_are_enabled() {
     let (_engine, device) = engine(32);
-    let view = ShownWith::new(device, Shown::Msi).unwrap();
+    let view = ShownWith::new(device, ShownInterrupts::Msi).unwrap();
     let control = place(&view, capability::MSI) + msi::CONTROL;
     let flr = place(&view, capability::PCI_EXPRESS) + express::DEVICE_CONTROL + 1;
     let power = place(&view, capability::POWER_MANAGEMENT) + pm::PMCSR;

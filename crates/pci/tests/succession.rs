@@ -1,4 +1,4 @@
-//! A session is saved in the middle of its use, and another engine, as in another process, continues
+//! A session is saved while it is used, and another engine, as in another process, continues
 //! with it on the same socket: the client does not notice.
 
 mod common;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use common::{Copier, copy, map};
 use proptest::prelude::*;
 use rackbus_memory::{Access, Event, Lending, SharedMemory};
-use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{
-    Client, Device, Ended, EngineDevice, RestingConversation, SessionState, serve_until,
+    Client, Ended, EngineDevice, RestingConversation, ServedDevice, SessionState, serve_until,
 };
 use rackbus_pci::{Endpoint, Engine, FunctionState, RestoreError, SaveError};
 use rackbus_spec::vfio_user::irq;
@@ -135,7 +135,7 @@ fn saved() -> (FunctionState, Vec<OwnedFd>) {
     let memory = SharedMemory::create("user", 0x2000).unwrap();
     let access = Access::READ | Access::WRITE;
     endpoint.map(0x1000, 0x2000, access, Some(memory.handle(0))).unwrap();
-    endpoint.write(Region::Config, 4, &6u16.to_le_bytes()).unwrap();
+    endpoint.write(FunctionRegion::Config, 4, &6u16.to_le_bytes()).unwrap();
     let event = Event::new().unwrap();
     let wire = Some(event.as_fd().try_clone_to_owned().unwrap());
     endpoint.set_irqs(IrqChange::WireVectors(3, vec![wire])).unwrap();
@@ -146,11 +146,11 @@ fn saved() -> (FunctionState, Vec<OwnedFd>) {
 #[test]
 fn a_saved_endpoint_does_nothing_more() {
     let mut endpoint = Endpoint::new(Copier::new());
-    endpoint.write(Region::Config, 4, &6u16.to_le_bytes()).unwrap();
+    endpoint.write(FunctionRegion::Config, 4, &6u16.to_le_bytes()).unwrap();
     endpoint.save().unwrap();
     let mut data = [0; 8];
-    endpoint.write(Region::Bar(0), common::GO, &1u64.to_le_bytes()).unwrap();
-    endpoint.read(Region::Bar(0), common::STATUS, &mut data).unwrap();
+    endpoint.write(FunctionRegion::Bar(0), common::GO, &1u64.to_le_bytes()).unwrap();
+    endpoint.read(FunctionRegion::Bar(0), common::STATUS, &mut data).unwrap();
     assert_eq!(data, [0xff; 8]);
     assert_eq!(endpoint.poll(1), rackbus_pci::Work::Asleep(None));
     endpoint.scrub();
@@ -257,5 +257,5 @@ fn what_somebody_went_on_with_is_not_taken_back() {
     let next = engine();
     EngineDevice::resume_unused(next.handle(), saved.state.clone(), copies).unwrap();
     assert!(matches!(device.take_back(saved), Err(RestoreError::Taken)));
-    assert_eq!(device.read(Region::Config, 0, 2).unwrap(), [0xff; 2], "it does something");
+    assert_eq!(device.read(FunctionRegion::Config, 0, 2).unwrap(), [0xff; 2], "it does something");
 }

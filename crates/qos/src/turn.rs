@@ -138,7 +138,7 @@ impl OpenTurn {
     }
 }
 
-/// What became of a turn.
+/// The outcome of a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TurnResult {
     /// Engine time that it took, in nanoseconds.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use rackbus_qos::simulation::unshaped::{BySize, MessageRoundRobin};
-use rackbus_qos::simulation::{Arrivals, Load, MessageCosts, Policy, Report, run};
+use rackbus_qos::simulation::{Arrivals, Load, MessageCosts, Policy, TenantReport, run};
 use rackbus_qos::{
     Capacity, EngineProfile, LevelAdmission, Point, SECOND, ServiceLevel, SharingSettings,
     TenantArbiter, TenantId, TenantShare,
@@ -165,7 +165,7 @@ fn sold(
 }
 
 /// Units of the minimum that were done.
-fn units(level: &ServiceLevel, report: &Report, from_ns: u64) -> u64 {
+fn units(level: &ServiceLevel, report: &TenantReport, from_ns: u64) -> u64 {
     report.least(SECOND, from_ns, |step| match level.min.unit {
         rackbus_qos::RateUnit::Bytes => step.ingress,
         rackbus_qos::RateUnit::Operations => step.operations,
@@ -279,7 +279,7 @@ fn a_victims_latency_under_attack_is_as_alone_and_one_slice() {
 }
 
 #[test]
-fn what_is_left_goes_by_weight_and_what_nobody_uses_is_not_lost() {
+fn what_is_left_is_shared_by_weight_and_what_nobody_uses_is_not_lost() {
     SIMULATION.run(|seed, _| {
         let loads = [
             load(4096, AES),

@@ -120,7 +120,7 @@ pub struct Info {
 }
 
 #[repr(C)]
-pub struct Fabric {
+pub struct FidFabric {
     pub fid: Fid,
     pub ops: *const FabricOps,
     pub api_version: u32,
@@ -133,16 +133,16 @@ pub type Unused = *const c_void;
 pub struct FabricOps {
     pub size: usize,
     pub domain: Option<
-        unsafe extern "C" fn(*mut Fabric, *mut Info, *mut *mut Domain, *mut c_void) -> c_int,
+        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut FidDomain, *mut c_void) -> c_int,
     >,
     pub passive_ep: Unused,
     pub eq_open: Unused,
     pub wait_open: Unused,
-    pub trywait: Option<unsafe extern "C" fn(*mut Fabric, *mut *mut Fid, c_int) -> c_int>,
+    pub trywait: Option<unsafe extern "C" fn(*mut FidFabric, *mut *mut Fid, c_int) -> c_int>,
 }
 
 #[repr(C)]
-pub struct Domain {
+pub struct FidDomain {
     pub fid: Fid,
     pub ops: *const DomainOps,
     pub mr: *const MrOps,
@@ -151,12 +151,14 @@ pub struct Domain {
 #[repr(C)]
 pub struct DomainOps {
     pub size: usize,
-    pub av_open:
-        Option<unsafe extern "C" fn(*mut Domain, *mut AvAttr, *mut *mut Av, *mut c_void) -> c_int>,
-    pub cq_open:
-        Option<unsafe extern "C" fn(*mut Domain, *mut CqAttr, *mut *mut Cq, *mut c_void) -> c_int>,
+    pub av_open: Option<
+        unsafe extern "C" fn(*mut FidDomain, *mut AvAttr, *mut *mut Av, *mut c_void) -> c_int,
+    >,
+    pub cq_open: Option<
+        unsafe extern "C" fn(*mut FidDomain, *mut CqAttr, *mut *mut Cq, *mut c_void) -> c_int,
+    >,
     pub endpoint:
-        Option<unsafe extern "C" fn(*mut Domain, *mut Info, *mut *mut Ep, *mut c_void) -> c_int>,
+        Option<unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut Ep, *mut c_void) -> c_int>,
 }
 
 /// Registers: the domain, the memory and its length, access, offset, the key that is wanted, flags.
@@ -311,8 +313,8 @@ mod tests {
         assert_eq!(size_of::<TxAttr>(), 80);
         assert_eq!(size_of::<FabricAttr>(), 32);
         assert_eq!(size_of::<Fid>(), 24);
-        assert_eq!(size_of::<Fabric>(), 40);
-        assert_eq!(size_of::<Domain>(), 40);
+        assert_eq!(size_of::<FidFabric>(), 40);
+        assert_eq!(size_of::<FidDomain>(), 40);
         assert_eq!(size_of::<Mr>(), 40);
         assert_eq!(size_of::<Ep>(), 80);
         assert_eq!((size_of::<Cq>(), size_of::<CqOps>()), (32, 64));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::endpoint::Found;
+use crate::endpoint::FoundProvider;
 use crate::{Library, RmaError};
 
 /// Providers of adapters that move data themselves, in the order in which they are preferred. `psm3` is none of them: it
@@ -54,11 +54,11 @@ pub fn providers(choice: &ProviderChoice) -> Result<Vec<String>, RmaError> {
         ProviderChoice::Off => Ok(Vec::new()),
         ProviderChoice::Auto => {
             let Ok(library) = Library::load() else { return Ok(Vec::new()) };
-            let found = ADAPTERS.map(|name| Found::find(library, name, None));
+            let found = ADAPTERS.map(|name| FoundProvider::find(library, name, None));
             Ok(found.into_iter().flatten().map(|found| found.provider().to_owned()).collect())
         }
         ProviderChoice::Named(name) => {
-            let found = Found::find(Library::load()?, name, None)?;
+            let found = FoundProvider::find(Library::load()?, name, None)?;
             Ok(vec![found.provider().to_owned()])
         }
     }

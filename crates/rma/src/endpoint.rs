@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use rackbus_memory::Region;
 
-use crate::abi::{self, Av, AvAttr, Cq, CqAttr, CqErrEntry, Domain, Ep, Fabric, Fid, Info, Mr};
+use crate::abi::{
+    self, Av, AvAttr, Cq, CqAttr, CqErrEntry, Ep, Fid, FidDomain, FidFabric, Info, Mr,
+};
 use crate::{Library, RmaError};
 
 /// Bytes of the longest address that is taken.
@@ -18,15 +20,15 @@ pub(crate) const MAX_ADDRESS: usize = 256;
 
 /// What the memory is registered for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum RegistrationUse {
     /// Transfers of this side.
     Local,
     /// Those of the other side.
     Exposed,
 }
 
-/// A way to move data that libfabric has found.
-pub(crate) struct Found {
+/// A provider that libfabric found, with what it needs to open endpoints.
+pub(crate) struct FoundProvider {
     library: &'static Library,
     list: *mut Info,
     provider: String,
@@ -35,15 +37,15 @@ pub(crate) struct Found {
 }
 
 // SAFETY: the list belongs to this value alone, and the library may be called from any thread.
-unsafe impl Send for Found {}
+unsafe impl Send for FoundProvider {}
 
-impl Found {
+impl FoundProvider {
     /// The best way by `provider`, from the interface with address `from` where its addresses are such.
     pub(crate) fn find(
         library: &'static Library,
         provider: &str,
         from: Option<IpAddr>,
-    ) -> Result<Found, RmaError> {
+    ) -> Result<FoundProvider, RmaError> {
         let core = provider.split(';').next().unwrap_or_default();
         // Others have no addresses of the Internet.
         let from = from.filter(|_| matches!(core, "tcp" | "verbs" | "sockets"));
@@ -53,7 +55,7 @@ impl Found {
         let none = || RmaError::Provider(provider.to_owned());
         tries
             .flat_map(|source| flags.map(|flags| (source, flags)))
-            .find_map(|(source, flags)| Found::ask(library, provider, *source, flags))
+            .find_map(|(source, flags)| FoundProvider::ask(library, provider, *source, flags))
             .ok_or_else(none)
     }
 
@@ -62,7 +64,7 @@ impl Found {
         provider: &str,
         from: Option<IpAddr>,
         op_flags: u64,
-    ) -> Option<Found> {
+    ) -> Option<FoundProvider> {
         let name = CString::new(provider).ok()?;
         let node = from.map(|ip| CString::new(ip.to_string())).transpose().ok()?;
         let mut list = null_mut();
@@ -99,7 +101,7 @@ impl Found {
         // SAFETY: an entry of the library's list has all its parts, and its name ends with zero.
         let found = unsafe { CStr::from_ptr((*(*list).fabric_attr).prov_name) };
         let provider = found.to_string_lossy().into_owned();
-        Some(Found { library, list, provider, delivers: op_flags != 0 })
+        Some(FoundProvider { library, list, provider, delivers: op_flags != 0 })
     }
 
     /// The provider's name.
@@ -108,7 +110,7 @@ impl Found {
     }
 }
 
-impl Drop for Found {
+impl Drop for FoundProvider {
     fn drop(&mut self) {
         // SAFETY: the list is this value's.
         unsafe { (self.library.freeinfo)(self.list) };
@@ -119,32 +121,34 @@ impl Drop for Found {
 #[repr(C)]
 struct Context([*mut c_void; 8]);
 
-/// The endpoint. Its parts are closed in the order that libfabric documents.
-pub(crate) struct Endpoint {
+/// An endpoint of libfabric's. Its parts are closed in the order that libfabric documents.
+pub(crate) struct RmaEndpoint {
     library: &'static Library,
-    found: Found,
-    fabric: *mut Fabric,
-    domain: *mut Domain,
+    found: FoundProvider,
+    fabric: *mut FidFabric,
+    domain: *mut FidDomain,
     av: *mut Av,
     cq: *mut Cq,
     ep: *mut Ep,
     mr: *mut Mr,
     region: Option<Arc<Region>>,
-    /// Those of transfers; the library writes to them until it has let go of the endpoint.
+    /// Those of transfers; the library writes to them until it has released the endpoint.
     contexts: Box<[Context]>,
     wake: Option<OwnedFd>,
     mr_mode: c_int,
-    /// Whether the library has let go of it, once it was to.
+    /// Whether the library has released it, once it was to.
     closed: Option<bool>,
 }
 
 // SAFETY: all pointers are to objects that belong to this value alone and may be used from any thread, by one at a
 // time; the type is not `Sync`.
-unsafe impl Send for Endpoint {}
+unsafe impl Send for RmaEndpoint {}
 
-impl std::fmt::Debug for Endpoint {
+impl std::fmt::Debug for RmaEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint").field("provider", &self.found.provider).finish_non_exhaustive()
+        f.debug_struct("RmaEndpoint")
+            .field("provider", &self.found.provider)
+            .finish_non_exhaustive()
     }
 }
 
@@ -162,20 +166,20 @@ macro_rules! call {
     }};
 }
 
-impl Endpoint {
+impl RmaEndpoint {
     /// One by `provider` for so many `transfers` at once, from the interface with address `from` where its addresses are
     /// such.
     pub(crate) fn open(
         provider: &str,
         from: Option<IpAddr>,
         transfers: usize,
-    ) -> Result<Endpoint, RmaError> {
+    ) -> Result<RmaEndpoint, RmaError> {
         let library = Library::load()?;
-        let found = Found::find(library, provider, from)?;
+        let found = FoundProvider::find(library, provider, from)?;
         let info = found.list;
         // SAFETY: an entry of the library's list has all its parts.
         let mr_mode = unsafe { (*(*info).domain_attr).mr_mode };
-        let mut endpoint = Endpoint {
+        let mut endpoint = RmaEndpoint {
             library,
             found,
             fabric: null_mut(),
@@ -272,7 +276,7 @@ impl Endpoint {
         unsafe { (*(*self.found.list).ep_attr).max_msg_size }
     }
 
-    /// Readable when something is to be [polled](Endpoint::poll), after [`rest`](Endpoint::rest).
+    /// Readable when something is to be [polled](RmaEndpoint::poll), after [`rest`](RmaEndpoint::rest).
     pub(crate) fn wake(&self) -> Option<&OwnedFd> {
         self.wake.as_ref()
     }
@@ -316,16 +320,16 @@ impl Endpoint {
     pub(crate) fn register(
         &mut self,
         region: &Arc<Region>,
-        usage: Use,
+        usage: RegistrationUse,
         key: u64,
     ) -> Result<(), RmaError> {
         self.region = Some(region.clone());
-        if usage == Use::Local && self.mr_mode & abi::FI_MR_LOCAL == 0 {
+        if usage == RegistrationUse::Local && self.mr_mode & abi::FI_MR_LOCAL == 0 {
             return Ok(());
         }
         let access = match usage {
-            Use::Local => abi::FI_READ | abi::FI_WRITE,
-            Use::Exposed => abi::FI_REMOTE_READ | abi::FI_REMOTE_WRITE,
+            RegistrationUse::Local => abi::FI_READ | abi::FI_WRITE,
+            RegistrationUse::Exposed => abi::FI_REMOTE_READ | abi::FI_REMOTE_WRITE,
         };
         // SAFETY: an entry of the library's list has all its parts.
         let key_size = unsafe { (*(*self.found.list).domain_attr).mr_key_size };
@@ -368,7 +372,7 @@ impl Endpoint {
     }
 
     /// Begins to move `length` bytes at `offset` of the registered memory, to `remote` if it is a `write`. False when there
-    /// is no room. [`poll`](Endpoint::poll) tells its end by `number`, which no other transfer has until then.
+    /// is no room. [`poll`](RmaEndpoint::poll) tells its end by `number`, which no other transfer has until then.
     pub(crate) fn begin(
         &mut self,
         write: bool,
@@ -429,12 +433,12 @@ impl Endpoint {
         self.library.explain("transfer", number)
     }
 
-    /// Has the library let go of it: on return nothing reaches the memory by it. False when it does not.
+    /// Has the library release it: on return nothing reaches the memory by it. False when it does not.
     pub(crate) fn close(mut self) -> bool {
-        self.let_go()
+        self.release()
     }
 
-    fn let_go(&mut self) -> bool {
+    fn release(&mut self) -> bool {
         if let Some(closed) = self.closed {
             return closed;
         }
@@ -453,7 +457,7 @@ impl Endpoint {
         if !closed {
             tracing::error!(
                 provider = self.found.provider,
-                "libfabric does not let go of an endpoint; its memory is kept"
+                "libfabric does not release an endpoint; its memory is kept"
             );
             // An adapter could still reach the one, and the library write to the others.
             std::mem::forget(self.region.take());
@@ -464,8 +468,8 @@ impl Endpoint {
     }
 }
 
-impl Drop for Endpoint {
+impl Drop for RmaEndpoint {
     fn drop(&mut self) {
-        self.let_go();
+        self.release();
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rackbus_memory::Region;
 use rackbus_memory::exchange::lane::{Lane, LaneError, PROOF_BYTES};
 
-use crate::endpoint::{Endpoint, MAX_ADDRESS, Use};
+use crate::endpoint::{MAX_ADDRESS, RegistrationUse, RmaEndpoint};
 use crate::{LaneOffer, RmaError, bytes};
 
 /// Transfers that are under way at most.
@@ -32,7 +32,7 @@ struct UnderWay {
 pub struct Initiator {
     provider: String,
     /// `None` when it is closed.
-    endpoint: Option<Endpoint>,
+    endpoint: Option<RmaEndpoint>,
     peer: u64,
     base: u64,
     key: u64,
@@ -64,7 +64,7 @@ impl Initiator {
     pub fn open(offer: &LaneOffer, from: Option<IpAddr>) -> Result<Initiator, RmaError> {
         let address = bytes(&offer.address, MAX_ADDRESS).ok_or(RmaError::Offer)?;
         let proof = bytes(&offer.proof, PROOF_BYTES).and_then(|proof| proof.try_into().ok());
-        let mut endpoint = Endpoint::open(&offer.provider, from, TRANSFERS)?;
+        let mut endpoint = RmaEndpoint::open(&offer.provider, from, TRANSFERS)?;
         let peer = endpoint.peer(&address)?;
         Ok(Initiator {
             provider: offer.provider.clone(),
@@ -122,7 +122,7 @@ impl Lane for Initiator {
 
     fn register(&mut self, region: &Arc<Region>) -> Result<(), LaneError> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
-        endpoint.register(region, Use::Local, 0).map_err(lane)
+        endpoint.register(region, RegistrationUse::Local, 0).map_err(lane)
     }
 
     fn begin(
@@ -132,7 +132,7 @@ impl Lane for Initiator {
         offset: usize,
         length: usize,
     ) -> Result<bool, LaneError> {
-        let most = self.endpoint.as_ref().map_or(0, Endpoint::most);
+        let most = self.endpoint.as_ref().map_or(0, RmaEndpoint::most);
         if length > most {
             return Err(LaneError(format!(
                 "{length} bytes at once are more than it moves ({most})"
@@ -170,14 +170,14 @@ impl Lane for Initiator {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.endpoint.as_ref().and_then(Endpoint::wake).map(AsFd::as_fd)
+        self.endpoint.as_ref().and_then(RmaEndpoint::wake).map(AsFd::as_fd)
     }
 
     fn rest(&mut self) -> bool {
-        self.unconfirmed.is_empty() && self.endpoint.as_mut().is_none_or(Endpoint::rest)
+        self.unconfirmed.is_empty() && self.endpoint.as_mut().is_none_or(RmaEndpoint::rest)
     }
 
     fn close(&mut self) -> bool {
-        self.endpoint.take().is_none_or(Endpoint::close)
+        self.endpoint.take().is_none_or(RmaEndpoint::close)
     }
 }

@@ -3,7 +3,7 @@
 //! libfabric is a C library that knows network adapters by *providers*: `verbs` for InfiniBand, RoCE and iWARP, `efa`,
 //! `cxi`, `opx`, `psm2`; and `tcp` and `shm`, which need no adapter. It is loaded at run time, by its stable interface
 //! ([`Library`]); where it is not installed, nothing changes. A lender exposes the places of one session
-//! ([`Target`]), and offers a [`LaneOffer`]; the borrower moves data between these and its own ([`Initiator`]). What moves
+//! ([`RmaTarget`]), and offers a [`LaneOffer`]; the borrower moves data between these and its own ([`Initiator`]). What moves
 //! when is decided by [`rackbus_memory::exchange::lane`].
 
 mod abi;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use choice::{ProviderChoice, providers};
 pub use initiator::Initiator;
 pub use library::{LIBRARY_ENV, Library};
-pub use target::Target;
+pub use target::RmaTarget;
 
 /// What a borrower needs to reach the memory that a lender exposes. It goes over the link, which is encrypted.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use crate::RmaError;
-use crate::abi::{Fabric, FabricAttr, Info};
+use crate::abi::{FabricAttr, FidFabric, Info};
 
 /// Names another file than the system's `libfabric.so.1`.
 pub const LIBRARY_ENV: &str = "RACKBUS_LIBFABRIC";
@@ -26,7 +26,7 @@ pub struct Library {
     pub(crate) dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
     pub(crate) freeinfo: unsafe extern "C" fn(*mut Info),
     pub(crate) fabric:
-        unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
+        unsafe extern "C" fn(*mut FabricAttr, *mut *mut FidFabric, *mut c_void) -> c_int,
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
     version: u32,
 }
@@ -109,7 +109,11 @@ impl Library {
                 ),
                 fabric: std::mem::transmute::<
                     *mut c_void,
-                    unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
+                    unsafe extern "C" fn(
+                        *mut FabricAttr,
+                        *mut *mut FidFabric,
+                        *mut c_void,
+                    ) -> c_int,
                 >(fabric),
                 strerror: std::mem::transmute::<
                     *mut c_void,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rackbus_memory::exchange::lane::{LaneError, LaneTarget, PROOF_BYTES};
 use rackbus_memory::{Event, Region};
 
-use crate::endpoint::{Endpoint, Use};
+use crate::endpoint::{RegistrationUse, RmaEndpoint};
 use crate::{LaneOffer, RmaError, digits};
 
 /// Between two polls of a provider that has no descriptor to wait for.
@@ -24,14 +24,14 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct State {
     /// `None` when the memory was taken away.
-    endpoint: Option<Endpoint>,
+    endpoint: Option<RmaEndpoint>,
     offer: Option<LaneOffer>,
     failure: Option<LaneError>,
 }
 
 /// A lender's end of a lane, for one session.
 #[derive(Debug)]
-pub struct Target {
+pub struct RmaTarget {
     provider: String,
     state: Arc<Mutex<State>>,
 }
@@ -51,16 +51,16 @@ fn random<const N: usize>() -> Result<[u8; N], LaneError> {
     }
 }
 
-impl Target {
+impl RmaTarget {
     /// One by `provider`, from the interface with address `from` where addresses are such. Nothing is exposed yet.
     ///
     /// # Errors
     /// [`RmaError`].
-    pub fn open(provider: &str, from: Option<IpAddr>) -> Result<Target, RmaError> {
-        let endpoint = Endpoint::open(provider, from, 0)?;
+    pub fn open(provider: &str, from: Option<IpAddr>) -> Result<RmaTarget, RmaError> {
+        let endpoint = RmaEndpoint::open(provider, from, 0)?;
         let provider = endpoint.provider().to_owned();
         let state = State { endpoint: Some(endpoint), offer: None, failure: None };
-        Ok(Target { provider, state: Arc::new(Mutex::new(state)) })
+        Ok(RmaTarget { provider, state: Arc::new(Mutex::new(state)) })
     }
 
     /// What the other side needs to reach the memory; `None` unless it is exposed.
@@ -69,7 +69,7 @@ impl Target {
     }
 }
 
-impl LaneTarget for Target {
+impl LaneTarget for RmaTarget {
     fn provider(&self) -> &str {
         &self.provider
     }
@@ -81,7 +81,7 @@ impl LaneTarget for Target {
         let endpoint = state.endpoint.as_mut().ok_or_else(gone)?;
         region.slice(proof, PROOF_BYTES).map(|place| place.copy_from(&secret));
         let lane = |error: RmaError| LaneError(error.to_string());
-        endpoint.register(region, Use::Exposed, key).map_err(lane)?;
+        endpoint.register(region, RegistrationUse::Exposed, key).map_err(lane)?;
         let address = endpoint.address().map_err(lane)?;
         let (base, key) = endpoint.reached_by().ok_or_else(gone)?;
         let (provider, address, proof) = (self.provider.clone(), digits(&address), digits(&secret));
@@ -100,11 +100,11 @@ impl LaneTarget for Target {
     fn close(&self) -> bool {
         let mut state = lock(&self.state);
         state.offer = None;
-        state.endpoint.take().is_none_or(Endpoint::close)
+        state.endpoint.take().is_none_or(RmaEndpoint::close)
     }
 }
 
-impl Drop for Target {
+impl Drop for RmaTarget {
     fn drop(&mut self) {
         // Nobody asks any more.
         let _ = self.close();

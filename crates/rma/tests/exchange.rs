@@ -12,7 +12,7 @@ use rackbus_memory::exchange::lane::{CarriedLane, LaneTarget};
 use rackbus_memory::exchange::session::{SessionSide, SessionTiming};
 use rackbus_memory::exchange::{ExchangeLayout, MESSAGE_BYTES};
 use rackbus_memory::{Carried, CarriedSession, Carrier, Exchange, Stream, StreamError};
-use rackbus_rma::{Initiator, LIBRARY_ENV, Library, Target};
+use rackbus_rma::{Initiator, LIBRARY_ENV, Library, RmaTarget};
 
 const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 16, data_bytes: 64 << 10 };
 const LIMIT: Duration = Duration::from_secs(60);
@@ -56,7 +56,7 @@ struct Both {
     asks: Exchange,
     answers: Exchange,
     sessions: [CarriedSession; 2],
-    target: Arc<Target>,
+    target: Arc<RmaTarget>,
 }
 
 fn both(provider: &str) -> Both {
@@ -70,7 +70,7 @@ fn both(provider: &str) -> Both {
         let carried = Carried { carrier, session: session.clone(), side, lane: Some(lane) };
         (Exchange::carried("exchange", carried, LAYOUT).unwrap(), session)
     };
-    let target = Arc::new(Target::open(provider, local).unwrap());
+    let target = Arc::new(RmaTarget::open(provider, local).unwrap());
     let exposed = CarriedLane::Answers(target.clone());
     let (answers, lender) = end(other, SessionSide::Answers, exposed);
     let lane = Initiator::open(&target.offer().unwrap(), local).unwrap();

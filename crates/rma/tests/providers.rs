@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::exchange::lane::{Lane, LaneError, LaneTarget, PROOF_BYTES};
 use rackbus_memory::{Region, SharedMemory};
-use rackbus_rma::{Initiator, LIBRARY_ENV, LaneOffer, Library, ProviderChoice, Target, providers};
+use rackbus_rma::{
+    Initiator, LIBRARY_ENV, LaneOffer, Library, ProviderChoice, RmaTarget, providers,
+};
 
 const BYTES: usize = 8 << 20;
 /// Two ends of `shm` in one process share what either of them maps: there, none is closed with transfers under way.
@@ -33,7 +35,7 @@ fn memory() -> Arc<Region> {
 
 struct Both {
     lane: Initiator,
-    target: Target,
+    target: RmaTarget,
     ours: Arc<Region>,
     theirs: Arc<Region>,
     next: u64,
@@ -41,7 +43,7 @@ struct Both {
 
 fn both(provider: &str) -> Both {
     let local = Some([127, 0, 0, 1].into());
-    let target = Target::open(provider, local).unwrap();
+    let target = RmaTarget::open(provider, local).unwrap();
     let (ours, theirs) = (memory(), memory());
     target.expose(&theirs, BYTES).unwrap();
     let mut lane = Initiator::open(&target.offer().unwrap(), local).unwrap();

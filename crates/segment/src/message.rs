@@ -210,7 +210,7 @@ pub enum Refusal {
     /// What the segment or extent is does not allow it.
     #[error("{0}")]
     Illegal(Cow<'static, str>),
-    /// Somebody else is at it.
+    /// The memory is being moved for somebody else.
     #[error("the memory is being moved; try again")]
     Busy,
     /// The session has as much as one may have.
@@ -222,7 +222,7 @@ pub enum Refusal {
     /// Somebody else has the function.
     #[error("{0}")]
     DeviceInUse(String),
-    /// The function is not to be had.
+    /// The function is not available.
     #[error("{0}")]
     NotLent(String),
 }

@@ -95,7 +95,7 @@ impl Objects for Memories {
 }
 
 #[test]
-fn nobody_is_cut_off_because_the_node_itself_stood_still() {
+fn nobody_is_cut_off_because_the_node_itself_stalled() {
     let (mut directory, mut memories) = (directory(), Memories::default());
     let mut ask = |directory: &mut Directory, request| {
         let told = replies(directory.request(0, SESSION, request, &mut memories));

@@ -69,7 +69,7 @@ SISCI_API_EXPORT unsigned long long SCIGetFabricDeviceId(sci_smartio_device_t de
  * Connects to memory of the device. type is SCI_MEMTYPE_BAR: id is which; or _PRIVATE or _SHARED: id is
  * what SCICreateDeviceSegment was given. The segment is mapped as every remote segment.
  *
- * A BAR that is memory can be had so, and the registers of an NVMe drive, as plain memory that its
+ * A BAR that is memory can be used so, and the registers of an NVMe drive, as plain memory that its
  * controller looks at: INTMS and INTMC are not looked at. Others: SCI_ERR_NOT_SUPPORTED. No such BAR or
  * segment: SCI_ERR_NO_SUCH_SEGMENT. flags: USE_CALLBACK answers SCI_ERR_FLAG_NOT_IMPLEMENTED.
  */

@@ -15,12 +15,12 @@ use rackbus_memory::copy::copy_bytes;
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Outcome, check_flags, fail, finish, put};
+use crate::error::{SciResult, check_flags, fail, finish, put};
 use crate::handles::{RawHandle, find, kind};
 use crate::local::Argument;
 use crate::maps::Map;
 pub use block::Block;
-use block::{Transfer, transfer_behind, wait_block};
+use block::{BlockTransfer, transfer_behind, wait_block};
 pub use sequence::Sequence;
 pub(crate) use sequence::end_all;
 pub(crate) use sequence::end_sequences;
@@ -70,7 +70,7 @@ pub(crate) fn forget_last() {
 
 /// `length` bytes of a mapping from `offset`, to be written or only read: where they are.
 #[inline]
-fn part(handle: RawHandle, offset: usize, length: usize, write: bool) -> Outcome<*mut u8> {
+fn part(handle: RawHandle, offset: usize, length: usize, write: bool) -> SciResult<*mut u8> {
     let unmapped = UNMAPPED.load(Ordering::Acquire);
     let mut last = LAST.get();
     if last.handle != handle.addr() || last.unmapped != unmapped {
@@ -101,7 +101,7 @@ unsafe fn copy(
     (map, offset): (RawHandle, usize),
     size: usize,
     flags: u32,
-) -> Outcome<()> {
+) -> SciResult<()> {
     check_flags(flags, SCI_FLAG_BLOCK_READ | SCI_FLAG_ERROR_CHECK)?;
     let there = part(map, offset, size, flags & SCI_FLAG_BLOCK_READ == 0)?;
     if memory.is_null() && size > 0 {
@@ -129,7 +129,7 @@ unsafe fn copy(
 
 /// # Safety
 /// `error` is null or can be written to.
-unsafe fn status(error: *mut u32, outcome: Outcome<()>) -> Status {
+unsafe fn status(error: *mut u32, outcome: SciResult<()>) -> Status {
     // SAFETY: as the caller says.
     match unsafe { finish(error, outcome) } {
         Some(()) => OK,
@@ -336,7 +336,7 @@ api! {
         flags: u32,
         error: *mut u32,
     ) {
-        let transfer = Transfer { from: (source, source_offset), to: (target, target_offset), size };
+        let transfer = BlockTransfer { from: (source, source_offset), to: (target, target_offset), size };
         // SAFETY: as the caller says.
         unsafe { finish(error, check_flags(flags, 0).and_then(|()| transfer.run())) };
     }
@@ -354,7 +354,7 @@ api! {
         flags: u32,
         error: *mut u32,
     ) {
-        let transfer = Transfer { from: (source, source_offset), to: (target, target_offset), size };
+        let transfer = BlockTransfer { from: (source, source_offset), to: (target, target_offset), size };
         // SAFETY: as the caller says.
         unsafe {
             let begun = transfer_behind(transfer, callback, Argument(argument), flags);

@@ -20,15 +20,15 @@ use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::layout::DmaVecElement;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail};
-use crate::forks::Held;
-use crate::handles::{Kind, RawHandle, find, kind};
+use crate::error::{Code, SciResult, check_adapter, check_flags, fail};
+use crate::forks::HeldLock;
+use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::library::Child;
-use crate::local::{Argument, Local, Using, duration};
+use crate::local::{Argument, SciLocalSegment, Using, duration};
 use crate::query::DMA_CHANNELS;
-use crate::remote::Remote;
+use crate::remote::SciRemoteSegment;
 
-use callbacks::{CALLBACKS, Callback, callbacks};
+use callbacks::{CALLBACKS, PendingCallback, callbacks};
 pub use channels::DmaChannel;
 pub use exports::*;
 use transfer::{add, connected, prepared, transfer};
@@ -46,15 +46,15 @@ const ERROR: QueueState = 5;
 const NO_CHANNEL: u32 = u32::MAX;
 
 /// Called when a queue's transfers have ended (`sci_cb_dma_t`).
-pub type DmaCallback = Option<Function>;
+pub type DmaCallback = Option<DmaCallbackFn>;
 
 /// A callback of a program, as the C API declares it.
-pub type Function = unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32;
+pub type DmaCallbackFn = unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32;
 
 /// The process' copy engine, which lives as long as the process.
 static ENGINE: RwLock<Option<&'static CopyEngine>> = RwLock::new(None);
 
-fn engine() -> Outcome<&'static CopyEngine> {
+fn engine() -> SciResult<&'static CopyEngine> {
     if let Some(engine) = *ENGINE.read().unwrap_or_else(PoisonError::into_inner) {
         return Ok(engine);
     }
@@ -101,7 +101,7 @@ struct Gathered {
 #[derive(Debug, Default)]
 struct Ends {
     locals: Vec<Using>,
-    remotes: Vec<Arc<Remote>>,
+    remotes: Vec<Arc<SciRemoteSegment>>,
 }
 
 /// The same of a transfer that was submitted. They are in use until it ends.
@@ -118,7 +118,7 @@ impl Parties for SubmittedEnds {
     fn are_gone(&self) -> bool {
         let ends = self.lock();
         // Asked last: who is lost meanwhile has not had all.
-        let lost = |remote: &Arc<Remote>| remote.flush().is_err() || remote.lost();
+        let lost = |remote: &Arc<SciRemoteSegment>| remote.flush().is_err() || remote.lost();
         ends.locals.iter().any(Using::gone) || ends.remotes.iter().any(lost)
     }
 
@@ -175,8 +175,8 @@ impl DmaQueue {
         &self,
         own: RawHandle,
         (transaction, ends): (Transaction, Ends),
-        call: Option<(Function, Argument)>,
-    ) -> Outcome<Arc<Ticket>> {
+        call: Option<(DmaCallbackFn, Argument)>,
+    ) -> SciResult<Arc<Ticket>> {
         // Decided when the bytes are copied: who leaves later has had them.
         let transaction = transaction.between(Arc::new(SubmittedEnds(Mutex::new(ends))));
         let transaction = match call {
@@ -186,7 +186,13 @@ impl DmaQueue {
                 transaction.then(move |state| {
                     let status = ended(queue_state(state));
                     // The thread lives as long as there is one of these.
-                    let _ = callbacks.send(Callback { calling, function, argument, own, status });
+                    let _ = callbacks.send(PendingCallback {
+                        calling,
+                        function,
+                        argument,
+                        own,
+                        status,
+                    });
                 })
             }
         };
@@ -203,7 +209,7 @@ impl DmaQueue {
     }
 }
 
-fn create(sd: RawHandle, adapter: u32, max_entries: u32, flags: u32) -> Outcome<RawHandle> {
+fn create(sd: RawHandle, adapter: u32, max_entries: u32, flags: u32) -> SciResult<RawHandle> {
     check_flags(flags, SCI_FLAG_DMA_GLOBAL | SCI_FLAG_DMA_SYSDMA | SCI_FLAG_DMA_ADAPTER)?;
     check_adapter(adapter)?;
     if max_entries == 0 {
@@ -220,7 +226,7 @@ fn create(sd: RawHandle, adapter: u32, max_entries: u32, flags: u32) -> Outcome<
     }))
 }
 
-fn remove(queue: RawHandle, flags: u32) -> Outcome<()> {
+fn remove(queue: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     if find::<DmaQueue>(queue)?.state() == POSTED {
         return fail(SCI_ERR_ILLEGAL_OPERATION);
@@ -241,7 +247,7 @@ impl DmaQueue {
     }
 }
 
-fn abort(queue: RawHandle, flags: u32) -> Outcome<()> {
+fn abort(queue: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     let queue = find::<DmaQueue>(queue)?;
     let running = {
@@ -256,7 +262,7 @@ fn abort(queue: RawHandle, flags: u32) -> Outcome<()> {
     Ok(())
 }
 
-fn wait(queue: RawHandle, timeout: u32, flags: u32) -> Outcome<QueueState> {
+fn wait(queue: RawHandle, timeout: u32, flags: u32) -> SciResult<QueueState> {
     check_flags(flags, 0)?;
     let running = find::<DmaQueue>(queue)?.lock().running.clone();
     let Some(running) = running else { return fail(SCI_ERR_ILLEGAL_OPERATION) };
@@ -271,7 +277,7 @@ fn enqueue(
     (local, remote): (RawHandle, RawHandle),
     (local_offset, remote_offset, size): (u32, u32, u32),
     flags: u32,
-) -> Outcome<QueueState> {
+) -> SciResult<QueueState> {
     check_flags(flags, SCI_FLAG_DMA_READ | SCI_FLAG_DMA_POST)?;
     let found = find::<DmaQueue>(queue)?;
     let reads = flags & SCI_FLAG_DMA_READ != 0;
@@ -306,7 +312,7 @@ fn enqueue(
     Ok(found.state())
 }
 
-fn post(queue: RawHandle, callback: DmaCallback, argument: Argument, flags: u32) -> Outcome<()> {
+fn post(queue: RawHandle, callback: DmaCallback, argument: Argument, flags: u32) -> SciResult<()> {
     check_flags(flags, SCI_FLAG_USE_CALLBACK)?;
     let found = find::<DmaQueue>(queue)?;
     let call = match (flags & SCI_FLAG_USE_CALLBACK, callback) {
@@ -319,7 +325,7 @@ fn post(queue: RawHandle, callback: DmaCallback, argument: Argument, flags: u32)
     found.start(queue, (gathered.transaction, gathered.ends), call).map(drop)
 }
 
-fn reset(queue: RawHandle, flags: u32) -> Outcome<()> {
+fn reset(queue: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     let queue = find::<DmaQueue>(queue)?;
     if queue.state() == POSTED {
@@ -353,7 +359,7 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
+pub(crate) fn hold() -> Vec<HeldLock> {
     [
         crate::forks::hold_mutex(&CALLBACKS),
         crate::forks::hold_lock(&ENGINE),

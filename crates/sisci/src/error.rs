@@ -9,8 +9,8 @@ use crate::constants::errors::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// What an operation of this library ends with.
-pub type Outcome<T> = Result<T, Code>;
+/// The result of an operation of this library.
+pub type SciResult<T> = Result<T, Code>;
 
 impl From<AttachError> for Code {
     fn from(error: AttachError) -> Code {
@@ -56,7 +56,7 @@ impl From<Refusal> for Code {
 }
 
 /// The error that a program finds as `code`.
-pub(crate) fn fail<T>(code: u32) -> Outcome<T> {
+pub(crate) fn fail<T>(code: u32) -> SciResult<T> {
     Err(Code(code))
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn fail<T>(code: u32) -> Outcome<T> {
 ///
 /// # Safety
 /// `error` is null or can be written to.
-pub(crate) unsafe fn finish<T>(error: *mut u32, outcome: Outcome<T>) -> Option<T> {
+pub(crate) unsafe fn finish<T>(error: *mut u32, outcome: SciResult<T>) -> Option<T> {
     let (code, value) = match outcome {
         Ok(value) => (SCI_ERR_OK, Some(value)),
         Err(Code(code)) => (code, None),
@@ -86,7 +86,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) {
 }
 
 /// Refuses flags that are not among `known`.
-pub(crate) fn check_flags(flags: u32, known: u32) -> Outcome<()> {
+pub(crate) fn check_flags(flags: u32, known: u32) -> SciResult<()> {
     match flags & !known {
         0 => Ok(()),
         _ => fail(SCI_ERR_ILLEGAL_FLAG),
@@ -94,7 +94,7 @@ pub(crate) fn check_flags(flags: u32, known: u32) -> Outcome<()> {
 }
 
 /// There is one adapter in each host, number 0.
-pub(crate) fn check_adapter(adapter: u32) -> Outcome<()> {
+pub(crate) fn check_adapter(adapter: u32) -> SciResult<()> {
     match adapter {
         0 => Ok(()),
         1..64 => fail(SCI_ERR_NO_SUCH_ADAPTERNO),

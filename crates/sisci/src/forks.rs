@@ -11,15 +11,15 @@ use std::sync::{Mutex, Once, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 /// A lock that is held.
-pub(crate) type Held = Box<dyn Any>;
+pub(crate) type HeldLock = Box<dyn Any>;
 
-/// How long a fork waits for a lock. A handler of a signal may fork in the middle of a call, whose
+/// How long a fork waits for a lock. A handler of a signal may fork during a call, whose
 /// locks are its own thread's: it must not wait for ever.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// What this thread holds while it forks.
-    static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
+    static HELD: RefCell<Vec<HeldLock>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Sees to forks from now on.
@@ -35,7 +35,7 @@ pub(crate) fn expect() {
 }
 
 /// A mutex, held; nothing when that takes too long.
-pub(crate) fn hold_mutex<T>(mutex: &'static Mutex<T>) -> Option<Held> {
+pub(crate) fn hold_mutex<T>(mutex: &'static Mutex<T>) -> Option<HeldLock> {
     let held = patiently(|| match mutex.try_lock() {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -45,7 +45,7 @@ pub(crate) fn hold_mutex<T>(mutex: &'static Mutex<T>) -> Option<Held> {
 }
 
 /// The same for a lock of readers and writers.
-pub(crate) fn hold_lock<T>(lock: &'static RwLock<T>) -> Option<Held> {
+pub(crate) fn hold_lock<T>(lock: &'static RwLock<T>) -> Option<HeldLock> {
     let held = patiently(|| match lock.try_write() {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -78,7 +78,7 @@ extern "C" fn before() {
     held.extend(crate::devices::hold());
     held.extend(crate::remote::hold());
     held.extend(crate::local::hold());
-    held.push(Box::new(rackbus_memory::guard::hold_registrations()) as Held);
+    held.push(Box::new(rackbus_memory::guard::hold_registrations()) as HeldLock);
     HELD.set(held);
 }
 

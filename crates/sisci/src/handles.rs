@@ -7,24 +7,24 @@ use std::ffi::c_void;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::constants::errors::SCI_ERR_ILLEGAL_PARAMETER;
-use crate::error::{Outcome, fail};
-use crate::forks::Held;
+use crate::error::{SciResult, fail};
+use crate::forks::HeldLock;
 
 /// A handle as programs have it.
 pub type RawHandle = *mut c_void;
 
-/// Something that programs have handles of.
-pub trait Kind: Sized + Send + Sync + 'static {
+/// A type of objects that programs have handles of.
+pub trait HandleKind: Sized + Send + Sync + 'static {
     /// The sort's number, 1 to 15.
     const TAG: u64;
 
     /// All of the sort.
-    fn table() -> &'static Table<Self>;
+    fn table() -> &'static HandleTable<Self>;
 }
 
-/// All objects of one sort.
+/// The handles of all objects of one type.
 #[derive(Debug)]
-pub struct Table<T> {
+pub struct HandleTable<T> {
     slots: RwLock<Slots<T>>,
 }
 
@@ -44,10 +44,10 @@ struct Slot<T> {
 const INDEX_BITS: u32 = 28;
 const TAG_BITS: u32 = 4;
 
-impl<T: Kind> Table<T> {
+impl<T: HandleKind> HandleTable<T> {
     /// A table without objects.
-    pub const fn new() -> Table<T> {
-        Table { slots: RwLock::new(Slots { slots: Vec::new(), free: Vec::new() }) }
+    pub const fn new() -> HandleTable<T> {
+        HandleTable { slots: RwLock::new(Slots { slots: Vec::new(), free: Vec::new() }) }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Slots<T>> {
@@ -59,7 +59,7 @@ impl<T: Kind> Table<T> {
     }
 
     /// Its lock, held while the process forks.
-    pub(crate) fn hold(&'static self) -> Option<Held> {
+    pub(crate) fn hold(&'static self) -> Option<HeldLock> {
         crate::forks::hold_lock(&self.slots)
     }
 
@@ -128,19 +128,19 @@ impl<T: Kind> Table<T> {
     }
 }
 
-impl<T: Kind> Default for Table<T> {
+impl<T: HandleKind> Default for HandleTable<T> {
     fn default() -> Self {
-        Table::new()
+        HandleTable::new()
     }
 }
 
-fn encode<T: Kind>(index: u32, generation: u32) -> RawHandle {
+fn encode<T: HandleKind>(index: u32, generation: u32) -> RawHandle {
     let slot = u64::from(index) + 1;
     let number = (u64::from(generation) << (INDEX_BITS + TAG_BITS)) | (T::TAG << INDEX_BITS) | slot;
     std::ptr::without_provenance_mut(usize::try_from(number).unwrap_or(0))
 }
 
-fn decode<T: Kind>(handle: RawHandle) -> Option<(u32, u32)> {
+fn decode<T: HandleKind>(handle: RawHandle) -> Option<(u32, u32)> {
     let number = handle.addr() as u64;
     let slot = number & ((1 << INDEX_BITS) - 1);
     let tag = (number >> INDEX_BITS) & ((1 << TAG_BITS) - 1);
@@ -152,18 +152,19 @@ fn decode<T: Kind>(handle: RawHandle) -> Option<(u32, u32)> {
 }
 
 /// The object of a handle.
-pub(crate) fn find<T: Kind>(handle: RawHandle) -> Outcome<Arc<T>> {
+pub(crate) fn find<T: HandleKind>(handle: RawHandle) -> SciResult<Arc<T>> {
     T::table().get(handle).map_or_else(|| fail(SCI_ERR_ILLEGAL_PARAMETER), Ok)
 }
 
 /// Makes a sort of handle.
 macro_rules! kind {
     ($type:ty, $tag:expr) => {
-        impl $crate::handles::Kind for $type {
+        impl $crate::handles::HandleKind for $type {
             const TAG: u64 = $tag;
 
-            fn table() -> &'static $crate::handles::Table<Self> {
-                static TABLE: $crate::handles::Table<$type> = $crate::handles::Table::new();
+            fn table() -> &'static $crate::handles::HandleTable<Self> {
+                static TABLE: $crate::handles::HandleTable<$type> =
+                    $crate::handles::HandleTable::new();
                 &TABLE
             }
         }

@@ -18,9 +18,9 @@ use rackbus_attach::{
 use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail, put};
-use crate::forks::Held;
-use crate::handles::{Kind, RawHandle, find, kind};
+use crate::error::{Code, SciResult, check_adapter, check_flags, fail, put};
+use crate::forks::HeldLock;
+use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::library::{Child, node_id};
 use crate::local::{Argument, CANCEL, LateHandle, duration, late};
 
@@ -53,7 +53,7 @@ struct Caller {
 
 impl Caller {
     /// Starts it: `work` calls through what it is given, and returns when the interrupt is removed.
-    fn start(work: impl FnOnce(&Calling) + Send + 'static) -> Outcome<Caller> {
+    fn start(work: impl FnOnce(&Calling) + Send + 'static) -> SciResult<Caller> {
         let calling = Arc::<Calling>::default();
         let gate = calling.clone();
         let thread =
@@ -112,7 +112,7 @@ kind!(RemoteData, 10);
 ///
 /// # Safety
 /// `number` is null or leads to a number.
-unsafe fn wanted(number: *const u32, flags: u32) -> Outcome<Option<u32>> {
+unsafe fn wanted(number: *const u32, flags: u32) -> SciResult<Option<u32>> {
     if flags & SCI_FLAG_FIXED_INTNO == 0 {
         return Ok(None);
     }
@@ -130,7 +130,7 @@ fn int_error(error: rackbus_attach::AttachError) -> Code {
     }
 }
 
-fn called<F>(callback: Option<F>, flags: u32) -> Outcome<Option<F>> {
+fn called<F>(callback: Option<F>, flags: u32) -> SciResult<Option<F>> {
     match (flags & SCI_FLAG_USE_CALLBACK, callback) {
         (0, _) => Ok(None),
         (_, Some(call)) => Ok(Some(call)),
@@ -143,7 +143,7 @@ fn create(
     number: Option<u32>,
     (callback, argument): (InterruptCallback, Argument),
     flags: u32,
-) -> Outcome<(RawHandle, u32)> {
+) -> SciResult<(RawHandle, u32)> {
     let known = SCI_FLAG_USE_CALLBACK
         | SCI_FLAG_FIXED_INTNO
         | SCI_FLAG_SHARED_INT
@@ -178,7 +178,7 @@ fn create(
     Ok((raw, number))
 }
 
-fn remove(handle: RawHandle, flags: u32) -> Outcome<()> {
+fn remove(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     let Some(local) = LocalInterrupt::table().take(handle) else {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
@@ -196,7 +196,7 @@ impl LocalInterrupt {
     }
 }
 
-fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
+fn wait(handle: RawHandle, timeout: u32, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     let local = find::<LocalInterrupt>(handle)?;
     if local.caller.is_some() {
@@ -214,7 +214,7 @@ fn connect(
     adapter: u32,
     number: u32,
     limit: (u32, u32),
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     let (timeout, flags) = limit;
     check_flags(flags, 0)?;
     check_adapter(adapter)?;
@@ -224,14 +224,14 @@ fn connect(
     Ok(RemotePlain::table().add(|_| RemotePlain { interrupt, _child: child }))
 }
 
-fn trigger(handle: RawHandle, flags: u32) -> Outcome<()> {
+fn trigger(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     posted(find::<RemotePlain>(handle)?.interrupt.trigger())
 }
 
 /// A trigger is a posted write: its sender does not learn whether anybody is there, only that the
 /// host is not.
-fn posted(sent: Result<(), InterruptError>) -> Outcome<()> {
+fn posted(sent: Result<(), InterruptError>) -> SciResult<()> {
     match sent {
         Ok(()) | Err(InterruptError::Gone) => Ok(()),
         Err(error) => Err(error.into()),
@@ -243,7 +243,7 @@ fn create_data(
     number: Option<u32>,
     (callback, argument): (DataCallback, Argument),
     flags: u32,
-) -> Outcome<(RawHandle, u32)> {
+) -> SciResult<(RawHandle, u32)> {
     check_flags(flags, SCI_FLAG_USE_CALLBACK | SCI_FLAG_FIXED_INTNO | SCI_FLAG_BROADCAST)?;
     let call = called(callback, flags)?;
     let child = Child::of(sd)?;
@@ -283,7 +283,7 @@ impl LocalData {
     }
 }
 
-fn remove_data(handle: RawHandle, flags: u32) -> Outcome<()> {
+fn remove_data(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     let Some(local) = LocalData::table().take(handle) else {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
@@ -301,7 +301,7 @@ unsafe fn wait_data(
     (data, length): (*mut u8, *mut u32),
     timeout: u32,
     flags: u32,
-) -> Outcome<()> {
+) -> SciResult<()> {
     check_flags(flags, 0)?;
     let local = find::<LocalData>(handle)?;
     if local.caller.is_some() {
@@ -336,7 +336,7 @@ fn connect_data(
     adapter: u32,
     number: u32,
     limit: (u32, u32),
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     let (timeout, flags) = limit;
     check_flags(flags, SCI_FLAG_BROADCAST)?;
     check_adapter(adapter)?;
@@ -351,7 +351,12 @@ fn connect_data(
 
 /// # Safety
 /// `data` is `length` bytes.
-unsafe fn trigger_data(handle: RawHandle, data: *const u8, length: u32, flags: u32) -> Outcome<()> {
+unsafe fn trigger_data(
+    handle: RawHandle,
+    data: *const u8,
+    length: u32,
+    flags: u32,
+) -> SciResult<()> {
     check_flags(flags, SCI_FLAG_BROADCAST)?;
     let remote = find::<RemoteData>(handle)?;
     if length == 0 || length > MAX_DATA {
@@ -365,7 +370,7 @@ unsafe fn trigger_data(handle: RawHandle, data: *const u8, length: u32, flags: u
     posted(remote.interrupt.send(message))
 }
 
-fn disconnect<T: Kind>(handle: RawHandle, flags: u32) -> Outcome<()> {
+fn disconnect<T: HandleKind>(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     T::table().take(handle).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
 }
@@ -379,7 +384,7 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
+pub(crate) fn hold() -> Vec<HeldLock> {
     [
         LocalInterrupt::table().hold(),
         RemotePlain::table().hold(),

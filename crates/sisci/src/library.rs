@@ -8,9 +8,9 @@ use rackbus_attach::{NodeAddress, Session};
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
-use crate::forks::Held;
-use crate::handles::{Kind, RawHandle, find, kind};
+use crate::error::{Code, SciResult, check_adapter, check_flags, fail, finish, put};
+use crate::forks::HeldLock;
+use crate::handles::{HandleKind, RawHandle, find, kind};
 
 /// Room of a list of node ids, the zero at its end included.
 const NODE_LIST: usize = 8;
@@ -22,22 +22,22 @@ static SESSION: Mutex<Option<(u32, Session)>> = Mutex::new(None);
 
 /// What a program opens to use an adapter (`sci_desc_t`).
 #[derive(Debug)]
-pub struct Descriptor {
+pub struct SciDescriptor {
     session: Session,
     children: AtomicUsize,
 }
-kind!(Descriptor, 1);
+kind!(SciDescriptor, 1);
 
 /// Something that was made with a descriptor, which cannot be closed before it.
 #[derive(Debug)]
-pub struct Child(Arc<Descriptor>);
+pub struct Child(Arc<SciDescriptor>);
 
 impl Child {
-    pub(crate) fn of(sd: RawHandle) -> Outcome<Child> {
+    pub(crate) fn of(sd: RawHandle) -> SciResult<Child> {
         if !INITIALIZED.load(Ordering::Acquire) {
             return fail(SCI_ERR_NOT_INITIALIZED);
         }
-        let descriptor = find::<Descriptor>(sd)?;
+        let descriptor = find::<SciDescriptor>(sd)?;
         descriptor.children.fetch_add(1, Ordering::AcqRel);
         Ok(Child(descriptor))
     }
@@ -52,7 +52,7 @@ impl Child {
         &self.0.session
     }
 
-    pub(crate) fn is_of(&self, descriptor: &Descriptor) -> bool {
+    pub(crate) fn is_of(&self, descriptor: &SciDescriptor) -> bool {
         std::ptr::eq(&*self.0, descriptor)
     }
 }
@@ -73,7 +73,7 @@ pub(crate) fn between_machines() -> bool {
 
 /// The process' session with its node. A new one where there is none yet, the node has started
 /// anew, or the process is a fork of the one that had it.
-pub(crate) fn session() -> Outcome<Session> {
+pub(crate) fn session() -> SciResult<Session> {
     let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
     match session.as_ref() {
@@ -104,7 +104,7 @@ pub(crate) fn session() -> Outcome<Session> {
     }
 }
 
-fn initialize(flags: u32) -> Outcome<()> {
+fn initialize(flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     crate::forks::expect();
     session()?;
@@ -112,29 +112,32 @@ fn initialize(flags: u32) -> Outcome<()> {
     Ok(())
 }
 
-fn open(flags: u32) -> Outcome<RawHandle> {
+fn open(flags: u32) -> SciResult<RawHandle> {
     check_flags(flags, SCI_FLAG_THREAD_SAFE)?;
     if !INITIALIZED.load(Ordering::Acquire) {
         return fail(SCI_ERR_NOT_INITIALIZED);
     }
     let session = session()?;
     let children = AtomicUsize::new(0);
-    Ok(Descriptor::table().add(|_| Descriptor { session, children }))
+    Ok(SciDescriptor::table().add(|_| SciDescriptor { session, children }))
 }
 
-fn close(sd: RawHandle, flags: u32) -> Outcome<()> {
+fn close(sd: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
-    let descriptor = find::<Descriptor>(sd)?;
+    let descriptor = find::<SciDescriptor>(sd)?;
     crate::remote::let_go_of_lost(&descriptor);
     if descriptor.children.load(Ordering::Acquire) > 0 {
         return fail(SCI_ERR_BUSY);
     }
-    Descriptor::table().take(sd).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+    SciDescriptor::table().take(sd).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
-    [crate::forks::hold_mutex(&SESSION), Descriptor::table().hold()].into_iter().flatten().collect()
+pub(crate) fn hold() -> Vec<HeldLock> {
+    [crate::forks::hold_mutex(&SESSION), SciDescriptor::table().hold()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// The process is a new fork: nothing that it finds is its own.
@@ -155,7 +158,7 @@ fn forget_parents() {
     crate::devices::forget_all();
     crate::remote::forget_all();
     crate::local::forget_all();
-    std::mem::forget(Descriptor::table().clear());
+    std::mem::forget(SciDescriptor::table().clear());
 }
 
 /// Ends everything that was not ended, in the order in which things need each other.
@@ -176,7 +179,7 @@ fn terminate() {
     crate::devices::end_all();
     crate::remote::end_all();
     crate::local::end_all();
-    drop(Descriptor::table().clear());
+    drop(SciDescriptor::table().clear());
     let session = SESSION.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some((_, session)) = session {
         session.close();
@@ -184,7 +187,7 @@ fn terminate() {
 }
 
 /// A node id as programs give it.
-pub(crate) fn node_id(session: &Session, node: u32) -> Outcome<u32> {
+pub(crate) fn node_id(session: &Session, node: u32) -> SciResult<u32> {
     match node {
         SCI_LOCAL_HOST => Ok(session.node()),
         0 | 0x1_0000.. => fail(SCI_ERR_ILLEGAL_NODEID),
@@ -192,14 +195,14 @@ pub(crate) fn node_id(session: &Session, node: u32) -> Outcome<u32> {
     }
 }
 
-fn local_node_id(adapter: u32, flags: u32) -> Outcome<u32> {
+fn local_node_id(adapter: u32, flags: u32) -> SciResult<u32> {
     check_flags(flags, 0)?;
     check_adapter(adapter)?;
     Ok(session()?.node())
 }
 
 /// Node ids of a host by its name, as a list with a zero at its end.
-fn ids_of(name: *const c_char, flags: u32) -> Outcome<[u32; NODE_LIST]> {
+fn ids_of(name: *const c_char, flags: u32) -> SciResult<[u32; NODE_LIST]> {
     check_flags(flags, 0)?;
     if name.is_null() {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
@@ -214,7 +217,7 @@ fn ids_of(name: *const c_char, flags: u32) -> Outcome<[u32; NODE_LIST]> {
     Ok(list)
 }
 
-fn probe(sd: RawHandle, adapter: u32, node: u32, flags: u32) -> Outcome<()> {
+fn probe(sd: RawHandle, adapter: u32, node: u32, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     check_adapter(adapter)?;
     let child = Child::of(sd)?;

@@ -17,9 +17,9 @@ use rackbus_memory::Region;
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Outcome, check_flags, fail, finish, put};
-use crate::forks::Held;
-use crate::handles::{Kind, RawHandle, find, kind};
+use crate::error::{SciResult, check_flags, fail, finish, put};
+use crate::forks::HeldLock;
+use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::library::Child;
 use calls::{
     attach, create, end, prepare, register, remove, set_available, set_unavailable, share,
@@ -41,7 +41,7 @@ pub type LocalCallback =
 
 /// A local segment (`sci_local_segment_t`).
 #[derive(Debug)]
-pub struct Local {
+pub struct SciLocalSegment {
     source: Source,
     prepared: AtomicBool,
     /// Number of mappings that the process has of it.
@@ -54,24 +54,24 @@ pub struct Local {
     registered: Mutex<Option<Mapping>>,
     child: Child,
 }
-kind!(Local, 2);
+kind!(SciLocalSegment, 2);
 
 /// The segment is removed: no other transfer uses it.
 const REMOVED: usize = 1 << (usize::BITS - 1);
 
 /// A transfer's use of a segment.
 #[derive(Debug)]
-pub(crate) struct Using(Arc<Local>);
+pub(crate) struct Using(Arc<SciLocalSegment>);
 
 impl Using {
     /// Of a segment that was not removed.
-    pub(crate) fn of(local: Arc<Local>) -> Outcome<Using> {
+    pub(crate) fn of(local: Arc<SciLocalSegment>) -> SciResult<Using> {
         let one_more = |count: usize| (count & REMOVED == 0).then_some(count + 1);
         let used = local.transfers.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
         used.map_or_else(|_| fail(SCI_ERR_SEGMENT_NOT_PREPARED), |_| Ok(Using(local)))
     }
 
-    /// Whether its memory is nobody's any more.
+    /// Whether its memory has no owner any more.
     pub(crate) fn gone(&self) -> bool {
         let attached =
             matches!(&self.0.source, Source::Attached(segment) if segment.watch().lost());
@@ -120,7 +120,7 @@ pub(crate) fn late(handle: &LateHandle) -> RawHandle {
     }
 }
 
-impl Local {
+impl SciLocalSegment {
     pub(crate) fn size(&self) -> u64 {
         match &self.source {
             Source::Own(segment) => segment.size(),
@@ -136,7 +136,7 @@ impl Local {
     }
 
     /// Waits until what was stored before is at everybody's who is connected.
-    pub(crate) fn flush(&self) -> Outcome<()> {
+    pub(crate) fn flush(&self) -> SciResult<()> {
         match &self.source {
             Source::Own(segment) => Ok(segment.flush()?),
             Source::Attached(_) => Ok(()),
@@ -152,7 +152,7 @@ impl Local {
         range: (u64, u64),
         address: Option<usize>,
         read_only: bool,
-    ) -> Outcome<Mapping> {
+    ) -> SciResult<Mapping> {
         Ok(match &self.source {
             Source::Own(segment) => segment.map_as(range, address, read_only)?,
             Source::Attached(segment) => segment.map_as(range, address, read_only)?,
@@ -172,7 +172,7 @@ impl Local {
     }
 
     /// All of its memory, for the copy engine.
-    pub(crate) fn whole(&self) -> Outcome<Arc<Region>> {
+    pub(crate) fn whole(&self) -> SciResult<Arc<Region>> {
         if let Some(region) = self.whole.get() {
             return Ok(region.clone());
         }
@@ -180,7 +180,7 @@ impl Local {
         Ok(self.whole.get_or_init(|| region).clone())
     }
 
-    fn own(&self) -> Outcome<&LocalSegment> {
+    fn own(&self) -> SciResult<&LocalSegment> {
         match &self.source {
             Source::Own(segment) => Ok(segment),
             Source::Attached(_) => fail(SCI_ERR_ILLEGAL_OPERATION),
@@ -219,7 +219,7 @@ fn calling(
     argument: Argument,
     flags: u32,
     own_node: u32,
-) -> Outcome<(Option<Callback>, LateHandle)> {
+) -> SciResult<(Option<Callback>, LateHandle)> {
     let handle = LateHandle::default();
     if flags & SCI_FLAG_USE_CALLBACK == 0 {
         return Ok((None, handle));
@@ -236,33 +236,33 @@ fn calling(
 
 /// Removes every local segment of the process.
 pub(crate) fn end_all() {
-    for local in Local::table().clear() {
+    for local in SciLocalSegment::table().clear() {
         // The node ends what it is not told to end.
         let _ = end(&local);
     }
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
-    [Local::table().hold()].into_iter().flatten().collect()
+pub(crate) fn hold() -> Vec<HeldLock> {
+    [SciLocalSegment::table().hold()].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.
 pub(crate) fn forget_all() {
-    std::mem::forget(Local::table().clear());
+    std::mem::forget(SciLocalSegment::table().clear());
 }
 
-fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<(Reason, u32)> {
+fn wait(handle: RawHandle, timeout: u32, flags: u32) -> SciResult<(Reason, u32)> {
     check_flags(flags, 0)?;
     let (watch, own_node) = {
-        let local = find::<Local>(handle)?;
+        let local = find::<SciLocalSegment>(handle)?;
         (local.watch().clone(), local.child.session().node())
     };
     wait_on(&watch, timeout).map(|event| reason(event, own_node))
 }
 
 /// Waits for something to happen, as programs say how long.
-pub(crate) fn wait_on(watch: &Watch, timeout: u32) -> Outcome<SegmentEvent> {
+pub(crate) fn wait_on(watch: &Watch, timeout: u32) -> SciResult<SegmentEvent> {
     watch.wait(duration(timeout)).map_or_else(
         || fail(if watch.has_ended() { SCI_ERR_CANCELLED } else { SCI_ERR_TIMEOUT }),
         Ok,
@@ -321,12 +321,12 @@ api! {
 
     /// A segment's size in bytes, as it was created.
     fn SCIGetLocalSegmentSize(segment: RawHandle) -> usize {
-        find::<Local>(segment).map_or(0, |local| usize::try_from(local.size()).unwrap_or(usize::MAX))
+        find::<SciLocalSegment>(segment).map_or(0, |local| usize::try_from(local.size()).unwrap_or(usize::MAX))
     }
 
     /// The number by which others connect to a segment; 0 for no handle.
     fn SCIGetLocalSegmentId(segment: RawHandle) -> u32 {
-        find::<Local>(segment).map_or(0, |local| match &local.source {
+        find::<SciLocalSegment>(segment).map_or(0, |local| match &local.source {
             Source::Own(segment) => segment.id(),
             Source::Attached(segment) => segment.id(),
         })

@@ -9,11 +9,11 @@ use rackbus_memory::Access;
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_flags, fail, finish, put};
-use crate::forks::Held;
-use crate::handles::{Kind, RawHandle, find, kind};
-use crate::local::Local;
-use crate::remote::Remote;
+use crate::error::{Code, SciResult, check_flags, fail, finish, put};
+use crate::forks::HeldLock;
+use crate::handles::{HandleKind, RawHandle, find, kind};
+use crate::local::SciLocalSegment;
+use crate::remote::SciRemoteSegment;
 
 /// A mapping of a segment (`sci_map_t`), until it is unmapped.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ kind!(Map, 4);
 /// The segment that a mapping is of.
 #[derive(Debug)]
 enum Of {
-    Local(Arc<Local>),
-    Remote(Arc<Remote>),
+    Local(Arc<SciLocalSegment>),
+    Remote(Arc<SciRemoteSegment>),
 }
 
 impl Of {
@@ -55,7 +55,7 @@ impl Map {
     }
 
     /// The connection that it is of, where it is of a remote segment's.
-    pub(crate) fn remote(&self) -> Option<&Remote> {
+    pub(crate) fn remote(&self) -> Option<&SciRemoteSegment> {
         match &self.of {
             Of::Local(_) => None,
             Of::Remote(remote) => Some(remote),
@@ -63,7 +63,7 @@ impl Map {
     }
 
     /// Waits until what was stored before is where it is to be, or fails when it cannot be any more.
-    pub(crate) fn flush(&self) -> Outcome<()> {
+    pub(crate) fn flush(&self) -> SciResult<()> {
         let flushed = match &self.of {
             Of::Local(local) => local.flush(),
             Of::Remote(remote) => remote.flush(),
@@ -73,7 +73,7 @@ impl Map {
 
     /// Whether its segment is gone for good.
     pub(crate) fn lost(&self) -> bool {
-        self.remote().is_some_and(Remote::lost)
+        self.remote().is_some_and(SciRemoteSegment::lost)
     }
 
     /// Whether it is of a segment of this host's process.
@@ -125,7 +125,7 @@ const HARDWARE_FLAGS: u32 = SCI_FLAG_CONDITIONAL_INTERRUPT_MAP
 
 impl Wanted {
     /// Checks it against the segment's size: the range and where it is to be.
-    fn check(&self, size: u64) -> Outcome<((u64, u64), Option<usize>)> {
+    fn check(&self, size: u64) -> SciResult<((u64, u64), Option<usize>)> {
         if self.flags & HARDWARE_FLAGS != 0 {
             return fail(SCI_ERR_FLAG_NOT_IMPLEMENTED);
         }
@@ -151,16 +151,16 @@ impl Wanted {
     }
 }
 
-fn map_local(segment: RawHandle, wanted: &Wanted) -> Outcome<(RawHandle, *mut c_void)> {
-    let local = find::<Local>(segment)?;
+fn map_local(segment: RawHandle, wanted: &Wanted) -> SciResult<(RawHandle, *mut c_void)> {
+    let local = find::<SciLocalSegment>(segment)?;
     let (range, address) = wanted.check(local.size())?;
     let read_only = wanted.flags & SCI_FLAG_READONLY_MAP != 0;
     let mapping = local.map(range, address, read_only).map_err(|code| at(address, code))?;
     Ok(add(mapping, range.0, Of::Local(local)))
 }
 
-fn map_remote(segment: RawHandle, wanted: &Wanted) -> Outcome<(RawHandle, *mut c_void)> {
-    let remote = find::<Remote>(segment)?;
+fn map_remote(segment: RawHandle, wanted: &Wanted) -> SciResult<(RawHandle, *mut c_void)> {
+    let remote = find::<SciRemoteSegment>(segment)?;
     let connected = remote.segment()?;
     if remote.lost() || !connected.is_there() {
         return fail(SCI_ERR_NOT_CONNECTED);
@@ -190,7 +190,7 @@ fn add(mapping: Mapping, offset: u64, of: Of) -> (RawHandle, *mut c_void) {
     (Map::table().add(|_| Map { mapping, offset, of, sequences }), pointer)
 }
 
-fn unmap(handle: RawHandle, flags: u32) -> Outcome<()> {
+fn unmap(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     let map = Map::table().take(handle).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
     crate::copy::forget_last();
@@ -209,7 +209,7 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
+pub(crate) fn hold() -> Vec<HeldLock> {
     [Map::table().hold()].into_iter().flatten().collect()
 }
 

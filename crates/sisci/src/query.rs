@@ -7,12 +7,12 @@ use crate::constants::layout::{
     DmaCapabilities, QueryAdapter, QueryDma, QueryHandle, QueryString, QuerySystem,
 };
 use crate::constants::*;
-use crate::error::{Outcome, check_adapter, fail, finish, put};
+use crate::error::{SciResult, check_adapter, fail, finish, put};
 use crate::handles::find;
 use crate::library::session;
-use crate::local::Local;
+use crate::local::SciLocalSegment;
 use crate::maps::Map;
-use crate::remote::Remote;
+use crate::remote::SciRemoteSegment;
 
 /// Copy channels that a program may ask for by number.
 pub(crate) const DMA_CHANNELS: u32 = 4;
@@ -21,7 +21,7 @@ pub(crate) const DMA_CHANNELS: u32 = 4;
 ///
 /// # Safety
 /// `data` is null or leads to a `T`.
-unsafe fn read<T: Copy>(data: *const c_void) -> Outcome<T> {
+unsafe fn read<T: Copy>(data: *const c_void) -> SciResult<T> {
     match data.is_null() {
         true => fail(SCI_ERR_ILLEGAL_PARAMETER),
         // SAFETY: as the caller says; a `T` is plain data.
@@ -31,7 +31,7 @@ unsafe fn read<T: Copy>(data: *const c_void) -> Outcome<T> {
 
 /// # Safety
 /// `data` is null or leads to the structure of `command`.
-unsafe fn query(command: u32, data: *mut c_void, flags: u32) -> Outcome<()> {
+unsafe fn query(command: u32, data: *mut c_void, flags: u32) -> SciResult<()> {
     // SAFETY: as the caller says, for each of the commands.
     unsafe {
         match command {
@@ -50,7 +50,7 @@ unsafe fn query(command: u32, data: *mut c_void, flags: u32) -> Outcome<()> {
 
 /// # Safety
 /// `query.str` is null or has room for `query.length` bytes.
-unsafe fn text(query: &QueryString, text: &str) -> Outcome<()> {
+unsafe fn text(query: &QueryString, text: &str) -> SciResult<()> {
     let room = usize::try_from(query.length).unwrap_or(0);
     if query.str.is_null() || room <= text.len() {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
@@ -65,7 +65,7 @@ unsafe fn text(query: &QueryString, text: &str) -> Outcome<()> {
 
 /// # Safety
 /// `query.data` is null or leads to what the subcommand is answered with.
-unsafe fn adapter(query: &QueryAdapter) -> Outcome<()> {
+unsafe fn adapter(query: &QueryAdapter) -> SciResult<()> {
     check_adapter(query.adapter)?;
     if query.data.is_null() {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
@@ -105,7 +105,7 @@ unsafe fn adapter(query: &QueryAdapter) -> Outcome<()> {
 
 /// # Safety
 /// `query.data` is null or leads to a `u32`.
-unsafe fn system(query: &QuerySystem) -> Outcome<()> {
+unsafe fn system(query: &QuerySystem) -> SciResult<()> {
     if query.data.is_null() {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
     }
@@ -122,7 +122,7 @@ unsafe fn system(query: &QuerySystem) -> Outcome<()> {
 
 /// # Safety
 /// `query.data` is null or leads to what the subcommand is answered with.
-unsafe fn dma(query: &QueryDma, flags: u32) -> Outcome<()> {
+unsafe fn dma(query: &QueryDma, flags: u32) -> SciResult<()> {
     check_adapter(query.adapter)?;
     if query.data.is_null() {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
@@ -158,16 +158,18 @@ unsafe fn dma(query: &QueryDma, flags: u32) -> Outcome<()> {
 ///
 /// # Safety
 /// `data` is null or leads to a [`QueryHandle`].
-unsafe fn handle(data: *mut c_void) -> Outcome<()> {
+unsafe fn handle(data: *mut c_void) -> SciResult<()> {
     // SAFETY: as the caller says.
     let mut query: QueryHandle = unsafe { read(data) }?;
     let address = |address: Option<u64>| address.map_or_else(|| fail(SCI_ERR_NOT_AVAILABLE), Ok);
     query.data = match query.subcommand {
         SCI_Q_LOCAL_SEGMENT_IOADDR | SCI_Q_LOCAL_SEGMENT_PHYS_ADDR => {
-            address(find::<Local>(query.handle)?.address())?
+            address(find::<SciLocalSegment>(query.handle)?.address())?
         }
         SCI_Q_LOCAL_SEGMENT_VIRTUAL_KERNEL_ADDR => return fail(SCI_ERR_NOT_SUPPORTED),
-        SCI_Q_REMOTE_SEGMENT_IOADDR => address(find::<Remote>(query.handle)?.segment()?.address())?,
+        SCI_Q_REMOTE_SEGMENT_IOADDR => {
+            address(find::<SciRemoteSegment>(query.handle)?.segment()?.address())?
+        }
         SCI_Q_MAP_IOADDR | SCI_Q_MAP_PHYS_ADDR => find::<Map>(query.handle)?.address(),
         SCI_Q_MAP_MAPPED_TO_LOCAL_TARGET | SCI_Q_MAP_QUERY_REMOTE_MAPPED_TO_LOCAL_TARGET => {
             u64::from(find::<Map>(query.handle)?.is_local())

@@ -14,10 +14,10 @@ use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::devices::DeviceUse;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
-use crate::forks::Held;
-use crate::handles::{Kind, RawHandle, find, kind};
-use crate::library::{Child, Descriptor, node_id};
+use crate::error::{Code, SciResult, check_adapter, check_flags, fail, finish, put};
+use crate::forks::HeldLock;
+use crate::handles::{HandleKind, RawHandle, find, kind};
+use crate::library::{Child, SciDescriptor, node_id};
 use crate::local::{Argument, CANCEL, CONNECT, LateHandle, Reason, late, remote_reason, wait_on};
 
 /// Called with what happens to a remote segment (`sci_cb_remote_segment_t`).
@@ -25,7 +25,7 @@ pub type RemoteCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, Re
 
 /// A remote segment (`sci_remote_segment_t`).
 #[derive(Debug)]
-pub struct Remote {
+pub struct SciRemoteSegment {
     /// Not there while a connection is being made in the background.
     segment: Arc<OnceLock<RemoteSegment>>,
     /// What it was asked to be.
@@ -41,7 +41,7 @@ pub struct Remote {
     /// The device whose memory it is, if it is one's, until it is disconnected.
     device: Mutex<Option<DeviceUse>>,
 }
-kind!(Remote, 3);
+kind!(SciRemoteSegment, 3);
 
 /// How a connection's far end went.
 pub(crate) enum Left {
@@ -58,21 +58,21 @@ const MOST_FORMER: usize = 1024;
 
 /// The node and the number that a connection was asked for, also after it.
 fn asked(handle: RawHandle) -> Option<(u32, u32)> {
-    if let Ok(remote) = find::<Remote>(handle) {
+    if let Ok(remote) = find::<SciRemoteSegment>(handle) {
         return Some(remote.asked);
     }
     let former = FORMER.lock().unwrap_or_else(PoisonError::into_inner);
     former.iter().rev().find(|(it, _)| *it == handle.addr()).map(|(_, asked)| *asked)
 }
 
-impl Remote {
+impl SciRemoteSegment {
     /// The connected segment, or the error that a program gets without one.
-    pub(crate) fn segment(&self) -> Outcome<&RemoteSegment> {
+    pub(crate) fn segment(&self) -> SciResult<&RemoteSegment> {
         self.segment.get().map_or_else(|| fail(SCI_ERR_NOT_CONNECTED), Ok)
     }
 
     /// All of its memory, for the copy engine.
-    pub(crate) fn whole(&self) -> Outcome<Arc<Region>> {
+    pub(crate) fn whole(&self) -> SciResult<Arc<Region>> {
         if let Some(region) = self.whole.get() {
             return Ok(region.clone());
         }
@@ -82,7 +82,7 @@ impl Remote {
     }
 
     /// Waits until what was stored before is at its owner's. Between machines only that takes any time.
-    pub(crate) fn flush(&self) -> Outcome<()> {
+    pub(crate) fn flush(&self) -> SciResult<()> {
         Ok(self.segment()?.flush()?)
     }
 
@@ -120,8 +120,8 @@ impl Remote {
 }
 
 /// Connections to what is gone do not keep their descriptor open.
-pub(crate) fn let_go_of_lost(descriptor: &Descriptor) {
-    for remote in Remote::table().all().iter().filter(|remote| remote.lost()) {
+pub(crate) fn let_go_of_lost(descriptor: &SciDescriptor) {
+    for remote in SciRemoteSegment::table().all().iter().filter(|remote| remote.lost()) {
         drop(remote.child().take_if(|child| child.is_of(descriptor)));
     }
 }
@@ -156,7 +156,7 @@ fn connect(
     adapter: u32,
     (callback, argument): (RemoteCallback, Argument),
     flags: u32,
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     let known = SCI_FLAG_USE_CALLBACK | SCI_FLAG_ASYNCHRONOUS_CONNECT | SCI_FLAG_BROADCAST;
     check_flags(flags, known)?;
     check_adapter(adapter)?;
@@ -176,7 +176,7 @@ fn connect(
     let known = LateHandle::default();
     let later = known.clone();
     let watched: Option<Callback> = call.clone().map(|call| {
-        Box::new(move |happening| match happening {
+        Box::new(move |event| match event {
             SegmentEvent::Remote(change) => {
                 call.call(late(&later), remote_reason(change), SCI_ERR_OK)
             }
@@ -201,7 +201,7 @@ fn connect_behind(
     child: Child,
     (call, watched): (Call, Option<Callback>),
     known: LateHandle,
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     // Not the descriptor: it may be closed when the connection was ended before it was made.
     let session = child.session().clone();
     let handle = add(segment.clone(), &wanted, (child, call.calling.clone()), &known);
@@ -220,7 +220,7 @@ fn connect_behind(
     match std::thread::Builder::new().name("rackbus connect".into()).spawn(connect) {
         Ok(_) => Ok(handle),
         Err(_) => {
-            Remote::table().take(handle);
+            SciRemoteSegment::table().take(handle);
             fail(SCI_ERR_SYSTEM)
         }
     }
@@ -234,9 +234,9 @@ fn add(
 ) -> RawHandle {
     let asked = (wanted.node, wanted.id);
     let mapped = AtomicUsize::new(0);
-    let handle = Remote::table().add(|_| {
+    let handle = SciRemoteSegment::table().add(|_| {
         let (whole, child) = (OnceLock::new(), Mutex::new(Some(child)));
-        Remote { segment, asked, mapped, whole, calling, child, device: Mutex::default() }
+        SciRemoteSegment { segment, asked, mapped, whole, calling, child, device: Mutex::default() }
     });
     // Set once, here.
     let _ = late.set(handle.addr());
@@ -249,16 +249,24 @@ pub(crate) fn add_of_device(segment: RemoteSegment, child: Child, device: Device
     let (segment, calling) = (Arc::new(OnceLock::from(segment)), Arc::default());
     let (mapped, whole) = (AtomicUsize::new(0), OnceLock::new());
     let (child, device) = (Mutex::new(Some(child)), Mutex::new(Some(device)));
-    Remote::table().add(|_| Remote { segment, asked, mapped, whole, calling, child, device })
+    SciRemoteSegment::table().add(|_| SciRemoteSegment {
+        segment,
+        asked,
+        mapped,
+        whole,
+        calling,
+        child,
+        device,
+    })
 }
 
-fn disconnect(handle: RawHandle, flags: u32) -> Outcome<()> {
+fn disconnect(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
-    let remote = find::<Remote>(handle)?;
+    let remote = find::<SciRemoteSegment>(handle)?;
     if remote.mapped.load(Ordering::Acquire) > 0 && !remote.lost() {
         return fail(SCI_ERR_BUSY);
     }
-    Remote::table().take(handle).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
+    SciRemoteSegment::table().take(handle).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
     let mut former = FORMER.lock().unwrap_or_else(PoisonError::into_inner);
     if former.len() >= MOST_FORMER {
         former.pop_front();
@@ -271,22 +279,25 @@ fn disconnect(handle: RawHandle, flags: u32) -> Outcome<()> {
 
 /// Disconnects every remote segment of the process.
 pub(crate) fn end_all() {
-    Remote::table().clear().iter().for_each(|remote| remote.end());
+    SciRemoteSegment::table().clear().iter().for_each(|remote| remote.end());
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
-    [Remote::table().hold(), crate::forks::hold_mutex(&FORMER)].into_iter().flatten().collect()
+pub(crate) fn hold() -> Vec<HeldLock> {
+    [SciRemoteSegment::table().hold(), crate::forks::hold_mutex(&FORMER)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// What a fork has of its parent's.
 pub(crate) fn forget_all() {
-    std::mem::forget(Remote::table().clear());
+    std::mem::forget(SciRemoteSegment::table().clear());
 }
 
-fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<Reason> {
+fn wait(handle: RawHandle, timeout: u32, flags: u32) -> SciResult<Reason> {
     check_flags(flags, 0)?;
-    let watch: Arc<Watch> = find::<Remote>(handle)?.segment()?.watch().clone();
+    let watch: Arc<Watch> = find::<SciRemoteSegment>(handle)?.segment()?.watch().clone();
     match wait_on(&watch, timeout)? {
         SegmentEvent::Remote(change) => Ok(remote_reason(change)),
         SegmentEvent::Connected(_) | SegmentEvent::Disconnected(_) => {
@@ -326,8 +337,8 @@ api! {
 
     /// A segment's size in bytes, as it was created.
     fn SCIGetRemoteSegmentSize(segment: RawHandle) -> usize {
-        let size = |remote: Arc<Remote>| Ok(remote.segment()?.size());
-        let size = find::<Remote>(segment).and_then(size).unwrap_or(0);
+        let size = |remote: Arc<SciRemoteSegment>| Ok(remote.segment()?.size());
+        let size = find::<SciRemoteSegment>(segment).and_then(size).unwrap_or(0);
         usize::try_from(size).unwrap_or(usize::MAX)
     }
 

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use crate::constants::errors::*;
 use crate::constants::layout::SciAddress;
 use crate::dma::DmaCallback;
-use crate::error::{Outcome, fail, finish};
+use crate::error::{SciResult, fail, finish};
 use crate::handles::RawHandle;
 use crate::interrupts::InterruptCallback;
 
@@ -16,7 +16,7 @@ use crate::interrupts::InterruptCallback;
 /// # Safety
 /// `error` is null or can be written to.
 unsafe fn refuse(error: *mut u32) {
-    let outcome: Outcome<()> = fail(SCI_ERR_NOT_SUPPORTED);
+    let outcome: SciResult<()> = fail(SCI_ERR_NOT_SUPPORTED);
     // SAFETY: as the caller says.
     unsafe { finish(error, outcome) };
 }

@@ -32,7 +32,7 @@ pub mod registers {
     pub const CONTEXTS: u64 = 0x10;
     /// 4 bytes, read only: bytes of a message at most.
     pub const LARGEST: u64 = 0x14;
-    /// 8 bytes, read only: bit N says that operation N can be had.
+    /// 8 bytes, read only: bit N says that operation N is available.
     pub const OPERATIONS: u64 = 0x18;
     /// 4 bytes: 1 runs the function, 0 stops it and forgets queues and contexts.
     pub const CONTROL: u64 = 0x20;
@@ -260,7 +260,7 @@ pub const LONGEST_WAIT: u32 = 60_000;
     Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Segment {
+pub struct SglEntry {
     /// Address of its first byte.
     pub address: u64,
     /// Bytes of the segment, from `address` on.
@@ -374,7 +374,7 @@ mod tests {
     fn entries_have_their_sizes_and_numbers_their_names() {
         assert_eq!(size_of::<Descriptor>(), DESCRIPTOR_SIZE);
         assert_eq!(size_of::<Completion>(), COMPLETION_SIZE);
-        assert_eq!((size_of::<Segment>(), size_of::<Condition>()), (16, 16));
+        assert_eq!((size_of::<SglEntry>(), size_of::<Condition>()), (16, 16));
         for (number, operation) in (1..).zip(OPERATIONS) {
             assert_eq!(operation as u8, number);
             assert_eq!(Operation::named(operation.name()), Some(operation));

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_whose_driver_does_not_let_go_is_refused_and_what_was_changed_is_taken_back() {
+    fn a_function_whose_driver_does_not_release_it_is_refused_and_what_was_changed_is_taken_back() {
         let (tree, bindings) = deaf();
         let address = "03:00.0".parse().unwrap();
         let refused = bindings.take(address, "alpha", false).unwrap_err();

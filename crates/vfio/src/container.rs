@@ -136,7 +136,7 @@ impl Container {
         Ok(file)
     }
 
-    /// Lets go of the groups of which no function is open any more, so that others can have them. What is mapped stays,
+    /// Releases the groups of which no function is open any more, so that others can have them. What is mapped stays,
     /// as long as a group is left.
     pub fn leave_idle_groups(&self) {
         locked(&self.groups).retain(|_, file| Arc::strong_count(file) > 1);

@@ -82,7 +82,7 @@ impl VfioDevice {
     /// Opens a function into a container: from then on it reaches what is mapped there, once it masters the bus.
     ///
     /// # Errors
-    /// When it is not bound to `vfio-pci`, its group cannot be had, or the kernel refuses.
+    /// When it is not bound to `vfio-pci`, its group cannot be obtained, or the kernel refuses.
     pub fn open(container: &Arc<Container>, facts: Facts) -> Result<VfioDevice, VfioError> {
         let address = facts.address;
         if !facts.driver.as_deref().is_some_and(crate::facts::is_vfio) {
@@ -154,7 +154,7 @@ impl VfioDevice {
         info.is_some_and(|info| info.flags & IrqInfoFlags::NORESIZE.bits() == 0)
     }
 
-    /// Reads a region.
+    /// Reads `data.len()` bytes of a region of the function from `offset` on.
     ///
     /// # Errors
     /// When the range is not inside of it, or the function does not answer: its memory is off, or it is gone.
@@ -164,7 +164,7 @@ impl VfioDevice {
         read.map_err(|error| refused("reading", self.address())(errno(&error)))
     }
 
-    /// Writes a region.
+    /// Writes `data` to a region of the function from `offset` on.
     ///
     /// # Errors
     /// As [`read`](VfioDevice::read).

@@ -86,7 +86,7 @@ pub enum VfioError {
     /// It was taken, and somebody gave it back meanwhile.
     #[error("{0} was given back to its driver; take it again: rackbus lend {0}")]
     GivenBack(PciAddress),
-    /// A driver does not let go, or another one took the function.
+    /// A driver does not release the function, or another one took the function.
     #[error("{address} is not bound to {wanted} but to {found}; `dmesg` may say why")]
     NotBound {
         /// PCI address of the function.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_pci::Engine;
-use rackbus_pci::vfio_user::{Device, EngineDevice, Server, Shown, ShownWith};
-use rackbus_vm::{Assets, Boot, Guest, Vm, VmSpec};
+use rackbus_pci::vfio_user::{EngineDevice, ServedDevice, Server, ShownInterrupts, ShownWith};
+use rackbus_vm::{Assets, Boot, GuestRelease, Vm, VmSpec};
 
 const USUAL: [&str; 2] = [
     "nvme id-ctrl /dev/nvme0 | head -n 8",
@@ -18,7 +18,7 @@ const USUAL: [&str; 2] = [
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1).peekable();
-    let guest: Option<Guest> = arguments.peek().and_then(|a| a.parse().ok());
+    let guest: Option<GuestRelease> = arguments.peek().and_then(|a| a.parse().ok());
     let mut commands: Vec<String> = arguments.skip(usize::from(guest.is_some())).collect();
     if commands.is_empty() {
         commands = USUAL.map(String::from).to_vec();
@@ -29,8 +29,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::start("example", Box::new(drive), Default::default())?;
     let device = EngineDevice::new(engine.handle().clone())?;
     let server = Server::bind(&socket, move || {
-        let shown = Shown::choose(device.shape(), false);
-        Ok(Box::new(ShownWith::new(device.session(), shown)?) as Box<dyn Device>)
+        let shown = ShownInterrupts::choose(device.shape(), false);
+        Ok(Box::new(ShownWith::new(device.session(), shown)?) as Box<dyn ServedDevice>)
     })?;
 
     let start = Instant::now();

@@ -59,7 +59,7 @@ impl FromStr for Acceleration {
 /// A guest that set-up prepared: Debian's own kernel and tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Guest {
+pub enum GuestRelease {
     /// Debian 12, Linux 6.1.
     Bookworm,
     /// Debian 13, Linux 6.12.
@@ -70,7 +70,7 @@ pub enum Guest {
     TrixieBackports,
 }
 
-impl Guest {
+impl GuestRelease {
     /// The name of its Debian release.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -82,7 +82,7 @@ impl Guest {
     }
 }
 
-impl FromStr for Guest {
+impl FromStr for GuestRelease {
     type Err = VmError;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -163,11 +163,11 @@ impl Assets {
         self.file("a program to measure against", &format!("bench/run/{program}"))
     }
 
-    /// A prepared guest.
+    /// The files that a guest of this release boots from.
     ///
     /// # Errors
     /// When set-up has not been run.
-    pub fn guest(&self, guest: Guest) -> Result<GuestFiles> {
+    pub fn guest(&self, guest: GuestRelease) -> Result<GuestFiles> {
         let name = guest.name();
         Ok(GuestFiles {
             kernel: self.file("a guest's kernel", &format!("guests/{name}/vmlinuz"))?,
@@ -180,7 +180,7 @@ impl Assets {
     ///
     /// # Errors
     /// When set-up has not been run for kernels.
-    pub fn ntb_drivers(&self, guest: Guest) -> Result<PathBuf> {
+    pub fn ntb_drivers(&self, guest: GuestRelease) -> Result<PathBuf> {
         let what = "a folder of kernel modules ('scripts/setup kernel' makes it)";
         self.file(what, &format!("kernel/{}/ntb", guest.name()))
     }
@@ -189,12 +189,12 @@ impl Assets {
     ///
     /// # Errors
     /// When set-up has not been run for kernels.
-    pub fn kernel_module(&self, guest: Guest) -> Result<PathBuf> {
+    pub fn kernel_module(&self, guest: GuestRelease) -> Result<PathBuf> {
         let what = "the kernel module ('scripts/setup kernel' makes it)";
         self.file(what, &format!("kernel/{}-rackbus/rackbus.ko", guest.name()))
     }
 
-    /// UEFI for VMs.
+    /// The UEFI firmware that VMs boot from borrowed drives with.
     ///
     /// # Errors
     /// When set-up has not been run.
@@ -234,7 +234,7 @@ impl Assets {
 
     fn probe_kvm(&self) -> Result<bool> {
         let dir = std::env::temp_dir().join(format!("rackbus-kvm-probe-{}", std::process::id()));
-        let mut spec = VmSpec::new("probe", &dir, Boot::Guest(Guest::Trixie));
+        let mut spec = VmSpec::new("probe", &dir, Boot::Guest(GuestRelease::Trixie));
         spec.console = Console::Socket;
         spec.accel = Some(Acceleration::Kvm);
         let mut vm = Vm::launch(self, &spec)?;

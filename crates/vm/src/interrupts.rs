@@ -3,7 +3,7 @@
 //!
 //! QEMU up to 11.1 ends with a failed assertion when a function with MSI-X is unplugged, so MSI is
 //! what a function has unless the VM's QEMU was seen to bear it ([`unplugs_msix`]), or its user
-//! asked for MSI-X all the same. Then the function is never unplugged while the VM runs.
+//! asked for MSI-X anyway. Then the function is never unplugged while the VM runs.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -19,11 +19,11 @@ pub mod spec;
 mod error;
 
 pub use agent::{CommandOutput, GuestAgent};
-pub use assets::{Acceleration, Assets, Guest};
+pub use assets::{Acceleration, Assets, GuestRelease};
 pub use error::VmError;
 pub use interrupts::InterruptChoice;
 pub use machine::Vm;
-pub use metal::{Machine, MachineSpec, NetworkCable, SharedNetwork};
+pub use metal::{BareMetalMachine, MachineSpec, NetworkCable, SharedNetwork};
 pub use qmp::Qmp;
 pub use registry::{Plugged, VmRecord};
 pub use spec::{Boot, Console, FunctionSpec, VmIommu, VmSpec};

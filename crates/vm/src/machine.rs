@@ -24,7 +24,7 @@ const START: Duration = Duration::from_secs(10);
 /// How often a guest that boots is asked whether it is there.
 const ASKED_AGAIN: Duration = Duration::from_secs(2);
 
-/// How long a guest may take to let go of a function. A Linux guest takes some 0.1 s.
+/// How long a guest may take to release a function. A Linux guest takes some 0.1 s.
 pub const UNPLUG: Duration = Duration::from_secs(20);
 
 /// How long a guest may take to switch itself off before it is ended.
@@ -214,10 +214,10 @@ impl Vm {
         outcome
     }
 
-    /// Unplugs a function: asks the guest and waits until it has let go.
+    /// Unplugs a function: asks the guest and waits until it has released it.
     ///
     /// # Errors
-    /// When there is none of that id, or the guest does not let go in time.
+    /// When there is none of that id, or the guest does not release it in time.
     pub fn hot_remove(&self, id: &str) -> Result<()> {
         let mut qmp = self.record.qmp()?;
         let asked = Instant::now();
@@ -259,7 +259,7 @@ impl Vm {
     /// # Errors
     /// When QEMU's folder cannot be removed.
     pub fn shutdown(mut self) -> Result<()> {
-        // One that does not is ended all the same.
+        // One that does not is ended anyway.
         let _ = self.power_off(SHUTDOWN);
         self.kill();
         Ok(())

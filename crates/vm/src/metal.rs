@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::agent::RunningCommand;
 use crate::error::io;
 use crate::spec::{Boot, FunctionSpec, VmIommu, VmSpec};
-use crate::{Assets, Guest, Result, Vm, VmError};
+use crate::{Assets, GuestRelease, Result, Vm, VmError};
 
 pub use bridge::{BridgeProcess, MemoryFiles};
 pub use network::{NetworkCable, SharedNetwork};
@@ -39,7 +39,7 @@ pub struct MachineSpec {
     /// Name of the machine, by which its files and sockets are named.
     pub name: String,
     /// Its kernel and tools.
-    pub guest: Guest,
+    pub guest: GuestRelease,
     /// Its memory in MiB; up to 2048 lie in the file as on the machine's bus.
     pub memory_mib: u32,
     /// The file that is its memory, where a bridge is to reach it.
@@ -63,7 +63,7 @@ pub struct MachineSpec {
 impl MachineSpec {
     /// A machine of 512 MiB and one processor, without devices.
     #[must_use]
-    pub fn new(name: &str, guest: Guest) -> Self {
+    pub fn new(name: &str, guest: GuestRelease) -> Self {
         Self {
             name: name.to_owned(),
             guest,
@@ -113,23 +113,28 @@ impl MachineSpec {
 
 /// A machine that runs. Its VM ends when it is dropped.
 #[derive(Debug)]
-pub struct Machine {
+pub struct BareMetalMachine {
     name: String,
     vm: Vm,
     address: Option<String>,
     has_files: bool,
 }
 
-impl Machine {
+impl BareMetalMachine {
     /// Starts a machine, with its folder in `dir`; it boots meanwhile.
     ///
     /// # Errors
     /// When set-up has not been run, or QEMU does not start: then with its reason.
-    pub fn start(assets: &Assets, spec: &MachineSpec, dir: &Path) -> Result<Machine> {
+    pub fn start(assets: &Assets, spec: &MachineSpec, dir: &Path) -> Result<BareMetalMachine> {
         std::fs::create_dir_all(dir).map_err(io("make", dir))?;
         let vm = Vm::launch(assets, &spec.vm(&dir.join(&spec.name))?)?;
         let address = spec.cable.as_ref().map(NetworkCable::address);
-        Ok(Machine { name: spec.name.clone(), vm, address, has_files: spec.files.is_some() })
+        Ok(BareMetalMachine {
+            name: spec.name.clone(),
+            vm,
+            address,
+            has_files: spec.files.is_some(),
+        })
     }
 
     /// Waits until it has booted, has its files and its network.
@@ -209,7 +214,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for BareMetalMachine {
     fn drop(&mut self) {
         self.vm.kill();
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::assets::{Acceleration, Assets, Guest};
+use crate::assets::{Acceleration, Assets, GuestRelease};
 use crate::{Result, VmError};
 
 pub use iommu::VmIommu;
@@ -32,7 +32,7 @@ pub const FABRIC_ID: &str = "rackbus-fabric";
 #[serde(rename_all = "snake_case")]
 pub enum Boot {
     /// One of the guests that set-up prepared.
-    Guest(Guest),
+    Guest(GuestRelease),
     /// A kernel of the user's own.
     Kernel {
         /// Path of the kernel image that QEMU boots directly.

@@ -14,11 +14,11 @@ pub const PAGE: u64 = 4096;
 
 /// Ranges that are in use, each by its first address.
 #[derive(Debug, Default)]
-pub struct Addresses {
+pub struct UsedAddresses {
     used: BTreeMap<u64, u64>,
 }
 
-impl Addresses {
+impl UsedAddresses {
     /// Takes `length` bytes, in whole pages, at a multiple of `align`, a power of two; the lowest that are free.
     /// `None` when there are no so many.
     pub fn take(&mut self, length: u64, align: u64) -> Option<u64> {
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_is_taken_again() {
-        let mut addresses = Addresses::default();
+        let mut addresses = UsedAddresses::default();
         let first = addresses.take(1, 1).unwrap();
         let second = addresses.take(3 * PAGE, 1).unwrap();
         assert_eq!((first, second), (BEGIN, BEGIN + PAGE));
@@ -73,7 +73,7 @@ mod tests {
         fn ranges_are_apart_and_aligned_and_inside(
             asked in prop::collection::vec((1u64..1 << 36, 0u32..40, any::<bool>()), 1..60)
         ) {
-            let mut addresses = Addresses::default();
+            let mut addresses = UsedAddresses::default();
             let mut held: Vec<(u64, u64)> = Vec::new();
             for (length, shift, give_back) in asked {
                 let align = 1 << shift;

@@ -12,7 +12,7 @@ use rackbus_segment::message::{BorrowedEntry, DeviceEntry, SegmentKind};
 use rackbus_spec::pcie::{Command, header};
 use rackbus_spec::vfio_user::region;
 
-use super::mapping::{DeviceMapping, Led};
+use super::mapping::{DeviceMapping, DmaFollower};
 use super::{DeviceError, Shared};
 use crate::memory::MappedMemory;
 use crate::segments::{LocalSegment, RemoteSegment, SegmentOptions};
@@ -31,7 +31,7 @@ pub struct BorrowedDevice(Arc<Inner>);
 
 /// What a segment is that leads to a device: memory that was made for it, or one of its BARs.
 #[derive(Debug, Clone)]
-pub(crate) struct Held {
+pub(crate) struct DeviceSegment {
     pub(crate) device: BorrowedDevice,
     pub(crate) bar: Option<u8>,
 }
@@ -150,7 +150,7 @@ impl BorrowedDevice {
             }
             _ => self.connect_registers(bar)?,
         };
-        let held = Held { device: self.clone(), bar: Some(bar) };
+        let held = DeviceSegment { device: self.clone(), bar: Some(bar) };
         let from = (self.0.entry.node, bar.into());
         Ok(RemoteSegment::of_device(&self.0.shared.session, from, (memory, size), held))
     }
@@ -191,7 +191,7 @@ impl BorrowedDevice {
     pub fn connect_segment(&self, id: u32) -> Result<RemoteSegment, DeviceError> {
         let segments = lock(&self.0.segments);
         let made = segments.get(&id).ok_or(DeviceError::NoSuchSegment(id))?;
-        let held = Held { device: self.clone(), bar: None };
+        let held = DeviceSegment { device: self.clone(), bar: None };
         let session = &self.0.shared.session;
         let memory = (made.memory().clone(), made.size());
         Ok(RemoteSegment::of_device(session, (session.node(), id), memory, held))
@@ -220,7 +220,7 @@ impl BorrowedDevice {
         (offset, length): (u64, u64),
     ) -> Result<DeviceMapping, DeviceError> {
         match segment.device() {
-            Some(Held { device, bar: Some(bar) }) => {
+            Some(DeviceSegment { device, bar: Some(bar) }) => {
                 check(segment.size(), (offset, length))?;
                 Ok(DeviceMapping::of_peer(
                     self.reach(device, *bar)? + offset,
@@ -239,10 +239,10 @@ impl BorrowedDevice {
     ) -> Result<DeviceMapping, DeviceError> {
         check(size, (offset, length))?;
         self.identity()?;
-        let led = Led::new(self, (offset, length), memory.writable())?;
-        memory.lead((offset, length), &led)?;
-        led.outcome()?;
-        Ok(DeviceMapping::of_memory(led))
+        let follower = DmaFollower::new(self, (offset, length), memory.writable())?;
+        memory.lead((offset, length), &follower)?;
+        follower.outcome()?;
+        Ok(DeviceMapping::of_memory(follower))
     }
 
     /// The address at which this device reaches a BAR of another one.
@@ -301,7 +301,7 @@ impl BorrowedDevice {
     /// Returns the device. What is mapped of it, or for it, leads nowhere any more.
     ///
     /// # Errors
-    /// [`DeviceError`] when the node does not answer; it is returned all the same when the process ends.
+    /// [`DeviceError`] when the node does not answer; it is returned anyway when the process ends.
     pub fn give_back(&self) -> Result<(), DeviceError> {
         self.0.give_back()
     }

@@ -8,7 +8,7 @@ use rackbus_memory::Access;
 use rackbus_pci::vfio_user::{Client, ClientError};
 
 use super::addresses::PAGE;
-use super::borrowed::{BorrowedDevice, Held};
+use super::borrowed::{BorrowedDevice, DeviceSegment};
 use super::{DeviceError, Shared};
 use crate::memory::Follower;
 use crate::session::lock;
@@ -23,17 +23,17 @@ pub struct DeviceMapping {
 #[derive(Debug)]
 #[expect(dead_code, reason = "it is held, and ends with the mapping")]
 enum What {
-    Memory(Arc<Led>),
+    Memory(Arc<DmaFollower>),
     /// The device whose BAR it is; windows to it are there as long as both are.
-    Peer(Option<Held>),
+    Peer(Option<DeviceSegment>),
 }
 
 impl DeviceMapping {
-    pub(super) fn of_memory(led: Arc<Led>) -> DeviceMapping {
-        DeviceMapping { address: led.address + led.lead, _what: What::Memory(led) }
+    pub(super) fn of_memory(follower: Arc<DmaFollower>) -> DeviceMapping {
+        DeviceMapping { address: follower.address + follower.lead, _what: What::Memory(follower) }
     }
 
-    pub(super) fn of_peer(address: u64, device: Option<Held>) -> DeviceMapping {
+    pub(super) fn of_peer(address: u64, device: Option<DeviceSegment>) -> DeviceMapping {
         DeviceMapping { address, _what: What::Peer(device) }
     }
 
@@ -45,7 +45,7 @@ impl DeviceMapping {
 
 /// Memory of segments that is mapped for a device, wherever its node moves it.
 #[derive(Debug)]
-pub(super) struct Led {
+pub(super) struct DmaFollower {
     shared: Arc<Shared>,
     client: Arc<Client>,
     address: u64,
@@ -80,13 +80,13 @@ impl State {
     }
 }
 
-impl Led {
+impl DmaFollower {
     /// Takes addresses for a range, in whole pages: that is what a device can be kept to.
     pub(super) fn new(
         device: &BorrowedDevice,
         (offset, length): (u64, u64),
         write: bool,
-    ) -> Result<Arc<Led>, DeviceError> {
+    ) -> Result<Arc<DmaFollower>, DeviceError> {
         let lead = offset % PAGE;
         let bytes = (lead + length).next_multiple_of(PAGE);
         let (shared, client) = (device.shared().clone(), device.client().clone());
@@ -94,7 +94,7 @@ impl Led {
         let access = if write { Access::READ | Access::WRITE } else { Access::READ };
         let (pages, state) = ((offset - lead, bytes), Mutex::default());
         let unreached = device.unreached().clone();
-        Ok(Arc::new(Led { shared, client, address, lead, pages, access, state, unreached }))
+        Ok(Arc::new(DmaFollower { shared, client, address, lead, pages, access, state, unreached }))
     }
 
     /// Whether the device reached it when it was taken up last.
@@ -106,13 +106,13 @@ impl Led {
     }
 }
 
-impl Follower for Led {
-    fn let_go(&self) {
+impl Follower for DmaFollower {
+    fn unmap(&self) {
         let mut state = lock(&self.state);
         if std::mem::take(&mut state.mapped)
             && let Err(error) = self.client.dma_unmap(self.address, self.pages.1)
         {
-            tracing::debug!(%error, "a device that is gone lets go of nothing");
+            tracing::debug!(%error, "a device that is gone cannot unmap");
         }
     }
 
@@ -137,9 +137,9 @@ impl Follower for Led {
     }
 }
 
-impl Drop for Led {
+impl Drop for DmaFollower {
     fn drop(&mut self) {
-        self.let_go();
+        self.unmap();
         self.shared.give_address_back(self.address);
     }
 }

@@ -4,7 +4,7 @@
 //! The host's node borrows, by a lease as any other, which ends with the process. The process then uses the
 //! function by its vfio-user socket, as every driver in user space does, and asks for registers that are plain memory
 //! ([`rackbus_pci::polled`]). Memory is mapped for a device by the loans of its lender's node; when the node moves
-//! it, the device lets go of it first and takes it up where it is then.
+//! it, the device releases it first and takes it up where it is then.
 //!
 //! * [`Devices`]: which there are, and borrowing.
 //! * [`BorrowedDevice`]: one that is borrowed. `addresses`: where devices find memory. [`DeviceMapping`]: memory
@@ -22,9 +22,9 @@ use rackbus_segment::message::{DeviceEntry, Reply, SessionRequest};
 
 use crate::location::NodeAddress;
 use crate::session::{AttachError, Session};
-use addresses::Addresses;
+use addresses::UsedAddresses;
 
-pub(crate) use borrowed::Held;
+pub(crate) use borrowed::DeviceSegment;
 pub use borrowed::{BorrowedDevice, DeviceIdentity};
 pub use mapping::DeviceMapping;
 
@@ -56,7 +56,7 @@ pub enum DeviceError {
     NoBar(u8),
     /// The BAR cannot be mapped.
     #[error(
-        "BAR {0} of the device is only to be had by messages: its registers are no plain memory"
+        "BAR {0} of the device is only accessible by messages: its registers are no plain memory"
     )]
     NotMemory(u8),
     /// No memory of that number was made for the device.
@@ -83,7 +83,7 @@ struct Shared {
     session: Session,
     /// Whose leases they are. One of its own: borrowing takes its time, and keeps nothing else.
     leases: Session,
-    addresses: Mutex<Addresses>,
+    addresses: Mutex<UsedAddresses>,
 }
 
 impl Devices {

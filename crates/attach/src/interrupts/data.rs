@@ -27,13 +27,13 @@ pub(crate) struct Rings {
 
 #[derive(Debug, Default)]
 pub(super) struct RingsState {
-    pub(super) rings: Vec<Incoming>,
+    pub(super) rings: Vec<IncomingData>,
     /// Which ring is looked into first: each in turn.
     pub(super) first: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Incoming {
+pub(super) struct IncomingData {
     pub(super) ring: Handle,
     pub(super) messages: Consumer,
     /// Once the sender is gone, so many messages are the last of it, whatever it puts in later.
@@ -48,7 +48,7 @@ impl Rings {
     pub(crate) fn add(&self, ring: Handle, file: OwnedFd) -> Result<(), RegionError> {
         let region = shared(&file, RING.bytes().unwrap_or(1))?;
         let Some(messages) = Consumer::new(region, 0, RING) else { return Ok(()) };
-        self.lock().rings.push(Incoming { ring, messages, left: None });
+        self.lock().rings.push(IncomingData { ring, messages, left: None });
         // It may have sent already.
         self.bell.ring();
         Ok(())

@@ -39,7 +39,7 @@ impl Direct {
     /// The library's `operation`, with room for so many bytes in each of so many outputs.
     ///
     /// # Errors
-    /// When the library cannot be had.
+    /// When the library cannot be obtained.
     pub fn new(operation: Operation, room: usize, outputs: usize) -> Result<Direct, BenchError> {
         let no = |what: &str| BenchError::Peer(format!("{what} cannot be used"));
         let call: Call = match operation {

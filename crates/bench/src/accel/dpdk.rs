@@ -7,7 +7,7 @@ use crate::BenchError;
 
 /// A driver of DPDK's.
 #[derive(Debug, Clone, Copy)]
-pub struct Driver {
+pub struct DpdkDriver {
     /// What DPDK calls it.
     pub name: &'static str,
     /// The file that it is in.
@@ -15,9 +15,9 @@ pub struct Driver {
 }
 
 /// What Debian's package has that runs on any processor.
-pub const DRIVERS: [Driver; 2] = [
-    Driver { name: "crypto_openssl", plugin: "librte_crypto_openssl.so.23" },
-    Driver { name: "crypto_aesni_gcm", plugin: "librte_crypto_ipsec_mb.so.23" },
+pub const DRIVERS: [DpdkDriver; 2] = [
+    DpdkDriver { name: "crypto_openssl", plugin: "librte_crypto_openssl.so.23" },
+    DpdkDriver { name: "crypto_aesni_gcm", plugin: "librte_crypto_ipsec_mb.so.23" },
 ];
 
 /// What `scripts/setup bench` makes of the package: the program with its drivers, by name.
@@ -25,7 +25,7 @@ const PROGRAM: &str = "dpdk-test-crypto-perf";
 /// Operations that it does at least.
 const LEAST: u64 = 20_000;
 
-impl Driver {
+impl DpdkDriver {
     /// Whether it runs here.
     ///
     /// # Errors

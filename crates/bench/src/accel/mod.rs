@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use rackbus_spec::accel::Operation;
 
-use crate::machine::{Again, CLIENT_CPU, Regime, SERVER_CPU, pin, unpin, wait_quiet};
-use crate::nvme::Load;
+use crate::machine::{CLIENT_CPU, Regime, RestartCommand, SERVER_CPU, pin, unpin, wait_quiet};
+use crate::nvme::ClientLoad;
 use crate::report::Case;
 use crate::{BenchError, Report, raw};
 use direct::Direct;
-use queue::Queue;
+use queue::LoadedQueuePair;
 
 /// How long and how often the cases of this area are measured.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub struct Settings {
     /// How long to wait for the machine to become quiet.
     pub patience: Duration,
     /// How to start the other processes.
-    pub again: Again,
+    pub again: RestartCommand,
 }
 
 /// What is measured at 64 KiB: each engine that takes any message.
@@ -116,7 +116,7 @@ impl Bench<'_> {
             }
             let message = direct::message(operation, LARGE);
             let room = 2 * LARGE;
-            let mut queue = Queue::new(&[operation], &message, room, DEPTH)?;
+            let mut queue = LoadedQueuePair::new(&[operation], &message, room, DEPTH)?;
             let mut direct = Direct::new(operation, room, DEPTH.into())?;
             let messages = vec![message.clone(); DEPTH.into()];
             let gigabytes = message.len() as f64 / 1e9;
@@ -145,7 +145,7 @@ impl Bench<'_> {
         let operation = Operation::Crc32c;
         let case = "crc32c 64 B, one at a time";
         if self.wanted(case) {
-            let mut queue = Queue::new(&[operation], &message, SMALL, 1)?;
+            let mut queue = LoadedQueuePair::new(&[operation], &message, SMALL, 1)?;
             let mut direct = Direct::new(operation, SMALL, 1)?;
             self.pairs(
                 case,
@@ -164,8 +164,8 @@ impl Bench<'_> {
         }
         let case = "crc32c 64 B, 32 under way";
         if self.wanted(case) {
-            let mut queue = Queue::new(&[operation], &message, SMALL, DEPTH)?;
-            let load = Load { bytes: PAGE, depth: DEPTH, write: false, random: false };
+            let mut queue = LoadedQueuePair::new(&[operation], &message, SMALL, DEPTH)?;
+            let load = ClientLoad { bytes: PAGE, depth: DEPTH, write: false, random: false };
             self.pairs(
                 case,
                 "a ring in shared memory",
@@ -187,8 +187,8 @@ impl Bench<'_> {
         let message = direct::message(Operation::Aes256Ctr, PAGE);
         let case = "aes256ctr 4 KiB, 32 under way";
         if self.wanted(case) {
-            let mut queue = Queue::new(&[Operation::Aes256Ctr], &message, PAGE, DEPTH)?;
-            let mut server = server::Server::start(PAGE, DEPTH.into())?;
+            let mut queue = LoadedQueuePair::new(&[Operation::Aes256Ctr], &message, PAGE, DEPTH)?;
+            let mut server = server::UringServer::start(PAGE, DEPTH.into())?;
             self.pairs(
                 case,
                 "an offload server, UNIX sockets and io_uring",
@@ -214,7 +214,7 @@ impl Bench<'_> {
                 continue;
             }
             let operation = Operation::Aes256GcmSeal;
-            let mut queue = Queue::new(&[operation], &message, PAGE + 64, DEPTH)?;
+            let mut queue = LoadedQueuePair::new(&[operation], &message, PAGE + 64, DEPTH)?;
             self.pairs(
                 &case,
                 &format!("dpdk-test-crypto-perf, {}", driver.name),
@@ -239,8 +239,8 @@ impl Bench<'_> {
         }
         let time = self.settings.time;
         let message = direct::message(CHAIN[0], PAGE);
-        let mut chained = Queue::new(&CHAIN, &message, PAGE, DEPTH)?;
-        let mut calls = Queue::calls(&CHAIN, &message, 2 * PAGE, DEPTH)?;
+        let mut chained = LoadedQueuePair::new(&CHAIN, &message, PAGE, DEPTH)?;
+        let mut calls = LoadedQueuePair::calls(&CHAIN, &message, 2 * PAGE, DEPTH)?;
         pin(CLIENT_CPU);
         let compared = self.pairs(
             case,

@@ -25,7 +25,7 @@ pub fn function(
 }
 
 /// A queue pair with work for it.
-pub struct Queue {
+pub struct LoadedQueuePair {
     accel: Accel,
     depth: u32,
     /// By place: the descriptors that follow each other there.
@@ -39,7 +39,7 @@ fn stride(input: usize, room: usize) -> usize {
     (input + room).next_multiple_of(4096)
 }
 
-impl Queue {
+impl LoadedQueuePair {
     /// The operations as one descriptor each time.
     ///
     /// # Errors
@@ -49,8 +49,8 @@ impl Queue {
         message: &[u8],
         room: usize,
         depth: u16,
-    ) -> Result<Queue, BenchError> {
-        let mut queue = Queue::empty(stride(message.len(), room), depth)?;
+    ) -> Result<LoadedQueuePair, BenchError> {
+        let mut queue = LoadedQueuePair::empty(stride(message.len(), room), depth)?;
         let stages = queue.stages(operations)?;
         for place in 0..usize::from(depth) {
             let at = place * stride(message.len(), room);
@@ -72,9 +72,9 @@ impl Queue {
         message: &[u8],
         room: usize,
         depth: u16,
-    ) -> Result<Queue, BenchError> {
+    ) -> Result<LoadedQueuePair, BenchError> {
         let each = stride(message.len(), room) * operations.len();
-        let mut queue = Queue::empty(each, depth)?;
+        let mut queue = LoadedQueuePair::empty(each, depth)?;
         let stages = queue.stages(operations)?;
         for place in 0..usize::from(depth) {
             let mut at = place * each;
@@ -95,12 +95,17 @@ impl Queue {
         Ok(queue)
     }
 
-    fn empty(each: usize, depth: u16) -> Result<Queue, BenchError> {
+    fn empty(each: usize, depth: u16) -> Result<LoadedQueuePair, BenchError> {
         let pool = EnginePool::new(PoolOptions::default());
         let data = each * usize::from(depth) + (64 << 10);
         let accel =
             function(&pool, 1, None, AccelOptions { depth, data, ..AccelOptions::default() })?;
-        Ok(Queue { accel, depth: depth.into(), places: Vec::new(), under_way: Vec::new() })
+        Ok(LoadedQueuePair {
+            accel,
+            depth: depth.into(),
+            places: Vec::new(),
+            under_way: Vec::new(),
+        })
     }
 
     /// The operations with the contexts that they take.

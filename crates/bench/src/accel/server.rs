@@ -132,22 +132,22 @@ impl End {
 }
 
 /// A server on a thread of its own, and the client's end.
-pub struct Server {
+pub struct UringServer {
     end: End,
     bytes: usize,
     depth: usize,
 }
 
-impl Server {
+impl UringServer {
     /// Starts a server for messages of so many bytes, of which so many are under way.
     ///
     /// # Errors
     /// When there is no io_uring.
-    pub fn start(bytes: usize, depth: usize) -> Result<Server, BenchError> {
+    pub fn start(bytes: usize, depth: usize) -> Result<UringServer, BenchError> {
         let failed = || BenchError::io("an offload server with io_uring");
         let (ours, theirs) = UnixStream::pair().map_err(failed())?;
         for socket in [&ours, &theirs] {
-            // What the system does not allow it cuts; the sockets work all the same.
+            // What the system does not allow it cuts; the sockets work anyway.
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, BUFFER);
             let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket, BUFFER);
         }
@@ -165,10 +165,10 @@ impl Server {
         };
         let thread = std::thread::Builder::new().name("offload server".to_owned());
         thread.spawn(serve).map_err(failed())?;
-        Ok(Server { end: End::new(ours).map_err(failed())?, bytes, depth })
+        Ok(UringServer { end: End::new(ours).map_err(failed())?, bytes, depth })
     }
 
-    /// Messages each second.
+    /// Measures for `time` how many messages are answered each second.
     ///
     /// # Errors
     /// When the server is gone.

@@ -12,11 +12,11 @@ use rackbus_memory::copy::{
 use super::copy::{memory, plain, walk};
 use super::{Bench, rate};
 use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
-use crate::nvme::Load;
+use crate::nvme::ClientLoad;
 use crate::{BenchError, raw};
 
 /// A queue that does nothing, one request at a time.
-const NULL: Load = Load { bytes: 4096, depth: 1, write: false, random: false };
+const NULL: ClientLoad = ClientLoad { bytes: 4096, depth: 1, write: false, random: false };
 
 /// Transactions that are submitted while one is waited for.
 const AHEAD: usize = 4;

@@ -10,7 +10,7 @@ mod signal;
 
 use std::time::{Duration, Instant};
 
-use crate::machine::{Again, Regime, wait_quiet};
+use crate::machine::{Regime, RestartCommand, wait_quiet};
 use crate::report::Case;
 use crate::{BenchError, Report};
 
@@ -26,7 +26,7 @@ pub struct Settings {
     /// How long to wait for the machine to become quiet.
     pub patience: Duration,
     /// How to start the other processes.
-    pub again: Again,
+    pub again: RestartCommand,
 }
 
 /// Runs all cases and adds their rows to `report`.

@@ -13,9 +13,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::machine::{Regime, wait_quiet};
-use crate::report::{Case, Row, median};
+use crate::report::{Case, ResultRow, median};
 use crate::{BenchError, Report};
-use system::{Place, System};
+use system::{ProgramPlace, RackWithGuests};
 
 /// How long and how often the cases of this area are measured.
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let load = wait_quiet(0.5, settings.patience);
     let (name, runs) = (regime.name(), settings.runs);
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
-    let system = match System::start(&settings.dir) {
+    let system = match RackWithGuests::start(&settings.dir) {
         Ok(system) => system,
         Err(error) => {
             report.left_out("guests", &error.0);
@@ -62,7 +62,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
 struct Bench<'a> {
     settings: &'a Settings,
     report: &'a mut Report,
-    system: System,
+    system: RackWithGuests,
 }
 
 /// A number of a JSON object.
@@ -79,8 +79,8 @@ fn last(printed: &str, key: &str) -> f64 {
     rows(printed).last().map_or(f64::NAN, |row| number(row, key))
 }
 
-impl From<rackbus_e2e::Failure> for BenchError {
-    fn from(failure: rackbus_e2e::Failure) -> BenchError {
+impl From<rackbus_e2e::CheckFailure> for BenchError {
+    fn from(failure: rackbus_e2e::CheckFailure) -> BenchError {
         BenchError::Peer(failure.0)
     }
 }
@@ -98,16 +98,20 @@ impl Bench<'_> {
             return Ok(());
         }
         let runs = self.settings.runs;
-        let printed =
-            self.system.pair(Place::Host("alpha"), Place::First, "pio", |id| match id {
+        let printed = self.system.pair(
+            ProgramPlace::Host("alpha"),
+            ProgramPlace::First,
+            "pio",
+            |id| match id {
                 None => "own".to_owned(),
                 Some(id) => format!("{id} {runs}"),
-            })?;
+            },
+        )?;
         for row in rows(&printed) {
             let size = rackbus_fabric::rack::format_size(number(&row, "bytes") as u64);
             let what = row["what"].as_str().unwrap_or_default();
             let Some(case) = self.named(&format!("PIO {what} {size}")) else { continue };
-            self.report.add(Row {
+            self.report.add(ResultRow {
                 area: "guests",
                 case,
                 ours: number(&row, "ours"),
@@ -127,7 +131,7 @@ impl Bench<'_> {
         what: &str,
         tool: &str,
         options: &str,
-        sides: (Place, Place),
+        sides: (ProgramPlace, ProgramPlace),
     ) -> Result<(), BenchError> {
         let Some(case) = self.named(what) else { return Ok(()) };
         let case = Case {
@@ -143,15 +147,15 @@ impl Bench<'_> {
             Ok(last(&printed, "us"))
         };
         let ours = || measure(sides);
-        let peer = || measure((Place::Host("alpha"), Place::Host("beta")));
+        let peer = || measure((ProgramPlace::Host("alpha"), ProgramPlace::Host("beta")));
         self.report.compare(case, ours, peer, |ours, peer| ours / peer)
     }
 
     fn ping_pong(&mut self) -> Result<(), BenchError> {
         let options = "-loops 5000 -size 64";
         for (what, sides) in [
-            ("ping-pong 64 B, guest and host", (Place::Host("beta"), Place::First)),
-            ("ping-pong 64 B, guest and guest", (Place::First, Place::Second)),
+            ("ping-pong 64 B, guest and host", (ProgramPlace::Host("beta"), ProgramPlace::First)),
+            ("ping-pong 64 B, guest and guest", (ProgramPlace::First, ProgramPlace::Second)),
         ] {
             self.against_hosts(what, "scipp", options, sides)?;
         }
@@ -162,8 +166,8 @@ impl Bench<'_> {
     fn interrupts(&mut self) -> Result<(), BenchError> {
         let options = "-loops 300";
         for (what, sides) in [
-            ("interrupt, guest and host", (Place::Host("beta"), Place::First)),
-            ("interrupt, guest and guest", (Place::First, Place::Second)),
+            ("interrupt, guest and host", (ProgramPlace::Host("beta"), ProgramPlace::First)),
+            ("interrupt, guest and guest", (ProgramPlace::First, ProgramPlace::Second)),
         ] {
             self.against_hosts(what, "intr_bench", options, sides)?;
         }
@@ -179,12 +183,12 @@ impl Bench<'_> {
         };
         let system = std::cell::RefCell::new(&mut self.system);
         let ours = || {
-            let sides = (Place::Host("beta"), Place::First);
+            let sides = (ProgramPlace::Host("beta"), ProgramPlace::First);
             let printed = system.borrow_mut().tool(sides.0, sides.1, "intr_bench", options)?;
             Ok(last(&printed, "us"))
         };
         let peer = || {
-            let printed = system.borrow_mut().alone(Place::First, "events", "2000")?;
+            let printed = system.borrow_mut().alone(ProgramPlace::First, "events", "2000")?;
             Ok(last(&printed, "us"))
         };
         self.report.compare(case, ours, peer, |ours, peer| ours / peer)
@@ -213,7 +217,7 @@ impl Bench<'_> {
                         &rows(&printed).iter().map(|row| number(row, key)).collect::<Vec<_>>(),
                     ))
                 };
-                let (ours, peer) = (|| on(Place::First), || on(Place::Host("beta")));
+                let (ours, peer) = (|| on(ProgramPlace::First), || on(ProgramPlace::Host("beta")));
                 self.report.compare(case, ours, peer, |ours, peer| ours / peer)?;
             }
         }
@@ -225,14 +229,14 @@ impl Bench<'_> {
         let cycles = self.settings.cycles;
         let what = format!("map and unmap, {cycles} times, {LIVE} others mapped: last tenth");
         let Some(case) = self.named(&what) else { return Ok(()) };
-        let printed = self.system.mapping(Place::First, cycles, LIVE)?;
+        let printed = self.system.mapping(ProgramPlace::First, cycles, LIVE)?;
         let tenths = rows(&printed);
         let cost = |row: &Value| number(row, "first") + number(row, "end");
         let all: Vec<f64> = tenths.iter().map(cost).collect();
         let course: Vec<String> = all.iter().map(|it| format!("{it:.0}")).collect();
         self.report.note(&format!("each tenth of the cycles: {} us", course.join(", ")));
         let (Some(first), Some(last)) = (all.first(), all.last()) else { return Ok(()) };
-        self.report.add(Row {
+        self.report.add(ResultRow {
             area: "guests",
             case,
             ours: *last,

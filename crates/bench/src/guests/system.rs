@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rackbus_e2e::guest::succeeded;
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure, sisci};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure, sisci};
 use rackbus_vm::Assets;
 use rackbus_vm::agent::RunningCommand;
 
@@ -24,18 +24,18 @@ const LIMIT: Duration = Duration::from_secs(900);
 
 /// Where a program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ProgramPlace {
     Host(&'static str),
     First,
     Second,
 }
 
-impl Place {
+impl ProgramPlace {
     fn name(self) -> &'static str {
         match self {
-            Place::Host(host) => host,
-            Place::First => GUESTS[0].0,
-            Place::Second => GUESTS[1].0,
+            ProgramPlace::Host(host) => host,
+            ProgramPlace::First => GUESTS[0].0,
+            ProgramPlace::Second => GUESTS[1].0,
         }
     }
 }
@@ -48,20 +48,20 @@ enum Program {
 
 /// The rack and its guests.
 #[derive(Debug)]
-pub(super) struct System {
+pub(super) struct RackWithGuests {
     guests: Vec<Guest>,
     folder: PathBuf,
-    rack: Rack,
+    rack: RackProcesses,
     /// What the guests run under.
     pub accel: String,
 }
 
-impl System {
-    pub(super) fn start(dir: &Path) -> Result<System> {
+impl RackWithGuests {
+    pub(super) fn start(dir: &Path) -> Result<RackWithGuests> {
         let accel = Assets::of_user().accel()?.to_string().to_uppercase();
         let file = dir.join("rack.toml");
         std::fs::write(&file, RACK)?;
-        let rack = Rack::start(&file, dir)?;
+        let rack = RackProcesses::start(&file, dir)?;
         let folder = sisci::install(&rack)?;
         for program in PROGRAMS {
             sisci::build(&folder, &Path::new(SOURCES).join(program))?;
@@ -76,14 +76,14 @@ impl System {
             guest.release();
             rack.json(&["guest", "install", guest.name(), "--from", &from])?;
         }
-        Ok(System { guests, folder, rack, accel })
+        Ok(RackWithGuests { guests, folder, rack, accel })
     }
 
-    fn begin(&mut self, place: Place, program: &str, arguments: &str) -> Result<Program> {
+    fn begin(&mut self, place: ProgramPlace, program: &str, arguments: &str) -> Result<Program> {
         let guest = match place {
-            Place::First => self.guests.first_mut(),
-            Place::Second => self.guests.get_mut(1),
-            Place::Host(host) => {
+            ProgramPlace::First => self.guests.first_mut(),
+            ProgramPlace::Second => self.guests.get_mut(1),
+            ProgramPlace::Host(host) => {
                 let child = Command::new(self.folder.join("bin").join(program))
                     .args(arguments.split_whitespace())
                     .env("RACKBUS_RUN_DIR", self.rack.run_dir())
@@ -95,12 +95,12 @@ impl System {
                 return Ok(Program::Host(child));
             }
         };
-        let guest = guest.ok_or_else(|| Failure("there is no such guest".to_owned()))?;
+        let guest = guest.ok_or_else(|| CheckFailure("there is no such guest".to_owned()))?;
         let script = format!("{TOOLS}/{program} {arguments}");
         Ok(Program::Guest(guest.begin(&script, LIMIT)?))
     }
 
-    fn end(place: Place, program: Program) -> Result<String> {
+    fn end(place: ProgramPlace, program: Program) -> Result<String> {
         match program {
             Program::Guest(running) => succeeded(place.name(), "a program", &running.wait()?),
             Program::Host(child) => {
@@ -113,48 +113,53 @@ impl System {
     }
 
     /// Runs a program by itself.
-    pub(super) fn alone(&mut self, place: Place, program: &str, options: &str) -> Result<String> {
+    pub(super) fn alone(
+        &mut self,
+        place: ProgramPlace,
+        program: &str,
+        options: &str,
+    ) -> Result<String> {
         let program = self.begin(place, program, options)?;
-        System::end(place, program)
+        RackWithGuests::end(place, program)
     }
 
     /// Runs a program at an owner and at a user of its memory, with the arguments for the owner's node id, or
     /// for none at the owner; what the user prints.
     pub(super) fn pair(
         &mut self,
-        owner: Place,
-        user: Place,
+        owner: ProgramPlace,
+        user: ProgramPlace,
         program: &str,
         arguments: impl Fn(Option<u64>) -> String,
     ) -> Result<String> {
         let id = sisci::node_id(&self.rack, owner.name())?;
         let owns = self.begin(owner, program, &arguments(None))?;
         let uses = self.begin(user, program, &arguments(Some(id)))?;
-        let printed = System::end(user, uses)?;
-        System::end(owner, owns)?;
+        let printed = RackWithGuests::end(user, uses)?;
+        RackWithGuests::end(owner, owns)?;
         Ok(printed)
     }
 
     /// Runs one of the public tools between two sides; what the client prints.
     pub(super) fn tool(
         &mut self,
-        server: Place,
-        client: Place,
+        server: ProgramPlace,
+        client: ProgramPlace,
         tool: &str,
         options: &str,
     ) -> Result<String> {
         let answers = self.begin(server, tool, &format!("-server -rn {}", client.name()))?;
         let arguments = format!("-client -rn {} -json {options}", server.name());
         let measures = self.begin(client, tool, &arguments)?;
-        let printed = System::end(client, measures)?;
-        System::end(server, answers)?;
+        let printed = RackWithGuests::end(client, measures)?;
+        RackWithGuests::end(server, answers)?;
         Ok(printed)
     }
 
     /// Connects to a host's segment, maps it and gives it back, again and again.
-    pub(super) fn mapping(&mut self, user: Place, loops: u32, live: u32) -> Result<String> {
+    pub(super) fn mapping(&mut self, user: ProgramPlace, loops: u32, live: u32) -> Result<String> {
         let segments = live + 1;
-        self.pair(Place::Host("alpha"), user, "mapping", |id| match id {
+        self.pair(ProgramPlace::Host("alpha"), user, "mapping", |id| match id {
             None => format!("own {segments}"),
             Some(id) => format!("{id} {loops} {live} end"),
         })

@@ -9,7 +9,7 @@ use rackbus_identity::{CertificateAuthority, Subject};
 
 use super::failed;
 use crate::BenchError;
-use crate::nvme::Load;
+use crate::nvme::ClientLoad;
 
 /// Bytes of what asks for a read, and of what is before its data, as the link has them.
 const ASK: usize = 36;
@@ -103,7 +103,7 @@ fn serve(pipe: &mut dyn Pipe, bytes: usize) {
 /// Reads a second, with as many under way as the load has.
 pub fn run(
     authority: &CertificateAuthority,
-    load: &Load,
+    load: &ClientLoad,
     over_tls: bool,
     time: Duration,
 ) -> Result<f64, BenchError> {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rackbus_netdev::namespace;
 
 use crate::BenchError;
-use crate::network::Pair;
-use crate::rack::Rack;
+use crate::network::TrafficEnds;
+use crate::rack::RackProcesses;
 
 use super::failed;
 
@@ -79,11 +79,11 @@ impl Drop for Machine {
 }
 
 /// Two machines whose hosts have interfaces in the rack's network, while it lives.
-pub struct Apart {
+pub struct MachineNetwork {
     name: String,
     _machines: Vec<Machine>,
     /// The namespaces of the hosts alpha and beta.
-    pub pair: Pair,
+    pub pair: TrafficEnds,
 }
 
 fn free_address() -> Result<String, BenchError> {
@@ -91,13 +91,14 @@ fn free_address() -> Result<String, BenchError> {
     Ok(free.local_addr().map_err(failed)?.to_string())
 }
 
-impl Apart {
+impl MachineNetwork {
     /// Starts them in `dir`; `None` when there is no `rackbus` to start them with, or no right to make interfaces.
     ///
     /// # Errors
     /// When they do not come up.
-    pub fn start(dir: &Path, mtu: u16) -> Result<Option<Apart>, BenchError> {
-        let Some(program) = Rack::find().filter(|_| rustix::process::geteuid().is_root()) else {
+    pub fn start(dir: &Path, mtu: u16) -> Result<Option<MachineNetwork>, BenchError> {
+        let Some(program) = RackProcesses::find().filter(|_| rustix::process::geteuid().is_root())
+        else {
             return Ok(None);
         };
         let name = format!("apart{}", std::process::id());
@@ -137,13 +138,13 @@ impl Apart {
         let spaces = (open("alpha").map_err(none())?, open("beta").map_err(none())?);
         let processes = machines.iter().filter_map(|machine| machine.process.as_ref());
         let carriers = processes.map(Child::id).collect();
-        let pair = Pair { spaces: Some(spaces), address: [10, 77, 0, 2].into(), carriers };
+        let pair = TrafficEnds { spaces: Some(spaces), address: [10, 77, 0, 2].into(), carriers };
         machines.push(control);
-        Ok(Some(Apart { name, _machines: machines, pair }))
+        Ok(Some(MachineNetwork { name, _machines: machines, pair }))
     }
 }
 
-impl Drop for Apart {
+impl Drop for MachineNetwork {
     fn drop(&mut self) {
         for host in ["alpha", "beta"] {
             let _ = namespace::remove(&format!("rackbus-{}-{host}", self.name));

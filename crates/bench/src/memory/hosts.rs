@@ -5,7 +5,7 @@ use std::path::Path;
 use rackbus_attach::{AttachError, LocalSegment, Location, Mapping, SegmentOptions, Session};
 
 use crate::BenchError;
-use crate::rack::Rack;
+use crate::rack::RackProcesses;
 
 const RACK: &str =
     "name = \"bench\"\n[hosts.alpha]\nmemory = \"8 GiB\"\n[hosts.beta]\nmemory = \"8 GiB\"\n";
@@ -17,11 +17,11 @@ pub struct Hosts {
     /// A program on the host beta.
     pub beta: Session,
     next: u32,
-    _rack: Rack,
+    _rack: RackProcesses,
 }
 
 /// A segment as its owner has it, and as the other host maps it.
-pub struct Shared {
+pub struct SharedSegment {
     /// The segment as its owner has mapped it.
     pub local: Mapping,
     /// The same segment as the other host has mapped it.
@@ -36,7 +36,7 @@ impl Hosts {
     /// # Errors
     /// When it does not come up.
     pub fn start(dir: &Path) -> Result<Option<Hosts>, BenchError> {
-        let Some(rack) = Rack::start(dir, RACK)? else { return Ok(None) };
+        let Some(rack) = RackProcesses::start(dir, RACK)? else { return Ok(None) };
         let session = |host: &str| {
             Session::open(&Location { run_dir: rack.run_dir(), host: host.to_owned() })
         };
@@ -70,7 +70,7 @@ impl Hosts {
     ///
     /// # Errors
     /// [`AttachError`].
-    pub fn on_alpha(&mut self, bytes: usize) -> Result<Shared, AttachError> {
+    pub fn on_alpha(&mut self, bytes: usize) -> Result<SharedSegment, AttachError> {
         let (owner, user) = (self.alpha.clone(), self.beta.clone());
         self.shared(&owner, &user, bytes)
     }
@@ -79,7 +79,7 @@ impl Hosts {
     ///
     /// # Errors
     /// [`AttachError`].
-    pub fn on_beta(&mut self, bytes: usize) -> Result<Shared, AttachError> {
+    pub fn on_beta(&mut self, bytes: usize) -> Result<SharedSegment, AttachError> {
         let (owner, user) = (self.beta.clone(), self.alpha.clone());
         self.shared(&owner, &user, bytes)
     }
@@ -89,12 +89,12 @@ impl Hosts {
         owner: &Session,
         user: &Session,
         bytes: usize,
-    ) -> Result<Shared, AttachError> {
+    ) -> Result<SharedSegment, AttachError> {
         let (segment, local) = self.segment_of(owner, bytes)?;
         let connection = user.connect(owner.node(), segment.id(), 1_000)?;
         let remote = connection.map(0, bytes as u64)?;
         // Its pages are in this mapping from now on.
         remote.whole().fill(1);
-        Ok(Shared { local, remote, _segment: segment, _connection: connection })
+        Ok(SharedSegment { local, remote, _segment: segment, _connection: connection })
     }
 }

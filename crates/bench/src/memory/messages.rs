@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use rackbus_attach::Mapping;
 use rackbus_memory::DmaSlice;
 
-use super::pingpong::{End, one_way};
-use super::plain::{Buffers, Lines};
+use super::pingpong::{PingPongEnd, one_way};
+use super::plain::{Buffers, PingPongLines};
 use super::{Bench, size};
 use crate::BenchError;
 
@@ -33,8 +33,8 @@ impl Bench<'_> {
                 (&case, "the same on one memfd", "ns"),
                 || {
                     at += stride(bytes);
-                    let mut near = Message::new(&on_alpha.remote, &on_beta.local, at, bytes)?;
-                    let mut far = Message::new(&on_beta.remote, &on_alpha.local, at, bytes)?;
+                    let mut near = CopiedMessage::new(&on_alpha.remote, &on_beta.local, at, bytes)?;
+                    let mut far = CopiedMessage::new(&on_beta.remote, &on_alpha.local, at, bytes)?;
                     one_way(&mut near, &mut far, time)
                 },
                 || {
@@ -66,7 +66,7 @@ impl Bench<'_> {
             },
             || {
                 bare_page += 1;
-                let (mut near, mut far) = Lines::pair(bare_page)?;
+                let (mut near, mut far) = PingPongLines::pair(bare_page)?;
                 one_way(&mut near, &mut far, time)
             },
         )
@@ -104,7 +104,7 @@ impl<'m> Put<'m> {
     }
 }
 
-impl End for Put<'_> {
+impl PingPongEnd for Put<'_> {
     fn send(&mut self) -> Result<(), BenchError> {
         self.sent += 1;
         self.to.store_u64(0, self.sent, Ordering::Release).ok_or_else(outside)
@@ -119,7 +119,7 @@ impl End for Put<'_> {
 
 /// A message that is copied to the other host's segment, with its number as its last four bytes,
 /// and copied out of this one's, unless its data is left where it came.
-pub struct Message<'m> {
+pub struct CopiedMessage<'m> {
     to: DmaSlice<'m>,
     from: DmaSlice<'m>,
     data: Vec<u8>,
@@ -128,10 +128,10 @@ pub struct Message<'m> {
     received: u32,
 }
 
-impl<'m> Message<'m> {
+impl<'m> CopiedMessage<'m> {
     /// The same, whose receiver does not touch the data.
-    pub fn leaving_data(self) -> Message<'m> {
-        Message { left: true, ..self }
+    pub fn leaving_data(self) -> CopiedMessage<'m> {
+        CopiedMessage { left: true, ..self }
     }
 
     /// One side, for messages of `bytes`, a multiple of four, at `at` of both mappings.
@@ -143,15 +143,15 @@ impl<'m> Message<'m> {
         from: &'m Mapping,
         at: usize,
         bytes: usize,
-    ) -> Result<Message<'m>, BenchError> {
+    ) -> Result<CopiedMessage<'m>, BenchError> {
         let part = |mapping: &'m Mapping| mapping.whole().part(at, bytes).ok_or_else(outside);
         let (to, from) = (part(to)?, part(from)?);
         to.fill(0);
-        Ok(Message { to, from, data: vec![0; bytes - 4], left: false, sent: 0, received: 0 })
+        Ok(CopiedMessage { to, from, data: vec![0; bytes - 4], left: false, sent: 0, received: 0 })
     }
 }
 
-impl End for Message<'_> {
+impl PingPongEnd for CopiedMessage<'_> {
     fn send(&mut self) -> Result<(), BenchError> {
         self.sent += 1;
         self.to.copy_from(&self.data);

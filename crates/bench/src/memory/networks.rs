@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::messages::{Message, Put};
+use super::messages::{CopiedMessage, Put};
 use super::pingpong::one_way;
 use super::pio::{batch, writes};
 use super::{Bench, size};
@@ -93,8 +93,8 @@ impl Bench<'_> {
                 continue;
             }
             let (on_alpha, on_beta) = (self.hosts.on_alpha(bytes)?, self.hosts.on_beta(bytes)?);
-            let mut near = Message::new(&on_alpha.remote, &on_beta.local, 0, bytes)?;
-            let mut far = Message::new(&on_beta.remote, &on_alpha.local, 0, bytes)?;
+            let mut near = CopiedMessage::new(&on_alpha.remote, &on_beta.local, 0, bytes)?;
+            let mut far = CopiedMessage::new(&on_beta.remote, &on_alpha.local, 0, bytes)?;
             if !touched {
                 (near, far) = (near.leaving_data(), far.leaving_data());
             }

@@ -8,8 +8,8 @@ use crate::BenchError;
 use crate::machine::{SERVER_CPU, pin};
 use crate::report::median;
 
-/// One side of a way there and back.
-pub trait End {
+/// One side of a ping-pong.
+pub trait PingPongEnd {
     /// Sends something to the other side.
     ///
     /// # Errors
@@ -34,8 +34,8 @@ const BATCH: u64 = 64;
 /// # Errors
 /// When a side fails.
 pub fn one_way(
-    near: &mut impl End,
-    far: &mut (impl End + Send),
+    near: &mut impl PingPongEnd,
+    far: &mut (impl PingPongEnd + Send),
     time: Duration,
 ) -> Result<f64, BenchError> {
     let over = AtomicBool::new(false);
@@ -69,8 +69,8 @@ pub fn one_way(
 /// # Errors
 /// When a side fails.
 pub fn wake_up(
-    near: &mut impl End,
-    far: &mut (impl End + Send),
+    near: &mut impl PingPongEnd,
+    far: &mut (impl PingPongEnd + Send),
     time: Duration,
 ) -> Result<f64, BenchError> {
     let (over, woken, begun) = (AtomicBool::new(false), AtomicU64::new(0), Instant::now());

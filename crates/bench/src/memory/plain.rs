@@ -19,7 +19,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-use super::pingpong::End;
+use super::pingpong::PingPongEnd;
 use super::typical;
 use crate::BenchError;
 
@@ -117,7 +117,7 @@ impl Plain {
 /// In cache lines of its own, as the sides of two processes are.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Lines {
+pub struct PingPongLines {
     plain: Plain,
     /// Where this side stores, and where it looks.
     at: (usize, usize),
@@ -125,16 +125,16 @@ pub struct Lines {
     received: u64,
 }
 
-impl Lines {
+impl PingPongLines {
     /// Both sides, over the page at `page`.
     ///
     /// # Errors
     /// When the system has no memory left.
-    pub fn pair(page: usize) -> Result<(Lines, Lines), BenchError> {
+    pub fn pair(page: usize) -> Result<(PingPongLines, PingPongLines), BenchError> {
         let (near, far) = Plain::pair((page + 1) << 12)?;
         let (there, back) = (page << 12, (page << 12) + 2048);
         near.0.whole().fill(0);
-        let side = |plain, at| Lines { plain, at, sent: 0, received: 0 };
+        let side = |plain, at| PingPongLines { plain, at, sent: 0, received: 0 };
         Ok((side(near, (there, back)), side(far, (back, there))))
     }
 
@@ -144,7 +144,7 @@ impl Lines {
     }
 }
 
-impl End for Lines {
+impl PingPongEnd for PingPongLines {
     fn send(&mut self) -> Result<(), BenchError> {
         self.sent += 1;
         self.line(self.at.0).store(self.sent, Ordering::Release);
@@ -192,7 +192,7 @@ impl Buffers {
     }
 }
 
-impl End for Buffers {
+impl PingPongEnd for Buffers {
     fn send(&mut self) -> Result<(), BenchError> {
         self.sent += 1;
         let (start, number) = self.message(self.at.0);

@@ -7,8 +7,8 @@ use rackbus_attach::{
 use rustix::net::{RecvFlags, SocketType};
 
 use super::Bench;
-use super::pingpong::{End, one_way, wake_up};
-use super::plain::Lines;
+use super::pingpong::{PingPongEnd, one_way, wake_up};
+use super::plain::PingPongLines;
 use super::system::{EventFd, MESSAGE, Socket};
 use crate::BenchError;
 
@@ -30,7 +30,7 @@ impl Bench<'_> {
             },
             || {
                 page += 1;
-                let (mut near, mut far) = Lines::pair(page)?;
+                let (mut near, mut far) = PingPongLines::pair(page)?;
                 one_way(&mut near, &mut far, time)
             },
         )?;
@@ -81,7 +81,7 @@ fn gone(error: impl std::fmt::Display) -> BenchError {
     BenchError::Peer(error.to_string())
 }
 
-impl End for Signal {
+impl PingPongEnd for Signal {
     fn send(&mut self) -> Result<(), BenchError> {
         self.to.trigger().map_err(gone)
     }
@@ -108,7 +108,7 @@ impl Data {
     }
 }
 
-impl End for Data {
+impl PingPongEnd for Data {
     fn send(&mut self) -> Result<(), BenchError> {
         self.to.send(&self.data).map_err(gone)
     }

@@ -8,7 +8,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
-use super::pingpong::End;
+use super::pingpong::PingPongEnd;
 use crate::BenchError;
 
 /// Bytes of a message.
@@ -37,7 +37,7 @@ impl EventFd {
     }
 }
 
-impl End for EventFd {
+impl PingPongEnd for EventFd {
     fn send(&mut self) -> Result<(), BenchError> {
         let written = rustix::io::write(&self.to, &1u64.to_ne_bytes());
         written.map(drop).map_err(|errno| BenchError::io("ringing an eventfd")(errno.into()))
@@ -69,7 +69,7 @@ impl Socket {
     }
 }
 
-impl End for Socket {
+impl PingPongEnd for Socket {
     fn send(&mut self) -> Result<(), BenchError> {
         let sent = send(&self.socket, &self.data, SendFlags::empty());
         sent.map(drop).map_err(|errno| BenchError::io("sending a message")(errno.into()))

@@ -30,15 +30,15 @@ pub enum Spread {
 
 /// A sequence of delays.
 #[derive(Debug)]
-pub struct Delays {
+pub struct DelaySequence {
     random: Random,
     spread: Spread,
 }
 
-impl Delays {
+impl DelaySequence {
     /// The sequence for a spread: always the same.
-    pub fn new(spread: Spread) -> Delays {
-        Delays { random: Random::new(1), spread }
+    pub fn new(spread: Spread) -> DelaySequence {
+        DelaySequence { random: Random::new(1), spread }
     }
 
     /// The next delay in ticks: picoseconds, or what else a peer has.
@@ -101,7 +101,7 @@ pub(super) fn bare_heap(pending: u32, time: Duration) -> f64 {
 
 /// Holds `pending` events for about `time`; returns events per second.
 fn hold<P: Pending>(pending: u32, spread: Spread, time: Duration) -> f64 {
-    let (mut events, mut delays) = (P::default(), Delays::new(spread));
+    let (mut events, mut delays) = (P::default(), DelaySequence::new(spread));
     for event in 0..pending {
         events.schedule(Time::from_ps(delays.ticks()), event);
     }

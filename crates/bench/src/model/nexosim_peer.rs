@@ -10,7 +10,7 @@ use nexosim::simulation::{Mailbox, SimInit};
 use nexosim::time::MonotonicTime;
 use serde::{Deserialize, Serialize};
 
-use super::events::{Delays, Spread, rate};
+use super::events::{DelaySequence, Spread, rate};
 use crate::BenchError;
 
 /// Simulated time between two looks at the clock, times the pending events: about 10 000 events.
@@ -25,7 +25,7 @@ struct Holder {
 /// What it has beside its state. nexosim's finest tick is a nanosecond where ours is a picosecond:
 /// it gets as many ticks.
 struct HolderEnv {
-    delays: Delays,
+    delays: DelaySequence,
     done: Arc<AtomicU64>,
 }
 
@@ -66,7 +66,7 @@ impl ProtoModel for NewHolder {
     type Model = Holder;
 
     fn build(self, _: &mut BuildContext<Self>) -> (Holder, HolderEnv) {
-        let env = HolderEnv { delays: Delays::new(Spread::Even), done: self.done };
+        let env = HolderEnv { delays: DelaySequence::new(Spread::Even), done: self.done };
         (Holder { pending: self.pending }, env)
     }
 }

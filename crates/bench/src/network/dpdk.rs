@@ -21,9 +21,9 @@ pub fn is_there() -> bool {
     answer.is_ok_and(|status| status.code() != Some(127))
 }
 
-/// What joins the two.
+/// The virtual link between the two processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum DpdkLink {
     /// DPDK's memif: rings in shared memory between two processes.
     Memif,
     /// Vhost-user, from the driver to the device.
@@ -32,7 +32,7 @@ pub enum Way {
     ToDriver,
 }
 
-impl Way {
+impl DpdkLink {
     /// The devices of the process that makes the socket, and of the one that connects to it.
     fn devices(self, socket: &Path) -> [String; 2] {
         let socket = socket.display();
@@ -40,8 +40,8 @@ impl Way {
             format!("net_memif0,role={role},id=0,socket={socket},socket-abstract=no,bsize=2048")
         };
         match self {
-            Way::Memif => [memif("server"), memif("client")],
-            Way::FromDriver | Way::ToDriver => {
+            DpdkLink::Memif => [memif("server"), memif("client")],
+            DpdkLink::FromDriver | DpdkLink::ToDriver => {
                 [format!("net_vhost0,iface={socket}"), format!("net_virtio_user0,path={socket}")]
             }
         }
@@ -52,7 +52,7 @@ impl Way {
 ///
 /// # Errors
 /// When either does not run, or nothing comes out.
-pub fn packets(dir: &Path, way: Way, bytes: usize, time: Duration) -> Result<f64, BenchError> {
+pub fn packets(dir: &Path, way: DpdkLink, bytes: usize, time: Duration) -> Result<f64, BenchError> {
     // DPDK does not find the directory of a relative path.
     let socket = std::path::absolute(dir.join("dpdk.sock"));
     let socket = socket.map_err(BenchError::io("finding the work directory"))?;
@@ -61,16 +61,16 @@ pub fn packets(dir: &Path, way: Way, bytes: usize, time: Duration) -> Result<f64
     let sends = ["--forward-mode=txonly".to_owned(), format!("--txpkts={bytes}")];
     let receives = ["--forward-mode=rxonly".to_owned()];
     let modes = match way {
-        Way::ToDriver => [&sends[..], &receives[..]],
-        Way::Memif | Way::FromDriver => [&receives[..], &sends[..]],
+        DpdkLink::ToDriver => [&sends[..], &receives[..]],
+        DpdkLink::Memif | DpdkLink::FromDriver => [&receives[..], &sends[..]],
     };
     let first = start("first", &devices[0], "--main-lcore=0", modes[0])?;
     std::thread::sleep(START);
     let second = start("second", &devices[1], "--main-lcore=1", modes[1])?;
     std::thread::sleep(START + time.max(Duration::from_secs(3)));
     let (sender, receiver) = match way {
-        Way::ToDriver => (first, second),
-        Way::Memif | Way::FromDriver => (second, first),
+        DpdkLink::ToDriver => (first, second),
+        DpdkLink::Memif | DpdkLink::FromDriver => (second, first),
     };
     drop(sender);
     let told = receiver.end()?;
@@ -107,7 +107,7 @@ impl Running {
     /// Ends it; what it printed.
     fn end(mut self) -> Result<String, BenchError> {
         let child = self.0.take().expect("it was started");
-        // Asked to end, it writes what it has printed so far. One that has ended by itself is waited for all the same.
+        // Asked to end, it writes what it has printed so far. One that has ended by itself is waited for anyway.
         let _ = kill_process(Pid::from_child(&child), Signal::TERM);
         let output = child.wait_with_output().map_err(BenchError::io("ending DPDK"))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

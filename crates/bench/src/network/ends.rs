@@ -5,34 +5,34 @@ use std::process::Command;
 
 use rackbus_netdev::namespace;
 
-use super::Pair;
+use super::TrafficEnds;
 use crate::BenchError;
-use crate::rack::Rack;
+use crate::rack::RackProcesses;
 
 /// A rack of two hosts with interfaces, while it lives.
-pub struct Joined {
-    _rack: Rack,
+pub struct NetworkRack {
+    _rack: RackProcesses,
     /// The namespaces of the hosts alpha and beta.
-    pub pair: Pair,
+    pub pair: TrafficEnds,
 }
 
-impl Joined {
+impl NetworkRack {
     /// Starts it in `dir`; `None` when there is no `rackbus` to start it with.
     ///
     /// # Errors
     /// When it does not come up.
-    pub fn start(dir: &Path, mtu: u16) -> Result<Option<Joined>, BenchError> {
+    pub fn start(dir: &Path, mtu: u16) -> Result<Option<NetworkRack>, BenchError> {
         let name = format!("bench{}", std::process::id());
         let text =
             format!("name = \"{name}\"\n[network]\nmtu = {mtu}\n[hosts.alpha]\n[hosts.beta]\n");
-        let Some(rack) = Rack::start(dir, &text)? else { return Ok(None) };
+        let Some(rack) = RackProcesses::start(dir, &text)? else { return Ok(None) };
         rack.net_up()?;
         let open = |host: &str| namespace::open(&format!("rackbus-{name}-{host}"));
         let failed = || BenchError::io("opening a host's namespace");
         let spaces = (open("alpha").map_err(failed())?, open("beta").map_err(failed())?);
         let carriers = rack.nodes(&["alpha", "beta"])?;
-        let pair = Pair { spaces: Some(spaces), address: [10, 77, 0, 2].into(), carriers };
-        Ok(Some(Joined { _rack: rack, pair }))
+        let pair = TrafficEnds { spaces: Some(spaces), address: [10, 77, 0, 2].into(), carriers };
+        Ok(Some(NetworkRack { _rack: rack, pair }))
     }
 }
 
@@ -40,7 +40,7 @@ impl Joined {
 pub struct Veth {
     names: [String; 2],
     /// The namespaces at its two ends.
-    pub pair: Pair,
+    pub pair: TrafficEnds,
 }
 
 impl Veth {
@@ -55,7 +55,7 @@ impl Veth {
         let spaces =
             (namespace::create(a).map_err(failed())?, namespace::create(b).map_err(failed())?);
         let address = [10, 79, 0, 2].into();
-        let pair = Pair { spaces: Some(spaces), address, carriers: Vec::new() };
+        let pair = TrafficEnds { spaces: Some(spaces), address, carriers: Vec::new() };
         let veth = Veth { names: names.clone(), pair };
         ip(&format!("link add veth0 netns {a} type veth peer name veth0 netns {b}"))?;
         for (nth, name) in names.iter().enumerate() {
@@ -74,7 +74,7 @@ impl Drop for Veth {
     }
 }
 
-/// Runs iproute2's `ip`.
+/// Runs iproute2's `ip` with these arguments, separated by spaces.
 ///
 /// # Errors
 /// When it is not there, or refuses.

@@ -14,7 +14,7 @@ use rackbus_memory::{Event, SharedMemory};
 use rackbus_netdev::configure::{InterfaceSettings, configure};
 use rackbus_netdev::{namespace, tap};
 
-use super::Pair;
+use super::TrafficEnds;
 use crate::BenchError;
 
 const RING: u64 = 4 << 20;
@@ -113,7 +113,7 @@ pub struct Forwarder {
     threads: Vec<JoinHandle<()>>,
     names: [String; 2],
     /// The namespaces that it forwards between.
-    pub pair: Pair,
+    pub pair: TrafficEnds,
 }
 
 impl Forwarder {
@@ -155,7 +155,7 @@ impl Forwarder {
         let mut spaces = ends.into_iter().map(|(space, _)| space);
         let (a, b) = spaces.next().zip(spaces.next()).expect("two were made");
         let address = IpAddr::from([10, 78, 0, 2]);
-        let pair = Pair { spaces: Some((a, b)), address, carriers: Vec::new() };
+        let pair = TrafficEnds { spaces: Some((a, b)), address, carriers: Vec::new() };
         Ok(Forwarder { stop, threads, names, pair })
     }
 }

@@ -12,11 +12,11 @@ mod virtio;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dpdk::Way;
-use ends::{Joined, Veth};
+use dpdk::DpdkLink;
+use ends::{NetworkRack, Veth};
 pub use forwarder::Forwarder;
 use outside::Outside;
-pub use traffic::{Flow, Pair};
+pub use traffic::{StreamResult, TrafficEnds};
 use virtio::Driven;
 
 use crate::machine::{Regime, wait_quiet};
@@ -41,7 +41,7 @@ pub struct Settings {
 /// Runs all cases and adds their rows to `report`.
 ///
 /// # Errors
-/// When rackbus itself fails; what cannot be had here is only left out.
+/// When rackbus itself fails; what cannot be obtained here is only left out.
 pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<(), BenchError> {
     std::fs::create_dir_all(&settings.dir).map_err(BenchError::io("making the work directory"))?;
     let load = wait_quiet(0.5, settings.patience);
@@ -83,8 +83,8 @@ impl Bench<'_> {
     fn flows(
         &mut self,
         (case, peer_name): (&str, &str),
-        ours: impl Fn() -> Result<Flow, BenchError>,
-        peer: impl Fn() -> Result<Flow, BenchError>,
+        ours: impl Fn() -> Result<StreamResult, BenchError>,
+        peer: impl Fn() -> Result<StreamResult, BenchError>,
     ) -> Result<(), BenchError> {
         let named = [
             format!("{case}, against {peer_name}"),
@@ -101,7 +101,7 @@ impl Bench<'_> {
             runs: self.settings.runs,
         };
         let cases = [case(0, "Gbit/s"), case(1, "s/GB")];
-        let figures = |flow: Flow| [flow.rate, flow.cost];
+        let figures = |flow: StreamResult| [flow.rate, flow.cost];
         self.report.compare_all(
             cases,
             || ours().map(figures),
@@ -112,7 +112,7 @@ impl Bench<'_> {
 
     /// Streams and round trips of sockets.
     fn joined(&mut self) -> Result<(), BenchError> {
-        let Some(ours) = Joined::start(&self.settings.dir, 1500)? else {
+        let Some(ours) = NetworkRack::start(&self.settings.dir, 1500)? else {
             self.report.left_out("sockets", "there is no rackbus beside this program");
             return Ok(());
         };
@@ -140,7 +140,7 @@ impl Bench<'_> {
         if !self.wants(&LARGE.map(|(case, _)| format!("{case}, against {COPIES}"))) {
             return Ok(());
         }
-        let Some(ours) = Joined::start(&self.settings.dir, 65_521)? else { return Ok(()) };
+        let Some(ours) = NetworkRack::start(&self.settings.dir, 65_521)? else { return Ok(()) };
         let time = self.settings.time;
         for (case, datagrams) in LARGE {
             let flow = || match datagrams {
@@ -185,16 +185,16 @@ impl Bench<'_> {
         let dir = self.settings.dir.clone();
         for (case, bytes) in &sizes[..2] {
             let what = (*case, "DPDK memif", "M/s");
-            let peer = || dpdk::packets(&dir, Way::Memif, *bytes, time);
+            let peer = || dpdk::packets(&dir, DpdkLink::Memif, *bytes, time);
             self.pairs(what, || ring::frames(*bytes, 0, time), peer)?;
         }
         for (case, bytes) in [("virtio, 64 B", 64), ("virtio, 1500 B", 1500)] {
             let named = [format!("{case} from the driver"), format!("{case} to the driver")];
             let what = |nth: usize| (&*named[nth], "DPDK vhost-user", "M/s");
             let ours = || Driven::start(&dir, None)?.sends(bytes, time);
-            self.pairs(what(0), ours, || dpdk::packets(&dir, Way::FromDriver, bytes, time))?;
+            self.pairs(what(0), ours, || dpdk::packets(&dir, DpdkLink::FromDriver, bytes, time))?;
             let ours = || Driven::start(&dir, Some(bytes))?.receives(time);
-            self.pairs(what(1), ours, || dpdk::packets(&dir, Way::ToDriver, bytes, time))?;
+            self.pairs(what(1), ours, || dpdk::packets(&dir, DpdkLink::ToDriver, bytes, time))?;
         }
         Ok(())
     }
@@ -211,8 +211,8 @@ const LARGE: [(&str, bool); 2] =
     [("TCP, MTU 65521", false), ("UDP, MTU 65521, datagrams of 65000 B", true)];
 
 /// Two ends without a network between them.
-fn loopback() -> Pair {
-    Pair { spaces: None, address: [127, 0, 0, 1].into(), carriers: Vec::new() }
+fn loopback() -> TrafficEnds {
+    TrafficEnds { spaces: None, address: [127, 0, 0, 1].into(), carriers: Vec::new() }
 }
 
 #[cfg(test)]

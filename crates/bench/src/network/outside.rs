@@ -13,7 +13,7 @@ use rackbus_spec::virtio::net::Header;
 
 use super::ends::ip;
 use crate::BenchError;
-use crate::rack::Rack;
+use crate::rack::RackProcesses;
 
 /// Where the third machine is, and the port that it answers at.
 const THERE: Ipv4Addr = Ipv4Addr::new(10, 77, 200, 1);
@@ -79,11 +79,11 @@ impl Drop for Beyond {
 /// A rack with an uplink, a function for each of both hosts, and the third machine.
 pub struct Outside {
     /// Before the rack and the third machine: they are used until they are dropped.
-    pub owner: Station,
+    pub owner: BenchStation,
     /// The function that another host has borrowed.
-    pub borrower: Station,
+    pub borrower: BenchStation,
     stop: Arc<AtomicBool>,
-    _rack: Rack,
+    _rack: RackProcesses,
     _beyond: Beyond,
 }
 
@@ -100,7 +100,7 @@ impl Outside {
             std::process::id(),
             beyond.cable
         );
-        let Some(rack) = Rack::start(dir, &text)? else { return Ok(None) };
+        let Some(rack) = RackProcesses::start(dir, &text)? else { return Ok(None) };
         rack.net_up()?;
         let stop = Arc::new(AtomicBool::new(false));
         let count = beyond.serve(&stop)?;
@@ -113,7 +113,7 @@ impl Outside {
             let mac = net.info().mac.map(|byte| format!("{byte:02x}")).join(":");
             let name = &beyond.name;
             ip(&format!("-n {name} neigh replace {here} lladdr {mac} dev far0 nud permanent"))?;
-            Ok::<_, BenchError>(Station { net, here, count: count.clone() })
+            Ok::<_, BenchError>(BenchStation { net, here, count: count.clone() })
         };
         let (owner, borrower) = (station("alpha", 1)?, station("beta", 2)?);
         Ok(Some(Outside { owner, borrower, stop, _rack: rack, _beyond: beyond }))
@@ -130,14 +130,14 @@ fn driving(error: NetError) -> BenchError {
     BenchError::Peer(error.to_string())
 }
 
-/// A function in use.
-pub struct Station {
+/// A network function that this process drives, as a station of the rack.
+pub struct BenchStation {
     net: Net,
     here: Ipv4Addr,
     count: Arc<AtomicU64>,
 }
 
-impl Station {
+impl BenchStation {
     /// A datagram of so many bytes for the third machine.
     fn datagram(&self, bytes: usize) -> Vec<u8> {
         let there = SocketAddr::from((THERE, PORT));

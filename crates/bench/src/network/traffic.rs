@@ -18,7 +18,7 @@ const END: Duration = Duration::from_millis(200);
 
 /// Two ends: the second one listens at an address.
 #[derive(Debug)]
-pub struct Pair {
+pub struct TrafficEnds {
     /// Their network namespaces; this one's without any.
     pub spaces: Option<(File, File)>,
     /// Where the second end listens.
@@ -27,16 +27,16 @@ pub struct Pair {
     pub carriers: Vec<u32>,
 }
 
-/// What streams came to.
+/// The result of a run of TCP streams.
 #[derive(Debug, Clone, Copy)]
-pub struct Flow {
-    /// Gbit/s that arrived.
+pub struct StreamResult {
+    /// Throughput at the receiver, in Gbit/s.
     pub rate: f64,
     /// Seconds of processor time for each gigabyte, of all who send, carry and receive it.
     pub cost: f64,
 }
 
-impl Pair {
+impl TrafficEnds {
     fn listen(&self) -> Result<TcpListener, BenchError> {
         let at = SocketAddr::new(self.address, 0);
         let bind = move || TcpListener::bind(at);
@@ -70,16 +70,16 @@ impl Pair {
     }
 
     /// What came of so many bytes in a time, for which processors had worked so long `before`.
-    fn flow(&self, bytes: u64, time: Duration, before: Duration) -> Flow {
+    fn flow(&self, bytes: u64, time: Duration, before: Duration) -> StreamResult {
         let cost = self.processor_time().saturating_sub(before).as_secs_f64() * 1e9 / bytes as f64;
-        Flow { rate: bytes as f64 * 8e-9 / time.as_secs_f64(), cost }
+        StreamResult { rate: bytes as f64 * 8e-9 / time.as_secs_f64(), cost }
     }
 
     /// So many streams in one direction, for about `time`.
     ///
     /// # Errors
     /// When the two ends do not reach each other.
-    pub fn streams(&self, count: usize, time: Duration) -> Result<Flow, BenchError> {
+    pub fn streams(&self, count: usize, time: Duration) -> Result<StreamResult, BenchError> {
         let listener = self.listen()?;
         let ends = (0..count).map(|_| self.connect(&listener));
         let ends = ends.collect::<Result<Vec<_>, _>>()?;
@@ -123,7 +123,7 @@ impl Pair {
     ///
     /// # Errors
     /// When the two ends do not reach each other.
-    pub fn datagrams(&self, bytes: usize, time: Duration) -> Result<Flow, BenchError> {
+    pub fn datagrams(&self, bytes: usize, time: Duration) -> Result<StreamResult, BenchError> {
         let failed = || BenchError::io("datagrams");
         let bind = move |at: SocketAddr| move || UdpSocket::bind(at);
         let (near, far) = (bind(([0, 0, 0, 0], 0).into()), bind((self.address, 0).into()));

@@ -1,8 +1,8 @@
 //! What is asked of a drive: sizes, depths, and where.
 
-/// What a client asks for.
+/// The load that one client puts on a drive.
 #[derive(Debug, Clone, Copy)]
-pub struct Load {
+pub struct ClientLoad {
     /// Bytes of each operation.
     pub bytes: usize,
     /// Operations that are kept under way.
@@ -13,9 +13,9 @@ pub struct Load {
     pub random: bool,
 }
 
-impl Load {
-    pub(crate) const fn new(bytes: usize, depth: u16, write: bool, random: bool) -> Load {
-        Load { bytes, depth, write, random }
+impl ClientLoad {
+    pub(crate) const fn new(bytes: usize, depth: u16, write: bool, random: bool) -> ClientLoad {
+        ClientLoad { bytes, depth, write, random }
     }
 
     /// The places of a store of `size` bytes, one after the other or by xorshift.
@@ -37,17 +37,17 @@ impl Load {
     }
 }
 
-pub(super) const READ_1: Load = Load::new(4096, 1, false, true);
+pub(super) const READ_1: ClientLoad = ClientLoad::new(4096, 1, false, true);
 
-pub(super) const READ_32: Load = Load::new(4096, 32, false, true);
+pub(super) const READ_32: ClientLoad = ClientLoad::new(4096, 32, false, true);
 
-pub(super) const WRITE_1: Load = Load::new(4096, 1, true, true);
+pub(super) const WRITE_1: ClientLoad = ClientLoad::new(4096, 1, true, true);
 
-pub(super) const WRITE_32: Load = Load::new(4096, 32, true, true);
+pub(super) const WRITE_32: ClientLoad = ClientLoad::new(4096, 32, true, true);
 
-pub(super) const SEQUENTIAL: Load = Load::new(128 << 10, 1, false, false);
+pub(super) const SEQUENTIAL: ClientLoad = ClientLoad::new(128 << 10, 1, false, false);
 
-pub(super) const SEQUENTIAL_8: Load = Load::new(128 << 10, 8, false, false);
+pub(super) const SEQUENTIAL_8: ClientLoad = ClientLoad::new(128 << 10, 8, false, false);
 
 /// Memory for data that serves every load.
 pub(crate) const DATA: usize = 8 * (128 << 10);

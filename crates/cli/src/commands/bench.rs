@@ -13,7 +13,7 @@ use crate::output::{Failure, Output};
   rackbus bench nvme --low-latency         with /dev/cpu_dma_latency held at 0 (as root)")]
 pub struct Args {
     #[command(subcommand)]
-    command: rackbus_bench::Command,
+    command: rackbus_bench::BenchCommand,
 }
 
 impl Args {

@@ -21,7 +21,7 @@ impl Args {
         let run_dir = paths::find_run_dir(common)?;
         let name = match paths::running(&run_dir) {
             Ok(running) => running.rack,
-            // Somebody removed the note: what lives is stopped all the same.
+            // Somebody removed the note: what lives is stopped anyway.
             Err(failure) if process::living(&run_dir).is_empty() => return Err(failure),
             Err(_) => run_dir.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         };
@@ -34,7 +34,7 @@ impl Args {
 
 /// Stops every process of the rack in `run_dir`; returns how many there were.
 pub fn stop(run_dir: &Path, output: &Output) -> usize {
-    // Nodes first: what they lend and borrow is let go while the control plane can hear it.
+    // Nodes first: what they lend and borrow is released while the control plane can hear it.
     let living = process::living(run_dir);
     for process in &living {
         output.progress(&format!("stopping process {}", process.pid()));

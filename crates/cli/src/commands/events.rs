@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use rackbus_control::api::{Event, EventKind};
+use rackbus_control::api::{EventKind, EventRecord};
 
 use crate::Common;
 use crate::commands::client;
@@ -89,7 +89,7 @@ const WIDTHS: [usize; 4] =
 pub const HEAD: [&str; 5] = ["time", "kind", "lease", "asked by", "what happened"];
 
 /// An event for people.
-pub fn row(event: &Event) -> Vec<Cell> {
+pub fn row(event: &EventRecord) -> Vec<Cell> {
     let (kind, tone) = match event.kind {
         EventKind::Lease => ("lease", Tone::Plain),
         EventKind::Loss => ("loss", Tone::Bad),

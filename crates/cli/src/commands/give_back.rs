@@ -4,7 +4,7 @@ use crate::Common;
 use crate::commands::client;
 use crate::output::{Failure, Output};
 
-/// Return a borrowed device. A VM that uses it is asked to let go first. Comes back when the
+/// Return a borrowed device. A VM that uses it is asked to release it first. Comes back when the
 /// device is reset, scrubbed and offered again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:

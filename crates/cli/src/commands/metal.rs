@@ -18,7 +18,7 @@ use crate::{log, process};
   rackbus metal borrow alpha/nvme0 --ntb 0000:05:00.0 --offset 0x0 --epoch 1
                                                              at the borrower, with what the lender printed
   rackbus metal list                                         what is borrowed, and how it is
-  rackbus metal return 1                                     its driver lets go, and it is gone
+  rackbus metal return 1                                     its driver releases it, and it is gone
 
 The borrower needs the kernel module rackbus (see the book), the lender an IOMMU.
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage.")]
@@ -61,7 +61,7 @@ enum Action {
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=32))]
         vectors: Option<u32>,
     },
-    /// Return a borrowed function: its driver lets go of it, and it disappears.
+    /// Return a borrowed function: its driver releases it, and it disappears.
     Return {
         /// Its handle, as `rackbus metal list` shows it.
         handle: u32,

@@ -36,7 +36,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Becomes the program; comes back only when that cannot be.
+    /// Becomes the program; returns only when that cannot be.
     pub fn run(&self, common: &Common) -> Result<(), Failure> {
         let run_dir = paths::find_run_dir(common)?;
         let rack = paths::running(&run_dir)?.rack()?;

@@ -17,8 +17,8 @@ use crate::commands::client;
 use crate::output::{Cell, Failure, Output, Tone};
 use crate::paths::find_run_dir;
 
-/// Take turns on a function with others: each has it for a slice, unattended. Who has it is asked to let go first: a
-/// VM's guest unplugs it, a program is told and has some time. Then the next one gets it. Who let go late has a shorter
+/// Take turns on a function with others: each has it for a slice, unattended. Who has it is asked to release it first: a
+/// VM's guest unplugs it, a program is told and has some time. Then the next one gets it. Who released it late has a shorter
 /// turn next; who is alone keeps it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -43,7 +43,7 @@ enum Command {
     Leave(NumberArgs),
     /// Give the turn back early, and go on taking turns
     Yield(NumberArgs),
-    /// Tell when a share's turn begins, when it is asked to let go, and when it is over
+    /// Tell when a share's turn begins, when it is asked to release the function, and when it is over
     Follow(NumberArgs),
     /// Run a program in each turn, until it has done its work
     Run(RunArgs),
@@ -70,7 +70,7 @@ struct TurnArgs {
     /// How long a turn of weight 1 is; the same for all who share the function [default: as the others have it, or 30s]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     slice: Option<Duration>,
-    /// How long a program may take to let go [default: 5s]
+    /// How long a program may take to release the function [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     grace: Option<Duration>,
     /// How many slices a turn has, from 1 to 100
@@ -98,7 +98,7 @@ struct NumberArgs {
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The program finds the function's vfio-user socket in RACKBUS_SOCKET. At the end of the turn it gets SIGTERM;
-it is to let go of the socket within --grace. When it ends by itself without an error, its work is done, and no more
+it is to close the socket within --grace. When it ends by itself without an error, its work is done, and no more
 turns are taken."
 )]
 struct RunArgs {

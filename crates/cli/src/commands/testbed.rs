@@ -24,7 +24,7 @@ use serde_json::json;
 use crate::commands::{read_rack, status};
 use crate::output::{Failure, Output};
 use crate::{paths, process};
-use metal::{MetalArgs, Request};
+use metal::{MetalArgs, TestbedRequest};
 
 /// How long the machines may take to come up.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -311,7 +311,7 @@ impl Testbed {
 }
 
 impl Args {
-    /// Runs the subcommand; `on` comes back only when its program cannot be run.
+    /// Runs the subcommand; `on` returns only when its program cannot be run.
     pub async fn run(&self, output: &Output) -> Result<(), Failure> {
         if !rustix::process::geteuid().is_root() {
             let remedy = "run it as root, or start the rack on this machine with `rackbus up`";
@@ -355,15 +355,20 @@ impl Args {
         let (request, what) = match &self.command {
             Action::Up { .. } | Action::Metal(_) => return Err(taken(dir)),
             Action::On { machine, command } => return metal::on(dir, machine, command, output),
-            Action::Down => (Request::End, "ended"),
+            Action::Down => (TestbedRequest::End, "ended"),
             Action::Cut { machine } => {
-                (Request::Cable { machine: machine.clone(), plugged_in: false }, "cut off")
+                (TestbedRequest::Cable { machine: machine.clone(), plugged_in: false }, "cut off")
             }
-            Action::Mend { machine } => {
-                (Request::Cable { machine: machine.clone(), plugged_in: true }, "reached again")
+            Action::Mend { machine } => (
+                TestbedRequest::Cable { machine: machine.clone(), plugged_in: true },
+                "reached again",
+            ),
+            Action::Kill { machine } => {
+                (TestbedRequest::Kill { machine: machine.clone() }, "killed")
             }
-            Action::Kill { machine } => (Request::Kill { machine: machine.clone() }, "killed"),
-            Action::Start { machine } => (Request::Start { machine: machine.clone() }, "started"),
+            Action::Start { machine } => {
+                (TestbedRequest::Start { machine: machine.clone() }, "started")
+            }
         };
         metal::request(dir, &request, what, output)
     }
@@ -474,7 +479,7 @@ async fn up_again(client: &ControlClient, names: &[&str]) -> Result<(), Failure>
     }
 }
 
-/// Becomes a program on a machine; comes back only when that cannot be.
+/// Becomes a program on a machine; returns only when that cannot be.
 fn on(dir: &Path, machine: &str, command: &[String]) -> Result<(), Failure> {
     let testbed = Testbed::load(dir)?;
     let (_, machine) = testbed.machine(machine)?;

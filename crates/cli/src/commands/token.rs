@@ -62,7 +62,12 @@ impl Args {
                 let whose = json!({ "user": user, "role": role, "host": self.borrower_for });
                 (whose, client.user_token(&asked).await?)
             }
-            _ => return Err(Failure::usage("it is not said for whom", "name a host or --user")),
+            _ => {
+                return Err(Failure::usage(
+                    "a token is for a host or for a user",
+                    "name a host or --user",
+                ));
+            }
         };
         let mut made = whose;
         made["token"] = json!(token);

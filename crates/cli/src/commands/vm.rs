@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use rackbus_control::ControlClient;
 use rackbus_vm::spec::{DEFAULT_MEMORY_MIB, DEFAULT_SPARE_PORTS};
-use rackbus_vm::{Guest, VmError, VmRecord, registry};
+use rackbus_vm::{GuestRelease, VmError, VmRecord, registry};
 
 use crate::Common;
 use crate::commands::borrow::Trust;
@@ -86,7 +86,7 @@ struct RunArgs {
     spare_ports: u8,
     /// A prepared guest: bookworm (Linux 6.1), trixie (Linux 6.12) or trixie-backports (Linux 7) [default: trixie]
     #[arg(long, conflicts_with_all = ["kernel", "disk"])]
-    guest: Option<Guest>,
+    guest: Option<GuestRelease>,
     /// A kernel of your own
     #[arg(long, conflicts_with = "disk")]
     kernel: Option<PathBuf>,
@@ -107,7 +107,7 @@ struct RunArgs {
     /// a name the one that has the VM's
     #[arg(long, value_name = "HOST", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     fabric: Option<String>,
-    /// Leave the VM running and come back
+    /// Leave the VM running and return
     #[arg(long)]
     detach: bool,
     /// More arguments for QEMU

@@ -16,7 +16,7 @@ What the device holds stays where it is: a drive's file, for example.")]
 pub struct Args {
     /// The device, HOST/NAME, with all of its functions.
     device: String,
-    /// End the leases of its functions first: their users are asked to let go, and lose it after `return_grace`.
+    /// End the leases of its functions first: their users are asked to release them, and lose them after `return_grace`.
     #[arg(long)]
     force: bool,
 }
@@ -30,7 +30,7 @@ impl Args {
         let device = client(common).await?.withdraw(host, device, self.force).await?;
         let what = match device.state {
             SectionState::Withdrawn => "out of the rack",
-            _ => "out of the rack; its host's node lets go of it when it is back",
+            _ => "out of the rack; its host's node releases it when it is back",
         };
         offer::show(&device, what, output)
     }

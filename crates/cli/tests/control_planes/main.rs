@@ -84,7 +84,7 @@ async fn client(own: ControlClient, host: &'static str, seed: u64, record: Arc<R
                 continue;
             }
             unknown => {
-                // It may be had for a while by nobody who knows of it.
+                // Nobody who knows of it may get it for a while.
                 let lost = 1_000_000 + record.lost.fetch_add(1, Ordering::Relaxed);
                 println!(
                     "{:>9} {host}: a borrow of {function} has no outcome: {unknown:?}",
@@ -120,7 +120,7 @@ async fn give_back(own: &ControlClient, function: &str, lease: &Lease, record: &
     let from = record.now();
     match tokio::time::timeout(ANSWER, own.give_back(lease.lease)).await {
         Ok(Ok(_)) => record.note(function, from, Some(record.now()), Effect::Returned(lease.lease)),
-        // Its first answer was lost and it was forgotten that it was asked: all the same it is over.
+        // Its first answer was lost and it was forgotten that it was asked: it is over anyway.
         Ok(Err(ControlClientError::Refused(refused))) if refused.code == "over" => {
             record.note(function, from, Some(record.now()), Effect::Returned(lease.lease));
         }

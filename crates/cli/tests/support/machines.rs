@@ -258,7 +258,7 @@ impl Machines {
     pub fn wait(&self, holds: impl Fn(&Machines) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
-            assert!(begun.elapsed() < PATIENCE, "waited in vain: {}", self.control.log());
+            assert!(begun.elapsed() < PATIENCE, "timed out: {}", self.control.log());
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }

@@ -38,7 +38,8 @@ pub enum EventKind {
 
 /// Something that happened, as it is kept: up to 10,000 of them, for up to 30 days.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Event {
+#[schema(as = Event)]
+pub struct EventRecord {
     /// Its number; later ones are greater.
     pub id: u64,
     /// When it was decided or heard of, milliseconds since 1970.

@@ -14,7 +14,7 @@ pub enum LeaseStage {
     Opening,
     /// It can be used.
     Active,
-    /// The borrower is letting go.
+    /// The borrower is releasing the function.
     Closing,
     /// It was returned, or ended otherwise; [`Lease::reason`] says how.
     Ended,

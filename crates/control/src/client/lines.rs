@@ -7,15 +7,15 @@ use serde::de::DeserializeOwned;
 
 /// A stream of JSON values, one a line.
 #[derive(Debug)]
-pub struct Lines<T> {
+pub struct JsonLines<T> {
     body: Incoming,
     buffer: Vec<u8>,
     kind: std::marker::PhantomData<T>,
 }
 
-impl<T: DeserializeOwned> Lines<T> {
+impl<T: DeserializeOwned> JsonLines<T> {
     pub(super) fn new(response: Response<Incoming>) -> Self {
-        Lines { body: response.into_body(), buffer: Vec::new(), kind: std::marker::PhantomData }
+        JsonLines { body: response.into_body(), buffer: Vec::new(), kind: std::marker::PhantomData }
     }
 
     /// The next value; `None` when the stream has ended. A line that makes no sense is passed

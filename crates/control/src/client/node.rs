@@ -2,7 +2,7 @@
 
 use hyper::Method;
 
-use super::lines::Lines;
+use super::lines::JsonLines;
 use super::transport::escape;
 use super::{ControlClient, ControlClientError};
 use crate::api::NodeMessages;
@@ -87,7 +87,7 @@ impl ControlClient {
         &self,
         host: &str,
         term: u64,
-    ) -> Result<Lines<NodeLine>, ControlClientError> {
+    ) -> Result<JsonLines<NodeLine>, ControlClientError> {
         let path = format!("/v1/hosts/{host}/messages?term={term}");
         self.stream(&path).await
     }

@@ -2,7 +2,7 @@
 
 use hyper::Method;
 
-use super::{ControlClient, ControlClientError, Lines};
+use super::{ControlClient, ControlClientError, JsonLines};
 use crate::shares::{Share, ShareSpec};
 
 impl ControlClient {
@@ -43,7 +43,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// [`ControlClientError`].
-    pub async fn turns(&self, share: u64) -> Result<Lines<Share>, ControlClientError> {
+    pub async fn turns(&self, share: u64) -> Result<JsonLines<Share>, ControlClientError> {
         self.stream(&format!("/v1/shares/{share}/turns")).await
     }
 }

@@ -13,7 +13,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
-use super::lines::Lines;
+use super::lines::JsonLines;
 use super::{ControlClient, ControlClientError, To};
 use crate::api::ApiError;
 use crate::leaders::RepeatableRequest;
@@ -35,9 +35,9 @@ impl ControlClient {
     pub(super) async fn stream<T: DeserializeOwned>(
         &self,
         path: &str,
-    ) -> Result<Lines<T>, ControlClientError> {
+    ) -> Result<JsonLines<T>, ControlClientError> {
         let response = self.request(Method::GET, path, &(), None).await?;
-        Ok(Lines::new(checked(response).await?))
+        Ok(JsonLines::new(checked(response).await?))
     }
 
     /// A request that changes something. It carries a key, so that one whose answer was lost may be

@@ -13,7 +13,7 @@ const KEPT: usize = 500;
 
 /// A cluster. Its clones are the same one.
 #[derive(Debug, Clone, Default)]
-pub struct Model {
+pub struct ModelCluster {
     state: Arc<Mutex<State>>,
 }
 
@@ -29,7 +29,7 @@ struct State {
     granted: EtcdLease,
 }
 
-impl Model {
+impl ModelCluster {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -110,7 +110,7 @@ impl State {
     }
 }
 
-impl Kv for Model {
+impl Kv for ModelCluster {
     fn txn(&mut self, txn: &Txn) -> Result<TransactionResult, KvError> {
         txn.check_size().map_err(KvError::Refused)?;
         let mut state = self.state();

@@ -15,4 +15,4 @@ pub mod serving;
 pub mod shared;
 pub mod tenure;
 
-pub use tenure::{Clock, Tenure, machine_clock};
+pub use tenure::{Tenure, TenureClock, machine_clock};

@@ -2,7 +2,7 @@
 //!
 //! A leader is asked before and after each answer whether its time is over, and what it says without end (to nodes,
 //! of events) ends with its leadership. Processes of a machine whose control plane does not lead are answered by the
-//! leader all the same: they are passed on.
+//! leader anyway: they are passed on.
 
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -169,7 +169,7 @@ impl ControlPlane {
     /// How the control plane is, as this process sees it.
     pub fn status(&self) -> ControlStatus {
         let (leading, mut members) = (self.leading(), self.members.borrow().clone());
-        // The store is looked at now and then: this one, and who leads, are there all the same.
+        // The store is looked at now and then: this one, and who leads, are there anyway.
         for known in [Some(self.own.clone()), self.leader()].into_iter().flatten() {
             if members.members.iter().all(|it| it.id != known.id) {
                 members.members.push(known);

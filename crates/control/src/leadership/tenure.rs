@@ -10,11 +10,11 @@ use tokio::sync::watch;
 use super::core::{Millis, Won};
 use crate::etcd::Revision;
 
-/// Reads a clock that never goes back.
-pub type Clock = Arc<dyn Fn() -> Millis + Send + Sync>;
+/// Reads the clock that a tenure is measured by, which never goes back.
+pub type TenureClock = Arc<dyn Fn() -> Millis + Send + Sync>;
 
 /// This machine's clock, which goes on while it sleeps.
-pub fn machine_clock() -> Clock {
+pub fn machine_clock() -> TenureClock {
     Arc::new(now)
 }
 
@@ -32,7 +32,7 @@ pub struct Tenure {
     term: AtomicU64,
     until: AtomicU64,
     over: watch::Sender<bool>,
-    clock: Clock,
+    clock: TenureClock,
 }
 
 impl std::fmt::Debug for Tenure {
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Tenure {
 
 impl Tenure {
     /// The leadership that was won, until then by this clock.
-    pub fn new(won: Won, until: Millis, clock: Clock) -> Tenure {
+    pub fn new(won: Won, until: Millis, clock: TenureClock) -> Tenure {
         let (term, until) = (AtomicU64::new(won.term), AtomicU64::new(until));
         Tenure { revision: won.revision, term, until, over: watch::Sender::new(false), clock }
     }

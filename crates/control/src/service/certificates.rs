@@ -6,11 +6,11 @@ use std::time::Duration;
 use rackbus_identity::{Certified, RevocationList, Revocations, Revoked, Subject};
 
 use super::writer::{RegisterRequest, WriterRequest};
-use super::{Service, Shared, problem};
+use super::{Service, WriterShared, problem};
 use crate::api::ApiError;
 use crate::register::{CertificateRegister, RegisterRefused};
 
-impl Shared {
+impl WriterShared {
     pub(super) fn register(&self) -> MutexGuard<'_, CertificateRegister> {
         // It is changed in whole steps.
         self.register.lock().unwrap_or_else(PoisonError::into_inner)

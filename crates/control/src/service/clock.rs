@@ -4,15 +4,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds since 1970 that never go back while the process runs.
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(super) struct WallClock {
     pub(super) begun: Instant,
     pub(super) offset: u64,
 }
 
-impl Clock {
+impl WallClock {
     pub(super) fn new() -> Self {
         let offset = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock { begun: Instant::now(), offset: millis(offset) }
+        WallClock { begun: Instant::now(), offset: millis(offset) }
     }
 
     pub(super) fn now(&self) -> u64 {

@@ -135,7 +135,7 @@ impl Service {
         changed.map_err(explain)
     }
 
-    /// Borrows a composition whole, and waits until all of it can be used. When a function of it cannot be had,
+    /// Borrows a composition whole, and waits until all of it can be used. When a function of it cannot be obtained,
     /// or does not become usable, nothing of it is borrowed. The caller may go away meanwhile, as from
     /// [`borrow`](Service::borrow).
     ///
@@ -166,7 +166,7 @@ impl Service {
     /// Returns all that is borrowed in a composition's group, and waits until it is offered again.
     ///
     /// # Errors
-    /// [`ApiError`] for the first that is not; the others are returned all the same.
+    /// [`ApiError`] for the first that is not; the others are returned anyway.
     pub async fn return_composition(&self, name: &str) -> Result<Composition, ApiError> {
         let leases = self.composition(name)?.leases;
         let back = leases.iter().map(|lease| self.give_back(lease.lease, None));

@@ -73,7 +73,7 @@ impl Service {
         }
     }
 
-    /// Has leases granted on functions, on all or on none, as soon as they are to be had.
+    /// Has leases granted on functions, on all or on none, as soon as they are available.
     pub(super) async fn grant(
         &self,
         asked: FunctionsRequest<'_>,

@@ -2,7 +2,7 @@
 
 use rackbus_lease::{LeaseState, ShareRecord};
 
-use super::{Known, Service, Shared};
+use super::{Known, Service, WriterShared};
 use crate::api::{Device, DeviceState, EventKind, HostState};
 use crate::metrics::{Labels, MetricsPage};
 
@@ -45,7 +45,7 @@ impl Service {
     }
 }
 
-impl Shared {
+impl WriterShared {
     fn leases_and_functions(&self, known: &Known, page: &mut MetricsPage) {
         let stages = ["arming", "opening", "active", "closing"].map(|stage| {
             let count =

@@ -34,17 +34,17 @@ use tokio::sync::{broadcast, watch};
 
 use crate::access::Forbidden;
 use crate::answers::KeptAnswers;
-use crate::api::{Change, Event, EventKind};
+use crate::api::{Change, EventKind, EventRecord};
 use crate::events::{Draft, Log};
 use crate::register::CertificateRegister;
 use crate::store::{Commit, Sqlite, Store, StoreError};
 
-use clock::{Clock, millis};
+use clock::{WallClock, millis};
 pub use inventory::{Inventory, InventoryDevice};
 use known::Known;
 use leases::{FunctionsRequest, function_id};
 pub use sections::{DescribedDevice, OfferedDevice, ReadRack, Sections};
-use shared::Shared;
+use shared::WriterShared;
 pub(crate) use views::{not_lent, present, problem};
 use writer::{Granted, WriterRequest, Writing};
 
@@ -86,7 +86,7 @@ impl std::fmt::Debug for ServiceOptions {
 
 /// The running control plane.
 pub struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
     writing: Writing,
     is_node: IsNode,
     forbidden: Forbidden,
@@ -140,7 +140,7 @@ impl Service {
         mut store: Box<dyn Store>,
         text: String,
     ) -> Result<Arc<Service>, OpenError> {
-        let clock = Clock::new();
+        let clock = WallClock::new();
         let state = store.load()?;
         let term = store.begin()?;
         let newest = state.events.last().map_or(0, |event| event.at_ms);
@@ -161,7 +161,7 @@ impl Service {
         let (register, revocations) =
             (CertificateRegister::of(state.certificates), Revocations::default());
         revocations.learn(register.revoked(), clock.now() / 1000);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WriterShared {
             inventory: RwLock::new(Arc::new(options.inventory)),
             read_rack: options.read_rack,
             clock,
@@ -200,7 +200,12 @@ impl Service {
 
     /// What happened after event number `after`, of one kind or of all, at most the last `most`; and
     /// the number of the newest event.
-    pub fn events(&self, after: u64, kind: Option<EventKind>, most: usize) -> (Vec<Event>, u64) {
+    pub fn events(
+        &self,
+        after: u64,
+        kind: Option<EventKind>,
+        most: usize,
+    ) -> (Vec<EventRecord>, u64) {
         let known = self.shared.known();
         (known.log.after(after, kind, most), known.log.newest())
     }

@@ -6,7 +6,7 @@ use rackbus_lease::Message;
 use tokio::sync::mpsc;
 
 use super::writer::WriterRequest;
-use super::{InventoryDevice, Service, Shared};
+use super::{InventoryDevice, Service, WriterShared};
 use crate::api::{ApiError, Change, NodeMessages, NodeReport};
 use crate::events::Draft;
 
@@ -58,7 +58,7 @@ impl Service {
     }
 }
 
-impl Shared {
+impl WriterShared {
     /// A host was heard at `now`.
     pub(super) fn heard(&self, host: &str, now: u64, registers: bool) {
         self.known().heard.insert(host.to_owned(), now);

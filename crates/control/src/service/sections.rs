@@ -10,7 +10,7 @@ use std::time::Duration;
 use rackbus_lease::{Availability, DeviceChange, DeviceRefused};
 
 use super::leases::RETURN_PATIENCE;
-use super::{Inventory, Known, Service, Shared, WriterRequest, problem};
+use super::{Inventory, Known, Service, WriterRequest, WriterShared, problem};
 use crate::access::ApiPeer;
 use crate::api::ApiError;
 use crate::offers::{OfferRequest, RackSection, SectionState};
@@ -61,7 +61,7 @@ fn beside<'a>(changes: impl Iterator<Item = &'a DeviceChange>) -> Vec<OfferedDev
     changes.filter_map(offered).collect()
 }
 
-impl Shared {
+impl WriterShared {
     /// The inventory with the changes that are known. A device that cannot be read any more is left out.
     pub(super) fn read_inventory(&self, changes: &[DeviceChange]) -> Option<Inventory> {
         let read = self.read_rack.as_ref()?;
@@ -194,7 +194,7 @@ impl Service {
         Ok(shown.unwrap_or_else(|| shown_now(&key, &section)))
     }
 
-    /// Waits until the node of a device that is being withdrawn has let go of it, or is not there to do so.
+    /// Waits until the node of a device that is being withdrawn has released it, or is not there to do so.
     async fn wait_gone(&self, key: &(String, String), deadline: tokio::time::Instant) {
         let gone = |known: &Known| {
             let life = known.hosts.get(&key.0).map(|host| host.incarnation);
@@ -271,7 +271,7 @@ impl Service {
         }
     }
 
-    /// Withdraws a device and waits until its node has let go of it, if that is there.
+    /// Withdraws a device and waits until its node has released it, if that is there.
     ///
     /// # Errors
     /// [`ApiError`], which names the holder when there is one.
@@ -331,7 +331,7 @@ impl Service {
             (gone || !known.listens(host) && !in_use).then_some(gone)
         });
         let Some(gone) = done.await else {
-            let error = format!("{host}/{device} is not let go of after {RETURN_PATIENCE:?}");
+            let error = format!("{host}/{device} is not released after {RETURN_PATIENCE:?}");
             let remedy =
                 "it is withdrawn as soon as it is; `rackbus status` tells how the nodes are";
             return Err(problem("timeout", error, remedy));

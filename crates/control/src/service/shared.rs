@@ -8,18 +8,18 @@ use rackbus_identity::Revocations;
 use rackbus_lease::{Decision, Record, WaitingQueue};
 use tokio::sync::{broadcast, watch};
 
-use super::clock::Clock;
+use super::clock::WallClock;
 use super::known::Known;
 use super::{Inventory, ReadRack, present};
-use crate::api::{Change, Event};
+use crate::api::{Change, EventRecord};
 use crate::register::CertificateRegister;
 
-/// What the writer and those who ask share.
-pub(super) struct Shared {
+/// State that the writer shares with the handlers of requests.
+pub(super) struct WriterShared {
     /// Exchanged as a whole when devices were offered or withdrawn.
     pub(super) inventory: RwLock<Arc<Inventory>>,
     pub(super) read_rack: Option<ReadRack>,
-    pub(super) clock: Clock,
+    pub(super) clock: WallClock,
     pub(super) log_lines_left_out: fn() -> u64,
     pub(super) known: Mutex<Known>,
     /// Who waits for which function. Locked for moments only, after `known` where both are.
@@ -39,13 +39,13 @@ pub(super) struct Shared {
     pub(super) revoked_version: watch::Sender<u64>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for WriterShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("known", &self.known).finish_non_exhaustive()
+        f.debug_struct("WriterShared").field("known", &self.known).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl WriterShared {
     /// Held for moments only, and never while anything is waited for.
     pub(super) fn known(&self) -> MutexGuard<'_, Known> {
         // It is changed in whole steps; a panic between two leaves it as it was.
@@ -66,7 +66,7 @@ impl Shared {
     }
 
     /// A step is stored: lets everybody know.
-    pub(super) fn publish(&self, outcome: Decision, events: Vec<Event>, first_event: u64) {
+    pub(super) fn publish(&self, outcome: Decision, events: Vec<EventRecord>, first_event: u64) {
         events.iter().for_each(crate::events::log);
         let Decision { records, messages } = outcome;
         let changes = |it: &Record| matches!(it, Record::Device(_) | Record::DeviceRemoved { .. });

@@ -7,7 +7,7 @@ use rackbus_lease::share::{
 use rackbus_lease::{FunctionId, LeaseId, LeaseState, Placement, ShareRefused, ShareRequest};
 
 use super::writer::ShareChange;
-use super::{Known, Service, Shared, WriterRequest, function_id, problem};
+use super::{Known, Service, WriterRequest, WriterShared, function_id, problem};
 use crate::api::{ApiError, BorrowRequest};
 use crate::shares::{Share, ShareSpec, ShareState, Turns};
 
@@ -21,7 +21,7 @@ impl Service {
         known.shares.values().map(|share| present(&known, share)).collect()
     }
 
-    /// One of them.
+    /// The share of this number, as the API shows it.
     ///
     /// # Errors
     /// [`ApiError`] when there is none of that number.
@@ -114,7 +114,7 @@ impl Service {
     }
 }
 
-impl Shared {
+impl WriterShared {
     /// What is to be said of the turns on a function; nothing where nobody takes any.
     pub(super) fn turns(&self, known: &Known, function: &FunctionId) -> Option<Turns> {
         let ring: Vec<&Record> = known.ring(function).collect();

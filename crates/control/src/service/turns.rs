@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use rackbus_lease::{Availability, BorrowRefused, FunctionId, Priority, QueuePlace, WaitingQueue};
 use tokio::time::Instant;
 
-use super::Shared;
+use super::WriterShared;
 use super::writer::QueueStanding;
 
 /// Whether a request that waits goes on waiting: the function is there, and others have it or come
@@ -22,14 +22,14 @@ pub(super) fn is_busy(refused: &BorrowRefused) -> bool {
 
 /// A place in the queue for some functions, which is left when this is dropped.
 pub(super) struct Turn {
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
     functions: Vec<FunctionId>,
     place: QueuePlace,
 }
 
 impl Turn {
     /// Waits for all of `functions` from now on.
-    pub fn enter(shared: &Arc<Shared>, functions: &[FunctionId], priority: Priority) -> Turn {
+    pub fn enter(shared: &Arc<WriterShared>, functions: &[FunctionId], priority: Priority) -> Turn {
         let place = shared.queue().enter(functions, priority);
         Turn { shared: shared.clone(), functions: functions.to_vec(), place }
     }
@@ -39,7 +39,7 @@ impl Turn {
         QueueStanding::Waits(self.place)
     }
 
-    /// Waits until all functions are to be had and nobody comes first; false when that is not so until
+    /// Waits until all functions are available and nobody comes first; false when that is not so until
     /// `until`. Nobody is asked meanwhile: those who wait cost the writer nothing.
     pub async fn come(&self, until: Instant) -> bool {
         let come = self.shared.wait(until, |known| {
@@ -64,7 +64,7 @@ impl Drop for Turn {
     }
 }
 
-impl Shared {
+impl WriterShared {
     /// Locked for moments only, after what is known where both are.
     pub(super) fn queue(&self) -> MutexGuard<'_, WaitingQueue> {
         // It is changed in whole steps.

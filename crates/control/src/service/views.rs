@@ -5,7 +5,7 @@ use rackbus_lease::{
     Message, Placement, TurnUse,
 };
 
-use super::{INCIDENTS, InventoryDevice, Known, Service, Shared, millis};
+use super::{INCIDENTS, InventoryDevice, Known, Service, WriterShared, millis};
 use crate::api::{
     ApiError, Device, DeviceState, HostState, HostStatus, Lease, LeaseStage, RackStatus,
 };
@@ -73,7 +73,7 @@ impl Service {
     }
 }
 
-impl Shared {
+impl WriterShared {
     pub(super) fn check_host(&self, host: &str) -> Result<(), ApiError> {
         match self.inventory().hosts.iter().any(|h| h == host) {
             true => Ok(()),

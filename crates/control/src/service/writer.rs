@@ -23,9 +23,9 @@ pub(super) use requests::{
     ShareChange, WriterRequest,
 };
 
-use super::{Shared, problem};
+use super::{WriterShared, problem};
 use crate::access::{self, RequestOrigin as By};
-use crate::answers::{Found, KeptAnswer, KeptAnswers, KeyedRequest};
+use crate::answers::{KeptAnswer, KeptAnswers, KeyLookup, KeyedRequest};
 use crate::api::ApiError;
 use crate::events::{Draft, RefusalLimiter};
 use crate::store::{Commit, Store, StoreError};
@@ -45,7 +45,7 @@ impl Writing {
         authority: Authority,
         store: Box<dyn Store>,
         answers: KeptAnswers,
-        shared: Arc<Shared>,
+        shared: Arc<WriterShared>,
         events: Vec<Draft>,
     ) -> std::io::Result<Writing> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
@@ -131,7 +131,7 @@ struct Writer {
     authority: Authority,
     store: Box<dyn Store>,
     answers: KeptAnswers,
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
     refusals: RefusalLimiter,
     unwanted: mpsc::UnboundedSender<LeaseId>,
     /// Who waits for which lease.
@@ -289,8 +289,8 @@ impl Writer {
         }
     }
 
-    fn find(&self, key: Option<&str>, request: &KeyedRequest) -> Result<Found, ApiError> {
-        key.map_or(Ok(Found::New), |key| self.answers.find(key, request))
+    fn find(&self, key: Option<&str>, request: &KeyedRequest) -> Result<KeyLookup, ApiError> {
+        key.map_or(Ok(KeyLookup::New), |key| self.answers.find(key, request))
     }
 
     /// One step of the authority: decide, store, then let it be known and send.

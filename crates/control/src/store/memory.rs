@@ -7,7 +7,7 @@ use rackbus_lease::Record;
 
 use super::{Commit, Store, StoreError, StoredState};
 use crate::answers::KeptAnswer;
-use crate::api::Event;
+use crate::api::EventRecord;
 use crate::register::{RegisterChange, RegisterEntry};
 
 /// Decides whether a commit may be stored; may wait.
@@ -26,7 +26,7 @@ struct Kept {
     records: BTreeMap<String, Record>,
     answers: BTreeMap<String, KeptAnswer>,
     certificates: BTreeMap<String, RegisterEntry>,
-    events: BTreeMap<u64, Event>,
+    events: BTreeMap<u64, EventRecord>,
 }
 
 impl MemoryStore {

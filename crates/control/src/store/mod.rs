@@ -24,7 +24,7 @@ pub use shared_snapshot::LeaderKeyHold;
 pub use sqlite::{LAYOUT, Sqlite};
 
 use crate::answers::KeptAnswer;
-use crate::api::Event;
+use crate::api::EventRecord;
 use crate::register;
 
 /// Why the state could not be read or stored.
@@ -98,10 +98,10 @@ pub struct Commit {
     pub answers: Vec<KeptAnswer>,
     /// Keys whose requests are forgotten.
     pub forgotten_keys: Vec<String>,
-    /// What becomes of certificates and revocations; of the same key a later one counts.
+    /// What is done with certificates and revocations; of the same key a later one counts.
     pub certificates: Vec<register::RegisterChange>,
     /// Events, each with a greater number than all before.
-    pub events: Vec<Event>,
+    pub events: Vec<EventRecord>,
     /// Events with a smaller number are forgotten; 0 for none.
     pub first_event: u64,
     /// The numbers of earlier events that are forgotten, too.
@@ -127,7 +127,7 @@ pub struct StoredState {
     /// Certificates that were given out, and revocations, each under its key.
     pub certificates: Vec<register::RegisterEntry>,
     /// What happened, in the order of the numbers; at most so many as are kept.
-    pub events: Vec<Event>,
+    pub events: Vec<EventRecord>,
 }
 
 /// Where the control plane's state is kept.
@@ -179,9 +179,9 @@ mod tests {
         KeptAnswer { key: key.to_owned(), request, lease, at_ms: 1, answer }
     }
 
-    fn event(id: u64) -> Event {
+    fn event(id: u64) -> EventRecord {
         let (kind, text) = (EventKind::Fault, format!("number {id}"));
-        Event {
+        EventRecord {
             id,
             at_ms: 5,
             kind,

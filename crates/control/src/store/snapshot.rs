@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Commit, Sqlite, Store, StoreError};
 use crate::answers::KeptAnswer;
-use crate::api::Event;
+use crate::api::EventRecord;
 use crate::etcd::KvError;
 use crate::leadership::shared::SharedError;
 use crate::register::{RegisterChange, RegisterEntry};
@@ -35,7 +35,7 @@ pub struct Snapshot {
     pub term: u64,
     pub(super) records: Vec<Record>,
     pub(super) answers: Vec<KeptAnswer>,
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<EventRecord>,
     /// Certificates that were given out, and revocations.
     #[serde(default)]
     pub(super) certificates: Vec<RegisterEntry>,
@@ -134,7 +134,7 @@ impl Snapshot {
         self
     }
 
-    /// Reads a backup.
+    /// Reads a snapshot from the file that a backup wrote.
     ///
     /// # Errors
     /// [`SnapshotError`].

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use rackbus_control::api::{Event, EventKind};
-use rackbus_control::etcd::model::Model;
+use rackbus_control::api::{EventKind, EventRecord};
+use rackbus_control::etcd::model::ModelCluster;
 use rackbus_control::etcd::{KeyPage, KeyRange, Kv, KvError, TransactionResult, Txn};
 use rackbus_control::leadership::core::{
     CandidateConfig, EtcdUnavailable, Leadership, LeadershipAction, Won,
 };
 use rackbus_control::leadership::election::{self, Member};
-use rackbus_control::leadership::{Clock, Tenure};
+use rackbus_control::leadership::{Tenure, TenureClock};
 use rackbus_control::store::{Commit, Etcd, Keys, Store, StoreError};
 use rackbus_lease::Record;
 use rackbus_seeds::Random;
@@ -24,7 +24,7 @@ const PEACE: u64 = 15_000;
 /// Requests that may be under way within each other.
 const DEEPEST: usize = 3;
 
-/// Runs one seed.
+/// Simulates the schedule that `seed` gives; fails where an invariant does not hold.
 pub fn run(seed: u64, traced: bool) -> Result<(), String> {
     let world = World::new(seed, traced);
     world.advance(TROUBLE);
@@ -54,7 +54,7 @@ struct History {
 
 struct World {
     this: Weak<World>,
-    model: Model,
+    model: ModelCluster,
     now: Arc<AtomicU64>,
     random: Mutex<Random>,
     candidates: Vec<Mutex<Candidate>>,
@@ -65,7 +65,7 @@ struct World {
 
 struct Candidate {
     own: usize,
-    clock: Clock,
+    clock: TenureClock,
     core: Leadership,
     lead: Option<Lead>,
     frozen_until: u64,
@@ -91,7 +91,8 @@ impl World {
             // Clocks that are five percent too fast or too slow.
             let (offset, rate) = (random.next() % 100_000, 950 + random.next() % 101);
             let now = now.clone();
-            let clock: Clock = Arc::new(move || offset + now.load(Ordering::Relaxed) * rate / 1000);
+            let clock: TenureClock =
+                Arc::new(move || offset + now.load(Ordering::Relaxed) * rate / 1000);
             let core = Leadership::new(CandidateConfig::of_ttl(TTL));
             let candidate = Candidate { own, clock, core, lead: None, frozen_until: 0, cut: false };
             Mutex::new(candidate)
@@ -99,7 +100,7 @@ impl World {
         let candidates = candidates.collect();
         Arc::new_cyclic(|this| World {
             this: this.clone(),
-            model: Model::default(),
+            model: ModelCluster::default(),
             now,
             random: Mutex::new(random),
             candidates,
@@ -208,7 +209,7 @@ impl World {
     fn request<T>(
         &self,
         cut: bool,
-        ask: impl FnOnce(&mut Model) -> Result<T, KvError>,
+        ask: impl FnOnce(&mut ModelCluster) -> Result<T, KvError>,
     ) -> Result<T, KvError> {
         let lossy = self.trouble() && self.chance(10);
         if cut && self.chance(70) {
@@ -363,7 +364,7 @@ impl Candidate {
             return;
         }
         let number = lead.number + 1;
-        let event = Event {
+        let event = EventRecord {
             id: number,
             at_ms: 1,
             kind: EventKind::Lease,

@@ -18,7 +18,7 @@ use super::scratch::Scratch;
 pub struct OwnEngine {
     scratch: Scratch,
     held: Option<HeldTurn>,
-    /// No engine could be had since operations were last submitted.
+    /// No engine could be obtained since operations were last submitted.
     refused: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct ShortOperation<'a> {
     pub memory: &'a (Gather, Gather),
 }
 
-/// What became of an operation.
+/// The outcome of an operation.
 pub enum Attempt {
     /// It is not short, or there is no engine for it.
     Refused,
@@ -85,7 +85,7 @@ impl OwnEngine {
         Attempt::Ended(FinishedJob { number, status, written, value: engine_ns }, [begun, ended])
     }
 
-    /// Has an engine's time for the operation, if that can be had.
+    /// Has an engine's time for the operation, if an engine is free.
     fn hold(
         &mut self,
         pool: &EnginePool,
@@ -117,7 +117,7 @@ impl OwnEngine {
         self.scratch.spare = Spare::default();
     }
 
-    /// Gives the engine's time back; more may be had from now on.
+    /// Gives the engine's time back; more may be obtained from now on.
     pub fn release(&mut self, pool: &EnginePool) {
         self.refused = false;
         if let Some(held) = self.held.take() {

@@ -55,7 +55,7 @@ pub struct Front<M: Medium> {
     /// The queue pair that descriptors are taken from first: another one in each poll.
     first: u16,
     /// Some of those have no memory, because mappings changed.
-    pub(super) let_go: bool,
+    pub(super) memory_released: bool,
     /// The shadow doorbells say that it sleeps.
     pub(super) told_asleep: bool,
 }
@@ -78,7 +78,7 @@ impl<W> std::fmt::Debug for PendingOperation<W> {
     }
 }
 
-/// Why a function cannot be had.
+/// Why a function cannot be obtained.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceleratorError {
     /// The engines cannot be started, or there are no descriptors left.
@@ -138,18 +138,18 @@ impl<M: Medium> Front<M> {
             queues: vec![QueuePair::default(); usize::from(QUEUES)],
             pending: BTreeMap::new(),
             first: 0,
-            let_go: false,
+            memory_released: false,
             told_asleep: false,
         }
     }
 
     /// No engine touches memory on return; operations go on when [`take_up`](Accelerator::take_up) has looked it
     /// up again.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn release_memory(&mut self) {
         for pending in self.pending.values() {
-            self.medium.let_go(&pending.work);
+            self.medium.release_memory(&pending.work);
         }
-        self.let_go = !self.pending.is_empty();
+        self.memory_released = !self.pending.is_empty();
     }
 
     /// Gives up what is under way. On return nothing of it touches memory.
@@ -170,7 +170,7 @@ impl<M: Medium> Front<M> {
         self.medium.stop();
         self.queues.fill(QueuePair::default());
         self.shadow = 0;
-        (self.let_go, self.told_asleep) = (false, false);
+        (self.memory_released, self.told_asleep) = (false, false);
     }
 
     /// The shadow doorbells, where the tenant has them.
@@ -242,7 +242,7 @@ impl<M: Medium> Front<M> {
 
     /// Mappings have changed: what is under way looks up its memory again.
     fn take_up(&mut self, bus: &Bus<'_>) {
-        self.let_go = false;
+        self.memory_released = false;
         let mut gone = Vec::new();
         for (number, pending) in &self.pending {
             let order = (pending.queue, &pending.descriptor);
@@ -338,7 +338,7 @@ impl<M: Medium> Function for Front<M> {
         if !self.running {
             return Work::Asleep(None);
         }
-        if self.let_go {
+        if self.memory_released {
             self.take_up(bus);
         }
         let page = self.shadow(bus);
@@ -397,7 +397,7 @@ impl<M: Medium> Function for Front<M> {
     }
 
     fn quiesce(&mut self, _bus: &Bus<'_>) {
-        self.let_go();
+        self.release_memory();
     }
 
     fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {

@@ -13,7 +13,7 @@ use super::pipeline::Pipeline;
 use super::scratch::Scratch;
 
 /// An operation under way: its pipeline, and how far it has come.
-pub struct Job {
+pub struct EngineJob {
     /// Its function's name for it.
     pub number: u64,
     /// Bytes of its input.
@@ -28,9 +28,9 @@ pub struct Job {
     state: Mutex<State>,
 }
 
-impl std::fmt::Debug for Job {
+impl std::fmt::Debug for EngineJob {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Job").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("EngineJob").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
@@ -85,7 +85,7 @@ pub struct Ran {
     pub status: Option<Status>,
 }
 
-/// What an operation is about, for [`Job::new`].
+/// What an operation is about, for [`EngineJob::new`].
 pub struct JobInput {
     pub number: u64,
     pub kind: u8,
@@ -94,15 +94,15 @@ pub struct JobInput {
     pub memory: (Gather, Gather),
 }
 
-impl Job {
-    pub fn new(order: JobInput, outbox: Arc<CompletionOutbox>) -> Job {
+impl EngineJob {
+    pub fn new(order: JobInput, outbox: Arc<CompletionOutbox>) -> EngineJob {
         let JobInput { number, kind, profile_ns, engines, memory } = order;
         let (read, written, engine_ns) = match &engines {
             JobEngines::Waiting(_, done) => (*done, *done, 0),
             JobEngines::Running(course, engine_ns) => (course.read, course.written, *engine_ns),
             JobEngines::Over => (0, 0, 0),
         };
-        Job {
+        EngineJob {
             number,
             input_length: memory.0.len(),
             output_length: memory.1.len(),
@@ -177,7 +177,7 @@ impl Job {
     }
 
     /// Its memory is about to change. On return nothing touches it.
-    pub fn let_go(&self) {
+    pub fn release_memory(&self) {
         self.lock().memory = None;
     }
 
@@ -194,7 +194,7 @@ impl Job {
     }
 
     /// Whether it has no memory now.
-    pub fn is_let_go(&self) -> bool {
+    pub fn is_memory_released(&self) -> bool {
         self.lock().memory.is_none()
     }
 

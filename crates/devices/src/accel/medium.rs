@@ -51,7 +51,7 @@ pub struct OperationOrder<'a> {
     pub plan: &'a CheckedDescriptor,
 }
 
-/// What became of a descriptor at once.
+/// What submitting a descriptor led to at once.
 pub enum Begun<W> {
     /// It is under way.
     Work(W),
@@ -96,9 +96,9 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     fn take_finished(&mut self, dma: &DmaSpace) -> Vec<FinishedJob>;
 
     /// On return nothing of it touches the tenant's memory until it is [taken up](Medium::take_up).
-    fn let_go(&mut self, work: &Self::Work);
+    fn release_memory(&mut self, work: &Self::Work);
 
-    /// Mappings have changed: resolves the memory of what was let go.
+    /// Mappings have changed: resolves the memory of work that released it.
     ///
     /// # Errors
     /// The status that it ends with, because the memory is not there any more; it is [cancelled](Medium::cancel)
@@ -150,7 +150,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     /// What is known beside operations under way, as a value, and descriptors that go with it.
     ///
     /// # Errors
-    /// When memory or descriptors cannot be had, or the medium stays in its process.
+    /// When memory or descriptors cannot be obtained, or the medium stays in its process.
     fn save(&mut self, bus: &Bus<'_>) -> std::io::Result<(Self::Saved, Vec<OwnedFd>)>;
 
     /// An operation under way as a value.

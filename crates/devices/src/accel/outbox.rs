@@ -7,7 +7,7 @@ use rackbus_memory::Event;
 
 use super::job::FinishedJob;
 
-/// Where an operation's end is told.
+/// Where engines put completed operations, for the function's thread to take.
 #[derive(Debug)]
 pub struct CompletionOutbox {
     finished: Mutex<Vec<FinishedJob>>,
@@ -17,7 +17,7 @@ pub struct CompletionOutbox {
 }
 
 impl CompletionOutbox {
-    /// An empty one.
+    /// An outbox without completions.
     ///
     /// # Errors
     /// When the process has no descriptors left.

@@ -20,7 +20,7 @@ use rackbus_qos::{
 use rackbus_spec::accel::{OPERATIONS, Operation};
 
 use super::clock::TickRate;
-use super::job::{Job, Ran};
+use super::job::{EngineJob, Ran};
 use super::profile::measure_all;
 use super::scratch::Scratch;
 
@@ -78,7 +78,7 @@ struct Started {
 struct Shared {
     arbiter: TenantArbiter,
     admission: LevelAdmission,
-    jobs: BTreeMap<u64, Arc<Job>>,
+    jobs: BTreeMap<u64, Arc<EngineJob>>,
     estimates: BTreeMap<(TenantId, u8), Estimate>,
     next_tag: u64,
     /// Engines that work: no more than there are, whoever's thread lends them its time.
@@ -96,7 +96,7 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     /// The operations of a turn, where there still are any.
-    fn jobs_of(&self, turn: &EngineTurn) -> Vec<Option<Arc<Job>>> {
+    fn jobs_of(&self, turn: &EngineTurn) -> Vec<Option<Arc<EngineJob>>> {
         turn.pieces.iter().map(|piece| self.jobs.get(&piece.message.tag).cloned()).collect()
     }
 
@@ -151,7 +151,7 @@ impl EnginePool {
     /// Measures what operations cost, and starts the engines, once.
     ///
     /// # Errors
-    /// When threads cannot be had: for every function of the device, which would wait for engines that there
+    /// When threads cannot be started: for every function of the device, which would wait for engines that there
     /// are not.
     pub fn start(&self) -> std::io::Result<()> {
         let started = self.started.get_or_init(|| {
@@ -329,7 +329,7 @@ impl EnginePool {
     }
 
     /// Puts operations before the engines, each with the input bytes of it that are done.
-    pub fn submit(&self, tenant: TenantId, queue: u16, jobs: Vec<(Arc<Job>, usize)>) {
+    pub fn submit(&self, tenant: TenantId, queue: u16, jobs: Vec<(Arc<EngineJob>, usize)>) {
         if jobs.is_empty() {
             return;
         }
@@ -375,7 +375,7 @@ impl EnginePool {
     }
 
     /// The next turn and its operations, if there is one before long.
-    fn next(&self) -> Option<(EngineTurn, Vec<Option<Arc<Job>>>)> {
+    fn next(&self) -> Option<(EngineTurn, Vec<Option<Arc<EngineJob>>>)> {
         let seen = self.submitted.load(Ordering::Acquire);
         let mut shared = self.lock();
         let next = match shared.busy < self.options.workers {
@@ -413,7 +413,7 @@ impl EnginePool {
     }
 
     /// Does a turn, and gives the engine back.
-    fn run(&self, mut turn: EngineTurn, jobs: &[Option<Arc<Job>>], scratch: &mut Scratch) {
+    fn run(&self, mut turn: EngineTurn, jobs: &[Option<Arc<EngineJob>>], scratch: &mut Scratch) {
         let rate = self.rate();
         let (begun, budget) = (scratch.clock.begin(rate), rate.ticks(turn.budget_ns));
         let goes_on = || ticks::now().wrapping_sub(begun) < budget;
@@ -451,7 +451,7 @@ impl EnginePool {
     fn settle(
         &self,
         turn: &EngineTurn,
-        jobs: &[Option<Arc<Job>>],
+        jobs: &[Option<Arc<EngineJob>>],
         done: TurnResult,
         profile_ns: f64,
     ) {

@@ -36,7 +36,7 @@ pub struct QueuePair {
     /// The next descriptor waits for something, until then at most, in nanoseconds of the engine's clock.
     #[serde(skip)]
     pub waits_until: Option<u64>,
-    /// The number of the status with which the next descriptor ends, for one before it waited in vain.
+    /// The number of the status with which the next descriptor ends, because a wait before it failed.
     pub in_vain: Option<u16>,
 }
 

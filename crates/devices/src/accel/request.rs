@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use rackbus_memory::{Access, DmaSpace};
-use rackbus_spec::accel::{Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Segment, Status};
+use rackbus_spec::accel::{
+    Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, SglEntry, Status,
+};
 
 use super::LARGEST;
 use super::contexts::Contexts;
@@ -163,11 +165,11 @@ fn range(
         add(address, length)?;
         return Ok(gather);
     }
-    let mut list = vec![0; usize::from(segments) * size_of::<Segment>()];
+    let mut list = vec![0; usize::from(segments) * size_of::<SglEntry>()];
     dma.read(address, &mut list).map_err(|_| Status::Transfer)?;
     let mut left = length;
-    for entry in list.chunks_exact(size_of::<Segment>()) {
-        let segment: Segment =
+    for entry in list.chunks_exact(size_of::<SglEntry>()) {
+        let segment: SglEntry =
             zerocopy::FromBytes::read_from_bytes(entry).map_err(|_| Status::InvalidField)?;
         if segment.reserved != 0 || segment.length > left {
             return Err(Status::InvalidField);

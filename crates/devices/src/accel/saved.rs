@@ -79,7 +79,7 @@ impl<M: Medium> Front<M> {
         &mut self,
         bus: &Bus<'_>,
     ) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
-        self.let_go();
+        self.release_memory();
         // What has ended is answered here, so that less is done again.
         if self.running {
             bus.user.before_access();

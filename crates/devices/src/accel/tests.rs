@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{Access, Event, SharedMemory};
-use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::{Endpoint, Function};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
@@ -18,7 +18,7 @@ use rackbus_spec::pcie::Command;
 use super::engines::Spare;
 use super::engines::{EngineStep, RunningOperation};
 use super::gather::Gather;
-use super::job::{Job, JobEngines, JobInput};
+use super::job::{EngineJob, JobEngines, JobInput};
 use super::outbox::CompletionOutbox;
 use super::pipeline::Pipeline;
 use super::*;
@@ -47,13 +47,13 @@ fn job(
     engine: Box<dyn RunningOperation>,
     number: u64,
     outbox: &Arc<CompletionOutbox>,
-) -> (Arc<Job>, usize) {
+) -> (Arc<EngineJob>, usize) {
     // Of a kind whose input goes through engines.
     let start = Box::new(|_: &mut Spare| Ok(pipeline(Operation::Sha256, engine)));
     let memory = (Gather::default(), Gather::default());
     let engines = JobEngines::Waiting(start, 0);
     let order = JobInput { number, kind: 3, profile_ns: 1000.0, engines, memory };
-    (Arc::new(Job::new(order, outbox.clone())), 0)
+    (Arc::new(EngineJob::new(order, outbox.clone())), 0)
 }
 
 fn wait(outbox: &CompletionOutbox) -> Vec<super::job::FinishedJob> {
@@ -278,7 +278,7 @@ impl Tenant {
             Tenant { endpoint: Endpoint::new(Box::new(model)), memory, sent: 0, seen: 0 };
         tenant.map();
         let command = Command::MEMORY_SPACE | Command::BUS_MASTER;
-        tenant.endpoint.write(Region::Config, 4, &command.bits().to_le_bytes()).unwrap();
+        tenant.endpoint.write(FunctionRegion::Config, 4, &command.bits().to_le_bytes()).unwrap();
         tenant.write(reg::CONTROL, &1u32.to_le_bytes());
         for (register, ring) in [reg::SUBMISSION, reg::COMPLETION].into_iter().zip(RINGS) {
             tenant.write(reg::QUEUE + register, &(IOVA + ring).to_le_bytes());
@@ -294,7 +294,7 @@ impl Tenant {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        self.endpoint.write(Region::Bar(0), offset, data).unwrap();
+        self.endpoint.write(FunctionRegion::Bar(0), offset, data).unwrap();
     }
 
     fn send(&mut self, operation: Operation, length: u32) {
@@ -391,9 +391,9 @@ fn a_queue_pair_that_is_made_again_and_again_leaves_nothing_before_the_engines()
     assert!(waiting <= 32, "{waiting} operations wait for nobody");
 }
 
-/// A tenant that goes in the middle of its operations leaves nothing before the engines.
+/// A tenant that detaches during its operations leaves nothing before the engines.
 #[test]
-fn a_tenant_that_goes_in_the_middle_is_gone_at_once_and_the_next_one_begins_anew() {
+fn a_tenant_that_detaches_during_operations_is_gone_at_once_and_the_next_one_begins_anew() {
     let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = Tenant::new(&pool, 1);
     for _ in 0..10 {

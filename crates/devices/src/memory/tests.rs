@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rackbus_memory::{Access, Region as Mapping};
-use rackbus_pci::endpoint::{Endpoint, Region};
+use rackbus_pci::endpoint::{Endpoint, FunctionRegion};
 use rackbus_pci::{MediumRefused, RestoreError, SaveError};
 use rackbus_spec::pcie::Command;
 
@@ -24,7 +24,7 @@ fn endpoint(span: MemorySpan) -> Endpoint {
 
 fn enable(endpoint: &mut Endpoint) {
     let command = Command::MEMORY_SPACE.bits().to_le_bytes();
-    endpoint.write(Region::Config, 4, &command).unwrap();
+    endpoint.write(FunctionRegion::Config, 4, &command).unwrap();
 }
 
 /// What a user of `endpoint` maps its BAR by.
@@ -39,7 +39,7 @@ fn mapped(endpoint: &Endpoint) -> File {
 
 fn read(endpoint: &mut Endpoint, offset: u64) -> [u8; 8] {
     let mut data = [0; 8];
-    endpoint.read(Region::Bar(BAR), offset, &mut data).unwrap();
+    endpoint.read(FunctionRegion::Bar(BAR), offset, &mut data).unwrap();
     data
 }
 
@@ -63,13 +63,13 @@ fn loads_and_stores_reach_the_same_bytes_trapped_and_mapped() {
     let mut endpoint = endpoint(MemorySpan::memory(SIZE, AtReturn::Zero).unwrap());
     let file = mapped(&endpoint);
     let mapping = Mapping::map(file.as_fd(), 0, SIZE, Access::all()).unwrap();
-    endpoint.write(Region::Bar(BAR), SIZE - 8, b"trapped!").unwrap();
+    endpoint.write(FunctionRegion::Bar(BAR), SIZE - 8, b"trapped!").unwrap();
     let mut found = [0; 8];
     mapping.slice(SIZE as usize - 8, 8).unwrap().copy_to(&mut found);
     assert_eq!(&found, b"trapped!");
     // What a user does to its descriptor is its own.
     rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND).unwrap();
-    endpoint.write(Region::Bar(BAR), 0, b"in place").unwrap();
+    endpoint.write(FunctionRegion::Bar(BAR), 0, b"in place").unwrap();
     assert_eq!(&read(&mut endpoint, 0), b"in place");
     mapping.slice(64, 8).unwrap().copy_from(b"mapped!!");
     assert_eq!(&read(&mut endpoint, 64), b"mapped!!");

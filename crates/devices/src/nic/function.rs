@@ -23,7 +23,9 @@ use super::port::NicPort;
 use super::receive::{Cutting, Delivery};
 use super::shaper::Shaper;
 use super::{CLASS, MOST_PAIRS, features};
-use crate::virtio::{Chain, DriverFault, QueueError, RegisterWrite, Transport, Used, layout};
+use crate::virtio::{
+    Chain, DriverFault, QueueError, RegisterWrite, Transport, UsedRequest, layout,
+};
 
 /// For how long a queue's memory may be out of reach until the driver is told that it is broken: a hypervisor maps
 /// memory anew while its guest runs.
@@ -301,7 +303,11 @@ impl Nic {
                 self.stopped(bus, queue, error, &mut outcome);
                 break;
             }
-            ring.complete(&[Used { id: self.chain.id, slots: self.chain.slots, written: 1 }]);
+            ring.complete(&[UsedRequest {
+                id: self.chain.id,
+                slots: self.chain.slots,
+                written: 1,
+            }]);
             outcome.done = true;
         }
         self.transport.interrupt(bus.irq, queue);
@@ -478,7 +484,7 @@ impl Function for Nic {
     }
 
     fn quiesce(&mut self, _bus: &Bus<'_>) {
-        self.transport.let_go();
+        self.transport.release_memory();
     }
 
     fn save(&mut self, _bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {

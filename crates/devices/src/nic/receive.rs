@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::function::{Nic, PollOutcome, RECEIVE, count};
 use super::{features, steering};
-use crate::virtio::{Buffer, Chain, DriverFault, QueueError, Transport, Used, VirtioRing};
+use crate::virtio::{Buffer, Chain, DriverFault, QueueError, Transport, UsedRequest, VirtioRing};
 
 /// Frames in one poll.
 const BURST: usize = 64;
@@ -79,7 +79,7 @@ pub(super) struct Delivery {
     chain: Chain,
     buffers: Vec<Buffer>,
     /// What was filled and is not completed yet, of the queue with this number.
-    used: Vec<Used>,
+    used: Vec<UsedRequest>,
     queue: u16,
     /// The first of a frame that is being delivered.
     first: usize,
@@ -160,7 +160,7 @@ impl Delivery {
             }
             let written = room.min(left) as u32;
             let Chain { id, slots: taken, .. } = self.chain;
-            self.used.push(Used { id, slots: taken, written });
+            self.used.push(UsedRequest { id, slots: taken, written });
             self.buffers.extend_from_slice(&self.chain.writable);
             slots = slots.saturating_add(taken);
             left -= u64::from(written);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, Offload, PortSource};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, Work};
 use rackbus_spec::virtio::net::{config, feature};
 use rackbus_spec::virtio::ring::{Descriptor, flags};
@@ -41,19 +41,19 @@ impl Guest {
         let memory = SharedMemory::create("driver", 0x10000).unwrap();
         let access = Access::READ | Access::WRITE;
         endpoint.map(IOVA, 0x10000, access, Some(memory.handle(0))).unwrap();
-        endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+        endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
         let mut guest = Guest { endpoint, memory, peer, counters, now: 0 };
         guest.enable(features);
         guest
     }
 
     fn write(&mut self, at: u64, data: &[u8]) {
-        self.endpoint.write(Region::Bar(0), at, data).unwrap();
+        self.endpoint.write(FunctionRegion::Bar(0), at, data).unwrap();
     }
 
     fn read1(&mut self, at: u64) -> u8 {
         let mut data = [0];
-        self.endpoint.read(Region::Bar(0), at, &mut data).unwrap();
+        self.endpoint.read(FunctionRegion::Bar(0), at, &mut data).unwrap();
         data[0]
     }
 
@@ -113,11 +113,11 @@ fn without_messages_the_pin_is_high_until_its_cause_is_read() {
     guest.send(100);
     assert_eq!(guest.poll(), Work::Done);
     let mut status = [0; 2];
-    guest.endpoint.read(Region::Config, 6, &mut status).unwrap();
+    guest.endpoint.read(FunctionRegion::Config, 6, &mut status).unwrap();
     assert_eq!(status[0] & 8, 8, "the pin's level in the status register");
     assert_eq!(guest.read1(layout::ISR), isr::QUEUE);
     assert_eq!(guest.read1(layout::ISR), 0);
-    guest.endpoint.read(Region::Config, 6, &mut status).unwrap();
+    guest.endpoint.read(FunctionRegion::Config, 6, &mut status).unwrap();
     assert_eq!(status[0] & 8, 0);
 }
 
@@ -223,24 +223,24 @@ fn a_frame_that_needs_more_buffers_is_handed_over_when_they_come() {
 fn registers_are_reached_through_configuration_space_too() {
     let mut guest = Guest::new(0);
     let mut bytes = [0; 256];
-    guest.endpoint.read(Region::Config, 0, &mut bytes).unwrap();
+    guest.endpoint.read(FunctionRegion::Config, 0, &mut bytes).unwrap();
     let mut at = usize::from(bytes[0x34]);
     while (bytes[at], bytes[at + cap::TYPE]) != (9, cap::PCI_ACCESS) {
         at = usize::from(bytes[at + 1]);
         assert_ne!(at, 0, "there is no such capability");
     }
     let mut config = |offset: usize, data: &[u8]| {
-        guest.endpoint.write(Region::Config, (at + offset) as u64, data).unwrap();
+        guest.endpoint.write(FunctionRegion::Config, (at + offset) as u64, data).unwrap();
     };
     config(cap::BAR, &[0]);
     config(cap::OFFSET, &(layout::DEVICE as u32 + config::STATUS as u32).to_le_bytes());
     config(cap::STRUCTURE_LENGTH, &2u32.to_le_bytes());
     let mut link = [0; 2];
-    guest.endpoint.read(Region::Config, (at + cap::ACCESS_DATA) as u64, &mut link).unwrap();
+    guest.endpoint.read(FunctionRegion::Config, (at + cap::ACCESS_DATA) as u64, &mut link).unwrap();
     assert_eq!(u16::from_le_bytes(link), config::LINK_UP);
     // Outside of the BAR nothing is reached.
     let mut config = |offset: usize, data: &[u8]| {
-        guest.endpoint.write(Region::Config, (at + offset) as u64, data).unwrap();
+        guest.endpoint.write(FunctionRegion::Config, (at + offset) as u64, data).unwrap();
     };
     config(cap::OFFSET, &u32::MAX.to_le_bytes());
     config(cap::STRUCTURE_LENGTH, &1u32.to_le_bytes());

@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 
 use super::features;
 use super::function::{Nic, PollOutcome, TRANSMIT, count};
-use crate::virtio::{Chain, QueueError, Used};
+use crate::virtio::{Chain, QueueError, UsedRequest};
 
 /// Frames of a queue in one poll.
 const BURST: usize = 64;
@@ -45,7 +45,7 @@ impl Nic {
         let mut tally = Tally::default();
         let mut parts = Vec::new();
         // They are completed together: each store to the queue's memory takes a cache line from the driver.
-        let (mut used, mut done) = ([Used::default(); BURST], 0);
+        let (mut used, mut done) = ([UsedRequest::default(); BURST], 0);
         let mut failed = None;
         while done < BURST {
             if let Err(at) = self.outward.ready(bus.now_ns) {
@@ -71,7 +71,7 @@ impl Nic {
                 }
                 Ok((sent, bytes)) => {
                     let Chain { id, slots, .. } = self.chain;
-                    used[done] = Used { id, slots, written: 0 };
+                    used[done] = UsedRequest { id, slots, written: 0 };
                     done += 1;
                     queue_registers.unreachable_since = None;
                     self.outward.spend(bytes);

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use rackbus_pci::vfio_user::{Device, DeviceError, Requests, Server, requests};
+use rackbus_pci::vfio_user::{RequestRefused, Requests, ServedDevice, Server, requests};
 use rustix::io::Errno;
 
 use super::counters::BridgeCounts;
@@ -191,8 +191,8 @@ fn serve(
 ) -> Result<Server, BridgeError> {
     let shared = shared.clone();
     let open = move || match EndDevice::new(shared.clone(), side) {
-        Ok(device) => Ok(Box::new(device) as Box<dyn Device>),
-        Err(cause) => Err(DeviceError::new(Errno::MFILE, cause.to_string())),
+        Ok(device) => Ok(Box::new(device) as Box<dyn ServedDevice>),
+        Err(cause) => Err(RequestRefused::new(Errno::MFILE, cause.to_string())),
     };
     Server::bind(socket, open).map_err(|source| BridgeError::Io {
         action: "serve",

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_fabric::Lending;
 use rackbus_memory::{Access, DmaSpace, MapError, MemoryHandle};
-use rackbus_pci::endpoint::{IrqChange, OutOfRegion, Region};
-use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, RequestError, Requests};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange, OutOfRegion};
+use rackbus_pci::vfio_user::{DeviceShape, RequestError, RequestRefused, Requests, ServedDevice};
 use rackbus_pci::{Bar, BarMemory, Interrupts, Mappable};
 
 use super::counters::BridgeCounters;
@@ -212,10 +212,10 @@ impl EndDevice {
         map::BAR_WINDOWS.iter().position(|window| *window == bar)
     }
 
-    fn check(&self, region: Region, offset: u64, length: usize) -> Result<(), OutOfRegion> {
+    fn check(&self, region: FunctionRegion, offset: u64, length: usize) -> Result<(), OutOfRegion> {
         let size = match region {
-            Region::Config => rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64,
-            Region::Bar(bar) => {
+            FunctionRegion::Config => rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64,
+            FunctionRegion::Bar(bar) => {
                 self.shape.regions.get(usize::from(bar)).map_or(0, |region| region.size)
             }
         };
@@ -319,20 +319,25 @@ impl Drop for EndDevice {
     }
 }
 
-impl Device for EndDevice {
+impl ServedDevice for EndDevice {
     fn shape(&self) -> &DeviceShape {
         &self.shape
     }
 
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         self.check(region, offset, count)?;
         let mut data = vec![0; count];
         match region {
-            Region::Config => {
+            FunctionRegion::Config => {
                 lock(&self.shared.registers).config_read(self.side, offset, &mut data);
             }
-            Region::Bar(_) if !self.answers() => data.fill(0xff),
-            Region::Bar(bar) => match self.window(bar) {
+            FunctionRegion::Bar(_) if !self.answers() => data.fill(0xff),
+            FunctionRegion::Bar(bar) => match self.window(bar) {
                 Some(window) => self.read_window(window, offset, &mut data),
                 None => self.read_registers(offset, &mut data),
             },
@@ -342,16 +347,16 @@ impl Device for EndDevice {
 
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         _posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         self.check(region, offset, data.len())?;
         match region {
-            Region::Config => self.write_config(offset, &data),
-            Region::Bar(_) if !self.answers() => {}
-            Region::Bar(bar) => match self.window(bar) {
+            FunctionRegion::Config => self.write_config(offset, &data),
+            FunctionRegion::Bar(_) if !self.answers() => {}
+            FunctionRegion::Bar(bar) => match self.window(bar) {
                 Some(window) => self.write_window(window, offset, &data),
                 None => self.write_registers(offset, &data),
             },
@@ -365,7 +370,7 @@ impl Device for EndDevice {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let mut own = lock(&self.end().memory);
         if own.space.has(iova, length, access, memory.as_ref()) {
             return Ok(());
@@ -380,20 +385,20 @@ impl Device for EndDevice {
         }
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         Ok(lock(&self.end().memory).space.unmap(iova, length)?)
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         lock(&self.end().memory).space.unmap_all();
         Ok(())
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         Ok(lock(&self.end().interrupts).change(change)?)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         let effects = lock(&self.shared.registers).reset(self.side);
         lock(&self.end().memory).space.set_master(false);
         self.carry_out(&effects);

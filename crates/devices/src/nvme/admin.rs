@@ -10,8 +10,8 @@ use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::{NSID_ALL, Sqe, Status, identify, log};
 use zerocopy::IntoBytes;
 
-use super::backing::Request;
-use super::controller::{Nvme, Outcome};
+use super::backing::MediumRequest;
+use super::controller::{CommandOutcome, Nvme};
 use super::features::{Features, supported};
 use super::identify::{MAX_TRANSFER, NSID};
 use super::interrupts::VECTORS;
@@ -23,7 +23,7 @@ use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::MAX_QUEUE_ENTRIES;
 use super::saved::require_page;
 use super::shadow::ShadowPages;
-use super::transfer::Direction;
+use super::transfer::DataDirection;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 /// Bit 0 of dword 0 of an Abort's completion: the command was not aborted (section 5.1.1).
@@ -31,16 +31,16 @@ const NOT_ABORTED: u32 = 1;
 
 impl Nvme {
     /// Executes a command of the admin queue.
-    pub(super) fn admin(&mut self, bus: &Bus<'_>, sqe: &Sqe) -> Outcome {
+    pub(super) fn admin(&mut self, bus: &Bus<'_>, sqe: &Sqe) -> CommandOutcome {
         if sqe.cdw0.fuse() != 0 || sqe.cdw0.psdt() != PSDT_PRP {
-            return Outcome::failed(INVALID_FIELD);
+            return CommandOutcome::failed(INVALID_FIELD);
         }
         let result = match AdminOpcode::from_u8(sqe.cdw0.opcode()) {
             None => Err(Status::INVALID_OPCODE.do_not_retry()),
             Some(AdminOpcode::AsyncEventRequest) => {
                 return match self.state.events.request(sqe.cdw0.cid()) {
-                    Ok(()) => Outcome::Outstanding,
-                    Err(_) => Outcome::failed(Status::AER_LIMIT_EXCEEDED.do_not_retry()),
+                    Ok(()) => CommandOutcome::Outstanding,
+                    Err(_) => CommandOutcome::failed(Status::AER_LIMIT_EXCEEDED.do_not_retry()),
                 };
             }
             Some(AdminOpcode::Identify) => self.identify(bus, sqe),
@@ -48,26 +48,26 @@ impl Nvme {
             Some(AdminOpcode::CreateSq) => self.create_sq(bus, sqe),
             Some(AdminOpcode::DeleteCq) => self.delete_cq(bus, sqe),
             Some(AdminOpcode::DeleteSq) => {
-                return self.delete_sq(sqe).unwrap_or_else(Outcome::failed);
+                return self.delete_sq(sqe).unwrap_or_else(CommandOutcome::failed);
             }
             Some(AdminOpcode::GetFeatures) => self.get_features(bus, sqe),
             Some(AdminOpcode::SetFeatures) => {
-                return self.set_features(bus, sqe).unwrap_or_else(Outcome::failed);
+                return self.set_features(bus, sqe).unwrap_or_else(CommandOutcome::failed);
             }
             Some(AdminOpcode::GetLogPage) => self.get_log_page(bus, sqe),
             Some(AdminOpcode::Abort) => self.abort(sqe),
             Some(AdminOpcode::DoorbellBufferConfig) => self.doorbell_buffer_config(bus, sqe),
         };
         match result {
-            Ok(dw0) => Outcome::Done(Status::SUCCESS, dw0),
-            Err(status) => Outcome::failed(status),
+            Ok(dw0) => CommandOutcome::Done(Status::SUCCESS, dw0),
+            Err(status) => CommandOutcome::failed(status),
         }
     }
 
     /// Copies `data` to the host.
     fn send(&mut self, bus: &Bus<'_>, sqe: &Sqe, data: &[u8]) -> Result<(), Status> {
         let page = self.state.registers.page_size();
-        self.transfer.parse(bus.dma, sqe, data.len(), page, false, Direction::ToHost)?;
+        self.transfer.parse(bus.dma, sqe, data.len(), page, false, DataDirection::ToHost)?;
         let mut at = 0;
         for slice in self.transfer.resolve(bus.dma)?.as_slice() {
             at += slice.copy_from(&data[at..]);
@@ -78,7 +78,7 @@ impl Nvme {
     /// Copies `data.len()` bytes from the host.
     fn receive(&mut self, bus: &Bus<'_>, sqe: &Sqe, data: &mut [u8]) -> Result<(), Status> {
         let page = self.state.registers.page_size();
-        self.transfer.parse(bus.dma, sqe, data.len(), page, false, Direction::FromHost)?;
+        self.transfer.parse(bus.dma, sqe, data.len(), page, false, DataDirection::FromHost)?;
         let mut at = 0;
         for slice in self.transfer.resolve(bus.dma)?.as_slice() {
             at += slice.copy_to(&mut data[at..]);
@@ -215,17 +215,17 @@ impl Nvme {
 
     /// Delete I/O Submission Queue (section 5.6). No further command is fetched from it; what was
     /// fetched completes first.
-    fn delete_sq(&mut self, sqe: &Sqe) -> Result<Outcome, Status> {
+    fn delete_sq(&mut self, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let qid = QueueCdw10::from(sqe.cdw10).qid();
         let queue = self.state.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut);
         let queue = queue.filter(|queue| qid != 0 && queue.deletion.is_none());
         let queue = queue.ok_or(Status::INVALID_QUEUE_ID.do_not_retry())?;
         if self.state.jobs.any_of(qid) {
             queue.deletion = Some(*sqe);
-            return Ok(Outcome::Background);
+            return Ok(CommandOutcome::Background);
         }
         self.state.remove_sq(qid);
-        Ok(Outcome::DONE)
+        Ok(CommandOutcome::DONE)
     }
 
     /// Ends the deletion of submission queue `qid` if it was asked for and nothing of it is left.
@@ -265,7 +265,7 @@ impl Nvme {
     }
 
     /// Set Features (section 5.21).
-    fn set_features(&mut self, bus: &Bus<'_>, sqe: &Sqe) -> Result<Outcome, Status> {
+    fn set_features(&mut self, bus: &Bus<'_>, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let cdw10 = FeaturesCdw10::from(sqe.cdw10);
         let capabilities =
             supported(cdw10.fid(), self.identity.volatile_cache).ok_or(INVALID_FIELD)?;
@@ -283,15 +283,15 @@ impl Nvme {
                 let mut id = [0; 16];
                 self.receive(bus, sqe, &mut id[..host_id_length(sqe)])?;
                 self.state.features.set_host_id(id);
-                Ok(Outcome::DONE)
+                Ok(CommandOutcome::DONE)
             }
             // Section 5.21.1.6: what the cache holds must not be lost with it.
             fid::VOLATILE_WRITE_CACHE
                 if sqe.cdw11 & 1 == 0 && self.state.features.write_cache() =>
             {
-                let steps = Steps::from([Request::Flush]);
+                let steps = Steps::from([MediumRequest::Flush]);
                 let outcome = self.run(Owner::Command(0, *sqe), steps, Finish::CacheOff)?;
-                if outcome == Outcome::DONE {
+                if outcome == CommandOutcome::DONE {
                     self.state.features.set_write_cache(false);
                 }
                 Ok(outcome)
@@ -303,7 +303,7 @@ impl Nvme {
             feature => {
                 let dw0 = self.state.features.set(feature, sqe.cdw11)?;
                 self.check_health();
-                Ok(Outcome::Done(Status::SUCCESS, dw0))
+                Ok(CommandOutcome::Done(Status::SUCCESS, dw0))
             }
         }
     }

@@ -25,20 +25,20 @@ pub struct MemoryBuffer {
     bar: BarMemory,
 }
 
-/// The addresses at which a controller's commands find memory of its own.
+/// A range of DMA addresses that leads to memory of the controller's own (CMB or PMR).
 #[derive(Debug, Clone)]
-pub struct Window {
+pub struct ControllerMemoryWindow {
     base: u64,
     memory: Arc<Region>,
 }
 
 /// A piece of a transfer.
 #[derive(Debug, Clone, Copy)]
-pub enum Piece<'a> {
+pub enum TransferPiece<'a> {
     /// Memory of the host at this address.
     Host(u64),
     /// The buffer from this offset on.
-    Buffer(&'a Window, usize),
+    Buffer(&'a ControllerMemoryWindow, usize),
 }
 
 impl MemoryBuffer {
@@ -123,9 +123,9 @@ impl MemoryBuffer {
     }
 
     /// The addresses that the driver gave it, if it has.
-    pub fn window(&self, control: Cmbmsc) -> Option<Window> {
+    pub fn window(&self, control: Cmbmsc) -> Option<ControllerMemoryWindow> {
         let base = base(control, self.size()).filter(|_| self.bar.is_there())?;
-        Some(Window { base, memory: self.memory.region().clone() })
+        Some(ControllerMemoryWindow { base, memory: self.memory.region().clone() })
     }
 }
 
@@ -163,10 +163,10 @@ pub fn extent(size: u64) -> Cmbsz {
     Cmbsz::new().with_rds(true).with_wds(true).with_szu(szu as u8).with_sz(units as u32)
 }
 
-impl Window {
+impl ControllerMemoryWindow {
     /// `memory` at the addresses from `base` on, which are not beyond the last one.
-    pub fn new(base: u64, memory: Arc<Region>) -> Window {
-        Window { base, memory }
+    pub fn new(base: u64, memory: Arc<Region>) -> ControllerMemoryWindow {
+        ControllerMemoryWindow { base, memory }
     }
 
     /// Cuts `length` bytes at `address` where the buffer begins and ends.
@@ -177,16 +177,17 @@ impl Window {
         &'a self,
         address: u64,
         length: usize,
-        mut visit: impl FnMut(Piece<'a>, usize) -> Result<(), E>,
+        mut visit: impl FnMut(TransferPiece<'a>, usize) -> Result<(), E>,
     ) -> Result<(), E> {
         let (mut at, mut left) = (address, length as u64);
         while left > 0 {
             let (piece, until) = match at.checked_sub(self.base) {
-                Some(offset) if offset < self.memory.len() as u64 => {
-                    (Piece::Buffer(self, offset as usize), self.memory.len() as u64 - offset)
-                }
-                Some(_) => (Piece::Host(at), left),
-                None => (Piece::Host(at), self.base - at),
+                Some(offset) if offset < self.memory.len() as u64 => (
+                    TransferPiece::Buffer(self, offset as usize),
+                    self.memory.len() as u64 - offset,
+                ),
+                Some(_) => (TransferPiece::Host(at), left),
+                None => (TransferPiece::Host(at), self.base - at),
             };
             let count = left.min(until);
             visit(piece, count as usize)?;
@@ -195,7 +196,7 @@ impl Window {
                 Some(next) => next,
                 None if left == 0 => return Ok(()),
                 // Past the last address there is nobody's memory: the host's domain refuses it.
-                None => return visit(Piece::Host(u64::MAX), left as usize),
+                None => return visit(TransferPiece::Host(u64::MAX), left as usize),
             };
         }
         Ok(())
@@ -257,7 +258,7 @@ mod tests {
             let (address, mut total, mut pieces) = (u64::MAX - back + 1, 0, Vec::new());
             let outcome: Result<(), ()> = window.cut(address, length, |piece, count| {
                 total += count;
-                pieces.push((matches!(piece, Piece::Host(_)), count));
+                pieces.push((matches!(piece, TransferPiece::Host(_)), count));
                 Ok(())
             });
             prop_assert!(outcome.is_ok() && total == length && pieces.len() <= 3);
@@ -279,8 +280,8 @@ mod tests {
             let outcome: Result<(), ()> = window.cut(address, length, |piece, count| {
                 let inside = |at: u64| (base * 4096..base * 4096 + (64 << 10)).contains(&at);
                 match piece {
-                    Piece::Buffer(_, offset) => assert_eq!(offset as u64 + base * 4096, at),
-                    Piece::Host(address) => assert!(address == at && !inside(at)),
+                    TransferPiece::Buffer(_, offset) => assert_eq!(offset as u64 + base * 4096, at),
+                    TransferPiece::Host(address) => assert!(address == at && !inside(at)),
                 }
                 assert!(count > 0);
                 assert_eq!(inside(at), inside(at + count as u64 - 1));

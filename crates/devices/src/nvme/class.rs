@@ -17,7 +17,7 @@ use super::buffer;
 use super::config::{BackingConfig, NvmeConfig};
 use super::controller::Nvme;
 use super::identify::{DEVICE_ID, VENDOR_ID};
-use super::limits::{Delays, LEAST, Limits};
+use super::limits::{LEAST, LimitDelays, Limits};
 use super::medium;
 use crate::class::{Class, DeviceConfig, FrontError, PciIdentity};
 use crate::lost::Lost;
@@ -113,7 +113,7 @@ struct DriveSection {
     buffer: u64,
     persistent: Option<Persistent>,
     limits: Limits,
-    delays: Delays,
+    delays: LimitDelays,
     /// It is a part of this drive.
     part: Option<DrivePart>,
 }
@@ -176,7 +176,7 @@ impl DriveSection {
         let buffer = own_memory(section, "buffer", "a controller memory buffer")?;
         let persistent = persistent(section)?;
         let (function, limits) = (function.to_owned(), limits(section)?);
-        let (delays, part) = (Delays::default(), None);
+        let (delays, part) = (LimitDelays::default(), None);
         Ok(DriveSection {
             function,
             size,

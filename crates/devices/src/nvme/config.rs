@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::backing::FilePart;
 use super::buffer;
-use super::limits::{Delays, Limits};
+use super::limits::{LimitDelays, Limits};
 use crate::memory::SpanError;
 
 /// Logical block sizes that a namespace may have, in bytes.
@@ -47,7 +47,7 @@ pub struct NvmeConfig {
     /// What its user may do in a second.
     pub limits: Limits,
     /// Counts what had to wait for that.
-    pub delays: Delays,
+    pub delays: LimitDelays,
 }
 
 impl NvmeConfig {
@@ -63,7 +63,7 @@ impl NvmeConfig {
             persistent: 0,
             persistent_file: None,
             limits: Limits::default(),
-            delays: Delays::default(),
+            delays: LimitDelays::default(),
         }
     }
 
@@ -149,7 +149,7 @@ pub enum NvmeError {
         /// Path of the file that somebody else uses.
         path: PathBuf,
     },
-    /// Memory for the drive could not be had.
+    /// Memory for the drive could not be obtained.
     #[error("NVMe drive: {0}")]
     Memory(#[from] rackbus_memory::RegionError),
     /// The persistent memory region's file cannot be used.

@@ -15,7 +15,7 @@ use rackbus_spec::nvme::registers::{SHN_NONE, SHST_COMPLETE, SHST_NORMAL, SHST_O
 use rackbus_spec::nvme::{CLASS_CODE, Status};
 
 use super::arbitration::{Arbiter, RoundRobin};
-use super::backing::{self, Backing, Finished};
+use super::backing::{self, Backing, RequestResult};
 use super::buffer::MemoryBuffer;
 use super::config::{NvmeConfig, NvmeError};
 use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
@@ -29,7 +29,7 @@ use super::polled::{Polled, Side};
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::DOORBELL_STRIDE;
 use super::state::ControllerState;
-use super::transfer::Transfer;
+use super::transfer::DataPointers;
 
 /// The BAR of registers and doorbells: a page of each, and room to the next power of two.
 const BAR_SIZE: u64 = 16 << 10;
@@ -41,9 +41,9 @@ const UNREACHABLE_NS: u64 = 100_000_000;
 pub(super) const REGION_TROUBLE: &str =
     "its persistent memory region may have lost what was stored";
 
-/// What became of a command.
+/// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CommandOutcome {
     /// It is done, with this status and dword 0.
     Done(Status, u32),
     /// It completes later; an entry of its completion queue is kept for it.
@@ -52,13 +52,13 @@ pub(super) enum Outcome {
     Outstanding,
 }
 
-impl Outcome {
+impl CommandOutcome {
     /// Done without error, with 0 as the completion's dword 0.
-    pub(super) const DONE: Outcome = Outcome::Done(Status::SUCCESS, 0);
+    pub(super) const DONE: CommandOutcome = CommandOutcome::Done(Status::SUCCESS, 0);
 
     /// Done with an error.
-    pub(super) fn failed(status: Status) -> Outcome {
-        Outcome::Done(status, 0)
+    pub(super) fn failed(status: Status) -> CommandOutcome {
+        CommandOutcome::Done(status, 0)
     }
 }
 
@@ -67,14 +67,14 @@ pub struct Nvme {
     info: FunctionInfo,
     pub(super) identity: Identity,
     pub(super) backing: Box<dyn Backing>,
-    pub(super) transfer: Transfer,
+    pub(super) transfer: DataPointers,
     /// Its memory buffer, if it has one.
     pub(super) buffer: Option<MemoryBuffer>,
     /// Its persistent memory region, if it has one.
     pub(super) region: Option<PersistentRegion>,
     pub(super) state: ControllerState,
     /// Reports of the backing; kept to allocate once.
-    pub(super) finished: Vec<Finished>,
+    pub(super) finished: Vec<RequestResult>,
     /// Whose turn it is.
     pub(super) arbiter: Box<dyn Arbiter>,
     /// What its user may do in a second.
@@ -102,7 +102,7 @@ impl Nvme {
     /// Makes the drive that `config` describes.
     ///
     /// # Errors
-    /// [`NvmeError`] when the description is wrong or its file or memory cannot be had.
+    /// [`NvmeError`] when the description is wrong or its file or memory cannot be obtained.
     pub fn new(config: &NvmeConfig) -> Result<Nvme, NvmeError> {
         config.check()?;
         let backing = backing::open(config)?;
@@ -156,7 +156,7 @@ impl Nvme {
             info,
             identity,
             backing,
-            transfer: Transfer::new(MAX_TRANSFER)?,
+            transfer: DataPointers::new(MAX_TRANSFER)?,
             buffer,
             region,
             state: ControllerState::new(0),
@@ -294,9 +294,9 @@ impl Nvme {
         if !occurring || !self.state.jobs.is_empty() || self.state.registers.csts.cfs() {
             return;
         }
-        let steps = Steps::from([backing::Request::Flush]);
+        let steps = Steps::from([backing::MediumRequest::Flush]);
         match self.run(Owner::Shutdown, steps, Finish::Plain) {
-            Ok(Outcome::Background) => self.submit(),
+            Ok(CommandOutcome::Background) => self.submit(),
             result => self.shutdown_finished(result.is_ok()),
         }
     }

@@ -7,11 +7,11 @@ use rackbus_spec::nvme::data::{DSM_MAX_RANGES, DsmRange};
 use rackbus_spec::nvme::{NSID_ALL, Sqe, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::backing::{Attempt, MediaError, Request};
-use super::controller::{Nvme, Outcome};
+use super::backing::{InlineResult, MediaError, MediumRequest};
+use super::controller::{CommandOutcome, Nvme};
 use super::identify::{MAX_TRANSFER, NSID};
-use super::jobs::{CompareSides, Finish, Job, JobStep, Owner, Steps};
-use super::transfer::Direction;
+use super::jobs::{CommandJob, CompareSides, Finish, JobStep, Owner, Steps};
+use super::transfer::DataDirection;
 
 /// A checked range of the drive, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +23,7 @@ struct Extent {
 impl Nvme {
     /// Executes a command of I/O queue `sq`.
     #[inline]
-    pub(super) fn io(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Outcome {
+    pub(super) fn io(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> CommandOutcome {
         let outcome = match IoOpcode::from_u8(sqe.cdw0.opcode()) {
             _ if sqe.cdw0.fuse() != 0 => Err(Status::INVALID_FIELD.do_not_retry()),
             None => Err(Status::INVALID_OPCODE.do_not_retry()),
@@ -37,7 +37,7 @@ impl Nvme {
             Some(IoOpcode::WriteZeroes) => self.write_zeroes(sq, sqe),
             Some(IoOpcode::DatasetManagement) => self.dataset_management(bus, sq, sqe),
         };
-        outcome.unwrap_or_else(Outcome::failed)
+        outcome.unwrap_or_else(CommandOutcome::failed)
     }
 
     /// The range that dwords 10 to 12 name.
@@ -66,7 +66,7 @@ impl Nvme {
         bus: &Bus<'_>,
         sqe: &Sqe,
         length: u64,
-        direction: Direction,
+        direction: DataDirection,
     ) -> Result<(), Status> {
         let page = self.state.registers.page_size();
         self.cost = length;
@@ -76,24 +76,25 @@ impl Nvme {
     /// Read (section 6.9). With FUA, what the cache has of the range is written back first or,
     /// as here, before the command completes.
     #[inline]
-    fn read(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+    fn read(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let Extent { offset, length } = self.data_extent(sqe)?;
-        self.parse(bus, sqe, length, Direction::ToHost)?;
+        self.parse(bus, sqe, length, DataDirection::ToHost)?;
         let slices = self.transfer.resolve(bus.dma)?;
-        let attempt = self.backing.attempt(&Request::Read { offset, into: slices.as_slice() });
+        let attempt =
+            self.backing.attempt(&MediumRequest::Read { offset, into: slices.as_slice() });
         drop(slices);
         let fua = RwCdw12::from(sqe.cdw12).fua();
         match attempt {
-            Attempt::Done(Err(error)) => Err(error.into()),
-            Attempt::Done(Ok(())) => {
+            InlineResult::Done(Err(error)) => Err(error.into()),
+            InlineResult::Done(Ok(())) => {
                 self.state.logs.count_read(length);
-                if fua { self.flush(sq, sqe) } else { Ok(Outcome::DONE) }
+                if fua { self.flush(sq, sqe) } else { Ok(CommandOutcome::DONE) }
             }
-            Attempt::WouldBlock => {
+            InlineResult::WouldBlock => {
                 let into = self.transfer.pin(bus.dma)?;
-                let mut steps = Steps::from([Request::Read { offset, into }]);
+                let mut steps = Steps::from([MediumRequest::Read { offset, into }]);
                 if fua {
-                    steps.push_back(Request::Flush);
+                    steps.push_back(MediumRequest::Flush);
                 }
                 self.state.logs.count_read(length);
                 Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
@@ -103,24 +104,24 @@ impl Nvme {
 
     /// Write (section 6.15).
     #[inline]
-    fn write(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+    fn write(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let Extent { offset, length } = self.data_extent(sqe)?;
-        self.parse(bus, sqe, length, Direction::FromHost)?;
+        self.parse(bus, sqe, length, DataDirection::FromHost)?;
         let durable = self.must_be_durable(sqe);
         let slices = self.transfer.resolve(bus.dma)?;
         let from = slices.as_slice();
-        let attempt = self.backing.attempt(&Request::Write { offset, from, durable });
+        let attempt = self.backing.attempt(&MediumRequest::Write { offset, from, durable });
         drop(slices);
         match attempt {
-            Attempt::Done(result) => {
+            InlineResult::Done(result) => {
                 result?;
                 self.state.logs.count_write(length);
-                Ok(Outcome::DONE)
+                Ok(CommandOutcome::DONE)
             }
-            Attempt::WouldBlock => {
+            InlineResult::WouldBlock => {
                 let from = self.transfer.pin(bus.dma)?;
                 self.state.logs.count_write(length);
-                let steps = Steps::from([Request::Write { offset, from, durable }]);
+                let steps = Steps::from([MediumRequest::Write { offset, from, durable }]);
                 Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
             }
         }
@@ -133,26 +134,26 @@ impl Nvme {
     }
 
     /// Flush (section 6.8).
-    fn flush(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
-        self.run(Owner::Command(sq, *sqe), Steps::from([Request::Flush]), Finish::Plain)
+    fn flush(&mut self, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
+        self.run(Owner::Command(sq, *sqe), Steps::from([MediumRequest::Flush]), Finish::Plain)
     }
 
     /// Compare (section 6.6).
-    fn compare(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+    fn compare(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let Extent { offset, length } = self.data_extent(sqe)?;
-        self.parse(bus, sqe, length, Direction::FromHost)?;
+        self.parse(bus, sqe, length, DataDirection::FromHost)?;
         let host = self.transfer.pin(bus.dma)?;
         let (drive, read) = scratch(offset, length)?;
         self.state.logs.count_read(length);
         let comparison = CompareSides { host, drive };
         let into = comparison.drive.whole();
-        match self.backing.attempt(&Request::Read { offset, into: &[into] }) {
-            Attempt::Done(result) => {
+        match self.backing.attempt(&MediumRequest::Read { offset, into: &[into] }) {
+            InlineResult::Done(result) => {
                 result?;
                 comparison.check()?;
-                Ok(Outcome::DONE)
+                Ok(CommandOutcome::DONE)
             }
-            Attempt::WouldBlock => {
+            InlineResult::WouldBlock => {
                 let owner = Owner::Command(sq, *sqe);
                 Ok(self.start(owner, Steps::from([read]), Finish::Compare(comparison)))
             }
@@ -160,47 +161,52 @@ impl Nvme {
     }
 
     /// Verify (section 6.14): reads and moves nothing.
-    fn verify(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+    fn verify(&mut self, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let Extent { offset, length } = self.data_extent(sqe)?;
         self.cost = length;
         let into = self.transfer.discard(length).ok_or(Status::INTERNAL_ERROR)?;
-        match self.backing.attempt(&Request::Read { offset, into: &[into.get()] }) {
-            Attempt::Done(result) => {
+        match self.backing.attempt(&MediumRequest::Read { offset, into: &[into.get()] }) {
+            InlineResult::Done(result) => {
                 result?;
-                Ok(Outcome::DONE)
+                Ok(CommandOutcome::DONE)
             }
-            Attempt::WouldBlock => {
-                let steps = Steps::from([Request::Read { offset, into: vec![into] }]);
+            InlineResult::WouldBlock => {
+                let steps = Steps::from([MediumRequest::Read { offset, into: vec![into] }]);
                 Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
             }
         }
     }
 
     /// Write Zeroes (section 6.17).
-    fn write_zeroes(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+    fn write_zeroes(&mut self, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let Extent { offset, length } = self.extent(sqe)?;
         self.cost = length;
         let deallocate = RwCdw12::from(sqe.cdw12).deac();
-        let mut steps = Steps::from([Request::Zero { offset, length, deallocate }]);
+        let mut steps = Steps::from([MediumRequest::Zero { offset, length, deallocate }]);
         if self.must_be_durable(sqe) {
-            steps.push_back(Request::Flush);
+            steps.push_back(MediumRequest::Flush);
         }
         self.run(Owner::Command(sq, *sqe), steps, Finish::Plain)
     }
 
     /// Dataset Management (section 6.7): ranges to deallocate; the hints are ignored. All ranges
     /// are checked before the first is deallocated.
-    fn dataset_management(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+    fn dataset_management(
+        &mut self,
+        bus: &Bus<'_>,
+        sq: u16,
+        sqe: &Sqe,
+    ) -> Result<CommandOutcome, Status> {
         let count = (sqe.cdw10 & 0xff) as usize + 1;
         let mut ranges = [DsmRange::new_zeroed(); DSM_MAX_RANGES];
         let bytes = ranges[..count].as_mut_bytes();
-        self.parse(bus, sqe, bytes.len() as u64, Direction::FromHost)?;
+        self.parse(bus, sqe, bytes.len() as u64, DataDirection::FromHost)?;
         let mut at = 0;
         for slice in self.transfer.resolve(bus.dma)?.as_slice() {
             at += slice.copy_to(&mut bytes[at..]);
         }
         if !DsmCdw11::from(sqe.cdw11).ad() {
-            return Ok(Outcome::DONE);
+            return Ok(CommandOutcome::DONE);
         }
         let mut steps = Steps::with_capacity(count);
         for range in &ranges[..count] {
@@ -208,11 +214,11 @@ impl Nvme {
             let (offset, length) = found.ok_or(Status::LBA_OUT_OF_RANGE.do_not_retry())?;
             if length > 0 {
                 self.cost = self.cost.saturating_add(length);
-                steps.push_back(Request::Zero { offset, length, deallocate: true });
+                steps.push_back(MediumRequest::Zero { offset, length, deallocate: true });
             }
         }
         if !self.state.features.write_cache() {
-            steps.push_back(Request::Flush);
+            steps.push_back(MediumRequest::Flush);
         }
         self.run(Owner::Command(sq, *sqe), steps, Finish::Plain)
     }
@@ -223,36 +229,38 @@ impl Nvme {
         owner: Owner,
         mut steps: Steps,
         finish: Finish,
-    ) -> Result<Outcome, Status> {
+    ) -> Result<CommandOutcome, Status> {
         while let Some(step) = steps.front() {
             let attempt = match step {
-                Request::Flush => self.backing.attempt(&Request::Flush),
-                Request::Zero { offset, length, deallocate } => {
-                    self.backing.attempt(&Request::Zero {
+                MediumRequest::Flush => self.backing.attempt(&MediumRequest::Flush),
+                MediumRequest::Zero { offset, length, deallocate } => {
+                    self.backing.attempt(&MediumRequest::Zero {
                         offset: *offset,
                         length: *length,
                         deallocate: *deallocate,
                     })
                 }
-                Request::Read { .. } | Request::Write { .. } => Attempt::WouldBlock,
+                MediumRequest::Read { .. } | MediumRequest::Write { .. } => {
+                    InlineResult::WouldBlock
+                }
             };
             match attempt {
-                Attempt::Done(result) => result?,
-                Attempt::WouldBlock => return Ok(self.start(owner, steps, finish)),
+                InlineResult::Done(result) => result?,
+                InlineResult::WouldBlock => return Ok(self.start(owner, steps, finish)),
             }
             steps.pop_front();
         }
-        Ok(Outcome::DONE)
+        Ok(CommandOutcome::DONE)
     }
 
     /// Hands the first of `steps` to the background; the others follow as each finishes.
-    fn start(&mut self, owner: Owner, mut steps: Steps, finish: Finish) -> Outcome {
+    fn start(&mut self, owner: Owner, mut steps: Steps, finish: Finish) -> CommandOutcome {
         let first = steps.pop_front();
         let (Some(first), Some(background)) = (first, self.backing.background()) else {
-            return Outcome::failed(Status::INTERNAL_ERROR);
+            return CommandOutcome::failed(Status::INTERNAL_ERROR);
         };
         let now = JobStep::of(&first);
-        let tag = self.state.jobs.insert(Job {
+        let tag = self.state.jobs.insert(CommandJob {
             owner,
             begun: self.counts.begun(),
             now,
@@ -260,7 +268,7 @@ impl Nvme {
             finish,
         });
         background.start(tag, first);
-        Outcome::Background
+        CommandOutcome::Background
     }
 
     /// Looks at what the background has finished, after something has if `wait`. Returns how many
@@ -336,10 +344,13 @@ impl Nvme {
 }
 
 /// Memory of our own to read `length` bytes from `offset` into, and the request that does.
-fn scratch(offset: u64, length: u64) -> Result<(SharedMemory, Request<Vec<PinnedSlice>>), Status> {
+fn scratch(
+    offset: u64,
+    length: u64,
+) -> Result<(SharedMemory, MediumRequest<Vec<PinnedSlice>>), Status> {
     let memory =
         SharedMemory::create("nvme-scratch", length).map_err(|_| Status::INTERNAL_ERROR)?;
     let into = PinnedSlice::new(memory.region().clone(), 0, memory.len());
     let into = vec![into.ok_or(Status::INTERNAL_ERROR)?];
-    Ok((memory, Request::Read { offset, into }))
+    Ok((memory, MediumRequest::Read { offset, into }))
 }

@@ -6,15 +6,15 @@ use rackbus_memory::{DmaSlice, PinnedSlice, SharedMemory};
 use rackbus_spec::nvme::{Sqe, Status};
 use serde::{Deserialize, Serialize};
 
-use super::backing::{MediaError, Request};
+use super::backing::{MediaError, MediumRequest};
 use super::saved::{Words, sqe, words};
 
 /// Steps of a command that the backing has not seen yet.
-pub type Steps = VecDeque<Request<Vec<PinnedSlice>>>;
+pub type Steps = VecDeque<MediumRequest<Vec<PinnedSlice>>>;
 
 /// A command that continues in the background.
 #[derive(Debug)]
-pub struct Job {
+pub struct CommandJob {
     /// The command, or the controller itself, that the job is for.
     pub owner: Owner,
     /// The processor's counter when its command was taken.
@@ -31,9 +31,9 @@ pub struct Job {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum JobStep {
-    /// What was written becomes durable, as by [`Request::Flush`].
+    /// What was written becomes durable, as by [`MediumRequest::Flush`].
     Flush,
-    /// A range reads as zeroes, as by [`Request::Zero`].
+    /// A range reads as zeroes, as by [`MediumRequest::Zero`].
     Zero {
         /// Offset of the first byte on the drive.
         offset: u64,
@@ -46,13 +46,13 @@ pub enum JobStep {
 
 impl JobStep {
     /// The step that `request` is; none for one with buffers.
-    pub fn of<B>(request: &Request<B>) -> Option<JobStep> {
+    pub fn of<B>(request: &MediumRequest<B>) -> Option<JobStep> {
         match *request {
-            Request::Flush => Some(JobStep::Flush),
-            Request::Zero { offset, length, deallocate } => {
+            MediumRequest::Flush => Some(JobStep::Flush),
+            MediumRequest::Zero { offset, length, deallocate } => {
                 Some(JobStep::Zero { offset, length, deallocate })
             }
-            Request::Read { .. } | Request::Write { .. } => None,
+            MediumRequest::Read { .. } | MediumRequest::Write { .. } => None,
         }
     }
 
@@ -67,10 +67,10 @@ impl JobStep {
     }
 }
 
-/// How a job is done again.
+/// How a job that was saved is carried out after it is restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub enum Again {
+pub enum JobRestart {
     /// The command is executed from its beginning.
     Command,
     /// These steps are done, and then the write cache is turned off, or nothing.
@@ -93,7 +93,7 @@ pub struct JobState {
     /// The command as its 16 double words.
     command: Words,
     /// What is to be done.
-    pub again: Again,
+    pub again: JobRestart,
 }
 
 impl JobState {
@@ -174,7 +174,7 @@ fn equal(a: DmaSlice<'_>, b: DmaSlice<'_>) -> bool {
 /// The jobs in progress, by the tag that the backing answers with.
 #[derive(Debug, Default)]
 pub struct Jobs {
-    slots: Vec<Option<Job>>,
+    slots: Vec<Option<CommandJob>>,
     free: Vec<u32>,
     weight: usize,
 }
@@ -184,20 +184,20 @@ pub const WEIGHT_LIMIT: usize = 256;
 /// The weight of a comparison, which takes memory of the lender as long as its data.
 pub const COMPARISON_WEIGHT: usize = 16;
 
-impl Job {
+impl CommandJob {
     /// `moved` tells how the step ended that the backing has, where that is known already.
     fn save(&self, moved: Option<Result<(), MediaError>>) -> JobState {
         let rest = self.rest.iter().map(JobStep::of);
         let steps: Option<Vec<JobStep>> = std::iter::once(self.now).chain(rest).collect();
         let again = match steps {
             Some(steps) => {
-                Again::Steps { steps, cache_off: matches!(self.finish, Finish::CacheOff) }
+                JobRestart::Steps { steps, cache_off: matches!(self.finish, Finish::CacheOff) }
             }
             None => match moved {
-                None => Again::Command,
+                None => JobRestart::Command,
                 // What is written becomes durable with whatever else is.
-                Some(Ok(())) => Again::Steps { steps: vec![JobStep::Flush], cache_off: false },
-                Some(Err(error)) => Again::Ended(Status::from(error).0),
+                Some(Ok(())) => JobRestart::Steps { steps: vec![JobStep::Flush], cache_off: false },
+                Some(Err(error)) => JobRestart::Ended(Status::from(error).0),
             },
         };
         let (queue, command) = match &self.owner {
@@ -229,7 +229,7 @@ impl Jobs {
     }
 
     /// Keeps `job`; returns its tag.
-    pub fn insert(&mut self, job: Job) -> u32 {
+    pub fn insert(&mut self, job: CommandJob) -> u32 {
         self.weight += job.weight();
         match self.free.pop() {
             Some(tag) => {
@@ -251,17 +251,17 @@ impl Jobs {
 
     /// Whether a command of submission queue `qid` continues in the background.
     pub fn any_of(&self, qid: u16) -> bool {
-        let of = |job: &Job| matches!(job.owner, Owner::Command(owner, _) if owner == qid);
+        let of = |job: &CommandJob| matches!(job.owner, Owner::Command(owner, _) if owner == qid);
         self.slots.iter().flatten().any(of)
     }
 
     /// The job with `tag`.
-    pub fn get_mut(&mut self, tag: u32) -> Option<&mut Job> {
+    pub fn get_mut(&mut self, tag: u32) -> Option<&mut CommandJob> {
         self.slots.get_mut(tag as usize)?.as_mut()
     }
 
     /// Takes the job with `tag` out.
-    pub fn remove(&mut self, tag: u32) -> Option<Job> {
+    pub fn remove(&mut self, tag: u32) -> Option<CommandJob> {
         let job = self.slots.get_mut(tag as usize)?.take()?;
         self.weight -= job.weight();
         self.free.push(tag);

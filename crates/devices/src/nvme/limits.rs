@@ -23,24 +23,24 @@ pub struct Limits {
     pub operations: Option<u64>,
 }
 
-/// The least that a limit may be. What a front elsewhere has asked for ends in good time then, and nobody takes
+/// The least that a limit may be. What a front elsewhere has asked for ends in time then, and nobody takes
 /// its drive for lost: some ten longest transfers a second, and some hundred operations.
 pub const LEAST: Limits = Limits { bytes: Some(10_000_000), operations: Some(100) };
 
-/// What limits did to a drive's users.
+/// Counts how often work of a drive's users had to wait because of limits.
 #[derive(Debug, Clone, Default)]
-pub struct Delays(Arc<AtomicU64>);
+pub struct LimitDelays(Arc<AtomicU64>);
 
 /// Whom it counts for makes no drive another one.
-impl PartialEq for Delays {
-    fn eq(&self, _other: &Delays) -> bool {
+impl PartialEq for LimitDelays {
+    fn eq(&self, _other: &LimitDelays) -> bool {
         true
     }
 }
 
-impl Eq for Delays {}
+impl Eq for LimitDelays {}
 
-impl Delays {
+impl LimitDelays {
     /// How often work was there and had to wait.
     pub fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -52,14 +52,14 @@ impl Delays {
 pub struct Meter {
     bytes: Option<Bucket>,
     operations: Option<Bucket>,
-    delays: Delays,
+    delays: LimitDelays,
     /// Work is waiting, and was counted.
     delaying: bool,
 }
 
 impl Meter {
     /// With full buckets; what has to wait is counted in `delays`.
-    pub fn new(limits: Limits, delays: Delays) -> Meter {
+    pub fn new(limits: Limits, delays: LimitDelays) -> Meter {
         let bucket = |rate: u64| Bucket::full(rate, rate / BURST, 0);
         Meter {
             bytes: limits.bytes.map(bucket),
@@ -125,7 +125,7 @@ mod tests {
             sizes in prop::collection::vec(0u64..1 << 20, 1..8),
         ) {
             let limits = Limits { bytes: Some(bytes), operations: Some(operations) };
-            let mut meter = Meter::new(limits, Delays::default());
+            let mut meter = Meter::new(limits, LimitDelays::default());
             let (mut now, mut moved, mut taken) = (0, 0u64, 0u64);
             while now < SECOND && taken < 100_000 {
                 if meter.is_ready(now) {
@@ -149,14 +149,14 @@ mod tests {
 
     #[test]
     fn without_limits_nothing_waits() {
-        let mut meter = Meter::new(Limits::default(), Delays::default());
+        let mut meter = Meter::new(Limits::default(), LimitDelays::default());
         meter.spend(u64::MAX);
         assert!(meter.is_ready(0));
     }
 
     #[test]
     fn a_wait_is_counted_once_however_often_it_is_looked_at() {
-        let delays = Delays::default();
+        let delays = LimitDelays::default();
         let limits = Limits { bytes: None, operations: Some(10) };
         let mut meter = Meter::new(limits, delays.clone());
         for _ in 0..2 {

@@ -1,7 +1,7 @@
 //! A drive's medium as a front elsewhere uses it: what goes through the exchange between the node
 //! that has the drive's blocks and the node that runs its controller.
 //!
-//! An operation is a [`Request`](super::backing::Request) whose buffer is the place for data of its
+//! An operation is a [`MediumRequest`](super::backing::MediumRequest) whose buffer is the place for data of its
 //! tag. Both messages fit a cache line.
 
 mod port;
@@ -227,7 +227,7 @@ const RESULTS: [MediaError; 7] = [
 fn number(result: Result<(), MediaError>) -> u32 {
     let Err(error) = result else { return 0 };
     let place = RESULTS.iter().position(|it| *it == error);
-    // What has no number is a failure of what was asked all the same.
+    // What has no number is a failure of what was asked anyway.
     place.map_or(RESULTS.len() as u32 + 1, |place| place as u32 + 1)
 }
 

@@ -14,14 +14,14 @@ pub const ALIGNMENT: u64 = 4096;
 /// Bytes `start` to `start + size` of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Part {
+pub struct DriveSpan {
     /// Offset in the drive's file at which the part begins, in bytes.
     pub start: u64,
     /// Size of the part in bytes.
     pub size: u64,
 }
 
-impl Part {
+impl DriveSpan {
     fn end(&self) -> Option<u64> {
         self.start.checked_add(self.size)
     }
@@ -30,7 +30,7 @@ impl Part {
 /// The parts of a drive that were given out, by the function's name: `vf1`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Parts(BTreeMap<String, Part>);
+pub struct Parts(BTreeMap<String, DriveSpan>);
 
 /// Why functions cannot have parts of the sizes that they are to have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -83,7 +83,7 @@ fn unnamed(names: &[String]) -> String {
 
 impl Parts {
     /// The part of `name`.
-    pub fn get(&self, name: &str) -> Option<Part> {
+    pub fn get(&self, name: &str) -> Option<DriveSpan> {
         self.0.get(name).copied()
     }
 
@@ -118,14 +118,14 @@ impl Parts {
         })
     }
 
-    fn in_order(&self) -> Vec<Part> {
-        let mut parts: Vec<Part> = self.0.values().copied().collect();
+    fn in_order(&self) -> Vec<DriveSpan> {
+        let mut parts: Vec<DriveSpan> = self.0.values().copied().collect();
         parts.sort_by_key(|part| part.start);
         parts
     }
 
     fn grow(&mut self, name: &str, wanted: u64, capacity: u64) -> Result<(), PartsError> {
-        let Some(Part { start, size: has }) = self.get(name) else { return Ok(()) };
+        let Some(DriveSpan { start, size: has }) = self.get(name) else { return Ok(()) };
         let name = name.to_owned();
         if wanted < has {
             return Err(PartsError::Smaller { name, has, wanted });
@@ -135,7 +135,7 @@ impl Parts {
         if wanted - has > room {
             return Err(PartsError::NoRoomBehind { name, has, wanted, room });
         }
-        self.0.insert(name, Part { start, size: wanted });
+        self.0.insert(name, DriveSpan { start, size: wanted });
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Parts {
         let ends = self.in_order().into_iter().map(|part| (part.start, part.start + part.size));
         for (start, end) in ends.chain([(capacity, capacity)]) {
             if start - at >= size {
-                self.0.insert(name, Part { start: at, size });
+                self.0.insert(name, DriveSpan { start: at, size });
                 return Ok(());
             }
             (at, largest) = (end, largest.max(start - at));
@@ -220,7 +220,10 @@ mod tests {
                         kept, which the rack file does not name)";
         assert_eq!(said, expected);
         parts.give(&wanted(&[(2, 48)]), CAPACITY).unwrap();
-        assert_eq!(parts.get("vf2"), Some(Part { start: 16 * ALIGNMENT, size: 48 * ALIGNMENT }));
+        assert_eq!(
+            parts.get("vf2"),
+            Some(DriveSpan { start: 16 * ALIGNMENT, size: 48 * ALIGNMENT })
+        );
     }
 
     #[test]
@@ -231,7 +234,7 @@ mod tests {
             [(0, page), (63 * page, 2 * page)],
             [(0, page), (page, u64::MAX)],
         ] {
-            let part = |(start, size)| Part { start, size };
+            let part = |(start, size)| DriveSpan { start, size };
             let named = ["vf1", "vf2"].map(str::to_owned).into_iter().zip(noted.map(part));
             let mut parts = Parts(named.collect());
             let refused = parts.give(&wanted(&[(3, 1)]), CAPACITY);

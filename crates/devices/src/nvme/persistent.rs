@@ -24,7 +24,7 @@ use rackbus_spec::nvme::registers::{
     BARRIER_STATUS, PMRSTS, Pmrcap, Pmrmsc, Pmrsts, REGION_SOUND, REGION_UNRELIABLE,
 };
 
-use super::buffer::{Window, out_of_descriptors};
+use super::buffer::{ControllerMemoryWindow, out_of_descriptors};
 use super::config::NvmeError;
 use crate::memory::{MemorySpan, SpanError};
 
@@ -32,7 +32,7 @@ use crate::memory::{MemorySpan, SpanError};
 pub const BAR: u8 = 4;
 
 /// Where a region's bytes are kept.
-pub trait Store: Send + Debug {
+pub trait PmrStore: Send + Debug {
     /// Length of the region in bytes.
     fn length(&self) -> u64;
 
@@ -61,7 +61,7 @@ pub trait Store: Send + Debug {
     fn take_away(&mut self) -> Result<(), SpanError>;
 }
 
-impl Store for MemorySpan {
+impl PmrStore for MemorySpan {
     fn length(&self) -> u64 {
         self.length()
     }
@@ -83,28 +83,28 @@ impl Store for MemorySpan {
     }
 }
 
-/// What registers show of a region.
+/// What the PMR registers show of a region (PMRCAP, PMRSTS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown {
+pub struct PmrStatus {
     /// Length of the region in bytes.
     pub size: u64,
     /// What was stored may not be durable.
     pub failed: bool,
 }
 
-/// What the driver says of the region.
+/// What the driver wrote to the region's control registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Control {
-    /// PMRCTL.EN.
+pub struct PmrControl {
+    /// Whether the region is enabled (PMRCTL.EN).
     pub enabled: bool,
-    /// Addresses for commands.
+    /// The addresses at which commands find the region (PMRMSC).
     pub space: Pmrmsc,
 }
 
 /// A drive's persistent memory region.
 #[derive(Debug)]
 pub struct PersistentRegion {
-    store: Box<dyn Store>,
+    store: Box<dyn PmrStore>,
     memory: Arc<Region>,
     bar: BarMemory,
     /// A user of an earlier life of the drive may have what there is mapped.
@@ -146,7 +146,7 @@ impl PersistentRegion {
     ///
     /// # Errors
     /// When it cannot be mapped.
-    pub(super) fn around(store: Box<dyn Store>) -> Result<PersistentRegion, NvmeError> {
+    pub(super) fn around(store: Box<dyn PmrStore>) -> Result<PersistentRegion, NvmeError> {
         let (file, memory) = map(&*store)?;
         let bar = BarMemory::new(file);
         Ok(PersistentRegion { store, memory, bar, inherited: false, failed: false })
@@ -160,8 +160,8 @@ impl PersistentRegion {
     }
 
     /// What registers show of it.
-    pub fn shown(&self) -> Shown {
-        Shown { size: self.store.length(), failed: self.has_failed() }
+    pub fn shown(&self) -> PmrStatus {
+        PmrStatus { size: self.store.length(), failed: self.has_failed() }
     }
 
     /// Whether what was stored may not be durable, whatever is done.
@@ -247,20 +247,20 @@ impl PersistentRegion {
     }
 
     /// The addresses that the driver gave it, if it has.
-    pub fn window(&self, control: Control) -> Option<Window> {
+    pub fn window(&self, control: PmrControl) -> Option<ControllerMemoryWindow> {
         let base = control.base(self.store.length()).filter(|_| self.bar.is_there())?;
-        Some(Window::new(base, self.memory.clone()))
+        Some(ControllerMemoryWindow::new(base, self.memory.clone()))
     }
 }
 
-fn map(store: &dyn Store) -> Result<(OwnedFd, Arc<Region>), NvmeError> {
+fn map(store: &dyn PmrStore) -> Result<(OwnedFd, Arc<Region>), NvmeError> {
     let file = store.descriptor().map_err(out_of_descriptors)?;
     let both = Access::READ | Access::WRITE;
     let memory = Region::map_stored(file.as_fd(), 0, store.length(), both)?;
     Ok((file, Arc::new(memory)))
 }
 
-impl Control {
+impl PmrControl {
     /// Where a region of `size` bytes is for commands; `None` while it is not enabled, and for a base from which it would
     /// go past the last address (`PMRSTS.CBAI`).
     fn base(self, size: u64) -> Option<u64> {
@@ -270,7 +270,7 @@ impl Control {
     }
 
     /// PMRSTS of a region.
-    pub fn status(self, region: Shown) -> Pmrsts {
+    pub fn status(self, region: PmrStatus) -> Pmrsts {
         let placed = self.enabled && self.space.cmse();
         let health = if region.failed { REGION_UNRELIABLE } else { REGION_SOUND };
         Pmrsts::new()

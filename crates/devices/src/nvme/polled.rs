@@ -1,9 +1,9 @@
 //! The controller's registers as memory that a driver has mapped: what it stores is looked at, what the controller
-//! changes is stored there. See [`rackbus_pci::polled`] for what that is and why NVMe's registers can be had so.
+//! changes is stored there. See [`rackbus_pci::polled`] for what that is and why NVMe's registers can be shared so.
 //!
 //! * CC is looked at in every poll. With a change of it while the controller is disabled, AQA, ASQ and ACQ are
 //!   taken over first: a driver stores them before it enables (NVM Express base 1.4, section 7.6.1), and they hold
-//!   still while it is enabled, as ever.
+//!   still while it is enabled, as usual.
 //! * Tail doorbells of the queues there are, in every poll; head doorbells when their queue has no room.
 //! * CMBMSC of a drive with a memory buffer, in every poll; what it leads to is stored after it.
 //! * CSTS is stored when it has changed, after what led to that.
@@ -18,7 +18,7 @@ use rackbus_pci::{Bus, LookAgain, NotPolled, PolledRegisters, Work};
 use rackbus_spec::nvme::registers::{self as offset, DOORBELLS};
 
 use super::controller::Nvme;
-use super::registers::Registers;
+use super::registers::NvmeRegisters;
 use super::state::{ControllerState, QUEUES};
 
 /// Registers that a driver has mapped, and what is known of them.
@@ -82,7 +82,7 @@ impl Polled {
     }
 
     /// Shows what registers hold that were written by message, or reset.
-    pub fn show(&mut self, registers: &Registers) {
+    pub fn show(&mut self, registers: &NvmeRegisters) {
         for at in (0..REGISTERS_END).step_by(4).filter(|at| !MASKS.contains(at)) {
             let mut word = [0; 4];
             registers.read(at, &mut word);
@@ -101,7 +101,7 @@ impl Polled {
 
     /// Stores CSTS, if it has changed.
     #[inline]
-    fn tell(&mut self, registers: &Registers) {
+    fn tell(&mut self, registers: &NvmeRegisters) {
         let csts = registers.csts.into();
         if self.csts != csts && !self.is_retired() {
             self.csts = csts;

@@ -93,7 +93,7 @@ fn find(offset: u64) -> Option<Dword> {
 /// The values of the registers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Registers {
+pub struct NvmeRegisters {
     /// CC, Controller Configuration: what the host has set.
     #[serde(with = "bits")]
     pub cc: Cc,
@@ -123,7 +123,7 @@ pub struct Registers {
     pub pmrmsc: u64,
     /// The persistent memory region, which belongs to the drive and not to its state.
     #[serde(skip)]
-    pub region: Option<persistent::Shown>,
+    pub region: Option<persistent::PmrStatus>,
 }
 
 /// The capabilities (section 3.1.1), with a controller memory buffer or without, and the same of a persistent memory region.
@@ -155,7 +155,7 @@ const REGION_RESERVED: u32 = 0xffd;
 /// Of the lower half of CMBMSC: all between CMSE and the base (section 3.1.16).
 const BUFFER_RESERVED: u32 = 0xffc;
 
-impl Registers {
+impl NvmeRegisters {
     /// A driver reads at `offset`.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
@@ -226,8 +226,8 @@ impl Registers {
     }
 
     /// What the driver says of the persistent memory region.
-    pub fn region_control(&self) -> persistent::Control {
-        persistent::Control { enabled: self.pmr_enabled, space: Pmrmsc::from(self.pmrmsc) }
+    pub fn region_control(&self) -> persistent::PmrControl {
+        persistent::PmrControl { enabled: self.pmr_enabled, space: Pmrmsc::from(self.pmrmsc) }
     }
 
     fn set_dword(&mut self, dword: Dword, value: u32) -> RegisterEffect {
@@ -304,7 +304,7 @@ impl Registers {
 mod tests {
     use super::*;
 
-    fn read4(registers: &Registers, offset: u64) -> u32 {
+    fn read4(registers: &NvmeRegisters, offset: u64) -> u32 {
         let mut data = [0; 4];
         registers.read(offset, &mut data);
         u32::from_le_bytes(data)
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn only_four_and_eight_byte_accesses_count() {
-        let mut registers = Registers::default();
+        let mut registers = NvmeRegisters::default();
         for length in [1, 2, 3, 5, 16] {
             let mut data = vec![0; length];
             registers.read(offset::VS, &mut data);
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn eight_byte_accesses_span_two_dwords() {
-        let mut registers = Registers::default();
+        let mut registers = NvmeRegisters::default();
         registers.write(offset::ASQ, &0x1234_5678_9abc_d000u64.to_le_bytes(), |_, _| {});
         assert_eq!(registers.asq, 0x1234_5678_9abc_d000);
         registers.write(offset::ACQ + 4, &7u32.to_le_bytes(), |_, _| {});
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn admin_queue_registers_hold_still_while_enabled() {
-        let mut registers = Registers { asq: 0x1000, ..Registers::default() };
+        let mut registers = NvmeRegisters { asq: 0x1000, ..NvmeRegisters::default() };
         registers.cc.set_en(true);
         registers.write(offset::ASQ, &[0xff; 8], |_, _| {});
         registers.write(offset::AQA, &[0xff; 4], |_, _| {});
@@ -362,10 +362,10 @@ mod tests {
     /// Section 3.1.16, and the order in which drivers look.
     #[test]
     fn a_buffer_is_seen_when_it_is_asked_for() {
-        let mut without = Registers::default();
+        let mut without = NvmeRegisters::default();
         without.write(offset::CMBMSC, &[0xff; 8], |_, _| panic!("there is none"));
         assert_eq!((read4(&without, offset::CMBSZ), read4(&without, offset::CMBMSC)), (0, 0));
-        let mut registers = Registers { buffer: 1 << 20, ..Registers::default() };
+        let mut registers = NvmeRegisters { buffer: 1 << 20, ..NvmeRegisters::default() };
         assert!(Cap::from(u64::from(read4(&registers, offset::CAP + 4)) << 32).cmbs());
         assert_eq!((read4(&registers, offset::CMBLOC), read4(&registers, offset::CMBSZ)), (0, 0));
         let mut changes = 0;

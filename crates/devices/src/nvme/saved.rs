@@ -12,7 +12,7 @@
 //!
 //! * Read, Compare, Verify: are executed again from the submission queue entry. They change nothing
 //!   but the host's buffer, which is the controller's until the completion. What they give is what
-//!   the blocks hold between submission and completion, as ever.
+//!   the blocks hold between submission and completion, as usual.
 //! * Write: is executed again. The same data goes to the same place, and the host's buffer may not
 //!   change before the completion. A command that overlaps it and was submitted before it completed
 //!   has no order with it (NVM command set, 6.3: none between commands), done once or twice.
@@ -37,7 +37,7 @@
 //! alone until the answer. A front that is saved leaves operations at the other node. Whoever goes on waits
 //! for their answers before it asks for anything: an old write that was still under way would change what a
 //! new one wrote. How far the rings of the exchange were read is in its memory; a peer that changes that
-//! harms itself alone, since every message is checked as ever.
+//! harms itself alone, since every message is checked as usual.
 //!
 //! # What was acknowledged
 //!
@@ -57,18 +57,18 @@ use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 use serde::{Deserialize, Serialize};
 use zerocopy::transmute;
 
-use super::backing::{self, Request};
+use super::backing::{self, MediumRequest};
 use super::buffer::MemoryBuffer;
 use super::config::{NvmeConfig, NvmeError};
-use super::controller::{Nvme, Outcome, REGION_TROUBLE};
+use super::controller::{CommandOutcome, Nvme, REGION_TROUBLE};
 use super::events::Events;
 use super::features::Features;
-use super::jobs::{Again, COMPARISON_WEIGHT, Finish, JobState, JobStep, Owner, WEIGHT_LIMIT};
+use super::jobs::{COMPARISON_WEIGHT, Finish, JobRestart, JobState, JobStep, Owner, WEIGHT_LIMIT};
 use super::logs::LogState;
 use super::medium::{CLASS, Description, Port, PortState};
 use super::persistent::PersistentRegion;
 use super::queue::{CompletionQueue, CompletionState, SubmissionState};
-use super::registers::Registers;
+use super::registers::NvmeRegisters;
 use super::state::{ControllerState, HeldCompletion};
 
 #[cfg(doc)]
@@ -127,7 +127,7 @@ pub struct DriveState {
     /// Its persistent memory region did.
     #[serde(default, skip_serializing_if = "is_unset")]
     region_failed: bool,
-    registers: Registers,
+    registers: NvmeRegisters,
     features: Features,
     logs: LogState,
     events: Events,
@@ -232,9 +232,9 @@ impl DriveState {
             };
             match &job.again {
                 // Those of the admin queue that move data end when they are taken.
-                Again::Command => require(job.queue.is_some_and(|qid| qid > 0), "a command")?,
-                Again::Ended(_) => {}
-                Again::Steps { steps, .. } => {
+                JobRestart::Command => require(job.queue.is_some_and(|qid| qid > 0), "a command")?,
+                JobRestart::Ended(_) => {}
+                JobRestart::Steps { steps, .. } => {
                     require(steps.len() <= STEPS_LIMIT, "a command of too many steps")?;
                     let size = self.drive.size;
                     require(steps.iter().all(|step| step.is_within(size)), "a range")?;
@@ -312,7 +312,7 @@ impl Nvme {
         let background = self.backing.background();
         let outcome = |tag| background.as_ref().and_then(|background| background.outcome(tag));
         let jobs = self.state.jobs.save(outcome);
-        let unheard = |job: &JobState| job.again == Again::Ended(NOT_DURABLE);
+        let unheard = |job: &JobState| job.again == JobRestart::Ended(NOT_DURABLE);
         let failed = self.backing.has_failed() || lost || jobs.iter().any(unheard);
         let state = &self.state;
         let held = state.held.iter().map(|held| {
@@ -398,30 +398,32 @@ impl Nvme {
         // It was counted when it was taken.
         let counted = self.state.logs.traffic();
         let outcome = match (owner, job.again) {
-            (Owner::Command(qid, sqe), Again::Command) => self.io(bus, qid, &sqe),
+            (Owner::Command(qid, sqe), JobRestart::Command) => self.io(bus, qid, &sqe),
             // Refused by `check_jobs`.
-            (Owner::Shutdown, Again::Command) => Outcome::failed(Status::INTERNAL_ERROR),
-            (_, Again::Ended(status)) => Outcome::failed(Status(status)),
-            (owner, Again::Steps { steps, cache_off }) => {
+            (Owner::Shutdown, JobRestart::Command) => {
+                CommandOutcome::failed(Status::INTERNAL_ERROR)
+            }
+            (_, JobRestart::Ended(status)) => CommandOutcome::failed(Status(status)),
+            (owner, JobRestart::Steps { steps, cache_off }) => {
                 let finish = if cache_off { Finish::CacheOff } else { Finish::Plain };
-                let steps = steps.into_iter().map(Request::from).collect();
+                let steps = steps.into_iter().map(MediumRequest::from).collect();
                 let outcome = self.run(owner, steps, finish);
-                if cache_off && outcome == Ok(Outcome::DONE) {
+                if cache_off && outcome == Ok(CommandOutcome::DONE) {
                     self.state.features.set_write_cache(false);
                 }
-                outcome.unwrap_or_else(Outcome::failed)
+                outcome.unwrap_or_else(CommandOutcome::failed)
             }
         };
         self.state.logs.set_traffic(counted);
         match (outcome, owner) {
-            (Outcome::Done(status, _), Owner::Shutdown) => {
+            (CommandOutcome::Done(status, _), Owner::Shutdown) => {
                 self.shutdown_finished(status.is_success());
             }
-            (Outcome::Done(status, dw0), Owner::Command(qid, sqe)) => {
+            (CommandOutcome::Done(status, dw0), Owner::Command(qid, sqe)) => {
                 self.complete(bus, qid, &sqe, status, dw0);
             }
-            (Outcome::Background, Owner::Command(qid, _)) => self.reserve(qid),
-            (Outcome::Background, Owner::Shutdown) | (Outcome::Outstanding, _) => {}
+            (CommandOutcome::Background, Owner::Command(qid, _)) => self.reserve(qid),
+            (CommandOutcome::Background, Owner::Shutdown) | (CommandOutcome::Outstanding, _) => {}
         }
     }
 }
@@ -436,12 +438,12 @@ pub fn sqe(words: Words) -> Sqe {
     transmute!(words)
 }
 
-impl From<JobStep> for Request<Vec<rackbus_memory::PinnedSlice>> {
+impl From<JobStep> for MediumRequest<Vec<rackbus_memory::PinnedSlice>> {
     fn from(step: JobStep) -> Self {
         match step {
-            JobStep::Flush => Request::Flush,
+            JobStep::Flush => MediumRequest::Flush,
             JobStep::Zero { offset, length, deallocate } => {
-                Request::Zero { offset, length, deallocate }
+                MediumRequest::Zero { offset, length, deallocate }
             }
         }
     }

@@ -8,7 +8,7 @@ use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::{Cqe, IoOpcode, Sqe, Status};
 
 use super::arbitration::TurnEnd;
-use super::controller::{Nvme, Outcome};
+use super::controller::{CommandOutcome, Nvme};
 use super::polled::Side;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::shadow::ShadowValue;
@@ -182,12 +182,12 @@ impl Nvme {
                 self.meter.spend(if sqe.cdw0.opcode() == DEALLOCATES { 0 } else { self.cost });
             }
             match outcome {
-                Outcome::Done(status, dw0) => {
+                CommandOutcome::Done(status, dw0) => {
                     self.complete(bus, qid, &sqe, status, dw0);
                     self.counts.done(qid, &sqe, status.is_success());
                 }
-                Outcome::Outstanding => {}
-                Outcome::Background => self.reserve(qid),
+                CommandOutcome::Outstanding => {}
+                CommandOutcome::Background => self.reserve(qid),
             }
         }
         (u32::from(count), None)

@@ -11,7 +11,7 @@ use super::interrupts::Vectors;
 use super::jobs::Jobs;
 use super::logs::Logs;
 use super::queue::{CompletionQueue, SubmissionQueue};
-use super::registers::Registers;
+use super::registers::NvmeRegisters;
 use super::shadow::ShadowPages;
 
 /// The admin queue and the I/O queues.
@@ -34,7 +34,7 @@ pub struct HeldCompletion {
 #[derive(Debug)]
 pub struct ControllerState {
     /// The registers of BAR 0 (section 3.1).
-    pub registers: Registers,
+    pub registers: NvmeRegisters,
     /// Values that Set Features changes.
     pub features: Features,
     /// Error information and health.
@@ -71,7 +71,7 @@ impl ControllerState {
     /// As after power-on; logs count time from `now_ns`.
     pub fn new(now_ns: u64) -> Self {
         ControllerState {
-            registers: Registers::default(),
+            registers: NvmeRegisters::default(),
             features: Features::default(),
             logs: Logs::new(now_ns),
             events: Events::default(),

@@ -13,7 +13,7 @@ use rackbus_spec::nvme::data::{PRP_SIZE, SGL_DESCRIPTOR_SIZE, SglDescriptor, Sgl
 use rackbus_spec::nvme::{Sqe, Status};
 use zerocopy::IntoBytes;
 
-use super::buffer::{Piece, Window};
+use super::buffer::{ControllerMemoryWindow, TransferPiece};
 
 /// Descriptors that one SGL may have: more than any driver sends, few enough that a list which
 /// leads in circles ends soon.
@@ -23,20 +23,20 @@ const PRP_CHUNK: usize = 64;
 /// SGL descriptors fetched at once.
 const SGL_CHUNK: usize = 32;
 
-/// Which way the data goes.
+/// The direction of a command's data transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub enum DataDirection {
     /// The controller reads the host's memory.
     FromHost,
     /// The controller writes the host's memory.
     ToHost,
 }
 
-impl Direction {
+impl DataDirection {
     fn access(self) -> Access {
         match self {
-            Direction::FromHost => Access::READ,
-            Direction::ToHost => Access::WRITE,
+            DataDirection::FromHost => Access::READ,
+            DataDirection::ToHost => Access::WRITE,
         }
     }
 }
@@ -76,29 +76,29 @@ impl<'a> Slices<'a> {
     }
 }
 
-/// Parses data pointers; kept by the controller so that its buffers are allocated once.
+/// Resolves the data pointers of commands, PRPs and SGLs; kept by the controller so that its buffers are allocated once.
 #[derive(Debug)]
-pub struct Transfer {
+pub struct DataPointers {
     runs: Vec<Run>,
-    direction: Direction,
+    direction: DataDirection,
     /// Where data for bit buckets goes, as long as the longest transfer.
     bucket: SharedMemory,
     /// Whether anything went there since it was scrubbed.
     bucket_used: Cell<bool>,
     /// Addresses of the controller memory buffer, and of the persistent memory region; the first come before the second, and
     /// both before those of the host.
-    windows: [Option<Window>; 2],
+    windows: [Option<ControllerMemoryWindow>; 2],
 }
 
-impl Transfer {
+impl DataPointers {
     /// For transfers of up to `max_bytes`.
     ///
     /// # Errors
     /// When the system has no memory or descriptors left.
     pub fn new(max_bytes: u64) -> Result<Self, RegionError> {
-        Ok(Transfer {
+        Ok(DataPointers {
             runs: Vec::with_capacity(8),
-            direction: Direction::ToHost,
+            direction: DataDirection::ToHost,
             bucket: SharedMemory::create("nvme-bit-bucket", max_bytes)?,
             bucket_used: Cell::new(false),
             windows: [None, None],
@@ -114,7 +114,7 @@ impl Transfer {
     }
 
     /// The controller memory buffer and the persistent memory region are at these addresses from now on, or at none.
-    pub fn set_windows(&mut self, windows: [Option<Window>; 2]) {
+    pub fn set_windows(&mut self, windows: [Option<ControllerMemoryWindow>; 2]) {
         self.windows = windows;
     }
 
@@ -137,7 +137,7 @@ impl Transfer {
         length: usize,
         page: u64,
         sgl: bool,
-        direction: Direction,
+        direction: DataDirection,
     ) -> Result<(), Status> {
         self.runs.clear();
         self.direction = direction;
@@ -165,10 +165,10 @@ impl Transfer {
             match run.place {
                 Place::Host(address) => self.cut(address, run.length, |piece, length| {
                     match piece {
-                        Piece::Host(at) => {
+                        TransferPiece::Host(at) => {
                             dma.walk(at, length, access, &mut push).map_err(transfer_error)?;
                         }
-                        Piece::Buffer(window, at) => {
+                        TransferPiece::Buffer(window, at) => {
                             push(window.slice(at, length).ok_or(Status::INTERNAL_ERROR)?);
                         }
                     }
@@ -190,10 +190,10 @@ impl Transfer {
         }
     }
 
-    /// As [`resolve`](Transfer::resolve), for work that continues in the background.
+    /// As [`resolve`](DataPointers::resolve), for work that continues in the background.
     ///
     /// # Errors
-    /// As [`resolve`](Transfer::resolve).
+    /// As [`resolve`](DataPointers::resolve).
     pub fn pin(&self, dma: &DmaSpace) -> Result<Vec<PinnedSlice>, Status> {
         let access = self.direction.access();
         let mut pinned = Vec::with_capacity(self.runs.len());
@@ -201,11 +201,11 @@ impl Transfer {
             match run.place {
                 Place::Host(address) => self.cut(address, run.length, |piece, length| {
                     match piece {
-                        Piece::Host(at) => {
+                        TransferPiece::Host(at) => {
                             let pieces = dma.pin_pieces(at, length, access);
                             pinned.extend(pieces.map_err(transfer_error)?.into_pieces());
                         }
-                        Piece::Buffer(window, at) => {
+                        TransferPiece::Buffer(window, at) => {
                             pinned.push(window.pin(at, length).ok_or(Status::INTERNAL_ERROR)?);
                         }
                     }
@@ -226,15 +226,15 @@ impl Transfer {
         &'a self,
         address: u64,
         length: usize,
-        mut visit: impl FnMut(Piece<'a>, usize) -> Result<(), Status>,
+        mut visit: impl FnMut(TransferPiece<'a>, usize) -> Result<(), Status>,
     ) -> Result<(), Status> {
         match &self.windows {
-            [None, None] => visit(Piece::Host(address), length),
+            [None, None] => visit(TransferPiece::Host(address), length),
             [Some(window), None] | [None, Some(window)] => window.cut(address, length, visit),
             [Some(first), Some(second)] => {
                 first.cut(address, length, |piece, length| match piece {
-                    Piece::Host(at) => second.cut(at, length, &mut visit),
-                    Piece::Buffer(..) => visit(piece, length),
+                    TransferPiece::Host(at) => second.cut(at, length, &mut visit),
+                    TransferPiece::Buffer(..) => visit(piece, length),
                 })
             }
         }
@@ -329,7 +329,9 @@ impl Transfer {
 
     /// Lists and segments are neither in the controller memory buffer (`CMBSZ.LISTS`) nor in the persistent memory region.
     fn check_list(&self, address: u64) -> Result<(), Status> {
-        let has = |window: &Option<Window>| window.as_ref().is_some_and(|it| it.contains(address));
+        let has = |window: &Option<ControllerMemoryWindow>| {
+            window.as_ref().is_some_and(|it| it.contains(address))
+        };
         match &self.windows {
             [buffer, _] if has(buffer) => Err(Status::INVALID_USE_OF_BUFFER.do_not_retry()),
             [_, region] if has(region) => Err(Status::DATA_TRANSFER_ERROR.do_not_retry()),
@@ -378,11 +380,17 @@ struct SglParser {
 
 impl SglParser {
     /// Takes a descriptor of data.
-    fn data(&mut self, transfer: &mut Transfer, descriptor: SglDescriptor) -> Result<(), Status> {
+    fn data(
+        &mut self,
+        transfer: &mut DataPointers,
+        descriptor: SglDescriptor,
+    ) -> Result<(), Status> {
         let place = match descriptor.kind() {
             Some(SglType::DataBlock) => Place::Host(descriptor.address),
             // Section 4.4.1: a bit bucket takes part in reads; in writes it has no length.
-            Some(SglType::BitBucket) if transfer.direction == Direction::ToHost => Place::Bucket,
+            Some(SglType::BitBucket) if transfer.direction == DataDirection::ToHost => {
+                Place::Bucket
+            }
             Some(SglType::BitBucket) => return Ok(()),
             Some(SglType::Segment | SglType::LastSegment) => {
                 return Err(Status::INVALID_SGL_SEGMENT.do_not_retry());
@@ -400,7 +408,7 @@ impl SglParser {
     /// Reads the segment that `descriptor` points to; returns the descriptor of the next one.
     fn segment(
         &mut self,
-        transfer: &mut Transfer,
+        transfer: &mut DataPointers,
         dma: &DmaSpace,
         descriptor: SglDescriptor,
     ) -> Result<Option<SglDescriptor>, Status> {

@@ -93,19 +93,19 @@ impl Chain {
 const USUAL: usize = 32;
 
 /// A copy of a table of descriptors.
-pub(super) enum Table<T> {
+pub(super) enum DescriptorTable<T> {
     /// As many as most requests have, without an allocation.
     Usual([T; USUAL]),
     Long(Vec<T>),
 }
 
-impl<T> std::ops::Deref for Table<T> {
+impl<T> std::ops::Deref for DescriptorTable<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
         match self {
-            Table::Usual(table) => table,
-            Table::Long(table) => table,
+            DescriptorTable::Usual(table) => table,
+            DescriptorTable::Long(table) => table,
         }
     }
 }
@@ -115,7 +115,7 @@ pub(super) fn table<T>(
     dma: &DmaSpace,
     address: u64,
     length: u32,
-) -> Result<(Table<T>, usize), QueueError>
+) -> Result<(DescriptorTable<T>, usize), QueueError>
 where
     T: Copy + Default + FromBytes + IntoBytes + Immutable,
 {
@@ -124,12 +124,12 @@ where
         return Err(DriverFault::Table.into());
     }
     let mut table = match count {
-        ..=USUAL => Table::Usual([T::default(); USUAL]),
-        _ => Table::Long(vec![T::default(); count]),
+        ..=USUAL => DescriptorTable::Usual([T::default(); USUAL]),
+        _ => DescriptorTable::Long(vec![T::default(); count]),
     };
     let part = match &mut table {
-        Table::Usual(table) => &mut table[..count],
-        Table::Long(table) => &mut table[..],
+        DescriptorTable::Usual(table) => &mut table[..count],
+        DescriptorTable::Long(table) => &mut table[..],
     };
     dma.read(address, part.as_mut_bytes()).map_err(|_| QueueError::Unreachable)?;
     Ok((table, count))

@@ -8,16 +8,16 @@ use rackbus_spec::virtio::ring::{
 };
 
 use super::chain::table;
-use super::ring::{Area, Cursor, QueueAddresses, QueueError, Used};
+use super::ring::{Cursor, QueueAddresses, QueueError, RingArea, UsedRequest};
 use super::{Chain, DriverFault};
 
 /// The queue. What was taken is completed in order, so a completion goes where its request came from.
 #[derive(Debug)]
 pub struct Packed {
     size: u16,
-    ring: Area,
-    driver: Area,
-    device: Area,
+    ring: RingArea,
+    driver: RingArea,
+    device: RingArea,
     /// Where the driver makes its next request available.
     next: Cursor,
     /// Where the next completion goes.
@@ -37,9 +37,9 @@ impl Packed {
         let begin = Cursor { next: 0, wrap: true };
         Ok(Packed {
             size,
-            ring: Area::new(dma, descriptors, length, 16, both)?,
-            driver: Area::new(dma, driver, event::SIZE, 4, Access::READ)?,
-            device: Area::new(dma, device, event::SIZE, 4, both)?,
+            ring: RingArea::new(dma, descriptors, length, 16, both)?,
+            driver: RingArea::new(dma, driver, event::SIZE, 4, Access::READ)?,
+            device: RingArea::new(dma, device, event::SIZE, 4, both)?,
             next: begin,
             done: begin,
             added: 0,
@@ -52,10 +52,10 @@ impl Packed {
         self.device.resolve(dma);
     }
 
-    pub fn let_go(&mut self) {
-        self.ring.let_go();
-        self.driver.let_go();
-        self.device.let_go();
+    pub fn release_memory(&mut self) {
+        self.ring.release_memory();
+        self.driver.release_memory();
+        self.device.release_memory();
     }
 
     pub fn cursor(&self) -> Cursor {
@@ -138,7 +138,7 @@ impl Packed {
     }
 
     #[inline]
-    pub fn complete(&mut self, used: &[Used]) {
+    pub fn complete(&mut self, used: &[UsedRequest]) {
         let mut first = None;
         for entry in used {
             let Cursor { next, wrap } = self.done;

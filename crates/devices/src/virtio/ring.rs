@@ -22,7 +22,7 @@ pub enum QueueError {
 
 /// A request that is completed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct UsedRequest {
     /// The driver's name for it.
     pub id: u16,
     /// Descriptors of the ring that it took.
@@ -88,11 +88,11 @@ impl VirtioRing {
         }
     }
 
-    /// Lets go of its memory, until it is looked up again.
-    pub fn let_go(&mut self) {
+    /// Releases its memory, until it is looked up again.
+    pub fn release_memory(&mut self) {
         match self {
-            VirtioRing::Split(ring) => ring.let_go(),
-            VirtioRing::Packed(ring) => ring.let_go(),
+            VirtioRing::Split(ring) => ring.release_memory(),
+            VirtioRing::Packed(ring) => ring.release_memory(),
         }
     }
 
@@ -142,7 +142,7 @@ impl VirtioRing {
 
     /// Completes requests that were taken, in that order; the driver sees all of them at once.
     #[inline]
-    pub fn complete(&mut self, used: &[Used]) {
+    pub fn complete(&mut self, used: &[UsedRequest]) {
         match self {
             VirtioRing::Split(ring) => ring.complete(used),
             VirtioRing::Packed(ring) => ring.complete(used),
@@ -179,14 +179,14 @@ impl VirtioRing {
 
 /// A part of a queue in memory.
 #[derive(Debug)]
-pub(super) struct Area {
+pub(super) struct RingArea {
     base: u64,
     length: usize,
     access: Access,
     memory: Option<PinnedPieces>,
 }
 
-impl Area {
+impl RingArea {
     /// `length` bytes at `base`, which has to be a multiple of `alignment`.
     pub fn new(
         dma: &DmaSpace,
@@ -194,11 +194,11 @@ impl Area {
         length: usize,
         alignment: u64,
         access: Access,
-    ) -> Result<Area, DriverFault> {
+    ) -> Result<RingArea, DriverFault> {
         if !base.is_multiple_of(alignment) || base.checked_add(length as u64).is_none() {
             return Err(DriverFault::Queue);
         }
-        let mut area = Area { base, length, access, memory: None };
+        let mut area = RingArea { base, length, access, memory: None };
         area.resolve(dma);
         Ok(area)
     }
@@ -207,7 +207,7 @@ impl Area {
         self.memory = dma.pin_pieces(self.base, self.length, self.access).ok();
     }
 
-    pub fn let_go(&mut self) {
+    pub fn release_memory(&mut self) {
         self.memory = None;
     }
 

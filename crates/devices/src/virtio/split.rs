@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use rackbus_memory::{Access, DmaSpace};
 use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags, passes, split as layout};
 
-use super::ring::{Area, Cursor, QueueAddresses, QueueError, Used};
+use super::ring::{Cursor, QueueAddresses, QueueError, RingArea, UsedRequest};
 use super::{Chain, DriverFault};
 
 /// The device's side of a split ring.
@@ -14,9 +14,9 @@ use super::{Chain, DriverFault};
 pub struct Split {
     size: u16,
     event_index: bool,
-    descriptors: Area,
-    available: Area,
-    used: Area,
+    descriptors: RingArea,
+    available: RingArea,
+    used: RingArea,
     /// The available index up to which requests were taken.
     next: u16,
     /// The available index as it was read last: it lies in a cache line that the driver writes.
@@ -42,9 +42,9 @@ impl Split {
         Ok(Split {
             size,
             event_index,
-            descriptors: Area::new(dma, descriptors, table, 16, read)?,
-            available: Area::new(dma, driver, layout::available_bytes(size), 2, read)?,
-            used: Area::new(dma, device, layout::used_bytes(size), 4, write)?,
+            descriptors: RingArea::new(dma, descriptors, table, 16, read)?,
+            available: RingArea::new(dma, driver, layout::available_bytes(size), 2, read)?,
+            used: RingArea::new(dma, device, layout::used_bytes(size), 4, write)?,
             next: 0,
             seen: 0,
             done: 0,
@@ -58,10 +58,10 @@ impl Split {
         self.used.resolve(dma);
     }
 
-    pub fn let_go(&mut self) {
-        self.descriptors.let_go();
-        self.available.let_go();
-        self.used.let_go();
+    pub fn release_memory(&mut self) {
+        self.descriptors.release_memory();
+        self.available.release_memory();
+        self.used.release_memory();
     }
 
     pub fn cursor(&self) -> Cursor {
@@ -140,7 +140,7 @@ impl Split {
     }
 
     #[inline]
-    pub fn complete(&mut self, used: &[Used]) {
+    pub fn complete(&mut self, used: &[UsedRequest]) {
         for entry in used {
             let slot = usize::from(self.done & (self.size - 1));
             // An entry is aligned to half of its size: each half lies in one page.

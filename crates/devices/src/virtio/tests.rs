@@ -199,7 +199,7 @@ fn memory_that_is_gone_is_out_of_reach_and_no_fault() {
         assert_eq!(ring.take(&memory.dma, &mut chain), Err(QueueError::Unreachable));
         assert!(!ring.has_work());
         // Nothing is written anywhere.
-        ring.complete(&[Used { id: 0, slots: 1, written: 1 }]);
+        ring.complete(&[UsedRequest { id: 0, slots: 1, written: 1 }]);
         ring.ask_notifications(true);
         assert!(ring.wants_interrupt());
     }
@@ -230,7 +230,7 @@ fn a_queue_is_aligned_and_of_a_possible_size() {
 
 #[test]
 fn an_interrupt_is_wanted_for_the_entry_that_the_driver_named() {
-    let used = |id| Used { id, slots: 1, written: 0 };
+    let used = |id| UsedRequest { id, slots: 1, written: 0 };
     // A split queue: by its flag, or the index behind its entries.
     let memory = Memory::new();
     let mut ring = memory.ring(0);

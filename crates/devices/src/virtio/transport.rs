@@ -142,10 +142,13 @@ impl Transport {
         }
     }
 
-    /// Lets go of the memory of all queues.
-    pub fn let_go(&mut self) {
+    /// Releases the memory of all queues.
+    pub fn release_memory(&mut self) {
         self.mapped = None;
-        self.queues.iter_mut().filter_map(|queue| queue.ring.as_mut()).for_each(VirtioRing::let_go);
+        self.queues
+            .iter_mut()
+            .filter_map(|queue| queue.ring.as_mut())
+            .for_each(VirtioRing::release_memory);
     }
 
     /// What the driver did needs a reset: the driver is told, and nothing is done any more until then.

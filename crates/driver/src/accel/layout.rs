@@ -1,7 +1,7 @@
 //! Where everything is in the memory that driver and function share, and how descriptors name it.
 
 use rackbus_memory::SharedMemory;
-use rackbus_spec::accel::{COMPLETION_SIZE, DESCRIPTOR_SIZE, SEGMENTS, Segment};
+use rackbus_spec::accel::{COMPLETION_SIZE, DESCRIPTOR_SIZE, SEGMENTS, SglEntry};
 
 use super::AccelError;
 use super::ring::entries;
@@ -76,7 +76,7 @@ pub fn span(
 ) -> Result<MessageSpan, AccelError> {
     let bytes =
         u32::try_from(length).map_err(|_| AccelError::Request("the message is too large"))?;
-    // A message of no bytes has an address all the same.
+    // A message of no bytes has an address anyway.
     match addresses.at(offset) {
         Some((address, run)) if run >= length => {
             Ok(MessageSpan { address, segments: 0, length: bytes })
@@ -109,10 +109,10 @@ pub fn list(
                 return Err(AccelError::Request("the message has too many segments"));
             }
             let bytes = u32::try_from(part).map_err(|_| too_large())?;
-            let segment = Segment { address, length: bytes, reserved: 0 };
+            let segment = SglEntry { address, length: bytes, reserved: 0 };
             memory
                 .whole()
-                .write_obj(at + count * size_of::<Segment>(), &segment)
+                .write_obj(at + count * size_of::<SglEntry>(), &segment)
                 .ok_or_else(outside)?;
             (offset, length) = (offset + part, length - part);
             count += 1;
@@ -122,7 +122,7 @@ pub fn list(
         return Err(AccelError::Request("a list has at least one byte"));
     }
     let (address, run) = addresses.at(at).ok_or_else(outside)?;
-    if run < count * size_of::<Segment>() {
+    if run < count * size_of::<SglEntry>() {
         return Err(AccelError::Request("the list is not in one piece"));
     }
     let length = u32::try_from(total).map_err(|_| too_large())?;

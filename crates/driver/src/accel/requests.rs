@@ -55,7 +55,7 @@ impl Accel {
     }
 
     /// A descriptor that waits, for up to `limit` (a minute at most), until the word at `address` is as `condition`
-    /// says. What is behind it in the queue is not begun before; the next one ends with it when it is in vain.
+    /// says. What is behind it in the queue is not begun before; the next one ends with it when the wait fails.
     pub fn describe_wait(address: u64, condition: Condition, limit: Duration) -> Descriptor {
         let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         Descriptor {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rackbus_memory::DmaSlice;
-use rackbus_spec::accel::{Completion, Operation, SEGMENTS, Segment, Status};
+use rackbus_spec::accel::{Completion, Operation, SEGMENTS, SglEntry, Status};
 
 use super::{Accel, AccelError, AccelInfo, AccelOptions, MessageSpan, MessageWork};
 
@@ -62,7 +62,7 @@ impl Submitter {
         let segments = segments.next_power_of_two();
         let data = options.data.max(1).next_multiple_of(4096);
         let slots = usize::from(options.queues) * usize::from(options.depth);
-        let lists = slots * 2 * segments * size_of::<Segment>();
+        let lists = slots * 2 * segments * size_of::<SglEntry>();
         let accel = start(AccelOptions { data: data + lists, ..options })?;
         let queue = |_| Slots {
             free: (0..options.depth).rev().collect(),
@@ -135,7 +135,7 @@ impl Submitter {
         {
             return Ok(span);
         }
-        let at = self.data + nth * self.segments * size_of::<Segment>();
+        let at = self.data + nth * self.segments * size_of::<SglEntry>();
         self.accel.list((at, self.segments), ranges)
     }
 

@@ -40,7 +40,7 @@ pub enum NetError {
     /// The connection failed, or the function turned us away.
     #[error("network function: {0}")]
     Device(#[from] DriveError),
-    /// Memory to share with it could not be had.
+    /// Memory to share with it could not be obtained.
     #[error("network function: memory to share with it: {0}")]
     Memory(#[from] rackbus_memory::RegionError),
     /// It is not one that this driver can use.

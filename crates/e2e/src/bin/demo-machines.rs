@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use rackbus_e2e::rack::beside;
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use rackbus_vm::Assets;
 
 /// A testbed that ends with this.
@@ -40,8 +40,8 @@ impl Testbed {
         Ok(())
     }
 
-    fn on(&self, machine: &str) -> Result<Rack> {
-        Rack::on(&self.dir, machine)
+    fn on(&self, machine: &str) -> Result<RackProcesses> {
+        RackProcesses::on(&self.dir, machine)
     }
 }
 
@@ -55,7 +55,7 @@ impl Drop for Testbed {
 /// Does a step, times it and says so.
 fn step<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
-    let value = run().map_err(|error| Failure(format!("{what}: {error}")))?;
+    let value = run().map_err(|error| CheckFailure(format!("{what}: {error}")))?;
     println!("  {:>9.1} ms  {what}", begun.elapsed().as_secs_f64() * 1000.0);
     Ok(value)
 }
@@ -118,7 +118,7 @@ fn demonstrate(file: &Path) -> Result<()> {
 }
 
 /// The link to the drive's machine is lost while the guest writes, and the guest notices a pause.
-fn brief_loss(testbed: &Testbed, beta: &Rack, guest: &mut Guest, sum: &str) -> Result<()> {
+fn brief_loss(testbed: &Testbed, beta: &RackProcesses, guest: &mut Guest, sum: &str) -> Result<()> {
     println!("alpha's cable is pulled while the guest writes, and plugged in again:");
     let copying =
         "dd if=/mnt/a/data of=/mnt/a/copy bs=64k oflag=direct conv=fsync 2>/dev/null && echo whole";
@@ -146,7 +146,7 @@ fn brief_loss(testbed: &Testbed, beta: &Rack, guest: &mut Guest, sum: &str) -> R
 }
 
 /// The link is lost for longer than a front waits: the guest loses its drive, and the lender offers it again.
-fn long_loss(testbed: &Testbed, beta: &Rack, mut guest: Guest) -> Result<()> {
+fn long_loss(testbed: &Testbed, beta: &RackProcesses, mut guest: Guest) -> Result<()> {
     println!("alpha's cable is pulled for longer than a front waits, while the guest writes:");
     let writing = "dd if=/dev/zero of=/mnt/a/more bs=64k count=100000 oflag=direct conv=fsync 2>&1; echo over";
     let load = step("it writes on", || guest.begin(writing, Duration::from_secs(60)))?;
@@ -170,7 +170,7 @@ fn long_loss(testbed: &Testbed, beta: &Rack, mut guest: Guest) -> Result<()> {
 }
 
 /// A guest of another machine finds what the first one wrote.
-fn read_elsewhere(gamma: &Rack, sum: &str) -> Result<()> {
+fn read_elsewhere(gamma: &RackProcesses, sum: &str) -> Result<()> {
     println!("a guest on gamma borrows alpha/nvme0 (Debian 13, unmodified):");
     let mut guest = step("borrowed over the network, VM started", || {
         Guest::start(gamma, "reader", "gamma", "trixie", &["alpha/nvme0"])

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::rack::beside;
-use rackbus_e2e::{Failure, Result, ensure};
+use rackbus_e2e::{CheckFailure, Result, ensure};
 use rackbus_vm::metal::{BareMetalRack, BareMetalSpec};
-use rackbus_vm::{Assets, Guest, Machine};
+use rackbus_vm::{Assets, BareMetalMachine, GuestRelease};
 
 /// How long the load on the drive goes on at most.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -24,8 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The network that joins the machines.
 const SUBNET: u8 = 18;
 /// The hosts, and what they run. alpha has the drive.
-const HOSTS: [(&str, Guest); 3] =
-    [("alpha", Guest::Bookworm), ("beta", Guest::Bookworm), ("gamma", Guest::Trixie)];
+const HOSTS: [(&str, GuestRelease); 3] = [
+    ("alpha", GuestRelease::Bookworm),
+    ("beta", GuestRelease::Bookworm),
+    ("gamma", GuestRelease::Trixie),
+];
 /// Whether the drive has gone.
 const GONE: &str = "gone() { [ ! -e /dev/nvme0n1 ]; }\n";
 const BORROW: &str = "rackbus borrow alpha/d0 --placement host --for";
@@ -52,7 +55,7 @@ fn main() -> ExitCode {
 /// Does a step, times it and says so.
 fn step<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
-    let value = run().map_err(|e| Failure(format!("{what}: {e}")))?;
+    let value = run().map_err(|e| CheckFailure(format!("{what}: {e}")))?;
     println!("  {:>9.1} ms  {what}", begun.elapsed().as_secs_f64() * 1000.0);
     Ok(value)
 }
@@ -124,7 +127,7 @@ fn borrowed(rack: &mut BareMetalRack) -> Result<()> {
 }
 
 /// The machine's node borrows the drive; its kernel finds it.
-fn borrow(machine: &mut Machine) -> Result<()> {
+fn borrow(machine: &mut BareMetalMachine) -> Result<()> {
     let host = machine.name().to_owned();
     // The link of an NTB comes up a moment after both of its ends are there.
     let said = run(
@@ -170,7 +173,7 @@ fn killed(rack: &mut BareMetalRack) -> Result<()> {
 }
 
 /// The file system can be unmounted, the loss is told, and the kernel complains of nothing.
-fn settled(gamma: &mut Machine) -> Result<()> {
+fn settled(gamma: &mut BareMetalMachine) -> Result<()> {
     let said = run(
         gamma,
         "umount /mnt/a
@@ -184,11 +187,11 @@ fn settled(gamma: &mut Machine) -> Result<()> {
     Ok(())
 }
 
-fn run(machine: &mut Machine, script: &str) -> Result<String> {
+fn run(machine: &mut BareMetalMachine, script: &str) -> Result<String> {
     Ok(rackbus_vm::metal::run(machine, &format!("{GONE}{script}"))?)
 }
 
-fn say(machine: &Machine, said: &str) {
+fn say(machine: &BareMetalMachine, said: &str) {
     said.lines()
         .for_each(|line| println!("                {}: {}", machine.name(), line.trim_end()));
 }

@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use rackbus_e2e::guest::succeeded;
-use rackbus_e2e::{Guest, Rack, Result, ensure, sisci};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure, sisci};
 use rackbus_vm::Assets;
 
 /// How long a program may take on a busy machine.
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 /// Does a step, times it and says so.
 fn step<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
-    let value = run().map_err(|e| rackbus_e2e::Failure(format!("{what}: {e}")))?;
+    let value = run().map_err(|e| rackbus_e2e::CheckFailure(format!("{what}: {e}")))?;
     println!("  {:>9.1} ms  {what}", begun.elapsed().as_secs_f64() * 1000.0);
     Ok(value)
 }
@@ -58,7 +58,7 @@ fn demonstrate(file: &Path, source: &Path, dir: &Path) -> Result<()> {
         std::fs::remove_dir_all(dir)?;
     }
     println!("guests run under {} on this machine", Assets::of_user().accel()?);
-    let rack = step("the rack comes up", || Rack::start(file, dir))?;
+    let rack = step("the rack comes up", || RackProcesses::start(file, dir))?;
     let folder =
         step("library, tools and program are built and installed for this machine", || {
             let folder = sisci::install(&rack)?;
@@ -105,7 +105,7 @@ fn demonstrate(file: &Path, source: &Path, dir: &Path) -> Result<()> {
 }
 
 fn between_guests(
-    rack: &Rack,
+    rack: &RackProcesses,
     program: &str,
     receiver: &mut Guest,
     sender: &mut Guest,
@@ -120,7 +120,12 @@ fn between_guests(
 }
 
 /// The same program on a host, by the same binary.
-fn from_host(rack: &Rack, binary: &Path, receiver: &mut Guest, program: &str) -> Result<()> {
+fn from_host(
+    rack: &RackProcesses,
+    binary: &Path,
+    receiver: &mut Guest,
+    program: &str,
+) -> Result<()> {
     let id = sisci::node_id(rack, receiver.name())?.to_string();
     let receives = receiver.begin(&format!("{PROGRAMS}/{program}"), LIMIT)?;
     let sends = Command::new(binary)

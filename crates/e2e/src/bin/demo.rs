@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
 use rackbus_vm::Assets;
 use serde::Serialize;
 use serde_json::json;
@@ -59,7 +59,7 @@ impl Report {
     /// Does a step, times it and says so.
     fn step<T>(&mut self, what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
         let begun = Instant::now();
-        let value = run().map_err(|e| rackbus_e2e::Failure(format!("{what}: {e}")))?;
+        let value = run().map_err(|e| rackbus_e2e::CheckFailure(format!("{what}: {e}")))?;
         let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
         println!("  {:>9.1} ms  {what}", milliseconds);
         self.steps.push(Step { what: what.to_owned(), milliseconds });
@@ -118,7 +118,7 @@ fn demonstrate(file: &Path, dir: &Path, report: &mut Report) -> Result<()> {
     let accel = Assets::of_user().accel()?;
     println!("guests run under {accel} on this machine");
     println!("hosts alpha, beta and gamma ({}):", file.display());
-    let rack = report.step("the rack comes up", || Rack::start(file, dir))?;
+    let rack = report.step("the rack comes up", || RackProcesses::start(file, dir))?;
     let sum = on_beta(&rack, report)?;
     let mut guest = on_gamma(&rack, report, &sum)?;
     hot_plug(&rack, report, &mut guest)?;
@@ -134,7 +134,7 @@ fn demonstrate(file: &Path, dir: &Path, report: &mut Report) -> Result<()> {
 }
 
 /// Steps 1 and 2: a guest on beta fills alpha's drive; meanwhile gamma cannot have it.
-fn on_beta(rack: &Rack, report: &mut Report) -> Result<String> {
+fn on_beta(rack: &RackProcesses, report: &mut Report) -> Result<String> {
     println!("a guest on beta borrows alpha/nvme0 (Debian 12, Linux 6.1, unmodified):");
     let mut guest = report.step("borrowed, VM started", || {
         Guest::start(rack, "writer", "beta", "bookworm", &["alpha/nvme0"])
@@ -169,7 +169,7 @@ fn on_beta(rack: &Rack, report: &mut Report) -> Result<String> {
 }
 
 /// Step 3: a guest on gamma finds the same data.
-fn on_gamma(rack: &Rack, report: &mut Report, sum: &str) -> Result<Guest> {
+fn on_gamma(rack: &RackProcesses, report: &mut Report, sum: &str) -> Result<Guest> {
     println!("a guest on gamma borrows alpha/nvme0 (Debian 13, Linux 6.12, unmodified):");
     let mut guest = report.step("borrowed, VM started", || {
         Guest::start(rack, "reader", "gamma", "trixie", &["alpha/nvme0"])
@@ -188,7 +188,7 @@ fn on_gamma(rack: &Rack, report: &mut Report, sum: &str) -> Result<Guest> {
 }
 
 /// Step 4: another drive comes and goes while the guest runs.
-fn hot_plug(rack: &Rack, report: &mut Report, guest: &mut Guest) -> Result<()> {
+fn hot_plug(rack: &RackProcesses, report: &mut Report, guest: &mut Guest) -> Result<()> {
     println!("a second drive, beta/nvme1, for the running guest:");
     report.step("borrowed, plugged in, found by the guest", || {
         rack.json(&["vm", "add", "reader", "beta/nvme1"])?;
@@ -227,7 +227,7 @@ fn measure_guest(report: &mut Report, guest: &mut Guest) -> Result<()> {
         let read = &fio["jobs"][0]["read"];
         let (iops, latency) = (read["iops"].as_f64(), read["clat_ns"]["mean"].as_f64());
         let (Some(iops), Some(nanoseconds)) = (iops, latency) else {
-            return Err(rackbus_e2e::Failure(format!("fio measured nothing: {fio}")));
+            return Err(rackbus_e2e::CheckFailure(format!("fio measured nothing: {fio}")));
         };
         report.measured.push(Measured {
             user: format!("guest ({accel})"),
@@ -241,7 +241,7 @@ fn measure_guest(report: &mut Report, guest: &mut Guest) -> Result<()> {
 
 /// Step 5, without a guest: a driver in user space on beta. A guest under TCG measures mostly
 /// TCG; this measures the drive.
-fn measure_host(rack: &Rack, report: &mut Report) -> Result<()> {
+fn measure_host(rack: &RackProcesses, report: &mut Report) -> Result<()> {
     let (lease, socket) = rack.borrow("alpha/nvme0", "beta")?;
     report.lent("alpha/nvme0", "beta", "userspace driver");
     let (count, seconds) = report.step("a userspace driver on beta measures", || {

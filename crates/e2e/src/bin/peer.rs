@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use rackbus_driver::{Drive, DriveError, DriveOptions, MachineFunction};
-use rackbus_e2e::{Failure, Result, ensure};
+use rackbus_e2e::{CheckFailure, Result, ensure};
 use rackbus_memory::MappedRegisters;
 use rackbus_spec::nvme::Status;
 
@@ -57,12 +57,12 @@ struct Peers {
 
 fn open(drive: &str, target: &str, bar: &str) -> Result<Peers> {
     let folder = format!("/sys/bus/pci/devices/{target}");
-    let number: usize = bar.parse().map_err(|_| Failure(format!("{bar} is no BAR")))?;
+    let number: usize = bar.parse().map_err(|_| CheckFailure(format!("{bar} is no BAR")))?;
     // A line for each BAR: its first and last address, and flags.
     let lines = read_to_string(format!("{folder}/resource"))?;
     let first = lines.lines().nth(number).and_then(|line| line.split_whitespace().next());
     let first = first.and_then(|hex| u64::from_str_radix(hex.trim_start_matches("0x"), 16).ok());
-    let first = first.ok_or_else(|| Failure(format!("{target} has no BAR {bar}")))?;
+    let first = first.ok_or_else(|| CheckFailure(format!("{target} has no BAR {bar}")))?;
     let bar = File::options().read(true).write(true).open(format!("{folder}/resource{bar}"))?;
     let device = Box::new(MachineFunction::open(drive)?);
     let options = DriveOptions { depth: 4, data: 64 << 10 };
@@ -134,7 +134,7 @@ impl Peers {
                 Ok(status.to_string())
             }
             Err(error) => Err(error.into()),
-            Ok(()) => Err(Failure("the drive reads into the BAR".to_owned())),
+            Ok(()) => Err(CheckFailure("the drive reads into the BAR".to_owned())),
         }
     }
 }

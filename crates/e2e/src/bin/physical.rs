@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use rackbus_driver::device::{DmaAddresses, DrivenFunction, connect};
 use rackbus_driver::{Drive, DriveError, DriveOptions, MachineFunction};
-use rackbus_e2e::{Failure, Result, ensure};
+use rackbus_e2e::{CheckFailure, Result, ensure};
 use rackbus_memory::{Access, Event, MappedRegisters, SharedMemory};
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::{irq, region};
@@ -205,7 +205,7 @@ fn keep(function: &str) -> Result<String> {
     client.read(region::BAR0, VERSION, &mut trapped)?;
     let info = client.region_info(region::BAR0)?;
     let (file, offset) =
-        info.memory.ok_or_else(|| Failure("its registers cannot be mapped".to_owned()))?;
+        info.memory.ok_or_else(|| CheckFailure("its registers cannot be mapped".to_owned()))?;
     let registers = MappedRegisters::map_device(file.as_fd(), offset, 4096)?;
     ensure!(
         registers.read(VERSION) == Some(u32::from_le_bytes(trapped)),

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use super::{Lending, Loan, LoanError, LoanRecord, UnknownPart};
 use crate::domain::Access;
-use crate::system::{Requester, SpaceError, Target};
+use crate::system::{AddressTarget, Requester, SpaceError};
 use crate::topology::ComponentKind;
 
 /// A place in a BAR of a function of the rack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BarPlace {
-    /// The function, `HOST/DEVICE`.
+    /// Name of the function that has the BAR, `HOST/DEVICE`.
     pub function: String,
     /// The BAR, 0 to 5.
     pub bar: u8,
@@ -42,7 +42,7 @@ impl Lending {
         let misplaced = || SpaceError::Misplaced(place.function.clone());
         let owner =
             part.host.filter(|_| part.kind == ComponentKind::Device).ok_or_else(misplaced)?;
-        let target = Target::Bar { device, bar: place.bar, offset: place.offset };
+        let target = AddressTarget::Bar { device, bar: place.bar, offset: place.offset };
         let requester = Requester::Device(self.function);
         let entries = fabric.lend(requester, iova, (length, access), owner, target)?;
         drop(fabric);

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{Lending, Loan, LoanError, LoanRecord, UnknownPart};
 use crate::derive;
 use crate::domain::Access;
-use crate::system::{AccessError, Fabric, Requester, Resolved, Route, Target};
-use crate::topology::{ComponentKind, HostId, Link, Topology, TopologyError};
+use crate::system::{AccessError, AddressTarget, Fabric, Requester, Resolved, Route};
+use crate::topology::{ComponentKind, HostId, Topology, TopologyError, TopologyLink};
 
 /// The fabric of a node, shared by all that lend, borrow and share there.
 #[derive(Debug, Clone)]
@@ -60,7 +60,8 @@ impl FabricHandle {
         if fabric.topology().named(&name).is_none() {
             let root = fabric.topology().host(owner).root;
             let front = fabric.topology.add(Some(owner), ComponentKind::Device, &name);
-            let joined = front.and_then(|id| fabric.topology.connect(root, id, Link::Internal));
+            let joined =
+                front.and_then(|id| fabric.topology.connect(root, id, TopologyLink::Internal));
             joined.map_err(|_| unknown())?;
         }
         drop(fabric);
@@ -77,7 +78,7 @@ impl FabricHandle {
         owner: HostId,
         length: u64,
         access: Access,
-        target: Target,
+        target: AddressTarget,
     ) -> Result<Loan, LoanError> {
         let requester = Requester::Cpu(host);
         let entries = self.lock().lend(requester, 0, (length, access), owner, target)?;
@@ -89,7 +90,7 @@ impl FabricHandle {
         })
     }
 
-    /// As [`Fabric::resolve`].
+    /// Asks the shared fabric's [`Fabric::resolve`] under its lock.
     ///
     /// # Errors
     /// [`AccessError`].
@@ -103,7 +104,7 @@ impl FabricHandle {
         self.lock().resolve(requester, address, length, access)
     }
 
-    /// As [`Fabric::route`].
+    /// Asks the shared fabric's [`Fabric::route`] under its lock.
     ///
     /// # Errors
     /// [`AccessError`].
@@ -130,7 +131,8 @@ impl FabricHandle {
         let owner = host_named(fabric.topology(), host)?;
         let root = fabric.topology().host(owner).root;
         let function = fabric.topology.add(Some(owner), ComponentKind::Device, &name);
-        let joined = function.and_then(|id| fabric.topology.connect(root, id, Link::Internal));
+        let joined =
+            function.and_then(|id| fabric.topology.connect(root, id, TopologyLink::Internal));
         joined.map_err(|_| UnknownPart(name))
     }
 

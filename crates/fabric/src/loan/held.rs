@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{ALL, CountedBytes, Entries, FabricHandle, LentMemory, LoanError};
 use crate::domain::Access;
-use crate::system::{Fabric, Requester, Target};
-use crate::topology::{ComponentId, ComponentKind, HostId, Link, Topology};
+use crate::system::{AddressTarget, Fabric, Requester};
+use crate::topology::{ComponentId, ComponentKind, HostId, Topology, TopologyLink};
 
 /// What one host lends of its memory to one function: the only source of its loans.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ impl Lending {
         let host = topology.add_host("host", u64::MAX, true).expect("the first of its name");
         let function = topology.add(Some(host), ComponentKind::Device, FUNCTION).expect("as above");
         let root = topology.host(host).root;
-        topology.connect(root, function, Link::Internal).expect("both are in one host");
+        topology.connect(root, function, TopologyLink::Internal).expect("both are in one host");
         Lending { fabric: FabricHandle::new(Fabric::new(topology)), function, owner: host }
     }
 
@@ -42,7 +42,8 @@ impl Lending {
         let record = match &memory {
             None => None,
             Some(memory) => {
-                let target = Target::Lent { object: memory.object(), offset: memory.offset() };
+                let target =
+                    AddressTarget::Lent { object: memory.object(), offset: memory.offset() };
                 let requester = Requester::Device(self.function);
                 let range = (length, access);
                 let entries =

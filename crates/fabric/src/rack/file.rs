@@ -9,8 +9,8 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    BROADCAST_NODE_ID, Control, Device, Host, LAST_NODE_ID, Links, PAGE, Rack, composition,
-    network, share,
+    BROADCAST_NODE_ID, Control, DeclaredFunction, Host, LAST_NODE_ID, Links, PAGE, Rack,
+    composition, network, share,
 };
 use crate::names::{self, is_name};
 use crate::text::{Named, Parsed, Section, document, mismatch, subsection, wrong};
@@ -225,11 +225,11 @@ const MOST_HOSTS: u32 = LAST_NODE_ID / 4 - 1;
 /// Reads a device's section by what its class says of it; how many virtual functions it has.
 pub(super) type ReadDevice<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Parsed<u16>;
 
-fn device(host: &str, entry: &Named<'_>, read: ReadDevice<'_>) -> Parsed<Vec<Device>> {
+fn device(host: &str, entry: &Named<'_>, read: ReadDevice<'_>) -> Parsed<Vec<DeclaredFunction>> {
     let section = DeviceSection { function: format!("{host}/{}", entry.name), entry };
     let functions = read(&section)?;
     let (kind, _) = section.kind("write kind = \"…\", the name of a class of devices")?;
-    let function = |vf| Device { name: entry.name.to_owned(), vf, kind: kind.to_owned() };
+    let function = |vf| DeclaredFunction { name: entry.name.to_owned(), vf, kind: kind.to_owned() };
     Ok(match functions {
         0 => vec![function(None)],
         most => (1..=most).map(|vf| function(Some(vf))).collect(),

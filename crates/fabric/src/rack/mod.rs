@@ -80,12 +80,12 @@ pub struct Host {
     /// Its NTBs: where each is on the host, by the host that it leads to.
     pub ntbs: BTreeMap<String, String>,
     /// Its devices, in the file's order, each with all of its functions.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeclaredFunction>,
 }
 
 /// One function of a host's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct DeclaredFunction {
     /// Its name on the host.
     pub name: String,
     /// Which of its virtual functions this is, from 1; `None` where the device is one function.
@@ -94,7 +94,7 @@ pub struct Device {
     pub kind: String,
 }
 
-impl Device {
+impl DeclaredFunction {
     /// Its function's name on the host: `nvme0`, `accel0.vf3`.
     pub fn function(&self) -> String {
         match self.vf {
@@ -382,7 +382,7 @@ impl Rack {
     }
 
     /// All functions, by name.
-    pub fn functions(&self) -> impl Iterator<Item = (FunctionName, &Device)> {
+    pub fn functions(&self) -> impl Iterator<Item = (FunctionName, &DeclaredFunction)> {
         self.hosts.iter().flat_map(|host| {
             host.devices.iter().map(|device| {
                 (

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_memory::{Access, SharedMemory};
-use rackbus_pci::endpoint::{Clock, Region};
+use rackbus_pci::endpoint::{Clock, FunctionRegion};
 use rackbus_pci::{Endpoint, FunctionState, Saved, Work};
 use rackbus_spec::nvme::registers::{self as reg, Aqa, Cc};
 use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
@@ -79,11 +79,13 @@ impl Driver {
     }
 
     pub(super) fn master(&mut self) {
-        self.endpoint.write(Region::Config, 4, &6u16.to_le_bytes()).expect("it is inside");
+        self.endpoint.write(FunctionRegion::Config, 4, &6u16.to_le_bytes()).expect("it is inside");
     }
 
     fn write4(&mut self, offset: u64, value: u32) {
-        self.endpoint.write(Region::Bar(0), offset, &value.to_le_bytes()).expect("it is inside");
+        self.endpoint
+            .write(FunctionRegion::Bar(0), offset, &value.to_le_bytes())
+            .expect("it is inside");
     }
 
     pub(super) fn poke(&self, address: u64, data: &[u8]) {
@@ -136,7 +138,7 @@ impl Driver {
         self.write4(reg::AQA, Aqa::new().with_asqs(size).with_acqs(size).into());
         for (register, page) in [(reg::ASQ, QUEUES), (reg::ACQ, QUEUES + 1)] {
             let address = at(page).to_le_bytes();
-            self.endpoint.write(Region::Bar(0), register, &address).expect("it is inside");
+            self.endpoint.write(FunctionRegion::Bar(0), register, &address).expect("it is inside");
         }
         self.write4(reg::CC, Cc::new().with_en(true).with_iosqes(6).with_iocqes(4).into());
         for qid in 1..=PAIRS {

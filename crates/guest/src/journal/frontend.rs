@@ -30,7 +30,7 @@ const RESET_DEVICE: u32 = 34;
 /// ring's kick, which starts it, last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "named as in the protocol's specification")]
-pub enum Key {
+pub enum VhostSetting {
     Owner,
     ProtocolFeatures,
     Features,
@@ -117,50 +117,54 @@ pub fn probe() -> (Vec<u8>, u32) {
 /// All that QEMU has said and that still counts.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Frontend {
-    set: BTreeMap<Key, Vec<u8>>,
+    set: BTreeMap<VhostSetting, Vec<u8>>,
     /// The last message, if QEMU waits for its answer, and which record it was.
     waits: Option<(u64, Vec<u8>)>,
 }
 
 impl Frontend {
     /// QEMU says something, in the record with this number. What it sets, if it sets something.
-    pub fn take(&mut self, record: u64, bytes: &[u8]) -> Option<Key> {
+    pub fn take(&mut self, record: u64, bytes: &[u8]) -> Option<VhostSetting> {
         let head = VhostHead::of(bytes)?;
         let says = bytes.get(HEAD..)?;
         self.waits = head.wants_reply().then(|| (record, bytes.to_vec()));
         let queue = says.first().copied().unwrap_or(0);
         let region = || says.get(8..16)?.try_into().map(u64::from_le_bytes).ok();
         let key = match head.request {
-            2 => Key::Features,
-            3 => Key::Owner,
+            2 => VhostSetting::Features,
+            3 => VhostSetting::Owner,
             5 => {
-                self.set.retain(|key, _| !matches!(key, Key::Memory(_)));
-                Key::Table
+                self.set.retain(|key, _| !matches!(key, VhostSetting::Memory(_)));
+                VhostSetting::Table
             }
-            8 => Key::Size(queue),
-            9 => Key::Address(queue),
-            10 => Key::Base(queue),
-            12 => Key::Kick(queue),
-            13 => Key::Call(queue),
-            14 => Key::Errors(queue),
-            16 => Key::ProtocolFeatures,
-            18 => Key::Enable(queue),
-            21 => Key::BackendChannel,
-            37 => Key::Memory(region()?),
+            8 => VhostSetting::Size(queue),
+            9 => VhostSetting::Address(queue),
+            10 => VhostSetting::Base(queue),
+            12 => VhostSetting::Kick(queue),
+            13 => VhostSetting::Call(queue),
+            14 => VhostSetting::Errors(queue),
+            16 => VhostSetting::ProtocolFeatures,
+            18 => VhostSetting::Enable(queue),
+            21 => VhostSetting::BackendChannel,
+            37 => VhostSetting::Memory(region()?),
             REMOVE_MEMORY => {
-                self.set.remove(&Key::Memory(region()?));
+                self.set.remove(&VhostSetting::Memory(region()?));
                 return None;
             }
             GET_VRING_BASE => {
-                self.set.retain(|key, _| ![Key::Kick(queue), Key::Call(queue)].contains(key));
+                self.set.retain(|key, _| {
+                    ![VhostSetting::Kick(queue), VhostSetting::Call(queue)].contains(key)
+                });
                 return None;
             }
             RESET_OWNER => {
-                self.set.remove(&Key::Owner);
+                self.set.remove(&VhostSetting::Owner);
                 return None;
             }
             RESET_DEVICE => {
-                self.set.retain(|key, _| !matches!(key, Key::Enable(_) | Key::Features));
+                self.set.retain(|key, _| {
+                    !matches!(key, VhostSetting::Enable(_) | VhostSetting::Features)
+                });
                 return None;
             }
             _ => return None,
@@ -170,25 +174,25 @@ impl Frontend {
     }
 
     /// Whether what this sets is set.
-    pub fn has(&self, key: Key) -> bool {
+    pub fn has(&self, key: VhostSetting) -> bool {
         self.set.contains_key(&key)
     }
 
     /// The next entry of a ring that is to be taken, as QEMU said when it started it.
     pub fn base(&self, queue: u8) -> Option<u16> {
-        let says = self.set.get(&Key::Base(queue))?.get(HEAD + 4..HEAD + 6)?;
+        let says = self.set.get(&VhostSetting::Base(queue))?.get(HEAD + 4..HEAD + 6)?;
         says.try_into().map(u16::from_le_bytes).ok()
     }
 
     /// What to say to somebody who knows nothing, in this order, none of it to be answered; the rings go
     /// on from `next`.
-    pub fn repeat(&self, next: &[u16]) -> Vec<(Key, Vec<u8>)> {
+    pub fn repeat(&self, next: &[u16]) -> Vec<(VhostSetting, Vec<u8>)> {
         let each = self.set.iter().map(|(key, bytes)| {
             let (mut bytes, flags) = (bytes.clone(), VERSION);
             if let Some(field) = bytes.get_mut(4..8) {
                 field.copy_from_slice(&flags.to_le_bytes());
             }
-            if let Key::Base(queue) = key
+            if let VhostSetting::Base(queue) = key
                 && let Some(at) = next.get(usize::from(*queue))
                 && let Some(field) = bytes.get_mut(HEAD + 4..HEAD + 8)
             {
@@ -238,8 +242,16 @@ mod tests {
         }
         assert_eq!(frontend.base(1), Some(5));
         let repeated = frontend.repeat(&[0, 77]);
-        let keys: Vec<Key> = repeated.iter().map(|(key, _)| *key).collect();
-        assert_eq!(keys, [Key::Memory(2 << 20), Key::Size(1), Key::Base(1), Key::Kick(1)]);
+        let keys: Vec<VhostSetting> = repeated.iter().map(|(key, _)| *key).collect();
+        assert_eq!(
+            keys,
+            [
+                VhostSetting::Memory(2 << 20),
+                VhostSetting::Size(1),
+                VhostSetting::Base(1),
+                VhostSetting::Kick(1)
+            ]
+        );
         assert_eq!(repeated[1].1, ring(8, 1, 256));
         assert_eq!(repeated[2].1, ring(10, 1, 77));
         assert!(!VhostHead::of(&repeated[0].1).unwrap().wants_reply());

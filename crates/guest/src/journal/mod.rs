@@ -18,7 +18,7 @@ use rackbus_segment::guest::GuestChannel;
 use serde::{Deserialize, Serialize};
 
 use crate::state::{DescriptorKind, GuestAction, GuestState, PendingRequest, Received};
-use frontend::{Frontend, Key};
+use frontend::{Frontend, VhostSetting};
 
 /// Queues of the device.
 pub const QUEUES: usize = 2;
@@ -147,7 +147,7 @@ pub struct RecordOutcome {
     /// Numbers of the files that came along.
     pub objects: Vec<u64>,
     /// What QEMU has set.
-    pub set: Option<Key>,
+    pub set: Option<VhostSetting>,
 }
 
 impl Core {
@@ -201,11 +201,11 @@ impl Core {
 
     /// Whether QEMU has all queues started.
     pub fn is_started(&self) -> bool {
-        (0..QUEUES).all(|queue| self.frontend.has(Key::Kick(queue as u8)))
+        (0..QUEUES).all(|queue| self.frontend.has(VhostSetting::Kick(queue as u8)))
     }
 
     /// What to say to somebody who is to serve QEMU from here on.
-    pub fn repeat(&self) -> Vec<(Key, Vec<u8>)> {
+    pub fn repeat(&self) -> Vec<(VhostSetting, Vec<u8>)> {
         self.frontend.repeat(&self.next)
     }
 
@@ -281,9 +281,9 @@ impl Core {
     }
 
     /// QEMU said something; what it set, and what follows.
-    fn heard(&mut self, message: &[u8]) -> (Option<Key>, Vec<GuestAction>) {
+    fn heard(&mut self, message: &[u8]) -> (Option<VhostSetting>, Vec<GuestAction>) {
         let (set, mut actions) = (self.frontend.take(self.records, message), Vec::new());
-        if let Some(Key::Base(queue)) = set
+        if let Some(VhostSetting::Base(queue)) = set
             && let Some(base) = self.frontend.base(queue)
             && let Some(next) = self.next.get_mut(usize::from(queue))
         {

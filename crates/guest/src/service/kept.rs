@@ -9,7 +9,7 @@ use rackbus_memory::{Access, Doorbell, Packets, PeerEvent, Region, StreamError};
 use rackbus_segment::guest::GuestChannel;
 use rustix::fs::{FileType, OFlags};
 
-use crate::journal::frontend::Key;
+use crate::journal::frontend::VhostSetting;
 use crate::journal::{Core, JournalRecord, RecordOutcome};
 use crate::state::{DescriptorKind, GuestAction};
 
@@ -54,7 +54,7 @@ pub(super) struct DeviceParts {
     pub held: HashMap<u64, KeptFile>,
     pub sessions: HashMap<u64, SessionSockets>,
     /// What came with QEMU's messages.
-    pub said: BTreeMap<Key, Vec<OwnedFd>>,
+    pub said: BTreeMap<VhostSetting, Vec<OwnedFd>>,
 }
 
 impl DeviceParts {
@@ -103,7 +103,7 @@ impl DeviceParts {
     }
 
     /// What a standby does with actions: it releases what they end.
-    pub(super) fn let_go(&mut self, actions: &[GuestAction]) {
+    pub(super) fn release(&mut self, actions: &[GuestAction]) {
         for action in actions {
             match action {
                 GuestAction::Forget { object } => drop(self.held.remove(object)),

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::kept::{DeviceParts, KeptFile, SessionSockets, hold};
 use super::ledger::Ledger;
 use crate::fuse::MAX_REQUEST;
-use crate::journal::frontend::Key;
+use crate::journal::frontend::VhostSetting;
 use crate::journal::{Core, JournalRecord};
 use crate::state::DescriptorKind;
 
@@ -36,7 +36,7 @@ enum Told {
     /// The sockets of a session go to the standby.
     Session { session: u64, opened: bool },
     /// What came with a message of QEMU's.
-    Said { key: Key },
+    Said { key: VhostSetting },
     /// That was all: from here on, whatever happens.
     Ready,
     /// A record, to be taken by the standby as well.
@@ -204,7 +204,7 @@ impl Listener {
             Told::Ready => self.ready = true,
             Told::Happened(record) => {
                 let outcome = kept.take(&record, beside);
-                kept.let_go(&outcome.actions);
+                kept.release(&outcome.actions);
             }
         }
         Some(())

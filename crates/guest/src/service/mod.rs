@@ -32,7 +32,7 @@ use rustix::time::{ClockId, clock_gettime};
 use vhost_user_backend::{VhostUserDaemon, VringRwLock, VringT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use crate::journal::frontend::Key;
+use crate::journal::frontend::VhostSetting;
 use crate::journal::{Core, JournalRecord, QUEUES, QueuedRequest};
 use crate::state::GuestAction;
 use backend::Backend;
@@ -150,7 +150,8 @@ fn run(
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
     let (qemu, ledger) = (Arc::new(qemu), Arc::new(ledger));
     let started = |queue: usize| {
-        inherited && kept.core.frontend.has(Key::Kick(u8::try_from(queue).unwrap_or(u8::MAX)))
+        inherited
+            && kept.core.frontend.has(VhostSetting::Kick(u8::try_from(queue).unwrap_or(u8::MAX)))
     };
     let device = Arc::new(Device {
         node: helper.node.clone(),

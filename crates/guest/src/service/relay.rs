@@ -38,7 +38,7 @@ fn peek(qemu: &UnixStream) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     loop {
         let Some((bytes, fds)) = peek_bytes(qemu, length)? else { return Ok(None) };
         if bytes.len() < length {
-            // The rest comes right behind, or QEMU is gone in the middle of it.
+            // The rest comes right behind, or QEMU ended before it had sent all of it.
             if hung_up(qemu) {
                 return Ok(None);
             }

@@ -19,7 +19,7 @@ use super::kept::KeptFile;
 use super::link::{InheritedDevice, StandbyLink, listen};
 use super::relay::Relay;
 use super::{Device, ServeError, ServingEnd, run, system};
-use crate::journal::frontend::{Key, first_question};
+use crate::journal::frontend::{VhostSetting, first_question};
 use crate::journal::{JournalStep, QemuJob};
 use crate::state::GuestAction;
 
@@ -206,7 +206,7 @@ impl Device {
         }
         // Who died may have taken a kick and not looked at the queue.
         for (key, beside) in &inner.kept.said {
-            if let (Key::Kick(_), Some(kick)) = (key, beside.first()) {
+            if let (VhostSetting::Kick(_), Some(kick)) = (key, beside.first()) {
                 // A counter that is full wakes as well.
                 let _ = rustix::io::write(kick, &1_u64.to_ne_bytes());
             }
@@ -228,7 +228,7 @@ impl Device {
         use crate::journal::frontend::{HEAD, VhostHead, probe};
         let channel = {
             let inner = self.lock();
-            let fds = inner.kept.said.get(&Key::BackendChannel);
+            let fds = inner.kept.said.get(&VhostSetting::BackendChannel);
             fds.and_then(|fds| fds.first()).map(OwnedFd::try_clone).transpose()?
         };
         let Some(channel) = channel else { return Ok(None) };

@@ -143,7 +143,7 @@ impl Device {
         }
     }
 
-    /// Waits until QEMU is at its messages. It ends if it finds one about the window after the device was
+    /// Waits until QEMU reads its messages. It ends if it finds one about the window after the device was
     /// stopped, as a reset of the VM does: so it is told nothing while it does something else, of which the
     /// reset may be a part. What remains is a reset in the microseconds until it has read the message.
     fn wait_for_qemu(&self) -> Option<(Frontend, u64)> {

@@ -144,7 +144,7 @@ pub enum GuestAction {
         /// Number of the event's file.
         object: u64,
     },
-    /// Let go of a file's descriptor.
+    /// Release a file's descriptor.
     Forget {
         /// Number of the file.
         object: u64,

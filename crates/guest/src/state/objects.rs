@@ -100,7 +100,7 @@ impl GuestState {
         }
     }
 
-    /// Lets go of what a session's process has never opened, and never will.
+    /// Releases what a session's process has never opened, and never will.
     pub(super) fn drop_unopened(&mut self, session: u64, actions: &mut Vec<GuestAction>) {
         let of = self.objects.iter().filter(|(_, it)| it.session == session && it.is_over(false));
         let over: Vec<u64> = of.map(|(node, _)| *node).collect();

@@ -48,7 +48,7 @@ impl Authority {
     }
 
     /// Withdraws a device: nobody borrows its functions any more, and when all of them are back, its node is told to
-    /// let go of it. Where `force` says so, leases that have them are ended, in order. Withdrawing again changes nothing
+    /// released it. Where `force` says so, leases that have them are ended, in order. Withdrawing again changes nothing
     /// else.
     ///
     /// # Errors
@@ -243,7 +243,7 @@ impl Authority {
         self.put_device(DeviceChange { answer, ..change });
     }
 
-    /// A node has let go of a device.
+    /// A node has released a device.
     pub(super) fn device_withdrawn(
         &mut self,
         host: &str,

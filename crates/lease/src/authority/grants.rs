@@ -8,7 +8,7 @@ use crate::message::{FunctionId, LeaseId, Millis, Terms};
 use crate::share::TurnOf;
 
 impl Authority {
-    /// Lends `function` to `borrower` on these terms, if it can be had.
+    /// Lends `function` to `borrower` on these terms, if it can be obtained.
     ///
     /// # Errors
     /// [`BorrowRefused`], which names the holder; nothing changes then.
@@ -24,10 +24,10 @@ impl Authority {
         Ok((leases[0], outcome))
     }
 
-    /// Lends all of `functions`, each named once, to `borrower` on these terms, if every one of them can be had.
+    /// Lends all of `functions`, each named once, to `borrower` on these terms, if every one of them can be obtained.
     ///
     /// # Errors
-    /// [`BorrowRefused`] for the first that cannot be had; nothing changes then.
+    /// [`BorrowRefused`] for the first that cannot be obtained; nothing changes then.
     pub fn borrow_all(
         &mut self,
         now: Millis,
@@ -44,7 +44,7 @@ impl Authority {
         Ok((leases, self.take()))
     }
 
-    /// Whether a function can be had now.
+    /// Whether a function can be obtained now.
     pub(super) fn check_free(
         &self,
         now: Millis,
@@ -68,7 +68,7 @@ impl Authority {
         self.check_contact(now, &function.host)
     }
 
-    /// Begins the lease of a function that [can be had](Authority::check_free).
+    /// Begins the lease of a function that [can be obtained](Authority::check_free).
     pub(super) fn grant(
         &mut self,
         now: Millis,
@@ -104,7 +104,7 @@ impl Authority {
         lease
     }
 
-    /// Ends a lease in order: its borrower lets go first.
+    /// Ends a lease in order: its borrower releases the function first.
     ///
     /// # Errors
     /// [`ReturnRefused`]; nothing changes then.

@@ -39,7 +39,7 @@ impl Authority {
     }
 
     /// The lender of `lease` has `answered`. Where it knows of a change that the records do not (they are an older
-    /// copy), its level is in force all the same, and what is asked for is asked after that.
+    /// copy), its level is in force anyway, and what is asked for is asked after that.
     pub(super) fn level_set(&mut self, lease: LeaseId, answered: LevelChange) {
         let Some(record) = self.leases.get(&lease).cloned() else { return };
         let known = record.change.as_ref().map_or(0, |change| change.number);

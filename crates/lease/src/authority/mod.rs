@@ -2,7 +2,7 @@
 //!
 //! Every change is returned as [`Record`]s to be stored *before* the messages beside them are
 //! sent; an authority restored from its records goes on where the old one stopped. It repeats
-//! what was not answered, so it does not matter which messages its death swallowed.
+//! what was not answered, so it does not matter which messages were lost when it ended.
 
 mod compositions;
 mod devices;
@@ -37,7 +37,7 @@ use crate::share::ShareRecord;
 pub struct Config {
     /// How long a lease lives without being renewed.
     pub ttl: Millis,
-    /// How long a borrower may take to let go in order (a guest unplugs the device) before its
+    /// How long a borrower may take to release a function in order (a guest unplugs the device) before its
     /// lender is told to take the function away.
     pub close_grace: Millis,
     /// How long to wait for an answer before a message is sent again.

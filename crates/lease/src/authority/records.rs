@@ -67,7 +67,7 @@ pub enum LeaseState {
         /// Where the borrower serves it.
         socket: String,
     },
-    /// The borrower is being told to let go.
+    /// The borrower is being told to release the function.
     Closing {
         /// What ended the lease: users and events are told.
         reason: EndReason,

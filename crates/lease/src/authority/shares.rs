@@ -1,5 +1,5 @@
 //! Borrowers take turns on a function: who joins and leaves a ring, who has the function next, and when who has it is
-//! asked to let go. The account of a share is in [`crate::share`].
+//! asked to release it. The account of a share is in [`crate::share`].
 
 use crate::message::{FunctionId, LeaseId, Millis};
 use crate::share::{
@@ -96,7 +96,7 @@ impl Authority {
         }
     }
 
-    /// Gives functions that are free to who is next, asks who has had one for long enough to let go where others want
+    /// Gives functions that are free to who is next, asks who has had one for long enough to release it where others want
     /// it, and drops shares whose hosts are silent for long. To be called at the end of each step that may change any
     /// of that.
     pub(super) fn take_turns(&mut self, now: Millis) {
@@ -234,7 +234,7 @@ impl Authority {
         self.shares.values().filter(other)
     }
 
-    /// Asks who has a turn to let go, within the grace of its share.
+    /// Asks who has a turn to release the function, within the grace of its share.
     fn ask_back(&mut self, now: Millis, share: LeaseId, lease: LeaseId) {
         self.change_share(share, |share| {
             share.turn.iter_mut().for_each(|turn| turn.asked = turn.asked.or(Some(now)));
@@ -245,7 +245,7 @@ impl Authority {
     }
 
     /// Where whoever has a turn that is over would be the next as well, because the others owe theirs: it keeps the
-    /// function, and its next turn begins. The others miss theirs, as when it had let go. Whether it was so.
+    /// function, and its next turn begins. The others miss theirs, as when it had released it. Whether it was so.
     fn renew_turn(&mut self, now: Millis, number: LeaseId) -> bool {
         let Some(mut share) = self.shares.get(&number).cloned() else { return false };
         let Some(lease) = share.turn.as_ref().map(|turn| turn.lease) else { return false };

@@ -11,7 +11,7 @@ use super::{
 impl Authority {
     /// Every step begins here. Time never goes back, and time that passed unseen (the process was
     /// frozen, or waited for its disk) counts against nobody: the nodes may have renewed meanwhile,
-    /// and what they said is still to be heard. A beat of it counts all the same, so that a lease
+    /// and what they said is still to be heard. A beat of it counts anyway, so that a lease
     /// ends in the end also under an authority that is always late.
     pub(super) fn enter(&mut self, now: Millis) -> Millis {
         self.undo.clear();
@@ -64,7 +64,7 @@ impl Authority {
         }
     }
 
-    /// Lets go of the oldest lease that is over and back, when there are too many.
+    /// Releases the oldest lease that is over and back, when there are too many.
     pub(super) fn forget(&mut self) {
         if self.leases.len() <= REMEMBERED {
             return;
@@ -149,7 +149,7 @@ impl Authority {
         }
     }
 
-    /// Answers a node that has a lease which is not known (any more): it is to let go.
+    /// Answers a node that has a lease which is not known (any more): it is to release it.
     pub(super) fn say_unknown(&mut self, host: &str, lease: LeaseId) {
         let reason = "the control plane does not know this lease".to_owned();
         self.send(host, Message::Ended { lease, reason });

@@ -112,7 +112,7 @@ fn time_that_the_authority_did_not_see_counts_against_no_lease() {
     authority.receive(10 * ttl + 1, "beta", Message::Renew { lease, incarnation: 1 });
     pass(&mut authority, 10 * ttl + 1, 11 * ttl);
     assert!(authority.lease(lease).unwrap().is_live());
-    // Awake, and without renewal, it expires as ever.
+    // Awake, and without renewal, it expires as usual.
     pass(&mut authority, 11 * ttl, 11 * ttl + 2);
     assert!(!authority.lease(lease).unwrap().is_live());
 }

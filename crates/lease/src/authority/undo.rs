@@ -33,7 +33,7 @@ pub(super) fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>)
 
 impl Authority {
     /// The last step could not be stored: it never happened, and what it said must not be sent.
-    /// Time went on all the same, and who was heard was heard.
+    /// Time went on anyway, and who was heard was heard.
     pub fn take_back(&mut self) {
         for change in std::mem::take(&mut self.undo).into_iter().rev() {
             match change {

@@ -54,7 +54,7 @@ pub enum LenderAction {
         /// What the rack file would say of it.
         section: String,
     },
-    /// Let go of this device, whose functions nobody has or gets any more; then call [`Lender::withdraw_done`](super::Lender::withdraw_done).
+    /// Release this device, whose functions nobody has or gets any more; then call [`Lender::withdraw_done`](super::Lender::withdraw_done).
     Withdraw {
         /// The device's name at its lender: `accel0`.
         device: String,

@@ -16,7 +16,7 @@ pub(super) struct Told {
     functions: Vec<String>,
     /// What the rack file would say of it; none where it is withdrawn.
     section: Option<String>,
-    /// What became of it; nothing while the node is at it.
+    /// Whether it was carried out, or why not; none while the node is working on it.
     outcome: Option<Result<(), String>>,
 }
 
@@ -27,17 +27,17 @@ impl Told {
     }
 }
 
-/// What a lender was told of devices since its node began.
+/// The changes of devices that a lender was told of since its node began.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Devices {
+pub(super) struct DeviceChanges {
     told: BTreeMap<String, Told>,
     /// Functions that were withdrawn, each with the newest epoch that this lender was told of: one of the same name
     /// continues from there.
     withdrawn: BTreeMap<String, Epoch>,
 }
 
-impl Devices {
+impl DeviceChanges {
     /// A device that the node is taking on or releasing.
     pub(super) fn under_way(&self) -> Option<&String> {
         self.told.iter().find(|(_, told)| told.outcome.is_none()).map(|(device, _)| device)
@@ -196,7 +196,7 @@ impl Lender {
         (told.number == number && told.outcome.is_none()).then_some(told)
     }
 
-    /// What became of the newest change of `device`.
+    /// The outcome of the newest change of `device`.
     fn answer(&self, device: &str) -> LenderAction {
         let (incarnation, told) = (self.incarnation, &self.changes.told[device]);
         let (device, number) = (device.to_owned(), told.number);

@@ -17,7 +17,7 @@ pub(super) struct LenderChange {
     /// Which of this epoch's.
     pub number: u64,
     pub level: Option<String>,
-    /// None while the node is at it.
+    /// None while the node is working on it.
     pub outcome: Option<Result<(), String>>,
 }
 
@@ -36,7 +36,7 @@ impl Device {
         (epoch == holder.epoch).then_some(change)
     }
 
-    /// What became of that change.
+    /// The outcome of that change.
     pub(super) fn level_set(&self, incarnation: Incarnation, device: &str) -> Option<Message> {
         let State::Armed(holder) = &self.state else { return None };
         let (epoch, device) = (holder.epoch, device.to_owned());

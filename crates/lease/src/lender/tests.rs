@@ -35,7 +35,7 @@ fn arms_once_and_answers_again() {
 }
 
 /// The node hears the arming again between its failure and the sending of the failure, or what it sent is
-/// lost: the authority is told the cause all the same.
+/// lost: the authority is told the cause anyway.
 #[test]
 fn an_arming_that_failed_fails_again_for_the_same_reason() {
     let mut lender = lender();

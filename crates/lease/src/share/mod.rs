@@ -2,9 +2,9 @@
 //!
 //! A [`ShareRecord`] is a standing request for turns. The shares of one function are its *ring*. Who has the function keeps
 //! it as long as nobody else of the ring wants it. Otherwise its turn is over after its *allowance*: its *slice* times
-//! its *weight*, plus its *credit*. It is asked to let go then (the notice), and goes to the tail of the ring.
+//! its *weight*, plus its *credit*. It is asked to release the function then (the notice), and goes to the tail of the ring.
 //!
-//! This is deficit round robin over time held. From the notice until the function is let go, the time is the holder's:
+//! This is deficit round robin over time held. From the notice until the function is released, the time is the holder's:
 //! what it holds longer than its allowance is a debt, which shortens its next turn, or has it miss turns. A debt is at
 //! most [`MOST_DEBT`] slices, so nobody is kept out for ever. What is left of a turn that the rack cut short (its
 //! lender was lost) is added to the next one; what is left of a turn that was given back early is not. A borrower that
@@ -36,11 +36,11 @@ const AGAIN: [Millis; 2] = [250, 30_000];
 
 /// The slice where nobody says another one.
 pub const DEFAULT_SLICE: Millis = 30_000;
-/// The time to let go where nobody says another one.
+/// The time to release a function where nobody says another one.
 pub const DEFAULT_GRACE: Millis = 5_000;
 /// The slices that can be asked for.
 pub const SLICES: std::ops::RangeInclusive<Millis> = 100..=24 * 60 * 60 * 1000;
-/// The longest time to let go.
+/// The longest time that may be asked for to release a function.
 pub const LONGEST_GRACE: Millis = 60_000;
 /// How long nobody may use a turn until it is given back, at most.
 const LONGEST_CLAIM: Millis = 10_000;
@@ -52,7 +52,7 @@ pub const MOST_SHARES: usize = 64;
 /// What somebody who wants turns on a function asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareRequest {
-    /// The function that is to be had in turns.
+    /// The function that is used in turns.
     pub function: FunctionId,
     /// The host that shall have it in turns.
     pub borrower: String,
@@ -62,7 +62,7 @@ pub struct ShareRequest {
     pub vm: Option<String>,
     /// How long a turn of weight 1 is; none for what the ring has, or [`DEFAULT_SLICE`].
     pub slice: Option<Millis>,
-    /// How long a program has to let go when it is asked to.
+    /// How long a program has to release the function when it is asked to.
     pub grace: Millis,
     /// How many slices a turn has.
     pub weight: u32,
@@ -73,7 +73,7 @@ pub struct ShareRequest {
 pub struct TurnOf {
     /// Number of the share that the lease is a turn of.
     pub share: LeaseId,
-    /// How long a program has to let go when it is asked to, in milliseconds.
+    /// How long a program has to release the function when it is asked to, in milliseconds.
     pub grace: Millis,
     /// How long nobody may use it, in milliseconds, until it is given back.
     pub claim: Millis,
@@ -87,11 +87,11 @@ pub struct TurnOf {
 pub struct ShareTurn {
     /// The lease by which the function is had.
     pub lease: LeaseId,
-    /// How long it may be had while others want it, in milliseconds.
+    /// How long a turn may last while others want the function, in milliseconds.
     pub allowance: Millis,
     /// Since when the function can be used; none while that is arranged.
     pub begun: Option<Millis>,
-    /// When its borrower was asked to let go.
+    /// When its borrower was asked to release the function.
     pub asked: Option<Millis>,
 }
 
@@ -111,7 +111,7 @@ pub struct ShareRecord {
     pub vm: Option<String>,
     /// How long a turn of weight 1 is, in milliseconds; the same for all of a ring.
     pub slice: Millis,
-    /// How long a program has to let go when it is asked to, in milliseconds.
+    /// How long a program has to release the function when it is asked to, in milliseconds.
     pub grace: Millis,
     /// How many slices a turn has.
     pub weight: u32,
@@ -131,7 +131,7 @@ pub struct ShareRecord {
     pub handovers: u64,
     /// For how long nobody had the function at these, in milliseconds.
     pub handover: Millis,
-    /// When it let go, where the next one's hand-over began with that.
+    /// When it released the function, where the next one's hand-over began with that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub let_go: Option<Millis>,
     /// Turns in a row that nobody used.
@@ -145,7 +145,7 @@ pub struct ShareRecord {
 /// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShareTurnEnd {
-    /// The borrower was asked to let go, and did, or the function was taken from it then.
+    /// The borrower was asked to release the function, and did, or the function was taken from it then.
     Over,
     /// The borrower gave it back early.
     GivenBack,
@@ -222,7 +222,7 @@ impl ShareRecord {
         self.turn = Some(ShareTurn { lease, allowance, begun: None, asked: None });
     }
 
-    /// The function can be used; another share let go of it at `let_go`.
+    /// The function can be used; another share released it at `let_go`.
     pub fn usable(&mut self, now: Millis, let_go: Option<Millis>) {
         let Some(turn) = self.turn.as_mut().filter(|turn| turn.begun.is_none()) else { return };
         turn.begun = Some(now);
@@ -318,11 +318,11 @@ impl std::fmt::Display for LeaveReason {
     }
 }
 
-/// What a node says of a turn that ends before it is asked to let go.
+/// What a node says of a turn that ends before the function is asked back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "how", content = "detail", rename_all = "snake_case")]
 pub enum TurnUse {
-    /// Its user has let go.
+    /// Its user has released it.
     Used,
     /// Nobody used it before it was claimed back.
     Unused,

@@ -19,7 +19,7 @@ fn share(number: LeaseId, weight: u32) -> ShareRecord {
     ShareRecord::new(number, request, 1000, number, 0)
 }
 
-/// A turn from 0 whose holder is asked at its end and lets go `late` milliseconds later.
+/// A turn from 0 whose holder is asked at its end and releases it `late` milliseconds later.
 fn turn(share: &mut ShareRecord, late: Millis) -> Millis {
     share.begin(1);
     share.usable(0, None);

@@ -10,7 +10,7 @@
 //!   nothing, and then it does.
 //! * A change of a lease's service level is made or refused once the faults stop, and the records then say
 //!   what its borrower has.
-//! * Devices are offered and withdrawn: one in use is not let go of, and once the faults stop the records say what the
+//! * Devices are offered and withdrawn: one in use is not released, and once the faults stop the records say what the
 //!   nodes have.
 //! * Borrowers take turns on functions: each that does has one once the faults stop.
 //! * A lease that becomes active is one that its lender lets in.

@@ -46,7 +46,7 @@ impl Patience {
         self.waited.remove(&lease);
     }
 
-    /// It expires.
+    /// The authority let the lease expire: an error if less time than its TTL was seen to pass.
     pub fn expired(&mut self, lease: LeaseId) -> Result<(), String> {
         let (ttl, waited) = (self.config.ttl, self.waited.remove(&lease).unwrap_or_default());
         match waited.most >= ttl {

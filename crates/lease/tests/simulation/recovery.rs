@@ -1,4 +1,4 @@
-//! After the last fault: everything is to be had again.
+//! After the last fault: everything is available again.
 
 use rackbus_lease::{Authority, Availability, FunctionId, LeaseRecord, LeaseState};
 
@@ -49,7 +49,7 @@ impl World {
         })?;
         self.check_levels()?;
         self.check_turns()?;
-        // Whoever has something gives it back; then everything is to be had again.
+        // Whoever has something gives it back; then everything is available again.
         for lease in self.live() {
             self.give_back(lease)?;
         }

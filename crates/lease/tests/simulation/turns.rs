@@ -1,4 +1,4 @@
-//! Borrowers take turns on functions, and users let go early.
+//! Borrowers take turns on functions, and users release them early.
 
 use std::collections::BTreeMap;
 

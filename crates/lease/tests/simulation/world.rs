@@ -344,7 +344,7 @@ impl World {
         Ok(())
     }
 
-    /// The borrower lets go: the lender sees the conversation end, and scrubs.
+    /// The borrower detaches: the lender sees the conversation end, and scrubs.
     pub fn detach(&mut self, own: &mut Node, host: usize, function: &FunctionId, epoch: Epoch) {
         let lender = host_index(&function.host);
         let node = if lender == host { Some(own) } else { self.nodes[lender].as_mut() };

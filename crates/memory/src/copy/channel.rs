@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::thread::{JoinHandle, Thread};
 use std::time::Instant;
 
-use super::queue::Queue;
+use super::queue::CopyQueue;
 use super::ticket::{CopyFailure, PostingHold, Ticket, TransactionState, post};
 use super::transaction::{Transaction, copy_piece};
 use crate::guard;
@@ -84,7 +84,7 @@ struct Entry {
     tells: bool,
 }
 
-const _: () = assert!(Queue::<Entry>::SLOT_BYTES == 64, "a submission is one cache line");
+const _: () = assert!(CopyQueue::<Entry>::SLOT_BYTES == 64, "a submission is one cache line");
 
 // SAFETY: the addresses are the transaction's, which is `Send`.
 unsafe impl Send for Entry {}
@@ -103,7 +103,7 @@ impl Entry {
 
 #[derive(Debug)]
 struct Shared {
-    queue: Queue<Entry>,
+    queue: CopyQueue<Entry>,
     signals: Arc<Signals>,
     counters: Counters,
     /// Bytes of all that was submitted.
@@ -125,7 +125,7 @@ impl Channel {
         cpu: Option<usize>,
     ) -> std::io::Result<(Channel, JoinHandle<()>)> {
         let shared = Arc::new(Shared {
-            queue: Queue::new(),
+            queue: CopyQueue::new(),
             signals: Arc::default(),
             counters: Counters::default(),
             submitted: AtomicU64::new(0),

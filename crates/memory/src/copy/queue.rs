@@ -36,7 +36,7 @@ struct Front<T> {
 }
 
 /// See the module's documentation.
-pub(super) struct Queue<T> {
+pub(super) struct CopyQueue<T> {
     slots: Box<[Slot<T>]>,
     front: Mutex<Front<T>>,
     /// Items taken out of the ring; the channel writes it.
@@ -51,22 +51,22 @@ struct Line<T>(T);
 
 // SAFETY: an item is written by whoever holds the lock before it is published, and read by the
 // only taker afterwards, until the taker gives the slot back.
-unsafe impl<T: Send> Sync for Queue<T> {}
+unsafe impl<T: Send> Sync for CopyQueue<T> {}
 
-impl<T> std::fmt::Debug for Queue<T> {
+impl<T> std::fmt::Debug for CopyQueue<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue").field("taken", &self.taken.0).finish_non_exhaustive()
+        f.debug_struct("CopyQueue").field("taken", &self.taken.0).finish_non_exhaustive()
     }
 }
 
-impl<T> Queue<T> {
+impl<T> CopyQueue<T> {
     /// Bytes that a slot takes in memory.
     pub const SLOT_BYTES: usize = size_of::<Slot<T>>();
 
-    pub fn new() -> Queue<T> {
+    pub fn new() -> CopyQueue<T> {
         let slot =
             |_| Slot { filled: AtomicU64::new(0), item: UnsafeCell::new(MaybeUninit::uninit()) };
-        Queue {
+        CopyQueue {
             slots: (0..SLOTS).map(slot).collect(),
             front: Mutex::new(Front { put: 0, taken: 0, waiting: VecDeque::new(), closed: false }),
             taken: Line::default(),
@@ -119,7 +119,7 @@ impl<T> Queue<T> {
         self.lock().closed = true;
     }
 
-    /// Whether [`take`](Queue::take) would find something after `taken` items.
+    /// Whether [`take`](CopyQueue::take) would find something after `taken` items.
     #[inline]
     pub fn has(&self, taken: u64) -> bool {
         self.slot(taken).filled.load(Ordering::Acquire) == taken + 1
@@ -169,7 +169,7 @@ impl<T> Queue<T> {
     }
 }
 
-impl<T> Drop for Queue<T> {
+impl<T> Drop for CopyQueue<T> {
     fn drop(&mut self) {
         let mut taken = *self.taken.0.get_mut();
         // SAFETY: nobody else is left.
@@ -187,7 +187,7 @@ mod tests {
     proptest! {
         #[test]
         fn is_a_queue_however_far_it_is_behind(steps in prop::collection::vec((0usize..400, 0usize..400), 1..12)) {
-            let queue = Queue::new();
+            let queue = CopyQueue::new();
             let (mut model, mut next, mut taken) = (VecDeque::new(), 0, 0);
             for (puts, takes) in steps {
                 for _ in 0..puts {
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn what_was_not_taken_is_dropped() {
         let item = std::sync::Arc::new(());
-        let queue = Queue::new();
+        let queue = CopyQueue::new();
         for _ in 0..SLOTS + 5 {
             queue.put(item.clone()).unwrap();
         }
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn keeps_the_order_of_each_submitter() {
         const EACH: u64 = 20_000;
-        let queue = Queue::new();
+        let queue = CopyQueue::new();
         std::thread::scope(|scope| {
             for submitter in 0..3usize {
                 let queue = &queue;

@@ -35,7 +35,7 @@ use crate::stream::StreamError;
 
 use beside::Beside;
 pub use carrier::{Carried, Carrier};
-use connection::{Came, Connection, FrameHeader, SessionFrame, Way, kind};
+use connection::{Came, CarrierConnection, DataTransport, FrameHeader, SessionFrame, kind};
 pub use handle::{CarriedSession, OnSessionChange, SessionChange, SessionStatus};
 pub use note::LaneStatus;
 pub(super) use passing::FILES;
@@ -52,7 +52,7 @@ pub(super) struct CarriedEnd {
     /// The places for data of this side.
     memory: SharedMemory,
     session: CarriedSession,
-    connection: Option<Connection>,
+    connection: Option<CarrierConnection>,
     outbox: FrameOutbox<SessionFrame>,
     /// What moves data beside the connection.
     lane: Option<Box<Beside>>,
@@ -110,7 +110,7 @@ impl CarriedEnd {
             Box::new(Beside::new(lane, region, places, layout, &end.session, readiness))
         });
         let speaks = (side == SessionSide::Asks).then_some(LaneNews::None);
-        let connection = Connection::new(0, carrier, speaks, &end.readiness);
+        let connection = CarrierConnection::new(0, carrier, speaks, &end.readiness);
         end.connection = Some(connection.map_err(system)?);
         end.advance();
         Ok(end)
@@ -166,7 +166,7 @@ impl CarriedEnd {
             tag,
             length,
             taken: 0,
-            way: Way::Behind,
+            way: DataTransport::Behind,
         };
         frame.message[..message_length].copy_from_slice(message);
         if self.outbox.is_full() {
@@ -269,7 +269,7 @@ impl CarriedEnd {
         }
         let known = self.lane.as_deref_mut().map_or(LaneNews::None, Beside::reconnected);
         let speaks = (self.side == SessionSide::Asks).then_some(known);
-        match Connection::new(number, carrier, speaks, &self.readiness) {
+        match CarrierConnection::new(number, carrier, speaks, &self.readiness) {
             Ok(connection) => self.connection = Some(connection),
             Err(error) => self.session.broke(number, &error.to_string()),
         }
@@ -355,7 +355,7 @@ impl CarriedEnd {
             frame.taken = 0;
             // What is left for the side that asks is decided anew; what that has moved is there.
             if self.side == SessionSide::Answers {
-                frame.way = Way::Behind;
+                frame.way = DataTransport::Behind;
             }
         }
         connection.joined = true;
@@ -385,8 +385,9 @@ impl CarriedEnd {
     }
 
     fn has_unsent(&self) -> bool {
-        let joined =
-            |it: &Connection| it.joined && self.lane.as_deref().is_some_and(Beside::has_unsaid);
+        let joined = |it: &CarrierConnection| {
+            it.joined && self.lane.as_deref().is_some_and(Beside::has_unsaid)
+        };
         self.connection.as_ref().is_some_and(|it| it.has_unsent(&self.outbox) || joined(it))
     }
 

@@ -32,7 +32,7 @@ pub use asking::{AskingLane, Finished};
 pub const LEAST: usize = 4096;
 
 /// A transfer that has not ended after so much time, in which this side looked for its end, never does. Those who wait for
-/// an operation, which then goes by the connection, give up after 5 s.
+/// an operation, which is then sent over the connection, give up after 5 s.
 pub const PATIENCE: Millis = 2_000;
 
 /// Bytes at the end of the exposed memory by which the side that asks makes sure that the lane leads there.
@@ -112,7 +112,7 @@ pub struct Transfer {
 
 /// The side that asks moves data by this. Nothing waits.
 pub trait Lane: Send + fmt::Debug {
-    /// What it goes by, as its library names it.
+    /// The provider that moves its data, as its library names it.
     fn provider(&self) -> &str;
 
     /// The memory with this side's places, before anything else. It is kept until [`close`](Lane::close).
@@ -146,7 +146,7 @@ pub trait Lane: Send + fmt::Debug {
     /// Arranges that the next end of a transfer makes the descriptor readable; false when it has to be polled first.
     fn rest(&mut self) -> bool;
 
-    /// Ends it: on return nothing reaches this side's memory by it. False when that cannot be had: what was under way may
+    /// Ends it: on return nothing reaches this side's memory by it. False when that cannot be ensured: what was under way may
     /// still reach it.
     #[must_use]
     fn close(&mut self) -> bool;
@@ -154,7 +154,7 @@ pub trait Lane: Send + fmt::Debug {
 
 /// The memory that the side that answers exposes.
 pub trait LaneTarget: Send + Sync + fmt::Debug {
-    /// What it goes by, as its library names it.
+    /// The provider that moves its data, as its library names it.
     fn provider(&self) -> &str;
 
     /// Exposes the memory with its places; [`PROOF_BYTES`] of it, from `proof` on, are for the proof.
@@ -166,7 +166,7 @@ pub trait LaneTarget: Send + Sync + fmt::Debug {
     /// Why it is of no more use; `None` while it is.
     fn failure(&self) -> Option<LaneError>;
 
-    /// Takes the memory away, from any thread: on return nobody reaches it. False when that cannot be had.
+    /// Takes the memory away, from any thread: on return nobody reaches it. False when that cannot be ensured.
     #[must_use]
     fn close(&self) -> bool;
 }

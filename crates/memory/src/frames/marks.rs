@@ -178,7 +178,7 @@ impl ReceiverMarks {
         Err(Broken)
     }
 
-    /// Lets go of the next record, of so many lines. True when the sender is to be told.
+    /// Releases the next record, of so many lines. True when the sender is to be told.
     #[inline]
     pub fn release(&mut self, credit: &Credit, lines: usize) -> bool {
         self.at += lines as u64;

@@ -10,7 +10,7 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-use super::slot::Slot;
+use super::slot::GuardSlot;
 use super::{find, note_truncated};
 
 /// Writes that may be tried again before a fault is somebody's mistake: those that were under way
@@ -207,7 +207,7 @@ fn replace(address: usize) -> bool {
 
 /// Replaces the page; where that is refused (a huge page cannot be replaced in part), the whole
 /// range.
-fn replace_in(slot: &Slot, (start, end): (usize, usize), address: usize) -> bool {
+fn replace_in(slot: &GuardSlot, (start, end): (usize, usize), address: usize) -> bool {
     const PAGE: usize = 4096;
     let page = address & !(PAGE - 1);
     for (from, length) in [(page, PAGE), (start, end - start)] {

@@ -16,7 +16,7 @@ const TRUNCATED: u32 = 2;
 
 /// See the module's documentation. One writer at a time; any number of readers.
 #[derive(Debug, Default)]
-pub(crate) struct Slot {
+pub(crate) struct GuardSlot {
     pub(super) version: AtomicU32,
     pub(super) state: AtomicU32,
     pub(super) start: AtomicU64,
@@ -25,7 +25,7 @@ pub(crate) struct Slot {
     pub(super) frozen: AtomicU32,
 }
 
-impl Slot {
+impl GuardSlot {
     /// Registers a range; the slot is free.
     pub(crate) fn register(&self, start: u64, end: u64) {
         // Each store is released, each load acquired: who reads a part of the new range reads

@@ -144,7 +144,7 @@ pub(crate) fn show(start: usize, length: usize) {
 pub(super) fn release(start: usize, length: usize) {
     let Some(kernel) = kernel() else { return };
     // Each alone would do where it succeeds; what was mapped anew is not protected, and what cannot
-    // be unregistered for want of memory may be written to all the same. Those that came before a
+    // be unregistered for want of memory may be written to anyway. Those that came before a
     // change of mappings wait for an address, and are woken by it.
     call(&kernel.fd, UFFDIO_WRITEPROTECT, &mut ranged(start, length, 0));
     call(&kernel.fd, UFFDIO_UNREGISTER, &mut ranged(start, length, 0));

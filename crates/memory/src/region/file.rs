@@ -15,9 +15,9 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// machine. ext2 to ext4, XFS, Btrfs and F2FS.
 const DISK_MAGICS: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
-/// What a file has to be to be mapped.
+/// The kinds of files that may be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Admitted {
+pub(super) enum FileRequirement {
     /// Files of tmpfs and hugetlbfs: what users give for DMA.
     Memory,
     /// Memory, or a regular file on a disk of this machine.
@@ -36,7 +36,7 @@ pub(super) fn check_memory(
     fd: BorrowedFd<'_>,
     offset: u64,
     length: u64,
-    admitted: Admitted,
+    admitted: FileRequirement,
 ) -> Result<u64, RegionError> {
     let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
     let kind = match window::is_admitted(stat.st_dev) {
@@ -47,11 +47,11 @@ pub(super) fn check_memory(
     let is_memory = [TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind);
     let is_file = || rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
     match admitted {
-        Admitted::Memory if !is_memory => return Err(RegionError::NotMemory),
-        Admitted::Stored if !(is_memory || DISK_MAGICS.contains(&kind) && is_file()) => {
+        FileRequirement::Memory if !is_memory => return Err(RegionError::NotMemory),
+        FileRequirement::Stored if !(is_memory || DISK_MAGICS.contains(&kind) && is_file()) => {
             return Err(RegionError::NotStored);
         }
-        Admitted::Memory | Admitted::Stored => {}
+        FileRequirement::Memory | FileRequirement::Stored => {}
     }
     let file_size = u64::try_from(stat.st_size).unwrap_or(0);
     match offset.checked_add(length) {

@@ -116,7 +116,7 @@ fn a_part_of_a_mapping_is_adopted_from_elsewhere() {
     region.whole().part(4096, 4).unwrap().copy_to(&mut text);
     assert_eq!(&text, b"page");
     region.whole().part(0, 1).unwrap().copy_from(b"x");
-    // What lies outside of the mapping is nobody's business.
+    // What lies outside of the mapping does not matter.
     region.adopt(0, 4096, page.as_fd(), 0).unwrap();
     region.whole().part(0, 1).unwrap().copy_to(&mut text[..1]);
     assert_eq!(text[0], b'x');

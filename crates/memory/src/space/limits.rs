@@ -10,24 +10,24 @@ static MAPPED: AtomicUsize = AtomicUsize::new(0);
 
 /// One of the mappings that the process may have.
 #[derive(Debug)]
-pub(super) struct Slot;
+pub(super) struct MappingSlot;
 
-impl Slot {
-    /// Takes one.
+impl MappingSlot {
+    /// Takes a slot, if the process has not reached its limit.
     ///
     /// # Errors
     /// [`MapError::Exhausted`].
-    pub fn take() -> Result<Slot, MapError> {
+    pub fn take() -> Result<MappingSlot, MapError> {
         let most = Limits::get().process;
         let free = |mapped| (mapped < most).then_some(mapped + 1);
         match MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free) {
-            Ok(_) => Ok(Slot),
+            Ok(_) => Ok(MappingSlot),
             Err(_) => Err(MapError::Exhausted(most)),
         }
     }
 }
 
-impl Drop for Slot {
+impl Drop for MappingSlot {
     fn drop(&mut self) {
         MAPPED.fetch_sub(1, Ordering::Relaxed);
     }

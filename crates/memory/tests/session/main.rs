@@ -1,7 +1,7 @@
 #![cfg(not(loom))]
 //! Sessions of carried exchanges, simulated: two sides with the real cores, and between them a network that loses
 //! connections, delays and cuts them off in one direction or both, and delivers attempts to connect late, twice
-//! refused or out of order. Clocks run at different rates, and processes stand still, or are replaced by others that go on with
+//! refused or out of order. Clocks run at different rates, and processes stall, or are replaced by others that go on with
 //! what they wrote down.
 //!
 //! At every step: each operation is executed at most once, and answered at most once, with what it should be;

@@ -28,7 +28,7 @@ struct OneEnd {
     beat_heard: u32,
     /// Thousandths by which its clock is fast.
     rate: u64,
-    /// Until when its process stands still.
+    /// Until when its process stalls.
     stopped: Time,
     over_at: Option<Time>,
     /// How often it went on in another process.
@@ -288,7 +288,7 @@ impl World {
             } else if back && done {
                 self.welcome(&attempt);
             } else if late {
-                // What is still on its way arrives all the same.
+                // What is still on its way arrives anyway.
                 self.ends[0].contact.failed(attempt.number, clock);
                 if !done {
                     attempt.back = Time::MAX - CONNECT_LIMIT;

@@ -1,7 +1,7 @@
 //! The simulation's parts and links: what each component of the fabric is like in time, and each direction of each
 //! link between them.
 
-use rackbus_fabric::{ComponentId, ComponentKind, HostId, Link};
+use rackbus_fabric::{ComponentId, ComponentKind, HostId, TopologyLink};
 
 use super::Assembly;
 use crate::engine::{Credits, DirectionParameters, IommuParameters, PartId, PartParameters};
@@ -73,7 +73,7 @@ impl Assembly {
     /// The direction of a link that leads from one component into another.
     fn direction_into(
         &self,
-        link: Link,
+        link: TopologyLink,
         from: ComponentId,
         into: ComponentId,
     ) -> DirectionParameters {
@@ -84,7 +84,7 @@ impl Assembly {
         let wire = ![kind(from), kind(into)].contains(&ComponentKind::Memory);
         let cxl = is_cxl(kind(from)) || is_cxl(kind(into));
         let wire = wire.then(|| match link {
-            Link::Pcie { generation, lanes } if cxl => Wire::cxl(generation, lanes),
+            TopologyLink::Pcie { generation, lanes } if cxl => Wire::cxl(generation, lanes),
             link => Wire::of(link),
         });
         let Some(wire) = wire else {
@@ -98,9 +98,9 @@ impl Assembly {
         };
         let shared = [kind(from), kind(into)].contains(&ComponentKind::SharedMemory);
         let propagation = match link {
-            Link::Internal if shared => Time::ZERO,
+            TopologyLink::Internal if shared => Time::ZERO,
             // Where no link is written, the part is joined as by an ample one without a length.
-            Link::Internal | Link::Pcie { .. } => self.propagation(from, into),
+            TopologyLink::Internal | TopologyLink::Pcie { .. } => self.propagation(from, into),
         };
         let delay = self.world.part(self.part_towards(into, from)).delay;
         let longest = delay.into_iter().max().unwrap_or_default();

@@ -64,7 +64,7 @@ impl Addresses {
 
 /// A source of jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Flow {
+pub struct JobFlow {
     /// The steps of each job that `trace` does not tell, shared by all of them.
     pub script: ScriptId,
     /// When a job begins: as others end, or by the clock.
@@ -93,8 +93,8 @@ pub struct Flow {
 }
 
 #[derive(Debug)]
-pub(super) struct Source {
-    pub(super) flow: Flow,
+pub(super) struct JobSource {
+    pub(super) flow: JobFlow,
     pub(super) random: Random,
     pub(super) begun: u64,
     pub(super) ended: u64,
@@ -108,7 +108,7 @@ pub(super) struct Source {
     pub(super) stats: FlowStats,
 }
 
-impl Source {
+impl JobSource {
     /// Whether another job may begin at `at`.
     fn has_more(&self, at: Time) -> bool {
         self.begun < self.flow.count && at < self.flow.end
@@ -123,10 +123,10 @@ impl Source {
     }
 }
 
-impl Flow {
+impl JobFlow {
     /// Jobs of one script without end, one after the other in a window of 1 GiB.
-    pub fn new(script: ScriptId, arrivals: Arrivals, bytes: u64) -> Flow {
-        Flow {
+    pub fn new(script: ScriptId, arrivals: Arrivals, bytes: u64) -> JobFlow {
+        JobFlow {
             script,
             arrivals,
             count: u64::MAX,
@@ -166,7 +166,7 @@ impl World {
     }
 
     /// Adds a flow. Its jobs begin when the world runs.
-    pub fn add_flow(&mut self, flow: Flow) -> FlowId {
+    pub fn add_flow(&mut self, flow: JobFlow) -> FlowId {
         let id = self.flows.len() as u32;
         let of_job = match &flow.trace[..] {
             [] => (flow.bytes, self.bytes_of(flow.script)),
@@ -189,7 +189,7 @@ impl World {
             }
             None => (begin, Time::MAX),
         };
-        let source = Source {
+        let source = JobSource {
             begun: 0,
             ended: 0,
             on,

@@ -18,9 +18,9 @@ use std::collections::VecDeque;
 use crate::time::Time;
 use crate::wire::{self, Wire};
 
-use super::shaper::Shaper;
-use super::turns::Turns;
-use super::{Class, DirectionId, Event, NONE, Room, Tlp, World};
+use super::shaper::DirectionShaper;
+use super::turns::TurnRounds;
+use super::{DirectionId, Event, NONE, PacketClass, Room, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
 pub(super) const LEVELS: usize = 4;
@@ -28,9 +28,9 @@ pub(super) const LEVELS: usize = 4;
 /// What a receiver has room for, at each level and by class; `u32::MAX` for without end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credits {
-    /// Packets that there is room for, by [`Class`]; `u32::MAX` for any number.
+    /// Packets that there is room for, by [`PacketClass`]; `u32::MAX` for any number.
     pub packets: [u32; 3],
-    /// Units of 16 bytes of payload, by [`Class`].
+    /// Units of 16 bytes of payload, by [`PacketClass`].
     pub data: [u32; 3],
 }
 
@@ -69,22 +69,23 @@ pub struct DirectionStats {
     pub starved: u64,
     /// The most packets that waited at once.
     pub longest: u32,
-    /// By [`Class`]: how long packets of it could not be sent for want of credits.
+    /// By [`PacketClass`]: how long packets of it could not be sent for want of credits.
     pub blocked: [Time; 3],
 }
 
 /// A queue: level and class.
-type Place = (usize, Class);
+type Place = (usize, PacketClass);
 
 /// Queues of packets, by level and class.
 pub(super) type Queues = [[VecDeque<u32>; 3]; LEVELS];
 
-pub(super) const CLASSES: [Class; 3] = [Class::Posted, Class::NonPosted, Class::Completion];
+pub(super) const CLASSES: [PacketClass; 3] =
+    [PacketClass::Posted, PacketClass::NonPosted, PacketClass::Completion];
 
 #[derive(Debug, Clone, Copy)]
 struct Return {
     at: Time,
-    class: Class,
+    class: PacketClass,
     level: u8,
     data: u32,
 }
@@ -101,10 +102,10 @@ pub(super) struct Direction {
     /// By the way that they came: the orders of writes in `queues`, rising.
     writes: Vec<(u32, VecDeque<u64>)>,
     /// What sends by tenants instead of from `queues`.
-    pub(super) shaper: Option<Box<Shaper>>,
+    pub(super) shaper: Option<Box<DirectionShaper>>,
     /// Packets in all queues.
     waiting: usize,
-    turns: Turns,
+    turns: TurnRounds,
     busy_until: Time,
     /// When the next [`Event::Free`] is due.
     wake: Time,
@@ -134,7 +135,7 @@ impl Direction {
             writes: Vec::new(),
             shaper: None,
             waiting: 0,
-            turns: Turns::default(),
+            turns: TurnRounds::default(),
             busy_until: Time::ZERO,
             wake: Time::MAX,
             whole: parameters.credits,
@@ -184,10 +185,10 @@ impl Direction {
         let own = |(by, orders): &(u32, VecDeque<u64>)| {
             *by == tlp.ingress && orders.front().is_some_and(|first| *first < tlp.order)
         };
-        tlp.class != Class::Posted && self.writes.iter().any(own)
+        tlp.class != PacketClass::Posted && self.writes.iter().any(own)
     }
 
-    pub(super) fn note_blocked(&mut self, class: Class, now: Time) {
+    pub(super) fn note_blocked(&mut self, class: PacketClass, now: Time) {
         let since = &mut self.blocked_since[class as usize];
         *since = now.min(*since);
     }
@@ -198,7 +199,7 @@ impl Direction {
     }
 
     /// Counts what a class was blocked for since `from`.
-    fn unblock(&mut self, class: Class, now: Time, from: Time) {
+    fn unblock(&mut self, class: PacketClass, now: Time, from: Time) {
         let since = std::mem::replace(&mut self.blocked_since[class as usize], Time::MAX);
         self.stats.blocked[class as usize] += now.since(since.max(from));
     }
@@ -257,7 +258,7 @@ impl World {
                 let behind =
                     queue.iter().rev().take_while(|other| self.tlps[**other].order > order);
                 queue.insert(queue.len() - behind.count(), id);
-                if place.1 == Class::Posted {
+                if place.1 == PacketClass::Posted {
                     here.writes_from(ingress).push_back(order);
                 }
             }
@@ -329,7 +330,7 @@ impl World {
         let (level, class) = self.choose(direction).ok_or(None)?;
         let here = &mut self.directions[direction as usize];
         let id = here.queues[level][class as usize].pop_front().ok_or(None)?;
-        if class == Class::Posted {
+        if class == PacketClass::Posted {
             let tlp = &self.tlps[id];
             let writes = here.writes_from(tlp.ingress);
             // The first, but where levels pass each other.
@@ -345,7 +346,7 @@ impl World {
         let now = self.now;
         let here = &mut self.directions[direction as usize];
         // Mostly all that wait are of a kind, and there is nothing to choose.
-        for class in [Class::Completion, Class::Posted, Class::NonPosted] {
+        for class in [PacketClass::Completion, PacketClass::Posted, PacketClass::NonPosted] {
             let queue = &here.queues[0][class as usize];
             if queue.len() == here.waiting {
                 let first = &self.tlps[*queue.front()?];
@@ -411,7 +412,7 @@ impl World {
         (tlp.ingress, tlp.room_level, tlp.room_bytes) = (direction, tlp.level, payload);
         tlp.maker = NONE;
         tlp.translated = false;
-        if class == Class::Completion {
+        if class == PacketClass::Completion {
             tlp.hop -= 1;
         } else {
             tlp.hop += 1;
@@ -429,7 +430,7 @@ impl World {
         if maker != NONE {
             self.left_maker(maker);
         }
-        if class == Class::Completion {
+        if class == PacketClass::Completion {
             let tlp = self.tlps[id];
             if tlp.last && self.is_tracked(&tlp) {
                 let level = self.level(&tlp) as u8;
@@ -443,7 +444,7 @@ impl World {
         // Whatever their stays: nothing that came by a direction passes a write that came before it.
         let here = &mut self.directions[direction as usize];
         let at = at.max(here.writes_ready);
-        if class == Class::Posted {
+        if class == PacketClass::Posted {
             here.writes_ready = at;
         }
         self.events.schedule(at, Event::Ready(id));
@@ -453,7 +454,8 @@ impl World {
     /// later one of the same request ends what waits. It is taken then, which saves its event.
     fn nobody_waits_for(&mut self, direction: u32, id: u32) -> bool {
         let tlp = self.tlps[id];
-        let endless = self.directions[direction as usize].whole.packets[Class::Completion as usize]
+        let endless = self.directions[direction as usize].whole.packets
+            [PacketClass::Completion as usize]
             == u32::MAX;
         let free = !tlp.last && endless && self.next_direction(&tlp).is_none();
         let taken = free && self.take_early(tlp.owner, tlp.bytes);

@@ -45,7 +45,7 @@ impl Decides for MessageRoundRobin {
     }
 }
 
-pub(super) struct Gate {
+pub(super) struct DeviceGate {
     policy: Box<dyn Decides>,
     /// Turns under way at most.
     units: usize,
@@ -62,13 +62,13 @@ pub(super) struct Gate {
     wake: Time,
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for DeviceGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate").field("units", &self.units).finish_non_exhaustive()
     }
 }
 
-impl Gate {
+impl DeviceGate {
     pub(super) fn is_whole(&self) -> bool {
         self.turns.is_empty()
     }
@@ -79,7 +79,7 @@ impl World {
     pub fn add_gate(&mut self, units: usize, policy: Box<dyn Decides>) -> GateId {
         let (turns, jobs) = (BTreeMap::new(), BTreeMap::new());
         let (window, under_way) = (u64::MAX, 0);
-        self.gates.push(Gate {
+        self.gates.push(DeviceGate {
             policy,
             units,
             window,

@@ -103,7 +103,7 @@ impl ScriptId {
 pub type Script = Vec<Step>;
 
 #[derive(Debug)]
-pub(super) struct Resource {
+pub(super) struct JobResource {
     units: u32,
     free: u32,
     waiting: VecDeque<u32>,
@@ -112,7 +112,7 @@ pub(super) struct Resource {
     taken: u64,
 }
 
-impl Resource {
+impl JobResource {
     /// Counts what was taken till now; what was before `from` does not count.
     fn count(&mut self, now: Time, from: Time) {
         let span = now.since(self.since.max(from)).ps();
@@ -150,7 +150,7 @@ impl World {
     /// Adds a resource of so many units.
     pub fn add_resource(&mut self, units: u32) -> ResourceId {
         let (since, taken, waiting) = (Time::ZERO, 0, VecDeque::new());
-        self.resources.push(Resource { units, free: units, waiting, since, taken });
+        self.resources.push(JobResource { units, free: units, waiting, since, taken });
         ResourceId((self.resources.len() - 1) as u32)
     }
 

@@ -1,13 +1,13 @@
 //! What parts are like, and what a world tells of its parts.
 
 use super::iommu::{Iommu, IommuParameters};
-use super::{Class, DirectionId, PartId, World};
+use super::{DirectionId, PacketClass, PartId, World};
 use crate::time::Time;
 
 /// What a part is like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartParameters {
-    /// How long a packet stays that is passed on, by [`Class`]: from its head's coming to its going.
+    /// How long a packet stays that is passed on, by [`PacketClass`]: from its head's coming to its going.
     pub delay: [Time; 3],
     /// As a target: from a packet's service to the write's being seen, or its completions' going.
     pub access: Time,
@@ -141,7 +141,7 @@ impl World {
     }
 
     /// How long packets of a class waited for credits of a direction, since measuring began.
-    pub fn blocked(&self, direction: DirectionId, class: Class) -> Time {
+    pub fn blocked(&self, direction: DirectionId, class: PacketClass) -> Time {
         let here = &self.directions[direction.index()];
         let since = here.blocked_since[class as usize].max(self.measured_from);
         here.stats.blocked[class as usize] + self.now.since(since)

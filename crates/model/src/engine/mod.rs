@@ -38,7 +38,7 @@ use crate::queue::EventQueue;
 use crate::random::Distribution;
 use crate::time::Time;
 
-pub use arrivals::{Addresses, Arrivals, Bursts, Flow, TracedJob};
+pub use arrivals::{Addresses, Arrivals, Bursts, JobFlow, TracedJob};
 pub use direction::{Credits, DirectionParameters, DirectionStats};
 pub use gate::{Admitted, Decides};
 pub use iommu::{Iommu, IommuParameters};
@@ -51,8 +51,8 @@ pub use stats::{BATCHES, Batches, FlowStats, Histogram, confidence};
 pub use uses::Used;
 
 use direction::Direction;
-use gate::Gate;
-use job::{Job, Resource};
+use gate::DeviceGate;
+use job::{Job, JobResource};
 use packet::{Request, Room, Route, Slab, Tlp};
 use part::Part;
 use requester::{Op, Requester};
@@ -109,7 +109,7 @@ impl DirectionId {
 
 /// A packet's kind, as flow control and ordering tell them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
+pub enum PacketClass {
     /// A memory write, or an interrupt.
     Posted,
     /// A memory read's request.
@@ -181,9 +181,9 @@ pub struct World {
     ops: Slab<Op>,
     jobs: Slab<Job>,
     scripts: Vec<Script>,
-    resources: Vec<Resource>,
-    gates: Vec<Gate>,
-    flows: Vec<arrivals::Source>,
+    resources: Vec<JobResource>,
+    gates: Vec<DeviceGate>,
+    flows: Vec<arrivals::JobSource>,
     /// Requesters that may have something to send, after the event at hand.
     pumps: Vec<u32>,
     measured_from: Time,
@@ -309,7 +309,7 @@ impl World {
     }
 
     /// Bytes of the header of a packet of a class on direction `nth` of a route, counted from its beginning.
-    pub fn header(&self, route: RouteId, nth: usize, class: Class) -> u32 {
+    pub fn header(&self, route: RouteId, nth: usize, class: PacketClass) -> u32 {
         self.routes[route.index()].header_at(nth, class)
     }
 
@@ -360,8 +360,8 @@ impl World {
             && self.directions.iter_mut().all(|direction| direction.is_whole(now))
             && self.requesters.iter().all(Requester::is_whole)
             && self.parts.iter().all(Part::is_whole)
-            && self.resources.iter().all(Resource::is_whole)
-            && self.gates.iter().all(Gate::is_whole)
+            && self.resources.iter().all(JobResource::is_whole)
+            && self.gates.iter().all(DeviceGate::is_whole)
     }
 
     /// Lets everything happen before `until`, or until nothing is left to happen; at most `most`

@@ -1,12 +1,12 @@
 //! Packets, the requests that they answer, the routes that they go, and where they are kept.
 
-use super::{Class, NONE};
+use super::{NONE, PacketClass};
 use crate::wire;
 
 /// A packet (TLP), or a piece of one, from its making to its end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tlp {
-    pub(super) class: Class,
+    pub(super) class: PacketClass,
     /// A completion: the last of its packet of request. A write: the last of its operation.
     pub(super) last: bool,
     /// Its address has been translated at the part where it is.
@@ -37,14 +37,14 @@ pub(super) struct Tlp {
 /// Room that a packet takes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
-    pub(super) class: Class,
+    pub(super) class: PacketClass,
     pub(super) level: u8,
     pub(super) payload: u32,
 }
 
 impl Tlp {
     pub(super) fn payload(&self) -> u32 {
-        if self.class == Class::NonPosted { 0 } else { self.bytes }
+        if self.class == PacketClass::NonPosted { 0 } else { self.bytes }
     }
 
     pub(super) fn room(&self) -> Room {
@@ -52,7 +52,7 @@ impl Tlp {
     }
 
     pub(super) fn back(&self) -> bool {
-        self.class == Class::Completion
+        self.class == PacketClass::Completion
     }
 }
 
@@ -98,17 +98,17 @@ impl Route {
         self.header_at(usize::from(tlp.hop), tlp.class)
     }
 
-    pub(super) fn header_at(&self, nth: usize, class: Class) -> u32 {
+    pub(super) fn header_at(&self, nth: usize, class: PacketClass) -> u32 {
         if self.slots {
             // The slot before data that comes back goes with what the request causes there.
-            return if class == Class::Completion { 0 } else { wire::CXL_SLOT };
+            return if class == PacketClass::Completion { 0 } else { wire::CXL_SLOT };
         }
         let (turn, [first, then]) = self.low;
         let low = if nth < turn { first } else { then };
         match class {
-            Class::Completion => wire::COMPLETION_HEADER,
-            Class::Posted | Class::NonPosted if low => wire::LOW_REQUEST_HEADER,
-            Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
+            PacketClass::Completion => wire::COMPLETION_HEADER,
+            PacketClass::Posted | PacketClass::NonPosted if low => wire::LOW_REQUEST_HEADER,
+            PacketClass::Posted | PacketClass::NonPosted => wire::REQUEST_HEADER,
         }
     }
 }

@@ -9,7 +9,7 @@ use super::direction::LEVELS;
 use super::iommu::Iommu;
 use super::kinds::PartParameters;
 use super::requester::upto;
-use super::{Class, Event, NONE, Tlp, World};
+use super::{Event, NONE, PacketClass, Tlp, World};
 
 /// The trackers of requests of one level, and what waits for them.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Part {
         }
     }
 
-    pub(super) fn delay(&self, class: Class) -> Time {
+    pub(super) fn delay(&self, class: PacketClass) -> Time {
         self.parameters.delay[class as usize]
     }
 
@@ -98,7 +98,7 @@ impl Part {
             return at;
         }
         let writes = last(&mut self.writes, tlp.ingress);
-        if tlp.class == Class::Posted {
+        if tlp.class == PacketClass::Posted {
             *writes = at;
         }
         at.max(*writes)
@@ -222,7 +222,7 @@ impl World {
         let now = self.now;
         let measuring = self.measuring();
         let tlp = self.tlps[id];
-        let turned = tlp.class == Class::Posted && self.goes_from_link_to_link(&tlp);
+        let turned = tlp.class == PacketClass::Posted && self.goes_from_link_to_link(&tlp);
         let tlp = &mut self.tlps[id];
         let route = &self.routes[tlp.route as usize];
         let index = route.parts[usize::from(tlp.hop)];
@@ -254,7 +254,7 @@ impl World {
     /// Whether a packet is, or completes, a read that the part where it is passes on from link to link,
     /// and counts.
     pub(super) fn is_tracked(&self, tlp: &Tlp) -> bool {
-        tlp.class != Class::Posted
+        tlp.class != PacketClass::Posted
             && self.parts[self.part_of(tlp) as usize].tracks()
             && self.goes_from_link_to_link(tlp)
     }
@@ -377,7 +377,7 @@ impl World {
             // A route to where it begins: no link tells when it has left.
             self.left_maker(tlp.maker);
         }
-        if tlp.class == Class::Completion {
+        if tlp.class == PacketClass::Completion {
             self.release(tlp.ingress, tlp.room(), now);
             self.tlps.remove(id);
             return self.completed(tlp.owner, tlp.bytes);
@@ -385,22 +385,22 @@ impl World {
         let index = self.part_of(&tlp) as usize;
         let part = &mut self.parts[index];
         let more = match tlp.class {
-            Class::Posted => part.partial(tlp.address, tlp.bytes),
+            PacketClass::Posted => part.partial(tlp.address, tlp.bytes),
             _ => Time::ZERO,
         };
         let (end, service) = part.serve(now, tlp.bytes, more);
         if now >= self.measured_from {
-            part.served[usize::from(tlp.class == Class::NonPosted)] += service;
+            part.served[usize::from(tlp.class == PacketClass::NonPosted)] += service;
         }
         let seen = end + part.parameters.access;
-        if tlp.class == Class::Posted {
+        if tlp.class == PacketClass::Posted {
             self.moved(self.ops[tlp.owner].flow, u64::from(tlp.bytes));
         }
         self.release(tlp.ingress, tlp.room(), end);
-        if tlp.class == Class::NonPosted {
+        if tlp.class == PacketClass::NonPosted {
             // The completions' delay behind a direction inside of the chip is waited for once, not by each.
             let delay =
-                self.inner_hop(&tlp).map_or(Time::ZERO, |part| part.delay(Class::Completion));
+                self.inner_hop(&tlp).map_or(Time::ZERO, |part| part.delay(PacketClass::Completion));
             self.events.schedule(seen + delay, Event::Served(id));
         } else if tlp.last {
             self.events.schedule(seen, Event::Served(id));
@@ -421,7 +421,7 @@ impl World {
     pub(super) fn served(&mut self, id: u32) {
         let tlp = self.tlps[id];
         self.tlps.remove(id);
-        if tlp.class == Class::Posted {
+        if tlp.class == PacketClass::Posted {
             return self.landed(tlp.owner);
         }
         let most = self.parts[self.part_of(&tlp) as usize].parameters.completion_of(tlp.bytes);
@@ -432,7 +432,7 @@ impl World {
             left -= bytes;
             address += u64::from(bytes);
             let completion = Tlp {
-                class: Class::Completion,
+                class: PacketClass::Completion,
                 last: left == 0,
                 translated: true,
                 hop,

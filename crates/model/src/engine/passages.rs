@@ -1,6 +1,6 @@
 //! Which packet went where when, for a trace.
 
-use super::{Class, DirectionId, RouteId, World};
+use super::{DirectionId, PacketClass, RouteId, World};
 use crate::time::Time;
 
 /// A packet's delay on one hop, for a trace.
@@ -14,7 +14,7 @@ pub struct Passage {
     /// Its way; completions go it backwards.
     pub route: RouteId,
     /// What flow control and ordering tell it by.
-    pub class: Class,
+    pub class: PacketClass,
     /// Bytes that it carries, or that a read asks for.
     pub bytes: u32,
     /// The direction that it took.

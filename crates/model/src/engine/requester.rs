@@ -8,7 +8,7 @@ use crate::time::Time;
 
 use super::job::Until;
 use super::{
-    Class, Event, NO_HOP, NONE, PartId, Request, RequesterId, RouteId, StreamId, Tlp, World,
+    Event, NO_HOP, NONE, PacketClass, PartId, Request, RequesterId, RouteId, StreamId, Tlp, World,
 };
 
 /// What a requester is like.
@@ -394,7 +394,7 @@ impl World {
             self.requests.put(Request { op: id, left: whole, split_at: NO_HOP, back, held, whole })
         };
         let packet = self.make(Tlp {
-            class: if op.write { Class::Posted } else { Class::NonPosted },
+            class: if op.write { PacketClass::Posted } else { PacketClass::NonPosted },
             last: op.write && done,
             translated: false,
             hop: 0,

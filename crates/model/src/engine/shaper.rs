@@ -11,7 +11,7 @@ use rackbus_qos::bucket::Bucket;
 use rackbus_qos::drr::Drr;
 
 use super::direction::{CLASSES, LEVELS, Queues};
-use super::{Class, DirectionId, Tlp, World};
+use super::{DirectionId, PacketClass, Tlp, World};
 use crate::time::Time;
 
 /// What a tenant may have of what a switch sends.
@@ -44,18 +44,18 @@ struct Lane {
 
 /// The tenants of one direction.
 #[derive(Debug)]
-pub(super) struct Shaper {
+pub(super) struct DirectionShaper {
     shares: BTreeMap<u32, PacketShare>,
     lanes: BTreeMap<u32, Lane>,
     turns: Drr<u32>,
 }
 
-impl Shaper {
-    fn new(shares: BTreeMap<u32, PacketShare>) -> Shaper {
-        Shaper { shares, lanes: BTreeMap::new(), turns: Drr::new(TURN.ps()) }
+impl DirectionShaper {
+    fn new(shares: BTreeMap<u32, PacketShare>) -> DirectionShaper {
+        DirectionShaper { shares, lanes: BTreeMap::new(), turns: Drr::new(TURN.ps()) }
     }
 
-    pub(super) fn push(&mut self, tenant: u32, (level, class): (usize, Class), id: u32) {
+    pub(super) fn push(&mut self, tenant: u32, (level, class): (usize, PacketClass), id: u32) {
         let lane = match self.lanes.entry(tenant) {
             std::collections::btree_map::Entry::Occupied(lane) => lane.into_mut(),
             std::collections::btree_map::Entry::Vacant(place) => {
@@ -85,7 +85,7 @@ impl World {
     /// Lets a direction send by tenants from now on, before anything was sent; a tenant that `shares` does not name
     /// has the share of [`PacketShare::default`].
     pub fn shape(&mut self, direction: DirectionId, shares: BTreeMap<u32, PacketShare>) {
-        self.directions[direction.index()].shaper = Some(Box::new(Shaper::new(shares)));
+        self.directions[direction.index()].shaper = Some(Box::new(DirectionShaper::new(shares)));
     }
 
     /// The share of the measured time for which a tenant could have sent more by a direction but for its rate.
@@ -101,8 +101,8 @@ impl World {
     /// Whose a packet is.
     pub(super) fn tenant_of(&self, tlp: &Tlp) -> u32 {
         let op = match tlp.class {
-            Class::Posted => tlp.owner,
-            Class::NonPosted | Class::Completion => self.requests[tlp.owner].op,
+            PacketClass::Posted => tlp.owner,
+            PacketClass::NonPosted | PacketClass::Completion => self.requests[tlp.owner].op,
         };
         self.flows[self.ops[op].flow as usize].flow.tenant
     }
@@ -112,7 +112,7 @@ impl World {
     pub(super) fn take_shaped(&mut self, direction: u32) -> Result<u32, Option<Time>> {
         let (now, from) = (self.now, self.measured_from);
         let mut next: Option<Time> = None;
-        let mut found: BTreeMap<u32, (usize, Class)> = BTreeMap::new();
+        let mut found: BTreeMap<u32, (usize, PacketClass)> = BTreeMap::new();
         let here = &self.directions[direction as usize];
         let Some(shaper) = &here.shaper else { return Err(None) };
         let lanes: Vec<u32> =
@@ -165,9 +165,9 @@ impl World {
     }
 
     /// The queue of a tenant whose first packet has credits and is behind no write: that which waits longest.
-    fn first_of(&mut self, direction: u32, tenant: u32) -> Option<(usize, Class)> {
+    fn first_of(&mut self, direction: u32, tenant: u32) -> Option<(usize, PacketClass)> {
         let now = self.now;
-        let mut best: Option<(u64, (usize, Class))> = None;
+        let mut best: Option<(u64, (usize, PacketClass))> = None;
         for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
             let here = &self.directions[direction as usize];
             let lane = here.shaper.as_ref()?.lanes.get(&tenant)?;
@@ -187,10 +187,11 @@ impl World {
     /// Whether an earlier write that came the same way waits among a tenant's packets, which another of its must not pass.
     fn is_behind_own(&self, queues: &Queues, tlp: &Tlp) -> bool {
         let earlier = |queues: &[VecDeque<u32>; 3]| {
-            let writes = queues[Class::Posted as usize].iter().map(|write| &self.tlps[*write]);
+            let writes =
+                queues[PacketClass::Posted as usize].iter().map(|write| &self.tlps[*write]);
             let mut before = writes.take_while(|write| write.order < tlp.order);
             before.any(|write| write.ingress == tlp.ingress)
         };
-        tlp.class != Class::Posted && queues.iter().any(earlier)
+        tlp.class != PacketClass::Posted && queues.iter().any(earlier)
     }
 }

@@ -54,7 +54,7 @@ impl Line {
     fn flow(&mut self, script: Script, arrivals: Arrivals, count: u64, bytes: u64) -> FlowId {
         let script = self.world.add_script(script);
         let addresses = Addresses::sequential(0, bytes.next_multiple_of(64));
-        let flow = Flow { count, addresses, ..Flow::new(script, arrivals, bytes) };
+        let flow = JobFlow { count, addresses, ..JobFlow::new(script, arrivals, bytes) };
         self.world.add_flow(flow)
     }
 
@@ -273,7 +273,7 @@ fn at(line: &mut Line, nth: usize, parameters: PartParameters) {
     line.world.parts[nth] = Part::new(parameters);
 }
 
-fn begins(world: &World, class: Class, direction: DirectionId) -> Vec<Time> {
+fn begins(world: &World, class: PacketClass, direction: DirectionId) -> Vec<Time> {
     let passages = world.trace().iter();
     let passages =
         passages.filter(|passage| (passage.class, passage.direction) == (class, direction));
@@ -326,8 +326,8 @@ fn pieces_of_a_read_pass_no_earlier_write() {
     script.extend(line.read(256));
     line.flow(script, Arrivals::Depth(1), 1, 256);
     line.finish();
-    let writes = begins(&line.world, Class::Posted, line.directions[1]);
-    let pieces = begins(&line.world, Class::NonPosted, line.directions[1]);
+    let writes = begins(&line.world, PacketClass::Posted, line.directions[1]);
+    let pieces = begins(&line.world, PacketClass::NonPosted, line.directions[1]);
     assert_eq!((writes.len(), pieces.len()), (2, 4));
     assert!(writes[1] < pieces[0], "{writes:?} {pieces:?}");
 }
@@ -355,7 +355,8 @@ fn completions_pass_no_earlier_write_inside_a_part() {
         line.flow(vec![Step::Wait(begin), write], Arrivals::Depth(1), 1, 64);
         line.finish();
         let order = |direction| {
-            [Class::Posted, Class::Completion].map(|of| begins(&line.world, of, direction)[0])
+            [PacketClass::Posted, PacketClass::Completion]
+                .map(|of| begins(&line.world, of, direction)[0])
         };
         assert!(order(directions[0]).is_sorted(), "the write comes first");
         assert!(
@@ -379,8 +380,8 @@ fn nothing_passes_what_is_translated_at_that_very_time() {
     script.extend(line.read(64));
     line.flow(script, Arrivals::Depth(1), 1, 64);
     line.finish();
-    let [write, read] =
-        [Class::Posted, Class::NonPosted].map(|of| begins(&line.world, of, line.directions[1])[0]);
+    let [write, read] = [PacketClass::Posted, PacketClass::NonPosted]
+        .map(|of| begins(&line.world, of, line.directions[1])[0]);
     assert!(write < read);
 }
 
@@ -402,7 +403,7 @@ fn credits_that_come_back_early_are_used_at_once() {
     script.extend([short(Until::Begun), short(Until::Landed)]);
     line.flow(script, Arrivals::Depth(1), 1, 64);
     line.finish();
-    let writes = begins(&line.world, Class::Posted, line.directions[0]);
+    let writes = begins(&line.world, PacketClass::Posted, line.directions[0]);
     assert!(
         writes[2] < Time::from_us(1),
         "the third write waited for the first's room: {writes:?}"

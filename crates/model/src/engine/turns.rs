@@ -4,7 +4,7 @@
 
 /// Rounds of turns at a direction's beginning.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct TurnRounds {
     /// The round of the last packet that was sent.
     round: u64,
     /// By way, the direction that a packet came by: the round of its last packet.
@@ -15,7 +15,7 @@ pub(super) struct Turns {
 /// Bits of an order that tell packets of a round apart, by when they came.
 const COUNT_BITS: u32 = 32;
 
-impl Turns {
+impl TurnRounds {
     /// The order of a packet that has come by a way: rising for packets of that way, and by rounds among ways.
     pub(super) fn order(&mut self, way: u32) -> u64 {
         let nth = self.last.iter().position(|(by, _)| *by == way).unwrap_or_else(|| {
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_way_with_much_to_send_and_one_with_little_take_turns() {
-        let mut turns = Turns::default();
+        let mut turns = TurnRounds::default();
         let mut waiting: Vec<(u64, u32)> = (0..6).map(|_| (turns.order(1), 1)).collect();
         waiting.extend((0..3).map(|_| (turns.order(2), 2)));
         waiting.sort_unstable();

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::limit::{Limit, SECOND};
 use crate::engine::{
-    Addresses, Class, DirectionId, FlowId, IommuParameters, PartId, RequesterId,
+    Addresses, DirectionId, FlowId, IommuParameters, PacketClass, PartId, RequesterId,
     RequesterParameters, ResourceId, RouteId, Step, StreamId, Until, World,
 };
 use crate::time::Time;
@@ -208,12 +208,12 @@ impl<'a> Course<'a> {
             world,
             requester,
             is,
-            delay: world.part(part).delay[Class::Posted as usize],
+            delay: world.part(part).delay[PacketClass::Posted as usize],
             headers: (0..directions.len())
-                .map(|nth| world.header(route, nth, Class::Posted))
+                .map(|nth| world.header(route, nth, PacketClass::Posted))
                 .collect(),
             directions,
-            back_header: world.header(route, 0, Class::Completion),
+            back_header: world.header(route, 0, PacketClass::Completion),
             target,
             bytes: bytes as f64,
             addresses,
@@ -338,7 +338,7 @@ impl<'a> Course<'a> {
         let partial = if whole { 0.0 } else { part.partial_write.ps() as f64 };
         let waits = self.walks().1;
         let mut time = self.service(first, partial);
-        let travel = self.travel(&directions, &self.headers, Class::Posted, first as u32);
+        let travel = self.travel(&directions, &self.headers, PacketClass::Posted, first as u32);
         time += (self.delay + travel).ps() as f64;
         Operation { uses: self.uses, first: time, waits }
     }
@@ -375,10 +375,10 @@ impl<'a> Course<'a> {
         let rest = slowest * (asked - carried) / self.bytes;
         let trip = |from: usize| {
             let there =
-                self.travel(&directions[from..], &self.headers[from..], Class::NonPosted, 0);
+                self.travel(&directions[from..], &self.headers[from..], PacketClass::NonPosted, 0);
             let back = &back[..directions.len() - from];
             let headers = vec![self.back_header; back.len()];
-            let back = self.travel(back, &headers, Class::Completion, carried as u32);
+            let back = self.travel(back, &headers, PacketClass::Completion, carried as u32);
             (there + back).ps() as f64 + served
         };
         let (whole, trips) = (trip(0) + self.delay.ps() as f64 + rest, roots.iter().copied());
@@ -426,7 +426,7 @@ impl<'a> Course<'a> {
         &self,
         directions: &[DirectionId],
         headers: &[u32],
-        class: Class,
+        class: PacketClass,
         payload: u32,
     ) -> Time {
         let mut at = Time::ZERO;
@@ -444,7 +444,7 @@ impl<'a> Course<'a> {
                     let begun = at + here.propagation;
                     let (head, tail) = (wire.packet(header, 0), begun + wire.time(bytes));
                     match next {
-                        None if class == Class::Completion => tail + delay,
+                        None if class == PacketClass::Completion => tail + delay,
                         None => tail,
                         Some(None) => tail + delay,
                         Some(Some(next)) => {

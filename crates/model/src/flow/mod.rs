@@ -78,7 +78,7 @@ pub enum Bottleneck {
 
 /// What a flow gets.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Share {
+pub struct FlowRate {
     /// Bytes of payload per second.
     pub rate: f64,
     /// What keeps it from getting more.
@@ -89,7 +89,7 @@ pub struct Share {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shares {
     /// What each flow gets, in the order in which the flows were given.
-    pub flows: Vec<Share>,
+    pub flows: Vec<FlowRate>,
     /// By link: the part of its capacity that is used, 0 to 1 (but for rounding, below 1e-9).
     pub utilization: Vec<f64>,
 }
@@ -193,7 +193,7 @@ struct Filling<'a> {
     users: Vec<usize>,
     first_user: Vec<usize>,
     /// By flow; `None` while it rises.
-    shares: Vec<Option<Share>>,
+    shares: Vec<Option<FlowRate>>,
     /// By the bits of the level, which for numbers that are not negative order as the numbers do.
     events: BinaryHeap<Reverse<(u64, Event)>>,
 }
@@ -258,7 +258,7 @@ impl<'a> Filling<'a> {
         }
         let flow = &self.flows[index];
         let rate = level * f64::from(flow.weight);
-        self.shares[index] = Some(Share { rate, bottleneck });
+        self.shares[index] = Some(FlowRate { rate, bottleneck });
         for (link, load) in flow.loads() {
             let link = &mut self.links[link];
             link.rising -= load;

@@ -47,7 +47,7 @@ fn weights_and_demands_divide_a_link() {
     flows[2].demand = Some(20);
     assert_eq!(rates(&[100], &flows), [20.0, 60.0, 20.0]);
     let shares = fair_shares(&[1000], &flows[2..]).unwrap();
-    assert_eq!(shares.flows, [Share { rate: 20.0, bottleneck: Bottleneck::Demand }]);
+    assert_eq!(shares.flows, [FlowRate { rate: 20.0, bottleneck: Bottleneck::Demand }]);
     assert_eq!(shares.utilization, [0.02]);
 }
 
@@ -148,7 +148,7 @@ fn networks() -> impl Strategy<Value = (Vec<u64>, Vec<Flow>)> {
 }
 
 fn lowest_level(flows: &[Flow], shares: &Shares) -> f64 {
-    let level = |(flow, share): (&Flow, &Share)| share.rate / f64::from(flow.weight);
+    let level = |(flow, share): (&Flow, &FlowRate)| share.rate / f64::from(flow.weight);
     flows.iter().zip(&shares.flows).map(level).fold(f64::INFINITY, f64::min)
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::label::Places;
+use super::label::TakenPlaces;
 use super::layout::{Layout, NODE, neighbours};
 use super::svg::{Canvas, DIM, FRAME, Font, INK, Rect, colour, escape, n};
 
@@ -304,7 +304,7 @@ fn stroke(share: f64, most: f64) -> &'static str {
 /// other links.
 fn label(canvas: &mut Canvas, layout: &Layout, edges: &[(usize, DrawnEdge)], most: f64) {
     const PARTS: usize = 24;
-    let mut places = Places::default();
+    let mut places = TakenPlaces::default();
     layout.nodes.values().for_each(|node| places.take(*node));
     for (_, at, reversed) in &layout.hosts {
         let y = if *reversed { at.y + at.height - 26.0 } else { at.y };

@@ -39,13 +39,13 @@ pub(super) fn spread(wanted: &[(f64, f64)], from: f64, to: f64) -> Vec<f64> {
 
 /// What is taken already, for labels that may stand in several places.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct TakenPlaces {
     taken: Vec<Rect>,
     /// What may be written over if it must.
     lines: Vec<Rect>,
 }
 
-impl Places {
+impl TakenPlaces {
     /// Nothing may stand here.
     pub fn take(&mut self, rect: Rect) {
         self.taken.push(rect);
@@ -124,7 +124,7 @@ mod tests {
         /// What is placed is clear of everything placed before.
         #[test]
         fn places_are_taken_once(at in prop::collection::vec((0.0..60.0f64, 0.0..60.0f64), 1..20)) {
-            let mut places = Places::default();
+            let mut places = TakenPlaces::default();
             let rects = at.iter().map(|&(x, y)| {
                 [(x, y), (y, x)].map(|(x, y)| Rect::new(x, y, 9.0, 9.0))
             });

@@ -5,7 +5,7 @@
 //! So whatever takes time has its span written beside it.
 
 use super::axis::Unit;
-use super::label::Places;
+use super::label::TakenPlaces;
 use super::svg::{Canvas, DIM, FRAME, Font, INK, PAD, Rect, colour};
 
 /// A packet on a link.
@@ -165,7 +165,7 @@ impl Timeline {
         }
         moments(&mut canvas, &times, &bursts);
 
-        let mut places = Places::default();
+        let mut places = TakenPlaces::default();
         for column in 0..self.columns.len() {
             places.take(Rect::around(x(column), top - 22.0, COLUMN, 14.0));
             places.take_line((x(column), top - 10.0), (x(column), bottom), 2.0);
@@ -252,7 +252,13 @@ fn moments(canvas: &mut Canvas, times: &Times, bursts: &[Burst<'_>]) {
 }
 
 /// A text at the first of the points where it is free, or further and further from them.
-fn write(canvas: &mut Canvas, places: &mut Places, font: Font, text: &str, points: &[(f64, f64)]) {
+fn write(
+    canvas: &mut Canvas,
+    places: &mut TakenPlaces,
+    font: Font,
+    text: &str,
+    points: &[(f64, f64)],
+) {
     let wide = font.width(text) + 4.0;
     let away = [0.0, -4.0, 4.0, -8.0, 8.0, -12.0, 12.0, -18.0, 18.0, -24.0, 24.0];
     let candidates = away

@@ -7,7 +7,7 @@
 //! starts. What moves both ways through one engine has one arbiter (the NIC); a device with an engine for each
 //! direction has one for each.
 
-use rackbus_qos::simulation::experiments::{Case, Experiment};
+use rackbus_qos::simulation::experiments::{Experiment, ExperimentCase};
 use rackbus_qos::simulation::unshaped::MessageRoundRobin;
 use rackbus_qos::{
     Guarantee, RateLimit, RateUnit, SECOND, SharingSettings, TenantArbiter, TenantId, TenantShare,
@@ -148,11 +148,11 @@ pub fn shaped(observation: u32) -> Option<Experiment> {
     }
 }
 
-fn case(name: String, off: f64, on: f64) -> Case {
-    Case { name, off, on }
+fn case(name: String, off: f64, on: f64) -> ExperimentCase {
+    ExperimentCase { name, off, on }
 }
 
-fn sizes() -> Vec<Case> {
+fn sizes() -> Vec<ExperimentCase> {
     let of = |bytes: u64| {
         let pair = [(4096, false), (bytes, false)];
         let (off, on) = (queue_pairs(&pair), Device::Nic.equal(pair));
@@ -161,7 +161,7 @@ fn sizes() -> Vec<Case> {
     SIZES.map(of).to_vec()
 }
 
-fn directions() -> Vec<Case> {
+fn directions() -> Vec<ExperimentCase> {
     let of = |bytes: u64| {
         let off = queue_pairs(&[(bytes, false), (bytes, false), (bytes, true), (bytes, true)]);
         let on = Device::Nic.equal([(bytes, false), (bytes, true)]);
@@ -171,7 +171,7 @@ fn directions() -> Vec<Case> {
     SIZES.map(of).to_vec()
 }
 
-fn packets() -> Vec<Case> {
+fn packets() -> Vec<ExperimentCase> {
     let of = |(one, other, reads): (u64, u64, bool)| {
         let pair = [(one, reads), (other, reads)];
         let off = tenants(pair);
@@ -188,7 +188,7 @@ fn packets() -> Vec<Case> {
     reads.into_iter().chain(writes).map(of).collect()
 }
 
-fn opposite() -> Vec<Case> {
+fn opposite() -> Vec<ExperimentCase> {
     let pair = |bytes: u64| [(4096, true), (bytes, false)];
     let off: Vec<[f64; 2]> = SIZES[..5].iter().map(|bytes| tenants(pair(*bytes))).collect();
     let on: Vec<[f64; 2]> =
@@ -206,7 +206,7 @@ fn opposite() -> Vec<Case> {
 /// Bytes each second of 40 Gbit/s.
 const BOUGHT: u64 = 5_000_000_000;
 
-fn tiny() -> Vec<Case> {
+fn tiny() -> Vec<ExperimentCase> {
     let of = |bytes: u64| {
         let pair = [(4096, false), (bytes, false)];
         let costs = pair.map(|messages| Device::Prototype.cost(messages));
@@ -235,7 +235,7 @@ mod tests {
         for observation in [5, 6, 8, 9, 10] {
             let Experiment { title, cases, measure, .. } = shaped(observation).unwrap();
             let minimum = measure.contains("or more");
-            for Case { name, on, .. } in &cases {
+            for ExperimentCase { name, on, .. } in &cases {
                 // Small reads wait for tags, and what that costs depends on what else has some.
                 let most: f64 = if observation == 8 { 1.08 } else { 1.05 };
                 let fits = if minimum { *on >= 0.99 } else { (1.0 / most..=most).contains(on) };

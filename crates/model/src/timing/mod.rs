@@ -20,7 +20,7 @@ pub mod profiles;
 
 use std::collections::BTreeMap;
 
-use rackbus_fabric::rack::{Device, Rack};
+use rackbus_fabric::rack::{DeclaredFunction, Rack};
 use rackbus_fabric::text::FileError;
 
 use crate::time::Time;
@@ -36,7 +36,7 @@ pub fn read_for(file: &str, text: &str, rack: &Rack) -> Result<Timing, FileError
     let mut names: Vec<String> = Vec::new();
     for host in &rack.hosts {
         names.extend(["root", "memory", "ntb"].map(|part| format!("{}/{part}", host.name)));
-        let function = |device: &Device| format!("{}/{}", host.name, device.function());
+        let function = |device: &DeclaredFunction| format!("{}/{}", host.name, device.function());
         names.extend(host.devices.iter().map(function));
     }
     if let Some(physical) = &rack.fabric {

@@ -5,7 +5,7 @@ use rackbus_fabric::rack::Rack;
 use super::Workload;
 use super::results::HostProfile;
 use super::scripts::{Failed, Run};
-use crate::engine::{Arrivals, Class, Passage};
+use crate::engine::{Arrivals, PacketClass, Passage};
 use crate::time::Time;
 use crate::timing::Timing;
 
@@ -70,9 +70,9 @@ impl Run {
     fn step(&self, passage: &Passage) -> TraceStep {
         let (from, to) = self.assembly.world.ends_of(passage.direction);
         let kind = match passage.class {
-            Class::Posted => "MWr",
-            Class::NonPosted => "MRd",
-            Class::Completion => "CplD",
+            PacketClass::Posted => "MWr",
+            PacketClass::NonPosted => "MRd",
+            PacketClass::Completion => "CplD",
         };
         TraceStep {
             from: self.assembly.name(from).to_owned(),

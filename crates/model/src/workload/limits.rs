@@ -6,7 +6,7 @@
 
 use super::scripts::Run;
 use super::{FlowKind, FlowSpec};
-use crate::engine::{Arrivals, Class, DirectionId, FlowId, PartId, RequesterId, RouteId};
+use crate::engine::{Arrivals, DirectionId, FlowId, PacketClass, PartId, RequesterId, RouteId};
 
 /// From this share of the time on, what is used is full.
 const FULL: f64 = 0.95;
@@ -15,10 +15,10 @@ const AWAITED: f64 = 0.5;
 /// From this share on, what is waited for is a part of what holds up.
 const PART: f64 = 0.1;
 
-const CLASSES: [(Class, &str); 3] = [
-    (Class::Posted, "posted"),
-    (Class::NonPosted, "non-posted"),
-    (Class::Completion, "completion"),
+const CLASSES: [(PacketClass, &str); 3] = [
+    (PacketClass::Posted, "posted"),
+    (PacketClass::NonPosted, "non-posted"),
+    (PacketClass::Completion, "completion"),
 ];
 
 impl Run {
@@ -125,7 +125,7 @@ impl Run {
         }
         for direction in self.directions(routes) {
             // Sending or waiting for room all the time: what keeps the receiver's room taken holds it up.
-            let blocked = world.share(world.blocked(direction, Class::Posted));
+            let blocked = world.share(world.blocked(direction, PacketClass::Posted));
             if blocked >= PART && blocked + world.utilization(direction) >= FULL {
                 let at = world.ends_of(direction).1;
                 return Some(match world.translations(at).1 {

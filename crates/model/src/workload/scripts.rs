@@ -12,8 +12,8 @@ use super::writer::{Writer, misfit};
 use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
-    Addresses, Arrivals, Batches, Bursts, Decides, DirectionId, DistributionId, Flow, FlowId,
-    GateId, Histogram, ResourceId, RouteId, Stuck, confidence,
+    Addresses, Arrivals, Batches, Bursts, Decides, DirectionId, DistributionId, FlowId, GateId,
+    Histogram, JobFlow, ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
 use crate::time::Time;
@@ -273,7 +273,7 @@ impl Run {
                 Some(_) => spec.count.min(trace.len() as u64),
                 None => spec.count,
             };
-            found.0.push(self.assembly.world.add_flow(Flow {
+            found.0.push(self.assembly.world.add_flow(JobFlow {
                 script,
                 arrivals: spec.arrivals,
                 count,

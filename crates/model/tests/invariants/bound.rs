@@ -1,13 +1,13 @@
 //! The least time that a job can take, written down apart from the engine: what its route takes for
 //! the head of a packet, and the slowest link for all of the bytes.
 
-use rackbus_fabric::{ComponentId, ComponentKind, Link};
+use rackbus_fabric::{ComponentId, ComponentKind, TopologyLink};
 use rackbus_model::assembly::{Assembly, End};
 use rackbus_model::time::Time;
 
 /// Picoseconds per byte of a link, and the bytes that frame a packet there.
-fn wire(link: Link) -> Option<(f64, f64)> {
-    let Link::Pcie { generation, lanes } = link else { return None };
+fn wire(link: TopologyLink) -> Option<(f64, f64)> {
+    let TopologyLink::Pcie { generation, lanes } = link else { return None };
     // Gigatransfers per second, and which share of them is data.
     let (rate, share, framing) = match generation {
         1 => (2.5, 0.8, 8.0),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseError;
-use rackbus_model::engine::{Class, DirectionId, Passage, RouteId, Until};
+use rackbus_model::engine::{DirectionId, PacketClass, Passage, RouteId, Until};
 use rackbus_model::time::Time;
 
 use bound::Bound;
@@ -117,11 +117,11 @@ fn order_was_kept(run: &Run) -> Outcome {
     let mut streams: BTreeMap<(DirectionId, From), Vec<(u64, &Passage)>> = BTreeMap::new();
     for passage in trace {
         directions.entry(passage.direction).or_default().push(passage);
-        let route = run.wired(passage.route, passage.class == Class::Completion);
+        let route = run.wired(passage.route, passage.class == PacketClass::Completion);
         let place = route.iter().position(|direction| *direction == passage.direction);
         let before = route[..place.unwrap()].last();
         let Some(ingress) = before else {
-            if passage.class != Class::Completion {
+            if passage.class != PacketClass::Completion {
                 let key = (passage.direction, From::Route(passage.route));
                 streams.entry(key).or_default().push((passage.packet, passage));
             }
@@ -149,11 +149,11 @@ fn order_was_kept(run: &Run) -> Outcome {
         for (_, passage) in passages {
             for write in writes.values() {
                 // Writes of other ways may have more roots to cross, and rooms of their own.
-                let free = passage.class == Class::Posted && passage.route != write.route;
+                let free = passage.class == PacketClass::Posted && passage.route != write.route;
                 let kept = free || write.begin < passage.begin;
                 prop_assert!(kept, "at {place:?} {passage:?} overtook {write:?}");
             }
-            if passage.class == Class::Posted {
+            if passage.class == PacketClass::Posted {
                 writes.insert(passage.route, passage);
             }
         }

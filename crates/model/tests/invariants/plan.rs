@@ -5,7 +5,7 @@ use proptest::option;
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_model::assembly::{Assembly, AssemblyError, End};
-use rackbus_model::engine::{Addresses, Arrivals, Flow, FlowId, RouteId, Step, Stuck, Until};
+use rackbus_model::engine::{Addresses, Arrivals, FlowId, JobFlow, RouteId, Step, Stuck, Until};
 use rackbus_model::time::Time;
 use rackbus_model::timing::{LinkTiming, Timing};
 
@@ -365,11 +365,11 @@ fn add(it: &mut Assembly, plan: &FlowPlan) -> Made {
         }
     };
     let script = it.world.add_script(vec![step]);
-    let flow = Flow {
+    let flow = JobFlow {
         count: plan.count,
         begin: Time::from_ns(plan.begin),
         addresses: Addresses::sequential(0, 1 << 16),
-        ..Flow::new(script, Arrivals::Depth(plan.depth), bytes)
+        ..JobFlow::new(script, Arrivals::Depth(plan.depth), bytes)
     };
     let id = it.world.add_flow(flow);
     Made { plan: *plan, id, from, to, source }

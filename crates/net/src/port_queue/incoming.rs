@@ -16,7 +16,7 @@ const TURN_BYTES: usize = 128 << 10;
 const MOST_THROWN_AWAY: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct Incoming {
+pub(super) struct IncomingRings {
     rings: Vec<Ring>,
     turn: usize,
     /// Bytes that are left of the turn.
@@ -49,7 +49,7 @@ enum Found {
     Over,
 }
 
-impl Incoming {
+impl IncomingRings {
     pub fn add(&mut self, from: PortQueueId, number: u64, receiver: FrameReceiver) {
         let before = self.rings.iter_mut().rfind(|it| it.from == from);
         let behind = before.map(|before| {

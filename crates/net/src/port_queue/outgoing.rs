@@ -53,7 +53,7 @@ impl Outgoing {
         Outgoing::Closed { from_ns: now_ns, patient: true }
     }
 
-    /// After none was to be had at `now_ns`.
+    /// After none was available at `now_ns`.
     pub fn failed(now_ns: u64) -> Outgoing {
         Outgoing::Closed { from_ns: now_ns.saturating_add(AGAIN_NS), patient: false }
     }

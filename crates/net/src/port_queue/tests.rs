@@ -1,4 +1,4 @@
-//! Stations that send to each other over real rings, driven by a seed: they stand still for a while, lose their
+//! Stations that send to each other over real rings, driven by a seed: they stall for a while, lose their
 //! rings, find no room, and one of them writes anything into what it may write. What is checked at every step:
 //! frames of a flow come in order, once and whole, nobody gets what is not for it, and whoever takes what is
 //! sent to it gets all of it.
@@ -29,7 +29,7 @@ impl RingOpener for Asked {
     }
 }
 
-/// What became of a flow.
+/// The outcome of a flow.
 #[derive(Debug, Default)]
 struct Flow {
     sent: u64,
@@ -73,7 +73,7 @@ impl World {
         let (clock, asked) = (Arc::new(AtomicU64::new(1)), Arc::new(Asked::default()));
         let port_queue = |station| {
             let clock = clock.clone();
-            let read: Clock = Arc::new(move || clock.load(Ordering::Relaxed));
+            let read: NanosecondClock = Arc::new(move || clock.load(Ordering::Relaxed));
             sound(PortQueue::new(
                 PortQueueId { station, number: 0 },
                 switch.clone(),
@@ -286,7 +286,7 @@ fn flows_stay_whole_whatever_stations_do() {
 
 /// A station that takes nothing costs those who send to it, and to others, its patience once.
 #[test]
-fn a_station_that_stands_still_stops_nobody() {
+fn a_station_that_stalls_stops_nobody() {
     let mut world = World::new(1);
     let send = |world: &mut World, to: usize| {
         let all = world.stations.all();

@@ -5,7 +5,7 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Commands of bpf(2).
+/// Commands of bpf(2), which <linux/bpf.h> defines.
 const MAP_CREATE: libc::c_int = 0;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
 const PROG_LOAD: libc::c_int = 5;
@@ -104,15 +104,15 @@ struct LinkCreate {
 
 /// The program, its map, and where it is attached.
 #[derive(Debug)]
-pub struct Program {
+pub struct XdpProgram {
     map: OwnedFd,
     program: OwnedFd,
     link: Option<OwnedFd>,
 }
 
-impl Program {
+impl XdpProgram {
     /// Loads it, for an interface with so many receive queues.
-    pub fn load(queues: u32) -> io::Result<Program> {
+    pub fn load(queues: u32) -> io::Result<XdpProgram> {
         let create = MapCreate {
             kind: MAP_TYPE_XSKMAP,
             key_bytes: 4,
@@ -134,7 +134,7 @@ impl Program {
         };
         // SAFETY: the kernel reads instructions and license, which are there as long as the call lasts.
         let program = unsafe { made(bpf(PROG_LOAD, &load)) }?;
-        Ok(Program { map, program, link: None })
+        Ok(XdpProgram { map, program, link: None })
     }
 
     /// Frames of a receive queue go to this socket.

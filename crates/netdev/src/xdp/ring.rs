@@ -9,22 +9,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pages of this process, or of a socket, until this is dropped.
 #[derive(Debug)]
-pub struct Area {
+pub struct MappedArea {
     address: NonNull<u8>,
     length: usize,
 }
 
 // SAFETY: the pages are this value's alone and stay where they are, whichever thread has it.
-unsafe impl Send for Area {}
+unsafe impl Send for MappedArea {}
 
-impl Area {
-    /// Pages of zeroes.
-    pub fn new(length: usize) -> io::Result<Area> {
+impl MappedArea {
+    /// Anonymous pages of this process, zeroed and populated.
+    pub fn new(length: usize) -> io::Result<MappedArea> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        Area::map(length, flags, -1, 0)
+        MappedArea::map(length, flags, -1, 0)
     }
 
-    fn map(length: usize, flags: libc::c_int, fd: libc::c_int, at: i64) -> io::Result<Area> {
+    fn map(length: usize, flags: libc::c_int, fd: libc::c_int, at: i64) -> io::Result<MappedArea> {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the kernel chooses an address that nothing else is at.
         let mapped = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, flags, fd, at) };
@@ -32,7 +32,7 @@ impl Area {
             return Err(io::Error::last_os_error());
         }
         let address = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Area { address, length })
+        Ok(MappedArea { address, length })
     }
 
     /// Address of the mapping in this process.
@@ -78,7 +78,7 @@ impl Area {
     }
 }
 
-impl Drop for Area {
+impl Drop for MappedArea {
     fn drop(&mut self) {
         // SAFETY: the pages were mapped here with this length, and nothing points into them any more.
         unsafe { libc::munmap(self.address.as_ptr().cast(), self.length) };
@@ -87,8 +87,8 @@ impl Drop for Area {
 
 /// A ring with one side here and one in the kernel. Which one writes entries depends on the ring.
 #[derive(Debug)]
-pub struct Ring<T> {
-    area: Area,
+pub struct XdpRing<T> {
+    area: MappedArea,
     producer: usize,
     consumer: usize,
     flags: usize,
@@ -102,18 +102,18 @@ pub struct Ring<T> {
 /// Whether the kernel is to be called for it to go on.
 const NEED_WAKEUP: u32 = libc::XDP_RING_NEED_WAKEUP;
 
-impl<T: Copy> Ring<T> {
+impl<T: Copy> XdpRing<T> {
     /// The ring of a socket at an offset of its descriptor.
     pub fn map(
         socket: BorrowedFd<'_>,
         page: i64,
         at: &libc::xdp_ring_offset,
         entries: u32,
-    ) -> io::Result<Ring<T>> {
+    ) -> io::Result<XdpRing<T>> {
         let length = at.desc as usize + entries as usize * size_of::<T>();
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        let area = Area::map(length, flags, socket.as_raw_fd(), page)?;
-        Ok(Ring {
+        let area = MappedArea::map(length, flags, socket.as_raw_fd(), page)?;
+        Ok(XdpRing {
             area,
             producer: at.producer as usize,
             consumer: at.consumer as usize,
@@ -162,7 +162,7 @@ impl<T: Copy> Ring<T> {
         self.word(self.consumer).load(Ordering::Acquire) == self.own
     }
 
-    /// Writes an entry, for which there is room; the kernel sees it when it is [published](Ring::publish).
+    /// Writes an entry, for which there is room; the kernel sees it when it is [published](XdpRing::publish).
     pub fn push(&mut self, entry: T) {
         if self.is_full() {
             return;

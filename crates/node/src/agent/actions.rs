@@ -44,7 +44,7 @@ impl Agent {
                 }
                 LenderAction::Withdraw { device, number, functions } => {
                     self.by_device.run(device.clone(), move || {
-                        let said = lender.let_go(&device, number, &functions);
+                        let said = lender.release(&device, number, &functions);
                         let _ = heard.send(Heard::Lending(said));
                     });
                 }
@@ -106,7 +106,7 @@ impl Agent {
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
                         tracing::info!(grace, "the turn is over: releasing the function");
-                        // A guest lets go in its own time, a program within its grace.
+                        // A guest releases it in its own time, a program within its grace.
                         unplug(&borrower, &unplugger, lease);
                         borrower.await_user(lease, Duration::from_millis(grace));
                         borrower.close(lease);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rackbus_control::api::NodeMessages;
-use rackbus_control::client::Lines;
+use rackbus_control::client::JsonLines;
 use rackbus_control::said::{NodeLine, SILENCE};
 use rackbus_control::{ControlClient, ControlClientError};
 use tokio::sync::mpsc;
@@ -120,8 +120,8 @@ pub(super) async fn take(mut newest: NewestTerm, term: u64) -> (NewestTerm, std:
     taking.await.unwrap_or_else(|_| (kept, Err(std::io::Error::other("the process ends"))))
 }
 
-/// The next line. A control plane that has terms says something all the time: one that stands still is given up.
-pub(super) async fn next(said: &mut Lines<NodeLine>, term: u64) -> Option<NodeLine> {
+/// The next line. A control plane that has terms says something all the time: one that stalls is given up.
+pub(super) async fn next(said: &mut JsonLines<NodeLine>, term: u64) -> Option<NodeLine> {
     if term == 0 {
         return said.next().await;
     }

@@ -10,7 +10,9 @@ use rackbus_link::{Connect, Hello, OfferedMedium, Purpose};
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, CarriedSession, Gate, Stream};
 use rackbus_pci::MediumAccess;
-use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Opener, Shown, ShownWith};
+use rackbus_pci::vfio_user::{
+    DeviceShape, Opener, RequestRefused, ServedDevice, ShownInterrupts, ShownWith,
+};
 use rackbus_vm::InterruptChoice;
 use rustix::io::Errno;
 
@@ -18,7 +20,7 @@ use super::UseListener;
 use super::lease::{Attachment, Open};
 use crate::front::PlacedDevice;
 use crate::lanes::Lanes;
-use crate::peers::{Followed, Membership, PeerGroups, PeerWindows};
+use crate::peers::{Followed, PeerGroups, PeerMembership, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::{HeldSession, hold_session};
 
@@ -47,8 +49,8 @@ pub(super) struct AttachOpener {
 }
 
 impl Opener for AttachOpener {
-    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
-        let gone = || DeviceError::new(Errno::NODEV, "the lease was returned");
+    fn open(&self) -> Result<Box<dyn ServedDevice>, RequestRefused> {
+        let gone = || RequestRefused::new(Errno::NODEV, "the lease was returned");
         let open = self.open.upgrade().ok_or_else(gone)?;
         let _about = lease_span(open.grant.lease).entered();
         let mut hello = self.hello.clone();
@@ -60,7 +62,8 @@ impl Opener for AttachOpener {
             Err(error) if error.is_cut_off() => self.link.connect(&open.grant.address, &hello),
             connected => connected,
         };
-        let stream = stream.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
+        let stream =
+            stream.map_err(|error| RequestRefused::new(Errno::NODEV, error.to_string()))?;
         let device = self.attach(&open, stream)?;
         self.tell_use(&open);
         tracing::info!(process = open.process(), "in use");
@@ -78,10 +81,10 @@ pub(super) fn because_of(session: &CarriedSession, on_lost: OnLost) -> OnLost {
 /// taken out of every running QEMU, which the loss of its lender needs.
 pub(super) fn show(
     open: &Open,
-    device: impl Device + 'static,
-) -> Result<Box<dyn Device>, DeviceError> {
+    device: impl ServedDevice + 'static,
+) -> Result<Box<dyn ServedDevice>, RequestRefused> {
     let msix = InterruptChoice::noted(&open.path) != InterruptChoice::Msi;
-    let shown = Shown::choose(device.shape(), msix);
+    let shown = ShownInterrupts::choose(device.shape(), msix);
     let shown = ShownWith::new(device, shown)?;
     *open.fixed() = shown.fixed_bytes().to_vec();
     Ok(Box::new(shown))
@@ -118,9 +121,9 @@ impl AttachOpener {
         &self,
         open: &Arc<Open>,
         stream: Arc<dyn rackbus_link::Conversation>,
-    ) -> Result<Box<dyn Device>, DeviceError> {
+    ) -> Result<Box<dyn ServedDevice>, RequestRefused> {
         let on_lost = self.on_lost();
-        let none = |error: String| DeviceError::new(Errno::NODEV, error);
+        let none = |error: String| RequestRefused::new(Errno::NODEV, error);
         match open.grant.placement {
             Placement::Host => Err(none("it is in this host's own PCI tree".to_owned())),
             Placement::Lender => {
@@ -166,8 +169,8 @@ impl AttachOpener {
         open: &Open,
         medium: &OfferedMedium,
         held: HeldSession<'_>,
-    ) -> Result<CarriedSession, DeviceError> {
-        let none = |error: String| DeviceError::new(Errno::NODEV, error);
+    ) -> Result<CarriedSession, RequestRefused> {
+        let none = |error: String| RequestRefused::new(Errno::NODEV, error);
         let older =
             || none(format!("the node of {} is older than this one; upgrade it", self.hello.to));
         let offered = medium.session.as_ref().ok_or_else(older)?;
@@ -183,9 +186,9 @@ impl AttachOpener {
     pub(super) fn follow(
         &self,
         open: &Open,
-        device: impl Device + 'static,
+        device: impl ServedDevice + 'static,
         windows: Option<Box<dyn PeerWindows>>,
-    ) -> Box<dyn Device> {
+    ) -> Box<dyn ServedDevice> {
         match self.join(open, device.shape(), windows) {
             Some(membership) => Box::new(Followed::new(device, membership)),
             None => Box::new(device),
@@ -197,10 +200,10 @@ impl AttachOpener {
     pub(super) fn follow_again(
         &self,
         open: &Open,
-        device: impl Device + 'static,
+        device: impl ServedDevice + 'static,
         windows: Option<Box<dyn PeerWindows>>,
         had: Vec<(u64, u64)>,
-    ) -> Box<dyn Device> {
+    ) -> Box<dyn ServedDevice> {
         match self.join(open, device.shape(), windows) {
             Some(membership) => {
                 membership.inherit(had);
@@ -215,7 +218,7 @@ impl AttachOpener {
         open: &Open,
         shape: &DeviceShape,
         windows: Option<Box<dyn PeerWindows>>,
-    ) -> Option<Arc<Membership>> {
+    ) -> Option<Arc<PeerMembership>> {
         let vm = self.listener.vm_of(&open.path).map(|vm| format!("VM {vm}"));
         let group = || Some(format!("group {}", open.grant.group.as_ref()?));
         let user = vm.or_else(group)?;
@@ -280,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_ends_while_its_user_attaches_lets_the_lender_go() {
+    fn a_lease_that_ends_while_its_user_attaches_releases_the_lender() {
         let folder = tempfile::tempdir().unwrap();
         let ((asked, asks), (connect, connected)) = (mpsc::channel(), mpsc::channel());
         let link = Arc::new(Slow(asked, Mutex::new(connected)));

@@ -22,7 +22,7 @@ use crate::remote::OnLost;
 
 /// In the names of what was borrowed by a lease.
 const BY_LEASE: &str = " by lease ";
-/// How long a driver may take to let go.
+/// How long a driver may take to release its function.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a function does not appear in this host.
@@ -144,7 +144,7 @@ impl HostFunctions {
         self.all().get(&lease).map(|function| function.path.clone())
     }
 
-    /// Ends a lease's function: on return it is gone, and its lender is let go. False when there is none.
+    /// Ends a lease's function: on return it is gone, and its lender is detached. False when there is none.
     pub fn close(&self, lease: u64) -> bool {
         let Some(function) = self.all().remove(&lease) else { return false };
         function.ended.store(true, Ordering::Release);
@@ -207,7 +207,7 @@ impl HostFunction {
             }
             if self.stream.is_closed() {
                 self.lose();
-                return Some("its lender let go of it".to_owned());
+                return Some("its lender released it".to_owned());
             }
             let Ok(module) = &module else { continue };
             module.changes();

@@ -10,7 +10,7 @@ use rackbus_pci::vfio_user::Server;
 
 use crate::front::MediumConversation;
 use crate::lent_out::LentOut;
-use crate::peers::Membership;
+use crate::peers::PeerMembership;
 use crate::remote::LenderConversation;
 
 /// A borrowed function, from the grant of its lease to its end.
@@ -27,7 +27,7 @@ pub(super) struct Open {
     /// The lease has ended: who is being attached releases the lender at once.
     pub(super) closed: AtomicBool,
     /// Among the functions of its user, while that has it open.
-    pub(super) membership: Mutex<Option<Arc<Membership>>>,
+    pub(super) membership: Mutex<Option<Arc<PeerMembership>>>,
 }
 
 /// The conversation with a lender.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rackbus_link::Link;
 use rackbus_memory::{CarriedSession, Stream};
 use rackbus_pci::vfio_user::{
-    Device, DeviceShape, RestingClient, ResumedClient, SavedSession, Server, ShownWith,
+    DeviceShape, RestingClient, ResumedClient, SavedSession, ServedDevice, Server, ShownWith,
 };
 
 use super::attach::because_of;
@@ -163,7 +163,7 @@ impl BorrowedFunctions {
         lender: Arc<dyn Stream>,
         shape: DeviceShape,
         had: Vec<(u64, u64)>,
-    ) -> Box<dyn Device> {
+    ) -> Box<dyn ServedDevice> {
         let device = RemoteDevice::resume(lender, shape.clone(), self.opener(open).on_lost());
         let device = device.counted_by(open.lent_out.clone());
         let conversation = device.conversation();
@@ -181,7 +181,7 @@ impl BorrowedFunctions {
         front: FrontState,
         shape: DeviceShape,
         descriptors: &mut ParcelDescriptors,
-    ) -> Result<Box<dyn Device>, String> {
+    ) -> Result<Box<dyn ServedDevice>, String> {
         let on_lost = self.opener(open).on_lost();
         self.resume_placed(open, front, (lender, None), shape, (descriptors, on_lost))
     }
@@ -193,7 +193,7 @@ impl BorrowedFunctions {
         front: FrontState,
         shape: DeviceShape,
         descriptors: &mut ParcelDescriptors,
-    ) -> Result<Box<dyn Device>, String> {
+    ) -> Result<Box<dyn ServedDevice>, String> {
         let state = front.session.as_ref().ok_or("it has no session")?;
         let opener = self.opener(open);
         let session = opener.session(open, &front.medium, HeldSession::Resumed(state));
@@ -211,7 +211,7 @@ impl BorrowedFunctions {
         lender: (Arc<dyn Stream>, Option<CarriedSession>),
         shape: DeviceShape,
         (descriptors, on_lost): (&mut ParcelDescriptors, OnLost),
-    ) -> Result<Box<dyn Device>, String> {
+    ) -> Result<Box<dyn ServedDevice>, String> {
         let FrontState { medium, function, .. } = front;
         let saved = function.take(descriptors).map_err(|error| error.to_string())?;
         let lent = &open.grant.function;

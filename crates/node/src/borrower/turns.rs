@@ -8,7 +8,7 @@ use rackbus_lease::{LeaseId, TurnOf};
 
 use super::{BorrowedFunctions, Open};
 
-/// How often it is looked whether a user has let go.
+/// How often it is looked whether a user has released the function.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Where the socket of a share's turn appears, a symbolic link, and disappears when the turn is over.

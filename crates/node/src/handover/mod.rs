@@ -59,7 +59,7 @@ pub enum HandOverError {
     /// An engine does not answer.
     #[error("{0} does not answer, most likely its storage or its lender hangs")]
     Hangs(String),
-    /// The state of a function cannot be had.
+    /// The state of a function cannot be obtained.
     #[error("{function}: {cause}")]
     Save {
         /// Name of the function.
@@ -127,8 +127,8 @@ impl HandOverError {
     }
 }
 
-/// The program around the node.
-pub trait Program: Send + Sync {
+/// The program that runs the node, and is replaced by another at a handover.
+pub trait HandoverProgram: Send + Sync {
     /// What it passes on to the program that continues.
     fn carried(&self) -> String;
 
@@ -163,7 +163,7 @@ impl InheritedNode {
         Ok(InheritedNode { state, descriptors, received_ns: monotonic_ns() })
     }
 
-    /// What the [program](Program::carried) before passed on.
+    /// What the [program](HandoverProgram::carried) before passed on.
     pub fn carried(&self) -> &str {
         &self.state.carried
     }
@@ -196,7 +196,7 @@ pub struct HandOver {
     pub(crate) segments: Arc<Segments>,
     /// `None` where the link has nothing to pass on.
     pub(crate) listeners: Option<Listeners<OwnedFd>>,
-    pub(crate) program: Arc<dyn Program>,
+    pub(crate) program: Arc<dyn HandoverProgram>,
     /// How often the node was restarted in place until now.
     pub(crate) restarts: u64,
 }

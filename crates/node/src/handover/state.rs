@@ -264,7 +264,7 @@ struct MappableState {
 }
 
 impl ShapeState {
-    /// What a function looks like, its memory in `parcel`. Memory that is not to be had is left out.
+    /// What a function looks like, its memory in `parcel`. Memory that is not available is left out.
     ///
     /// # Errors
     /// When it cannot be passed on.
@@ -306,7 +306,7 @@ impl ShapeState {
 }
 
 impl NodeState {
-    /// As bytes.
+    /// Serialises the state for the process that continues.
     ///
     /// # Errors
     /// When it cannot be written down.

@@ -24,7 +24,7 @@ impl LentFunctions {
     /// The functions of a device that was offered.
     ///
     /// # Errors
-    /// Why it cannot be had, for people.
+    /// Why it cannot be obtained, for people.
     pub(crate) fn functions_of(
         &self,
         device: &str,
@@ -53,8 +53,13 @@ impl LentFunctions {
         self.fence.lock().offer_done(device, number, outcome)
     }
 
-    /// Lets go of a device, whose functions nobody has.
-    pub fn let_go(&self, device: &str, number: LeaseId, functions: &[String]) -> Vec<LenderAction> {
+    /// Releases a device, whose functions nobody has.
+    pub fn release(
+        &self,
+        device: &str,
+        number: LeaseId,
+        functions: &[String],
+    ) -> Vec<LenderAction> {
         functions.iter().for_each(|name| self.remove(name));
         tracing::info!(device, "not lent any more");
         self.fence.lock().withdraw_done(device, number)
@@ -66,7 +71,7 @@ impl LentFunctions {
         if let Some(lent) = lent {
             // Alone with it: whoever was refused has gone.
             let _state = lent.lock();
-            lent.lendable.let_go();
+            lent.lendable.release();
         }
     }
 }

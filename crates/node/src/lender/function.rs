@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rackbus_control::api::DeviceReport;
 use rackbus_lease::{ArmedFor, Epoch, NotAdmitted};
 use rackbus_memory::{GatePassage, Stream};
-use rackbus_pci::vfio_user::{Device, RestingConversation, serve_within};
+use rackbus_pci::vfio_user::{RestingConversation, ServedDevice, serve_within};
 
 use super::tenancy::Tenancy;
 use super::{Fence, LendError};
@@ -25,7 +25,7 @@ pub(super) struct Lent {
     pub(super) fence: Fence,
     pub(super) lendable: Arc<dyn Lendable>,
     pub(super) patience: Duration,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<LentUse>,
     pub(super) seen: Mutex<Seen>,
     /// The service level that its borrower was promised.
     pub(super) promised: Mutex<Option<String>>,
@@ -38,7 +38,7 @@ pub(super) struct Lent {
 /// What others may see of a device, whatever holds its state.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Why it cannot be had now.
+    /// Why it cannot be obtained now.
     pub(super) trouble: Option<String>,
     /// How many were not let in, and why the last was not.
     pub(super) attach_refused: u64,
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Lent {
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct LentUse {
     pub(super) session: Option<InUse>,
 }
 
@@ -80,7 +80,7 @@ impl Drop for SessionEnd<'_> {
 }
 
 impl Lent {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, LentUse> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,7 +121,7 @@ impl Lent {
     pub(super) fn hold(
         &self,
         stream: &dyn Stream,
-        session: &dyn Device,
+        session: &dyn ServedDevice,
         from: RestingConversation,
         passage: &GatePassage,
     ) {
@@ -155,7 +155,7 @@ impl Lent {
     }
 
     /// Has the function ready, and notes why it is not. Who has `_state` is alone with it.
-    pub(super) fn start(&self, _state: &State) -> Result<(), LendError> {
+    pub(super) fn start(&self, _state: &LentUse) -> Result<(), LendError> {
         let outcome = self.lendable.arm(self.patience).map_err(|error| match error {
             NotReady::Hangs => self.hangs(),
             NotReady::Failed(cause) => self.broken(cause),
@@ -172,7 +172,7 @@ impl Lent {
     /// and for the engine.
     pub(super) fn cut(&self, epoch: Epoch) -> Result<(), LendError> {
         let state = self.lock();
-        let attached = |_: &mut State| self.fence.lock().attached_up_to(&self.name, epoch);
+        let attached = |_: &mut LentUse| self.fence.lock().attached_up_to(&self.name, epoch);
         if let Some(session) = &state.session
             && self.fence.lock().attached_up_to(&self.name, epoch)
         {
@@ -192,7 +192,7 @@ impl Lent {
 
     /// Waits for the end of a conversation that was cut, however long it takes.
     pub(super) fn wait_cut(&self, epoch: Epoch) -> Result<(), LendError> {
-        let attached = |_: &mut State| self.fence.lock().attached_up_to(&self.name, epoch);
+        let attached = |_: &mut LentUse| self.fence.lock().attached_up_to(&self.name, epoch);
         let waited = self.idle.wait_while(self.lock(), attached);
         self.start(&waited.unwrap_or_else(PoisonError::into_inner))
     }
@@ -238,7 +238,7 @@ impl Lent {
 
     pub(super) fn open<T>(
         &self,
-        state: &mut State,
+        state: &mut LentUse,
         caller: InUse,
         give: impl FnOnce(&dyn Lendable) -> std::io::Result<T>,
     ) -> Result<T, LendError> {

@@ -8,7 +8,7 @@ use rackbus_link::{IncomingConnection, OfferedMedium, Secret};
 use rackbus_memory::exchange::lane::CarriedLane;
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, Carrier, GatePassage, Stream};
-use rackbus_rma::Target;
+use rackbus_rma::RmaTarget;
 
 use super::{InUse, Lent, LentFunctions};
 use crate::lendable::Attached;
@@ -73,7 +73,7 @@ pub(super) fn serve(
     incoming: IncomingConnection,
     session: &dyn Attached,
     carried: Option<(Box<dyn Carrier>, LentSession)>,
-    lane: Option<Arc<Target>>,
+    lane: Option<Arc<RmaTarget>>,
     passage: &GatePassage,
 ) {
     let (carrier, lasting) = carried.unzip();

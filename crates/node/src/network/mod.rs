@@ -30,7 +30,7 @@ use rackbus_fabric::FabricHandle;
 use rackbus_fabric::rack::Rack;
 use rackbus_link::Connect;
 use rackbus_memory::DmaSlice;
-use rackbus_net::port_queue::{Clock, PortQueueHandle};
+use rackbus_net::port_queue::{NanosecondClock, PortQueueHandle};
 use rackbus_net::{
     Cause, Frame, MacAddress, NetworkPort, News, Offload, PortOptions, PortQueue, PortQueueId,
     PortSource, RingOpener, Sent, Station, StationKind, StationSwitch, Stations,
@@ -119,7 +119,7 @@ struct Shared {
     host: String,
     stations: Stations,
     switch: Arc<StationSwitch>,
-    clock: Clock,
+    clock: NanosecondClock,
     link: Arc<dyn Connect>,
     /// Whether the hosts are machines, which share no memory.
     apart: bool,

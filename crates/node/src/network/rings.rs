@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rackbus_fabric::{Access, LentMemory, Loan, Target};
+use rackbus_fabric::{Access, AddressTarget, LentMemory, Loan};
 use rackbus_memory::frames::FrameEvents;
 use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
 use rackbus_net::port_queue::{LAYOUT, PortQueueHandle};
@@ -80,7 +80,7 @@ impl State {
         let ends = fabric.host(sender).zip(fabric.host(&shared.host));
         let (requester, owner) = ends.ok_or_else(unknown)?;
         let handle = memory.handle(0);
-        let target = Target::Lent { object: handle.object(), offset: 0 };
+        let target = AddressTarget::Lent { object: handle.object(), offset: 0 };
         let access = Access::READ | Access::WRITE;
         fabric.share(requester, owner, bytes, access, target).map(Some).map_err(|it| it.to_string())
     }

@@ -13,13 +13,13 @@ use std::thread::JoinHandle;
 use rackbus_fabric::rack::UplinkMode;
 use rackbus_memory::Event;
 use rackbus_net::announce::announcement;
-use rackbus_net::ethernet::Header;
+use rackbus_net::ethernet::EthernetHeader;
 use rackbus_net::mtu::{Fit, LOOK, fit};
 use rackbus_net::{Cause, Frame, MacAddress, Offload, PortQueue, StationKind, StationSwitch};
 use rackbus_netdev::packet::LinkMonitor;
 use rackbus_qos::bucket::Bucket;
 
-use super::wire::Wire;
+use super::wire::UplinkWire;
 use super::worker::{FrameDevice, WriteOutcome, work};
 use super::{LocalPort, Shared};
 
@@ -76,7 +76,7 @@ impl RunningUplink {
         let monitor = LinkMonitor::open()?;
         // What is wrong for good is told now.
         let mode = shared.stations.network().uplink_mode;
-        let wire = Wire::open(&interface, mode).map_err(std::io::Error::other)?;
+        let wire = UplinkWire::open(&interface, mode).map_err(std::io::Error::other)?;
         if shared.stations.network().uplink_vlans.is_some() && wire.loses_tags() {
             let text = "AF_XDP does not see the VLAN tags of a virtual interface's frames: write uplink_mode = \"packet\"";
             return Err(std::io::Error::other(text));
@@ -142,14 +142,14 @@ struct Outside {
 impl Outside {
     /// Serves the interface while it is up. One that is down is kept: to open it anew may take its carrier away for a
     /// while, where drivers start again for that.
-    fn run(self, wire: Wire) {
+    fn run(self, wire: UplinkWire) {
         let mut kept = Some(wire);
         while !self.stop.load(Ordering::Acquire) {
             // First, so that no change after the look is missed.
             self.monitor.has_changed();
             let wire = match kept.take().filter(|wire| wire.mtu().is_ok()) {
                 Some(wire) => Ok(wire),
-                None => Wire::open(&self.interface, self.mode),
+                None => UplinkWire::open(&self.interface, self.mode),
             };
             match wire {
                 Ok(wire) if wire.is_up() => self.serve(wire),
@@ -163,7 +163,7 @@ impl Outside {
     }
 
     /// Is a station while the interface is up.
-    fn serve(&self, wire: Wire) {
+    fn serve(&self, wire: UplinkWire) {
         let Some(shared) = self.shared.upgrade() else { return };
         let port_queue = match shared.port_queue(self.station, 0) {
             Ok(port_queue) => port_queue,
@@ -200,7 +200,7 @@ impl Outside {
 
 /// The interface of an uplink while it is up.
 struct Interface {
-    wire: Wire,
+    wire: UplinkWire,
     /// Bytes of the longest IP packet outside, and in the rack.
     mtu: u16,
     largest: u16,
@@ -223,7 +223,7 @@ struct Interface {
 
 impl Interface {
     /// Whether it is for the rack what came from outside, or what to do otherwise.
-    fn is_wanted(&self, header: &Header) -> bool {
+    fn is_wanted(&self, header: &EthernetHeader) -> bool {
         // Where addresses are learned, the switch knows which are in the rack.
         let for_rack =
             header.to.is_group() || self.switch.learns() || self.own.contains(&header.to);
@@ -255,7 +255,7 @@ impl FrameDevice for Interface {
         for _ in 0..UNWANTED {
             let (offload, length) = self.wire.read(buffer)?;
             let start = &buffer[..length.min(LOOK)];
-            let wanted = Header::read(start).is_some_and(|header| self.is_wanted(&header));
+            let wanted = EthernetHeader::read(start).is_some_and(|header| self.is_wanted(&header));
             if self.standby || !wanted {
                 continue;
             }

@@ -16,21 +16,21 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The interface of an uplink.
 #[derive(Debug)]
-pub enum Wire {
+pub enum UplinkWire {
     /// By a packet socket.
     Packet(PacketSocket),
     /// By AF_XDP.
     Xdp(Box<XdpPort>),
 }
 
-impl Wire {
+impl UplinkWire {
     /// Takes all frames that come to the interface `name`.
     ///
     /// # Errors
     /// [`PacketError`].
-    pub fn open(name: &str, mode: UplinkMode) -> Result<Wire, PacketError> {
-        let packet = || PacketSocket::open(name).map(Wire::Packet);
-        let xdp = |copies| XdpPort::open(name, copies).map(|port| Wire::Xdp(Box::new(port)));
+    pub fn open(name: &str, mode: UplinkMode) -> Result<UplinkWire, PacketError> {
+        let packet = || PacketSocket::open(name).map(UplinkWire::Packet);
+        let xdp = |copies| XdpPort::open(name, copies).map(|port| UplinkWire::Xdp(Box::new(port)));
         match mode {
             UplinkMode::Packet => packet(),
             UplinkMode::Xdp => xdp(true),
@@ -44,16 +44,16 @@ impl Wire {
     /// How frames come, for people.
     pub fn way(&self) -> &'static str {
         match self {
-            Wire::Packet(_) => "packet socket",
-            Wire::Xdp(port) => port.mode().words(),
+            UplinkWire::Packet(_) => "packet socket",
+            UplinkWire::Xdp(port) => port.mode().words(),
         }
     }
 
     /// Name of the interface.
     pub fn name(&self) -> &str {
         match self {
-            Wire::Packet(socket) => socket.name(),
-            Wire::Xdp(port) => port.name(),
+            UplinkWire::Packet(socket) => socket.name(),
+            UplinkWire::Xdp(port) => port.name(),
         }
     }
 
@@ -63,23 +63,23 @@ impl Wire {
     /// When it is gone.
     pub fn mtu(&self) -> io::Result<u16> {
         match self {
-            Wire::Packet(socket) => socket.mtu(),
-            Wire::Xdp(port) => port.mtu(),
+            UplinkWire::Packet(socket) => socket.mtu(),
+            UplinkWire::Xdp(port) => port.mtu(),
         }
     }
 
     /// Whether it is up and has a carrier.
     pub fn is_up(&self) -> bool {
         match self {
-            Wire::Packet(socket) => socket.is_up(),
-            Wire::Xdp(port) => port.is_up(),
+            UplinkWire::Packet(socket) => socket.is_up(),
+            UplinkWire::Xdp(port) => port.is_up(),
         }
     }
 
     /// The next frame, which goes into `buffer`; what is left to do to it, and its length.
     pub fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
         match self {
-            Wire::Packet(socket) => match socket.read(buffer) {
+            UplinkWire::Packet(socket) => match socket.read(buffer) {
                 Ok((header, length)) => Some((Offload::read_from_bytes(&header).ok()?, length)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
                 Err(cause) => {
@@ -87,7 +87,7 @@ impl Wire {
                     None
                 }
             },
-            Wire::Xdp(port) => {
+            UplinkWire::Xdp(port) => {
                 let length = port.read(buffer)?;
                 // Interfaces in memory leave checksums to each other, and cannot say so here.
                 Some((missing_checksum(&buffer[..length]), length))
@@ -98,12 +98,12 @@ impl Wire {
     /// Sends a frame with nothing left to do to it, if there is room: nobody waits for it.
     pub fn put(&mut self, frame: &[u8]) {
         match self {
-            Wire::Packet(socket) => {
+            UplinkWire::Packet(socket) => {
                 let offload = Offload::default();
                 let parts = [io::IoSlice::new(offload.as_bytes()), io::IoSlice::new(frame)];
                 let _ = rustix::io::writev(socket, &parts);
             }
-            Wire::Xdp(port) => {
+            UplinkWire::Xdp(port) => {
                 port.put(frame);
                 port.flush();
             }
@@ -116,7 +116,7 @@ impl Wire {
     /// Why it is dropped.
     pub fn write(&mut self, frame: &Frame<'_>) -> Result<(), Cause> {
         match self {
-            Wire::Packet(socket) => {
+            UplinkWire::Packet(socket) => {
                 match write_with_head(socket.as_fd(), frame.offload.as_bytes(), frame.bytes) {
                     Ok(_) => Ok(()),
                     Err(Errno::MSGSIZE) => Err(Cause::Length),
@@ -125,19 +125,19 @@ impl Wire {
                     Err(_) => Err(Cause::Down),
                 }
             }
-            Wire::Xdp(port) => write_whole(port, frame),
+            UplinkWire::Xdp(port) => write_whole(port, frame),
         }
     }
 
     /// Whether VLAN tags that the interface's peer keeps beside frames are lost: those of interfaces in memory.
     pub fn loses_tags(&self) -> bool {
         let device = std::path::Path::new("/sys/class/net").join(self.name()).join("device");
-        matches!(self, Wire::Xdp(_)) && !device.exists()
+        matches!(self, UplinkWire::Xdp(_)) && !device.exists()
     }
 
     /// Has the interface send what it had no room for before.
     pub fn flush_rest(&mut self) {
-        if let Wire::Xdp(port) = self
+        if let UplinkWire::Xdp(port) = self
             && port.has_unsent()
         {
             port.flush();
@@ -146,17 +146,17 @@ impl Wire {
 
     /// Has the interface send what was given to it.
     pub fn flush(&mut self) {
-        if let Wire::Xdp(port) = self {
+        if let UplinkWire::Xdp(port) = self {
             port.flush();
         }
     }
 }
 
-impl AsFd for Wire {
+impl AsFd for UplinkWire {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Wire::Packet(socket) => socket.as_fd(),
-            Wire::Xdp(port) => port.as_fd(),
+            UplinkWire::Packet(socket) => socket.as_fd(),
+            UplinkWire::Xdp(port) => port.as_fd(),
         }
     }
 }

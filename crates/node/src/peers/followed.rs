@@ -4,21 +4,21 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_memory::{Access, Gate, MemoryHandle};
-use rackbus_pci::endpoint::{IrqChange, Region};
-use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
+use rackbus_pci::vfio_user::{DeviceShape, RequestRefused, ServedDevice};
 
-use super::{Membership, PeerGroups};
+use super::{PeerGroups, PeerMembership};
 
 /// A device whose configuration space is followed.
 #[derive(Debug)]
 pub struct Followed<D> {
     device: Arc<D>,
-    membership: Arc<Membership>,
+    membership: Arc<PeerMembership>,
 }
 
-impl<D: Device + 'static> Followed<D> {
+impl<D: ServedDevice + 'static> Followed<D> {
     /// `device`, which is the member of a group.
-    pub fn new(device: D, membership: Arc<Membership>) -> Self {
+    pub fn new(device: D, membership: Arc<PeerMembership>) -> Self {
         Followed { device: Arc::new(device), membership }
     }
 
@@ -28,7 +28,7 @@ impl<D: Device + 'static> Followed<D> {
     /// done inside of `gate`.
     pub(crate) fn again(
         device: D,
-        membership: Arc<Membership>,
+        membership: Arc<PeerMembership>,
         groups: &PeerGroups,
         gate: Gate,
     ) -> Self {
@@ -54,24 +54,29 @@ impl<D> Drop for Followed<D> {
     }
 }
 
-impl<D: Device> Device for Followed<D> {
+impl<D: ServedDevice> ServedDevice for Followed<D> {
     fn shape(&self) -> &DeviceShape {
         self.device.shape()
     }
 
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         self.device.read(region, offset, count)
     }
 
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let written = self.device.write(region, offset, data, posted);
-        if region == Region::Config {
+        if region == FunctionRegion::Config {
             self.membership.look(&*self.device);
         }
         written
@@ -83,27 +88,27 @@ impl<D: Device> Device for Followed<D> {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         self.device.map(iova, length, access, memory)
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         self.device.unmap(iova, length)
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         self.device.unmap_all()
     }
 
-    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         self.device.registers(bar)
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         self.device.set_irqs(change)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         let reset = self.device.reset();
         self.membership.look(&*self.device);
         reset

@@ -13,16 +13,16 @@ use super::PeerWindows;
 
 /// The functions of one user.
 #[derive(Default)]
-pub(super) struct Group {
-    pub(super) state: Mutex<State>,
+pub(super) struct PeerGroup {
+    pub(super) state: Mutex<GroupState>,
     /// What was reported last, for while the state is locked.
     pub(super) reported: Mutex<BTreeMap<String, PeerReport>>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct GroupState {
     pub(super) peers: PeerFunctions,
-    pub(super) members: BTreeMap<PeerMember, Joined>,
+    pub(super) members: BTreeMap<PeerMember, JoinedFunction>,
     /// Windows that were opened by another process of this node, as initiator, address and length, until all
     /// that it followed were looked at: those that are not to be any more are closed then.
     pub(super) inherited: Vec<(PeerMember, u64, u64)>,
@@ -30,27 +30,27 @@ pub(super) struct State {
     pub(super) unseen: BTreeSet<PeerMember>,
 }
 
-/// What is needed of a function to carry steps out.
-pub(super) struct Joined {
+/// A function that is in a group: what steps need of it.
+pub(super) struct JoinedFunction {
     /// Memory of its BARs that can be mapped, by the BAR's number.
     pub(super) memory: BTreeMap<u8, SharedPart>,
     /// None of a function whose front runs here, for which no windows are opened.
     pub(super) windows: Option<Box<dyn PeerWindows>>,
 }
 
-impl std::fmt::Debug for Group {
+impl std::fmt::Debug for PeerGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Group").field("peers", &self.lock().peers).finish_non_exhaustive()
+        f.debug_struct("PeerGroup").field("peers", &self.lock().peers).finish_non_exhaustive()
     }
 }
 
-impl Group {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+impl PeerGroup {
+    pub(super) fn lock(&self) -> MutexGuard<'_, GroupState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl GroupState {
     /// Does what is to be done now.
     pub(super) fn settle(&mut self) {
         self.take_steps();

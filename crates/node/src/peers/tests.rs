@@ -41,7 +41,7 @@ fn with_memory(memory: &SharedMemory) -> DeviceShape {
     shape
 }
 
-fn looked_at(membership: &Membership, bars: &[(u8, u64)]) {
+fn looked_at(membership: &PeerMembership, bars: &[(u8, u64)]) {
     let bars = bars.iter().copied().collect();
     let mut state = membership.group.lock();
     state.peers.programmed(membership.member, Programmed { masters_bus: true, bars });
@@ -125,7 +125,7 @@ fn nothing_beyond_a_bar_is_reached_whatever_its_lender_says() {
     let own = DeviceShape::new(Vec::new(), 0, 0);
     let drive = groups.join("db", "alpha/nvme0", &own, Some(Box::new(Told(sender.clone()))));
     let target = groups.join("db", "gamma/ram0", &shape, Some(Box::new(Told(sender))));
-    let program = |membership: &Membership, masters_bus, bars: &[(u8, u64)]| {
+    let program = |membership: &PeerMembership, masters_bus, bars: &[(u8, u64)]| {
         let bars = bars.iter().copied().collect();
         let mut state = membership.group.lock();
         state.peers.programmed(membership.member, Programmed { masters_bus, bars });

@@ -25,7 +25,7 @@ pub trait ProgramDevices: Send + Sync {
     /// Borrows a device for a user of this host, whose functions reach each other; answers when it can be used.
     ///
     /// # Errors
-    /// Why it is not to be had.
+    /// Why it is not available.
     fn borrow(&self, fdid: u64, strict: bool, user: &str) -> Result<BorrowedEntry, Refusal>;
 
     /// Returns a lease; answers when the device is offered again, or takes too long for that.

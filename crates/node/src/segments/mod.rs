@@ -110,7 +110,7 @@ fn without_memory(to: Recipient, error: &str) -> Option<Recipient> {
 }
 
 fn empty(object: &Object, offset: u64, length: u64) -> Result<(), String> {
-    // What its last page has beyond the end is nobody's.
+    // What its last page has beyond the end belongs to no segment.
     let length = length.next_multiple_of(4096);
     sparse::empty(&**object.fd(), offset, length).map_err(|error| {
         tracing::error!(%error, "memory that was taken away could not be emptied");

@@ -108,7 +108,7 @@ impl ObjectStore {
         self.objects.get(&id)
     }
 
-    /// Lets go of one.
+    /// Forgets an object; its descriptor is closed with its last user.
     pub fn forget(&mut self, id: ObjectId) {
         self.objects.remove(&id);
     }

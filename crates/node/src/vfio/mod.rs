@@ -6,7 +6,7 @@
 //! user's eventfds. When the user goes, its bus mastering is taken away, then all mappings, and then it is reset.
 //!
 //! A user that maps registers has a descriptor of the function, which the kernel has no way to take back. As long as
-//! somebody has it, the function cannot be opened anew: so it is lent to nobody else before the last one let go, and
+//! somebody has it, the function cannot be opened anew: so it is lent to nobody else before the last one released it, and
 //! that is what the kernel is asked ([`Lendable::arm`]). Meanwhile its memory is off, and what was mapped is gone.
 
 mod ntbs;
@@ -33,10 +33,10 @@ use rackbus_vfio::{Bindings, Container, IommuFault, PciAddress, VfioDevice, Vfio
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved};
 pub use ntbs::Ntbs;
-use session::{Opened, PhysicalSession};
+use session::{OpenedFunction, PhysicalSession};
 pub use windows::WindowLending;
 
-/// Between two looks whether the last user has let go.
+/// Between two looks whether the last user has released it.
 const AGAIN: Duration = Duration::from_millis(5);
 
 /// A function of the machine.
@@ -56,7 +56,7 @@ pub struct Physical {
 #[derive(Debug, Default)]
 struct Shared {
     /// The function while it has a user.
-    opened: Mutex<Option<Arc<Opened>>>,
+    opened: Mutex<Option<Arc<OpenedFunction>>>,
     /// Why it cannot be lent: its last session left it so.
     trouble: Mutex<Option<String>>,
     /// Register accesses, mappings and resets.
@@ -181,7 +181,7 @@ impl Lendable for Physical {
         true
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         let Some(address) = locked(&self.taken).take() else { return };
         match self.bindings.give_back(address) {
             Ok(_) => {}
@@ -206,7 +206,7 @@ impl Lendable for Physical {
         if let Some(trouble) = trouble {
             // It was not reset after its last user: it is now, or stays with nobody.
             if let Err(error) = self.open() {
-                tracing::warn!(device = self.name, %error, "it cannot be had");
+                tracing::warn!(device = self.name, %error, "it cannot be opened");
                 let said = io::Error::other(trouble.clone());
                 *locked(&self.shared.trouble) = Some(trouble);
                 return Err(NotReady::Failed(said));
@@ -263,7 +263,7 @@ impl Lendable for Physical {
         }
     }
 
-    /// The registers of a function in use cannot be had as a value. Without a user there is nothing to pass on.
+    /// The registers of a function in use cannot be read as a value. Without a user there is nothing to pass on.
     fn save(
         &self,
         _conversation: RestingConversation,

@@ -52,7 +52,7 @@ impl Ntbs {
         self.addresses.get(host).copied()
     }
 
-    /// Takes and opens all of them, unless that was done. One that cannot be had is told when something is to be lent
+    /// Takes and opens all of them, unless that was done. One that cannot be obtained is told when something is to be lent
     /// through it.
     pub(super) fn open_all(&self, taker: &str) {
         for (host, address) in &self.addresses {

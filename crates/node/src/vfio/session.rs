@@ -10,8 +10,10 @@ use rackbus_fabric::{BarPlace, LentMemory, Loan};
 use rackbus_memory::{
     Access, Carried, Lending, MapError, MemoryHandle, Region as Mapping, Stream, UnmapError,
 };
-use rackbus_pci::endpoint::{IrqChange, Region};
-use rackbus_pci::vfio_user::{Device as User, DeviceError, DeviceShape, RegionShape, SharedPart};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
+use rackbus_pci::vfio_user::{
+    DeviceShape, RegionShape, RequestRefused, ServedDevice as User, SharedPart,
+};
 use rackbus_pci::{BarMemory, MediumOffer};
 use rackbus_spec::vfio_user::{irq, region};
 use rackbus_vfio::{InterruptIndex, IommuFault, ResetMethod, VfioDevice, VfioError};
@@ -25,7 +27,7 @@ use crate::lendable::Attached;
 
 /// A function that is open, for its session and for who takes it away.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedFunction {
     device: VfioDevice,
     wiring: Mutex<Wiring<OwnedFd>>,
     /// Held while memory is mapped; what is revoked is mapped no more.
@@ -34,7 +36,7 @@ pub(super) struct Opened {
     gone: AtomicBool,
 }
 
-impl Opened {
+impl OpenedFunction {
     /// Takes all of the user's memory and interrupts away, whatever the session is doing.
     pub(super) fn revoke(&self) {
         *locked(&self.revoked) = true;
@@ -56,7 +58,7 @@ type Loans = BTreeMap<u64, (Loan<Option<MemoryHandle>>, Option<BarPlace>)>;
 /// The function in its user's hands.
 pub(super) struct PhysicalSession {
     name: String,
-    opened: Arc<Opened>,
+    opened: Arc<OpenedFunction>,
     shared: Arc<Shared>,
     shape: DeviceShape,
     shown: Mutex<ShownConfiguration>,
@@ -87,7 +89,7 @@ impl PhysicalSession {
             vectors(InterruptIndex::Msix),
             device.grows(InterruptIndex::Msix),
         );
-        let opened = Arc::new(Opened {
+        let opened = Arc::new(OpenedFunction {
             device,
             wiring: Mutex::new(wiring),
             revoked: Mutex::new(false),
@@ -120,7 +122,7 @@ impl PhysicalSession {
         };
         match WatchThread::begin(session.device(), stream.clone(), ended, refused) {
             Ok(watch) => session.watch = Some(watch),
-            // It is lent all the same: its loss shows at the next access.
+            // It is lent anyway: its loss shows at the next access.
             Err(error) => {
                 tracing::warn!(device = session.name, %error, "the device cannot be watched")
             }
@@ -141,7 +143,7 @@ impl PhysicalSession {
         &self,
         wiring: &mut Wiring<OwnedFd>,
         steps: Vec<WiringStep>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         for step in steps {
             let done = match &step {
                 WiringStep::Off(kind) => self.device().unwire(*kind),
@@ -170,7 +172,7 @@ impl PhysicalSession {
     }
 
     /// Takes mappings inside of a range away. A `window` is a part of another function's BAR.
-    fn unmap_within(&self, iova: u64, length: u64, windows: bool) -> Result<(), DeviceError> {
+    fn unmap_within(&self, iova: u64, length: u64, windows: bool) -> Result<(), RequestRefused> {
         let wrong = UnmapError { start: iova, length };
         let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(wrong)?;
         let mut loans = locked(&self.loans);
@@ -184,12 +186,12 @@ impl PhysicalSession {
             return Err(wrong.into());
         }
         for (at, length) in inside {
-            self.let_go(&mut loans, at, length)?;
+            self.unmap_range(&mut loans, at, length)?;
         }
         Ok(())
     }
 
-    fn let_go(&self, loans: &mut Loans, at: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap_range(&self, loans: &mut Loans, at: u64, length: u64) -> Result<(), RequestRefused> {
         let mapped = loans.get(&at).is_some_and(|(loan, _)| loan.memory().is_some());
         if mapped && !*locked(&self.opened.revoked) {
             self.device().container().unmap(at, length).map_err(refusal)?;
@@ -205,7 +207,7 @@ impl PhysicalSession {
         &self,
         loan: Loan<Option<MemoryHandle>>,
         place: Option<BarPlace>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let ((iova, length), access) = (loan.range(), loan.access());
         if let Some(memory) = loan.memory() {
             let (file, offset) = memory.parts();
@@ -271,7 +273,7 @@ fn shape(device: &VfioDevice, shown: &ShownConfiguration, mapped: bool) -> io::R
 }
 
 /// What goes back to the user.
-fn refusal(error: VfioError) -> DeviceError {
+fn refusal(error: VfioError) -> RequestRefused {
     let errno = match &error {
         VfioError::OutOfRegion { .. } | VfioError::Range { .. } => Errno::INVAL,
         VfioError::TooManyMappings | VfioError::LockedMemory { .. } => Errno::NOSPC,
@@ -280,13 +282,13 @@ fn refusal(error: VfioError) -> DeviceError {
         VfioError::Refused { cause, .. } => *cause,
         _ => Errno::IO,
     };
-    DeviceError::new(errno, error.to_string())
+    RequestRefused::new(errno, error.to_string())
 }
 
-fn number(region: Region) -> u32 {
+fn number(region: FunctionRegion) -> u32 {
     match region {
-        Region::Bar(bar) => region::BAR0 + u32::from(bar),
-        Region::Config => region::CONFIG,
+        FunctionRegion::Bar(bar) => region::BAR0 + u32::from(bar),
+        FunctionRegion::Config => region::CONFIG,
     }
 }
 
@@ -303,7 +305,12 @@ impl User for PhysicalSession {
         &self.shape
     }
 
-    fn read(&self, target: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        target: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         self.shared.count();
         let mut data = vec![0xff; count];
         match self.device().read(number(target), offset, &mut data) {
@@ -317,19 +324,19 @@ impl User for PhysicalSession {
         }
         let shown = locked(&self.shown);
         match target {
-            Region::Config => shown.read(offset, &mut data),
-            Region::Bar(bar) => shown.read_bar(bar, offset, &mut data),
+            FunctionRegion::Config => shown.read(offset, &mut data),
+            FunctionRegion::Bar(bar) => shown.read_bar(bar, offset, &mut data),
         }
         Ok(data)
     }
 
     fn write(
         &self,
-        target: Region,
+        target: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         _posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         self.shared.count();
         let sent = |outcome: Result<(), VfioError>| match outcome {
             Err(error @ VfioError::OutOfRegion { .. }) => Err(refusal(error)),
@@ -337,12 +344,12 @@ impl User for PhysicalSession {
             _ => Ok(()),
         };
         match target {
-            Region::Bar(bar) => {
+            FunctionRegion::Bar(bar) => {
                 sent(self.device().write(number(target), offset, &data))?;
                 locked(&self.shown).write_bar(bar, offset, &data);
                 Ok(())
             }
-            Region::Config => {
+            FunctionRegion::Config => {
                 let mut shown = locked(&self.shown);
                 let before = shown.enabled();
                 for (at, part) in shown.write(offset, &data) {
@@ -366,7 +373,7 @@ impl User for PhysicalSession {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         if self.is_gone() || self.has((iova, length), access, memory.as_ref()) {
             return Ok(());
         }
@@ -381,15 +388,15 @@ impl User for PhysicalSession {
         self.enter(loan.map_err(MapError::from)?, None)
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         self.unmap_within(iova, length, false)
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         let mut loans = locked(&self.loans);
         let own = loans.iter().filter(|(_, (_, place))| place.is_none());
         let own: Vec<(u64, u64)> = own.map(|(_, (loan, _))| loan.range()).collect();
-        own.into_iter().try_for_each(|(at, length)| self.let_go(&mut loans, at, length))
+        own.into_iter().try_for_each(|(at, length)| self.unmap_range(&mut loans, at, length))
     }
 
     fn open_window(
@@ -399,7 +406,7 @@ impl User for PhysicalSession {
         access: Access,
         place: BarPlace,
         memory: MemoryHandle,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         if self.has((iova, length), access, Some(&memory)) {
             return Ok(());
         }
@@ -416,11 +423,11 @@ impl User for PhysicalSession {
         self.enter(loan.map_err(MapError::from)?, Some(place))
     }
 
-    fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn close_window(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         self.unmap_within(iova, length, true)
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         if self.is_gone() {
             return Ok(());
         }
@@ -430,7 +437,7 @@ impl User for PhysicalSession {
             IrqChange::WireVectors(start, events) => {
                 let wired = wiring.wire(start, events);
                 let said = format!("vectors from {start} on are not all there");
-                wired.map_err(|_| DeviceError::new(Errno::INVAL, said))?
+                wired.map_err(|_| RequestRefused::new(Errno::INVAL, said))?
             }
             IrqChange::UnwireVectors => wiring.unwire(),
             IrqChange::WireIntx(event) => wiring.wire_pin(event),
@@ -450,7 +457,7 @@ impl User for PhysicalSession {
         self.carry_out(&mut wiring, steps)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         if self.is_gone() {
             return Ok(());
         }

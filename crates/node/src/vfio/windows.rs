@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_memory::{Revoker, Stream};
 use rackbus_metal::{LentWindow, MetalError, OnTakenAway, WindowLoan};
-use rackbus_pci::vfio_user::Device;
+use rackbus_pci::vfio_user::ServedDevice;
 
 use super::Ntbs;
 use crate::lendable::LentInWindow;
@@ -43,7 +43,7 @@ impl WindowLending {
     pub(crate) fn lend(
         &self,
         name: &str,
-        device: (Box<dyn Device>, Revoker),
+        device: (Box<dyn ServedDevice>, Revoker),
         (borrower, epoch): (&str, u64),
         conversation: &Arc<dyn Stream>,
     ) -> io::Result<LentInWindow> {

@@ -107,7 +107,7 @@ impl Lifetime {
         !self.faults.over.load(Ordering::Relaxed) && self.random.lock().unwrap().chance(percent)
     }
 
-    /// Delays some messages.
+    /// Sleeps for up to 2 ms before some of the messages.
     fn delay(&self) {
         if self.is_drawn(5) {
             let micros = self.random.lock().unwrap().below(2_000) as u64;

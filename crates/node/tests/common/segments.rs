@@ -16,7 +16,7 @@ pub const ALPHA: u32 = 4;
 pub const BETA: u32 = 8;
 pub const GAMMA: u32 = 12;
 
-/// Their folder.
+/// The hosts of a test: nodes whose sockets are in one temporary folder.
 pub struct Hosts(TempDir);
 
 impl Hosts {

@@ -35,7 +35,7 @@ impl Memory {
         Memory { user, memory }
     }
 
-    /// Programs the BAR.
+    /// Writes the address at which the user wants the BAR.
     pub fn place(&self, address: u64) {
         let register = 0x10 + 4 * u64::from(BAR);
         self.user.write(region::CONFIG, register, &address.to_le_bytes()).unwrap();

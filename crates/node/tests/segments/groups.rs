@@ -118,7 +118,7 @@ fn a_rule_that_changes_reaches_the_members_and_senders_of_a_group() {
     let reads = reader.map(0, 16).unwrap();
     assert_eq!(word(&reads, 8), 3);
 
-    // Who let go of it before the rule was changed keeps nothing of it either.
+    // Who released it before the rule was changed keeps nothing of it either.
     drop(reader);
     alpha.set_share(3..=3, None, SegmentAccess::None).unwrap();
     assert_eq!(word(&reads, 8), 0);

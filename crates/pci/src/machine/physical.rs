@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use rackbus_memory::SharedMemory;
 
-use super::{MachineError, Run, file};
+use super::{MachineError, ReachedRun, file};
 
 const PAGEMAP: &str = "/proc/self/pagemap";
 const PAGE: u64 = 4096;
@@ -23,7 +23,7 @@ const NUMBER: u64 = (1 << 55) - 1;
 ///
 /// # Errors
 /// [`MachineError`], when the kernel does not tell.
-pub fn runs(memory: &SharedMemory) -> Result<Vec<Run>, MachineError> {
+pub fn runs(memory: &SharedMemory) -> Result<Vec<ReachedRun>, MachineError> {
     let whole = memory.whole();
     // A page that was never written to may not be there.
     whole.fill(0);
@@ -41,8 +41,8 @@ pub fn runs(memory: &SharedMemory) -> Result<Vec<Run>, MachineError> {
 fn joined(
     offsets: impl Iterator<Item = u64>,
     entry: impl Fn(u64) -> Result<u64, MachineError>,
-) -> Result<Vec<Run>, MachineError> {
-    let mut runs: Vec<Run> = Vec::new();
+) -> Result<Vec<ReachedRun>, MachineError> {
+    let mut runs: Vec<ReachedRun> = Vec::new();
     for offset in offsets {
         let found = entry(offset)?;
         // Without the right to see it, the number reads as 0.
@@ -51,9 +51,9 @@ fn joined(
             return Err(MachineError::NoAddresses);
         }
         let address = number * PAGE;
-        let follows = |run: &Run| run.address.wrapping_add(offset - run.offset) == address;
+        let follows = |run: &ReachedRun| run.address.wrapping_add(offset - run.offset) == address;
         if !runs.last().is_some_and(follows) {
-            runs.push(Run { offset, address });
+            runs.push(ReachedRun { offset, address });
         }
     }
     Ok(runs)
@@ -68,7 +68,7 @@ mod tests {
         let pages = [0x4_0000_0000, 0x4_0020_0000, 0x1_0000_0000, 0x1_0040_0000u64];
         let entry = |offset: u64| Ok(PRESENT | (pages[(offset / HUGE_PAGE) as usize] / PAGE));
         let runs = joined((0..4).map(|page| page * HUGE_PAGE), entry).unwrap();
-        let run = |page: u64, address| Run { offset: page * HUGE_PAGE, address };
+        let run = |page: u64, address| ReachedRun { offset: page * HUGE_PAGE, address };
         assert_eq!(runs, [run(0, pages[0]), run(2, pages[2]), run(3, pages[3])]);
     }
 

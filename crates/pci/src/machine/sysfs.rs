@@ -11,18 +11,18 @@ use std::os::unix::fs::FileExt;
 
 use rackbus_memory::{MappedRegisters, SharedMemory};
 
-use super::{COMMAND, MachineError, Place, Run, disabled, enabled, file, physical};
+use super::{COMMAND, MachineError, Place, ReachedRun, disabled, enabled, file, physical};
 
 #[derive(Debug)]
-pub struct Device {
+pub struct SysfsDevice {
     registers: MappedRegisters,
     config: File,
     /// The device file of `uio_pci_generic`, where that is bound.
     _uio: Option<File>,
 }
 
-impl Device {
-    pub fn open(place: &Place) -> Result<Device, MachineError> {
+impl SysfsDevice {
+    pub fn open(place: &Place) -> Result<SysfsDevice, MachineError> {
         // A group of its own is an IOMMU's; one that translates nothing is not in the way.
         if let Some(group) = place.iommu_group() {
             let kind = fs::read_to_string(format!("/sys/kernel/iommu_groups/{group}/type"));
@@ -50,7 +50,7 @@ impl Device {
         let bar = open("resource0")?;
         let length = bar.metadata().map_err(file(place.path.join("resource0")))?.len();
         let registers = MappedRegisters::map(bar.as_fd(), length)?;
-        Ok(Device { registers, config: open("config")?, _uio: uio })
+        Ok(SysfsDevice { registers, config: open("config")?, _uio: uio })
     }
 
     pub fn read(&self, offset: u64) -> Result<u32, MachineError> {
@@ -63,7 +63,7 @@ impl Device {
         self.present()
     }
 
-    pub fn start(&mut self, memory: &SharedMemory) -> Result<Vec<Run>, MachineError> {
+    pub fn start(&mut self, memory: &SharedMemory) -> Result<Vec<ReachedRun>, MachineError> {
         let runs = physical::runs(memory)?;
         self.command(enabled).map_err(file("config"))?;
         Ok(runs)
@@ -81,7 +81,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for SysfsDevice {
     fn drop(&mut self) {
         // One that was removed has no command register any more.
         let _ = self.command(disabled);

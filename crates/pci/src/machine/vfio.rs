@@ -8,14 +8,14 @@ use rackbus_spec::vfio_user::region;
 use rackbus_vfio::{InterruptIndex, VfioError};
 use rustix::io::Errno;
 
-use super::{MachineError, Place, Run, file};
+use super::{MachineError, Place, ReachedRun, file};
 
 #[derive(Debug)]
-pub struct Device(rackbus_vfio::VfioDevice);
+pub struct MachineVfioDevice(rackbus_vfio::VfioDevice);
 
-impl Device {
-    pub fn open(place: &Place) -> Result<Device, MachineError> {
-        Ok(Device(rackbus_vfio::VfioDevice::open_alone(place.address.parse()?)?))
+impl MachineVfioDevice {
+    pub fn open(place: &Place) -> Result<MachineVfioDevice, MachineError> {
+        Ok(MachineVfioDevice(rackbus_vfio::VfioDevice::open_alone(place.address.parse()?)?))
     }
 
     pub fn read(&self, offset: u64) -> Result<u32, MachineError> {
@@ -28,7 +28,11 @@ impl Device {
         Ok(self.0.write(region::BAR0, offset, &value.to_le_bytes())?)
     }
 
-    pub fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Vec<Run>, MachineError> {
+    pub fn start(
+        &mut self,
+        iova: u64,
+        memory: &SharedMemory,
+    ) -> Result<Vec<ReachedRun>, MachineError> {
         match self.0.reset() {
             // Its driver stops it in its own way then.
             Err(VfioError::NoReset(_)) => {}
@@ -36,7 +40,7 @@ impl Device {
         }
         self.0.container().map(iova, memory, Access::READ | Access::WRITE)?;
         self.0.enable(true)?;
-        Ok(vec![Run { offset: 0, address: iova }])
+        Ok(vec![ReachedRun { offset: 0, address: iova }])
     }
 
     pub fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, MachineError> {

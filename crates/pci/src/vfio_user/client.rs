@@ -21,7 +21,7 @@ use rackbus_spec::vfio_user::{
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::wire::{MAX_FDS, Message, WireError, header, send_message};
+use super::wire::{MAX_FDS, WireError, WireMessage, header, send_message};
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -328,7 +328,7 @@ impl Client {
         self.request(command::DEVICE_SET_IRQS, set.as_bytes(), bools, fds).map(drop)
     }
 
-    /// Resets the function.
+    /// Resets the function by `DEVICE_RESET`.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -379,13 +379,13 @@ impl Client {
         head: &[u8],
         data: &[u8],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<Message, ClientError> {
+    ) -> Result<WireMessage, ClientError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_open()?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let header = header(id, command, 0, 0, head.len() + data.len());
         self.note(send_message(&*self.stream, header, [head, data], fds))?;
-        let reply = self.note(Message::receive(&*self.stream))?;
+        let reply = self.note(WireMessage::receive(&*self.stream))?;
         let Header { message_id, command: answered, error, .. } = reply.header;
         if reply.is_command() || message_id != id || answered != command {
             // The conversation is out of step and cannot be trusted any more.
@@ -427,7 +427,7 @@ fn bad(command: u16, what: &'static str) -> ClientError {
     ClientError::BadReply { command, what }
 }
 
-fn head<T: FromBytes>(reply: &Message) -> Result<T, ClientError> {
+fn head<T: FromBytes>(reply: &WireMessage) -> Result<T, ClientError> {
     reply.head().ok_or_else(|| bad(reply.header.command, "it is too short"))
 }
 

@@ -8,7 +8,7 @@ use rackbus_memory::{Access, MapError, MemoryHandle, Stream, UnmapError};
 use rackbus_spec::vfio_user::{irq, region};
 use rustix::io::Errno;
 
-use crate::endpoint::{Endpoint, IrqChange, OutOfRegion, Region};
+use crate::endpoint::{Endpoint, FunctionRegion, IrqChange, OutOfRegion};
 use crate::engine::{EngineHandle, EngineStopped};
 use crate::function::{Bar, BarMemory, Mappable};
 use crate::interrupts::WiringError;
@@ -18,39 +18,39 @@ use crate::vfio_user::requests::Requests;
 /// Why a device refused a request: what is said in the log, and the number that goes on the wire.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub struct DeviceError {
+pub struct RequestRefused {
     /// The error number for the reply.
     pub errno: Errno,
     /// What was wrong, for the log.
     pub message: String,
 }
 
-impl DeviceError {
+impl RequestRefused {
     /// An error with its number and text.
     pub fn new(errno: Errno, message: impl Into<String>) -> Self {
-        DeviceError { errno, message: message.into() }
+        RequestRefused { errno, message: message.into() }
     }
 }
 
-impl From<EngineStopped> for DeviceError {
+impl From<EngineStopped> for RequestRefused {
     fn from(error: EngineStopped) -> Self {
-        DeviceError::new(Errno::NODEV, error.to_string())
+        RequestRefused::new(Errno::NODEV, error.to_string())
     }
 }
 
-impl From<OutOfRegion> for DeviceError {
+impl From<OutOfRegion> for RequestRefused {
     fn from(error: OutOfRegion) -> Self {
-        DeviceError::new(Errno::INVAL, error.to_string())
+        RequestRefused::new(Errno::INVAL, error.to_string())
     }
 }
 
-impl From<WiringError> for DeviceError {
+impl From<WiringError> for RequestRefused {
     fn from(error: WiringError) -> Self {
-        DeviceError::new(Errno::INVAL, error.to_string())
+        RequestRefused::new(Errno::INVAL, error.to_string())
     }
 }
 
-impl From<NotPolled> for DeviceError {
+impl From<NotPolled> for RequestRefused {
     fn from(error: NotPolled) -> Self {
         let errno = match &error {
             NotPolled::Class | NotPolled::Barrier | NotPolled::Bar(_) | NotPolled::Elsewhere => {
@@ -59,17 +59,17 @@ impl From<NotPolled> for DeviceError {
             NotPolled::Memory(_) => Errno::NOMEM,
             NotPolled::Descriptor(_) => Errno::MFILE,
         };
-        DeviceError::new(errno, error.to_string())
+        RequestRefused::new(errno, error.to_string())
     }
 }
 
-impl From<UnmapError> for DeviceError {
+impl From<UnmapError> for RequestRefused {
     fn from(error: UnmapError) -> Self {
-        DeviceError::new(Errno::NOENT, error.to_string())
+        RequestRefused::new(Errno::NOENT, error.to_string())
     }
 }
 
-impl From<MapError> for DeviceError {
+impl From<MapError> for RequestRefused {
     fn from(error: MapError) -> Self {
         let errno = match &error {
             MapError::Domain(rackbus_fabric::DomainMapError::Overlaps { .. }) => Errno::EXIST,
@@ -79,7 +79,7 @@ impl From<MapError> for DeviceError {
             MapError::Revoked | MapError::Lend(LoanError::NoIommu { .. }) => Errno::ACCESS,
             MapError::Domain(_) | MapError::Region(_) | MapError::Lend(_) => Errno::INVAL,
         };
-        DeviceError::new(errno, error.to_string())
+        RequestRefused::new(errno, error.to_string())
     }
 }
 
@@ -134,27 +134,32 @@ impl DeviceShape {
 }
 
 /// A device that can be used through vfio-user. Calls come from one connection's thread at a time.
-pub trait Device: Send + Sync {
+pub trait ServedDevice: Send + Sync {
     /// What it looks like.
     fn shape(&self) -> &DeviceShape;
 
-    /// Reads a region.
+    /// Reads `count` bytes of a region from `offset` on.
     ///
     /// # Errors
     /// When the range is not inside the region.
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError>;
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused>;
 
-    /// Writes a region. A *posted* write may return before the device has taken it, in order.
+    /// Writes `data` to a region from `offset` on. A *posted* write may return before the device has taken it, in order.
     ///
     /// # Errors
     /// When the range is not inside the region.
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError>;
+    ) -> Result<(), RequestRefused>;
 
     /// Lets the device reach `[iova, iova + length)`, which is `memory` or cannot be
     /// reached.
@@ -167,25 +172,25 @@ pub trait Device: Send + Sync {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError>;
+    ) -> Result<(), RequestRefused>;
 
     /// Takes a mapping away; on return the device does not reach it.
     ///
     /// # Errors
     /// When there is no such mapping.
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError>;
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused>;
 
     /// Takes all mappings away.
     ///
     /// # Errors
     /// When the device is gone.
-    fn unmap_all(&self) -> Result<(), DeviceError>;
+    fn unmap_all(&self) -> Result<(), RequestRefused>;
 
     /// Opens a window to the BAR of another function of the user's: the device reaches `memory`, which is
     /// at `place`, at `[iova, iova + length)`. Only the node that borrowed both may ask for it.
     ///
     /// # Errors
-    /// When the window is refused, or not to be had from here.
+    /// When the window is refused, or not available from here.
     fn open_window(
         &self,
         _iova: u64,
@@ -193,23 +198,29 @@ pub trait Device: Send + Sync {
         _access: Access,
         _place: BarPlace,
         _memory: MemoryHandle,
-    ) -> Result<(), DeviceError> {
-        Err(DeviceError::new(Errno::NOTSUP, "the borrower's node opens windows, and nobody else"))
+    ) -> Result<(), RequestRefused> {
+        Err(RequestRefused::new(
+            Errno::NOTSUP,
+            "the borrower's node opens windows, and nobody else",
+        ))
     }
 
     /// Closes a window; on return the device does not reach it.
     ///
     /// # Errors
     /// When there is no such window.
-    fn close_window(&self, _iova: u64, _length: u64) -> Result<(), DeviceError> {
-        Err(DeviceError::new(Errno::NOTSUP, "the borrower's node closes windows, and nobody else"))
+    fn close_window(&self, _iova: u64, _length: u64) -> Result<(), RequestRefused> {
+        Err(RequestRefused::new(
+            Errno::NOTSUP,
+            "the borrower's node closes windows, and nobody else",
+        ))
     }
 
     /// The registers of BAR `bar` as memory, and their length in bytes; see [`polled`](crate::polled).
     ///
     /// # Errors
-    /// When they are only to be had by messages.
-    fn registers(&self, _bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+    /// When they are only accessible by messages.
+    fn registers(&self, _bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         Err(NotPolled::Class.into())
     }
 
@@ -217,13 +228,13 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// When a vector does not exist or a descriptor is not fit.
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError>;
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused>;
 
-    /// Resets the function.
+    /// Resets the function, as a driver asks by `DEVICE_RESET`.
     ///
     /// # Errors
     /// When the device is gone.
-    fn reset(&self) -> Result<(), DeviceError>;
+    fn reset(&self) -> Result<(), RequestRefused>;
 
     /// What it asks of its user by messages; nothing for a device that reaches all memory by mappings. Always the
     /// same one. A conversation about a device that asks cannot be taken up by another process.
@@ -232,22 +243,27 @@ pub trait Device: Send + Sync {
     }
 }
 
-impl<D: Device + ?Sized> Device for Box<D> {
+impl<D: ServedDevice + ?Sized> ServedDevice for Box<D> {
     fn shape(&self) -> &DeviceShape {
         (**self).shape()
     }
 
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         (**self).read(region, offset, count)
     }
 
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         (**self).write(region, offset, data, posted)
     }
 
@@ -257,15 +273,15 @@ impl<D: Device + ?Sized> Device for Box<D> {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         (**self).map(iova, length, access, memory)
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         (**self).unmap(iova, length)
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         (**self).unmap_all()
     }
 
@@ -276,23 +292,23 @@ impl<D: Device + ?Sized> Device for Box<D> {
         access: Access,
         place: BarPlace,
         memory: MemoryHandle,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         (**self).open_window(iova, length, access, place, memory)
     }
 
-    fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn close_window(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         (**self).close_window(iova, length)
     }
 
-    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         (**self).registers(bar)
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         (**self).set_irqs(change)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         (**self).reset()
     }
 
@@ -326,7 +342,7 @@ impl EngineDevice {
     ///
     /// # Errors
     /// When the engine has stopped.
-    pub fn new(engine: EngineHandle) -> Result<Self, DeviceError> {
+    pub fn new(engine: EngineHandle) -> Result<Self, RequestRefused> {
         let (bars, msix, msi) = engine.call(|endpoint| {
             let info = endpoint.info();
             (endpoint.bars(), info.msix_vectors, info.msi_vectors)
@@ -342,7 +358,7 @@ impl EngineDevice {
     }
 
     /// The same for a user that lends its memory by `lending`. It may be there over a `conversation`,
-    /// which may end while this host stands still: what the user had lent is not touched afterwards.
+    /// which may end while this host stalls: what the user had lent is not touched afterwards.
     ///
     /// # Errors
     /// When the engine has stopped.
@@ -350,7 +366,7 @@ impl EngineDevice {
         &self,
         lending: Lending,
         conversation: Option<Arc<dyn Stream>>,
-    ) -> Result<EngineDevice, DeviceError> {
+    ) -> Result<EngineDevice, RequestRefused> {
         let session = self.session();
         self.engine.post(move |endpoint| endpoint.begin(lending, conversation))?;
         Ok(session)
@@ -362,12 +378,17 @@ impl EngineDevice {
     }
 }
 
-impl Device for EngineDevice {
+impl ServedDevice for EngineDevice {
     fn shape(&self) -> &DeviceShape {
         &self.shape
     }
 
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         let read = self.engine.call(move |endpoint| {
             let mut data = vec![0; count];
             endpoint.read(region, offset, &mut data).map(|()| data)
@@ -377,11 +398,11 @@ impl Device for EngineDevice {
 
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         if posted {
             return Ok(self.engine.post(move |endpoint| {
                 if let Err(error) = endpoint.write(region, offset, &data) {
@@ -398,15 +419,15 @@ impl Device for EngineDevice {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         Ok(self.engine.call(move |endpoint| endpoint.map(iova, length, access, memory))??)
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         Ok(self.engine.call(move |endpoint| endpoint.unmap(iova, length))??)
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         self.engine.call(|endpoint| endpoint.unmap_all())?;
         Ok(())
     }
@@ -418,26 +439,26 @@ impl Device for EngineDevice {
         access: Access,
         place: BarPlace,
         memory: MemoryHandle,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let open = move |endpoint: &mut Endpoint| {
             endpoint.open_window(iova, length, access, place, memory)
         };
         Ok(self.engine.call(open)??)
     }
 
-    fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn close_window(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         Ok(self.engine.call(move |endpoint| endpoint.close_window(iova, length))??)
     }
 
-    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         Ok(self.engine.call(move |endpoint| endpoint.poll_registers(bar))??)
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         Ok(self.engine.call(move |endpoint| endpoint.set_irqs(change))??)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         Ok(self.engine.call(|endpoint| endpoint.reset())?)
     }
 }

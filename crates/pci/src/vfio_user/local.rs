@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::device::{Device, EngineDevice};
+use super::device::{EngineDevice, ServedDevice};
 use super::socket::Server;
 use crate::engine::{Engine, EngineOptions};
 use crate::function::Function;
@@ -27,7 +27,8 @@ pub fn serve_function(
 ) -> std::io::Result<LocalFunction> {
     let engine = Engine::start("engine", model, options)?;
     let device = EngineDevice::new(engine.handle().clone()).map_err(std::io::Error::other)?;
-    let server = Server::bind(path, move || Ok(Box::new(device.session()) as Box<dyn Device>))?;
+    let server =
+        Server::bind(path, move || Ok(Box::new(device.session()) as Box<dyn ServedDevice>))?;
     Ok(LocalFunction { server, engine })
 }
 

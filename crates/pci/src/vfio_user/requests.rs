@@ -21,10 +21,10 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use zerocopy::IntoBytes;
 
-use super::device::Device;
-use super::server::{Session, receive};
+use super::device::ServedDevice;
+use super::server::{ClientSession, receive};
 use super::session::RestingConversation;
-use super::wire::{Message, WireError, header};
+use super::wire::{WireError, WireMessage, header};
 
 /// Most bytes of one request: it is sent whole or not at all.
 pub const MOST_BYTES: usize = 4096;
@@ -72,7 +72,7 @@ struct State {
     answering: bool,
     next_id: u16,
     open: BTreeMap<u16, Open>,
-    /// It was waited for in vain, and has said nothing since.
+    /// A wait for it timed out, and it has said nothing since.
     silent: bool,
 }
 
@@ -228,7 +228,7 @@ impl Requests {
     }
 
     /// The client has said something.
-    fn heard(&self, message: &Message) {
+    fn heard(&self, message: &WireMessage) {
         let mut state = self.lock();
         state.silent = false;
         if !message.is_command() {
@@ -261,7 +261,7 @@ impl Requests {
 }
 
 /// What a read was answered.
-fn read_answer(message: &Message, count: usize) -> Result<Vec<u8>, RequestError> {
+fn read_answer(message: &WireMessage, count: usize) -> Result<Vec<u8>, RequestError> {
     if message.flags().contains(Flags::ERROR) {
         let errno = i32::try_from(message.header.error).unwrap_or(0);
         return Err(RequestError::Refused(Errno::from_raw_os_error(errno.clamp(1, 4095))));
@@ -333,7 +333,7 @@ impl Stream for Shared<'_> {
 /// How the conversation ended, when not by the client's closing it.
 pub fn serve_asking(
     client: &Arc<UnixStream>,
-    device: &dyn Device,
+    device: &dyn ServedDevice,
     requests: &Requests,
 ) -> Result<(), WireError> {
     requests.begin(client.clone());
@@ -345,7 +345,7 @@ pub fn serve_asking(
             requests.end();
             heard
         });
-        let mut session = Session::new(device, RestingConversation::default());
+        let mut session = ClientSession::new(device, RestingConversation::default());
         let answered = commands.iter().try_for_each(|message| session.answer(message, &stream));
         if answered.is_err() {
             client.shut_down();
@@ -360,7 +360,7 @@ pub fn serve_asking(
 fn hear(
     stream: &dyn Stream,
     requests: &Requests,
-    pass: mpsc::SyncSender<Message>,
+    pass: mpsc::SyncSender<WireMessage>,
 ) -> Result<(), WireError> {
     while let Some(message) = receive(stream)? {
         requests.heard(&message);

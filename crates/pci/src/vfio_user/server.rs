@@ -1,4 +1,4 @@
-//! The server's side of vfio-user: answers one client's messages from a [`Device`].
+//! The server's side of vfio-user: answers one client's messages from a [`ServedDevice`].
 //!
 //! The framing is kept whatever the client sends: a request that is wrong is answered with an
 //! error reply (header only, the errno in it), and only a length that cannot be ends the
@@ -18,10 +18,10 @@ use rackbus_spec::vfio_user::{
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::device::{Device, DeviceError, RegionShape};
+use super::device::{RegionShape, RequestRefused, ServedDevice};
 use super::session::{Promised, RestingConversation};
-use super::wire::{MAX_TRANSFER, Message, WireError, header, send_message};
-use crate::endpoint::{IrqChange, Region};
+use super::wire::{MAX_TRANSFER, WireError, WireMessage, header, send_message};
+use crate::endpoint::{FunctionRegion, IrqChange};
 
 /// What goes back: a body (head and data) with descriptors.
 #[derive(Default)]
@@ -37,23 +37,23 @@ impl Reply {
     }
 }
 
-fn invalid(message: impl Into<String>) -> DeviceError {
-    DeviceError::new(Errno::INVAL, message)
+fn invalid(message: impl Into<String>) -> RequestRefused {
+    RequestRefused::new(Errno::INVAL, message)
 }
 
 /// Holds one client's conversation until it closes the connection or breaks the framing.
 ///
 /// # Errors
 /// How the conversation ended, when not by the client's closing it.
-pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> {
-    let mut session = Session::new(device, RestingConversation::default());
+pub fn serve(stream: &dyn Stream, device: &dyn ServedDevice) -> Result<(), WireError> {
+    let mut session = ClientSession::new(device, RestingConversation::default());
     while session.answer_next(stream)? {}
     Ok(())
 }
 
 /// The next message; nothing when the client has closed the connection.
-pub(super) fn receive(stream: &dyn Stream) -> Result<Option<Message>, WireError> {
-    match Message::receive(stream) {
+pub(super) fn receive(stream: &dyn Stream) -> Result<Option<WireMessage>, WireError> {
+    match WireMessage::receive(stream) {
         Ok(message) => Ok(Some(message)),
         Err(WireError::Stream(StreamError::Closed)) => Ok(None),
         Err(error) => {
@@ -66,15 +66,15 @@ pub(super) fn receive(stream: &dyn Stream) -> Result<Option<Message>, WireError>
     }
 }
 
-/// One client's conversation about a device.
-pub(super) struct Session<'a> {
-    device: &'a dyn Device,
+/// A server's session with one client of a device.
+pub(super) struct ClientSession<'a> {
+    device: &'a dyn ServedDevice,
     conversation: RestingConversation,
 }
 
-impl<'a> Session<'a> {
-    pub(super) fn new(device: &'a dyn Device, conversation: RestingConversation) -> Self {
-        Session { device, conversation }
+impl<'a> ClientSession<'a> {
+    pub(super) fn new(device: &'a dyn ServedDevice, conversation: RestingConversation) -> Self {
+        ClientSession { device, conversation }
     }
 
     pub(super) fn into_conversation(self) -> RestingConversation {
@@ -96,7 +96,7 @@ impl<'a> Session<'a> {
     /// Carries out one command of the client's and sends its reply.
     pub(super) fn answer(
         &mut self,
-        message: Message,
+        message: WireMessage,
         stream: &dyn Stream,
     ) -> Result<(), WireError> {
         let Header { message_id, command, .. } = message.header;
@@ -120,7 +120,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn handle(&mut self, message: Message) -> Result<Reply, DeviceError> {
+    fn handle(&mut self, message: WireMessage) -> Result<Reply, RequestRefused> {
         if self.conversation.0.is_none() && message.header.command != command::VERSION {
             return Err(invalid("the first message must be VERSION"));
         }
@@ -138,18 +138,20 @@ impl<'a> Session<'a> {
             command::PEER_MAP => peers::map(self.device, message),
             command::PEER_UNMAP => peers::unmap(self.device, &message),
             command::REGISTERS => registers::answer(self.device, &message),
-            other => Err(DeviceError::new(Errno::NOTSUP, format!("command {other} is not known"))),
+            other => {
+                Err(RequestRefused::new(Errno::NOTSUP, format!("command {other} is not known")))
+            }
         }
     }
 
     /// QEMU's buffer for the reply is as large as its own request, so this stays short.
-    fn version(&mut self, message: &Message) -> Result<Reply, DeviceError> {
+    fn version(&mut self, message: &WireMessage) -> Result<Reply, RequestRefused> {
         let version: Version = message.head().ok_or_else(|| invalid("VERSION is too short"))?;
         if self.conversation.0.is_some() {
             return Err(invalid("VERSION was negotiated already"));
         }
         if version.major != VERSION.0 {
-            return Err(DeviceError::new(
+            return Err(RequestRefused::new(
                 Errno::NOTSUP,
                 format!("version {}.{} is not spoken here", version.major, version.minor),
             ));
@@ -168,7 +170,7 @@ impl<'a> Session<'a> {
         Ok(reply)
     }
 
-    fn dma_map(&self, mut message: Message) -> Result<Reply, DeviceError> {
+    fn dma_map(&self, mut message: WireMessage) -> Result<Reply, RequestRefused> {
         let map: DmaMap = exact(&message)?;
         if message.fds.len() > 1 {
             return Err(invalid("DMA_MAP takes one descriptor at most"));
@@ -184,7 +186,7 @@ impl<'a> Session<'a> {
         Ok(Reply::default())
     }
 
-    fn dma_unmap(&self, message: &Message) -> Result<Reply, DeviceError> {
+    fn dma_unmap(&self, message: &WireMessage) -> Result<Reply, RequestRefused> {
         let unmap: DmaUnmap = exact(message)?;
         let flags = DmaUnmapFlags::from_bits(unmap.flags)
             .ok_or_else(|| invalid(format!("DMA_UNMAP flags {:#x}", unmap.flags)))?;
@@ -199,7 +201,7 @@ impl<'a> Session<'a> {
         Ok(Reply::head(&DmaUnmap { argsz: size_u32::<DmaUnmap>(), ..unmap }))
     }
 
-    fn device_info(&self, message: &Message) -> Result<Reply, DeviceError> {
+    fn device_info(&self, message: &WireMessage) -> Result<Reply, RequestRefused> {
         sized(message, |info: &DeviceInfo| info.argsz)?;
         Ok(Reply::head(&DeviceInfo {
             argsz: size_u32::<DeviceInfo>(),
@@ -209,7 +211,7 @@ impl<'a> Session<'a> {
         }))
     }
 
-    fn region_info(&self, message: &Message) -> Result<Reply, DeviceError> {
+    fn region_info(&self, message: &WireMessage) -> Result<Reply, RequestRefused> {
         let asked: RegionInfo = sized(message, |info: &RegionInfo| info.argsz)?;
         let shape =
             usize::try_from(asked.index).ok().and_then(|i| self.device.shape().regions.get(i));
@@ -219,7 +221,7 @@ impl<'a> Session<'a> {
         let fits = asked.argsz >= full;
         if !fits {
             // Linux says here that there are some, and not where; QEMU (11.1) refuses that of a
-            // vfio-user server. It asks again all the same, with the room that it is told.
+            // vfio-user server. It asks again anyway, with the room that it is told.
             flags.remove(RegionInfoFlags::CAPS);
         }
         let mut info = RegionInfo {
@@ -237,14 +239,14 @@ impl<'a> Session<'a> {
         }
         if fits && let Some(mappable) = &shape.mappable {
             let fd = mappable.memory.descriptor();
-            reply.fds.push(fd.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?);
+            reply.fds.push(fd.map_err(|e| RequestRefused::new(Errno::MFILE, e.to_string()))?);
             info.offset = mappable.offset;
         }
         reply.head = info.as_bytes().to_vec();
         Ok(reply)
     }
 
-    fn irq_info(&self, message: &Message) -> Result<Reply, DeviceError> {
+    fn irq_info(&self, message: &WireMessage) -> Result<Reply, RequestRefused> {
         let asked: IrqInfo = sized(message, |info: &IrqInfo| info.argsz)?;
         let counts = &self.device.shape().irqs;
         let count = usize::try_from(asked.index).ok().and_then(|i| counts.get(i));
@@ -258,7 +260,7 @@ impl<'a> Session<'a> {
         Ok(Reply::head(&IrqInfo { argsz: size_u32::<IrqInfo>(), flags, index: asked.index, count }))
     }
 
-    fn set_irqs(&self, message: Message) -> Result<Reply, DeviceError> {
+    fn set_irqs(&self, message: WireMessage) -> Result<Reply, RequestRefused> {
         let set: IrqSet = sized(&message, |set: &IrqSet| set.argsz)?;
         let counts = &self.device.shape().irqs;
         let have = usize::try_from(set.index).ok().and_then(|i| counts.get(i)).copied();
@@ -275,7 +277,7 @@ impl<'a> Session<'a> {
         Ok(Reply::default())
     }
 
-    fn region_read(&self, message: &Message) -> Result<Reply, DeviceError> {
+    fn region_read(&self, message: &WireMessage) -> Result<Reply, RequestRefused> {
         let access: RegionAccess = exact(message)?;
         let count = transfer_size(&access)?;
         let Some(target) = target(access.region)? else {
@@ -286,7 +288,7 @@ impl<'a> Session<'a> {
         Ok(reply)
     }
 
-    fn region_write(&self, message: Message) -> Result<Reply, DeviceError> {
+    fn region_write(&self, message: WireMessage) -> Result<Reply, RequestRefused> {
         let access: RegionAccess =
             message.head().ok_or_else(|| invalid("the message is too short"))?;
         let count = transfer_size(&access)?;
@@ -305,7 +307,7 @@ impl<'a> Session<'a> {
 }
 
 /// What a mapping allows.
-fn access(map: &DmaMap) -> Result<Access, DeviceError> {
+fn access(map: &DmaMap) -> Result<Access, RequestRefused> {
     let flags = DmaMapFlags::from_bits(map.flags)
         .ok_or_else(|| invalid(format!("DMA_MAP flags {:#x}", map.flags)))?;
     let mut access = Access::empty();
@@ -353,7 +355,7 @@ fn describe(shape: &RegionShape) -> (RegionInfoFlags, Vec<u8>) {
 }
 
 /// The change that a `SET_IRQS` asks for; `None` when it names nothing.
-fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, DeviceError> {
+fn irq_change(set: &IrqSet, message: WireMessage) -> Result<Option<IrqChange>, RequestRefused> {
     let flags = IrqSetFlags::from_bits(set.flags).unwrap_or(IrqSetFlags::empty());
     let data =
         flags & (IrqSetFlags::DATA_NONE | IrqSetFlags::DATA_BOOL | IrqSetFlags::DATA_EVENTFD);
@@ -423,7 +425,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
 }
 
 /// Looks at a client's capabilities: they must be JSON when there are any; none of them limits us.
-fn check_capabilities(text: &[u8]) -> Result<(), DeviceError> {
+fn check_capabilities(text: &[u8]) -> Result<(), RequestRefused> {
     if text.is_empty() {
         return Ok(());
     }
@@ -434,7 +436,7 @@ fn check_capabilities(text: &[u8]) -> Result<(), DeviceError> {
 }
 
 /// The structure that is the whole body.
-fn exact<T: zerocopy::FromBytes>(message: &Message) -> Result<T, DeviceError> {
+fn exact<T: zerocopy::FromBytes>(message: &WireMessage) -> Result<T, RequestRefused> {
     if message.body.len() != size_of::<T>() {
         return Err(invalid(format!(
             "the body has {} bytes instead of {}",
@@ -447,9 +449,9 @@ fn exact<T: zerocopy::FromBytes>(message: &Message) -> Result<T, DeviceError> {
 
 /// The structure at the body's start, whose `argsz` says that the sender has room for it.
 fn sized<T: zerocopy::FromBytes>(
-    message: &Message,
+    message: &WireMessage,
     argsz: impl Fn(&T) -> u32,
-) -> Result<T, DeviceError> {
+) -> Result<T, RequestRefused> {
     let value: T = message.head().ok_or_else(|| invalid("the message is too short"))?;
     if argsz(&value) < size_u32::<T>() {
         return Err(invalid(format!("argsz {} is too small", argsz(&value))));
@@ -461,7 +463,7 @@ fn size_u32<T>() -> u32 {
     u32::try_from(size_of::<T>()).expect("protocol structures are small")
 }
 
-fn transfer_size(access: &RegionAccess) -> Result<usize, DeviceError> {
+fn transfer_size(access: &RegionAccess) -> Result<usize, RequestRefused> {
     usize::try_from(access.count)
         .ok()
         .filter(|count| *count <= MAX_TRANSFER)
@@ -469,10 +471,10 @@ fn transfer_size(access: &RegionAccess) -> Result<usize, DeviceError> {
 }
 
 /// What a region number addresses; `None` for one that a PCI device may have and this one has not.
-fn target(number: u32) -> Result<Option<Region>, DeviceError> {
+fn target(number: u32) -> Result<Option<FunctionRegion>, RequestRefused> {
     match number {
-        0..region::ROM => Ok(u8::try_from(number).ok().map(Region::Bar)),
-        region::CONFIG => Ok(Some(Region::Config)),
+        0..region::ROM => Ok(u8::try_from(number).ok().map(FunctionRegion::Bar)),
+        region::CONFIG => Ok(Some(FunctionRegion::Config)),
         region::ROM | 8 => Ok(None),
         _ => Err(invalid(format!("there is no region {number}"))),
     }

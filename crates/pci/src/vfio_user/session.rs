@@ -13,8 +13,8 @@ use rackbus_memory::{Event, GatePassage, Stream};
 use rackbus_spec::vfio_user::VERSION as PROTOCOL;
 use serde::{Deserialize, Serialize};
 
-use super::device::{Device, EngineDevice};
-use super::server::Session;
+use super::device::{EngineDevice, ServedDevice};
+use super::server::ClientSession;
 use super::wire::{MAX_FDS, MAX_TRANSFER, WireError};
 use crate::engine::EngineHandle;
 use crate::state::{self, FunctionState, RestoreError, SaveError, Saved, VERSION};
@@ -91,11 +91,11 @@ pub enum Ended {
 /// As [`serve`](super::serve).
 pub fn serve_until(
     stream: &dyn Stream,
-    device: &dyn Device,
+    device: &dyn ServedDevice,
     conversation: RestingConversation,
     pause: &impl AsFd,
 ) -> Result<Ended, WireError> {
-    let mut session = Session::new(device, conversation);
+    let mut session = ClientSession::new(device, conversation);
     loop {
         if let Some(socket) = stream.socket() {
             Event::wait_any(&[pause.as_fd(), socket], None);
@@ -116,7 +116,7 @@ pub fn serve_until(
 /// As [`serve`](super::serve).
 pub fn serve_within(
     stream: &dyn Stream,
-    device: &dyn Device,
+    device: &dyn ServedDevice,
     mut conversation: RestingConversation,
     passage: &GatePassage,
     at: impl Fn(Option<RestingConversation>),
@@ -156,7 +156,7 @@ pub struct SavedSession {
 }
 
 impl SessionState {
-    /// As bytes.
+    /// Serialises the state for the process that continues.
     ///
     /// # Errors
     /// When it cannot be written down.

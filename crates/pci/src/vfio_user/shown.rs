@@ -18,12 +18,12 @@ use rackbus_memory::{Access, MemoryHandle};
 use rackbus_spec::pcie::{capability, header, msi, msix};
 use rackbus_spec::vfio_user::irq;
 
-use super::device::{Device, DeviceError, DeviceShape};
-use crate::endpoint::{IrqChange, Region};
+use super::device::{DeviceShape, RequestRefused, ServedDevice};
+use crate::endpoint::{FunctionRegion, IrqChange};
 
 /// The kind of interrupts that a function is shown with, besides its pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum ShownInterrupts {
     /// Vectors are MSI-X; MSI is hidden.
     Msix,
     /// Vectors are MSI; MSI-X is hidden.
@@ -32,14 +32,14 @@ pub enum Shown {
     Pin,
 }
 
-impl Shown {
+impl ShownInterrupts {
     /// What a function of this shape is shown with, where MSI-X may be used or not.
-    pub fn choose(shape: &DeviceShape, msix: bool) -> Shown {
+    pub fn choose(shape: &DeviceShape, msix: bool) -> ShownInterrupts {
         let has = |index: u32| shape.irqs.get(index as usize).is_some_and(|count| *count > 0);
         match (msix && has(irq::MSIX), has(irq::MSI)) {
-            (true, _) => Shown::Msix,
-            (false, true) => Shown::Msi,
-            (false, false) => Shown::Pin,
+            (true, _) => ShownInterrupts::Msix,
+            (false, true) => ShownInterrupts::Msi,
+            (false, false) => ShownInterrupts::Pin,
         }
     }
 
@@ -48,9 +48,9 @@ impl Shown {
         const MSI: (u8, u16, u32) = (capability::MSI, msi::SIZE, irq::MSI);
         const MSIX: (u8, u16, u32) = (capability::MSIX, msix::SIZE, irq::MSIX);
         match self {
-            Shown::Msix => &[MSI],
-            Shown::Msi => &[MSIX],
-            Shown::Pin => &[MSI, MSIX],
+            ShownInterrupts::Msix => &[MSI],
+            ShownInterrupts::Msi => &[MSIX],
+            ShownInterrupts::Pin => &[MSI, MSIX],
         }
     }
 }
@@ -65,12 +65,12 @@ pub struct ShownWith<D> {
     fixed: Vec<(u64, u8)>,
 }
 
-impl<D: Device> ShownWith<D> {
+impl<D: ServedDevice> ShownWith<D> {
     /// Shows `device` with this kind of interrupts alone, as far as it has it.
     ///
     /// # Errors
     /// When its configuration space cannot be read.
-    pub fn new(device: D, shown: Shown) -> Result<Self, DeviceError> {
+    pub fn new(device: D, shown: ShownInterrupts) -> Result<Self, RequestRefused> {
         let mut shape = device.shape().clone();
         let mut fixed = Vec::new();
         // The byte that points at the next capability that is shown.
@@ -103,8 +103,8 @@ impl<D: Device> ShownWith<D> {
     }
 
     /// What of the bytes from `offset` on is fixed: where it is among them, and its value.
-    fn fixed(&self, region: Region, offset: u64) -> impl Iterator<Item = (usize, u8)> + '_ {
-        let bytes = self.fixed.iter().filter(move |_| region == Region::Config);
+    fn fixed(&self, region: FunctionRegion, offset: u64) -> impl Iterator<Item = (usize, u8)> + '_ {
+        let bytes = self.fixed.iter().filter(move |_| region == FunctionRegion::Config);
         bytes.filter_map(move |(at, value)| {
             let index = usize::try_from(at.checked_sub(offset)?).ok()?;
             Some((index, *value))
@@ -120,10 +120,10 @@ struct Capability {
 }
 
 /// Walks the list of capabilities.
-fn list(device: &dyn Device) -> Result<Vec<Capability>, DeviceError> {
+fn list(device: &dyn ServedDevice) -> Result<Vec<Capability>, RequestRefused> {
     let byte = |at: u16| {
-        let data = device.read(Region::Config, at.into(), 1)?;
-        Ok::<u8, DeviceError>(data.first().copied().unwrap_or(0))
+        let data = device.read(FunctionRegion::Config, at.into(), 1)?;
+        Ok::<u8, RequestRefused>(data.first().copied().unwrap_or(0))
     };
     let mut found = Vec::new();
     let mut at = byte(header::CAPABILITIES_POINTER)?;
@@ -136,12 +136,17 @@ fn list(device: &dyn Device) -> Result<Vec<Capability>, DeviceError> {
     Ok(found)
 }
 
-impl<D: Device> Device for ShownWith<D> {
+impl<D: ServedDevice> ServedDevice for ShownWith<D> {
     fn shape(&self) -> &DeviceShape {
         &self.shape
     }
 
-    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(
+        &self,
+        region: FunctionRegion,
+        offset: u64,
+        count: usize,
+    ) -> Result<Vec<u8>, RequestRefused> {
         let mut data = self.device.read(region, offset, count)?;
         for (index, value) in self.fixed(region, offset) {
             if let Some(byte) = data.get_mut(index) {
@@ -153,11 +158,11 @@ impl<D: Device> Device for ShownWith<D> {
 
     fn write(
         &self,
-        region: Region,
+        region: FunctionRegion,
         offset: u64,
         data: Vec<u8>,
         posted: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         let mut dropped: Vec<usize> = self.fixed(region, offset).map(|(index, _)| index).collect();
         dropped.retain(|index| *index < data.len());
         if dropped.is_empty() {
@@ -183,27 +188,27 @@ impl<D: Device> Device for ShownWith<D> {
         length: u64,
         access: Access,
         memory: Option<MemoryHandle>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), RequestRefused> {
         self.device.map(iova, length, access, memory)
     }
 
-    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
         self.device.unmap(iova, length)
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         self.device.unmap_all()
     }
 
-    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), DeviceError> {
+    fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         self.device.registers(bar)
     }
 
-    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         self.device.set_irqs(change)
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         self.device.reset()
     }
 }

@@ -17,11 +17,11 @@ use rackbus_memory::{Gate, GatePassage, Stream};
 use rackbus_spec::vfio_user::Header;
 use rustix::io::Errno;
 
-use super::device::{Device, DeviceError, DeviceShape};
+use super::device::{DeviceShape, RequestRefused, ServedDevice};
 use super::requests::serve_asking;
 use super::server::send_error;
 use super::session::{RestingConversation, serve_within};
-use super::wire::Message;
+use super::wire::WireMessage;
 
 /// Serves a device on a vfio-user socket, one client at a time.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub struct ResumedClient {
     /// The client's connection, between two messages.
     pub stream: UnixStream,
     /// The device that the client sees.
-    pub device: Box<dyn Device>,
+    pub device: Box<dyn ServedDevice>,
     /// Where the conversation rested.
     pub conversation: RestingConversation,
 }
@@ -86,14 +86,14 @@ pub trait Opener: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why the client cannot have it; its `VERSION` is answered with this error.
-    fn open(&self) -> Result<Box<dyn Device>, DeviceError>;
+    fn open(&self) -> Result<Box<dyn ServedDevice>, RequestRefused>;
 }
 
 impl<F> Opener for F
 where
-    F: Fn() -> Result<Box<dyn Device>, DeviceError> + Send + Sync + 'static,
+    F: Fn() -> Result<Box<dyn ServedDevice>, RequestRefused> + Send + Sync + 'static,
 {
-    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
+    fn open(&self) -> Result<Box<dyn ServedDevice>, RequestRefused> {
         self()
     }
 }
@@ -271,7 +271,7 @@ fn thread(client: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<
 fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared, passage: &GatePassage) {
     let stream = Arc::new(stream);
     if !take_over(&stream, shared) {
-        let busy = DeviceError::new(Errno::BUSY, "another client has the device");
+        let busy = RequestRefused::new(Errno::BUSY, "another client has the device");
         refuse(&stream, &busy);
         return;
     }
@@ -287,7 +287,7 @@ fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared, passage: &
 
 fn hold(
     stream: &Arc<UnixStream>,
-    device: &dyn Device,
+    device: &dyn ServedDevice,
     conversation: RestingConversation,
     shared: &Shared,
     passage: &GatePassage,
@@ -332,11 +332,11 @@ fn take_over(stream: &Arc<UnixStream>, shared: &Shared) -> bool {
 }
 
 /// Answers a client's first message with an error.
-fn refuse(stream: &UnixStream, error: &DeviceError) {
+fn refuse(stream: &UnixStream, error: &RequestRefused) {
     tracing::warn!(%error, "a client was refused");
     // A client that never speaks must not keep the thread.
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
-    if let Ok(message) = Message::receive(stream) {
+    if let Ok(message) = WireMessage::receive(stream) {
         let Header { message_id, command, .. } = message.header;
         let _ = send_error(stream, message_id, command, error.errno);
     }

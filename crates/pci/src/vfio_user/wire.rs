@@ -39,7 +39,7 @@ pub enum WireError {
 
 /// A message: its header, its payload, and the descriptors that came with it.
 #[derive(Debug)]
-pub struct Message {
+pub struct WireMessage {
     /// Its header, as received.
     pub header: Header,
     /// What follows the header.
@@ -48,12 +48,12 @@ pub struct Message {
     pub fds: Vec<OwnedFd>,
 }
 
-impl Message {
+impl WireMessage {
     /// Receives the next message whole.
     ///
     /// # Errors
     /// [`WireError`]; after one the connection is of no more use.
-    pub fn receive(stream: &dyn Stream) -> Result<Message, WireError> {
+    pub fn receive(stream: &dyn Stream) -> Result<WireMessage, WireError> {
         let mut fds = Vec::new();
         let mut head = [0; size_of::<Header>()];
         stream.receive(&mut head, &mut fds)?;
@@ -66,7 +66,7 @@ impl Message {
         }
         let mut body = vec![0; length - head.len()];
         stream.receive(&mut body, &mut fds)?;
-        Ok(Message { header, body, fds })
+        Ok(WireMessage { header, body, fds })
     }
 
     /// Type and options of the message; bits that have no name stay.

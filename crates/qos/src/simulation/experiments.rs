@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::report::WARM_NS;
 use super::unshaped::MessageRoundRobin;
-use super::{Arrivals, Load, MessageCosts, Policy, Report, run};
+use super::{Arrivals, Load, MessageCosts, Policy, TenantReport, run};
 use crate::SECOND;
 use crate::arbiter::TenantArbiter;
 use crate::level::RateUnit;
@@ -24,7 +24,7 @@ const LENGTH: u64 = SECOND / 10;
 
 /// One case of an experiment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Case {
+pub struct ExperimentCase {
     /// The loads that are compared, for people.
     pub name: String,
     /// What was measured without shaping.
@@ -45,11 +45,16 @@ pub struct Experiment {
     /// The figure that perfect isolation would give.
     pub ideal: f64,
     /// The loads that were compared, each without and with an arbiter.
-    pub cases: Vec<Case>,
+    pub cases: Vec<ExperimentCase>,
 }
 
 impl Experiment {
-    fn new(observation: u32, title: &'static str, measure: &'static str, cases: Vec<Case>) -> Self {
+    fn new(
+        observation: u32,
+        title: &'static str,
+        measure: &'static str,
+        cases: Vec<ExperimentCase>,
+    ) -> Self {
         Experiment { observation, title, measure, ideal: 1.0, cases }
     }
 }
@@ -119,7 +124,7 @@ fn output_ratio(seed: u64) -> Experiment {
     let egress = Some(RateLimit::new(100_000_000, 65_536));
     let shares = [TenantShare { egress, ..TenantShare::default() }, TenantShare::default()];
     let loads = [inflate, load(65_536, SHA3)];
-    let bytes = |a: &Report, _: &Report| {
+    let bytes = |a: &TenantReport, _: &TenantReport| {
         a.total().egress as f64 * SECOND as f64 / (LENGTH - WARM_NS) as f64 / 1e8
     };
     Experiment::new(
@@ -138,7 +143,7 @@ fn two_units(seed: u64) -> Experiment {
         guaranteed(RateUnit::Operations, 5_000_000, 5_000_000, 108.0),
     ];
     let kept = |nth: usize| {
-        move |a: &Report, b: &Report| {
+        move |a: &TenantReport, b: &TenantReport| {
             let window = SECOND / 20;
             match nth {
                 0 => a.least(window, WARM_NS, |s| s.ingress) as f64 / 61_440_000.0,
@@ -159,7 +164,7 @@ fn two_units(seed: u64) -> Experiment {
 
 /// A tenant with a minimum beside one that sends tiny messages by many queues.
 fn floods(seed: u64) -> Experiment {
-    let rate = |a: &Report, _: &Report| {
+    let rate = |a: &TenantReport, _: &TenantReport| {
         a.total().ingress as f64 * SECOND as f64 / (LENGTH - WARM_NS) as f64 / 5e9
     };
     let shares =
@@ -189,8 +194,8 @@ fn compare(
     loads: &[Load],
     shares: [TenantShare; 2],
     seed: u64,
-    measure: impl Fn(&Report, &Report) -> f64,
-) -> Case {
+    measure: impl Fn(&TenantReport, &TenantReport) -> f64,
+) -> ExperimentCase {
     let settings = SharingSettings { batch: 256, ..SharingSettings::default() };
     let mut arbiter = TenantArbiter::new(settings);
     for (id, share) in (0..).zip(shares) {
@@ -201,7 +206,7 @@ fn compare(
         measure(&reports[0], &reports[1])
     };
     let off = measured(&mut MessageRoundRobin::default());
-    Case { name: name.to_owned(), off, on: measured(&mut arbiter) }
+    ExperimentCase { name: name.to_owned(), off, on: measured(&mut arbiter) }
 }
 
 /// A tenant that always has some turns of work waiting.
@@ -227,7 +232,7 @@ mod tests {
                 continue;
             };
             let minimum = measure.contains("or more");
-            for Case { name, on, .. } in &cases {
+            for ExperimentCase { name, on, .. } in &cases {
                 let fits = if minimum { *on >= 0.99 } else { (0.95..=1.05).contains(on) };
                 assert!(fits, "{observation} ({title}), {name}: {on:.3}, {cases:?}");
             }

@@ -112,14 +112,14 @@ impl SimulatedOperation {
 
 /// Draws a tenant's messages.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct MessageSource {
     load: Load,
     state: u64,
 }
 
-impl Source {
-    pub(super) fn new(load: Load, seed: u64, number: u64) -> Source {
-        Source { load, state: seed ^ number.wrapping_mul(0xd134_2543_de82_ef95) }
+impl MessageSource {
+    pub(super) fn new(load: Load, seed: u64, number: u64) -> MessageSource {
+        MessageSource { load, state: seed ^ number.wrapping_mul(0xd134_2543_de82_ef95) }
     }
 
     /// The queues' first messages.

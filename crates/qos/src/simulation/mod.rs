@@ -16,9 +16,9 @@ use crate::arbiter::TenantArbiter;
 use crate::turn::{EngineTurn, NextTurn, QueuedMessage, TenantId, TurnResult};
 
 pub use load::{Arrivals, Load, MessageCosts};
-use load::{SimulatedOperation, Source};
+use load::{MessageSource, SimulatedOperation};
 use report::Recorder;
-pub use report::Report;
+pub use report::TenantReport;
 
 /// Decides what a free engine does.
 pub trait Policy {
@@ -60,7 +60,7 @@ struct World<'a> {
     now: u64,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
-    sources: Vec<Source>,
+    sources: Vec<MessageSource>,
     recorders: Vec<Recorder>,
     /// The messages that are under way, by tag: whose, and what they really are.
     operations: BTreeMap<u64, (usize, u16, SimulatedOperation)>,
@@ -76,7 +76,7 @@ pub fn run(
     loads: &[Load],
     length_ns: u64,
     seed: u64,
-) -> Vec<Report> {
+) -> Vec<TenantReport> {
     let mut world = World {
         policy,
         now: 0,
@@ -85,7 +85,7 @@ pub fn run(
         sources: loads
             .iter()
             .zip(0..)
-            .map(|(load, number)| Source::new(load.clone(), seed, number))
+            .map(|(load, number)| MessageSource::new(load.clone(), seed, number))
             .collect(),
         recorders: loads.iter().map(|_| Recorder::new(length_ns)).collect(),
         operations: BTreeMap::new(),

@@ -25,14 +25,14 @@ pub struct ReportInterval {
 
 /// What one tenant got.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct TenantReport {
     /// What was done in each hundredth of a second.
     pub steps: Vec<ReportInterval>,
     /// How long operations took from their arrival on, in nanoseconds, ascending.
     pub latencies: Vec<u64>,
 }
 
-impl Report {
+impl TenantReport {
     /// The whole run, less its [beginning](WARM_NS).
     pub fn total(&self) -> ReportInterval {
         self.steps.iter().skip((WARM_NS / STEP_NS) as usize).fold(ReportInterval::default(), add)
@@ -64,12 +64,12 @@ fn add(total: ReportInterval, step: &ReportInterval) -> ReportInterval {
 
 /// Adds up what a tenant got.
 #[derive(Debug)]
-pub(super) struct Recorder(Report);
+pub(super) struct Recorder(TenantReport);
 
 impl Recorder {
     pub(super) fn new(length_ns: u64) -> Recorder {
         let steps = vec![ReportInterval::default(); (length_ns / STEP_NS) as usize + 1];
-        Recorder(Report { steps, latencies: Vec::new() })
+        Recorder(TenantReport { steps, latencies: Vec::new() })
     }
 
     pub(super) fn turn(&mut self, now: u64, turn: &EngineTurn, done: TurnResult) {
@@ -84,7 +84,7 @@ impl Recorder {
         self.0.latencies.push(now - operation.arrived);
     }
 
-    pub(super) fn finish(mut self) -> Report {
+    pub(super) fn finish(mut self) -> TenantReport {
         self.0.latencies.sort_unstable();
         // The last step is not whole.
         self.0.steps.pop();

@@ -19,7 +19,7 @@ const SHORTEST: u64 = 500;
 
 /// A connection of this host's process.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct SegmentConnection {
     pub session: SessionId,
     pub owner: NodeId,
     /// What the session calls it: a member of a group knows its segment only.
@@ -256,7 +256,7 @@ impl Directory {
         };
         if what.is_kept() {
             self.connections
-                .insert(connection, Connection { session, owner, known_as, alive: true });
+                .insert(connection, SegmentConnection { session, owner, known_as, alive: true });
         }
         self.send(Recipient::Reply(session, reply), attached);
     }
@@ -309,7 +309,7 @@ impl Directory {
     }
 
     pub(super) fn drop_connections(&mut self, session: SessionId) {
-        let of = |(handle, connection): (&Handle, &Connection)| {
+        let of = |(handle, connection): (&Handle, &SegmentConnection)| {
             (connection.session == session).then_some(*handle)
         };
         let handles: Vec<Handle> = self.connections.iter().filter_map(of).collect();

@@ -114,7 +114,7 @@ impl Directory {
     pub(super) fn leave_group(&mut self, guest: Guest, id: SegmentId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(joined) = group.guests.remove(&guest) else { return };
-        group.lingering.was_let_go(guest.0, joined.share);
+        group.lingering.was_released(guest.0, joined.share);
         if !group.has_members() {
             return self.end_group(id, None);
         }
@@ -164,7 +164,7 @@ impl Directory {
     pub(super) fn revoke_group(&mut self, id: SegmentId, guest: Guest) -> bool {
         let Some(group) = self.groups.get_mut(&id) else { return false };
         let Some(joined) = group.guests.remove(&guest) else { return false };
-        group.lingering.was_let_go(guest.0, joined.share);
+        group.lingering.was_released(guest.0, joined.share);
         let moving = group.moving;
         self.guests.remove(&guest);
         let tell = OwnerMessage::Remote { connection: guest.1, change: ConnectionChange::Revoked };

@@ -16,7 +16,7 @@ pub trait Objects {
     /// What the system says.
     fn memory(&mut self, size: u64) -> Result<ObjectId, String>;
 
-    /// An event.
+    /// An eventfd, for an interrupt of a process.
     ///
     /// # Errors
     /// What the system says.
@@ -101,7 +101,7 @@ pub enum DirectoryAction {
         /// How many bytes are emptied.
         length: u64,
     },
-    /// Let go of an object.
+    /// Release an object.
     Forget(ObjectId),
     /// End a session: it did not answer. [`Directory::closed`](super::Directory::closed) is to be called.
     Cut(SessionId),

@@ -8,7 +8,7 @@
 //!
 //! Taking memory away from somebody who may keep the old mapping for ever means to move it
 //! (`moves`): those who keep the memory stop writing, it is copied elsewhere, they go on there,
-//! and what was left behind is emptied. Memory whose owner has gone is nobody's: it is let go of
+//! and what was left behind is emptied. Memory whose owner has gone is kept by nobody: it is released
 //! as it is, and who still maps it may read what it held last.
 
 mod connections;
@@ -29,7 +29,7 @@ use crate::message::{
     ConnectorMessage, Handle, InterruptKind, NodeId, Notice, ObjectId, OwnerMessage, Refusal,
     Reply, SegmentAccess, SegmentId, SessionId, SessionRequest, VERSION, Welcome,
 };
-use connections::{Connection, PendingQuestion};
+use connections::{PendingQuestion, SegmentConnection};
 use groups::Group;
 pub use interface::{
     AttachedObject, DirectoryAction, DirectorySettings, HostRange, LinePart, Loss, Objects,
@@ -65,7 +65,7 @@ pub struct Directory {
     extents: BTreeMap<Handle, Extent>,
     /// What connections of others' processes lead to here, and the loans by which they do.
     guests: BTreeMap<Guest, (ConnectionTarget, Vec<Loan>)>,
-    connections: BTreeMap<Handle, Connection>,
+    connections: BTreeMap<Handle, SegmentConnection>,
     pending: BTreeMap<u64, PendingQuestion>,
     moves: BTreeMap<Handle, DirectoryMove>,
     tickets: BTreeMap<Handle, MoveTicket>,

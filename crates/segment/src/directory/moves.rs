@@ -11,7 +11,7 @@
 //! moves the memory lives. Only that node knows which memory the others have by now; writers that
 //! went on by themselves would write where nobody reads, or where somebody reads who has lost his
 //! access. A node that dies closes its conversations, and its keepers are cut off, which lets their
-//! writers go. One that stands still (stopped, or its host) keeps them waiting until it goes on or is
+//! writers go. One that stalls (stopped, or its host) keeps them waiting until it goes on or is
 //! ended; `rackbus status` shows since when it was not heard from.
 
 mod keepers;
@@ -33,7 +33,7 @@ pub(super) use tickets::MoveTicket;
 /// Milliseconds that a keeper may take for each step.
 const PATIENCE: u64 = 2_000;
 
-/// Milliseconds that a tick may be late. More says that this node itself stood still, and may not
+/// Milliseconds that a tick may be late. More says that this node itself stalled, and may not
 /// have heard what keepers answered meanwhile.
 const LATE: u64 = 500;
 
@@ -67,7 +67,7 @@ pub(super) struct DirectoryMove {
     /// Tickets that need another move after this one.
     again: Vec<Handle>,
     pub deadline: u64,
-    /// Whether the keepers were given more time, because this node stood still.
+    /// Whether the keepers were given more time, because this node stalled.
     extended: bool,
 }
 
@@ -211,7 +211,7 @@ impl Directory {
         objects: &mut dyn Objects,
     ) -> Vec<DirectoryAction> {
         self.at(now);
-        // What was moved may have been removed meanwhile; then `abandon_move` let go of the memory.
+        // What was moved may have been removed meanwhile; then `abandon_move` released the memory.
         if let Some(one) = self.moves.get_mut(&handle).filter(|one| one.phase == Phase::Copying) {
             one.phase = Phase::Adopting;
             one.deadline = now.saturating_add(PATIENCE);
@@ -321,7 +321,7 @@ impl Directory {
         later
     }
 
-    /// Has all of an object's memory emptied, and lets go of it. These tickets wait for it.
+    /// Has all of an object's memory emptied, and releases it. These tickets wait for it.
     pub(super) fn discard(&mut self, object: ObjectId, length: u64, waiting: Vec<Handle>) {
         let job = self.handle();
         if self.empty((object, 0), length, job) {

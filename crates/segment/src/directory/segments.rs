@@ -283,7 +283,7 @@ impl Directory {
     pub(super) fn guest_left_segment(&mut self, guest: Guest, handle: Handle) {
         let Some(segment) = self.segments.get_mut(&handle) else { return };
         let Some(share) = segment.guests.remove(&guest) else { return };
-        segment.lingering.was_let_go(guest.0, share);
+        segment.lingering.was_released(guest.0, share);
         let (owner, moving) = (segment.session, segment.moving);
         let event = SessionEvent::Disconnected { segment: handle, node: guest.0 };
         self.send(Recipient::Event(owner, event), Vec::new());
@@ -333,7 +333,7 @@ impl Directory {
     fn revoke_segment(&mut self, handle: Handle, guest: Guest) -> bool {
         let Some(segment) = self.segments.get_mut(&handle) else { return false };
         let Some(share) = segment.guests.remove(&guest) else { return false };
-        segment.lingering.was_let_go(guest.0, share);
+        segment.lingering.was_released(guest.0, share);
         let (owner, moving) = (segment.session, segment.moving);
         self.guests.remove(&guest);
         let tell = OwnerMessage::Remote { connection: guest.1, change: ConnectionChange::Revoked };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rackbus_fabric::{Access, FabricHandle, HostId, Loan, Target};
+use rackbus_fabric::{Access, AddressTarget, FabricHandle, HostId, Loan};
 
 use super::{DirectorySettings, Guest};
 use crate::message::{InterruptKind, NodeId, Refusal};
@@ -36,7 +36,7 @@ impl Windows {
     ) -> Result<Loan, Refusal> {
         let mut access = Access::READ;
         access.set(Access::WRITE, write);
-        self.lend(guest, length, access, Target::Memory { offset })
+        self.lend(guest, length, access, AddressTarget::Memory { offset })
     }
 
     /// Lets them raise an interrupt.
@@ -47,7 +47,7 @@ impl Windows {
         number: u32,
     ) -> Result<Loan, Refusal> {
         let data = kind == InterruptKind::Data;
-        self.lend(guest, DOORBELL, Access::WRITE, Target::Interrupt { number, data })
+        self.lend(guest, DOORBELL, Access::WRITE, AddressTarget::Interrupt { number, data })
     }
 
     fn lend(
@@ -55,7 +55,7 @@ impl Windows {
         guest: Guest,
         length: u64,
         access: Access,
-        target: Target,
+        target: AddressTarget,
     ) -> Result<Loan, Refusal> {
         let host = |node| self.hosts.get(&node).copied().ok_or(Refusal::NoSuchNode);
         let loan = self.fabric.share(host(guest.0)?, host(self.owner)?, length, access, target);

@@ -12,7 +12,7 @@ pub const MOST_BORROWED: u32 = 64;
 pub struct DeviceEntry {
     /// Its fabric device id: [`fabric_device_id`].
     pub fdid: u64,
-    /// Its name, `HOST/DEVICE`.
+    /// Name of the function in the rack, `HOST/DEVICE`.
     pub function: String,
     /// Number of its host.
     pub node: NodeId,

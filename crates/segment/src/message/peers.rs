@@ -89,7 +89,7 @@ pub enum OwnerMessage {
     Remote {
         /// The connection that is told.
         connection: Handle,
-        /// What became of its segment.
+        /// What happened to its segment.
         change: ConnectionChange,
     },
     /// Asks a connection to stop writing to a range, because it is moved.

@@ -13,7 +13,7 @@ use super::{
 pub enum SessionRequest {
     /// Opens the session; beside it a packet socket on which events are to come.
     Hello {
-        /// The sender's [`VERSION`](super::VERSION).
+        /// The protocol's [`VERSION`](super::VERSION) that the sender speaks.
         version: u32,
     },
     /// Makes a segment: [`Reply::Created`], its memory beside it.
@@ -348,7 +348,7 @@ pub enum SessionEvent {
     Remote {
         /// Handle of the connection.
         connection: Handle,
-        /// What became of its segment.
+        /// What happened to its segment.
         change: ConnectionChange,
     },
     /// Somebody connected to the session's data interrupt; its ring is beside it.

@@ -134,7 +134,7 @@ impl World {
                 }
             }
             43 => {
-                // Now and then a node stands still, and learns late what time it is.
+                // Now and then a node stalls, and learns late what time it is.
                 self.now += if self.random.below(4) == 0 { 10_000 } else { 0 };
                 self.tick();
             }

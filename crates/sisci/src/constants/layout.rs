@@ -98,7 +98,7 @@ pub struct DmaCapabilities {
 /// `sci_smartio_device_info_t`: a device that can be borrowed.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct DeviceInfo {
+pub struct SciDeviceInfo {
     pub fdid: u64,
     pub pci_device_id: u16,
     pub pci_vendor_id: u16,
@@ -126,9 +126,9 @@ const _: () = {
     assert!(size_of::<QueryHandle>() == 24 && offset_of!(QueryHandle, data) == 16);
     assert!(size_of::<QueryDevice>() == 24 && offset_of!(QueryDevice, data) == 16);
     assert!(size_of::<DmaCapabilities>() == 32);
-    assert!(size_of::<DeviceInfo>() == 152);
-    assert!(offset_of!(DeviceInfo, pci_serial_number) == 24);
-    assert!(offset_of!(DeviceInfo, physical_slot) == 44);
-    assert!(offset_of!(DeviceInfo, user_name) == 48);
-    assert!(offset_of!(DeviceInfo, uuid) == 112);
+    assert!(size_of::<SciDeviceInfo>() == 152);
+    assert!(offset_of!(SciDeviceInfo, pci_serial_number) == 24);
+    assert!(offset_of!(SciDeviceInfo, physical_slot) == 44);
+    assert!(offset_of!(SciDeviceInfo, user_name) == 48);
+    assert!(offset_of!(SciDeviceInfo, uuid) == 112);
 };

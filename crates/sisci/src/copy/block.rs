@@ -9,8 +9,8 @@ use rackbus_memory::copy::copy_bytes;
 use super::BlockCallback;
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_flags, fail};
-use crate::handles::{Kind, RawHandle, find};
+use crate::error::{Code, SciResult, check_flags, fail};
+use crate::handles::{HandleKind, RawHandle, find};
 use crate::local::Argument;
 use crate::maps::Map;
 
@@ -34,16 +34,16 @@ pub(super) struct Progress {
     done: bool,
 }
 
-/// Two places and how much.
+/// A copy between two mappings: source, destination and bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Transfer {
+pub(super) struct BlockTransfer {
     pub(super) from: (RawHandle, u32),
     pub(super) to: (RawHandle, u32),
     pub(super) size: u32,
 }
 
-impl Transfer {
-    pub(super) fn run(&self) -> Outcome<()> {
+impl BlockTransfer {
+    pub(super) fn run(&self) -> SciResult<()> {
         let (from, to) = (find::<Map>(self.from.0)?, find::<Map>(self.to.0)?);
         if !to.writable() {
             return fail(SCI_ERR_ACCESS);
@@ -93,11 +93,11 @@ impl Progressing {
 }
 
 pub(super) fn transfer_behind(
-    transfer: Transfer,
+    transfer: BlockTransfer,
     callback: BlockCallback,
     argument: Argument,
     flags: u32,
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     check_flags(flags, SCI_FLAG_USE_CALLBACK)?;
     let call = match (flags & SCI_FLAG_USE_CALLBACK, callback) {
         (0, _) => None,
@@ -112,7 +112,8 @@ pub(super) fn transfer_behind(
     let (offsets, size) = ((transfer.from.1, transfer.to.1), transfer.size);
     let work = move || {
         let raw = std::ptr::without_provenance_mut;
-        let transfer = Transfer { from: (raw(from), offsets.0), to: (raw(to), offsets.1), size };
+        let transfer =
+            BlockTransfer { from: (raw(from), offsets.0), to: (raw(to), offsets.1), size };
         let status = transfer.run().map_or_else(|Code(code)| code, |()| SCI_ERR_OK);
         if let Some(call) = call {
             let calling = Some(std::thread::current().id());
@@ -129,7 +130,7 @@ pub(super) fn transfer_behind(
     Ok(handle)
 }
 
-pub(super) fn wait_block(block: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
+pub(super) fn wait_block(block: RawHandle, timeout: u32, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     match find::<Block>(block)?.wait(crate::local::duration(timeout)) {
         true => {

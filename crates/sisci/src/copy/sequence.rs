@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use super::Block;
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_flags, fail};
-use crate::forks::Held;
-use crate::handles::{Kind, RawHandle, find};
+use crate::error::{Code, SciResult, check_flags, fail};
+use crate::forks::HeldLock;
+use crate::handles::{HandleKind, RawHandle, find};
 use crate::maps::Map;
-use crate::remote::{Left, Remote};
+use crate::remote::{Left, SciRemoteSegment};
 
 /// A sequence (`sci_sequence_t`): the stores to a mapping between two checks.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Drop for Sequence {
     }
 }
 
-pub(super) fn create_sequence(map: RawHandle, flags: u32) -> Outcome<RawHandle> {
+pub(super) fn create_sequence(map: RawHandle, flags: u32) -> SciResult<RawHandle> {
     check_flags(flags, SCI_FLAG_FAST_BARRIER)?;
     let map = find::<Map>(map)?;
     map.sequences.fetch_add(1, Ordering::AcqRel);
@@ -39,7 +39,7 @@ pub(crate) fn end_sequences(map: &Arc<Map>) {
     drop(Sequence::table().take_all(|sequence| Arc::ptr_eq(&sequence.map, map)));
 }
 
-pub(super) fn remove_sequence(sequence: RawHandle, flags: u32) -> Outcome<()> {
+pub(super) fn remove_sequence(sequence: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     Sequence::table().take(sequence).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
 }
@@ -53,7 +53,7 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
+pub(crate) fn hold() -> Vec<HeldLock> {
     [Sequence::table().hold(), Block::table().hold()].into_iter().flatten().collect()
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn forget_all() {
 
 /// Stores that were made arrive in order, as the memory is coherent; whether there is somebody at
 /// the other end is what can be wrong with them.
-pub(super) fn start(sequence: RawHandle) -> Outcome<()> {
+pub(super) fn start(sequence: RawHandle) -> SciResult<()> {
     fence(Ordering::SeqCst);
     let sequence = find::<Sequence>(sequence)?;
     let flushed = sequence.map.flush();
@@ -77,10 +77,10 @@ pub(super) fn start(sequence: RawHandle) -> Outcome<()> {
 /// The same for the stores since the last look. Those that were made before the owner left arrived,
 /// so the first look after it is good; not so where the memory was taken away, or the host is gone. To
 /// another machine they arrive here, unless the program wants that not.
-pub(super) fn check(sequence: RawHandle, flush: bool) -> Outcome<()> {
+pub(super) fn check(sequence: RawHandle, flush: bool) -> SciResult<()> {
     fence(Ordering::SeqCst);
     let sequence = find::<Sequence>(sequence)?;
-    let left = || sequence.map.remote().and_then(Remote::left);
+    let left = || sequence.map.remote().and_then(SciRemoteSegment::left);
     // Who has left takes nothing any more; who leaves during it may not have had all.
     let flushed = if flush && left().is_none() { sequence.map.flush() } else { Ok(()) };
     let Some(left) = left() else { return flushed };

@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex};
 use rackbus_attach::RemoteSegment;
 use rackbus_attach::devices::DeviceError;
 
-use super::{Device, DeviceUse, Mapped, Of, Wanted, code, devices};
+use super::{DeviceUse, Mapped, Of, SciDevice, Wanted, code, devices};
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail};
-use crate::handles::{Kind, RawHandle, find};
+use crate::error::{Code, SciResult, check_adapter, check_flags, fail};
+use crate::handles::{HandleKind, RawHandle, find};
 use crate::library::Child;
-use crate::local::Local;
-use crate::remote::{self, Remote};
+use crate::local::SciLocalSegment;
+use crate::remote::{self, SciRemoteSegment};
 
 /// Says how far a program that borrows trusts lenders: `strict` gives them no memory of this host's.
 const ISOLATION: &str = "RACKBUS_ISOLATION";
 
-pub(super) fn borrow(sd: RawHandle, fdid: u64, flags: u32) -> Outcome<RawHandle> {
+pub(super) fn borrow(sd: RawHandle, fdid: u64, flags: u32) -> SciResult<RawHandle> {
     // A device is lent to one at a time, with the flag and without.
     check_flags(flags, SCI_FLAG_EXCLUSIVE)?;
     let child = Child::of(sd)?;
@@ -32,32 +32,36 @@ pub(super) fn borrow(sd: RawHandle, fdid: u64, flags: u32) -> Outcome<RawHandle>
     };
     let borrowed = devices()?.borrow(fdid, strict).map_err(|error| code("borrow", error))?;
     let (maps, connections) = (Mutex::default(), AtomicUsize::new(0));
-    Ok(Device::table().add(|_| Device { borrowed, maps, connections, child }))
+    Ok(SciDevice::table().add(|_| SciDevice { borrowed, maps, connections, child }))
 }
 
-pub(super) fn give_back(handle: RawHandle, flags: u32) -> Outcome<()> {
+pub(super) fn give_back(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
-    let device = find::<Device>(handle)?;
+    let device = find::<SciDevice>(handle)?;
     if device.connections.load(Ordering::Acquire) > 0 || !device.maps().is_empty() {
         return fail(SCI_ERR_BUSY);
     }
-    let device = Device::table().take(handle).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
+    let device = SciDevice::table().take(handle).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
     device.borrowed.give_back().map_err(|error| code("return", error))
 }
 
-/// What a program wants to connect to.
-pub(super) struct Target {
+/// The memory of a device that a program wants to connect to.
+pub(super) struct DeviceSegmentTarget {
     pub(super) id: u32,
     pub(super) kind: u32,
 }
 
-pub(super) fn connect(handle: RawHandle, target: &Target, flags: u32) -> Outcome<RawHandle> {
+pub(super) fn connect(
+    handle: RawHandle,
+    target: &DeviceSegmentTarget,
+    flags: u32,
+) -> SciResult<RawHandle> {
     if flags & SCI_FLAG_USE_CALLBACK != 0 {
         // Nothing happens to a device's memory that its next use does not say.
         return fail(SCI_ERR_FLAG_NOT_IMPLEMENTED);
     }
     check_flags(flags, 0)?;
-    let device = find::<Device>(handle)?;
+    let device = find::<SciDevice>(handle)?;
     let segment = match target.kind {
         SCI_MEMTYPE_BAR => {
             let bar = u8::try_from(target.id).map_err(|_| Code(SCI_ERR_NO_SUCH_SEGMENT))?;
@@ -70,16 +74,16 @@ pub(super) fn connect(handle: RawHandle, target: &Target, flags: u32) -> Outcome
     Ok(add(segment, &device))
 }
 
-fn add(segment: RemoteSegment, device: &Arc<Device>) -> RawHandle {
+fn add(segment: RemoteSegment, device: &Arc<SciDevice>) -> RawHandle {
     remote::add_of_device(segment, device.child.again(), DeviceUse::of(device))
 }
 
 pub(super) fn connect_by_path(
     handle: RawHandle,
-    target: &Target,
+    target: &DeviceSegmentTarget,
     adapter: u32,
     flags: u32,
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     check_adapter(adapter)?;
     connect(handle, target, flags & !SCI_FLAG_SPECIFY_PATH)
 }
@@ -90,14 +94,14 @@ pub(super) fn connect_memory(
     device: RawHandle,
     (number, reserved): (u32, u32),
     flags: u32,
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     check_flags(flags, SCI_FLAG_BAR)?;
     check_adapter(adapter)?;
     drop(Child::of(sd)?);
     if reserved != 0 {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
     }
-    connect(device, &Target { id: number, kind: SCI_MEMTYPE_BAR }, 0)
+    connect(device, &DeviceSegmentTarget { id: number, kind: SCI_MEMTYPE_BAR }, 0)
 }
 
 /// Who uses memory that is made for a device.
@@ -118,13 +122,13 @@ pub(super) fn create_segment(
     (id, size): (u32, usize),
     (kind, hints): (u32, u32),
     flags: u32,
-) -> Outcome<()> {
+) -> SciResult<()> {
     let known = SCI_FLAG_DEVICE_SIDE_ONLY
         | SCI_FLAG_LOCAL_ONLY
         | SCI_FLAG_DEVICE_PREFER_BANDWIDTH
         | SCI_FLAG_HOST_PREFER_BANDWIDTH;
     check_flags(flags, known)?;
-    let device = find::<Device>(handle)?;
+    let device = find::<SciDevice>(handle)?;
     if !matches!(kind, SCI_MEMTYPE_PRIVATE | SCI_MEMTYPE_SHARED) || hints & !HINTS != 0 {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
     }
@@ -146,10 +150,10 @@ pub(super) fn map_local(
     device: RawHandle,
     wanted: &Wanted,
     flags: u32,
-) -> Outcome<u64> {
+) -> SciResult<u64> {
     check_flags(flags, 0)?;
     check_adapter(adapter)?;
-    let (local, device) = (find::<Local>(segment)?, find::<Device>(device)?);
+    let (local, device) = (find::<SciLocalSegment>(segment)?, find::<SciDevice>(device)?);
     let range = wanted.range()?;
     let mapping = local.map_for(&device.borrowed, range);
     keep(&device, mapping, Of::Local(local))
@@ -160,9 +164,9 @@ pub(super) fn map_remote(
     device: RawHandle,
     wanted: &Wanted,
     flags: u32,
-) -> Outcome<u64> {
+) -> SciResult<u64> {
     check_flags(flags, 0)?;
-    let (remote, device) = (find::<Remote>(segment)?, find::<Device>(device)?);
+    let (remote, device) = (find::<SciRemoteSegment>(segment)?, find::<SciDevice>(device)?);
     let range = wanted.range()?;
     let connected = remote.segment()?;
     if remote.lost() {
@@ -173,10 +177,10 @@ pub(super) fn map_remote(
 }
 
 fn keep(
-    device: &Device,
+    device: &SciDevice,
     mapping: Result<rackbus_attach::devices::DeviceMapping, DeviceError>,
     of: Of,
-) -> Outcome<u64> {
+) -> SciResult<u64> {
     let mapping = mapping.map_err(|error| code("map", error))?;
     let address = mapping.address();
     device.maps().push(Mapped::new(mapping, of));
@@ -188,19 +192,19 @@ pub(super) fn unmap_local(
     adapter: u32,
     device: RawHandle,
     flags: u32,
-) -> Outcome<()> {
+) -> SciResult<()> {
     check_flags(flags, 0)?;
     check_adapter(adapter)?;
-    unmap(&*find::<Device>(device)?, &Of::Local(find::<Local>(segment)?))
+    unmap(&*find::<SciDevice>(device)?, &Of::Local(find::<SciLocalSegment>(segment)?))
 }
 
-pub(super) fn unmap_remote(segment: RawHandle, device: RawHandle, flags: u32) -> Outcome<()> {
+pub(super) fn unmap_remote(segment: RawHandle, device: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
-    unmap(&*find::<Device>(device)?, &Of::Remote(find::<Remote>(segment)?))
+    unmap(&*find::<SciDevice>(device)?, &Of::Remote(find::<SciRemoteSegment>(segment)?))
 }
 
 /// Takes every part of a segment from a device that it reaches.
-fn unmap(device: &Device, of: &Of) -> Outcome<()> {
+fn unmap(device: &SciDevice, of: &Of) -> SciResult<()> {
     let mut maps = device.maps();
     let before = maps.len();
     let (gone, left): (Vec<_>, Vec<_>) = maps.drain(..).partition(|mapped| mapped.of.is(of));

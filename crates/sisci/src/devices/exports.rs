@@ -1,10 +1,10 @@
 //! The functions as programs call them.
 
-use super::calls::{self, Target};
-use super::{Device, Ignored, Wanted, info};
+use super::calls::{self, DeviceSegmentTarget};
+use super::{Ignored, SciDevice, Wanted, info};
 use crate::constants::errors::SCI_ERR_NOT_SUPPORTED;
-use crate::constants::layout::DeviceInfo;
-use crate::error::{Outcome, check_flags, fail, finish, put};
+use crate::constants::layout::SciDeviceInfo;
+use crate::error::{SciResult, check_flags, fail, finish, put};
 use crate::handles::{RawHandle, find};
 use crate::remote::RemoteCallback;
 
@@ -14,7 +14,7 @@ api! {
         sd: RawHandle,
         fdids: *mut u64,
         max: usize,
-        filter: *const DeviceInfo,
+        filter: *const SciDeviceInfo,
         flags: u32,
         error: *mut u32,
     ) -> usize {
@@ -53,8 +53,8 @@ api! {
 
     /// A device is lent to one at a time.
     fn SCIReleaseExclusiveBorrow(device: RawHandle, flags: u32, error: *mut u32) {
-        let refused: Outcome<()> = check_flags(flags, 0)
-            .and_then(|()| find::<Device>(device))
+        let refused: SciResult<()> = check_flags(flags, 0)
+            .and_then(|()| find::<SciDevice>(device))
             .and_then(|_| fail(SCI_ERR_NOT_SUPPORTED));
         // SAFETY: as the caller says.
         unsafe { finish(error, refused) };
@@ -62,7 +62,7 @@ api! {
 
     /// The id of a borrowed device.
     fn SCIGetFabricDeviceId(device: RawHandle) -> u64 {
-        find::<Device>(device).map_or(0, |device| device.borrowed.entry().fdid)
+        find::<SciDevice>(device).map_or(0, |device| device.borrowed.entry().fdid)
     }
 
     /// Connects to a BAR of a device, or to memory that was made for it.
@@ -78,7 +78,7 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            if let Some(handle) = finish(error, calls::connect(device, &Target { id, kind }, flags)) {
+            if let Some(handle) = finish(error, calls::connect(device, &DeviceSegmentTarget { id, kind }, flags)) {
                 put(segment, handle);
             }
         }
@@ -98,7 +98,7 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let connected = calls::connect_by_path(device, &Target { id, kind }, adapter, flags);
+            let connected = calls::connect_by_path(device, &DeviceSegmentTarget { id, kind }, adapter, flags);
             if let Some(handle) = finish(error, connected) {
                 put(segment, handle);
             }

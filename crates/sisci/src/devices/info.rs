@@ -5,16 +5,20 @@ use std::ffi::c_char;
 use rackbus_attach::DeviceEntry;
 use rackbus_attach::devices::{BorrowedDevice, DeviceIdentity};
 
-use super::{Device, code, devices};
+use super::{SciDevice, code, devices};
 use crate::constants::errors::*;
-use crate::constants::layout::{DeviceInfo, QueryDevice};
+use crate::constants::layout::{QueryDevice, SciDeviceInfo};
 use crate::constants::*;
-use crate::error::{Outcome, check_flags, fail, put};
-use crate::handles::{Kind, RawHandle};
+use crate::error::{SciResult, check_flags, fail, put};
+use crate::handles::{HandleKind, RawHandle};
 use crate::library::Child;
 
 /// Devices that are like `filter`, in the order of their names.
-pub(super) fn list(sd: RawHandle, filter: Option<&DeviceInfo>, flags: u32) -> Outcome<Vec<u64>> {
+pub(super) fn list(
+    sd: RawHandle,
+    filter: Option<&SciDeviceInfo>,
+    flags: u32,
+) -> SciResult<Vec<u64>> {
     check_flags(flags, 0)?;
     drop(Child::of(sd)?);
     let all = devices()?.list().map_err(|error| code("devices", error))?;
@@ -23,13 +27,13 @@ pub(super) fn list(sd: RawHandle, filter: Option<&DeviceInfo>, flags: u32) -> Ou
 }
 
 /// What is known of a device without borrowing it.
-fn info(entry: &DeviceEntry) -> DeviceInfo {
+fn info(entry: &DeviceEntry) -> SciDeviceInfo {
     let mut user_name: [c_char; 64] = [0; 64];
     // The last one stays the text's end.
     for (place, byte) in user_name[..63].iter_mut().zip(entry.function.bytes()) {
         *place = byte as c_char;
     }
-    DeviceInfo {
+    SciDeviceInfo {
         fdid: entry.fdid,
         pci_device_id: entry.device_id,
         pci_vendor_id: entry.vendor_id,
@@ -48,8 +52,8 @@ fn info(entry: &DeviceEntry) -> DeviceInfo {
 }
 
 /// The same of one that this process has borrowed: it was asked itself.
-fn asked(device: &BorrowedDevice, identity: DeviceIdentity) -> DeviceInfo {
-    DeviceInfo {
+fn asked(device: &BorrowedDevice, identity: DeviceIdentity) -> SciDeviceInfo {
+    SciDeviceInfo {
         pci_vendor_id: identity.vendor_id,
         pci_device_id: identity.device_id,
         pci_class: identity.class,
@@ -60,7 +64,7 @@ fn asked(device: &BorrowedDevice, identity: DeviceIdentity) -> DeviceInfo {
 }
 
 /// Whether a device is what a filter says, where that says something.
-fn is_like(info: &DeviceInfo, filter: &DeviceInfo) -> bool {
+fn is_like(info: &SciDeviceInfo, filter: &SciDeviceInfo) -> bool {
     let numbers = [
         (info.fdid, filter.fdid),
         (info.pci_device_id.into(), filter.pci_device_id.into()),
@@ -87,18 +91,18 @@ fn is_like(info: &DeviceInfo, filter: &DeviceInfo) -> bool {
         && like(&info.uuid, &filter.uuid)
 }
 
-/// `SCI_Q_DEVICE`.
+/// Answers `SCIQuery` with the command `SCI_Q_DEVICE`.
 ///
 /// # Safety
 /// `query.data` is null or leads to what the subcommand is answered with.
-pub(crate) unsafe fn query(query: &QueryDevice) -> Outcome<()> {
+pub(crate) unsafe fn query(query: &QueryDevice) -> SciResult<()> {
     if query.subcommand != SCI_Q_DEVICE_INFO {
         return fail(SCI_ERR_ILLEGAL_QUERY);
     }
     if query.data.is_null() {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
     }
-    let borrowed = Device::table().all();
+    let borrowed = SciDevice::table().all();
     let own = borrowed.iter().find(|device| device.borrowed.entry().fdid == query.fdid);
     let answer = match own {
         Some(device) => {
@@ -122,13 +126,13 @@ pub(crate) unsafe fn query(query: &QueryDevice) -> Outcome<()> {
 mod tests {
     use super::*;
 
-    fn drive() -> DeviceInfo {
+    fn drive() -> SciDeviceInfo {
         let function = "alpha/nvme0".to_owned();
         let (vendor_id, device_id, class) = (0x1234, 0x7262, 0x01_0802);
         info(&DeviceEntry { fdid: 7, function, node: 4, vendor_id, device_id, class, free: true })
     }
 
-    fn filter(change: impl FnOnce(&mut DeviceInfo)) -> DeviceInfo {
+    fn filter(change: impl FnOnce(&mut SciDeviceInfo)) -> SciDeviceInfo {
         let entry = DeviceEntry {
             fdid: 0,
             function: String::new(),
@@ -147,7 +151,7 @@ mod tests {
     fn a_filter_counts_where_it_says_something() {
         assert!(is_like(&drive(), &filter(|_| ())));
         assert!(is_like(&drive(), &drive()));
-        type Change = fn(&mut DeviceInfo);
+        type Change = fn(&mut SciDeviceInfo);
         let others: [Change; 8] = [
             |it| it.fdid = 8,
             |it| it.pci_device_id = 1,

@@ -12,18 +12,18 @@ use rackbus_attach::NodeAddress;
 use rackbus_attach::devices::{BorrowedDevice, DeviceError, DeviceMapping, Devices};
 
 use crate::constants::errors::*;
-use crate::error::{Code, Outcome, fail};
-use crate::forks::Held;
-use crate::handles::{Kind, kind};
+use crate::error::{Code, SciResult, fail};
+use crate::forks::HeldLock;
+use crate::handles::{HandleKind, kind};
 use crate::library::{Child, session};
-use crate::local::Local;
-use crate::remote::Remote;
+use crate::local::SciLocalSegment;
+use crate::remote::SciRemoteSegment;
 
 pub(crate) use info::query;
 
 /// A borrowed device (`sci_smartio_device_t`).
 #[derive(Debug)]
-pub struct Device {
+pub struct SciDevice {
     borrowed: BorrowedDevice,
     /// Memory that it reaches.
     maps: Mutex<Vec<Mapped>>,
@@ -31,14 +31,14 @@ pub struct Device {
     connections: AtomicUsize,
     child: Child,
 }
-kind!(Device, 13);
+kind!(SciDevice, 13);
 
 /// A connection to memory of a device, which is not returned before it.
 #[derive(Debug)]
-pub(crate) struct DeviceUse(Arc<Device>);
+pub(crate) struct DeviceUse(Arc<SciDevice>);
 
 impl DeviceUse {
-    fn of(device: &Arc<Device>) -> DeviceUse {
+    fn of(device: &Arc<SciDevice>) -> DeviceUse {
         device.connections.fetch_add(1, Ordering::AcqRel);
         DeviceUse(device.clone())
     }
@@ -61,8 +61,8 @@ struct Mapped {
 /// The segment that a device reaches a part of; it is not removed, or disconnected, meanwhile.
 #[derive(Debug)]
 enum Of {
-    Local(Arc<Local>),
-    Remote(Arc<Remote>),
+    Local(Arc<SciLocalSegment>),
+    Remote(Arc<SciRemoteSegment>),
 }
 
 impl Of {
@@ -95,7 +95,7 @@ impl Drop for Mapped {
     }
 }
 
-impl Device {
+impl SciDevice {
     fn maps(&self) -> MutexGuard<'_, Vec<Mapped>> {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,7 +104,7 @@ impl Device {
 /// The rack's devices, for this process and the session that it has now.
 static DEVICES: Mutex<Option<(u64, Devices)>> = Mutex::new(None);
 
-fn devices() -> Outcome<Devices> {
+fn devices() -> SciResult<Devices> {
     let session = session()?;
     let number = session.holder().session.0;
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,7 +160,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn range(&self) -> Outcome<(u64, u64)> {
+    fn range(&self) -> SciResult<(u64, u64)> {
         match self.size {
             0 => fail(SCI_ERR_SIZE_ALIGNMENT),
             size => Ok((self.offset as u64, size as u64)),
@@ -170,7 +170,7 @@ impl Wanted {
 
 /// Returns every device of the process.
 pub(crate) fn end_all() {
-    for device in Device::table().clear() {
+    for device in SciDevice::table().clear() {
         device.maps().clear();
         // The node ends what it is not told to end.
         let _ = device.borrowed.give_back();
@@ -179,13 +179,13 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<Held> {
-    [Device::table().hold(), crate::forks::hold_mutex(&DEVICES)].into_iter().flatten().collect()
+pub(crate) fn hold() -> Vec<HeldLock> {
+    [SciDevice::table().hold(), crate::forks::hold_mutex(&DEVICES)].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.
 pub(crate) fn forget_all() {
-    std::mem::forget(Device::table().clear());
+    std::mem::forget(SciDevice::table().clear());
     std::mem::forget(DEVICES.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 

@@ -3,16 +3,16 @@
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use super::Function;
+use super::DmaCallbackFn;
 use crate::calling::Calling;
 use crate::constants::errors::*;
-use crate::error::{Code, Outcome};
+use crate::error::{Code, SciResult};
 use crate::local::Argument;
 
-/// A program's function that is to be called.
-pub(super) struct Callback {
+/// A program's callback that is to be called, with its arguments.
+pub(super) struct PendingCallback {
     pub(super) calling: Arc<Calling>,
-    pub(super) function: Function,
+    pub(super) function: DmaCallbackFn,
     pub(super) argument: Argument,
     pub(super) own: usize,
     pub(super) status: u32,
@@ -20,17 +20,17 @@ pub(super) struct Callback {
 
 /// The thread that calls programs' functions: not a channel's, on which such a function could not
 /// wait for another transfer of the same channel.
-pub(super) static CALLBACKS: Mutex<Option<(mpsc::Sender<Callback>, JoinHandle<()>)>> =
+pub(super) static CALLBACKS: Mutex<Option<(mpsc::Sender<PendingCallback>, JoinHandle<()>)>> =
     Mutex::new(None);
 
-pub(super) fn callbacks() -> Outcome<mpsc::Sender<Callback>> {
+pub(super) fn callbacks() -> SciResult<mpsc::Sender<PendingCallback>> {
     let mut callbacks = CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((sender, _)) = callbacks.as_ref() {
         return Ok(sender.clone());
     }
-    let (sender, receiver) = mpsc::channel::<Callback>();
+    let (sender, receiver) = mpsc::channel::<PendingCallback>();
     let call = move || {
-        for Callback { calling, function, argument, own, status } in receiver {
+        for PendingCallback { calling, function, argument, own, status } in receiver {
             let own = std::ptr::without_provenance_mut(own);
             // A transfer ends once, so what is answered changes nothing.
             // SAFETY: the program gave its function for this.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use super::DmaQueue;
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail};
-use crate::handles::{Kind, RawHandle, find, kind};
+use crate::error::{Code, SciResult, check_adapter, check_flags, fail};
+use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::library::Child;
 use crate::query::DMA_CHANNELS;
 
@@ -51,7 +51,7 @@ pub(super) fn request(
     kind: u32,
     number: u32,
     flags: u32,
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     check_flags(flags, SCI_FLAG_DMA_CHANNEL_SHARED)?;
     check_adapter(adapter)?;
     match kind {
@@ -79,7 +79,7 @@ pub(super) fn request(
     Ok(DmaChannel::table().add(|_| DmaChannel { number, queues, _child: child }))
 }
 
-pub(super) fn assign(channel: RawHandle, queue: RawHandle, flags: u32) -> Outcome<()> {
+pub(super) fn assign(channel: RawHandle, queue: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     let (channel, queue) = (find::<DmaChannel>(channel)?, find::<DmaQueue>(queue)?);
     queue.unassign();
@@ -89,7 +89,7 @@ pub(super) fn assign(channel: RawHandle, queue: RawHandle, flags: u32) -> Outcom
     Ok(())
 }
 
-pub(super) fn give_back(channel: RawHandle) -> Outcome<()> {
+pub(super) fn give_back(channel: RawHandle) -> SciResult<()> {
     if find::<DmaChannel>(channel)?.queues.load(Ordering::Acquire) > 0 {
         return fail(SCI_ERR_BUSY);
     }
@@ -97,7 +97,11 @@ pub(super) fn give_back(channel: RawHandle) -> Outcome<()> {
 }
 
 /// That a segment is to be used with a channel; there is nothing to prepare.
-pub(super) fn known<T: Kind>(channel: RawHandle, segment: RawHandle, flags: u32) -> Outcome<()> {
+pub(super) fn known<T: HandleKind>(
+    channel: RawHandle,
+    segment: RawHandle,
+    flags: u32,
+) -> SciResult<()> {
     check_flags(flags, 0)?;
     find::<DmaChannel>(channel)?;
     find::<T>(segment).map(drop)

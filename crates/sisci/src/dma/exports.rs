@@ -189,25 +189,25 @@ api! {
     /// Announces a segment's use.
     fn SCIPrepareLocalSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
-        unsafe { finish(error, known::<Local>(channel, segment, flags)) };
+        unsafe { finish(error, known::<SciLocalSegment>(channel, segment, flags)) };
     }
 
     /// Ends what [`SCIPrepareLocalSegmentForDMA`] announced; both only check their handles.
     fn SCIUnprepareLocalSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
-        unsafe { finish(error, known::<Local>(channel, segment, flags)) };
+        unsafe { finish(error, known::<SciLocalSegment>(channel, segment, flags)) };
     }
 
     /// Announces a segment's use.
     fn SCIPrepareRemoteSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
-        unsafe { finish(error, known::<Remote>(channel, segment, flags)) };
+        unsafe { finish(error, known::<SciRemoteSegment>(channel, segment, flags)) };
     }
 
     /// Ends what [`SCIPrepareRemoteSegmentForDMA`] announced; both only check their handles.
     fn SCIUnprepareRemoteSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
-        unsafe { finish(error, known::<Remote>(channel, segment, flags)) };
+        unsafe { finish(error, known::<SciRemoteSegment>(channel, segment, flags)) };
     }
 
     /// Adds a transfer to a queue (1.x).

@@ -11,10 +11,10 @@ use super::{DmaCallback, DmaQueue, Ends, ended, queue_state};
 use crate::constants::errors::*;
 use crate::constants::layout::DmaVecElement;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_flags, fail};
+use crate::error::{Code, SciResult, check_flags, fail};
 use crate::handles::{RawHandle, find};
-use crate::local::{Argument, Local, Using};
-use crate::remote::Remote;
+use crate::local::{Argument, SciLocalSegment, Using};
+use crate::remote::SciRemoteSegment;
 
 /// A transfer as programs ask for it.
 pub(super) struct Wanted {
@@ -40,7 +40,7 @@ impl Wanted {
     }
 
     /// Checks what does not depend on the pieces; the queue and the connected segment.
-    fn check(&self) -> Outcome<(Arc<DmaQueue>, Arc<Remote>, Arc<Region>)> {
+    fn check(&self) -> SciResult<(Arc<DmaQueue>, Arc<SciRemoteSegment>, Arc<Region>)> {
         check_flags(self.flags, START_FLAGS)?;
         if self.flags & SCI_FLAG_USE_CALLBACK != 0 && self.callback.is_none() {
             return fail(SCI_ERR_ILLEGAL_PARAMETER);
@@ -58,7 +58,7 @@ impl Wanted {
         queue: &DmaQueue,
         transaction: Transaction,
         ends: Ends,
-    ) -> Outcome<()> {
+    ) -> SciResult<()> {
         let call = self.callback.filter(|_| self.flags & SCI_FLAG_USE_CALLBACK != 0);
         let call = call.map(|function| (function, self.argument));
         let ticket = queue.start(self.queue, (transaction, ends), call)?;
@@ -76,7 +76,7 @@ impl Wanted {
         transaction: &mut Transaction,
         (local, remote): (CopyLocation<'_>, CopyLocation<'_>),
         size: usize,
-    ) -> Outcome<()> {
+    ) -> SciResult<()> {
         add(transaction, (local, remote), size, self.reads())
     }
 }
@@ -86,7 +86,7 @@ pub(super) fn add(
     (local, remote): (CopyLocation<'_>, CopyLocation<'_>),
     size: usize,
     reads: bool,
-) -> Outcome<()> {
+) -> SciResult<()> {
     if size == 0 {
         return fail(SCI_ERR_SIZE_ALIGNMENT);
     }
@@ -99,8 +99,11 @@ pub(super) fn add(
 }
 
 /// A connected segment, and its memory to be copied from or to.
-pub(super) fn connected(remote: RawHandle, reads: bool) -> Outcome<(Arc<Remote>, Arc<Region>)> {
-    let remote = find::<Remote>(remote)?;
+pub(super) fn connected(
+    remote: RawHandle,
+    reads: bool,
+) -> SciResult<(Arc<SciRemoteSegment>, Arc<Region>)> {
+    let remote = find::<SciRemoteSegment>(remote)?;
     let segment = remote.segment().map_err(|_| Code(SCI_ERR_SEGMENT_NOT_CONNECTED))?;
     if remote.lost() {
         return fail(SCI_ERR_SEGMENT_NOT_CONNECTED);
@@ -113,8 +116,8 @@ pub(super) fn connected(remote: RawHandle, reads: bool) -> Outcome<(Arc<Remote>,
 }
 
 /// A prepared segment, to be used by a transfer, and its memory.
-pub(super) fn prepared(local: RawHandle) -> Outcome<(Using, Arc<Region>)> {
-    let local = find::<Local>(local)?;
+pub(super) fn prepared(local: RawHandle) -> SciResult<(Using, Arc<Region>)> {
+    let local = find::<SciLocalSegment>(local)?;
     if !local.is_prepared() {
         return fail(SCI_ERR_SEGMENT_NOT_PREPARED);
     }
@@ -126,7 +129,7 @@ pub(super) fn transfer(
     wanted: &Wanted,
     local: RawHandle,
     (local_offset, size, remote_offset): (usize, usize, usize),
-) -> Outcome<()> {
+) -> SciResult<()> {
     let (queue, remote, there) = wanted.check()?;
     let (using, here) = prepared(local)?;
     let mut transaction = Transaction::new();
@@ -142,7 +145,7 @@ pub(super) unsafe fn transfer_memory(
     wanted: &Wanted,
     memory: *mut c_void,
     (size, remote_offset): (usize, usize),
-) -> Outcome<()> {
+) -> SciResult<()> {
     let (queue, remote, there) = wanted.check()?;
     let Some(start) = NonNull::new(memory.cast::<u8>()) else {
         return fail(SCI_ERR_ILLEGAL_ADDRESS);
@@ -161,7 +164,7 @@ pub(super) unsafe fn transfer_vector(
     local: RawHandle,
     vector: *const DmaVecElement,
     length: usize,
-) -> Outcome<()> {
+) -> SciResult<()> {
     let (queue, remote, there) = wanted.check()?;
     let (using, here) = prepared(local)?;
     if length == 0 || vector.is_null() {

@@ -6,11 +6,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rackbus_attach::{AttachError, Refusal, SegmentKind, SegmentOptions, Withdrawal};
 
-use super::{Argument, LateHandle, Local, LocalCallback, REMOVED, Source, calling};
+use super::{Argument, LateHandle, LocalCallback, REMOVED, SciLocalSegment, Source, calling};
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail};
-use crate::handles::{Kind, RawHandle, find};
+use crate::error::{Code, SciResult, check_adapter, check_flags, fail};
+use crate::handles::{HandleKind, RawHandle, find};
 use crate::library::Child;
 
 pub(super) fn create(
@@ -19,7 +19,7 @@ pub(super) fn create(
     size: usize,
     (callback, argument): (LocalCallback, Argument),
     flags: u32,
-) -> Outcome<RawHandle> {
+) -> SciResult<RawHandle> {
     let known = SCI_FLAG_USE_CALLBACK
         | SCI_FLAG_EMPTY
         | SCI_FLAG_PRIVATE
@@ -54,7 +54,7 @@ pub(super) fn create(
 }
 
 fn add(source: Source, child: Child, late: &LateHandle) -> RawHandle {
-    let handle = Local::table().add(|_| Local {
+    let handle = SciLocalSegment::table().add(|_| SciLocalSegment {
         source,
         prepared: AtomicBool::new(false),
         mapped: AtomicUsize::new(0),
@@ -73,7 +73,7 @@ pub(super) fn attach(
     id: u32,
     (callback, argument): (LocalCallback, Argument),
     flags: u32,
-) -> Outcome<(RawHandle, usize)> {
+) -> SciResult<(RawHandle, usize)> {
     check_flags(flags, SCI_FLAG_USE_CALLBACK | SCI_FLAG_BROADCAST)?;
     let child = Child::of(sd)?;
     let own_node = child.session().node();
@@ -86,17 +86,17 @@ pub(super) fn attach(
     Ok((add(Source::Attached(segment), child, &handle), size))
 }
 
-pub(super) fn prepare(handle: RawHandle, adapter: u32, flags: u32) -> Outcome<()> {
+pub(super) fn prepare(handle: RawHandle, adapter: u32, flags: u32) -> SciResult<()> {
     check_flags(flags, SCI_FLAG_DMA_SOURCE_ONLY | SCI_FLAG_BROADCAST | SCI_FLAG_DMA_GLOBAL)?;
     check_adapter(adapter)?;
-    find::<Local>(handle)?.prepared.store(true, Ordering::Release);
+    find::<SciLocalSegment>(handle)?.prepared.store(true, Ordering::Release);
     Ok(())
 }
 
-pub(super) fn set_available(handle: RawHandle, adapter: u32, flags: u32) -> Outcome<()> {
+pub(super) fn set_available(handle: RawHandle, adapter: u32, flags: u32) -> SciResult<()> {
     check_flags(flags, SCI_FLAG_BROADCAST)?;
     check_adapter(adapter)?;
-    let local = find::<Local>(handle)?;
+    let local = find::<SciLocalSegment>(handle)?;
     let segment = local.own()?;
     if segment.kind() == SegmentKind::Private {
         return fail(SCI_ERR_ILLEGAL_OPERATION);
@@ -107,10 +107,10 @@ pub(super) fn set_available(handle: RawHandle, adapter: u32, flags: u32) -> Outc
     Ok(segment.set_available()?)
 }
 
-pub(super) fn set_unavailable(handle: RawHandle, adapter: u32, flags: u32) -> Outcome<()> {
+pub(super) fn set_unavailable(handle: RawHandle, adapter: u32, flags: u32) -> SciResult<()> {
     check_flags(flags, SCI_FLAG_FORCE_DISCONNECT | SCI_FLAG_NOTIFY)?;
     check_adapter(adapter)?;
-    let local = find::<Local>(handle)?;
+    let local = find::<SciLocalSegment>(handle)?;
     let how = match (flags & SCI_FLAG_FORCE_DISCONNECT != 0, flags & SCI_FLAG_NOTIFY != 0) {
         (true, _) => Withdrawal::Force,
         (_, true) => Withdrawal::Notify,
@@ -119,9 +119,9 @@ pub(super) fn set_unavailable(handle: RawHandle, adapter: u32, flags: u32) -> Ou
     Ok(local.own()?.set_unavailable(how)?)
 }
 
-pub(super) fn remove(handle: RawHandle, flags: u32) -> Outcome<()> {
+pub(super) fn remove(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, SCI_FLAG_FORCE_REMOVE)?;
-    let local = find::<Local>(handle)?;
+    let local = find::<SciLocalSegment>(handle)?;
     let forced = flags & SCI_FLAG_FORCE_REMOVE != 0;
     if local.mapped.load(Ordering::Acquire) > 0 && !forced {
         return fail(SCI_ERR_BUSY);
@@ -134,11 +134,13 @@ pub(super) fn remove(handle: RawHandle, flags: u32) -> Outcome<()> {
         }
         local.transfers.fetch_or(REMOVED, Ordering::AcqRel);
     }
-    let Some(local) = Local::table().take(handle) else { return fail(SCI_ERR_ILLEGAL_PARAMETER) };
+    let Some(local) = SciLocalSegment::table().take(handle) else {
+        return fail(SCI_ERR_ILLEGAL_PARAMETER);
+    };
     end(&local)
 }
 
-pub(super) fn end(local: &Local) -> Outcome<()> {
+pub(super) fn end(local: &SciLocalSegment) -> SciResult<()> {
     // First the memory, then the segment: what the program goes on to write is its own again.
     let registered = local.registered.lock().unwrap_or_else(PoisonError::into_inner).take();
     drop(registered);
@@ -148,9 +150,9 @@ pub(super) fn end(local: &Local) -> Outcome<()> {
     Ok(())
 }
 
-pub(super) fn share(handle: RawHandle, flags: u32) -> Outcome<()> {
+pub(super) fn share(handle: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
-    Ok(find::<Local>(handle)?.own()?.share()?)
+    Ok(find::<SciLocalSegment>(handle)?.own()?.share()?)
 }
 
 pub(super) fn register(
@@ -158,9 +160,9 @@ pub(super) fn register(
     size: usize,
     handle: RawHandle,
     flags: u32,
-) -> Outcome<()> {
+) -> SciResult<()> {
     check_flags(flags, SCI_FLAG_LOCK_USER_MEM)?;
-    let local = find::<Local>(handle)?;
+    let local = find::<SciLocalSegment>(handle)?;
     let segment = local.own()?;
     if segment.kind() != SegmentKind::Empty || segment.has_memory() {
         return fail(SCI_ERR_ILLEGAL_OPERATION);

@@ -44,7 +44,7 @@ static int ends(void)
     return 0;
 }
 
-/* The child lets go of everything that it finds. */
+/* The child releases everything that it finds. */
 static int removes(const struct scenario *scenario, sci_local_segment_t parents,
                    sci_local_interrupt_t interrupt)
 {
@@ -79,7 +79,7 @@ static void *call_all_the_time(void *arg)
 
 static void ended_well(pid_t child);
 
-/* A fork in the middle of other threads' calls has nothing of them, nor of what they hold. */
+/* A fork during other threads' calls has nothing of them, nor of what they hold. */
 static void forks_among_calls(struct scenario *scenario, sci_local_segment_t segment)
 {
     enum { THREADS = 2, ROUNDS = 40 };

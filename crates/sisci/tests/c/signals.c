@@ -1,6 +1,6 @@
 /*
  * Programs with signals of their own: threads that block them while memory moves beneath them,
- * handlers that run in the middle of calls, and a handler for the program's own faults. Told alone.
+ * handlers that interrupt calls, and a handler for the program's own faults. Told alone.
  */
 #define _DEFAULT_SOURCE
 
@@ -113,7 +113,7 @@ static void written_while_it_moves(struct scenario *scenario)
     TRY(SCIRemoveSegment(segment, 0, &error));
 }
 
-/* ---- signals in the middle of calls ---- */
+/* ---- signals during calls ---- */
 
 static volatile sig_atomic_t signals;
 static pthread_t waiting;

@@ -30,7 +30,7 @@ pub enum Build {
     Plain,
     /// Watched by AddressSanitizer and UndefinedBehaviorSanitizer.
     Address,
-    /// Watched by ThreadSanitizer.
+    /// Watched by ThreadSanitizer, for data races.
     Thread,
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::error::io;
 use crate::metal::MachineSpec;
-use crate::{Guest, Result, VmError};
+use crate::{GuestRelease, Result, VmError};
 
 /// The memory files of machines that bridges join. They are in shared memory, so that bridges can map them, and are
 /// removed when this is dropped.
@@ -97,7 +97,7 @@ impl BridgeProcess {
 
     /// The machine of an end: its memory is the end's, and the end is its first function.
     #[must_use]
-    pub fn machine(&self, end: &str, guest: Guest) -> MachineSpec {
+    pub fn machine(&self, end: &str, guest: GuestRelease) -> MachineSpec {
         let mut spec = MachineSpec::new(end, guest);
         spec.memory_file = Some(self.memory.of(end));
         self.plug(&mut spec);

@@ -48,7 +48,7 @@ impl SharedNetwork {
     /// A place for a machine; its number is 2 for the first.
     ///
     /// # Errors
-    /// When there are 200, or no device is to be had.
+    /// When there are 200, or no device is available.
     pub fn cable(&mut self) -> Result<NetworkCable> {
         let number = u8::try_from(self.taps.len() + 2).ok().filter(|number| *number < 202);
         let number = number.ok_or_else(|| VmError::Invalid("over 200 machines".into()))?;

@@ -7,8 +7,10 @@ use std::time::Duration;
 use crate::agent::RunningCommand;
 use crate::error::io;
 use crate::metal::programs;
-use crate::metal::{BridgeProcess, FILES, Machine, MemoryFiles, NetworkCable, SharedNetwork};
-use crate::{Assets, CommandOutput, Guest, Result, VmError, VmIommu};
+use crate::metal::{
+    BareMetalMachine, BridgeProcess, FILES, MemoryFiles, NetworkCable, SharedNetwork,
+};
+use crate::{Assets, CommandOutput, GuestRelease, Result, VmError, VmIommu};
 
 /// What scripts in the machines begin with: `rackbus` is found, and `until_ok COMMAND` waits up to half a minute for a
 /// command to succeed.
@@ -43,7 +45,7 @@ pub struct BareMetalSpec {
     /// More programs of this machine for those machines, where `/mnt/files/run NAME` runs one.
     pub programs: Vec<PathBuf>,
     /// The hosts, the lender first, and what they run.
-    pub hosts: Vec<(String, Guest)>,
+    pub hosts: Vec<(String, GuestRelease)>,
     /// The network that joins them is 10.78.`subnet`.0/24.
     pub subnet: u8,
     /// Bytes of the lender's drive.
@@ -55,7 +57,7 @@ pub struct BareMetalSpec {
 /// A rack whose machines run. They end when it is dropped.
 #[derive(Debug)]
 pub struct BareMetalRack {
-    machines: Vec<Machine>,
+    machines: Vec<BareMetalMachine>,
     cables: Vec<NetworkCable>,
     /// Where the lender is on the network.
     address: String,
@@ -74,7 +76,7 @@ impl BareMetalRack {
         };
         let memory = MemoryFiles::new()?;
         let sockets = dir.join("bridges");
-        let bridge = |(other, _): &(String, Guest)| {
+        let bridge = |(other, _): &(String, GuestRelease)| {
             BridgeProcess::start(&spec.program, [lender, other], &memory, &sockets, &[])
         };
         let bridges: Vec<_> = borrowers.iter().map(bridge).collect::<Result<_>>()?;
@@ -99,7 +101,7 @@ impl BareMetalRack {
             std::fs::copy(&module, files.join("rackbus.ko")).map_err(io("copy", &module))?;
             let cable = network.cable()?;
             (machine.files, machine.cable) = (Some(files), Some(cable.clone()));
-            machines.push(Machine::start(assets, &machine, dir)?);
+            machines.push(BareMetalMachine::start(assets, &machine, dir)?);
             cables.push(cable);
         }
         for machine in &mut machines {
@@ -177,7 +179,7 @@ impl BareMetalRack {
             "{run_dir} node --host {host} --join https://{address}:{CONTROL} --token-file token"
         );
         let machine = &mut self.machines[number];
-        // One that was killed has still to let go of its devices.
+        // One that was killed has still to release its devices.
         let runs = "n=0; while [ -e node.pid ] && kill -0 $(cat node.pid) 2>/dev/null; do
                 n=$((n + 1)); [ $n -lt 100 ] || { echo runs; break; }; sleep 0.05
             done";
@@ -211,17 +213,17 @@ impl BareMetalRack {
         self.machines.iter().map(|machine| machine.name().to_owned()).collect()
     }
 
-    /// A host's machine.
+    /// The virtual machine that stands for `host`.
     ///
     /// # Errors
     /// When there is no such host.
-    pub fn machine(&mut self, host: &str) -> Result<&mut Machine> {
+    pub fn machine(&mut self, host: &str) -> Result<&mut BareMetalMachine> {
         let number = self.number(host)?;
         Ok(&mut self.machines[number])
     }
 
     /// All machines, the lender's first.
-    pub fn machines(&mut self) -> &mut [Machine] {
+    pub fn machines(&mut self) -> &mut [BareMetalMachine] {
         &mut self.machines
     }
 
@@ -260,13 +262,13 @@ impl BareMetalRack {
 ///
 /// # Errors
 /// When it fails: with what it wrote.
-pub fn run(machine: &mut Machine, script: &str) -> Result<String> {
+pub fn run(machine: &mut BareMetalMachine, script: &str) -> Result<String> {
     machine.run(&format!("{PRELUDE}{script}"))
 }
 
 /// Starts a daemon, with what it writes and its process id in files. One that ends with an error is started again: a
 /// handshake may take a machine that is translated longer than a peer waits. One that is killed is not.
-fn daemon(machine: &mut Machine, name: &str, arguments: &str) -> Result<()> {
+fn daemon(machine: &mut BareMetalMachine, name: &str, arguments: &str) -> Result<()> {
     let script = format!(
         "set +e
         status=1

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rackbus_model::picture::compare::{Compared, Comparison};
 use rackbus_model::reproduce::shaped::shaped;
-use rackbus_qos::simulation::experiments::{Case, Experiment, experiment};
+use rackbus_qos::simulation::experiments::{Experiment, ExperimentCase, experiment};
 
 use crate::output::{Failure, Output};
 
@@ -49,7 +49,7 @@ impl Args {
             for Experiment { observation, title, measure, cases, .. } in &results {
                 o.line(&format!("Observation {observation}: {title}"));
                 o.line(&format!("{measure}:"));
-                let row = |case: &Case| {
+                let row = |case: &ExperimentCase| {
                     let number = |value: f64| format!("{value:.3}").into();
                     vec![case.name.clone().into(), number(case.off), number(case.on)]
                 };

@@ -15,7 +15,7 @@ use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
 use rackbus_node::handover::StateVersions;
-use rackbus_node::{InheritedNode, Program};
+use rackbus_node::{HandoverProgram, InheritedNode};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -138,7 +138,7 @@ impl NodeProgram {
     }
 }
 
-impl Program for NodeProgram {
+impl HandoverProgram for NodeProgram {
     fn carried(&self) -> String {
         serde_json::to_string(&self.from).unwrap_or_default()
     }

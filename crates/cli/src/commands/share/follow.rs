@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use rackbus_control::client::Lines;
+use rackbus_control::client::JsonLines;
 use rackbus_control::shares::{Share, ShareSpec, ShareState};
 use rackbus_control::{ControlClient, ControlClientError};
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,7 +22,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 struct Turns<'a> {
     client: &'a ControlClient,
     share: u64,
-    lines: Option<Lines<Share>>,
+    lines: Option<JsonLines<Share>>,
 }
 
 impl<'a> Turns<'a> {
@@ -86,7 +86,7 @@ fn told(share: &Share) -> String {
             let socket = share.socket.as_deref().unwrap_or_default();
             format!("{word}: {} for {seconds:.1} s, socket {socket}", share.function)
         }
-        ShareState::Asked => format!("{word}: it is to let go of {}", share.function),
+        ShareState::Asked => format!("{word}: it is to release {}", share.function),
         ShareState::Coming => format!("{word}: {} is being lent", share.function),
     }
 }
@@ -114,7 +114,7 @@ impl Running {
         Ok(Running { child, lease: share.lease, asked: false })
     }
 
-    /// Asks it to let go.
+    /// Asks it to release the function.
     fn ask(&mut self) {
         let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid.filter(|_| !self.asked) {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_vm::metal::{BareMetalRack, BareMetalSpec, DRIVE, MODELLED};
-use rackbus_vm::{Assets, Guest, VmError};
+use rackbus_vm::{Assets, GuestRelease, VmError};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
@@ -37,7 +37,7 @@ pub struct MetalArgs {
     hosts: u8,
     /// What the hosts run: bookworm (Linux 6.1) or trixie (Linux 6.12)
     #[arg(long, value_name = "NAME", default_value = "bookworm")]
-    guest: Guest,
+    guest: GuestRelease,
     /// Size of alpha's drive.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64M")]
     drive: u64,
@@ -56,10 +56,10 @@ fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What a command asks of the one that has the machines.
+/// A request of a command to the process that has the machines.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Request {
+pub enum TestbedRequest {
     /// Run this command line on a host, for so many seconds at most.
     Run { machine: String, command: String, seconds: u64 },
     /// End the node of a host, as a crash would.
@@ -68,24 +68,24 @@ pub enum Request {
     Start { machine: String },
     /// Plug the cable of a host in, or pull it.
     Cable { machine: String, plugged_in: bool },
-    /// End all machines.
+    /// End all machines of the testbed.
     End,
 }
 
-impl Request {
+impl TestbedRequest {
     /// The host that is meant.
     fn machine(&self) -> Option<&str> {
         match self {
-            Request::Run { machine, .. }
-            | Request::Kill { machine }
-            | Request::Start { machine }
-            | Request::Cable { machine, .. } => Some(machine),
-            Request::End => None,
+            TestbedRequest::Run { machine, .. }
+            | TestbedRequest::Kill { machine }
+            | TestbedRequest::Start { machine }
+            | TestbedRequest::Cable { machine, .. } => Some(machine),
+            TestbedRequest::End => None,
         }
     }
 }
 
-/// What it answers.
+/// The answer to a [`TestbedRequest`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Answer {
@@ -100,7 +100,7 @@ pub fn is_there(dir: &Path) -> bool {
 }
 
 /// Asks the command that has the machines.
-fn ask(dir: &Path, request: &Request) -> Result<Answer, Failure> {
+fn ask(dir: &Path, request: &TestbedRequest) -> Result<Answer, Failure> {
     let lost = |cause: std::io::Error| {
         failed(format!("the command `rackbus testbed metal` does not answer: {cause}"))
     };
@@ -110,7 +110,7 @@ fn ask(dir: &Path, request: &Request) -> Result<Answer, Failure> {
     stream.write_all(line.as_bytes()).map_err(lost)?;
     let mut answer = String::new();
     BufReader::new(&mut stream).read_line(&mut answer).map_err(lost)?;
-    if let Request::End = request {
+    if let TestbedRequest::End = request {
         // It closes when all machines have ended.
         let _ = stream.read(&mut [0]);
     }
@@ -128,7 +128,7 @@ pub fn on(dir: &Path, machine: &str, command: &[String], output: &Output) -> Res
     // As long as the machines run: whoever waits can end this command.
     let seconds = Duration::from_secs(365 * 86400).as_secs();
     let (machine, command) = (machine.to_owned(), shell::command(command));
-    match ask(dir, &Request::Run { machine, command, seconds })? {
+    match ask(dir, &TestbedRequest::Run { machine, command, seconds })? {
         Answer::Ran { status, stdout, stderr } => {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let value =
@@ -145,7 +145,12 @@ pub fn on(dir: &Path, machine: &str, command: &[String], output: &Output) -> Res
 }
 
 /// Asks for something whose only answer is that it was done.
-pub fn request(dir: &Path, request: &Request, what: &str, output: &Output) -> Result<(), Failure> {
+pub fn request(
+    dir: &Path,
+    request: &TestbedRequest,
+    what: &str,
+    output: &Output,
+) -> Result<(), Failure> {
     ask(dir, request)?;
     match request.machine() {
         Some(machine) => done(output, machine, what),
@@ -193,7 +198,7 @@ impl MetalArgs {
         end: &mut process::EndRequests,
     ) -> Result<Option<Shared>, Failure> {
         let program = std::env::current_exe().map_err(|cause| failed(cause.to_string()))?;
-        let hosts: Vec<(String, Guest)> = { NAMES[..usize::from(self.hosts)].iter() }
+        let hosts: Vec<(String, GuestRelease)> = { NAMES[..usize::from(self.hosts)].iter() }
             .map(|name| ((*name).to_owned(), self.guest))
             .collect();
         let (subnet, drive, bare) = (self.subnet, self.drive, self.bare);
@@ -291,7 +296,7 @@ async fn serve(
         }
     };
     // Scripts that run keep no machine: what they were started by has its own connection. The machines end with the
-    // last holder, which is this one once the requests under way have let go.
+    // last holder, which is this one once the requests under way have dropped it.
     let end = tokio::task::spawn_blocking(move || {
         lock(&rack).machines().iter_mut().for_each(|machine| machine.vm().kill());
         drop(rack);
@@ -302,7 +307,7 @@ async fn serve(
     Ok(())
 }
 
-/// Answers one request.
+/// Reads the request of one connection, carries it out, and answers it.
 async fn converse(
     rack: Shared,
     stream: tokio::net::UnixStream,
@@ -317,7 +322,7 @@ async fn converse(
     };
     let mut stream = reader.into_inner();
     let (answer, is_end) = match request {
-        Ok(Request::End) => (Answer::Done, true),
+        Ok(TestbedRequest::End) => (Answer::Done, true),
         Ok(request) => {
             let carried = tokio::task::spawn_blocking(move || carry_out(&rack, request)).await;
             let failed = |error: String| Answer::Failed { error, usage: false };
@@ -337,7 +342,7 @@ async fn converse(
     }
 }
 
-fn carry_out(rack: &Shared, request: Request) -> Result<Answer, VmError> {
+fn carry_out(rack: &Shared, request: TestbedRequest) -> Result<Answer, VmError> {
     if let Some(machine) = request.machine() {
         let names = lock(rack).names();
         if !names.iter().any(|name| name == machine) {
@@ -346,7 +351,7 @@ fn carry_out(rack: &Shared, request: Request) -> Result<Answer, VmError> {
         }
     }
     match request {
-        Request::Run { machine, command, seconds } => {
+        TestbedRequest::Run { machine, command, seconds } => {
             // Scripts of one machine run beside each other: the rack is not held meanwhile.
             let limit = Duration::from_secs(seconds);
             let script = format!("set +e\n{command}");
@@ -355,10 +360,12 @@ fn carry_out(rack: &Shared, request: Request) -> Result<Answer, VmError> {
             let (stdout, stderr) = (output.stdout, output.stderr);
             return Ok(Answer::Ran { status: output.status, stdout, stderr });
         }
-        Request::Kill { machine } => lock(rack).kill_node(&machine)?,
-        Request::Start { machine } => lock(rack).start_node(&machine)?,
-        Request::Cable { machine, plugged_in } => lock(rack).set_cable(&machine, plugged_in)?,
-        Request::End => {}
+        TestbedRequest::Kill { machine } => lock(rack).kill_node(&machine)?,
+        TestbedRequest::Start { machine } => lock(rack).start_node(&machine)?,
+        TestbedRequest::Cable { machine, plugged_in } => {
+            lock(rack).set_cable(&machine, plugged_in)?
+        }
+        TestbedRequest::End => {}
     }
     Ok(Answer::Done)
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rackbus_control::ControlClient;
-use rackbus_control::api::Event;
+use rackbus_control::api::EventRecord;
 use rackbus_fabric::rack::Rack;
 use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
@@ -121,7 +121,7 @@ async fn one_interval(looks: &mut Looks, interval: Duration) -> Result<Picture, 
     }
 }
 
-async fn last_events(client: &ControlClient) -> Result<Vec<Event>, Failure> {
+async fn last_events(client: &ControlClient) -> Result<Vec<EventRecord>, Failure> {
     let mut lines = client.events(None, Some(EVENTS), false).await?;
     let mut events = Vec::new();
     while let Some(event) = lines.next().await {

@@ -1,6 +1,6 @@
 //! What `rackbus top` draws: a view for each part of the rack.
 
-use rackbus_control::api::Event;
+use rackbus_control::api::EventRecord;
 use ratatui::Frame;
 use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::{Constraint, Layout};
@@ -54,7 +54,7 @@ pub struct Screen {
     /// Why what is shown is old.
     pub trouble: Option<String>,
     /// What happened last, newest first.
-    pub events: Vec<Event>,
+    pub events: Vec<EventRecord>,
 }
 
 impl Screen {
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(words[..4], ["alpha", "beta", "50.0k", "50.0M"], "{lines:#?}");
         screen.press(KeyCode::Char('3'));
         screen.press(KeyCode::Char('p'));
-        screen.events = vec![Event {
+        screen.events = vec![EventRecord {
             id: 1,
             at_ms: 1_700_000_000_000,
             kind: EventKind::Lease,

@@ -65,7 +65,7 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
         return Err(failure);
     }
     joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
-    // In vain where the control plane is away for long: whoever borrows below tries it again.
+    // Without effect where the control plane is away for long: whoever borrows below tries it again.
     let ended = tokio::time::timeout(HAND_OVER, moving.end(&moving.leases)).await;
     if !matches!(ended, Ok(Ok(()))) {
         waiting.abort();
@@ -272,7 +272,7 @@ impl<'a> Moving<'a> {
                     // Nobody has them any more: the VM ends by itself.
                     Ok(leases) => {
                         give_back_all(self.context, &leases).await;
-                        let error = format!("VM {name} has let go of its functions");
+                        let error = format!("VM {name} has released its functions");
                         Err(Failure::new(error, "see `rackbus vm list`, and try again"))
                     }
                     Err(error) => {
@@ -285,7 +285,7 @@ impl<'a> Moving<'a> {
         }
     }
 
-    /// Borrows all functions for a host, as soon as they are to be had. An answer that was lost is asked for again
+    /// Borrows all functions for a host, as soon as they are available. An answer that was lost is asked for again
     /// under the same key. What is left of `former` leases is given back before: the request would wait for it.
     async fn borrow(&self, host: &str, key: &str, former: &[Lease]) -> Result<Vec<Lease>, Failure> {
         let request = self.request(host);
@@ -362,7 +362,7 @@ impl<'a> Moving<'a> {
     }
 }
 
-/// Whether the answer may be had by asking again.
+/// Whether asking again may give the answer.
 fn is_lost(error: &ControlClientError) -> bool {
     match error {
         ControlClientError::Refused(refused) => refused.code == "ending",

@@ -34,7 +34,7 @@ pub(super) fn list(context: &Context<'_>) -> Result<(), Failure> {
 
 pub(super) async fn stop(args: &StopArgs, context: &Context<'_>) -> Result<(), Failure> {
     let record = find(context, &args.name)?;
-    // What it uses is asked before it ends, and returned after: nobody needs to let go then.
+    // What it uses is asked before it ends, and returned after: nobody needs to release it then.
     let used = match args.kill {
         // Neither its guest nor the control plane needs to answer for that.
         true => match leases_at(context, &record.noted()?).await {
@@ -134,12 +134,12 @@ pub(super) async fn remove(args: &PlugArgs, context: &Context<'_>) -> Result<(),
     }
     if Vm::attach(record.clone()).functions()?.iter().any(|plugged| plugged.socket == socket) {
         let error = format!(
-            "the guest of VM {name} did not let go of {}: it is returned, and what the guest has is an absent device",
+            "the guest of VM {name} did not release {}: it is returned, and what the guest has is an absent device",
             args.function
         );
         return Err(Failure::new(
             error,
-            "the guest lets go when it has booted, or has ended what uses the device",
+            "the guest releases it when it has booted, or has ended what uses the device",
         ));
     }
     context.output.result(&json!({"vm": args.name, "returned": returned}), |o| {

@@ -7,7 +7,7 @@ use rackbus_lease::{Availability, BorrowRefused, FunctionId, LeaseId, ReturnRefu
 
 use super::requests::{AwaitedLease, Granted, Interest, QueueStanding, Returned};
 use super::{Step, Writer};
-use crate::answers::{Found, KeptAnswer, KeyedRequest};
+use crate::answers::{KeptAnswer, KeyLookup, KeyedRequest};
 use crate::api::ApiError;
 use crate::events::lease_span;
 use crate::service::turns::is_busy;
@@ -50,12 +50,12 @@ impl Writer {
         let (function, host) = (names.join(", "), borrower.to_owned());
         let request = KeyedRequest::Borrow { function, borrower: host, placement, group, level };
         match self.find(key.as_deref(), &request)? {
-            Found::New => {}
-            Found::Answered(_, answer) if functions.len() == 1 => {
+            KeyLookup::New => {}
+            KeyLookup::Answered(_, answer) if functions.len() == 1 => {
                 return Ok(Ok(Granted::Answered(answer)));
             }
             // The answer that is kept tells of the first; what was granted in one step has numbers in a row.
-            Found::Pending(first) | Found::Answered(first, _) => {
+            KeyLookup::Pending(first) | KeyLookup::Answered(first, _) => {
                 let leases = (first..).take(functions.len());
                 let wanted = leases.map(|lease| self.want(lease)).collect();
                 return Ok(Ok(Granted::Leases(wanted)));
@@ -88,7 +88,7 @@ impl Writer {
         })
     }
 
-    /// Whether it is this request's turn, where the function is to be had.
+    /// Whether it is this request's turn, where the function is available.
     pub(super) fn check_turn(
         &self,
         function: &FunctionId,
@@ -131,9 +131,9 @@ impl Writer {
     ) -> Result<Result<Returned, ReturnRefused>, ApiError> {
         let request = KeyedRequest::Return { lease };
         match self.find(key.as_deref(), &request)? {
-            Found::New => {}
-            Found::Pending(_) => return Ok(Ok(Returned::Awaited)),
-            Found::Answered(_, answer) => return Ok(Ok(Returned::Answered(answer))),
+            KeyLookup::New => {}
+            KeyLookup::Pending(_) => return Ok(Ok(Returned::Awaited)),
+            KeyLookup::Answered(_, answer) => return Ok(Ok(Returned::Answered(answer))),
         }
         // Somebody else may have returned it, and its function still be on the way back.
         let held = self.shared.known().is_held(lease);

@@ -66,7 +66,7 @@ pub(in crate::service) enum WriterRequest {
     Forbidden { by: By, text: String },
 }
 
-/// What becomes of the register.
+/// What is done with the register.
 #[derive(Debug)]
 pub(in crate::service) enum RegisterRequest {
     /// A certificate is given out; one that is renewed goes with the one that it is renewed by.
@@ -75,7 +75,7 @@ pub(in crate::service) enum RegisterRequest {
     Revoke(Revoked),
 }
 
-/// What becomes of a composition.
+/// What is done with a composition.
 #[derive(Debug)]
 pub(in crate::service) enum CompositionChange {
     /// It is stored, in the place of one of the same name.
@@ -84,7 +84,7 @@ pub(in crate::service) enum CompositionChange {
     Remove(String),
 }
 
-/// What becomes of a share.
+/// What is done with a share.
 #[derive(Debug)]
 pub(in crate::service) enum ShareChange {
     /// There is a new one, as it was asked for, under an idempotency key.
@@ -104,7 +104,7 @@ pub(in crate::service) enum QueueStanding {
     Waits(QueuePlace),
 }
 
-/// What became of a request for a function.
+/// The outcome of a request for a function.
 #[derive(Debug)]
 pub(in crate::service) enum Granted {
     /// A lease for each function, on its way to its borrower.
@@ -113,7 +113,7 @@ pub(in crate::service) enum Granted {
     Answered(Box<Kept>),
 }
 
-/// What became of a request to end a lease.
+/// The outcome of a request to end a lease.
 #[derive(Debug)]
 pub(in crate::service) enum Returned {
     /// It ends; its function is on the way back.

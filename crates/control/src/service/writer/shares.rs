@@ -4,7 +4,7 @@ use rackbus_lease::{LeaseId, ShareRefused, ShareRequest};
 
 use super::requests::ShareChange;
 use super::{Step, Writer, numbered};
-use crate::answers::{Found, KeptAnswer, KeyedRequest};
+use crate::answers::{KeptAnswer, KeyLookup, KeyedRequest};
 use crate::api::ApiError;
 use crate::shares::ShareSpec;
 
@@ -33,7 +33,7 @@ impl Writer {
         key: Option<String>,
     ) -> Result<Result<LeaseId, ShareRefused>, ApiError> {
         let asked = KeyedRequest::Share { spec };
-        if let Found::Pending(share) | Found::Answered(share, _) =
+        if let KeyLookup::Pending(share) | KeyLookup::Answered(share, _) =
             self.find(key.as_deref(), &asked)?
         {
             return Ok(Ok(share));

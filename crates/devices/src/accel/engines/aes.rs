@@ -12,12 +12,12 @@ use rackbus_spec::accel::Status;
 use ring::aead::{Aad, NONCE_LEN, Nonce};
 use subtle::ConstantTimeEq;
 
-use super::context::Key;
+use super::context::CipherKey;
 use super::{Context, EngineStep, OperationRequest, Portion, RunningOperation};
 
 const BLOCK: usize = 16;
 
-fn key(context: &Context) -> Result<&Key, Status> {
+fn key(context: &Context) -> Result<&CipherKey, Status> {
     match context {
         Context::Key(key) => Ok(key),
         Context::Patterns(_) => Err(Status::InvalidContext),

@@ -14,7 +14,7 @@ use super::regex;
 /// A context. What is secret in it is wiped when it is dropped.
 pub enum Context {
     /// A key, as AES uses it.
-    Key(Box<Key>),
+    Key(Box<CipherKey>),
     /// Patterns, compiled into one automaton.
     Patterns(Box<DFA>),
 }
@@ -29,29 +29,29 @@ impl fmt::Debug for Context {
 }
 
 /// A key of 32 bytes, expanded.
-pub struct Key {
+pub struct CipherKey {
     /// For messages that are done in parts.
     pub cipher: Aes256Enc,
     /// For GCM of whole messages.
     pub gcm: LessSafeKey,
 }
 
-impl Key {
+impl CipherKey {
     /// The key that these bytes are. What that left on the stack is wiped.
-    fn new(data: &[u8]) -> Result<Box<Key>, Status> {
-        let key = Key::make(data);
+    fn new(data: &[u8]) -> Result<Box<CipherKey>, Status> {
+        let key = CipherKey::make(data);
         wipe_stack();
         key
     }
 
     #[inline(never)]
-    fn make(data: &[u8]) -> Result<Box<Key>, Status> {
+    fn make(data: &[u8]) -> Result<Box<CipherKey>, Status> {
         let cipher = Aes256Enc::new_from_slice(data).map_err(|_| Status::InvalidField)?;
-        Ok(Box::new(Key { cipher, gcm: expand(data).ok_or(Status::InvalidField)? }))
+        Ok(Box::new(CipherKey { cipher, gcm: expand(data).ok_or(Status::InvalidField)? }))
     }
 }
 
-impl Drop for Key {
+impl Drop for CipherKey {
     /// The other library wipes its own. This one's key gives way to another of the same size.
     fn drop(&mut self) {
         if let Some(none) = expand(&[0; 32]) {
@@ -80,7 +80,7 @@ impl Context {
     pub fn new(operation: Operation, data: &Zeroizing<Vec<u8>>) -> Result<Context, Status> {
         match operation {
             Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
-                Ok(Context::Key(Key::new(data)?))
+                Ok(Context::Key(CipherKey::new(data)?))
             }
             Operation::RegexScan => regex::compile(data).map(Box::new).map(Context::Patterns),
             _ => Err(Status::InvalidOperation),

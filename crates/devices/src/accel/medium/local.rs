@@ -16,7 +16,7 @@ use super::super::contexts::{ContextState, Contexts, LARGEST_CONTEXT};
 use super::super::engines::Context;
 use super::super::function::AcceleratorError;
 use super::super::gather::Gather;
-use super::super::job::{self, FinishedJob, Job, JobEngines};
+use super::super::job::{self, EngineJob, FinishedJob, JobEngines};
 use super::super::outbox::CompletionOutbox;
 use super::super::pool::EnginePool;
 use super::super::profile::rentable;
@@ -40,7 +40,7 @@ pub struct Local {
     own: OwnEngine,
     contexts: Contexts,
     /// What has begun and was not submitted, each with the input bytes of it that are done.
-    begun: Vec<(Arc<Job>, usize)>,
+    begun: Vec<(Arc<EngineJob>, usize)>,
     /// Names that were given to operations so far. What an engine has ended may come when its operation was given
     /// up long since, and another user's is under way.
     numbers: u64,
@@ -56,7 +56,7 @@ pub struct Local {
 
 /// An operation before the engines.
 pub struct LocalWork {
-    job: Arc<Job>,
+    job: Arc<EngineJob>,
     /// The contexts that it uses, each with the handle that it had.
     contexts: Vec<(u16, Arc<Context>)>,
 }
@@ -173,7 +173,7 @@ impl Local {
         };
         let kind = descriptor.stages[0];
         let input = job::JobInput { number, kind, profile_ns, engines, memory };
-        let job = Arc::new(Job::new(input, self.outbox.clone()));
+        let job = Arc::new(EngineJob::new(input, self.outbox.clone()));
         self.begun.push((job.clone(), done));
         LocalWork { job, contexts: used }
     }
@@ -197,7 +197,7 @@ impl Local {
         created
     }
 
-    /// Memory is there again for what was let go. Where an engine gave it up meanwhile, it is to be submitted.
+    /// Memory is there again for work that released it. Where an engine gave it up meanwhile, it is to be submitted.
     pub(super) fn resume(&mut self, work: &LocalWork, memory: (Gather, Gather)) {
         if let Some(done) = work.job.take_up(memory) {
             self.begun.push((work.job.clone(), done));
@@ -224,8 +224,8 @@ impl Local {
 
 impl LocalWork {
     /// Nothing touches its memory on return.
-    pub(super) fn let_go(&self) {
-        self.job.let_go();
+    pub(super) fn release_memory(&self) {
+        self.job.release_memory();
     }
 
     /// Nothing touches its memory on return, and it does not end.
@@ -279,8 +279,8 @@ impl Medium for Local {
         self.outbox.take()
     }
 
-    fn let_go(&mut self, work: &LocalWork) {
-        work.let_go();
+    fn release_memory(&mut self, work: &LocalWork) {
+        work.release_memory();
     }
 
     fn take_up(
@@ -289,7 +289,7 @@ impl Medium for Local {
         (queue, descriptor): (u16, &Descriptor),
         work: &LocalWork,
     ) -> Result<(), Status> {
-        if !work.job.is_let_go() {
+        if !work.job.is_memory_released() {
             return Ok(());
         }
         let (input, output) = request::memory(dma, descriptor)?;

@@ -37,7 +37,7 @@ pub struct Port {
     /// The front is not listened to any more.
     over: bool,
     /// The port was saved, and nothing happened since: engines have released the places for data.
-    let_go: bool,
+    memory_released: bool,
     /// Of the exchange's event and the engines': whoever polls waits for one descriptor.
     either: OwnedFd,
 }
@@ -70,7 +70,7 @@ impl Port {
     /// In shared memory, beside engines that make `event` readable; with what the front joins by.
     ///
     /// # Errors
-    /// When memory or descriptors cannot be had.
+    /// When memory or descriptors cannot be obtained.
     pub fn new(event: BorrowedFd<'_>) -> Result<(Port, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("accel-medium", LAYOUT)?;
         Ok((Port::with_exchange(exchange, event)?, files))
@@ -88,7 +88,7 @@ impl Port {
         let either = either_of([Some(exchange.as_fd()), Some(event)]);
         let either = either.map_err(|cause| ExchangeError::Events(cause.into()))?;
         let slots = (0..SLOTS).map(|_| None).collect();
-        Ok(Port { exchange, slots, over: false, let_go: false, either })
+        Ok(Port { exchange, slots, over: false, memory_released: false, either })
     }
 
     /// What is not answered, to be done again by whoever [resumes](Port::resume) it, and what that needs of the
@@ -102,9 +102,9 @@ impl Port {
         bus: &Bus<'_>,
     ) -> std::io::Result<(PortState, Vec<OwnedFd>)> {
         for slot in self.slots.iter().flatten() {
-            slot.work.let_go();
+            slot.work.release_memory();
         }
-        self.let_go = true;
+        self.memory_released = true;
         self.answer_finished(local, bus);
         self.exchange.ring();
         let files = self.exchange.pass_on()?;
@@ -144,7 +144,7 @@ impl Port {
 
     /// Answers what has ended and takes operations.
     pub fn poll(&mut self, local: &mut Local, bus: &Bus<'_>) -> Polled {
-        if std::mem::take(&mut self.let_go) {
+        if std::mem::take(&mut self.memory_released) {
             self.take_up(local);
         }
         let mut done = self.answer_finished(local, bus);
@@ -159,7 +159,7 @@ impl Port {
                 bus.user.before_access();
             }
             if bus.dma.revoker().is_revoked() {
-                // It was given up while this host stood still: what it asked for is not done.
+                // It was given up while this host stalled: what it asked for is not done.
                 self.close();
                 break;
             }
@@ -357,7 +357,7 @@ impl Port {
 
     /// Ends it: on return nothing that the front asked for is under way, and it hears no more.
     pub fn end(&mut self) {
-        match self.let_go {
+        match self.memory_released {
             // Somebody else continues with the exchange.
             true => self.give_up(),
             false => self.close(),

@@ -310,7 +310,7 @@ impl Medium for Remote {
         finished
     }
 
-    fn let_go(&mut self, _work: &RemoteWork) {}
+    fn release_memory(&mut self, _work: &RemoteWork) {}
 
     fn take_up(
         &mut self,

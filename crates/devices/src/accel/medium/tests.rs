@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{Access, Exchange, InheritedEnd, SharedMemory};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState, Saved};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
-    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Operation, Segment, registers as reg,
+    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Operation, SglEntry, registers as reg,
 };
 use rackbus_spec::pcie::Command;
 
@@ -75,7 +75,7 @@ impl Tenant {
             Tenant { front, lender, lost, between, description, memory, sent: 0, seen: 0 };
         tenant.map();
         let command = Command::MEMORY_SPACE | Command::BUS_MASTER;
-        tenant.front.write(Region::Config, 4, &command.bits().to_le_bytes()).unwrap();
+        tenant.front.write(FunctionRegion::Config, 4, &command.bits().to_le_bytes()).unwrap();
         tenant.begin();
         tenant
     }
@@ -97,7 +97,7 @@ impl Tenant {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        self.front.write(Region::Bar(0), offset, data).unwrap();
+        self.front.write(FunctionRegion::Bar(0), offset, data).unwrap();
     }
 
     fn put(&self, at: u64, data: &[u8]) {
@@ -326,7 +326,7 @@ fn input_and_output_may_lie_in_many_pieces() {
         let length = if nth == 39 { 50_000 - at } else { 1 + at % 2000 };
         // Behind one another in the input, with gaps in the output.
         list.push(
-            [INPUT + u64::from(at), OUTPUT + u64::from(at + nth * 64)].map(|address| Segment {
+            [INPUT + u64::from(at), OUTPUT + u64::from(at + nth * 64)].map(|address| SglEntry {
                 address: IOVA + address,
                 length,
                 reserved: 0,

@@ -8,7 +8,7 @@ use super::EnginePool;
 
 /// Operations that cost less than this part of a slice are not worth passing to another thread, which takes some
 /// microseconds there and back while both poll, and much more where one has to be woken. What comes behind them waits
-/// for a turn at most all the same.
+/// for a turn at most anyway.
 const SHORT: f64 = 0.1;
 
 /// An engine's time that a function's thread has for its own operations of one kind.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_memory::Exchange;
 use rackbus_pci::Endpoint;
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use zerocopy::IntoBytes;
 
 use super::super::BAR;
@@ -43,8 +43,8 @@ fn what_is_stored_is_loaded_whatever_its_length() {
     let lost = Lost::new(|| {});
     let exchange = FrontExchange::join(files, LAYOUT, lost.clone()).unwrap();
     let mut front = Endpoint::new(Box::new(RemoteMemory::over(described, exchange)));
-    front.write(Region::Config, 4, &[2, 0]).unwrap();
-    let bar = Region::Bar(BAR);
+    front.write(FunctionRegion::Config, 4, &[2, 0]).unwrap();
+    let bar = FunctionRegion::Bar(BAR);
     for (at, length) in [(0, 1), (3, 8), (4090, 100), (65_000, 200_001), (SIZE - 5, 5)] {
         let data: Vec<u8> = (0..length).map(|it: u32| (it * 31 + 1) as u8).collect();
         front.write(bar, at, &data).unwrap();

@@ -21,13 +21,13 @@ use rustix::io::Errno;
 
 use super::super::config::NvmeError;
 use super::durability::{Durability, NotDurable};
-use super::open::{self, Opened};
-use super::system::{Kernel, System};
+use super::open::{self, OpenedFile};
+use super::system::{FileQueue, Kernel};
 use super::uring::Uring;
 use super::vectored::{FileAccess, MAX_BUFFERS};
 use super::zeroing::{WRITTEN_PIECE, ZeroBy, ZeroPolicy};
-use super::{Attempt, Background, Backing, Finished, MediaError, Request};
-use background::Slot;
+use super::{Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult};
+use background::RequestSlot;
 
 /// The page cache's unit: a write of whole pages never has to read one first.
 const PAGE: u64 = 4096;
@@ -41,7 +41,7 @@ const NOT_DURABLE: &str = "the medium did not take data that it was to make dura
 
 /// A file or block device.
 #[derive(Debug)]
-pub struct FileBacking<S: System = Kernel> {
+pub struct FileBacking<S: FileQueue = Kernel> {
     ring: Uring<S>,
     capacity: u64,
     throttled_until_ns: u64,
@@ -50,12 +50,12 @@ pub struct FileBacking<S: System = Kernel> {
     zeroing: ZeroPolicy,
     /// Zeroes to write where the medium has no other way.
     zeroes: SharedMemory,
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<RequestSlot>>,
     free: Vec<u32>,
     /// Slots whose requests may still use buffers of the host.
     pinning: usize,
     /// Finished before anybody waited for it.
-    early: Vec<Finished>,
+    early: Vec<RequestResult>,
 }
 
 impl FileBacking {
@@ -63,7 +63,7 @@ impl FileBacking {
     ///
     /// # Errors
     /// As [`new`](FileBacking::new), and when the system gives no io_uring.
-    pub fn open(opened: Opened) -> Result<FileBacking, NvmeError> {
+    pub fn open(opened: OpenedFile) -> Result<FileBacking, NvmeError> {
         let (capacity, zero_alignment) = (opened.capacity, opened.zero_alignment);
         let system = Kernel::new(opened).map_err(NvmeError::Uring)?;
         FileBacking::new(system, capacity, zero_alignment)
@@ -75,7 +75,7 @@ impl FileBacking {
     /// As [`open`](FileBacking::open), and without a witness of this file: what the drive
     /// acknowledged would not be known to be there.
     pub fn open_again(
-        opened: Opened,
+        opened: OpenedFile,
         path: &Path,
         witness: Option<OwnedFd>,
     ) -> Result<FileBacking, NvmeError> {
@@ -86,12 +86,12 @@ impl FileBacking {
             NvmeError::File { what: "no descriptor of the earlier process for", path, cause }
         })?;
         let (capacity, zero_alignment) = (opened.capacity, opened.zero_alignment);
-        let system = Kernel::new(Opened { witness, ..opened }).map_err(NvmeError::Uring)?;
+        let system = Kernel::new(OpenedFile { witness, ..opened }).map_err(NvmeError::Uring)?;
         FileBacking::again(system, capacity, zero_alignment)
     }
 }
 
-impl<S: System> FileBacking<S> {
+impl<S: FileQueue> FileBacking<S> {
     /// The file that `system` has, of `capacity` bytes; it zeroes in multiples of
     /// `zero_alignment` bytes.
     ///
@@ -133,28 +133,28 @@ impl<S: System> FileBacking<S> {
         })
     }
 
-    fn read(&mut self, offset: u64, into: &[DmaSlice<'_>]) -> Attempt {
+    fn read(&mut self, offset: u64, into: &[DmaSlice<'_>]) -> InlineResult {
         if into.len() > MAX_BUFFERS {
-            return Attempt::WouldBlock;
+            return InlineResult::WouldBlock;
         }
         let length: usize = into.iter().map(DmaSlice::len).sum();
         match self.ring.system().transfer(FileAccess::Read, offset, into) {
-            Ok(moved) if moved == length => Attempt::Done(Ok(())),
+            Ok(moved) if moved == length => InlineResult::Done(Ok(())),
             // In part not in the cache, beyond the end, interrupted: io_uring finds out.
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::OPNOTSUPP) => Attempt::WouldBlock,
-            Err(cause) => Attempt::Done(Err(media_error(FileAccess::Read, cause))),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::OPNOTSUPP) => InlineResult::WouldBlock,
+            Err(cause) => InlineResult::Done(Err(media_error(FileAccess::Read, cause))),
         }
     }
 
-    fn write(&mut self, offset: u64, from: &[DmaSlice<'_>], durable: bool) -> Attempt {
+    fn write(&mut self, offset: u64, from: &[DmaSlice<'_>], durable: bool) -> InlineResult {
         let length: usize = from.iter().map(DmaSlice::len).sum();
         let whole_pages = offset.is_multiple_of(PAGE) && (length as u64).is_multiple_of(PAGE);
         if durable || !whole_pages || from.len() > MAX_BUFFERS {
-            return Attempt::WouldBlock;
+            return InlineResult::WouldBlock;
         }
         let before = self.ring.system().now_ns();
         if before < self.throttled_until_ns {
-            return Attempt::WouldBlock;
+            return InlineResult::WouldBlock;
         }
         let moved = self.ring.system().transfer(FileAccess::Write, offset, from);
         self.durability.changed();
@@ -162,14 +162,14 @@ impl<S: System> FileBacking<S> {
         let slow = after.saturating_sub(before) > SLOW_WRITE_NS;
         self.throttled_until_ns = if slow { after + THROTTLED_NS } else { 0 };
         match moved {
-            Ok(moved) if moved == length => Attempt::Done(Ok(())),
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Attempt::WouldBlock,
-            Err(cause) => Attempt::Done(Err(media_error(FileAccess::Write, cause))),
+            Ok(moved) if moved == length => InlineResult::Done(Ok(())),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => InlineResult::WouldBlock,
+            Err(cause) => InlineResult::Done(Err(media_error(FileAccess::Write, cause))),
         }
     }
 }
 
-impl<S: System> Backing for FileBacking<S> {
+impl<S: FileQueue> Backing for FileBacking<S> {
     fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -178,15 +178,17 @@ impl<S: System> Backing for FileBacking<S> {
         true
     }
 
-    fn attempt(&mut self, request: &Request<&[DmaSlice<'_>]>) -> Attempt {
+    fn attempt(&mut self, request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
         match request {
-            Request::Read { offset, into } => self.read(*offset, into),
-            Request::Write { offset, from, durable } => self.write(*offset, from, *durable),
-            Request::Flush => match self.durability.known() {
-                Some(answer) => Attempt::Done(answer.map_err(|NotDurable| MediaError::NotDurable)),
-                None => Attempt::WouldBlock,
+            MediumRequest::Read { offset, into } => self.read(*offset, into),
+            MediumRequest::Write { offset, from, durable } => self.write(*offset, from, *durable),
+            MediumRequest::Flush => match self.durability.known() {
+                Some(answer) => {
+                    InlineResult::Done(answer.map_err(|NotDurable| MediaError::NotDurable))
+                }
+                None => InlineResult::WouldBlock,
             },
-            Request::Zero { .. } => Attempt::WouldBlock,
+            MediumRequest::Zero { .. } => InlineResult::WouldBlock,
         }
     }
 
@@ -238,7 +240,7 @@ impl<S: System> Backing for FileBacking<S> {
 }
 
 /// Brings what is read in line with what the medium holds, whatever could not be written before.
-fn load<S: System>(system: &mut S) -> Result<(), Errno> {
+fn load<S: FileQueue>(system: &mut S) -> Result<(), Errno> {
     system.reload().or_else(|cause| {
         tracing::error!(%cause, "data that was written earlier did not reach the medium");
         // The report was of what is lost already; a medium that works takes the rest.

@@ -6,7 +6,7 @@ use rackbus_memory::{DmaSlice, RegionError, SharedMemory};
 use rackbus_pci::Health;
 use rustix::fs::FallocateFlags;
 
-use super::{Attempt, Background, Backing, MediaError, Request};
+use super::{Background, Backing, InlineResult, MediaError, MediumRequest};
 
 /// From this length on, giving pages back to the system is cheaper than filling them with zeroes.
 const PUNCH_FROM: u64 = 64 << 10;
@@ -89,20 +89,20 @@ impl Backing for MemoryBacking {
         false
     }
 
-    fn attempt(&mut self, request: &Request<&[DmaSlice<'_>]>) -> Attempt {
-        Attempt::Done(match request {
-            Request::Read { offset, into } => {
+    fn attempt(&mut self, request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
+        InlineResult::Done(match request {
+            MediumRequest::Read { offset, into } => {
                 self.copy(*offset, into, MediaError::Read, |data, host| {
                     host.copy_from_slice(data);
                 })
             }
-            Request::Write { offset, from, .. } => {
+            MediumRequest::Write { offset, from, .. } => {
                 self.copy(*offset, from, MediaError::Write, |data, host| {
                     data.copy_from_slice(host);
                 })
             }
-            Request::Flush => Ok(()),
-            Request::Zero { offset, length, .. } => self.zero(*offset, *length),
+            MediumRequest::Flush => Ok(()),
+            MediumRequest::Zero { offset, length, .. } => self.zero(*offset, *length),
         })
     }
 

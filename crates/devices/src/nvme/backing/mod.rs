@@ -1,4 +1,4 @@
-//! Where a drive's data lives. The controller turns every command into a few [`Request`]s.
+//! Where a drive's data lives. The controller turns every command into a few [`MediumRequest`]s.
 //!
 //! A request is first *attempted* without waiting, on memory resolved just now. Only when that
 //! would block is it *started*: then the backing holds the mappings ([`PinnedSlice`]) until it
@@ -19,8 +19,8 @@ mod zeroing;
 pub(super) mod parts {
     //! What tests put together in other ways.
     pub use super::file::FileBacking;
-    pub use super::system::{Call, System};
-    pub use super::uring::{Operation, Uring};
+    pub use super::system::{Call, FileQueue};
+    pub use super::uring::{Uring, UringOperation};
     pub use super::vectored::FileAccess;
 }
 
@@ -37,7 +37,7 @@ pub use shared::{FilePart, SharedFile};
 /// One piece of work on the data; `B` is the form of the buffers. All ranges were checked against
 /// [`Backing::capacity`].
 #[derive(Debug)]
-pub enum Request<B> {
+pub enum MediumRequest<B> {
     /// Fill the buffers from `offset` on.
     Read {
         /// First byte of the data.
@@ -104,9 +104,9 @@ impl From<MediaError> for Status {
     }
 }
 
-/// What became of an attempt.
+/// The result of doing a request at once, without waiting for the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Attempt {
+pub enum InlineResult {
     /// It is done, well or badly.
     Done(Result<(), MediaError>),
     /// It cannot be done without waiting: start it.
@@ -114,7 +114,7 @@ pub enum Attempt {
 }
 
 /// A started request that has finished: the tag it was started with, and its result.
-pub type Finished = (u32, Result<(), MediaError>);
+pub type RequestResult = (u32, Result<(), MediaError>);
 
 /// A place for data. Its ranges are in bytes.
 pub trait Backing: Send {
@@ -125,7 +125,7 @@ pub trait Backing: Send {
     fn volatile_cache(&self) -> bool;
 
     /// Does `request` now if it can be done without waiting.
-    fn attempt(&mut self, request: &Request<&[DmaSlice<'_>]>) -> Attempt;
+    fn attempt(&mut self, request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult;
 
     /// The data at `offset` will be read very soon.
     fn prefetch(&self, _offset: u64, _length: usize) {}
@@ -185,17 +185,17 @@ pub trait Backing: Send {
 /// The part of a backing that works while the engine does something else.
 pub trait Background {
     /// Starts `request`; it is on its way after the next [`submit`](Background::submit).
-    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>);
+    fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>);
 
     /// Sends off what was started.
     fn submit(&mut self);
 
     /// Appends what has finished, without waiting.
-    fn reap(&mut self, finished: &mut Vec<Finished>);
+    fn reap(&mut self, finished: &mut Vec<RequestResult>);
 
     /// Waits until something that was started has come further, if anything was, and appends what
     /// has finished.
-    fn wait(&mut self, finished: &mut Vec<Finished>);
+    fn wait(&mut self, finished: &mut Vec<RequestResult>);
 
     /// Whether buffers of the host are, or will be, used by what was started.
     fn has_buffers(&self) -> bool;
@@ -218,7 +218,7 @@ pub trait Background {
 /// Opens the backing that `config` names.
 ///
 /// # Errors
-/// [`NvmeError`] when the memory, file or device cannot be had.
+/// [`NvmeError`] when the memory, file or device cannot be obtained.
 pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
     Ok(match &config.backing {
         BackingConfig::Memory => Box::new(memory::MemoryBacking::new(config.size)?),
@@ -230,7 +230,7 @@ pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
 }
 
 /// The file of a drive that has one, and its part of it.
-fn open_file(config: &NvmeConfig) -> Result<open::Opened, NvmeError> {
+fn open_file(config: &NvmeConfig) -> Result<open::OpenedFile, NvmeError> {
     match &config.backing {
         BackingConfig::File(path) => open::open(path, config.size, config.block_size),
         BackingConfig::Part(part) => part.open(),

@@ -3,7 +3,7 @@
 use rackbus_memory::DmaSlice;
 use rackbus_pci::Health;
 
-use super::{Attempt, Background, Backing, Request};
+use super::{Background, Backing, InlineResult, MediumRequest};
 
 /// Accepts everything, moves nothing: a read leaves the host's buffer as it was.
 #[derive(Debug)]
@@ -33,8 +33,8 @@ impl Backing for NullBacking {
         false
     }
 
-    fn attempt(&mut self, _request: &Request<&[DmaSlice<'_>]>) -> Attempt {
-        Attempt::Done(Ok(()))
+    fn attempt(&mut self, _request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
+        InlineResult::Done(Ok(()))
     }
 
     fn background(&mut self) -> Option<&mut dyn Background> {

@@ -23,7 +23,7 @@ const MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 
 /// An open file, and what is known of it.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedFile {
     /// The opened file, which no other process can use as a drive meanwhile.
     pub file: File,
     /// The same file, opened once more: the system reports to it on its own.
@@ -44,7 +44,7 @@ pub struct Opened {
 ///
 /// # Errors
 /// [`NvmeError`] when it cannot be opened, is in use, or has another size.
-pub fn open(path: &Path, size: u64, block_size: u32) -> Result<Opened, NvmeError> {
+pub fn open(path: &Path, size: u64, block_size: u32) -> Result<OpenedFile, NvmeError> {
     let (file, capacity) = take(path, size, block_size)?;
     describe(file, path, capacity)
 }
@@ -76,7 +76,7 @@ pub fn take(path: &Path, size: u64, block_size: u32) -> Result<(File, u64), Nvme
 ///
 /// # Errors
 /// When the system does not say.
-pub fn describe(file: File, path: &Path, capacity: u64) -> Result<Opened, NvmeError> {
+pub fn describe(file: File, path: &Path, capacity: u64) -> Result<OpenedFile, NvmeError> {
     let read_now = probe(file.as_fd()).map_err(fail(path, "cannot read"))?;
     let witness = once_more(&file).map_err(fail(path, "cannot open"))?;
     let kind = file.metadata().map_err(fail(path, "cannot use"))?.file_type();
@@ -86,7 +86,7 @@ pub fn describe(file: File, path: &Path, capacity: u64) -> Result<Opened, NvmeEr
     } else {
         1
     };
-    Ok(Opened { file, witness, start: 0, capacity, read_now, zero_alignment, held: None })
+    Ok(OpenedFile { file, witness, start: 0, capacity, read_now, zero_alignment, held: None })
 }
 
 /// The file of `file`, opened on its own.

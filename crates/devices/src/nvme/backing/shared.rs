@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::super::config::NvmeError;
-use super::super::parts::{Part, Parts};
-use super::open::{self, Opened};
+use super::super::parts::{DriveSpan, Parts};
+use super::open::{self, OpenedFile};
 
 /// The functions of a drive, and the file that they have while there are any.
 #[derive(Debug)]
@@ -95,13 +95,13 @@ impl SharedFile {
 }
 
 impl FilePart {
-    /// Opens the part.
+    /// Opens this part of the file for a drive.
     ///
     /// # Errors
     /// [`NvmeError`] when the file cannot be opened or is in use, or there is no room for the part.
-    pub fn open(&self) -> Result<Opened, NvmeError> {
+    pub fn open(&self) -> Result<OpenedFile, NvmeError> {
         let held = self.shared.hold(&self.path, &self.notes)?;
-        let Some(Part { start, size }) = held.parts.get(&self.name) else {
+        let Some(DriveSpan { start, size }) = held.parts.get(&self.name) else {
             return Err(NvmeError::Config(format!("{} has no part of its drive", self.name)));
         };
         let file = open::once_more(&held.file).map_err(|cause| NvmeError::File {
@@ -110,7 +110,7 @@ impl FilePart {
             cause,
         })?;
         let opened = open::describe(file, &self.path, size)?;
-        Ok(Opened { start, held: Some(held), ..opened })
+        Ok(OpenedFile { start, held: Some(held), ..opened })
     }
 }
 

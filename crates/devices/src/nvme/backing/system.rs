@@ -17,7 +17,7 @@ use rackbus_memory::{DmaSlice, Event};
 use rustix::fs::Advice;
 use rustix::io::Errno;
 
-use super::open::Opened;
+use super::open::OpenedFile;
 use super::shared::LockedFile;
 use super::vectored::{FileAccess, transfer};
 
@@ -52,7 +52,7 @@ pub enum Call<'a> {
 }
 
 /// One file and the queue of operations on it.
-pub trait System: Send {
+pub trait FileQueue: Send {
     /// Monotonic time in nanoseconds.
     fn now_ns(&self) -> u64;
 
@@ -67,12 +67,12 @@ pub trait System: Send {
         slices: &[DmaSlice<'_>],
     ) -> Result<usize, Errno>;
 
-    /// Queues `call` for the next [`submit`](System::submit); its completion carries `id`. False
+    /// Queues `call` for the next [`submit`](FileQueue::submit); its completion carries `id`. False
     /// when the queue is full: submit first.
     ///
     /// # Safety
     /// The memory of the buffers, and the list that names them, stay mapped and in place until
-    /// [`completion`](System::completion) has returned `id`.
+    /// [`completion`](FileQueue::completion) has returned `id`.
     unsafe fn queue(&mut self, id: u64, call: Call<'_>) -> bool;
 
     /// Hands queued calls to the system, all of them or a part; waits for a completion if `wait`.
@@ -87,13 +87,13 @@ pub trait System: Send {
     /// The next completion: the id of its call and the system's result.
     fn completion(&mut self) -> Option<(u64, i32)>;
 
-    /// Whether [`completion`](System::completion) has one.
+    /// Whether [`completion`](FileQueue::completion) has one.
     fn has_completion(&mut self) -> bool;
 
     /// Readable when a completion has come; none where nobody can sleep on it.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Takes [`wake_fd`](System::wake_fd) back to not readable.
+    /// Takes [`wake_fd`](FileQueue::wake_fd) back to not readable.
     fn clear_wake(&self);
 
     /// The witness, for the next process that has the file: open on the same file, and not asked
@@ -146,8 +146,8 @@ impl Kernel {
     ///
     /// # Errors
     /// When the kernel has no io_uring for this process.
-    pub fn new(opened: Opened) -> std::io::Result<Kernel> {
-        let Opened { file, witness, start, capacity, read_now, held, .. } = opened;
+    pub fn new(opened: OpenedFile) -> std::io::Result<Kernel> {
+        let OpenedFile { file, witness, start, capacity, read_now, held, .. } = opened;
         let ring = IoUring::new(ENTRIES)?;
         let event = Event::new()?;
         ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
@@ -160,7 +160,7 @@ fn errno(cause: &std::io::Error) -> Errno {
     Errno::from_io_error(cause).unwrap_or(Errno::IO)
 }
 
-impl System for Kernel {
+impl FileQueue for Kernel {
     fn now_ns(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }

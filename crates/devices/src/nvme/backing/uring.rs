@@ -4,12 +4,12 @@
 use rackbus_memory::PinnedSlice;
 use rustix::io::Errno;
 
-use super::system::{Call, System};
+use super::system::{Call, FileQueue};
 use super::vectored::{FileAccess, MAX_BUFFERS, iovec};
 
-/// What to do with the file.
+/// An operation on the file, for the ring.
 #[derive(Debug)]
-pub enum Operation {
+pub enum UringOperation {
     /// Move bytes between the buffers and the file from `offset` on, all of them.
     Transfer {
         /// Whether the file is read or written.
@@ -36,7 +36,7 @@ pub enum Operation {
 
 /// How an operation ended without doing what it was to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
+pub enum UringFailure {
     /// The operating system failed the operation with this error.
     System(Errno),
     /// The file ended before the data did.
@@ -46,7 +46,7 @@ pub enum Failure {
 /// An operation in flight. It owns what the system points to.
 struct Slot {
     tag: u32,
-    operation: Operation,
+    operation: UringOperation,
     /// The buffers that are still to be moved.
     rest: Vec<libc::iovec>,
     /// The first of them.
@@ -58,20 +58,20 @@ struct Slot {
 unsafe impl Send for Slot {}
 
 /// The operations on one file.
-pub struct Uring<S: System> {
+pub struct Uring<S: FileQueue> {
     system: S,
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     in_flight: usize,
 }
 
-impl<S: System> std::fmt::Debug for Uring<S> {
+impl<S: FileQueue> std::fmt::Debug for Uring<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Uring").field("in_flight", &self.in_flight).finish_non_exhaustive()
     }
 }
 
-impl<S: System> Uring<S> {
+impl<S: FileQueue> Uring<S> {
     /// A queue of operations that `system` carries out; none is in flight.
     pub fn new(system: S) -> Uring<S> {
         Uring { system, slots: Vec::new(), free: Vec::new(), in_flight: 0 }
@@ -93,9 +93,9 @@ impl<S: System> Uring<S> {
     }
 
     /// Queues `operation`; [`submit`](Uring::submit) sends it off.
-    pub fn start(&mut self, tag: u32, operation: Operation) {
+    pub fn start(&mut self, tag: u32, operation: UringOperation) {
         let rest = match &operation {
-            Operation::Transfer { buffers, .. } => {
+            UringOperation::Transfer { buffers, .. } => {
                 buffers.iter().map(|buffer| iovec(buffer.get())).collect()
             }
             _ => Vec::new(),
@@ -141,7 +141,7 @@ impl<S: System> Uring<S> {
 
     /// Reports each operation that has finished, by its tag. An operation that moved a part of
     /// its bytes continues with the rest.
-    pub fn reap(&mut self, mut report: impl FnMut(u32, Result<(), Failure>)) {
+    pub fn reap(&mut self, mut report: impl FnMut(u32, Result<(), UringFailure>)) {
         if self.in_flight == 0 {
             return;
         }
@@ -165,7 +165,7 @@ impl<S: System> Uring<S> {
 
     /// Waits until something in flight has finished, if anything is, and reports as
     /// [`reap`](Uring::reap).
-    pub fn wait(&mut self, report: impl FnMut(u32, Result<(), Failure>)) {
+    pub fn wait(&mut self, report: impl FnMut(u32, Result<(), UringFailure>)) {
         if self.in_flight == 0 {
             return;
         }
@@ -180,7 +180,7 @@ impl<S: System> Uring<S> {
     }
 }
 
-impl<S: System> Drop for Uring<S> {
+impl<S: FileQueue> Drop for Uring<S> {
     fn drop(&mut self) {
         // The system writes into buffers of operations in flight; they must outlive it.
         while self.in_flight > 0 {
@@ -192,7 +192,7 @@ impl<S: System> Drop for Uring<S> {
 impl Slot {
     fn call(&self) -> Call<'_> {
         match &self.operation {
-            Operation::Transfer { access, offset, durable, .. } => {
+            UringOperation::Transfer { access, offset, durable, .. } => {
                 let list = &self.rest[self.first..];
                 Call::Transfer {
                     access: *access,
@@ -201,8 +201,8 @@ impl Slot {
                     durable: *durable,
                 }
             }
-            Operation::DataSync => Call::DataSync,
-            Operation::Allocate { mode, offset, length } => {
+            UringOperation::DataSync => Call::DataSync,
+            UringOperation::Allocate { mode, offset, length } => {
                 Call::Allocate { mode: *mode, offset: *offset, length: *length }
             }
         }
@@ -210,7 +210,7 @@ impl Slot {
 
     /// Bytes moved so far.
     fn moved(&self) -> u64 {
-        let Operation::Transfer { buffers, .. } = &self.operation else {
+        let UringOperation::Transfer { buffers, .. } = &self.operation else {
             return 0;
         };
         let all: usize = buffers.iter().map(|buffer| buffer.get().len()).sum();
@@ -219,18 +219,18 @@ impl Slot {
     }
 
     /// Takes a completion's result in; `None` when there is more to do.
-    fn advance(&mut self, result: i32) -> Option<Result<(), Failure>> {
+    fn advance(&mut self, result: i32) -> Option<Result<(), UringFailure>> {
         let Ok(mut moved) = usize::try_from(result) else {
             return match Errno::from_raw_os_error(-result) {
                 Errno::INTR | Errno::AGAIN => None,
-                cause => Some(Err(Failure::System(cause))),
+                cause => Some(Err(UringFailure::System(cause))),
             };
         };
-        if !matches!(self.operation, Operation::Transfer { .. }) {
+        if !matches!(self.operation, UringOperation::Transfer { .. }) {
             return Some(Ok(()));
         }
         if moved == 0 && self.first < self.rest.len() {
-            return Some(Err(Failure::Short));
+            return Some(Err(UringFailure::Short));
         }
         while let Some(part) = self.rest.get_mut(self.first) {
             if moved < part.iov_len {

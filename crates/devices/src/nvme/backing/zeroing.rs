@@ -42,9 +42,9 @@ pub struct Zeroing {
     by: ZeroBy,
 }
 
-/// The next piece of a range.
+/// The next piece of a range that is to be zeroed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct ZeroPiece {
     /// Offset of the first byte in the file.
     pub offset: u64,
     /// How many bytes are zeroed.
@@ -66,7 +66,7 @@ impl ZeroPolicy {
     }
 
     /// The next piece of `zeroing`; `None` when it is done.
-    pub fn piece(&self, zeroing: &Zeroing) -> Option<Piece> {
+    pub fn piece(&self, zeroing: &Zeroing) -> Option<ZeroPiece> {
         let Zeroing { next, end, by, .. } = *zeroing;
         if next >= end {
             return None;
@@ -80,11 +80,11 @@ impl ZeroPolicy {
             _ => (ZeroBy::Writing, end - next),
         };
         let most = if by == ZeroBy::Writing { WRITTEN_PIECE } else { u64::MAX };
-        Some(Piece { offset: next, length: length.min(most), by })
+        Some(ZeroPiece { offset: next, length: length.min(most), by })
     }
 
     /// `piece` of `zeroing` was done in `took_ns`.
-    pub fn done(&mut self, zeroing: &mut Zeroing, piece: Piece, took_ns: u64) {
+    pub fn done(&mut self, zeroing: &mut Zeroing, piece: ZeroPiece, took_ns: u64) {
         zeroing.next = piece.offset + piece.length;
         if piece.by == ZeroBy::Writing {
             return;
@@ -98,7 +98,7 @@ impl ZeroPolicy {
 
     /// The medium does not do it this way; `never` when it does so for no range. The rest of
     /// `zeroing` is done in another way. False when there is none.
-    pub fn unsupported(&mut self, zeroing: &mut Zeroing, piece: Piece, never: bool) -> bool {
+    pub fn unsupported(&mut self, zeroing: &mut Zeroing, piece: ZeroPiece, never: bool) -> bool {
         let next = match (piece.by, zeroing.deallocate) {
             (ZeroBy::Writing, _) => return false,
             _ if !never => ZeroBy::Writing,

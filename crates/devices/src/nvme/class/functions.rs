@@ -6,7 +6,7 @@ use rackbus_fabric::rack::format_size;
 use rackbus_fabric::text::{Named, Parsed, SIZES, Section, wrong};
 
 use super::super::backing::SharedFile;
-use super::super::limits::Delays;
+use super::super::limits::LimitDelays;
 use super::super::parts::ALIGNMENT;
 use super::{DrivePart, DriveSection, MIB, is_serial, limits};
 
@@ -61,7 +61,7 @@ pub fn read(drive: &DriveSection, keys: &Section<'_>) -> Parsed<Vec<DriveSection
         };
         let (drive_name, shared) = (drive.function.clone(), shared.clone());
         let part = Some(DrivePart { drive: drive_name, name, shared });
-        let delays = Delays::default();
+        let delays = LimitDelays::default();
         Ok(DriveSection { function, size, serial, limits, delays, part, ..drive.clone() })
     };
     parts.into_iter().map(part).collect()

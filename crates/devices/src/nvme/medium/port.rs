@@ -12,7 +12,7 @@ use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedE
 use rackbus_pci::{Bus, Work};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::backing::{Attempt, Backing, Finished, MediaError, Request};
+use super::super::backing::{Backing, InlineResult, MediaError, MediumRequest, RequestResult};
 use super::super::limits::Meter;
 use super::{Answer, Ask, AskState, FLAG, LAYOUT, PortState, TAGS, kind, number};
 use crate::either::either_of;
@@ -31,7 +31,7 @@ pub struct Port {
     waiting: VecDeque<u32>,
     /// The front is not listened to any more.
     over: bool,
-    finished: Vec<Finished>,
+    finished: Vec<RequestResult>,
     /// Of the exchange's event and the backing's: an engine waits for one descriptor.
     either: OwnedFd,
     /// Offsets and lengths are multiples of this.
@@ -42,7 +42,7 @@ impl Port {
     /// Over `backing`, in blocks of `block` bytes; with what the front joins by.
     ///
     /// # Errors
-    /// When memory or descriptors cannot be had.
+    /// When memory or descriptors cannot be obtained.
     pub fn new(backing: &dyn Backing, block: u64) -> Result<(Port, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
         Ok((Port::with_exchange(exchange, backing, block)?, files))
@@ -152,7 +152,7 @@ impl Port {
                 bus.user.before_access();
             }
             if bus.dma.revoker().is_revoked() {
-                // It was given up while this host stood still: what it asked for is not done.
+                // It was given up while this host stalled: what it asked for is not done.
                 self.close();
                 break;
             }
@@ -237,15 +237,17 @@ impl Port {
     }
 
     /// What is asked for, with the place of its data.
-    fn request(&self, ask: &Ask) -> Option<Request<Vec<PinnedSlice>>> {
+    fn request(&self, ask: &Ask) -> Option<MediumRequest<Vec<PinnedSlice>>> {
         let (tag, offset, length) = (ask.tag.get(), ask.offset.get(), ask.length.get());
         let flag = ask.flags & FLAG != 0;
         let data = || self.exchange.data(tag, usize::try_from(length).ok()?);
         match ask.kind {
-            kind::READ => Some(Request::Read { offset, into: vec![data()?] }),
-            kind::WRITE => Some(Request::Write { offset, from: vec![data()?], durable: flag }),
-            kind::FLUSH => Some(Request::Flush),
-            kind::ZERO => Some(Request::Zero { offset, length, deallocate: flag }),
+            kind::READ => Some(MediumRequest::Read { offset, into: vec![data()?] }),
+            kind::WRITE => {
+                Some(MediumRequest::Write { offset, from: vec![data()?], durable: flag })
+            }
+            kind::FLUSH => Some(MediumRequest::Flush),
+            kind::ZERO => Some(MediumRequest::Zero { offset, length, deallocate: flag }),
             _ => None,
         }
     }
@@ -255,14 +257,14 @@ impl Port {
         backing: &mut dyn Backing,
         meter: &mut Meter,
         ask: &Ask,
-        request: Request<Vec<PinnedSlice>>,
+        request: MediumRequest<Vec<PinnedSlice>>,
     ) {
         let deallocates = ask.kind == kind::ZERO && ask.flags & FLAG != 0;
         meter.spend(if deallocates { 0 } else { ask.length.get() });
         let tag = ask.tag.get();
         match attempt(backing, &request) {
-            Attempt::Done(result) => self.answer(tag, result),
-            Attempt::WouldBlock => match backing.background() {
+            InlineResult::Done(result) => self.answer(tag, result),
+            InlineResult::WouldBlock => match backing.background() {
                 Some(background) => background.start(tag, request),
                 None => self.answer(tag, Err(MediaError::Aborted)),
             },
@@ -319,22 +321,25 @@ impl Port {
     }
 }
 
-fn attempt(backing: &mut dyn Backing, request: &Request<Vec<PinnedSlice>>) -> Attempt {
+fn attempt(backing: &mut dyn Backing, request: &MediumRequest<Vec<PinnedSlice>>) -> InlineResult {
     match request {
-        Request::Read { offset, into } => {
+        MediumRequest::Read { offset, into } => {
             let into: Vec<_> = into.iter().map(PinnedSlice::get).collect();
-            backing.attempt(&Request::Read { offset: *offset, into: &into })
+            backing.attempt(&MediumRequest::Read { offset: *offset, into: &into })
         }
-        Request::Write { offset, from, durable } => {
+        MediumRequest::Write { offset, from, durable } => {
             let from: Vec<_> = from.iter().map(PinnedSlice::get).collect();
-            let request = Request::Write { offset: *offset, from: &from[..], durable: *durable };
+            let request =
+                MediumRequest::Write { offset: *offset, from: &from[..], durable: *durable };
             backing.attempt(&request)
         }
-        Request::Flush => backing.attempt(&Request::Flush),
-        Request::Zero { offset, length, deallocate } => backing.attempt(&Request::Zero {
-            offset: *offset,
-            length: *length,
-            deallocate: *deallocate,
-        }),
+        MediumRequest::Flush => backing.attempt(&MediumRequest::Flush),
+        MediumRequest::Zero { offset, length, deallocate } => {
+            backing.attempt(&MediumRequest::Zero {
+                offset: *offset,
+                length: *length,
+                deallocate: *deallocate,
+            })
+        }
     }
 }

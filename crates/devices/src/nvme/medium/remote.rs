@@ -12,7 +12,9 @@ use rackbus_memory::{
 };
 use rackbus_pci::Health;
 
-use super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
+use super::super::backing::{
+    Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult,
+};
 use super::{Answer, Ask, Description, FLAG, LAYOUT, TAGS, kind, result};
 use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
@@ -50,7 +52,7 @@ pub struct Remote {
     /// would change what came after them.
     earlier: usize,
     /// What waits for a tag.
-    waiting: VecDeque<(u32, Request<Vec<PinnedSlice>>)>,
+    waiting: VecDeque<(u32, MediumRequest<Vec<PinnedSlice>>)>,
     patience: Duration,
     /// Since when a reset or an unmap waits for answers.
     held_up_since: Option<Instant>,
@@ -136,7 +138,7 @@ impl Remote {
         }
     }
 
-    fn send(&mut self, tag: u32, owner: u32, request: Request<Vec<PinnedSlice>>) {
+    fn send(&mut self, tag: u32, owner: u32, request: MediumRequest<Vec<PinnedSlice>>) {
         let mut ask = Ask {
             tag: tag.into(),
             kind: kind::FLUSH,
@@ -147,12 +149,12 @@ impl Remote {
         };
         let (mut buffers, mut data) = (Vec::new(), None);
         match request {
-            Request::Read { offset, into } => {
+            MediumRequest::Read { offset, into } => {
                 (ask.kind, ask.offset) = (kind::READ, offset.into());
                 ask.length = bytes(&into).into();
                 buffers = into;
             }
-            Request::Write { offset, from, durable } => {
+            MediumRequest::Write { offset, from, durable } => {
                 (ask.kind, ask.offset) = (kind::WRITE, offset.into());
                 ask.flags = if durable { FLAG } else { 0 };
                 ask.length = bytes(&from).into();
@@ -161,8 +163,8 @@ impl Remote {
                 });
                 data = Some((tag, ask.length.get() as usize));
             }
-            Request::Flush => {}
-            Request::Zero { offset, length, deallocate } => {
+            MediumRequest::Flush => {}
+            MediumRequest::Zero { offset, length, deallocate } => {
                 (ask.kind, ask.offset) = (kind::ZERO, offset.into());
                 ask.flags = if deallocate { FLAG } else { 0 };
                 ask.length = length.into();
@@ -186,7 +188,7 @@ impl Remote {
     }
 
     /// Ends the operation with `tag`.
-    fn finish(&mut self, tag: u32, outcome: Result<(), MediaError>, out: &mut Vec<Finished>) {
+    fn finish(&mut self, tag: u32, outcome: Result<(), MediaError>, out: &mut Vec<RequestResult>) {
         let slot = self.operations.get_mut(tag as usize);
         let Some(Operation { owner, into }) = slot.and_then(Option::take) else {
             // An answer to nothing that was asked.
@@ -227,7 +229,7 @@ impl Remote {
     }
 
     /// Takes in what was answered, and sends what waited for that.
-    fn take_answers(&mut self, finished: &mut Vec<Finished>) {
+    fn take_answers(&mut self, finished: &mut Vec<RequestResult>) {
         // As many as there can be: a peer that answers without pause keeps nobody.
         for _ in 0..TAGS {
             let Some(answer) = self.exchange.receive::<Answer>() else { break };
@@ -241,7 +243,7 @@ impl Remote {
     }
 
     /// Nobody answers any more: everything fails.
-    fn fail_all(&mut self, out: &mut Vec<Finished>) {
+    fn fail_all(&mut self, out: &mut Vec<RequestResult>) {
         // What waits to be sent is sent from places that are free from here on.
         self.exchange.close();
         for tag in 0..TAGS {
@@ -263,8 +265,8 @@ impl Backing for Remote {
         self.description.volatile_cache
     }
 
-    fn attempt(&mut self, _request: &Request<&[DmaSlice<'_>]>) -> Attempt {
-        Attempt::WouldBlock
+    fn attempt(&mut self, _request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
+        InlineResult::WouldBlock
     }
 
     fn background(&mut self) -> Option<&mut dyn Background> {
@@ -318,7 +320,7 @@ impl Backing for Remote {
 }
 
 impl Background for Remote {
-    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+    fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>) {
         self.waiting.push_back((tag, request));
         self.advance();
     }
@@ -327,12 +329,12 @@ impl Background for Remote {
         self.exchange.ring();
     }
 
-    fn reap(&mut self, finished: &mut Vec<Finished>) {
+    fn reap(&mut self, finished: &mut Vec<RequestResult>) {
         self.held_up_since = None;
         self.take_answers(finished);
     }
 
-    fn wait(&mut self, finished: &mut Vec<Finished>) {
+    fn wait(&mut self, finished: &mut Vec<RequestResult>) {
         let (before, begun) = (finished.len(), Instant::now());
         let held_up_since = *self.held_up_since.get_or_insert(begun);
         self.submit();

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::*;
 use crate::nvme::Nvme;
-use crate::nvme::backing::{Backing, Finished, Request};
+use crate::nvme::backing::{Backing, MediumRequest, RequestResult};
 use crate::nvme::limits::Limits;
 
 const SIZE: u64 = 1 << 20;
@@ -38,7 +38,7 @@ fn both(config: &NvmeConfig) -> Both {
 
 impl Both {
     /// Polls both ends until everything that was started has ended.
-    fn settle(&mut self, count: usize) -> Vec<Finished> {
+    fn settle(&mut self, count: usize) -> Vec<RequestResult> {
         let mut finished = Vec::new();
         let background = self.front.background().unwrap();
         background.submit();
@@ -49,7 +49,7 @@ impl Both {
         finished
     }
 
-    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+    fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>) {
         self.front.background().unwrap().start(tag, request);
     }
 }
@@ -67,15 +67,15 @@ fn round_trip(config: &NvmeConfig) {
     let mut both = both(config);
     let (source, from) = buffer(8192);
     source.whole().fill(5);
-    both.start(9, Request::Write { offset: 4096, from, durable: true });
+    both.start(9, MediumRequest::Write { offset: 4096, from, durable: true });
     assert_eq!(both.settle(1), [(9, Ok(()))]);
-    both.start(1, Request::Flush);
-    both.start(2, Request::Zero { offset: 8192, length: 512, deallocate: false });
+    both.start(1, MediumRequest::Flush);
+    both.start(2, MediumRequest::Zero { offset: 8192, length: 512, deallocate: false });
     let mut finished = both.settle(2);
     finished.sort_by_key(|(tag, _)| *tag);
     assert_eq!(finished, [(1, Ok(())), (2, Ok(()))]);
     let (target, into) = buffer(8192);
-    both.start(3, Request::Read { offset: 4096, into });
+    both.start(3, MediumRequest::Read { offset: 4096, into });
     assert_eq!(both.settle(1), [(3, Ok(()))]);
     let mut data = vec![0; 8192];
     target.whole().copy_to(&mut data);
@@ -101,7 +101,7 @@ fn more_operations_than_tags_all_end() {
     let count = 3 * TAGS;
     for tag in 0..count {
         let (_, into) = buffer(512);
-        both.start(tag, Request::Read { offset: 512 * u64::from(tag), into });
+        both.start(tag, MediumRequest::Read { offset: 512 * u64::from(tag), into });
     }
     let mut tags: Vec<u32> = both.settle(count as usize).into_iter().map(|(tag, _)| tag).collect();
     tags.sort_unstable();
@@ -113,7 +113,7 @@ fn when_the_other_node_is_lost_everything_fails_and_nothing_waits() {
     let mut both = both(&NvmeConfig::memory(SIZE, "M1"));
     for tag in 0..2 * TAGS {
         let (_, into) = buffer(512);
-        both.start(tag, Request::Read { offset: 0, into });
+        both.start(tag, MediumRequest::Read { offset: 0, into });
     }
     both.lost.set();
     let mut finished = Vec::new();
@@ -123,7 +123,7 @@ fn when_the_other_node_is_lost_everything_fails_and_nothing_waits() {
     assert!(!both.front.background().unwrap().has_buffers());
     assert!(!both.front.background().unwrap().rearm(), "its engine would never sleep");
     assert!(both.front.wake_fd().is_none(), "a lender that rings for ever would keep it awake");
-    both.start(0, Request::Flush);
+    both.start(0, MediumRequest::Flush);
     assert!(both.front.background().unwrap().rearm(), "a flush is still to fail");
     both.front.background().unwrap().abort();
 }
@@ -137,7 +137,7 @@ fn a_medium_that_does_not_answer_keeps_no_reset_waiting() {
     let front = Remote::new(description, offer.files.try_into().unwrap(), lost).unwrap();
     let mut front = front.with_patience(std::time::Duration::from_millis(20));
     let background = front.background().unwrap();
-    background.start(1, Request::Flush);
+    background.start(1, MediumRequest::Flush);
     // Nobody polls the lender.
     background.abort();
     assert!(end.try_recv().is_ok(), "the conversation goes on with a node that hangs");
@@ -150,7 +150,7 @@ fn a_medium_that_does_not_answer_keeps_no_reset_waiting() {
 fn a_scrub_of_the_function_is_the_end_of_its_front() {
     let mut both = both(&NvmeConfig::memory(SIZE, "M1"));
     assert!(matches!(both.lender.serve_medium(None), Err(MediumRefused::InUse)));
-    both.start(7, Request::Flush);
+    both.start(7, MediumRequest::Flush);
     both.lender.scrub();
     assert!(both.lender.serve_medium(None).is_ok());
     let mut finished = Vec::new();
@@ -165,7 +165,7 @@ fn a_flush_that_was_given_up_keeps_no_engine_awake() {
     let config = NvmeConfig::file(dir.path().join("disk"), SIZE, "M1");
     let mut backing = crate::nvme::backing::open(&config).unwrap();
     let background = backing.background().unwrap();
-    background.start(1, Request::Flush);
+    background.start(1, MediumRequest::Flush);
     background.submit();
     background.abort();
     Event::wait_any(&[backing.wake_fd().unwrap()], None);
@@ -243,7 +243,7 @@ fn a_medium_that_answers_slowly_keeps_a_reset_waiting_for_so_long_only() {
     let patience = std::time::Duration::from_millis(20);
     let mut front = front.with_patience(patience);
     let background = front.background().unwrap();
-    (0..TAGS).for_each(|tag| background.start(tag, Request::Flush));
+    (0..TAGS).for_each(|tag| background.start(tag, MediumRequest::Flush));
     let slow = std::thread::spawn(move || {
         for tag in 0..TAGS {
             std::thread::sleep(patience / 2);
@@ -282,7 +282,7 @@ proptest! {
         let mut finished = Vec::new();
         for tag in 0..operations {
             let (_, into) = buffer(512);
-            background.start(tag, Request::Read { offset: 0, into });
+            background.start(tag, MediumRequest::Read { offset: 0, into });
         }
         for answer in &answers {
             let _ = hostile.send(answer, None);
@@ -365,13 +365,19 @@ fn replaced_again_and_again(config: &NvmeConfig, steps: &[(u8, u8)]) {
                 for (tag, block, byte) in &open {
                     let (memory, from) = buffer(4096);
                     memory.whole().fill(*byte);
-                    both.start(*tag, Request::Write { offset: block * 4096, from, durable: true });
+                    both.start(
+                        *tag,
+                        MediumRequest::Write { offset: block * 4096, from, durable: true },
+                    );
                 }
             }
             _ if open.iter().all(|(_, other, _)| *other != block) => {
                 let (memory, from) = buffer(4096);
                 memory.whole().fill(byte);
-                both.start(number, Request::Write { offset: block * 4096, from, durable: true });
+                both.start(
+                    number,
+                    MediumRequest::Write { offset: block * 4096, from, durable: true },
+                );
                 open.push((number, block, byte));
             }
             _ => {}
@@ -395,7 +401,7 @@ fn replaced_again_and_again(config: &NvmeConfig, steps: &[(u8, u8)]) {
     }
     for (block, expected) in (0..).zip(content) {
         let (memory, into) = buffer(4096);
-        both.start(0, Request::Read { offset: block * 4096, into });
+        both.start(0, MediumRequest::Read { offset: block * 4096, into });
         assert_eq!(both.settle(1), [(0, Ok(()))]);
         let mut data = [0; 4096];
         memory.whole().copy_to(&mut data);
@@ -422,7 +428,7 @@ fn what_an_earlier_front_asked_for_ends_before_anything_new_begins() {
     let mut both = both(&NvmeConfig::memory(SIZE, "M1"));
     let (old, from) = buffer(512);
     old.whole().fill(1);
-    both.start(1, Request::Write { offset: 0, from, durable: false });
+    both.start(1, MediumRequest::Write { offset: 0, from, durable: false });
     both.front.background().unwrap().submit();
     let under_way = both.front.under_way_elsewhere();
     let end = InheritedEnd { files: both.front.descriptors().unwrap(), session: None };
@@ -431,7 +437,7 @@ fn what_an_earlier_front_asked_for_ends_before_anything_new_begins() {
     assert!(next.expect(&under_way));
     let (new, from) = buffer(512);
     new.whole().fill(2);
-    next.background().unwrap().start(9, Request::Write { offset: 0, from, durable: false });
+    next.background().unwrap().start(9, MediumRequest::Write { offset: 0, from, durable: false });
     assert_eq!(next.under_way_elsewhere(), under_way, "it was asked for too early");
     both.front = next;
     assert_eq!(both.settle(1), [(9, Ok(()))]);
@@ -445,7 +451,7 @@ fn a_front_elsewhere_keeps_to_the_limits_of_the_drive_and_what_waits_ends_with_i
     let count = 40;
     for tag in 0..count {
         let (_, into) = buffer(512);
-        both.start(tag, Request::Read { offset: 0, into });
+        both.start(tag, MediumRequest::Read { offset: 0, into });
     }
     both.front.background().unwrap().submit();
     let (mut now, mut finished) = (0, Vec::new());

@@ -7,16 +7,18 @@ use std::sync::{Arc, Mutex};
 use rackbus_memory::{DmaSlice, PinnedSlice};
 use rackbus_pci::Work;
 
-use super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
+use super::super::backing::{
+    Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult,
+};
 use super::*;
 
-type Held = (u32, Request<Vec<PinnedSlice>>);
+type Held = (u32, MediumRequest<Vec<PinnedSlice>>);
 
 /// What the test and the backing share.
 #[derive(Default)]
 pub struct Control {
     pub held: VecDeque<Held>,
-    finished: Vec<Finished>,
+    finished: Vec<RequestResult>,
     /// How further requests end.
     fail_with: Option<MediaError>,
     pub flushes: u32,
@@ -34,15 +36,15 @@ impl Control {
         self.finished.push((tag, result));
     }
 
-    fn carry_out(&mut self, request: &Request<Vec<PinnedSlice>>) {
+    fn carry_out(&mut self, request: &MediumRequest<Vec<PinnedSlice>>) {
         match request {
-            Request::Read { offset, into } => {
+            MediumRequest::Read { offset, into } => {
                 let mut at = *offset as usize;
                 for slice in into {
                     at += slice.get().copy_from(&self.data[at..]);
                 }
             }
-            Request::Write { offset, from, .. } => {
+            MediumRequest::Write { offset, from, .. } => {
                 let mut at = *offset as usize;
                 for slice in from {
                     let end = at + slice.get().len();
@@ -50,8 +52,8 @@ impl Control {
                     at = end;
                 }
             }
-            Request::Flush => self.flushes += 1,
-            Request::Zero { offset, length, .. } => {
+            MediumRequest::Flush => self.flushes += 1,
+            MediumRequest::Zero { offset, length, .. } => {
                 self.data[*offset as usize..(*offset + *length) as usize].fill(0);
             }
         }
@@ -67,8 +69,8 @@ impl Backing for Slow {
     fn volatile_cache(&self) -> bool {
         true
     }
-    fn attempt(&mut self, _request: &Request<&[DmaSlice<'_>]>) -> Attempt {
-        Attempt::WouldBlock
+    fn attempt(&mut self, _request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
+        InlineResult::WouldBlock
     }
     fn background(&mut self) -> Option<&mut dyn Background> {
         Some(self)
@@ -76,14 +78,14 @@ impl Backing for Slow {
 }
 
 impl Background for Slow {
-    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+    fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>) {
         self.0.lock().unwrap().held.push_back((tag, request));
     }
     fn submit(&mut self) {}
-    fn reap(&mut self, finished: &mut Vec<Finished>) {
+    fn reap(&mut self, finished: &mut Vec<RequestResult>) {
         finished.append(&mut self.0.lock().unwrap().finished);
     }
-    fn wait(&mut self, finished: &mut Vec<Finished>) {
+    fn wait(&mut self, finished: &mut Vec<RequestResult>) {
         let mut control = self.0.lock().unwrap();
         if control.finished.is_empty() && !control.held.is_empty() {
             control.finish_one();
@@ -91,8 +93,9 @@ impl Background for Slow {
         finished.append(&mut control.finished);
     }
     fn has_buffers(&self) -> bool {
-        let buffers =
-            |request: &Request<_>| !matches!(request, Request::Flush | Request::Zero { .. });
+        let buffers = |request: &MediumRequest<_>| {
+            !matches!(request, MediumRequest::Flush | MediumRequest::Zero { .. })
+        };
         self.0.lock().unwrap().held.iter().any(|(_, request)| buffers(request))
     }
     fn abort(&mut self) {
@@ -284,7 +287,7 @@ fn force_unit_access_flushes_where_the_backing_cannot() {
         let cid = host.submit(1, sqe);
         host.poll();
         let durable = match control.lock().unwrap().held.front() {
-            Some((_, Request::Write { durable, .. })) => *durable,
+            Some((_, MediumRequest::Write { durable, .. })) => *durable,
             other => panic!("{other:?}"),
         };
         assert_eq!(durable, expected);

@@ -27,7 +27,7 @@ fn host() -> Host {
 fn place(host: &mut Host, at: u64) {
     let control = Cmbmsc::new().with_cre(true).with_cmse(true).with_cba(at >> 12);
     let bytes = u64::from(control).to_le_bytes();
-    host.endpoint.write(Region::Bar(0), CMBMSC, &bytes).unwrap();
+    host.endpoint.write(FunctionRegion::Bar(0), CMBMSC, &bytes).unwrap();
 }
 
 /// The buffer as its user maps it.
@@ -58,9 +58,9 @@ fn commands_move_data_in_and_out_of_what_the_user_has_mapped() {
     assert_eq!(host.read_blocks(100, 512), [7; 512]);
     // By messages, where nothing can be mapped.
     let mut loaded = [0; 8];
-    host.endpoint.read(Region::Bar(BAR), 16384, &mut loaded).unwrap();
+    host.endpoint.read(FunctionRegion::Bar(BAR), 16384, &mut loaded).unwrap();
     assert_eq!(loaded, [7; 8]);
-    host.endpoint.write(Region::Bar(BAR), 16384, &[9; 8]).unwrap();
+    host.endpoint.write(FunctionRegion::Bar(BAR), 16384, &[9; 8]).unwrap();
     assert_eq!(bytes(&mapped, 16384, 9), [9, 9, 9, 9, 9, 9, 9, 9, 7]);
     // An admin command's data, too.
     assert_eq!(host.status(0, admin_data(AdminOpcode::Identify, 0, 1, AT)), Status::SUCCESS);
@@ -96,7 +96,7 @@ fn addresses_of_a_buffer_that_is_not_there_are_nobodys() {
     let beyond = transfer(IoOpcode::Read, 0, 8192, AT + SIZE - 4096);
     assert_eq!(host.status(1, beyond), Status::DATA_TRANSFER_ERROR);
     assert_eq!(host.status(1, read), Status::SUCCESS);
-    host.endpoint.write(Region::Bar(0), CMBMSC, &1u64.to_le_bytes()).unwrap();
+    host.endpoint.write(FunctionRegion::Bar(0), CMBMSC, &1u64.to_le_bytes()).unwrap();
     assert_eq!(host.status(1, read), Status::DATA_TRANSFER_ERROR);
     // A reset of the controller leaves the register as it is; one of the function does not.
     place(&mut host, AT);

@@ -1,4 +1,4 @@
-//! A lender that stood still, at any moment between two steps, and continues: with a user that has
+//! A lender that stalled, at any moment between two steps, and continues: with a user that has
 //! given the drive up meanwhile, it touches nothing of what was the user's memory; with one that
 //! is there, it continues as if nothing had happened.
 

@@ -70,10 +70,10 @@ fn do_it(host: &mut Host, deed: Deed) {
     let both = Access::READ | Access::WRITE;
     match deed {
         Deed::Register(offset, data) => {
-            host.endpoint.write(Region::Bar(0), offset, &data).unwrap();
+            host.endpoint.write(FunctionRegion::Bar(0), offset, &data).unwrap();
         }
         Deed::ReadRegister(offset, length) => {
-            host.endpoint.read(Region::Bar(0), offset, &mut vec![0; length]).unwrap();
+            host.endpoint.read(FunctionRegion::Bar(0), offset, &mut vec![0; length]).unwrap();
         }
         Deed::Doorbell(qid, false, value) => {
             host.write4(reg::sq_tail_doorbell(qid, DOORBELL_STRIDE), value);

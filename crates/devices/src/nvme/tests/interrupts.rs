@@ -10,14 +10,14 @@ use super::*;
 fn control(host: &mut Host, capability: u8, value: u16) {
     let mut at = 0x34;
     let mut found = [0; 2];
-    host.endpoint.read(Region::Config, at, &mut found[..1]).unwrap();
+    host.endpoint.read(FunctionRegion::Config, at, &mut found[..1]).unwrap();
     found[1] = found[0];
     while found[0] != capability || at == 0x34 {
         assert_ne!(found[1], 0, "no capability {capability:#x}");
         at = u64::from(found[1]);
-        host.endpoint.read(Region::Config, at, &mut found).unwrap();
+        host.endpoint.read(FunctionRegion::Config, at, &mut found).unwrap();
     }
-    host.endpoint.write(Region::Config, at + 2, &value.to_le_bytes()).unwrap();
+    host.endpoint.write(FunctionRegion::Config, at + 2, &value.to_le_bytes()).unwrap();
 }
 
 fn enable_msix(host: &mut Host) {
@@ -94,7 +94,7 @@ fn the_pin_is_high_while_completions_wait() {
     let buffer = host.scratch();
     let pin = |host: &mut Host| {
         let mut status = [0; 2];
-        host.endpoint.read(Region::Config, 6, &mut status).unwrap();
+        host.endpoint.read(FunctionRegion::Config, 6, &mut status).unwrap();
         status[0] & 8 != 0
     };
     assert!(!pin(&mut host));
@@ -199,6 +199,6 @@ fn what_waits_is_told_again_by_another_kind_of_interrupts() {
     host.poll();
     assert!(event.drain());
     let mut status = [0; 2];
-    host.endpoint.read(Region::Config, 6, &mut status).unwrap();
+    host.endpoint.read(FunctionRegion::Config, 6, &mut status).unwrap();
     assert_eq!(status[0] & 8, 0, "the pin is not used");
 }

@@ -3,12 +3,12 @@
 use rackbus_pci::Work;
 use rackbus_spec::nvme::AdminOpcode;
 
-use super::super::limits::{Delays, Limits};
+use super::super::limits::{LimitDelays, Limits};
 use super::*;
 
 const MS: u64 = 1_000_000;
 
-fn limited(limits: Limits, delays: &Delays) -> Host {
+fn limited(limits: Limits, delays: &LimitDelays) -> Host {
     let config = NvmeConfig { limits, delays: delays.clone(), ..NvmeConfig::memory(1 << 20, "L1") };
     let mut host = Host::plain(&config);
     host.enable();
@@ -39,7 +39,7 @@ fn completed(host: &mut Host, qid: u16) -> u64 {
 
 #[test]
 fn operations_come_at_their_rate_and_queues_share_it() {
-    let delays = Delays::default();
+    let delays = LimitDelays::default();
     let mut host = limited(Limits { bytes: None, operations: Some(1000) }, &delays);
     for qid in [1, 2] {
         host.create_pair(qid, ENTRIES);
@@ -75,7 +75,7 @@ fn operations_come_at_their_rate_and_queues_share_it() {
 
 #[test]
 fn bytes_come_at_their_rate_and_administration_does_not_wait() {
-    let delays = Delays::default();
+    let delays = LimitDelays::default();
     let mut host = limited(Limits { bytes: Some(1 << 20), operations: None }, &delays);
     host.create_pair(1, ENTRIES);
     let buffer = host.scratch();

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{Access, SharedMemory};
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, PolledRegisters};
 use rackbus_spec::nvme::registers::{self as reg, Aqa, Cc, Csts};
 use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
@@ -189,7 +189,7 @@ impl Host {
 
     /// Writes the PCI command register: bit 1 memory space, bit 2 bus master.
     pub fn command_register(&mut self, value: u16) {
-        self.endpoint.write(Region::Config, 4, &value.to_le_bytes()).unwrap();
+        self.endpoint.write(FunctionRegion::Config, 4, &value.to_le_bytes()).unwrap();
     }
 
     pub fn read4(&mut self, offset: u64) -> u32 {
@@ -197,7 +197,7 @@ impl Host {
             return registers.load(offset);
         }
         let mut data = [0; 4];
-        self.endpoint.read(Region::Bar(0), offset, &mut data).unwrap();
+        self.endpoint.read(FunctionRegion::Bar(0), offset, &mut data).unwrap();
         u32::from_le_bytes(data)
     }
 
@@ -205,7 +205,7 @@ impl Host {
         if let Some(registers) = &self.registers {
             return registers.store(offset, value);
         }
-        self.endpoint.write(Region::Bar(0), offset, &value.to_le_bytes()).unwrap();
+        self.endpoint.write(FunctionRegion::Bar(0), offset, &value.to_le_bytes()).unwrap();
     }
 
     pub fn csts(&mut self) -> Csts {

@@ -73,7 +73,7 @@ fn registers_say_what_the_region_is_and_the_interrupt_table_is_elsewhere() {
     let folder = disk();
     let mut host = Host::plain(&config(folder.path()));
     let mut cap = [0; 8];
-    host.endpoint.read(Region::Bar(0), reg::CAP, &mut cap).unwrap();
+    host.endpoint.read(FunctionRegion::Bar(0), reg::CAP, &mut cap).unwrap();
     let cap = Cap::from(u64::from_le_bytes(cap));
     assert!(cap.pmrs() && !cap.cmbs());
     let said = Pmrcap::from(host.read4(PMRCAP));
@@ -89,11 +89,11 @@ fn registers_say_what_the_region_is_and_the_interrupt_table_is_elsewhere() {
     let sizes: Vec<_> = host.endpoint.bars().iter().map(|bar| (bar.index, bar.size)).collect();
     assert_eq!(sizes, [(0, 16 << 10), (BAR, SIZE)]);
     let mut capability = [0; 12];
-    host.endpoint.read(Region::Config, 0x90, &mut capability).unwrap();
+    host.endpoint.read(FunctionRegion::Config, 0x90, &mut capability).unwrap();
     assert_eq!(capability[0], rackbus_spec::pcie::capability::MSIX);
     let word = |at: usize| u32::from_le_bytes(*capability[at..].first_chunk().unwrap());
     assert_eq!((word(4), word(8)), (0x2000, 0x3000));
-    host.endpoint.write(Region::Bar(0), 0x2000 + msix::ENTRY_SIZE, &[1, 2, 3, 4]).unwrap();
+    host.endpoint.write(FunctionRegion::Bar(0), 0x2000 + msix::ENTRY_SIZE, &[1, 2, 3, 4]).unwrap();
     assert_eq!(host.read4(0x2000 + msix::ENTRY_SIZE), 0x0403_0201);
     // What a load from memory would not do, memory is not given for.
     let refused = host.endpoint.poll_registers(0).unwrap_err();
@@ -115,19 +115,19 @@ fn commands_move_data_between_region_buffer_and_blocks() {
     let mapped = map(&host);
     // The controller memory buffer lies where the region ends.
     let control = Cmbmsc::new().with_cre(true).with_cmse(true).with_cba((AT + SIZE) >> 12);
-    host.endpoint.write(Region::Bar(0), CMBMSC, &u64::from(control).to_le_bytes()).unwrap();
+    host.endpoint.write(FunctionRegion::Bar(0), CMBMSC, &u64::from(control).to_le_bytes()).unwrap();
     host.write_blocks(8, &[[0x5a; 4096], [0x5b; 4096]].concat());
     let across = transfer(IoOpcode::Read, 8, 8192, AT + SIZE - 4096);
     assert_eq!(host.status(1, across), Status::SUCCESS);
     assert_eq!(bytes(&mapped, SIZE as usize - 4096, 4096), [0x5a; 4096]);
     let mut loaded = [0; 4];
-    host.endpoint.read(Region::Bar(2), 0, &mut loaded).unwrap();
+    host.endpoint.read(FunctionRegion::Bar(2), 0, &mut loaded).unwrap();
     assert_eq!(loaded, [0x5b; 4]);
     mapped.whole().part(16384, 512).unwrap().fill(7);
     let write = transfer(IoOpcode::Write, 100, 512, AT + 16384);
     assert_eq!(host.status(1, write), Status::SUCCESS);
     assert_eq!(host.read_blocks(100, 512), [7; 512]);
-    host.endpoint.write(Region::Bar(BAR), 16384, &[9; 8]).unwrap();
+    host.endpoint.write(FunctionRegion::Bar(BAR), 16384, &[9; 8]).unwrap();
     assert_eq!(bytes(&mapped, 16384, 9), [9, 9, 9, 9, 9, 9, 9, 9, 7]);
     // Lists are read from the host's memory only.
     let mut listed = transfer(IoOpcode::Read, 0, 3 * 4096, AT);
@@ -220,11 +220,11 @@ fn truncate(restarts: bool) {
     let read = transfer(IoOpcode::Read, 0, 512, AT + 4096);
     let _ = host.status(1, read);
     let mut loaded = [0; 8];
-    host.endpoint.read(Region::Bar(BAR), 8192, &mut loaded).unwrap();
+    host.endpoint.read(FunctionRegion::Bar(BAR), 8192, &mut loaded).unwrap();
     if restarts {
         rustix::fs::ftruncate(&file, SIZE).unwrap();
         go_on(&mut host, &config);
-        host.endpoint.read(Region::Bar(BAR), 8192, &mut loaded).unwrap();
+        host.endpoint.read(FunctionRegion::Bar(BAR), 8192, &mut loaded).unwrap();
     }
     assert_ne!(barrier(&mut host).err(), 0);
     assert!(host.endpoint.health().trouble().is_some());

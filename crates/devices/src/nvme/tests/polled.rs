@@ -41,7 +41,7 @@ fn a_driver_that_only_loads_and_stores_uses_the_drive() {
     }
     // The same by messages: both show the same registers.
     let mut trapped = [0; 4];
-    host.endpoint.read(Region::Bar(0), reg::CSTS, &mut trapped).unwrap();
+    host.endpoint.read(FunctionRegion::Bar(0), reg::CSTS, &mut trapped).unwrap();
     assert_eq!(u32::from_le_bytes(trapped), host.read4(reg::CSTS));
 }
 
@@ -110,7 +110,7 @@ fn a_memory_buffer_is_placed_by_registers_in_memory() {
     write_and_read(&mut host, 8, 0x5a);
     assert_eq!(host.status(1, transfer(IoOpcode::Read, 8, 4096, AT + 8192)), Status::SUCCESS);
     let mut bytes = [0; 4096];
-    host.endpoint.read(Region::Bar(2), 8192, &mut bytes).unwrap();
+    host.endpoint.read(FunctionRegion::Bar(2), 8192, &mut bytes).unwrap();
     assert_eq!(bytes, [0x5a; 4096]);
     host.write4(reg::CMBMSC, 0);
     host.poll();

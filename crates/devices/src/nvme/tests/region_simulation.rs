@@ -14,7 +14,7 @@ use rackbus_spec::nvme::registers::{PMRCAP, PMRCTL, PMRMSC, PMRSTS, Pmrmsc, Pmrs
 use rackbus_spec::nvme::{log, log::SmartHealth};
 
 use super::super::backing;
-use super::super::persistent::{BAR, PersistentRegion, Store};
+use super::super::persistent::{BAR, PersistentRegion, PmrStore};
 use super::*;
 use crate::memory::SpanError;
 
@@ -63,7 +63,7 @@ impl SimulatedFile {
     }
 }
 
-impl Store for SimulatedFile {
+impl PmrStore for SimulatedFile {
     fn length(&self) -> u64 {
         SIZE
     }
@@ -176,7 +176,7 @@ impl World {
             }
             (0 | 1, _) => {
                 let at = (page * PAGE) as u64;
-                self.host.endpoint.write(Region::Bar(BAR), at, &content).unwrap();
+                self.host.endpoint.write(FunctionRegion::Bar(BAR), at, &content).unwrap();
             }
             _ => {
                 assert_eq!(self.host.write_blocks(0, &content), Status::SUCCESS);
@@ -213,7 +213,7 @@ impl World {
         for (page, versions) in self.stored.iter_mut().enumerate() {
             let mut content = vec![0; PAGE];
             let at = (page * PAGE) as u64;
-            self.host.endpoint.read(Region::Bar(BAR), at, &mut content).unwrap();
+            self.host.endpoint.read(FunctionRegion::Bar(BAR), at, &mut content).unwrap();
             let found = u64::from_le_bytes(*content.first_chunk().unwrap());
             let newest = versions.last().copied().unwrap_or(0);
             let allowed = if lost { versions.contains(&found) } else { found == newest };

@@ -6,7 +6,7 @@ use rackbus_spec::nvme::command::{Cdw0, PSDT_SGL_MPTR_BUFFER};
 use rackbus_spec::nvme::data::{SglDescriptor, SglType};
 use zerocopy::IntoBytes;
 
-use super::super::transfer::{Direction, Transfer};
+use super::super::transfer::{DataDirection, DataPointers};
 use super::*;
 
 const PAGE: u64 = 4096;
@@ -52,7 +52,7 @@ impl Memory {
 }
 
 /// Gathers the bytes of a transfer.
-fn gather(transfer: &Transfer, dma: &DmaSpace) -> Vec<u8> {
+fn gather(transfer: &DataPointers, dma: &DmaSpace) -> Vec<u8> {
     let mut out = Vec::new();
     for slice in transfer.resolve(dma).unwrap().as_slice() {
         let mut part = vec![0; slice.len()];
@@ -119,8 +119,8 @@ proptest! {
             let page = page((from_first / PAGE) as usize);
             content[(page - RAM + from_first % PAGE) as usize]
         }).collect();
-        let mut transfer = Transfer::new(1 << 21).unwrap();
-        transfer.parse(&memory.dma, &sqe, length, PAGE, true, Direction::FromHost).unwrap();
+        let mut transfer = DataPointers::new(1 << 21).unwrap();
+        transfer.parse(&memory.dma, &sqe, length, PAGE, true, DataDirection::FromHost).unwrap();
         prop_assert!(gather(&transfer, &memory.dma) == expected);
         let pinned: usize = transfer.pin(&memory.dma).unwrap().iter().map(|p| p.get().len()).sum();
         prop_assert_eq!(pinned, length);
@@ -156,8 +156,8 @@ proptest! {
             dptr: lay_out_segments(&memory, &descriptors, &cuts),
             ..Sqe::default()
         };
-        let mut transfer = Transfer::new(1 << 20).unwrap();
-        let direction = if to_host { Direction::ToHost } else { Direction::FromHost };
+        let mut transfer = DataPointers::new(1 << 20).unwrap();
+        let direction = if to_host { DataDirection::ToHost } else { DataDirection::FromHost };
         let parsed = transfer.parse(&memory.dma, &sqe, length, PAGE, true, direction);
         if places.is_empty() {
             prop_assert_eq!(parsed, Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry()));
@@ -199,10 +199,10 @@ proptest! {
         }).collect();
         memory.ram.whole().copy_from(words.as_bytes());
         let inside = [RAM + dptr[0] % (PAGES * PAGE), RAM + dptr[1] % (PAGES * PAGE)];
-        let mut transfer = Transfer::new(1 << 20).unwrap();
+        let mut transfer = DataPointers::new(1 << 20).unwrap();
         for dptr in [dptr, inside, [inside[0] & !3, inside[1] & !7]] {
             let sqe = Sqe { cdw0: Cdw0::new().with_psdt(psdt), dptr, ..Sqe::default() };
-            let parsed = transfer.parse(&memory.dma, &sqe, length, PAGE, true, Direction::ToHost);
+            let parsed = transfer.parse(&memory.dma, &sqe, length, PAGE, true, DataDirection::ToHost);
             if parsed.is_ok() && let Ok(slices) = transfer.resolve(&memory.dma) {
                 let total: usize = slices.as_slice().iter().map(|slice| slice.len()).sum();
                 prop_assert_eq!(total, length);
@@ -235,8 +235,8 @@ fn lay_out_segments(memory: &Memory, descriptors: &[SglDescriptor], cuts: &[usiz
 
 fn refused(memory: &Memory, psdt: u8, dptr: [u64; 2], length: usize) -> Status {
     let sqe = Sqe { cdw0: Cdw0::new().with_psdt(psdt), dptr, ..Sqe::default() };
-    let mut transfer = Transfer::new(1 << 20).unwrap();
-    match transfer.parse(&memory.dma, &sqe, length, PAGE, true, Direction::ToHost) {
+    let mut transfer = DataPointers::new(1 << 20).unwrap();
+    match transfer.parse(&memory.dma, &sqe, length, PAGE, true, DataDirection::ToHost) {
         Ok(()) => transfer.resolve(&memory.dma).unwrap_err().code(),
         Err(status) => status.code(),
     }

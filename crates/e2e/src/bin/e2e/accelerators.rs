@@ -1,8 +1,8 @@
 //! Accelerators in stock guests: `rackbus accel run` there, without a kernel module of ours.
 
-use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// Where the guests run.
 const HOST: &str = "gamma";
@@ -35,7 +35,13 @@ const PRELUDE: &str = "
 ";
 
 /// A guest with the programs and a function, and what more QEMU is to be told.
-fn start(rack: &Rack, name: &str, release: &str, function: &str, more: &[&str]) -> Result<Guest> {
+fn start(
+    rack: &RackProcesses,
+    name: &str,
+    release: &str,
+    function: &str,
+    more: &[&str],
+) -> Result<Guest> {
     let disk = programs::qemu_arguments(&programs::disk(rack, &["rackbus"])?);
     let mut arguments = vec!["--"];
     arguments.extend(disk.iter().map(String::as_str));
@@ -52,7 +58,7 @@ fn run(guest: &mut Guest, script: &str) -> Result<()> {
 }
 
 /// For root, in a guest without an IOMMU: with no driver, and with the kernel's for user space.
-pub fn without_iommu(world: &mut World) -> Result<()> {
+pub fn without_iommu(world: &mut RackWithGuests) -> Result<()> {
     for release in ["bookworm", "trixie"] {
         let mut guest = start(&world.rack, "uio", release, "alpha/accel0.vf1", &[])?;
         let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
@@ -65,7 +71,7 @@ pub fn without_iommu(world: &mut World) -> Result<()> {
 }
 
 /// For anybody who may, in a guest that translates its functions' DMA.
-pub fn with_iommu(world: &mut World) -> Result<()> {
+pub fn with_iommu(world: &mut RackWithGuests) -> Result<()> {
     let iommu = ["-device", "intel-iommu,intremap=on,caching-mode=on"];
     for release in ["bookworm", "trixie"] {
         let mut guest = start(&world.rack, "vfio", release, "alpha/accel0.vf2", &iommu)?;

@@ -5,20 +5,24 @@ use std::path::Path;
 use rackbus_e2e::metal::{ENDS, bridge_address, start_bridge};
 use rackbus_e2e::{Result, ensure};
 use rackbus_vm::metal::BridgeProcess;
-use rackbus_vm::{Assets, Guest, Machine};
+use rackbus_vm::{Assets, BareMetalMachine, GuestRelease};
 
 /// Reads `$file` again until it is `$value`, for the interrupt that changes it.
 const BECOMES: &str = "becomes() { for try in $(seq 400); do [ \"$(cat $1 2>/dev/null)\" = $2 ] && return; sleep 0.05; done; \
                      echo \"$1: $(cat $1)\"; dmesg | tail -n 20; return 1; }\n";
 
 /// Boots two machines that a bridge joins, with Linux' drivers among their files.
-fn joined(dir: &Path, guest: Guest, options: &[&str]) -> Result<([Machine; 2], BridgeProcess)> {
+fn joined(
+    dir: &Path,
+    guest: GuestRelease,
+    options: &[&str],
+) -> Result<([BareMetalMachine; 2], BridgeProcess)> {
     let bridge = start_bridge(&dir.join("bridge"), options)?;
     let assets = Assets::of_user();
     let start = |end| {
         let mut spec = bridge.machine(end, guest);
         spec.files = Some(assets.ntb_drivers(guest)?);
-        Machine::start(&assets, &spec, bridge.dir())
+        BareMetalMachine::start(&assets, &spec, bridge.dir())
     };
     let mut machines = [start(ENDS[0])?, start(ENDS[1])?];
     for machine in &mut machines {
@@ -29,16 +33,16 @@ fn joined(dir: &Path, guest: Guest, options: &[&str]) -> Result<([Machine; 2], B
 
 /// Those of Linux 6.1.
 pub fn bookworm(dir: &Path) -> Result<()> {
-    linux_drivers(dir, Guest::Bookworm)
+    linux_drivers(dir, GuestRelease::Bookworm)
 }
 
 /// Those of Linux 6.12.
 pub fn trixie(dir: &Path) -> Result<()> {
-    linux_drivers(dir, Guest::Trixie)
+    linux_drivers(dir, GuestRelease::Trixie)
 }
 
 /// Linux' drivers of the bridge and of its clients run as they are.
-fn linux_drivers(dir: &Path, guest: Guest) -> Result<()> {
+fn linux_drivers(dir: &Path, guest: GuestRelease) -> Result<()> {
     // Small windows: the drivers want receive buffers that are aligned to them.
     let options = ["--window", "1M", "--window2", "1M"];
     let (mut machines, bridge) = joined(dir, guest, &options)?;
@@ -60,7 +64,7 @@ fn linux_drivers(dir: &Path, guest: Guest) -> Result<()> {
 }
 
 /// Both machines with a bridge as after a reset, driven by this client of Linux' driver.
-fn client(machines: &mut [Machine; 2], client: &str) -> Result<()> {
+fn client(machines: &mut [BareMetalMachine; 2], client: &str) -> Result<()> {
     // What a client left in scratchpads and doorbells misleads the next one.
     let fresh = "rmmod ntb_hw_intel 2>/dev/null; echo 1 > /sys/bus/pci/devices/0000:01:00.0/reset";
     for machine in &mut *machines {
@@ -73,7 +77,7 @@ fn client(machines: &mut [Machine; 2], client: &str) -> Result<()> {
 }
 
 /// `ntb_tool`: link, scratchpads, doorbells.
-fn tool(machines: &mut [Machine; 2]) -> Result<()> {
+fn tool(machines: &mut [BareMetalMachine; 2]) -> Result<()> {
     let dir = "/sys/kernel/debug/ntb_tool/*";
     client(machines, "ntb_tool")?;
     for machine in &mut *machines {
@@ -103,7 +107,7 @@ fn tool(machines: &mut [Machine; 2]) -> Result<()> {
 }
 
 /// `ntb_pingpong`: doorbells ring back and forth.
-fn pingpong(machines: &mut [Machine; 2]) -> Result<()> {
+fn pingpong(machines: &mut [BareMetalMachine; 2]) -> Result<()> {
     client(machines, "ntb_pingpong delay_ms=20")?;
     for machine in machines {
         let count = "$(cat /sys/kernel/debug/ntb_pingpong/*/count)";
@@ -117,7 +121,7 @@ fn pingpong(machines: &mut [Machine; 2]) -> Result<()> {
 
 /// `ntb_msi_test`: its messages reach the peer. Linux' driver of the bridge takes all vectors for itself, so that
 /// there is none to be tested (also with the real adapter).
-fn messages(machines: &mut [Machine; 2]) -> Result<()> {
+fn messages(machines: &mut [BareMetalMachine; 2]) -> Result<()> {
     client(machines, "ntb_msi_test")?;
     let found = "dmesg | grep -q 'ntb_msi_test.*Found 0 interrupts on peer 0'";
     // Port 0 tells port 1; what port 1 tells, the test has masked at port 0.
@@ -133,7 +137,7 @@ fn messages(machines: &mut [Machine; 2]) -> Result<()> {
 }
 
 /// `ntb_perf`: copies into the peer's memory.
-fn measured(machines: &mut [Machine; 2]) -> Result<()> {
+fn measured(machines: &mut [BareMetalMachine; 2]) -> Result<()> {
     // It tells its peer its sizes once, and gives up after a second in which a busy machine did not listen.
     const ATTEMPTS: usize = 4;
     let ready = "for try in $(seq 100); do grep -q 'In buffer size' /sys/kernel/debug/ntb_perf/*/info && \
@@ -161,7 +165,7 @@ fn measured(machines: &mut [Machine; 2]) -> Result<()> {
 }
 
 /// `ntb_netdev` over `ntb_transport`: a file goes from one machine to the other by TCP.
-fn network(machines: &mut [Machine; 2]) -> Result<()> {
+fn network(machines: &mut [BareMetalMachine; 2]) -> Result<()> {
     client(machines, "ntb_transport transport_mtu=2048")?;
     let interface = "ls /sys/class/net | grep -v -x lo";
     for (number, machine) in (1..).zip(&mut *machines) {

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 use rackbus_pci::vfio_user::Client;
 use rackbus_vm::Assets;
 use rackbus_vm::agent::RunningCommand;
 
-use crate::World;
+use crate::RackWithGuests;
 use crate::cycles::pattern;
 use crate::guests::{add, busy, remove};
 
@@ -26,9 +26,9 @@ fn load(guest: &mut Guest, seconds: u32) -> Result<RunningCommand> {
     Ok(running)
 }
 
-/// The function is to be had again.
-fn offered(rack: &Rack, function: &str, limit: Duration) -> Result<()> {
-    let state = |rack: &Rack| {
+/// The function is available again.
+fn offered(rack: &RackProcesses, function: &str, limit: Duration) -> Result<()> {
+    let state = |rack: &RackProcesses| {
         let device = rack.device(function).ok()?;
         (device["state"] == "offered").then_some(())
     };
@@ -36,7 +36,7 @@ fn offered(rack: &Rack, function: &str, limit: Duration) -> Result<()> {
 }
 
 /// The newest lease that ended without being returned: why.
-fn incident(rack: &Rack, function: &str) -> Result<String> {
+fn incident(rack: &RackProcesses, function: &str) -> Result<String> {
     rack.wait("status says what happened", Duration::from_secs(10), |rack| {
         let status = rack.json(&["status"]).ok()?;
         let all = status["incidents"].as_array()?.iter();
@@ -46,8 +46,8 @@ fn incident(rack: &Rack, function: &str) -> Result<String> {
 }
 
 /// With the control plane dead and while it restarts, I/O continues; the lease is the same after.
-pub fn control_plane(world: &mut World) -> Result<()> {
-    let World { rack, old, .. } = world;
+pub fn control_plane(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, .. } = world;
     add(rack, old, "old", "alpha/nvme0")?;
     let before = rack.json(&["leases"])?;
     let running = load(old, 8)?;
@@ -66,8 +66,8 @@ pub fn control_plane(world: &mut World) -> Result<()> {
     remove(rack, old, "old", "alpha/nvme0")
 }
 
-/// A VM dies in the middle of its writes: what it had is taken back by itself and can be lent again.
-pub fn borrowing_vm(world: &mut World) -> Result<()> {
+/// A VM dies during its writes: what it had is taken back by itself and can be lent again.
+pub fn borrowing_vm(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut guest = Guest::start(rack, "victim", "gamma", "trixie", &["alpha/nvme1"])?;
     guest.booted()?;
@@ -85,7 +85,7 @@ pub fn borrowing_vm(world: &mut World) -> Result<()> {
 
 /// Functions with MSI-X in a QEMU that cannot unplug them stay when they cannot be used any more. A
 /// guest that switches itself off returns what it has.
-pub fn kept_functions(world: &mut World) -> Result<()> {
+pub fn kept_functions(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let functions = ["alpha/nvme1", "beta/nvme0"];
     let mut guest = Guest::start_with(rack, "kept", "gamma", "trixie", &functions, &["--msix"])?;
@@ -93,7 +93,7 @@ pub fn kept_functions(world: &mut World) -> Result<()> {
     guest.wait_drives(2)?;
     let enabled = guest.run("grep -c 'PCI-MSIX.*nvme' /proc/interrupts")?;
     ensure!(enabled.parse::<u32>().is_ok_and(|lines| lines >= 4), "not MSI-X: {enabled}");
-    let plugged = |rack: &Rack| {
+    let plugged = |rack: &RackProcesses| {
         let vms = rack.json(&["vm", "list"]).ok()?;
         let kept = vms.as_array()?.iter().find(|vm| vm["vm"] == "kept")?.clone();
         Some(kept["functions"].as_array()?.len())
@@ -117,7 +117,7 @@ pub fn kept_functions(world: &mut World) -> Result<()> {
 }
 
 /// Flushed and forced writes are there after the lender was killed the moment they completed.
-pub fn durability(world: &mut World) -> Result<()> {
+pub fn durability(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let (_, socket) = rack.borrow("alpha/nvme0", "beta")?;
     let mut drive = Drive::open(&socket, DriveOptions::default())?;
@@ -148,7 +148,7 @@ pub fn durability(world: &mut World) -> Result<()> {
 
 /// What a program in a guest stored in a drive's persistent memory region, and had made durable, is there after the
 /// lender was killed, for whoever has the drive next.
-pub fn region(world: &mut World) -> Result<()> {
+pub fn region(world: &mut RackWithGuests) -> Result<()> {
     const DRIVE: &str = "alpha/nvme3";
     let rack = &world.rack;
     let disk = programs::qemu_arguments(&programs::disk(rack, &["peer"])?);
@@ -179,8 +179,8 @@ pub fn region(world: &mut World) -> Result<()> {
 /// The node of a borrowing host dies: its lease runs out, the function is revoked, reset and
 /// offered again. (The VM may be lost: QEMU 11.1 that waits for an answer then ends at times, by a
 /// failed assertion of its own.)
-pub fn borrower(world: &mut World) -> Result<()> {
-    let World { rack, old, .. } = world;
+pub fn borrower(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, .. } = world;
     add(rack, old, "old", "alpha/nvme1")?;
     let running = load(old, 60)?;
     rack.kill("beta")?;
@@ -199,8 +199,8 @@ pub fn borrower(world: &mut World) -> Result<()> {
 
 /// The node of a borrowing host dies while nothing is under way: its next life unplugs the function
 /// from the VM, which goes on and may be reset.
-pub fn orphaned_function(world: &mut World) -> Result<()> {
-    let World { rack, new, .. } = world;
+pub fn orphaned_function(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, new, .. } = world;
     add(rack, new, "new", "alpha/nvme1")?;
     rack.kill("gamma")?;
     rack.revive("gamma")?;
@@ -217,8 +217,8 @@ pub fn orphaned_function(world: &mut World) -> Result<()> {
 
 /// The lender dies: what is read is all ones at once, the guest loses the drive in order and
 /// lives, and status says why.
-pub fn lender(world: &mut World) -> Result<()> {
-    let World { rack, new, .. } = world;
+pub fn lender(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, new, .. } = world;
     add(rack, new, "new", "alpha/nvme1")?;
     let running = load(new, 60)?;
     let (_, socket) = rack.borrow("alpha/nvme2", "gamma")?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::{Result, ensure};
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// What a borrow may take to the first completed read, and a return until the function is offered
 /// again. The issue of both is one rack on one machine.
@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_millis(50);
 
 /// Each borrower finds what the one before wrote, writes its own, and returns; who asks meanwhile
 /// is refused.
-pub fn hundred(world: &mut World) -> Result<()> {
+pub fn hundred(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let (mut borrows, mut returns) = (Vec::new(), Vec::new());
     let mut expected = None;

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::sisci::node_id;
-use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
 use rackbus_vm::agent::RunningCommand;
 use serde_json::{Value, json};
 
-use crate::World;
+use crate::RackWithGuests;
 use crate::segments::{HOST, LIMIT, Running, TOOLS, conformance, installed};
 
 /// The guest: a host of the rack, that it runs on, and its release. Of the releases this is the one that no other
@@ -32,7 +32,7 @@ fn in_guest(guest: &mut Guest, node: u64, what: &str) -> Result<RunningCommand> 
 }
 
 /// The same on a host.
-fn on_host(rack: &Rack, folder: &str, node: u64, what: &str) -> Result<Running> {
+fn on_host(rack: &RackProcesses, folder: &str, node: u64, what: &str) -> Result<Running> {
     let ready = Path::new(folder).join("ready");
     // There may be none.
     let _ = std::fs::remove_file(&ready);
@@ -42,7 +42,7 @@ fn on_host(rack: &Rack, folder: &str, node: u64, what: &str) -> Result<Running> 
     Ok(running)
 }
 
-fn owner(rack: &Rack, folder: &str) -> Result<Running> {
+fn owner(rack: &RackProcesses, folder: &str) -> Result<Running> {
     Running::host(rack, &format!("{folder}/bin/ending"), "own")
 }
 
@@ -56,7 +56,7 @@ fn bounded(what: &str, printed: &str) -> Result<()> {
 }
 
 /// Waits until a guest reaches nothing, and nobody reaches anything of it.
-fn nothing_of(rack: &Rack, name: &str) -> Result<()> {
+fn nothing_of(rack: &RackProcesses, name: &str) -> Result<()> {
     rack.wait(&format!("nothing of {name} is left"), LIMIT, |rack| {
         let reached = rack.json(&["reach", name]).ok()?;
         let segments = rack.json(&["mem", "segments", name]).ok()?;
@@ -66,14 +66,14 @@ fn nothing_of(rack: &Rack, name: &str) -> Result<()> {
 }
 
 /// Has the guest the library and the programs.
-fn installed_in(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+fn installed_in(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
     guest.booted()?;
     guest.release();
     rack.json(&["guest", "install", guest.name(), "--from", folder]).map(drop)
 }
 
 /// A guest that shares memory, with the programs in it.
-fn started(rack: &Rack, folder: &str) -> Result<Guest> {
+fn started(rack: &RackProcesses, folder: &str) -> Result<Guest> {
     let (name, host, release) = GUEST;
     let mut guest = Guest::start_with(rack, name, host, release, &[], &["--fabric"])?;
     installed_in(rack, &mut guest, folder)?;
@@ -81,7 +81,7 @@ fn started(rack: &Rack, folder: &str) -> Result<Guest> {
 }
 
 /// All of them, with one guest.
-pub fn in_the_middle(world: &mut World) -> Result<()> {
+pub fn in_the_middle(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let folder = installed(rack)?.display().to_string();
     let mut guest = started(rack, &folder)?;
@@ -112,7 +112,7 @@ pub fn in_the_middle(world: &mut World) -> Result<()> {
 }
 
 /// The owner of the segment is killed: a program of a host, and one of the guest.
-fn owners(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+fn owners(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
     let (host, inside) = (node_id(rack, HOST)?, node_id(rack, guest.name())?);
     for what in WHAT {
         let owner = owner(rack, folder)?;
@@ -132,7 +132,7 @@ fn owners(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
 }
 
 /// Programs are killed in the middle of it: of theirs nothing stays, and others go on.
-fn users(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+fn users(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
     let (host, inside) = (node_id(rack, HOST)?, node_id(rack, guest.name())?);
     let owner_on_host = owner(rack, folder)?;
     for what in WHAT.iter().cycle().take(6) {
@@ -153,7 +153,7 @@ fn users(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
 }
 
 /// The node of the guest, and that of the other side, are killed.
-fn nodes(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+fn nodes(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
     let (host, name) = (node_id(rack, HOST)?, guest.name().to_owned());
     for (node, what) in
         [name.as_str(), HOST].into_iter().flat_map(|node| WHAT.map(|what| (node, what)))
@@ -176,7 +176,7 @@ fn boot_of(guest: &mut Guest) -> Result<String> {
 }
 
 /// A guest that reboots in order ends its programs and unmounts the rack: it begins anew, and so does the library.
-fn reboot_in_order(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+fn reboot_in_order(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
     let host = node_id(rack, HOST)?;
     let owner = owner(rack, folder)?;
     let program = in_guest(guest, host, "copy")?;
@@ -207,7 +207,7 @@ fn reboot_in_order(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
 
 /// The VM is reset while others use a segment of the guest's, and it has nothing mapped: QEMU lives. That segment is
 /// gone when the guest's kernel has found the device again, whether or not it is mounted.
-fn reset_with_nothing_mapped(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+fn reset_with_nothing_mapped(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
     let inside = node_id(rack, guest.name())?;
     drop(guest.begin(&format!("{TOOLS}/ending own"), LIMIT)?);
     let program = on_host(rack, folder, inside, "copy")?;
@@ -220,7 +220,7 @@ fn reset_with_nothing_mapped(rack: &Rack, guest: &mut Guest, folder: &str) -> Re
 
 /// The VM is reset with segments of both sides mapped: whether its QEMU lives (11.1.3 does not where the window
 /// has mappings).
-fn reset(rack: &Rack, guest: &mut Guest, folder: &str, what: &str) -> Result<bool> {
+fn reset(rack: &RackProcesses, guest: &mut Guest, folder: &str, what: &str) -> Result<bool> {
     let (host, inside) = (node_id(rack, HOST)?, node_id(rack, guest.name())?);
     let owner = owner(rack, folder)?;
     drop(guest.begin(&format!("{TOOLS}/ending own"), LIMIT)?);

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
-use rackbus_vm::{Assets, Guest as Release, registry};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
+use rackbus_vm::{Assets, GuestRelease as Release, registry};
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// Blocks of the drive, in bytes.
 const BLOCK: usize = 512;
@@ -37,7 +37,7 @@ const LINUX: &str = "initrd=\\initrd console=ttyS0 quiet mitigations=off panic=-
 
 /// Puts a system on a drive, and boots a guest from it on another host, which then goes on at a third, where its firmware
 /// has kept its variables.
-pub fn boots(world: &mut World) -> Result<()> {
+pub fn boots(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let lease = rack.json(&["borrow", "alpha/nvme0", "--for", "beta"])?;
     let socket = lease["socket"].as_str().unwrap_or_default();
@@ -57,12 +57,12 @@ pub fn boots(world: &mut World) -> Result<()> {
     std::thread::scope(|scope| {
         let moved = scope.spawn(|| rack.json(&["vm", "move", "uefi", "--to", "beta"]));
         // Nobody in this guest listens for the power button, which is pressed when the function is waited for.
-        let waits = |rack: &Rack| {
+        let waits = |rack: &RackProcesses| {
             rack.device("alpha/nvme0").ok().filter(|device| device["waiting"].as_u64() > Some(0))
         };
         rack.wait("the VM's move", Duration::from_secs(20), waits)?;
         let off = guest.begin("sleep 1; sync; poweroff -f", Duration::from_secs(20));
-        let moved = moved.join().map_err(|_| Failure("the move panicked".to_owned()))?;
+        let moved = moved.join().map_err(|_| CheckFailure("the move panicked".to_owned()))?;
         off.and(moved.map(drop))
     })?;
     let mut guest = Guest::attach(registry::find(rack.run_dir(), "beta", "uefi")?);

@@ -4,30 +4,30 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rackbus_e2e::guest::{CPUS, field, succeeded};
-use rackbus_e2e::{Guest, Rack, Result, ensure};
-use rackbus_vm::{Assets, Guest as Release};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
+use rackbus_vm::{Assets, GuestRelease as Release};
 use serde_json::Value;
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// How long fio may take in a guest on a busy machine.
 const FIO: Duration = Duration::from_secs(240);
 
 /// Borrows a function into a running guest.
-pub fn add(rack: &Rack, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
+pub fn add(rack: &RackProcesses, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
     rack.json(&["vm", "add", name, function])?;
     guest.wait_drives(1)
 }
 
 /// Takes a function out of a running guest.
-pub fn remove(rack: &Rack, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
+pub fn remove(rack: &RackProcesses, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
     rack.json(&["vm", "remove", name, function])?;
     guest.wait_drives(0)
 }
 
 /// The demonstration's core: what one guest wrote, the other finds, on another host.
-pub fn data_follows(world: &mut World) -> Result<()> {
-    let World { rack, old, new } = world;
+pub fn data_follows(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, new } = world;
     add(rack, old, "old", "alpha/nvme0")?;
     let sum = old.run(
         "mkfs.ext4 -q /dev/nvme?n1 && mount /dev/nvme?n1 /mnt/a && \
@@ -44,7 +44,7 @@ pub fn data_follows(world: &mut World) -> Result<()> {
 
 /// A stock guest finds memory in a BAR, and a program there maps it: fio writes it through the mapping
 /// and verifies.
-pub fn memory(world: &mut World) -> Result<()> {
+pub fn memory(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut guest = Guest::start(rack, "ram", "gamma", "trixie", &["alpha/ram0"])?;
     guest.booted()?;
@@ -68,11 +68,11 @@ pub fn memory(world: &mut World) -> Result<()> {
 
 /// With the controller at the borrower, a stock guest finds the same drive: what it wrote under load
 /// and verified, the next guest finds with the controller at the lender.
-pub fn strict_isolation(world: &mut World) -> Result<()> {
+pub fn strict_isolation(world: &mut RackWithGuests) -> Result<()> {
     const SCRIPT: &str = "cd /tmp && fio --name=verify --filename=$(ls -d /dev/nvme?n1) \
         --rw=randrw --bs=4k-32k --bsrange=4k-32k --direct=1 --ioengine=libaio --iodepth=8 \
         --size=16M --offset=64M --verify=crc32c --verify_fatal=1";
-    let World { rack, old, new } = world;
+    let RackWithGuests { rack, old, new } = world;
     rack.json(&["vm", "add", "old", "alpha/nvme0", "--isolation", "strict"])?;
     old.wait_drives(1)?;
     let leases = rack.json(&["leases"])?;
@@ -96,8 +96,8 @@ pub fn strict_isolation(world: &mut World) -> Result<()> {
 }
 
 /// nvme-cli of both kernels: identify, logs, features, reset, flush.
-pub fn administration(world: &mut World) -> Result<()> {
-    let World { rack, old, new } = world;
+pub fn administration(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, new } = world;
     add(rack, old, "old", "alpha/nvme0")?;
     add(rack, new, "new", "alpha/nvme1")?;
     let first = administer(old, 512)?;
@@ -141,11 +141,11 @@ fn administer(guest: &mut Guest, block: u64) -> Result<String> {
 }
 
 /// fio with data verification, four jobs, both guests at once.
-pub fn verified_io(world: &mut World) -> Result<()> {
+pub fn verified_io(world: &mut RackWithGuests) -> Result<()> {
     const SCRIPT: &str = "cd /tmp && fio --name=verify --filename=$(ls -d /dev/nvme?n1) \
         --rw=randrw --bs=4k-32k --bsrange=4k-32k --direct=1 --ioengine=libaio --iodepth=8 --numjobs=4 \
         --size=8M --offset_increment=8M --verify=crc32c --verify_fatal=1 --group_reporting";
-    let World { rack, old, new } = world;
+    let RackWithGuests { rack, old, new } = world;
     add(rack, old, "old", "alpha/nvme0")?;
     add(rack, new, "new", "alpha/nvme1")?;
     let first = old.begin(SCRIPT, FIO)?;
@@ -161,13 +161,13 @@ pub fn verified_io(world: &mut World) -> Result<()> {
 
 /// Each processor of a guest has a queue and an interrupt of its own. The drive is unplugged in the
 /// middle of its work and plugged in again, several times.
-pub fn queues(world: &mut World) -> Result<()> {
+pub fn queues(world: &mut RackWithGuests) -> Result<()> {
     // As many processes as processors, each bound to one.
     const LOAD: &str = "cd /tmp && fio --name=load --filename=$(ls -d /dev/nvme?n1) --rw=randrw \
         --bs=4k --direct=1 --ioengine=libaio --iodepth=8 --size=8M --offset_increment=8M \
         --numjobs=$(nproc) --cpus_allowed=0-$(($(nproc) - 1)) --cpus_allowed_policy=split \
         --time_based --verify=crc32c --verify_fatal=1 --runtime=";
-    let World { rack, old, new } = world;
+    let RackWithGuests { rack, old, new } = world;
     for (guest, name) in [(old, "old"), (new, "new")] {
         guest.run("dmesg -C")?;
         add(rack, guest, name, "alpha/nvme0")?;
@@ -209,7 +209,7 @@ pub fn busy(guest: &mut Guest) -> Result<()> {
 }
 
 /// blkdiscard and write-zeroes: what was there reads as zeroes, and nothing else changed.
-pub fn zeroes(world: &mut World) -> Result<()> {
+pub fn zeroes(world: &mut RackWithGuests) -> Result<()> {
     const SCRIPT: &str = "set -e; d=$(ls -d /dev/nvme?n1); cd /tmp; \
         head -c 8388608 /dev/urandom >pattern; \
         dd if=pattern of=$d bs=1M oflag=direct status=none; \
@@ -223,7 +223,7 @@ pub fn zeroes(world: &mut World) -> Result<()> {
             dd if=/dev/zero of=expected bs=64k seek=$((${hole%:*} / 65536)) \
                count=$((${hole#*:} / 65536)) conv=notrunc status=none; done; \
         dd if=$d bs=1M count=8 iflag=direct status=none | cmp - expected";
-    let World { rack, old, new } = world;
+    let RackWithGuests { rack, old, new } = world;
     add(rack, old, "old", "alpha/nvme0")?;
     add(rack, new, "new", "alpha/nvme1")?;
     old.run(SCRIPT)?;
@@ -233,8 +233,8 @@ pub fn zeroes(world: &mut World) -> Result<()> {
 }
 
 /// Who asks second is refused, by name of the holder, whoever asks.
-pub fn second_borrower(world: &mut World) -> Result<()> {
-    let World { rack, old, .. } = world;
+pub fn second_borrower(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, .. } = world;
     add(rack, old, "old", "alpha/nvme0")?;
     for host in ["gamma", "alpha", "beta"] {
         let said = rack.refused(&["borrow", "alpha/nvme0", "--for", host])?;
@@ -247,7 +247,7 @@ pub fn second_borrower(world: &mut World) -> Result<()> {
 }
 
 /// A QEMU that somebody starts by hand, with the arguments that `vm args` prints.
-pub fn own_qemu(world: &mut World) -> Result<()> {
+pub fn own_qemu(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut arguments = vec!["vm", "args", "--host", "gamma", "--borrow", "alpha/nvme1"];
     arguments.extend(["--memory", "256M"]);
@@ -283,8 +283,8 @@ pub fn own_qemu(world: &mut World) -> Result<()> {
 }
 
 /// A plugged-in drive that nobody uses: its lender's process sleeps.
-pub fn idle(world: &mut World) -> Result<()> {
-    let World { rack, old, .. } = world;
+pub fn idle(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, .. } = world;
     add(rack, old, "old", "alpha/nvme0")?;
     old.run("dd if=$(ls -d /dev/nvme?n1) of=/dev/null bs=4k count=256 iflag=direct status=none")?;
     // What the last access caused (a flush, adaptive polling) ends first.

@@ -26,23 +26,23 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rackbus_e2e::{Failure, Guest, Rack, Result};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result};
 use rackbus_vm::Assets;
 
 /// The rack file that all scenarios run with.
 const RACK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rack.toml");
 
 /// The rack and its two guests: `old` (Debian 12) on beta, `new` (Debian 13) on gamma.
-pub struct World {
+pub struct RackWithGuests {
     /// The rack that the guests are part of.
-    pub rack: Rack,
+    pub rack: RackProcesses,
     /// Debian 12 on beta.
     pub old: Guest,
     /// Debian 13 on gamma.
     pub new: Guest,
 }
 
-type Scenario = (&'static str, fn(&mut World) -> Result<()>);
+type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
@@ -115,14 +115,14 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     let names =
         || ALONE.iter().map(|(name, _)| *name).chain(SCENARIOS.iter().map(|(name, _)| *name));
     if let Some(unknown) = wanted.iter().find(|w| !names().any(|name| name.contains(w.as_str()))) {
-        return Err(Failure(format!("there is no scenario {unknown:?}")));
+        return Err(CheckFailure(format!("there is no scenario {unknown:?}")));
     }
     println!("guests run under {}", Assets::of_user().accel()?);
     let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
     let mut count = 0;
     for (name, scenario) in ALONE.iter().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
-        scenario(dir).map_err(|e| Failure(format!("{name}: {e}")))?;
+        scenario(dir).map_err(|e| CheckFailure(format!("{name}: {e}")))?;
         println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
         count += 1;
     }
@@ -130,18 +130,18 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
         return Ok(count);
     }
     let begun = Instant::now();
-    let rack = Rack::start(RACK.as_ref(), dir)?;
+    let rack = RackProcesses::start(RACK.as_ref(), dir)?;
     // Both boot at the same time.
     let mut old = Guest::start(&rack, "old", "beta", "bookworm", &[])?;
     let mut new = Guest::start(&rack, "new", "gamma", "trixie", &[])?;
     old.booted()?;
     new.booted()?;
     println!("{:>7.1} s  the rack and two guests are up", begun.elapsed().as_secs_f64());
-    let mut world = World { rack, old, new };
+    let mut world = RackWithGuests { rack, old, new };
     for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
         let outcome = scenario(&mut world).and_then(|()| nothing_left(&world));
-        outcome.map_err(|e| Failure(format!("{name}: {e}\n{}", world.rack.tail())))?;
+        outcome.map_err(|e| CheckFailure(format!("{name}: {e}\n{}", world.rack.tail())))?;
         println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
         count += 1;
     }
@@ -149,7 +149,7 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
 }
 
 /// No scenario leaves leases behind.
-fn nothing_left(world: &World) -> Result<()> {
+fn nothing_left(world: &RackWithGuests) -> Result<()> {
     let left = world.rack.json(&["leases"])?;
     rackbus_e2e::ensure!(left.as_array().is_some_and(Vec::is_empty), "leases left over: {left}");
     Ok(())

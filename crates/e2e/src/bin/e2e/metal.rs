@@ -7,7 +7,7 @@ use std::time::Duration;
 use rackbus_e2e::metal::{ENDS, bridge_address, start_bridge};
 use rackbus_e2e::{Result, programs};
 use rackbus_vm::metal::BridgeProcess;
-use rackbus_vm::{Assets, Guest, Machine, SharedNetwork, VmIommu};
+use rackbus_vm::{Assets, BareMetalMachine, GuestRelease, SharedNetwork, VmIommu};
 
 /// What the scripts have in common.
 const PRELUDE: &str = r#"
@@ -44,8 +44,8 @@ const DRIVE: [&str; 2] =
 
 struct Hosts {
     bridge: BridgeProcess,
-    lender: Machine,
-    borrower: Machine,
+    lender: BareMetalMachine,
+    borrower: BareMetalMachine,
     /// The bridge's address at either.
     ntb: [String; 2],
     /// Of either on the network.
@@ -54,7 +54,7 @@ struct Hosts {
     _switch: SharedNetwork,
 }
 
-fn start(dir: &Path, guest: Guest) -> Result<Hosts> {
+fn start(dir: &Path, guest: GuestRelease) -> Result<Hosts> {
     let bridge = start_bridge(&dir.join("bridge"), &[])?;
     let assets = Assets::of_user();
     let files = dir.join("files");
@@ -75,10 +75,10 @@ fn start(dir: &Path, guest: Guest) -> Result<Hosts> {
     let medium = format!("driver=file,node-name=medium,filename={}", medium.display());
     spec.devices = vec!["-blockdev".to_owned(), medium];
     spec.devices.extend(DRIVE.map(str::to_owned));
-    let mut lender = Machine::start(&assets, &spec, bridge.dir())?;
+    let mut lender = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
     let mut spec = bridge.machine(ENDS[1], guest);
     (spec.files, spec.cable) = (Some(files), Some(far));
-    let mut borrower = Machine::start(&assets, &spec, bridge.dir())?;
+    let mut borrower = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
     lender.booted()?;
     borrower.booted()?;
     let ntb = [bridge_address(&mut lender)?, bridge_address(&mut borrower)?];
@@ -90,7 +90,7 @@ fn start(dir: &Path, guest: Guest) -> Result<Hosts> {
 /// The network that joins the machines.
 const SUBNET: u8 = 17;
 
-fn run(machine: &mut Machine, script: &str) -> Result<String> {
+fn run(machine: &mut BareMetalMachine, script: &str) -> Result<String> {
     let said = machine.run(&format!("{PRELUDE}{script}"))?;
     let name = machine.name().to_owned();
     said.lines().for_each(|line| println!("           {name}: {line}"));
@@ -98,7 +98,7 @@ fn run(machine: &mut Machine, script: &str) -> Result<String> {
 }
 
 /// Starts what continues in the background, with what it says in a file.
-fn begin(machine: &mut Machine, log: &str, command: &str) -> Result<()> {
+fn begin(machine: &mut BareMetalMachine, log: &str, command: &str) -> Result<()> {
     machine.begin(&format!("{PRELUDE}exec {command} >/tmp/{log} 2>&1"), LIMIT)?;
     Ok(())
 }
@@ -106,7 +106,7 @@ fn begin(machine: &mut Machine, log: &str, command: &str) -> Result<()> {
 /// The stock driver of the borrower's kernel finds the drive, and everything that is written to it: first by the
 /// commands alone, then by leases.
 pub fn borrowed(dir: &Path) -> Result<()> {
-    let mut hosts = start(dir, Guest::Bookworm)?;
+    let mut hosts = start(dir, GuestRelease::Bookworm)?;
     let outcome = by_hand(&mut hosts).and_then(|()| by_lease(&mut hosts));
     if outcome.is_err() {
         println!("{}", hosts.bridge.counters()?);
@@ -175,7 +175,7 @@ fn by_lease(hosts: &mut Hosts) -> Result<()> {
         &format!("rackbus --run-dir /tmp/control control /tmp/rack.toml --listen {own}:7420"),
     )?;
     run(lender, "until_ok rackbus --run-dir /tmp/control status")?;
-    let token = |lender: &mut Machine, host: &str| {
+    let token = |lender: &mut BareMetalMachine, host: &str| {
         lender.run(&format!("{PRELUDE}rackbus --run-dir /tmp/control token {host}"))
     };
     let (first, second) = (token(lender, "alpha")?, token(lender, "beta")?);

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use rackbus_driver::net::{Net, NetOptions};
 use rackbus_e2e::guest::succeeded;
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use serde_json::Value;
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// The interface that the guest's driver has made, once it is there, and its end.
 const FIND: &str = "
@@ -25,7 +25,7 @@ const SECOND: &str = "10.77.128.2";
 /// MiB that go through a connection each way.
 const MIB: u32 = 16;
 
-fn plug(rack: &Rack, guest: &mut Guest, function: &str, address: &str) -> Result<()> {
+fn plug(rack: &RackProcesses, guest: &mut Guest, function: &str, address: &str) -> Result<()> {
     guest.release();
     rack.json(&["vm", "add", guest.name(), function])?;
     let said = guest.run(&format!(
@@ -44,7 +44,7 @@ fn plug(rack: &Rack, guest: &mut Guest, function: &str, address: &str) -> Result
     Ok(())
 }
 
-fn unplug(rack: &Rack, guest: &mut Guest, function: &str) -> Result<()> {
+fn unplug(rack: &RackProcesses, guest: &mut Guest, function: &str) -> Result<()> {
     guest.release();
     rack.json(&["vm", "remove", guest.name(), function])?;
     guest.run("for try in $(seq 200); do ls -d /sys/bus/pci/devices/*/virtio*/net/* 2>/dev/null || exit 0; \
@@ -52,8 +52,8 @@ fn unplug(rack: &Rack, guest: &mut Guest, function: &str) -> Result<()> {
 }
 
 /// Two guests with two kernels: small and large packets, and connections both ways.
-pub fn to_each_other(world: &mut World) -> Result<()> {
-    let World { rack, old, new } = world;
+pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, new } = world;
     plug(rack, old, "alpha/nic0.vf1", FIRST)?;
     plug(rack, new, "alpha/nic0.vf2", SECOND)?;
     for (from, to) in [(&mut *old, SECOND), (&mut *new, FIRST)] {
@@ -76,7 +76,7 @@ pub fn to_each_other(world: &mut World) -> Result<()> {
 }
 
 /// The interfaces of the rack's hosts are neighbours of a guest, where this process may make any.
-fn reach_hosts(rack: &Rack, guest: &mut Guest) -> Result<()> {
+fn reach_hosts(rack: &RackProcesses, guest: &mut Guest) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         println!("           no host has an interface: that takes root");
         return Ok(());
@@ -90,16 +90,16 @@ fn reach_hosts(rack: &Rack, guest: &mut Guest) -> Result<()> {
 }
 
 /// What a driver in user space hears of a guest that looks for somebody.
-fn beside_a_driver(rack: &Rack, guest: &mut Guest) -> Result<()> {
+fn beside_a_driver(rack: &RackProcesses, guest: &mut Guest) -> Result<()> {
     let (lease, socket) = rack.borrow("alpha/nic0.vf3", "gamma")?;
     let options = NetOptions { interrupts: true, ..NetOptions::default() };
     let opened = Net::open(&socket, Duration::from_secs(10), options);
-    let mut net = opened.map_err(|error| Failure(error.to_string()))?;
+    let mut net = opened.map_err(|error| CheckFailure(error.to_string()))?;
     let asking = guest.begin("ping -c 5 10.77.128.3; true", Duration::from_secs(60))?;
     let (begun, mut frame) = (Instant::now(), Vec::new());
     let who_has = loop {
         ensure!(begun.elapsed() < Duration::from_secs(30), "no request comes");
-        let heard = net.receive(0, &mut frame).map_err(|error| Failure(error.to_string()))?;
+        let heard = net.receive(0, &mut frame).map_err(|error| CheckFailure(error.to_string()))?;
         match heard {
             None => net.wait(0, Duration::from_secs(1)),
             Some(_) if frame.len() >= 42 && frame[12..14] == [8, 6] => {

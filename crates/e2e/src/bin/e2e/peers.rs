@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 use serde_json::Value;
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// Where the program runs.
 const HOST: &str = "gamma";
@@ -22,13 +22,13 @@ const TARGETS: [(&str, u64); 4] = [
 const MOVED: u64 = 8192;
 
 /// What the control plane knows of the drive, when it is as wanted.
-fn drive_when(rack: &Rack, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+fn drive_when(rack: &RackProcesses, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
     rack.wait(what, Duration::from_secs(20), |rack| rack.device(DRIVE).ok().filter(&wanted))
 }
 
 /// A stock kernel programs the BARs; a program drives a drive by itself and names addresses in them. Each
 /// target is elsewhere. When a target decodes nothing or is unplugged, the drive does not reach it.
-pub fn to_each_other(world: &mut World) -> Result<()> {
+pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let disk = programs::qemu_arguments(&programs::disk(rack, &["peer"])?);
     let mut functions = vec![DRIVE];

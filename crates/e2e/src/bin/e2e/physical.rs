@@ -1,9 +1,9 @@
 //! A machine lends its own PCI devices: a guest with an IOMMU, a stock drive and a network card with virtual
 //! functions plays that machine, and a rack runs in it.
 
-use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// Whose guest the machine is.
 const HOST: &str = "gamma";
@@ -154,7 +154,7 @@ const CARD: &str = r#"
     [ -z "$(ls /run/rackbus-lent)" ]
 "#;
 
-fn start(rack: &Rack) -> Result<Guest> {
+fn start(rack: &RackProcesses) -> Result<Guest> {
     let disk = programs::qemu_arguments(&programs::disk(rack, &["rackbus", "physical"])?);
     let medium = rack.run_dir().join("physical.img");
     std::fs::File::create(&medium)?.set_len(16 << 20)?;
@@ -176,7 +176,7 @@ fn run(guest: &mut Guest, script: &str) -> Result<String> {
 }
 
 /// A machine's drive and the virtual functions of its card are lent, taken away and given back.
-pub fn lent(world: &mut World) -> Result<()> {
+pub fn lent(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut guest = start(rack)?;
     let said = run(&mut guest, BINDING)?;

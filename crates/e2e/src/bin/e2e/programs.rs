@@ -21,7 +21,7 @@ pub struct HostProgram {
 }
 
 impl HostProgram {
-    /// Starts it.
+    /// Starts `command` with its output in files.
     ///
     /// # Errors
     /// When that fails.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::{Result, ensure};
 
-use crate::World;
+use crate::RackWithGuests;
 use crate::guests::{add, busy, remove};
 
 /// Random I/O for some seconds, each block verified when it was written.
@@ -20,9 +20,9 @@ const ROUNDS: u64 = 5;
 /// A stock guest verifies what it writes while all nodes are restarted again and again, with the drive's
 /// controller at the lender and at the borrower: fio finds no error, and the guest's kernel saw none. The
 /// drive is unplugged in order afterwards.
-pub fn in_place(world: &mut World) -> Result<()> {
+pub fn in_place(world: &mut RackWithGuests) -> Result<()> {
     for isolation in ["shared", "strict"] {
-        let World { rack, old, .. } = world;
+        let RackWithGuests { rack, old, .. } = world;
         match isolation {
             "shared" => add(rack, old, "old", "alpha/nvme0")?,
             _ => {

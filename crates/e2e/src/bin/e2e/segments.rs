@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::sisci::node_id;
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure, sisci};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure, sisci};
 use serde_json::Value;
 
-use crate::World;
+use crate::RackWithGuests;
 use crate::programs::HostProgram;
 
 /// What builds the conformance tests.
@@ -57,7 +57,7 @@ const TOGETHER: [(&str, &str); 9] = [
 /// One side of an exchange.
 enum Side<'a> {
     Guest(&'a mut Guest),
-    Host(&'a Rack),
+    Host(&'a RackProcesses),
 }
 
 impl Side<'_> {
@@ -88,7 +88,7 @@ impl Running {
     }
 
     /// One on a host.
-    pub fn host(rack: &Rack, program: &str, arguments: &str) -> Result<Running> {
+    pub fn host(rack: &RackProcesses, program: &str, arguments: &str) -> Result<Running> {
         let mut command = Command::new(program);
         command.args(arguments.split_whitespace());
         command.env("RACKBUS_RUN_DIR", rack.run_dir()).env("RACKBUS_HOST", HOST);
@@ -106,7 +106,9 @@ impl Running {
     /// Kills one on a host.
     pub fn kill(self) -> Result<()> {
         match self {
-            Running::Guest(name, _) => Err(Failure(format!("a tool in {name} is not killed so"))),
+            Running::Guest(name, _) => {
+                Err(CheckFailure(format!("a tool in {name} is not killed so")))
+            }
             Running::Host(program) => {
                 drop(program);
                 Ok(())
@@ -116,7 +118,7 @@ impl Running {
 }
 
 /// Library, headers and tools, as they are installed on a host, with programs of the tests beside them.
-pub fn installed(rack: &Rack) -> Result<PathBuf> {
+pub fn installed(rack: &RackProcesses) -> Result<PathBuf> {
     let folder = sisci::install(rack)?;
     let assigned = |name: &str, value: &std::path::Path| format!("{name}={}", value.display());
     let made = Command::new("make")
@@ -154,7 +156,12 @@ fn between(
 }
 
 /// Runs the conformance tests in a guest, with a host as the other side.
-pub fn conformance(rack: &Rack, guest: &mut Guest, name: &str, folder: &str) -> Result<()> {
+pub fn conformance(
+    rack: &RackProcesses,
+    guest: &mut Guest,
+    name: &str,
+    folder: &str,
+) -> Result<()> {
     for test in ALONE {
         guest
             .begin(&format!("{TESTS}/{test}"), LIMIT)
@@ -175,7 +182,7 @@ pub fn conformance(rack: &Rack, guest: &mut Guest, name: &str, folder: &str) -> 
 
 /// Ping-pong through segments, interrupts and transfers: two guests of two hosts with each other, and each
 /// with a host, with either as the owner.
-pub fn in_guests(world: &mut World) -> Result<()> {
+pub fn in_guests(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let folder = installed(rack)?.display().to_string();
     let mut guests = Vec::new();
@@ -190,7 +197,7 @@ pub fn in_guests(world: &mut World) -> Result<()> {
         let window = guest.run("dmesg | grep 'Cache len'")?;
         println!("          {name}: {}", window.trim());
     }
-    let [first, second] = &mut guests[..] else { return Err(Failure("two guests".into())) };
+    let [first, second] = &mut guests[..] else { return Err(CheckFailure("two guests".into())) };
     let rounds = format!("-loops {ROUNDS} -size 64");
     between(Side::Guest(first), Side::Guest(second), "scipp", &rounds, &folder)?;
     between(Side::Guest(second), Side::Guest(first), "scipp", &rounds, &folder)?;
@@ -224,7 +231,7 @@ pub fn in_guests(world: &mut World) -> Result<()> {
 /// A segment of a host, mapped by two guests on two hosts and by a program on a third at once: the drive of one
 /// guest reads into it, and all see that.
 fn one_segment_everywhere(
-    rack: &Rack,
+    rack: &RackProcesses,
     first: &mut Guest,
     second: &mut Guest,
     folder: &str,
@@ -241,7 +248,7 @@ fn one_segment_everywhere(
 }
 
 /// A guest is refused what it may only read, by a line that says why; a host is not.
-fn read_only(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+fn read_only(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
     let share = |access| {
         let name = guest.name();
         rack.json(&["mem", "share", HOST, MAPPED, "--with", name, "--access", access])
@@ -261,7 +268,7 @@ fn read_only(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
 }
 
 /// A guest maps more than its window has room for at once.
-fn larger_than_the_window(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+fn larger_than_the_window(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
     let begun = std::time::Instant::now();
     let owner = Running::host(rack, &format!("{folder}/bin/window"), &format!("own {LARGER_MIB}"))?;
     let script = format!("{TOOLS}/window {} {LARGER_MIB}", node_id(rack, HOST)?);
@@ -274,7 +281,12 @@ fn larger_than_the_window(rack: &Rack, guest: &mut Guest, folder: &str) -> Resul
 
 /// The process that serves a guest's device is killed, several times: programs that have memory mapped notice
 /// nothing, and what asks for something waits a moment.
-fn helper_dies(rack: &Rack, first: &mut Guest, second: &mut Guest, folder: &str) -> Result<()> {
+fn helper_dies(
+    rack: &RackProcesses,
+    first: &mut Guest,
+    second: &mut Guest,
+    folder: &str,
+) -> Result<()> {
     let (here, there) = (second.name().to_owned(), first.name().to_owned());
     let server = first.begin(&format!("{TOOLS}/scipp -server -rn {here}"), LIMIT)?;
     let arguments = format!("-client -rn {there} -loops 20000 -size 64");
@@ -306,7 +318,7 @@ fn helper_dies(rack: &Rack, first: &mut Guest, second: &mut Guest, folder: &str)
 }
 
 /// A VM is killed with segments of others mapped, and with others connected to its own: nothing of it is left.
-fn killed(rack: &Rack, mut guest: Guest, folder: &str) -> Result<()> {
+fn killed(rack: &RackProcesses, mut guest: Guest, folder: &str) -> Result<()> {
     let name = guest.name().to_owned();
     let own = guest.begin(&format!("{TOOLS}/mapping own 3"), LIMIT)?;
     let owner = Running::host(rack, &format!("{folder}/bin/mapping"), "own 21")?;

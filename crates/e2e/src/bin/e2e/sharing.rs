@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
 use rackbus_vm::registry;
 
-use crate::World;
+use crate::RackWithGuests;
 
 /// How long all turns may take on a busy machine.
 const TURNS: Duration = Duration::from_secs(180);
@@ -33,14 +33,14 @@ END
 rm -f /tmp/stop /tmp/wrong /tmp/written; setsid bash /tmp/work BLOCK >/dev/null 2>&1 </dev/null &"#;
 
 /// The turns that a share has had.
-fn turns(rack: &Rack, share: u64) -> Option<u64> {
+fn turns(rack: &RackProcesses, share: u64) -> Option<u64> {
     let shares = rack.json(&["share", "list"]).ok()?;
     let mut shares = shares.as_array()?.iter();
     shares.find(|it| it["share"] == share)?["turns"].as_u64()
 }
 
-pub fn turns_of_guests(world: &mut World) -> Result<()> {
-    let World { rack, old, new } = world;
+pub fn turns_of_guests(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, old, new } = world;
     for (guest, block) in [(&mut *old, "100"), (&mut *new, "200")] {
         guest.run(&WORK.replace("BLOCK", block))?;
     }
@@ -61,7 +61,7 @@ pub fn turns_of_guests(world: &mut World) -> Result<()> {
     }
     let refused = rack.refused(&["borrow", "alpha/nvme0", "--for", "beta"])?;
     ensure!(refused.contains("lent in turns to 2"), "{refused}");
-    let all = |rack: &Rack| {
+    let all = |rack: &RackProcesses| {
         let had = shares.iter().map(|share| turns(rack, *share)).collect::<Option<Vec<_>>>()?;
         had.iter().all(|turns| *turns >= 2).then_some(())
     };
@@ -89,12 +89,13 @@ pub fn turns_of_guests(world: &mut World) -> Result<()> {
             share["borrower"]
         );
     }
-    let gone = |rack: &Rack| rack.json(&["leases"]).ok()?.as_array()?.is_empty().then_some(());
+    let gone =
+        |rack: &RackProcesses| rack.json(&["leases"]).ok()?.as_array()?.is_empty().then_some(());
     rack.wait("the last turn ends", TURNS, gone)
 }
 
-pub fn moved(world: &mut World) -> Result<()> {
-    let World { rack, .. } = world;
+pub fn moved(world: &mut RackWithGuests) -> Result<()> {
+    let RackWithGuests { rack, .. } = world;
     let mut guest = Guest::start(rack, "mover", "beta", "trixie", &["alpha/nvme0"])?;
     guest.booted()?;
     guest.wait_drives(1)?;

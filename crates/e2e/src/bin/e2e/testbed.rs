@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rackbus_e2e::rack::beside;
-use rackbus_e2e::{Failure, Result, ensure};
+use rackbus_e2e::{CheckFailure, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The hosts' network; other tests have others.
@@ -30,12 +30,12 @@ impl Testbed<'_> {
         let mut child = command.spawn()?;
         let out = child.stdout.take();
         let mut testbed = Testbed { child, dir };
-        for line in BufReader::new(out.ok_or_else(|| Failure("no output".into()))?).lines() {
+        for line in BufReader::new(out.ok_or_else(|| CheckFailure("no output".into()))?).lines() {
             if line?.starts_with("ready") {
                 return Ok(testbed);
             }
         }
-        Err(Failure(format!("the test bed does not start: {}", testbed.child.wait()?)))
+        Err(CheckFailure(format!("the test bed does not start: {}", testbed.child.wait()?)))
     }
 
     /// Runs another command of the test bed, which must succeed.
@@ -137,7 +137,7 @@ pub fn borrowed(dir: &Path) -> Result<()> {
     let before = testbed.on("beta", &held)?;
     let kernel = |testbed: &Testbed<'_>| -> Result<i64> {
         let said = testbed.on("beta", KERNEL_MEMORY)?;
-        said.parse().map_err(|_| Failure(format!("no number: {said}")))
+        said.parse().map_err(|_| CheckFailure(format!("no number: {said}")))
     };
     let memory = kernel(&testbed)?;
     let cycles = std::env::var("RACKBUS_CYCLES").unwrap_or_else(|_| CYCLES.to_owned());

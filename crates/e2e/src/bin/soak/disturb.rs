@@ -1,9 +1,9 @@
-//! What happens to a rack: processes die, stand still and are replaced, and devices leave and come back.
+//! What happens to a rack: processes die, stall and are replaced, and devices leave and come back.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rackbus_e2e::{Rack, Result};
+use rackbus_e2e::{RackProcesses, Result};
 use rackbus_seeds::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -11,15 +11,15 @@ use crate::{DEVICES, HOSTS};
 
 /// Disturbs a rack, one thing after the other.
 pub struct Disturber<'a> {
-    rack: &'a Rack,
+    rack: &'a RackProcesses,
     random: Random,
     counts: BTreeMap<&'static str, u64>,
-    /// A process that stands still.
+    /// A process that stalls.
     frozen: Option<Pid>,
 }
 
 impl<'a> Disturber<'a> {
-    pub fn new(rack: &'a Rack, random: Random) -> Disturber<'a> {
+    pub fn new(rack: &'a RackProcesses, random: Random) -> Disturber<'a> {
         Disturber { rack, random, counts: BTreeMap::new(), frozen: None }
     }
 
@@ -109,7 +109,7 @@ impl<'a> Disturber<'a> {
 
     /// Waits until a process that was started has said its number.
     fn wait_process(&self, role: &str) -> Result<()> {
-        let there = |rack: &Rack| rack.process(role).ok().map(drop);
+        let there = |rack: &RackProcesses| rack.process(role).ok().map(drop);
         self.rack.wait("a process that was started runs", Duration::from_secs(20), there)
     }
 }

@@ -6,16 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use rackbus_seeds::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::model::{BLOCK, Model};
+use crate::model::{BLOCK, DriveModel};
 use crate::{HOSTS, MACHINE_DRIVE, Soak};
 
 /// Blocks that guests use, each written by a command of its own.
 const BLOCKS: usize = 16;
-/// How long a command in the guest may take: the functions of nodes that stand still answer late.
+/// How long a command in the guest may take: the functions of nodes that stall answer late.
 const COMMAND: Duration = Duration::from_secs(20);
 /// Digits of a value in a block, one line of text.
 const DIGITS: usize = 15;
@@ -44,7 +44,7 @@ impl Done {
 pub struct Machines<'a> {
     soak: &'a Soak,
     random: Random,
-    model: Model,
+    model: DriveModel,
     /// Counts machines, and is the epoch of each in the model.
     life: u64,
     value: u64,
@@ -53,7 +53,7 @@ pub struct Machines<'a> {
 
 impl<'a> Machines<'a> {
     pub fn new(soak: &'a Soak, random: Random) -> Machines<'a> {
-        let (model, done) = (Model::default(), Done::default());
+        let (model, done) = (DriveModel::default(), Done::default());
         Machines { soak, random, model, life: 0, value: 0, done }
     }
 
@@ -68,7 +68,7 @@ impl<'a> Machines<'a> {
             let name = format!("soak{}", self.life);
             let started = Guest::start(&self.soak.rack, &name, host, "trixie", &[MACHINE_DRIVE]);
             let Ok(mut guest) = started else {
-                // Its host or its drive is not to be had now.
+                // Its host or its drive is not available now.
                 std::thread::sleep(Duration::from_millis(200));
                 continue;
             };
@@ -130,7 +130,7 @@ impl<'a> Machines<'a> {
         write(block, self.value)
     }
 
-    /// The machine stands still for a moment in the middle of a write, which nobody waits for.
+    /// The machine is stopped for a moment during a write, which nobody waits for.
     fn freeze(&mut self, guest: &mut Guest, script: &str) -> bool {
         let Some(process) = process(guest) else { return false };
         let Ok(running) = guest.begin(script, COMMAND) else { return false };
@@ -142,12 +142,12 @@ impl<'a> Machines<'a> {
         frozen && thawed && running.wait().is_ok_and(|output| output.ok())
     }
 
-    /// Ends a machine, by its own shutdown or in the middle of a write.
+    /// Ends a machine, by its own shutdown or during a write.
     fn end(&mut self, mut guest: Guest) {
         if self.random.chance(40) {
             let name = guest.name().to_owned();
             if guest.stop(&self.soak.rack).is_err() {
-                // Its host's node does not answer; the process is ended all the same.
+                // Its host's node does not answer; the process is ended anyway.
                 kill(&self.soak.rack, &name);
             }
             return;
@@ -165,8 +165,9 @@ impl<'a> Machines<'a> {
     fn last(&mut self) -> Result<()> {
         self.life += 1;
         let rack = &self.soak.rack;
-        let start =
-            |rack: &Rack| Guest::start(rack, "last", "gamma", "trixie", &[MACHINE_DRIVE]).ok();
+        let start = |rack: &RackProcesses| {
+            Guest::start(rack, "last", "gamma", "trixie", &[MACHINE_DRIVE]).ok()
+        };
         let mut guest = rack.wait("a last VM starts", Duration::from_secs(60), start)?;
         self.done.started += 1;
         guest.booted()?;
@@ -193,7 +194,7 @@ impl<'a> Machines<'a> {
     /// What a guest has read is what was written.
     fn check(&mut self, block: usize, text: &str) -> Result<()> {
         let wrong =
-            |error: String| Failure(format!("{MACHINE_DRIVE} in VM {}: {error}", self.life));
+            |error: String| CheckFailure(format!("{MACHINE_DRIVE} in VM {}: {error}", self.life));
         let found = match text.trim() {
             zeroes if zeroes.len() == BLOCK && zeroes.bytes().all(|it| it == b'0') => 0,
             digits if digits.len() == DIGITS => {
@@ -240,7 +241,7 @@ fn process(guest: &mut Guest) -> Option<Pid> {
 }
 
 /// Ends a machine by its record.
-fn kill(rack: &Rack, name: &str) {
+fn kill(rack: &RackProcesses, name: &str) {
     for host in HOSTS {
         if let Ok(record) = rackbus_vm::registry::find(rack.run_dir(), host, name) {
             Guest::attach(record).vm().kill();

@@ -4,7 +4,7 @@
 //! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them. Others
 //! (`peers`) borrow several functions and have drives read into the memory of another, and a virtual machine (`machine`)
 //! uses a drive until it is killed or stopped, and the next begins. All the while `disturb` does what happens to racks. What each block may hold is known (`model`): no wrong data, no acknowledged
-//! write lost, nothing of a lease that has ended. At the end everything is to be had again, every lease that ended says
+//! write lost, nothing of a lease that has ended. At the end everything is available again, every lease that ended says
 //! why, no process has kept descriptors or memory, and none is left over.
 //!
 //! Usage: `soak DIR [SECONDS [SEED]]`; the last line is `soak: ok` and what was done.
@@ -23,12 +23,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Failure, Rack, Result, ensure};
+use rackbus_e2e::{CheckFailure, RackProcesses, Result, ensure};
 use rackbus_seeds::Random;
 
 use disturb::Disturber;
 use machine::Machines;
-use model::{BLOCK, BLOCKS, Model};
+use model::{BLOCK, BLOCKS, DriveModel};
 
 /// Four drives of two hosts and one for virtual machines, in files: what was acknowledged outlives a killed process. And
 /// memory of two hosts, for peer-to-peer.
@@ -94,8 +94,8 @@ const SPARE_DESCRIPTORS: usize = 8;
 
 /// What all workers know.
 struct Soak {
-    rack: Rack,
-    drives: Vec<Mutex<Model>>,
+    rack: RackProcesses,
+    drives: Vec<Mutex<DriveModel>>,
     stop: AtomicBool,
     operations: AtomicU64,
     /// Writes that were acknowledged, and reads that were checked, of each drive.
@@ -141,7 +141,7 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
     let _ = fs::remove_dir_all(dir.join("state"));
     let file = dir.join("rack.toml");
     fs::write(&file, RACK)?;
-    let rack = Rack::start(&file, dir)?;
+    let rack = RackProcesses::start(&file, dir)?;
     let fresh = census(&rack)?;
     let soak = Soak {
         rack,
@@ -206,10 +206,11 @@ impl Soak {
             let calmed = disturber.calm();
             soak.stop.store(true, Ordering::Relaxed);
             for worker in workers {
-                worker.join().map_err(|_| Failure("a worker panicked".to_owned()))??;
+                worker.join().map_err(|_| CheckFailure("a worker panicked".to_owned()))??;
             }
-            let done =
-                machines.join().map_err(|_| Failure("the VMs' thread panicked".to_owned()))??;
+            let done = machines
+                .join()
+                .map_err(|_| CheckFailure("the VMs' thread panicked".to_owned()))??;
             outcome.and(calmed).map(|()| (disturber.counts(), done))
         })
     }
@@ -251,7 +252,7 @@ impl Soak {
         random: &mut Random,
     ) -> Result<()> {
         let wrong =
-            |error: String| Failure(format!("{}, epoch {epoch}: {error}", FUNCTIONS[drive]));
+            |error: String| CheckFailure(format!("{}, epoch {epoch}: {error}", FUNCTIONS[drive]));
         let options = DriveOptions { depth: 4, data: 64 << 10 };
         let Ok(mut opened) = Drive::open(socket, options) else { return Ok(()) };
         for _ in 0..count {
@@ -300,7 +301,9 @@ impl Soak {
             let returned = self.rack.json(&["return", &lease.to_string()]);
             let over = match &returned {
                 Ok(_) => true,
-                Err(Failure(why)) => why.contains("has ended already") || why.contains("no lease"),
+                Err(CheckFailure(why)) => {
+                    why.contains("has ended already") || why.contains("no lease")
+                }
             };
             if over {
                 lock(&self.owed).remove(&lease);
@@ -308,7 +311,7 @@ impl Soak {
         }
     }
 
-    /// Everything is returned and to be had again.
+    /// Everything is returned and available again.
     fn settle(&self) -> Result<()> {
         self.rack.wait_hosts(&HOSTS)?;
         self.rack.wait("all leases are returned", SETTLE, |_| {
@@ -335,7 +338,7 @@ impl Soak {
                 let mut data = vec![0; BLOCK];
                 opened.read((block * BLOCK / 512) as u64, &mut data)?;
                 let read = model.read(epoch, block, &data);
-                read.map_err(|error| Failure(format!("{function}, at the end: {error}")))?;
+                read.map_err(|error| CheckFailure(format!("{function}, at the end: {error}")))?;
             }
             drop(opened);
             self.rack.give_back(lease["lease"].as_u64().unwrap_or(0))?;
@@ -379,7 +382,7 @@ impl Soak {
                     std::thread::sleep(Duration::from_millis(100));
                 }
                 Some((fresh, now)) => {
-                    return Err(Failure(format!(
+                    return Err(CheckFailure(format!(
                         "more is open than at first: {fresh:?}, now {now:?}"
                     )));
                 }
@@ -401,7 +404,7 @@ struct Census {
 }
 
 /// How many processes have the rack's run directory among their arguments.
-fn processes(rack: &Rack) -> Result<usize> {
+fn processes(rack: &RackProcesses) -> Result<usize> {
     let folder = rack.run_dir().display().to_string();
     // The folder, or something in it: not one whose name begins with the same letters.
     let ends = ["\0", "/"].map(|end| format!("{folder}{end}"));
@@ -413,7 +416,7 @@ fn processes(rack: &Rack) -> Result<usize> {
     Ok(fs::read_dir("/proc")?.flatten().filter_map(|entry| of_rack(entry).then_some(())).count())
 }
 
-fn census(rack: &Rack) -> Result<Vec<Census>> {
+fn census(rack: &RackProcesses) -> Result<Vec<Census>> {
     let roles = ["control"].into_iter().chain(HOSTS);
     let processes = processes(rack)?;
     let of = |role| {

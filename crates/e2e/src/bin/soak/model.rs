@@ -10,9 +10,9 @@ pub const BLOCK: usize = 4096;
 /// Blocks that are used of each drive.
 pub const BLOCKS: usize = 256;
 
-/// What a drive must hold, from all that was acknowledged.
+/// The content that a drive must have, by all writes that were acknowledged.
 #[derive(Debug, Default)]
-pub struct Model {
+pub struct DriveModel {
     /// The newest epoch that has used it.
     epoch: u64,
     blocks: BTreeMap<usize, Block>,
@@ -26,7 +26,7 @@ struct Block {
     perhaps: Vec<u64>,
 }
 
-impl Model {
+impl DriveModel {
     /// Whether nobody with a newer epoch has come since.
     pub fn is_current(&mut self, epoch: u64) -> bool {
         self.epoch = self.epoch.max(epoch);
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_block_holds_what_was_acknowledged_or_is_not_known() {
-        let mut model = Model::default();
+        let mut model = DriveModel::default();
         assert!(model.begin(1, 3, 10));
         model.written(1, 3, 10);
         assert!(model.begin(1, 3, 11));
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn what_an_older_epoch_hears_late_decides_nothing() {
-        let mut model = Model::default();
+        let mut model = DriveModel::default();
         assert!(model.begin(1, 3, 10));
         assert!(model.is_current(2));
         model.written(1, 3, 10);
@@ -123,6 +123,6 @@ mod tests {
     fn blocks_written_in_part_are_found() {
         let mut data = content(3, 10);
         data[2048..].copy_from_slice(&content(3, 11)[2048..]);
-        assert!(Model::default().read(1, 3, &data).is_err());
+        assert!(DriveModel::default().read(1, 3, &data).is_err());
     }
 }

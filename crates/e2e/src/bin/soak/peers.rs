@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{Failure, Result};
+use rackbus_e2e::{CheckFailure, Result};
 use rackbus_memory::Region;
 use rackbus_pci::vfio_user::Client;
 use rackbus_seeds::Random;
@@ -112,7 +112,7 @@ fn use_all(
         }
         let right = lock(&soak.drives[*drive]).read(*epoch, block, &data);
         right.map_err(|error| {
-            Failure(format!("{}, epoch {epoch}, by peer-to-peer: {error}", FUNCTIONS[*drive]))
+            CheckFailure(format!("{}, epoch {epoch}, by peer-to-peer: {error}", FUNCTIONS[*drive]))
         })?;
         soak.moved.fetch_add(1, Ordering::Relaxed);
     }

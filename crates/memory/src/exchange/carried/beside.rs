@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll;
 
 use super::CarriedSession;
-use super::connection::{Connection, FrameHeader, SessionFrame, Way, kind};
+use super::connection::{CarrierConnection, DataTransport, FrameHeader, SessionFrame, kind};
 use super::saved::{BesideState, LeftAnswer};
 use crate::exchange::lane::{
     AnsweringLane, AskingLane, CarriedLane, Finished, LEAST, Lane, LaneError, LaneNews, LaneTarget,
@@ -26,7 +26,7 @@ pub(super) enum Beside {
 }
 
 impl Beside {
-    /// A lane between places in `region`, and the proof behind them, at `proof`. One that cannot be had is given up at
+    /// A lane between places in `region`, and the proof behind them, at `proof`. One that cannot be obtained is given up at
     /// once.
     pub(super) fn new(
         lane: CarriedLane,
@@ -189,7 +189,7 @@ impl Beside {
     }
 
     /// Puts into `connection` what is to be said and sent.
-    pub(super) fn tell(&mut self, connection: &mut Connection) {
+    pub(super) fn tell(&mut self, connection: &mut CarrierConnection) {
         let news = match self {
             Beside::Asks(end) => end.core.news(),
             Beside::Answers(end) => end.core.news(),
@@ -289,15 +289,15 @@ impl AskingEnd {
     }
 
     /// How data of a question go.
-    pub(super) fn way(&mut self, tag: u32, length: usize) -> Way {
+    pub(super) fn way(&mut self, tag: u32, length: usize) -> DataTransport {
         if length < LEAST {
-            return Way::Behind;
+            return DataTransport::Behind;
         }
         match self.core.write(tag, length) {
-            Some(id) => Way::Moving(id),
+            Some(id) => DataTransport::Moving(id),
             None => {
                 self.session.lane_note().fell_back.fetch_add(1, Ordering::Relaxed);
-                Way::Behind
+                DataTransport::Behind
             }
         }
     }
@@ -345,8 +345,11 @@ impl AskingEnd {
                     }
                 }
                 Some(Finished::Write(id)) => {
-                    let moved = |frame: &&mut SessionFrame| frame.way == Way::Moving(id);
-                    outbox.kept_mut().filter(moved).for_each(|frame| frame.way = Way::Left);
+                    let moved = |frame: &&mut SessionFrame| frame.way == DataTransport::Moving(id);
+                    outbox
+                        .kept_mut()
+                        .filter(moved)
+                        .for_each(|frame| frame.way = DataTransport::Left);
                 }
                 Some(Finished::Read) | None => {}
             }
@@ -364,15 +367,15 @@ impl AskingEnd {
         }
     }
 
-    /// Closes the lane, which is given up: what was to be moved goes by the connection.
+    /// Closes the lane, which is given up: what was to be moved is sent over the connection.
     fn lost(&mut self, outbox: &mut FrameOutbox<SessionFrame>) {
         let Some(mut lane) = self.lane.take() else { return };
         if !lane.close() {
             self.session.end(SessionEndReason::Reachable);
         }
-        let moving = |frame: &&mut SessionFrame| matches!(frame.way, Way::Moving(_));
+        let moving = |frame: &&mut SessionFrame| matches!(frame.way, DataTransport::Moving(_));
         outbox.kept_mut().filter(moving).for_each(|frame| {
-            frame.way = Way::Behind;
+            frame.way = DataTransport::Behind;
             self.session.lane_note().fell_back.fetch_add(1, Ordering::Relaxed);
         });
         let why = self.core.failure().cloned();
@@ -436,7 +439,7 @@ pub(super) struct AnsweringEnd {
 }
 
 impl AnsweringEnd {
-    /// Takes the memory away. Where that cannot be had the session ends, before a place is used again.
+    /// Takes the memory away. Where that fails the session ends, before a place is used again.
     fn take_away(&self) {
         if self.target.as_ref().is_some_and(|target| !target.close()) {
             self.session.end(SessionEndReason::Reachable);

@@ -72,12 +72,12 @@ pub(super) struct SessionFrame {
     /// Bytes of header, message and data that were given to this connection.
     pub taken: usize,
     /// How its data go.
-    pub way: Way,
+    pub way: DataTransport,
 }
 
-/// How the data of a message go.
+/// How the data of a message are transported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum DataTransport {
     /// In the same message, behind its header.
     Behind,
     /// By this transfer of the lane; the message is sent when that has ended.
@@ -118,7 +118,7 @@ pub(super) enum Came {
 
 /// One connection of a session: its carrier, and what is half received or sent.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct CarrierConnection {
     /// Its number in the session.
     pub number: u64,
     carrier: Box<dyn Carrier>,
@@ -144,7 +144,7 @@ pub(super) struct Connection {
     waits_to_send: bool,
 }
 
-impl Connection {
+impl CarrierConnection {
     /// One whose socket makes `readiness` readable. Who `speaks` first says what it has received, and how it is with
     /// the lane.
     pub(super) fn new(
@@ -152,10 +152,10 @@ impl Connection {
         carrier: Box<dyn Carrier>,
         speaks: Option<LaneNews>,
         readiness: &impl AsFd,
-    ) -> rustix::io::Result<Connection> {
+    ) -> rustix::io::Result<CarrierConnection> {
         let data = epoll::EventData::new_u64(0);
         epoll::add(readiness, carrier.socket(), data, epoll::EventFlags::IN)?;
-        Ok(Connection {
+        Ok(CarrierConnection {
             number,
             carrier,
             joined: false,
@@ -239,7 +239,7 @@ impl Connection {
         self.chunk.clear();
         self.sent = 0;
         while self.chunk.len() < CHUNK {
-            let waits = |frame: &SessionFrame| matches!(frame.way, Way::Moving(_));
+            let waits = |frame: &SessionFrame| matches!(frame.way, DataTransport::Moving(_));
             let frame = match outbox.unsent() {
                 Some(frame) if self.joined && !waits(frame) => outbox.next_unsent(),
                 _ => None,
@@ -261,9 +261,9 @@ impl Connection {
             let head = HEADER + frame.message_length;
             if frame.taken == 0 {
                 if lane.is_some_and(|lane| lane.leaves(frame.length)) {
-                    frame.way = Way::Left;
+                    frame.way = DataTransport::Left;
                 }
-                let left = frame.way == Way::Left;
+                let left = frame.way == DataTransport::Left;
                 let header = FrameHeader {
                     message: (frame.message_length as u16).into(),
                     data: (frame.length as u32).into(),
@@ -276,7 +276,7 @@ impl Connection {
                 self.chunk.extend_from_slice(&frame.message[..frame.message_length]);
                 frame.taken = head;
             }
-            if frame.way == Way::Left {
+            if frame.way == DataTransport::Left {
                 outbox.advance();
                 continue;
             }
@@ -333,7 +333,8 @@ impl Connection {
             || self.sent < self.chunk.len()
             || !self.controls.is_empty()
             || !self.fetched.is_empty()
-            || (self.joined && outbox.unsent().is_some_and(|it| !matches!(it.way, Way::Moving(_))))
+            || (self.joined
+                && outbox.unsent().is_some_and(|it| !matches!(it.way, DataTransport::Moving(_))))
     }
 
     /// Has its socket wake this end also when something can be sent, or not any more.

@@ -261,7 +261,9 @@ impl CarriedSession {
         let peer = &self.0.peer;
         match lost {
             Some(_) if self.is_over() => return,
-            Some(why) => tracing::warn!(peer, why, "the RDMA lane is lost; data go by the link"),
+            Some(why) => {
+                tracing::warn!(peer, why, "the RDMA lane is lost; data are sent over the link")
+            }
             None => tracing::info!(peer, "data move by the RDMA lane"),
         }
         (self.0.on_change)(SessionChange::Lane);

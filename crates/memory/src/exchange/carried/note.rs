@@ -8,7 +8,7 @@ use crate::exchange::lane::LaneError;
 /// How it is with the lane beside a session's connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LaneStatus {
-    /// What it goes by, as its library names it: `verbs;ofi_rxm`.
+    /// The provider that moves its data, as its library names it: `verbs;ofi_rxm`.
     pub provider: String,
     /// Data move by it.
     pub up: bool,

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::connection::{SessionFrame, Way};
+use super::connection::{DataTransport, SessionFrame};
 use crate::exchange::MESSAGE_BYTES;
 use crate::exchange::session::{ContactState, OutboxState, SessionSide};
 
@@ -113,7 +113,14 @@ impl FrameState {
     fn frame(&self) -> Option<SessionFrame> {
         let (message, message_length) = padded(&self.message)?;
         let FrameState { tag, length, .. } = *self;
-        Some(SessionFrame { message, message_length, tag, length, taken: 0, way: Way::Behind })
+        Some(SessionFrame {
+            message,
+            message_length,
+            tag,
+            length,
+            taken: 0,
+            way: DataTransport::Behind,
+        })
     }
 }
 
@@ -176,8 +183,14 @@ mod tests {
     fn a_state_is_read_as_it_was_written_and_no_other_is() {
         let message = [1; MESSAGE_BYTES];
         let (message_length, tag, length, taken) = (7, 3, 4096, 100);
-        let frame =
-            SessionFrame { message, message_length, tag, length, taken, way: Way::Moving(9) };
+        let frame = SessionFrame {
+            message,
+            message_length,
+            tag,
+            length,
+            taken,
+            way: DataTransport::Moving(9),
+        };
         let mut outbox = FrameOutbox::new(4);
         outbox.push(frame).unwrap();
         let answers = vec![LeftAnswer::new(&[5; 8], Some((2, 512)))];
@@ -189,7 +202,7 @@ mod tests {
         assert_eq!(read, state);
         let again = FrameOutbox::again(4, read.outbox.frames().unwrap()).unwrap();
         let frame = again.unsent().unwrap();
-        assert_eq!((frame.taken, frame.way, frame.message_length), (0, Way::Behind, 7));
+        assert_eq!((frame.taken, frame.way, frame.message_length), (0, DataTransport::Behind, 7));
         assert!(frame.message[..7] == [1; 7] && frame.message[7..].iter().all(|byte| *byte == 0));
         let text = String::from_utf8(bytes).unwrap();
         for (what, instead, said) in [

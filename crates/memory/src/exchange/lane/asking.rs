@@ -216,7 +216,7 @@ impl<M> AskingLane<M> {
     /// Time passes, by this side's clock. False when the lane is lost by that: what is under way never ends, or what waits
     /// never begins.
     pub fn look(&mut self, now: Millis) -> bool {
-        // While this process stood still, it looked for nothing.
+        // While this process stalled, it looked for nothing.
         self.counted += now.saturating_sub(self.looked).min(PATIENCE / 4);
         self.looked = self.looked.max(now);
         let late = |since: Millis| self.counted - since > PATIENCE;
@@ -337,7 +337,7 @@ mod tests {
         lane.answered(1, Some((1, 8192))).unwrap();
         lane.begun();
         lane.begun();
-        // The process stood still: what has ended meanwhile is still to be taken in.
+        // The process stalled: what has ended meanwhile is still to be taken in.
         assert!(lane.look(3 * PATIENCE) && lane.failure().is_none());
         let mut now = 3 * PATIENCE;
         while lane.look(now) {

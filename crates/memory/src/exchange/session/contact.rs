@@ -221,7 +221,7 @@ impl Contact {
     /// that: nothing has come for too long.
     pub fn tick(&mut self, now: Millis) -> bool {
         if now.saturating_sub(self.looked) > 2 * self.timing.beat {
-            // This process stood still: what came meanwhile is still to be taken.
+            // This process stalled: what came meanwhile is still to be taken.
             self.quiet = now;
         }
         self.looked = self.looked.max(now);
@@ -431,7 +431,7 @@ mod tests {
             assert!(contact.tick(now));
             last = now;
         }
-        // It stands still for longer than may be silent, and hears what came meanwhile.
+        // It stalls for longer than may be silent, and hears what came meanwhile.
         assert!(contact.tick(last + 20_000) && contact.end().is_none());
         let lost = (last + 20_000..).step_by(200).find(|now| !contact.tick(*now));
         assert_eq!(lost, Some(last + 20_000 + 3_200));

@@ -36,7 +36,7 @@ impl Far {
         match carried {
             CarriedMessage::Said { .. } => {}
             CarriedMessage::Stores { connection, batch, last, held, runs, data } => {
-                // What came too late for a connection that is over is nobody's; what waits for it is let go.
+                // What came too late for a connection that is over is nobody's; what waits for it is released.
                 if let Some(End::Memory(pair)) = end(connection) {
                     let whole = pair.hear(batch, last, &runs, &data);
                     if !whole.map_err(|violation| violation.to_string())? {

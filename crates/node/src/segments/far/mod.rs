@@ -275,7 +275,7 @@ impl Far {
                     far.lock().send(way, &CarriedMessage::Message { connection, data });
                 }
             };
-            // Who is too slow for what was stored before hears the interrupt all the same.
+            // Who is too slow for what was stored before hears the interrupt anyway.
             let before = || {
                 let _ = far.flush();
             };

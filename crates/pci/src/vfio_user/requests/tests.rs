@@ -6,9 +6,9 @@ use rackbus_memory::{Access, MemoryHandle};
 use rackbus_spec::vfio_user::{VERSION, Version};
 
 use super::*;
-use crate::endpoint::{IrqChange, Region};
+use crate::endpoint::{FunctionRegion, IrqChange};
 use crate::vfio_user::wire::send_message;
-use crate::vfio_user::{DeviceError, DeviceShape};
+use crate::vfio_user::{DeviceShape, RequestRefused};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -25,36 +25,42 @@ impl Asking {
     }
 }
 
-impl Device for Asking {
+impl ServedDevice for Asking {
     fn shape(&self) -> &DeviceShape {
         &self.shape
     }
 
-    fn read(&self, _: Region, _: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+    fn read(&self, _: FunctionRegion, _: u64, count: usize) -> Result<Vec<u8>, RequestRefused> {
         Ok(vec![0; count])
     }
 
-    fn write(&self, _: Region, _: u64, _: Vec<u8>, _: bool) -> Result<(), DeviceError> {
+    fn write(&self, _: FunctionRegion, _: u64, _: Vec<u8>, _: bool) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn map(&self, _: u64, _: u64, _: Access, _: Option<MemoryHandle>) -> Result<(), DeviceError> {
+    fn map(
+        &self,
+        _: u64,
+        _: u64,
+        _: Access,
+        _: Option<MemoryHandle>,
+    ) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn unmap(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+    fn unmap(&self, _: u64, _: u64) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn unmap_all(&self) -> Result<(), DeviceError> {
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn set_irqs(&self, _: IrqChange) -> Result<(), DeviceError> {
+    fn set_irqs(&self, _: IrqChange) -> Result<(), RequestRefused> {
         Ok(())
     }
 
-    fn reset(&self) -> Result<(), DeviceError> {
+    fn reset(&self) -> Result<(), RequestRefused> {
         Ok(())
     }
 
@@ -75,12 +81,12 @@ fn connected(patience: Duration) -> (Arc<Asking>, UnixStream, Receiver<Result<()
     let version = Version { major: VERSION.0, minor: VERSION.1 };
     let head = header(1, command::VERSION, 0, 0, size_of::<Version>());
     send_message(&client, head, [version.as_bytes(), &[]], &[]).unwrap();
-    let reply = Message::receive(&client).unwrap();
+    let reply = WireMessage::receive(&client).unwrap();
     assert_eq!(reply.header.message_id, 1);
     (device, client, ends)
 }
 
-fn answer(client: &UnixStream, message: &Message, data: &[u8]) {
+fn answer(client: &UnixStream, message: &WireMessage, data: &[u8]) {
     let access: DmaAccess = message.head().unwrap();
     let length = size_of::<DmaAccess>() + data.len();
     let id = message.header.message_id;
@@ -101,13 +107,13 @@ fn writes_are_posted_in_order_and_reads_wait_for_what_the_client_says() {
             data
         }
     });
-    let write = Message::receive(&client).unwrap();
+    let write = WireMessage::receive(&client).unwrap();
     assert_eq!(write.header.command, command::DMA_WRITE);
     assert_eq!(write.head(), Some(DmaAccess { address: 0xfee0_0000, count: 4 }));
     assert_eq!(write.tail::<DmaAccess>(), [1, 2, 3, 4]);
     assert!(!device.requests.all_answered());
     for (address, count) in [(0x1000, MOST_BYTES), (0x2000, 5000 - MOST_BYTES)] {
-        let read = Message::receive(&client).unwrap();
+        let read = WireMessage::receive(&client).unwrap();
         assert_eq!(read.header.command, command::DMA_READ);
         assert_eq!(read.head(), Some(DmaAccess { address, count: count as u64 }));
         answer(&client, &read, &vec![7; count]);
@@ -128,11 +134,11 @@ fn a_client_that_answers_nothing_is_waited_for_once_until_it_says_something() {
     // So many are open, and no more: nothing grows, nobody waits.
     let sent = (0..1000).filter(|_| device.requests.write(0, &[0]).is_ok()).count();
     assert_eq!(sent, MOST_OPEN - 1);
-    let late = Message::receive(&client).unwrap();
+    let late = WireMessage::receive(&client).unwrap();
     answer(&client, &late, &[1; 4]);
     // Its late answer is not taken for one to another question, and what was sent is answered at last.
     for _ in 0..sent {
-        let write = Message::receive(&client).unwrap();
+        let write = WireMessage::receive(&client).unwrap();
         answer(&client, &write, &[]);
     }
     while !device.requests.all_answered() {
@@ -150,21 +156,21 @@ fn malformed_answers_are_errors_or_ignored() {
         std::thread::spawn(move || device.requests.read(0, &mut [0; 8]))
     };
     let asked = read();
-    let message = Message::receive(&client).unwrap();
+    let message = WireMessage::receive(&client).unwrap();
     // An answer to nobody, and one with fewer bytes than were asked for.
     let nobody = header(message.header.message_id.wrapping_add(9), 11, Flags::REPLY.bits(), 0, 0);
     send_message(&client, nobody, [&[], &[]], &[]).unwrap();
     answer(&client, &message, &[1; 7]);
     assert_eq!(asked.join().unwrap(), Err(RequestError::Nonsense));
     let asked = read();
-    let message = Message::receive(&client).unwrap();
+    let message = WireMessage::receive(&client).unwrap();
     let flags = (Flags::REPLY | Flags::ERROR).bits();
     let refusal = header(message.header.message_id, command::DMA_READ, flags, 14, 0);
     send_message(&client, refusal, [&[], &[]], &[]).unwrap();
     assert_eq!(asked.join().unwrap(), Err(RequestError::Refused(Errno::FAULT)));
     // A client that goes away answers whoever waits.
     let asked = read();
-    drop(Message::receive(&client).unwrap());
+    drop(WireMessage::receive(&client).unwrap());
     drop(client);
     assert_eq!(asked.join().unwrap(), Err(RequestError::Gone));
 }

@@ -8,13 +8,16 @@ use rackbus_memory::MemoryHandle;
 use rackbus_spec::vfio_user::{DmaUnmap, PeerMap};
 
 use super::{Reply, access, exact, invalid};
-use crate::vfio_user::device::{Device, DeviceError};
-use crate::vfio_user::wire::Message;
+use crate::vfio_user::device::{RequestRefused, ServedDevice};
+use crate::vfio_user::wire::WireMessage;
 
 /// A PCI function has BARs 0 to 5.
 const BARS: u32 = 6;
 
-pub(super) fn map(device: &dyn Device, mut message: Message) -> Result<Reply, DeviceError> {
+pub(super) fn map(
+    device: &dyn ServedDevice,
+    mut message: WireMessage,
+) -> Result<Reply, RequestRefused> {
     let peer: PeerMap = message.head().ok_or_else(|| invalid("the message is too short"))?;
     let name = message.tail::<PeerMap>();
     if name.len() != peer.name_length as usize {
@@ -35,7 +38,10 @@ pub(super) fn map(device: &dyn Device, mut message: Message) -> Result<Reply, De
     Ok(Reply::default())
 }
 
-pub(super) fn unmap(device: &dyn Device, message: &Message) -> Result<Reply, DeviceError> {
+pub(super) fn unmap(
+    device: &dyn ServedDevice,
+    message: &WireMessage,
+) -> Result<Reply, RequestRefused> {
     let unmap: DmaUnmap = exact(message)?;
     device.close_window(unmap.address, unmap.size)?;
     Ok(Reply::default())

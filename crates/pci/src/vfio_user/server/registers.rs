@@ -3,13 +3,16 @@
 use rackbus_spec::vfio_user::Registers;
 
 use super::{Reply, exact, invalid};
-use crate::vfio_user::device::{Device, DeviceError};
-use crate::vfio_user::wire::Message;
+use crate::vfio_user::device::{RequestRefused, ServedDevice};
+use crate::vfio_user::wire::WireMessage;
 
 /// A PCI function has BARs 0 to 5.
 const BARS: u8 = 6;
 
-pub(super) fn answer(device: &dyn Device, message: &Message) -> Result<Reply, DeviceError> {
+pub(super) fn answer(
+    device: &dyn ServedDevice,
+    message: &WireMessage,
+) -> Result<Reply, RequestRefused> {
     let asked: Registers = exact(message)?;
     if !message.fds.is_empty() {
         return Err(invalid("REGISTERS takes no descriptor"));

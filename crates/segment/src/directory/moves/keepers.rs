@@ -46,7 +46,7 @@ pub(in crate::directory) struct Lingering {
 
 impl Lingering {
     /// A host's process has no right to the memory any more.
-    pub(in crate::directory) fn was_let_go(&mut self, node: NodeId, share: SegmentAccess) {
+    pub(in crate::directory) fn was_released(&mut self, node: NodeId, share: SegmentAccess) {
         let most = self.former.entry(node).or_insert(share);
         *most = share.max(*most);
     }
@@ -65,7 +65,7 @@ impl Lingering {
     pub(in crate::directory) fn moved(&mut self, stayed: bool) {
         let left = std::mem::take(&mut self.leaving);
         if stayed {
-            left.into_iter().for_each(|(node, share)| self.was_let_go(node, share));
+            left.into_iter().for_each(|(node, share)| self.was_released(node, share));
         }
     }
 }

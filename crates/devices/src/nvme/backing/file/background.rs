@@ -5,15 +5,15 @@ use rustix::io::Errno;
 
 use super::{FileBacking, NOT_DURABLE, allocate_mode, media_error};
 use crate::nvme::backing::durability::{Asks, NotDurable};
-use crate::nvme::backing::system::System;
-use crate::nvme::backing::uring::{Failure, Operation};
+use crate::nvme::backing::system::FileQueue;
+use crate::nvme::backing::uring::{UringFailure, UringOperation};
 use crate::nvme::backing::vectored::FileAccess;
-use crate::nvme::backing::zeroing::{Piece, ZeroBy, Zeroing};
-use crate::nvme::backing::{Background, Finished, MediaError, Request};
+use crate::nvme::backing::zeroing::{ZeroBy, ZeroPiece, Zeroing};
+use crate::nvme::backing::{Background, MediaError, MediumRequest, RequestResult};
 
 /// A request that was started; its index is its tag in the ring.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct RequestSlot {
     /// Who waits for it; nobody after it was aborted.
     tag: Option<u32>,
     work: Work,
@@ -34,16 +34,16 @@ enum Work {
     Flush,
     Zero {
         zeroing: Zeroing,
-        piece: Piece,
+        piece: ZeroPiece,
         since_ns: u64,
     },
 }
 
-impl<S: System> FileBacking<S> {
+impl<S: FileQueue> FileBacking<S> {
     fn keep(&mut self, tag: u32, work: Work) -> u32 {
         let pins = matches!(work, Work::Read | Work::Write | Work::Durable { .. });
         self.pinning += usize::from(pins);
-        let slot = Some(Slot { tag: Some(tag), work, pins });
+        let slot = Some(RequestSlot { tag: Some(tag), work, pins });
         match self.free.pop() {
             Some(index) => {
                 self.slots[index as usize] = slot;
@@ -57,7 +57,7 @@ impl<S: System> FileBacking<S> {
     }
 
     /// Forgets the request in slot `index` and tells who waits for it.
-    fn finish(&mut self, index: u32, result: Result<(), MediaError>, out: &mut Vec<Finished>) {
+    fn finish(&mut self, index: u32, result: Result<(), MediaError>, out: &mut Vec<RequestResult>) {
         let Some(slot) = self.slots.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
@@ -74,18 +74,18 @@ impl<S: System> FileBacking<S> {
                     let (access, offset, buffers) =
                         (FileAccess::Write, *offset, std::mem::take(from));
                     self.durability.change_begun();
-                    Operation::Transfer { access, offset, buffers, durable: true }
+                    UringOperation::Transfer { access, offset, buffers, durable: true }
                 }
-                _ => Operation::DataSync,
+                _ => UringOperation::DataSync,
             };
             self.ring.start(index, operation);
         }
     }
 
     /// Starts the next piece of a range to be zeroed; finishes it when there is none.
-    fn start_piece(&mut self, index: u32, out: &mut Vec<Finished>) {
+    fn start_piece(&mut self, index: u32, out: &mut Vec<RequestResult>) {
         let now_ns = self.ring.system().now_ns();
-        let Some(Slot { tag, work: Work::Zero { zeroing, piece, since_ns }, .. }) =
+        let Some(RequestSlot { tag, work: Work::Zero { zeroing, piece, since_ns }, .. }) =
             self.slots[index as usize].as_mut()
         else {
             return;
@@ -98,9 +98,11 @@ impl<S: System> FileBacking<S> {
         }
         (*piece, *since_ns) = (next, now_ns);
         let operation = match allocate_mode(next.by) {
-            Some(mode) => Operation::Allocate { mode, offset: next.offset, length: next.length },
+            Some(mode) => {
+                UringOperation::Allocate { mode, offset: next.offset, length: next.length }
+            }
             None => match PinnedSlice::new(self.zeroes.region().clone(), 0, next.length as usize) {
-                Some(zeroes) => Operation::Transfer {
+                Some(zeroes) => UringOperation::Transfer {
                     access: FileAccess::Write,
                     offset: next.offset,
                     buffers: vec![zeroes],
@@ -113,10 +115,10 @@ impl<S: System> FileBacking<S> {
         self.ring.start(index, operation);
     }
 
-    fn piece_ended(&mut self, index: u32, result: Result<(), Errno>, out: &mut Vec<Finished>) {
+    fn piece_ended(&mut self, index: u32, result: Result<(), Errno>, out: &mut Vec<RequestResult>) {
         self.durability.change_ended();
         let now_ns = self.ring.system().now_ns();
-        let Some(Slot { work: Work::Zero { zeroing, piece, since_ns }, .. }) =
+        let Some(RequestSlot { work: Work::Zero { zeroing, piece, since_ns }, .. }) =
             self.slots[index as usize].as_mut()
         else {
             return;
@@ -134,7 +136,7 @@ impl<S: System> FileBacking<S> {
     }
 
     /// A flush or a durable write ended: its batch is answered when it was the last of it.
-    pub(super) fn asked(&mut self, index: u32, ok: bool, out: &mut Vec<Finished>) {
+    pub(super) fn asked(&mut self, index: u32, ok: bool, out: &mut Vec<RequestResult>) {
         let had_failed = self.durability.has_failed();
         let Some((answered, answer)) = self.durability.asked(index, ok) else {
             return;
@@ -156,13 +158,18 @@ impl<S: System> FileBacking<S> {
     }
 
     /// Takes in what the ring reported about slot `index`.
-    fn ended(&mut self, index: u32, result: Result<(), Failure>, out: &mut Vec<Finished>) {
+    fn ended(
+        &mut self,
+        index: u32,
+        result: Result<(), UringFailure>,
+        out: &mut Vec<RequestResult>,
+    ) {
         let Some(slot) = self.slots.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };
         let result = result.map_err(|failure| match failure {
-            Failure::System(cause) => cause,
-            Failure::Short => Errno::IO,
+            UringFailure::System(cause) => cause,
+            UringFailure::Short => Errno::IO,
         });
         self.pinning -= usize::from(std::mem::take(&mut slot.pins));
         match &mut slot.work {
@@ -196,7 +203,11 @@ impl<S: System> FileBacking<S> {
         }
     }
 
-    fn settle(&mut self, reports: Vec<(u32, Result<(), Failure>)>, out: &mut Vec<Finished>) {
+    fn settle(
+        &mut self,
+        reports: Vec<(u32, Result<(), UringFailure>)>,
+        out: &mut Vec<RequestResult>,
+    ) {
         for (index, result) in reports {
             self.ended(index, result, out);
         }
@@ -205,33 +216,37 @@ impl<S: System> FileBacking<S> {
     }
 }
 
-impl<S: System> Background for FileBacking<S> {
-    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+impl<S: FileQueue> Background for FileBacking<S> {
+    fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>) {
         match request {
-            Request::Read { offset, into } => {
+            MediumRequest::Read { offset, into } => {
                 let index = self.keep(tag, Work::Read);
                 let (access, buffers) = (FileAccess::Read, into);
-                self.ring
-                    .start(index, Operation::Transfer { access, offset, buffers, durable: false });
+                self.ring.start(
+                    index,
+                    UringOperation::Transfer { access, offset, buffers, durable: false },
+                );
             }
-            Request::Write { offset, from, durable: false } => {
+            MediumRequest::Write { offset, from, durable: false } => {
                 let index = self.keep(tag, Work::Write);
                 self.durability.change_begun();
                 let (access, buffers) = (FileAccess::Write, from);
-                self.ring
-                    .start(index, Operation::Transfer { access, offset, buffers, durable: false });
+                self.ring.start(
+                    index,
+                    UringOperation::Transfer { access, offset, buffers, durable: false },
+                );
             }
-            Request::Write { offset, from, durable: true } => {
+            MediumRequest::Write { offset, from, durable: true } => {
                 let index = self.keep(tag, Work::Durable { offset, from, error: None });
                 self.durability.ask(index, Asks::Write);
             }
-            Request::Flush => {
+            MediumRequest::Flush => {
                 let index = self.keep(tag, Work::Flush);
                 self.durability.ask(index, Asks::Flush);
             }
-            Request::Zero { offset, length, deallocate } => {
+            MediumRequest::Zero { offset, length, deallocate } => {
                 let zeroing = self.zeroing.begin(offset, length, deallocate);
-                let piece = Piece { offset, length: 0, by: ZeroBy::Writing };
+                let piece = ZeroPiece { offset, length: 0, by: ZeroBy::Writing };
                 let index = self.keep(tag, Work::Zero { zeroing, piece, since_ns: 0 });
                 let mut early = std::mem::take(&mut self.early);
                 self.start_piece(index, &mut early);
@@ -245,7 +260,7 @@ impl<S: System> Background for FileBacking<S> {
         self.ring.submit();
     }
 
-    fn reap(&mut self, finished: &mut Vec<Finished>) {
+    fn reap(&mut self, finished: &mut Vec<RequestResult>) {
         finished.append(&mut self.early);
         if self.ring.has_queued() {
             self.ring.submit();
@@ -258,7 +273,7 @@ impl<S: System> Background for FileBacking<S> {
         self.settle(reports, finished);
     }
 
-    fn wait(&mut self, finished: &mut Vec<Finished>) {
+    fn wait(&mut self, finished: &mut Vec<RequestResult>) {
         self.start_batch();
         finished.append(&mut self.early);
         let mut reports = Vec::new();
@@ -272,7 +287,7 @@ impl<S: System> Background for FileBacking<S> {
 
     fn outcome(&self, tag: u32) -> Option<Result<(), MediaError>> {
         match self.slots.iter().flatten().find(|slot| slot.tag == Some(tag)) {
-            Some(Slot { work: Work::Durable { error, .. }, pins: false, .. }) => {
+            Some(RequestSlot { work: Work::Durable { error, .. }, pins: false, .. }) => {
                 Some(error.map_or(Ok(()), Err))
             }
             _ => None,
@@ -290,7 +305,7 @@ impl<S: System> Background for FileBacking<S> {
         }
         self.early.clear();
         // A flush changes nothing: it may go on, and what was written waits for its batch.
-        let changes = |slot: &Slot| slot.pins || matches!(slot.work, Work::Zero { .. });
+        let changes = |slot: &RequestSlot| slot.pins || matches!(slot.work, Work::Zero { .. });
         while self.slots.iter().flatten().any(changes) {
             self.wait(&mut nobody);
         }

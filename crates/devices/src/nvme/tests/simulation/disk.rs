@@ -11,7 +11,7 @@ use rackbus_memory::DmaSlice;
 use rackbus_seeds::Random;
 use rustix::io::Errno;
 
-use super::super::super::backing::parts::{Call, FileAccess, System};
+use super::super::super::backing::parts::{Call, FileAccess, FileQueue};
 
 /// Bytes of a page of the cache.
 pub const PAGE: usize = 4096;
@@ -82,7 +82,7 @@ pub struct State {
     pub reverted: Vec<Reverted>,
     /// A failure was reported to a flush or a durable write since the file was loaded.
     pub sync_failed: bool,
-    /// Operations that failed.
+    /// How many operations the simulation failed so far.
     pub failures: u64,
     /// The process or its machine is gone.
     dead: bool,
@@ -336,7 +336,7 @@ impl Disk {
     }
 }
 
-impl System for Disk {
+impl FileQueue for Disk {
     fn now_ns(&self) -> u64 {
         self.state().now_ns
     }

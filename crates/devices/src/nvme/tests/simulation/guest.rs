@@ -11,11 +11,11 @@ use super::model::{Promises, Version};
 pub const RAM_BYTES: u64 = 432 << 10;
 /// Bytes of it that queues are in.
 pub const QUEUE_BYTES: u64 = 64 << 10;
-/// Where buffers begin.
+/// Address of the first command's buffer: the queues lie before it.
 const BUFFERS: u64 = RAM + QUEUE_BYTES;
 const BUFFER: u64 = 8192;
 const MOST_BLOCKS: usize = BUFFER as usize / BLOCK;
-/// Most I/O queues.
+/// The greatest number of I/O queues that a guest makes.
 const MOST_QUEUES: u16 = 3;
 
 /// A moment of a schedule: the time, and what is done then.
@@ -45,7 +45,7 @@ enum Kind {
     Flush,
 }
 
-/// A command outstanding.
+/// A command that was submitted and is not completed.
 #[derive(Debug, Clone)]
 struct Command {
     qid: u16,

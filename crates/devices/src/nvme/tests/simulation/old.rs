@@ -6,8 +6,10 @@ use std::os::fd::BorrowedFd;
 use rackbus_memory::{DmaSlice, PinnedSlice};
 use rustix::io::Errno;
 
-use super::super::super::backing::parts::{FileAccess, Operation, System, Uring};
-use super::super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
+use super::super::super::backing::parts::{FileAccess, FileQueue, Uring, UringOperation};
+use super::super::super::backing::{
+    Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult,
+};
 use super::disk::{BLOCK, BLOCKS, Disk};
 
 pub struct OldBacking {
@@ -22,7 +24,7 @@ impl OldBacking {
         OldBacking { ring: Uring::new(disk), dirty: true, flushes: Vec::new(), buffers: 0 }
     }
 
-    fn take(&mut self, wait: bool, finished: &mut Vec<Finished>) {
+    fn take(&mut self, wait: bool, finished: &mut Vec<RequestResult>) {
         let mut reports = Vec::new();
         let report = |tag, result| reports.push((tag, result));
         if wait {
@@ -50,18 +52,18 @@ impl Backing for OldBacking {
     fn volatile_cache(&self) -> bool {
         true
     }
-    fn attempt(&mut self, request: &Request<&[DmaSlice<'_>]>) -> Attempt {
+    fn attempt(&mut self, request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
         match request {
-            Request::Read { offset, into } => {
+            MediumRequest::Read { offset, into } => {
                 let length: usize = into.iter().map(DmaSlice::len).sum();
                 match self.ring.system().transfer(FileAccess::Read, *offset, into) {
-                    Ok(moved) if moved == length => Attempt::Done(Ok(())),
-                    Err(Errno::IO) => Attempt::Done(Err(MediaError::Read)),
-                    _ => Attempt::WouldBlock,
+                    Ok(moved) if moved == length => InlineResult::Done(Ok(())),
+                    Err(Errno::IO) => InlineResult::Done(Err(MediaError::Read)),
+                    _ => InlineResult::WouldBlock,
                 }
             }
-            Request::Flush if !self.dirty => Attempt::Done(Ok(())),
-            _ => Attempt::WouldBlock,
+            MediumRequest::Flush if !self.dirty => InlineResult::Done(Ok(())),
+            _ => InlineResult::WouldBlock,
         }
     }
     fn background(&mut self) -> Option<&mut dyn Background> {
@@ -73,27 +75,32 @@ impl Backing for OldBacking {
 }
 
 impl Background for OldBacking {
-    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+    fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>) {
         let operation = match request {
-            Request::Read { offset, into } => Operation::Transfer {
+            MediumRequest::Read { offset, into } => UringOperation::Transfer {
                 access: FileAccess::Read,
                 offset,
                 buffers: into,
                 durable: false,
             },
-            Request::Write { offset, from, durable } => {
+            MediumRequest::Write { offset, from, durable } => {
                 self.dirty = true;
-                Operation::Transfer { access: FileAccess::Write, offset, buffers: from, durable }
+                UringOperation::Transfer {
+                    access: FileAccess::Write,
+                    offset,
+                    buffers: from,
+                    durable,
+                }
             }
-            Request::Flush => {
+            MediumRequest::Flush => {
                 self.dirty = false;
                 self.flushes.push(tag);
-                return self.ring.start(tag, Operation::DataSync);
+                return self.ring.start(tag, UringOperation::DataSync);
             }
-            Request::Zero { offset, length, .. } => {
+            MediumRequest::Zero { offset, length, .. } => {
                 self.dirty = true;
                 let mode = libc::FALLOC_FL_PUNCH_HOLE;
-                Operation::Allocate { mode, offset, length }
+                UringOperation::Allocate { mode, offset, length }
             }
         };
         self.buffers += 1;
@@ -102,10 +109,10 @@ impl Background for OldBacking {
     fn submit(&mut self) {
         self.ring.submit();
     }
-    fn reap(&mut self, finished: &mut Vec<Finished>) {
+    fn reap(&mut self, finished: &mut Vec<RequestResult>) {
         self.take(false, finished);
     }
-    fn wait(&mut self, finished: &mut Vec<Finished>) {
+    fn wait(&mut self, finished: &mut Vec<RequestResult>) {
         self.take(true, finished);
     }
     fn has_buffers(&self) -> bool {

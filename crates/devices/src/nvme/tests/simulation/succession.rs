@@ -24,7 +24,7 @@ pub enum Mistake {
 }
 
 impl World {
-    /// Another process continues.
+    /// Saves the drive, drops it, and restores it as another process would.
     pub(super) fn succeed(&mut self) -> Result<(), String> {
         if self.policy == Policy::OldFlush {
             return Ok(());
