@@ -37,6 +37,11 @@ impl AdaptiveSpin {
         self.current_ns
     }
 
+    /// The longest that it may ever be: what waits longer is better asleep.
+    pub fn longest_ns(&self) -> u64 {
+        self.max_ns
+    }
+
     pub(crate) fn budget(&self) -> Duration {
         Duration::from_nanos(self.current_ns)
     }

@@ -13,6 +13,11 @@
 //! it spins only for as long as it does so without yielding, and sleeps, so that those whom it waits
 //! for have the processor.
 //!
+//! That is so where the others keep the processor for long. Where they give it back in less time than a spin may
+//! last, as other engines do that have something to do now and then, nobody has to sleep: engines that are
+//! crowded take turns, each yields as soon as it finds nothing. A turn costs a switch, a sleep costs two and
+//! somebody who rings.
+//!
 //! Where nobody rings ([`Work::Watch`]), a sleep after a spin in vain is a short one. If the poll after it finds
 //! nothing again, there is no further spin: the wait goes on, and its whole length is what the next spin learns from.
 //!
@@ -75,6 +80,8 @@ pub struct Pace {
     shared: bool,
     /// It was not alone, and could not move: until when it does not spin for long.
     crowded_until: u64,
+    /// The same where those others gave the processor back soon: until when it takes turns with them.
+    turns_until: u64,
     /// When it moved last, and for how long it stays.
     moved_ns: u64,
     stay_ns: u64,
@@ -86,7 +93,7 @@ impl Pace {
         let (idle_since, asleep_since, watching_since) = (None, None, None);
         let (moved_ns, stay_ns) = (now_ns, STAY_NS);
         let (yielded, shared) = (false, false);
-        let (polls, crowded_until) = (0, 0);
+        let (polls, crowded_until, turns_until) = (0, 0, 0);
         Pace {
             spin,
             now_ns,
@@ -97,6 +104,7 @@ impl Pace {
             yielded,
             shared,
             crowded_until,
+            turns_until,
             moved_ns,
             stay_ns,
         }
@@ -145,7 +153,8 @@ impl Pace {
             }
             Work::Idle => {
                 self.polls = self.polls.wrapping_add(1);
-                if !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+                let turns = self.now_ns < self.turns_until;
+                if !turns && !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
                     return Next::Poll;
                 }
                 self.look(clock())
@@ -174,7 +183,12 @@ impl Pace {
     fn look(&mut self, now_ns: u64) -> Next {
         let since_last = now_ns.saturating_sub(self.now_ns);
         self.now_ns = now_ns;
-        self.shared |= std::mem::take(&mut self.yielded) && since_last > SHARED_NS;
+        let yielded = std::mem::take(&mut self.yielded);
+        self.shared |= yielded && since_last > SHARED_NS;
+        if yielded && since_last <= ALONE_NS {
+            // Nobody else wanted the processor.
+            self.turns_until = 0;
+        }
         if since_last > GAP_NS {
             // The time in which it did not run was no spin.
             self.idle_since = Some(now_ns);
@@ -190,15 +204,22 @@ impl Pace {
                 self.idle_since = Some(now_ns);
                 return Next::Move;
             }
-            self.crowded_until = self.moved_ns.saturating_add(self.stay_ns);
+            let until = self.moved_ns.saturating_add(self.stay_ns);
+            match since_last <= self.spin.longest_ns() {
+                true => self.turns_until = until,
+                false => (self.crowded_until, self.turns_until) = (until, 0),
+            }
         }
         let spun = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
-        let crowded = now_ns < self.crowded_until && spun >= ALONE_NS;
-        if crowded || spun >= self.spin.budget_ns() {
+        let turns = now_ns < self.turns_until;
+        let crowded = !turns && now_ns < self.crowded_until && spun >= ALONE_NS;
+        // Others had most of that time.
+        let budget = if turns { self.spin.longest_ns() } else { self.spin.budget_ns() };
+        if crowded || spun >= budget {
             self.asleep_since = self.idle_since;
             return Next::Sleep(None);
         }
-        if spun >= ALONE_NS {
+        if turns || spun >= ALONE_NS {
             self.yielded = true;
             return Next::Yield;
         }
@@ -340,6 +361,40 @@ mod tests {
         let begun = now;
         assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
         assert!(now - begun > 3 * ALONE_NS, "{} ns", now - begun);
+    }
+
+    /// Others that give the processor back within a spin are taken turns with: it yields at each look, and sleeps
+    /// when there was nothing for as long as a spin lasts.
+    #[test]
+    fn engines_that_are_crowded_take_turns() {
+        let (mut now, turn) = (1, 2 * SHARED_NS);
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
+        // It has been elsewhere, and was not alone there either.
+        (pace.moved_ns, pace.stay_ns) = (now, STAY_LIMIT_NS);
+        let look = |pace: &mut Pace, now: &mut u64| loop {
+            let next = pace.after(Work::Idle, || {
+                *now += 100;
+                *now
+            });
+            if next != Next::Poll {
+                return next;
+            }
+        };
+        assert_eq!(look(&mut pace, &mut now), Next::Yield);
+        let (begun, mut yields) = (now + turn, 0);
+        for _ in 0..20 {
+            now += turn;
+            assert_eq!(look(&mut pace, &mut now), Next::Yield);
+            pace.after(Work::Done, || now);
+            yields += 1;
+        }
+        assert!(now - begun < yields * (turn + 2 * 100), "it spins between its turns");
+        let slept = spin(&mut pace, &mut now, turn);
+        assert_eq!(slept, Next::Sleep(None), "nothing came in {} ns", pace.spin.longest_ns());
+        // Somebody who does not give it back.
+        pace.disturbed(now);
+        assert_eq!(spin(&mut pace, &mut now, 3_000_000), Next::Sleep(None));
+        assert!(now < pace.crowded_until && pace.turns_until == 0);
     }
 
     #[test]
