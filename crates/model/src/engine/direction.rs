@@ -19,7 +19,7 @@ use crate::time::Time;
 use crate::wire::{self, Wire};
 
 use super::shaper::Shaper;
-use super::turns::Turns;
+use super::turns::{self, Turns};
 use super::{Class, DirectionId, Event, NONE, Room, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
@@ -254,14 +254,16 @@ impl World {
             None => {
                 let (ingress, order) = (tlp.ingress, tlp.order);
                 let queue = &mut here.queues[place.0][place.1 as usize];
-                let behind =
-                    queue.iter().rev().take_while(|other| self.tlps[**other].order > order);
-                queue.insert(queue.len() - behind.count(), id);
+                turns::insert(queue, (id, order), |other| self.tlps[other].order);
                 if place.1 == Class::Posted {
                     here.writes_from(ingress).push_back(order);
                 }
             }
-            Some(shaper) => shaper.push(tenant, place, id),
+            Some(shaper) => {
+                let order = tlp.order;
+                let queue = shaper.push(tenant, place);
+                turns::insert(queue, (id, order), |other| self.tlps[other].order);
+            }
         }
         here.waiting += 1;
         here.stats.longest = here.stats.longest.max(here.waiting as u32);

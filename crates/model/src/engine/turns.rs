@@ -2,6 +2,8 @@
 //! each, as ports of switches and root complexes commonly do (port arbitration, PCI Express specification 6.3.3.3): what
 //! one gets depends on how many others there are, and not on how fast its packets come in or how many wait.
 
+use std::collections::VecDeque;
+
 /// Rounds of turns at a direction's beginning.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
@@ -37,6 +39,13 @@ impl Turns {
     pub(super) fn memory(&self) -> usize {
         self.last.capacity() * size_of::<(u32, u64)>()
     }
+}
+
+/// Puts a packet of an order into a queue that orders rise in, whose packets have the orders that `of` tells: not always
+/// at its end, for it may be its turn before others' that came earlier.
+pub(super) fn insert(queue: &mut VecDeque<u32>, (id, order): (u32, u64), of: impl Fn(u32) -> u64) {
+    let behind = queue.iter().rev().take_while(|other| of(**other) > order);
+    queue.insert(queue.len() - behind.count(), id);
 }
 
 #[cfg(test)]
