@@ -4,7 +4,7 @@
 //! files `bw_dma_sz_sweep.txt` and `lat_dma_sizes.txt`, warm cache, buffers of 8 KB).
 
 use crate::engine::Arrivals;
-use crate::timing::profiles;
+use crate::timing::{HostTiming, profiles};
 use crate::workload::{FlowKind, FlowSpec};
 
 use super::lab::{Lab, flow};
@@ -49,11 +49,11 @@ pub(super) fn rows() -> Vec<Row> {
                 let case = format!("{host}, {what} of {bytes} B");
                 rows.push(Row::new(("P1", &case), Kind::Measured, published, modelled, unit));
             };
-            let of = ("pcie-bench-nfp", profile);
-            let [read, write] = [true, false].map(|reads| rate_of(of, reads, bytes));
+            let of = ("pcie-bench-nfp", profiles::all()[profile].clone());
+            let [read, write] = [true, false].map(|reads| rate_of(&of, reads, bytes));
             add("reads", reads[nth], read, "Gbps");
             add("writes", writes[nth], write, "Gbps");
-            add("a read", latencies[nth], latency(of, bytes), "ns");
+            add("a read", latencies[nth], latency(&of, bytes), "ns");
         }
     }
     for row in &mut rows {
@@ -63,7 +63,7 @@ pub(super) fn rows() -> Vec<Row> {
         }
     }
     for (window, published) in WINDOWS {
-        let modelled = window_rate("xeon-e5-v4", (true, 64), window);
+        let modelled = window_rate(&profiles::all()["xeon-e5-v4"], (true, 64), window);
         let case = format!("E5-2630 v4, IOMMU, reads of 64 B in {window} KiB");
         let parameter = "timing.iommu.entries and walk, which are of the paper's text";
         rows.push(Row::calibrated(("P2", &case), (published, parameter), modelled, "Gbps"));
@@ -99,8 +99,8 @@ fn set_by(case: &str) -> Option<&'static str> {
 const SHORT_WRITES: &str = "the card makes 41 million writes of 127 or 128 B a second, and 47 of 65; why fewer, the data does not tell";
 const FIRMWARE: &str = "two servers of one family differ by 54 ns here; the profile has the paper's round half microsecond";
 
-/// A testbed, and the profile of its host.
-pub(super) type Machine<'a> = (&'a str, &'a str);
+/// A testbed, and what its host is taken to be.
+pub(super) type Machine = (&'static str, HostTiming);
 
 /// How long each is watched.
 const SPAN: crate::time::Time = crate::time::Time::from_us(500);
@@ -109,8 +109,8 @@ fn gbps(rate: f64) -> f64 {
     rate * 8.0 / 1e9
 }
 
-fn lab((testbed, profile): Machine<'_>) -> Lab {
-    Lab::changed(testbed, |_, timing| timing.host = profiles::all()[profile].clone())
+fn lab((testbed, host): &Machine) -> Lab {
+    Lab::changed(testbed, |_, timing| timing.host = host.clone())
 }
 
 /// Reads or writes at random places of the buffer, as many as the engine can do.
@@ -122,22 +122,22 @@ fn transactions(reads: bool, bytes: u64) -> FlowSpec {
 }
 
 /// Gbps of reads or writes of that size.
-pub(super) fn rate_of(of: Machine<'_>, reads: bool, bytes: u64) -> f64 {
+pub(super) fn rate_of(of: &Machine, reads: bool, bytes: u64) -> f64 {
     gbps(lab(of).rates(vec![transactions(reads, bytes)], SPAN)[0])
 }
 
 /// Gbps of reads or writes of a size in a window of so many KiB, with the IOMMU on.
-pub(super) fn window_rate(profile: &str, (reads, bytes): (bool, u64), window: u64) -> f64 {
+pub(super) fn window_rate(host: &HostTiming, (reads, bytes): (bool, u64), window: u64) -> f64 {
     let mut lab = Lab::changed("pcie-bench", |rack, timing| {
         rack.hosts.iter_mut().for_each(|host| host.iommu = true);
-        timing.host = profiles::all()[profile].clone();
+        timing.host = host.clone();
     });
     let spec = FlowSpec { span: window << 10, ..transactions(reads, bytes) };
     gbps(lab.rates(vec![spec], SPAN)[0])
 }
 
 /// Nanoseconds of a read of that size.
-pub(super) fn latency(of: Machine<'_>, bytes: u64) -> f64 {
+pub(super) fn latency(of: &Machine, bytes: u64) -> f64 {
     let mut lab = lab(of);
     let once = FlowSpec { arrivals: Arrivals::Depth(1), count: 1, ..transactions(true, bytes) };
     let engine = lab.software("dma-engine").ns();
