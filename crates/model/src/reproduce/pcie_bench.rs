@@ -71,6 +71,8 @@ pub(super) fn rows() -> Vec<Row> {
     for row in &mut rows {
         row.note = if row.case.ends_with("writes of 128 B") {
             Some(SHORT_WRITES)
+        } else if row.case.ends_with("writes of 256 B") {
+            Some(TWO_PACKETS)
         } else if row.case.ends_with("a read of 64 B") {
             Some(FIRMWARE)
         } else {
@@ -80,15 +82,24 @@ pub(super) fn rows() -> Vec<Row> {
     rows
 }
 
-/// What was set by rows of the same host that are so near to this one that it proves nothing.
+/// What was set by this row, or by rows of the same host that are so near to it that it proves nothing.
 fn set_by(case: &str) -> Option<&'static str> {
-    let long = [" 512 B", " 1024 B", " 2048 B"].iter().any(|size| case.ends_with(size));
+    let is = |sizes: &[u32]| sizes.iter().any(|size| case.ends_with(&format!(" {size} B")));
     if case == "E5-2637 v3, a read of 64 B" {
         // The profile's root has the paper's half microsecond for such a read.
         return Some(
             "timing.root.latency of the profile, set by the paper's 0.5 us without the device",
         );
     }
+    if case.contains("writes") && is(&[64]) {
+        return Some("timing.device.write_gap and write_setup of the testbed");
+    }
+    if case.contains("writes") && is(&[256, 512, 1024, 2048]) {
+        return Some(
+            "timing.device.payload and write_gap of the testbed, set by writes of 129 to 513 B",
+        );
+    }
+    let long = is(&[512, 1024, 2048]);
     if long && case.contains("reads") {
         return Some("timing.memory.long_completion of the profiles, set by reads of 257 to 384 B");
     }
@@ -97,6 +108,7 @@ fn set_by(case: &str) -> Option<&'static str> {
 }
 
 const SHORT_WRITES: &str = "the card makes 41 million writes of 127 or 128 B a second, and 47 of 65; why fewer, the data does not tell";
+const TWO_PACKETS: &str = "the card takes 40.5 ns for a write of 256 B, where two packets take it 38 ns by writes of 129 to 192 B; why, the data does not tell";
 const FIRMWARE: &str = "two servers of one family differ by 54 ns here; the profile has the paper's round half microsecond";
 
 /// A testbed, and what its host is taken to be.
