@@ -36,6 +36,8 @@ pub(super) struct Part {
     pub(super) peers: Time,
     /// By direction: until when packets that came by it wait for the translation of an earlier one.
     pub(super) held: Vec<(u32, Time)>,
+    /// By direction: for how long packets that came by it waited for page walks, while that was measured.
+    pub(super) walked: Vec<(u32, Time)>,
     /// By direction: until when the last write stays that came by it, and by another part of the chip.
     pub(super) writes: Vec<(u32, Time)>,
 }
@@ -64,6 +66,7 @@ impl Part {
             peers_until: Time::ZERO,
             peers: Time::ZERO,
             held: Vec::new(),
+            walked: Vec::new(),
             writes: Vec::new(),
             parameters,
         }
@@ -232,14 +235,17 @@ impl World {
         if tlp.hop == 0 || part.iommu.is_none() && part.parameters.peer_per_byte == 0 {
             return true;
         }
-        let mut translated = match &mut part.iommu {
-            Some(iommu) => iommu.translate(now, route.pages(), tlp.address, measuring),
-            None => now,
+        let (there, hit) = match &mut part.iommu {
+            Some(iommu) => {
+                (iommu.translate(now, route.pages(), tlp.address, measuring), iommu.hit())
+            }
+            None => (now, Time::ZERO),
         };
-        if limited {
-            translated = part.pass_on(translated, tlp.bytes, measuring);
-        }
+        let translated = if limited { part.pass_on(there, tlp.bytes, measuring) } else { there };
         let held = last(&mut part.held, tlp.ingress);
+        if measuring && there > now + hit {
+            *last(&mut part.walked, tlp.ingress) += there.since(now.max(*held));
+        }
         // At that very time, the earlier packet may still be among the events to come.
         if translated <= now && (*held < now || *held == Time::ZERO) {
             return true;

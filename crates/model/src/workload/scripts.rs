@@ -398,7 +398,7 @@ impl Run {
                     .flatten()
             }),
             latency_ns: Latency::of(&latency),
-            bottleneck: self.bottleneck(spec, routes, (jobs_per_second, asked)),
+            bottleneck: self.bottleneck(spec, (queues, routes), (jobs_per_second, asked)),
             hops: directions
                 .map(|directions| directions.len().saturating_sub(1))
                 .max()
