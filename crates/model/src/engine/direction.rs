@@ -19,7 +19,7 @@ use crate::time::Time;
 use crate::wire::{self, Wire};
 
 use super::shaper::Shaper;
-use super::turns::{self, Turns};
+use super::turns::{self, Turns, Waiting};
 use super::{Class, DirectionId, Event, NONE, Room, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
@@ -77,7 +77,7 @@ pub struct DirectionStats {
 type Place = (usize, Class);
 
 /// Queues of packets, by level and class.
-pub(super) type Queues = [[VecDeque<u32>; 3]; LEVELS];
+pub(super) type Queues = [[VecDeque<Waiting>; 3]; LEVELS];
 
 pub(super) const CLASSES: [Class; 3] = [Class::Posted, Class::NonPosted, Class::Completion];
 
@@ -152,7 +152,7 @@ impl Direction {
         let queues = self.queues.iter().flatten().map(VecDeque::capacity).sum::<usize>();
         let shaped = self.shaper.as_ref().map_or(0, |shaper| shaper.memory());
         let shaped = shaped + self.turns.memory();
-        queues * size_of::<u32>() + shaped + self.returns.capacity() * size_of::<Return>()
+        queues * size_of::<Waiting>() + shaped + self.returns.capacity() * size_of::<Return>()
     }
 
     pub(super) fn is_whole(&mut self, now: Time) -> bool {
@@ -249,21 +249,16 @@ impl World {
         let tlp = &mut self.tlps[id];
         tlp.order = here.turns.order(tlp.ingress);
         tlp.level = level;
-        let place = (usize::from(level), tlp.class);
+        let (ingress, order, class) = (tlp.ingress, tlp.order, tlp.class);
         match &mut here.shaper {
             None => {
-                let (ingress, order) = (tlp.ingress, tlp.order);
-                let queue = &mut here.queues[place.0][place.1 as usize];
-                turns::insert(queue, (id, order), |other| self.tlps[other].order);
-                if place.1 == Class::Posted {
+                let queue = &mut here.queues[usize::from(level)][class as usize];
+                turns::insert(queue, (order, id));
+                if class == Class::Posted {
                     here.writes_from(ingress).push_back(order);
                 }
             }
-            Some(shaper) => {
-                let order = tlp.order;
-                let queue = shaper.push(tenant, place);
-                turns::insert(queue, (id, order), |other| self.tlps[other].order);
-            }
+            Some(shaper) => shaper.push(tenant, (usize::from(level), class), (order, id)),
         }
         here.waiting += 1;
         here.stats.longest = here.stats.longest.max(here.waiting as u32);
@@ -330,7 +325,7 @@ impl World {
         }
         let (level, class) = self.choose(direction).ok_or(None)?;
         let here = &mut self.directions[direction as usize];
-        let id = here.queues[level][class as usize].pop_front().ok_or(None)?;
+        let (_, id) = here.queues[level][class as usize].pop_front().ok_or(None)?;
         if class == Class::Posted {
             let tlp = &self.tlps[id];
             let writes = here.writes_from(tlp.ingress);
@@ -350,7 +345,7 @@ impl World {
         for class in [Class::Completion, Class::Posted, Class::NonPosted] {
             let queue = &here.queues[0][class as usize];
             if queue.len() == here.waiting {
-                let first = &self.tlps[*queue.front()?];
+                let first = &self.tlps[queue.front()?.1];
                 if here.has_credits(first) {
                     return Some((0, class));
                 }
@@ -361,7 +356,7 @@ impl World {
         let mut best: Option<(u64, Place)> = None;
         for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
             let here = &self.directions[direction as usize];
-            let Some(first) = here.queues[level][class as usize].front() else { continue };
+            let Some((_, first)) = here.queues[level][class as usize].front() else { continue };
             let tlp = &self.tlps[*first];
             if !here.has_credits(tlp) {
                 self.directions[direction as usize].note_blocked(class, now);

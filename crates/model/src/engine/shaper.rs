@@ -11,6 +11,7 @@ use rackbus_qos::bucket::Bucket;
 use rackbus_qos::drr::Drr;
 
 use super::direction::{CLASSES, LEVELS, Queues};
+use super::turns::{self, Waiting};
 use super::{Class, DirectionId, Tlp, World};
 use crate::time::Time;
 
@@ -55,12 +56,7 @@ impl Shaper {
         Shaper { shares, lanes: BTreeMap::new(), turns: Drr::new(TURN.ps()) }
     }
 
-    /// Counts one more packet of a tenant, and gives the queue that it is to go into.
-    pub(super) fn push(
-        &mut self,
-        tenant: u32,
-        (level, class): (usize, Class),
-    ) -> &mut VecDeque<u32> {
+    pub(super) fn push(&mut self, tenant: u32, (level, class): (usize, Class), waiting: Waiting) {
         let lane = match self.lanes.entry(tenant) {
             std::collections::btree_map::Entry::Occupied(lane) => lane.into_mut(),
             std::collections::btree_map::Entry::Vacant(place) => {
@@ -76,13 +72,13 @@ impl Shaper {
                 })
             }
         };
+        turns::insert(&mut lane.queues[level][class as usize], waiting);
         lane.waiting += 1;
-        &mut lane.queues[level][class as usize]
     }
 
     pub(super) fn memory(&self) -> usize {
         let queues = self.lanes.values().flat_map(|lane| lane.queues.iter().flatten());
-        queues.map(VecDeque::capacity).sum::<usize>() * size_of::<u32>()
+        queues.map(VecDeque::capacity).sum::<usize>() * size_of::<Waiting>()
     }
 }
 
@@ -153,7 +149,9 @@ impl World {
         let place = tenant.and_then(|tenant| Some((tenant, found.get(&tenant)?)));
         let Some((tenant, (level, class))) = place else { return Err(next) };
         let Some(lane) = shaper.lanes.get_mut(&tenant) else { return Err(next) };
-        let Some(id) = lane.queues[*level][*class as usize].pop_front() else { return Err(next) };
+        let Some((_, id)) = lane.queues[*level][*class as usize].pop_front() else {
+            return Err(next);
+        };
         lane.waiting -= 1;
         Ok(id)
     }
@@ -176,7 +174,7 @@ impl World {
         for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
             let here = &self.directions[direction as usize];
             let lane = here.shaper.as_ref()?.lanes.get(&tenant)?;
-            let Some(first) = lane.queues[level][class as usize].front() else { continue };
+            let Some((_, first)) = lane.queues[level][class as usize].front() else { continue };
             let tlp = &self.tlps[*first];
             if !here.has_credits(tlp) {
                 self.directions[direction as usize].note_blocked(class, now);
@@ -191,11 +189,11 @@ impl World {
 
     /// Whether an earlier write that came the same way waits among a tenant's packets, which another of its must not pass.
     fn is_behind_own(&self, queues: &Queues, tlp: &Tlp) -> bool {
-        let earlier = |queues: &[VecDeque<u32>; 3]| {
-            let writes = queues[Class::Posted as usize].iter().map(|write| &self.tlps[*write]);
+        let earlier = |queues: &[VecDeque<Waiting>; 3]| {
             // Orders rise in a queue.
-            let mut before = writes.take_while(|write| write.order < tlp.order);
-            before.any(|write| write.ingress == tlp.ingress)
+            let writes = queues[Class::Posted as usize].iter();
+            let mut before = writes.take_while(|(order, _)| *order < tlp.order);
+            before.any(|(_, write)| self.tlps[*write].ingress == tlp.ingress)
         };
         tlp.class != Class::Posted && queues.iter().any(earlier)
     }

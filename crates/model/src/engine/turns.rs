@@ -41,11 +41,17 @@ impl Turns {
     }
 }
 
-/// Puts a packet of an order into a queue that orders rise in, whose packets have the orders that `of` tells: not always
-/// at its end, for it may be its turn before others' that came earlier.
-pub(super) fn insert(queue: &mut VecDeque<u32>, (id, order): (u32, u64), of: impl Fn(u32) -> u64) {
-    let behind = queue.iter().rev().take_while(|other| of(**other) > order);
-    queue.insert(queue.len() - behind.count(), id);
+/// A packet in a queue: its order and its number.
+pub(super) type Waiting = (u64, u32);
+
+/// Puts a packet into a queue that orders rise in: not always at its end, for it may be its turn before others' that came
+/// earlier.
+pub(super) fn insert(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
+    if queue.back().is_none_or(|last| *last < waiting) {
+        return queue.push_back(waiting);
+    }
+    let at = queue.partition_point(|other| *other < waiting);
+    queue.insert(at, waiting);
 }
 
 #[cfg(test)]
