@@ -270,7 +270,8 @@ impl Default for DeviceTiming {
 }
 
 /// How long CXL.mem takes. Estimates, after what Pond (Li and others, ASPLOS 2023) tells: memory of a device that is
-/// joined directly takes 70 to 90 ns more than a host's own, a switch some 70 ns more there and back.
+/// joined directly takes 70 to 90 ns more than a host's own, a switch some 70 ns more there and back. A lone load comes to
+/// 168 ns with them; of four real devices in five servers it took 140 to 410 ns (Liu and others, ASPLOS 2025).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CxlTiming {
     /// From a core's mesh to the link, and from the link to the mesh. Default 25 ns.
