@@ -427,9 +427,9 @@ impl World {
             self.left_maker(maker);
         }
         if class == Class::Completion {
-            let tlp = self.tlps[id];
-            if tlp.last && self.is_tracked(&tlp) {
-                let level = self.level(&tlp) as u8;
+            let tlp = &self.tlps[id];
+            if tlp.last && self.is_tracked(tlp) {
+                let level = self.level(tlp) as u8;
                 self.events.schedule(tail, Event::Answered(level, direction));
             }
             if self.nobody_waits_for(direction, id) {
@@ -449,11 +449,12 @@ impl World {
     /// Whether nothing depends on when a completion arrives: its requester has room for any number, and a
     /// later one of the same request ends what waits. It is taken then, which saves its event.
     fn nobody_waits_for(&mut self, direction: u32, id: u32) -> bool {
-        let tlp = self.tlps[id];
+        let tlp = &self.tlps[id];
+        let (owner, bytes) = (tlp.owner, tlp.bytes);
         let endless = self.directions[direction as usize].whole.packets[Class::Completion as usize]
             == u32::MAX;
-        let free = !tlp.last && endless && self.next_direction(&tlp).is_none();
-        let taken = free && self.take_early(tlp.owner, tlp.bytes);
+        let free = !tlp.last && endless && self.next_direction(tlp).is_none();
+        let taken = free && self.take_early(owner, bytes);
         if taken {
             self.tlps.remove(id);
         }

@@ -46,6 +46,7 @@ pub(super) type Waiting = (u64, u32);
 
 /// Puts a packet into a queue that orders rise in: not always at its end, for it may be its turn before others' that came
 /// earlier.
+#[inline]
 pub(super) fn insert(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
     if queue.back().is_none_or(|last| *last < waiting) {
         return queue.push_back(waiting);
