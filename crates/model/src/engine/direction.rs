@@ -19,7 +19,7 @@ use crate::time::Time;
 use crate::wire::{self, Wire};
 
 use super::shaper::DirectionShaper;
-use super::turns::TurnRounds;
+use super::turns::{self, TurnRounds, Waiting};
 use super::{DirectionId, Event, NONE, PacketClass, Room, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
@@ -77,7 +77,7 @@ pub struct DirectionStats {
 type Place = (usize, PacketClass);
 
 /// Queues of packets, by level and class.
-pub(super) type Queues = [[VecDeque<u32>; 3]; LEVELS];
+pub(super) type Queues = [[VecDeque<Waiting>; 3]; LEVELS];
 
 pub(super) const CLASSES: [PacketClass; 3] =
     [PacketClass::Posted, PacketClass::NonPosted, PacketClass::Completion];
@@ -153,7 +153,7 @@ impl Direction {
         let queues = self.queues.iter().flatten().map(VecDeque::capacity).sum::<usize>();
         let shaped = self.shaper.as_ref().map_or(0, |shaper| shaper.memory());
         let shaped = shaped + self.turns.memory();
-        queues * size_of::<u32>() + shaped + self.returns.capacity() * size_of::<Return>()
+        queues * size_of::<Waiting>() + shaped + self.returns.capacity() * size_of::<Return>()
     }
 
     pub(super) fn is_whole(&mut self, now: Time) -> bool {
@@ -250,19 +250,16 @@ impl World {
         let tlp = &mut self.tlps[id];
         tlp.order = here.turns.order(tlp.ingress);
         tlp.level = level;
-        let place = (usize::from(level), tlp.class);
+        let (ingress, order, class) = (tlp.ingress, tlp.order, tlp.class);
         match &mut here.shaper {
             None => {
-                let (ingress, order) = (tlp.ingress, tlp.order);
-                let queue = &mut here.queues[place.0][place.1 as usize];
-                let behind =
-                    queue.iter().rev().take_while(|other| self.tlps[**other].order > order);
-                queue.insert(queue.len() - behind.count(), id);
-                if place.1 == PacketClass::Posted {
+                let queue = &mut here.queues[usize::from(level)][class as usize];
+                turns::insert(queue, (order, id));
+                if class == PacketClass::Posted {
                     here.writes_from(ingress).push_back(order);
                 }
             }
-            Some(shaper) => shaper.push(tenant, place, id),
+            Some(shaper) => shaper.push(tenant, (usize::from(level), class), (order, id)),
         }
         here.waiting += 1;
         here.stats.longest = here.stats.longest.max(here.waiting as u32);
@@ -329,7 +326,7 @@ impl World {
         }
         let (level, class) = self.choose(direction).ok_or(None)?;
         let here = &mut self.directions[direction as usize];
-        let id = here.queues[level][class as usize].pop_front().ok_or(None)?;
+        let (_, id) = here.queues[level][class as usize].pop_front().ok_or(None)?;
         if class == PacketClass::Posted {
             let tlp = &self.tlps[id];
             let writes = here.writes_from(tlp.ingress);
@@ -349,7 +346,7 @@ impl World {
         for class in [PacketClass::Completion, PacketClass::Posted, PacketClass::NonPosted] {
             let queue = &here.queues[0][class as usize];
             if queue.len() == here.waiting {
-                let first = &self.tlps[*queue.front()?];
+                let first = &self.tlps[queue.front()?.1];
                 if here.has_credits(first) {
                     return Some((0, class));
                 }
@@ -360,7 +357,7 @@ impl World {
         let mut best: Option<(u64, Place)> = None;
         for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
             let here = &self.directions[direction as usize];
-            let Some(first) = here.queues[level][class as usize].front() else { continue };
+            let Some((_, first)) = here.queues[level][class as usize].front() else { continue };
             let tlp = &self.tlps[*first];
             if !here.has_credits(tlp) {
                 self.directions[direction as usize].note_blocked(class, now);
@@ -431,9 +428,9 @@ impl World {
             self.left_maker(maker);
         }
         if class == PacketClass::Completion {
-            let tlp = self.tlps[id];
-            if tlp.last && self.is_tracked(&tlp) {
-                let level = self.level(&tlp) as u8;
+            let tlp = &self.tlps[id];
+            if tlp.last && self.is_tracked(tlp) {
+                let level = self.level(tlp) as u8;
                 self.events.schedule(tail, Event::Answered(level, direction));
             }
             if self.nobody_waits_for(direction, id) {
@@ -453,12 +450,13 @@ impl World {
     /// Whether nothing depends on when a completion arrives: its requester has room for any number, and a
     /// later one of the same request ends what waits. It is taken then, which saves its event.
     fn nobody_waits_for(&mut self, direction: u32, id: u32) -> bool {
-        let tlp = self.tlps[id];
+        let tlp = &self.tlps[id];
+        let (owner, bytes) = (tlp.owner, tlp.bytes);
         let endless = self.directions[direction as usize].whole.packets
             [PacketClass::Completion as usize]
             == u32::MAX;
-        let free = !tlp.last && endless && self.next_direction(&tlp).is_none();
-        let taken = free && self.take_early(tlp.owner, tlp.bytes);
+        let free = !tlp.last && endless && self.next_direction(tlp).is_none();
+        let taken = free && self.take_early(owner, bytes);
         if taken {
             self.tlps.remove(id);
         }

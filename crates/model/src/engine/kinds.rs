@@ -1,6 +1,6 @@
 //! What parts are like, and what a world tells of its parts.
 
-use super::iommu::{Iommu, IommuParameters};
+use super::iommu::IommuParameters;
 use super::{DirectionId, PacketClass, PartId, World};
 use crate::time::Time;
 
@@ -73,11 +73,6 @@ impl PartParameters {
 }
 
 impl World {
-    /// Translations of a part's IOMMU that were in its cache, and those that were not.
-    pub fn translations(&self, part: PartId) -> (u64, u64) {
-        self.parts[part.index()].iommu.as_ref().map_or((0, 0), Iommu::counts)
-    }
-
     /// The share of the measured time in which reads waited for a tracker of a part.
     pub fn tracked_share(&self, part: PartId) -> f64 {
         let here = &self.parts[part.index()];
@@ -98,6 +93,13 @@ impl World {
     pub fn walked_share(&self, part: PartId) -> f64 {
         let here = &self.parts[part.index()];
         here.iommu.as_ref().map_or(0.0, |iommu| self.share(iommu.walked()) / iommu.walkers())
+    }
+
+    /// The share of the measured time in which what came by a direction waited for page walks where that leads to.
+    pub fn walk_share(&self, direction: DirectionId) -> f64 {
+        let there = &self.parts[self.ends_of(direction).1.index()];
+        let own = there.walked.iter().find(|(by, _)| *by == direction.0);
+        own.map_or(0.0, |(_, waited)| self.share(*waited))
     }
 
     /// The parts of a route, from its beginning on.

@@ -36,6 +36,8 @@ pub(super) struct Part {
     pub(super) peers: Time,
     /// By direction: until when packets that came by it wait for the translation of an earlier one.
     pub(super) held: Vec<(u32, Time)>,
+    /// By direction: for how long packets that came by it waited for page walks, while that was measured.
+    pub(super) walked: Vec<(u32, Time)>,
     /// By direction: until when the last write stays that came by it, and by another part of the chip.
     pub(super) writes: Vec<(u32, Time)>,
 }
@@ -64,6 +66,7 @@ impl Part {
             peers_until: Time::ZERO,
             peers: Time::ZERO,
             held: Vec::new(),
+            walked: Vec::new(),
             writes: Vec::new(),
             parameters,
         }
@@ -148,19 +151,20 @@ impl World {
 
     /// A packet's delay where it is, has ended.
     pub(super) fn ready(&mut self, id: u32) {
-        let tlp = self.tlps[id];
-        if tlp.back() && self.held_back(id) {
+        let tlp = &self.tlps[id];
+        let (back, translated, next) = (tlp.back(), tlp.translated, self.next_direction(tlp));
+        if back && self.held_back(id) {
             return;
         }
-        match self.next_direction(&tlp) {
+        match next {
             None => self.arrived(id),
-            Some(direction) if tlp.back() => {
+            Some(direction) if back => {
                 if !self.hold_back(id, direction) {
                     self.go(direction, id);
                 }
             }
             Some(direction) => {
-                if tlp.translated || self.translate(id) {
+                if translated || self.translate(id) {
                     self.forward(direction, id);
                 }
             }
@@ -180,15 +184,16 @@ impl World {
         let maker = std::mem::replace(&mut tlp.maker, NONE);
         tlp.translated = false;
         tlp.hop = if tlp.back() { tlp.hop - 1 } else { tlp.hop + 1 };
-        let tlp = *tlp;
         let now = self.now;
         if maker != NONE {
             self.left_maker(maker);
         }
+        // Packets are not copied as a whole on their way: just after parts of one are written, that takes long.
+        let tlp = &self.tlps[id];
         // A processor's completions cross its root complex last.
-        let stays = tlp.back() || self.next_direction(&tlp).is_some();
-        let index = self.part_of(&tlp) as usize;
-        let at = if stays { self.parts[index].stay_inside(now, &tlp) } else { now };
+        let stays = tlp.back() || self.next_direction(tlp).is_some();
+        let index = self.part_of(tlp) as usize;
+        let at = if stays { self.parts[index].stay_inside(now, tlp) } else { now };
         if at == now {
             self.ready(id);
         } else {
@@ -221,8 +226,8 @@ impl World {
     fn translate(&mut self, id: u32) -> bool {
         let now = self.now;
         let measuring = self.measuring();
-        let tlp = self.tlps[id];
-        let turned = tlp.class == PacketClass::Posted && self.goes_from_link_to_link(&tlp);
+        let tlp = &self.tlps[id];
+        let turned = tlp.class == PacketClass::Posted && self.goes_from_link_to_link(tlp);
         let tlp = &mut self.tlps[id];
         let route = &self.routes[tlp.route as usize];
         let index = route.parts[usize::from(tlp.hop)];
@@ -232,14 +237,17 @@ impl World {
         if tlp.hop == 0 || part.iommu.is_none() && part.parameters.peer_per_byte == 0 {
             return true;
         }
-        let mut translated = match &mut part.iommu {
-            Some(iommu) => iommu.translate(now, route.pages(), tlp.address, measuring),
-            None => now,
+        let (there, hit) = match &mut part.iommu {
+            Some(iommu) => {
+                (iommu.translate(now, route.pages(), tlp.address, measuring), iommu.hit())
+            }
+            None => (now, Time::ZERO),
         };
-        if limited {
-            translated = part.pass_on(translated, tlp.bytes, measuring);
-        }
+        let translated = if limited { part.pass_on(there, tlp.bytes, measuring) } else { there };
         let held = last(&mut part.held, tlp.ingress);
+        if measuring && there > now + hit {
+            *last(&mut part.walked, tlp.ingress) += there.since(now.max(*held));
+        }
         // At that very time, the earlier packet may still be among the events to come.
         if translated <= now && (*held < now || *held == Time::ZERO) {
             return true;
@@ -271,12 +279,12 @@ impl World {
 
     /// Passes a request on.
     fn forward(&mut self, direction: u32, id: u32) {
-        let tlp = self.tlps[id];
-        if !self.is_tracked(&tlp) {
+        let tlp = &self.tlps[id];
+        if !self.is_tracked(tlp) {
             return self.go(direction, id);
         }
-        let here = self.part_of(&tlp) as usize;
-        let nth = self.level(&tlp);
+        let here = self.part_of(tlp) as usize;
+        let nth = self.level(tlp);
         let part = &mut self.parts[here];
         part.pools[nth].waiting.push_back(id);
         self.track(here, nth);
@@ -340,10 +348,13 @@ impl World {
     /// Whether a completion is held where its request was split, until more of it has come; what was held
     /// before goes with this one otherwise.
     fn hold_back(&mut self, id: u32, next: u32) -> bool {
-        let tlp = self.tlps[id];
         let combine = self.parts[self.directions[next as usize].from as usize].parameters.combine;
+        if combine == 0 {
+            return false;
+        }
+        let tlp = self.tlps[id];
         let request = &mut self.requests[tlp.owner];
-        if combine == 0 || request.split_at != tlp.hop {
+        if request.split_at != tlp.hop {
             return false;
         }
         request.back += tlp.bytes;

@@ -24,7 +24,7 @@ pub struct RequesterParameters {
     pub window: u32,
     /// The least time between two packets: a processor filling a write-combining buffer.
     pub gap: Time,
-    /// The same before its writes, where that is longer.
+    /// The same after each packet of a write, where that is longer.
     pub write_gap: Time,
     /// What comes to the gap after the last packet of a write.
     pub write_setup: Time,

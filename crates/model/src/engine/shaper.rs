@@ -11,6 +11,7 @@ use rackbus_qos::bucket::Bucket;
 use rackbus_qos::drr::Drr;
 
 use super::direction::{CLASSES, LEVELS, Queues};
+use super::turns::{self, Waiting};
 use super::{DirectionId, PacketClass, Tlp, World};
 use crate::time::Time;
 
@@ -55,7 +56,12 @@ impl DirectionShaper {
         DirectionShaper { shares, lanes: BTreeMap::new(), turns: Drr::new(TURN.ps()) }
     }
 
-    pub(super) fn push(&mut self, tenant: u32, (level, class): (usize, PacketClass), id: u32) {
+    pub(super) fn push(
+        &mut self,
+        tenant: u32,
+        (level, class): (usize, PacketClass),
+        waiting: Waiting,
+    ) {
         let lane = match self.lanes.entry(tenant) {
             std::collections::btree_map::Entry::Occupied(lane) => lane.into_mut(),
             std::collections::btree_map::Entry::Vacant(place) => {
@@ -71,13 +77,13 @@ impl DirectionShaper {
                 })
             }
         };
-        lane.queues[level][class as usize].push_back(id);
+        turns::insert(&mut lane.queues[level][class as usize], waiting);
         lane.waiting += 1;
     }
 
     pub(super) fn memory(&self) -> usize {
         let queues = self.lanes.values().flat_map(|lane| lane.queues.iter().flatten());
-        queues.map(VecDeque::capacity).sum::<usize>() * size_of::<u32>()
+        queues.map(VecDeque::capacity).sum::<usize>() * size_of::<Waiting>()
     }
 }
 
@@ -148,7 +154,9 @@ impl World {
         let place = tenant.and_then(|tenant| Some((tenant, found.get(&tenant)?)));
         let Some((tenant, (level, class))) = place else { return Err(next) };
         let Some(lane) = shaper.lanes.get_mut(&tenant) else { return Err(next) };
-        let Some(id) = lane.queues[*level][*class as usize].pop_front() else { return Err(next) };
+        let Some((_, id)) = lane.queues[*level][*class as usize].pop_front() else {
+            return Err(next);
+        };
         lane.waiting -= 1;
         Ok(id)
     }
@@ -164,14 +172,14 @@ impl World {
         }
     }
 
-    /// The queue of a tenant whose first packet has credits and is behind no write: that which waits longest.
+    /// The queue of a tenant whose first packet has credits and is behind no write: that whose turn it is first.
     fn first_of(&mut self, direction: u32, tenant: u32) -> Option<(usize, PacketClass)> {
         let now = self.now;
         let mut best: Option<(u64, (usize, PacketClass))> = None;
         for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
             let here = &self.directions[direction as usize];
             let lane = here.shaper.as_ref()?.lanes.get(&tenant)?;
-            let Some(first) = lane.queues[level][class as usize].front() else { continue };
+            let Some((_, first)) = lane.queues[level][class as usize].front() else { continue };
             let tlp = &self.tlps[*first];
             if !here.has_credits(tlp) {
                 self.directions[direction as usize].note_blocked(class, now);
@@ -186,12 +194,67 @@ impl World {
 
     /// Whether an earlier write that came the same way waits among a tenant's packets, which another of its must not pass.
     fn is_behind_own(&self, queues: &Queues, tlp: &Tlp) -> bool {
-        let earlier = |queues: &[VecDeque<u32>; 3]| {
-            let writes =
-                queues[PacketClass::Posted as usize].iter().map(|write| &self.tlps[*write]);
-            let mut before = writes.take_while(|write| write.order < tlp.order);
-            before.any(|write| write.ingress == tlp.ingress)
+        let earlier = |queues: &[VecDeque<Waiting>; 3]| {
+            // Orders rise in a queue.
+            let writes = queues[PacketClass::Posted as usize].iter();
+            let mut before = writes.take_while(|(order, _)| *order < tlp.order);
+            before.any(|(_, write)| self.tlps[*write].ingress == tlp.ingress)
         };
         tlp.class != PacketClass::Posted && queues.iter().any(earlier)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{
+        Addresses, Arrivals, Credits, DirectionParameters, JobFlow, PartParameters,
+        RequesterParameters, Step, Until,
+    };
+    use crate::wire::Wire;
+
+    /// One device's many writes have used the credits up when another's write and read come: the read stays behind that
+    /// write, though it is its turn before most of the other device's.
+    #[test]
+    fn reads_of_a_tenant_pass_no_write_that_came_the_same_way_among_those_of_another() {
+        let ample = DirectionParameters {
+            wire: Some(Wire::pcie(3, 8)),
+            propagation: Time::ZERO,
+            credits: Credits::ENDLESS,
+            credit_return: Time::ZERO,
+            dllp_bytes: 0,
+        };
+        let credits = Credits { packets: [1, 64, 64], data: [64; 3] };
+        let slow = DirectionParameters { credits, credit_return: Time::from_us(5), ..ample };
+        let mut world = World::new(1);
+        let [one, other, switch, memory] =
+            std::array::from_fn(|_| world.add_part(PartParameters::default()));
+        let into = [one, other].map(|device| world.add_link((device, switch), ample, ample));
+        let out = world.add_link((switch, memory), slow, ample);
+        world.shape(out, BTreeMap::new());
+        let begin = |world: &mut World, device, by, wait: Time, writes: u32, read| {
+            let requester = RequesterParameters { window: 64, ..RequesterParameters::default() };
+            let requester = world.add_requester(device, requester);
+            let stream = world.add_stream(requester);
+            let route = world.add_route(device, &[by, out]);
+            let mut script = vec![Step::Wait(wait)];
+            for _ in 0..writes {
+                let (address, bytes, until) = (0, 256, Until::Begun);
+                script.push(Step::Write { stream, route, address, bytes, until });
+            }
+            if read {
+                script.push(Step::Read { stream, route, address: 0, bytes: 64 });
+            }
+            let script = world.add_script(script);
+            let addresses = Addresses::sequential(0, 4096);
+            let flow = JobFlow::new(script, Arrivals::Depth(1), 64);
+            world.add_flow(JobFlow { count: 1, addresses, ..flow })
+        };
+        begin(&mut world, one, into[0], Time::ZERO, 8, false);
+        let read = begin(&mut world, other, into[1], Time::from_us(2), 1, true);
+        world.run(Time::MAX, 100_000).unwrap();
+        // The second write to go is either's, and waits for the first one's credit.
+        let took = world.flow(read).latency.mean();
+        assert!(took > Time::from_us(5), "the read passed its write: {took}");
     }
 }

@@ -2,6 +2,8 @@
 //! each, as ports of switches and root complexes commonly do (port arbitration, PCI Express specification 6.3.3.3): what
 //! one gets depends on how many others there are, and not on how fast its packets come in or how many wait.
 
+use std::collections::VecDeque;
+
 /// Rounds of turns at a direction's beginning.
 #[derive(Debug, Default)]
 pub(super) struct TurnRounds {
@@ -37,6 +39,20 @@ impl TurnRounds {
     pub(super) fn memory(&self) -> usize {
         self.last.capacity() * size_of::<(u32, u64)>()
     }
+}
+
+/// A packet in a queue: its order and its number.
+pub(super) type Waiting = (u64, u32);
+
+/// Puts a packet into a queue that orders rise in: not always at its end, for it may be its turn before others' that came
+/// earlier.
+#[inline]
+pub(super) fn insert(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
+    if queue.back().is_none_or(|last| *last < waiting) {
+        return queue.push_back(waiting);
+    }
+    let at = queue.partition_point(|other| *other < waiting);
+    queue.insert(at, waiting);
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{FlowId, RouteId, Step, StreamId, World};
+use super::{DirectionId, FlowId, RouteId, Step, StreamId, World};
 
 /// Something that makes flows wait for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,40 +23,59 @@ pub enum Used {
 impl World {
     /// All that the jobs of a flow use.
     pub fn used_by(&self, flow: FlowId) -> BTreeSet<Used> {
-        let of = &self.flows[flow.index()].flow;
         let mut found = BTreeSet::new();
-        let scripts: BTreeSet<u32> =
-            of.trace.iter().map(|job| job.script.0).chain([of.script.0]).collect();
-        for script in scripts {
-            self.used_in(&self.scripts[script as usize], &mut found);
-        }
+        self.each_step(flow, &mut |step| match *step {
+            Step::Use(resource, _)
+            | Step::UseRandom(resource, _)
+            | Step::Take(resource)
+            | Step::Give(resource) => {
+                found.insert(Used::Resource(resource.0));
+            }
+            Step::Enter(gate, _) | Step::Leave(gate) => {
+                found.insert(Used::Gate(gate.0));
+            }
+            Step::Write { stream, route, .. } | Step::Read { stream, route, .. } => {
+                self.used_on(stream, route, &mut found);
+            }
+            Step::Copy { stream, from, to, .. } => {
+                self.used_on(stream, from, &mut found);
+                self.used_on(stream, to, &mut found);
+            }
+            _ => {}
+        });
         found
     }
 
-    fn used_in(&self, script: &[Step], found: &mut BTreeSet<Used>) {
+    /// The directions by which the jobs of a flow send writes, along each route.
+    pub fn writes_by(&self, flow: FlowId) -> Vec<DirectionId> {
+        let mut found = Vec::new();
+        self.each_step(flow, &mut |step| {
+            if let Step::Write { route, .. } | Step::Copy { to: route, .. } = step {
+                found.extend(self.directions_of(*route));
+            }
+        });
+        found
+    }
+
+    /// Calls `each` with every step of a flow's jobs, those of scripts within scripts too.
+    fn each_step(&self, flow: FlowId, each: &mut impl FnMut(&Step)) {
+        let of = &self.flows[flow.index()].flow;
+        let scripts: BTreeSet<u32> =
+            of.trace.iter().map(|job| job.script.0).chain([of.script.0]).collect();
+        for script in scripts {
+            self.each_step_in(&self.scripts[script as usize], each);
+        }
+    }
+
+    fn each_step_in(&self, script: &[Step], each: &mut impl FnMut(&Step)) {
         for step in script {
+            each(step);
             match *step {
-                Step::Wait(_) | Step::WaitRandom(_) | Step::Mark(_) => {}
-                Step::Use(resource, _)
-                | Step::UseRandom(resource, _)
-                | Step::Take(resource)
-                | Step::Give(resource) => {
-                    found.insert(Used::Resource(resource.0));
-                }
-                Step::Enter(gate, _) | Step::Leave(gate) => {
-                    found.insert(Used::Gate(gate.0));
-                }
-                Step::Write { stream, route, .. } | Step::Read { stream, route, .. } => {
-                    self.used_on(stream, route, found);
-                }
-                Step::Copy { stream, from, to, .. } => {
-                    self.used_on(stream, from, found);
-                    self.used_on(stream, to, found);
-                }
-                Step::Each(script, ..) => self.used_in(self.script(script), found),
+                Step::Each(script, ..) => self.each_step_in(self.script(script), each),
                 Step::All(first, count) => first
                     .following(count)
-                    .for_each(|script| self.used_in(self.script(script), found)),
+                    .for_each(|script| self.each_step_in(self.script(script), each)),
+                _ => {}
             }
         }
     }

@@ -76,13 +76,17 @@ pub(super) fn power(
 pub(super) fn power_or_none(
     section: &Section<'_>,
     key: &'static str,
+    least: u64,
     most: u64,
 ) -> Parsed<Option<u32>> {
-    match section.size(key, 0, most)? {
+    match section.size(key, 0, u64::MAX)? {
         Some(0) => Ok(Some(0)),
-        _ => power(section, key, 1, most),
+        _ => power(section, key, least, most),
     }
 }
+
+/// The least that a device's own writes can be kept to: a cache line.
+const LEAST_PAYLOAD: u64 = 64;
 
 /// Bytes per second, or 0 for none.
 pub(super) fn rate_or_none(section: &Section<'_>, key: &'static str) -> Parsed<Option<u64>> {
@@ -194,7 +198,7 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     let part = subsection(value, "timing.device", DEVICE)?;
     let device = &mut timing.device;
     set(&mut device.mps, power(&part, "mps", 128, 4096)?);
-    set(&mut device.payload, power_or_none(&part, "payload", 4096)?);
+    set(&mut device.payload, power_or_none(&part, "payload", LEAST_PAYLOAD, 4096)?);
     set(&mut device.mrrs, power(&part, "mrrs", 128, 4096)?);
     set(&mut device.tags, count(&part, "tags", 1, 1 << 14)?);
     set(&mut device.window, count(&part, "window", 1, 1 << 20)?);
@@ -204,8 +208,8 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     set(&mut device.packet_gap, time(&part, "packet_gap")?);
     set(&mut device.write_gap, time(&part, "write_gap")?);
     set(&mut device.write_setup, time(&part, "write_setup")?);
-    set(&mut device.alignment, power_or_none(&part, "alignment", 4096)?);
-    set(&mut device.turn, power_or_none(&part, "turn", 1 << 20)?);
+    set(&mut device.alignment, power_or_none(&part, "alignment", 1, 4096)?);
+    set(&mut device.turn, power_or_none(&part, "turn", 1, 1 << 20)?);
     set(&mut device.engine, part.rate("engine")?);
     Ok(())
 }
@@ -256,7 +260,7 @@ fn parts(
             latency: time(&part, "latency")?,
             translation: time(&part, "translation")?,
             completion_translation: time(&part, "completion_translation")?,
-            payload: power_or_none(&part, "payload", 4096)?,
+            payload: power_or_none(&part, "payload", LEAST_PAYLOAD, 4096)?,
             mrrs: power(&part, "mrrs", 128, 4096)?,
             tags: count(&part, "tags", 1, 1 << 14)?,
             window: count(&part, "window", 1, 1 << 20)?,
@@ -265,8 +269,8 @@ fn parts(
             packet_gap: time(&part, "packet_gap")?,
             write_gap: time(&part, "write_gap")?,
             write_setup: time(&part, "write_setup")?,
-            alignment: power_or_none(&part, "alignment", 4096)?,
-            turn: power_or_none(&part, "turn", 1 << 20)?,
+            alignment: power_or_none(&part, "alignment", 1, 4096)?,
+            turn: power_or_none(&part, "turn", 1, 1 << 20)?,
             engine: part.rate("engine")?,
         };
         found.insert(text.to_owned(), timing);
@@ -329,6 +333,14 @@ mod tests {
     }
 
     #[test]
+    fn a_profile_with_long_reads_may_have_the_length_of_its_completions_changed() {
+        let text =
+            "[timing]\nprofile = \"xeon-e5-v3\"\n[timing.memory]\nlong_completion = \"256 B\"\n";
+        let memory = parse("rack.toml", text, &[]).unwrap().host.memory;
+        assert_eq!((memory.long_read, memory.long_completion), (256, 256));
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_its_place() {
         let cases = [
             ("[timing.ntb]\nlatency = \"-1 ns\"", "rack.toml:2:11: `latency` is no duration"),
@@ -338,6 +350,14 @@ mod tests {
             ),
             ("[timing.device]\nmps = 300", "rack.toml:2:7: `mps` is 300 B; it is a power of two"),
             ("[timing.device]\ntags = 0", "rack.toml:2:8: `tags` is 0"),
+            (
+                "[timing.device]\npayload = \"32 B\"",
+                "rack.toml:2:11: `payload` is 32 B; it is from 64 B to 4 KiB",
+            ),
+            (
+                "[timing.memory]\nlong_completion = \"128 B\"",
+                "rack.toml:2:19: `long_completion` is given, and no `long_read`; give `long_read` too",
+            ),
             ("[timing.parts.\"b/x\"]\ntags = 1", "rack.toml:1:15: the rack has no part `b/x`"),
             ("[timing.software]\nx = 3", "rack.toml:2:5: `x` is the number 3"),
             ("[timing.power]\nx = \"3\"", "rack.toml:2:5: `3` is no power"),

@@ -90,7 +90,7 @@ pub struct MemoryTiming {
     pub completion: u32,
     /// Reads of more bytes than this are answered with completions of `long_completion`. Default 0: none is.
     pub long_read: u32,
-    /// The most bytes of a completion of a long read. 0: the MPS.
+    /// The most bytes of a completion of a long read. 0: the MPS. Refused in a file where `long_read` is 0.
     pub long_completion: u32,
     /// Added to a write of less than a cache line, whose line is read first. Default none.
     pub partial_write: Time,
@@ -143,10 +143,10 @@ impl HostTiming {
             let (part, root) = (subsection(value, &at("root"), keys)?, &mut self.root);
             set(&mut root.latency, time(&part, "latency")?);
             set(&mut root.completion_latency, time(&part, "completion_latency")?);
-            set(&mut root.split, power_or_none(&part, "split", 4096)?);
+            set(&mut root.split, power_or_none(&part, "split", 1, 4096)?);
             set(&mut root.trackers, count(&part, "trackers", 1, 1 << 20)?);
             set(&mut root.peer_writes, rate_or_none(&part, "peer_writes")?);
-            set(&mut root.combine, power_or_none(&part, "combine", 4096)?);
+            set(&mut root.combine, power_or_none(&part, "combine", 1, 4096)?);
         }
         if let Some(value) = table.get("iommu") {
             let keys = &["entries", "page", "hit", "walk", "walkers"];
@@ -169,9 +169,17 @@ impl HostTiming {
             let (part, memory) = (subsection(value, &at("memory"), keys)?, &mut self.memory);
             set(&mut memory.latency, time(&part, "latency")?);
             set(&mut memory.bandwidth, part.rate("bandwidth")?);
-            set(&mut memory.completion, power_or_none(&part, "completion", 4096)?);
-            set(&mut memory.long_read, power_or_none(&part, "long_read", 4096)?);
-            set(&mut memory.long_completion, power_or_none(&part, "long_completion", 4096)?);
+            set(&mut memory.completion, power_or_none(&part, "completion", 1, 4096)?);
+            set(&mut memory.long_read, power_or_none(&part, "long_read", 1, 4096)?);
+            set(&mut memory.long_completion, power_or_none(&part, "long_completion", 1, 4096)?);
+            if memory.long_read == 0
+                && part.get("long_completion").is_some()
+                && memory.long_completion != 0
+            {
+                let what = "`long_completion` is given, and no `long_read`";
+                let allowed = "give `long_read` too: reads of more bytes than that are answered so";
+                return wrong(part.place("long_completion"), what, allowed);
+            }
             set(&mut memory.partial_write, time(&part, "partial_write")?);
         }
         if let Some(value) = table.get("cpu") {

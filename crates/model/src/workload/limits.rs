@@ -41,9 +41,10 @@ impl Run {
     pub(super) fn bottleneck(
         &self,
         spec: &FlowSpec,
-        routes: &[RouteId],
+        of: (&[FlowId], &[RouteId]),
         (rate, asked): (f64, Option<f64>),
     ) -> String {
+        let (_, routes) = of;
         if asked.is_some_and(|asked| rate >= 0.95 * asked) {
             return "demand".to_owned();
         }
@@ -51,7 +52,7 @@ impl Run {
             return rate;
         }
         let full = self.full(spec, routes);
-        full.or_else(|| self.awaited(spec, routes)).unwrap_or_else(|| "latency".to_owned())
+        full.or_else(|| self.awaited(spec, of)).unwrap_or_else(|| "latency".to_owned())
     }
 
     /// The directions that a flow's packets go by, completions too.
@@ -117,20 +118,27 @@ impl Run {
     }
 
     /// What was waited for most of the time; what makes others wait before those.
-    fn awaited(&self, spec: &FlowSpec, routes: &[RouteId]) -> Option<String> {
+    fn awaited(
+        &self,
+        spec: &FlowSpec,
+        (queues, routes): (&[FlowId], &[RouteId]),
+    ) -> Option<String> {
         let world = &self.assembly.world;
         let mut parts = self.parts(routes).into_iter();
         if let Some(root) = parts.find(|part| world.tracked_share(*part) >= AWAITED) {
             return Some(format!("{}: split reads", self.assembly.name(root)));
         }
-        for direction in self.directions(routes) {
+        let writes = queues.first().map(|flow| world.writes_by(*flow)).unwrap_or_default();
+        // What is full makes those before it wait, too.
+        for direction in writes.into_iter().rev() {
             // Sending or waiting for room all the time: what keeps the receiver's room taken holds it up.
             let blocked = world.share(world.blocked(direction, PacketClass::Posted));
             if blocked >= PART && blocked + world.utilization(direction) >= FULL {
-                let at = world.ends_of(direction).1;
-                return Some(match world.translations(at).1 {
-                    0 => format!("{}: posted credits", self.link(direction)),
-                    _ => format!("{}: page walks", self.assembly.name(at)),
+                let walks = world.walk_share(direction) >= AWAITED * blocked;
+                return Some(if walks {
+                    format!("{}: page walks", self.assembly.name(world.ends_of(direction).1))
+                } else {
+                    format!("{}: posted credits", self.link(direction))
                 });
             }
         }

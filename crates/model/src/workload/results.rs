@@ -59,7 +59,7 @@ pub struct FlowResult {
     /// interval of 95 % confidence, from the means of twenty parts of the measured time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
-    /// What the measured time is too short to tell.
+    /// What the measured time is too short to tell, or that nobody measured such a thing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doubt: Option<String>,
     /// How long jobs took, in nanoseconds.

@@ -120,6 +120,35 @@ fn page_walks_that_hold_writes_up_are_named() {
     }
 }
 
+/// The first access to a page walks, whatever holds a flow up afterwards.
+#[test]
+fn a_walk_at_the_beginning_holds_no_writes_up_for_long() {
+    let few = "[timing.link]\nposted_packets = 4\n";
+    let rack = one(few, 5, 16).replace("iommu = false", "iommu = true");
+    let small = WRITE.replace("64 KiB", "4 KiB") + "random = true\nspan = \"64 KiB\"\n";
+    assert_eq!(held_up(&rack, &small), "near/gpu0 to near/root: posted credits");
+}
+
+/// One GPU's scattered writes wait for page walks all the time. What is written to another goes the other way by the same link.
+#[test]
+fn what_holds_writes_up_is_not_said_of_those_that_go_the_other_way() {
+    let mut rack = "name = \"one\"\n[hosts.near]\nmemory = \"64 GiB\"\n[fabric.switches.top]\nhost = \"near\"\n\
+                    [timing.iommu]\nentries = 64\nwalk = \"1 us\"\nwalkers = 1024\n"
+        .to_owned();
+    rack += &link("near", "top", 4, 16);
+    for (above, device) in [("top", "gpu0"), ("top", "gpu1"), ("near", "gpu2")] {
+        rack += &format!("[hosts.near.devices.{device}]\nkind = \"gpu\"\n");
+        rack += &link(above, &format!("near/{device}"), 4, 16);
+    }
+    let many = WRITE.replace("64 KiB", "512 B").replace("depth = 4", "depth = 64");
+    let single = WRITE.replace("flows.a", "flows.b").replace("gpu0", "gpu2");
+    let single = single.replace("to = \"near\"", "to = \"near/gpu1\"");
+    let single = single.replace("64 KiB", "64 B").replace("depth = 4", "depth = 1");
+    let results = run(&rack, &(many + "random = true\n" + &single + "span = \"4 KiB\"\n"));
+    let named = ["a", "b"].map(|name| flow(&results, name).bottleneck.as_str());
+    assert_eq!(named, ["near/root: page walks", "latency"]);
+}
+
 /// A drive that a file says nothing of is one of flash: a lone read takes 70 to 100 us, and all that it can do is about a
 /// million reads a second.
 #[test]
