@@ -1,8 +1,6 @@
 //! Frames from the driver's buffers to the port.
 
-use std::ops::Range;
-
-use rackbus_memory::{Access, DmaSlice};
+use rackbus_memory::{Access, DmaSlice, DmaSpace};
 use rackbus_net::offload::{GSO_NONE, NEEDS_CSUM, OFFLOAD_BYTES};
 use rackbus_net::port::{MAX_FRAME, MIN_FRAME};
 use rackbus_net::{Cause, NetworkPort, Offload, Sent};
@@ -13,16 +11,10 @@ use zerocopy::FromBytes;
 
 use super::features;
 use super::function::{Nic, PollOutcome, TRANSMIT, count};
-use crate::virtio::{Chain, Cursor, QueueError, UsedRequest, VirtioRing};
+use crate::virtio::{Chain, QueueError, UsedRequest};
 
 /// Frames of a queue in one poll.
 const BURST: usize = 64;
-/// Those that are taken at once: memory that the driver's processor has written is some hundred instructions away, and
-/// that of one frame is brought while another is sent.
-const TOGETHER: usize = 8;
-/// Bytes of a frame that are brought: what the switch looks at, and the header. The processor sees what follows by itself.
-const NEAR: usize = 128;
-const _: () = assert!(BURST.is_multiple_of(TOGETHER));
 /// A receiver without room rings when it has some, and never if it stands still: then its frames are to be dropped.
 const RETRY_NS: u64 = 1_000_000;
 
@@ -51,174 +43,92 @@ impl Nic {
     fn transmit_queue(&mut self, bus: &Bus<'_>, queue: u16, outcome: &mut PollOutcome) {
         let begun = bus.user.before_access();
         let mut tally = Tally::default();
-        let mut group = Group::default();
+        let mut parts = Vec::new();
         // They are completed together: each store to the queue's memory takes a cache line from the driver.
         let (mut used, mut done) = ([UsedRequest::default(); BURST], 0);
-        let mut stop = None;
-        while done < BURST && stop.is_none() {
-            stop = self.take(bus, queue, &mut group);
-            for request in &group.requests[..group.count] {
-                if let Err(end) = self.send(bus, request, &mut group.parts, &mut tally, outcome) {
-                    if let Some(ring) = self.ring(queue) {
-                        ring.rewind(request.cursor);
-                    }
-                    stop = Some(end);
+        let mut failed = None;
+        while done < BURST {
+            if let Err(at) = self.outward.ready(bus.now_ns) {
+                count(&self.counters.throttled);
+                outcome.wait_until(at);
+                break;
+            }
+            let accepted = self.transport.accepted();
+            let Some(queue_registers) = self.transport.queue(queue) else { break };
+            let Some(ring) = &mut queue_registers.ring else { break };
+            let cursor = ring.cursor();
+            let sent = match ring.take(bus.dma, &mut self.chain) {
+                Ok(false) => break,
+                Ok(true) => send(bus.dma, &self.chain, accepted, self.port.get_mut(), &mut parts),
+                Err(error) => Err(error),
+            };
+            parts.clear();
+            match sent {
+                Ok((Sent::Full, _)) => {
+                    ring.rewind(cursor);
+                    outcome.wait_until(bus.now_ns.saturating_add(RETRY_NS));
                     break;
                 }
-                used[done] = UsedRequest { id: request.id, slots: request.slots, written: 0 };
-                done += 1;
+                Ok((sent, bytes)) => {
+                    let Chain { id, slots, .. } = self.chain;
+                    used[done] = UsedRequest { id, slots, written: 0 };
+                    done += 1;
+                    queue_registers.unreachable_since = None;
+                    self.outward.spend(bytes);
+                    tally.count(bytes as u64, sent == Sent::Done);
+                    if sent != Sent::Done {
+                        count(&self.counters.not_sent);
+                    }
+                }
+                Err(error) => {
+                    ring.rewind(cursor);
+                    failed = Some(error);
+                    break;
+                }
             }
         }
         if done > 0
-            && let Some(queue) = self.transport.queue(queue)
+            && let Some(ring) = self.transport.queue(queue).and_then(|it| it.ring.as_mut())
         {
-            queue.unreachable_since = None;
-            if let Some(ring) = &mut queue.ring {
-                ring.complete(&used[..done]);
-            }
+            ring.complete(&used[..done]);
         }
-        if let Some(Stop::Failed(error)) = stop {
+        if let Some(error) = failed {
             self.stopped(bus, queue, error, outcome);
         }
         outcome.done |= tally.done > 0;
         self.transport.interrupt(bus.irq, queue);
         self.tally(TRANSMIT, tally, bus.user.ticks().saturating_sub(begun));
     }
-
-    fn ring(&mut self, queue: u16) -> Option<&mut VirtioRing> {
-        self.transport.queue(queue)?.ring.as_mut()
-    }
-
-    /// Takes the next requests of a queue, and has their first bytes brought from the driver's processor. Why these are the
-    /// last ones, if they are.
-    fn take<'d>(&mut self, bus: &Bus<'d>, queue: u16, group: &mut Group<'d>) -> Option<Stop> {
-        group.count = 0;
-        group.parts.clear();
-        let Some(ring) = self.transport.queue(queue).and_then(|it| it.ring.as_mut()) else {
-            return Some(Stop::Ended);
-        };
-        while group.count < TOGETHER {
-            let cursor = ring.cursor();
-            match ring.take(bus.dma, &mut self.chain) {
-                Ok(false) => return Some(Stop::Ended),
-                Ok(true) => {}
-                Err(error) => return Some(Stop::Failed(error)),
-            }
-            let Chain { id, slots, readable_bytes, .. } = self.chain;
-            let first = group.parts.len();
-            let mut request = Request { cursor, id, slots, readable_bytes, parts: first..first };
-            if request.length().is_some() {
-                for buffer in &self.chain.readable {
-                    let (from, length) = (buffer.address, buffer.length as usize);
-                    let parts = &mut group.parts;
-                    let walked = bus.dma.walk(from, length, Access::READ, |part| {
-                        part.part(0, part.len().min(NEAR)).unwrap_or(part).prefetch();
-                        parts.push(part);
-                    });
-                    if walked.is_err() {
-                        ring.rewind(cursor);
-                        return Some(Stop::Failed(QueueError::Unreachable));
-                    }
-                }
-            }
-            request.parts.end = group.parts.len();
-            group.requests[group.count] = request;
-            group.count += 1;
-        }
-        None
-    }
-
-    /// Sends the frame of a request; an error when it has to be taken again, later.
-    fn send(
-        &mut self,
-        bus: &Bus<'_>,
-        request: &Request,
-        parts: &mut [DmaSlice<'_>],
-        tally: &mut Tally,
-        outcome: &mut PollOutcome,
-    ) -> Result<(), Stop> {
-        if let Err(at) = self.outward.ready(bus.now_ns) {
-            count(&self.counters.throttled);
-            outcome.wait_until(at);
-            return Err(Stop::Ended);
-        }
-        let accepted = self.transport.accepted();
-        let parts = parts.get_mut(request.parts.clone()).unwrap_or_default();
-        let (sent, bytes) = send(request.length(), accepted, self.port.get_mut(), parts);
-        if sent == Sent::Full {
-            outcome.wait_until(bus.now_ns.saturating_add(RETRY_NS));
-            return Err(Stop::Ended);
-        }
-        self.outward.spend(bytes);
-        tally.count(bytes as u64, sent == Sent::Done);
-        if sent != Sent::Done {
-            count(&self.counters.not_sent);
-        }
-        Ok(())
-    }
 }
 
-/// Why no more of a queue is sent in this poll.
-enum Stop {
-    /// There is nothing, or it has to wait.
-    Ended,
-    Failed(QueueError),
-}
-
-/// A request that was taken.
-#[derive(Debug, Default, Clone)]
-struct Request {
-    /// Where the queue was before it.
-    cursor: Cursor,
-    id: u16,
-    slots: u16,
-    readable_bytes: u64,
-    /// Its memory among that of the group.
-    parts: Range<usize>,
-}
-
-impl Request {
-    /// Bytes of its frame; `None` when no frame is so long.
-    fn length(&self) -> Option<usize> {
-        let length = self.readable_bytes.saturating_sub(HEADER_SIZE as u64);
-        (MIN_FRAME as u64..=MAX_FRAME as u64).contains(&length).then_some(length as usize)
-    }
-}
-
-/// Requests that were taken together.
-#[derive(Default)]
-struct Group<'d> {
-    requests: [Request; TOGETHER],
-    count: usize,
-    parts: Vec<DmaSlice<'d>>,
-}
-
-/// Sends the frame of a request that lies, behind its header, in `parts`; also how many bytes it has.
-fn send(
-    length: Option<usize>,
+/// Sends the frame of a request; also how many bytes it has.
+fn send<'d>(
+    dma: &'d DmaSpace,
+    chain: &Chain,
     accepted: u64,
     port: Option<&mut dyn NetworkPort>,
-    parts: &mut [DmaSlice<'_>],
-) -> (Sent, usize) {
-    let Some(length) = length else { return (Sent::Dropped(Cause::Length), 0) };
+    parts: &mut Vec<DmaSlice<'d>>,
+) -> Result<(Sent, usize), QueueError> {
+    let length = chain.readable_bytes.saturating_sub(HEADER_SIZE as u64);
+    if length < MIN_FRAME as u64 || length > MAX_FRAME as u64 {
+        return Ok((Sent::Dropped(Cause::Length), 0));
+    }
+    let length = length as usize;
     let mut header = [0; HEADER_SIZE];
-    let (mut read, mut first) = (0, 0);
-    for part in &mut *parts {
-        let of_header = part.copy_to(&mut header[read..]);
-        read += of_header;
-        match part.part(of_header, part.len() - of_header) {
-            Some(rest) if !rest.is_empty() => {
-                *part = rest;
-                break;
-            }
-            _ => first += 1,
-        }
+    let mut read = 0;
+    for buffer in &chain.readable {
+        let walked = dma.walk(buffer.address, buffer.length as usize, Access::READ, |part| {
+            let of_header = part.copy_to(&mut header[read..]);
+            read += of_header;
+            let rest = part.part(of_header, part.len() - of_header);
+            parts.extend(rest.filter(|rest| !rest.is_empty()));
+        });
+        walked.map_err(|_| QueueError::Unreachable)?;
     }
     let Some(offload) = offload(&header, accepted, length) else {
-        return (Sent::Dropped(Cause::Offload), length);
+        return Ok((Sent::Dropped(Cause::Offload), length));
     };
-    let frame = &parts[first..];
-    (port.map_or(Sent::Dropped(Cause::Down), |port| port.send(offload, frame)), length)
+    Ok((port.map_or(Sent::Dropped(Cause::Down), |port| port.send(offload, parts)), length))
 }
 
 /// What a header leaves to others, if its driver may.

@@ -21,7 +21,7 @@ pub mod transport;
 mod tests;
 
 pub use chain::{Buffer, Chain};
-pub use ring::{Cursor, QueueError, UsedRequest, VirtioRing};
+pub use ring::{QueueError, UsedRequest, VirtioRing};
 pub use transport::{RegisterWrite, Transport};
 
 /// What a driver did that none may do: the device needs a reset then.

@@ -298,10 +298,6 @@ impl Net {
             self.device.progress();
             return Ok(false);
         };
-        if let Some(upcoming) = queue.upcoming() {
-            let room = queue.buffer(&self.memory, upcoming);
-            room.part(0, room.len().min(length)).unwrap_or(room).prefetch_write();
-        }
         let room = queue.buffer(&self.memory, number);
         room.copy_from(header.as_bytes());
         if let Some(room) = room.part(HEADER_SIZE, frame.len()) {

@@ -34,8 +34,6 @@ pub struct QueueMemory {
 }
 
 const PAGE: usize = 4096;
-/// Frames before a buffer is written that it is brought near, from the function's processor.
-const AHEAD: usize = 4;
 /// Bytes of a buffer's table.
 const TABLE: usize = 16 * DESCRIPTOR_SIZE;
 
@@ -166,11 +164,6 @@ impl NetQueue {
     /// A buffer that nobody uses.
     pub fn free(&mut self) -> Option<u16> {
         self.free.pop()
-    }
-
-    /// One that [`free`](NetQueue::free) gives after some others.
-    pub fn upcoming(&self) -> Option<u16> {
-        self.free.len().checked_sub(AHEAD).and_then(|at| self.free.get(at)).copied()
     }
 
     /// Nobody uses it any more.
