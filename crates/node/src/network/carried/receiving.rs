@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rackbus_memory::frames::{FRAME_HEADER, FrameError};
 use rackbus_memory::{Carrier, FrameSender};
@@ -42,7 +43,7 @@ impl ReceivingEnd {
         carrier: Box<dyn Carrier>,
         outbox: Arc<Outbox<ReceiverMessage>>,
     ) -> ReceivingEnd {
-        let (shared, wire) = (shared.clone(), Wire::new(carrier));
+        let (shared, wire) = (shared.clone(), Wire::new(carrier, Instant::now()));
         ReceivingEnd { shared, asker, wire, outbox, rings: BTreeMap::new() }
     }
 
@@ -50,7 +51,7 @@ impl ReceivingEnd {
     pub fn run(mut self) -> Over {
         let mut idle = Idle::default();
         loop {
-            let turn = self.turn();
+            let turn = self.turn(Instant::now());
             let done = match turn {
                 Ok(some) if idle.is_over(some) => self.sleep(),
                 Ok(_) => Ok(()),
@@ -62,10 +63,10 @@ impl ReceivingEnd {
         }
     }
 
-    /// Does what there is to do; whether there was anything.
-    pub(super) fn turn(&mut self) -> Result<bool, Over> {
+    /// Does what there is to do at `now`; whether there was anything.
+    pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Over> {
         let mut some = self.say()?;
-        some |= self.wire.receive()?;
+        some |= self.wire.receive(now)?;
         while let Some((head, bytes)) = self.wire.next()? {
             self.hear(&head, bytes)?;
             self.wire.is_taken()?;
@@ -138,9 +139,14 @@ impl ReceivingEnd {
         }
     }
 
-    fn sleep(&mut self) -> Result<(), Over> {
+    /// Tells the sender all that it does not know, before nothing is done for a while.
+    pub(super) fn settle(&mut self) -> Result<(), Over> {
         self.give_back(0);
-        self.wire.give()?;
+        self.wire.give().map(drop)
+    }
+
+    fn sleep(&mut self) -> Result<(), Over> {
+        self.settle()?;
         let mut quiet = true;
         for ring in self.rings.values_mut() {
             if let Some((_, bytes)) = ring.waiting.front() {
@@ -208,5 +214,12 @@ impl ReceivingRing {
         if std::mem::take(&mut self.touched) {
             self.sender.flush();
         }
+    }
+}
+
+impl Drop for ReceivingRing {
+    /// What was put in is its receiver's, whatever becomes of the connection.
+    fn drop(&mut self) {
+        self.flush();
     }
 }

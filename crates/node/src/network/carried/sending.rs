@@ -2,7 +2,9 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Instant;
 
+use rackbus_memory::frames::RingBroken;
 use rackbus_memory::{Carrier, FrameReceiver, FrameSender};
 use rackbus_net::{News, PortQueueId};
 
@@ -47,42 +49,42 @@ impl SendingEnd {
         outbox: Arc<Outbox<SenderMessage>>,
     ) -> SendingEnd {
         let (shared, host) = (shared.clone(), host.to_owned());
-        SendingEnd { shared, host, wire: Wire::new(carrier), outbox, rings: Vec::new(), first: 0 }
+        let wire = Wire::new(carrier, Instant::now());
+        SendingEnd { shared, host, wire, outbox, rings: Vec::new(), first: 0 }
     }
 
-    /// Sends until the connection is over; why it is.
-    pub fn run(mut self) -> Over {
+    /// Sends until the connection is over; why it is. Its rings are to be [given up](SendingEnd::give_up) then.
+    pub fn run(&mut self) -> Over {
         let mut idle = Idle::default();
         loop {
-            match self.turn() {
-                Ok(some) if idle.is_over(some) => {
-                    if let Err(over) = self.sleep() {
-                        return self.end(over);
-                    }
-                }
-                Ok(_) => {}
-                Err(over) => return self.end(over),
+            let done = match self.turn(Instant::now()) {
+                Ok(some) if idle.is_over(some) => self.sleep(),
+                Ok(_) => Ok(()),
+                Err(over) => Err(over),
+            };
+            if let Err(over) = done {
+                return over;
             }
         }
     }
 
-    /// What was on its way is lost.
-    fn end(self, over: Over) -> Over {
+    /// What was on its way is lost, and counted by the queues, which were told before that their rings are of no more
+    /// use.
+    pub fn give_up(self) {
         for ring in self.rings {
             ring.lost(&self.shared);
         }
-        over
     }
 
-    /// Does what there is to do; whether there was anything.
-    pub(super) fn turn(&mut self) -> Result<bool, Over> {
+    /// Does what there is to do at `now`; whether there was anything.
+    pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Over> {
         let mut some = self.say()?;
-        some |= self.wire.receive()?;
+        some |= self.wire.receive(now)?;
         while let Some((head, bytes)) = self.wire.next()? {
             self.hear(&head, bytes)?;
         }
-        some |= self.take_frames()?;
-        self.wire.look(self.rings.iter().any(|ring| ring.under_way > 0))?;
+        some |= self.take_frames(now)?;
+        self.wire.look(self.rings.iter().any(|ring| ring.under_way > 0), now)?;
         Ok(self.wire.give()? || some)
     }
 
@@ -109,11 +111,14 @@ impl SendingEnd {
         match head.kind {
             kind::MESSAGE => {
                 let message = decode(&self.wire.buffer[bytes]).ok_or(Over::Violation)?;
-                if let ReceiverMessage::Closed { ring } = message {
-                    self.forget(ring);
-                }
+                let closed = match message {
+                    ReceiverMessage::Closed { ring } => Some(ring),
+                    _ => None,
+                };
                 let (shared, host) = (self.shared.clone(), self.host.clone());
                 shared.told(&host, message, |number, ends| self.open(number, ends));
+                // Its queue was told just now, and puts nothing in behind what is counted here.
+                closed.into_iter().for_each(|ring| self.forget(ring));
                 Ok(())
             }
             kind::CREDIT => self.credit(head),
@@ -149,7 +154,7 @@ impl SendingEnd {
     }
 
     /// Frames of all rings in turn, as far as there is room.
-    fn take_frames(&mut self) -> Result<bool, Over> {
+    fn take_frames(&mut self, now: Instant) -> Result<bool, Over> {
         let mut some = false;
         let count = self.rings.len();
         for nth in 0..count {
@@ -160,7 +165,7 @@ impl SendingEnd {
                     self.first = at;
                     return Ok(some);
                 }
-                match ring.send_next(&mut self.wire) {
+                match ring.send_next(&mut self.wire, now) {
                     Ok(false) => break,
                     Ok(true) => some = true,
                     // Nobody but this process has it.
@@ -195,7 +200,7 @@ impl SendingEnd {
 
 impl SendingRing {
     /// Puts the next frame into what is sent; false when there is none, or the window is used up.
-    fn send_next(&mut self, wire: &mut Wire) -> Result<bool, rackbus_memory::frames::RingBroken> {
+    fn send_next(&mut self, wire: &mut Wire, now: Instant) -> Result<bool, RingBroken> {
         let Some(frame) = self.receiver.peek()? else { return Ok(false) };
         let length = frame.bytes.len();
         if cost(length) > self.credit {
@@ -213,7 +218,7 @@ impl SendingRing {
         frame.bytes.copy_to(&mut wire.out[at..]);
         if self.under_way == 0 {
             // The other node owes nothing until now.
-            wire.heard = std::time::Instant::now();
+            wire.heard = now;
         }
         self.credit -= cost(length);
         self.under_way += 1;
@@ -221,15 +226,10 @@ impl SendingRing {
         Ok(true)
     }
 
-    /// The ring is over: its queue counts what was in it, or on its way.
-    fn lost(mut self, shared: &Shared) {
-        let mut frames = self.under_way;
-        while let Ok(Some(_)) = self.receiver.peek() {
-            self.receiver.consume();
-            frames += 1;
-        }
-        if let Some(queue) = shared.lock().port_queue(self.from).filter(|_| frames > 0) {
-            queue.tell(News::Dropped(self.to, frames));
+    /// The ring is over: its queue counts what is in it, or on its way.
+    fn lost(self, shared: &Shared) {
+        if let Some(queue) = shared.lock().port_queue(self.from) {
+            queue.tell(News::Undelivered(self.to, self.receiver, self.under_way));
         }
     }
 }
