@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rackbus_link::{Conversation, Hello, IncomingConnection, LinkError, Purpose, VERSIONS};
 use rackbus_memory::frames::FrameEvents;
@@ -174,7 +175,7 @@ impl Shared {
         );
         let outbox = Arc::new(outbox.ok()?);
         self.begin_with_machine(host, &outbox);
-        let mut end = SendingEnd::new(self, host, carrier, outbox);
+        let mut end = SendingEnd::new(self, host, carrier, outbox, Instant::now());
         let over = end.run();
         tracing::debug!(host, %over, "frames are not sent to a host any more");
         Some(end)
@@ -310,20 +311,14 @@ impl NetworkService {
                 let outbox = Arc::new(outbox);
                 let asker = Arc::new(AskingNode::on_another_machine(host, outbox.clone()));
                 self.0.meet(&asker);
-                let over = ReceivingEnd::new(&self.0, asker.clone(), carrier, outbox).run();
+                let now = Instant::now();
+                let end = ReceivingEnd::new(&self.0, asker.clone(), carrier, outbox, now);
+                let over = end.run();
                 tracing::debug!(host = asker.host, %over, "frames of a host are not received any more");
                 asker
             }
         };
-        asker.voice.end();
-        let mut state = self.0.lock();
-        let is_its =
-            |of: &Option<Arc<AskingNode>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
-        let rings: Vec<u64> = (state.rings.iter())
-            .filter(|(_, ring)| is_its(&ring.asker))
-            .map(|(number, _)| *number)
-            .collect();
-        rings.into_iter().for_each(|number| state.end_ring(number));
+        self.0.asker_lost(&asker);
     }
 }
 
@@ -334,6 +329,19 @@ impl Shared {
         if let Some(before) = before.and_then(|before| before.upgrade()) {
             before.voice.end();
         }
+    }
+
+    /// A node that asked is gone: its rings end.
+    pub(super) fn asker_lost(&self, asker: &Arc<AskingNode>) {
+        asker.voice.end();
+        let mut state = self.lock();
+        let is_its =
+            |of: &Option<Arc<AskingNode>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, asker));
+        let rings: Vec<u64> = (state.rings.iter())
+            .filter(|(_, ring)| is_its(&ring.asker))
+            .map(|(number, _)| *number)
+            .collect();
+        rings.into_iter().for_each(|number| state.end_ring(number));
     }
 
     /// Hears a node that is passed memory, until it is gone.

@@ -13,6 +13,8 @@
 mod receiving;
 mod sending;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! The end of the node that has the receivers of rings: puts what comes into them. What it is sent is not trusted.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,16 +17,16 @@ use super::{Head, Idle, Outbox, Over, WINDOW, Wire, cost, kind};
 pub(in super::super) struct ReceivingEnd {
     shared: Arc<Shared>,
     asker: Arc<AskingNode>,
-    wire: Wire,
+    pub(super) wire: Wire,
     outbox: Arc<Outbox<ReceiverMessage>>,
-    rings: BTreeMap<u64, ReceivingRing>,
+    pub(super) rings: BTreeMap<u64, ReceivingRing>,
 }
 
 /// A ring of this machine, which another one's frames go into.
-struct ReceivingRing {
+pub(super) struct ReceivingRing {
     sender: FrameSender,
     /// Frames that it has no room for, in their order.
-    waiting: VecDeque<([u8; FRAME_HEADER], Vec<u8>)>,
+    pub(super) waiting: VecDeque<([u8; FRAME_HEADER], Vec<u8>)>,
     /// Bytes of the window that are used.
     used: usize,
     /// Bytes and frames that were put in, and that the sender does not know of.
@@ -36,14 +36,15 @@ struct ReceivingRing {
 }
 
 impl ReceivingEnd {
-    /// The end over a connection from `asker`.
+    /// The end over a connection from `asker` that begins `now`.
     pub fn new(
         shared: &Arc<Shared>,
         asker: Arc<AskingNode>,
         carrier: Box<dyn Carrier>,
         outbox: Arc<Outbox<ReceiverMessage>>,
+        now: Instant,
     ) -> ReceivingEnd {
-        let (shared, wire) = (shared.clone(), Wire::new(carrier, Instant::now()));
+        let (shared, wire) = (shared.clone(), Wire::new(carrier, now));
         ReceivingEnd { shared, asker, wire, outbox, rings: BTreeMap::new() }
     }
 
@@ -139,29 +140,38 @@ impl ReceivingEnd {
         }
     }
 
-    /// Tells the sender all that it does not know, before nothing is done for a while.
-    pub(super) fn settle(&mut self) -> Result<(), Over> {
-        self.give_back(0);
-        self.wire.give().map(drop)
+    fn sleep(&mut self) -> Result<(), Over> {
+        if self.arm()? {
+            self.wire.wait(&self.waits_for())?;
+        }
+        self.disarm();
+        Ok(())
     }
 
-    fn sleep(&mut self) -> Result<(), Over> {
-        self.settle()?;
+    /// Asks whoever has something for it to ring; false when there is something already.
+    pub(super) fn arm(&mut self) -> Result<bool, Over> {
+        // The sender is told all that it does not know before nothing is done for a while.
+        self.give_back(0);
+        self.wire.give()?;
         let mut quiet = true;
         for ring in self.rings.values_mut() {
             if let Some((_, bytes)) = ring.waiting.front() {
                 quiet &= ring.sender.park(bytes.len());
             }
         }
-        if quiet {
-            let mut fds = vec![self.outbox.event.as_fd()];
-            let waiting = self.rings.values().filter(|ring| !ring.waiting.is_empty());
-            fds.extend(waiting.map(|ring| ring.sender.as_fd()));
-            self.wire.wait(&fds)?;
-        }
+        Ok(quiet)
+    }
+
+    /// What becomes readable then, beside the connection.
+    pub(super) fn waits_for(&self) -> Vec<BorrowedFd<'_>> {
+        let waiting = self.rings.values().filter(|ring| !ring.waiting.is_empty());
+        let rings = waiting.map(|ring| ring.sender.as_fd());
+        std::iter::once(self.outbox.event.as_fd()).chain(rings).collect()
+    }
+
+    pub(super) fn disarm(&mut self) {
         self.outbox.event.drain();
         self.rings.values_mut().for_each(|ring| ring.sender.unpark());
-        Ok(())
     }
 }
 

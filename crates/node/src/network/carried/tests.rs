@@ -109,7 +109,8 @@ fn receiving(network: &NetworkService) -> (Played, ReceivingEnd) {
     let outbox = Arc::new(Outbox::new().unwrap());
     let asker = Arc::new(AskingNode::on_another_machine("beta".to_owned(), outbox.clone()));
     network.0.meet(&asker);
-    let end = ReceivingEnd::new(&network.0, asker, Box::new(played.clone()), outbox);
+    let end =
+        ReceivingEnd::new(&network.0, asker, Box::new(played.clone()), outbox, Instant::now());
     (played, end)
 }
 
@@ -224,7 +225,7 @@ fn a_receiver_that_gives_back_what_it_has_not_is_let_go() {
     let sending = || {
         let (played, outbox) = (Played::new(), Arc::new(Outbox::new().unwrap()));
         let carrier = Box::new(played.clone());
-        let mut end = SendingEnd::new(&network.0, "beta", carrier, outbox);
+        let mut end = SendingEnd::new(&network.0, "beta", carrier, outbox, Instant::now());
         let ring = end.open(3, (from, to)).unwrap();
         (played, end, ring)
     };
