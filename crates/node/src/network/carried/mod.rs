@@ -237,9 +237,12 @@ impl Wire {
         let begun = self.to;
         // Until there is no room, or nothing: a read takes one record of TLS.
         while self.to < self.buffer.len() {
-            match self.carrier.receive(&mut self.buffer[self.to..])? {
-                0 => break,
-                count => self.to += count,
+            match self.carrier.receive(&mut self.buffer[self.to..]) {
+                Ok(0) => break,
+                Ok(count) => self.to += count,
+                // What came before the end is heard first; the end is said again.
+                Err(_) if self.to > begun => break,
+                Err(error) => return Err(error.into()),
             }
         }
         if self.to > begun {

@@ -23,6 +23,8 @@ struct Played {
     from: Arc<Mutex<Vec<u8>>>,
     /// Bytes that it takes at a time.
     takes: usize,
+    /// It is over behind what was said.
+    ends: bool,
     socket: Arc<UnixStream>,
 }
 
@@ -34,7 +36,7 @@ impl Played {
     fn that_takes(takes: usize) -> Played {
         let (socket, _) = UnixStream::pair().unwrap();
         let socket = Arc::new(socket);
-        Played { to: Arc::default(), from: Arc::default(), takes, socket }
+        Played { to: Arc::default(), from: Arc::default(), takes, ends: false, socket }
     }
 
     fn say(&self, head: Head, behind: &[u8]) {
@@ -81,6 +83,9 @@ impl Carrier for Played {
     }
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
         let mut to = self.to.lock().unwrap();
+        if self.ends && to.is_empty() {
+            return Err(StreamError::Closed);
+        }
         let count = buffer.len().min(to.len());
         for (place, byte) in buffer.iter_mut().zip(to.drain(..count)) {
             *place = byte;
@@ -271,6 +276,24 @@ fn a_slow_connection_holds_no_more_than_is_on_its_way() {
         assert!(!wire.out.is_empty() && wire.out.len() <= 2 * most, "{}", wire.out.len());
     }
     assert!(wire.out.capacity() <= 2 * most);
+}
+
+#[test]
+fn what_came_before_the_end_of_a_connection_is_put_in() {
+    let network = network();
+    let mut port = network.port(FUNCTION).unwrap();
+    port.attend(true);
+    let (mut played, mut end) = receiving(&network);
+    let ring = open(&played, &mut end);
+    played.ends = true;
+    end.wire.carrier = Box::new(played.clone());
+    (0..3).for_each(|_| played.frame(ring, &frame(&network, port.mac(), 60)));
+    assert!((0..3).any(|_| matches!(end.turn(Instant::now()), Err(Over::Lost(_)))));
+    drop(end);
+    for _ in 0..3 {
+        assert!(port.next().is_some());
+        port.consume();
+    }
 }
 
 /// Each ring has memory and descriptors of this process until it is empty.
