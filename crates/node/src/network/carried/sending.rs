@@ -206,9 +206,8 @@ impl SendingEnd {
     /// Asks whoever has something for it to ring; false when there is something already.
     pub(super) fn arm(&mut self) -> bool {
         let has_room = self.wire.has_room();
-        let waits = self.rings.iter_mut().filter(|ring| has_room && ring.may_send());
-        // All of them.
-        waits.fold(true, |quiet, ring| ring.receiver.park() && quiet)
+        let mut waits = self.rings.iter_mut().filter(|ring| has_room && ring.may_send());
+        waits.all(|ring| ring.receiver.park())
     }
 
     /// What becomes readable then, beside the connection.
