@@ -84,6 +84,13 @@ fn data_move_beside_the_link(provider: &str) {
     assert_eq!(known["fell_back"], 0, "{known}");
     let shown = String::from_utf8(beta.run(&["devices", "alpha/nvme0"]).stdout).unwrap();
     assert!(shown.contains("RDMA lane") && shown.contains(", up; "), "{shown}");
+    // The way says so, and what copies.
+    let way = beta.json(&["path", "alpha/nvme0", "beta"])["between"].clone();
+    assert_eq!((&way["link"], &way["lane"]), (&"TLS over TCP".into(), &known["provider"]), "{way}");
+    let way = beta.json(&["path", "alpha/nvme0", "gamma"])["between"].clone();
+    assert!(way["link"] == "TLS over TCP" && way["lane"].is_null(), "gamma has none: {way}");
+    let shown = String::from_utf8(beta.run(&["path", "beta", "alpha/nvme0"]).stdout).unwrap();
+    assert!(shown.contains("between the machines: TLS over TCP, and data by"), "{shown}");
     let events = rack.control.json(&["events"]).to_string();
     assert!(events.contains("move by an RDMA lane"), "{events}");
     // Small ones, and what is no multiple of a page.

@@ -60,6 +60,7 @@ type Shared = State<Arc<Service>>;
         EventRecord,
         EventKind,
         Hop,
+        crate::api::Crossing,
         HostState,
         HostStatus,
         Lease,

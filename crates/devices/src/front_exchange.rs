@@ -157,6 +157,11 @@ impl FrontExchange {
         self.exchange.pass_on()
     }
 
+    /// Goes on here after all with what was [passed on](FrontExchange::pass_on).
+    pub(crate) fn take_back(&mut self) {
+        self.exchange.take_back();
+    }
+
     /// Readable when there is an answer. None once the node is lost: it has the event, too, and may have made one
     /// that stays readable.
     pub(crate) fn wake_fd(&self) -> Option<BorrowedFd<'_>> {

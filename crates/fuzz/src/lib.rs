@@ -10,9 +10,10 @@
 //! * [`input`]: bytes as choices.
 //! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands.
 //! * [`accel`]: what a tenant says to an accelerator's engines. [`accel_function`]: what it does to its function, and
-//!   what the two halves of one say to each other. [`nic`]: what a driver does to a network function.
+//!   what the two halves of one say to each other. [`nic`]: what a driver does to a network function. [`nic_medium`],
+//!   [`memory_medium`]: what the halves of functions between machines say to each other.
 //! * [`state`]: saved functions that another process goes on with.
-//! * [`link`], [`segment`]: what other nodes and processes say.
+//! * [`link`], [`network`], [`segment`]: what other nodes and processes say.
 //! * [`guest`]: what a guest's kernel says to the device that it shares memory through.
 //! * [`files`]: rack files, timing and workloads.
 //! * [`api`]: the control plane's HTTP API.
@@ -24,7 +25,10 @@ pub mod files;
 pub mod guest;
 pub mod input;
 pub mod link;
+pub mod memory_medium;
+pub mod network;
 pub mod nic;
+pub mod nic_medium;
 pub mod nvme;
 pub mod segment;
 pub mod state;
@@ -62,6 +66,14 @@ pub const TARGETS: &[Target] = &[
     },
     Target { name: "nic", run: nic::run, seeds: nic::seeds, words: &[] },
     Target { name: "nic-state", run: nic::restore, seeds: nic::states, words: nic::WORDS },
+    Target { name: "nic-medium", run: nic_medium::run, seeds: nic_medium::seeds, words: &[] },
+    Target {
+        name: "memory-medium",
+        run: memory_medium::run,
+        seeds: memory_medium::seeds,
+        words: &[],
+    },
+    Target { name: "network", run: network::run, seeds: network::seeds, words: network::WORDS },
     Target { name: "state", run: state::run, seeds: state::seeds, words: state::WORDS },
     Target { name: "link", run: link::run, seeds: link::seeds, words: link::WORDS },
     Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },

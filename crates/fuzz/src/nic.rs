@@ -13,7 +13,7 @@ use rackbus_devices::virtio::layout;
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, Offload, PortSource};
 use rackbus_pci::endpoint::{Clock, FunctionRegion};
-use rackbus_pci::{Endpoint, FunctionState, Work};
+use rackbus_pci::{Endpoint, Function, FunctionState, Work};
 use rackbus_spec::virtio::net::{HEADER_SIZE, feature};
 use rackbus_spec::virtio::ring::{Descriptor, PackedDescriptor, flags, split};
 use rackbus_spec::virtio::{common as reg, feature as common, status};
@@ -51,7 +51,7 @@ impl Clock for Time {
     }
 }
 
-struct Driver {
+pub(crate) struct Driver {
     endpoint: Option<Endpoint>,
     network: LocalNetwork,
     peer: Box<dyn NetworkPort>,
@@ -66,7 +66,7 @@ fn at(page: u64) -> u64 {
     RAM + page * PAGE
 }
 
-fn model(network: &LocalNetwork) -> Box<Nic> {
+pub(crate) fn model(network: &LocalNetwork) -> Box<dyn Function> {
     let name = "alpha/nic0.vf1".to_owned();
     let port = network.port(&name).expect("nobody has it");
     let options = NicOptions { mac: MacAddress::derived(&name), name, pairs: 2, rate: None };
@@ -75,6 +75,15 @@ fn model(network: &LocalNetwork) -> Box<Nic> {
 
 impl Driver {
     fn new() -> Driver {
+        Driver::with(|network| model(network))
+    }
+
+    /// The driver of the function that this model is of.
+    pub(crate) fn of(model: Box<dyn Function>) -> Driver {
+        Driver::with(|_| model)
+    }
+
+    fn with(model: impl FnOnce(&LocalNetwork) -> Box<dyn Function>) -> Driver {
         let network = LocalNetwork::new([]);
         let mut peer = network.port("alpha/nic0.vf2").expect("nobody has it");
         peer.attend(true);
@@ -84,15 +93,14 @@ impl Driver {
         for page in [0, 60, 61, 62, 63, READ_ONLY.start, READ_ONLY.end - 1] {
             ram.whole().part((page * PAGE) as usize, 4096).expect("it is inside").fill(0xc5);
         }
-        let endpoint = Endpoint::with_clock(model(&network), Box::new(time.clone()));
-        let endpoint = Some(endpoint);
+        let endpoint = Some(Endpoint::with_clock(model(&network), Box::new(time.clone())));
         let mut driver =
             Driver { endpoint, network, peer, outside: memory(1), ram, time, unmapped: None };
         driver.map_all();
         driver
     }
 
-    fn endpoint(&mut self) -> &mut Endpoint {
+    pub(crate) fn endpoint(&mut self) -> &mut Endpoint {
         self.endpoint.as_mut().expect("it is there between two deeds")
     }
 
@@ -133,7 +141,7 @@ impl Driver {
     }
 
     /// Lets the function work until it has nothing to do, or long enough.
-    fn poll(&mut self) {
+    pub(crate) fn poll(&mut self) {
         for _ in 0..16 {
             let now = self.time.0.fetch_add(1000, Ordering::Relaxed) + 1000;
             if self.endpoint().poll(now) != Work::Done {
@@ -159,7 +167,7 @@ impl Driver {
     }
 
     /// Brings the function up with these features and queues of `size` entries.
-    fn enable(&mut self, features: u64, size: u16) {
+    pub(crate) fn enable(&mut self, features: u64, size: u16) {
         let write =
             |driver: &mut Driver, at: u64, data: &[u8]| driver.write(layout::COMMON + at, data);
         write(self, reg::DEVICE_STATUS, &[0]);
@@ -213,7 +221,7 @@ impl Driver {
     }
 
     /// What must hold whatever the driver did.
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         for page in [0..1, 60..PAGES, READ_ONLY.start..READ_ONLY.start + 1] {
             let bytes = self.peek(page.clone());
             assert!(bytes.iter().all(|byte| *byte == 0xc5), "{page:?} was written");
@@ -289,7 +297,21 @@ fn descriptor(driver: &Driver, input: &mut Input<'_>) {
 }
 
 fn deed(driver: &mut Driver, input: &mut Input<'_>) {
-    match input.u8() % 14 {
+    match input.u8() % (DEEDS + 1) {
+        DEEDS => {
+            driver.remap();
+            assert!(driver.go_on(None), "what was saved cannot be restored");
+        }
+        number => act(driver, number, input),
+    }
+}
+
+/// Deeds that [`act`] knows.
+pub(crate) const DEEDS: u8 = 13;
+
+/// What a driver does to a function that stays in its process.
+pub(crate) fn act(driver: &mut Driver, number: u8, input: &mut Input<'_>) {
+    match number {
         0 | 1 => descriptor(driver, input),
         2 | 3 => {
             // Of the available ring: an entry, or the index.
@@ -337,15 +359,11 @@ fn deed(driver: &mut Driver, input: &mut Input<'_>) {
             let features = features & rackbus_devices::nic::features::OFFERED;
             driver.enable(features | common::VERSION_1, size);
         }
-        12 => {
+        _ => {
             let (address, data) = (address(input), input.short());
             for (offset, byte) in (0..).zip(data) {
                 driver.poke(address.wrapping_add(offset), byte);
             }
-        }
-        _ => {
-            driver.remap();
-            assert!(driver.go_on(None), "what was saved cannot be restored");
         }
     }
 }

@@ -75,6 +75,9 @@ targets! {
     accel_state: "accel-state", 500;
     nic: "nic", 3000;
     nic_state: "nic-state", 2000;
+    nic_medium: "nic-medium", 2000;
+    memory_medium: "memory-medium", 2000;
+    network: "network", 500;
     state: "state", 2000;
     link: "link", 2000;
     segment: "segment", 10000;

@@ -222,6 +222,11 @@ impl Exchange {
         }
     }
 
+    /// Goes on here with what was [passed on](Exchange::pass_on), which nobody else has gone on with.
+    pub fn take_back(&mut self) {
+        of_end!(&mut self.0, end => end.take_back());
+    }
+
     /// Puts a message in, behind all others, with so many bytes of data of a tag, if any. The other side
     /// hears of it with the next [`ring`](Exchange::ring). The data stay as they are until it has answered.
     ///
@@ -370,6 +375,17 @@ mod tests {
         asks.send(b"three", None).unwrap();
         asks.ring();
         assert!(Event::wait_any(&[answers.as_fd()], Some(0)), "its event is another");
+        drop(asks);
+        assert!(answers.is_closed());
+    }
+
+    #[test]
+    fn the_end_of_one_that_was_taken_back_is_that_of_both() {
+        let (mut answers, mut asks) = both();
+        for passed_on in [answers.pass_on(), asks.pass_on()] {
+            drop(passed_on.unwrap());
+        }
+        asks.take_back();
         drop(asks);
         assert!(answers.is_closed());
     }

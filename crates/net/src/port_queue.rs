@@ -57,8 +57,9 @@ pub enum News {
     Failed(usize),
     /// The ring to a station is of no more use.
     Lost(usize),
-    /// So many frames that were sent to a station were lost on their way.
-    Dropped(usize, u64),
+    /// What is left in a ring to a station, which is [lost](News::Lost), goes nowhere, and neither do so many of its
+    /// frames that were on their way.
+    Undelivered(usize, FrameReceiver, u64),
     /// A ring from a queue, and its number. What is left in an older one from there comes before it.
     Incoming(PortQueueId, u64, FrameReceiver),
     /// The ring of that number has no sender any more: what is in it is taken out, and nothing else will come.
@@ -229,7 +230,11 @@ impl PortQueue {
                     self.lose(to)
                 }
                 News::Lost(_) => {}
-                News::Dropped(to, frames) => {
+                News::Undelivered(to, mut left, mut frames) => {
+                    while let Ok(Some(_)) = left.peek() {
+                        left.consume();
+                        frames += 1;
+                    }
                     self.handle.counters().peers[to].drops.add(Cause::Down, frames);
                 }
                 News::Incoming(from, number, receiver) => {

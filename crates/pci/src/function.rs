@@ -325,6 +325,10 @@ pub trait Function: Send {
         Err(SaveError::Unsupported)
     }
 
+    /// What was [saved](Function::save) is of no use to anybody else any more: all that the model says and is asked is
+    /// of its own life again.
+    fn take_back(&mut self) {}
+
     /// Goes on from a saved state. The model is as after power-on, memory and interrupts are as
     /// they were when it was saved. What was under way is done again as if it was never begun, and
     /// completed once.

@@ -118,3 +118,32 @@ fn nobody_is_cut_off_because_the_node_itself_stalled() {
     let cut = directory.tick(due + 60_000, &mut memories);
     assert!(cut.contains(&DirectoryAction::Cut(SESSION)), "{cut:?}");
 }
+
+/// Whatever way it is stored by, a flush finds the other machines that have the memory, and who is kept from it there.
+#[test]
+fn memory_of_this_host_is_found_by_each_handle_that_leads_to_it() {
+    let (mut directory, mut memories) = (directory(), Memories::default());
+    let mut ask = |directory: &mut Directory, request| {
+        let told = replies(directory.request(0, SESSION, request, &mut memories));
+        told.into_iter().next().unwrap()
+    };
+    let mut found = Vec::new();
+    for (id, kind, what) in
+        [(7, SegmentKind::Shared, TargetKind::Segment), (3, SegmentKind::Group, TargetKind::Group)]
+    {
+        let create = SessionRequest::CreateSegment { id, choose: false, size: 4096, kind };
+        let Reply::Created { segment, .. } = ask(&mut directory, create) else { panic!() };
+        ask(&mut directory, SessionRequest::SetAvailable { segment });
+        let connect = SessionRequest::Connect { node: 4, id, timeout_ms: 1000, what };
+        let Reply::Connected(to) = ask(&mut directory, connect) else { panic!() };
+        let memory = directory.memory_of(SESSION, segment).unwrap();
+        assert_eq!(directory.memory_of(SESSION, to.connection), Some(memory));
+        assert_eq!(directory.memory_of(SessionId(2), to.connection), None);
+        let (node, _) = directory.owner_of(SESSION, to.connection).unwrap();
+        let mut keepers = directory.keepers(node, to.connection);
+        keepers.sort();
+        assert_eq!(keepers, [(SESSION, segment), (SESSION, to.connection)]);
+        found.push(memory);
+    }
+    assert_ne!(found[0], found[1]);
+}

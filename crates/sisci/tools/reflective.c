@@ -117,6 +117,7 @@ static void measure(struct member *member, uint32_t *round, size_t bytes)
     for (i = 0; i < loops; i++) {
         ++*round;
         memcpy((void *)(member->all.bytes + PAYLOAD), payload + byte_of(*round, 0), bytes);
+        SCIFlush(member->all.sequence, 0); /* the payload first, also on other machines */
         store_word(&member->everybodys->round, *round);
         SCIFlush(member->all.sequence, 0);
         for (server = 1; server <= nodes; server++)
@@ -145,6 +146,7 @@ static void client(struct member *member)
         wait_for_word(member->session, &member->mine->here[server], 1);
     member->everybodys->loops = loops;
     member->everybodys->largest = (uint32_t)size;
+    SCIFlush(member->all.sequence, 0);
     store_word(&member->everybodys->run, round);
     printf("%10s %17s %23s\n", "Bytes", "Answered after", "Throughput");
     for (bytes = 4; bytes <= size; bytes *= 2)

@@ -1,5 +1,7 @@
 //! `rackbus path`: the way from one place of the rack to another.
 
+use rackbus_control::api::Crossing;
+
 use crate::Common;
 use crate::commands::client;
 use crate::output::{Failure, Output};
@@ -33,6 +35,11 @@ impl Args {
             o.table(&["step", "kind", "name", "by link"], rows.collect());
             let (hops, roots) = (path.hops, path.roots);
             o.line(&format!("{hops} hops between the ends, {roots} of them root complexes"));
+            if let Some(Crossing { link, lane, copies }) = &path.between {
+                let lane = lane.iter().map(|lane| format!(", and data by an RDMA lane ({lane})"));
+                o.line(&format!("between the machines: {link}{}", lane.collect::<String>()));
+                copies.iter().for_each(|copy| o.line(&format!("  copies at {copy}")));
+            }
         });
         Ok(())
     }

@@ -27,4 +27,20 @@ pub struct Path {
     pub hops: usize,
     /// How many of those are root complexes.
     pub roots: usize,
+    /// How it goes on from one machine to another, where both ends are on different ones: nobody's memory is mapped
+    /// there then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between: Option<Crossing>,
+}
+
+/// What carries accesses from one machine to another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Crossing {
+    /// What carries questions and answers, and data where there is no lane: `TLS over TCP`.
+    pub link: String,
+    /// What moves data beside it now, by remote memory access (RDMA), as libfabric names it: `verbs;ofi_rxm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<String>,
+    /// What copies data on their way, in order, beginning where the borrower or the writer is.
+    pub copies: Vec<String>,
 }

@@ -4,9 +4,11 @@ use rackbus_fabric::{
     ComponentId, ComponentKind, DemandMapped, Destination, HostId, Requester, Topology, derive,
 };
 
+use rackbus_lease::Placement;
+
 use super::Service;
 use super::views::problem;
-use crate::api::{ApiError, Hop, Path};
+use crate::api::{ApiError, Crossing, Hop, Path};
 
 /// Where a path begins or ends.
 enum End {
@@ -44,7 +46,39 @@ impl Service {
             components: hops(topology, &path),
             hops: path.hops().len(),
             roots: path.roots(topology),
+            between: self.crossing(from, to),
         })
+    }
+
+    /// How a way goes on between machines.
+    fn crossing(&self, from: &str, to: &str) -> Option<Crossing> {
+        let inventory = self.shared.inventory();
+        let host = |name: &str| name.split('/').next().unwrap_or(name).to_owned();
+        let (here, there) = (host(from), host(to));
+        if !inventory.apart || here == there {
+            return None;
+        }
+        let known =
+            |name: &str| inventory.devices.iter().find(|it| it.function.to_string() == name);
+        let (lent, borrower, lender) = match (known(from), known(to)) {
+            (Some(device), None) => (&device.function, there, here),
+            (None, Some(device)) => (&device.function, here, there),
+            // Functions reach each other within a machine only.
+            (Some(_), Some(_)) => return None,
+            (None, None) => return Some(between_hosts(&here, &there)),
+        };
+        let state = self.shared.known();
+        let mut leases = state.leases.values().filter(|lease| lease.is_live());
+        if leases.any(|lease| {
+            let is_its = lease.borrower == borrower && lease.function == *lent;
+            is_its && lease.placement == Placement::Host
+        }) {
+            // An NTB maps it.
+            return None;
+        }
+        let link = state.front(&borrower, lent).and_then(|front| front.link.as_ref());
+        let lane = link.and_then(|link| link.lane.as_ref()).filter(|lane| lane.up);
+        Some(to_a_medium(&borrower, &lender, lane.map(|lane| lane.provider.clone())))
     }
 
     /// The host or function of that name.
@@ -64,6 +98,38 @@ impl Service {
             problem("unknown_place", error, &format!("it has {}", known.join(", ")))
         })
     }
+}
+
+/// What the link between machines is.
+const LINK: &str = "TLS over TCP";
+
+/// The way of a segment's content.
+fn between_hosts(writer: &str, reader: &str) -> Crossing {
+    let copies = [
+        format!("{writer}: bytes that were stored, out of the segment's memory there"),
+        format!("{writer} and {reader}: encrypted and decrypted, and through the sockets of both"),
+        format!("{reader}: into the memory that is mapped there"),
+    ];
+    Crossing { link: LINK.to_owned(), lane: None, copies: copies.into() }
+}
+
+/// The way between a front and its medium.
+fn to_a_medium(borrower: &str, lender: &str, lane: Option<String>) -> Crossing {
+    let over = match &lane {
+        Some(_) => format!(
+            "{borrower} and {lender}: none by either processor for data that the lane moves; the others encrypted and \
+             decrypted, and through the sockets of both"
+        ),
+        None => format!(
+            "{borrower} and {lender}: encrypted and decrypted, and through the sockets of both"
+        ),
+    };
+    let copies = [
+        format!("{borrower}: between its user's memory and the node's place for the operation"),
+        over,
+        format!("{lender}: between the node's place for the operation and what is lent"),
+    ];
+    Crossing { link: LINK.to_owned(), lane, copies: copies.into() }
 }
 
 /// The components of a way, each with the link that leads to it.

@@ -404,6 +404,10 @@ impl<M: Medium> Function for Front<M> {
         self.take_state(bus)
     }
 
+    fn take_back(&mut self) {
+        self.medium.take_back();
+    }
+
     fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
         self.put_state(bus, state)
     }

@@ -153,6 +153,9 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     /// When memory or descriptors cannot be obtained, or the medium stays in its process.
     fn save(&mut self, bus: &Bus<'_>) -> std::io::Result<(Self::Saved, Vec<OwnedFd>)>;
 
+    /// What was [saved](Medium::save) is of no use to anybody else any more.
+    fn take_back(&mut self);
+
     /// An operation under way as a value.
     fn save_work(&self, order: &OperationOrder<'_>, work: &Self::Work) -> Self::SavedWork;
 

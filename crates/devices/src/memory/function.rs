@@ -213,7 +213,9 @@ impl Function for MemoryFunction {
     }
 
     fn poll(&mut self, bus: &Bus<'_>) -> Work {
-        self.port.as_mut().map_or(Work::Asleep(None), |port| port.poll(&self.span, bus))
+        self.port
+            .as_mut()
+            .map_or(Work::Asleep(None), |port| port.poll(&self.span, &self.health, bus))
     }
 
     fn park(&mut self, _bus: &Bus<'_>) -> bool {
@@ -256,6 +258,12 @@ impl Function for MemoryFunction {
         let (served, carried) = (self.served, self.port.is_some());
         let state = MemoryState { served, carried, ..MemoryState::of(&self.described()) };
         Ok((ModelState::new(CLASS, VERSION, &state)?, files))
+    }
+
+    fn take_back(&mut self) {
+        if let Some(port) = &mut self.port {
+            port.take_back();
+        }
     }
 
     /// The content continues with its file, which the function was made with.

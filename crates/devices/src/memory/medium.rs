@@ -18,7 +18,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// One question at a time, with as many bytes as users usually ask for at once.
-const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 1, data_bytes: 64 << 10 };
+pub const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 1, data_bytes: 64 << 10 };
 /// The only tag.
 const TAG: u32 = 0;
 

@@ -16,6 +16,7 @@ mod tests;
 
 pub use class::MemoryClass;
 pub use function::{BAR, MemoryFunction};
+pub use medium::LAYOUT as MEDIUM_LAYOUT;
 pub use span::{AtReturn, MemorySpan, SpanError};
 
 /// The name of the class.

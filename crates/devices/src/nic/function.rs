@@ -491,6 +491,10 @@ impl Function for Nic {
         self.take_state()
     }
 
+    fn take_back(&mut self) {
+        self.keep_state();
+    }
+
     fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
         self.put_state(bus, state)
     }

@@ -65,6 +65,15 @@ impl Nic {
         Ok((ModelState::new(CLASS, VERSION, &value)?, files.unwrap_or_default()))
     }
 
+    /// Goes on here with what was made a value of.
+    pub(super) fn keep_state(&mut self) {
+        if let Some(served) = &mut self.served {
+            served.take_back();
+        } else if let NicPort::Remote(port) = &mut self.port {
+            port.take_back();
+        }
+    }
+
     /// Goes on with what lay between a front and its port.
     fn put_medium(&mut self, state: Option<&MediumState>) -> Result<(), RestoreError> {
         match (state, &mut self.port) {

@@ -98,6 +98,11 @@ impl SharedEnd {
         Ok(ExchangeFiles { memory, events })
     }
 
+    /// Goes on here after all.
+    pub(super) fn take_back(&mut self) {
+        *self.passed_on.get_mut() = false;
+    }
+
     /// The end that hears doorbell `own`: 0 for who answers.
     fn with_region(
         region: Arc<Region>,

@@ -175,7 +175,9 @@ impl PortQueue {
     /// The ring to a station is of no more use; the next frame asks for another.
     pub(super) fn lose(&mut self, to: usize) {
         let before = std::mem::replace(&mut self.outgoing[to], Outgoing::lost((self.clock)()));
-        if let Outgoing::Open { sender, .. } = before {
+        if let Outgoing::Open { mut sender, .. } = before {
+            // Whoever counts what is left in it is to find all of it.
+            sender.flush();
             // It may be in the set no more if its descriptor is closed elsewhere, which nobody does.
             let _ = epoll::delete(&self.wake, &sender);
         }

@@ -24,7 +24,7 @@ mod worker;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rackbus_fabric::FabricHandle;
 use rackbus_fabric::rack::Rack;
@@ -39,8 +39,8 @@ use rackbus_netdev::namespace;
 
 use crate::handover::monotonic_ns;
 
-use peers::Peer;
-use rings::Ring;
+use peers::{AskingNode, Peer};
+use rings::{EndedRing, Ring};
 pub(crate) use status::page;
 use uplink::RunningUplink;
 use worker::{TapQueue, Worker};
@@ -142,9 +142,13 @@ struct State {
     uplinks: Vec<RunningUplink>,
     /// The rings in this host's memory, by number.
     rings: BTreeMap<u64, Ring>,
+    /// Those that may still hold frames.
+    ended_rings: Vec<EndedRing>,
     next_ring: u64,
     /// Other nodes, as far as they are asked.
     peers: HashMap<String, Peer>,
+    /// The newest node of each host that has asked.
+    askers: HashMap<String, Weak<AskingNode>>,
     next_request: u64,
 }
 

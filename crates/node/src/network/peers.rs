@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rackbus_link::{Conversation, Hello, IncomingConnection, LinkError, Purpose, VERSIONS};
 use rackbus_memory::frames::FrameEvents;
@@ -129,12 +130,16 @@ impl Shared {
     fn dial(self: &Arc<Self>, host: &str) -> std::io::Result<()> {
         let (shared, host) = (self.clone(), host.to_owned());
         let talk = move || {
-            match shared.reach(&host) {
+            let over = match shared.reach(&host) {
                 Ok(stream) => shared.talk_to(&host, &*stream),
-                Err(error) => tracing::debug!(%error, host, "a host is out of the network's reach"),
-            }
-            let mut state = shared.lock();
-            shared.peer_lost(&mut state, &host);
+                Err(error) => {
+                    tracing::debug!(%error, host, "a host is out of the network's reach");
+                    None
+                }
+            };
+            shared.peer_lost(&mut shared.lock(), &host);
+            // Behind that: from now on its queues put nothing into its rings any more.
+            over.into_iter().for_each(SendingEnd::give_up);
         };
         std::thread::Builder::new().name("network peer".into()).spawn(talk).map(drop)
     }
@@ -155,23 +160,30 @@ impl Shared {
         self.link.connect(&address, &hello)
     }
 
-    /// Asks what waits to be asked, and goes on until the node is gone.
-    fn talk_to(self: &Arc<Self>, host: &str, stream: &dyn Conversation) {
+    /// Asks what waits to be asked, and goes on until the node is gone; what then is left of a connection to another
+    /// machine.
+    fn talk_to(self: &Arc<Self>, host: &str, stream: &dyn Conversation) -> Option<SendingEnd> {
         let Some(carrier) = stream.carrier() else {
-            return match stream.offer_packets() {
+            match stream.offer_packets() {
                 Ok(packets) => self.hear_peer(host, packets),
                 Err(error) => tracing::debug!(%error, host, "a host is out of the network's reach"),
-            };
-        };
-        let outbox = match Outbox::new() {
-            Ok(outbox) => Arc::new(outbox),
-            Err(error) => {
-                return tracing::error!(%error, host, "a host cannot be reached by the network");
             }
+            return None;
         };
-        self.begin_with(host, Voice::Carried(outbox.clone()));
-        let over = SendingEnd::new(self, host, carrier, outbox).run();
+        let outbox = Outbox::new().inspect_err(
+            |error| tracing::error!(%error, host, "a host cannot be reached by the network"),
+        );
+        let outbox = Arc::new(outbox.ok()?);
+        self.begin_with_machine(host, &outbox);
+        let mut end = SendingEnd::new(self, host, carrier, outbox, Instant::now());
+        let over = end.run();
         tracing::debug!(host, %over, "frames are not sent to a host any more");
+        Some(end)
+    }
+
+    /// Asks what waits to be asked, by what the thread of a connection to another machine sends.
+    pub(super) fn begin_with_machine(&self, host: &str, outbox: &Arc<Outbox<SenderMessage>>) {
+        self.begin_with(host, Voice::Carried(outbox.clone()));
     }
 
     /// Asks by `voice` what waits to be asked.
@@ -223,6 +235,7 @@ impl Shared {
                     }
                     Err(error) => {
                         tracing::warn!(%error, host, "a ring cannot be used");
+                        peer.say(SenderMessage::Close { ring });
                         News::Failed(to)
                     }
                 };
@@ -247,7 +260,7 @@ impl Shared {
     }
 
     /// A node is gone: what was asked of it is answered by that, and its rings are of no more use.
-    fn peer_lost(&self, state: &mut State, host: &str) {
+    pub(super) fn peer_lost(&self, state: &mut State, host: &str) {
         let Some(peer) = state.peers.remove(host) else { return };
         for (from, to) in peer.pending.into_values() {
             if let Some(port_queue) = state.port_queue(from) {
@@ -289,6 +302,7 @@ impl NetworkService {
                 drop(stream);
                 let voice = Voice::Packets(packets.clone());
                 let asker = Arc::new(AskingNode { host, voice });
+                self.0.meet(&asker);
                 self.0.hear_asker(&asker, &*packets);
                 asker
             }
@@ -296,24 +310,40 @@ impl NetworkService {
                 let Ok(outbox) = Outbox::new() else { return };
                 let outbox = Arc::new(outbox);
                 let asker = Arc::new(AskingNode::on_another_machine(host, outbox.clone()));
-                let over = ReceivingEnd::new(&self.0, asker.clone(), carrier, outbox).run();
+                self.0.meet(&asker);
+                let now = Instant::now();
+                let end = ReceivingEnd::new(&self.0, asker.clone(), carrier, outbox, now);
+                let over = end.run();
                 tracing::debug!(host = asker.host, %over, "frames of a host are not received any more");
                 asker
             }
         };
+        self.0.asker_lost(&asker);
+    }
+}
+
+impl Shared {
+    /// A node begins to ask. A host has one node: an earlier one, whose machine may be gone, is heard no more.
+    pub(super) fn meet(&self, asker: &Arc<AskingNode>) {
+        let before = self.lock().askers.insert(asker.host.clone(), Arc::downgrade(asker));
+        if let Some(before) = before.and_then(|before| before.upgrade()) {
+            before.voice.end();
+        }
+    }
+
+    /// A node that asked is gone: its rings end.
+    pub(super) fn asker_lost(&self, asker: &Arc<AskingNode>) {
         asker.voice.end();
-        let mut state = self.0.lock();
+        let mut state = self.lock();
         let is_its =
-            |of: &Option<Arc<AskingNode>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
+            |of: &Option<Arc<AskingNode>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, asker));
         let rings: Vec<u64> = (state.rings.iter())
             .filter(|(_, ring)| is_its(&ring.asker))
             .map(|(number, _)| *number)
             .collect();
         rings.into_iter().for_each(|number| state.end_ring(number));
     }
-}
 
-impl Shared {
     /// Hears a node that is passed memory, until it is gone.
     fn hear_asker(&self, asker: &Arc<AskingNode>, packets: &dyn PacketStream) {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));

@@ -1,16 +1,20 @@
 //! The rings in this host's memory: made for a sender, lent to its host, and taken back.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rackbus_fabric::{Access, AddressTarget, LentMemory, Loan};
 use rackbus_memory::frames::FrameEvents;
-use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
+use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, Region, SharedMemory};
 use rackbus_net::port_queue::{LAYOUT, PortQueueHandle};
 use rackbus_net::{News, PortQueueId};
 
 use super::peers::AskingNode;
 use super::{MOST_QUEUES, Shared, State};
+
+/// Rings between two queues that have ended, and that their receiver has not taken all of, at most. A node that has one
+/// after the other opened for a receiver that stands still would take all memory and descriptors otherwise.
+const MOST_LEFT: usize = 4;
 
 /// A ring in this host's memory.
 pub(super) struct Ring {
@@ -20,7 +24,16 @@ pub(super) struct Ring {
     receiver: PortQueueHandle,
     /// The node that has its sender; `None` for one of this host's.
     pub asker: Option<Arc<AskingNode>>,
+    /// There as long as somebody in this process uses it.
+    memory: Weak<Region>,
     _loan: Option<Loan>,
+}
+
+/// A ring that has ended, and that its receiver may not have taken all of.
+pub(super) struct EndedRing {
+    from: PortQueueId,
+    to: usize,
+    memory: Weak<Region>,
 }
 
 /// A ring that was made, and what leads to it.
@@ -55,6 +68,12 @@ impl State {
         if let Some(number) = before.map(|(number, _)| *number) {
             self.end_ring(number);
         }
+        self.ended_rings.retain(|ring| ring.memory.strong_count() > 0);
+        let left = self.ended_rings.iter().filter(|ring| ring.from == from && ring.to == to);
+        if left.count() >= MOST_LEFT {
+            let name = &shared.stations.all()[to].name;
+            return Err(format!("{name} has not taken what came by {MOST_LEFT} rings before"));
+        }
         let NewRing { memory, sender, receiver: taking, handles } =
             NewRing::make().map_err(|it| it.to_string())?;
         let has_memory = asker.as_ref().is_some_and(|asker| asker.has_memory());
@@ -62,7 +81,8 @@ impl State {
         self.next_ring += 1;
         let number = self.next_ring;
         receiver.tell(News::Incoming(from, number, taking));
-        self.rings.insert(number, Ring { from, to, receiver, asker, _loan: loan });
+        let memory = Arc::downgrade(memory.region());
+        self.rings.insert(number, Ring { from, to, receiver, asker, memory, _loan: loan });
         Ok(Made { number, sender, handles })
     }
 
@@ -89,6 +109,7 @@ impl State {
     pub(super) fn end_ring(&mut self, number: u64) {
         let Some(ring) = self.rings.remove(&number) else { return };
         ring.receiver.tell(News::Ended(number));
+        self.ended_rings.push(EndedRing { from: ring.from, to: ring.to, memory: ring.memory });
         match &ring.asker {
             Some(asker) => asker.ring_closed(number),
             None => {

@@ -13,7 +13,7 @@ use rackbus_segment::message::{
     CarriedMessage, ConnectionChange, ConnectorMessage, OwnerMessage, PeerReply, Question, Refusal,
     StandIn, decode, encode,
 };
-use rackbus_segment::{Handle, NodeId, Objects, Recipient, SessionId};
+use rackbus_segment::{Handle, NodeId, Objects, Recipient, SegmentId, SessionId};
 
 use super::far::{Far, FarConversation, InterruptParts, LIMIT, is_whole, stand_ins};
 use super::objects::Object;
@@ -23,17 +23,19 @@ use super::{Owner, Segments, State};
 /// Answers that wait for the memory that goes with them.
 type Held = std::collections::HashMap<Handle, (OwnerMessage, Vec<AttachedObject>)>;
 
-/// Whether something is given to other machines, and if not why.
-fn refusal(what: &Question) -> Option<Refusal> {
+/// Whether something is given to a host on another machine, and if not why.
+fn refusal(state: &State, node: NodeId, what: &Question) -> Option<Refusal> {
     let why = match what {
-        Question::Group { .. } => {
-            "a multicast group is one memory, and hosts on different machines share none; connect to a segment \
-             of each host instead"
+        // What one of them has flushed is here, and may come to a third together with what was stored behind it.
+        Question::Group { id, .. } if state.is_of_another_machine(*id, node) => {
+            "a multicast group is for the machine that keeps its memory, which is that of the lowest node id, and one \
+             other: hosts of another machine have it already"
         }
         Question::Pages { .. } => {
             "hosts on different machines share no pages of the rack's memory; use a segment"
         }
         Question::Segment { .. }
+        | Question::Group { .. }
         | Question::Interrupt { .. }
         | Question::Probe
         | Question::Alive(_) => return None,
@@ -274,13 +276,12 @@ impl Segments {
                 return Err("it has begun another conversation".to_owned());
             }
             let over = match &ask {
-                ConnectorMessage::Question { request, what, .. } if refusal(what).is_some() => {
-                    let answer = Err(refusal(what).unwrap_or(Refusal::NoSuchSegment));
-                    let tell = OwnerMessage::Answer { request: *request, answer };
-                    far.say(FarConversation::ToConnector, &encode(&tell), None);
-                    return Ok(());
-                }
-                ConnectorMessage::Question { request, connection, .. } => {
+                ConnectorMessage::Question { request, connection, what } => {
+                    if let Some(refusal) = refusal(&state, node, what) {
+                        let tell = OwnerMessage::Answer { request: *request, answer: Err(refusal) };
+                        far.say(FarConversation::ToConnector, &encode(&tell), None);
+                        return Ok(());
+                    }
                     far.asked(FarConversation::ToConnector, *request, *connection);
                     None
                 }
@@ -311,15 +312,14 @@ impl Segments {
             let state = self.lock();
             let object = state.directory.memory_of(session, keeper);
             let Some(object) = object.and_then(|it| state.store.get(it)) else {
-                let far = state
-                    .directory
-                    .owner_of(session, keeper)
-                    .filter(|owner| state.is_on_another_machine(*owner))
-                    .and_then(|owner| state.fars.get(&owner))
-                    .cloned();
+                let found = state.directory.owner_of(session, keeper);
+                let found = found.filter(|(owner, _)| state.is_on_another_machine(*owner));
+                let far = found.and_then(|(owner, connection)| {
+                    Some((state.fars.get(&owner)?.clone(), connection))
+                });
                 drop(state);
                 // What it leads to may be gone: then nothing of it is there, and nothing has arrived.
-                return far.is_none_or(|far| far.flush_connection(keeper));
+                return far.is_none_or(|(far, connection)| far.flush_connection(connection));
             };
             state.fars.values().filter(|far| far.has_memory(object)).cloned().collect()
         };
@@ -355,6 +355,12 @@ impl State {
             Some(Owner::Here(outbox)) => !outbox.packets().passes_memory(),
             Some(Owner::Dialling(_)) | None => self.fars.contains_key(&owner),
         }
+    }
+
+    /// Whether a multicast group is in use by a host of another machine than this one's and that of `node`.
+    fn is_of_another_machine(&self, group: SegmentId, node: NodeId) -> bool {
+        let mut hosts = self.directory.group_hosts(group);
+        hosts.any(|host| host != node && self.fars.contains_key(&host))
     }
 
     /// What this host has in common with another; `None` when there is no thread for it.

@@ -35,7 +35,8 @@ impl Endpoint {
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         let (model, medium) = self.function.save(&bus)?;
         // Last: the model may have raised some just now.
-        let interrupts = self.irq.save(&mut descriptors)?;
+        let interrupts =
+            self.irq.save(&mut descriptors).inspect_err(|_| self.function.take_back())?;
         self.ended = true;
         let state = FunctionState {
             version: VERSION,
@@ -59,6 +60,7 @@ impl Endpoint {
         let mut descriptors = Descriptors::new(saved.descriptors, saved.state.descriptors)?;
         Claim::take(descriptors.take(saved.state.claim)?)?;
         self.ended = false;
+        self.function.take_back();
         Ok(())
     }
 

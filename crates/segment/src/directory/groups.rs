@@ -42,6 +42,15 @@ impl Group {
         self.guests.values().any(|joined| joined.member)
     }
 
+    pub(super) fn memory(&self) -> ObjectId {
+        self.memory
+    }
+
+    /// All who have joined it, or are connected to it.
+    pub(super) fn guests(&self) -> impl Iterator<Item = Guest> {
+        self.guests.keys().copied()
+    }
+
     /// Whether one of those who joined may store.
     pub(super) fn writes(&self, guest: Guest) -> bool {
         self.guests.get(&guest).is_some_and(|joined| joined.share == SegmentAccess::Write)
@@ -218,6 +227,14 @@ impl Directory {
         for ticket in again {
             self.move_group(id, ticket, objects);
         }
+    }
+
+    /// The hosts that have joined a group which is kept here, or are connected to it.
+    pub fn group_hosts(&self, id: SegmentId) -> impl Iterator<Item = NodeId> {
+        self.groups
+            .get(&id)
+            .into_iter()
+            .flat_map(|group| group.guests.keys().map(|(node, _)| *node))
     }
 
     /// The groups that are kept here, as entries of the list of segments.

@@ -252,21 +252,40 @@ impl Directory {
         self.finish(objects)
     }
 
-    /// The memory of a session's own segment, if it has that handle and memory.
-    pub fn memory_of(&self, session: SessionId, segment: Handle) -> Option<ObjectId> {
-        self.segments.get(&segment).filter(|it| it.session == session)?.memory
+    /// The memory of this host that a session's segment has, or that its connection or membership leads to.
+    pub fn memory_of(&self, session: SessionId, handle: Handle) -> Option<ObjectId> {
+        let own = self.segments.get(&handle).filter(|it| it.session == session);
+        if let Some(memory) = own.and_then(|own| own.memory) {
+            return Some(memory);
+        }
+        let (owner, connection) = self.owner_of(session, handle)?;
+        let (target, _) =
+            self.guests.get(&(owner, connection)).filter(|_| owner == self.settings.node)?;
+        match target {
+            ConnectionTarget::Segment(handle) => self.segments.get(handle)?.memory,
+            ConnectionTarget::Group(id) => self.groups.get(id).map(Group::memory),
+            ConnectionTarget::Interrupt(..) | ConnectionTarget::Pages(_) => None,
+        }
     }
 
     /// The sessions that may have the memory of another node's connection mapped, and what they call it.
     pub fn keepers(&self, node: NodeId, connection: Handle) -> Vec<(SessionId, Handle)> {
-        let Some((ConnectionTarget::Segment(handle), _)) = self.guests.get(&(node, connection))
-        else {
-            return Vec::new();
+        let own = |guests: &mut dyn Iterator<Item = Guest>| -> Vec<(SessionId, Handle)> {
+            let own = guests.filter(|(node, _)| *node == self.settings.node);
+            own.filter_map(|(_, connection)| self.keeper_of(connection)).collect()
         };
-        let Some(segment) = self.segments.get(handle) else { return Vec::new() };
-        let own = segment.guests.keys().filter(|(node, _)| *node == self.settings.node);
-        let own = own.filter_map(|(_, connection)| self.keeper_of(*connection));
-        std::iter::once((segment.session, *handle)).chain(own).collect()
+        match self.guests.get(&(node, connection)) {
+            Some((ConnectionTarget::Segment(handle), _)) => {
+                let Some(segment) = self.segments.get(handle) else { return Vec::new() };
+                let mut kept = own(&mut segment.guests.keys().copied());
+                kept.push((segment.session, *handle));
+                kept
+            }
+            Some((ConnectionTarget::Group(id), _)) => {
+                self.groups.get(id).map(|group| own(&mut group.guests())).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// The session that has a connection, and what it calls it.
@@ -274,9 +293,11 @@ impl Directory {
         self.connections.get(&connection).map(|it| (it.session, it.known_as))
     }
 
-    /// The node that a session's connection leads to, if the session has one of that handle.
-    pub fn owner_of(&self, session: SessionId, connection: Handle) -> Option<NodeId> {
-        self.connections.get(&connection).filter(|it| it.session == session).map(|it| it.owner)
+    /// The node that a session's connection, or its membership of a group, leads to, and the connection.
+    pub fn owner_of(&self, session: SessionId, handle: Handle) -> Option<(NodeId, Handle)> {
+        let connection = self.connection_known_as(handle)?;
+        let found = self.connections.get(&connection).filter(|it| it.session == session)?;
+        Some((found.owner, connection))
     }
 
     /// When [`tick`](Directory::tick) is to be called next, if at all.

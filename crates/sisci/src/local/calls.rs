@@ -45,7 +45,7 @@ pub(super) fn create(
     let options = SegmentOptions { id, choose, size: size as u64, kind };
     let segment = child.session().create_segment_watched(&options, callback);
     let segment = segment.inspect_err(|error| {
-        if let AttachError::Refused(Refusal::OtherSize { .. }) = error {
+        if let AttachError::Refused(Refusal::OtherSize { .. } | Refusal::Illegal(_)) = error {
             // The API has numbers only; this says what to do.
             eprintln!("libsisci: multicast segment {id:#x} of {size} bytes: {error}");
         }

@@ -383,6 +383,10 @@ impl Medium for Local {
         Ok((LocalState { contexts, port }, files))
     }
 
+    fn take_back(&mut self) {
+        self.with_port(Port::take_back);
+    }
+
     fn save_work(&self, order: &OperationOrder<'_>, work: &LocalWork) -> SavedLocalWork {
         let done = if order.plan.keeps_length() { work.job.written() as u32 } else { 0 };
         let same = |(handle, used): &(u16, _)| {

@@ -112,6 +112,14 @@ impl Port {
         Ok((PortState { asks: asks.collect(), over: self.over }, files))
     }
 
+    /// Goes on here after all with what was [saved](Port::save).
+    pub fn take_back(&mut self, local: &mut Local) {
+        self.exchange.take_back();
+        if std::mem::take(&mut self.memory_released) {
+            self.take_up(local);
+        }
+    }
+
     /// Goes on where an earlier port was saved.
     ///
     /// # Errors

@@ -381,6 +381,11 @@ impl Medium for Remote {
         Ok((RemoteState { given_up, used: self.used, stopping: self.stopping }, files))
     }
 
+    fn take_back(&mut self) {
+        self.saved = false;
+        self.exchange.take_back();
+    }
+
     fn save_work(&self, _order: &OperationOrder<'_>, work: &RemoteWork) -> u16 {
         *work
     }

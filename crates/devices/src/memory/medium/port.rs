@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, Exchange, ExchangeError, InheritedEnd};
-use rackbus_pci::{Bus, Work};
+use rackbus_pci::{Bus, Health, Work};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::span::MemorySpan;
@@ -58,8 +58,14 @@ impl Port {
         Ok(files)
     }
 
+    /// Goes on here after all with what was [saved](Port::save).
+    pub fn take_back(&mut self) {
+        self.saved = false;
+        self.exchange.take_back();
+    }
+
     /// Answers what is asked.
-    pub fn poll(&mut self, span: &MemorySpan, bus: &Bus<'_>) -> Work {
+    pub fn poll(&mut self, span: &MemorySpan, health: &Health, bus: &Bus<'_>) -> Work {
         self.saved = false;
         let mut message = [0; MESSAGE_BYTES];
         for nth in 0..TURN {
@@ -74,7 +80,7 @@ impl Port {
                 return Work::Asleep(None);
             }
             let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
-            if !ask.is_some_and(|ask| self.take(span, &ask)) {
+            if !ask.is_some_and(|ask| self.take(span, health, &ask)) {
                 tracing::warn!("a front violates the protocol and is disconnected");
                 self.exchange.close();
             }
@@ -94,7 +100,7 @@ impl Port {
     }
 
     /// Does what is asked; false when it is nothing that there can be.
-    fn take(&mut self, span: &MemorySpan, ask: &Ask) -> bool {
+    fn take(&mut self, span: &MemorySpan, health: &Health, ask: &Ask) -> bool {
         let (offset, length) = (ask.offset.get(), ask.length.get() as usize);
         let is_inside = offset.checked_add(length as u64).is_some_and(|end| end <= span.length());
         let Some(place) = self.exchange.data(TAG, length).filter(|_| is_inside && length > 0)
@@ -116,6 +122,9 @@ impl Port {
         };
         if let Err(error) = &done {
             tracing::error!(%error, "an access to memory of a front on another machine failed");
+            if ask.kind == kind::WRITE {
+                health.fail(&format!("a store was lost: {error}"));
+            }
         }
         let answer = Answer { done: u32::from(done.is_ok()).into() };
         let data = (ask.kind == kind::READ && done.is_ok()).then_some((TAG, length));

@@ -162,6 +162,10 @@ impl Function for RemoteMemory {
         Ok((ModelState::new(CLASS, VERSION, &state)?, files))
     }
 
+    fn take_back(&mut self) {
+        self.exchange.take_back();
+    }
+
     fn restore(&mut self, _bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
         let state: MemoryState = state.read(CLASS, VERSION)?;
         state.is_of(&self.described)?;

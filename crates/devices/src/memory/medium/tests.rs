@@ -1,6 +1,7 @@
 //! Memory behind an exchange, which lies in shared memory here: each access is there when it is over, and what either end may
 //! not do.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -59,6 +60,29 @@ fn what_is_stored_is_loaded_whatever_its_length() {
     let mut read = [0; 8];
     front.read(bar, 0, &mut read).unwrap();
     assert_eq!(read, [0xff; 8]);
+}
+
+/// The same as if its user was here: the function is not healthy any more.
+#[test]
+fn a_store_that_its_lender_loses_shows() {
+    let file = rackbus_memory::SharedMemory::create("memory", SIZE).unwrap().descriptor().unwrap();
+    let only_read = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    let span = MemorySpan::elsewhere(only_read.into(), SIZE).unwrap();
+    let mut function = MemoryFunction::new(span, 7).unwrap();
+    let (exchange, files) = Exchange::create("memory", LAYOUT).unwrap();
+    function.port = Some(Port::over(exchange));
+    let mut endpoint = Endpoint::new(Box::new(function));
+    let mut front = Exchange::join(files, LAYOUT).unwrap();
+    let mut answer = [0; rackbus_memory::exchange::MESSAGE_BYTES];
+    for (kind, done) in [(kind::READ, 1), (kind::WRITE, 0)] {
+        assert!(endpoint.health().trouble().is_none());
+        let ask = Ask { offset: 0.into(), length: 8.into(), kind, spare: [0; 3] };
+        front.send(ask.as_bytes(), None).unwrap();
+        front.ring();
+        endpoint.poll(0);
+        assert_eq!((front.receive(&mut answer), answer[0]), (Some(4), done));
+    }
+    assert!(endpoint.health().trouble().is_some_and(|text| text.contains("a store was lost")));
 }
 
 #[test]

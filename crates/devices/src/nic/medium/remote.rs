@@ -309,6 +309,12 @@ impl RemotePort {
         Ok((state, files))
     }
 
+    /// Goes on here after all: what its driver does from now on is told the other node.
+    pub fn take_back(&mut self) {
+        self.saved = false;
+        self.exchange.take_back();
+    }
+
     /// Goes on with what was [saved](RemotePort::save).
     ///
     /// # Errors

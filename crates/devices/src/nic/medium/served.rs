@@ -124,6 +124,12 @@ impl ServedPort {
         Ok((state, files))
     }
 
+    /// Goes on here after all with what was [saved](ServedPort::save).
+    pub fn take_back(&mut self) {
+        self.saved = false;
+        self.exchange.take_back();
+    }
+
     /// Goes on where an earlier one was saved.
     ///
     /// # Errors

@@ -199,6 +199,30 @@ fn the_lender_keeps_to_the_rate_whatever_the_front_does() {
     assert!(it.counters.throttled.load(Ordering::Relaxed) > 0);
 }
 
+/// A driver that begins anew then gets nothing of before, although the function was just saved.
+#[test]
+fn a_front_that_was_saved_and_taken_back_tells_its_lender_who_attends() {
+    let mut it = Apart::attended();
+    assert_eq!(it.send_back(1), Sent::Done);
+    it.turn();
+    drop(it.front.save().unwrap());
+    it.front.take_back();
+    it.front.attend(false);
+    it.front.attend(true);
+    for _ in 0..4 {
+        it.turn();
+        assert_eq!(number(&mut it.front), None, "a frame of before");
+    }
+    assert_eq!(it.send_back(2), Sent::Done);
+    it.turn();
+    assert_eq!(number(&mut it.front), Some(2));
+    // The lender's end likewise.
+    let saved = it.lender.as_mut().unwrap().save().unwrap();
+    it.lender.as_mut().unwrap().take_back(saved).unwrap();
+    it.lender.as_mut().unwrap().scrub();
+    assert!(!it.front.is_up(), "it does not hear that it has the port no more");
+}
+
 /// Both ends are saved and go on elsewhere, in the middle of what is under way.
 #[test]
 fn both_ends_go_on_elsewhere_without_losing_a_batch() {

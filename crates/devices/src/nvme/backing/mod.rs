@@ -157,6 +157,9 @@ pub trait Backing: Send {
         Ok(Vec::new())
     }
 
+    /// Nobody has opened it by its [descriptors](Backing::descriptors): it goes on here.
+    fn take_back(&mut self) {}
+
     /// Operations that another node still does for this drive, by their numbers there: whoever goes on with
     /// the medium waits for them before it begins any of its own.
     fn under_way_elsewhere(&self) -> Vec<u32> {

@@ -209,6 +209,13 @@ impl Function for Nvme {
         self.take_state(bus)
     }
 
+    fn take_back(&mut self) {
+        self.backing.take_back();
+        if let Some(port) = &mut self.port {
+            port.take_back();
+        }
+    }
+
     fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
         self.put_state(bus, state)
     }

@@ -102,6 +102,11 @@ impl Port {
         Ok((PortState { asks, over: self.over }, files, unheard))
     }
 
+    /// Goes on here after all with what was [saved](Port::save).
+    pub fn take_back(&mut self) {
+        self.exchange.take_back();
+    }
+
     /// Goes on over `backing` where an earlier port was saved. What it had taken begins with the next polls.
     ///
     /// # Errors

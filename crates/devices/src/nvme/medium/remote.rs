@@ -290,6 +290,10 @@ impl Backing for Remote {
         self.exchange.pass_on()
     }
 
+    fn take_back(&mut self) {
+        self.exchange.take_back();
+    }
+
     fn under_way_elsewhere(&self) -> Vec<u32> {
         let tags = 0..TAGS;
         tags.filter(|tag| self.operations[*tag as usize].is_some()).collect()

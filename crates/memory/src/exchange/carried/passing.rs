@@ -37,6 +37,11 @@ impl CarriedEnd {
         Ok(files)
     }
 
+    /// Goes on here after all.
+    pub fn take_back(&mut self) {
+        self.passed_on = false;
+    }
+
     /// Goes on where an end of another process was [passed on](CarriedEnd::pass_on). The session's next connection
     /// carries it.
     ///

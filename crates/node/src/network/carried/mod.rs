@@ -13,6 +13,8 @@
 mod receiving;
 mod sending;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
@@ -169,7 +171,7 @@ struct Wire {
 }
 
 impl Wire {
-    fn new(carrier: Box<dyn Carrier>) -> Wire {
+    fn new(carrier: Box<dyn Carrier>, now: Instant) -> Wire {
         Wire {
             carrier,
             out: Vec::with_capacity(GATHERED + HEAD + MAX_FRAME),
@@ -178,7 +180,7 @@ impl Wire {
             buffer: vec![0; 2 * (HEAD + MAX_FRAME)],
             from: 0,
             to: 0,
-            heard: Instant::now(),
+            heard: now,
             looked: None,
         }
     }
@@ -217,8 +219,9 @@ impl Wire {
             }
             some = true;
         }
-        if self.taken == self.out.len() {
-            self.out.clear();
+        if self.taken >= GATHERED || self.taken == self.out.len() {
+            // Where more comes all the time than is taken, it never becomes empty by itself.
+            self.out.drain(..self.taken);
             self.taken = 0;
         }
         self.held = !self.carrier.flush()? || !self.out.is_empty();
@@ -226,7 +229,7 @@ impl Wire {
     }
 
     /// Receives what is there; whether there was anything.
-    fn receive(&mut self) -> Result<bool, Over> {
+    fn receive(&mut self, now: Instant) -> Result<bool, Over> {
         if self.from > 0 {
             self.buffer.copy_within(self.from..self.to, 0);
             (self.to, self.from) = (self.to - self.from, 0);
@@ -234,13 +237,16 @@ impl Wire {
         let begun = self.to;
         // Until there is no room, or nothing: a read takes one record of TLS.
         while self.to < self.buffer.len() {
-            match self.carrier.receive(&mut self.buffer[self.to..])? {
-                0 => break,
-                count => self.to += count,
+            match self.carrier.receive(&mut self.buffer[self.to..]) {
+                Ok(0) => break,
+                Ok(count) => self.to += count,
+                // What came before the end is heard first; the end is said again.
+                Err(_) if self.to > begun => break,
+                Err(error) => return Err(error.into()),
             }
         }
         if self.to > begun {
-            (self.heard, self.looked) = (Instant::now(), None);
+            (self.heard, self.looked) = (now, None);
         }
         Ok(self.to > begun)
     }
@@ -267,12 +273,12 @@ impl Wire {
     }
 
     /// Asks a peer that `owes` something for a sign of life, and finds that it gives none.
-    fn look(&mut self, owes: bool) -> Result<(), Over> {
+    fn look(&mut self, owes: bool, now: Instant) -> Result<(), Over> {
         match self.looked {
-            Some(looked) if looked.elapsed() > PATIENCE => return Err(Over::Silent),
-            None if owes && self.heard.elapsed() > SILENCE => {
+            Some(looked) if now.duration_since(looked) > PATIENCE => return Err(Over::Silent),
+            None if owes && now.duration_since(self.heard) > SILENCE => {
                 self.put(&Head { kind: kind::LOOK, ..Head::default() });
-                self.looked = Some(Instant::now());
+                self.looked = Some(now);
             }
             _ => {}
         }

@@ -1,8 +1,9 @@
 //! The end of the node that has the receivers of rings: puts what comes into them. What it is sent is not trusted.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rackbus_memory::frames::{FRAME_HEADER, FrameError};
 use rackbus_memory::{Carrier, FrameSender};
@@ -16,16 +17,16 @@ use super::{Head, Idle, Outbox, Over, WINDOW, Wire, cost, kind};
 pub(in super::super) struct ReceivingEnd {
     shared: Arc<Shared>,
     asker: Arc<AskingNode>,
-    wire: Wire,
+    pub(super) wire: Wire,
     outbox: Arc<Outbox<ReceiverMessage>>,
-    rings: BTreeMap<u64, ReceivingRing>,
+    pub(super) rings: BTreeMap<u64, ReceivingRing>,
 }
 
 /// A ring of this machine, which another one's frames go into.
-struct ReceivingRing {
+pub(super) struct ReceivingRing {
     sender: FrameSender,
     /// Frames that it has no room for, in their order.
-    waiting: VecDeque<([u8; FRAME_HEADER], Vec<u8>)>,
+    pub(super) waiting: VecDeque<([u8; FRAME_HEADER], Vec<u8>)>,
     /// Bytes of the window that are used.
     used: usize,
     /// Bytes and frames that were put in, and that the sender does not know of.
@@ -35,14 +36,15 @@ struct ReceivingRing {
 }
 
 impl ReceivingEnd {
-    /// The end over a connection from `asker`.
+    /// The end over a connection from `asker` that begins `now`.
     pub fn new(
         shared: &Arc<Shared>,
         asker: Arc<AskingNode>,
         carrier: Box<dyn Carrier>,
         outbox: Arc<Outbox<ReceiverMessage>>,
+        now: Instant,
     ) -> ReceivingEnd {
-        let (shared, wire) = (shared.clone(), Wire::new(carrier));
+        let (shared, wire) = (shared.clone(), Wire::new(carrier, now));
         ReceivingEnd { shared, asker, wire, outbox, rings: BTreeMap::new() }
     }
 
@@ -50,7 +52,7 @@ impl ReceivingEnd {
     pub fn run(mut self) -> Over {
         let mut idle = Idle::default();
         loop {
-            let turn = self.turn();
+            let turn = self.turn(Instant::now());
             let done = match turn {
                 Ok(some) if idle.is_over(some) => self.sleep(),
                 Ok(_) => Ok(()),
@@ -62,10 +64,10 @@ impl ReceivingEnd {
         }
     }
 
-    /// Does what there is to do; whether there was anything.
-    pub(super) fn turn(&mut self) -> Result<bool, Over> {
+    /// Does what there is to do at `now`; whether there was anything.
+    pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Over> {
         let mut some = self.say()?;
-        some |= self.wire.receive()?;
+        some |= self.wire.receive(now)?;
         while let Some((head, bytes)) = self.wire.next()? {
             self.hear(&head, bytes)?;
             self.wire.is_taken()?;
@@ -139,6 +141,16 @@ impl ReceivingEnd {
     }
 
     fn sleep(&mut self) -> Result<(), Over> {
+        if self.arm()? {
+            self.wire.wait(&self.waits_for())?;
+        }
+        self.disarm();
+        Ok(())
+    }
+
+    /// Asks whoever has something for it to ring; false when there is something already.
+    pub(super) fn arm(&mut self) -> Result<bool, Over> {
+        // The sender is told all that it does not know before nothing is done for a while.
         self.give_back(0);
         self.wire.give()?;
         let mut quiet = true;
@@ -147,15 +159,19 @@ impl ReceivingEnd {
                 quiet &= ring.sender.park(bytes.len());
             }
         }
-        if quiet {
-            let mut fds = vec![self.outbox.event.as_fd()];
-            let waiting = self.rings.values().filter(|ring| !ring.waiting.is_empty());
-            fds.extend(waiting.map(|ring| ring.sender.as_fd()));
-            self.wire.wait(&fds)?;
-        }
+        Ok(quiet)
+    }
+
+    /// What becomes readable then, beside the connection.
+    pub(super) fn waits_for(&self) -> Vec<BorrowedFd<'_>> {
+        let waiting = self.rings.values().filter(|ring| !ring.waiting.is_empty());
+        let rings = waiting.map(|ring| ring.sender.as_fd());
+        std::iter::once(self.outbox.event.as_fd()).chain(rings).collect()
+    }
+
+    pub(super) fn disarm(&mut self) {
         self.outbox.event.drain();
         self.rings.values_mut().for_each(|ring| ring.sender.unpark());
-        Ok(())
     }
 }
 
@@ -208,5 +224,12 @@ impl ReceivingRing {
         if std::mem::take(&mut self.touched) {
             self.sender.flush();
         }
+    }
+}
+
+impl Drop for ReceivingRing {
+    /// What was put in is its receiver's, whatever becomes of the connection.
+    fn drop(&mut self) {
+        self.flush();
     }
 }

@@ -1,8 +1,10 @@
 //! The end of the node that asked for rings: takes frames out of them and sends these.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
+use rackbus_memory::frames::RingBroken;
 use rackbus_memory::{Carrier, FrameReceiver, FrameSender};
 use rackbus_net::{News, PortQueueId};
 
@@ -18,15 +20,17 @@ const TURN: usize = 16;
 pub(in super::super) struct SendingEnd {
     shared: Arc<Shared>,
     host: String,
-    wire: Wire,
+    pub(super) wire: Wire,
     outbox: Arc<Outbox<SenderMessage>>,
-    rings: Vec<SendingRing>,
+    pub(super) rings: Vec<SendingRing>,
     /// The ring that is first in the next turn.
     first: usize,
+    /// Questions that the other node has not answered.
+    unanswered: usize,
 }
 
 /// A ring of this machine, whose frames go to another one's.
-struct SendingRing {
+pub(super) struct SendingRing {
     /// Its number at its receiver.
     number: u64,
     from: PortQueueId,
@@ -39,59 +43,72 @@ struct SendingRing {
 }
 
 impl SendingEnd {
-    /// The end over a connection to `host`.
+    /// The end over a connection to `host` that begins `now`.
     pub fn new(
         shared: &Arc<Shared>,
         host: &str,
         carrier: Box<dyn Carrier>,
         outbox: Arc<Outbox<SenderMessage>>,
+        now: Instant,
     ) -> SendingEnd {
         let (shared, host) = (shared.clone(), host.to_owned());
-        SendingEnd { shared, host, wire: Wire::new(carrier), outbox, rings: Vec::new(), first: 0 }
+        let wire = Wire::new(carrier, now);
+        SendingEnd { shared, host, wire, outbox, rings: Vec::new(), first: 0, unanswered: 0 }
     }
 
-    /// Sends until the connection is over; why it is.
-    pub fn run(mut self) -> Over {
+    /// Sends until the connection is over; why it is. Its rings are to be [given up](SendingEnd::give_up) then.
+    pub fn run(&mut self) -> Over {
         let mut idle = Idle::default();
         loop {
-            match self.turn() {
-                Ok(some) if idle.is_over(some) => {
-                    if let Err(over) = self.sleep() {
-                        return self.end(over);
-                    }
-                }
-                Ok(_) => {}
-                Err(over) => return self.end(over),
+            let done = match self.turn(Instant::now()) {
+                Ok(some) if idle.is_over(some) => self.sleep(),
+                Ok(_) => Ok(()),
+                Err(over) => Err(over),
+            };
+            if let Err(over) = done {
+                return over;
             }
         }
     }
 
-    /// What was on its way is lost.
-    fn end(self, over: Over) -> Over {
+    /// What was on its way is lost, and counted by the queues, which were told before that their rings are of no more
+    /// use.
+    pub fn give_up(self) {
         for ring in self.rings {
             ring.lost(&self.shared);
         }
-        over
     }
 
-    /// Does what there is to do; whether there was anything.
-    pub(super) fn turn(&mut self) -> Result<bool, Over> {
-        let mut some = self.say()?;
-        some |= self.wire.receive()?;
+    /// Does what there is to do at `now`; whether there was anything.
+    pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Over> {
+        let mut some = self.say(now)?;
+        some |= self.wire.receive(now)?;
         while let Some((head, bytes)) = self.wire.next()? {
             self.hear(&head, bytes)?;
         }
-        some |= self.take_frames()?;
-        self.wire.look(self.rings.iter().any(|ring| ring.under_way > 0))?;
+        some |= self.take_frames(now)?;
+        self.wire.look(self.is_owed(), now)?;
         Ok(self.wire.give()? || some)
     }
 
+    /// Whether the other node is to say something.
+    fn is_owed(&self) -> bool {
+        self.unanswered > 0 || self.rings.iter().any(|ring| ring.under_way > 0)
+    }
+
     /// Messages of other threads.
-    fn say(&mut self) -> Result<bool, Over> {
+    fn say(&mut self, now: Instant) -> Result<bool, Over> {
         let mut some = false;
         while let Some(message) = self.outbox.take()? {
-            if let SenderMessage::Close { ring } = message {
-                self.forget(ring);
+            match message {
+                SenderMessage::Close { ring } => self.forget(ring),
+                SenderMessage::Open { .. } => {
+                    if !self.is_owed() {
+                        // The other node owes nothing until now.
+                        self.wire.heard = now;
+                    }
+                    self.unanswered += 1;
+                }
             }
             self.wire.put_message(&message);
             some = true;
@@ -109,11 +126,17 @@ impl SendingEnd {
         match head.kind {
             kind::MESSAGE => {
                 let message = decode(&self.wire.buffer[bytes]).ok_or(Over::Violation)?;
-                if let ReceiverMessage::Closed { ring } = message {
-                    self.forget(ring);
-                }
+                let closed = match message {
+                    ReceiverMessage::Closed { ring } => Some(ring),
+                    ReceiverMessage::Opened { .. } | ReceiverMessage::Refused { .. } => {
+                        self.unanswered = self.unanswered.saturating_sub(1);
+                        None
+                    }
+                };
                 let (shared, host) = (self.shared.clone(), self.host.clone());
                 shared.told(&host, message, |number, ends| self.open(number, ends));
+                // Its queue was told just now, and puts nothing in behind what is counted here.
+                closed.into_iter().for_each(|ring| self.forget(ring));
                 Ok(())
             }
             kind::CREDIT => self.credit(head),
@@ -149,7 +172,7 @@ impl SendingEnd {
     }
 
     /// Frames of all rings in turn, as far as there is room.
-    fn take_frames(&mut self) -> Result<bool, Over> {
+    fn take_frames(&mut self, now: Instant) -> Result<bool, Over> {
         let mut some = false;
         let count = self.rings.len();
         for nth in 0..count {
@@ -160,7 +183,7 @@ impl SendingEnd {
                     self.first = at;
                     return Ok(some);
                 }
-                match ring.send_next(&mut self.wire) {
+                match ring.send_next(&mut self.wire, now) {
                     Ok(false) => break,
                     Ok(true) => some = true,
                     // Nobody but this process has it.
@@ -173,29 +196,42 @@ impl SendingEnd {
     }
 
     fn sleep(&mut self) -> Result<(), Over> {
-        // What comes into a ring whose window is used up waits for the other node, and all of it where the connection
-        // takes nothing more.
+        if self.arm() {
+            self.wire.wait(&self.waits_for())?;
+        }
+        self.disarm();
+        Ok(())
+    }
+
+    /// Asks whoever has something for it to ring; false when there is something already.
+    pub(super) fn arm(&mut self) -> bool {
         let has_room = self.wire.has_room();
-        let waits =
-            |ring: &SendingRing| has_room && (ring.credit >= WINDOW / 2 || ring.under_way == 0);
-        let mut quiet = true;
-        for ring in self.rings.iter_mut().filter(|ring| waits(ring)) {
-            quiet &= ring.receiver.park();
-        }
-        if quiet {
-            let mut fds = vec![self.outbox.event.as_fd()];
-            fds.extend(self.rings.iter().filter(|ring| waits(ring)).map(|it| it.receiver.as_fd()));
-            self.wire.wait(&fds)?;
-        }
+        let mut waits = self.rings.iter_mut().filter(|ring| has_room && ring.may_send());
+        waits.all(|ring| ring.receiver.park())
+    }
+
+    /// What becomes readable then, beside the connection.
+    pub(super) fn waits_for(&self) -> Vec<BorrowedFd<'_>> {
+        let has_room = self.wire.has_room();
+        let rings = self.rings.iter().filter(|ring| has_room && ring.may_send());
+        let rings = rings.map(|ring| ring.receiver.as_fd());
+        std::iter::once(self.outbox.event.as_fd()).chain(rings).collect()
+    }
+
+    pub(super) fn disarm(&mut self) {
         self.outbox.event.drain();
         self.rings.iter_mut().for_each(|ring| ring.receiver.unpark());
-        Ok(())
     }
 }
 
 impl SendingRing {
+    /// What comes into a ring whose window is used up waits for the other node.
+    fn may_send(&self) -> bool {
+        self.credit >= WINDOW / 2 || self.under_way == 0
+    }
+
     /// Puts the next frame into what is sent; false when there is none, or the window is used up.
-    fn send_next(&mut self, wire: &mut Wire) -> Result<bool, rackbus_memory::frames::RingBroken> {
+    fn send_next(&mut self, wire: &mut Wire, now: Instant) -> Result<bool, RingBroken> {
         let Some(frame) = self.receiver.peek()? else { return Ok(false) };
         let length = frame.bytes.len();
         if cost(length) > self.credit {
@@ -213,7 +249,7 @@ impl SendingRing {
         frame.bytes.copy_to(&mut wire.out[at..]);
         if self.under_way == 0 {
             // The other node owes nothing until now.
-            wire.heard = std::time::Instant::now();
+            wire.heard = now;
         }
         self.credit -= cost(length);
         self.under_way += 1;
@@ -221,15 +257,10 @@ impl SendingRing {
         Ok(true)
     }
 
-    /// The ring is over: its queue counts what was in it, or on its way.
-    fn lost(mut self, shared: &Shared) {
-        let mut frames = self.under_way;
-        while let Ok(Some(_)) = self.receiver.peek() {
-            self.receiver.consume();
-            frames += 1;
-        }
-        if let Some(queue) = shared.lock().port_queue(self.from).filter(|_| frames > 0) {
-            queue.tell(News::Dropped(self.to, frames));
+    /// The ring is over: its queue counts what is in it, or on its way.
+    fn lost(self, shared: &Shared) {
+        if let Some(queue) = shared.lock().port_queue(self.from) {
+            queue.tell(News::Undelivered(self.to, self.receiver, self.under_way));
         }
     }
 }

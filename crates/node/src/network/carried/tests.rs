@@ -21,13 +21,22 @@ const FUNCTION: &str = "alpha/nic0.vf1";
 struct Played {
     to: Arc<Mutex<VecDeque<u8>>>,
     from: Arc<Mutex<Vec<u8>>>,
+    /// Bytes that it takes at a time.
+    takes: usize,
+    /// It is over behind what was said.
+    ends: bool,
     socket: Arc<UnixStream>,
 }
 
 impl Played {
     fn new() -> Played {
+        Played::that_takes(usize::MAX)
+    }
+
+    fn that_takes(takes: usize) -> Played {
         let (socket, _) = UnixStream::pair().unwrap();
-        Played { to: Arc::default(), from: Arc::default(), socket: Arc::new(socket) }
+        let socket = Arc::new(socket);
+        Played { to: Arc::default(), from: Arc::default(), takes, ends: false, socket }
     }
 
     fn say(&self, head: Head, behind: &[u8]) {
@@ -63,14 +72,20 @@ impl Played {
 
 impl Carrier for Played {
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        self.from.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
+        // What it takes at a time has room when all of that was heard.
+        let mut from = self.from.lock().unwrap();
+        let count = bytes.len().min(self.takes.saturating_sub(from.len()));
+        from.extend(&bytes[..count]);
+        Ok(count)
     }
     fn flush(&mut self) -> Result<bool, StreamError> {
         Ok(true)
     }
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
         let mut to = self.to.lock().unwrap();
+        if self.ends && to.is_empty() {
+            return Err(StreamError::Closed);
+        }
         let count = buffer.len().min(to.len());
         for (place, byte) in buffer.iter_mut().zip(to.drain(..count)) {
             *place = byte;
@@ -98,7 +113,9 @@ fn receiving(network: &NetworkService) -> (Played, ReceivingEnd) {
     let played = Played::new();
     let outbox = Arc::new(Outbox::new().unwrap());
     let asker = Arc::new(AskingNode::on_another_machine("beta".to_owned(), outbox.clone()));
-    let end = ReceivingEnd::new(&network.0, asker, Box::new(played.clone()), outbox);
+    network.0.meet(&asker);
+    let end =
+        ReceivingEnd::new(&network.0, asker, Box::new(played.clone()), outbox, Instant::now());
     (played, end)
 }
 
@@ -111,16 +128,22 @@ fn frame(network: &NetworkService, to: MacAddress, length: usize) -> Vec<u8> {
 }
 
 fn open(played: &Played, end: &mut ReceivingEnd) -> u64 {
+    ask(played, end).expect("it is refused")
+}
+
+/// Asks for a ring; its number, or why there is none.
+fn ask(played: &Played, end: &mut ReceivingEnd) -> Result<u64, String> {
     let (from, to) = ("beta".to_owned(), FUNCTION.to_owned());
     played.message(&SenderMessage::Open { request: 5, from, queue: 0, to });
-    end.turn().unwrap();
-    let heard = played.heard();
-    let [(head, text)] = &heard[..] else { panic!("{heard:?}") };
-    assert_eq!(head.kind, kind::MESSAGE);
-    match serde_json::from_slice(text).unwrap() {
-        ReceiverMessage::Opened { request: 5, ring } => ring,
+    end.turn(Instant::now()).unwrap();
+    let messages = played.heard().into_iter().filter(|(head, _)| head.kind == kind::MESSAGE);
+    let answers = messages.map(|(_, text)| match serde_json::from_slice(&text).unwrap() {
+        ReceiverMessage::Opened { request: 5, ring } => Some(Ok(ring)),
+        ReceiverMessage::Refused { request: 5, reason } => Some(Err(reason)),
+        ReceiverMessage::Closed { .. } => None,
         other => panic!("{other:?}"),
-    }
+    });
+    answers.flatten().next().expect("it is answered")
 }
 
 #[test]
@@ -135,7 +158,7 @@ fn what_comes_for_a_ring_is_put_into_it_and_its_window_given_back() {
     for round in 0..600 {
         played.frame(ring, &sent);
         played.say(Head { kind: kind::LOOK, ..Head::default() }, &[]);
-        end.turn().unwrap();
+        end.turn(Instant::now()).unwrap();
         // It stands still for a while: what has no room waits, within the window.
         while round > 150 && port.next().is_some() {
             port.consume();
@@ -183,7 +206,7 @@ fn a_sender_that_breaks_the_protocol_is_let_go() {
         let (played, mut end) = receiving(&network);
         let ring = open(&played, &mut end);
         breaks(&played, ring);
-        let over = (0..40).find_map(|_| end.turn().err());
+        let over = (0..40).find_map(|_| end.turn(Instant::now()).err());
         assert!(matches!(over, Some(Over::Violation)), "case {nth}: {over:?}");
     }
     // A station of another host is refused, and nothing else.
@@ -191,12 +214,12 @@ fn a_sender_that_breaks_the_protocol_is_let_go() {
     let _port = network.port(FUNCTION).unwrap();
     let (played, mut end) = receiving(&network);
     played.message(&open_of("alpha"));
-    end.turn().unwrap();
+    end.turn(Instant::now()).unwrap();
     let said = String::from_utf8(played.heard().remove(0).1).unwrap();
     assert!(said.contains("refused") && said.contains("beta has no port alpha"), "{said}");
     // So is what is for a ring that there is not.
     played.frame(77, &[0; 100]);
-    end.turn().unwrap();
+    end.turn(Instant::now()).unwrap();
 }
 
 #[test]
@@ -207,7 +230,7 @@ fn a_receiver_that_gives_back_what_it_has_not_is_let_go() {
     let sending = || {
         let (played, outbox) = (Played::new(), Arc::new(Outbox::new().unwrap()));
         let carrier = Box::new(played.clone());
-        let mut end = SendingEnd::new(&network.0, "beta", carrier, outbox);
+        let mut end = SendingEnd::new(&network.0, "beta", carrier, outbox, Instant::now());
         let ring = end.open(3, (from, to)).unwrap();
         (played, end, ring)
     };
@@ -216,7 +239,7 @@ fn a_receiver_that_gives_back_what_it_has_not_is_let_go() {
     for _ in 0..3000 {
         let _ = ring.send(&[0; FRAME_HEADER], &[1; 500], &[]);
         ring.flush();
-        end.turn().unwrap();
+        end.turn(Instant::now()).unwrap();
     }
     let sent = played.heard().len();
     assert_eq!(sent, WINDOW / cost_of, "as many as the window has");
@@ -227,13 +250,88 @@ fn a_receiver_that_gives_back_what_it_has_not_is_let_go() {
         head
     };
     played.say(credit(2, 2 * cost_of), &[]);
-    end.turn().unwrap();
-    end.turn().unwrap();
+    end.turn(Instant::now()).unwrap();
+    end.turn(Instant::now()).unwrap();
     assert_eq!(played.heard().len(), 2, "as many as were given back");
     for head in [credit(1, WINDOW + 1), credit(WINDOW as u32, 0), Head { kind: 9, ..credit(0, 0) }]
     {
         let (played, mut end, _ring) = sending();
         played.say(head, &[]);
-        assert!(matches!(end.turn(), Err(Over::Violation)));
+        assert!(matches!(end.turn(Instant::now()), Err(Over::Violation)));
     }
+}
+
+/// The connection never takes all that there is: what it took is forgotten nevertheless.
+#[test]
+fn a_slow_connection_holds_no_more_than_is_on_its_way() {
+    let mut wire = Wire::new(Box::new(Played::new()), Instant::now());
+    let most = wire.out.capacity();
+    for _ in 0..1000 {
+        let played = Played::that_takes(GATHERED / 2);
+        wire.carrier = Box::new(played);
+        while wire.has_room() {
+            wire.put(&Head { kind: kind::LOOK, ..Head::default() });
+        }
+        wire.give().unwrap();
+        assert!(!wire.out.is_empty() && wire.out.len() <= 2 * most, "{}", wire.out.len());
+    }
+    assert!(wire.out.capacity() <= 2 * most);
+}
+
+#[test]
+fn what_came_before_the_end_of_a_connection_is_put_in() {
+    let network = network();
+    let mut port = network.port(FUNCTION).unwrap();
+    port.attend(true);
+    let (mut played, mut end) = receiving(&network);
+    let ring = open(&played, &mut end);
+    played.ends = true;
+    end.wire.carrier = Box::new(played.clone());
+    (0..3).for_each(|_| played.frame(ring, &frame(&network, port.mac(), 60)));
+    assert!((0..3).any(|_| matches!(end.turn(Instant::now()), Err(Over::Lost(_)))));
+    drop(end);
+    for _ in 0..3 {
+        assert!(port.next().is_some());
+        port.consume();
+    }
+}
+
+/// Each ring has memory and descriptors of this process until it is empty.
+#[test]
+fn a_node_has_few_rings_to_a_receiver_that_stands_still() {
+    let network = network();
+    let mut port = network.port(FUNCTION).unwrap();
+    port.attend(true);
+    let (played, mut end) = receiving(&network);
+    let sent = frame(&network, port.mac(), 60);
+    let mut opened = 0;
+    for _ in 0..50 {
+        if let Ok(ring) = ask(&played, &mut end) {
+            opened += 1;
+            played.frame(ring, &sent);
+            end.turn(Instant::now()).unwrap();
+        }
+    }
+    assert!((2..10).contains(&opened), "{opened} rings");
+    assert!(ask(&played, &mut end).unwrap_err().contains("has not taken what came"));
+    let mut came = 0;
+    while port.next().is_some() {
+        port.consume();
+        came += 1;
+    }
+    assert_eq!(came, opened, "in their order, and none is lost");
+    open(&played, &mut end);
+}
+
+/// As each costs a thread and its memory.
+#[test]
+fn a_host_is_heard_by_its_newest_connection_alone() {
+    let network = network();
+    let _port = network.port(FUNCTION).unwrap();
+    let mut ends: Vec<_> = (0..3).map(|_| receiving(&network)).collect();
+    let (played, mut newest) = ends.pop().unwrap();
+    for (_, end) in &mut ends {
+        assert!(matches!(end.turn(Instant::now()), Err(Over::Ended)));
+    }
+    open(&played, &mut newest);
 }

@@ -112,6 +112,19 @@ fn what_was_saved_and_taken_back_goes_on_here() {
     assert_eq!(tenant.wait().0, Status::Success);
 }
 
+/// Its next driver has nothing of the one before.
+#[test]
+fn a_function_that_was_saved_and_taken_back_begins_anew_at_its_lender_too() {
+    let mut tenant = Tenant::apart(&pool());
+    let key = tenant.create(Operation::Aes256Ctr, &[5; 32]);
+    let saved = tenant.front.save().unwrap();
+    tenant.front.take_back(saved).unwrap();
+    tenant.write(reg::CONTROL, &0u32.to_le_bytes());
+    tenant.begin();
+    let status = tenant.run(&ask(&[Operation::Aes256Ctr], &[key]), &[1; 9]).0;
+    assert_eq!(status, Status::InvalidContext);
+}
+
 #[test]
 fn when_the_lender_is_lost_everything_ends_and_nothing_begins() {
     let mut tenant = Tenant::apart(&pool());
