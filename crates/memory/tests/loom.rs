@@ -28,7 +28,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use marks::{Credit, Marks};
-use slot::Slot;
+use slot::GuardSlot;
 
 /// A doorbell as it is used: the line, and the futex as the system promises it. Sleeping compares
 /// the turn and falls asleep in one step, waking wakes all who sleep.
@@ -313,7 +313,7 @@ fn a_consumer_that_sleeps_between_messages_gets_all() {
 #[test]
 fn a_slot_that_is_used_again_claims_no_foreign_address() {
     model(|| {
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(GuardSlot::default());
         slot.register(10, 20);
         let user = slot.clone();
         let using = thread::spawn(move || {
@@ -331,14 +331,14 @@ fn a_slot_that_is_used_again_claims_no_foreign_address() {
 
 /// The futex that writers of a frozen slot wait on, as the system promises it.
 struct Frozen {
-    slot: Slot,
+    slot: GuardSlot,
     kernel: Mutex<()>,
     writers: Condvar,
 }
 
 impl Frozen {
     fn new() -> Arc<Frozen> {
-        let slot = Slot::default();
+        let slot = GuardSlot::default();
         slot.register(10, 20);
         slot.freeze();
         Arc::new(Frozen { slot, kernel: Mutex::new(()), writers: Condvar::new() })
