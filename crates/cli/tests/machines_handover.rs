@@ -272,7 +272,7 @@ fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
         assert_eq!(restart(machine, host)["restarts"], 1);
         load.progress(20, || machine.log());
     }
-    // Shared memory is refused as ever.
+    // Shared memory is refused as before.
     let session =
         Session::open(&Location { run_dir: beta.run_dir(), host: "beta".to_owned() }).unwrap();
     let said = beta.bad(&["restart", "beta"]);
@@ -300,7 +300,7 @@ fn a_session_that_is_not_held_is_not_lost_by_a_restart() {
     give_back(&rack, &beta, lease.lease, "alpha/nvme0");
 }
 
-/// A lender that dies just when its borrower was replaced: the drive is lost as ever, and what was flushed is there.
+/// A lender that dies just when its borrower was replaced: the drive is lost as without a restart, and what was flushed is there.
 #[test]
 fn a_lender_that_dies_while_its_borrower_is_restarted_is_lost_as_ever() {
     let rack = Machines::start(&format!("{RACK}\n[link]\nhold = \"1 s\"\n"));

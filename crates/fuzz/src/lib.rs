@@ -3,7 +3,7 @@
 //!
 //! A target is a plain function of bytes. It drives the real code as a peer would, with messages
 //! that the bytes choose, and panics when what must hold does not: the code itself panics, answers
-//! what nobody asked, keeps what it must let go of, or reaches what it may not. The same bytes
+//! what nobody asked, keeps what it must release, or reaches what it may not. The same bytes
 //! always do the same. `tests/short.rs` runs each target on its seeds and some thousand mutations
 //! of them; `make fuzz` runs them under libFuzzer, which looks for new ways through the code.
 //!

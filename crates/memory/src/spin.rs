@@ -4,7 +4,7 @@
 //! A wake-up across cores costs tens of microseconds, a polled cache line a fraction of one. The
 //! rule is that of halt polling in KVM: what counts is how long the wait was, not whether this spin
 //! was long enough for it. A wait that a spin within the bounds would have caught doubles the next
-//! one, a longer wait halves it. Were a spin in vain to halve the next one by itself, two sides that
+//! one, a longer wait halves it. Were an unsuccessful spin to halve the next one by itself, two sides that
 //! answer each other and both slept once would sleep for ever: each waits for as long as the other
 //! takes to wake up, which is more than a short spin.
 
@@ -51,7 +51,7 @@ impl AdaptiveSpin {
         self.current_ns = self.current_ns.saturating_mul(2).max(STEP_NS).min(self.max_ns);
     }
 
-    /// Work came after `waited_ns` in all, the spin in vain before it included.
+    /// Work came after `waited_ns` in all, an unsuccessful spin before it included.
     pub fn waited(&mut self, waited_ns: u64) {
         if waited_ns <= self.max_ns {
             self.found();

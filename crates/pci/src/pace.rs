@@ -1,10 +1,10 @@
 //! When an engine polls, spins, sleeps, and goes to another processor (pure).
 //!
 //! While there is work the engine polls. When there is none it spins for a while
-//! ([`AdaptiveSpin`]), and sleeps after a spin in vain. The clock is looked at once in some polls:
+//! ([`AdaptiveSpin`]), and sleeps after an unsuccessful spin. The clock is looked at once in some polls:
 //! a look costs as much as a poll that finds nothing.
 //!
-//! A spin is in vain for certain when the driver that it waits for has to run on the same
+//! A spin is unsuccessful for certain when the driver that it waits for has to run on the same
 //! processor: then each command costs two sleeps and wake-ups, tens of microseconds, while another
 //! processor may be idle. The system does not see it, since neither of the two runs for long. So
 //! a spin that goes on yields between its looks: where nobody else wants the processor that returns
@@ -18,7 +18,7 @@
 //! crowded take turns, each yields as soon as it finds nothing. A turn costs a switch, a sleep costs two and
 //! somebody who rings.
 //!
-//! Where nobody rings ([`Work::Watch`]), a sleep after a spin in vain is a short one. If the poll after it finds
+//! Where nobody rings ([`Work::Watch`]), a sleep after an unsuccessful spin is a short one. If the poll after it finds
 //! nothing again, there is no further spin: the wait goes on, and its whole length is what the next spin learns from.
 //!
 //! A gap between two looks tells that the thread did not run, or slept: the whole host may have
@@ -244,7 +244,7 @@ mod tests {
         assert!(pace.spin.budget_ns() >= before, "{} of {before}", pace.spin.budget_ns());
     }
 
-    /// Polls in vain until something else than a poll follows, a microsecond for each look.
+    /// Polls that find nothing until something else than a poll follows, a microsecond for each look.
     fn spin(pace: &mut Pace, now: &mut u64, yield_ns: u64) -> Next {
         for _ in 0..100_000 {
             let next = pace.after(Work::Idle, || {

@@ -125,7 +125,7 @@ fn open(flags: u32) -> SciResult<RawHandle> {
 fn close(sd: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
     let descriptor = find::<SciDescriptor>(sd)?;
-    crate::remote::let_go_of_lost(&descriptor);
+    crate::remote::release_lost(&descriptor);
     if descriptor.children.load(Ordering::Acquire) > 0 {
         return fail(SCI_ERR_BUSY);
     }

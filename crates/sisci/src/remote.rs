@@ -120,7 +120,7 @@ impl SciRemoteSegment {
 }
 
 /// Connections to what is gone do not keep their descriptor open.
-pub(crate) fn let_go_of_lost(descriptor: &SciDescriptor) {
+pub(crate) fn release_lost(descriptor: &SciDescriptor) {
     for remote in SciRemoteSegment::table().all().iter().filter(|remote| remote.lost()) {
         drop(remote.child().take_if(|child| child.is_of(descriptor)));
     }

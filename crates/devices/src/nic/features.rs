@@ -63,7 +63,7 @@ pub fn allows(features: u64) -> bool {
     })
 }
 
-/// Whether a frame that leaves this to others may go by these features: `CSUM` and `HOST_*` of its sender, or
+/// Whether a frame that leaves this to others may be sent under these features: `CSUM` and `HOST_*` of its sender, or
 /// `GUEST_*` of its receiver, which `bits` names in that order: checksum, TCP over IPv4, over IPv6, congestion bits,
 /// fragments, UDP (each of the two bits is needed).
 fn covers(features: u64, offload: &Offload, bits: [u64; 6]) -> bool {

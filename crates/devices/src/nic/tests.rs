@@ -171,7 +171,7 @@ fn a_frame_waits_for_buffers_and_one_that_never_fits_is_dropped() {
     assert_eq!(used, 1, "the buffer was not used up by what did not fit");
 }
 
-/// A receiver that stands still may not hold its sender up for ever: who sleeps tries again by itself.
+/// A receiver that is stopped may not hold its sender up for ever: who sleeps tries again by itself.
 #[test]
 fn who_finds_its_receiver_full_tries_again_later() {
     let mut guest = Guest::new(0);

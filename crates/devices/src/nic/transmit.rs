@@ -15,7 +15,7 @@ use crate::virtio::{Chain, QueueError, UsedRequest};
 
 /// Frames of a queue in one poll.
 const BURST: usize = 64;
-/// A receiver without room rings when it has some, and never if it stands still: then its frames are to be dropped.
+/// A receiver without room rings when it has some, and never if it is stopped: then its frames are to be dropped.
 const RETRY_NS: u64 = 1_000_000;
 
 impl Nic {

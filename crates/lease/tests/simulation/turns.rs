@@ -47,7 +47,7 @@ impl World {
     }
 
     /// A user of a turn is done with it, or nobody was there.
-    pub fn let_go_early(&mut self) {
+    pub fn release_early(&mut self) {
         let host = self.random.below(HOSTS.len());
         let Some(mut node) = self.nodes[host].take() else { return };
         let open: Vec<LeaseId> = node.open.keys().copied().collect();

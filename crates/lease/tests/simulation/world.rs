@@ -551,7 +551,7 @@ impl World {
             710..830 => self.attach()?,
             830..930 => self.user()?,
             930..945 => self.notice_loss(),
-            945..950 => self.let_go_early(),
+            945..950 => self.release_early(),
             950..965 => self.now += self.random.next() % 2000,
             965..972 => self.freeze(),
             972..976 => self.store_fails_until = self.now + self.random.next() % (3 * CONFIG.ttl),

@@ -1,7 +1,7 @@
 //! What a submitter holds of a transaction: its state, and how to wait for its end.
 //!
 //! The transaction lies in memory that the ticket and the channel share without counting: one
-//! word says how far it is and who has let go. The channel's last access to it is the exchange
+//! word says how far it is and who has released it. The channel's last access to it is the exchange
 //! that ends it; whoever finds the other gone frees it. So an ended transaction is one transfer of
 //! a cache line, and its regions are released by the thread that submitted it.
 
@@ -223,7 +223,7 @@ impl Drop for Ticket {
         let ended = self.poll().ended()
             || TransactionState::of_word(self.word().fetch_or(LEFT, Ordering::AcqRel)).ended();
         if ended {
-            // SAFETY: the channel let go when it ended it, so this is the last hold; it came from
+            // SAFETY: the channel released it when it ended it, so this is the last hold; it came from
             // a box.
             drop(unsafe { Box::from_raw(self.posting.as_ptr()) });
         }

@@ -75,7 +75,7 @@ pub trait Parties: Send + Sync {
     fn are_gone(&self) -> bool;
 
     /// The transaction ends, in whatever way, before anybody is told: what is held for it alone is
-    /// let go of. Itself it is dropped with the ticket, by who submitted: a count that two processors
+    /// released. Itself it is dropped with the ticket, by who submitted: a count that two processors
     /// change in turns costs more than a short copy.
     fn release(&self) {}
 }

@@ -55,7 +55,7 @@ impl Run {
         full.or_else(|| self.awaited(spec, of)).unwrap_or_else(|| "latency".to_owned())
     }
 
-    /// The directions that a flow's packets go by, completions too.
+    /// The directions that a flow's packets cross, completions too.
     fn directions(&self, routes: &[RouteId]) -> Vec<DirectionId> {
         let both = |direction: DirectionId| [direction, direction.back()];
         routes

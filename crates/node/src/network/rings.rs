@@ -13,7 +13,7 @@ use super::peers::AskingNode;
 use super::{MOST_QUEUES, Shared, State};
 
 /// Rings between two queues that have ended, and that their receiver has not taken all of, at most. A node that has one
-/// after the other opened for a receiver that stands still would take all memory and descriptors otherwise.
+/// after the other opened for a receiver that is stopped would take all memory and descriptors otherwise.
 const MOST_LEFT: usize = 4;
 
 /// A ring in this host's memory.

@@ -16,7 +16,7 @@ use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
 
 /// How long an access waits for its answer before the other node counts as lost. A user cannot be told in any other
-/// way, and stands still meanwhile.
+/// way, and waits meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks whether the other node is lost.
 const LOOK: Duration = Duration::from_millis(50);

@@ -86,7 +86,7 @@ fn a_store_that_its_lender_loses_shows() {
 }
 
 #[test]
-fn a_front_that_breaks_the_rules_is_let_go() {
+fn a_front_that_breaks_the_rules_is_disconnected() {
     let ask = |kind: u8, offset: u64, length: u32| {
         let (offset, length) = (offset.into(), length.into());
         Ask { offset, length, kind, spare: [0; 3] }.as_bytes().to_vec()

@@ -21,7 +21,7 @@ use crate::either::either_of;
 
 /// Messages, and frames in each direction, in one poll: a revocation waits no longer than these take to begin.
 const TURN: usize = 64;
-/// A receiver without room rings when it has some, and never if it stands still: then its frames are to be dropped.
+/// A receiver without room rings when it has some, and never if it is stopped: then its frames are to be dropped.
 const RETRY_NS: u64 = 1_000_000;
 
 /// Serves a function's port to one front.

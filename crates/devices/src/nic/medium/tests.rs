@@ -278,7 +278,7 @@ fn record(length: u32, offload: Offload) -> Vec<u8> {
 }
 
 #[test]
-fn a_front_that_breaks_the_rules_is_let_go_and_its_lender_goes_on() {
+fn a_front_that_breaks_the_rules_is_disconnected_and_its_lender_goes_on() {
     let ask = |slot: u16, kind: u8, bytes: u32| {
         Ask { slot: slot.into(), kind, flag: 1, bytes: bytes.into() }.as_bytes().to_vec()
     };

@@ -6,7 +6,7 @@
 //! `receiving` at the one that has their receivers. Neither queue knows of it.
 //!
 //! Of each ring a *window* of bytes may be on its way, which its receiver gives back as it has put them into the ring
-//! there. So a receiver that stands still holds up its own ring alone, which becomes full at the sender, and is waited for
+//! there. So a receiver that is stopped holds up its own ring alone, which becomes full at the sender, and is waited for
 //! and then dropped for there as if both shared memory. A frame is put in once and in order; what was on its way when a
 //! connection is lost is lost, and counted by the sender.
 
@@ -45,7 +45,7 @@ const GATHERED: usize = 128 << 10;
 const UNTAKEN: usize = 1 << 20;
 /// Bytes of the longest message.
 const MAX_MESSAGE: usize = 4096;
-/// Messages that wait to be sent at most: a node that takes none is let go.
+/// Messages that wait to be sent at most: a node that takes none is disconnected.
 const MAX_WAITING: usize = 4096;
 /// How long an end looks for work before it sleeps: about what a wake-up takes.
 const LINGER: Duration = Duration::from_micros(50);

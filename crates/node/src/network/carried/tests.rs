@@ -159,7 +159,7 @@ fn what_comes_for_a_ring_is_put_into_it_and_its_window_given_back() {
         played.frame(ring, &sent);
         played.say(Head { kind: kind::LOOK, ..Head::default() }, &[]);
         end.turn(Instant::now()).unwrap();
-        // It stands still for a while: what has no room waits, within the window.
+        // It takes nothing for a while: what has no room waits, within the window.
         while round > 150 && port.next().is_some() {
             port.consume();
             came += 1;
@@ -181,7 +181,7 @@ fn what_comes_for_a_ring_is_put_into_it_and_its_window_given_back() {
 }
 
 #[test]
-fn a_sender_that_breaks_the_protocol_is_let_go() {
+fn a_sender_that_breaks_the_protocol_is_disconnected() {
     let open_of = |from: &str| SenderMessage::Open {
         request: 1,
         from: from.to_owned(),
@@ -223,7 +223,7 @@ fn a_sender_that_breaks_the_protocol_is_let_go() {
 }
 
 #[test]
-fn a_receiver_that_gives_back_what_it_has_not_is_let_go() {
+fn a_receiver_that_gives_back_what_it_has_not_is_disconnected() {
     let network = network();
     let station = |name: &str| network.0.stations.named(name).unwrap().0;
     let (from, to) = (PortQueueId { station: station(FUNCTION), number: 0 }, station("beta"));
