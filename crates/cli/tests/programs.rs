@@ -334,9 +334,11 @@ fn a_program_uses_a_drive_and_memory_of_other_machines() {
     remote.flush().unwrap();
     assert_ne!(model(&home), [0; 16]);
     assert_eq!(model(&home), model(&remote.map(0, 4096).unwrap()));
-    // A memory function is mapped by its user, which another machine cannot do.
-    let refused = borrow(&devices, "alpha/ram0", false).unwrap_err().to_string();
-    assert!(refused.contains("machine"), "{refused}");
+    // A memory function's accesses go to another machine one by one, so a program cannot have its memory mapped.
+    let memory = borrow(&devices, "alpha/ram0", false).unwrap();
+    let refused = memory.connect_bar(2).unwrap_err();
+    assert!(matches!(refused, DeviceError::NotMemory(2)), "{refused}");
+    memory.give_back().unwrap();
     drop(of_device);
     device.give_back().unwrap();
     rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
