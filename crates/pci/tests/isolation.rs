@@ -262,10 +262,11 @@ impl World {
                 if model.mappings.contains(&range) {
                     return;
                 }
-                if memory.is_some() {
-                    model.windows.retain(|window| !window.meets(&range));
-                }
+                // One that is refused closes no windows.
                 if mapped.is_ok() {
+                    if memory.is_some() {
+                        model.windows.retain(|window| !window.meets(&range));
+                    }
                     assert!(!model.mappings.iter().any(|it| it.meets(&range)), "two mappings");
                     model.mappings.push(range);
                 }
