@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use support::machines::{Machine, Machines, free_port};
+use support::programs::has;
 use support::relay::Relay;
 use support::{PATIENCE, Process, programs};
 
@@ -124,15 +125,6 @@ impl Drop for Lab {
             let _ = Command::new("ip").args(["netns", "del", &name]).output();
         }
     }
-}
-
-fn has(program: &str) -> bool {
-    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
-    let found = found.unwrap().status.success();
-    if !found {
-        eprintln!("skipped: {program} is not installed");
-    }
-    found
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use support::programs::has;
 use support::{PATIENCE, Rack, programs};
 
 /// A rack of a name that no other has: network namespaces are the machine's.
@@ -102,16 +103,6 @@ fn may_make_interfaces() -> bool {
         eprintln!("skipped: making network interfaces takes root and /dev/net/tun");
     }
     may
-}
-
-/// Whether a program is there; says so if not.
-fn has(program: &str) -> bool {
-    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
-    let found = found.unwrap().status.success();
-    if !found {
-        eprintln!("skipped: {program} is not installed");
-    }
-    found
 }
 
 fn eventually(what: &str, rack: &Rack, mut holds: impl FnMut() -> bool) {

@@ -31,7 +31,7 @@ const WRITE: u8 = 2;
 struct Socket(UnixStream);
 
 impl Socket {
-    /// Both ends.
+    /// Two connected ends, of which neither waits for the other.
     fn pair() -> [Socket; 2] {
         let (one, other) = UnixStream::pair().expect("there are descriptors");
         [one, other].map(|socket| {

@@ -23,7 +23,7 @@ use rackbus_node::NetworkService;
 use crate::input::Input;
 
 const FUNCTION: &str = "alpha/nic0.vf1";
-/// Words of messages.
+/// Valid messages and parts of them, for the fuzzer to put together.
 pub const WORDS: &[&str] = &[
     "{\"open\":{\"request\":1,\"from\":\"beta\",\"lane\":0,\"to\":\"alpha/nic0.vf1\"}}",
     "{\"opened\":{\"request\":1,\"ring\":1}}",

@@ -1,6 +1,6 @@
-//! What stock programs print.
+//! Stock programs that tests run: whether they are there, and what they print.
 
-use std::process::Output;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
@@ -17,4 +17,14 @@ pub fn iperf3_answer(output: &Output) -> Option<Value> {
     }
     assert!(output.status.success() && answer.is_object() && error.is_empty(), "{output:?}");
     Some(answer)
+}
+
+/// Whether a program is there; says so if not.
+pub fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let found = found.unwrap().status.success();
+    if !found {
+        eprintln!("skipped: {program} is not installed");
+    }
+    found
 }

@@ -19,18 +19,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// One question at a time, with as many bytes as users usually ask for at once.
 pub const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 1, data_bytes: 64 << 10 };
-/// The only tag.
+/// The tag of every question: there is one under way at a time.
 const TAG: u32 = 0;
 
 /// What an [`Ask`] asks for.
 mod kind {
-    /// Bytes are read.
+    /// The lender puts the bytes of the range into the place.
     pub const READ: u8 = 1;
-    /// The bytes in the place are written.
+    /// The lender writes the bytes in the place to the range.
     pub const WRITE: u8 = 2;
 }
 
-/// A question.
+/// What the front sends for one access of its user's to the memory.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Ask {
@@ -40,7 +40,7 @@ struct Ask {
     spare: [u8; 3],
 }
 
-/// The answer.
+/// What the lender sends back when the access was made or refused.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Answer {

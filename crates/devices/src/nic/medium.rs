@@ -63,7 +63,7 @@ pub(super) struct Description {
     pub mac: [u8; 6],
     /// Bytes of the longest packet.
     pub mtu: u16,
-    /// Pairs of queues.
+    /// Pairs of a receive and a transmit queue that the function offers its driver.
     pub pairs: u16,
     /// Bytes per second in each direction, which the lender keeps to.
     pub rate: Option<u64>,
@@ -83,7 +83,7 @@ mod kind {
     pub const WATCH: u8 = 4;
 }
 
-/// A question.
+/// What the front sends: a batch, room for one, or what it wants to be told.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Ask {
@@ -95,7 +95,7 @@ struct Ask {
     bytes: U32,
 }
 
-/// An answer.
+/// What the lender sends when it has done what was asked, or has something to tell.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Answer {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::lab::{link, run};
 
-/// Generation and lanes.
+/// A link's generation of PCIe, and how many lanes it has.
 type Speed = (u8, u8);
 
 const AMPLE: Speed = (5, 16);

@@ -136,13 +136,13 @@ impl<M> Outbox<M> {
         true
     }
 
-    /// Ends the conversation.
+    /// Has the connection closed; messages that wait are not sent.
     pub fn end(&self) {
         self.lock().ended = true;
         self.event.ring();
     }
 
-    /// The next message.
+    /// The message to send next; an error once the conversation was ended here.
     fn take(&self) -> Result<Option<M>, Over> {
         let mut waiting = self.lock();
         match waiting.ended {
