@@ -112,11 +112,46 @@ fn what_breaks_is_answered_for() {
     assert!(rate(&answer, "own").is_some() && rate(&answer, "database").is_none());
     let told = "left out, as they need what is gone: database, training, results";
     assert_eq!(answer["notes"][0], told);
+    // What was behind a switch is not joined to its host by the switch's being gone.
+    let others = Files::new(
+        |rack| rack,
+        |flows| flows + "\n[flows.own]\nkind = \"write\"\nfrom = \"alpha\"\nto = \"beta\"\n",
+    );
+    let output = others.run(&["--without", "board", "--json"]);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(rate(&answer, "own").is_some() && rate(&answer, "database").is_none());
     let off = ["--sweep", "hosts.lender.iommu=false", "--degrade", "beta-ntb,top-of-rack"];
     let half = json(&[&["run", &rack, &workload][..], &off].concat());
+    let level = json(&["run", &rack, &workload, "--without", "beta", "--flow-level"]);
+    assert_eq!(level["notes"][0], "left out, as they need what is gone: training, results");
+    // What is left out is told of variants too.
+    let without = ["--without", "beta", "--sweep", "flows.database.depth=1,2"];
+    let output = rackbus(&[&["run", &rack, &workload][..], &without].concat());
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(
+        told.matches("left out, as they need what is gone: training, results").count(),
+        1,
+        "{told}"
+    );
     assert!(rate(&half[0], "training") < Some(8.0e9));
     let refused = rackbus(&["run", &rack, &workload, "--degrade", "beta,alpha"]);
     assert_eq!(refused.status.code(), Some(2));
+    // As the answer names it: a host's root complex.
+    let root = json(&["run", &rack, &workload, "--degrade", "lender/root,board"]);
+    let link = |answer: &Value| {
+        let links = answer["links"].as_array().unwrap().iter();
+        let mut own =
+            links.filter(|link| link["ends"] == serde_json::json!(["lender/root", "board"]));
+        own.next().map(|link| link["link"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(
+        [link(&whole), link(&root)],
+        [Some("Gen4 x16".to_owned()), Some("Gen4 x8".to_owned())]
+    );
+    // Where nothing is left, that is the answer, with what it would have been about.
+    let nothing = rackbus(&["run", &rack, &workload, "--without", "lender"]);
+    let said = String::from_utf8(nothing.stderr).unwrap();
+    assert!(said.contains("every flow needs what is gone: database, training, results"), "{said}");
 }
 
 #[test]
@@ -138,13 +173,22 @@ fn the_best_place_comes_first() {
         ("p99", "p99_ns", true),
         ("links", "busiest_link", true),
     ] {
-        let placed = place(goal);
+        let placed = &place(goal)["arrangements"];
         let values: Vec<f64> =
             placed.as_array().unwrap().iter().map(|one| one[key].as_f64().unwrap()).collect();
         assert_eq!(values.len(), 2);
         assert_eq!(values[0] <= values[1], rises || values[0] == values[1], "{goal}: {values:?}");
         assert!(placed[0]["because"].as_str().unwrap().contains(": "));
     }
+    // Of a flow that gets no job done nothing is known, which is not the least.
+    let sizes = ["--sweep", "flows.training.size=1 GiB,1 MiB", "--goal", "p99"];
+    let placed = json(&[&["place", &rack, &workload][..], &sizes].concat());
+    assert_eq!((placed["possible"].as_u64(), placed["tried"].as_u64()), (Some(2), Some(2)));
+    let hosts = placed["hosts"].as_array().unwrap();
+    assert!(hosts.iter().all(|host| host["profile"].is_string()), "{placed}");
+    let placed = &placed["arrangements"];
+    assert_eq!(placed[0]["choice"][0][1], "1 MiB", "{placed}");
+    assert!(placed[1]["p99_ns"].is_null(), "{placed}");
     let refused = rackbus(&["place", &rack, &workload, "--at", "lender/gpu9=lender,board"]);
     assert_eq!(refused.status.code(), Some(2));
     // A device that no link is written for has an ample one wherever it goes.
@@ -153,7 +197,164 @@ fn the_best_place_comes_first() {
     let bare = Files::new(|rack| rack.replace(link, ""), |workload| workload);
     let files = ["rack.toml", "workload.toml"].map(|name| bare.path(name).display().to_string());
     let placed = json(&["place", &files[0], &files[1], "--at", "lender/gpu0=lender,board"]);
+    assert_eq!(placed["arrangements"].as_array().unwrap().len(), 2);
+}
+
+/// Places were those of a text that nobody wrote once: the file as it was written anew with other values.
+#[test]
+fn what_a_changed_value_makes_wrong_has_no_place_in_the_file() {
+    let (rack, workload) = (example("rack.toml"), example("workload.toml"));
+    let said = |arguments: &[&str]| {
+        let output = rackbus(arguments);
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let sweep = ["--sweep", "hosts.lender.profile=genoa,laptop"];
+    let profile = said(&[&["run", &rack, &workload][..], &sweep].concat());
+    let expected = "rack.toml with hosts.lender.profile = laptop: there is no profile `laptop`; a profile is one of";
+    assert!(profile.contains(expected), "{profile}");
+    let sweep = ["--sweep", "flows.database.host=alpha,delta"];
+    let host = said(&[&["place", &rack, &workload][..], &sweep].concat());
+    let expected =
+        "workload.toml with flows.database.host = delta: the rack has no `delta`; an end is";
+    assert!(host.contains(expected), "{host}");
+    let at = said(&["place", &rack, &workload, "--at", "lender/gpu0=lender,nowhere"]);
+    let expected = "rack.toml with lender/gpu0 at nowhere: there is no `nowhere`; an end is one of";
+    assert!(at.contains(expected), "{at}");
+    // What is wrong before anything is changed has its place, whatever is asked for.
+    let wrong = Files::new(|rack| rack.replacen("lanes = 16", "lanes = 3", 1), |workload| workload);
+    let files = ["rack.toml", "workload.toml"].map(|name| wrong.path(name).display().to_string());
+    for more in [
+        ["run", "--sweep", "hosts.lender.iommu=true,false"],
+        ["run", "--degrade", "beta-ntb,top-of-rack"],
+        ["run", "--without", "lender/gpu0"],
+        ["place", "--at", "lender/gpu0=lender,board"],
+    ] {
+        let said =
+            said(&[&more[..1], &[files[0].as_str(), files[1].as_str()], &more[1..]].concat());
+        assert!(said.contains("rack.toml:32:9: `lanes` is 3; `lanes` is one of"), "{said}");
+    }
+}
+
+/// A slot of another host is a place like others: the device is that host's then, by whatever names it.
+#[test]
+fn devices_move_to_other_hosts_and_to_any_place_that_there_is() {
+    let (rack, workload) = (example("rack.toml"), example("workload.toml"));
+    let moved =
+        &json(&["place", &rack, &workload, "--at", "lender/gpu0=board,beta"])["arrangements"];
+    assert_eq!(moved[0]["choice"], serde_json::json!([["lender/gpu0", "beta"]]));
+    // Beside the memory that it reads, it waits for no link between hosts.
+    assert!(
+        moved[0]["bytes_per_second"].as_f64()
+            > Some(4.0 * moved[1]["bytes_per_second"].as_f64().unwrap())
+    );
+    let any = &json(&["place", &rack, &workload, "--at", "lender/gpu0=any"])["arrangements"];
+    let mut places: Vec<&str> =
+        any.as_array().unwrap().iter().map(|one| one["choice"][0][1].as_str().unwrap()).collect();
+    assert_eq!(places[0], "beta");
+    places.sort_unstable();
+    assert_eq!(places, ["alpha", "beta", "board", "lender"]);
+    let hosts = json(&["place", &rack, &workload, "--sweep", "flows.database.host=any"]);
+    assert_eq!(hosts["arrangements"].as_array().unwrap().len(), 3);
+    // A host to which no way leads does not fit.
+    let apart = Files::new(
+        |rack| rack.replacen("[hosts.alpha]", "[hosts.gamma]\n[hosts.alpha]", 1),
+        |workload| workload,
+    );
+    let files = ["rack.toml", "workload.toml"].map(|name| apart.path(name).display().to_string());
+    let refused = rackbus(&["place", &files[0], &files[1], "--at", "lender/gpu9=any"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("no one link leads to `lender/gpu9`"), "{said}");
+    let output = rackbus(&["place", &files[0], &files[1], "--at", "lender/gpu0=any"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    let why = "1 arrangement does not fit and is left out: ";
+    assert!(
+        said.contains(why) && said.contains("no way leads from `gamma/gpu0` to `beta`"),
+        "{said}"
+    );
+}
+
+/// A rack without a cable once had no place for a device: there was no link to lead elsewhere.
+#[test]
+fn devices_move_among_hosts_that_no_cable_joins() {
+    let rack = "name = \"two\"\n[hosts.a]\n[hosts.a.devices.gpu0]\nkind = \"gpu\"\n[hosts.b]\n";
+    let workload = "[flows.x]\nkind = \"read\"\nfrom = \"a/gpu0\"\nto = \"b\"\n";
+    let files = Files::new(|_| rack.to_owned(), |_| workload.to_owned());
+    let names = ["rack.toml", "workload.toml"].map(|name| files.path(name).display().to_string());
+    let place = ["place", &names[0], &names[1], "--at", "a/gpu0=any"];
+    let placed = &json(&place)["arrangements"];
     assert_eq!(placed.as_array().unwrap().len(), 2);
+    assert_eq!(placed[0]["choice"][0][1], "b");
+    // Of what an answer is, each answer tells.
+    let told = String::from_utf8(rackbus(&place).stdout).unwrap();
+    assert!(told.contains("hosts are taken to be: sapphire-rapids (a, b)"), "{told}");
+}
+
+/// Hosts of a rack have devices of the same names; once one of them had no place beside another.
+#[test]
+fn a_device_has_a_place_where_another_has_its_name() {
+    let gpus = ["a", "b", "c"]
+        .map(|host| format!("[hosts.{host}]\n[hosts.{host}.devices.gpu0]\nkind = \"gpu\"\n"));
+    let rack = format!("name = \"three\"\n{}", gpus.concat());
+    let workload = "duration = \"20 us\"\n[flows.x]\nkind = \"write\"\nfrom = \"b/gpu0\"\nto = \"c/gpu0\"\n\
+                    [flows.y]\nkind = \"write\"\nfrom = \"a/gpu0\"\nto = \"a\"\n";
+    let files = Files::new(|_| rack.clone(), |_| workload.to_owned());
+    let names = ["rack.toml", "workload.toml"].map(|name| files.path(name).display().to_string());
+    let place = ["place", &names[0], &names[1], "--at", "b/gpu0=any", "--at", "c/gpu0=a,b"];
+    let placed = &json(&place)["arrangements"];
+    assert_eq!(placed.as_array().unwrap().len(), 6);
+    // Side by side, whatever they are called there.
+    let best = &placed[0]["choice"];
+    assert_eq!(best[0][1], best[1][1], "{placed}");
+}
+
+/// The search once began where no device fitted, and found nothing that did.
+#[test]
+fn a_search_begins_with_what_the_files_have() {
+    let islands = ["a", "b", "c", "d"].map(|host| {
+        format!("[hosts.{host}]\n[hosts.{host}.devices.gpu0]\nkind = \"gpu\"\n[[fabric.links]]\nends = [\"{host}\", \"{host}/gpu0\"]\n")
+    });
+    let rack = format!("name = \"four\"\n{}", islands.concat());
+    let flow = |host: &str| {
+        format!("[flows.{host}]\nkind = \"write\"\nfrom = \"{host}/gpu0\"\nto = \"{host}\"\n")
+    };
+    let workload = format!("duration = \"20 us\"\n{}", ["b", "c", "d"].map(flow).concat());
+    let files = Files::new(|_| rack.clone(), |_| workload.clone());
+    let names = ["rack.toml", "workload.toml"].map(|name| files.path(name).display().to_string());
+    let seeds: Vec<String> = (1..70).map(|seed| seed.to_string()).collect();
+    let (seeds, at) = (format!("seed={}", seeds.join(",")), ["b", "c", "d"]);
+    let at = at.map(|host| format!("{host}/gpu0=any"));
+    let mut place = vec!["place", &names[0], &names[1], "--sweep", &seeds];
+    at.iter().for_each(|at| place.extend(["--at", at]));
+    let placed = &json(&place)["arrangements"];
+    assert_eq!(placed.as_array().unwrap().len(), 69);
+    assert_eq!(placed[0]["choice"][0][1], "b", "{}", placed[0]);
+}
+
+/// Beyond what can be tried as a whole, one choice is improved after the other.
+#[test]
+fn a_large_choice_is_searched_key_by_key() {
+    let rack = "name = \"one\"\n[hosts.a]\niommu = false\n[hosts.a.devices.gpu0]\nkind = \"gpu\"\n\
+                [[fabric.links]]\nends = [\"a\", \"a/gpu0\"]\ngeneration = 3\nlanes = 1\n";
+    let workload = "duration = \"20 us\"\n[flows.x]\nkind = \"write\"\nfrom = \"a/gpu0\"\nto = \"a\"\ndepth = 8\n";
+    let files = Files::new(|_| rack.to_owned(), |_| workload.to_owned());
+    let names = ["rack.toml", "workload.toml"].map(|name| files.path(name).display().to_string());
+    let many = |key: &str, first: u32| {
+        let values: Vec<String> = (first..first + 70).map(|value| value.to_string()).collect();
+        format!("{key}={}", values.join(","))
+    };
+    let (depths, seeds) = (many("flows.x.depth", 1), many("seed", 1));
+    let lanes = "fabric.links.0.lanes=1,4,16";
+    let place =
+        ["place", &names[0], &names[1], "--sweep", lanes, "--sweep", &depths, "--sweep", &seeds];
+    let placed = &json(&place)["arrangements"];
+    assert_eq!(placed[0]["choice"][0][1], "16");
+    assert!(placed.as_array().unwrap().len() < 500);
+    let told = String::from_utf8(rackbus(&place).stdout).unwrap();
+    assert!(
+        told.contains("of 14700 arrangements were tried, one choice after the other"),
+        "{told}"
+    );
 }
 
 #[test]

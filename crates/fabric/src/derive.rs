@@ -14,6 +14,25 @@ const INSIDE: TopologyLink = TopologyLink::Internal;
 /// # Errors
 /// [`TopologyError`] when parts are joined that cannot be.
 pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
+    joined(rack, HostsJoinedBy::SharedMemory)
+}
+
+/// The same for hosts that are machines: without a physical fabric they are joined by the network.
+///
+/// # Errors
+/// As [`topology`].
+pub fn topology_of_machines(rack: &Rack) -> Result<Topology, TopologyError> {
+    joined(rack, HostsJoinedBy::Network)
+}
+
+/// What joins hosts that no cable joins.
+#[derive(Debug, Clone, Copy)]
+enum HostsJoinedBy {
+    SharedMemory,
+    Network,
+}
+
+fn joined(rack: &Rack, by: HostsJoinedBy) -> Result<Topology, TopologyError> {
     let mut topology = Topology::new();
     for host in &rack.hosts {
         let id = topology.add_host(&host.name, host.memory, host.iommu)?;
@@ -27,7 +46,7 @@ pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
     }
     match rack.fabric.as_ref().filter(|physical| physical.joins()) {
         Some(physical) => join_as_told(&mut topology, physical)?,
-        None => join_by_memory(&mut topology)?,
+        None => join_hosts(&mut topology, by)?,
     }
     join_the_rest(&mut topology)?;
     Ok(topology)
@@ -40,11 +59,23 @@ pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
 /// # Errors
 /// [`TopologyError`] as [`topology`] has it.
 pub fn here(rack: &Rack) -> Result<Topology, TopologyError> {
+    running(rack, HostsJoinedBy::SharedMemory)
+}
+
+/// The same for hosts that are machines, which the network joins.
+///
+/// # Errors
+/// [`TopologyError`] as [`topology`] has it.
+pub fn here_of_machines(rack: &Rack) -> Result<Topology, TopologyError> {
+    running(rack, HostsJoinedBy::Network)
+}
+
+fn running(rack: &Rack, by: HostsJoinedBy) -> Result<Topology, TopologyError> {
     let mut rack = Rack { fabric: None, ..rack.clone() };
     for host in rack.hosts.iter_mut().filter(|host| !host.memory_stated) {
         host.memory = u64::MAX;
     }
-    topology(&rack)
+    joined(&rack, by)
 }
 
 /// The fabric of `topology`, which is that of `rack`, with what its file maps: each host has its own
@@ -103,17 +134,21 @@ pub(crate) fn of_hosts<'n>(
     for name in names {
         topology.add_host(name, u64::MAX, true)?;
     }
-    join_by_memory(&mut topology)?;
+    join_hosts(&mut topology, HostsJoinedBy::SharedMemory)?;
     join_the_rest(&mut topology)?;
     Ok(topology)
 }
 
-fn join_by_memory(topology: &mut Topology) -> Result<(), TopologyError> {
+fn join_hosts(topology: &mut Topology, by: HostsJoinedBy) -> Result<(), TopologyError> {
     let hosts: Vec<_> = topology.hosts().map(|(id, host)| (id, host.name.clone())).collect();
     if hosts.len() < 2 {
         return Ok(());
     }
-    let shared = topology.add(None, ComponentKind::SharedMemory, "shm")?;
+    let (kind, name) = match by {
+        HostsJoinedBy::SharedMemory => (ComponentKind::SharedMemory, "shm"),
+        HostsJoinedBy::Network => (ComponentKind::Network, "network"),
+    };
+    let shared = topology.add(None, kind, name)?;
     for (id, name) in hosts {
         let ntb = topology.add(Some(id), ComponentKind::Ntb, &format!("{name}/ntb"))?;
         topology.connect(ntb, shared, TopologyLink::Internal)?;

@@ -34,6 +34,9 @@ pub enum ComponentKind {
     Ntb,
     /// Memory that hosts on one machine share in place of a cable.
     SharedMemory,
+    /// The network that joins hosts which are machines, in place of a cable: it carries operations and stores, and no
+    /// accesses to mapped memory.
+    Network,
     /// A CXL memory device (CXL type 3) outside of hosts, which all hosts that are joined to it may use.
     CxlMemory,
     /// A CXL switch between hosts and CXL memory.
@@ -49,6 +52,7 @@ impl fmt::Display for ComponentKind {
             ComponentKind::Switch => "switch",
             ComponentKind::Ntb => "ntb",
             ComponentKind::SharedMemory => "shared memory",
+            ComponentKind::Network => "network",
             ComponentKind::CxlMemory => "CXL memory",
             ComponentKind::CxlSwitch => "CXL switch",
         })
@@ -279,9 +283,10 @@ impl Topology {
             ComponentKind::CxlSwitch => ends.contains(&None),
             // Inside one host an NTB leads nowhere.
             ComponentKind::Ntb => ends[0] != ends[1],
-            ComponentKind::RootComplex | ComponentKind::Switch | ComponentKind::SharedMemory => {
-                true
-            }
+            ComponentKind::RootComplex
+            | ComponentKind::Switch
+            | ComponentKind::SharedMemory
+            | ComponentKind::Network => true,
         };
         here && through
     }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use rackbus_fabric::{ComponentId, ComponentKind, HostId, Topology, TopologyLink};
 
-const KINDS: [ComponentKind; 6] = [
+const KINDS: [ComponentKind; 7] = [
     ComponentKind::Switch,
     ComponentKind::Ntb,
     ComponentKind::Device,
     ComponentKind::SharedMemory,
+    ComponentKind::Network,
     ComponentKind::CxlMemory,
     ComponentKind::CxlSwitch,
 ];

@@ -49,6 +49,16 @@ pub enum AssemblyError {
         /// The name of the memory.
         to: String,
     },
+    /// It is an adapter of another host.
+    #[error(
+        "`{from}` does not reach the registers of `{to}`, which is another host's; name an adapter of its own host"
+    )]
+    Registers {
+        /// The name of the source.
+        from: String,
+        /// The name of the adapter.
+        to: String,
+    },
     /// It makes no requests.
     #[error("`{0}` makes no requests; name a host (its processor) or HOST/DEVICE")]
     Passive(String),
@@ -158,6 +168,11 @@ impl Assembly {
     /// The part that stands for a component.
     pub fn part(&self, component: ComponentId) -> PartId {
         self.parts[&component]
+    }
+
+    /// The component that a part stands for.
+    pub fn component(&self, part: PartId) -> ComponentId {
+        self.components[part.index()]
     }
 
     /// The name of a part.
@@ -394,20 +409,21 @@ impl Assembly {
             let way = topology.way(topology.host(host).root, memory);
             return way.ok_or_else(|| self.no_route(from, to));
         }
-        let (requester, host) = match from {
-            End::Host(host) => (Requester::Cpu(host), host),
-            End::Device(id) => {
-                let host = topology.component(id).host;
-                let host = host.ok_or_else(|| AssemblyError::Passive(self.end_name(from)))?;
-                (Requester::Device(id), host)
-            }
+        let (requester, first) = match from {
+            End::Host(host) => (Requester::Cpu(host), topology.host(host).root),
+            End::Device(id) => (Requester::Device(id), id),
             End::Adapter(_) | End::Address(..) | End::Cxl(_) => {
                 return Err(AssemblyError::Passive(self.end_name(from)));
             }
         };
         let Some(destination) = destination(to) else {
             let End::Adapter(ntb) = to else { return Err(self.no_route(from, to)) };
-            let path = topology.path(topology.host(host).root, ntb);
+            let host_of = |id| topology.component(id).host;
+            if host_of(first) != host_of(ntb) {
+                let (from, to) = (self.end_name(from), self.end_name(to));
+                return Err(AssemblyError::Registers { from, to });
+            }
+            let path = topology.path(first, ntb);
             let path = path.ok_or_else(|| self.no_route(from, to))?;
             return Ok(path.components().to_vec());
         };

@@ -8,15 +8,15 @@
 //! number. When the present reaches a bucket, its events move to buckets of lower digits; a bucket
 //! of the lowest digit holds one single time and is a plain queue.
 //!
-//! Why this one: in the hold model (every event schedules itself again after a random delay) it
-//! ran 1.1 to 1.3 times as fast as the standard library's `BinaryHeap` with 16 pending events, 1.7
-//! to 2.4 times with 1024, 2.7 to 3.7 times with 65536, and up to eight times when many events
-//! carry the same time. A 4-ary heap of 128-bit keys gained 1.2 to 1.9 at any size, and nothing
-//! from equal times. A calendar queue guesses a bucket width, which delays from 1 ns to 100 us in
+//! Why this one: in the hold model (every event schedules itself again after a random delay) it ran
+//! as fast as the standard library's `BinaryHeap` with 16 pending events, 1.4 to 2.1 times as fast
+//! with 1024, 2.7 times with 65536, and 3.7 times when all events carry the same time. A 4-ary heap
+//! of 128-bit keys gained 1.2 to 1.9 at any size, and nothing from equal times. A calendar queue guesses a bucket width, which delays from 1 ns to 100 us in
 //! one run defeat; digits need no width. Narrower digits move an event more often. Linked single
 //! events missed the cache; a vector for each bucket was a little faster still, but kept the memory
-//! of each bucket's fullest moment. Hence lists of chunks, eight events each, in one arena: its
-//! size is linear in the most events that were ever pending at once.
+//! of each bucket's fullest moment. Hence lists of chunks, eight events each, in one arena, whose
+//! size is linear in the most events that were ever pending at once; and a bucket's first event in
+//! the bucket itself, for two of three buckets have no other.
 
 use std::fmt;
 
@@ -45,23 +45,30 @@ pub struct EventQueue<E> {
     levels: u32,
     /// For each level, bit n: bucket n has events.
     occupied: [u64; LEVELS],
-    /// Level after level. What an unoccupied one says means nothing.
-    buckets: Vec<Bucket>,
+    /// Level after level, from the first event on. What an unoccupied one says means nothing.
+    buckets: Vec<Bucket<E>>,
     chunks: Chunks<E>,
 }
 
-/// A list of events in the order in which they were scheduled. Never empty while it is occupied.
-#[derive(Clone, Copy, Default)]
-struct Bucket {
+/// Events in the order in which they were scheduled: the first one here, for mostly there is no other, and a list of
+/// the others. Never empty while it is occupied.
+#[derive(Clone, Copy)]
+struct Bucket<E> {
     /// The earliest time of its events.
     earliest: Time,
+    at: Time,
+    event: E,
+    /// Of the others; [`NOWHERE`] when there are none.
     first: Place,
     last: Place,
 }
 
 /// Where an event is in the arena: its chunk's number times [`CHUNK`], plus its own in the chunk.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Place(u32);
+
+/// No place. As a last one, it is the end of a chunk: what follows begins another.
+const NOWHERE: Place = Place(u32::MAX);
 
 impl Place {
     const fn start_of(chunk: u32) -> Place {
@@ -89,7 +96,7 @@ impl<E: Copy> EventQueue<E> {
             len: 0,
             levels: 0,
             occupied: [0; LEVELS],
-            buckets: vec![Bucket::default(); LEVELS * DIGITS],
+            buckets: Vec::new(),
             chunks: Chunks { events: Vec::new(), next: Vec::new(), free: NONE },
         }
     }
@@ -124,7 +131,7 @@ impl<E: Copy> EventQueue<E> {
     /// Bytes of memory that it holds.
     pub fn memory(&self) -> usize {
         let chunk = size_of::<[(Time, E); CHUNK]>();
-        self.buckets.capacity() * size_of::<Bucket>()
+        self.buckets.capacity() * size_of::<Bucket<E>>()
             + self.chunks.events.capacity() * chunk
             + self.chunks.next.capacity() * size_of::<u32>()
     }
@@ -132,26 +139,44 @@ impl<E: Copy> EventQueue<E> {
     /// Takes the next event out, and makes its time the present.
     #[inline]
     pub fn pop(&mut self) -> Option<(Time, E)> {
+        let next = self.first_bucket()?;
+        Some(self.take(next))
+    }
+
+    /// The same when it happens before `until`; `None` otherwise.
+    #[inline]
+    pub fn pop_before(&mut self, until: Time) -> Option<(Time, E)> {
         let (level, digit) = self.first_bucket()?;
+        let earliest = self.buckets[level * DIGITS + digit].earliest;
+        (earliest < until).then(|| self.take((level, digit)))
+    }
+
+    /// Takes the first event out of the bucket that has the earliest.
+    #[inline]
+    fn take(&mut self, (level, digit): (usize, usize)) -> (Time, E) {
         self.len -= 1;
         let bucket = &mut self.buckets[level * DIGITS + digit];
-        let Bucket { earliest, first, last } = *bucket;
-        self.now = earliest;
-        if first != last && level == 0 {
-            let popped = self.chunks.get(first);
-            bucket.first = self.chunks.after(first);
-            return Some(popped);
+        self.now = bucket.earliest;
+        let only = bucket.last == NOWHERE;
+        if !only && level == 0 {
+            let popped = (bucket.at, bucket.event);
+            (bucket.at, bucket.event) = self.chunks.get(bucket.first);
+            if bucket.first == bucket.last {
+                self.chunks.release(bucket.first);
+                bucket.last = NOWHERE;
+            } else {
+                bucket.first = self.chunks.after(bucket.first);
+            }
+            return popped;
         }
         self.occupied[level] &= !(1 << digit);
-        if self.occupied[level] == 0 {
-            self.levels &= !(1 << level);
+        // No branch: whether others are left is as good as random.
+        self.levels &= !(u32::from(self.occupied[level] == 0) << level);
+        if only {
+            return (bucket.at, bucket.event);
         }
-        if first != last {
-            return Some(self.spread(earliest, first, last));
-        }
-        let popped = self.chunks.get(first);
-        self.chunks.release(first);
-        Some(popped)
+        let bucket = *bucket;
+        self.spread(bucket)
     }
 
     /// The level and the digit of the bucket that has the earliest event.
@@ -164,23 +189,28 @@ impl<E: Copy> EventQueue<E> {
         Some((level, self.occupied[level].trailing_zeros() as usize))
     }
 
-    /// Moves the events from `first` to `last`, whose bucket the present has reached, to buckets of
-    /// lower digits, all but the first one at `earliest`: that is returned.
-    fn spread(&mut self, earliest: Time, first: Place, last: Place) -> (Time, E) {
+    /// Moves the events of a bucket with several, which the present has reached, to buckets of lower digits, all but
+    /// the first of the earliest ones: that is returned.
+    fn spread(&mut self, bucket: Bucket<E>) -> (Time, E) {
         let mut popped = None;
-        let mut place = first;
+        let (mut next, mut place) = ((bucket.at, bucket.event), bucket.first);
         loop {
-            let (at, event) = self.chunks.get(place);
-            if popped.is_none() && at == earliest {
+            let (at, event) = next;
+            if popped.is_none() && at == bucket.earliest {
                 popped = Some((at, event));
             } else {
                 self.insert(at, event);
             }
-            if place == last {
-                self.chunks.release(place);
+            if place == NOWHERE {
                 break;
             }
-            place = self.chunks.after(place);
+            next = self.chunks.get(place);
+            if place == bucket.last {
+                self.chunks.release(place);
+                place = NOWHERE;
+            } else {
+                place = self.chunks.after(place);
+            }
         }
         popped.expect("a bucket's earliest time is the time of one of its events")
     }
@@ -192,16 +222,45 @@ impl<E: Copy> EventQueue<E> {
         let level = (differs | 1).ilog2() / DIGIT_BITS;
         let digit = (at.ps() >> (level * DIGIT_BITS)) as usize % DIGITS;
         let level = level as usize;
-        let bucket = &mut self.buckets[level * DIGITS + digit];
+        let Some(bucket) = self.buckets.get_mut(level * DIGITS + digit) else {
+            return self.insert_first(at, event);
+        };
         if self.occupied[level] & (1 << digit) == 0 {
             self.occupied[level] |= 1 << digit;
             self.levels |= 1 << level;
-            let place = self.chunks.start((at, event));
-            *bucket = Bucket { earliest: at, first: place, last: place };
-        } else {
-            bucket.last = self.chunks.append(bucket.last, (at, event));
-            bucket.earliest = bucket.earliest.min(at);
+            *bucket = Bucket { earliest: at, at, event, first: NOWHERE, last: NOWHERE };
+            return;
         }
+        bucket.earliest = bucket.earliest.min(at);
+        if !bucket.last.is_end_of_chunk() {
+            bucket.last = Place(bucket.last.0 + 1);
+            return self.chunks.put(bucket.last, at, event);
+        }
+        if self.chunks.free == NONE {
+            return self.insert_in_more(at, event);
+        }
+        let place = self.chunks.start(at, event);
+        if bucket.last == NOWHERE {
+            bucket.first = place;
+        } else {
+            self.chunks.next[bucket.last.chunk()] = place.chunk() as u32;
+        }
+        bucket.last = place;
+    }
+
+    /// Inserts the first event of all. Buckets without one hold copies of it, for want of anything else of type `E`.
+    #[cold]
+    fn insert_first(&mut self, at: Time, event: E) {
+        let bucket = Bucket { earliest: at, at, event, first: NOWHERE, last: NOWHERE };
+        self.buckets = vec![bucket; LEVELS * DIGITS];
+        self.insert(at, event);
+    }
+
+    /// Inserts an event that needs a chunk when none is free.
+    #[cold]
+    fn insert_in_more(&mut self, at: Time, event: E) {
+        self.chunks.grow(at, event);
+        self.insert(at, event);
     }
 }
 
@@ -245,39 +304,31 @@ impl<E: Copy> Chunks<E> {
         Place::start_of(next)
     }
 
+    /// Begins a list. A chunk is free.
     #[inline]
-    fn start(&mut self, event: (Time, E)) -> Place {
-        if self.free == NONE {
-            return self.grow(event);
-        }
+    fn start(&mut self, at: Time, event: E) -> Place {
         let place = Place::start_of(self.free);
         self.free = self.next[place.chunk()];
-        self.events[place.chunk()][0] = event;
+        self.put(place, at, event);
         place
     }
 
-    /// Begins a list when nothing is free. The rest of the chunk holds copies, for want of anything
-    /// else of type `E`.
-    #[cold]
-    fn grow(&mut self, event: (Time, E)) -> Place {
+    // Time and event come and are stored apart: a pair that is put together in memory first is read back from there
+    // before its halves have got there, which takes longer than all else here.
+    #[inline]
+    fn put(&mut self, place: Place, at: Time, event: E) {
+        let slot = &mut self.events[place.chunk()][place.slot()];
+        slot.0 = at;
+        slot.1 = event;
+    }
+
+    /// Adds a free chunk. It holds copies, for want of anything else of type `E`.
+    fn grow(&mut self, at: Time, event: E) {
         let chunk = self.events.len();
         assert!(chunk < NONE as usize / CHUNK, "the arena is full: fewer events must be pending");
-        self.events.push([event; CHUNK]);
-        self.next.push(NONE);
-        Place::start_of(chunk as u32)
-    }
-
-    /// Continues the list that ends at `last`.
-    #[inline]
-    fn append(&mut self, last: Place, event: (Time, E)) -> Place {
-        if last.is_end_of_chunk() {
-            let place = self.start(event);
-            self.next[last.chunk()] = place.chunk() as u32;
-            return place;
-        }
-        let place = Place(last.0 + 1);
-        self.events[place.chunk()][place.slot()] = event;
-        place
+        self.events.push([(at, event); CHUNK]);
+        self.next.push(self.free);
+        self.free = chunk as u32;
     }
 
     /// Frees the chunk that `place` is in.

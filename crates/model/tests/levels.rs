@@ -7,8 +7,9 @@ use rackbus_fabric::rack::{Adapter, Cable, PhysicalFabric, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::{FlowLevel, shares};
 use rackbus_model::random::Random;
+use rackbus_model::reproduce::median;
 use rackbus_model::time::Time;
-use rackbus_model::timing::{DeviceTiming, HostTiming, MemoryTiming, RootTiming, Timing};
+use rackbus_model::timing::{DeviceTiming, HostTiming, MemoryTiming, RootTiming, Timing, read_for};
 use rackbus_model::workload::{Failed, FlowKind, FlowSpec, Results, Workload, parse, run};
 
 /// Makes random racks and workloads.
@@ -147,8 +148,8 @@ impl Sizes {
     fn of(what: &str, mut all: Vec<f64>) -> Sizes {
         all.iter_mut().for_each(|one| *one = one.abs() * 100.0);
         all.sort_by(f64::total_cmp);
-        let [median, most, worst] =
-            [0.5, 0.9, 1.0].map(|part| all[((all.len() - 1) as f64 * part) as usize]);
+        let [most, worst] = [0.9, 1.0].map(|part| all[((all.len() - 1) as f64 * part) as usize]);
+        let median = median(&all);
         println!("{what}: median {median:.2} %, 90 % below {most:.1} %, worst {worst:.1} %");
         Sizes { median, most, worst }
     }
@@ -166,6 +167,34 @@ fn a_flow_alone_gets_what_is_computed() {
     let device = DeviceTiming { tags: 32, ..DeviceTiming::default() };
     let [_, each] = all_apart("alone, 32 tags", &Timing { device, ..Timing::default() }, first);
     assert!(each.median < 0.3 && each.worst < 3.0);
+}
+
+/// Trackers are free once completions are back at the root; what that takes to pass them on was counted too once, and
+/// what was answered was 14 % too little.
+#[test]
+fn reads_that_a_root_splits_get_what_is_computed() {
+    for profile in ["desktop", "xeon-e5-v4", "ice-lake", "sapphire-rapids", "genoa"] {
+        for iommu in [false, true] {
+            let link = |a, b| {
+                format!("[[fabric.links]]\nends = [\"{a}\", \"{b}\"]\ngeneration = 4\nlanes = 8\n")
+            };
+            let hosts = ["near", "far"].map(|host| {
+                format!("[hosts.{host}]\niommu = {iommu}\nprofile = \"{profile}\"\n[fabric.adapters.{host}-ntb]\nhost = \"{host}\"\n")
+            });
+            let text = format!(
+                "name = \"two\"\n{}[hosts.near.devices.gpu0]\nkind = \"gpu\"\n",
+                hosts.concat()
+            ) + &link("near", "near-ntb")
+                + &link("near-ntb", "far-ntb");
+            let rack = Rack::parse("rack.toml", &text).unwrap();
+            let timing = read_for("rack.toml", &text, &rack).unwrap();
+            let read = "[flows.a]\nkind = \"read\"\nfrom = \"near/gpu0\"\nto = \"far\"\nsize = \"4 KiB\"\ndepth = 32\n";
+            let workload = parse("workload.toml", read).unwrap();
+            let (_, each) = apart(&rack, &timing, &workload);
+            println!("{profile}, iommu {iommu}: {:.1} %", each[0] * 100.0);
+            assert!(each[0].abs() < 0.03, "{profile}, iommu {iommu}: {}", each[0]);
+        }
+    }
 }
 
 #[test]

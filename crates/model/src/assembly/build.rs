@@ -223,7 +223,8 @@ fn part(
             completion: 64,
             ..default
         },
-        ComponentKind::SharedMemory => {
+        // Racks are modelled as one machine's, or with their cables.
+        ComponentKind::SharedMemory | ComponentKind::Network => {
             PartParameters { delay: [host.memory.latency; 3], ..default }
         }
         ComponentKind::Device => PartParameters {

@@ -286,6 +286,10 @@ impl World {
 
     /// Starts a flow's next job; `later`, with an event of its own.
     fn start(&mut self, flow: u32, later: bool) {
+        if self.jobs.used() >= self.most_jobs {
+            self.crowded = true;
+            return;
+        }
         let source = &mut self.flows[flow as usize];
         let Addresses { base, stride, span, random } = source.flow.addresses;
         let places = (span / stride.max(1)).max(1);

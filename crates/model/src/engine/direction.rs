@@ -20,7 +20,7 @@ use crate::wire::{self, Wire};
 
 use super::shaper::DirectionShaper;
 use super::turns::{self, TurnRounds, Waiting};
-use super::{DirectionId, Event, NONE, PacketClass, Room, Tlp, World};
+use super::{DirectionId, Event, NONE, PacketClass, Room, Slab, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
 pub(super) const LEVELS: usize = 4;
@@ -204,14 +204,22 @@ impl Direction {
         self.stats.blocked[class as usize] += now.since(since.max(from));
     }
 
+    /// Whether the receiver has room for any number of packets of a class.
+    fn is_endless(&self, class: PacketClass) -> bool {
+        self.whole.packets[class as usize] == u32::MAX
+    }
+
     pub(super) fn has_credits(&self, tlp: &Tlp) -> bool {
+        if self.is_endless(tlp.class) {
+            return true;
+        }
         let (class, left) = (tlp.class as usize, &self.left[usize::from(tlp.level)]);
         left.packets[class] > 0 && left.data[class] >= tlp.payload().div_ceil(wire::CREDIT_BYTES)
     }
 
     fn spend(&mut self, tlp: &Tlp) {
-        let (class, left) = (tlp.class as usize, &mut self.left[usize::from(tlp.level)]);
-        if self.whole.packets[class] != u32::MAX {
+        if !self.is_endless(tlp.class) {
+            let (class, left) = (tlp.class as usize, &mut self.left[usize::from(tlp.level)]);
             left.packets[class] -= 1;
             left.data[class] -= tlp.payload().div_ceil(wire::CREDIT_BYTES);
         }
@@ -219,13 +227,94 @@ impl Direction {
 
     fn give_back(&mut self, room: Room, at: Time) {
         let Room { class, level, payload } = room;
-        if self.whole.packets[class as usize] == u32::MAX {
+        if self.is_endless(class) {
             return;
         }
         let back = Return { at, class, level, data: payload.div_ceil(wire::CREDIT_BYTES) };
         let behind = self.returns.iter().rev().take_while(|other| other.at > at).count();
         self.returns.insert(self.returns.len() - behind, back);
     }
+
+    /// Takes the packet that goes next of those that have credits.
+    fn take_next(&mut self, tlps: &Slab<Tlp>, now: Time) -> Option<u32> {
+        let (level, class) = self.choose(tlps, now)?;
+        let (_, id) = self.queues[level][class as usize].pop_front()?;
+        if class == PacketClass::Posted {
+            let tlp = &tlps[id];
+            let writes = self.writes_from(tlp.ingress);
+            // The first, but where levels pass each other.
+            if let Some(nth) = writes.iter().position(|order| *order == tlp.order) {
+                writes.remove(nth);
+            }
+        }
+        Some(id)
+    }
+
+    /// The queue whose first packet goes next: of those that may go, the one whose turn it is first.
+    fn choose(&mut self, tlps: &Slab<Tlp>, now: Time) -> Option<Place> {
+        // Mostly all that wait are of a kind, and there is nothing to choose.
+        for class in [PacketClass::Completion, PacketClass::Posted, PacketClass::NonPosted] {
+            let queue = &self.queues[0][class as usize];
+            if queue.len() == self.waiting {
+                if self.is_endless(class) || self.has_credits(&tlps[queue.front()?.1]) {
+                    return Some((0, class));
+                }
+                self.note_blocked(class, now);
+                return None;
+            }
+        }
+        let mut best: Option<(u64, Place)> = None;
+        for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
+            let Some((_, first)) = self.queues[level][class as usize].front() else { continue };
+            let tlp = &tlps[*first];
+            if !self.has_credits(tlp) {
+                self.note_blocked(class, now);
+            } else if best.is_none_or(|(order, _)| tlp.order < order)
+                && !self.is_behind_a_write(tlp)
+            {
+                best = Some((tlp.order, (level, class)));
+            }
+        }
+        best.map(|(_, place)| place)
+    }
+
+    /// Sends a packet from now on; what counts, counts from `from` on. Nothing is sent inside of a chip.
+    fn transmit(&mut self, tlp: &Tlp, headers: [u8; 3], (now, from): (Time, Time)) -> Option<Sent> {
+        let wire = self.wire?;
+        self.waiting -= 1;
+        self.starved = false;
+        self.unblock(tlp.class, now, from);
+        self.turns.sent(tlp.order);
+        self.spend(tlp);
+        let (header, payload) = (u32::from(headers[tlp.class as usize]), tlp.payload());
+        // DLLPs went out while the wire was idle; those still waiting go first.
+        let idle = now.since(self.busy_until);
+        let debt = match self.debt {
+            debt if debt == 0 || idle == Time::ZERO => debt as u32,
+            debt => debt.saturating_sub(wire.bytes_in(idle)) as u32,
+        };
+        self.debt = 0;
+        let bytes = wire.packet(header, payload) + debt;
+        let busy = wire.time(bytes);
+        self.busy_until = now + busy;
+        if now >= from {
+            let stats = &mut self.stats;
+            stats.packets += 1;
+            stats.payload += u64::from(payload);
+            stats.wire += u64::from(bytes);
+            stats.busy += busy;
+        }
+        let lead = wire.time(debt) + wire.time(wire.packet(header, 0));
+        let (head, tail) = (now + lead + self.propagation, self.busy_until + self.propagation);
+        Some(Sent { head, tail, busy })
+    }
+}
+
+/// When a packet that is sent arrives, head and tail, and how long it takes the wire.
+struct Sent {
+    head: Time,
+    tail: Time,
+    busy: Time,
 }
 
 impl World {
@@ -279,18 +368,29 @@ impl World {
     }
 
     /// Sends what can be sent now.
+    #[inline]
     fn send(&mut self, direction: u32) {
-        let now = self.now;
         let here = &mut self.directions[direction as usize];
         if here.waiting == 0 {
             return;
         }
-        if here.busy_until > now {
-            let at = here.busy_until;
-            return self.wake(direction, at);
+        let at = here.busy_until;
+        if at <= self.now {
+            self.send_next(direction);
+        } else if at < here.wake {
+            self.wake(direction, at);
         }
-        here.collect(now);
-        match self.take_next(direction) {
+    }
+
+    /// Sends a packet that may go, by a wire that is free.
+    fn send_next(&mut self, direction: u32) {
+        let here = &mut self.directions[direction as usize];
+        here.collect(self.now);
+        let taken = match here.shaper {
+            None => here.take_next(&self.tlps, self.now).ok_or(None),
+            Some(_) => self.take_shaped(direction),
+        };
+        match taken {
             Ok(id) => {
                 self.transmit(direction, id);
                 let here = &self.directions[direction as usize];
@@ -299,6 +399,7 @@ impl World {
                     self.wake(direction, at);
                 }
             }
+            // When one may go that waits for no credits.
             Err(ready) => {
                 let here = &mut self.directions[direction as usize];
                 here.stats.starved += u64::from(ready.is_none());
@@ -319,109 +420,28 @@ impl World {
         }
     }
 
-    /// Takes the packet that goes next, or says when one may that waits for no credits.
-    fn take_next(&mut self, direction: u32) -> Result<u32, Option<Time>> {
-        if self.directions[direction as usize].shaper.is_some() {
-            return self.take_shaped(direction);
-        }
-        let (level, class) = self.choose(direction).ok_or(None)?;
-        let here = &mut self.directions[direction as usize];
-        let (_, id) = here.queues[level][class as usize].pop_front().ok_or(None)?;
-        if class == PacketClass::Posted {
-            let tlp = &self.tlps[id];
-            let writes = here.writes_from(tlp.ingress);
-            // The first, but where levels pass each other.
-            if let Some(nth) = writes.iter().position(|order| *order == tlp.order) {
-                writes.remove(nth);
-            }
-        }
-        Ok(id)
-    }
-
-    /// The queue whose first packet goes next: of those that may go, the one whose turn it is first.
-    fn choose(&mut self, direction: u32) -> Option<Place> {
-        let now = self.now;
-        let here = &mut self.directions[direction as usize];
-        // Mostly all that wait are of a kind, and there is nothing to choose.
-        for class in [PacketClass::Completion, PacketClass::Posted, PacketClass::NonPosted] {
-            let queue = &here.queues[0][class as usize];
-            if queue.len() == here.waiting {
-                let first = &self.tlps[queue.front()?.1];
-                if here.has_credits(first) {
-                    return Some((0, class));
-                }
-                here.note_blocked(class, now);
-                return None;
-            }
-        }
-        let mut best: Option<(u64, Place)> = None;
-        for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
-            let here = &self.directions[direction as usize];
-            let Some((_, first)) = here.queues[level][class as usize].front() else { continue };
-            let tlp = &self.tlps[*first];
-            if !here.has_credits(tlp) {
-                self.directions[direction as usize].note_blocked(class, now);
-            } else if best.is_none_or(|(order, _)| tlp.order < order)
-                && !here.is_behind_a_write(tlp)
-            {
-                best = Some((tlp.order, (level, class)));
-            }
-        }
-        best.map(|(_, place)| place)
-    }
-
     fn transmit(&mut self, direction: u32, id: u32) {
-        let class = self.tlps[id].class;
         let (now, from) = (self.now, self.measured_from);
-        let measuring = self.measuring();
         let here = &mut self.directions[direction as usize];
-        here.waiting -= 1;
-        here.starved = false;
-        here.unblock(class, now, from);
-        let Some(wire) = here.wire else { return };
         let tlp = &mut self.tlps[id];
-        let payload = tlp.payload();
-        here.turns.sent(tlp.order);
-        here.spend(tlp);
-        let header = self.routes[tlp.route as usize].header(tlp);
-        // DLLPs went out while the wire was idle; those still waiting go first.
-        let debt = match here.debt {
-            0 => 0,
-            debt => debt.saturating_sub(wire.bytes_in(now.since(here.busy_until))) as u32,
-        };
-        here.debt = 0;
-        let bytes = wire.packet(header, payload);
-        let lead = wire.time(debt);
-        let busy = wire.time(bytes + debt);
-        here.busy_until = now + busy;
-        if measuring {
-            let stats = &mut here.stats;
-            stats.packets += 1;
-            stats.payload += u64::from(payload);
-            stats.wire += u64::from(bytes + debt);
-            stats.busy += busy;
-        }
-        let head = now + lead + wire.time(wire.packet(header, 0)) + here.propagation;
-        let tail = here.busy_until + here.propagation;
+        let class = tlp.class;
+        let headers = self.hops[tlp.hop as usize].headers;
         let from_lane = if tlp.piece { NONE } else { tlp.ingress };
         let (maker, room) = (tlp.maker, tlp.room());
+        let Some(sent) = here.transmit(tlp, headers, (now, from)) else { return };
+        let left_at = here.busy_until;
+        let (shaped, endless) = (here.shaper.is_some(), here.is_endless(class));
         tlp.piece = false;
-        (tlp.ingress, tlp.room_level, tlp.room_bytes) = (direction, tlp.level, payload);
+        (tlp.ingress, tlp.room_level, tlp.room_bytes) = (direction, tlp.level, tlp.payload());
         tlp.maker = NONE;
         tlp.translated = false;
-        if class == PacketClass::Completion {
-            tlp.hop -= 1;
-        } else {
-            tlp.hop += 1;
-        }
-        let left_at = here.busy_until;
-        let shaped = here.shaper.is_some();
+        tlp.hop = if tlp.back() { tlp.hop - 1 } else { tlp.hop + 1 };
         self.directions[(direction ^ 1) as usize].owe();
         if shaped {
-            self.charge_tenant(direction, id, busy);
+            self.charge_tenant(direction, id, sent.busy);
         }
         if self.trace.is_some() {
-            self.note_sent(direction, id, now, tail);
+            self.note_sent(direction, id, now, sent.tail);
         }
         self.release(from_lane, room, left_at);
         if maker != NONE {
@@ -431,13 +451,13 @@ impl World {
             let tlp = &self.tlps[id];
             if tlp.last && self.is_tracked(tlp) {
                 let level = self.level(tlp) as u8;
-                self.events.schedule(tail, Event::Answered(level, direction));
+                self.events.schedule(sent.tail, Event::Answered(level, direction));
             }
-            if self.nobody_waits_for(direction, id) {
+            if endless && self.nobody_waits_for(id) {
                 return;
             }
         }
-        let at = self.stay_over(id, head, tail);
+        let at = self.stay_over(&self.tlps[id], &sent);
         // Whatever their stays: nothing that came by a direction passes a write that came before it.
         let here = &mut self.directions[direction as usize];
         let at = at.max(here.writes_ready);
@@ -447,15 +467,12 @@ impl World {
         self.events.schedule(at, Event::Ready(id));
     }
 
-    /// Whether nothing depends on when a completion arrives: its requester has room for any number, and a
+    /// Whether nothing depends on when a completion arrives at its requester, which has room for any number: a
     /// later one of the same request ends what waits. It is taken then, which saves its event.
-    fn nobody_waits_for(&mut self, direction: u32, id: u32) -> bool {
+    fn nobody_waits_for(&mut self, id: u32) -> bool {
         let tlp = &self.tlps[id];
         let (owner, bytes) = (tlp.owner, tlp.bytes);
-        let endless = self.directions[direction as usize].whole.packets
-            [PacketClass::Completion as usize]
-            == u32::MAX;
-        let free = !tlp.last && endless && self.next_direction(tlp).is_none();
+        let free = !tlp.last && self.next_direction(tlp).is_none();
         let taken = free && self.take_early(owner, bytes);
         if taken {
             self.tlps.remove(id);
@@ -464,19 +481,19 @@ impl World {
     }
 
     /// When a packet whose head and tail arrive then can be passed on, or has arrived as a whole.
-    fn stay_over(&self, id: u32, head: Time, tail: Time) -> Time {
-        let tlp = &self.tlps[id];
-        let Some(next) = self.next_direction(tlp) else {
+    fn stay_over(&self, tlp: &Tlp, &Sent { head, tail, .. }: &Sent) -> Time {
+        let hop = self.hop_of(tlp);
+        let Some(next) = hop.next(tlp.back()) else {
             // A processor's completions cross its root complex last.
-            let back = tlp.back().then(|| self.parts[self.part_of(tlp) as usize].delay(tlp.class));
+            let part = &self.parts[hop.part as usize];
+            let back = tlp.back().then(|| part.delay(tlp.class));
             return tail + back.unwrap_or(Time::ZERO);
         };
-        let part = &self.parts[self.directions[next as usize].from as usize];
-        let delay = part.delay(tlp.class);
+        let delay = self.parts[hop.part as usize].delay(tlp.class);
         match self.directions[next as usize].wire {
             // Its tail must be here when it is to be sent.
             Some(wire) => {
-                let header = self.routes[tlp.route as usize].header(tlp);
+                let header = u32::from(hop.headers[tlp.class as usize]);
                 let bytes = wire.packet(header, tlp.payload());
                 head.max(tail.since(wire.time(bytes))) + delay
             }
@@ -485,10 +502,14 @@ impl World {
     }
 
     /// The room that a packet took at the end of `direction` is free again at `at`.
+    #[inline]
     pub(super) fn release(&mut self, direction: u32, room: Room, at: Time) {
-        if direction == NONE {
-            return;
+        if direction != NONE {
+            self.give_back(direction, room, at);
         }
+    }
+
+    fn give_back(&mut self, direction: u32, room: Room, at: Time) {
         let there = &mut self.directions[direction as usize];
         let back = at + there.propagation + there.credit_return;
         there.give_back(room, back);

@@ -104,7 +104,7 @@ impl World {
 
     /// The parts of a route, from its beginning on.
     pub fn parts_of(&self, route: super::RouteId) -> impl Iterator<Item = PartId> {
-        self.routes[route.index()].parts.iter().map(|part| PartId(*part))
+        self.hops[self.routes[route.index()].hops()].iter().map(|hop| PartId(hop.part))
     }
 
     /// What a part is like.
@@ -125,11 +125,8 @@ impl World {
 
     /// The directions of a route.
     pub fn directions_of(&self, route: super::RouteId) -> Vec<DirectionId> {
-        self.routes[route.index()]
-            .directions
-            .iter()
-            .map(|direction| DirectionId(*direction))
-            .collect()
+        let hops = &self.hops[self.routes[route.index()].hops()];
+        hops.iter().filter_map(|hop| hop.next(false)).map(DirectionId).collect()
     }
 
     /// All directions, both of each link after one another.

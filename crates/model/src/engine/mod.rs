@@ -53,12 +53,10 @@ pub use uses::Used;
 use direction::Direction;
 use gate::DeviceGate;
 use job::{Job, JobResource};
-use packet::{Request, Room, Route, Slab, Tlp};
+use packet::{Hop, Request, Room, Route, Slab, Tlp};
 use part::Part;
 use requester::{Op, Requester};
 
-/// No place on a route.
-const NO_HOP: u16 = u16::MAX;
 /// In place of an index: no part, direction, request or job.
 const NONE: u32 = u32::MAX;
 
@@ -157,6 +155,14 @@ pub enum Stuck {
         /// Packets on their way.
         packets: usize,
     },
+    /// Jobs come faster than they end, or there are too many from the beginning.
+    #[error("at {at} {jobs} jobs are under way; ask for less at a time, or measure a shorter time")]
+    Crowd {
+        /// The time of the last event.
+        at: Time,
+        /// Jobs that are not done.
+        jobs: usize,
+    },
     /// It takes too long.
     #[error("{events} events did not end it; measure a shorter time, or fewer jobs")]
     TooLong {
@@ -173,6 +179,8 @@ pub struct World {
     parts: Vec<Part>,
     directions: Vec<Direction>,
     routes: Vec<Route>,
+    /// Those of all routes.
+    hops: Vec<Hop>,
     requesters: Vec<Requester>,
     /// By stream: its requester, and its number there.
     streams: Vec<(u32, u32)>,
@@ -194,7 +202,13 @@ pub struct World {
     /// trace.
     numbers: Vec<(u64, u64)>,
     made: u64,
+    /// Jobs of flows under way at a time, at most, as each takes memory; and whether more were to begin.
+    most_jobs: usize,
+    crowded: bool,
 }
+
+/// Jobs under way at a time: some 1 GB of them, with what they move.
+const MOST_JOBS: usize = 1 << 23;
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -217,6 +231,7 @@ impl World {
             parts: Vec::new(),
             directions: Vec::new(),
             routes: Vec::new(),
+            hops: Vec::new(),
             requesters: Vec::new(),
             streams: Vec::new(),
             tlps: Slab::new(),
@@ -234,6 +249,8 @@ impl World {
             trace: None,
             numbers: Vec::new(),
             made: 0,
+            most_jobs: MOST_JOBS,
+            crowded: false,
         }
     }
 
@@ -279,38 +296,64 @@ impl World {
             assert_eq!(parts.last(), Some(&direction.from), "a route's directions join");
             parts.push(direction.to);
         }
-        let directions: Box<[u32]> = directions.iter().map(|direction| direction.0).collect();
-        let outer = |direction: u32| self.directions[direction as usize].wire.is_some();
+        let outer = |direction: DirectionId| self.is_link(direction.0);
         let mut levels = vec![0; parts.len()];
         for nth in (1..directions.len()).rev() {
             let turns = self.parts[parts[nth] as usize].turns() && outer(directions[nth]);
             levels[nth - 1] = (levels[nth] + u8::from(turns)).min(direction::LEVELS as u8 - 1);
         }
-        let low = (0, [false; 2]);
+        let hop = |(nth, part): (usize, &u32)| {
+            let there = directions.get(nth).copied();
+            let by = nth.checked_sub(1).map(|before| directions[before]);
+            Hop {
+                route: self.routes.len() as u32,
+                part: *part,
+                next: [there, by.map(DirectionId::back)]
+                    .map(|next| next.map_or(NONE, |next| next.0)),
+                headers: [0; 3],
+                level: levels[nth],
+                from_link_to_link: [by, there].iter().all(|way| way.is_some_and(outer)),
+            }
+        };
+        let hops: Vec<Hop> = parts.iter().enumerate().map(hop).collect();
+        let (first, last) = (parts[0], parts[parts.len() - 1]);
         self.routes.push(Route {
-            parts: parts.into(),
-            directions,
-            levels: levels.into(),
-            low,
+            first: self.hops.len() as u32,
+            last: (self.hops.len() + hops.len() - 1) as u32,
+            pages: u64::from(first) << 32 | u64::from(last),
+            low: (0, [false; 2]),
             slots: false,
         });
-        RouteId((self.routes.len() - 1) as u32)
+        self.hops.extend(hops);
+        let route = RouteId((self.routes.len() - 1) as u32);
+        self.set_headers(route);
+        route
+    }
+
+    /// Tells the hops of a route the headers of its packets.
+    fn set_headers(&mut self, route: RouteId) {
+        let route = &self.routes[route.index()];
+        for (nth, hop) in self.hops[route.hops()].iter_mut().enumerate() {
+            hop.headers = route.headers(nth);
+        }
     }
 
     /// Says where a route's addresses are below 4 GiB, whose requests have shorter headers: before the part
     /// `turn` of the route, which translates them, and from there on.
     pub fn set_low(&mut self, route: RouteId, turn: usize, low: [bool; 2]) {
         self.routes[route.index()].low = (turn, low);
+        self.set_headers(route);
     }
 
     /// Says that a route is one of CXL.mem.
     pub fn set_slots(&mut self, route: RouteId) {
         self.routes[route.index()].slots = true;
+        self.set_headers(route);
     }
 
     /// Bytes of the header of a packet of a class on direction `nth` of a route, counted from its beginning.
     pub fn header(&self, route: RouteId, nth: usize, class: PacketClass) -> u32 {
-        self.routes[route.index()].header_at(nth, class)
+        u32::from(self.hops[self.routes[route.index()].hops()][nth].headers[class as usize])
     }
 
     /// From when on flows and directions count what they do, and till when: what flows move is then counted in
@@ -368,18 +411,22 @@ impl World {
     /// events.
     ///
     /// # Errors
-    /// [`Stuck`] when jobs wait for what never comes, or there were too many events.
+    /// [`Stuck`] when jobs wait for what never comes, or there were too many events, or jobs at a time.
     pub fn run(&mut self, until: Time, most: u64) -> Result<(), Stuck> {
         let end = self.happened.saturating_add(most);
-        while let Some(at) = self.events.peek_time() {
-            if at >= until {
-                self.now = until;
-                return Ok(());
-            }
-            if self.happened >= end {
+        while self.happened < end && !self.crowded {
+            let Some((at, event)) = self.events.pop_before(until) else { break };
+            self.happen(at, event);
+        }
+        if self.crowded {
+            return Err(Stuck::Crowd { at: self.now, jobs: self.jobs.used() });
+        }
+        if let Some(at) = self.events.peek_time() {
+            if at < until {
                 return Err(Stuck::TooLong { events: most });
             }
-            self.step();
+            self.now = until;
+            return Ok(());
         }
         // Packets whose jobs do not wait for them can be stuck too.
         if self.jobs.used() + self.tlps.used() > 0 {
@@ -392,8 +439,7 @@ impl World {
         Ok(())
     }
 
-    fn step(&mut self) {
-        let Some((at, event)) = self.events.pop() else { return };
+    fn happen(&mut self, at: Time, event: Event) {
         self.now = at;
         self.happened += 1;
         match event {
@@ -412,12 +458,11 @@ impl World {
         }
     }
 
+    #[inline(always)]
     fn make(&mut self, tlp: Tlp) -> u32 {
         let id = self.tlps.put(tlp);
         if self.trace.is_some() {
-            let slot = id as usize;
-            self.numbers.resize(self.numbers.len().max(slot + 1), (0, 0));
-            self.numbers[slot] = (self.made, self.made);
+            self.number(id);
         }
         self.made += 1;
         id

@@ -11,11 +11,10 @@ pub(super) struct Tlp {
     pub(super) last: bool,
     /// Its address has been translated at the part where it is.
     pub(super) translated: bool,
-    /// The place on its route where it is: an index of the route's parts.
-    pub(super) hop: u16,
+    /// The hop of its route where it is, of those of all routes.
+    pub(super) hop: u32,
     /// The bytes that it carries, or that a read asks for.
     pub(super) bytes: u32,
-    pub(super) route: u32,
     /// For writes the operation, else the request.
     pub(super) owner: u32,
     /// The direction by which it came; [`NONE`] where it was made.
@@ -61,8 +60,8 @@ impl Tlp {
 pub(super) struct Request {
     pub(super) op: u32,
     pub(super) left: u32,
-    /// The place on its route where it was split, or [`NO_HOP`](super::NO_HOP).
-    pub(super) split_at: u16,
+    /// The hop of its route where it was split, or [`NONE`].
+    pub(super) split_at: u32,
     /// Bytes of its completions that have come there.
     pub(super) back: u32,
     /// Of these, those that wait there for more.
@@ -71,45 +70,61 @@ pub(super) struct Request {
     pub(super) whole: u32,
 }
 
-/// A route through the fabric.
+/// A part on a route, and how packets go on from there: all that is asked for each packet at each part, in one
+/// place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hop {
+    pub(super) route: u32,
+    pub(super) part: u32,
+    /// The direction to the next part, and that back to the one before; [`NONE`] where the route ends.
+    pub(super) next: [u32; 2],
+    /// Bytes of the header of a packet that leaves the part, by class.
+    pub(super) headers: [u8; 3],
+    /// How many of the parts after it are root complexes that pass packets from link to link.
+    pub(super) level: u8,
+    /// Whether packets come by a link and leave by one.
+    pub(super) from_link_to_link: bool,
+}
+
+impl Hop {
+    /// The direction that a request takes next, or what completes it; `None` where it ends.
+    #[inline]
+    pub(super) fn next(&self, back: bool) -> Option<u32> {
+        let next = self.next[usize::from(back)];
+        (next != NONE).then_some(next)
+    }
+}
+
+/// A route through the fabric: hops that follow each other among those of all routes.
 #[derive(Debug, Clone)]
 pub(super) struct Route {
-    pub(super) parts: Box<[u32]>,
-    /// `directions[i]` leads from `parts[i]` to `parts[i + 1]`.
-    pub(super) directions: Box<[u32]>,
-    /// By part: how many of those after it are root complexes that pass packets from link to link.
-    pub(super) levels: Box<[u8]>,
-    /// From this part on, and up to the one before it, whether addresses are below 4 GiB.
+    pub(super) first: u32,
+    pub(super) last: u32,
+    /// Whose page table its addresses are in: of what begins at its first part, for what ends at its last.
+    pub(super) pages: u64,
+    /// From this hop of its on, and up to the one before it, whether addresses are below 4 GiB.
     pub(super) low: (usize, [bool; 2]),
     /// Whether it is one of CXL.mem, whose messages have slots of flits.
     pub(super) slots: bool,
 }
 
 impl Route {
-    /// Whose page table its addresses are in: of what begins at its first part, for what ends at its last.
-    pub(super) fn pages(&self) -> u64 {
-        let ends = [self.parts.first(), self.parts.last()];
-        let [from, to] = ends.map(|part| u64::from(part.copied().unwrap_or(NONE)));
-        from << 32 | to
+    /// Where its hops are.
+    pub(super) fn hops(&self) -> std::ops::RangeInclusive<usize> {
+        self.first as usize..=self.last as usize
     }
 
-    /// Bytes of the header of a packet that leaves the part where it is.
-    pub(super) fn header(&self, tlp: &Tlp) -> u32 {
-        self.header_at(usize::from(tlp.hop), tlp.class)
-    }
-
-    pub(super) fn header_at(&self, nth: usize, class: PacketClass) -> u32 {
-        if self.slots {
+    /// Bytes of the headers of packets that leave a hop of its, by class.
+    pub(super) fn headers(&self, nth: usize) -> [u8; 3] {
+        let (turn, low) = self.low;
+        let low = low[usize::from(nth >= turn)];
+        let request = if low { wire::LOW_REQUEST_HEADER } else { wire::REQUEST_HEADER };
+        let bytes = match self.slots {
             // The slot before data that comes back goes with what the request causes there.
-            return if class == PacketClass::Completion { 0 } else { wire::CXL_SLOT };
-        }
-        let (turn, [first, then]) = self.low;
-        let low = if nth < turn { first } else { then };
-        match class {
-            PacketClass::Completion => wire::COMPLETION_HEADER,
-            PacketClass::Posted | PacketClass::NonPosted if low => wire::LOW_REQUEST_HEADER,
-            PacketClass::Posted | PacketClass::NonPosted => wire::REQUEST_HEADER,
-        }
+            true => [wire::CXL_SLOT, wire::CXL_SLOT, 0],
+            false => [request, request, wire::COMPLETION_HEADER],
+        };
+        bytes.map(|bytes| bytes as u8)
     }
 }
 
@@ -125,6 +140,7 @@ impl<T> Slab<T> {
         Slab { items: Vec::new(), free: Vec::new() }
     }
 
+    #[inline(always)]
     pub(super) fn put(&mut self, item: T) -> u32 {
         match self.free.pop() {
             Some(id) => {

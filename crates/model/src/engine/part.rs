@@ -9,7 +9,7 @@ use super::direction::LEVELS;
 use super::iommu::Iommu;
 use super::kinds::PartParameters;
 use super::requester::upto;
-use super::{Event, NONE, PacketClass, Tlp, World};
+use super::{Event, Hop, NONE, PacketClass, Tlp, World};
 
 /// The trackers of requests of one level, and what waits for them.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ struct TrackerPool {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) parameters: PartParameters,
+    /// Whether packets may have to wait here on their way: to be translated, or for others from link to link.
+    pub(super) checks: bool,
     pub(super) iommu: Option<Iommu>,
     /// Until when it serves what has come.
     pub(super) busy_until: Time,
@@ -54,6 +56,7 @@ fn last(times: &mut Vec<(u32, Time)>, direction: u32) -> &mut Time {
 impl Part {
     pub(super) fn new(parameters: PartParameters) -> Part {
         Part {
+            checks: parameters.iommu.is_some() || parameters.peer_per_byte > 0,
             iommu: parameters.iommu.map(Iommu::new),
             busy_until: Time::ZERO,
             pools: std::array::from_fn(|_| TrackerPool {
@@ -133,38 +136,38 @@ impl Part {
 }
 
 impl World {
-    /// The part where a packet is.
-    pub(super) fn part_of(&self, tlp: &Tlp) -> u32 {
-        self.routes[tlp.route as usize].parts[usize::from(tlp.hop)]
+    /// The hop where a packet is.
+    #[inline]
+    pub(super) fn hop_of(&self, tlp: &Tlp) -> &Hop {
+        &self.hops[tlp.hop as usize]
     }
 
     /// The direction that a packet takes next; `None` where its route ends.
+    #[inline]
     pub(super) fn next_direction(&self, tlp: &Tlp) -> Option<u32> {
-        let route = &self.routes[tlp.route as usize];
-        let hop = usize::from(tlp.hop);
-        if tlp.back() {
-            Some(route.directions[hop.checked_sub(1)?] ^ 1)
-        } else {
-            route.directions.get(hop).copied()
-        }
+        self.hop_of(tlp).next(tlp.back())
     }
 
     /// A packet's delay where it is, has ended.
     pub(super) fn ready(&mut self, id: u32) {
         let tlp = &self.tlps[id];
-        let (back, translated, next) = (tlp.back(), tlp.translated, self.next_direction(tlp));
-        if back && self.held_back(id) {
+        let (back, translated) = (tlp.back(), tlp.translated);
+        let hop = self.hop_of(tlp);
+        let (next, part) = (hop.next(back), &self.parts[hop.part as usize]);
+        let (checks, combines) = (part.checks, part.parameters.combine != 0);
+        // Both at once, as packets come and go back in turns, and few parts check them.
+        if back & checks && self.held_back(id) {
             return;
         }
         match next {
             None => self.arrived(id),
             Some(direction) if back => {
-                if !self.hold_back(id, direction) {
+                if !(combines && self.hold_back(id, direction)) {
                     self.go(direction, id);
                 }
             }
             Some(direction) => {
-                if translated || self.translate(id) {
+                if translated || !checks || self.translate(id) {
                     self.forward(direction, id);
                 }
             }
@@ -192,7 +195,7 @@ impl World {
         let tlp = &self.tlps[id];
         // A processor's completions cross its root complex last.
         let stays = tlp.back() || self.next_direction(tlp).is_some();
-        let index = self.part_of(tlp) as usize;
+        let index = self.hop_of(tlp).part as usize;
         let at = if stays { self.parts[index].stay_inside(now, tlp) } else { now };
         if at == now {
             self.ready(id);
@@ -205,12 +208,7 @@ impl World {
     fn held_back(&mut self, id: u32) -> bool {
         let now = self.now;
         let tlp = &mut self.tlps[id];
-        let route = &self.routes[tlp.route as usize];
-        let index = route.parts[usize::from(tlp.hop)];
-        let part = &mut self.parts[index as usize];
-        if part.iommu.is_none() && part.parameters.peer_per_byte == 0 {
-            return false;
-        }
+        let part = &mut self.parts[self.hops[tlp.hop as usize].part as usize];
         let until = *last(&mut part.held, tlp.ingress);
         // At that very time, the write may still be among the events to come.
         let waits = !tlp.translated && until >= now && until > Time::ZERO;
@@ -226,21 +224,18 @@ impl World {
     fn translate(&mut self, id: u32) -> bool {
         let now = self.now;
         let measuring = self.measuring();
-        let tlp = &self.tlps[id];
-        let turned = tlp.class == PacketClass::Posted && self.goes_from_link_to_link(tlp);
         let tlp = &mut self.tlps[id];
-        let route = &self.routes[tlp.route as usize];
-        let index = route.parts[usize::from(tlp.hop)];
-        let part = &mut self.parts[index as usize];
-        let limited = turned && part.parameters.peer_per_byte > 0;
+        let hop = &self.hops[tlp.hop as usize];
+        let route = &self.routes[hop.route as usize];
         // What begins here is the processor's own, and translated already.
-        if tlp.hop == 0 || part.iommu.is_none() && part.parameters.peer_per_byte == 0 {
+        if tlp.hop == route.first {
             return true;
         }
+        let turned = tlp.class == PacketClass::Posted && hop.from_link_to_link;
+        let part = &mut self.parts[hop.part as usize];
+        let limited = turned && part.parameters.peer_per_byte > 0;
         let (there, hit) = match &mut part.iommu {
-            Some(iommu) => {
-                (iommu.translate(now, route.pages(), tlp.address, measuring), iommu.hit())
-            }
+            Some(iommu) => (iommu.translate(now, route.pages, tlp.address, measuring), iommu.hit()),
             None => (now, Time::ZERO),
         };
         let translated = if limited { part.pass_on(there, tlp.bytes, measuring) } else { there };
@@ -262,19 +257,10 @@ impl World {
     /// Whether a packet is, or completes, a read that the part where it is passes on from link to link,
     /// and counts.
     pub(super) fn is_tracked(&self, tlp: &Tlp) -> bool {
+        let hop = self.hop_of(tlp);
         tlp.class != PacketClass::Posted
-            && self.parts[self.part_of(tlp) as usize].tracks()
-            && self.goes_from_link_to_link(tlp)
-    }
-
-    /// Whether a packet, or what it completes, comes to the part where it is by a link and leaves it by one.
-    fn goes_from_link_to_link(&self, tlp: &Tlp) -> bool {
-        let directions = &self.routes[tlp.route as usize].directions;
-        let hop = usize::from(tlp.hop);
-        let is_link =
-            |direction: Option<&u32>| direction.is_some_and(|direction| self.is_link(*direction));
-        hop.checked_sub(1).is_some_and(|before| is_link(directions.get(before)))
-            && is_link(directions.get(hop))
+            && hop.from_link_to_link
+            && self.parts[hop.part as usize].tracks()
     }
 
     /// Passes a request on.
@@ -283,7 +269,7 @@ impl World {
         if !self.is_tracked(tlp) {
             return self.go(direction, id);
         }
-        let here = self.part_of(tlp) as usize;
+        let here = self.hop_of(tlp).part as usize;
         let nth = self.level(tlp);
         let part = &mut self.parts[here];
         part.pools[nth].waiting.push_back(id);
@@ -293,12 +279,12 @@ impl World {
     /// The level of the room that a packet takes behind the next direction: roots that it has before it there.
     pub(super) fn level_ahead(&self, tlp: &Tlp) -> u8 {
         // Completions end at roots and devices with room for all; they wait in no ring.
-        if tlp.back() { 0 } else { self.routes[tlp.route as usize].levels[usize::from(tlp.hop)] }
+        if tlp.back() { 0 } else { self.hop_of(tlp).level }
     }
 
     /// How many parts with trackers a packet, or the request that it completes, has before it there.
     pub(super) fn level(&self, tlp: &Tlp) -> usize {
-        usize::from(self.routes[tlp.route as usize].levels[usize::from(tlp.hop)])
+        usize::from(self.hop_of(tlp).level)
     }
 
     /// Passes on what there are trackers for of the reads that wait at a part, in pieces.
@@ -349,9 +335,6 @@ impl World {
     /// before goes with this one otherwise.
     fn hold_back(&mut self, id: u32, next: u32) -> bool {
         let combine = self.parts[self.directions[next as usize].from as usize].parameters.combine;
-        if combine == 0 {
-            return false;
-        }
         let tlp = self.tlps[id];
         let request = &mut self.requests[tlp.owner];
         if request.split_at != tlp.hop {
@@ -383,49 +366,50 @@ impl World {
     /// A packet has come to the end of its route.
     fn arrived(&mut self, id: u32) {
         let now = self.now;
-        let tlp = self.tlps[id];
-        if tlp.maker != NONE {
+        // One by one: some were written just now, and a copy of the whole would wait for them.
+        let tlp = &self.tlps[id];
+        let Tlp { class, last, hop, bytes, owner, ingress, maker, address, .. } = *tlp;
+        let room = tlp.room();
+        if maker != NONE {
             // A route to where it begins: no link tells when it has left.
-            self.left_maker(tlp.maker);
+            self.left_maker(maker);
         }
-        if tlp.class == PacketClass::Completion {
-            self.release(tlp.ingress, tlp.room(), now);
+        if class == PacketClass::Completion {
+            self.release(ingress, room, now);
             self.tlps.remove(id);
-            return self.completed(tlp.owner, tlp.bytes);
+            return self.completed(owner, bytes);
         }
-        let index = self.part_of(&tlp) as usize;
-        let part = &mut self.parts[index];
-        let more = match tlp.class {
-            PacketClass::Posted => part.partial(tlp.address, tlp.bytes),
+        let part = &mut self.parts[self.hops[hop as usize].part as usize];
+        let more = match class {
+            PacketClass::Posted => part.partial(address, bytes),
             _ => Time::ZERO,
         };
-        let (end, service) = part.serve(now, tlp.bytes, more);
+        let (end, service) = part.serve(now, bytes, more);
         if now >= self.measured_from {
-            part.served[usize::from(tlp.class == PacketClass::NonPosted)] += service;
+            part.served[usize::from(class == PacketClass::NonPosted)] += service;
         }
         let seen = end + part.parameters.access;
-        if tlp.class == PacketClass::Posted {
-            self.moved(self.ops[tlp.owner].flow, u64::from(tlp.bytes));
+        if class == PacketClass::Posted {
+            self.moved(self.ops[owner].flow, u64::from(bytes));
         }
-        self.release(tlp.ingress, tlp.room(), end);
-        if tlp.class == PacketClass::NonPosted {
+        self.release(ingress, room, end);
+        if class == PacketClass::NonPosted {
             // The completions' delay behind a direction inside of the chip is waited for once, not by each.
-            let delay =
-                self.inner_hop(&tlp).map_or(Time::ZERO, |part| part.delay(PacketClass::Completion));
+            let part = self.inner_hop(hop).map(|before| &self.parts[before.part as usize]);
+            let delay = part.map_or(Time::ZERO, |part| part.delay(PacketClass::Completion));
             self.events.schedule(seen + delay, Event::Served(id));
-        } else if tlp.last {
+        } else if last {
             self.events.schedule(seen, Event::Served(id));
         } else {
             self.tlps.remove(id);
         }
     }
 
-    /// The part behind a direction inside of the chip, by which completions of a request leave its target.
-    fn inner_hop(&self, tlp: &Tlp) -> Option<&Part> {
-        let route = &self.routes[tlp.route as usize];
-        let before = usize::from(tlp.hop).checked_sub(1)?;
-        let inner = self.directions[route.directions[before] as usize].wire.is_none();
-        inner.then(|| &self.parts[route.parts[before] as usize])
+    /// The hop before the last one of a route where that is behind a direction inside of the chip, by which
+    /// completions of a request leave its target.
+    fn inner_hop(&self, last: u32) -> Option<&Hop> {
+        let back = self.hops[last as usize].next(true)?;
+        (!self.is_link(back)).then(|| &self.hops[last as usize - 1])
     }
 
     /// A target has done what a request asked for.
@@ -435,8 +419,9 @@ impl World {
         if tlp.class == PacketClass::Posted {
             return self.landed(tlp.owner);
         }
-        let most = self.parts[self.part_of(&tlp) as usize].parameters.completion_of(tlp.bytes);
-        let hop = tlp.hop - u16::from(self.inner_hop(&tlp).is_some());
+        let part = &self.parts[self.hop_of(&tlp).part as usize];
+        let most = part.parameters.completion_of(tlp.bytes);
+        let hop = tlp.hop - u32::from(self.inner_hop(tlp.hop).is_some());
         let (mut address, mut left) = (tlp.address, tlp.bytes);
         while left > 0 {
             let bytes = left.min(upto(most, address));

@@ -42,7 +42,16 @@ impl World {
         self.trace.as_deref().unwrap_or_default()
     }
 
+    /// Gives the packet that is made now its number.
+    #[cold]
+    pub(super) fn number(&mut self, id: u32) {
+        let slot = id as usize;
+        self.numbers.resize(self.numbers.len().max(slot + 1), (0, 0));
+        self.numbers[slot] = (self.made, self.made);
+    }
+
     /// Tells a trace that a packet is a piece of another.
+    #[cold]
     pub(super) fn number_as_piece(&mut self, piece: u32, of: u32) {
         if self.trace.is_some() {
             self.numbers[piece as usize].1 = self.numbers[of as usize].1;
@@ -50,19 +59,21 @@ impl World {
     }
 
     /// Notes a packet that passes inside of a chip, which takes no time.
+    #[cold]
     pub(super) fn note_inside(&mut self, direction: u32, id: u32) {
         self.note_ready(direction, id);
         let now = self.now;
         self.note_sent(direction, id, now, now);
     }
 
+    #[cold]
     pub(super) fn note_ready(&mut self, direction: u32, id: u32) {
         let tlp = &self.tlps[id];
         let (packet, whole) = self.numbers[id as usize];
         let passage = Passage {
             packet,
             whole,
-            route: RouteId(tlp.route),
+            route: RouteId(self.hop_of(tlp).route),
             class: tlp.class,
             bytes: tlp.bytes,
             direction: DirectionId(direction),
@@ -75,6 +86,7 @@ impl World {
         }
     }
 
+    #[cold]
     pub(super) fn note_sent(&mut self, direction: u32, id: u32, begin: Time, end: Time) {
         let (packet, _) = self.numbers[id as usize];
         let open = self.trace.iter_mut().flatten().rev().find(|passage| {

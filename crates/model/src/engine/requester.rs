@@ -8,7 +8,7 @@ use crate::time::Time;
 
 use super::job::Until;
 use super::{
-    Event, NO_HOP, NONE, PacketClass, PartId, Request, RequesterId, RouteId, StreamId, Tlp, World,
+    Event, NONE, PacketClass, PartId, Request, RequesterId, RouteId, StreamId, Tlp, World,
 };
 
 /// What a requester is like.
@@ -368,9 +368,10 @@ impl World {
         op.address += bytes;
         op.available -= if op.write { bytes } else { 0 };
         let done = op.left == 0;
-        let op = *op;
+        // Not the whole: a copy would wait for what was written just now.
+        let Op { write, stream, route, until, job, .. } = *op;
         here.moved += if self.now >= self.measured_from { bytes } else { 0 };
-        let gap = parameters.gap_after(op.write, done);
+        let gap = parameters.gap_after(write, done);
         here.paced += if self.now >= self.measured_from { gap } else { Time::ZERO };
         here.waiting += 1;
         let moving = parameters.engine.map_or(0, |rate| bytes * 1_000_000_000_000 / rate.max(1));
@@ -379,27 +380,28 @@ impl World {
         here.turn = here.turn.saturating_sub(bytes);
         if done || here.turn == 0 {
             here.turn = u64::from(parameters.turn);
-            here.turns.rotate_left(1);
+            if here.turns.len() > 1 {
+                here.turns.rotate_left(1);
+            }
         }
         if done {
-            let queues = &mut here.streams[op.stream as usize];
-            if op.write { &mut queues.writes } else { &mut queues.reads }.pop_front();
+            let queues = &mut here.streams[stream as usize];
+            if write { &mut queues.writes } else { &mut queues.reads }.pop_front();
         }
-        let owner = if op.write {
+        let owner = if write {
             id
         } else {
             here.tags -= 1;
             let whole = bytes as u32;
             let (back, held) = (0, 0);
-            self.requests.put(Request { op: id, left: whole, split_at: NO_HOP, back, held, whole })
+            self.requests.put(Request { op: id, left: whole, split_at: NONE, back, held, whole })
         };
         let packet = self.make(Tlp {
-            class: if op.write { PacketClass::Posted } else { PacketClass::NonPosted },
-            last: op.write && done,
+            class: if write { PacketClass::Posted } else { PacketClass::NonPosted },
+            last: write && done,
             translated: false,
-            hop: 0,
+            hop: self.routes[route as usize].first,
             bytes: bytes as u32,
-            route: op.route,
             owner,
             ingress: NONE,
             maker: requester,
@@ -410,9 +412,9 @@ impl World {
             piece: false,
             order: 0,
         });
-        if done && op.until == Until::Issued && op.job != NONE {
+        if done && until == Until::Issued && job != NONE {
             self.ops[id].job = NONE;
-            self.wake_job(op.job);
+            self.wake_job(job);
         }
         // A processor's packets cross its root complex first.
         let delay = self.parts[self.requesters[requester as usize].part as usize]
@@ -461,26 +463,26 @@ impl World {
         let (id, whole) = (entry.op, entry.left == 0);
         let op = &mut self.ops[id];
         op.missing -= u64::from(bytes);
-        let op = *op;
-        self.moved(op.flow, u64::from(bytes));
+        let Op { requester, missing, feeds, flow, job, .. } = *op;
+        self.moved(flow, u64::from(bytes));
         if whole {
             self.requests.remove(request);
-            let here = &mut self.requesters[op.requester as usize];
+            let here = &mut self.requesters[requester as usize];
             here.tags += 1;
             let since = std::mem::replace(&mut here.starved_since, Time::MAX);
             here.starved += self.now.since(since.max(self.measured_from));
-            self.pumps.push(op.requester);
+            self.pumps.push(requester);
         }
-        if op.feeds != NONE {
-            let write = &mut self.ops[op.feeds];
+        if feeds != NONE {
+            let write = &mut self.ops[feeds];
             write.available += u64::from(bytes);
             let (requester, stream) = (write.requester, write.stream);
             self.list(requester, stream);
         }
-        if op.missing == 0 {
+        if missing == 0 {
             self.ops.remove(id);
-            if op.job != NONE {
-                self.go_on(op.job);
+            if job != NONE {
+                self.go_on(job);
             }
         }
     }

@@ -99,6 +99,17 @@ fn writes_fill_a_link() {
 }
 
 #[test]
+fn jobs_that_come_faster_than_they_end_are_refused() {
+    for (depth, fits) in [(100, true), (101, false)] {
+        let mut line = line(&[link(3, 8)], Time::ZERO, Time::ZERO, RequesterParameters::default());
+        line.world.most_jobs = 100;
+        line.flow(line.write(4096, Until::Landed), Arrivals::Depth(depth), 1_000, 4096);
+        let end = line.world.run(Time::MAX, 1_000_000);
+        assert!(fits && end.is_ok() || matches!(end, Err(Stuck::Crowd { jobs: 100, .. })));
+    }
+}
+
+#[test]
 fn reads_are_bounded_by_tags_over_the_round_trip() {
     let access = Time::from_us(2);
     let requester = RequesterParameters { tags: 8, ..RequesterParameters::default() };

@@ -48,9 +48,14 @@ pub(super) type Waiting = (u64, u32);
 /// earlier.
 #[inline]
 pub(super) fn insert(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
-    if queue.back().is_none_or(|last| *last < waiting) {
+    if queue.back().is_none_or(|last| last.0 < waiting.0) {
         return queue.push_back(waiting);
     }
+    insert_before(queue, waiting);
+}
+
+/// The same where others that came earlier have their turn after it.
+fn insert_before(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
     let at = queue.partition_point(|other| *other < waiting);
     queue.insert(at, waiting);
 }

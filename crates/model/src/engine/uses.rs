@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{DirectionId, FlowId, RouteId, Step, StreamId, World};
+use super::{DirectionId, FlowId, PartId, RouteId, Step, StreamId, World};
 
 /// Something that makes flows wait for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,14 +82,13 @@ impl World {
 
     fn used_on(&self, stream: StreamId, route: RouteId, found: &mut BTreeSet<Used>) {
         found.insert(Used::Requester(self.requester_of(stream).0));
-        let route = &self.routes[route.index()];
-        found.extend(route.directions.iter().map(|direction| Used::Link(direction / 2)));
+        found.extend(self.directions_of(route).iter().map(|direction| Used::Link(direction.0 / 2)));
         // What only passes packets on, each port for itself, keeps nothing of them.
-        let stateful = |part: &u32| {
-            let part = &self.parts[*part as usize];
-            part.iommu.is_some() || part.tracks() || part.parameters.peer_per_byte > 0
+        let stateful = |part: &PartId| {
+            let part = &self.parts[part.index()];
+            part.checks || part.tracks()
         };
-        let parts = route.parts.iter().filter(|part| stateful(part));
-        found.extend(parts.chain(route.parts.last()).map(|part| Used::Part(*part)));
+        let parts = self.parts_of(route).filter(stateful);
+        found.extend(parts.chain(self.parts_of(route).last()).map(|part| Used::Part(part.0)));
     }
 }

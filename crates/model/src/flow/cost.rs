@@ -390,10 +390,12 @@ impl<'a> Course<'a> {
             walks.map(|walks| walks.time * count.min(walks.count * slots)).sum()
         };
         for (nth, trip) in trips {
-            let (at, slots) =
-                (self.world.ends_of(directions[nth]).0, f64::from(self.tracker(nth).trackers));
+            let (at, tracker) = (self.world.ends_of(directions[nth]).0, self.tracker(nth));
+            let slots = f64::from(tracker.trackers);
             let count = if nth < cut { requests } else { pieces };
-            let cost = count * trip + held(nth, slots, count);
+            // A tracker is free once the completion is there; only then does the root pass that on.
+            let until_there = trip - tracker.delay[PacketClass::Completion as usize].ps() as f64;
+            let cost = count * until_there + held(nth, slots, count);
             self.limited_by(Limit::Trackers(at), cost, slots / count);
         }
         let slots = f64::from(self.is.tags);

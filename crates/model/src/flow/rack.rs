@@ -91,6 +91,12 @@ pub struct FlowLevel {
     pub flows: Vec<FlowShare>,
     /// By link, in the order of the rack's parts.
     pub links: Vec<LinkShare>,
+    /// What was left out of the workload's files, and which of several ways is taken, in sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// What of the answer was held against no measurement, in sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unvalidated: Vec<String>,
 }
 
 /// The fair shares of `workload`'s flows in `rack`.
@@ -127,7 +133,7 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
         let (share, note) = (&shares.flows[nth], &notes[nth]);
         let shaped = (!workload.shaping.is_empty())
             .then_some("tenants are shaped in this workload; simulate it");
-        let doubt = uneven(spec).or(shaped).or(doubts[nth]);
+        let doubt = uneven(spec, workload).or(shaped).or(doubts[nth]);
         let directions = routes.iter().map(|route| world.directions_of(*route).len());
         FlowShare {
             name: spec.name.clone(),
@@ -153,7 +159,9 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
         there: shares.utilization[direction.index()],
         back: shares.utilization[direction.back().index()],
     });
-    Ok(FlowLevel { hosts: run.hosts(), flows, links: links.collect() })
+    let unvalidated = run.untried(&|direction| shares.utilization[direction.index()]).sentences();
+    let notes = run.workload().notes.clone();
+    Ok(FlowLevel { hosts: run.hosts(), flows, links: links.collect(), notes, unvalidated })
 }
 
 /// I/Os of a trace per second, from the first to the last.
@@ -162,11 +170,17 @@ fn mean_rate(trace: &BlockTrace) -> f64 {
 }
 
 /// Why shares, which are those of flows that go on evenly, tell nothing of a flow.
-fn uneven(spec: &FlowSpec) -> Option<&'static str> {
+fn uneven(spec: &FlowSpec, workload: &Workload) -> Option<&'static str> {
+    let lasts = spec.begin <= workload.warmup && spec.end >= workload.duration;
     if spec.trace.is_some() {
-        return Some("its jobs are those of a trace; simulate it");
+        Some("its jobs are those of a trace; simulate it")
+    } else if spec.bursts.is_some() {
+        Some("its jobs come in bursts; simulate it")
+    } else if spec.count != u64::MAX {
+        Some("its jobs come to an end; simulate it")
+    } else {
+        (!lasts).then_some("it is not there all the time; simulate it")
     }
-    spec.bursts.is_some().then_some("its jobs come in bursts; simulate it")
 }
 
 /// Whether a flow's jobs are several steps that wait for each other.

@@ -57,6 +57,7 @@ pub(super) fn all(results: &Results) -> Vec<String> {
         doubts.map(|(flow, doubt)| format!("Of {} is not known enough: {doubt}.", flow.name)),
     );
     said.extend(results.notes.iter().map(|note| format!("{note}.")));
+    said.extend(results.unvalidated.iter().map(|what| format!("Not validated: {what}.")));
     said
 }
 

@@ -234,6 +234,13 @@ pub struct Sum {
     pub worst: f64,
 }
 
+/// The median of sorted values: of an even number, the mean of the two in the middle. 0 of none.
+pub fn median(sorted: &[f64]) -> f64 {
+    let (lower, upper) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
+    let [lower, upper] = [lower, upper].map(|nth| sorted.get(nth).copied().unwrap_or_default());
+    (lower + upper) / 2.0
+}
+
 /// What rows of each kind add up to, in the order of the kinds; those that there are none of are left out.
 pub fn sums(rows: &[Row]) -> Vec<Sum> {
     let mut kinds: Vec<Kind> = rows.iter().map(|row| row.kind).collect();
@@ -245,7 +252,8 @@ pub fn sums(rows: &[Row]) -> Vec<Sum> {
         errors.sort_by(f64::total_cmp);
         let at = |share: f64| errors[((errors.len() - 1) as f64 * share).round() as usize];
         let missed = own.iter().filter(|row| row.verdict == Verdict::Miss).count();
-        Sum { kind, rows: own.len(), missed, median: at(0.5), most: at(0.9), worst: at(1.0) }
+        let median = median(&errors);
+        Sum { kind, rows: own.len(), missed, median, most: at(0.9), worst: at(1.0) }
     };
     kinds.into_iter().map(of).collect()
 }
@@ -318,4 +326,16 @@ pub struct TestbedHosts {
 /// The testbeds' rack files, by name.
 pub fn testbeds() -> &'static [(&'static str, &'static str)] {
     lab::TESTBEDS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_even_number_of_values_the_median_is_between_the_two_in_the_middle() {
+        assert_eq!(median(&[1.0, 2.0, 4.0]), 2.0);
+        assert_eq!(median(&[1.0, 2.0, 4.0, 100.0]), 3.0);
+        assert_eq!([median(&[7.0]), median(&[])], [7.0, 0.0]);
+    }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use rackbus_fabric::text::{
     FileError, Parsed, Problem, Section, document, mismatch, subsection, wrong,
 };
+use rackbus_fabric::topology::ComponentKind;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -14,16 +15,16 @@ use crate::time::Time;
 /// The longest that anything takes: 10 s.
 const LONGEST: u64 = 10_000_000_000_000;
 
-/// Reads the timing of a rack file's `text`; `file` is its name, for messages, and `names` are the
-/// rack's parts.
+/// Reads the timing of a rack file's `text`; `file` is its name, for messages, and `parts` are the
+/// rack's, with their kinds.
 ///
 /// # Errors
 /// [`FileError`] for the first thing that is wrong.
-pub fn parse(file: &str, text: &str, names: &[&str]) -> Result<Timing, FileError> {
-    read(text, names).map_err(|problem| problem.locate(file, text))
+pub fn parse(file: &str, text: &str, parts: &[(&str, ComponentKind)]) -> Result<Timing, FileError> {
+    read(text, parts).map_err(|problem| problem.locate(file, text))
 }
 
-fn read(text: &str, names: &[&str]) -> Parsed<Timing> {
+fn read(text: &str, parts: &[(&str, ComponentKind)]) -> Parsed<Timing> {
     let root = document(text)?;
     let nothing = DeTable::new();
     let section = match root.get_ref().get("timing") {
@@ -31,7 +32,7 @@ fn read(text: &str, names: &[&str]) -> Parsed<Timing> {
         None => Section::new(&nothing, 0..0, "timing", KEYS)?,
     };
     let (host, hosts) = host::hosts(root.get_ref(), &section)?;
-    let mut timing = timing(&section, Timing::with(host), names)?;
+    let mut timing = timing(&section, Timing::with(host), parts)?;
     timing.hosts = hosts;
     Ok(timing)
 }
@@ -88,6 +89,19 @@ pub(super) fn power_or_none(
 /// The least that a device's own writes can be kept to: a cache line.
 const LEAST_PAYLOAD: u64 = 64;
 
+/// The most bytes of a packet of a device's own writes, of which none exceeds the MPS; 0 for that.
+fn payload(section: &Section<'_>, mps: u32) -> Parsed<Option<u32>> {
+    let payload = power_or_none(section, "payload", LEAST_PAYLOAD, 4096)?;
+    match payload.filter(|payload| *payload > mps) {
+        Some(more) => {
+            let what = format!("`payload` is {more} B, and the MPS {mps} B");
+            let allowed = "it is no more than `mps` in [timing.device], or 0 for as much";
+            wrong(section.place("payload"), what, allowed)
+        }
+        None => Ok(payload),
+    }
+}
+
 /// Bytes per second, or 0 for none.
 pub(super) fn rate_or_none(section: &Section<'_>, key: &'static str) -> Parsed<Option<u64>> {
     match section.get(key).map(Spanned::get_ref) {
@@ -113,7 +127,11 @@ const KEYS: &[&str] = &[
     "software", "power", "hosts", "profiles", "profile",
 ];
 
-fn timing(section: &Section<'_>, mut timing: Timing, names: &[&str]) -> Parsed<Timing> {
+fn timing(
+    section: &Section<'_>,
+    mut timing: Timing,
+    known: &[(&str, ComponentKind)],
+) -> Parsed<Timing> {
     if let Some(value) = section.get("link") {
         link(value, &mut timing)?;
     }
@@ -142,7 +160,7 @@ fn timing(section: &Section<'_>, mut timing: Timing, names: &[&str]) -> Parsed<T
         set(&mut cxl.loads, count(&part, "loads", 1, 1 << 14)?);
     }
     if let Some(value) = section.get("parts") {
-        timing.parts = parts(value, names, timing.device.mps)?;
+        timing.parts = parts(value, known, timing.device.mps)?;
     }
     if let Some(value) = section.get("software") {
         let entry = |section: &Section<'_>, key| time(section, key);
@@ -198,7 +216,7 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     let part = subsection(value, "timing.device", DEVICE)?;
     let device = &mut timing.device;
     set(&mut device.mps, power(&part, "mps", 128, 4096)?);
-    set(&mut device.payload, power_or_none(&part, "payload", LEAST_PAYLOAD, 4096)?);
+    set(&mut device.payload, payload(&part, device.mps)?);
     set(&mut device.mrrs, power(&part, "mrrs", 128, 4096)?);
     set(&mut device.tags, count(&part, "tags", 1, 1 << 14)?);
     set(&mut device.window, count(&part, "window", 1, 1 << 20)?);
@@ -214,9 +232,38 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     Ok(())
 }
 
+/// The keys of a part of that kind. Each may say the MPS, which is the rack's.
+fn keys_of(kind: ComponentKind) -> &'static [&'static str] {
+    match kind {
+        ComponentKind::Device => &[
+            "latency",
+            "bandwidth",
+            "mps",
+            "payload",
+            "mrrs",
+            "tags",
+            "window",
+            "message",
+            "packet_gap",
+            "write_gap",
+            "write_setup",
+            "alignment",
+            "turn",
+            "engine",
+        ],
+        ComponentKind::Ntb => &["latency", "translation", "completion_translation", "mps"],
+        ComponentKind::Memory | ComponentKind::CxlMemory => &["latency", "bandwidth", "mps"],
+        ComponentKind::RootComplex
+        | ComponentKind::Switch
+        | ComponentKind::CxlSwitch
+        | ComponentKind::SharedMemory
+        | ComponentKind::Network => &["latency", "mps"],
+    }
+}
+
 fn parts(
     value: &Spanned<DeValue<'_>>,
-    names: &[&str],
+    known: &[(&str, ComponentKind)],
     mps: u32,
 ) -> Parsed<BTreeMap<String, PartTiming>> {
     let form = "write [timing.parts.\"NAME\"] for each part";
@@ -226,29 +273,13 @@ fn parts(
     let mut found = BTreeMap::new();
     for (name, value) in table {
         let text: &str = name.get_ref();
-        if !names.contains(&text) {
+        let Some((_, kind)) = known.iter().find(|(known, _)| *known == text) else {
             let what = format!("the rack has no part `{text}`");
-            let allowed = format!("its parts are {}", rackbus_fabric::text::list(names));
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let allowed = format!("its parts are {}", rackbus_fabric::text::list(&names));
             return wrong(name.span(), what, allowed);
-        }
-        let keys = &[
-            "latency",
-            "translation",
-            "completion_translation",
-            "mps",
-            "payload",
-            "mrrs",
-            "tags",
-            "window",
-            "bandwidth",
-            "message",
-            "packet_gap",
-            "write_gap",
-            "write_setup",
-            "alignment",
-            "turn",
-            "engine",
-        ];
+        };
+        let keys = keys_of(*kind);
         let part = subsection(value, &format!("timing.parts.{text}"), keys)?;
         // A part that takes less than another sends would drop what that sends (specification 2.2.2).
         if let Some(own) = power(&part, "mps", 128, 4096)?.filter(|own| *own != mps) {
@@ -256,26 +287,37 @@ fn parts(
             let allowed = "all parts of a fabric have one MPS: set `mps` in [timing.device]";
             return wrong(part.place("mps"), what, allowed);
         }
-        let timing = PartTiming {
-            latency: time(&part, "latency")?,
-            translation: time(&part, "translation")?,
-            completion_translation: time(&part, "completion_translation")?,
-            payload: power_or_none(&part, "payload", LEAST_PAYLOAD, 4096)?,
-            mrrs: power(&part, "mrrs", 128, 4096)?,
-            tags: count(&part, "tags", 1, 1 << 14)?,
-            window: count(&part, "window", 1, 1 << 20)?,
-            bandwidth: part.rate("bandwidth")?,
-            message: time(&part, "message")?,
-            packet_gap: time(&part, "packet_gap")?,
-            write_gap: time(&part, "write_gap")?,
-            write_setup: time(&part, "write_setup")?,
-            alignment: power_or_none(&part, "alignment", 1, 4096)?,
-            turn: power_or_none(&part, "turn", 1, 1 << 20)?,
-            engine: part.rate("engine")?,
-        };
+        let mut timing = PartTiming { latency: time(&part, "latency")?, ..PartTiming::default() };
+        if keys.contains(&"bandwidth") {
+            timing.bandwidth = part.rate("bandwidth")?;
+        }
+        match kind {
+            ComponentKind::Ntb => {
+                timing.translation = time(&part, "translation")?;
+                timing.completion_translation = time(&part, "completion_translation")?;
+            }
+            ComponentKind::Device => own_engine(&part, mps, &mut timing)?,
+            _ => {}
+        }
         found.insert(text.to_owned(), timing);
     }
     Ok(found)
+}
+
+/// What a device's own DMA engine is like.
+fn own_engine(part: &Section<'_>, mps: u32, timing: &mut PartTiming) -> Parsed<()> {
+    timing.payload = payload(part, mps)?;
+    timing.mrrs = power(part, "mrrs", 128, 4096)?;
+    timing.tags = count(part, "tags", 1, 1 << 14)?;
+    timing.window = count(part, "window", 1, 1 << 20)?;
+    timing.message = time(part, "message")?;
+    timing.packet_gap = time(part, "packet_gap")?;
+    timing.write_gap = time(part, "write_gap")?;
+    timing.write_setup = time(part, "write_setup")?;
+    timing.alignment = power_or_none(part, "alignment", 1, 4096)?;
+    timing.turn = power_or_none(part, "turn", 1, 1 << 20)?;
+    timing.engine = part.rate("engine")?;
+    Ok(())
 }
 
 /// A table of values under names of the file's own.
@@ -324,7 +366,7 @@ mod tests {
         let text = "[timing.ntb]\nlatency = \"3.52 us\"\n[timing.device]\nmps = \"128 B\"\n\
                     [timing.parts.\"a/gpu0\"]\ntags = 64\n[timing.software]\nprepare = \"5.7 us\"\n\
                     [timing.power]\nswitch = \"90 W\"\nadapter = \"4.9 W\"\n";
-        let timing = parse("rack.toml", text, &["a/gpu0"]).unwrap();
+        let timing = parse("rack.toml", text, &[("a/gpu0", ComponentKind::Device)]).unwrap();
         assert_eq!(timing.ntb.latency, Time::from_ns(3520));
         assert_eq!((timing.device.mps, timing.device.mrrs), (128, 512));
         assert_eq!(timing.parts["a/gpu0"].tags, Some(64));
@@ -355,6 +397,14 @@ mod tests {
                 "rack.toml:2:11: `payload` is 32 B; it is from 64 B to 4 KiB",
             ),
             (
+                "[timing.device]\npayload = \"512 B\"",
+                "rack.toml:2:11: `payload` is 512 B, and the MPS 256 B; it is no more than `mps`",
+            ),
+            (
+                "[timing.parts.\"a/gpu0\"]\npayload = \"256 B\"\n[timing.device]\nmps = \"128 B\"",
+                "rack.toml:2:11: `payload` is 256 B, and the MPS 128 B; it is no more than `mps`",
+            ),
+            (
                 "[timing.memory]\nlong_completion = \"128 B\"",
                 "rack.toml:2:19: `long_completion` is given, and no `long_read`; give `long_read` too",
             ),
@@ -368,7 +418,9 @@ mod tests {
             ("timing = 1", "rack.toml:1:10: `timing` is the number 1"),
         ];
         for (text, expected) in cases {
-            let error = parse("rack.toml", text, &["a/gpu0"]).unwrap_err().to_string();
+            let error = parse("rack.toml", text, &[("a/gpu0", ComponentKind::Device)])
+                .unwrap_err()
+                .to_string();
             assert!(error.starts_with(expected), "{error}\n{expected}");
         }
     }

@@ -35,19 +35,19 @@ impl Default for HostTiming {
 /// How root complexes behave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RootTiming {
-    /// For requests on their way from the processor, to memory, or from port to port. Default 70 ns.
+    /// For requests on their way from the processor, to memory, or from port to port.
     pub latency: Time,
-    /// For completions on such routes. Default 10 ns.
+    /// For completions on such routes.
     pub completion_latency: Time,
     /// The most bytes of a read request that passes from port to port; longer ones are split. 0 passes
-    /// them as they are. Default 64: Device Lending (2019, section 7.1), Xeon E5.
+    /// them as they are. Seen on a Xeon E5: Device Lending (2019, section 7.1).
     pub split: u32,
-    /// Such requests under way at a time. Default 32.
+    /// Such requests under way at a time.
     pub trackers: u32,
     /// Bytes per second of writes that pass from port to port. 0: what the links let through.
     pub peer_writes: u64,
     /// Completions of a split request are combined to so many bytes; 0 passes them as they come.
-    /// Default 0: Device Lending (2019) saw the pieces, and says nothing of completions.
+    /// Device Lending (2019) saw the pieces, and says nothing of completions.
     pub combine: u32,
 }
 
@@ -60,16 +60,16 @@ impl Default for RootTiming {
 /// What an IOMMU's cache holds and what translations take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IommuTiming {
-    /// Translations in the cache. Default 64: Neugebauer and others (SIGCOMM 2018) found the throughput
-    /// to drop past that many pages.
+    /// Translations in the cache. Neugebauer and others (SIGCOMM 2018) found the throughput to
+    /// drop past 64 pages.
     pub entries: u32,
-    /// Bytes of a page. Default 4 KiB.
+    /// Bytes of a page.
     pub page: u64,
-    /// A translation that is in the cache. Default none: within the root's latency.
+    /// A translation that is in the cache. 0: within the root's latency.
     pub hit: Time,
-    /// One that is not. Default 330 ns: the same authors' measure.
+    /// One that is not. The same authors measured about 330 ns.
     pub walk: Time,
-    /// Walks at a time. Default 6.
+    /// Walks at a time.
     pub walkers: u32,
 }
 
@@ -82,17 +82,17 @@ impl Default for IommuTiming {
 /// How long accesses to memory take, and how many bytes per second there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryTiming {
-    /// From a request's coming to its data's going, or a write's being seen. Default 60 ns.
+    /// From a request's coming to its data's going, or a write's being seen.
     pub latency: Time,
-    /// Bytes per second. Default 25.6 GB/s: two channels of DDR3-1600.
+    /// What all channels together transfer, in bytes per second.
     pub bandwidth: u64,
-    /// The most bytes of a completion. Default 0: the MPS.
+    /// The most bytes of a completion. 0: the MPS.
     pub completion: u32,
-    /// Reads of more bytes than this are answered with completions of `long_completion`. Default 0: none is.
+    /// Reads of more bytes than this are answered with completions of `long_completion`. 0: none is.
     pub long_read: u32,
     /// The most bytes of a completion of a long read. 0: the MPS. Refused in a file where `long_read` is 0.
     pub long_completion: u32,
-    /// Added to a write of less than a cache line, whose line is read first. Default none.
+    /// Added to a write of less than a cache line, whose line is read first.
     pub partial_write: Time,
 }
 
@@ -105,22 +105,21 @@ impl Default for MemoryTiming {
 /// What a core takes for stores to, and loads from, windows and registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuTiming {
-    /// Bytes of a write-combining buffer: stores to a window leave in packets of these. Default 64.
+    /// Bytes of a write-combining buffer: stores to a window leave in packets of these.
     pub line: u32,
-    /// The least time from one to the next. Default 10 ns.
+    /// The least time from one to the next.
     pub fill: Time,
-    /// How many may wait for the root. Default 10: line fill buffers of Intel cores.
+    /// How many may wait for the root. Intel's cores have ten line fill buffers.
     pub window: u32,
     /// From an uncached load or store to its packet, and from a completion to the register.
-    /// Default 40 ns.
     pub issue: Time,
-    /// From a byte's landing in memory to its being seen by a loop that polls it. Default 40 ns.
+    /// From a byte's landing in memory to its being seen by a loop that polls it.
     pub poll: Time,
-    /// A call of the copying routine and the flush of its buffers. Default 50 ns.
+    /// A call of the copying routine and the flush of its buffers.
     pub copy_call: Time,
-    /// Reads of windows under way at a time. Default 1: uncached loads wait for each other.
+    /// Reads of windows under way at a time. 1: uncached loads wait for each other.
     pub loads: u32,
-    /// From an interrupt's coming to its handler. Default 1 us.
+    /// From an interrupt's coming to its handler.
     pub interrupt: Time,
 }
 

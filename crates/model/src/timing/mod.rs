@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 
 use rackbus_fabric::rack::{DeclaredFunction, Rack};
 use rackbus_fabric::text::FileError;
+use rackbus_fabric::topology::ComponentKind;
 
 use crate::time::Time;
 
@@ -33,19 +34,31 @@ pub use host::{CpuTiming, HostTiming, IommuTiming, MemoryTiming, RootTiming};
 /// # Errors
 /// [`FileError`] for the first thing that is wrong.
 pub fn read_for(file: &str, text: &str, rack: &Rack) -> Result<Timing, FileError> {
-    let mut names: Vec<String> = Vec::new();
+    let mut parts: Vec<(String, ComponentKind)> = Vec::new();
     for host in &rack.hosts {
-        names.extend(["root", "memory", "ntb"].map(|part| format!("{}/{part}", host.name)));
+        let own = [
+            ("root", ComponentKind::RootComplex),
+            ("memory", ComponentKind::Memory),
+            ("ntb", ComponentKind::Ntb),
+        ];
+        parts.extend(own.map(|(part, kind)| (format!("{}/{part}", host.name), kind)));
         let function = |device: &DeclaredFunction| format!("{}/{}", host.name, device.function());
-        names.extend(host.devices.iter().map(function));
+        let functions = host.devices.iter().map(function);
+        parts.extend(functions.map(|name| (name, ComponentKind::Device)));
     }
     if let Some(physical) = &rack.fabric {
-        names.extend(physical.adapters.iter().map(|adapter| adapter.name.clone()));
-        names.extend(physical.switches.iter().map(|switch| switch.name.clone()));
-        names.extend(physical.memories.iter().map(|memory| memory.name.clone()));
+        let adapters = physical.adapters.iter().map(|adapter| &adapter.name);
+        parts.extend(adapters.map(|name| (name.clone(), ComponentKind::Ntb)));
+        parts.extend(physical.switches.iter().map(|switch| {
+            let kind = if switch.cxl { ComponentKind::CxlSwitch } else { ComponentKind::Switch };
+            (switch.name.clone(), kind)
+        }));
+        let memories = physical.memories.iter().map(|memory| &memory.name);
+        parts.extend(memories.map(|name| (name.clone(), ComponentKind::CxlMemory)));
     }
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mut timing = parse(file, text, &names)?;
+    let parts: Vec<(&str, ComponentKind)> =
+        parts.iter().map(|(name, kind)| (name.as_str(), *kind)).collect();
+    let mut timing = parse(file, text, &parts)?;
     for link in rack.fabric.iter().flat_map(|physical| &physical.links) {
         if let Some(millimetres) = link.length {
             let there = LinkTiming::travel(millimetres);

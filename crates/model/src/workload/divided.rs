@@ -10,6 +10,7 @@ use rackbus_fabric::rack::Rack;
 use super::Workload;
 use super::results::{FlowResult, Results, tenants};
 use super::scripts::{Failed, Run};
+use super::untried::Untried;
 use crate::disjoint::Disjoint;
 use crate::engine::{FlowId, Stuck, Used};
 use crate::timing::Timing;
@@ -114,8 +115,11 @@ impl Divided {
         }
         let flows: Vec<FlowResult> = flows.into_values().collect();
         let tenants = tenants(&flows);
+        let mut untried = Untried::default();
+        self.parts.iter().for_each(|(_, run)| untried.merge(run.untried_as_loaded()));
+        let unvalidated = untried.sentences();
         match all {
-            Some(all) => Results { flows, tenants, ..all },
+            Some(all) => Results { flows, tenants, unvalidated, ..all },
             None => unreachable!("a division has parts"),
         }
     }

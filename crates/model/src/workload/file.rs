@@ -68,6 +68,7 @@ pub fn parse_with(
     if lasting.is_none() && !traces.is_empty() {
         workload.last_as_its_traces();
     }
+    workload.flows.iter().try_for_each(|flow| is_there(flow, &workload)).map_err(here)?;
     Ok(workload)
 }
 
@@ -79,6 +80,10 @@ fn sections(text: &str) -> Parsed<Sections> {
     let keys = &["seed", "duration", "warmup", "units", "flows", "shaping"];
     let top = Section::new(root.get_ref(), 0..0, "the workload", keys)?;
     let lasting = top.picoseconds("duration", LONGEST)?;
+    if lasting == Some(0) {
+        let what = format!("`duration` is {}", Time::ZERO);
+        return wrong(top.place("duration"), what, "it is at least 1 ps, and longer than `warmup`");
+    }
     let duration = lasting.unwrap_or(1_000_000_000);
     let warmup = top.picoseconds("warmup", LONGEST)?.unwrap_or(duration / 10);
     if warmup >= duration {
@@ -119,34 +124,60 @@ macro_rules! keys {
 pub(super) const TRACE: &[&str] =
     keys!("host", "device", "file", "format", "skip", "service", "units", "interrupt", "queues_in");
 
+/// The keys of a flow, by what its kind says; all that there are where it says nothing that is known.
+fn keys_of(kind: Option<&str>) -> &'static [&'static str] {
+    match kind {
+        Some("write" | "read") => keys!("from", "to"),
+        Some("copy") => keys!("by", "from", "to"),
+        Some("request") => keys!("from", "to", "request", "service"),
+        Some("ring") => keys!(
+            "host",
+            "device",
+            "descriptor",
+            "output",
+            "service",
+            "units",
+            "interrupt",
+            "queues_in"
+        ),
+        Some("nvme-read" | "nvme-write") => {
+            keys!("host", "device", "service", "units", "interrupt", "queues_in")
+        }
+        Some("all-reduce") => keys!("members", "reduce", "step"),
+        Some("trace") => TRACE,
+        Some("steps") => keys!("steps"),
+        _ => keys!(
+            "from",
+            "to",
+            "by",
+            "request",
+            "service",
+            "host",
+            "device",
+            "descriptor",
+            "output",
+            "units",
+            "interrupt",
+            "queues_in",
+            "steps",
+            "file",
+            "format",
+            "skip",
+            "members",
+            "reduce",
+            "step"
+        ),
+    }
+}
+
 fn flow(entry: &Named<'_>) -> Parsed<FlowSpec> {
     let place = format!("flow {}", entry.name);
-    let all = keys!(
-        "from",
-        "to",
-        "by",
-        "request",
-        "service",
-        "host",
-        "device",
-        "descriptor",
-        "output",
-        "units",
-        "interrupt",
-        "queues_in",
-        "steps",
-        "file",
-        "format",
-        "skip",
-        "members",
-        "reduce",
-        "step"
-    );
-    let any = Section::new(entry.table, entry.span.clone(), place, all)?;
+    let kind = entry.table.get("kind").and_then(|kind| kind.get_ref().as_str());
+    let any = Section::new(entry.table, entry.span.clone(), place, keys_of(kind))?;
     let size = any.size("size", 1, MOST_BYTES)?;
-    let (kind, places) = kind_of(entry, &any, size)?;
+    let traced = kind == Some("trace");
+    let (kind, places) = kind_of(&any, size)?;
     let (begin, end) = lifetime(&any)?;
-    let traced = any.text("kind", "")?.is_some_and(|(kind, _)| kind == "trace");
     let own = ["depth", "every", "poisson", "rate"].into_iter().any(|key| any.get(key).is_some());
     let arrivals = match traced && !own {
         true => Arrivals::Traced,
@@ -162,7 +193,7 @@ fn flow(entry: &Named<'_>) -> Parsed<FlowSpec> {
         think: think(&any, arrivals)?,
         random: any.truth("random")?.unwrap_or(false),
         span: any.size("span", 1, u64::MAX / 2)?.unwrap_or(64 << 20),
-        places: Places { ends: places },
+        places: Places { ends: places, begin: any.place("begin"), end: any.place("end") },
         ..FlowSpec::new(entry.name, kind, arrivals, size.unwrap_or(4096))
     })
 }
@@ -176,6 +207,20 @@ fn lifetime(section: &Section<'_>) -> Parsed<(Time, Time)> {
         return wrong(section.place("end"), format!("`end` is {end}"), allowed);
     }
     Ok((begin, end))
+}
+
+/// Refuses a flow that begins after what is simulated, or ends before it is measured: nothing would be known of it.
+fn is_there(flow: &FlowSpec, workload: &Workload) -> Parsed<()> {
+    let Workload { duration, warmup, .. } = *workload;
+    if flow.begin >= duration {
+        let allowed = format!("it is before the end of what is simulated, {duration}");
+        return wrong(flow.places.begin.clone(), format!("`begin` is {}", flow.begin), allowed);
+    }
+    if flow.end <= warmup {
+        let allowed = format!("it is after the `warmup`, {warmup}, from when on it is measured");
+        return wrong(flow.places.end.clone(), format!("`end` is {}", flow.end), allowed);
+    }
+    Ok(())
 }
 
 const BURSTS: &str = "write { on = \"100 us\", off = \"1 ms\" }, each a duration or a distribution";
@@ -192,16 +237,13 @@ fn bursts(section: &Section<'_>) -> Parsed<Option<[Distribution; 2]>> {
     Ok(Some([on, off]))
 }
 
-/// What a flow's jobs do, and the places of its ends; `any` is its section with all keys that flows have.
-fn kind_of(entry: &Named<'_>, any: &Section<'_>, size: Option<u64>) -> Parsed<Ends> {
-    let place = format!("flow {}", entry.name);
-    let section = |keys| Section::new(entry.table, entry.span.clone(), place.clone(), keys);
+/// What a flow's jobs do, and the places of its ends.
+fn kind_of(own: &Section<'_>, size: Option<u64>) -> Parsed<Ends> {
     let allowed = format!("`kind` is one of {}", list(KINDS));
-    let (kind, span) = any.require("kind", any.text("kind", &allowed)?, &allowed)?;
+    let (kind, span) = own.require("kind", own.text("kind", &allowed)?, &allowed)?;
     Ok(match kind {
         "write" | "read" => {
-            let own = section(keys!("from", "to"))?;
-            let ((from, first), (to, second)) = (end(&own, "from")?, end(&own, "to")?);
+            let ((from, first), (to, second)) = (end(own, "from")?, end(own, "to")?);
             let kind = match kind {
                 "write" => FlowKind::Write { from, to },
                 _ => FlowKind::Read { from, to },
@@ -209,40 +251,21 @@ fn kind_of(entry: &Named<'_>, any: &Section<'_>, size: Option<u64>) -> Parsed<En
             (kind, vec![first, second])
         }
         "copy" => {
-            let own = section(keys!("by", "from", "to"))?;
-            let (by, first) = end(&own, "by")?;
-            let ((from, second), (to, third)) = (end(&own, "from")?, end(&own, "to")?);
+            let (by, first) = end(own, "by")?;
+            let ((from, second), (to, third)) = (end(own, "from")?, end(own, "to")?);
             (FlowKind::Copy { by, from, to }, vec![first, second, third])
         }
         "request" => {
-            let own = section(keys!("from", "to", "request", "service"))?;
-            let ((from, first), (to, second)) = (end(&own, "from")?, end(&own, "to")?);
+            let ((from, first), (to, second)) = (end(own, "from")?, end(own, "to")?);
             let request = own.size("request", 1, MOST_BYTES)?.or(size).unwrap_or(64);
-            let service = spread(&own, "service")?.unwrap_or(NOTHING);
+            let service = spread(own, "service")?.unwrap_or(NOTHING);
             (FlowKind::Request { from, to, request, service }, vec![first, second])
         }
-        "ring" => ring(
-            &section(keys!(
-                "host",
-                "device",
-                "descriptor",
-                "output",
-                "service",
-                "units",
-                "interrupt",
-                "queues_in"
-            ))?,
-            size,
-        )?,
-        "nvme-read" | "nvme-write" => {
-            let own =
-                section(keys!("host", "device", "service", "units", "interrupt", "queues_in"))?;
-            nvme(&own, size, kind == "nvme-write")?
-        }
-        "all-reduce" => all_reduce(&section(keys!("members", "reduce", "step"))?)?,
-        "trace" => nvme(&section(TRACE)?, size, false)?,
+        "ring" => ring(own, size)?,
+        "nvme-read" | "nvme-write" => nvme(own, size, kind == "nvme-write")?,
+        "all-reduce" => all_reduce(own)?,
+        "trace" => nvme(own, size, false)?,
         "steps" => {
-            let own = section(keys!("steps"))?;
             let steps = own.require("steps", own.get("steps"), steps::FORM)?;
             let (steps, places) = steps::read(steps)?;
             (FlowKind::Steps { steps }, places)

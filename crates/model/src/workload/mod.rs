@@ -43,6 +43,8 @@ mod shaping;
 mod spread;
 mod steps;
 mod traces;
+mod untried;
+mod ways;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -144,11 +146,15 @@ impl FlowSpec {
     }
 }
 
-/// Where a flow's ends are in the file.
+/// Where it is in the file what a flow names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Places {
     /// `from`, `by` or `host`, `to` or `device`, in the order of [`FlowKind::ends`].
     pub ends: Vec<Range<usize>>,
+    /// `begin`.
+    pub begin: Range<usize>,
+    /// `end`.
+    pub end: Range<usize>,
 }
 
 /// In whose memory a device's queues lie: its descriptors and completions.

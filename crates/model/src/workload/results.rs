@@ -59,7 +59,7 @@ pub struct FlowResult {
     /// interval of 95 % confidence, from the means of twenty parts of the measured time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
-    /// What the measured time is too short to tell, or that nobody measured such a thing.
+    /// What the measured time is too short to tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doubt: Option<String>,
     /// How long jobs took, in nanoseconds.
@@ -142,6 +142,9 @@ pub struct Results {
     /// What was left out of the workload's files, in sentences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// What of the answer was held against no measurement, in sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unvalidated: Vec<String>,
 }
 
 pub(super) fn tenants(flows: &[FlowResult]) -> Vec<TenantResult> {

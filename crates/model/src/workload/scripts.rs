@@ -1,6 +1,6 @@
 //! From a workload to the engine's scripts, and from what that counted to results.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::text::Problem;
@@ -8,6 +8,7 @@ use rackbus_qos::simulation::unshaped::MessageRoundRobin;
 
 use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, tenants};
 use super::shaping::ShapedDevice;
+use super::untried::Untried;
 use super::writer::{Writer, misfit};
 use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
@@ -52,6 +53,10 @@ pub struct Run {
     gates: BTreeMap<String, GateId>,
     /// By device: the word of what it is.
     kinds: BTreeMap<String, String>,
+    /// By name: the number of a tenant, from 1 on in the order of names.
+    pub(super) tenants: BTreeMap<String, u32>,
+    /// By flow of the workload: how many queues those before it have.
+    queues_before: Vec<u32>,
     /// By device: how it shapes.
     pub(super) shaped: BTreeMap<End, ShapedDevice>,
 }
@@ -124,9 +129,16 @@ impl Run {
         numbers: &[usize],
     ) -> Result<Run, Failed> {
         let assembly = Assembly::new(rack, timing, workload.seed)?;
+        let tenants: BTreeSet<&str> =
+            workload.flows.iter().filter_map(|flow| flow.tenant.as_deref()).collect();
+        let queues_before = workload.flows.iter().scan(0_u32, |before, flow| {
+            Some(std::mem::replace(before, before.wrapping_add(flow.queues)))
+        });
+        let mut workload_here = workload.clone();
+        workload_here.notes.extend(super::ways::notes(rack));
         let mut run = Run {
             assembly,
-            workload: workload.clone(),
+            workload: workload_here,
             flows: Vec::new(),
             media: BTreeMap::new(),
             units: BTreeMap::new(),
@@ -135,6 +147,8 @@ impl Run {
                 .functions()
                 .map(|(name, device)| (name.to_string(), device.kind.clone()))
                 .collect(),
+            tenants: tenants.into_iter().map(str::to_owned).zip(1..).collect(),
+            queues_before: queues_before.collect(),
             shaped: BTreeMap::new(),
         };
         run.add_media()?;
@@ -155,7 +169,7 @@ impl Run {
     }
 
     /// What moves, with the flows that are no part of this.
-    pub(super) fn workload(&self) -> &Workload {
+    pub(crate) fn workload(&self) -> &Workload {
         &self.workload
     }
 
@@ -241,8 +255,7 @@ impl Run {
         let mut found = (Vec::new(), Vec::new());
         let shaping = self.shaping_device(spec, &ends)?;
         let tenant = self.tenant(spec.tenant.as_deref());
-        let before =
-            self.workload.flows.iter().take(nth as usize).map(|flow| flow.queues).sum::<u32>();
+        let before = self.queues_before[nth as usize];
         let bursts = spec.bursts.as_ref().map(|[on, off]| {
             let world = &mut self.assembly.world;
             let [on, off] = [on, off].map(|span| world.add_distribution(span.clone()));
@@ -258,7 +271,7 @@ impl Run {
                 routes: Vec::new(),
                 shaping,
                 // Queues that are told apart at a device are far fewer than that.
-                queue: (before + queue) as u16,
+                queue: before.wrapping_add(queue) as u16,
             };
             let trace = job.write_trace(medium, queue)?;
             job.write_script(medium)?;
@@ -353,6 +366,7 @@ impl Run {
             flows,
             links,
             notes: self.workload.notes.clone(),
+            unvalidated: self.untried_as_loaded().sentences(),
         }
     }
 
@@ -376,7 +390,8 @@ impl Run {
         }
         let directions = routes.iter().map(|route| world.directions_of(*route));
         let seconds = self.measured(spec, queues).unwrap_or(seconds);
-        let rate = bytes as f64 / seconds;
+        // A flow of which nothing is measured may be there for no time.
+        let rate = if bytes == 0 { 0.0 } else { bytes as f64 / seconds };
         let jobs_per_second = rate / spec.size as f64;
         // What has ended by itself is exact.
         let ended = queues.iter().all(|queue| world.is_over(*queue));
@@ -391,12 +406,12 @@ impl Run {
             bytes_per_second: rate,
             jobs_per_second,
             confidence,
-            doubt: self.unplayed(spec).or_else(|| {
+            doubt: self.unplayed(spec).or_else(|| over(ended, jobs)).or_else(|| {
                 let random = matches!(spec.arrivals, Arrivals::Poisson(_));
+                let vary = latency.least() < latency.greatest();
                 batched
-                    .then(|| doubt((jobs, random), confidence, (jobs_per_second, asked)))
+                    .then(|| doubt((jobs, random, vary), confidence, (jobs_per_second, asked)))
                     .flatten()
-                    .or_else(|| self.unmeasured(spec))
             }),
             latency_ns: Latency::of(&latency),
             bottleneck: self.bottleneck(spec, (queues, routes), (jobs_per_second, asked)),
@@ -406,6 +421,11 @@ impl Run {
                 .unwrap_or(0),
             distribution: latency.cumulative(),
         }
+    }
+
+    /// What was held against no measurement, by the loads that were simulated.
+    pub(super) fn untried_as_loaded(&self) -> Untried {
+        self.untried(&|direction| self.assembly.world.utilization(direction))
     }
 
     /// For how many seconds a flow was measured that is not there all the time.
@@ -420,12 +440,6 @@ impl Run {
         Some(until.since(spec.begin.max(self.workload.warmup)).seconds())
     }
 
-    /// Why what a flow gets has been held against no measurement.
-    fn unmeasured(&self, spec: &FlowSpec) -> Option<String> {
-        let is_cxl = |name: &str| matches!(self.assembly.end(name), Ok(End::Cxl(_)));
-        spec.kind.ends().into_iter().any(is_cxl).then(|| UNMEASURED.to_owned())
-    }
-
     /// What of a trace was not played.
     fn unplayed(&self, spec: &FlowSpec) -> Option<String> {
         let length = spec.trace.as_ref().filter(|_| spec.arrivals == Arrivals::Traced)?.length();
@@ -438,9 +452,14 @@ impl Run {
     }
 }
 
-/// What is known of CXL memory.
-const UNMEASURED: &str = "CXL memory's parts are estimates that were held against no measurement; a lone load of real devices took 140 \
-                          to 410 ns, by device and processor (Liu and others, ASPLOS 2025)";
+/// What is said of a flow all of whose jobs were over when measuring began.
+fn over(ended: bool, jobs: u64) -> Option<String> {
+    let before = ended && jobs == 0;
+    before.then(|| {
+        "all its jobs ended before it was measured; make `warmup` shorter, or `count` larger"
+            .to_owned()
+    })
+}
 
 /// From this share on a rate is not known well enough.
 const WIDE: f64 = 0.05;
@@ -448,10 +467,13 @@ const WIDE: f64 = 0.05;
 /// From so many jobs on, those that came at random tell how long one takes.
 const FEW: u64 = 20;
 
+/// From so many jobs on there is one that is slower than 99 % of them.
+const HUNDRED: u64 = 100;
+
 /// What the measured time is too short to tell of a flow, of which `rate` jobs per second got through where
-/// as many as `asked` came.
+/// as many as `asked` came; `random` says whether they came at random times, and `vary` whether some took longer than others.
 fn doubt(
-    (jobs, random): (u64, bool),
+    (jobs, random, vary): (u64, bool, bool),
     confidence: Option<f64>,
     (rate, asked): (f64, Option<f64>),
 ) -> Option<String> {
@@ -460,6 +482,8 @@ fn doubt(
     // What gets what it asks for is known, however few its jobs.
     let met = |width| asked.is_some_and(|asked| (rate / asked - 1.0_f64).abs() < width / 2.0);
     match confidence {
+        // Steps that move nothing are known by their jobs.
+        None if jobs > 0 => None,
         None => Some(format!("nothing moved in the measured time; {longer}")),
         Some(width) if width > WIDE && !met(width) => {
             Some(format!("the rate is known to {:.0} % only; {longer}", width * 100.0))
@@ -470,6 +494,9 @@ fn doubt(
         }
         _ if behind.is_some() => {
             Some("more is asked for than gets through: latencies grow with `duration`".to_owned())
+        }
+        _ if vary && jobs < HUNDRED => {
+            Some(format!("only {jobs} jobs ended, so p99 is the slowest of them; {longer}"))
         }
         _ => None,
     }

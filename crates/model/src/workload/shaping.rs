@@ -112,12 +112,7 @@ const PIECE: u64 = 16 << 10;
 impl Run {
     /// The number of a tenant; 0 is that of flows without one.
     pub(super) fn tenant(&self, name: Option<&str>) -> u32 {
-        let names = self.workload().flows.iter().filter_map(|flow| flow.tenant.as_deref());
-        let mut names: Vec<&str> = names.collect();
-        names.sort_unstable();
-        names.dedup();
-        let place = name.and_then(|name| names.binary_search(&name).ok());
-        place.map_or(0, |place| place as u32 + 1)
+        name.and_then(|name| self.tenants.get(name)).copied().unwrap_or(0)
     }
 
     /// Lets switches shape, and makes the gates of devices that do.

@@ -78,6 +78,18 @@ pub struct Move {
 }
 
 impl StepSpec {
+    /// Whether time can pass while it is done.
+    fn takes_time(&self) -> bool {
+        match self {
+            StepSpec::Wait(span) | StepSpec::Use(_, span) => span.mean() > Time::ZERO,
+            StepSpec::Hold(_, steps)
+            | StepSpec::Each { steps, .. }
+            | StepSpec::Admitted(_, _, steps) => steps.iter().any(StepSpec::takes_time),
+            StepSpec::Together(lists) => lists.iter().flatten().any(StepSpec::takes_time),
+            StepSpec::Move(_) => true,
+        }
+    }
+
     pub(super) fn ends(&self) -> &[String] {
         match self {
             StepSpec::Move(moved) => &moved.ends,
@@ -105,6 +117,12 @@ type Steps = (Vec<StepSpec>, Vec<Range<usize>>);
 pub(super) fn read(value: &Spanned<DeValue<'_>>) -> Parsed<Steps> {
     let mut places = Vec::new();
     let steps = list(value, &mut places, 0)?;
+    // One job after the other would begin and end at the same moment, for ever.
+    if !steps.iter().any(StepSpec::takes_time) {
+        let allowed =
+            "give one of its `wait` or `time` more than 0, or add a step that moves bytes";
+        return wrong(value.span(), "a job of these steps takes no time", allowed);
+    }
     Ok((steps, places))
 }
 

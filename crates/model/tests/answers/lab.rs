@@ -1,6 +1,7 @@
 //! Racks and workloads as text, and what comes of them.
 
 use rackbus_fabric::rack::Rack;
+use rackbus_model::flow::rack::{FlowLevel, shares};
 use rackbus_model::timing;
 use rackbus_model::workload::{self, FlowResult, Results};
 
@@ -15,6 +16,14 @@ pub fn tried(rack: &str, workload: &str) -> Result<Results, String> {
     let timing = timing::read_for("rack.toml", rack, &parsed).map_err(|error| error.to_string())?;
     let flows = workload::parse("workload.toml", workload).map_err(|error| error.to_string())?;
     workload::run(&parsed, &timing, &flows, 400_000_000).map_err(|error| error.to_string())
+}
+
+/// What the flow level says of it.
+pub fn shared(rack: &str, workload: &str) -> FlowLevel {
+    let parsed = Rack::parse("rack.toml", rack).unwrap();
+    let timing = timing::read_for("rack.toml", rack, &parsed).unwrap();
+    let flows = workload::parse("workload.toml", workload).unwrap();
+    shares(&parsed, &timing, &flows).unwrap()
 }
 
 pub fn flow<'a>(results: &'a Results, name: &str) -> &'a FlowResult {

@@ -4,7 +4,7 @@ use rackbus_fabric::rack::Rack;
 use rackbus_model::timing;
 use rackbus_model::workload::{self, Results};
 
-use crate::lab::{flow, rate, run};
+use crate::lab::{flow, rate, run, shared, tried};
 
 const RACK: &str = "name = \"one\"\n[hosts.near]\niommu = false\n[hosts.near.devices.nvme0]\nkind = \"nvme\"\n\
                     size = \"1 GiB\"\n";
@@ -96,6 +96,47 @@ fn a_flow_is_measured_while_it_is_there() {
         assert!((share / there - 1.0).abs() < 0.03, "{more}{share}");
         assert_eq!(part.2, None, "{more}");
     }
+}
+
+/// Fair shares are of flows that are there at the same time, and go on.
+#[test]
+fn the_flow_level_answers_for_no_flow_that_comes_or_goes() {
+    let io = format!("[flows.io]\nkind = \"nvme-read\"\n{DRIVE}depth = 8\n");
+    let refused = |life: &str| shared(RACK, &(io.clone() + life)).flows[0].refused;
+    let known = refused("");
+    for (life, expected) in [
+        ("begin = \"500 us\"\n", Some("it is not there all the time; simulate it")),
+        ("end = \"500 us\"\n", Some("it is not there all the time; simulate it")),
+        ("count = 20\n", Some("its jobs come to an end; simulate it")),
+        ("begin = \"50 us\"\n", known),
+    ] {
+        assert_eq!(refused(life), expected, "{life}");
+    }
+}
+
+/// Such a flow once had a rate that is no number, or 0 without a word.
+#[test]
+fn a_flow_that_is_not_there_while_measured_is_refused_or_told() {
+    let io = format!("[flows.io]\nkind = \"nvme-read\"\n{DRIVE}depth = 8\n");
+    for (life, expected) in [
+        ("begin = \"2 ms\"\n", "workload.toml:7:9: `begin` is 2.000 ms; it is before"),
+        ("begin = \"1 ms\"\n", "workload.toml:7:9: `begin` is 1.000 ms; it is before"),
+        ("end = \"50 us\"\n", "workload.toml:7:7: `end` is 50.000 us; it is after"),
+        ("end = \"100 us\"\n", "workload.toml:7:7: `end` is 100.000 us; it is after"),
+    ] {
+        let said = tried(RACK, &(io.clone() + life)).expect_err(life);
+        assert!(said.starts_with(expected), "{said}\n{expected}");
+    }
+    let few = run(RACK, &(io.clone() + "count = 1\n"));
+    assert_eq!((flow(&few, "io").jobs, rate(&few, "io")), (0, 0.0));
+    let doubt = flow(&few, "io").doubt.clone().unwrap_or_default();
+    assert!(doubt.starts_with("all its jobs ended before it was measured"), "{doubt}");
+    // What moves no bytes is known by its jobs.
+    let waits = run(
+        RACK,
+        "[flows.waits]\nkind = \"steps\"\nsize = \"4 KiB\"\nsteps = [{ use = \"cpu\", time = \"1 us\" }]\n",
+    );
+    assert_eq!((flow(&waits, "waits").jobs, &flow(&waits, "waits").doubt), (900, &None));
 }
 
 #[test]

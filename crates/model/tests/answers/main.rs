@@ -11,4 +11,5 @@ mod names;
 mod parts;
 mod refused;
 mod shaping;
+mod untried;
 mod windows;

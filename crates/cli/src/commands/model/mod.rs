@@ -7,6 +7,7 @@ mod profile;
 mod profiles;
 mod reproduce;
 mod run;
+mod slots;
 mod trace;
 mod variants;
 
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
+use rackbus_fabric::text::FileError;
 use rackbus_model::timing::{self, Timing};
 use rackbus_model::workload::{self, Divided, Failed, HostProfile, NamedText, Results, Workload};
 
@@ -65,15 +67,32 @@ struct Source {
     text: String,
     /// The folder from which the file names others; the current one where it is no file.
     folder: PathBuf,
+    /// Whether the text is another than the file's: then what is wrong has no place there.
+    changed: bool,
 }
 
 impl Source {
     fn read(file: &Path) -> Result<Source, Failure> {
         let name = file.display().to_string();
         let text = std::fs::read_to_string(file).map_err(|cause| {
-            Failure::usage(format!("{name}: {cause}"), "name a rack file and a workload file")
+            Failure::usage(format!("{name}: {cause}"), "name a text file that can be read")
         })?;
-        Ok(Source { name, text, folder: file.parent().unwrap_or(Path::new("")).to_owned() })
+        let folder = file.parent().unwrap_or(Path::new("")).to_owned();
+        Ok(Source { name, text, folder, changed: false })
+    }
+
+    /// The file with another text, and in its name how that came to be.
+    fn changed(&self, text: String, how: &str) -> Source {
+        let (name, folder) = (format!("{} {how}", self.name), self.folder.clone());
+        Source { name, text, folder, changed: true }
+    }
+
+    /// What is wrong with it, or with a file that it names.
+    fn misread(&self, error: FileError) -> Failure {
+        if self.changed && error.file == self.name {
+            return Failure::usage(format!("{}: {}", error.file, error.what), error.allowed);
+        }
+        misread(error)
     }
 
     /// The name and the text of a file that this one names.
@@ -96,11 +115,13 @@ struct Case {
 
 impl Case {
     fn read(rack: &Source, workload: &Source) -> Result<Case, Failure> {
-        let (parsed, _) = parse_rack(&rack.name, &rack.text).map_err(misread)?;
-        let timing = timing::read_for(&rack.name, &rack.text, &parsed).map_err(misread)?;
+        let (parsed, _) =
+            parse_rack(&rack.name, &rack.text).map_err(|error| rack.misread(error))?;
+        let timing = timing::read_for(&rack.name, &rack.text, &parsed);
+        let timing = timing.map_err(|error| rack.misread(error))?;
         let beside = |name: &str| workload.beside(name);
         let flows = workload::parse_with(&workload.name, &workload.text, &beside);
-        let flows = flows.map_err(misread)?;
+        let flows = flows.map_err(|error| workload.misread(error))?;
         Ok(Case { rack: parsed, timing, workload: flows, source: workload.clone() })
     }
 
@@ -117,7 +138,10 @@ impl Case {
     /// What did not run, for people.
     fn failure(&self, failed: Failed) -> Failure {
         match failed {
-            Failed::Wrong(problem) => misread(problem.locate(&self.source.name, &self.source.text)),
+            Failed::Wrong(problem) => {
+                let error = problem.locate(&self.source.name, &self.source.text);
+                self.source.misread(error)
+            }
             Failed::Rack(error) => remedied(&error.to_string(), true),
             Failed::Stuck(error) => remedied(&error.to_string(), false),
         }

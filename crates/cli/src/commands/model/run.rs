@@ -1,5 +1,6 @@
 //! `rackbus model run`: a workload in a rack.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -71,14 +72,12 @@ impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let (rack, workload) = self.sources(common).await?;
         let (rack, workload, gone) = self.broken(rack, workload)?;
-        let variants = variants::all(&rack, &workload, &self.sweep)?;
-        let mut cases: Vec<Case> =
-            variants.iter().map(|v| Case::read(&v.rack, &v.workload)).collect::<Result<_, _>>()?;
+        let as_written = |why| variants::as_written(&rack, &workload, why);
+        let variants = variants::all(&rack, &workload, &self.sweep).map_err(as_written)?;
+        let cases = variants.iter().map(|v| Case::read(&v.rack, &v.workload));
+        let mut cases: Vec<Case> = cases.collect::<Result<_, _>>().map_err(as_written)?;
         if !gone.is_empty() {
             let note = format!("left out, as they need what is gone: {}", gone.join(", "));
-            if self.flow_level {
-                output.progress(&note);
-            }
             cases.iter_mut().for_each(|case| case.workload.notes.push(note.clone()));
         }
         let (flows, duration) = match cases.first() {
@@ -142,17 +141,20 @@ impl Args {
         rack: Source,
         workload: Source,
     ) -> Result<(Source, Source, Vec<String>), Failure> {
-        let rack =
-            if self.degrade.is_empty() { rack } else { broken::degrade(&rack, &self.degrade)? };
-        if self.without.is_empty() {
+        if self.without.is_empty() && self.degrade.is_empty() {
             return Ok((rack, workload, Vec::new()));
         }
         // What is wrong before anything breaks is told with its place.
         let whole = Case::read(&rack, &workload)?;
         let fits = Run::new(&whole.rack, &whole.timing, &whole.workload);
         fits.map_err(|failed| whole.failure(failed))?;
-        let rack = broken::without(&rack, &self.without)?;
-        let (workload, mut gone) = broken::idle(&workload, &self.without)?;
+        let rack =
+            if self.degrade.is_empty() { rack } else { broken::degrade(&rack, &self.degrade)? };
+        if self.without.is_empty() {
+            return Ok((rack, workload, Vec::new()));
+        }
+        let (rack, cut) = broken::without(&rack, &self.without)?;
+        let (workload, mut gone) = broken::idle(&workload, &[&self.without[..], &cut].concat())?;
         // Others lose the way to where they go.
         let case = Case::read(&rack, &workload)?;
         let lost = stranded(&case.rack, &case.timing, &case.workload);
@@ -257,6 +259,8 @@ fn show_flows(o: &Output, outcomes: &[VariantOutcome<Results>]) {
     let rows = outcomes.iter().flat_map(|outcome| {
         outcome.results.flows.iter().map(move |flow| {
             let latency = &flow.latency_ns;
+            // Where no job ended, none is known.
+            let span = |ns| if flow.jobs == 0 { String::new() } else { span(ns) };
             let mut cells = choice(outcome);
             cells.extend([
                 flow.name.as_str().into(),
@@ -286,13 +290,11 @@ fn sure(share: f64) -> String {
 
 /// What the measured time is too short to tell, and what the hosts are taken to be.
 fn show_doubts(o: &Output, outcomes: &[VariantOutcome<Results>]) {
+    show_each_once(o, "", outcomes.iter().flat_map(|outcome| &outcome.results.notes));
     for outcome in outcomes {
         let values: Vec<&str> = outcome.variant.iter().map(|(_, value)| value.as_str()).collect();
         let place =
             if values.is_empty() { String::new() } else { format!("{}: ", values.join(", ")) };
-        if outcomes.len() == 1 {
-            outcome.results.notes.iter().for_each(|note| o.line(note));
-        }
         let doubts =
             outcome.results.flows.iter().filter_map(|flow| Some((flow, flow.doubt.as_ref()?)));
         for (flow, doubt) in doubts {
@@ -300,6 +302,18 @@ fn show_doubts(o: &Output, outcomes: &[VariantOutcome<Results>]) {
         }
     }
     o.line(&taken_to_be(outcomes.first().map_or(&[], |outcome| &outcome.results.hosts)));
+    show_unvalidated(o, outcomes.iter().flat_map(|outcome| &outcome.results.unvalidated));
+}
+
+/// What of all answers was held against no measurement.
+pub(super) fn show_unvalidated<'a>(o: &Output, all: impl Iterator<Item = &'a String>) {
+    show_each_once(o, "not validated: ", all);
+}
+
+/// What is said of several answers, each sentence once.
+pub(super) fn show_each_once<'a>(o: &Output, before: &str, all: impl Iterator<Item = &'a String>) {
+    let mut told: BTreeSet<&String> = BTreeSet::new();
+    all.filter(|what| told.insert(what)).for_each(|what| o.line(&format!("{before}{what}")));
 }
 
 fn show_tenants(o: &Output, outcomes: &[VariantOutcome<Results>]) {
@@ -377,7 +391,9 @@ fn show_shares(o: &Output, outcomes: &[VariantOutcome<FlowLevel>]) {
             o.line(&format!("{}: {why}", flow.name));
         }
     }
+    show_each_once(o, "", outcomes.iter().flat_map(|outcome| &outcome.results.notes));
     o.line(&taken_to_be(outcomes.first().map_or(&[], |outcome| &outcome.results.hosts)));
+    show_unvalidated(o, outcomes.iter().flat_map(|outcome| &outcome.results.unvalidated));
     let links = outcomes.iter().map(|outcome| {
         let busy = outcome.results.links.iter();
         (

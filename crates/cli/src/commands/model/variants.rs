@@ -3,9 +3,11 @@
 //! A key names a value by its path in the file: `timing.ntb.latency`, `hosts.lender.iommu`,
 //! `fabric.links.0.lanes`, `flows.backup.size`, `timing.parts."alpha/gpu0".tags`.
 
+use rackbus_fabric::text::Problem;
 use toml::{Table, Value};
 
-use super::Source;
+use super::{Case, Source};
+use crate::commands::misread;
 use crate::output::Failure;
 
 const FORM: &str = "write KEY=VALUE[,VALUE…], for example timing.ntb.latency=\"100 ns,350 ns\"";
@@ -71,21 +73,69 @@ pub fn all(rack: &Source, workload: &Source, sweeps: &[Sweep]) -> Result<Vec<Var
     Ok(variants)
 }
 
-fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, Failure> {
+/// A variant with another value of a key.
+///
+/// # Errors
+/// When the key's file is no TOML, or the key leads nowhere.
+pub fn with(variant: &Variant, key: &str, value: &str) -> Result<Variant, Failure> {
     let mut variant = variant.clone();
     variant.choice.push((key.to_owned(), value.to_owned()));
     let path = path(key);
-    let in_workload = path.first().is_some_and(|first| WORKLOAD.contains(&first.as_str()));
-    let file = if in_workload { &mut variant.workload } else { &mut variant.rack };
-    let unread = |cause: toml::de::Error| {
-        Failure::usage(format!("{}: {}", file.name, cause.message()), "correct the file")
-    };
-    let mut table: Table = file.text.parse().map_err(unread)?;
+    let file = if in_workload(&path) { &mut variant.workload } else { &mut variant.rack };
+    let mut table = table(file)?;
     let wrong = |what: String| Failure::usage(format!("{key}: {what}"), FORM);
     set(&mut table, &path, parse(value)).map_err(wrong)?;
-    file.text = table.to_string();
-    file.name = format!("{} with {key} = {value}", file.name);
+    *file = file.changed(table.to_string(), &format!("with {key} = {value}"));
     Ok(variant)
+}
+
+/// The table that a file is.
+///
+/// # Errors
+/// With the place of what is no TOML.
+pub fn table(file: &Source) -> Result<Table, Failure> {
+    let failed = |cause: toml::de::Error| {
+        let (span, what) = (cause.span().unwrap_or(0..0), cause.message().to_owned());
+        let problem = Problem { span, what, allowed: "the file is TOML (https://toml.io)".into() };
+        misread(problem.locate(&file.name, &file.text))
+    };
+    file.text.parse().map_err(failed)
+}
+
+/// Which of a sweep's values a key has as the files have it.
+///
+/// # Errors
+/// As [`table`].
+pub fn present(variant: &Variant, key: &str, values: &[String]) -> Result<Option<usize>, Failure> {
+    let path = path(key);
+    let table = table(if in_workload(&path) { &variant.workload } else { &variant.rack })?;
+    let whole = Value::Table(table);
+    let found = path.iter().try_fold(&whole, |value, part| match value {
+        Value::Table(inner) => inner.get(part),
+        Value::Array(items) => items.get(part.parse::<usize>().ok()?),
+        _ => None,
+    });
+    Ok(found.and_then(|found| values.iter().position(|value| parse(value) == *found)))
+}
+
+/// Whether a rack file tells of parts between hosts, or of links. Hosts of one that does not share memory.
+pub fn is_joined_by_cables(rack: &Table) -> bool {
+    let parts = ["adapters", "switches", "memories", "links"];
+    let of = |name| rack.get("fabric").and_then(|fabric: &Value| fabric.get(name));
+    parts.into_iter().filter_map(of).any(|parts| match parts {
+        Value::Table(table) => !table.is_empty(),
+        Value::Array(entries) => !entries.is_empty(),
+        _ => true,
+    })
+}
+
+/// What is wrong with a variant: what is wrong with the files as they are written comes first, as it has a place there.
+pub fn as_written(rack: &Source, workload: &Source, variant: Failure) -> Failure {
+    Case::read(rack, workload).err().unwrap_or(variant)
+}
+
+fn in_workload(path: &[String]) -> bool {
+    path.first().is_some_and(|first| WORKLOAD.contains(&first.as_str()))
 }
 
 /// The parts of a key; quotes keep dots.

@@ -72,6 +72,14 @@ pub fn values(name: &str) -> Option<(String, Vec<Value>)> {
     Some((text(table.get("what")?.get_ref()), values))
 }
 
+/// What of a profile was held against no measurement; `None` where there are measurements of such a host, or no such
+/// profile.
+pub fn untried(name: &str) -> Option<String> {
+    let (_, text) = FILES.iter().find(|(other, _)| *other == name)?;
+    let table = DeTable::parse(text).ok()?;
+    table.get_ref().get("untried")?.get_ref().as_str().map(str::to_owned)
+}
+
 /// Reads a file, which sets every value.
 ///
 /// # Panics
@@ -128,6 +136,23 @@ mod tests {
             assert_eq!(keys(name), keys(USUAL), "{name}");
             for value in values(name).unwrap().1 {
                 assert!(value.source.len() > 10, "{name}: {} has no source", value.key);
+            }
+        }
+    }
+
+    /// What was measured on other machines is an estimate here, whoever published it.
+    #[test]
+    fn what_was_measured_on_another_kind_of_host_is_called_an_estimate() {
+        for (name, _) in FILES {
+            for value in values(name).unwrap().1 {
+                let elsewhere = value.source.contains("pcie-bench") && !name.starts_with("xeon-e5")
+                    || value.source.contains("SISCI") && *name != "desktop";
+                assert!(
+                    !elsewhere || value.source.starts_with("estimate"),
+                    "{name}: {} is from {}",
+                    value.key,
+                    value.source
+                );
             }
         }
     }
