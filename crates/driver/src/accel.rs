@@ -148,6 +148,8 @@ pub struct Accel {
     /// What rings for each vector.
     events: Vec<Event>,
     data_size: usize,
+    /// What is under way in queue 0 is of a whole request that gave up waiting for it.
+    late: bool,
 }
 
 impl std::fmt::Debug for Accel {
@@ -226,7 +228,8 @@ impl Accel {
             rings.push(ring);
         }
         let data_size = layout.length - layout.data;
-        Ok(Accel { device, memory, addresses, layout, info, queues: rings, events, data_size })
+        let (queues, late) = (rings, false);
+        Ok(Accel { device, memory, addresses, layout, info, queues, events, data_size, late })
     }
 
     /// What the function says of itself.
@@ -305,7 +308,8 @@ impl Accel {
         Ok(self.device.unshare(address, length)?)
     }
 
-    /// Puts a descriptor into a queue; the function sees it after [`ring`](Accel::ring).
+    /// Puts a descriptor into a queue; the function sees it after [`ring`](Accel::ring). Who does so also takes what
+    /// still completes of a request that failed.
     ///
     /// # Errors
     /// [`AccelError::Request`] when the queue is full, or not there.
@@ -318,6 +322,7 @@ impl Accel {
             return Err(AccelError::Full);
         }
         ring.push(&self.memory, descriptor);
+        self.late = false;
         Ok(())
     }
 

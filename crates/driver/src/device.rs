@@ -317,6 +317,48 @@ impl DrivenFunction for InThreadFunction {
 }
 
 #[cfg(test)]
+pub(crate) mod stoppable {
+    //! A function that a test stops and lets go on.
+
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// While it is stopped, it does nothing and its registers cannot be read.
+    pub(crate) struct Stoppable(InThreadFunction, Arc<AtomicBool>);
+
+    impl Stoppable {
+        /// It goes on until what is returned says otherwise.
+        pub(crate) fn new(model: Box<dyn Function>) -> (Stoppable, Arc<AtomicBool>) {
+            let stopped = Arc::new(AtomicBool::new(false));
+            (Stoppable(InThreadFunction::new(model), stopped.clone()), stopped)
+        }
+    }
+
+    impl DrivenFunction for Stoppable {
+        fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
+            match self.1.load(Ordering::Relaxed) {
+                true => Err(DriveError::TimedOut("read")),
+                false => self.0.read(offset, data),
+            }
+        }
+
+        fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+            self.0.write(offset, data)
+        }
+
+        fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
+            self.0.start(iova, memory)
+        }
+
+        fn progress(&mut self) -> bool {
+            self.1.load(Ordering::Relaxed) || self.0.progress()
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

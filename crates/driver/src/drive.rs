@@ -79,6 +79,8 @@ pub struct Drive {
     queue: DriveQueue,
     info: DriveInfo,
     data: DriveBuffer,
+    /// What is in flight is the command of a whole request that gave up waiting for it.
+    late: bool,
 }
 
 impl std::fmt::Debug for Drive {
@@ -127,7 +129,7 @@ impl Drive {
         admin.create_queues(place)?;
         let queue = DriveQueue::new(&memory, iova, place, sgl);
         let data = DriveBuffer { offset: data, length: length - data };
-        Ok(Drive { device, memory, queue, info, data })
+        Ok(Drive { device, memory, queue, info, data, late: false })
     }
 
     /// What the drive says of itself.
@@ -135,8 +137,10 @@ impl Drive {
         &self.info
     }
 
-    /// The queue, with the device that it is used with and the memory for data.
+    /// The queue, with the device that it is used with and the memory for data. Who takes it also takes what still
+    /// completes of a request that failed.
     pub fn parts(&mut self) -> (&mut DriveQueue, &mut dyn DrivenFunction, DriveBuffer) {
+        self.late = false;
         (&mut self.queue, &mut *self.device, self.data)
     }
 
@@ -167,6 +171,7 @@ impl Drive {
     pub fn write(&mut self, lba: u64, data: &[u8], fua: bool) -> Result<(), DriveError> {
         let pieces = self.pieces(lba, data.len())?;
         for ((lba, blocks, buffer), data) in pieces.iter().zip(data.chunks(self.piece())) {
+            self.check_idle()?;
             self.slice(*buffer)?.copy_from(data);
             self.transfer(IoOpcode::Write, *lba, *blocks, *buffer, fua)?;
         }
@@ -180,6 +185,7 @@ impl Drive {
     pub fn compare(&mut self, lba: u64, data: &[u8]) -> Result<bool, DriveError> {
         let pieces = self.pieces(lba, data.len())?;
         for ((lba, blocks, buffer), data) in pieces.iter().zip(data.chunks(self.piece())) {
+            self.check_idle()?;
             self.slice(*buffer)?.copy_from(data);
             match self.transfer(IoOpcode::Compare, *lba, *blocks, *buffer, false) {
                 Ok(()) => {}
@@ -227,6 +233,7 @@ impl Drive {
     pub fn deallocate(&mut self, lba: u64, blocks: u32) -> Result<(), DriveError> {
         let range = DsmRange { attributes: 0, nlb: blocks, slba: lba };
         let buffer = DriveBuffer { offset: self.data.offset, length: size_of::<DsmRange>() };
+        self.check_idle()?;
         self.slice(buffer)?.copy_from(range.as_bytes());
         let mut sqe = io(IoOpcode::DatasetManagement);
         sqe.cdw11 = DsmCdw11::new().with_ad(true).into();
@@ -281,8 +288,14 @@ impl Drive {
         self.finish(name)
     }
 
-    /// A whole request waits for the next completion, which has to be its own.
-    fn check_idle(&self) -> Result<(), DriveError> {
+    /// A whole request waits for the next completion, which has to be its own, and uses the buffer, which a command in
+    /// flight may still read or write. A former request's command may have completed meanwhile.
+    fn check_idle(&mut self) -> Result<(), DriveError> {
+        if self.late {
+            self.device.progress();
+            while self.queue.poll(&mut *self.device)?.is_some() {}
+            self.late = self.queue.in_flight() > 0;
+        }
         match self.queue.in_flight() {
             0 => Ok(()),
             _ => Err(DriveError::Request("the queue has other commands in flight")),
@@ -290,8 +303,10 @@ impl Drive {
     }
 
     fn finish(&mut self, name: &'static str) -> Result<(), DriveError> {
-        self.queue.ring(&mut *self.device)?;
-        wait(&mut self.queue, &mut *self.device, name).map(drop)
+        let rung = self.queue.ring(&mut *self.device);
+        let done = rung.and_then(|()| wait(&mut self.queue, &mut *self.device, name));
+        self.late = self.queue.in_flight() > 0;
+        done.map(drop)
     }
 }
 
@@ -309,4 +324,65 @@ fn io(opcode: IoOpcode) -> Sqe {
     let mut sqe = Sqe { nsid: 1, ..Sqe::default() };
     sqe.cdw0 = Cdw0::new().with_opcode(opcode as u8);
     sqe
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rackbus_devices::nvme::{Nvme, NvmeConfig};
+
+    use super::*;
+    use crate::device::stoppable::Stoppable;
+
+    fn stoppable() -> (Drive, Arc<AtomicBool>) {
+        let nvme = Nvme::new(&NvmeConfig::memory(1 << 20, "LATE")).unwrap();
+        let (device, stopped) = Stoppable::new(Box::new(nvme));
+        (Drive::with_device(Box::new(device), DriveOptions::default()).unwrap(), stopped)
+    }
+
+    #[test]
+    fn a_late_write_writes_its_own_data_and_the_drive_goes_on_after_it() {
+        type Request = fn(&mut Drive) -> Result<(), DriveError>;
+        let others: [Request; 3] = [
+            |drive| drive.write(8, &[2; 512], false),
+            |drive| drive.compare(8, &[2; 512]).map(drop),
+            |drive| drive.deallocate(8, 1),
+        ];
+        for other in others {
+            let (mut drive, stopped) = stoppable();
+            stopped.store(true, Ordering::Relaxed);
+            let late = drive.write(0, &[1; 512], false);
+            assert!(matches!(late, Err(DriveError::TimedOut(_))), "{late:?}");
+            let refused = other(&mut drive);
+            assert!(matches!(refused, Err(DriveError::Request(_))), "{refused:?}");
+            stopped.store(false, Ordering::Relaxed);
+            // It may take a few looks, and no more.
+            assert!((0..100).any(|_| other(&mut drive).is_ok()), "it is not usable again");
+            let mut back = [0; 512];
+            drive.read(0, &mut back).unwrap();
+            assert!(back == [1; 512], "another request's data was written");
+        }
+    }
+
+    #[test]
+    fn commands_that_were_put_in_beside_requests_are_not_taken_for_late_ones() {
+        let (mut drive, stopped) = stoppable();
+        stopped.store(true, Ordering::Relaxed);
+        assert!(drive.flush().is_err());
+        stopped.store(false, Ordering::Relaxed);
+        let (queue, device, data) = drive.parts();
+        let id = queue.submit(IoOpcode::Read, 0, 1, data, false).unwrap();
+        queue.ring(device).unwrap();
+        for _ in 0..100 {
+            device.progress();
+        }
+        assert!(matches!(drive.flush(), Err(DriveError::Request(_))));
+        let (queue, device, _) = drive.parts();
+        let ended: Vec<_> = std::iter::from_fn(|| queue.poll(device).unwrap()).collect();
+        assert_eq!(ended.len(), 2);
+        assert_eq!(ended[1].id, id);
+        drive.flush().unwrap();
+    }
 }

@@ -47,7 +47,7 @@ fn next(nets: &mut [Net; 2], of: usize, frame: &mut Vec<u8>) -> Header {
                 return header;
             }
         }
-        nets[1 - of].unsent(0);
+        nets[1 - of].unsent(0).unwrap();
     }
     panic!("nothing came");
 }
@@ -99,7 +99,7 @@ fn frames_go_through_by_every_kind_of_queue_and_stay_in_order() {
                     sent += 1;
                 }
                 nets[0].flush(0).unwrap();
-                nets[0].unsent(0);
+                nets[0].unsent(0).unwrap();
                 while nets[1].receive(0, &mut found).unwrap().is_some() {
                     assert!(
                         found == frame(&nets[0], to, 100 + received % 200, received),
@@ -266,7 +266,7 @@ fn several_pairs_share_flows_and_keep_each_in_order() {
         nets[0].send((flow % 4) as u16, &Header::default(), &sent).unwrap();
         nets[0].flush((flow % 4) as u16).unwrap();
         for pair in 0..4 {
-            nets[0].unsent(pair);
+            nets[0].unsent(pair).unwrap();
         }
         for pair in 0..4 {
             while nets[1].receive(pair, &mut found).unwrap().is_some() {
@@ -322,7 +322,7 @@ fn who_sleeps_is_woken() {
                 }
             }
             // The answers have to leave before the function is given back.
-            while b.unsent(0) > 0 {
+            while b.unsent(0).unwrap() > 0 {
                 std::thread::yield_now();
             }
             b
@@ -387,7 +387,7 @@ fn a_function_without_a_network_has_its_link_down() {
     let sent = frame(&net, [0xff; 6], 100, 1);
     net.send(0, &Header::default(), &sent).unwrap();
     net.flush(0).unwrap();
-    while net.unsent(0) > 0 {}
+    while net.unsent(0).unwrap() > 0 {}
 }
 
 #[test]
@@ -410,7 +410,7 @@ fn functions_in_vlans_of_their_own_reach_their_own_and_spoofed_frames_nobody() {
         nets[0].send(0, &Header::default(), sent).unwrap();
     }
     nets[0].flush(0).unwrap();
-    while nets[0].unsent(0) > 0 {}
+    while nets[0].unsent(0).unwrap() > 0 {}
     let mut found = Vec::new();
     while nets[1].receive(0, &mut found).unwrap().is_none() {}
     assert_eq!(found, good);

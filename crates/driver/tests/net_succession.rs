@@ -140,7 +140,7 @@ fn a_function_goes_on_at_any_moment() {
                     }
                 }
                 _ => {
-                    nets[0].unsent(0);
+                    nets[0].unsent(0).unwrap();
                     while nets[1].receive(0, &mut found).unwrap().is_some() {
                         let number = u32::from_le_bytes(found[14..18].try_into().unwrap());
                         assert!(last.is_none_or(|last| number > last), "{number} behind {last:?}");
@@ -153,7 +153,7 @@ fn a_function_goes_on_at_any_moment() {
             }
         }
         for _ in 0..100 {
-            nets[0].unsent(0);
+            nets[0].unsent(0).unwrap();
             while nets[1].receive(0, &mut found).unwrap().is_some() {
                 last = Some(u32::from_le_bytes(found[14..18].try_into().unwrap()));
             }

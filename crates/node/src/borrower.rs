@@ -7,6 +7,7 @@
 //! was pulled out, and its QEMU no broken connection.
 
 mod attach;
+mod front_slots;
 pub mod host;
 mod lease;
 mod saved;
@@ -37,6 +38,7 @@ use crate::peers::PeerGroups;
 use crate::remote::OnLost;
 use crate::report;
 use crate::sessions::HOLD;
+pub(crate) use front_slots::{FrontSlot, FrontSlots};
 
 /// Why a function could not be opened here.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +103,7 @@ pub struct BorrowedFunctions {
     gate: Gate,
     hold: Duration,
     lanes: Lanes,
+    fronts: FrontSlots,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
     /// Those in this host's own PCI tree.
     in_host: HostFunctions,
@@ -140,6 +143,7 @@ impl BorrowedFunctions {
             gate,
             hold: HOLD,
             lanes: Lanes::default(),
+            fronts: FrontSlots::default(),
             open,
             in_host,
             ended,
@@ -228,6 +232,7 @@ impl BorrowedFunctions {
             gate: self.gate.clone(),
             hold: self.hold,
             lanes: self.lanes.clone(),
+            fronts: self.fronts.clone(),
             open: Arc::downgrade(open),
         }
     }

@@ -5,8 +5,8 @@
 //! function answers as an absent one does.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_devices::{FrontError, Lost, class};
@@ -20,6 +20,7 @@ use rackbus_pci::vfio_user::{
 use rackbus_pci::{Engine, EngineHandle, Function, MediumAccess, RestoreError};
 use rustix::io::Errno;
 
+use crate::borrower::FrontSlot;
 use crate::lendable::NotSaved;
 use crate::remote::OnLost;
 
@@ -46,6 +47,14 @@ struct Conversation {
     gone: AtomicBool,
     /// It was ended on this side, before the other one did or was lost.
     ended_here: AtomicBool,
+    /// Its place among the fronts of this host, until it has released all memory.
+    slot: Mutex<Option<FrontSlot>>,
+}
+
+impl Conversation {
+    fn slot(&self) -> MutexGuard<'_, Option<FrontSlot>> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl std::fmt::Debug for Conversation {
@@ -78,7 +87,8 @@ impl MediumConversation {
         // It may sleep, and wait for an answer that does not come: what is under way fails now. Then
         // it is at rest, since its user, for whom it is absent, can neither stop nor reset it: what
         // were its queues may be other memory soon. One that has stopped reaches nothing.
-        let _ = self.0.engine.post(|endpoint| {
+        let slot = self.0.slot().take();
+        let _ = self.0.engine.post(move |endpoint| {
             endpoint.poll(endpoint.clock());
             endpoint.reset();
             endpoint.retire_registers();
@@ -86,6 +96,8 @@ impl MediumConversation {
             // which the fabric takes for the same.
             endpoint.drop_memory();
             endpoint.dma().revoker().revoke();
+            // Not before: the lender has the function back already, and may lend it to this host again.
+            drop(slot);
         });
     }
 
@@ -209,6 +221,7 @@ impl PlacedDevice {
             lost,
             gone: AtomicBool::new(false),
             ended_here: AtomicBool::new(false),
+            slot: Mutex::default(),
         }));
         let watched = conversation.clone();
         let watch = move || {
@@ -220,6 +233,16 @@ impl PlacedDevice {
         };
         std::thread::Builder::new().name("lender watch".into()).spawn(watch).map_err(system)?;
         Ok(PlacedDevice { device, conversation, _engine: engine })
+    }
+
+    /// The same, which has this place until it has released all memory.
+    pub(crate) fn keeping(self, slot: FrontSlot) -> PlacedDevice {
+        *self.conversation.0.slot() = Some(slot);
+        if self.conversation.is_gone() {
+            // It has ended meanwhile, without the place.
+            self.conversation.ended();
+        }
+        self
     }
 
     /// The conversation with the node that has the medium.
@@ -321,6 +344,17 @@ mod tests {
     use rackbus_spec::pcie::Command;
 
     use super::*;
+    use crate::borrower::FrontSlots;
+
+    /// A drive at its lender, what that offers of it, and the files of its medium.
+    fn offered() -> (Endpoint, OfferedMedium, Vec<OwnedFd>) {
+        let mut lender =
+            Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
+        let offer = lender.serve_medium(None).unwrap();
+        let class = offer.class.to_owned();
+        let medium = OfferedMedium { class, description: offer.description, session: None };
+        (lender, medium, offer.files)
+    }
 
     /// The lender says how much memory its front takes here.
     #[test]
@@ -338,14 +372,7 @@ mod tests {
     /// Its user cannot stop it any more: what it writes goes nowhere. So it must be at rest.
     #[test]
     fn a_front_that_lost_its_medium_reaches_no_memory_any_more() {
-        let config = NvmeConfig::memory(1 << 20, "M1");
-        let mut lender = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
-        let offer = lender.serve_medium(None).unwrap();
-        let medium = OfferedMedium {
-            class: offer.class.to_owned(),
-            description: offer.description,
-            session: None,
-        };
+        let (_lender, medium, files) = offered();
         let (stream, _lenders) = UnixStream::pair().unwrap();
         let stream: Arc<dyn Stream> = Arc::new(stream);
         let lending = Lending::alone();
@@ -355,7 +382,7 @@ mod tests {
         let front = PlacedDevice::start(
             "nvme0",
             &medium,
-            MediumAccess::Files(offer.files),
+            MediumAccess::Files(files),
             stream,
             lending,
             lost,
@@ -380,15 +407,11 @@ mod tests {
     #[test]
     fn a_medium_that_is_lost_before_its_user_lets_go_is_told_as_lost() {
         for lender_ends in [true, false] {
-            let mut lender =
-                Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
-            let offer = lender.serve_medium(None).unwrap();
-            let class = offer.class.to_owned();
-            let medium = OfferedMedium { class, description: offer.description, session: None };
+            let (_lender, medium, files) = offered();
             let (stream, lenders) = UnixStream::pair().unwrap();
             let stream: Arc<dyn Stream> = Arc::new(stream);
             let (told, heard) = std::sync::mpsc::channel();
-            let access = MediumAccess::Files(offer.files);
+            let access = MediumAccess::Files(files);
             let lost = Box::new(move |_| told.send(()).unwrap());
             let lending = Lending::alone();
             let front = PlacedDevice::start("d", &medium, access, stream, lending, lost).unwrap();
@@ -409,20 +432,13 @@ mod tests {
         let lending = Lending::alone();
         let both = Access::READ | Access::WRITE;
         let start = || {
-            let mut lender =
-                Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
-            let offer = lender.serve_medium(None).unwrap();
-            let medium = OfferedMedium {
-                class: offer.class.to_owned(),
-                description: offer.description,
-                session: None,
-            };
+            let (lender, medium, files) = offered();
             let (stream, lenders) = UnixStream::pair().unwrap();
             let (stream, lost) = (Arc::new(stream), Box::new(drop));
             let front = PlacedDevice::start(
                 "nvme0",
                 &medium,
-                MediumAccess::Files(offer.files),
+                MediumAccess::Files(files),
                 stream,
                 lending.clone(),
                 lost,
@@ -443,5 +459,31 @@ mod tests {
         old.unmap(4096, 4096).unwrap();
         drop(old);
         assert_eq!(reached(), 1);
+    }
+
+    /// The lender has the function back by then, and may have lent it to this host again: memory of the next front once was
+    /// refused, as the former one had it in the same place.
+    #[test]
+    fn the_next_front_may_begin_when_the_memory_of_the_former_one_is_released() {
+        let (_lender, medium, files) = offered();
+        let (stream, lenders) = UnixStream::pair().unwrap();
+        let (access, lending) = (MediumAccess::Files(files), Lending::alone());
+        let fabric = lending.fabric().clone();
+        let lost = Box::new(drop);
+        let front = PlacedDevice::start("d", &medium, access, Arc::new(stream), lending, lost);
+        let slots = FrontSlots::default();
+        let front = front.unwrap().keeping(slots.take("alpha/d", Duration::ZERO).unwrap());
+        let memory = SharedMemory::create("guest", 4096).unwrap();
+        front.map(0, 4096, Access::READ | Access::WRITE, Some(memory.handle(0))).unwrap();
+        // Its engine is busy.
+        let (go_on, busy) = std::sync::mpsc::channel::<()>();
+        front.device.engine().post(move |_| _ = busy.recv()).unwrap();
+        front.conversation().end();
+        lenders.wait_closed();
+        assert!(slots.take("alpha/d", Duration::ZERO).is_none(), "its memory is lent");
+        go_on.send(()).unwrap();
+        let next = slots.take("alpha/d", Duration::from_secs(60));
+        assert!(next.is_some());
+        assert_eq!(fabric.with(|it| it.reached("host/function").unwrap().len()), 0);
     }
 }

@@ -248,9 +248,14 @@ impl LentFunctions {
 
     /// Whether a borrower is attached to each device.
     pub fn attached(&self) -> BTreeMap<String, bool> {
+        // Before the fence is locked, under which nothing else is waited for.
+        let devices = self.devices();
         let fence = self.fence.lock();
-        let attached = |name: &String| (name.clone(), fence.attached_up_to(name, Epoch::MAX));
-        self.devices().iter().map(attached).collect()
+        let attached = |name: String| {
+            let attached = fence.attached_up_to(&name, Epoch::MAX);
+            (name, attached)
+        };
+        devices.into_iter().map(attached).collect()
     }
 
     /// How the devices are, without waiting for any of them.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -55,17 +55,71 @@ type Waiting = Arc<Mutex<HashMap<u64, Sender<CommandOutput>>>>;
 #[derive(Debug)]
 pub struct GuestAgent {
     path: PathBuf,
-    writer: Mutex<UnixStream>,
+    writer: Mutex<RequestWriter>,
     waiting: Waiting,
     next: AtomicU64,
+}
+
+/// Sends requests to a guest, which may not take any for a while.
+#[derive(Debug)]
+struct RequestWriter {
+    stream: UnixStream,
+    /// What is left of a request that the guest has a part of: it goes first, so that the guest does not take what
+    /// follows for a part of that request.
+    rest: Vec<u8>,
+}
+
+impl RequestWriter {
+    /// Sends one request within `limit`.
+    fn send(&mut self, request: &[u8], limit: Duration) -> std::io::Result<()> {
+        let deadline = Instant::now() + limit;
+        let mut rest = std::mem::take(&mut self.rest);
+        let sent = self.write(&mut rest, deadline);
+        self.rest = rest;
+        sent?;
+        let mut rest = request.to_vec();
+        let sent = self.write(&mut rest, deadline);
+        if rest.len() < request.len() {
+            self.rest = rest;
+        }
+        sent
+    }
+
+    /// Writes `data` and takes away from it what is written.
+    fn write(&mut self, data: &mut Vec<u8>, deadline: Instant) -> std::io::Result<()> {
+        while !data.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.stream.set_write_timeout(Some(left))?;
+            match self.stream.write(data) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => drop(data.drain(..written)),
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A command that runs in the guest.
 #[derive(Debug)]
 pub struct RunningCommand {
+    id: u64,
     command: String,
     limit: Duration,
     reply: Receiver<CommandOutput>,
+    waiting: Waiting,
+}
+
+impl Drop for RunningCommand {
+    /// Nobody waits for its reply any more.
+    fn drop(&mut self) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
 }
 
 impl GuestAgent {
@@ -85,7 +139,7 @@ impl GuestAgent {
         // Replies to an earlier connection's requests may still come: never reuse their ids.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let first = u64::try_from(now.as_micros()).unwrap_or(1);
-        let writer = Mutex::new(stream);
+        let writer = Mutex::new(RequestWriter { stream, rest: Vec::new() });
         Ok(Self { path: socket.to_owned(), writer, waiting, next: AtomicU64::new(first) })
     }
 
@@ -98,19 +152,22 @@ impl GuestAgent {
         self.start(command, limit)?.wait()
     }
 
-    /// Starts `command` in the guest and returns at once.
+    /// Starts `command` in the guest and returns when it is sent.
     ///
     /// # Errors
-    /// When the VM has gone.
+    /// When the VM has gone, or takes no requests for as long as the command may run.
     pub fn start(&self, command: &str, limit: Duration) -> Result<RunningCommand> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
+        let (command, waiting) = (command.to_owned(), Arc::clone(&self.waiting));
+        let running = RunningCommand { id, command, limit, reply, waiting };
         let seconds = limit.as_secs().max(1);
-        let line = format!("{id} {seconds} {}\n", BASE64.encode(command));
+        let line = format!("{id} {seconds} {}\n", BASE64.encode(&running.command));
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        writer.write_all(line.as_bytes()).map_err(io("send a command to", &self.path))?;
-        Ok(RunningCommand { command: command.to_owned(), limit, reply })
+        let sent = writer.send(line.as_bytes(), Duration::from_secs(seconds));
+        sent.map_err(io("send a command to", &self.path))?;
+        Ok(running)
     }
 }
 
@@ -118,7 +175,7 @@ impl Drop for GuestAgent {
     fn drop(&mut self) {
         let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Ends the reader; an error means that the peer has gone, which ends it as well.
-        let _ = writer.shutdown(Shutdown::Both);
+        let _ = writer.stream.shutdown(Shutdown::Both);
     }
 }
 
@@ -201,5 +258,52 @@ mod tests {
         for bad in ["", "7", "7 0", "7 0 -", "x 0 - -", "7 0 ! -", "7 0 - - -", "\u{0}7 0 - -"] {
             assert_eq!(parse_reply(bad.as_bytes()), None, "{bad:?}");
         }
+    }
+
+    fn connected(name: &str) -> (GuestAgent, UnixStream) {
+        let path =
+            std::env::temp_dir().join(format!("rackbus-agent-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("bind");
+        let agent = GuestAgent::connect(&path).expect("connect");
+        let (guest, _) = listener.accept().expect("accept");
+        let _ = std::fs::remove_file(path);
+        (agent, guest)
+    }
+
+    #[test]
+    fn a_guest_that_takes_nothing_holds_a_request_up_for_its_limit_and_gets_it_whole() {
+        let (agent, guest) = connected("full");
+        let second = Duration::from_secs(1);
+        let begun = Instant::now();
+        let long = "x".repeat(4 << 20);
+        for command in [long.as_str(), "true"] {
+            let error = agent.start(command, second).expect_err("the guest takes nothing");
+            assert!(matches!(error, VmError::Io { .. }), "{error}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(agent.waiting.lock().unwrap().is_empty(), "somebody waits for a reply");
+        // When it takes requests again, the one that it has a part of comes to its end before the next.
+        let lines = std::thread::spawn(move || {
+            let lines = BufReader::new(guest).lines().take(2);
+            lines.collect::<std::io::Result<Vec<_>>>().expect("requests")
+        });
+        let next = agent.start("next", second * 20).expect("the guest takes requests");
+        let lines = lines.join().expect("the guest");
+        let commands = lines.iter().map(|line| line.split(' ').nth(2).unwrap_or_default());
+        let commands: Vec<_> = commands.map(|text| BASE64.decode(text).expect("base64")).collect();
+        assert!(commands[0] == long.as_bytes(), "the first request is not whole");
+        assert_eq!(commands[1], b"next");
+        drop(next);
+    }
+
+    #[test]
+    fn nobody_is_kept_as_waiting_who_gave_up() {
+        let (agent, _guest) = connected("silent");
+        let running = agent.start("sleep 9", Duration::from_secs(1)).expect("start");
+        assert_eq!(agent.waiting.lock().unwrap().len(), 1);
+        assert!(!running.answered(Duration::from_millis(1)));
+        drop(running);
+        assert!(agent.waiting.lock().unwrap().is_empty());
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::assets::Assets;
 use crate::error::io;
@@ -21,7 +21,7 @@ use crate::{CommandOutput, GuestAgent, Result, VmError};
 /// How long QEMU may take until its sockets are there.
 const START: Duration = Duration::from_secs(10);
 
-/// How often a guest that boots is asked whether it is there.
+/// How often a guest that boots is asked whether it is there, or to release a function.
 const ASKED_AGAIN: Duration = Duration::from_secs(2);
 
 /// How long a guest may take to release a function. A Linux guest takes some 0.1 s.
@@ -219,31 +219,7 @@ impl Vm {
     /// # Errors
     /// When there is none of that id, or the guest does not release it in time.
     pub fn hot_remove(&self, id: &str) -> Result<()> {
-        let mut qmp = self.record.qmp()?;
-        let asked = Instant::now();
-        loop {
-            match qmp.command("device_del", &json!({"id": id})) {
-                Ok(_) => {}
-                // An earlier request, of the node perhaps, is under way: the event will come.
-                Err(VmError::Refused { message, .. })
-                    if message.contains("already in the process") => {}
-                Err(error) => return Err(error),
-            }
-            let gone = |name: &str, data: &Value| name == "DEVICE_DELETED" && data["device"] == id;
-            // A guest that was still booting has not heard: ask again from time to time.
-            match qmp.event(
-                &format!("the removal of {id} by the guest"),
-                Duration::from_secs(2),
-                gone,
-            ) {
-                Ok(_) => return Ok(()),
-                Err(VmError::TimedOut { what, .. }) if asked.elapsed() >= UNPLUG => {
-                    return Err(VmError::TimedOut { what, limit: UNPLUG });
-                }
-                Err(VmError::TimedOut { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        self.record.qmp()?.unplug(id, ASKED_AGAIN, UNPLUG)
     }
 
     /// The functions plugged in now.

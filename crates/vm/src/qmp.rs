@@ -94,6 +94,41 @@ impl Qmp {
         }
     }
 
+    /// Asks the guest to release a device, every `again` until it has.
+    ///
+    /// # Errors
+    /// When there is none of that id, or the guest does not release it within `limit`.
+    pub fn unplug(&mut self, id: &str, again: Duration, limit: Duration) -> Result<()> {
+        let begun = Instant::now();
+        let mut first = true;
+        loop {
+            match self.command("device_del", &json!({"id": id})) {
+                Ok(_) => {}
+                // An earlier request, of the node perhaps, is under way: the event will come.
+                Err(VmError::Refused { message, .. })
+                    if message.contains("already in the process") => {}
+                // The guest released it since it was last asked.
+                Err(VmError::Refused { message, .. })
+                    if !first && message.contains("not found") =>
+                {
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+            first = false;
+            let gone = |name: &str, data: &Value| name == "DEVICE_DELETED" && data["device"] == id;
+            // A guest that was still booting has not heard: it is asked again from time to time.
+            match self.event(&format!("the removal of {id} by the guest"), again, gone) {
+                Ok(_) => return Ok(()),
+                Err(VmError::TimedOut { what, .. }) if begun.elapsed() >= limit => {
+                    return Err(VmError::TimedOut { what, limit });
+                }
+                Err(VmError::TimedOut { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     fn line(&mut self, what: &str, deadline: Instant, limit: Duration) -> Result<Value> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -179,5 +214,24 @@ mod tests {
         let error = qmp.command("device_add", &json!({})).expect_err("refused").to_string();
         assert_eq!(error, "QEMU refused device_add: no bus");
         assert!(qmp.command("quit", &json!({})).is_err(), "the peer has gone");
+    }
+
+    #[test]
+    fn what_the_guest_released_before_it_was_asked_again_is_unplugged() {
+        const ASKED: &str = "{\"return\":{}}\n";
+        const NOT_FOUND: &str =
+            "{\"error\":{\"class\":\"DeviceNotFound\",\"desc\":\"Device 'a' not found\"}}\n";
+        const PENDING: &str = "{\"error\":{\"class\":\"GenericError\",\"desc\":\"Device a is already in the process of unplug\"}}\n";
+        let unplug = |name, answers: &[&'static str]| {
+            let path = play(name, [&[ASKED], answers].concat());
+            let mut qmp = Qmp::connect(&path).expect("connect");
+            qmp.unplug("a", Duration::from_millis(20), Duration::from_millis(200))
+        };
+        unplug("released", &[ASKED, NOT_FOUND]).expect("the guest released it");
+        unplug("pending", &[PENDING, NOT_FOUND]).expect("the guest released it for another");
+        let error = unplug("unknown", &[NOT_FOUND]).expect_err("there never was one");
+        assert_eq!(error.to_string(), "QEMU refused device_del: Device 'a' not found");
+        let error = unplug("kept", &[ASKED; 20]).expect_err("the guest keeps it");
+        assert!(matches!(error, VmError::TimedOut { .. }), "{error}");
     }
 }

@@ -100,6 +100,12 @@ impl Gather {
         self.each(0, end, |part| part.fill(0));
     }
 
+    /// Zeroes what an operation on so many bytes of input could have put out, as its message was found not to be authentic:
+    /// neither that nor what was here before may be taken for it.
+    pub fn clear_unauthentic(&self, input_length: usize) {
+        self.clear(self.length.min(input_length));
+    }
+
     /// Visits what there is of `length` bytes from `offset` on, in order.
     pub fn each(&self, offset: usize, length: usize, mut visit: impl FnMut(DmaSlice<'_>)) {
         let Some(first) = &self.first else { return };

@@ -38,7 +38,7 @@ mod tests;
 pub use class::AcceleratorClass;
 pub use function::Accelerator;
 pub use medium::{LAYOUT as MEDIUM_LAYOUT, front, front_again};
-pub use pool::{EnginePool, PoolOptions};
+pub use pool::{EnginePool, PoolEngines, PoolOptions};
 pub use request::{CheckedDescriptor, check};
 
 /// What is wrong with a medium that is to be gone on with.

@@ -94,6 +94,28 @@ impl Pipeline {
         }
     }
 
+    /// Does a message of `length` bytes at once, in the place of what comes out, where the only engine does that and there
+    /// is room: how many bytes come out. `fill` writes the first bytes of the message, and those that follow.
+    ///
+    /// # Errors
+    /// The status that the operation ends with.
+    pub fn whole(
+        &mut self,
+        length: usize,
+        out: &mut [u8],
+        fill: impl FnOnce(&mut [u8], &mut [u8]),
+    ) -> Result<Option<usize>, Status> {
+        let [stage] = &mut self.stages[..] else { return Ok(None) };
+        let fits =
+            length <= stage.engine.portion().next(length) && length + LEAST_ROOM <= out.len();
+        let head = stage.engine.in_place().filter(|head| fits && *head <= length && stage.end == 0);
+        let Some(head) = head else { return Ok(None) };
+        stage.make_room(head);
+        let Stage { engine, buffer, .. } = stage;
+        fill(&mut buffer[..head], &mut out[..length - head]);
+        engine.whole(&buffer[..head], length - head, out).map(Some)
+    }
+
     /// Gives the first engine `length` more bytes of input, which `fill` writes; `last` says that no more
     /// will follow.
     pub fn feed(&mut self, length: usize, last: bool, fill: impl FnOnce(&mut [u8])) {

@@ -7,8 +7,9 @@
 mod held;
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::ticks;
@@ -47,9 +48,28 @@ impl Default for PoolOptions {
     }
 }
 
-/// The engines of one device, and its shaper.
+/// The engines of one device, and its shaper: for those that use it. The engines end with it.
 #[derive(Debug)]
-pub struct EnginePool {
+pub struct EnginePool(Arc<PoolEngines>);
+
+impl Deref for EnginePool {
+    type Target = PoolEngines;
+
+    fn deref(&self) -> &PoolEngines {
+        &self.0
+    }
+}
+
+impl Drop for EnginePool {
+    fn drop(&mut self) {
+        self.lock().over = true;
+        self.work.notify_all();
+    }
+}
+
+/// What a pool consists of. Its engines have it too, so that it is there as long as one of them is.
+#[derive(Debug)]
+pub struct PoolEngines {
     options: PoolOptions,
     shared: Mutex<Shared>,
     work: Condvar,
@@ -59,7 +79,6 @@ pub struct EnginePool {
     /// The processor's counter at `begun`.
     begun_ticks: u64,
     started: OnceLock<Started>,
-    this: Weak<EnginePool>,
 }
 
 /// What came of starting the engines.
@@ -86,6 +105,8 @@ struct Shared {
     sleeping: u32,
     /// Operations whose engine failed.
     failed: u64,
+    /// Nobody uses the pool any more: the engines end.
+    over: bool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -127,7 +148,7 @@ impl EnginePool {
         let PoolOptions { workers, slice_ns, .. } = options;
         let settings = SharingSettings { slice_ns, workers, ..SharingSettings::default() };
         let capacity = Capacity { workers, ingress: None, egress: None };
-        Arc::new_cyclic(|this| EnginePool {
+        Arc::new(EnginePool(Arc::new(PoolEngines {
             options,
             shared: Mutex::new(Shared {
                 arbiter: TenantArbiter::new(settings),
@@ -138,14 +159,14 @@ impl EnginePool {
                 busy: 0,
                 sleeping: 0,
                 failed: 0,
+                over: false,
             }),
             work: Condvar::new(),
             submitted: AtomicU64::new(0),
             begun: Instant::now(),
             begun_ticks: ticks::now(),
             started: OnceLock::new(),
-            this: this.clone(),
-        })
+        })))
     }
 
     /// Measures what operations cost, and starts the engines, once.
@@ -166,7 +187,7 @@ impl EnginePool {
             }
             self.lock().admission = admission;
             for number in 0..self.options.workers {
-                let pool = self.this.clone();
+                let pool = self.0.clone();
                 let thread = std::thread::Builder::new().name(format!("accel {number}"));
                 let cause = thread.spawn(move || work(&pool)).err();
                 failed = cause.map(|cause| cause.to_string()).or(failed);
@@ -184,7 +205,9 @@ impl EnginePool {
             None => Ok(()),
         }
     }
+}
 
+impl PoolEngines {
     /// What operations cost here, by name; nothing before it is started.
     pub fn profiles(&self) -> Option<&BTreeMap<String, EngineProfile>> {
         self.started.get().map(|started| &started.profiles)
@@ -252,7 +275,7 @@ impl EnginePool {
     }
 
     /// A tenant of the host that has the device takes what is promised to that from now on; false as for
-    /// [`begin_own`](EnginePool::begin_own).
+    /// [`begin_own`](PoolEngines::begin_own).
     pub fn set_own(&self, tenant: TenantId) -> bool {
         let mut shared = self.lock();
         let Some(share) = shared.admission.take_reserved(tenant.0.into()) else { return false };
@@ -375,9 +398,12 @@ impl EnginePool {
     }
 
     /// The next turn and its operations, if there is one before long.
-    fn next(&self) -> Option<(EngineTurn, Vec<Option<Arc<EngineJob>>>)> {
+    fn next(&self) -> NextWork {
         let seen = self.submitted.load(Ordering::Acquire);
         let mut shared = self.lock();
+        if shared.over {
+            return NextWork::Over;
+        }
         let next = match shared.busy < self.options.workers {
             true => shared.arbiter.next(self.now_ns()),
             // Who is the engine in the place of this one calls when it leaves anything.
@@ -387,7 +413,7 @@ impl EnginePool {
             NextTurn::Run(turn) => {
                 let jobs = shared.jobs_of(&turn);
                 shared.busy += 1;
-                return Some((turn, jobs));
+                return NextWork::Turn(turn, jobs);
             }
             NextTurn::Wait(until) => Duration::from_nanos(until.saturating_sub(self.now_ns())),
             NextTurn::Idle => Duration::MAX,
@@ -396,20 +422,20 @@ impl EnginePool {
         let spun = Instant::now();
         while spun.elapsed() < SPIN.min(wait) {
             if self.submitted.load(Ordering::Acquire) != seen {
-                return None;
+                return NextWork::Nothing;
             }
             std::hint::spin_loop();
         }
         let mut shared = self.lock();
-        if self.submitted.load(Ordering::Acquire) != seen {
-            return None;
+        if shared.over || self.submitted.load(Ordering::Acquire) != seen {
+            return NextWork::Nothing;
         }
         shared.sleeping += 1;
-        // Now and then it looks whether the device is still there.
+        // One that nobody calls looks again now and then.
         let limit = wait.saturating_sub(SPIN).min(Duration::from_millis(200));
         let woken = self.work.wait_timeout(shared, limit);
         woken.unwrap_or_else(PoisonError::into_inner).0.sleeping -= 1;
-        None
+        NextWork::Nothing
     }
 
     /// Does a turn, and gives the engine back.
@@ -473,12 +499,46 @@ impl EnginePool {
 
 const FAILED: u8 = rackbus_spec::accel::Status::EngineFailed as u8;
 
-/// An engine: works as long as its device is there.
-fn work(pool: &Weak<EnginePool>) {
+/// What an engine does next.
+enum NextWork {
+    /// A turn, with the operations of it that there still are.
+    Turn(EngineTurn, Vec<Option<Arc<EngineJob>>>),
+    /// Nothing was due: the engine looks for its next turn again.
+    Nothing,
+    /// Nobody uses the pool any more: the engine's thread ends.
+    Over,
+}
+
+/// An engine: works as long as anybody uses its pool. That cannot be told from how many have the pool, as other engines
+/// do.
+fn work(pool: &PoolEngines) {
     let mut scratch = Scratch::default();
-    while let Some(pool) = pool.upgrade() {
-        if let Some((turn, jobs)) = pool.next() {
-            pool.run(turn, &jobs, &mut scratch);
+    loop {
+        match pool.next() {
+            NextWork::Turn(turn, jobs) => pool.run(turn, &jobs, &mut scratch),
+            NextWork::Nothing => {}
+            NextWork::Over => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_end_with_the_last_handle_of_their_pool() {
+        let pool = EnginePool::new(PoolOptions { workers: 8, ..PoolOptions::default() });
+        pool.start().unwrap();
+        let engines = Arc::downgrade(&pool.0);
+        let second = pool.clone();
+        drop(pool);
+        assert!(engines.strong_count() > 1, "they stay as long as anybody has the pool");
+        drop(second);
+        let begun = Instant::now();
+        while engines.strong_count() > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "there still are engines");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

@@ -297,12 +297,14 @@ impl Nic {
                 Ok(true) => self.command(bus.dma),
                 Err(error) => Err(error),
             };
-            let Some(ring) = self.transport.ring(queue) else { break };
+            let Some(registers) = self.transport.queue(queue) else { break };
+            let Some(ring) = &mut registers.ring else { break };
             if let Err(error) = done {
                 ring.rewind(cursor);
                 self.stopped(bus, queue, error, &mut outcome);
                 break;
             }
+            registers.unreachable_since = None;
             ring.complete(&[UsedRequest {
                 id: self.chain.id,
                 slots: self.chain.slots,

@@ -5,7 +5,8 @@
 //! as fit, each behind a `Record`. A batch that the front sends is a question, which is answered when the port has
 //! taken all of it. For what comes, the front asks beforehand, with places that the lender fills: so neither side can be
 //! flooded, and a front that takes nothing costs the lender no memory. What is asked is kept in its order; batches that come
-//! are numbered, because their data may arrive beside the link.
+//! are numbered, because their data may arrive beside the link. For the same reason a batch says in which *generation* it was
+//! filled, since when frames are taken: one that is late does not count for one after the driver's reset.
 //!
 //! Rates and who may send what are the lender's. What a batch says is read once, and checked by whoever takes it.
 
@@ -91,7 +92,7 @@ struct Ask {
     kind: u8,
     /// Whether frames are taken, or the link is up.
     flag: u8,
-    /// Bytes of the batch.
+    /// Bytes of the batch; of [`kind::ATTEND`] its generation, from 1 to 255: batches that come say it again.
     bytes: U32,
 }
 
@@ -102,7 +103,8 @@ struct Answer {
     slot: U16,
     /// Whether the link is up.
     up: u8,
-    spare: u8,
+    /// Of a batch that came, the generation of the last [`kind::ATTEND`] before it was filled; 0 where it said none.
+    generation: u8,
     /// Bytes of the batch that came.
     bytes: U32,
     /// Of a batch that came, its number; of one that was sent, how many of its frames were dropped.

@@ -66,7 +66,8 @@ impl Guest {
             self.write(reg::DRIVER_FEATURE, &word.to_le_bytes());
         }
         self.write(reg::DEVICE_STATUS, &[status::FEATURES_OK]);
-        for queue in 0..2u16 {
+        let queues: u16 = if features & feature::CTRL_VQ != 0 { 3 } else { 2 };
+        for queue in 0..queues {
             self.write(reg::QUEUE_SELECT, &queue.to_le_bytes());
             self.write(reg::QUEUE_SIZE, &8u16.to_le_bytes());
             let at = IOVA + QUEUE * u64::from(queue);
@@ -257,4 +258,32 @@ fn a_queue_is_reset_by_itself() {
     guest.poll();
     assert_eq!(guest.counters.no_queue.load(Ordering::Relaxed), 1);
     assert!(!guest.is_broken());
+}
+
+/// A hypervisor may map memory anew as often as it likes, each time within its limit.
+#[test]
+fn commands_whose_memory_is_out_of_reach_again_are_waited_for_again() {
+    let mut guest = Guest::new(feature::CTRL_VQ);
+    let answer =
+        Descriptor { address: IOVA + DATA + 0x100, length: 1, flags: flags::WRITE, next: 0 };
+    guest.memory.whole().write_obj(2 * QUEUE as usize + 16, &answer);
+    let command = |guest: &mut Guest, address: u64, index: u16| {
+        let at = 2 * QUEUE as usize;
+        let said = Descriptor { address, length: 3, flags: flags::NEXT, next: 1 };
+        guest.memory.whole().write_obj(at, &said);
+        guest.memory.whole().store_u16(at + 0x1002, index, Ordering::Release);
+    };
+    for index in 1..4 {
+        command(&mut guest, 0x1234, index);
+        assert!(matches!(guest.poll(), Work::Asleep(Some(_))), "time {index}");
+        assert!(!guest.is_broken(), "time {index}");
+        command(&mut guest, IOVA + DATA, index);
+        assert_eq!(guest.poll(), Work::Done);
+        guest.now += 1_000_000_000;
+    }
+    command(&mut guest, 0x1234, 4);
+    guest.poll();
+    guest.now += 200_000_000;
+    guest.poll();
+    assert!(guest.is_broken(), "it stays out of reach");
 }

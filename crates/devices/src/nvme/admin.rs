@@ -68,22 +68,14 @@ impl Nvme {
     fn send(&mut self, bus: &Bus<'_>, sqe: &Sqe, data: &[u8]) -> Result<(), Status> {
         let page = self.state.registers.page_size();
         self.transfer.parse(bus.dma, sqe, data.len(), page, false, DataDirection::ToHost)?;
-        let mut at = 0;
-        for slice in self.transfer.resolve(bus.dma)?.as_slice() {
-            at += slice.copy_from(&data[at..]);
-        }
-        Ok(())
+        self.transfer.copy_from(bus.dma, data)
     }
 
     /// Copies `data.len()` bytes from the host.
     fn receive(&mut self, bus: &Bus<'_>, sqe: &Sqe, data: &mut [u8]) -> Result<(), Status> {
         let page = self.state.registers.page_size();
         self.transfer.parse(bus.dma, sqe, data.len(), page, false, DataDirection::FromHost)?;
-        let mut at = 0;
-        for slice in self.transfer.resolve(bus.dma)?.as_slice() {
-            at += slice.copy_to(&mut data[at..]);
-        }
-        Ok(())
+        self.transfer.copy_to(bus.dma, data)
     }
 
     /// Identify (section 5.15).
@@ -214,13 +206,13 @@ impl Nvme {
     }
 
     /// Delete I/O Submission Queue (section 5.6). No further command is fetched from it; what was
-    /// fetched completes first.
+    /// fetched completes first, also where its completion queue is out of reach now.
     fn delete_sq(&mut self, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let qid = QueueCdw10::from(sqe.cdw10).qid();
         let queue = self.state.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut);
         let queue = queue.filter(|queue| qid != 0 && queue.deletion.is_none());
         let queue = queue.ok_or(Status::INVALID_QUEUE_ID.do_not_retry())?;
-        if self.state.jobs.any_of(qid) {
+        if self.state.jobs.any_of(qid) || self.state.held.iter().any(|held| held.qid == qid) {
             queue.deletion = Some(*sqe);
             return Ok(CommandOutcome::Background);
         }

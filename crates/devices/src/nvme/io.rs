@@ -79,10 +79,10 @@ impl Nvme {
     fn read(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let Extent { offset, length } = self.data_extent(sqe)?;
         self.parse(bus, sqe, length, DataDirection::ToHost)?;
-        let slices = self.transfer.resolve(bus.dma)?;
-        let attempt =
-            self.backing.attempt(&MediumRequest::Read { offset, into: slices.as_slice() });
-        drop(slices);
+        let backing = &mut self.backing;
+        let attempt = self
+            .transfer
+            .with_slices(bus.dma, |into| backing.attempt(&MediumRequest::Read { offset, into }))?;
         let fua = RwCdw12::from(sqe.cdw12).fua();
         match attempt {
             InlineResult::Done(Err(error)) => Err(error.into()),
@@ -108,10 +108,10 @@ impl Nvme {
         let Extent { offset, length } = self.data_extent(sqe)?;
         self.parse(bus, sqe, length, DataDirection::FromHost)?;
         let durable = self.must_be_durable(sqe);
-        let slices = self.transfer.resolve(bus.dma)?;
-        let from = slices.as_slice();
-        let attempt = self.backing.attempt(&MediumRequest::Write { offset, from, durable });
-        drop(slices);
+        let backing = &mut self.backing;
+        let attempt = self.transfer.with_slices(bus.dma, |from| {
+            backing.attempt(&MediumRequest::Write { offset, from, durable })
+        })?;
         match attempt {
             InlineResult::Done(result) => {
                 result?;
@@ -201,10 +201,7 @@ impl Nvme {
         let mut ranges = [DsmRange::new_zeroed(); DSM_MAX_RANGES];
         let bytes = ranges[..count].as_mut_bytes();
         self.parse(bus, sqe, bytes.len() as u64, DataDirection::FromHost)?;
-        let mut at = 0;
-        for slice in self.transfer.resolve(bus.dma)?.as_slice() {
-            at += slice.copy_to(&mut bytes[at..]);
-        }
+        self.transfer.copy_to(bus.dma, bytes)?;
         if !DsmCdw11::from(sqe.cdw11).ad() {
             return Ok(CommandOutcome::DONE);
         }

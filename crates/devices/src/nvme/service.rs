@@ -250,9 +250,13 @@ impl Nvme {
     /// Posts the completions of commands that ended while their queue was out of reach.
     pub(super) fn post_held(&mut self, bus: &Bus<'_>) {
         bus.user.before_access();
-        for HeldCompletion { qid, cid, status, dw0 } in std::mem::take(&mut self.state.held) {
+        let held = std::mem::take(&mut self.state.held);
+        for &HeldCompletion { qid, cid, status, dw0 } in &held {
             self.release(qid);
             self.post(bus, qid, cid, status, dw0);
+        }
+        // Not before all are posted or held again: a queue that is deleted has no completions left.
+        for HeldCompletion { qid, .. } in held {
             self.finish_deletion(bus, qid);
         }
     }

@@ -78,6 +78,7 @@ impl Accel {
         input: &[u8],
         room: usize,
     ) -> Result<Vec<u8>, AccelError> {
+        self.check_idle()?;
         let output = input.len().next_multiple_of(64);
         let spans = (self.message(false, 0, input.len())?, self.message(true, output, room)?);
         let descriptor = Accel::describe_spans(work, spans.0, spans.1)?;
@@ -127,6 +128,7 @@ impl Accel {
     /// # Errors
     /// [`AccelError`].
     pub fn create_context(&mut self, operation: Operation, data: &[u8]) -> Result<u16, AccelError> {
+        self.check_idle()?;
         let stages = [(Operation::CreateContext, 0), (operation, 0)];
         let work = MessageWork { stages: &stages, ..MessageWork::default() };
         let at = self.layout.context;
@@ -156,17 +158,30 @@ impl Accel {
         self.finish(&work, &descriptor).map(drop)
     }
 
+    /// A whole request waits for the next completion, which has to be its own, and uses memory for data that a descriptor
+    /// under way may still read or write. A former request's descriptor may have ended meanwhile.
+    fn check_idle(&mut self) -> Result<(), AccelError> {
+        if self.late {
+            self.device.progress();
+            while self.poll(0)?.is_some() {}
+            self.late = self.under_way(0) > 0;
+        }
+        match self.under_way(0) {
+            0 => Ok(()),
+            _ => Err(AccelError::Request("the queue has other descriptors under way")),
+        }
+    }
+
     fn finish(
         &mut self,
         work: &MessageWork<'_>,
         from: &Descriptor,
     ) -> Result<Completion, AccelError> {
-        if self.under_way(0) > 0 {
-            return Err(AccelError::Request("the queue has other descriptors under way"));
-        }
+        self.check_idle()?;
         self.push(0, from)?;
-        self.ring(0)?;
-        let completion = self.wait(0)?;
+        let completion = self.ring(0).and_then(|()| self.wait(0));
+        self.late = self.under_way(0) > 0;
+        let completion = completion?;
         match Status::from_number(completion.status) {
             Some(Status::Success) => Ok(completion),
             Some(status) => {
@@ -174,6 +189,49 @@ impl Accel {
                 Err(AccelError::Operation { operation, status })
             }
             None => Err(AccelError::Unsupported("it answered with a status that is none")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::time::Instant;
+
+    use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
+    use rackbus_qos::TenantId;
+
+    use super::super::AccelOptions;
+    use super::*;
+    use crate::device::stoppable::Stoppable;
+
+    #[test]
+    fn requests_are_possible_again_when_one_that_was_given_up_has_ended() {
+        let pool = EnginePool::new(PoolOptions::default());
+        let model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
+        let (device, stopped) = Stoppable::new(Box::new(model));
+        let mut accel = Accel::start(Box::new(device), AccelOptions::default()).unwrap();
+        let work = MessageWork { stages: &[(Operation::Copy, 0)], ..MessageWork::default() };
+        stopped.store(true, Ordering::Relaxed);
+        let late = accel.run(&work, &[1; 64], 64);
+        assert!(matches!(late, Err(AccelError::Device(_))), "{late:?}");
+        for refused in [
+            accel.run(&work, &[2; 64], 64).map(drop),
+            accel.create_context(Operation::Aes256Ctr, &[3; 32]).map(drop),
+        ] {
+            assert!(matches!(refused, Err(AccelError::Request(_))), "{refused:?}");
+        }
+        let mut input = [9; 64];
+        accel.data(0, 64).unwrap().copy_to(&mut input);
+        assert_eq!(input, [0; 64], "memory of a descriptor under way was written");
+        stopped.store(false, Ordering::Relaxed);
+        let begun = Instant::now();
+        loop {
+            match accel.run(&work, &[4; 64], 64) {
+                Ok(copy) => return assert_eq!(copy, [4; 64]),
+                Err(AccelError::Request(_)) if begun.elapsed() < Duration::from_secs(10) => {}
+                Err(error) => panic!("{error}"),
+            }
         }
     }
 }

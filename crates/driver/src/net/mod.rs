@@ -279,7 +279,7 @@ impl Net {
     /// full.
     ///
     /// # Errors
-    /// When the frame is longer than any.
+    /// When the frame is longer than any, or the function says what cannot be.
     pub fn send(&mut self, pair: u16, header: &Header, frame: &[u8]) -> Result<bool, NetError> {
         let length = HEADER_SIZE + frame.len();
         let Some(queue) = self.transmit.get_mut(usize::from(pair)) else {
@@ -290,7 +290,7 @@ impl Net {
         }
         // The function writes where this looks, so it is not done for each frame.
         if queue.unused() == 0 {
-            while let Some((number, _)) = queue.pop(&self.memory) {
+            while let Some((number, _)) = queue.pop(&self.memory)? {
                 queue.give_back(number);
             }
         }
@@ -316,13 +316,16 @@ impl Net {
     }
 
     /// Frames of a pair that the function has not sent yet.
-    pub fn unsent(&mut self, pair: u16) -> usize {
-        let Some(queue) = self.transmit.get_mut(usize::from(pair)) else { return 0 };
-        while let Some((number, _)) = queue.pop(&self.memory) {
+    ///
+    /// # Errors
+    /// When the function says what cannot be.
+    pub fn unsent(&mut self, pair: u16) -> Result<usize, NetError> {
+        let Some(queue) = self.transmit.get_mut(usize::from(pair)) else { return Ok(0) };
+        while let Some((number, _)) = queue.pop(&self.memory)? {
             queue.give_back(number);
         }
         self.device.progress();
-        queue.under_way()
+        Ok(queue.under_way())
     }
 
     /// The next frame that a pair received, which is put in the place of what `frame` holds; `None` when there is none.
@@ -331,7 +334,7 @@ impl Net {
     /// When the connection failed, or the function says what cannot be.
     pub fn receive(&mut self, pair: u16, frame: &mut Vec<u8>) -> Result<Option<Header>, NetError> {
         let Some(queue) = self.receive.get_mut(usize::from(pair)) else { return Ok(None) };
-        let Some((number, length)) = queue.pop(&self.memory) else {
+        let Some((number, length)) = queue.pop(&self.memory)? else {
             self.fill(pair)?;
             self.device.progress();
             return Ok(None);
@@ -350,7 +353,7 @@ impl Net {
         queue.give_back(number);
         let mergeable = self.info.features & feature::MRG_RXBUF != 0;
         for _ in 1..if mergeable { header.num_buffers.get() } else { 1 } {
-            let Some((number, length)) = queue.pop(&self.memory) else {
+            let Some((number, length)) = queue.pop(&self.memory)? else {
                 return Err(NetError::Unsupported("a frame of which buffers are missing"));
             };
             let (start, length) = (frame.len(), (length as usize).min(queue.span.buffer));
@@ -402,7 +405,7 @@ impl Net {
         }
         let begun = std::time::Instant::now();
         while begun.elapsed() < PATIENCE {
-            if let Some((number, _)) = queue.pop(&self.memory) {
+            if let Some((number, _)) = queue.pop(&self.memory)? {
                 let mut answer = [0xff];
                 let buffer = queue.buffer(&self.memory, number);
                 if let Some(place) = buffer.part(said.len(), 1) {

@@ -106,6 +106,8 @@ pub struct NetQueue {
     pub indirect: bool,
     ring: Ring,
     free: Vec<u16>,
+    /// Which buffers the function has: it may report anything.
+    busy: Vec<bool>,
     tables_at: usize,
     buffers_at: usize,
     addresses: DmaAddresses,
@@ -155,6 +157,7 @@ impl NetQueue {
             indirect: false,
             ring,
             free: (0..span.count).rev().collect(),
+            busy: vec![false; span.count.into()],
             tables_at: span.tables(size),
             buffers_at: span.buffers(size),
             addresses: addresses.clone(),
@@ -216,6 +219,9 @@ impl NetQueue {
             pieces = PieceList::default();
             pieces.push((self.address(table_at), length as u32, flags::INDIRECT));
         }
+        if let Some(busy) = self.busy.get_mut(usize::from(number)) {
+            *busy = true;
+        }
         match &mut self.ring {
             Ring::Split(ring) => ring.push(memory, number, pieces.all()),
             Ring::Packed(ring) => ring.push(memory, number, pieces.all()),
@@ -231,12 +237,19 @@ impl NetQueue {
     }
 
     /// The next buffer that the function is done with, and how much it has written.
-    pub fn pop(&mut self, memory: &SharedMemory) -> Option<(u16, u32)> {
+    ///
+    /// # Errors
+    /// When it says so of one that it does not have.
+    pub fn pop(&mut self, memory: &SharedMemory) -> Result<Option<(u16, u32)>, NetError> {
         let popped = match &mut self.ring {
             Ring::Split(ring) => ring.pop(memory),
             Ring::Packed(ring) => ring.pop(memory),
         };
-        popped.filter(|(number, _)| *number < self.span.count)
+        let Some((number, length)) = popped else { return Ok(None) };
+        match self.busy.get_mut(usize::from(number)).is_some_and(std::mem::take) {
+            true => Ok(Some((number, length))),
+            false => Err(NetError::Unsupported("it returned a buffer that it did not have")),
+        }
     }
 
     /// Whether there is such a one.
@@ -270,5 +283,78 @@ fn write_table(memory: &SharedMemory, at: usize, pieces: &[BufferPiece], packed:
         let last = usize::from(index) + 1 == pieces.len();
         let flags = kind | if last { 0 } else { flags::NEXT };
         memory.whole().write_obj(at, &Descriptor { address, length, flags, next: index + 1 });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use rackbus_spec::virtio::ring::{PACKED_FLAGS, PackedDescriptor, split};
+
+    use super::*;
+
+    const SIZE: u16 = 8;
+    const SPAN: QueueMemory = QueueMemory { offset: 0, buffer: 256, count: 4, segments: 2 };
+
+    fn queue(memory: &SharedMemory, features: u64) -> NetQueue {
+        let addresses = DmaAddresses::contiguous(1 << 32, memory.len());
+        NetQueue::new(memory, &addresses, 0, SIZE, SPAN, features).unwrap()
+    }
+
+    /// The function says for the `nth` time of a split queue that it is done with a chain of descriptors.
+    fn use_split(memory: &SharedMemory, nth: u16, head: u32) {
+        let used = 2 * PAGE;
+        let at = used + split::RING + usize::from(nth % SIZE) * split::USED_SIZE;
+        memory.whole().store_u32(at, head.to_le(), Ordering::Relaxed);
+        memory.whole().store_u16(used + split::INDEX, nth + 1, Ordering::Release);
+    }
+
+    /// The same of a packed queue, of which each request has one descriptor, in the first round.
+    fn use_packed(memory: &SharedMemory, nth: u16, id: u16) {
+        let at = usize::from(nth) * DESCRIPTOR_SIZE;
+        let entry = PackedDescriptor { address: 0, length: 0, id, flags: 0 };
+        memory.whole().write_obj(at, &entry);
+        let done = (flags::AVAIL | flags::USED).to_le();
+        memory.whole().store_u16(at + PACKED_FLAGS, done, Ordering::Release);
+    }
+
+    /// Both buffers are with the function, which returns one twice, one that it never had, and one that there is not.
+    fn returns(features: u64, done: impl Fn(&SharedMemory, u16, u16)) {
+        for wrong in [0, 2, SPAN.count, 1000] {
+            let memory = SharedMemory::create("ring", SPAN.length(SIZE) as u64).unwrap();
+            let mut queue = queue(&memory, features);
+            for number in [0, 1] {
+                assert_eq!(queue.free(), Some(number));
+                queue.push(&memory, number, 0, 256);
+            }
+            queue.publish(&memory);
+            assert_eq!(queue.pop(&memory).unwrap(), None);
+            done(&memory, 0, 0);
+            assert_eq!(queue.pop(&memory).unwrap(), Some((0, 0)));
+            queue.give_back(0);
+            done(&memory, 1, wrong);
+            assert!(queue.pop(&memory).is_err(), "buffer {wrong}");
+            assert_eq!(queue.unused(), 3, "a buffer is free twice");
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_the_function_does_not_have_is_not_taken_from_it() {
+        returns(0, |memory, nth, number| use_split(memory, nth, 2 * u32::from(number)));
+        returns(feature::RING_PACKED, use_packed);
+    }
+
+    #[test]
+    fn descriptors_within_a_request_and_beyond_all_are_no_requests() {
+        for head in [1, u32::from(u16::MAX), 1 << 16, u32::MAX] {
+            let memory = SharedMemory::create("ring", SPAN.length(SIZE) as u64).unwrap();
+            let mut queue = queue(&memory, 0);
+            let number = queue.free().unwrap();
+            queue.push(&memory, number, 0, 256);
+            queue.publish(&memory);
+            use_split(&memory, 0, head);
+            assert!(queue.pop(&memory).is_err(), "descriptor {head}");
+        }
     }
 }

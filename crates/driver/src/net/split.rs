@@ -92,7 +92,9 @@ impl Split {
         let field = |at| memory.whole().load_u32(at, Ordering::Relaxed).map(u32::from_le);
         let (head, length) = (field(at)?, field(at + 4)?);
         self.taken = self.taken.wrapping_add(1);
-        Some((u16::try_from(head).ok()? / self.per_buffer, length))
+        // A descriptor within a request, or beyond all, is no buffer's.
+        let head = u16::try_from(head).ok().filter(|head| head.is_multiple_of(self.per_buffer));
+        Some((head.map_or(u16::MAX, |head| head / self.per_buffer), length))
     }
 
     pub fn want_interrupts(&mut self, memory: &SharedMemory, wanted: bool) {

@@ -93,7 +93,6 @@ impl VhostUserBackend for Backend {
     }
 
     fn update_memory(&self, _memory: GuestMemoryAtomic<GuestMemoryMmap>) -> std::io::Result<()> {
-        self.device.window.memory_changed();
         Ok(())
     }
 

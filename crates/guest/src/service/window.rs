@@ -3,16 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use vhost::vhost_user::message::VhostUserMMap;
 use vhost::vhost_user::{Backend as Frontend, VhostUserFrontendReqHandler};
 
 use super::Device;
 use crate::journal::JournalRecord;
-
-/// How long QEMU may take from its answer until the mapping is there.
-const COMMIT: Duration = Duration::from_secs(1);
 
 /// Flag of a mapping that may be stored to.
 const WRITABLE: u64 = 1;
@@ -51,8 +47,6 @@ struct FrontendState {
     running: bool,
     /// The VM has ended.
     closed: bool,
-    /// How often QEMU said that the VM's memory changed.
-    changes: u64,
 }
 
 impl QemuWindow {
@@ -81,38 +75,10 @@ impl QemuWindow {
         drop(self.changed.wait_while(self.lock(), stopped));
     }
 
-    pub(super) fn memory_changed(&self) {
-        self.lock().changes += 1;
-        self.changed.notify_all();
-    }
-
-    /// The way to QEMU if it may be asked now, and how often memory has changed so far; or whether it never
-    /// will be again.
-    fn way(&self) -> Result<(Frontend, u64), bool> {
+    /// The way to QEMU if it may be asked now; or whether it never will be again.
+    fn way(&self) -> Result<Frontend, bool> {
         let way = self.lock();
-        let running = way.frontend.clone().filter(|_| way.running);
-        running.map(|frontend| (frontend, way.changes)).ok_or(way.closed)
-    }
-
-    /// Maps, and waits until the mapping is there: QEMU answers before.
-    fn map(
-        &self,
-        (frontend, before): (Frontend, u64),
-        request: &VhostUserMMap,
-        file: &OwnedFd,
-    ) -> bool {
-        if let Err(error) = frontend.shmem_map(request, file) {
-            tracing::warn!(%error, "QEMU does not map a part of a segment");
-            return false;
-        }
-        let unchanged = |way: &mut FrontendState| way.changes == before;
-        let waited = self.changed.wait_timeout_while(self.lock(), COMMIT, unchanged);
-        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
-            tracing::warn!(
-                "QEMU has mapped a part of a segment, and does not say that it is there"
-            );
-        }
-        true
+        way.frontend.clone().filter(|_| way.running).ok_or(way.closed)
     }
 }
 
@@ -146,7 +112,7 @@ impl Device {
     /// Waits until QEMU reads its messages. It ends if it finds one about the window after the device was
     /// stopped, as a reset of the VM does: so it is told nothing while it does something else, of which the
     /// reset may be a part. What remains is a reset in the microseconds until it has read the message.
-    fn wait_for_qemu(&self) -> Option<(Frontend, u64)> {
+    fn wait_for_qemu(&self) -> Option<Frontend> {
         loop {
             self.window.wait_running();
             // A channel that is closed fails with what follows.
@@ -160,12 +126,25 @@ impl Device {
         }
     }
 
+    /// Maps, and waits until the mapping is there. QEMU answers before, and changes the VM's memory then: what it is
+    /// asked next it answers after that. Until then what the guest stores there is lost.
     fn map_now(&self, request: &VhostUserMMap, file: &OwnedFd) -> bool {
-        self.wait_for_qemu().is_some_and(|way| self.window.map(way, request, file))
+        let Some(frontend) = self.wait_for_qemu() else { return false };
+        if let Err(error) = frontend.shmem_map(request, file) {
+            tracing::warn!(%error, "QEMU does not map a part of a segment");
+            return false;
+        }
+        match self.settle() {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::warn!(%error, "QEMU has mapped a part of a segment, and does not say that it is there");
+                false
+            }
+        }
     }
 
     fn unmap_now(&self, request: &VhostUserMMap) {
-        let Some((frontend, _)) = self.wait_for_qemu() else { return };
+        let Some(frontend) = self.wait_for_qemu() else { return };
         if let Err(error) = frontend.shmem_unmap(request) {
             // A reset of the VM has taken it away before.
             tracing::debug!(%error, "QEMU has no such mapping");

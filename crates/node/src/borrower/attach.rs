@@ -17,12 +17,19 @@ use rackbus_vm::InterruptChoice;
 use rustix::io::Errno;
 
 use super::UseListener;
+use super::front_slots::FrontSlots;
 use super::lease::{Attachment, Open};
 use crate::front::PlacedDevice;
 use crate::lanes::Lanes;
 use crate::peers::{Followed, PeerGroups, PeerMembership, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::{HeldSession, hold_session};
+
+/// How long a former front of the same function may take to end.
+const SUCCESSION: Duration = Duration::from_secs(5);
+
+/// How often the lender is asked again where the connection is cut off before it has answered.
+const CUT_OFF: usize = 5;
 
 /// The half of the function that is attached to.
 pub(super) fn wanted(grant: &Grant) -> Purpose {
@@ -45,6 +52,7 @@ pub(super) struct AttachOpener {
     pub(super) gate: Gate,
     pub(super) hold: Duration,
     pub(super) lanes: Lanes,
+    pub(super) fronts: FrontSlots,
     pub(super) open: std::sync::Weak<Open>,
 }
 
@@ -57,11 +65,15 @@ impl Opener for AttachOpener {
         if let Purpose::Medium { lanes, .. } = &mut hello.service {
             *lanes = self.lanes.providers().to_vec();
         }
-        let stream = match self.link.connect(&open.grant.address, &hello) {
-            // Whoever goes on in the place of the lender's process hears it.
-            Err(error) if error.is_cut_off() => self.link.connect(&open.grant.address, &hello),
-            connected => connected,
-        };
+        let mut stream = self.link.connect(&open.grant.address, &hello);
+        for _ in 0..CUT_OFF {
+            // Whoever goes on in the place of the lender's process hears it; or many others wanted a place there.
+            match &stream {
+                Err(error) if error.is_cut_off() => {}
+                _ => break,
+            }
+            stream = self.link.connect(&open.grant.address, &hello);
+        }
         let stream =
             stream.map_err(|error| RequestRefused::new(Errno::NODEV, error.to_string()))?;
         let device = self.attach(&open, stream)?;
@@ -142,12 +154,15 @@ impl AttachOpener {
                 let lending = self.fabric.front_lending(&function.to_string(), &self.hello.from);
                 let lending = lending.map_err(|error| none(error.to_string()))?;
                 let name = &function.device;
+                let slot = self.fronts.take(&function.to_string(), SUCCESSION);
+                let busy = || RequestRefused::new(Errno::BUSY, "its former front is still ending");
+                let slot = slot.ok_or_else(busy)?;
                 let Some(carrier) = stream.carrier() else {
                     let access = MediumAccess::Files(files);
                     let device =
                         PlacedDevice::start(name, &medium, access, stream, lending, on_lost)?;
                     open.attached(Attachment::Medium(device.conversation(), None));
-                    return show(open, self.follow(open, device, None));
+                    return show(open, self.follow(open, device.keeping(slot), None));
                 };
                 let session = self.session(open, &medium, HeldSession::Begins(self.hold))?;
                 let side = SessionSide::Asks;
@@ -158,7 +173,7 @@ impl AttachOpener {
                 let device = PlacedDevice::start(name, &medium, access, stream, lending, on_lost);
                 let device = device.inspect_err(|_| session.shut_down())?;
                 open.attached(Attachment::Medium(device.conversation(), Some(session)));
-                show(open, self.follow(open, device, None))
+                show(open, self.follow(open, device.keeping(slot), None))
             }
         }
     }

@@ -219,7 +219,11 @@ impl BorrowedFunctions {
         let lending = lending.map_err(|error| error.to_string())?;
         let session = lender.1.clone();
         let device = PlacedDevice::resume(&lent.device, &medium, saved, lender, lending, on_lost);
-        let device = device.map_err(|error| error.to_string())?;
+        let mut device = device.map_err(|error| error.to_string())?;
+        // Nobody else has it in a process that has just begun.
+        if let Some(slot) = self.fronts.take(&lent.to_string(), Duration::ZERO) {
+            device = device.keeping(slot);
+        }
         open.attached(Attachment::Medium(device.conversation(), session));
         let device = self.opener(open).follow_again(open, device, None, Vec::new());
         Ok(Box::new(ShownWith::resume(device, shape, open.fixed().clone())))

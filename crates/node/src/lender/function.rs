@@ -79,6 +79,17 @@ impl Drop for SessionEnd<'_> {
     }
 }
 
+/// Says that an attach that was admitted came to nothing, also where the function panics at it. Whoever waits for that
+/// looks when the state is unlocked.
+struct AttachAttempt<'a>(&'a Lent);
+
+impl Drop for AttachAttempt<'_> {
+    fn drop(&mut self) {
+        self.0.fence.lock().detached(&self.0.name);
+        self.0.idle.notify_all();
+    }
+}
+
 impl Lent {
     pub(super) fn lock(&self) -> MutexGuard<'_, LentUse> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -224,16 +235,11 @@ impl Lent {
             let waited = self.idle.wait_timeout(state, left.min(LOOK));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        match self.open(&mut state, caller, give) {
-            Ok(session) => Ok((SessionEnd(self), session)),
-            Err(error) => {
-                // The guard would lock the state again.
-                self.fence.lock().detached(&self.name);
-                drop(state);
-                self.idle.notify_all();
-                Err(error)
-            }
-        }
+        let attempt = AttachAttempt(self);
+        let session = self.open(&mut state, caller, give)?;
+        // From here on the session's end says so.
+        std::mem::forget(attempt);
+        Ok((SessionEnd(self), session))
     }
 
     pub(super) fn open<T>(
@@ -262,9 +268,10 @@ mod tests {
 
     use rackbus_devices::class::{LentTo, parse_rack};
     use rackbus_fabric::{Fabric, FabricHandle, derive};
-    use rackbus_lease::{Message, Placement};
+    use rackbus_lease::{LenderAction, Message, Placement};
 
     use super::*;
+    use crate::handover::parcel::Parcel;
     use crate::lendable::Attached;
     use crate::lender::LentFunctions;
 
@@ -302,23 +309,34 @@ mod tests {
         }
     }
 
-    /// The lease continues, and with it what it was promised.
-    #[test]
-    fn a_model_that_is_started_anew_for_the_same_lease_keeps_to_its_level() {
+    fn lender() -> (LentFunctions, FabricHandle) {
         let file = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\
                     size = \"1 MiB\"\n[hosts.beta]\n";
         let (rack, _) = parse_rack("rack.toml", file).unwrap();
         let fabric = FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()));
-        let lender = LentFunctions::new("alpha", fabric.clone());
-        let function = Arc::new(Restarted::default());
-        lender.add("d0", function.clone()).unwrap();
-        let (device, borrower, level) = ("d0".to_owned(), "beta".to_owned(), Some("10".to_owned()));
+        (LentFunctions::new("alpha", fabric.clone()), fabric)
+    }
+
+    /// Arms the function for the first lease of beta's.
+    fn arm(lender: &LentFunctions, level: Option<String>) -> ArmedFor {
+        let (device, borrower) = ("d0".to_owned(), "beta".to_owned());
         let (lease, epoch, placement) = (1, 1, Placement::Lender);
         let holder = ArmedFor { lease, epoch, borrower: borrower.clone(), placement };
         let level_of = level.clone();
         let arm = Message::Arm { incarnation: 0, device, lease, epoch, borrower, placement, level };
         assert_eq!(lender.receive(arm).len(), 1);
         lender.arm("d0", epoch, level_of.as_deref());
+        holder
+    }
+
+    /// The lease continues, and with it what it was promised.
+    #[test]
+    fn a_model_that_is_started_anew_for_the_same_lease_keeps_to_its_level() {
+        let (lender, fabric) = lender();
+        let function = Arc::new(Restarted::default());
+        lender.add("d0", function.clone()).unwrap();
+        let level_of = Some("10".to_owned());
+        let holder = arm(&lender, level_of.clone());
         let lending = fabric.lending("alpha/d0", "beta").unwrap();
         let stream: Arc<dyn Stream> = Arc::new(UnixStream::pair().unwrap().0);
         let caller = InUse { stream: stream.clone(), session: None, at: None };
@@ -330,5 +348,64 @@ mod tests {
                 .is_err()
         );
         assert_eq!(*function.0.lock().unwrap(), [level_of]);
+    }
+
+    /// The thread of the conversation is gone then, and nobody else would say that the function is free.
+    #[test]
+    fn a_function_that_panics_when_it_is_attached_is_taken_back_all_the_same() {
+        let (lender, fabric) = lender();
+        lender.add("d0", Arc::new(Restarted::default())).unwrap();
+        let holder = arm(&lender, None);
+        let lending = fabric.lending("alpha/d0", "beta").unwrap();
+        let stream: Arc<dyn Stream> = Arc::new(UnixStream::pair().unwrap().0);
+        let caller = InUse { stream, session: None, at: None };
+        let lent = lender.find("d0").unwrap();
+        let attaching = std::thread::spawn(move || {
+            let give = |_: &dyn Lendable| -> std::io::Result<()> {
+                drop(lending);
+                panic!("planted: the model fails")
+            };
+            lent.attach(&holder, caller, give).map(drop)
+        });
+        assert!(attaching.join().is_err());
+        let revoke = Message::Revoke { incarnation: 0, device: "d0".to_owned(), epoch: 1 };
+        assert_eq!(lender.receive(revoke).len(), 1);
+        let said = lender.revoke("d0", 1).expect("somebody is attached for ever");
+        assert!(
+            matches!(said[..], [LenderAction::Send(Message::Revoked { epoch: 1, .. })]),
+            "{said:?}"
+        );
+    }
+
+    /// Who has one of the function's state, the fence and the map may have to wait for another of them: no thread may
+    /// wait for one and keep another from them for as long.
+    #[test]
+    fn nobody_keeps_the_map_or_the_fence_while_waiting_for_something_else() {
+        let (lender, _fabric) = lender();
+        lender.add("d0", Arc::new(Restarted::default())).unwrap();
+        let lender = &lender;
+        let lent = lender.find("d0").unwrap();
+        type Look = fn(&LentFunctions);
+        let looks: [(&str, Look); 2] = [
+            ("can be saved", |lender| drop(lender.can_be_saved())),
+            ("save", |lender| drop(lender.save(&mut Parcel::default()))),
+        ];
+        let while_others_wait = Duration::from_millis(100);
+        std::thread::scope(|scope| {
+            for (name, look) in looks {
+                let state = lent.lock();
+                scope.spawn(move || look(lender));
+                std::thread::sleep(while_others_wait);
+                let free = lender.lent.try_write().is_ok();
+                drop(state);
+                assert!(free, "{name}");
+            }
+            let map = lender.write();
+            scope.spawn(|| lender.attached());
+            std::thread::sleep(while_others_wait);
+            let free = lender.fence.0.try_lock().is_ok();
+            drop(map);
+            assert!(free, "attached");
+        });
     }
 }

@@ -53,7 +53,9 @@ impl LentFunctions {
         if let Some(under_way) = self.fence.lock().under_way() {
             return Err(HandOverError::UnderWay(under_way));
         }
-        for (name, lent) in &*self.read() {
+        // A function's state may be held for seconds: the map is not locked meanwhile.
+        let functions = self.read().clone();
+        for (name, lent) in &functions {
             let state = lent.lock();
             let Some(InUse { stream, session, .. }) = &state.session else { continue };
             let function = || format!("{}/{name}", self.host);
@@ -77,7 +79,8 @@ impl LentFunctions {
     /// [`HandOverError`]; all go on then.
     pub(crate) fn save(&self, parcel: &mut Parcel) -> Result<SavedFunctions, HandOverError> {
         let mut all = SavedFunctions::default();
-        for (name, lent) in &self.read().clone() {
+        let functions = self.read().clone();
+        for (name, lent) in &functions {
             let state = lent.lock();
             let attached = match &state.session {
                 Some(InUse { stream, session, at: Some(at) }) => {

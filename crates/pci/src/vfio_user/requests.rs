@@ -345,6 +345,7 @@ pub fn serve_asking(
             requests.end();
             heard
         });
+        let _unwinding = Unwinding(client);
         let mut session = ClientSession::new(device, RestingConversation::default());
         let answered = commands.iter().try_for_each(|message| session.answer(message, &stream));
         if answered.is_err() {
@@ -354,6 +355,18 @@ pub fn serve_asking(
         let heard = hearing.join().unwrap_or(Ok(()));
         answered.and(heard)
     })
+}
+
+/// Ends the connection where the device panics: whoever hears the client would wait for it for ever, and the client
+/// for its answer.
+struct Unwinding<'a>(&'a UnixStream);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.shut_down();
+        }
+    }
 }
 
 /// Receives until the client is gone or nobody takes what it says.

@@ -71,37 +71,16 @@ impl Gcm {
         let associated = request.associated as usize;
         Ok(Gcm { context, nonce: request.nonce, associated, seal, parts: None })
     }
-
-    /// Does a message that is here whole, and has room for all that comes out.
-    fn whole(&self, input: &[u8], out: &mut [u8]) -> Result<EngineStep, Status> {
-        let (associated, text) = input.split_at(self.associated);
-        let mut nonce = [0; NONCE_LEN];
-        nonce.copy_from_slice(&self.nonce[..NONCE_LEN]);
-        let (nonce, associated) = (Nonce::assume_unique_for_key(nonce), Aad::from(associated));
-        let gcm = &key(&self.context)?.gcm;
-        out[..text.len()].copy_from_slice(text);
-        let written = match self.seal {
-            true => {
-                let (sealed, behind) = out.split_at_mut(text.len());
-                let tag = gcm.seal_in_place_separate_tag(nonce, associated, sealed);
-                behind[..BLOCK].copy_from_slice(tag.map_err(|_| Status::EngineFailed)?.as_ref());
-                text.len() + BLOCK
-            }
-            false if text.len() < BLOCK => return Err(Status::CorruptInput),
-            false => {
-                let opened = gcm.open_in_place(nonce, associated, &mut out[..text.len()]);
-                opened.map_err(|_| Status::NotAuthentic)?.len()
-            }
-        };
-        Ok(EngineStep { read: input.len(), written, finished: true })
-    }
 }
 
 impl RunningOperation for Gcm {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let fits = input.len() >= self.associated && input.len() + BLOCK <= out.len();
         if self.parts.is_none() && last && fits {
-            return self.whole(input, out);
+            let (head, text) = input.split_at(self.associated);
+            out[..text.len()].copy_from_slice(text);
+            let written = self.whole(head, text.len(), out)?;
+            return Ok(EngineStep { read: input.len(), written, finished: true });
         }
         if self.parts.is_none() {
             let key = &key(&self.context)?.cipher;
@@ -113,7 +92,30 @@ impl RunningOperation for Gcm {
     }
 
     fn portion(&self) -> Portion {
-        Portion::Whole
+        Portion::Message
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        self.parts.is_none().then_some(self.associated)
+    }
+
+    fn whole(&mut self, head: &[u8], length: usize, out: &mut [u8]) -> Result<usize, Status> {
+        let mut nonce = [0; NONCE_LEN];
+        nonce.copy_from_slice(&self.nonce[..NONCE_LEN]);
+        let (nonce, head) = (Nonce::assume_unique_for_key(nonce), Aad::from(head));
+        let gcm = &key(&self.context)?.gcm;
+        let (text, behind) = out.split_at_mut_checked(length).ok_or(Status::EngineFailed)?;
+        if !self.seal {
+            if length < BLOCK {
+                return Err(Status::CorruptInput);
+            }
+            let opened = gcm.open_in_place(nonce, head, text);
+            return Ok(opened.map_err(|_| Status::NotAuthentic)?.len());
+        }
+        let behind = behind.first_chunk_mut::<BLOCK>().ok_or(Status::EngineFailed)?;
+        let tag = gcm.seal_in_place_separate_tag(nonce, head, text);
+        behind.copy_from_slice(tag.map_err(|_| Status::EngineFailed)?.as_ref());
+        Ok(length + BLOCK)
     }
 }
 

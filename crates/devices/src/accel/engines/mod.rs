@@ -47,6 +47,8 @@ pub enum Portion {
     Wide,
     /// As much as there is, within the second cache: its library does a whole message with fewer copies.
     Whole,
+    /// All of the message, up to 256 KiB whatever the caches: in parts it takes several times as long.
+    Message,
 }
 
 /// Bytes of output that each step has room for at least.
@@ -76,6 +78,22 @@ pub trait RunningOperation: Send {
     /// How much input it is best fed at once.
     fn portion(&self) -> Portion {
         Portion::Small
+    }
+
+    /// Bytes at the beginning of a message that are not part of its text, where it does a
+    /// [whole](RunningOperation::whole) one in the place of what comes out: that saves a copy.
+    fn in_place(&self) -> Option<usize> {
+        None
+    }
+
+    /// Does a whole message at once. Its text is the first `length` bytes of `out`, which has [`LEAST_ROOM`] behind
+    /// them, and is replaced by what comes out: so many bytes.
+    ///
+    /// # Errors
+    /// The status that the operation ends with.
+    fn whole(&mut self, head: &[u8], length: usize, out: &mut [u8]) -> Result<usize, Status> {
+        let _ = (head, length, out);
+        Err(Status::EngineFailed)
     }
 
     /// After an operation that ended well: makes it as one that was just begun for `request`. False where a new one is

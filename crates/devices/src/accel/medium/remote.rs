@@ -198,8 +198,7 @@ impl Remote {
         }
         let (_, output) = request::memory(dma, descriptor)?;
         if unauthentic {
-            // As local engines leave it, whose output is there before they know.
-            output.clear(output.len().min(descriptor.input_length as usize));
+            output.clear_unauthentic(descriptor.input_length as usize);
         } else if let Some(place) = self.exchange.data(output_tag(slot), written) {
             output.copy_from(place.get());
         }

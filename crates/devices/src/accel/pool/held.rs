@@ -4,7 +4,7 @@ use rackbus_qos::{OpenTurn, TenantId, TurnResult};
 use rackbus_spec::accel::Status;
 
 use super::super::clock::TickRate;
-use super::EnginePool;
+use super::PoolEngines;
 
 /// Operations that cost less than this part of a slice are not worth passing to another thread, which takes some
 /// microseconds there and back while both poll, and much more where one has to be woken. What comes behind them waits
@@ -57,7 +57,7 @@ impl HeldTurn {
     }
 }
 
-impl EnginePool {
+impl PoolEngines {
     /// Makes the calling thread an engine for operations of this kind, of which the first costs `profile_ns` by its
     /// profile: where one is free, nobody's operations wait, and it is short. It begins at `begun` by the processor's
     /// counter.

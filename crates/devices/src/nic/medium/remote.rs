@@ -47,6 +47,8 @@ pub struct RemotePort {
     wanted: bool,
     told: bool,
     telling: bool,
+    /// Number of what it was told last, from 1 to 255; 0 before.
+    generation: u8,
     /// Frames were not taken meanwhile, which the other node is to be told before anything else.
     ended: bool,
     /// The other node says when the link changes.
@@ -71,6 +73,8 @@ pub struct RemoteState {
     wanted: bool,
     told: bool,
     telling: bool,
+    #[serde(default)]
+    generation: u8,
     ended: bool,
     watching: bool,
 }
@@ -142,6 +146,7 @@ impl RemotePort {
             wanted: false,
             told: false,
             telling: false,
+            generation: 0,
             ended: false,
             watching: false,
             saved: false,
@@ -176,7 +181,10 @@ impl RemotePort {
         if !self.is_agreed() && !self.telling && !self.exchange.is_lost() {
             (self.told, self.telling) = (self.wanted && !self.ended, true);
             self.ended = false;
-            self.ask(ATTEND, kind::ATTEND, self.told);
+            self.generation = self.generation % u8::MAX + 1;
+            let (slot, kind, flag) = (ATTEND.into(), kind::ATTEND, self.told.into());
+            let bytes = u32::from(self.generation).into();
+            self.exchange.send(&Ask { slot, kind, flag, bytes }, None);
             self.exchange.ring();
         }
     }
@@ -201,7 +209,7 @@ impl RemotePort {
 
     /// Takes an answer; false when it is none that there can be.
     fn take(&mut self, answer: &Answer) -> bool {
-        let Answer { slot, up, bytes, number, .. } = *answer;
+        let Answer { slot, up, generation, bytes, number } = *answer;
         let (slot, bytes, number) = (slot.get(), bytes.get(), number.get());
         if is_outward(slot) {
             let is_filled = self.filling.as_ref().is_some_and(|filling| filling.slot == slot);
@@ -220,7 +228,9 @@ impl RemotePort {
             if !lent || !fits || !is_new {
                 return false;
             }
-            self.early.insert(number, ((slot, bytes), self.told && !self.ended));
+            // One that is late is of the time before the driver's reset. Older nodes do not say.
+            let is_of_now = generation == 0 || generation == self.generation;
+            self.early.insert(number, ((slot, bytes), is_of_now && self.told && !self.ended));
             while let Some((batch, is_wanted)) = self.early.remove(&self.next) {
                 self.next = self.next.wrapping_add(1);
                 match is_wanted {
@@ -303,6 +313,7 @@ impl RemotePort {
             wanted: self.wanted,
             told: self.told,
             telling: self.telling,
+            generation: self.generation,
             ended: self.ended,
             watching: self.watching,
         };
@@ -347,6 +358,7 @@ impl RemotePort {
         self.came = came.map(|(slot, bytes, _)| (*slot, *bytes)).collect();
         (self.wanted, self.told, self.telling) = (state.wanted, state.told, state.telling);
         (self.ended, self.watching) = (state.ended, state.watching);
+        self.generation = state.generation;
         self.exchange.set_told();
         Ok(())
     }

@@ -37,6 +37,8 @@ pub struct ServedPort {
     /// The number of the next batch that comes.
     next: u32,
     attended: bool,
+    /// The generation that the front said with that.
+    generation: u8,
     /// Whether the port's link is up.
     up: bool,
     /// The front is not listened to any more.
@@ -59,6 +61,8 @@ pub struct ServedState {
     watched: Option<bool>,
     next: u32,
     attended: bool,
+    #[serde(default)]
+    generation: u8,
     over: bool,
 }
 
@@ -94,6 +98,7 @@ impl ServedPort {
             watched: None,
             next: 0,
             attended: false,
+            generation: 0,
             up: port.is_up(),
             over: false,
             saved: false,
@@ -119,6 +124,7 @@ impl ServedPort {
             watched: self.watched,
             next: self.next,
             attended: self.attended,
+            generation: self.generation,
             over: self.over,
         };
         Ok((state, files))
@@ -142,7 +148,7 @@ impl ServedPort {
         let exchange = Exchange::again(SessionSide::Answers, end, LAYOUT)?;
         let mut served = ServedPort::with_exchange(exchange, port)?;
         (served.watched, served.next, served.over) = (state.watched, state.next, state.over);
-        served.attended = state.attended;
+        (served.attended, served.generation) = (state.attended, state.generation);
         let mut good = true;
         for (slot, bytes, at, dropped) in &state.pending {
             good &= served.take_batch(*slot, *bytes, (*at, *dropped));
@@ -189,6 +195,7 @@ impl ServedPort {
                     self.answer(batch.slot, 0, dropped);
                 }
                 self.attended = flag;
+                self.generation = ask.bytes.get() as u8;
                 port.attend(flag);
                 self.answer(ATTEND, 0, 0);
                 true
@@ -205,7 +212,7 @@ impl ServedPort {
         let answer = Answer {
             slot: slot.into(),
             up: self.up.into(),
-            spare: 0,
+            generation: if is_inward(slot) { self.generation } else { 0 },
             bytes: (bytes as u32).into(),
             number: number.into(),
         };

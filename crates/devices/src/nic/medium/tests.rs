@@ -327,7 +327,7 @@ fn a_lender_that_breaks_the_rules_is_lost_to_its_front() {
     let answer = |slot: u16, bytes: u32, number: u32| Answer {
         slot: slot.into(),
         up: 1,
-        spare: 0,
+        generation: 0,
         bytes: bytes.into(),
         number: number.into(),
     };
@@ -358,4 +358,52 @@ fn a_lender_that_breaks_the_rules_is_lost_to_its_front() {
         assert!(!front.is_up() && lender.is_closed(), "case {nth}");
         assert!(front.park(), "case {nth}: nothing comes any more");
     }
+}
+
+/// Its data may have come beside the link, after the driver has reset the function and begun anew.
+#[test]
+fn a_batch_from_before_a_reset_does_not_count_for_one_after_it() {
+    let description =
+        Description { serial: 1, mac: [2; 6], mtu: 1500, pairs: 1, rate: None, up: true };
+    let (mut lender, files) = Exchange::create("late", LAYOUT).unwrap();
+    let mut front =
+        RemotePort::join(&description, files, Lost::new(|| {}), Arc::default()).unwrap();
+    // The generation of each time that frames are, or are not, taken, as it is said and answered.
+    let attend = |front: &mut RemotePort, lender: &mut Exchange, on| {
+        front.attend(on);
+        let (mut message, mut said) = ([0; MESSAGE_BYTES], None);
+        while let Some(length) = lender.receive(&mut message) {
+            let ask = Ask::read_from_bytes(&message[..length]).unwrap();
+            if ask.kind == kind::ATTEND {
+                said = Some((ask.flag != 0, ask.bytes.get() as u8));
+                let answer = Answer { slot: ATTEND.into(), up: 1, ..Answer::default() };
+                lender.send(answer.as_bytes(), None).unwrap();
+            }
+        }
+        lender.ring();
+        assert!(front.next().is_none());
+        said.unwrap()
+    };
+    let before = attend(&mut front, &mut lender, true);
+    let off = attend(&mut front, &mut lender, false);
+    let after = attend(&mut front, &mut lender, true);
+    assert_eq!([before, off, after], [(true, 1), (false, 2), (true, 3)]);
+    let mut send = |slot: u16, number: u32, generation: u8| {
+        let place = lender.data(slot.into(), LAYOUT.data_bytes).unwrap();
+        let mut filling = Filling::new(slot, place);
+        let memory = SharedMemory::create("frame", 4096).unwrap();
+        filling.put(Offload::default(), 60, &[memory.whole().part(0, 60).unwrap()]);
+        let (bytes, number) = ((filling.bytes as u32).into(), number.into());
+        let answer = Answer { slot: slot.into(), up: 1, generation, bytes, number };
+        lender.send(answer.as_bytes(), Some((slot.into(), filling.bytes))).unwrap();
+        lender.ring();
+    };
+    send(BATCHES, 0, before.1);
+    assert!(front.next().is_none(), "of before the reset");
+    send(BATCHES + 1, 1, after.1);
+    assert!(front.next().is_some());
+    front.consume();
+    // A lender of the version before does not say.
+    send(BATCHES + 2, 2, 0);
+    assert!(front.next().is_some());
 }

@@ -150,6 +150,48 @@ fn deleting_a_queue_completes_what_it_had_in_flight() {
 }
 
 #[test]
+fn completions_that_wait_for_their_queue_are_posted_before_it_is_deleted() {
+    let (mut host, control) = slow();
+    let cids = [(); 3].map(|()| host.submit(1, transfer(IoOpcode::Flush, 0, 512, 0)));
+    host.poll();
+    let delete = host.submit(0, Sqe { cdw10: 1, ..admin(AdminOpcode::DeleteSq) });
+    host.poll();
+    host.unmap_ram();
+    cids.iter().for_each(|_| control.lock().unwrap().finish_one());
+    host.poll();
+    host.map_ram();
+    host.poll();
+    assert_eq!(host.wait(0, delete).status(), Status::SUCCESS);
+    for cid in cids {
+        let cqe = host.completion(1).expect("a completion was lost with its queue");
+        assert_eq!((cqe.cid, cqe.status()), (cid, Status::SUCCESS));
+    }
+}
+
+#[test]
+fn a_queue_whose_completions_are_out_of_reach_is_deleted_when_they_are_posted() {
+    let (mut host, control) = slow();
+    let cid = host.submit(1, transfer(IoOpcode::Flush, 0, 512, 0));
+    host.poll();
+    let both = Access::READ | Access::WRITE;
+    let cq = host.completion_queue(1) - RAM;
+    host.endpoint.unmap(RAM, RAM_SIZE).unwrap();
+    for (from, to) in [(0, cq), (cq + 4096, RAM_SIZE)] {
+        let memory = Some(host.ram.handle(from));
+        host.endpoint.map(RAM + from, to - from, both, memory).unwrap();
+    }
+    control.lock().unwrap().finish_one();
+    host.poll();
+    let delete = host.submit(0, Sqe { cdw10: 1, ..admin(AdminOpcode::DeleteSq) });
+    host.poll();
+    assert_eq!(host.completion(0), None, "the queue has a completion that waits");
+    host.endpoint.map(RAM + cq, 4096, both, Some(host.ram.handle(cq))).unwrap();
+    assert_eq!(host.wait(0, delete).status(), Status::SUCCESS);
+    let cqe = host.completion(1).expect("a completion was lost with its queue");
+    assert_eq!((cqe.cid, cqe.status()), (cid, Status::SUCCESS));
+}
+
+#[test]
 fn a_reset_leaves_nothing_in_flight() {
     let (mut host, control) = slow();
     let buffer = host.scratch();

@@ -140,6 +140,11 @@ impl Host {
         [0].into_iter().chain(self.cuts.iter().copied()).zip(ends).collect()
     }
 
+    /// Where a completion queue is.
+    pub fn completion_queue(&self, qid: u16) -> u64 {
+        self.pairs[&qid].cq
+    }
+
     /// Has doorbells stored in shadow pages from now on.
     pub fn configure_shadow(&mut self) {
         let pages = [self.pages(1), self.pages(1)];

@@ -1,7 +1,7 @@
 //! Data pointers against a naive walk: byte by byte, straight from the specification.
 
 use proptest::prelude::*;
-use rackbus_memory::{DmaSpace, Lending};
+use rackbus_memory::{DmaSlice, DmaSpace, Lending};
 use rackbus_spec::nvme::command::{Cdw0, PSDT_SGL_MPTR_BUFFER};
 use rackbus_spec::nvme::data::{SglDescriptor, SglType};
 use zerocopy::IntoBytes;
@@ -54,11 +54,14 @@ impl Memory {
 /// Gathers the bytes of a transfer.
 fn gather(transfer: &DataPointers, dma: &DmaSpace) -> Vec<u8> {
     let mut out = Vec::new();
-    for slice in transfer.resolve(dma).unwrap().as_slice() {
-        let mut part = vec![0; slice.len()];
-        slice.copy_to(&mut part);
-        out.extend(part);
-    }
+    let copied = transfer.with_slices(dma, |slices| {
+        for slice in slices {
+            let mut part = vec![0; slice.len()];
+            slice.copy_to(&mut part);
+            out.extend(part);
+        }
+    });
+    copied.unwrap();
     out
 }
 
@@ -175,11 +178,12 @@ proptest! {
             if let Some(place) = place { content[*place as usize] = index as u8; }
         }
         let mut index = 0;
-        for slice in transfer.resolve(&memory.dma).unwrap().as_slice() {
+        let copied = transfer.with_slices(&memory.dma, |slices| for slice in slices {
             let part: Vec<u8> = (0..slice.len()).map(|at| (index + at) as u8).collect();
             slice.copy_from(&part);
             index += slice.len();
-        }
+        });
+        copied.unwrap();
         prop_assert_eq!(index, length);
         prop_assert!(memory.bytes() == content);
     }
@@ -203,8 +207,8 @@ proptest! {
         for dptr in [dptr, inside, [inside[0] & !3, inside[1] & !7]] {
             let sqe = Sqe { cdw0: Cdw0::new().with_psdt(psdt), dptr, ..Sqe::default() };
             let parsed = transfer.parse(&memory.dma, &sqe, length, PAGE, true, DataDirection::ToHost);
-            if parsed.is_ok() && let Ok(slices) = transfer.resolve(&memory.dma) {
-                let total: usize = slices.as_slice().iter().map(|slice| slice.len()).sum();
+            let total = |slices: &[DmaSlice<'_>]| slices.iter().map(DmaSlice::len).sum::<usize>();
+            if parsed.is_ok() && let Ok(total) = transfer.with_slices(&memory.dma, total) {
                 prop_assert_eq!(total, length);
             }
         }
@@ -237,7 +241,7 @@ fn refused(memory: &Memory, psdt: u8, dptr: [u64; 2], length: usize) -> Status {
     let sqe = Sqe { cdw0: Cdw0::new().with_psdt(psdt), dptr, ..Sqe::default() };
     let mut transfer = DataPointers::new(1 << 20).unwrap();
     match transfer.parse(&memory.dma, &sqe, length, PAGE, true, DataDirection::ToHost) {
-        Ok(()) => transfer.resolve(&memory.dma).unwrap_err().code(),
+        Ok(()) => transfer.with_slices(&memory.dma, |_| {}).unwrap_err().code(),
         Err(status) => status.code(),
     }
 }

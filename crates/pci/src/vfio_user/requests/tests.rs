@@ -1,6 +1,6 @@
 //! A client that answers, one that does not, and one that says anything.
 
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 use rackbus_memory::{Access, MemoryHandle};
 use rackbus_spec::vfio_user::{VERSION, Version};
@@ -61,7 +61,7 @@ impl ServedDevice for Asking {
     }
 
     fn reset(&self) -> Result<(), RequestRefused> {
-        Ok(())
+        panic!("planted: the device fails")
     }
 
     fn requests(&self) -> Option<&Requests> {
@@ -173,4 +173,15 @@ fn malformed_answers_are_errors_or_ignored() {
     drop(WireMessage::receive(&client).unwrap());
     drop(client);
     assert_eq!(asked.join().unwrap(), Err(RequestError::Gone));
+}
+
+#[test]
+fn a_client_whose_device_panicked_is_told_so() {
+    let (device, client, ends) = connected(LONG);
+    let head = header(2, command::DEVICE_RESET, 0, 0, 0);
+    send_message(&client, head, [&[], &[]], &[]).unwrap();
+    // It says nothing more, and keeps its end open: whoever served it has gone all the same.
+    assert_eq!(ends.recv_timeout(LONG).err(), Some(RecvTimeoutError::Disconnected));
+    assert!(client.is_closed());
+    assert_eq!(device.requests.write(0, &[0]), Err(RequestError::Gone));
 }
