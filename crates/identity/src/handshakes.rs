@@ -1,21 +1,98 @@
 //! Peers that are not known yet: how many may be under way with their handshake, of all and from one address.
 //!
 //! Of each of them memory is taken before it is known who it is. Who opens connections and says nothing has a few
-//! places, and those of others stay free.
+//! places, and those of others stay free. Those who have said nothing have places of their own: however many of them come, they
+//! take none from those who have said something, as a handshake of an honest one begins with what it says. Where somebody has
+//! enough addresses to take all places, whoever comes next takes the place of the one that began first among those of
+//! the address that has most: an honest handshake takes milliseconds, so it is over before its turn to be ended comes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::net::RecvFlags;
 
 /// Peers from one address, or one network of IPv6, that may be under way at a time.
 const OF_ONE: usize = 64;
+
+/// Ends a peer's handshake, so that its place is given back soon.
+type End = Box<dyn FnOnce() + Send>;
 
 /// The peers that are under way.
 #[derive(Debug, Clone)]
 pub struct Handshakes {
     most: usize,
     of_one: usize,
-    places: Arc<Mutex<BTreeMap<IpAddr, usize>>>,
+    places: Arc<Mutex<Places>>,
+}
+
+#[derive(Default)]
+struct Places {
+    next: u64,
+    silent: Peers,
+    heard: Peers,
+    /// How many were told to end and have not.
+    ending: usize,
+}
+
+/// Peers that were not told to end.
+#[derive(Default)]
+struct Peers {
+    /// In the order in which they began.
+    begun: BTreeMap<u64, (IpAddr, End)>,
+    /// How many of these each address has.
+    of_address: BTreeMap<IpAddr, usize>,
+}
+
+impl fmt::Debug for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (silent, heard) = (&self.silent.of_address, &self.heard.of_address);
+        f.debug_struct("Places")
+            .field("silent", silent)
+            .field("heard", heard)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Places {
+    fn of(&self, address: &IpAddr) -> usize {
+        let of = |peers: &Peers| peers.of_address.get(address).copied().unwrap_or_default();
+        of(&self.silent) + of(&self.heard)
+    }
+}
+
+impl Peers {
+    /// Of the address that has most, the first; of several such addresses, the first of all.
+    fn first_of_most(&self) -> Option<u64> {
+        let most = self.of_address.values().max()?;
+        let of_most = |address: &IpAddr| self.of_address.get(address) == Some(most);
+        self.begun.iter().find(|(_, (address, _))| of_most(address)).map(|(number, _)| *number)
+    }
+
+    /// Takes out the one that is to end where somebody else needs its place; what ends it.
+    fn give_up(&mut self) -> Option<End> {
+        let first = self.first_of_most()?;
+        self.take(first).map(|(_, end)| end)
+    }
+
+    fn add(&mut self, number: u64, address: IpAddr, end: End) {
+        self.begun.insert(number, (address, end));
+        *self.of_address.entry(address).or_default() += 1;
+    }
+
+    /// Takes one out: where it is, and what ends it.
+    fn take(&mut self, number: u64) -> Option<(IpAddr, End)> {
+        let (address, end) = self.begun.remove(&number)?;
+        if let Some(own) = self.of_address.get_mut(&address) {
+            *own -= 1;
+            if *own == 0 {
+                self.of_address.remove(&address);
+            }
+        }
+        Some((address, end))
+    }
 }
 
 impl Handshakes {
@@ -29,23 +106,50 @@ impl Handshakes {
         Handshakes { most, of_one, places: Arc::default() }
     }
 
-    fn places(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
+    fn places(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for somebody at `address`, until it is dropped; `None` where all are taken.
-    pub fn begin(&self, address: IpAddr) -> Option<Handshake> {
+    /// A place for somebody at `address`, who has `spoken` or said nothing yet, until it is dropped; `None` where its address
+    /// has as many as it may. Where all are taken, somebody else's is given up: `end` is how this one is told, from any
+    /// thread, that it is to end. `None` as well where as many as there are places were told to end and have not yet; who
+    /// has spoken gets one until those are twice as many, so that silent peers that are slow to end keep nobody else out.
+    pub fn begin(
+        &self,
+        address: IpAddr,
+        spoken: bool,
+        end: impl FnOnce() + Send + 'static,
+    ) -> Option<Handshake> {
         let network = network(address);
         let mut places = self.places();
-        if places.values().sum::<usize>() >= self.most {
+        // Of those, too, memory is taken.
+        let most_ending = self.most * if spoken { 2 } else { 1 };
+        if places.of(&network) >= self.of_one || places.ending >= most_ending {
             return None;
         }
-        let own = places.get(&network).copied().unwrap_or_default();
-        if own >= self.of_one {
-            return None;
+        let number = places.next;
+        places.next += 1;
+        let given_up = self.enter(&mut places, (number, network), spoken, Box::new(end));
+        drop(places);
+        if let Some(end) = given_up {
+            end();
         }
-        places.insert(network, own + 1);
-        Some(Handshake { of: self.clone(), network })
+        Some(Handshake { of: self.clone(), number })
+    }
+
+    /// Takes a place among those who have spoken, or have not; what ends the one whose place it was.
+    fn enter(
+        &self,
+        places: &mut Places,
+        (number, network): (u64, IpAddr),
+        spoken: bool,
+        end: End,
+    ) -> Option<End> {
+        let peers = if spoken { &mut places.heard } else { &mut places.silent };
+        let given_up = if peers.begun.len() >= self.most { peers.give_up() } else { None };
+        peers.add(number, network, end);
+        places.ending += usize::from(given_up.is_some());
+        given_up
     }
 }
 
@@ -63,17 +167,33 @@ fn network(address: IpAddr) -> IpAddr {
 #[derive(Debug)]
 pub struct Handshake {
     of: Handshakes,
-    network: IpAddr,
+    number: u64,
+}
+
+impl Handshake {
+    /// Notes that the peer has said something: it has a place among those from now on.
+    pub fn note_heard(&self) {
+        let mut places = self.of.places();
+        let Some((network, end)) = places.silent.take(self.number) else { return };
+        let given_up = self.of.enter(&mut places, (self.number, network), true, end);
+        drop(places);
+        if let Some(end) = given_up {
+            end();
+        }
+    }
+}
+
+/// Whether the peer of a connection has said anything that is still to be received.
+pub fn has_spoken(socket: impl AsFd) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(rustix::net::recv(socket, &mut [0], flags), Ok((1.., _)))
 }
 
 impl Drop for Handshake {
     fn drop(&mut self) {
         let mut places = self.of.places();
-        if let Some(own) = places.get_mut(&self.network) {
-            *own -= 1;
-            if *own == 0 {
-                places.remove(&self.network);
-            }
+        if places.silent.take(self.number).or_else(|| places.heard.take(self.number)).is_none() {
+            places.ending -= 1;
         }
     }
 }
@@ -89,20 +209,90 @@ mod tests {
     #[test]
     fn one_address_does_not_take_the_places_of_others() {
         let handshakes = Handshakes::new(200);
-        let begin = |address: &str| handshakes.begin(at(address));
+        let begin = |address: &str| handshakes.begin(at(address), false, || {});
         let mut held: Vec<Handshake> = (0..OF_ONE).map(|_| begin("10.0.0.1").unwrap()).collect();
         assert!(begin("10.0.0.1").is_none() && begin("::ffff:10.0.0.1").is_none());
         held.push(begin("10.0.0.2").unwrap());
         held.extend((0..OF_ONE).map(|n| begin(&format!("fd00::{n}")).unwrap()));
         assert!(begin("fd00::ffff:1:2:3").is_none(), "the same network");
         held.extend((held.len()..200).map(|n| begin(&format!("10.1.0.{n}")).unwrap()));
-        assert!(begin("10.0.0.9").is_none(), "there are as many as there may be");
         let few = Handshakes::with(3, 1);
-        let _one = few.begin(at("10.0.0.1")).unwrap();
-        assert!(few.begin(at("10.0.0.1")).is_none() && few.begin(at("10.0.0.2")).is_some());
+        let _one = few.begin(at("10.0.0.1"), false, || {}).unwrap();
+        assert!(few.begin(at("10.0.0.1"), false, || {}).is_none());
+        assert!(few.begin(at("10.0.0.2"), false, || {}).is_some());
         drop(held.remove(0));
         drop(begin("10.0.0.1").unwrap());
         held.clear();
-        assert!(handshakes.places().is_empty());
+        let places = handshakes.places();
+        assert_eq!(places.ending, 0);
+        assert!(places.silent.of_address.is_empty() && places.heard.of_address.is_empty());
+    }
+
+    #[test]
+    fn who_comes_takes_the_place_of_the_first_of_the_address_that_has_most() {
+        let handshakes = Handshakes::with(4, 3);
+        let ended: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let begin = |address: &str, name: u32| {
+            let ended = ended.clone();
+            handshakes.begin(at(address), false, move || ended.lock().unwrap().push(name))
+        };
+        let take_ended = || std::mem::take(&mut *ended.lock().unwrap());
+        let mut held: Vec<_> = [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.2", 3), ("10.0.0.3", 4)]
+            .map(|(address, name)| begin(address, name).unwrap())
+            .into();
+        assert!(take_ended().is_empty());
+        held.push(begin("10.0.0.4", 5).unwrap());
+        assert_eq!(take_ended(), [2], "its address has two");
+        held.push(begin("10.0.0.5", 6).unwrap());
+        assert_eq!(take_ended(), [1], "all have one, and it began first");
+        held.push(begin("10.0.0.6", 7).unwrap());
+        held.push(begin("10.0.0.7", 8).unwrap());
+        assert_eq!(take_ended(), [3, 4]);
+        // As many as there are places were told to end and have not: of them, too, memory is taken.
+        assert!(begin("10.0.0.8", 9).is_none());
+        held.remove(0);
+        held.push(begin("10.0.0.8", 9).unwrap());
+        assert_eq!(take_ended(), [5]);
+        held.clear();
+        let places = handshakes.places();
+        assert_eq!(places.ending, 0);
+        assert!(places.silent.of_address.is_empty() && places.heard.of_address.is_empty());
+    }
+
+    #[test]
+    fn who_has_said_something_has_a_place_whoever_says_nothing() {
+        let handshakes = Handshakes::with(4, 64);
+        let ended: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let begin = |address: u8, name: u32, spoken: bool| {
+            let ended = ended.clone();
+            let address = IpAddr::from([10, 0, 0, address]);
+            handshakes.begin(address, spoken, move || ended.lock().unwrap().push(name))
+        };
+        let take_ended = || std::mem::take(&mut *ended.lock().unwrap());
+        let speaks = begin(1, 1, false).unwrap();
+        speaks.note_heard();
+        // However many come who say nothing, and though none of them ends.
+        let silent: Vec<_> = (5..100).map(|name| begin(2, name, false)).collect();
+        assert_eq!(silent.iter().flatten().count(), 8, "four, and four that are to end");
+        assert_eq!(take_ended(), [5, 6, 7, 8]);
+        let spoken = begin(1, 200, true).unwrap();
+        assert!(take_ended().is_empty());
+        // Those who have said something take places of each other's: of the address that has most.
+        let many: Vec<_> = (0..3).map(|name| begin(3, 300 + name, true).unwrap()).collect();
+        assert_eq!(take_ended(), [1], "both have two, and it began first");
+        let _one = begin(4, 400, true).unwrap();
+        assert_eq!(take_ended(), [300]);
+        // And leave those alone who are about to.
+        assert_eq!(handshakes.places().silent.begun.len(), 4);
+        // Those who are told to end and do not are bounded, too.
+        let more: Vec<_> = (500..520).map(|name| begin(5, name, true)).collect();
+        assert_eq!(more.iter().flatten().count(), 2, "eight were told to end");
+        // Who was told to end has no place to keep.
+        speaks.note_heard();
+        drop(more);
+        drop((speaks, silent, spoken, many, _one));
+        let places = handshakes.places();
+        assert!(places.silent.begun.is_empty() && places.heard.begun.is_empty());
+        assert_eq!(places.ending, 0);
     }
 }

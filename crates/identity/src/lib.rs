@@ -21,7 +21,7 @@ use rustls::pki_types::CertificateDer;
 pub use authority::{AuthorityError, CertificateAuthority};
 pub use certified::{BadSerial, Certified, LONGEST_LIFE, NODE_LIFE, PERSON_LIFE, Serial, now};
 pub use credentials::{CertificateRequest, Credentials, CredentialsError, write_private};
-pub use handshakes::{Handshake, Handshakes};
+pub use handshakes::{Handshake, Handshakes, has_spoken};
 pub use join::joining_config;
 pub use revoked::{
     IsRevoked, MOST_REVOKED, Revocation, RevocationList, Revocations, Revoked, WatchedConnection,

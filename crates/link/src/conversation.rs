@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use rackbus_memory::{Carrier, PacketStream, Packets, Stream, StreamError};
 
+use crate::VERSIONS;
+
 /// A connection between two nodes, as their link made it. What a function's conversation needs is a
 /// [`Stream`]; that about segments is one of packets.
 pub trait Conversation: Stream {
@@ -27,6 +29,11 @@ pub trait Conversation: Stream {
     /// then on nothing else is received here. `None` where memory is shared.
     fn carrier(&self) -> Option<Box<dyn Carrier>> {
         None
+    }
+
+    /// The version of the link that both sides speak.
+    fn version(&self) -> u32 {
+        VERSIONS.newest()
     }
 
     /// The address of this machine by which the peer is reached, where it is another machine.

@@ -30,8 +30,9 @@ use rackbus_memory::{Stream, StreamError};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// Versions of the link that are spoken here: of the hello, and of what follows it.
-pub const VERSIONS: Versions = Versions::new(1, 1);
+/// Versions of the link that are spoken here: of the hello, and of what follows it. Since version 2, conversations about
+/// segments have locks, and flushes that are passed on.
+pub const VERSIONS: Versions = Versions::new(1, 2);
 
 /// What a connecting node says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -227,7 +228,8 @@ pub trait Listener: Send {
     /// Waits for the next one to connect. What it wants is still to be heard.
     ///
     /// # Errors
-    /// When nobody can be let in now; [`WouldBlock`](std::io::ErrorKind::WouldBlock) when the one that connected was not.
+    /// When nobody can be let in now; [`ConnectionRefused`](std::io::ErrorKind::ConnectionRefused) when the one that
+    /// connected was not, and the next one may be.
     fn accept(&self) -> std::io::Result<Box<dyn Caller>>;
 
     /// The socket, readable when somebody has connected, with which another process can go on listening.

@@ -8,14 +8,15 @@
 
 pub(crate) mod packets;
 
+use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection};
 use rackbus_identity::{
-    Credentials, Handshake, Handshakes, Renewed, Revocations, Subject, Versions,
+    Credentials, Handshake, Handshakes, Renewed, Revocations, Subject, Versions, has_spoken,
 };
 use rackbus_memory::StreamError;
 
@@ -146,7 +147,7 @@ impl Connect for TcpLink {
         send_frame(&stream, hello).map_err(broken)?;
         let reply = receive_frame(&stream).map_err(broken)?;
         let reply = reply.map_err(|what| LinkError::Protocol { peer: peer(), what })?;
-        answered(hello, reply)?;
+        stream.agree(answered(hello, reply)?);
         Ok(Arc::new(stream))
     }
 }
@@ -195,12 +196,18 @@ struct TcpListening {
 impl Listener for TcpListening {
     fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
         let (socket, from) = self.listener.accept()?;
-        let Some(unheard) = self.link.unheard.begin(from.ip()) else {
+        let ended = socket.try_clone()?;
+        let end = move || {
+            tracing::warn!(%from, "a connection to the link was ended: others need its place, and it has not identified itself yet");
+            let _ = ended.shutdown(std::net::Shutdown::Both);
+        };
+        let spoken = has_spoken(&socket);
+        let Some(unheard) = self.link.unheard.begin(from.ip(), spoken, end) else {
             tracing::warn!(%from, "a connection to the link was refused: too many have not identified themselves yet");
-            return Err(std::io::ErrorKind::WouldBlock.into());
+            return Err(std::io::ErrorKind::ConnectionRefused.into());
         };
         let (link, host) = (self.link.clone(), self.host.clone());
-        Ok(Box::new(TcpCaller { socket, link, host, _unheard: unheard }))
+        Ok(Box::new(TcpCaller { socket, link, host, unheard }))
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {
@@ -214,7 +221,25 @@ struct TcpCaller {
     socket: TcpStream,
     link: TcpLink,
     host: String,
-    _unheard: Handshake,
+    unheard: Handshake,
+}
+
+/// Waits until the peer has said something.
+fn first_word(socket: &TcpStream, limit: Duration) -> std::io::Result<()> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        socket.set_read_timeout(Some(left))?;
+        match socket.peek(&mut [0]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 impl Caller for TcpCaller {
@@ -223,6 +248,12 @@ impl Caller for TcpCaller {
     }
 
     fn hear(self: Box<Self>) -> Option<IncomingConnection> {
+        // Nothing is made for who says nothing.
+        if let Err(error) = first_word(&self.socket, TIME_LIMIT) {
+            tracing::warn!(%error, "a connection to the link was refused: it said nothing");
+            return None;
+        }
+        self.unheard.note_heard();
         let config = self.link.credentials().server().clone();
         let tls = ServerConnection::new(config).ok()?;
         let stream = match TlsConversation::begin(self.socket, tls.into(), TIME_LIMIT) {
@@ -403,6 +434,27 @@ mod tests {
         scanner.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
         assert!(hear.join().unwrap());
         let _ = scanner.read(&mut [0; 100]);
+    }
+
+    #[test]
+    fn who_connects_when_its_address_has_all_its_places_is_refused_and_the_next_is_not() {
+        let (listening, address) = listening(&link(&authority(), "alpha"));
+        let mut sockets = Vec::new();
+        let mut next = || {
+            sockets.push(TcpStream::connect(address.strip_prefix(SCHEME).unwrap()).unwrap());
+            assert!(sockets.len() < 1000, "an address has no bound");
+            listening.accept()
+        };
+        let mut callers = Vec::new();
+        let refused = loop {
+            match next() {
+                Ok(caller) => callers.push(caller),
+                Err(error) => break error.kind(),
+            }
+        };
+        assert_eq!(refused, std::io::ErrorKind::ConnectionRefused);
+        callers.pop();
+        assert!(next().is_ok());
     }
 
     #[test]

@@ -15,8 +15,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use crate::Conversation;
 use crate::tcp::packets::TlsPackets;
+use crate::{Conversation, VERSIONS};
 
 /// How long an idle peer may be silent before its kernel is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -40,6 +40,8 @@ struct Shared {
     receive_limit: Mutex<Option<Duration>>,
     /// Ends it when the peer's certificate is revoked.
     watched: OnceLock<WatchedConnection>,
+    /// The version of the link that both sides speak, when they have said so.
+    version: OnceLock<u32>,
 }
 
 impl TlsConversation {
@@ -56,7 +58,8 @@ impl TlsConversation {
         tls.set_buffer_limit(Some(BUFFER));
         let (tls, receive_limit) = (Mutex::new(tls), Mutex::new(Some(limit)));
         let socket = Arc::new(socket);
-        let shared = Shared { socket, tls, limit, receive_limit, watched: OnceLock::new() };
+        let (watched, version) = Default::default();
+        let shared = Shared { socket, tls, limit, receive_limit, watched, version };
         let conversation = TlsConversation(Arc::new(shared));
         let deadline = Instant::now() + limit;
         loop {
@@ -93,6 +96,12 @@ impl TlsConversation {
         // It is asked once, when the conversation begins.
         let _ = self.0.watched.set(watched);
         Ok(certified)
+    }
+
+    /// Notes the version of the link that both sides speak.
+    pub(crate) fn agree(&self, version: u32) {
+        // It is agreed once, when the conversation begins.
+        let _ = self.0.version.set(version);
     }
 
     /// What is to be received next may take for ever.
@@ -374,6 +383,10 @@ impl Conversation for TlsConversation {
 
     fn carrier(&self) -> Option<Box<dyn Carrier>> {
         Some(Box::new(self.clone()))
+    }
+
+    fn version(&self) -> u32 {
+        self.0.version.get().copied().unwrap_or(VERSIONS.newest())
     }
 
     fn local_address(&self) -> Option<std::net::IpAddr> {
