@@ -8,8 +8,18 @@ use std::collections::{BTreeMap, VecDeque};
 use rackbus_lease::{Availability, EndReason, FunctionRecord, LeaseRecord, LeaseState};
 
 use crate::access::RequestOrigin;
-use crate::api::{DeviceReport, EventKind, EventRecord, PeerReport};
+use crate::api::{DeviceReport, EventKind, EventRecord, NodeReport, PeerReport};
 use crate::usage::LeaseReport;
+
+/// Bytes of an event's text, and of each name in it, at most. A store takes a commit of bounded size only: a longer one
+/// would never be stored, and keep those behind it from it.
+pub(crate) const LONGEST_TEXT: usize = 2000;
+
+/// As much of a text as an event takes that is to be no longer than `most` bytes.
+pub(crate) fn shortened(text: &str, most: usize) -> &str {
+    let mut ends = (0..=text.len().min(most)).rev();
+    &text[..ends.find(|end| text.is_char_boundary(*end)).unwrap_or(0)]
+}
 
 /// Events that are kept at most; the oldest are forgotten first.
 pub const MOST_EVENTS: usize = 10_000;
@@ -36,6 +46,8 @@ pub struct Draft {
     lease: Option<u64>,
     epoch: Option<u64>,
     by: Option<RequestOrigin>,
+    /// When it was, where that is not when it is stored.
+    at_ms: Option<u64>,
     text: String,
 }
 
@@ -46,10 +58,33 @@ impl Draft {
         Draft { by: asker, ..self }
     }
 
+    /// That it was at this time, and is stored later.
+    #[must_use]
+    pub fn at(self, at_ms: u64) -> Draft {
+        Draft { at_ms: Some(at_ms), ..self }
+    }
+
+    /// The same, as short as an event is to be: what nodes and callers say has any length.
+    #[must_use]
+    pub fn bounded(mut self) -> Draft {
+        let names = [self.host.as_mut(), self.function.as_mut()].into_iter().flatten();
+        for text in names.chain([&mut self.text]) {
+            let length = shortened(text, LONGEST_TEXT).len();
+            text.truncate(length);
+        }
+        self
+    }
+
+    /// Whether it is about a lease.
+    pub fn is_of_lease(&self) -> bool {
+        self.lease.is_some()
+    }
+
     /// Something about no function or lease.
     pub fn of_host(kind: EventKind, host: Option<&str>, text: String) -> Draft {
         let host = host.map(str::to_owned);
-        Draft { kind, host, function: None, lease: None, epoch: None, by: None, text }
+        let (function, lease, epoch, by, at_ms) = Default::default();
+        Draft { kind, host, function, lease, epoch, by, at_ms, text }
     }
 
     /// Something about a function that no lease has to do with.
@@ -77,6 +112,7 @@ impl Draft {
             lease: Some(lease.lease),
             epoch: Some(lease.epoch),
             by: None,
+            at_ms: None,
             text,
         };
         if let Some(before) = before.filter(|before| before.state == lease.state) {
@@ -181,6 +217,29 @@ impl Draft {
             _ => {}
         }
         drafts
+    }
+
+    /// What a node refused other hosts that had too much of it. One that goes on is told again whenever it has doubled.
+    pub fn of_bounds(host: &str, before: &NodeReport, now: &NodeReport) -> Vec<Draft> {
+        let news = now.over_bounds.iter().filter_map(|(what, count)| {
+            let earlier = before.over_bounds.get(what).copied().unwrap_or_default();
+            if count.checked_ilog2() <= earlier.checked_ilog2() && *count >= earlier {
+                return None;
+            }
+            // A count that is smaller is one that began anew.
+            (*count > 0).then(|| format!("{what} ({count} times so far)"))
+        });
+        let news: Vec<String> = news.collect();
+        if news.is_empty() {
+            return Vec::new();
+        }
+        let last = now.last_over_bounds.as_ref();
+        let last = last.map_or_else(String::new, |last| format!("; the last: {last}"));
+        let text = format!(
+            "the node of {host} refused other hosts what one of them has too much of: {}{last}",
+            news.join(", ")
+        );
+        vec![Draft::of_host(EventKind::Refusal, Some(host), text)]
     }
 
     /// What is new in what a borrower's node says that a function does not reach of others.
@@ -362,12 +421,13 @@ impl Log {
         Log { events: events.into(), newest, counts: BTreeMap::new() }
     }
 
-    /// Numbers events that happen at `now`; nothing is kept yet.
+    /// Numbers events that happen at `now`, or happened before; nothing is kept yet.
     pub fn number(&self, now: u64, drafts: Vec<Draft>) -> Vec<EventRecord> {
         let numbered = drafts.into_iter().zip(self.newest + 1..);
         let event = |(draft, id): (Draft, u64)| {
-            let Draft { kind, host, function, lease, epoch, by, text } = draft;
-            EventRecord { id, at_ms: now, kind, host, function, lease, epoch, by, text }
+            let Draft { kind, host, function, lease, epoch, by, at_ms, text } = draft;
+            let at_ms = at_ms.unwrap_or(now);
+            EventRecord { id, at_ms, kind, host, function, lease, epoch, by, text }
         };
         numbered.map(event).collect()
     }
@@ -411,10 +471,11 @@ impl Log {
         }
     }
 
-    /// Whether this was said of the lease.
+    /// Whether this was said of the lease, or of the host where it is about none.
     pub fn says(&self, draft: &Draft) -> bool {
-        let same = |event: &&EventRecord| event.lease == draft.lease && event.text == draft.text;
-        draft.lease.is_some() && self.events.iter().rev().any(|event| same(&event))
+        let of = (draft.lease, &draft.host, &draft.function);
+        let same = |event: &EventRecord| (event.lease, &event.host, &event.function) == of;
+        self.events.iter().rev().any(|event| same(event) && event.text == draft.text)
     }
 
     /// How many events of a kind there were in this life of the control plane.
@@ -548,5 +609,29 @@ mod tests {
         assert_eq!(texts(report(1, Some("hangs")), report(1, Some("hangs"))), [] as [&str; 0]);
         let well = texts(report(1, Some("hangs")), report(1, None));
         assert_eq!(well, ["alpha/nvme0 is well again; before: hangs"]);
+    }
+    #[test]
+    fn what_hosts_have_too_much_of_is_told_whenever_it_has_doubled() {
+        let report = |locks: u64| NodeReport {
+            over_bounds: [("locks".to_owned(), locks), ("connections".to_owned(), 0)].into(),
+            last_over_bounds: (locks > 0).then(|| "beta: too many".to_owned()),
+            ..NodeReport::default()
+        };
+        let texts = |before, now| {
+            let drafts = Draft::of_bounds("alpha", &report(before), &report(now));
+            drafts.into_iter().map(|draft| draft.text).collect::<Vec<_>>()
+        };
+        let text = |times: u64| {
+            format!(
+                "the node of alpha refused other hosts what one of them has too much of: \
+                 locks ({times} times so far); the last: beta: too many"
+            )
+        };
+        assert_eq!(texts(0, 0), [] as [&str; 0]);
+        assert_eq!(texts(0, 1), [text(1)]);
+        assert_eq!(texts(4, 7), [] as [&str; 0]);
+        assert_eq!(texts(7, 8), [text(8)]);
+        assert_eq!(texts(9, 3), [text(3)], "it began to count anew");
+        assert_eq!(texts(9, 0), [] as [&str; 0]);
     }
 }

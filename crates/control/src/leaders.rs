@@ -3,6 +3,8 @@
 //! Who does not lead answers with [`LEADER`] where it knows who does. Whoever says so has shown a certificate of the
 //! rack's control plane, and so does whoever is named.
 
+mod kept;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +18,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, StatusCode};
 use rackbus_identity::rustls::ClientConfig;
+
+use kept::{Asker, KeptConnections};
 
 use crate::client::{ControlClientError, speak};
 use crate::machines;
@@ -45,6 +49,7 @@ pub type TlsSource = Arc<dyn Fn() -> Arc<ClientConfig> + Send + Sync>;
 pub struct Leaders {
     tls: TlsSource,
     known: Mutex<Known>,
+    kept: KeptConnections,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +98,8 @@ impl RepeatableRequest {
 impl Leaders {
     /// Those at these addresses (`HOST:PORT`), the likeliest leader first.
     pub fn new(addresses: impl IntoIterator<Item = String>, tls: TlsSource) -> Leaders {
-        let leaders = Leaders { tls, known: Mutex::default() };
+        let (known, kept) = (Mutex::default(), KeptConnections::default());
+        let leaders = Leaders { tls, known, kept };
         leaders.learn(addresses);
         leaders
     }
@@ -174,13 +180,32 @@ impl Leaders {
         let mut tried = 0;
         loop {
             let (address, all) = self.first();
+            let shown = (self.tls)();
+            if let Some(mut asker) = self.kept.take(&address, &shown, all) {
+                match asker.send_request(asked.clone().request()?).await {
+                    Ok(response) if response.status() != StatusCode::MISDIRECTED_REQUEST => {
+                        self.kept.keep(address, shown, asker);
+                        return Ok(response);
+                    }
+                    // It is asked again below, and says who leads.
+                    Ok(_) => {}
+                    // The other side ended the connection before it heard this, or this changes nothing.
+                    Err(error) if error.is_canceled() || asked.method == Method::GET => continue,
+                    // It may have been carried out: whoever asks has to know.
+                    Err(error) => {
+                        self.pass(&address, None);
+                        return Err(error.into());
+                    }
+                }
+            }
             tried += 1;
             let round_is_over = tried % all.max(1) == 0;
-            match self.open(&address, all).await {
+            match self.open(&address, all, shown.clone()).await {
                 Ok(mut sender) => {
                     let response = sender.send_request(asked.clone().request()?).await;
                     let response = response.inspect_err(|_| self.pass(&address, None))?;
                     if response.status() != StatusCode::MISDIRECTED_REQUEST {
+                        self.kept.keep(address, shown, sender);
                         return Ok(response);
                     }
                     let leader = response.headers().get(LEADER).and_then(|it| it.to_str().ok());
@@ -208,9 +233,10 @@ impl Leaders {
         &self,
         address: &str,
         all: usize,
-    ) -> std::io::Result<hyper::client::conn::http1::SendRequest<Full<Bytes>>> {
+        shown: Arc<ClientConfig>,
+    ) -> std::io::Result<Asker> {
         let opened = async {
-            let stream = machines::connect(address, (self.tls)()).await?;
+            let stream = machines::connect(address, shown).await?;
             speak(stream).await.map_err(std::io::Error::other)
         };
         match all {

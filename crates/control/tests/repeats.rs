@@ -2,11 +2,14 @@
 //! random: whoever asks gets one lease for each key, and always the same answer.
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
-use rackbus_control::api::{BorrowRequest, Lease, NodeMessages};
+use rackbus_control::api::{BorrowRequest, Isolation, Lease, NodeMessages};
+use rackbus_control::compositions::{CompositionRequest, CompositionSpec, CompositionState};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::shares::ShareSpec;
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
@@ -263,5 +266,50 @@ async fn a_key_has_one_share_also_in_the_next_life() {
     life.service.leave_share(first).await.unwrap();
     assert_eq!(join(&life, &spec, "a").await.unwrap_err().code, "unknown_share");
     assert_eq!(life.service.shares().len(), 1);
+    life.crash().await;
+}
+
+/// Whoever asked first goes when all is lent, before it hears so; the next is told that it has it.
+#[tokio::test]
+async fn a_composition_that_somebody_was_told_of_stays_borrowed() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let life = Life::start(&store, &full);
+    let (service, request) = (&life.service, CompositionRequest::default());
+    let spec = CompositionSpec {
+        name: "both".to_owned(),
+        borrower: "beta".to_owned(),
+        functions: vec!["alpha/nvme0".to_owned(), "alpha/nvme1".to_owned()],
+        isolation: Isolation::Shared,
+    };
+    let state = || service.composition("both").unwrap().state;
+    let rounds = async {
+        service.save_composition(&spec).await.unwrap();
+        while service.borrow_composition("both", &request).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        for round in 0..20 {
+            service.return_composition("both").await.unwrap();
+            let mut first = Box::pin(service.borrow_composition("both", &request));
+            let asked = poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await;
+            assert!(asked.is_pending(), "round {round}: {asked:?}");
+            while state() != CompositionState::Borrowed {
+                tokio::task::yield_now().await;
+            }
+            drop(first);
+            if service.borrow_composition("both", &request).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                assert_eq!(state(), CompositionState::Borrowed, "round {round}");
+                continue;
+            }
+            // It was heard before that the first had gone.
+            while state() != CompositionState::Free {
+                tokio::task::yield_now().await;
+            }
+            while service.borrow_composition("both", &request).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, rounds).await.expect("it ends");
     life.crash().await;
 }

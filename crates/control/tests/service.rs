@@ -15,6 +15,7 @@ use rackbus_control::compositions::CompositionSpec;
 use rackbus_control::said::NodeLine;
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
+use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{ControlClient, ControlClientError, Service, ServiceOptions, serve};
 use rackbus_lease::{Config, Message, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -254,6 +255,30 @@ async fn terms_that_cannot_be_kept_are_refused_before_anything_is_decided() {
     assert_eq!(error.code, "inseparable");
     assert!(control.client.leases(true).await.unwrap().is_empty());
     assert!(control.client.compositions().await.unwrap().is_empty());
+    let twice = BorrowAllRequest {
+        functions: vec!["alpha/nvme0".to_owned(), "alpha/nvme0".to_owned()],
+        borrower: "beta".to_owned(),
+        placement: Placement::Lender,
+        group: None,
+        wait_ms: None,
+        priority: 0,
+    };
+    let error = control.client.borrow_together(&twice, "k").await.unwrap_err();
+    let ControlClientError::Refused(error) = error else { panic!("{error}") };
+    assert_eq!(error.code, "bad_request");
+    // They are noted beside the answer.
+    let causes = ["strict isolation", "own PCI tree", "exclude each other", "each once"];
+    let told = async {
+        loop {
+            let refusals = control.events(Some(EventKind::Refusal)).await;
+            let is_told = |cause: &str| refusals.iter().any(|it| it.text.contains(cause));
+            if causes.into_iter().all(is_told) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, told).await.expect("a cause is not told");
     let shared = CompositionSpec { isolation: Isolation::Shared, ..spec };
     control.client.save_composition(&shared).await.unwrap();
 }
@@ -430,6 +455,48 @@ async fn a_request_that_could_not_be_stored_may_be_repeated() {
     let (again, _) =
         tokio::join!(control.ask("POST", "/v1/leases", "k", BORROW), control.activate());
     assert_eq!(again.0, 200, "{}", again.1);
+}
+
+/// What nodes report and what was refused is told once: where it cannot be stored then, it is stored later.
+#[tokio::test]
+async fn what_happens_while_the_store_fails_is_told_when_it_works_again() {
+    let full = Arc::new(AtomicBool::new(false));
+    let judge = {
+        let full = full.clone();
+        Arc::new(move |commit: &Commit| match full.load(Ordering::SeqCst) {
+            true if !commit.events.is_empty() => {
+                Err(StoreError::Other("the disk is full".to_owned()))
+            }
+            _ => Ok(()),
+        })
+    };
+    let control = Control::start_with(Some(MemoryStore::default().judged_by(judge))).await;
+    full.store(true, Ordering::SeqCst);
+    let refused = DeviceReport { dma_refused: 3, ..Default::default() };
+    let devices = [("nvme0".to_owned(), refused)].into();
+    let report = Some(NodeReport { devices, ..Default::default() });
+    let said = NodeMessages { messages: Vec::new(), report };
+    control.client.say("alpha", &said).await.unwrap_err();
+    control.client.borrow("alpha/nvme9", "beta").await.unwrap_err();
+    full.store(false, Ordering::SeqCst);
+    // Nothing has to happen for that: it is tried again.
+    let told = async {
+        loop {
+            let (faults, refusals) =
+                (control.events(Some(EventKind::Fault)), control.events(Some(EventKind::Refusal)));
+            let (faults, refusals) = tokio::join!(faults, refusals);
+            if let ([fault], [refusal]) = (&faults[..], &refusals[..]) {
+                return (fault.text.clone(), refusal.text.clone());
+            }
+            assert!(faults.len() < 2 && refusals.len() < 2, "{faults:?} {refusals:?}");
+            tokio::task::yield_now().await;
+        }
+    };
+    let (fault, refusal) = tokio::time::timeout(PATIENCE, told).await.expect("they are lost");
+    assert!(fault.starts_with("3 accesses of alpha/nvme0 were refused"), "{fault}");
+    assert!(refusal.contains("no host offers alpha/nvme9"), "{refusal}");
+    control.client.borrow("alpha/nvme9", "gamma").await.unwrap_err();
+    assert_eq!(control.events(Some(EventKind::Fault)).await.len(), 1, "told twice");
 }
 
 /// Who has its answer lost and is gone itself leaves no lease, and may ask again.

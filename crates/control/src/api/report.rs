@@ -180,6 +180,10 @@ pub struct NodeReport {
     pub shared_memory: std::collections::BTreeMap<String, u64>,
     /// Conversations that other nodes have with it, by what they are for.
     pub conversations: std::collections::BTreeMap<String, u64>,
+    /// How often other hosts were refused what they had too much of there, by what it was.
+    pub over_bounds: std::collections::BTreeMap<String, u64>,
+    /// Who was refused some shared memory last, because of too much, and what it was told.
+    pub last_over_bounds: Option<String>,
     /// How often it was restarted in place since it was started.
     pub restarts_in_place: u64,
     /// How long it answered nobody at the last of these restarts, in microseconds.

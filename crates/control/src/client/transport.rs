@@ -70,8 +70,9 @@ impl ControlClient {
                 Err(ControlClientError::Unreachable { .. }) => sent,
                 _ => false,
             };
-            // One that waited for long was lost just now.
-            let since = lost_since.filter(|_| asked.elapsed() < REPEATED);
+            // A request that was under way for long was lost just now; one that found no control plane was lost before.
+            let nobody = matches!(outcome, Err(ControlClientError::Unreachable { .. }));
+            let since = lost_since.filter(|_| nobody || asked.elapsed() < REPEATED);
             let since = *lost_since.insert(since.unwrap_or_else(Instant::now));
             if !lost || since.elapsed() > REPEATED {
                 return outcome;

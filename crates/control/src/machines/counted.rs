@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use rackbus_identity::WatchedConnection;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// Connections that were refused before anything was asked, by cause.
 static REFUSED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
@@ -58,15 +58,20 @@ impl<S> Counted<S> {
         Counted { stream, _place: Box::new(place), end: Some(Box::pin(end)), is_revoked: false }
     }
 
-    /// One of somebody who is not known, or no more, for so long at most.
+    /// One of somebody who is not known, or no more, for so long at most, and until it is told that others need its place.
     pub(super) fn stranger(
         stream: S,
         place: impl Send + 'static,
-        limit: Duration,
+        (limit, ended): (Duration, oneshot::Receiver<()>),
         is_revoked: bool,
     ) -> Counted<S> {
-        let end = Box::pin(tokio::time::sleep(limit));
-        Counted { stream, _place: Box::new(place), end: Some(end), is_revoked }
+        let end = async move {
+            tokio::select! {
+                Ok(()) = ended => {}
+                () = tokio::time::sleep(limit) => {}
+            }
+        };
+        Counted { stream, _place: Box::new(place), end: Some(Box::pin(end)), is_revoked }
     }
 
     pub(super) fn get(&self) -> &S {
@@ -144,7 +149,9 @@ mod tests {
         let places = Arc::new(Semaphore::new(1));
         let (_other, stream) = tokio::io::duplex(16);
         let place = places.clone().try_acquire_owned().unwrap();
-        let mut counted = Counted::stranger(stream, place, Duration::from_secs(10), false);
+        let (_end, ended) = oneshot::channel();
+        let limit = Duration::from_secs(10);
+        let mut counted = Counted::stranger(stream, place, (limit, ended), false);
         let error = counted.read(&mut [0; 1]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(places.available_permits(), 0);
@@ -153,6 +160,19 @@ mod tests {
         assert_eq!(again.kind(), io::ErrorKind::TimedOut);
         drop(counted);
         assert_eq!(places.available_permits(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_says_nothing_ends_when_others_need_its_place() {
+        let (_other, stream) = tokio::io::duplex(16);
+        let (end, ended) = oneshot::channel();
+        let limit = Duration::from_secs(10);
+        let mut counted = Counted::stranger(stream, (), (limit, ended), false);
+        let begun = tokio::time::Instant::now();
+        end.send(()).unwrap();
+        let error = counted.read(&mut [0; 1]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 
     fn known(

@@ -1,16 +1,18 @@
 //! Connections of other machines: over TLS, each known before anybody waits for it, and in bounded numbers.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
-use rackbus_identity::{Certified, Credentials, Handshakes, Renewed, Revocations, Subject};
+use rackbus_identity::{
+    Certified, Credentials, Handshakes, Renewed, Revocations, Subject, has_spoken,
+};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_rustls::{TlsAcceptor, server};
 
 use super::HANDSHAKE;
@@ -25,6 +27,8 @@ const HANDSHAKES: usize = 512;
 /// they come to join.
 const STRANGERS: usize = 64;
 const STRANGERS_OF_ONE: usize = 8;
+/// How those of them are counted that end since others need their places.
+const STRANGERS_END: &str = "too many without a certificate";
 const JOINING: Duration = Duration::from_secs(10);
 
 /// Accepts connections whose handshake is done: of each, nobody else waits for it.
@@ -67,20 +71,35 @@ async fn accept(
                 continue;
             }
         };
-        let Some(place) = unknown.begin(address.ip()) else {
+        let (end, ended) = oneshot::channel();
+        // Who has got a place by itself meanwhile does not hear it.
+        let end = move || {
+            let _ = end.send(());
+        };
+        let Some(place) = unknown.begin(address.ip(), has_spoken(&socket), end) else {
             refuse("too many not known yet", &address);
             continue;
         };
         let config = current(&credentials).open_server().clone();
         let (begun, places) = (begun.clone(), places.clone());
         tokio::spawn(async move {
-            let _place = place;
             if watch(&socket).is_err() {
                 return;
             }
-            let handshake = TlsAcceptor::from(config).accept(socket);
-            match tokio::time::timeout(HANDSHAKE, handshake).await {
-                Ok(Ok(stream)) => match places.take(stream, address.ip()) {
+            let handshake = async {
+                // Nothing is made for who says nothing.
+                socket.peek(&mut [0]).await?;
+                place.note_heard();
+                TlsAcceptor::from(config).accept(socket).await
+            };
+            let handshake = tokio::time::timeout(HANDSHAKE, handshake);
+            let outcome = tokio::select! {
+                biased;
+                outcome = handshake => outcome,
+                Ok(()) = ended => return refuse("too many not known yet", &address),
+            };
+            match outcome {
+                Ok(Ok(stream)) => match places.take(stream, address) {
                     Some(counted) => drop(begun.send((counted, address)).await),
                     None => refuse("too many of one", &address),
                 },
@@ -104,11 +123,12 @@ struct Places {
 
 impl Places {
     /// Gives `stream` one; `None` where all are taken. Who is revoked is a stranger.
-    fn take(&self, stream: server::TlsStream<TcpStream>, address: IpAddr) -> Option<Held> {
+    fn take(&self, stream: server::TlsStream<TcpStream>, address: SocketAddr) -> Option<Held> {
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let stranger = |stream, is_revoked| {
-            let place = self.strangers.begin(address)?;
-            Some(Counted::stranger(stream, place, JOINING, is_revoked))
+            let (end, ended) = stranger_end(address);
+            let place = self.strangers.begin(address.ip(), true, end)?;
+            Some(Counted::stranger(stream, place, (JOINING, ended), is_revoked))
         };
         let Some(certified) = certificate.and_then(Certified::of) else {
             return stranger(stream, false);
@@ -126,6 +146,19 @@ impl Places {
         let place = own.clone().try_acquire_owned().ok()?;
         Some(Counted::known(stream, place, watched, ended, until))
     }
+}
+
+/// What ends the connection of somebody without a certificate whose place others need, and counts it; and where that is
+/// heard.
+fn stranger_end(address: SocketAddr) -> (impl FnOnce() + Send, oneshot::Receiver<()>) {
+    let (end, ended) = oneshot::channel();
+    let end = move || {
+        // One that has ended by itself was not refused.
+        if end.send(()).is_ok() {
+            refuse(STRANGERS_END, &address);
+        }
+    };
+    (end, ended)
 }
 
 /// Has a machine that is gone noticed, also by who only listens.
@@ -174,5 +207,31 @@ impl Connected<IncomingStream<'_, TlsListener>> for ApiPeer {
             Subject::Person(person) => ApiPeer::Person(person, certified),
             Subject::Control => ApiPeer::Control,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::counted::refused;
+    use super::*;
+
+    #[test]
+    fn a_stranger_whose_place_others_need_is_counted() {
+        let count = || refused().get(STRANGERS_END).copied().unwrap_or_default();
+        let strangers = Handshakes::with(1, 1);
+        let begin = |address: &str| {
+            let address: SocketAddr = address.parse().unwrap();
+            let (end, ended) = stranger_end(address);
+            (strangers.begin(address.ip(), true, end).unwrap(), ended)
+        };
+        let (first, mut told) = begin("10.0.0.1:1");
+        assert_eq!(count(), 0);
+        let (second, ended) = begin("10.0.0.2:1");
+        assert_eq!((told.try_recv(), count()), (Ok(()), 1));
+        // It goes by itself.
+        drop((first, ended));
+        let _third = begin("10.0.0.3:1");
+        assert_eq!(count(), 1);
+        drop(second);
     }
 }

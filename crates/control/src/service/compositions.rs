@@ -12,7 +12,7 @@ use super::writer::CompositionChange;
 use super::{
     FunctionsRequest, Granted, Known, Service, WriterRequest, function_id, present, problem,
 };
-use crate::api::{ApiError, BorrowRequest};
+use crate::api::{ApiError, BorrowRequest, Lease, LeaseStage};
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec, CompositionState};
 
 /// The leases of a composition's group that are not over.
@@ -151,7 +151,14 @@ impl Service {
         let composition = self.find_composition(name)?;
         let now = self.composition(name)?;
         if now.state == CompositionState::Borrowed {
-            return Ok(now);
+            // Who asked first may have gone, and this be the same request again: what is answered stays so.
+            let its = |lease: &&Lease| {
+                lease.stage == LeaseStage::Active && now.functions.contains(&lease.function)
+            };
+            let leases = now.leases.iter().filter(its).map(|lease| lease.lease).collect();
+            if self.writing.ask(|answer| WriterRequest::Told { leases, answer }).await? {
+                return self.composition(name);
+            }
         }
         let Saved { borrower, functions, placement, .. } = composition;
         let terms = Terms { placement, group: Some(name.to_owned()), level: None };

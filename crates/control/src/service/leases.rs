@@ -12,12 +12,15 @@ use super::turns::{Turn, is_busy};
 use super::views::{not_lent, present, problem};
 use super::writer::{AwaitedLease, Granted, QueueStanding, Returned, WriterRequest};
 use crate::api::{ApiError, BorrowRequest, EventKind, Lease};
-use crate::events::Draft;
+use crate::events::{Draft, shortened};
 
 /// How long a request waits for nodes to do what it asks for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a return waits: a guest may take its time to release a device.
 pub(super) const RETURN_PATIENCE: Duration = Duration::from_secs(40);
+
+/// Bytes of somebody's text that the event of a refusal takes.
+const LONGEST_TEXT: usize = 500;
 
 /// Functions that are asked for together.
 pub(super) struct FunctionsRequest<'a> {
@@ -47,8 +50,28 @@ impl Service {
         request: &BorrowRequest,
         key: Option<String>,
     ) -> Result<Lease, ApiError> {
+        let asked = match self.asked(request, key) {
+            Ok(asked) => asked,
+            Err(refused) => return Err(self.refuse(&request.borrower, refused).await),
+        };
+        let wait = request.wait_ms.map(Duration::from_millis);
+        match self.grant(asked, wait, request.priority).await? {
+            Granted::Answered(answer) => *answer,
+            Granted::Leases(wanted) => {
+                let mut leases = self.settle(wanted, &request.function, &request.borrower).await?;
+                Ok(leases.remove(0))
+            }
+        }
+    }
+
+    /// What a request asks for, if that can be.
+    fn asked<'a>(
+        &self,
+        request: &'a BorrowRequest,
+        key: Option<String>,
+    ) -> Result<FunctionsRequest<'a>, ApiError> {
         let id = function_id(&request.function)?;
-        let (wait, priority) = (request.wait()?, request.priority);
+        request.wait()?;
         if self.shared.inventory().apart && request.placement == Some(Placement::Lender) {
             return Err(problem(
                 "inseparable",
@@ -58,19 +81,16 @@ impl Service {
                 "ask for placement `borrower` or, where an NTB joins the two, `host`, or for no placement",
             ));
         }
-        let asked = FunctionsRequest {
-            functions: vec![id],
-            borrower: &request.borrower,
-            terms: request.terms()?,
-            key,
-        };
-        match self.grant(asked, wait, priority).await? {
-            Granted::Answered(answer) => *answer,
-            Granted::Leases(wanted) => {
-                let mut leases = self.settle(wanted, &request.function, &request.borrower).await?;
-                Ok(leases.remove(0))
-            }
-        }
+        let (functions, terms) = (vec![id], request.terms()?);
+        Ok(FunctionsRequest { functions, borrower: &request.borrower, terms, key })
+    }
+
+    /// Notes what `borrower` is refused before anything is decided.
+    pub(super) async fn refuse(&self, borrower: &str, refused: ApiError) -> ApiError {
+        let (name, cause) =
+            (shortened(borrower, LONGEST_TEXT), shortened(&refused.error, LONGEST_TEXT));
+        self.writing.note_refused(name, format!("{name} was refused: {cause}")).await;
+        refused
     }
 
     /// Has leases granted on functions, on all or on none, as soon as they are available.
@@ -84,7 +104,10 @@ impl Service {
         if self.shared.inventory().apart && terms.placement != Placement::Host {
             terms.placement = Placement::Borrower;
         }
-        self.shared.check_placement(&functions, terms.placement, borrower)?;
+        let checked = self.shared.check_placement(&functions, terms.placement, borrower);
+        if let Err(refused) = checked {
+            return Err(self.refuse(borrower, refused).await);
+        }
         let (begun, now) = (Instant::now(), tokio::time::Instant::now());
         let wait_until = wait.map(|wait| now + wait);
         let patience = now + PATIENCE;

@@ -25,9 +25,12 @@ impl Service {
             self.shared.bound(host, message)?;
         }
         tracing::debug!(host, ?messages, "received");
-        let events = report.map(|report| self.shared.note(host, report)).unwrap_or_default();
-        let host = host.to_owned();
-        self.writing.ask(|answer| WriterRequest::Heard { host, messages, events, answer }).await
+        let hear = |answer| {
+            // What is new in a report is so once: it is compared with the one before when it is passed on.
+            let events = report.map(|report| self.shared.note(host, report)).unwrap_or_default();
+            WriterRequest::Heard { host: host.to_owned(), messages, events, answer }
+        };
+        self.writing.ask(hear).await
     }
 
     /// A node listens: what is said to it from now on. A later listener takes its place.
@@ -88,6 +91,10 @@ impl WriterShared {
         }
         let first = before.is_none();
         let before = before.unwrap_or_default();
+        let bounds = known.reports.get(host).map(|now| Draft::of_bounds(host, &before, now));
+        drafts.extend(
+            bounds.unwrap_or_default().into_iter().filter(|it| !first || !known.log.says(it)),
+        );
         for device in own {
             let name = &device.function.device;
             let of = |report: &NodeReport| report.devices.get(name).cloned().unwrap_or_default();
@@ -98,7 +105,8 @@ impl WriterShared {
             let function = device.function.to_string();
             let news = Draft::of_report(host, &function, &before, &now).into_iter();
             // After a restart of the control plane everything in a report is new to it.
-            drafts.extend(news.filter(|draft| !first || !known.log.says(draft)));
+            let is_said = |draft: &Draft| draft.is_of_lease() && known.log.says(draft);
+            drafts.extend(news.filter(|draft| !first || !is_said(draft)));
         }
         for (function, now) in known.reports.get(host).iter().flat_map(|report| &report.fronts) {
             let before = before.fronts.get(function).cloned().unwrap_or_default();

@@ -16,6 +16,14 @@ enum End {
     Device(ComponentId),
 }
 
+/// What a way goes by between two machines.
+enum BetweenMachines {
+    /// The NTBs of the two map it.
+    Bridge,
+    /// A link carries it.
+    Link(Crossing),
+}
+
 impl Service {
     /// The way that memory accesses take from a host's processor or a function to a host's memory
     /// or a function, mapped as lending maps it.
@@ -40,18 +48,30 @@ impl Service {
         let route = fabric.route(requester, destination);
         let path = route.map_err(|error| no_way(error.to_string()))?.path;
         let topology = fabric.fabric().topology();
+        let network = |id: &ComponentId| topology.component(*id).kind == ComponentKind::Network;
+        let is_apart = path.components().iter().any(network);
+        let (between, hidden) = match self.crossing(from, to) {
+            Some(BetweenMachines::Link(crossing)) => (Some(crossing), ComponentKind::Ntb),
+            Some(BetweenMachines::Bridge) => (None, ComponentKind::Network),
+            None if is_apart => {
+                let cause = "they are on different machines, which nothing but the network joins";
+                return Err(no_way(cause.to_owned()));
+            }
+            None => (None, ComponentKind::Network),
+        };
+        let components = hops_without(hidden, topology, &path);
         Ok(Path {
             from: from.to_owned(),
             to: to.to_owned(),
-            components: hops(topology, &path),
-            hops: path.hops().len(),
+            hops: components.len().saturating_sub(2),
+            components,
             roots: path.roots(topology),
-            between: self.crossing(from, to),
+            between,
         })
     }
 
-    /// How a way goes on between machines.
-    fn crossing(&self, from: &str, to: &str) -> Option<Crossing> {
+    /// How a way goes on between machines; `None` where it is within one, or nothing joins them.
+    fn crossing(&self, from: &str, to: &str) -> Option<BetweenMachines> {
         let inventory = self.shared.inventory();
         let host = |name: &str| name.split('/').next().unwrap_or(name).to_owned();
         let (here, there) = (host(from), host(to));
@@ -65,7 +85,7 @@ impl Service {
             (None, Some(device)) => (&device.function, here, there),
             // Functions reach each other within a machine only.
             (Some(_), Some(_)) => return None,
-            (None, None) => return Some(between_hosts(&here, &there)),
+            (None, None) => return Some(BetweenMachines::Link(between_hosts(&here, &there))),
         };
         let state = self.shared.known();
         let mut leases = state.leases.values().filter(|lease| lease.is_live());
@@ -73,12 +93,12 @@ impl Service {
             let is_its = lease.borrower == borrower && lease.function == *lent;
             is_its && lease.placement == Placement::Host
         }) {
-            // An NTB maps it.
-            return None;
+            return Some(BetweenMachines::Bridge);
         }
         let link = state.front(&borrower, lent).and_then(|front| front.link.as_ref());
         let lane = link.and_then(|link| link.lane.as_ref()).filter(|lane| lane.up);
-        Some(to_a_medium(&borrower, &lender, lane.map(|lane| lane.provider.clone())))
+        let lane = lane.map(|lane| lane.provider.clone());
+        Some(BetweenMachines::Link(to_a_medium(&borrower, &lender, lane)))
     }
 
     /// The host or function of that name.
@@ -132,17 +152,31 @@ fn to_a_medium(borrower: &str, lender: &str, lane: Option<String>) -> Crossing {
     Crossing { link: LINK.to_owned(), lane, copies: copies.into() }
 }
 
-/// The components of a way, each with the link that leads to it.
+/// The components of a way, each with the link that leads to it. Where the network joins two machines, no bridge does.
 pub(crate) fn hops(topology: &Topology, path: &rackbus_fabric::Path) -> Vec<Hop> {
+    let is_network = |id: &ComponentId| topology.component(*id).kind == ComponentKind::Network;
+    match path.components().iter().any(is_network) {
+        true => hops_without(ComponentKind::Ntb, topology, path),
+        false => hops_without(ComponentKind::Network, topology, path),
+    }
+}
+
+/// The same without those of a kind: machines are joined by their bridges or by the network, and a topology tells of both.
+fn hops_without(
+    hidden: ComponentKind,
+    topology: &Topology,
+    path: &rackbus_fabric::Path,
+) -> Vec<Hop> {
+    let kind = |id: &ComponentId| topology.component(*id).kind;
+    let is_network = |id: &ComponentId| kind(id) == ComponentKind::Network;
     let mut before = None;
     let hop = |id: &ComponentId| {
         let component = topology.component(*id);
-        let link = before.replace(*id).and_then(|last| topology.link(last, *id));
-        Hop {
-            kind: component.kind.to_string(),
-            name: component.name.clone(),
-            link: link.map(|link| link.to_string()),
-        }
+        let link = before.replace(*id).and_then(|last| match [last, *id].iter().any(is_network) {
+            true => Some(LINK.to_owned()),
+            false => topology.link(last, *id).map(|link| link.to_string()),
+        });
+        Hop { kind: component.kind.to_string(), name: component.name.clone(), link }
     };
-    path.components().iter().map(hop).collect()
+    path.components().iter().filter(|id| kind(id) != hidden).map(hop).collect()
 }

@@ -1,5 +1,7 @@
 //! What the control plane does to have functions borrowed together.
 
+use std::time::Duration;
+
 use rackbus_lease::Terms;
 
 use super::Service;
@@ -20,14 +22,34 @@ impl Service {
         request: &BorrowAllRequest,
         key: Option<String>,
     ) -> Result<Vec<Lease>, ApiError> {
-        let BorrowAllRequest { functions, borrower, placement, group, wait_ms, priority } = request;
+        let asked = match self.asked_together(request, key) {
+            Ok(asked) => asked,
+            Err(refused) => return Err(self.refuse(&request.borrower, refused).await),
+        };
+        let wait = request.wait_ms.map(Duration::from_millis);
+        let borrower = &request.borrower;
+        match self.grant(asked, wait, request.priority).await? {
+            Granted::Leases(wanted) => {
+                self.settle(wanted, &request.functions.join(", "), borrower).await
+            }
+            Granted::Answered(answer) => answer.map(|lease| vec![lease]),
+        }
+    }
+
+    /// What a request asks for, if that can be.
+    fn asked_together<'a>(
+        &self,
+        request: &'a BorrowAllRequest,
+        key: Option<String>,
+    ) -> Result<FunctionsRequest<'a>, ApiError> {
+        let BorrowAllRequest { functions, borrower, placement, group, wait_ms, .. } = request;
         let checked = BorrowRequest {
             placement: Some(*placement),
             group: group.clone(),
             wait_ms: *wait_ms,
             ..BorrowRequest::new("", borrower)
         };
-        let wait = checked.wait()?;
+        checked.wait()?;
         let Terms { placement, group, level } = checked.terms()?;
         self.shared.check_host(borrower)?;
         let named = functions.iter().map(|name| function_id(name));
@@ -38,10 +60,6 @@ impl Service {
             return Err(problem("bad_request", error.to_owned(), "name each of them once"));
         }
         let terms = Terms { placement, group, level };
-        let asked = FunctionsRequest { functions: named, borrower, terms, key };
-        match self.grant(asked, wait, *priority).await? {
-            Granted::Leases(wanted) => self.settle(wanted, &functions.join(", "), borrower).await,
-            Granted::Answered(answer) => answer.map(|lease| vec![lease]),
-        }
+        Ok(FunctionsRequest { functions: named, borrower, terms, key })
     }
 }

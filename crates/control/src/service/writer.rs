@@ -5,29 +5,33 @@
 //! faster than the disk stores waits for a place in it.
 
 mod certificates;
+mod interests;
 mod leases;
 mod requests;
 mod shares;
+mod unstored;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{Authority, Decision, LeaseId, Message};
 use tokio::sync::{mpsc, oneshot};
 
-use requests::{Answer, Interest};
+use interests::{InterestEnd, Interests};
+use requests::Answer;
 pub(super) use requests::{
     AwaitedLease, CompositionChange, Granted, QueueStanding, RegisterRequest, Returned,
     ShareChange, WriterRequest,
 };
 
+use unstored::Unstored;
+
 use super::{WriterShared, problem};
 use crate::access::{self, RequestOrigin as By};
 use crate::answers::{KeptAnswer, KeptAnswers, KeyLookup, KeyedRequest};
 use crate::api::ApiError;
-use crate::events::{Draft, RefusalLimiter};
+use crate::events::{Draft, LONGEST_TEXT, RefusalLimiter, shortened};
 use crate::store::{Commit, Store, StoreError};
 
 /// Requests that may wait for the writer.
@@ -50,24 +54,23 @@ impl Writing {
     ) -> std::io::Result<Writing> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let (requests, inbox) = mpsc::channel(BACKLOG);
-        // Not bounded by itself, but each lease comes once.
-        let (unwanted, returns) = mpsc::unbounded_channel();
+        // Not bounded by itself, but each request that waits comes once.
+        let (ended, ends) = mpsc::unbounded_channel();
         let mut writer = Writer {
             authority,
             store,
             answers,
             shared,
             refusals: RefusalLimiter::default(),
-            unwanted,
-            interests: BTreeMap::new(),
-            returning: BTreeSet::new(),
+            unstored: Unstored::default(),
+            interests: Interests::new(ended),
             again: Instant::now(),
             by: None,
         };
         let run = move || {
             let work = || {
                 writer.note(events);
-                runtime.block_on(writer.run(inbox, returns));
+                runtime.block_on(writer.run(inbox, ends));
             };
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
                 // Its successor begins with what is stored, which is whole.
@@ -79,7 +82,8 @@ impl Writing {
         Ok(Writing { requests })
     }
 
-    /// Asks, and waits for the answer.
+    /// Asks, and waits for the answer. The request is made once there is a place for it: a caller that goes before that has
+    /// not asked.
     pub async fn ask<T>(
         &self,
         request: impl FnOnce(Answer<T>) -> WriterRequest,
@@ -88,7 +92,8 @@ impl Writing {
         let gone = || {
             problem("ending", "the control plane ends".to_owned(), "start it again and try again")
         };
-        self.requests.send((access::asker(), request(answer))).await.map_err(|_| gone())?;
+        let place = self.requests.reserve().await.map_err(|_| gone())?;
+        place.send((access::asker(), request(answer)));
         answered.await.map_err(|_| gone())?
     }
 
@@ -96,6 +101,12 @@ impl Writing {
     pub async fn note(&self, events: Vec<Draft>) {
         // A writer that is gone notes nothing any more: the process ends.
         let _ = self.requests.send((access::asker(), WriterRequest::Note { events })).await;
+    }
+
+    /// Has it noted that something was refused to a host.
+    pub async fn note_refused(&self, host: &str, text: String) {
+        let host = host.to_owned();
+        let _ = self.requests.send((access::asker(), WriterRequest::Refused { host, text })).await;
     }
 
     /// Has it noted that somebody had no right to what was asked for.
@@ -133,11 +144,9 @@ struct Writer {
     answers: KeptAnswers,
     shared: Arc<WriterShared>,
     refusals: RefusalLimiter,
-    unwanted: mpsc::UnboundedSender<LeaseId>,
+    unstored: Unstored,
     /// Who waits for which lease.
-    interests: BTreeMap<LeaseId, Weak<Interest>>,
-    /// Leases to be given back as soon as that can be stored.
-    returning: BTreeSet<LeaseId>,
+    interests: Interests,
     /// Not before then is tried again what could not be stored.
     again: Instant,
     /// Who asked for what is done now.
@@ -148,7 +157,7 @@ impl Writer {
     async fn run(
         &mut self,
         mut requests: mpsc::Receiver<(Option<By>, WriterRequest)>,
-        mut returns: mpsc::UnboundedReceiver<LeaseId>,
+        mut ends: mpsc::UnboundedReceiver<InterestEnd>,
     ) {
         loop {
             let wait = self.until_tick();
@@ -163,8 +172,8 @@ impl Writer {
                     }
                     None => return,
                 },
-                Some(lease) = returns.recv() => {
-                    self.returning.insert(lease);
+                Some(end) = ends.recv() => {
+                    self.interests.ended(end);
                     self.give_back_unwanted();
                 }
                 () = tokio::time::sleep(wait) => self.tick(),
@@ -174,7 +183,11 @@ impl Writer {
 
     fn until_tick(&self) -> Duration {
         let due = self.authority.next_tick().unwrap_or(u64::MAX);
-        let due = Duration::from_millis(due.saturating_sub(self.shared.clock.now()));
+        let mut due = Duration::from_millis(due.saturating_sub(self.shared.clock.now()));
+        if !self.unstored.is_empty() {
+            // They wait also where no node is there, and so nothing is ever due.
+            due = due.min(Duration::from_millis(self.authority.config().resend));
+        }
         due.max(self.again.saturating_duration_since(Instant::now()))
     }
 
@@ -183,6 +196,8 @@ impl Writer {
         if ticked.is_err() {
             // It is due at once, but the disk needs time.
             self.again = Instant::now() + Duration::from_millis(self.authority.config().resend);
+        } else if !self.unstored.is_empty() {
+            self.note(Vec::new());
         }
         self.give_back_unwanted();
     }
@@ -192,6 +207,9 @@ impl Writer {
             // Nobody there any more: then the lease is dropped, and so given back.
             WriterRequest::Borrow { functions, borrower, terms, key, asker, answer } => {
                 let _ = answer.send(self.borrow(&functions, &borrower, terms, key, asker));
+            }
+            WriterRequest::Told { leases, answer } => {
+                let _ = answer.send(Ok(self.told(&leases)));
             }
             WriterRequest::Compose { change, answer } => {
                 let _ = answer.send(self.step(|authority, now| {
@@ -243,6 +261,10 @@ impl Writer {
                 let _ = answer.send(self.change_register(asked));
             }
             WriterRequest::Note { events } => self.note(events),
+            WriterRequest::Refused { host, text } => {
+                self.shared.known().refused += 1;
+                self.refused(Some(&host), &text);
+            }
             WriterRequest::Forbidden { by, text } => {
                 let (alike, host) = (format!("forbidden {by}"), by.host.clone());
                 self.by = Some(by);
@@ -266,6 +288,8 @@ impl Writer {
     /// Notes that somebody was refused.
     fn refused(&mut self, host: Option<&str>, text: &str) {
         let by = self.by.as_ref().map(By::to_string).unwrap_or_default();
+        // The limiter keeps what was said.
+        let text = shortened(text, LONGEST_TEXT);
         self.refused_alike(&format!("{by}: {text}"), host, text);
     }
 
@@ -276,16 +300,29 @@ impl Writer {
         }
     }
 
-    /// Keeps events that no decision belongs to.
+    /// Keeps events that no decision belongs to, and those that could not be stored before.
     fn note(&mut self, events: Vec<Draft>) {
-        let outcome = Decision::default();
-        let commit = self.number(self.shared.clock.now(), &outcome, events);
+        let now = self.shared.clock.now();
+        self.store_later(now, events);
+        let (outcome, drafts) = (Decision::default(), self.unstored.next().cloned().collect());
+        let commit = self.numbered(now, drafts);
         match self.commit(&commit) {
-            Ok(()) => self.shared.publish(outcome, commit.events, commit.first_event),
+            Ok(()) => {
+                self.unstored.stored();
+                self.shared.publish(outcome, commit.events, commit.first_event);
+            }
             Err(error) => {
-                tracing::error!(%error, "an event could not be stored");
+                tracing::error!(%error, "events could not be stored; that is tried again");
                 self.shared.known().store_failures += 1;
             }
+        }
+    }
+
+    /// Events that are not stored yet: whoever told them does not tell them again.
+    fn store_later(&mut self, now: u64, events: Vec<Draft>) {
+        for event in events {
+            let event = self.own(event).at(now);
+            self.unstored.keep(event);
         }
     }
 
@@ -305,13 +342,14 @@ impl Writer {
         if !answers.is_empty() {
             forgotten_keys.extend(self.answers.outdated(now, answers.len()));
         }
-        let numbered = self.number(now, &outcome, events);
+        let numbered = self.number(now, &outcome, events.clone());
         let records = outcome.records.clone();
         let commit = Commit { records, answers, forgotten_keys, ..numbered };
         let unchanged = commit.is_empty() && outcome.messages.is_empty();
         if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
             self.authority.take_back();
+            self.store_later(now, events);
             self.shared.known().store_failures += 1;
             return Err(not_stored(&error));
         }
@@ -335,13 +373,22 @@ impl Writer {
 
     /// The events of a step, and which earlier ones are forgotten, as they are committed.
     fn number(&self, now: u64, outcome: &Decision, mut drafts: Vec<Draft>) -> Commit {
+        drafts.extend(self.shared.known().events_of(&outcome.records));
+        self.numbered(now, drafts.into_iter().map(|draft| self.own(draft)).collect())
+    }
+
+    /// An event of what is done now, as it may be stored.
+    fn own(&self, draft: Draft) -> Draft {
+        draft.by(self.by.clone()).bounded()
+    }
+
+    /// The same of events of which is known who asked for them.
+    fn numbered(&self, now: u64, drafts: Vec<Draft>) -> Commit {
         let known = self.shared.known();
-        drafts.extend(known.events_of(&outcome.records));
         if drafts.is_empty() {
             return Commit::default();
         }
-        let by = |draft: Draft| draft.by(self.by.clone());
-        let events = known.log.number(now, drafts.into_iter().map(by).collect());
+        let events = known.log.number(now, drafts);
         let first_event = known.log.first_kept(now, events.len());
         let forgotten_events = known.log.forgotten(&events, first_event);
         Commit { events, first_event, forgotten_events, ..Commit::default() }

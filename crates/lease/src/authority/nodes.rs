@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Message, Millis};
 
-use super::{Authority, Availability, EndReason, FunctionRecord, HostRecord, LeaseState};
+use super::{
+    Authority, Availability, EndReason, FunctionRecord, HostRecord, LeaseRecord, LeaseState,
+};
 
 /// Leases that records can have lost: a node that tells of more would use up the numbers.
 const LOST_AT_MOST: LeaseId = 1_000_000;
@@ -25,6 +27,7 @@ impl Authority {
             return;
         }
         self.send(&host, Message::Registered { incarnation });
+        let is_back = self.contacts.get(&host).is_some_and(|contact| !contact.registered);
         self.set_registered(&host);
         self.put_host(life);
         if incarnation > latest {
@@ -33,6 +36,25 @@ impl Authority {
         self.learn(now, &host, devices, newest_lease);
         self.check_devices(&host, devices, newest_lease);
         self.say_devices(&host);
+        if is_back {
+            self.say_all(&host);
+        }
+    }
+
+    /// Says all that a host's leases wait for, which was said while it did not listen.
+    fn say_all(&mut self, host: &str) {
+        let concerns = |lease: &&LeaseRecord| {
+            lease.is_live() && (lease.borrower == host || lease.function.host == host)
+        };
+        let leases: Vec<LeaseId> =
+            self.leases.values().filter(concerns).map(|lease| lease.lease).collect();
+        leases.into_iter().for_each(|lease| self.say(lease));
+        let revoking = |function: &FunctionRecord| match function.state {
+            Availability::Revoking { lease } if function.function.host == host => Some(lease),
+            _ => None,
+        };
+        let revoking: Vec<LeaseId> = self.functions.values().filter_map(revoking).collect();
+        revoking.into_iter().for_each(|lease| self.say_revoke(lease));
     }
 
     /// A node may know of decisions that the records do not: they were lost, or an older copy was

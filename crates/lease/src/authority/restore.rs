@@ -5,9 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Authority, Config, Contact, Decision, LeaseState, Record};
 use crate::message::Millis;
 
+/// How long nodes may take at least to come back to an authority that was made anew, whatever the time to live: they look
+/// for it again, and write down that it is another one before they answer.
+const RETURN: Millis = 3_000;
+
 impl Authority {
     /// The authority that stored `records`, going on at `now`. Every live lease gets a whole time
-    /// to live: nobody could renew while there was nobody to renew with.
+    /// to live, of 3 s at least: nobody could renew while there was nobody to renew with.
     pub fn restore(config: Config, now: Millis, records: impl IntoIterator<Item = Record>) -> Self {
         let mut authority = Authority {
             config,
@@ -52,7 +56,7 @@ impl Authority {
                             Some(config.close_grace.saturating_add(grace))
                         }
                         LeaseState::Ended { .. } => None,
-                        _ => Some(config.ttl),
+                        _ => Some(config.ttl.max(RETURN)),
                     };
                     if let Some(time) = time {
                         authority.deadlines.insert(lease.lease, now.saturating_add(time));

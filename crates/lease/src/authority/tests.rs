@@ -312,3 +312,35 @@ fn a_lender_that_knows_of_a_later_change_of_a_level_is_believed() {
     returned.receive(8, "alpha", level_set(2, "new", Ok(())));
     assert_eq!(levels(&returned, lease), (Some("new"), Some((2, true))));
 }
+
+/// With a short time to live, what was being lent at a restart once expired before anybody was told of it: it was said at
+/// times of its own, and not when hosts came back.
+#[test]
+fn what_was_being_lent_is_said_to_hosts_that_come_back_to_a_new_authority() {
+    let config = Config { ttl: 500, ..Config::default() };
+    let mut former = Authority::new(config);
+    register(&mut former, 0, "alpha", &["nvme0"]);
+    register(&mut former, 0, "beta", &[]);
+    let function: FunctionId = "alpha/nvme0".parse().unwrap();
+    let (lease, _) = former.borrow(0, &function, "beta", Placement::Lender).unwrap();
+    let mut returned = Authority::restore(config, 0, records(&former));
+    // Nobody listens yet; time passes as it does.
+    pass(&mut returned, 0, 900);
+    let said = register(&mut returned, 900, "alpha", &["nvme0"]).messages;
+    let arm =
+        |message: &Message| matches!(message, Message::Arm { lease: armed, .. } if *armed == lease);
+    assert!(said.iter().any(|(host, message)| host == "alpha" && arm(message)), "{said:?}");
+    let epoch = returned.lease(lease).unwrap().epoch;
+    let armed = Message::Armed { incarnation: 1, device: "nvme0".into(), epoch, change: None };
+    returned.receive(901, "alpha", armed);
+    pass(&mut returned, 901, 1100);
+    let said = register(&mut returned, 1100, "beta", &[]).messages;
+    let granted =
+        said.iter().any(|(host, message)| host == "beta" && matches!(message, Message::Granted(_)));
+    assert!(granted, "{said:?}");
+    // Once they are there, they are told no more often than before.
+    let again = register(&mut returned, 1101, "alpha", &["nvme0"]).messages;
+    assert!(!again.iter().any(|(_, message)| arm(message)), "{again:?}");
+    returned.receive(1102, "beta", Message::Opened { lease, outcome: Ok("s".into()) });
+    assert!(matches!(returned.lease(lease).unwrap().state, LeaseState::Active { .. }));
+}

@@ -1,11 +1,10 @@
 //! Leases are granted and returned, each request with its key and its place among those who wait.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Weak};
+use rackbus_lease::{
+    Availability, BorrowRefused, FunctionId, LeaseId, LeaseState, ReturnRefused, Terms,
+};
 
-use rackbus_lease::{Availability, BorrowRefused, FunctionId, LeaseId, ReturnRefused, Terms};
-
-use super::requests::{AwaitedLease, Granted, Interest, QueueStanding, Returned};
+use super::requests::{AwaitedLease, Granted, QueueStanding, Returned};
 use super::{Step, Writer};
 use crate::answers::{KeptAnswer, KeyLookup, KeyedRequest};
 use crate::api::ApiError;
@@ -14,11 +13,7 @@ use crate::service::turns::is_busy;
 
 impl Writer {
     pub(super) fn give_back_unwanted(&mut self) {
-        for lease in std::mem::take(&mut self.returning) {
-            if self.interests.get(&lease).is_some_and(|interest| interest.strong_count() > 0) {
-                // The request was made again meanwhile, and is waited for.
-                continue;
-            }
+        for lease in self.interests.take_unwanted() {
             // Nobody has the answer: who asks again with the same key asks for another lease.
             let forgotten_keys = self.answers.borrow_keys(lease);
             let returned = self.step(|authority, now| match authority.give_back(now, lease) {
@@ -32,7 +27,7 @@ impl Writer {
                 }
                 // It has ended already.
                 Ok(false) => {}
-                Err(_) => drop(self.returning.insert(lease)),
+                Err(_) => self.interests.not_yet(lease),
             }
         }
     }
@@ -51,7 +46,8 @@ impl Writer {
         let request = KeyedRequest::Borrow { function, borrower: host, placement, group, level };
         match self.find(key.as_deref(), &request)? {
             KeyLookup::New => {}
-            KeyLookup::Answered(_, answer) if functions.len() == 1 => {
+            KeyLookup::Answered(lease, answer) if functions.len() == 1 => {
+                self.interests.told(lease);
                 return Ok(Ok(Granted::Answered(answer)));
             }
             // The answer that is kept tells of the first; what was granted in one step has numbers in a row.
@@ -154,15 +150,24 @@ impl Writer {
         Ok(returned)
     }
 
+    /// Has somebody told that it has these leases, if all can be used. Where one is on its way back the others are not
+    /// wanted either.
+    pub(super) fn told(&mut self, leases: &[LeaseId]) -> bool {
+        let is_active = |lease: &LeaseId| {
+            let record = self.authority.lease(*lease);
+            record.is_some_and(|record| matches!(record.state, LeaseState::Active { .. }))
+        };
+        let all = leases.iter().all(is_active);
+        if all {
+            leases.iter().for_each(|lease| self.interests.told(*lease));
+        }
+        all
+    }
+
     /// Somebody waits for a lease.
     pub(super) fn want(&mut self, lease: LeaseId) -> AwaitedLease {
-        self.interests.retain(|_, interest| interest.strong_count() > 0);
-        if let Some(interest) = self.interests.get(&lease).and_then(Weak::upgrade) {
-            return AwaitedLease { lease, interest };
-        }
-        let unwanted = self.unwanted.clone();
-        let interest = Arc::new(Interest { lease, kept: AtomicBool::new(false), unwanted });
-        self.interests.insert(lease, Arc::downgrade(&interest));
-        AwaitedLease { lease, interest }
+        let authority = &self.authority;
+        self.interests.retain(|it| authority.lease(it).is_some_and(|lease| lease.is_live()));
+        AwaitedLease { lease, interest: self.interests.want(lease) }
     }
 }

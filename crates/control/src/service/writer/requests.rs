@@ -1,7 +1,6 @@
 //! What the writer is asked, and what it answers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_identity::{Certified, Revoked};
 use rackbus_lease::{
@@ -9,7 +8,7 @@ use rackbus_lease::{
     DeviceRefused, FunctionId, LeaseId, Message, Priority, QueuePlace, ReturnRefused, ShareRefused,
     ShareRequest, Terms,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::access::RequestOrigin as By;
 use crate::answers::BorrowAnswer as Kept;
@@ -17,6 +16,8 @@ use crate::api::ApiError;
 use crate::events::Draft;
 use crate::register::RegisterRefused;
 use crate::shares::ShareSpec;
+
+use super::interests::Interest;
 
 /// An answer, when what it says is stored.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
@@ -39,6 +40,9 @@ pub(in crate::service) enum WriterRequest {
         key: Option<String>,
         answer: Answer<Result<Returned, ReturnRefused>>,
     },
+    /// Somebody is to be told that it has these leases, all of them or none: the answer is whether it may be. Then none
+    /// is given back any more because who asked for it first has gone.
+    Told { leases: Vec<LeaseId>, answer: Answer<bool> },
     /// Asks a lease's lender for another service level; the answer is which change of it that is.
     ChangeLevel {
         lease: LeaseId,
@@ -62,6 +66,8 @@ pub(in crate::service) enum WriterRequest {
     RaiseTerm { above: u64, answer: Answer<u64> },
     /// Something happened that decides nothing.
     Note { events: Vec<Draft> },
+    /// A host was refused what cannot be, before anything was decided.
+    Refused { host: String, text: String },
     /// Somebody was refused something for lack of a right to it.
     Forbidden { by: By, text: String },
 }
@@ -133,23 +139,6 @@ pub(in crate::service) struct AwaitedLease {
 impl AwaitedLease {
     /// The caller has it.
     pub fn keep(self) {
-        self.interest.kept.store(true, Ordering::Release);
-    }
-}
-
-/// All who wait for one lease: a request that is asked again waits beside the first.
-#[derive(Debug)]
-pub(super) struct Interest {
-    pub(super) lease: LeaseId,
-    pub(super) kept: AtomicBool,
-    pub(super) unwanted: mpsc::UnboundedSender<LeaseId>,
-}
-
-impl Drop for Interest {
-    fn drop(&mut self) {
-        if !self.kept.load(Ordering::Acquire) {
-            // A writer that is gone gives nothing back; the process ends with it.
-            let _ = self.unwanted.send(self.lease);
-        }
+        self.interest.keep();
     }
 }

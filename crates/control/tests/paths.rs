@@ -1,0 +1,77 @@
+//! Ways between hosts that are machines of their own. The nodes are played by the test.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rackbus_control::api::{BorrowRequest, NodeMessages, Path, Placement};
+use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::store::MemoryStore;
+use rackbus_control::{Service, ServiceOptions};
+use rackbus_fabric::derive;
+use rackbus_fabric::rack::Rack;
+use rackbus_lease::{Config, Message};
+
+/// Two machines that the network joins, and an NTB.
+async fn open() -> Arc<Service> {
+    let file = "name = \"lab\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
+                [hosts.alpha.ntb.beta]\naddress = \"0000:05:00.0\"\n\
+                [hosts.beta.ntb.alpha]\naddress = \"0000:06:00.0\"\n";
+    let rack = Rack::parse("rack.toml", file).unwrap();
+    let device = InventoryDevice {
+        function: "alpha/nvme0".parse().unwrap(),
+        kind: "nvme".to_owned(),
+        detail: String::new(),
+        separable: true,
+        windows: ["beta".to_owned()].into(),
+    };
+    let inventory = Inventory {
+        rack: "lab".to_owned(),
+        hosts: vec!["alpha".to_owned(), "beta".to_owned()],
+        devices: vec![device],
+        topology: derive::topology_of_machines(&rack).unwrap(),
+        apart: true,
+        ..Inventory::default()
+    };
+    let options = ServiceOptions {
+        inventory,
+        read_rack: None,
+        config: Config::default(),
+        database: "".into(),
+        log_lines_left_out: || 0,
+        is_node: Arc::new(|_, _| false),
+    };
+    let service = Service::open_with(options, Box::new(MemoryStore::default())).unwrap();
+    for host in ["alpha", "beta"] {
+        let devices = if host == "alpha" { [("nvme0".to_owned(), 0)].into() } else { [].into() };
+        let (address, newest_lease) = (host.to_owned(), 0);
+        let register = Message::Register { incarnation: 1, devices, newest_lease, address };
+        let said = NodeMessages { messages: vec![register], report: None };
+        service.receive(host, said).await.unwrap();
+    }
+    service
+}
+
+fn names(path: &Path) -> Vec<&str> {
+    path.components.iter().map(|part| part.name.as_str()).collect()
+}
+
+/// Its medium is asked over the network, and where it is in the borrower's own PCI tree the NTBs map it.
+#[tokio::test]
+async fn a_function_in_its_borrowers_own_pci_tree_is_reached_by_bridges() {
+    let service = open().await;
+    let path = service.path("alpha/nvme0", "beta").unwrap();
+    let way = ["alpha/nvme0", "alpha/root", "network", "beta/root", "beta/memory"];
+    assert_eq!((names(&path), path.hops), (way.to_vec(), 3));
+    assert!(path.between.is_some());
+
+    let placement = Some(Placement::Host);
+    let request = BorrowRequest { placement, ..BorrowRequest::new("alpha/nvme0", "beta") };
+    let borrowing = service.clone();
+    tokio::spawn(async move { borrowing.borrow(&request, None).await });
+    while service.leases(false).is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let path = service.path("alpha/nvme0", "beta").unwrap();
+    let way = ["alpha/nvme0", "alpha/root", "alpha/ntb", "beta/ntb", "beta/root", "beta/memory"];
+    assert_eq!((names(&path), path.hops, &path.between), (way.to_vec(), 4, &None));
+}
