@@ -27,6 +27,9 @@ pub enum CopyError {
     /// The receiver is gone, or has taken the area away: not all bytes arrived.
     #[error("the receiver's area is gone; not all bytes arrived")]
     Gone,
+    /// Between machines: nobody answered in time that the bytes are there.
+    #[error("nobody says that the bytes arrived: {0}")]
+    Unconfirmed(AttachError),
     /// The copy was aborted.
     #[error("the copy was aborted; not all bytes arrived")]
     Aborted,
@@ -195,14 +198,25 @@ impl RemoteArea {
             Some(part) => part.copy_from(bytes),
             None => return self.out_of_range(start, bytes.len()),
         };
+        self.tell(WriteNotice { offset, length: bytes.len() as u64, tag: 0 }, signal)
+    }
+
+    /// Ends a write whose bytes were stored: they are there, and then the receiver is told if it is to be.
+    #[inline]
+    fn tell(&self, written: WriteNotice, signal: Signal) -> Result<(), CopyError> {
+        if self.segment.is_far() {
+            // A connection that is lost is answered for by what it was lost with.
+            self.segment.flush().map_err(|error| match self.is_gone() {
+                true => CopyError::Gone,
+                false => CopyError::Unconfirmed(error),
+            })?;
+        }
         if self.is_gone() {
             return gone();
         }
         match signal {
             Signal::None => Ok(()),
-            Signal::Tagged(tag) => {
-                self.signal(WriteNotice { offset, length: bytes.len() as u64, tag })
-            }
+            Signal::Tagged(tag) => self.signal(WriteNotice { tag, ..written }),
         }
     }
 
@@ -223,13 +237,14 @@ impl RemoteArea {
         signal: Signal,
     ) -> Result<(), CopyError> {
         match state {
-            TransactionState::Done => {}
-            TransactionState::Aborted | TransactionState::Posted => return Err(CopyError::Aborted),
-            TransactionState::Failed(_) => return Err(CopyError::Gone),
-        }
-        match signal {
-            Signal::None => Ok(()),
-            Signal::Tagged(tag) => self.signal(WriteNotice { tag, ..written }),
+            TransactionState::Done if self.segment.is_far() => self.tell(written, signal),
+            // A receiver that left since has had them.
+            TransactionState::Done => match signal {
+                Signal::None => Ok(()),
+                Signal::Tagged(tag) => self.signal(WriteNotice { tag, ..written }),
+            },
+            TransactionState::Aborted | TransactionState::Posted => Err(CopyError::Aborted),
+            TransactionState::Failed(_) => Err(CopyError::Gone),
         }
     }
 }

@@ -1,19 +1,24 @@
 //! Locks and barriers between processes of the rack, in shared memory, that survive whoever holds
 //! them.
 //!
-//! Taking a free lock is one exchange in memory. Who has waited for a while asks the nodes whether
-//! the holder still lives; the lock of one that does not is free, and the next holder is told.
+//! Taking a free lock is one exchange in memory, or where the memory is another machine's a question to its host
+//! ([`far`]). Who has waited for a while asks the nodes whether the holder still lives; the lock of one that does not is
+//! free, and the next holder is told.
 
-use std::num::NonZeroU32;
+mod far;
+
 use std::time::{Duration, Instant};
 
 use rackbus_memory::Event;
-use rackbus_memory::lock::{LockError, LockOwner, Locked, MUTEX_BYTES, SharedBarrier, SharedMutex};
-use rackbus_segment::SessionId;
+use rackbus_memory::lock::{
+    LockError, LockOwner, Locked as SharedLocked, MUTEX_BYTES, SharedBarrier, SharedMutex,
+    SharedMutexGuard,
+};
 use rackbus_segment::message::LockHolder;
 
 use crate::memory::Mapping;
 use crate::session::{AttachError, Session};
+use far::{FarBarrier, FarGuard, FarLocked, FarMutex};
 
 /// How long to wait before the nodes are asked who lives, and between two times.
 const DOUBT: Duration = Duration::from_millis(20);
@@ -27,7 +32,63 @@ pub const LOCK_BYTES: usize = MUTEX_BYTES;
 #[derive(Debug)]
 pub struct RackMutex {
     session: Session,
-    mutex: SharedMutex,
+    mutex: Mutex,
+}
+
+#[derive(Debug)]
+enum Mutex {
+    Shared(SharedMutex),
+    Far(FarMutex),
+}
+
+/// The lock is held; which way is for the caller to look at.
+#[derive(Debug)]
+#[must_use = "dropping it unlocks at once"]
+pub enum Locked<'a> {
+    /// As the last holder left it.
+    Clean(RackMutexGuard<'a>),
+    /// The last holder died, or was cut off, while it held it: what it protects may be half changed. Only this
+    /// holder is told.
+    OwnerDied(RackMutexGuard<'a>),
+}
+
+impl<'a> Locked<'a> {
+    /// The guard, for whoever need not know.
+    pub fn guard(self) -> RackMutexGuard<'a> {
+        match self {
+            Locked::Clean(guard) | Locked::OwnerDied(guard) => guard,
+        }
+    }
+}
+
+/// Holds the lock, and unlocks when dropped. Between machines what was stored before is there then.
+#[derive(Debug)]
+#[must_use = "dropping it unlocks at once"]
+#[expect(dead_code, reason = "they unlock when they are dropped")]
+pub struct RackMutexGuard<'a>(Guard<'a>);
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "they unlock when they are dropped")]
+enum Guard<'a> {
+    Shared(SharedMutexGuard<'a>),
+    Far(FarGuard<'a>),
+}
+
+impl<'a> From<SharedLocked<'a>> for Locked<'a> {
+    fn from(locked: SharedLocked<'a>) -> Locked<'a> {
+        let guard = |guard| RackMutexGuard(Guard::Shared(guard));
+        match locked {
+            SharedLocked::Clean(it) => Locked::Clean(guard(it)),
+            SharedLocked::OwnerDied(it) => Locked::OwnerDied(guard(it)),
+        }
+    }
+}
+
+impl<'a> From<FarLocked<'a>> for Locked<'a> {
+    fn from(locked: FarLocked<'a>) -> Locked<'a> {
+        let guard = RackMutexGuard(Guard::Far(locked.guard));
+        if locked.died { Locked::OwnerDied(guard) } else { Locked::Clean(guard) }
+    }
 }
 
 /// A barrier in memory that several processes have mapped; zeroes are a new one.
@@ -35,58 +96,64 @@ pub struct RackMutex {
 pub struct RackBarrier {
     session: Session,
     parties: Vec<LockHolder>,
-    barrier: SharedBarrier,
+    barrier: Barrier,
 }
 
-/// A session as locks write it: its number is used again only after 65,536 others, and then with
-/// another generation.
+#[derive(Debug)]
+enum Barrier {
+    Shared(SharedBarrier),
+    Far(FarBarrier),
+}
+
+/// A session as locks write it.
 fn owner(holder: LockHolder) -> Option<LockOwner> {
-    let number = holder.node.checked_shl(16)? | (holder.session.0 & 0xffff) as u32;
-    let generation = (holder.session.0 >> 16) as u32;
-    (holder.node <= 0xffff).then_some(LockOwner { id: NonZeroU32::new(number)?, generation })
+    let (id, generation) = holder.to_number()?;
+    Some(LockOwner { id, generation })
 }
 
 fn holder(owner: LockOwner) -> LockHolder {
-    let session = u64::from(owner.generation) << 16 | u64::from(owner.id.get() & 0xffff);
-    LockHolder { node: owner.id.get() >> 16, session: SessionId(session) }
+    LockHolder::of_number(owner.id, owner.generation)
 }
 
 impl Session {
-    /// The lock at `offset` of a mapping that is the same memory for all parties.
+    /// The lock at `offset` of a mapping that leads to the same memory for all parties.
     ///
     /// # Errors
     /// [`AttachError::Misplaced`] when it is not inside, not at a multiple of 64, or the mapping
-    /// may only be read; [`AttachError::NotShared`] for memory of another machine.
+    /// may only be read.
     pub fn mutex(&self, mapping: &Mapping, offset: usize) -> Result<RackMutex, AttachError> {
-        if !mapping.is_shared() {
-            return Err(AttachError::NotShared);
-        }
         let me = owner(self.holder()).ok_or(AttachError::Protocol)?;
         let mutex = SharedMutex::new(mapping.region().clone(), offset, event()?, me);
-        let session = self.clone();
-        Ok(RackMutex { session, mutex: mutex.ok_or(AttachError::Misplaced)? })
+        let mutex = mutex.ok_or(AttachError::Misplaced)?;
+        let mutex = match mapping.far_place() {
+            Some(place) => Mutex::Far(FarMutex::new(self, place, offset, mutex)),
+            None => Mutex::Shared(mutex),
+        };
+        Ok(RackMutex { session: self.clone(), mutex })
     }
 
     /// The barrier at `offset` of a mapping between `parties`, this session among them, in the same
     /// order for all. It takes [`RackBarrier::bytes`].
     ///
     /// # Errors
-    /// As [`mutex`](Session::mutex), and when this session is not one of the parties.
+    /// As [`mutex`](Session::mutex), and when this session is not one of the parties. In memory of another machine a
+    /// barrier has at most 1024 parties.
     pub fn barrier(
         &self,
         mapping: &Mapping,
         offset: usize,
         parties: &[LockHolder],
     ) -> Result<RackBarrier, AttachError> {
-        if !mapping.is_shared() {
-            return Err(AttachError::NotShared);
-        }
         let owners: Option<Vec<LockOwner>> = parties.iter().map(|party| owner(*party)).collect();
         let (owners, me) = (owners.unwrap_or_default(), owner(self.holder()));
         let me = me.ok_or(AttachError::Protocol)?;
         let region = mapping.region().clone();
         let barrier = SharedBarrier::new(region, offset, event()?, &owners, me);
         let barrier = barrier.ok_or(AttachError::Misplaced)?;
+        let barrier = match mapping.far_place() {
+            Some(place) => Barrier::Far(FarBarrier::new(self, place, offset, parties, barrier)?),
+            None => Barrier::Shared(barrier),
+        };
         Ok(RackBarrier { session: self.clone(), parties: parties.to_vec(), barrier })
     }
 
@@ -129,7 +196,10 @@ impl Patience {
 impl RackMutex {
     /// Takes the lock if nobody holds it.
     pub fn try_lock(&self) -> Option<Locked<'_>> {
-        self.mutex.try_lock()
+        match &self.mutex {
+            Mutex::Shared(mutex) => mutex.try_lock().map(Locked::from),
+            Mutex::Far(mutex) => mutex.lock(Duration::ZERO).ok().map(Locked::from),
+        }
     }
 
     /// Takes the lock. [`Locked::OwnerDied`] says that its last holder died while it held it: what
@@ -137,19 +207,39 @@ impl RackMutex {
     ///
     /// # Errors
     /// [`LockError::TimedOut`] after `timeout` (`None` waits for ever), and [`LockError::Closed`]
-    /// when the memory was taken away.
+    /// when the memory was taken away, or the connection to another machine's is lost.
     pub fn lock(&self, timeout: Option<Duration>) -> Result<Locked<'_>, LockError> {
         let mut patience = Patience::new(timeout);
         loop {
             let (slice, last) = patience.next();
-            match self.mutex.lock(Some(slice)) {
+            let outcome = match &self.mutex {
+                Mutex::Shared(mutex) => mutex.lock(Some(slice)).map(Locked::from),
+                Mutex::Far(mutex) => mutex.lock(slice).map(Locked::from),
+            };
+            match outcome {
                 Err(LockError::TimedOut) if !last => {}
                 other => return other,
             }
-            if let Some(owner) = self.mutex.owner()
-                && self.session.is_dead(holder(owner))
-            {
-                self.mutex.declare_dead(owner);
+            self.free_of_dead();
+        }
+    }
+
+    /// Frees the lock if its holder is dead.
+    fn free_of_dead(&self) {
+        match &self.mutex {
+            Mutex::Shared(mutex) => {
+                if let Some(owner) = mutex.owner()
+                    && self.session.is_dead(holder(owner))
+                {
+                    mutex.declare_dead(owner);
+                }
+            }
+            Mutex::Far(mutex) => {
+                if let Some(holder) = mutex.holder()
+                    && self.session.is_dead(holder)
+                {
+                    mutex.declare_dead(holder);
+                }
             }
         }
     }
@@ -166,19 +256,26 @@ impl RackBarrier {
     /// # Errors
     /// [`LockError::TimedOut`] after `timeout` (`None` waits for ever): the arrival stays, and the
     /// next call waits for the same phase. [`LockError::Excluded`] when this party was taken for
-    /// dead, [`LockError::Closed`] when the memory was taken away.
+    /// dead, [`LockError::Closed`] when the memory was taken away, or the connection to another machine's is lost.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, LockError> {
         let mut patience = Patience::new(timeout);
         loop {
             let (slice, last) = patience.next();
-            match self.barrier.wait(Some(slice)) {
+            let outcome = match &mut self.barrier {
+                Barrier::Shared(barrier) => barrier.wait(Some(slice)),
+                Barrier::Far(barrier) => barrier.wait(slice),
+            };
+            match outcome {
                 Err(LockError::TimedOut) if !last => {}
                 other => return other,
             }
             let others = self.parties.iter().filter(|party| **party != self.session.holder());
             for dead in others.filter(|party| self.session.is_dead(**party)) {
-                if let Some(dead) = owner(*dead) {
-                    self.barrier.declare_dead(dead);
+                match &self.barrier {
+                    Barrier::Shared(barrier) => {
+                        owner(*dead).map(|dead| barrier.declare_dead(dead));
+                    }
+                    Barrier::Far(barrier) => barrier.declare_dead(*dead),
                 }
             }
         }

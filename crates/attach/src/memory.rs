@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use rackbus_memory::region::RegionError;
 use rackbus_memory::{Access, DmaSlice, PinnedSlice, Region};
+use rackbus_segment::Handle;
 
+use crate::events::Watch;
 use crate::session::AttachError;
 
 /// How long a new mapping waits for a move that is under way: longer than the node lets one last.
@@ -21,24 +23,31 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct Mapping {
     memory: PinnedSlice,
-    /// It is not the memory itself, which is on another machine.
-    stands_in: bool,
+    /// What it stands for, where it is not the memory itself, which is on another machine.
+    stands_for: Option<Arc<FarPlace>>,
+}
+
+/// Memory of another machine: who keeps what stands for it, and where in it a mapping begins.
+#[derive(Debug)]
+pub(crate) struct FarPlace {
+    pub keeper: Handle,
+    pub offset: u64,
+    pub watch: Arc<Watch>,
 }
 
 impl Mapping {
     pub(crate) fn new(region: Arc<Region>) -> Mapping {
-        Mapping { memory: PinnedSlice::whole(region), stands_in: false }
+        Mapping { memory: PinnedSlice::whole(region), stands_for: None }
     }
 
     /// The same, for memory that is on another machine.
-    pub(crate) fn standing_in(self) -> Mapping {
-        Mapping { stands_in: true, ..self }
+    pub(crate) fn standing_for(self, place: FarPlace) -> Mapping {
+        Mapping { stands_for: Some(Arc::new(place)), ..self }
     }
 
-    /// Whether it is memory that several hosts share, as far as this process can tell.
-    #[inline]
-    pub(crate) fn is_shared(&self) -> bool {
-        !self.stands_in
+    /// What it stands for, where it is not the memory itself.
+    pub(crate) fn far_place(&self) -> Option<&Arc<FarPlace>> {
+        self.stands_for.as_ref()
     }
 
     /// The mapped memory from its first byte to its last.
@@ -264,6 +273,11 @@ impl MappedMemory {
     #[cfg(test)]
     pub(crate) fn is_frozen(&self) -> bool {
         self.lock().frozen
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.lock().hidden.is_some()
     }
 
     fn unfreeze_in(&self, state: &mut State) {

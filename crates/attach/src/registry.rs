@@ -29,6 +29,8 @@ pub(crate) struct Registry {
     watched: Mutex<HashMap<Handle, Watched>>,
     /// Events about things whose making has not been heard of yet: they come on another socket.
     early: Mutex<VecDeque<(Handle, SessionEvent, Vec<OwnedFd>)>>,
+    /// Ranges that are hidden of memory that is not known yet.
+    hidden: Mutex<HashMap<Handle, (u64, u64)>>,
     /// Held while an event is dealt with: they are in the order in which they came, those that
     /// came early too.
     order: Mutex<()>,
@@ -90,6 +92,7 @@ impl Registry {
         Registry {
             watched: Mutex::default(),
             early: Mutex::default(),
+            hidden: Mutex::default(),
             order: Mutex::default(),
             finished: FinishedCall::default(),
             gone: AtomicBool::new(false),
@@ -113,6 +116,10 @@ impl Registry {
             *early = others.into();
             mine
         };
+        let hidden = lock(&self.hidden).get(&handle).copied();
+        if let (Some((offset, length)), Some(memory)) = (hidden, self.memory(handle)) {
+            memory.hide(offset, length);
+        }
         for (_, event, fds) in early.into_iter().rev() {
             self.heard(event, fds, events);
         }
@@ -231,12 +238,15 @@ impl Registry {
                 }
             }
             SessionEvent::Hide { turn, keeper, offset, length } => {
-                if let Some(memory) = self.memory(keeper) {
-                    memory.hide(offset, length);
+                match self.memory(keeper) {
+                    Some(memory) => memory.hide(offset, length),
+                    // It may be known, and mapped, before it is shown.
+                    None => drop(lock(&self.hidden).insert(keeper, (offset, length))),
                 }
                 answer(events, Notice::Hidden { turn });
             }
             SessionEvent::Show { keeper } => {
+                lock(&self.hidden).remove(&keeper);
                 if let Some(memory) = self.memory(keeper) {
                     memory.show();
                 }
@@ -282,7 +292,7 @@ fn about(event: &SessionEvent) -> Option<Handle> {
         SessionEvent::Freeze { keeper, .. }
         | SessionEvent::Adopt { keeper, .. }
         | SessionEvent::Unfreeze { keeper, .. } => Some(*keeper),
-        // What is not known yet is not mapped.
+        // What is not known yet is not mapped, and noted when it is hidden.
         SessionEvent::Hide { .. } | SessionEvent::Show { .. } | SessionEvent::Finished { .. } => {
             None
         }
@@ -376,6 +386,30 @@ mod tests {
             let lost = SessionEvent::Remote { connection: keeper, change: ConnectionChange::Lost };
             one_early_one_late(watched, (freeze, None), lost);
             assert!(!memory.is_frozen(), "its writers wait for ever");
+        }
+    }
+
+    #[test]
+    fn what_is_hidden_before_it_is_known_is_until_it_is_shown() {
+        let (events, node) = Packets::pair().unwrap();
+        let registry = Registry::new(Calls::start().unwrap());
+        for (number, shown_before) in [(1, false), (2, true)] {
+            let keeper = Handle(number);
+            let file = SharedMemory::reserve("test", 4096).unwrap();
+            let memory = MappedMemory::new(Some(file), true, 4096);
+            let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };
+            let hide = SessionEvent::Hide { turn: number, keeper, offset: 0, length: 16 };
+            registry.came(hide, Vec::new(), &events);
+            let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+            let answer = node.receive(&mut buffer, &mut spin, None).unwrap();
+            assert_eq!(decode(&buffer[..answer.length]), Some(Notice::Hidden { turn: number }));
+            if shown_before {
+                registry.came(SessionEvent::Show { keeper }, Vec::new(), &events);
+            }
+            registry.watch_from(keeper, watched, &events);
+            assert_eq!(memory.is_hidden(), !shown_before);
+            registry.came(SessionEvent::Show { keeper }, Vec::new(), &events);
+            assert!(!memory.is_hidden());
         }
     }
 

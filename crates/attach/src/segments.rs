@@ -13,7 +13,7 @@ use rackbus_segment::message::{
 
 use crate::devices::DeviceSegment;
 use crate::events::{Callback, Watch};
-use crate::memory::{MappedMemory, Mapping};
+use crate::memory::{FarPlace, MappedMemory, Mapping};
 use crate::registry::Watched;
 use crate::session::{AttachError, Session};
 
@@ -222,7 +222,7 @@ impl LocalSegment {
     /// # Errors
     /// [`AttachError`] when the range is not inside, or there is no memory yet.
     pub fn map(&self, offset: u64, length: u64) -> Result<Mapping, AttachError> {
-        self.memory.map((offset, length), None, false)
+        self.map_as((offset, length), None, false)
     }
 
     /// The same at an address where nothing is mapped yet, or to be read only.
@@ -235,7 +235,15 @@ impl LocalSegment {
         address: Option<usize>,
         read_only: bool,
     ) -> Result<Mapping, AttachError> {
-        self.memory.map(range, address, read_only)
+        let mapping = self.memory.map(range, address, read_only)?;
+        let far = self.kind == SegmentKind::Group && self.session.is_far(self.session.group_home());
+        Ok(match far {
+            true => {
+                let (keeper, watch) = (self.handle, self.watch.clone());
+                mapping.standing_for(FarPlace { keeper, offset: range.0, watch })
+            }
+            false => mapping,
+        })
     }
 
     /// Gives an empty segment memory of its own.
@@ -440,7 +448,16 @@ impl RemoteSegment {
         read_only: bool,
     ) -> Result<Mapping, AttachError> {
         let mapping = self.memory.map(range, address, read_only)?;
-        Ok(if self.is_far() { mapping.standing_in() } else { mapping })
+        let Keeper::Node(keeper) = self.keeper else { return Ok(mapping) };
+        let owner = if self.node == BROADCAST_NODE { self.session.group_home() } else { self.node };
+        Ok(match self.session.is_far(owner) {
+            true => mapping.standing_for(FarPlace {
+                keeper,
+                offset: range.0,
+                watch: self.watch.clone(),
+            }),
+            false => mapping,
+        })
     }
 }
 

@@ -83,9 +83,6 @@ pub enum AttachError {
     /// In a virtual machine: what may only be read is not given.
     #[error(transparent)]
     ReadOnlyInGuest(#[from] rackbus_segment::guest::ReadOnly),
-    /// Memory of another machine is kept the same by messages, which no exchange in memory waits for.
-    #[error("locks and barriers need memory that is shared; that of another machine is not")]
-    NotShared,
     /// A lock cannot be where it was asked for.
     #[error("a lock lies inside of writable memory, at a multiple of 64, between its own parties")]
     Misplaced,
@@ -210,6 +207,16 @@ impl Session {
     /// Whether the rack's hosts are machines: then what is stored here reaches others by messages.
     pub fn between_machines(&self) -> bool {
         self.0.welcome.machines
+    }
+
+    /// Whether a host is another machine than this one.
+    pub(crate) fn is_far(&self, node: NodeId) -> bool {
+        self.between_machines() && node != self.node()
+    }
+
+    /// The host that has the memory of multicast groups: that of the lowest node id.
+    pub(crate) fn group_home(&self) -> NodeId {
+        self.hosts().iter().map(|(node, _)| *node).min().unwrap_or(self.node())
     }
 
     /// Between machines, waits until what was stored before to the memory of a segment or a connection has taken

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rackbus_fabric::FabricHandle;
 use rackbus_segment::directory::{AttachedObject, DirectorySettings, HostRange, LinePart, Loss};
 use rackbus_segment::message::{
-    ConnectorMessage, InterruptKind, Notice, OwnerMessage, PeerReply, Question, Refusal, Reply,
-    SegmentAccess, SegmentKind, SessionEvent, SessionRequest, TargetKind, VERSION, Withdrawal,
-    decode, encode,
+    ConnectorMessage, InterruptKind, LockReply, Notice, OwnerMessage, PeerReply, Question, Refusal,
+    Reply, SegmentAccess, SegmentKind, SessionEvent, SessionRequest, TargetKind, VERSION,
+    Withdrawal, decode, encode,
 };
 use rackbus_segment::{
     Directory, DirectoryAction, Handle, NodeId, ObjectId, Objects, Recipient, SessionId,
@@ -280,6 +280,7 @@ fn grant(what: &Question, how: u8) -> (Result<PeerReply, Refusal>, u8) {
             (Ok(PeerReply::Pages { lengths: vec![*length], write: true }), 1)
         }
         Question::Probe => (Ok(PeerReply::Here), 0),
+        Question::Lock { .. } => (Ok(PeerReply::Lock(LockReply::Taken { died: how & 8 == 0 })), 0),
         Question::Alive(_) => (Ok(PeerReply::Alive(how & 8 == 0)), 0),
     }
 }

@@ -335,13 +335,13 @@ impl Region {
     /// stored to the file meanwhile, by somebody else, is seen as a whole. False when the system cannot do that for
     /// this process, and nobody waits.
     pub fn hide(&self, offset: u64, length: u64) -> bool {
-        let Some((start, length, _)) = self.pages(offset, length) else { return true };
+        let Some((start, length)) = self.touched_pages(offset, length) else { return true };
         crate::guard::uffd::hide(self.base.as_ptr() as usize + start, length)
     }
 
     /// Lets those go on who wait since the range was hidden.
     pub fn show(&self, offset: u64, length: u64) {
-        let Some((start, length, _)) = self.pages(offset, length) else { return };
+        let Some((start, length)) = self.touched_pages(offset, length) else { return };
         crate::guard::uffd::show(self.base.as_ptr() as usize + start, length);
     }
 
@@ -399,7 +399,15 @@ impl Region {
         self.registration.unfreeze().map_err(system("mprotect"))
     }
 
-    /// The pages of this mapping that hold a range of the file: where they begin here, their
+    /// The pages of this mapping that a range of the file is on, wherever in a page it begins: where they begin here,
+    /// and their bytes.
+    fn touched_pages(&self, offset: u64, length: u64) -> Option<(usize, usize)> {
+        let within = offset % PAGE;
+        let (start, length, _) = self.pages(offset - within, length.saturating_add(within))?;
+        Some((start, length))
+    }
+
+    /// The pages of this mapping that hold a range of the file which begins with a page: where they begin here, their
     /// bytes, and how far into the range they begin.
     fn pages(&self, offset: u64, length: u64) -> Option<(usize, usize, u64)> {
         let end = self.file_offset.saturating_add((self.mapped as u64).next_multiple_of(PAGE));
@@ -452,6 +460,8 @@ impl Drop for Region {
     fn drop(&mut self) {
         if self.lent {
             let at = self.base.as_ptr() as usize;
+            // Nobody shows any more what is hidden of it, and it is read below.
+            guard::uffd::show(at, self.mapped);
             let outcome = self.registration.freeze(at, self.mapped).and_then(|()| {
                 // SAFETY: the range is ours until it is given back, and nobody writes to it.
                 unsafe { lent::give_back(at, self.mapped) }

@@ -87,7 +87,7 @@ impl<'a> DmaSlice<'a> {
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         let count = out.len().min(self.length);
         // SAFETY: `count` bytes are inside both.
-        unsafe { bytes::copy(self.start.as_ptr(), out.as_mut_ptr(), count) };
+        unsafe { bytes::copy_out(self.start.as_ptr(), out.as_mut_ptr(), count) };
         count
     }
 

@@ -1,8 +1,9 @@
 //! What a node counts, for Prometheus: its functions, the conversations over its link, and the shared
 //! memory of its host.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_control::api::NodeReport;
 use rackbus_control::metrics::{Labels, MetricsPage, MetricsSource};
@@ -19,11 +20,26 @@ use crate::segments::Segments;
 /// A node's socket for metrics, in its host's folder.
 pub const SOCKET: &str = "metrics.sock";
 
+/// Conversations about functions that one host may have with this node at a time. Each that is let in has a thread, and one
+/// that uses a function memory for its operations.
+const MOST_OF_FUNCTIONS: usize = 1024;
+/// And of each other kind: a host has one that counts, while those before it end.
+const MOST_OF_OTHERS: usize = 16;
+
 /// Conversations of one kind over the link.
 #[derive(Debug, Default)]
 struct Conversations {
     begun: AtomicU64,
     open: AtomicU64,
+    refused: AtomicU64,
+    /// How many of those that are open each host has.
+    of_host: Mutex<HashMap<String, usize>>,
+}
+
+impl Conversations {
+    fn of_host(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.of_host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What is counted of the link: those who connected to this node.
@@ -37,19 +53,29 @@ pub struct LinkCounters {
 }
 
 impl LinkCounters {
-    /// A conversation begins, and lasts until what is returned is dropped.
-    pub fn begin(self: &Arc<Self>, service: &Purpose) -> impl Drop + Send + use<> {
-        let of: fn(&LinkCounters) -> &Conversations = match service {
-            Purpose::Function { .. } => |link| &link.functions,
+    /// A conversation of a host begins, and lasts until what is returned is dropped; `None` when it has as many as it may.
+    pub fn begin(self: &Arc<Self>, service: &Purpose, host: &str) -> Option<OpenConversation> {
+        let (of, most): (fn(&LinkCounters) -> &Conversations, usize) = match service {
+            Purpose::Function { .. } => (|link| &link.functions, MOST_OF_FUNCTIONS),
             Purpose::Medium { .. } | Purpose::Resume { .. } | Purpose::Window { .. } => {
-                |link| &link.mediums
+                (|link| &link.mediums, MOST_OF_FUNCTIONS)
             }
-            Purpose::Segments => |link| &link.segments,
-            Purpose::Network => |link| &link.network,
+            Purpose::Segments => (|link| &link.segments, MOST_OF_OTHERS),
+            Purpose::Network => (|link| &link.network, MOST_OF_OTHERS),
         };
-        of(self).begun.fetch_add(1, Ordering::Relaxed);
-        of(self).open.fetch_add(1, Ordering::Relaxed);
-        Open(self.clone(), of)
+        let conversations = of(self);
+        let mut of_host = conversations.of_host();
+        let own = of_host.entry(host.to_owned()).or_default();
+        if *own >= most {
+            drop(of_host);
+            conversations.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        *own += 1;
+        drop(of_host);
+        conversations.begun.fetch_add(1, Ordering::Relaxed);
+        conversations.open.fetch_add(1, Ordering::Relaxed);
+        Some(OpenConversation { counters: self.clone(), of, host: host.to_owned() })
     }
 
     /// All kinds, by what they are for.
@@ -62,6 +88,11 @@ impl LinkCounters {
         ]
     }
 
+    /// How many conversations were refused, as their host had as many as it may.
+    fn over_bounds(&self) -> u64 {
+        self.kinds().iter().map(|(_, of_kind)| of_kind.refused.load(Ordering::Relaxed)).sum()
+    }
+
     /// Somebody was not listened to.
     pub fn refuse(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
@@ -69,11 +100,23 @@ impl LinkCounters {
 }
 
 /// A conversation under way.
-struct Open(Arc<LinkCounters>, fn(&LinkCounters) -> &Conversations);
+pub struct OpenConversation {
+    counters: Arc<LinkCounters>,
+    of: fn(&LinkCounters) -> &Conversations,
+    host: String,
+}
 
-impl Drop for Open {
+impl Drop for OpenConversation {
     fn drop(&mut self) {
-        (self.1)(&self.0).open.fetch_sub(1, Ordering::Relaxed);
+        let conversations = (self.of)(&self.counters);
+        conversations.open.fetch_sub(1, Ordering::Relaxed);
+        let mut of_host = conversations.of_host();
+        if let Some(own) = of_host.get_mut(&self.host) {
+            *own -= 1;
+            if *own == 0 {
+                of_host.remove(&self.host);
+            }
+        }
     }
 }
 
@@ -90,7 +133,13 @@ pub fn observe(
         let open = link
             .kinds()
             .map(|(kind, of_kind)| (kind.to_owned(), of_kind.open.load(Ordering::Relaxed)));
+        let (over, last) = segments.refusals();
+        let mut refused: BTreeMap<String, u64> =
+            over.into_iter().map(|(what, count)| (what.to_owned(), count)).collect();
+        refused.insert("conversations".to_owned(), link.over_bounds());
         NodeReport {
+            over_bounds: refused,
+            last_over_bounds: last,
             log_lines_left_out: log_lines_left_out(),
             shared_memory: shared.into(),
             conversations: open.into(),
@@ -135,6 +184,11 @@ pub fn source(
         let counts = counts.map(|(what, count)| (vec![("what", what.to_owned())], count as f64));
         let help = "What the host's processes share, and who is connected to it";
         page.gauge("shared_memory", help, counts);
+        let (over, _) = segments.refusals();
+        let over = over.map(|(what, count)| (vec![("what", what.to_owned())], count));
+        let help =
+            "What other machines were refused of shared memory, as they had as much as one may";
+        page.counter("shared_memory_refused", help, over);
         network_page(&network.status(), &mut page);
         page
     })
@@ -148,6 +202,29 @@ fn link_page(link: &LinkCounters, page: &mut MetricsPage) {
     page.gauge("link_conversations", "Conversations that other nodes have with this one", open);
     let begun = kinds.map(|(kind, of_kind)| (of(kind), count(&of_kind.begun)));
     page.counter("link_conversations_begun", "Conversations that were begun", begun);
+    let over = kinds.map(|(kind, of_kind)| (of(kind), count(&of_kind.refused)));
+    let help = "Conversations that were refused, as their host has as many as it may";
+    page.counter("link_conversations_refused", help, over);
     let refused = [(Labels::new(), count(&link.refused))];
     page.counter("link_connections_refused", "Connections that made no sense", refused);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_so_many_conversations_of_a_kind_and_takes_none_of_others() {
+        let link = Arc::new(LinkCounters::default());
+        let begin = |host: &str| link.begin(&Purpose::Segments, host);
+        let mut held: Vec<_> = (0..MOST_OF_OTHERS).map(|_| begin("beta").unwrap()).collect();
+        assert!(begin("beta").is_none() && begin("beta").is_none());
+        assert!(begin("gamma").is_some() && link.begin(&Purpose::Network, "beta").is_some());
+        held.pop();
+        held.push(begin("beta").unwrap());
+        assert_eq!(link.segments.refused.load(Ordering::Relaxed), 2);
+        drop(held);
+        assert!(link.segments.of_host().is_empty());
+        assert_eq!(link.segments.open.load(Ordering::Relaxed), 0);
+    }
 }

@@ -13,6 +13,7 @@
 
 pub mod coherence;
 pub mod directory;
+pub mod flushing;
 pub mod guest;
 pub mod message;
 

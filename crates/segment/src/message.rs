@@ -7,6 +7,7 @@
 
 mod carried;
 mod devices;
+mod locks;
 mod peers;
 mod session;
 
@@ -17,11 +18,14 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use carried::{CarriedMessage, StandIn};
 pub use devices::{BorrowedEntry, DeviceEntry, MOST_BORROWED, fabric_device_id};
+pub use locks::{
+    BarrierPhase, LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_PARTIES,
+};
 pub use peers::{ConnectorMessage, OwnerMessage, PeerReply, Question};
 pub use session::{Connected, Notice, Reply, SegmentEntry, SessionEvent, SessionRequest, Welcome};
 
 /// Version of all of these messages; both sides must speak the same.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// A host, by its SISCI node id.
 pub type NodeId = u32;
@@ -52,15 +56,6 @@ pub struct ObjectId(pub u64);
 /// A segment, connection or interrupt, as the node that made it calls it. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Handle(pub u64);
-
-/// Who holds a lock, anywhere in the rack: a session of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct LockHolder {
-    /// Number of the session's host.
-    pub node: NodeId,
-    /// Number of the session on its host.
-    pub session: SessionId,
-}
 
 /// The two sorts of interrupt; each has numbers of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -186,8 +181,11 @@ pub enum Refusal {
     /// The size is zero or too large.
     #[error("a size is at least one byte and at most 2^62")]
     Size,
-    /// The host has no memory left to export.
-    #[error("no memory is left to export: {free} bytes of the host's `export` are free")]
+    /// The host has no memory left to export, or the connections of one machine lead to as much of it as they may.
+    #[error(
+        "no memory is left to export: {free} bytes are free, of the host's `export` or of what the connections of one \
+         machine may lead to"
+    )]
     NoSpace {
         /// Bytes that are left.
         free: u64,
@@ -213,8 +211,10 @@ pub enum Refusal {
     /// The memory is being moved for somebody else.
     #[error("the memory is being moved; try again")]
     Busy,
-    /// The session has as much as one may have.
-    #[error("a process may have {0} of these")]
+    /// The session, or all of one machine together on another, has as much as may be.
+    #[error(
+        "a process may have {0} of these, and the processes of one machine together no more on another"
+    )]
     TooMany(u32),
     /// No function of the rack has that fabric device id.
     #[error("the rack has no device of that id")]

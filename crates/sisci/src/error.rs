@@ -25,7 +25,6 @@ impl From<AttachError> for Code {
             AttachError::NoMemory => SCI_ERR_ILLEGAL_OPERATION,
             AttachError::OutOfRange { .. } => SCI_ERR_OUT_OF_RANGE,
             AttachError::Misplaced => SCI_ERR_OFFSET_ALIGNMENT,
-            AttachError::NotShared => SCI_ERR_NOT_SUPPORTED,
             AttachError::ReadOnly | AttachError::ReadOnlyInGuest(_) => SCI_ERR_ACCESS,
             AttachError::Window(_) => SCI_ERR_NO_LINK_ACCESS,
             AttachError::Refused(refusal) => return refusal.into(),

@@ -106,6 +106,22 @@ impl SharedBarrier {
         unsafe { self.slots[index].as_ref() }
     }
 
+    /// The same end of a party that has passed so many phases, modulo 2^32.
+    #[must_use]
+    pub fn having_passed(self, phases: u32) -> SharedBarrier {
+        SharedBarrier { passed: phases, ..self }
+    }
+
+    /// Phases that this party has passed, modulo 2^32.
+    pub fn passed(&self) -> u32 {
+        self.passed
+    }
+
+    /// Phases that all have passed, modulo 2^32.
+    pub fn phases(&self) -> u32 {
+        self.phase().load(Ordering::SeqCst)
+    }
+
     /// Arrives, and waits until all parties that live have; how many those are.
     ///
     /// # Errors

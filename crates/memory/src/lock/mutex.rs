@@ -111,6 +111,11 @@ impl SharedMutex {
         LockOwner::of_word(self.holder().load(Ordering::Relaxed))
     }
 
+    /// Unlocks it if this party holds it, whoever has the guard; whether it did.
+    pub fn unlock(&self) -> bool {
+        self.release(self.me.to_word(), FREE)
+    }
+
     /// Says that `who` is dead, in this and all earlier lives: if it held the lock, the lock is
     /// free, and its next holder is told. True when it did.
     pub fn declare_dead(&self, who: LockOwner) -> bool {

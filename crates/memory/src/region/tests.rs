@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
+use proptest::prelude::*;
 use rustix::fs::MemfdFlags;
 
 use super::*;
@@ -199,5 +200,44 @@ fn memory_of_a_device_is_mapped_in_whole_pages_without_asking_what_the_file_is()
     assert_eq!(bar.whole().load_u32(0, std::sync::atomic::Ordering::Acquire), Some(7));
     for (offset, length) in [(0, 0), (8, 4096), (0, 100), (0, u64::MAX)] {
         assert!(map(offset, length).is_err(), "{offset} {length}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Wherever a range begins and ends, and whatever part of the file is mapped.
+    #[test]
+    fn bytes_that_are_hidden_are_read_when_they_are_shown(
+        (page, length) in (0_u64..3, 1_u64..3 * PAGE),
+        (offset, hidden) in (0_u64..4 * PAGE, 1_u64..2 * PAGE),
+    ) {
+        let file = file(6 * PAGE);
+        let all = Region::map(file.as_fd(), 0, 6 * PAGE, BOTH).unwrap();
+        let region = Region::map(file.as_fd(), page * PAGE, length, BOTH).unwrap();
+        // A kernel that cannot do it for a page does it for nothing.
+        let can = region.hide(page * PAGE, PAGE);
+        region.show(page * PAGE, PAGE);
+        prop_assert_eq!(region.hide(offset, hidden), can);
+        let (from, to) = (offset.max(page * PAGE), (offset + hidden).min(page * PAGE + length));
+        let places: Vec<u64> = if can && from < to { vec![from, to - 1] } else { Vec::new() };
+        std::thread::scope(|scope| {
+            let read = |at: u64| {
+                let region = &region;
+                scope.spawn(move || {
+                    let mut byte = [0];
+                    region.whole().part((at - page * PAGE) as usize, 1).unwrap().copy_to(&mut byte);
+                    byte[0]
+                })
+            };
+            let readers: Vec<_> = places.iter().map(|at| read(*at)).collect();
+            std::thread::yield_now();
+            for at in &places {
+                assert_eq!(all.whole().part(*at as usize, 1).unwrap().copy_from(&[7]), 1);
+            }
+            region.show(offset, hidden);
+            let heard: Vec<u8> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+            assert!(heard.iter().all(|byte| *byte == 7), "{heard:?}");
+        });
     }
 }

@@ -69,7 +69,10 @@ pub(super) fn attend(
             let passage = listener.socket().map(|socket| gate.enter_when_readable(socket));
             let caller = match listener.accept() {
                 Ok(caller) => caller,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                    counters.refuse();
+                    continue;
+                }
                 Err(error) => {
                     tracing::error!(%error, "the link cannot accept connections");
                     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -83,8 +86,11 @@ pub(super) fn attend(
             let talk = move || {
                 let Some(incoming) = caller.hear() else { return counters.refuse() };
                 let passage = passage.unwrap_or_else(|| gate.enter());
-                let _open = counters.begin(&incoming.hello.service);
-                served.serve(incoming, passage);
+                match counters.begin(&incoming.hello.service, &incoming.hello.from) {
+                    Some(_open) => served.serve(incoming, passage),
+                    None => incoming
+                        .refuse("your host has as many conversations of this kind as it may"),
+                }
             };
             if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
                 tracing::error!(%error, "a connection to the link was dropped: cannot start a thread for it");

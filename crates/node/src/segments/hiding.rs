@@ -12,8 +12,9 @@ use super::far::{ConnectionKey, FarConversation};
 use super::outbox::Letter;
 use super::{Segments, State};
 
-/// How long a process may take to answer. One that is stopped accesses nothing.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a process may take to answer: on a busy machine, a thread waits long for a processor while another one of
+/// its process looks at the memory. One that is stopped accesses nothing, and costs this once.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Who is waited for.
 #[derive(Debug, Default)]

@@ -11,6 +11,7 @@
 pub mod devices;
 mod far;
 mod hiding;
+mod locks;
 mod numbers;
 mod objects;
 mod outbox;
@@ -32,7 +33,7 @@ use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Refusal, Reply, e
 use rackbus_segment::{Directory, DirectoryAction, Handle, NodeId, Objects, Recipient, SessionId};
 
 use devices::ProgramDevices;
-use far::{EffectsLock, Far};
+use far::{EffectsLock, Far, Passing};
 use numbers::Numbers;
 use objects::{Object, ObjectStore};
 use outbox::{Letter, Outbox};
@@ -71,8 +72,10 @@ struct State {
     /// What this host has in common with those on other machines.
     fars: HashMap<NodeId, Arc<Far>>,
     effects: EffectsLock,
+    passing: Arc<Passing>,
     /// What this node answers in the place of connectors on other machines.
     in_their_place: Vec<(NodeId, ConnectorMessage)>,
+    held: unshared::HeldAnswers,
 }
 
 struct Session {
@@ -143,7 +146,9 @@ impl Segments {
                 connectors: HashMap::new(),
                 fars: HashMap::new(),
                 effects: EffectsLock::default(),
+                passing: Arc::default(),
                 in_their_place: Vec::new(),
+                held: Default::default(),
             }),
             hiding: hiding::Hiding::default(),
             devices: OnceLock::new(),
@@ -186,6 +191,12 @@ impl Segments {
     /// How many there are now of what the host's processes share, each by its name.
     pub fn statistics(&self) -> [(&'static str, usize); 8] {
         self.lock().directory.statistics()
+    }
+
+    /// How often other machines were refused what they had too much of, each by its name; and who was refused last, and why.
+    pub fn refusals(&self) -> ([(&'static str, u64); 3], Option<String>) {
+        let state = self.lock();
+        (state.directory.refusals(), state.directory.last_refusal())
     }
 
     /// What would be lost with this process, for people.

@@ -7,10 +7,12 @@ use std::sync::{Arc, OnceLock};
 use rackbus_memory::doorbell::{DOORBELL_BYTES, count_in};
 use rackbus_memory::ring::RingLayout;
 use rackbus_memory::{Access, Event, Region, RegionError, SharedMemory};
-use rackbus_segment::directory::{AttachedObject, LinePart};
+use rackbus_segment::directory::{AttachedObject, LinePart, LockAccess, LockState};
 use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
 use rackbus_segment::{ObjectId, Objects};
 use rustix::fs::{Mode, OFlags};
+
+use super::locks;
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
@@ -163,6 +165,11 @@ impl Objects for ObjectStore {
                 self.memory_named("rackbus messages", bytes as u64, kind)
             }
         }
+    }
+
+    fn lock(&mut self, memory: ObjectId, offset: u64, access: LockAccess<'_>) -> Option<LockState> {
+        let region = self.get(memory)?.region().ok()?;
+        locks::access(region, usize::try_from(offset).ok()?, access)
     }
 
     fn rung(&self, line: ObjectId) -> Result<u32, String> {

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rackbus_link::VERSIONS;
 use rackbus_memory::{PacketStream, StreamError};
 
 /// Messages that wait for a peer before it counts as gone.
-const MOST: usize = 65_536;
+pub const MOST: usize = 65_536;
 
 /// How long to wait when the system carries as many descriptors as it will.
 const AGAIN: Duration = Duration::from_millis(1);
@@ -28,6 +29,8 @@ pub struct Letter {
 #[derive(Debug)]
 pub struct Outbox {
     packets: Arc<dyn PacketStream>,
+    /// The version of the link that the peer speaks, where it is another node.
+    version: u32,
     waiting: Mutex<VecDeque<Letter>>,
     /// This side ended the conversation, because nothing could be sent any more.
     given_up: AtomicBool,
@@ -36,7 +39,18 @@ pub struct Outbox {
 impl Outbox {
     /// An outbox that sends over this connection.
     pub fn new(packets: Arc<dyn PacketStream>) -> Arc<Outbox> {
-        Arc::new(Outbox { packets, waiting: Mutex::default(), given_up: AtomicBool::new(false) })
+        Outbox::to_node(packets, VERSIONS.newest())
+    }
+
+    /// The same to a node that speaks this version of the link.
+    pub fn to_node(packets: Arc<dyn PacketStream>, version: u32) -> Arc<Outbox> {
+        let (waiting, given_up) = Default::default();
+        Arc::new(Outbox { packets, version, waiting, given_up })
+    }
+
+    /// Whether the peer knows locks in memory of another machine, and flushes that are passed on.
+    pub fn has_locks(&self) -> bool {
+        self.version >= 2
     }
 
     /// The connection, to receive from.

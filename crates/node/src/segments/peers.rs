@@ -72,7 +72,8 @@ impl Segments {
         let address = self.link.locate(name).ok_or_else(nobody)?;
         let stream = self.link.connect(&address, &hello)?;
         let broken = |cause| LinkError::Broken { peer: name.to_owned(), cause };
-        Ok(Outbox::new(stream.offer_packets().map_err(broken)?))
+        let version = stream.version();
+        Ok(Outbox::to_node(stream.offer_packets().map_err(broken)?, version))
     }
 
     /// Says what waits to be said, and hears until the node is gone; how.
@@ -133,20 +134,23 @@ impl Segments {
         let Some(node) = known else {
             return incoming.refuse(&format!("the rack has no host {from}"));
         };
+        let version = incoming.version;
         let Ok(stream) = incoming.accept() else { return };
         let Ok(packets) = stream.take_packets() else { return };
         drop(stream);
-        let outbox = Outbox::new(packets);
+        let outbox = Outbox::to_node(packets, version);
         if !outbox.packets().passes_memory() {
             return self.attend_far(node, &outbox);
         }
         {
             let mut state = self.lock();
-            if let Some(before) = state.connectors.insert(node, outbox.clone()) {
-                // The node began anew before its former conversation was noticed to be over.
+            if let Some(before) = state.connectors.remove(&node) {
+                // The node began anew before its former conversation was noticed to be over. What is said of that
+                // is not for the new one.
                 before.packets().shut_down();
                 self.connector_lost(&mut state, node);
             }
+            state.connectors.insert(node, outbox.clone());
         }
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
         while let Ok(packet) =

@@ -95,6 +95,13 @@ impl Segments {
                 calls.send(Letter { bytes: encode(&refused), fds: Vec::new() });
                 continue;
             }
+            if let SessionRequest::Lock { keeper, request } = &request
+                && let Some(refusal) = self.before_lock(id, *keeper, &request.operation)
+            {
+                let refused = Reply::Refused(refusal);
+                calls.send(Letter { bytes: encode(&refused), fds: Vec::new() });
+                continue;
+            }
             if self.has_greeted(id)
                 && let Some(reply) = borrowing.as_mut().and_then(|it| it.answer(&request))
             {

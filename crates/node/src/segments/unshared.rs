@@ -15,21 +15,25 @@ use rackbus_segment::message::{
 };
 use rackbus_segment::{Handle, NodeId, Objects, Recipient, SegmentId, SessionId};
 
-use super::far::{Far, FarConversation, InterruptParts, LIMIT, is_whole, stand_ins};
+use super::far::{
+    Applied, Far, FarConversation, FarHost, InterruptParts, LIMIT, is_whole, stand_ins,
+};
+use super::hiding::ConnectionRange;
 use super::objects::Object;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
 
-/// Answers that wait for the memory that goes with them.
-type Held = std::collections::HashMap<Handle, (OwnerMessage, Vec<AttachedObject>)>;
+/// Answers that wait for the memory that goes with them, by the owner's node and the connection.
+pub(super) type HeldAnswers =
+    std::collections::BTreeMap<(NodeId, Handle), (OwnerMessage, Vec<AttachedObject>)>;
 
 /// Whether something is given to a host on another machine, and if not why.
 fn refusal(state: &State, node: NodeId, what: &Question) -> Option<Refusal> {
     let why = match what {
-        // What one of them has flushed is here, and may come to a third together with what was stored behind it.
-        Question::Group { id, .. } if state.is_of_another_machine(*id, node) => {
-            "a multicast group is for the machine that keeps its memory, which is that of the lowest node id, and one \
-             other: hosts of another machine have it already"
+        // What an older one has flushed may come to a third together with what was stored behind it.
+        Question::Group { id, .. } if state.has_older_machine(*id, node) => {
+            "a multicast group is used on three machines only where the nodes of all are of this version: upgrade those \
+             that are older"
         }
         Question::Pages { .. } => {
             "hosts on different machines share no pages of the rack's memory; use a segment"
@@ -38,7 +42,8 @@ fn refusal(state: &State, node: NodeId, what: &Question) -> Option<Refusal> {
         | Question::Group { .. }
         | Question::Interrupt { .. }
         | Question::Probe
-        | Question::Alive(_) => return None,
+        | Question::Alive(_)
+        | Question::Lock { .. } => return None,
     };
     Some(Refusal::Illegal(why.into()))
 }
@@ -78,7 +83,7 @@ impl Segments {
         let far = {
             // Under the lock, so that nothing that is said now comes before what waits.
             let mut state = self.lock();
-            let Some(far) = state.far(node) else { return Loss::OutOfReach };
+            let Some(far) = state.far(self, node) else { return Loss::OutOfReach };
             far.begin(FarConversation::ToOwner, outbox.clone());
             let before = state.owners.insert(node, Owner::Here(outbox.clone()));
             if let Some(Owner::Dialling(waiting)) = before {
@@ -87,7 +92,6 @@ impl Segments {
             }
             far
         };
-        let mut held = Held::new();
         let mut heard = false;
         let end = self.listen_far(outbox, |carried| {
             heard = true;
@@ -95,26 +99,21 @@ impl Segments {
                 CarriedMessage::Said { message, given } => {
                     let tell: OwnerMessage =
                         decode(&message).ok_or("no message of this protocol")?;
-                    self.hear_tell(node, &far, tell, given, &mut held)
+                    self.hear_tell(node, &far, tell, given)
                 }
-                carried => {
-                    for complete in
-                        far.hear((FarConversation::ToOwner, outbox), carried, |spans, effect| {
-                            self.while_hidden(node, spans, effect)
-                        })?
-                    {
-                        if let Some((tell, attached)) = held.remove(&complete) {
-                            self.told(node, tell, attached);
-                        }
-                    }
-                    Ok(())
-                }
+                carried => far.hear((FarConversation::ToOwner, outbox), carried),
             }
         });
-        let left: Vec<AttachedObject> =
-            held.into_values().flat_map(|(_, attached)| attached).collect();
         let mut state = self.lock();
-        left.iter().for_each(|it| state.store.forget(it.object));
+        let State { held, store, .. } = &mut *state;
+        held.retain(|(of, _), (_, attached)| {
+            let stays = *of != node;
+            if !stays {
+                attached.iter().for_each(|it| store.forget(it.object));
+            }
+            stays
+        });
+        drop(state);
         match end {
             rackbus_memory::StreamError::Closed if heard && !outbox.is_given_up() => Loss::Dead,
             _ => Loss::OutOfReach,
@@ -154,6 +153,14 @@ impl Segments {
         taken.into_iter().for_each(|it| state.store.forget(it.object));
     }
 
+    /// The memory of a connection has all that it had at its home at first: who asked for it is answered.
+    fn is_complete(self: &Arc<Self>, node: NodeId, connection: Handle) {
+        let held = self.lock().held.remove(&(node, connection));
+        if let Some((answer, attached)) = held {
+            self.told(node, answer, attached);
+        }
+    }
+
     /// An owner's node says something; an answer that gives memory is kept until that is complete.
     fn hear_tell(
         self: &Arc<Self>,
@@ -161,7 +168,6 @@ impl Segments {
         far: &Arc<Far>,
         tell: OwnerMessage,
         given: Option<(Handle, Vec<StandIn>)>,
-        held: &mut Held,
     ) -> Result<(), String> {
         let over = match &tell {
             OwnerMessage::Remote { connection, change } if change.is_final() => Some(*connection),
@@ -174,6 +180,10 @@ impl Segments {
             ),
             _ => None,
         };
+        // Its memory is complete no more: it has what came, and is told of the end behind that.
+        if let Some(connection) = over {
+            self.is_complete(node, connection);
+        }
         let Some((named, given)) = given else {
             self.told(node, tell, Vec::new());
             if let Some(connection) = over {
@@ -186,7 +196,7 @@ impl Segments {
         }
         match self.stand_in(far, named, &given) {
             Ok(attached) if matches!(given[..], [StandIn::Memory { .. }]) => {
-                held.insert(named, (tell, attached));
+                self.lock().held.insert((node, named), (tell, attached));
             }
             Ok(attached) => self.told(node, tell, attached),
             Err(cause) => {
@@ -249,12 +259,14 @@ impl Segments {
     pub(super) fn attend_far(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) {
         let far = {
             let mut state = self.lock();
-            let Some(far) = state.far(node) else { return outbox.packets().shut_down() };
-            if let Some(before) = state.connectors.insert(node, outbox.clone()) {
-                // The node began anew before its former conversation was noticed to be over.
+            let Some(far) = state.far(self, node) else { return outbox.packets().shut_down() };
+            if let Some(before) = state.connectors.remove(&node) {
+                // The node began anew before its former conversation was noticed to be over. What is said of that
+                // is not for the new one.
                 before.packets().shut_down();
                 self.connector_lost(&mut state, node);
             }
+            state.connectors.insert(node, outbox.clone());
             far.begin(FarConversation::ToConnector, outbox.clone());
             far
         };
@@ -262,12 +274,7 @@ impl Segments {
             let message = match carried {
                 CarriedMessage::Said { message, .. } => message,
                 carried => {
-                    let heard = far.hear(
-                        (FarConversation::ToConnector, outbox),
-                        carried,
-                        |spans, effect| self.while_hidden(node, spans, effect),
-                    );
-                    return heard.map(drop);
+                    return far.hear((FarConversation::ToConnector, outbox), carried);
                 }
             };
             let ask: ConnectorMessage = decode(&message).ok_or("no message of this protocol")?;
@@ -357,18 +364,36 @@ impl State {
         }
     }
 
-    /// Whether a multicast group is in use by a host of another machine than this one's and that of `node`.
-    fn is_of_another_machine(&self, group: SegmentId, node: NodeId) -> bool {
-        let mut hosts = self.directory.group_hosts(group);
-        hosts.any(|host| host != node && self.fars.contains_key(&host))
+    /// Whether a multicast group would be in use by hosts of two further machines with `node`'s, of which one does not
+    /// pass flushes on.
+    fn has_older_machine(&self, group: SegmentId, node: NodeId) -> bool {
+        let hosts = self.directory.group_hosts(group);
+        let others: Vec<NodeId> =
+            hosts.filter(|host| *host != node && self.fars.contains_key(host)).collect();
+        let older = |host: &NodeId| self.connectors.get(host).is_some_and(|it| !it.has_locks());
+        !others.is_empty() && others.iter().chain([&node]).any(older)
     }
 
     /// What this host has in common with another; `None` when there is no thread for it.
-    fn far(&mut self, node: NodeId) -> Option<Arc<Far>> {
+    fn far(&mut self, service: &Arc<Segments>, node: NodeId) -> Option<Arc<Far>> {
         if let Some(far) = self.fars.get(&node) {
             return Some(far.clone());
         }
-        let far = Far::new(self.effects.clone(), LIMIT).ok()?;
+        let (hiding, told) = (Arc::downgrade(service), Arc::downgrade(service));
+        let hide = move |ranges: &[ConnectionRange], effect: &dyn Fn() -> Applied| match hiding
+            .upgrade()
+        {
+            Some(service) => service.while_hidden(node, ranges, effect),
+            None => effect(),
+        };
+        let complete = move |connection| {
+            if let Some(service) = told.upgrade() {
+                service.is_complete(node, connection);
+            }
+        };
+        let host = FarHost::new(hide, complete);
+        let far = Far::new(self.effects.clone(), LIMIT, self.passing.clone(), host).ok()?;
+        self.passing.add(&far);
         Some(self.fars.entry(node).or_insert(far).clone())
     }
 
@@ -386,6 +411,10 @@ impl State {
             }
             OwnerMessage::Remote { connection, change } => {
                 let bytes = encode(&tell);
+                if change.is_final() {
+                    // A move that is abandoned does not say so, and what came for others would wait for it.
+                    far.resume((FarConversation::ToConnector, connection));
+                }
                 match change {
                     // It keeps what it held last.
                     ConnectionChange::Removed | ConnectionChange::Lost
@@ -464,11 +493,14 @@ impl State {
                     None,
                 );
             }
-            _ => far.say(
-                FarConversation::ToConnector,
-                &encode(&OwnerMessage::Answer { request, answer }),
-                None,
-            ),
+            _ => {
+                let admits = matches!(&answer, Ok(PeerReply::Lock(reply)) if reply.admits());
+                let bytes = encode(&OwnerMessage::Answer { request, answer });
+                match admits {
+                    true => far.say_behind_stores(FarConversation::ToConnector, &bytes),
+                    false => far.say(FarConversation::ToConnector, &bytes, None),
+                }
+            }
         }
     }
 }

@@ -8,14 +8,18 @@ use super::{
 };
 use crate::message::{
     BROADCAST_NODE, Connected, ConnectionChange, ConnectorMessage, Handle, InterruptKind,
-    LockHolder, NodeId, OwnerMessage, PeerReply, Question, Refusal, Reply, SegmentId, SegmentKind,
-    SessionEvent, SessionId, TargetKind,
+    LockHolder, LockOperation, LockReply, LockRequest, NodeId, OwnerMessage, PeerReply, Question,
+    Refusal, Reply, SegmentId, SegmentKind, SessionEvent, SessionId, TargetKind,
 };
 
 /// Milliseconds that another node may take for an answer, at most.
 const LONGEST: u64 = 3_000;
 /// And at least, so that those who do not want to wait have a chance.
 const SHORTEST: u64 = 500;
+
+/// Questions of one session that may be on their way: a session waits for each answer, but not longer than
+/// [`LONGEST`], and its node may take its time.
+const MOST_QUESTIONS: u32 = 1024;
 
 /// A connection of this host's process.
 #[derive(Debug)]
@@ -43,9 +47,14 @@ pub(super) struct PendingQuestion {
 #[derive(Debug, Clone, Copy)]
 enum Asked {
     Connection,
-    Member { id: SegmentId, size: u64 },
+    Member {
+        id: SegmentId,
+        size: u64,
+    },
     Probe,
     Alive,
+    /// A lock: of what it takes, the connection, its place and the attempt.
+    Lock(Option<(Handle, u64, u64)>),
 }
 
 impl Asked {
@@ -110,6 +119,39 @@ impl Directory {
         self.question(session, holder.node, u32::MAX, question, Asked::Alive)
     }
 
+    /// Asks the host of a connection's memory for something about a lock in it.
+    pub(super) fn lock_far(
+        &mut self,
+        session: SessionId,
+        keeper: Handle,
+        request: LockRequest,
+    ) -> Answer {
+        let (owner, connection) = self.owner_of(session, keeper).ok_or(Refusal::Stale)?;
+        if self.connections.get(&connection).is_none_or(|it| !it.alive) {
+            return Err(Refusal::Stale);
+        }
+        let taken = match request.operation {
+            LockOperation::Take { attempt } => Some((connection, request.offset, attempt)),
+            _ => None,
+        };
+        let what = Question::Lock { connection, session, request };
+        self.question(session, owner, u32::MAX, what, Asked::Lock(taken))
+    }
+
+    /// Gives back what was taken for somebody who was told that nobody answers. No answer to this is waited for.
+    fn give_back(
+        &mut self,
+        session: SessionId,
+        owner: NodeId,
+        (connection, offset, attempt): (Handle, u64, u64),
+    ) {
+        let request = LockRequest { offset, operation: LockOperation::GiveBack { attempt } };
+        let what = Question::Lock { connection, session, request };
+        let (request, connection) = (self.handle().0, self.handle());
+        let ask = ConnectorMessage::Question { request, connection, what };
+        self.send(Recipient::Ask(owner, ask), Vec::new());
+    }
+
     fn question(
         &mut self,
         session: SessionId,
@@ -120,6 +162,11 @@ impl Directory {
     ) -> Answer {
         if owner == BROADCAST_NODE || !self.settings.hosts.contains_key(&owner) {
             return Err(Refusal::NoSuchNode);
+        }
+        let asks = |pending: &&PendingQuestion| pending.session == session;
+        let most = MOST_QUESTIONS as usize;
+        if self.pending.len() >= most && self.pending.values().filter(asks).count() >= most {
+            return Err(Refusal::TooMany(MOST_QUESTIONS));
         }
         if asked.is_kept() {
             self.count(session)?;
@@ -228,6 +275,11 @@ impl Directory {
         };
         if late {
             // Nobody waits for it any more.
+            if let Asked::Lock(Some(taken)) = what
+                && let PeerReply::Lock(LockReply::Taken { .. }) = grant
+            {
+                self.give_back(session, owner, taken);
+            }
             if what.is_kept() {
                 self.discount(session);
                 self.send(
@@ -240,6 +292,7 @@ impl Directory {
         let mut known_as = connection;
         let reply = match (what, grant) {
             (Asked::Alive, PeerReply::Alive(alive)) => Reply::Alive(alive),
+            (Asked::Lock(_), PeerReply::Lock(reply)) => Reply::Lock(reply),
             (Asked::Probe, _) => Reply::Done,
             (Asked::Member { id, size }, _) => {
                 known_as = self.new_member(session, id, size, connection);
@@ -252,7 +305,9 @@ impl Directory {
                 Reply::Pages { connection, lengths, write }
             }
             // A peer that answers something else than it was asked is not to be understood.
-            (Asked::Connection | Asked::Alive, _) => Reply::Refused(Refusal::NotResponding),
+            (Asked::Connection | Asked::Alive | Asked::Lock(_), _) => {
+                Reply::Refused(Refusal::NotResponding)
+            }
         };
         if what.is_kept() {
             self.connections
@@ -282,6 +337,7 @@ impl Directory {
             guests: Default::default(),
             lingering: Default::default(),
             moving: None,
+            locks: Default::default(),
         };
         // It counts twice: as a connection, and as a segment.
         let _ = self.count(session);
@@ -341,11 +397,14 @@ impl Directory {
             .filter(|(_, pending)| pending.owner == node)
             .map(|(request, _)| *request)
             .collect();
+        // A node that others of its processes' connections come from lives: another conversation was lost.
+        let connected = (node, Handle(0))..=(node, Handle(u64::MAX));
+        let dead = loss == Loss::Dead && self.guests.range(connected).next().is_none();
         for request in open {
             let asked = self.pending.get(&request).map(|pending| pending.what);
             let answer = match asked {
                 // Locks are taken from those that are dead, and from nobody else.
-                Some(Asked::Alive) => Ok(PeerReply::Alive(loss == Loss::OutOfReach)),
+                Some(Asked::Alive) => Ok(PeerReply::Alive(!dead)),
                 _ => Err(Refusal::NotResponding),
             };
             self.answered(request, answer, Vec::new());
@@ -396,7 +455,9 @@ impl Directory {
                     attached,
                 );
             }
-            ConnectorMessage::Disconnect { connection } => self.drop_guest((from, connection)),
+            ConnectorMessage::Disconnect { connection } => {
+                self.drop_guest((from, connection), objects)
+            }
             ConnectorMessage::Frozen { ticket, connection } => {
                 self.guest_frozen(ticket, (from, connection))
             }
@@ -407,6 +468,21 @@ impl Directory {
     }
 
     fn answer(
+        &mut self,
+        guest: Guest,
+        what: Question,
+        objects: &mut dyn Objects,
+    ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
+        let connects =
+            !matches!(what, Question::Lock { .. } | Question::Alive(_) | Question::Probe);
+        if connects && self.settings.machines && guest.0 != self.settings.node {
+            let asked = what.clone();
+            return self.connect_bounded(guest, &asked, |it| it.answer_one(guest, what, objects));
+        }
+        self.answer_one(guest, what, objects)
+    }
+
+    fn answer_one(
         &mut self,
         guest: Guest,
         what: Question,
@@ -423,11 +499,16 @@ impl Directory {
             Question::Alive(session) => {
                 Ok((PeerReply::Alive(self.sessions.contains_key(&session)), Vec::new()))
             }
+            Question::Lock { connection, session, request } => {
+                let reply = self.lock((guest.0, connection), session, request, objects)?;
+                Ok((PeerReply::Lock(reply), Vec::new()))
+            }
         }
     }
 
     /// A connection of others to something of this host's has ended.
-    pub(super) fn drop_guest(&mut self, guest: Guest) {
+    pub(super) fn drop_guest(&mut self, guest: Guest, objects: &mut dyn Objects) {
+        self.end_locks(guest, false, objects);
         match self.guests.remove(&guest).map(|(target, _)| target) {
             Some(ConnectionTarget::Segment(handle)) => self.guest_left_segment(guest, handle),
             Some(ConnectionTarget::Group(id)) => self.leave_group(guest, id),

@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use super::locks::FarLocks;
 use super::moves::{Keeper, Lingering, MovedMemory, RevokedHolders};
 use super::{
     AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, Objects, Recipient, system,
@@ -28,6 +29,8 @@ pub(super) struct Group {
     lingering: Lingering,
     /// The move that is under way.
     moving: Option<Handle>,
+    /// What parties on other machines have locked in it.
+    locks: FarLocks,
 }
 
 /// A member of a group, or a sender to it.
@@ -44,6 +47,26 @@ impl Group {
 
     pub(super) fn memory(&self) -> ObjectId {
         self.memory
+    }
+
+    /// The bytes of its memory.
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether its memory is on its way elsewhere.
+    pub(super) fn is_moving(&self) -> bool {
+        self.moving.is_some()
+    }
+
+    /// The move of its memory that is under way.
+    pub(super) fn moving(&self) -> Option<Handle> {
+        self.moving
+    }
+
+    /// What parties on other machines have locked in it.
+    pub(super) fn locks(&mut self) -> &mut FarLocks {
+        &mut self.locks
     }
 
     /// All who have joined it, or are connected to it.
@@ -85,8 +108,8 @@ impl Directory {
                 self.give_room(offset, size);
                 system(cause)
             })?;
-            let (guests, lingering) = Default::default();
-            let group = Group { memory, size, offset, guests, lingering, moving: None };
+            let (guests, lingering, locks) = Default::default();
+            let group = Group { memory, size, offset, guests, lingering, moving: None, locks };
             self.groups.insert(id, group);
         }
         let group = self.groups.get_mut(&id).ok_or(Refusal::NoSuchSegment)?;
@@ -136,6 +159,7 @@ impl Directory {
     /// nothing of it can be read.
     fn end_group(&mut self, id: SegmentId, ticket: Option<Handle>) {
         let Some(group) = self.groups.remove(&id) else { return };
+        self.forget_locks(&group.locks);
         for (node, connection) in group.guests.into_keys() {
             self.guests.remove(&(node, connection));
             let tell = OwnerMessage::Remote { connection, change: ConnectionChange::Lost };
@@ -170,7 +194,13 @@ impl Directory {
 
     /// Takes a group away from one of its members or senders, but for the memory; whether it was
     /// one.
-    pub(super) fn revoke_group(&mut self, id: SegmentId, guest: Guest) -> bool {
+    pub(super) fn revoke_group(
+        &mut self,
+        id: SegmentId,
+        guest: Guest,
+        objects: &mut dyn Objects,
+    ) -> bool {
+        self.end_locks(guest, true, objects);
         let Some(group) = self.groups.get_mut(&id) else { return false };
         let Some(joined) = group.guests.remove(&guest) else { return false };
         group.lingering.was_released(guest.0, joined.share);
@@ -220,6 +250,7 @@ impl Directory {
             group.memory = new;
             group.moving = None;
             group.lingering.moved(old == new);
+            group.locks.settle(new, objects);
             if old != new {
                 self.out.push(DirectoryAction::Forget(old));
             }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use rackbus_fabric::sharing::Rules;
 
 use crate::message::{
-    ConnectorMessage, Handle, NodeId, ObjectId, OwnerMessage, Reply, SessionEvent, SessionId,
+    BarrierPhase, ConnectorMessage, Handle, LockHolder, NodeId, ObjectId, OwnerMessage, Reply,
+    SessionEvent, SessionId,
 };
 
 /// Makes what the directory needs, at once.
@@ -33,6 +34,60 @@ pub trait Objects {
     /// # Errors
     /// What the system says.
     fn rung(&self, line: ObjectId) -> Result<u32, String>;
+
+    /// Does something to a lock or a barrier at `offset` of a memory, for a party on another machine. `None` when there
+    /// cannot be one: it is not inside of the memory, say, or this is memory that nobody sees.
+    fn lock(
+        &mut self,
+        _memory: ObjectId,
+        _offset: u64,
+        _access: LockAccess<'_>,
+    ) -> Option<LockState> {
+        None
+    }
+}
+
+/// What is done in memory to a lock or a barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockAccess<'a> {
+    /// Looks who holds the lock.
+    Look,
+    /// Takes the lock if it is free.
+    Take(LockHolder),
+    /// Unlocks it if this one holds it.
+    Free(LockHolder),
+    /// Unlocks it if this one holds it, and has the next holder told that it died.
+    FreeOfDead(LockHolder),
+    /// Arrives at a barrier.
+    Arrive {
+        /// All parties.
+        parties: &'a [LockHolder],
+        /// The one that arrives.
+        party: LockHolder,
+        /// Phases that it has passed; `None` only looks for that.
+        passed: Option<u32>,
+    },
+    /// Has nobody wait for a party of a barrier any more.
+    Exclude {
+        /// All parties.
+        parties: &'a [LockHolder],
+        /// The one that is dead.
+        dead: LockHolder,
+    },
+}
+
+/// How a lock or a barrier is by that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockState {
+    /// Taken just now; whether its last holder died.
+    Taken {
+        /// Its last holder died while it held it.
+        died: bool,
+    },
+    /// It is held by this one, or by nobody.
+    Held(Option<LockHolder>),
+    /// Of a barrier: phases that the party had passed, and how it stands with the next.
+    Arrived(u32, BarrierPhase),
 }
 
 /// What memory an interrupt needs.

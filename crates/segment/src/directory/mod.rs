@@ -13,8 +13,10 @@
 
 mod connections;
 mod groups;
+mod guests;
 mod interface;
 mod interrupts;
+mod locks;
 mod moves;
 mod pages;
 mod segments;
@@ -22,8 +24,8 @@ mod windows;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rackbus_fabric::FabricHandle;
 use rackbus_fabric::pool::Extents;
-use rackbus_fabric::{FabricHandle, Loan};
 
 use crate::message::{
     ConnectorMessage, Handle, InterruptKind, NodeId, Notice, ObjectId, OwnerMessage, Refusal,
@@ -31,9 +33,10 @@ use crate::message::{
 };
 use connections::{PendingQuestion, SegmentConnection};
 use groups::Group;
+use guests::{Guests, Refused};
 pub use interface::{
-    AttachedObject, DirectoryAction, DirectorySettings, HostRange, LinePart, Loss, Objects,
-    Recipient,
+    AttachedObject, DirectoryAction, DirectorySettings, HostRange, LinePart, LockAccess, LockState,
+    Loss, Objects, Recipient,
 };
 use interrupts::Interrupt;
 use moves::{DirectoryMove, MoveTicket};
@@ -64,8 +67,12 @@ pub struct Directory {
     interrupt_handles: BTreeMap<Handle, (InterruptKind, u32)>,
     extents: BTreeMap<Handle, Extent>,
     /// What connections of others' processes lead to here, and the loans by which they do.
-    guests: BTreeMap<Guest, (ConnectionTarget, Vec<Loan>)>,
+    guests: Guests,
     connections: BTreeMap<Handle, SegmentConnection>,
+    /// How much is noted of locks and barriers that other nodes' processes have here.
+    far_locks: BTreeMap<NodeId, u32>,
+    /// What other machines had too much of.
+    refused: Refused,
     pending: BTreeMap<u64, PendingQuestion>,
     moves: BTreeMap<Handle, DirectoryMove>,
     tickets: BTreeMap<Handle, MoveTicket>,
@@ -104,8 +111,10 @@ impl Directory {
             interrupts: BTreeMap::new(),
             interrupt_handles: BTreeMap::new(),
             extents: BTreeMap::new(),
-            guests: BTreeMap::new(),
+            guests: Guests::default(),
             connections: BTreeMap::new(),
+            far_locks: BTreeMap::new(),
+            refused: Refused::default(),
             pending: BTreeMap::new(),
             moves: BTreeMap::new(),
             tickets: BTreeMap::new(),
@@ -239,7 +248,9 @@ impl Directory {
         let last = (node, Handle(u64::MAX));
         let gone: Vec<Guest> = self.guests.range(first..=last).map(|(guest, _)| *guest).collect();
         for guest in gone {
-            self.drop_guest(guest);
+            // Nobody can ask it whether its processes live: who waits for them goes on without them.
+            self.end_locks(guest, true, objects);
+            self.drop_guest(guest, objects);
         }
         self.finish(objects)
     }
@@ -248,22 +259,28 @@ impl Directory {
     pub fn tick(&mut self, now: u64, objects: &mut dyn Objects) -> Vec<DirectoryAction> {
         self.at(now);
         self.expire_questions();
-        self.expire_moves();
+        self.expire_moves(objects);
         self.finish(objects)
     }
 
     /// The memory of this host that a session's segment has, or that its connection or membership leads to.
     pub fn memory_of(&self, session: SessionId, handle: Handle) -> Option<ObjectId> {
         let own = self.segments.get(&handle).filter(|it| it.session == session);
-        if let Some(memory) = own.and_then(|own| own.memory) {
-            return Some(memory);
+        if let Some((memory, moving)) = own.and_then(|own| Some((own.memory?, own.moving))) {
+            return Some(self.place_in_move(moving, memory));
         }
         let (owner, connection) = self.owner_of(session, handle)?;
         let (target, _) =
             self.guests.get(&(owner, connection)).filter(|_| owner == self.settings.node)?;
         match target {
-            ConnectionTarget::Segment(handle) => self.segments.get(handle)?.memory,
-            ConnectionTarget::Group(id) => self.groups.get(id).map(Group::memory),
+            ConnectionTarget::Segment(handle) => {
+                let segment = self.segments.get(handle)?;
+                Some(self.place_in_move(segment.moving, segment.memory?))
+            }
+            ConnectionTarget::Group(id) => {
+                let group = self.groups.get(id)?;
+                Some(self.place_in_move(group.moving(), group.memory()))
+            }
             ConnectionTarget::Interrupt(..) | ConnectionTarget::Pages(_) => None,
         }
     }
@@ -361,6 +378,7 @@ impl Directory {
             }
             // Memory is kept the same by the shell, which asks here for what it does not know itself.
             SessionRequest::Flush { .. } => done(),
+            SessionRequest::Lock { keeper, request } => self.lock_far(session, keeper, request),
             SessionRequest::Disconnect { connection } => self.disconnect(session, connection),
             SessionRequest::CreateInterrupt { kind, number, shared } => {
                 self.create_interrupt(session, kind, number, shared, objects)

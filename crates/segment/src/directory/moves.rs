@@ -179,6 +179,14 @@ impl Directory {
         self.advance(handle);
     }
 
+    /// Where the bytes of `memory` are while it is moved by `moving`: those who have followed store to where it will be.
+    pub(super) fn place_in_move(&self, moving: Option<Handle>, memory: ObjectId) -> ObjectId {
+        match moving.and_then(|moving| self.moves.get(&moving)) {
+            Some(one) if matches!(one.phase, Phase::Adopting | Phase::Emptying) => one.to.0,
+            Some(_) | None => memory,
+        }
+    }
+
     /// A keeper needs the memory no more.
     pub(super) fn keeper_gone(&mut self, handle: Handle, keeper: Keeper) {
         if let Some(one) = self.moves.get_mut(&handle) {
@@ -379,7 +387,7 @@ impl Directory {
     }
 
     /// Cuts off the keepers that did not answer in time.
-    pub(super) fn expire_moves(&mut self) {
+    pub(super) fn expire_moves(&mut self, objects: &mut dyn Objects) {
         let now = self.now;
         for one in self.moves.values_mut() {
             if one.deadline.saturating_add(LATE) < now && !one.extended {
@@ -399,7 +407,7 @@ impl Directory {
                 match keeper {
                     Keeper::Session(session, _) => self.out.push(DirectoryAction::Cut(session)),
                     Keeper::Guest(guest) => {
-                        self.drop_guest(guest);
+                        self.drop_guest(guest, objects);
                         let tell = OwnerMessage::Remote {
                             connection: guest.1,
                             change: ConnectionChange::Revoked,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use super::locks::FarLocks;
 use super::moves::{Keeper, Lingering, MovedMemory, RevokedHolders};
 use super::{
     Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, Objects,
@@ -42,6 +43,15 @@ pub(super) struct Segment {
     pub lingering: Lingering,
     /// The move that is under way.
     pub moving: Option<Handle>,
+    /// What parties on other machines have locked in it.
+    pub locks: FarLocks,
+}
+
+impl Segment {
+    /// Whether a connection may store to it.
+    pub(super) fn writes(&self, guest: Guest) -> bool {
+        self.guests.get(&guest).is_some_and(|share| *share == SegmentAccess::Write)
+    }
 }
 
 impl Directory {
@@ -83,6 +93,7 @@ impl Directory {
                 guests: BTreeMap::new(),
                 lingering: Lingering::default(),
                 moving: None,
+                locks: FarLocks::default(),
             },
         );
         self.by_id.insert(id, handle);
@@ -214,6 +225,7 @@ impl Directory {
 
     fn end_segment(&mut self, handle: Handle, change: ConnectionChange) {
         let Some(segment) = self.segments.remove(&handle) else { return };
+        self.forget_locks(&segment.locks);
         self.discount(segment.session);
         if self.by_id.get(&segment.id) == Some(&handle) {
             self.by_id.remove(&segment.id);
@@ -306,8 +318,8 @@ impl Directory {
             let mut needed = lingers;
             for guest in guests {
                 needed |= match kept {
-                    MovedMemory::Segment(handle) => self.revoke_segment(handle, guest),
-                    MovedMemory::Group(id) => self.revoke_group(id, guest),
+                    MovedMemory::Segment(handle) => self.revoke_segment(handle, guest, objects),
+                    MovedMemory::Group(id) => self.revoke_group(id, guest, objects),
                     MovedMemory::Opening(_) | MovedMemory::Closing(_) => false,
                 };
             }
@@ -330,7 +342,8 @@ impl Directory {
     }
 
     /// Takes a segment away from somebody who is connected, but for the memory; whether it was.
-    fn revoke_segment(&mut self, handle: Handle, guest: Guest) -> bool {
+    fn revoke_segment(&mut self, handle: Handle, guest: Guest, objects: &mut dyn Objects) -> bool {
+        self.end_locks(guest, true, objects);
         let Some(segment) = self.segments.get_mut(&handle) else { return false };
         let Some(share) = segment.guests.remove(&guest) else { return false };
         segment.lingering.was_released(guest.0, share);
@@ -382,6 +395,7 @@ impl Directory {
             segment.memory = Some(new);
             segment.moving = None;
             segment.lingering.moved(old == new);
+            segment.locks.settle(new, objects);
             if old != new {
                 self.out.push(DirectoryAction::Forget(old));
             }

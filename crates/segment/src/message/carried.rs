@@ -76,6 +76,24 @@ pub enum CarriedMessage<'a> {
     /// What is held takes effect alone: the batches of the other conversation that it was held for may be lost with
     /// that.
     Release,
+    /// As [`Applied`](CarriedMessage::Applied), by the memory's home, where no further machine has the memory.
+    AppliedAlone {
+        /// The connection whose memory the batch changed.
+        connection: Handle,
+        /// Number of the batch.
+        batch: u64,
+    },
+    /// A connector's host asks for all that took effect at this one's memory to take effect at the further machines
+    /// that have it.
+    PassOn {
+        /// Number of the question.
+        number: u64,
+    },
+    /// It has.
+    PassedOn {
+        /// Number of the question.
+        number: u64,
+    },
 }
 
 /// What stands on the other machine for something that cannot be passed.

@@ -3,7 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConnectionChange, Handle, InterruptKind, Refusal, SegmentId, SessionId, TargetKind};
+use super::{
+    ConnectionChange, Handle, InterruptKind, LockReply, LockRequest, Refusal, SegmentId, SessionId,
+    TargetKind,
+};
 
 /// A connector's node to an owner's node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +76,15 @@ pub enum Question {
     Probe,
     /// Whether a session lives.
     Alive(SessionId),
+    /// Something is to be done to a lock or a barrier in memory that a connection leads to.
+    Lock {
+        /// The connection, which there is already.
+        connection: Handle,
+        /// The party: a session of the node that asks.
+        session: SessionId,
+        /// What is done.
+        request: LockRequest,
+    },
 }
 
 /// An owner's node to a connector's node.
@@ -150,4 +162,6 @@ pub enum PeerReply {
     Here,
     /// Whether a session lives.
     Alive(bool),
+    /// What became of a lock or a barrier.
+    Lock(LockReply),
 }

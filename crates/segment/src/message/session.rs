@@ -4,8 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BorrowedEntry, ConnectionChange, DeviceEntry, Handle, InterruptKind, LockHolder, NodeId,
-    Refusal, SegmentAccess, SegmentId, SegmentKind, SessionId, TargetKind, Withdrawal,
+    BorrowedEntry, ConnectionChange, DeviceEntry, Handle, InterruptKind, LockHolder, LockReply,
+    LockRequest, NodeId, Refusal, SegmentAccess, SegmentId, SegmentKind, SessionId, TargetKind,
+    Withdrawal,
 };
 
 /// A process to its node. The first is [`SessionRequest::Hello`].
@@ -70,6 +71,14 @@ pub enum SessionRequest {
     Flush {
         /// Handle of the segment or the connection.
         keeper: Handle,
+    },
+    /// Between machines: something is done to a lock or a barrier in memory that a connection leads to, by the host
+    /// that has it: [`Reply::Lock`].
+    Lock {
+        /// Handle of the connection, or of the group's segment.
+        keeper: Handle,
+        /// What is done.
+        request: LockRequest,
     },
     /// Ends a connection to a segment or an interrupt.
     Disconnect {
@@ -240,6 +249,8 @@ pub enum Reply {
     },
     /// Whether the session lives.
     Alive(bool),
+    /// What became of a lock or a barrier.
+    Lock(LockReply),
     /// Some of the host's segments.
     Segments {
         /// The host's segments, at most as many as a message holds.

@@ -6,6 +6,7 @@
 //!
 //! * A store before a signal is seen by everybody who has not been cut off.
 //! * No store of an honest writer is lost to a move, and no writer waits for ever.
+//! * A node knows where the bytes of a segment are that its owner stores to.
 //! * I4: who was cut off shares no memory with those who stayed, once it is said to be so.
 //!
 //! A failing seed prints the command that replays it with its trace; `RACKBUS_SEEDS` says how many

@@ -150,6 +150,12 @@ impl World {
             return Ok(());
         }
         self.stored.insert(segment, Some(value));
+        // A flush of it waits for whom the node says to have this memory.
+        let (node, session) = who;
+        let known = self.directories[&node].0.memory_of(session, handle);
+        if self.clients[&who].segments.contains(&handle) && known != Some(view.object) {
+            return Err(format!("{who:?} stored to {:?}, and flushes {known:?}", view.object));
+        }
         for (reader, other) in self.members(segment) {
             let read = self.values.get(&other.object).copied().unwrap_or(0);
             if read != value {

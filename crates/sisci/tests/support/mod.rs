@@ -134,10 +134,11 @@ impl Rack {
         static RACKS: AtomicU32 = AtomicU32::new(1);
         let (process, rack) = (std::process::id(), RACKS.fetch_add(1, Ordering::Relaxed));
         let loopback = format!("127.{}.{}.{rack}", 1 + process / 256 % 250, process % 256);
-        let ports = HOSTS.map(|(_, name)| {
-            let listener = TcpListener::bind(format!("{loopback}:0")).unwrap();
-            (name.to_owned(), listener.local_addr().unwrap().to_string())
-        });
+        // All at once, so that no two hosts get the same one.
+        let listeners = HOSTS.map(|_| TcpListener::bind(format!("{loopback}:0")).unwrap());
+        let addresses = listeners.map(|listener| listener.local_addr().unwrap().to_string());
+        let ports: Vec<(String, String)> =
+            HOSTS.iter().map(|(_, name)| (*name).to_owned()).zip(addresses).collect();
         for (node, name) in HOSTS {
             let credentials = authority.issue(&Subject::Node(name.to_owned())).unwrap();
             let address = &ports.iter().find(|(host, _)| host == name).unwrap().1;

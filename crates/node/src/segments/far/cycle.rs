@@ -8,6 +8,7 @@
 //! when that is known is the rest sent.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use rackbus_memory::prompt::run_promptly;
 use rackbus_segment::coherence::Batch;
 use rackbus_segment::message::CarriedMessage;
 
+use super::super::outbox::Outbox;
 use super::pair::{CommonMemory, collect};
 use super::{Closing, ConnectionKey, End, Far, FarConversation, State};
 
@@ -71,9 +73,15 @@ impl Far {
         waited.unwrap_or_else(PoisonError::into_inner).0.now = false;
     }
 
-    /// Waits, as long as a conversation is there; whether `until` is so. One in which nothing goes on for too long is
-    /// ended: its peer would keep everybody else here from being told.
-    fn wait_until(&self, way: FarConversation, until: impl Fn(&State) -> bool) -> bool {
+    /// Waits, as long as a conversation is there and no other one in its place; whether `until` is so. One in which
+    /// nothing goes on for too long is ended: its peer would keep everybody else here from being told.
+    fn wait_until(
+        &self,
+        way: FarConversation,
+        with: Option<&Arc<Outbox>>,
+        until: impl Fn(&State) -> bool,
+    ) -> bool {
+        let Some(with) = with else { return until(&self.lock()) };
         let (mut left, mut since) = (usize::MAX, Instant::now());
         loop {
             self.hand_on_all();
@@ -83,13 +91,15 @@ impl Far {
                 if until(&state) {
                     return true;
                 }
-                let Some(outbox) = state.ways.get(&way) else { return false };
-                let waiting = outbox.waiting();
+                if !state.is_with(way, with) {
+                    return false;
+                }
+                let waiting = with.waiting();
                 if waiting != left {
                     (left, since) = (waiting, Instant::now());
                 } else if since.elapsed() > self.limit {
                     tracing::warn!("a node does not apply what it is sent and is disconnected");
-                    outbox.give_up();
+                    with.give_up();
                     return false;
                 }
             }
@@ -101,34 +111,41 @@ impl Far {
     fn cycle(&self) -> Cycle {
         let waiting = self.hand_on_all();
         self.catch_up();
+        // Until it is on its way: what takes effect here later is answered behind it. First, because memory is complete at
+        // a connector when its first batch takes effect: what is stored to it from then on is looked at with all else.
+        let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
         // What is wanted from now on is not in what is looked at now.
-        let (wanted, links, closing) = {
+        let (wanted, links, closing, ways) = {
             let state = self.lock();
-            (state.wanted, state.memories(), state.closing.len())
+            (state.flushes.wanted(), state.told_memories(), state.closings, state.ways.clone())
         };
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
-        // Until it is on its way: what takes effect here later is answered behind it.
-        let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
         let begun = Instant::now();
         let (batches, all) = collect(&pairs);
         let looked = begun.elapsed();
         let batches: Vec<(ConnectionKey, Batch)> =
             batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
         let some = !batches.is_empty();
-        self.send(&batches, effects);
+        self.send(&batches, &ways, effects);
         let mut state = self.lock();
-        state.close(closing);
-        if all {
-            state.done = wanted;
+        state.close(closing, all);
+        if all && let Some(number) = state.flushes.cycle_ended(wanted) {
+            state.send(FarConversation::ToOwner, &CarriedMessage::PassOn { number });
         }
         drop(state);
         self.flushed.notify_all();
         Cycle { some, any, looked }
     }
 
-    /// Sends batches that take effect in one, and waits until they have.
-    fn send(&self, batches: &[(ConnectionKey, Batch)], effects: RwLockReadGuard<'_, ()>) {
+    /// Sends batches that take effect in one, and waits until they have: in the conversations that they were taken for, and
+    /// in no others that began meanwhile.
+    fn send(
+        &self,
+        batches: &[(ConnectionKey, Batch)],
+        with: &BTreeMap<FarConversation, Arc<Outbox>>,
+        effects: RwLockReadGuard<'_, ()>,
+    ) {
         let of = |way| -> Vec<&(ConnectionKey, Batch)> {
             batches.iter().filter(|(link, _)| link.0 == way).collect()
         };
@@ -145,16 +162,19 @@ impl Far {
             state.behind = both.then(Vec::new);
             state.held
         };
-        self.send_over(&first, both);
+        let (to_owner, to_connector) =
+            (with.get(&FarConversation::ToOwner), with.get(&FarConversation::ToConnector));
+        self.send_over((&first, to_owner), both);
         if !both {
-            self.send_over(&second, false);
+            self.send_over((&second, to_connector), false);
         }
         drop(effects);
         if both {
             let count = first.len() as u64;
             // Without the one conversation, what goes over the other has to take effect alone.
-            self.wait_until(FarConversation::ToOwner, |state| state.held >= known + count);
-            self.send_over(&second, false);
+            let held = |state: &State| state.held >= known + count;
+            self.wait_until(FarConversation::ToOwner, to_owner, held);
+            self.send_over((&second, to_connector), false);
             self.lock().answer_behind();
         }
         // What makes all take effect comes first.
@@ -162,7 +182,7 @@ impl Far {
             let of_way = || batches.iter().map(|(link, _)| link).filter(|link| link.0 == way);
             // What is told of a connection that is over there is not answered.
             let waits = |state: &State, link| state.is_waiting(link).unwrap_or(false);
-            self.wait_until(way, |state| !of_way().any(|link| waits(state, link)));
+            self.wait_until(way, with.get(&way), |state| !of_way().any(|link| waits(state, link)));
             let state = self.lock();
             let unknown = |link| state.is_waiting(link).unwrap_or(true);
             if both && way == FarConversation::ToConnector && of_way().any(unknown) {
@@ -173,7 +193,12 @@ impl Far {
     }
 
     /// Sends batches over one conversation: the last of them makes all take effect, unless it is held as well.
-    fn send_over(&self, batches: &[&(ConnectionKey, Batch)], held: bool) {
+    fn send_over(
+        &self,
+        (batches, to): (&[&(ConnectionKey, Batch)], Option<&Arc<Outbox>>),
+        held: bool,
+    ) {
+        let Some(to) = to else { return };
         for (at, ((way, connection), batch)) in batches.iter().enumerate() {
             let held = held || at + 1 < batches.len();
             for part in batch.parts(PART) {
@@ -185,7 +210,10 @@ impl Far {
                     runs: part.places,
                     data: Cow::Borrowed(part.data),
                 };
-                self.lock().send(*way, &stores);
+                let state = self.lock();
+                if state.is_with(*way, to) {
+                    state.send(*way, &stores);
+                }
             }
         }
     }
@@ -207,15 +235,31 @@ impl Far {
 }
 
 impl State {
-    /// Says what was to be said when all that was stored before was sent: the first `count`.
-    fn close(&mut self, count: usize) {
-        for Closing { way, connection, said } in self.closing.drain(..count.min(self.closing.len()))
-        {
+    /// Says what was to be said when all that was stored before was sent: those up to number `last`, without what waits
+    /// for `all` to have taken effect, where it has not; and up to the end of memory that is to be told first, behind an
+    /// answer that was said now.
+    fn close(&mut self, last: u64, all: bool) {
+        let is_due = |it: &Closing| it.number <= last && (all || !it.admits);
+        let mut begun = BTreeSet::new();
+        while let Some(due) = self.closing.iter().position(is_due) {
+            let ends =
+                |it: &Closing| it.connection.is_some_and(|ended| begun.contains(&(it.way, ended)));
+            if self.closing.get(due).is_some_and(ends) {
+                return;
+            }
+            let Some(Closing { way, connection, begins, said, .. }) = self.closing.remove(due)
+            else {
+                return;
+            };
             if let Some(connection) = connection {
                 self.ends.remove(&(way, connection));
             }
             if let Some(outbox) = self.ways.get(&way) {
                 outbox.send(said);
+            }
+            if let Some(connection) = begins {
+                begun.insert((way, connection));
+                self.now = true;
             }
         }
     }
@@ -226,6 +270,15 @@ impl State {
             Some(End::Memory(pair)) => Some(pair.is_waiting()),
             _ => None,
         }
+    }
+
+    /// The memory of connections that the other side knows of: not of those that it is answered later.
+    fn told_memories(&self) -> Vec<(ConnectionKey, Arc<CommonMemory>)> {
+        let begins = |closing: &Closing| Some((closing.way, closing.begins?));
+        let later: BTreeSet<ConnectionKey> = self.closing.iter().filter_map(begins).collect();
+        let mut all = self.memories();
+        all.retain(|(link, _)| !later.contains(link));
+        all
     }
 
     /// All memory, with the connections.

@@ -8,7 +8,7 @@ use rackbus_segment::message::CarriedMessage;
 use super::super::hiding::ConnectionRange;
 use super::super::outbox::Outbox;
 use super::bells::BellReceiver;
-use super::{Applied, CommonMemory, ConnectionKey, End, Far, FarConversation};
+use super::{Applied, CommonMemory, ConnectionKey, End, Far, FarConversation, pair};
 
 /// Bytes of what is stored in one step.
 const WORD: u64 = 8;
@@ -17,9 +17,7 @@ const WORD: u64 = 8;
 const REPLACED: &str = "it has begun another conversation";
 
 impl Far {
-    /// Hears what is no message of the directory's in a conversation that has not been replaced; what takes effect does so in what `hidden` is given to call, so
-    /// that no process sees a part of these ranges changed. The connections whose memory has by that all that the other
-    /// side had at first.
+    /// Hears what is no message of the directory's in a conversation that has not been replaced.
     ///
     /// # Errors
     /// What is wrong with it; the conversation ends.
@@ -27,31 +25,17 @@ impl Far {
         &self,
         (way, outbox): (FarConversation, &Arc<Outbox>),
         carried: CarriedMessage<'_>,
-        hidden: impl FnOnce(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied,
-    ) -> Result<Vec<Handle>, String> {
+    ) -> Result<(), String> {
         if !self.lock().is_with(way, outbox) {
             return Err(REPLACED.to_owned());
         }
         let end = |connection| self.lock().ends.get(&(way, connection)).cloned();
         match carried {
             CarriedMessage::Said { .. } => {}
-            CarriedMessage::Stores { connection, batch, last, held, runs, data } => {
-                // What came too late for a connection that is over is nobody's; what waits for it is released.
-                if let Some(End::Memory(pair)) = end(connection) {
-                    let whole = pair.hear(batch, last, &runs, &data);
-                    if !whole.map_err(|violation| violation.to_string())? {
-                        return Ok(Vec::new());
-                    }
-                    self.lock().staged.push((way, connection));
-                } else if !last {
-                    return Ok(Vec::new());
-                }
-                match held {
-                    true => self.lock().send(way, &CarriedMessage::Held { connection, batch }),
-                    false => return Ok(self.take_effect((way, outbox), hidden)),
-                }
+            stores @ CarriedMessage::Stores { .. } => {
+                return self.hear_stores((way, outbox), stores);
             }
-            CarriedMessage::Release => return Ok(self.take_effect((way, outbox), hidden)),
+            CarriedMessage::Release => self.take_effect((way, outbox)),
             CarriedMessage::Held { .. } => {
                 let mut state = self.lock();
                 if state.is_with(way, outbox) {
@@ -61,10 +45,19 @@ impl Far {
                 self.kick();
             }
             CarriedMessage::Applied { connection, batch } => {
-                if let Some(pair) = self.memory((way, connection)) {
-                    pair.applied(batch).map_err(|violation| violation.to_string())?;
-                    self.kick();
+                self.hear_applied((way, outbox), connection, batch, false)?;
+            }
+            CarriedMessage::AppliedAlone { connection, batch } => {
+                self.hear_applied((way, outbox), connection, batch, true)?;
+            }
+            CarriedMessage::PassOn { number } => self.pass_on(way, outbox, number)?,
+            CarriedMessage::PassedOn { number } => {
+                if !self.lock().flushes.passed_on(number) {
+                    return Err("a flush that was not to be passed on".to_owned());
                 }
+                // Another one may be due.
+                self.kick();
+                self.flushed.notify_all();
             }
             CarriedMessage::Rung { connection, count } => {
                 if let Some(End::Receiver(receiver)) = end(connection) {
@@ -94,24 +87,85 @@ impl Far {
                 }
             }
         }
-        Ok(Vec::new())
+        Ok(())
+    }
+
+    /// A part of a batch came: with the last of it, it takes effect, or is held for others.
+    fn hear_stores(
+        &self,
+        (way, outbox): (FarConversation, &Arc<Outbox>),
+        stores: CarriedMessage<'_>,
+    ) -> Result<(), String> {
+        let CarriedMessage::Stores { connection, batch, last, held, runs, data } = stores else {
+            return Ok(());
+        };
+        // What came too late for a connection that is over is nobody's; what waits for it is released.
+        if let Some(pair) = self.memory((way, connection)) {
+            let whole = pair.hear(batch, last, &runs, &data);
+            if !whole.map_err(|violation| violation.to_string())? {
+                return Ok(());
+            }
+            let mut state = self.lock();
+            if !state.is_with(way, outbox) {
+                return Err(REPLACED.to_owned());
+            }
+            state.staged.push((way, connection));
+        } else if !last {
+            return Ok(());
+        }
+        if !held {
+            self.take_effect((way, outbox));
+            return Ok(());
+        }
+        let state = self.lock();
+        if state.is_with(way, outbox) {
+            state.send(way, &CarriedMessage::Held { connection, batch });
+        }
+        Ok(())
+    }
+
+    /// A batch took effect at the other side; `alone` where that is the home, and tells it to no further machine.
+    fn hear_applied(
+        &self,
+        (way, outbox): (FarConversation, &Arc<Outbox>),
+        connection: Handle,
+        batch: u64,
+        alone: bool,
+    ) -> Result<(), String> {
+        let Some(pair) = self.memory((way, connection)) else { return Ok(()) };
+        // First: who finds nothing under way finds this, too.
+        if way == FarConversation::ToOwner && !alone && outbox.has_locks() {
+            self.lock().flushes.is_told_on();
+        }
+        pair.applied(batch).map_err(|violation| violation.to_string())?;
+        self.kick();
+        Ok(())
     }
 
     /// All that came and is staged takes effect, and its senders are told.
-    fn take_effect(
-        &self,
-        (way, outbox): (FarConversation, &Arc<Outbox>),
-        hidden: impl FnOnce(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied,
-    ) -> Vec<Handle> {
+    fn take_effect(&self, (way, outbox): (FarConversation, &Arc<Outbox>)) {
         let staged = {
             let mut state = self.lock();
             if !state.is_with(way, outbox) {
-                return Vec::new();
+                return;
             }
             std::mem::take(&mut state.staged)
         };
         let pairs: Vec<(ConnectionKey, Arc<CommonMemory>)> =
             staged.into_iter().filter_map(|link| Some((link, self.memory(link)?))).collect();
+        self.apply(&pairs, pair::take_effect);
+    }
+
+    /// Lets batches take effect by `take` while processes are kept from what changes, and tells their senders, and who
+    /// waits for memory that is complete by that. Nobody else has the effects until the senders are told. So no snapshot
+    /// that has one of them in it is sent before: a replica knows by the answer what the home says afterwards.
+    fn apply(
+        &self,
+        pairs: &[(ConnectionKey, Arc<CommonMemory>)],
+        take: fn(&[Arc<CommonMemory>]) -> Vec<Option<u64>>,
+    ) {
+        // First, so that nobody is kept from memory while it is read for others, or others' stores take effect.
+        let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
         let span = |(link, pair): &(ConnectionKey, Arc<CommonMemory>)| {
             pair.staged_range().map(|(offset, length)| (*link, offset, length))
         };
@@ -122,46 +176,42 @@ impl Far {
         {
             spans.clear();
         }
-        // First, so that nobody is kept from memory while it is read for others, or others' stores take effect.
-        let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-        let applied = hidden(&spans, &|| self.apply(&pairs, CommonMemory::take_effect));
+        let memories: Vec<Arc<CommonMemory>> = pairs.iter().map(|(_, pair)| pair.clone()).collect();
+        let applied = (self.host.hide)(&spans, &|| {
+            let numbers = take(&memories);
+            let applied: Applied =
+                pairs.iter().zip(numbers).map(|((link, _), number)| (*link, number)).collect();
+            let of = pairs.iter().map(|(_, pair)| pair).zip(&applied);
+            let answered = of.filter_map(|(pair, (link, batch))| Some((pair, *link, (*batch)?)));
+            let answered: Vec<_> = answered
+                .map(|(pair, link, batch)| (pair, link, batch, !self.is_elsewhere(pair)))
+                .collect();
+            let mut state = self.lock();
+            for (pair, link, batch, alone) in answered {
+                // One of that name that has begun anew was sent nothing of it.
+                let same = |end: &End| matches!(end, End::Memory(own) if Arc::ptr_eq(own, pair));
+                if state.ends.get(&link).is_some_and(same) {
+                    state.answer(link, batch, alone);
+                }
+            }
+            applied
+        });
         drop(effects);
-        let mut complete = Vec::new();
         for ((way, connection), batch) in applied {
-            let Some(batch) = batch else { continue };
-            if (way, batch) == (FarConversation::ToOwner, 1) {
-                complete.push(connection);
+            if (way, batch) == (FarConversation::ToOwner, Some(1)) {
+                (self.host.complete)(connection);
             }
         }
-        complete
-    }
-
-    /// Lets batches take effect by `take`, and tells their senders; the caller has the effects for itself until they
-    /// are told. So no snapshot that has one of them in it is sent before: a replica knows by the answer what the home
-    /// says afterwards.
-    fn apply(
-        &self,
-        pairs: &[(ConnectionKey, Arc<CommonMemory>)],
-        take: fn(&CommonMemory) -> Option<u64>,
-    ) -> Applied {
-        let applied: Applied = pairs.iter().map(|(link, pair)| (*link, take(pair))).collect();
-        let mut state = self.lock();
-        for (link, batch) in &applied {
-            if let Some(batch) = *batch {
-                state.answer(*link, batch);
-            }
-        }
-        applied
     }
 
     /// Lets take effect what was to while memory was moved.
     pub(super) fn catch_up(&self) {
         let mut pairs = self.lock().memories();
         pairs.retain(|(_, pair)| pair.is_overdue());
-        if !pairs.is_empty() {
-            let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-            self.apply(&pairs, CommonMemory::catch_up);
+        if pairs.is_empty() || pairs.iter().any(|(_, pair)| pair.is_paused()) {
+            return;
         }
+        self.apply(&pairs, pair::catch_up);
     }
 
     /// Hands messages on to an interrupt; whether some wait for room.

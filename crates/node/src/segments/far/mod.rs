@@ -11,25 +11,30 @@ mod bells;
 mod cycle;
 mod hearing;
 mod pair;
+mod passing;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rackbus_segment::Handle;
 use rackbus_segment::coherence::ConnectionSide;
 use rackbus_segment::directory::LinePart;
+use rackbus_segment::flushing::FlushLedger;
 use rackbus_segment::message::{CarriedMessage, StandIn, encode};
 
 pub use bells::InterruptParts;
 use bells::{BellMessage, BellReceiver, BellSender};
 pub use pair::CommonMemory;
+pub use passing::Passing;
+use passing::PassingOn;
 
+use super::hiding::ConnectionRange;
 use super::objects::{Object, ObjectKind};
-use super::outbox::{Letter, Outbox};
+use super::outbox::{Letter, MOST, Outbox};
 
 /// How long a peer may take to apply what is to take effect before something else is said.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -65,10 +70,39 @@ pub type Applied = Vec<(ConnectionKey, Option<u64>)>;
 /// came from one: so what took effect together is in no snapshot in part.
 pub type EffectsLock = Arc<RwLock<()>>;
 
+/// What is done about what came from the other host by the service that this host's processes talk to.
+pub struct FarHost {
+    hide: Box<HideBy>,
+    complete: Box<dyn Fn(Handle) + Send + Sync>,
+}
+
+type HideBy = dyn Fn(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied + Send + Sync;
+
+impl FarHost {
+    /// `hide` does what it is given while processes are kept from ranges, so that none sees a part of them changed;
+    /// `complete` hears of connections whose memory has all that the other side had at first. Both are called without
+    /// locks of [`Far`]'s but for the effects.
+    pub fn new(
+        hide: impl Fn(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied + Send + Sync + 'static,
+        complete: impl Fn(Handle) + Send + Sync + 'static,
+    ) -> FarHost {
+        FarHost { hide: Box::new(hide), complete: Box::new(complete) }
+    }
+}
+
+impl std::fmt::Debug for FarHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FarHost").finish_non_exhaustive()
+    }
+}
+
 /// What this host has in common with another one.
 #[derive(Debug)]
 pub struct Far {
     effects: EffectsLock,
+    host: FarHost,
+    /// All that this host has in common with others, to pass flushes on.
+    passing: Arc<Passing>,
     limit: Duration,
     state: Mutex<State>,
     /// Signalled when there is something to look at or to go on with.
@@ -83,6 +117,8 @@ struct State {
     ends: BTreeMap<ConnectionKey, End>,
     /// What is said when all that was stored before was sent, of a connection that ends; and what comes after it.
     closing: VecDeque<Closing>,
+    /// How many of these there ever were.
+    closings: u64,
     /// Of a question, the connection that its answer makes.
     asked: HashMap<(FarConversation, u64), Handle>,
     /// What came, and takes effect with the next that is not held.
@@ -91,20 +127,34 @@ struct State {
     held: u64,
     /// Batches for connectors were taken and are not sent yet: what took effect meanwhile, to be answered behind
     /// them. A replica that has its answer takes what comes next for newer than its own batch.
-    behind: Option<Vec<(ConnectionKey, u64)>>,
+    behind: Option<Vec<(ConnectionKey, u64, bool)>>,
     /// Something is to be looked at now.
     now: bool,
     /// How often somebody wanted all that was stored before to take effect, and how often it had.
-    wanted: u64,
-    done: u64,
+    flushes: FlushLedger,
+    /// What the other side asked to be passed on.
+    passing_on: PassingOn,
 }
 
 #[derive(Debug)]
 struct Closing {
+    /// Its number among all.
+    number: u64,
     way: FarConversation,
     /// The connection that ends, unless it is something that is said behind one.
     connection: Option<Handle>,
+    /// The connection that begins with this answer: its memory is told behind it.
+    begins: Option<Handle>,
+    /// Only when all that was stored before has taken effect.
+    admits: bool,
     said: Letter,
+}
+
+impl Closing {
+    /// What is said, and no more.
+    fn of(way: FarConversation, said: Letter) -> Closing {
+        Closing { number: 0, way, connection: None, begins: None, admits: false, said }
+    }
 }
 
 /// A message of the directory's, as it goes to another machine.
@@ -146,18 +196,44 @@ impl State {
         self.ways.get(&way).is_some_and(|it| Arc::ptr_eq(it, outbox))
     }
 
-    /// Says that a batch took effect.
-    fn answer(&mut self, link: ConnectionKey, batch: u64) {
+    /// Says something behind what was stored. A peer that asks for ever more, and applies nothing of what is to be there
+    /// before the answers, is disconnected.
+    fn say_later(&mut self, closing: Closing) {
+        if self.closing.len() < MOST {
+            self.closings += 1;
+            return self.closing.push_back(Closing { number: self.closings, ..closing });
+        }
+        if let Some(outbox) = self.ways.get(&closing.way).filter(|it| !it.is_given_up()) {
+            tracing::warn!(
+                "a node applies nothing of what it is to have before answers, and is disconnected"
+            );
+            outbox.give_up();
+        }
+    }
+
+    /// Says that a batch took effect; `alone` where no further machine has the memory.
+    fn answer(&mut self, link: ConnectionKey, batch: u64, alone: bool) {
         match &mut self.behind {
-            Some(behind) if link.0 == FarConversation::ToConnector => behind.push((link, batch)),
-            _ => self.send(link.0, &CarriedMessage::Applied { connection: link.1, batch }),
+            Some(behind) if link.0 == FarConversation::ToConnector => {
+                behind.push((link, batch, alone))
+            }
+            _ => {
+                let connection = link.1;
+                let outbox = self.ways.get(&link.0);
+                let knows = outbox.is_some_and(|it| it.has_locks());
+                let said = match link.0 == FarConversation::ToConnector && knows && alone {
+                    true => CarriedMessage::AppliedAlone { connection, batch },
+                    false => CarriedMessage::Applied { connection, batch },
+                };
+                self.send(link.0, &said);
+            }
         }
     }
 
     /// The batches for connectors are sent.
     fn answer_behind(&mut self) {
-        for (link, batch) in self.behind.take().unwrap_or_default() {
-            self.answer(link, batch);
+        for (link, batch, alone) in self.behind.take().unwrap_or_default() {
+            self.answer(link, batch, alone);
         }
     }
 }
@@ -168,9 +244,14 @@ impl Far {
     ///
     /// # Errors
     /// When there is no thread for it.
-    pub fn new(effects: EffectsLock, limit: Duration) -> std::io::Result<Arc<Far>> {
-        let (kick, flushed) = (Condvar::new(), Condvar::new());
-        let far = Arc::new(Far { effects, limit, state: Mutex::default(), kick, flushed });
+    pub fn new(
+        effects: EffectsLock,
+        limit: Duration,
+        passing: Arc<Passing>,
+        host: FarHost,
+    ) -> std::io::Result<Arc<Far>> {
+        let (kick, flushed, state) = (Condvar::new(), Condvar::new(), Mutex::default());
+        let far = Arc::new(Far { effects, host, passing, limit, state, kick, flushed });
         let looking = Arc::downgrade(&far);
         let look = move || cycle::keep_the_same(&looking);
         std::thread::Builder::new().name("coherence".into()).spawn(look)?;
@@ -183,7 +264,11 @@ impl Far {
 
     /// A conversation has begun.
     pub fn begin(&self, way: FarConversation, outbox: Arc<Outbox>) {
-        self.lock().ways.insert(way, outbox);
+        let mut state = self.lock();
+        if way == FarConversation::ToConnector {
+            state.passing_on = PassingOn::default();
+        }
+        state.ways.insert(way, outbox);
     }
 
     /// Whether there is this conversation.
@@ -202,25 +287,37 @@ impl Far {
         state.asked.retain(|(asked, _), _| *asked != way);
         state.staged.retain(|link| link.0 != way);
         if let Some(behind) = &mut state.behind {
-            behind.retain(|(link, _)| link.0 != way);
+            behind.retain(|(link, ..)| link.0 != way);
+        }
+        if way == FarConversation::ToOwner {
+            state.flushes.end();
         }
         state.now = true;
         drop(state);
         self.kick.notify_all();
+        self.flushed.notify_all();
         ends.into_iter().for_each(end_one);
     }
 
     /// Says a message of the directory's.
     pub fn say(&self, way: FarConversation, message: &[u8], given: Option<(Handle, Vec<StandIn>)>) {
         let mut state = self.lock();
+        let begins = given.as_ref().map(|(connection, _)| *connection);
         let said = said(message, given);
-        if state.closing.iter().any(|closing| closing.way == way) {
-            // Not before what ends.
-            return state.closing.push_back(Closing { way, connection: None, said });
+        // Not before what ends; what admits somebody to a lock may be late, and nothing waits for it.
+        if state.closing.iter().any(|closing| closing.way == way && !closing.admits) {
+            return state.say_later(Closing { begins, ..Closing::of(way, said) });
         }
         if let Some(outbox) = state.ways.get(&way) {
             outbox.send(said);
         }
+    }
+
+    /// Says a message of the directory's when all that was stored here before has taken effect there.
+    pub fn say_behind_stores(&self, way: FarConversation, message: &[u8]) {
+        let said = said(message, None);
+        self.lock().say_later(Closing { admits: true, ..Closing::of(way, said) });
+        self.kick();
     }
 
     /// Has the next cycle begin without waiting for its time.
@@ -301,7 +398,7 @@ impl Far {
         let (way, said) = (link.0, said(message, None));
         match state.ends.get(&link) {
             Some(End::Memory(_)) => {
-                state.closing.push_back(Closing { way, connection: Some(link.1), said });
+                state.say_later(Closing { connection: Some(link.1), ..Closing::of(way, said) });
             }
             Some(End::Sender(sender)) => {
                 sender.close(said, PATIENCE);
@@ -367,18 +464,21 @@ impl Far {
         self.lock().ends.contains_key(&(FarConversation::ToOwner, connection))
     }
 
-    /// Waits until what was stored here before has taken effect there; whether it has in time.
+    /// Waits until what was stored here before has taken effect there, and where it was told on from there; whether it
+    /// has in time.
     pub fn flush(&self) -> bool {
+        self.flush_until(FlushLedger::is_done)
+    }
+
+    /// Waits for a flush until it is as far as `is_so` says; whether it is in time.
+    fn flush_until(&self, is_so: fn(&FlushLedger, u64) -> bool) -> bool {
         let mut state = self.lock();
-        state.wanted += 1;
-        let wanted = state.wanted;
+        let flush = state.flushes.want();
         state.now = true;
         self.kick.notify_all();
-        let until = Instant::now() + PATIENCE;
-        let waiting = |it: &mut State| it.done < wanted && !it.ways.is_empty();
-        let left = until.saturating_duration_since(Instant::now());
-        let waited = self.flushed.wait_timeout_while(state, left, waiting);
-        waited.unwrap_or_else(PoisonError::into_inner).0.done >= wanted
+        let waiting = |it: &mut State| !is_so(&it.flushes, flush) && !it.ways.is_empty();
+        let waited = self.flushed.wait_timeout_while(state, PATIENCE, waiting);
+        is_so(&waited.unwrap_or_else(PoisonError::into_inner).0.flushes, flush)
     }
 }
 

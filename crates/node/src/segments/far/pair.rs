@@ -3,20 +3,29 @@
 //! A snapshot ([`collect`]) is of all memory that two hosts have in common, so that a flag in one segment does not
 //! come before data in another. It is memory that was read twice with nothing changed in between: then it was so at
 //! one moment, and has no store without those that came before it. Who stores without a pause is given some turns
-//! ([`TURNS`]), and then taken as it is.
+//! ([`TURNS`], for at most [`LONG`]), and then taken as it is.
+//!
+//! *Moves.* Memory that is being moved is read all the while: where it was, and then where it will be, which has the same
+//! bytes. Nothing takes effect in it: what came for it waits until it is where it will be, and with it all that takes
+//! effect in one with it.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rackbus_memory::merge::merge;
-use rackbus_memory::sparse;
-use rackbus_segment::coherence::{Batch, ConnectionSide, ConnectionWindow, PAGE, Violation};
+use rackbus_memory::{Region, sparse};
+use rackbus_segment::coherence::{
+    Batch, ConnectionSide, ConnectionWindow, PAGE, Stores, Violation,
+};
 
 use super::super::objects::Object;
 
 /// How often memory that changes all the time is read again for a snapshot.
 const TURNS: usize = 64;
+/// And for how long, after the second turn: much memory takes long to read, and who waits for a flush waits for this.
+const LONG: Duration = Duration::from_millis(100);
 /// Stores of more bytes than this take effect first: what is polled is seldom more than a word.
 const WORD: usize = 8;
 
@@ -28,7 +37,7 @@ pub struct CommonMemory(Mutex<State>);
 struct State {
     window: ConnectionWindow,
     object: Arc<Object>,
-    /// The memory is being moved: nothing is read, and what is to take effect does when it is where it will be.
+    /// The memory is being moved: what is to take effect does when it is where it will be.
     paused: bool,
     /// What is staged was to take effect meanwhile.
     overdue: bool,
@@ -65,30 +74,67 @@ impl State {
     }
 
     fn tells(&self) -> bool {
-        !self.paused && self.window.tells() && !self.window.is_waiting()
+        self.window.tells() && !self.window.is_waiting()
     }
 
-    /// Stores what is staged: what is long first, so that what is most likely a flag comes last, for whoever could
-    /// not be kept from the memory meanwhile.
-    fn apply(&mut self) -> Option<u64> {
+    /// What is staged is to be stored now: the number of its batch, and where.
+    fn take_staged(&mut self) -> Option<(u64, Stores, Option<Arc<Region>>)> {
         self.overdue = false;
         let (batch, stores) = self.window.take_effect()?;
-        let Ok(region) = self.object.region() else { return Some(batch) };
-        let place = |(offset, bytes): (u64, _)| (offset as usize, bytes);
-        let is_long = |(_, bytes): &(usize, &[u8])| bytes.len() > WORD;
-        merge(region.whole(), stores.iter().map(place).filter(is_long));
-        merge(region.whole(), stores.iter().map(place).filter(|it| !is_long(it)));
-        Some(batch)
+        Some((batch, stores, self.object.region().ok()))
+    }
+}
+
+/// Stores what is staged of all `states`, or of none while memory of one of them is being moved: the numbers of their
+/// batches. What is long comes first, so that what is most likely a flag comes last, for whoever could not be kept from the
+/// memory meanwhile.
+fn apply(states: &mut [MutexGuard<'_, State>]) -> Vec<Option<u64>> {
+    if states.iter().any(|state| state.paused) {
+        states.iter_mut().for_each(|state| state.overdue = true);
+        return states.iter().map(|_| None).collect();
+    }
+    let taken: Vec<_> = states.iter_mut().map(|state| state.take_staged()).collect();
+    for long in [true, false] {
+        for (_, stores, region) in taken.iter().flatten() {
+            let Some(region) = region else { continue };
+            let place = |(offset, bytes): (u64, _)| (offset as usize, bytes);
+            let chosen = |(_, bytes): &(usize, &[u8])| (bytes.len() > WORD) == long;
+            merge(region.whole(), stores.iter().map(place).filter(chosen));
+        }
+    }
+    taken.into_iter().map(|one| Some(one?.0)).collect()
+}
+
+fn lock_all(pairs: &[Arc<CommonMemory>]) -> Vec<MutexGuard<'_, State>> {
+    pairs.iter().map(|pair| pair.lock()).collect()
+}
+
+/// What came for these takes effect, as a whole: the numbers of the batches, unless it does later. The caller has the
+/// effects for itself.
+pub fn take_effect(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
+    apply(&mut lock_all(pairs))
+}
+
+/// What was to take effect while memory was moved does, as a whole, unless some of it still cannot: the numbers of the
+/// batches. The caller has the effects for itself.
+pub fn catch_up(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
+    let mut states = lock_all(pairs);
+    match states.iter().all(|state| state.overdue) {
+        true => apply(&mut states),
+        false => states.iter().map(|_| None).collect(),
     }
 }
 
 /// Takes a snapshot of the memory of `pairs` at one moment: for each of which something is to be sent its place
-/// among them, and the batch; and whether that is all that was stored: not of memory that is being moved, or has a
-/// batch under way.
+/// among them, and the batch; and whether that is all that was stored: not of memory that has a batch under way.
 pub fn collect(pairs: &[Arc<CommonMemory>]) -> (Vec<(usize, Batch)>, bool) {
-    let mut states: Vec<MutexGuard<'_, State>> = pairs.iter().map(|pair| pair.lock()).collect();
+    let mut states = lock_all(pairs);
     let mut pages: Vec<Pages> = states.iter().map(|_| Pages::new()).collect();
-    for _ in 0..TURNS {
+    let begun = Instant::now();
+    for turn in 0..TURNS {
+        if turn > 1 && begun.elapsed() > LONG {
+            break;
+        }
         let mut differs = false;
         for (state, pages) in states.iter().zip(&mut pages).filter(|(state, _)| state.tells()) {
             differs |= state.differing(pages);
@@ -99,7 +145,7 @@ pub fn collect(pairs: &[Arc<CommonMemory>]) -> (Vec<(usize, Batch)>, bool) {
     }
     let (mut batches, mut all) = (Vec::new(), true);
     for (at, (state, pages)) in states.iter_mut().zip(&pages).enumerate() {
-        all &= !state.window.tells() || (!state.paused && !state.window.is_waiting());
+        all &= !state.window.tells() || !state.window.is_waiting();
         if state.tells() && (state.due || !pages.is_empty()) {
             state.due = false;
             let pages = pages.iter().map(|(page, bytes)| (*page, &bytes[..]));
@@ -132,14 +178,24 @@ impl CommonMemory {
         Arc::ptr_eq(&self.lock().object, object)
     }
 
+    /// Its memory.
+    pub fn object(&self) -> Arc<Object> {
+        self.lock().object.clone()
+    }
+
     /// Whether a batch is under way to the other side.
     pub fn is_waiting(&self) -> bool {
         self.lock().window.is_waiting()
     }
 
-    /// Nothing is read or stored from now on, because the memory is being moved.
+    /// Nothing takes effect from now on, because the memory is being moved.
     pub fn pause(&self) {
         self.lock().paused = true;
+    }
+
+    /// Whether the memory is being moved.
+    pub fn is_paused(&self) -> bool {
+        self.lock().paused
     }
 
     /// The memory is there from now on.
@@ -147,24 +203,17 @@ impl CommonMemory {
         self.lock().object = object;
     }
 
-    /// Goes on where the memory is now; what was to take effect meanwhile is [due](CommonMemory::catch_up) by that.
+    /// Goes on where the memory is now; what was to take effect meanwhile is [due](catch_up) by that.
     pub fn resume(&self) {
         self.lock().paused = false;
     }
 
-    /// Whether something was to take effect while the memory was moved, and can now.
+    /// Whether something was to take effect while memory was moved, and has not.
     pub fn is_overdue(&self) -> bool {
-        let state = self.lock();
-        state.overdue && !state.paused
+        self.lock().overdue
     }
 
-    /// What was to take effect meanwhile does: the number of its batch.
-    pub fn catch_up(&self) -> Option<u64> {
-        let mut state = self.lock();
-        if state.overdue && !state.paused { state.apply() } else { None }
-    }
-
-    /// A part of a batch has come; whether it is whole by that, and can [take effect](CommonMemory::take_effect).
+    /// A part of a batch has come; whether it is whole by that, and can [take effect](take_effect).
     ///
     /// # Errors
     /// [`Violation`].
@@ -181,13 +230,6 @@ impl CommonMemory {
     /// The range that changes when what came takes effect.
     pub fn staged_range(&self) -> Option<(u64, u64)> {
         self.lock().window.staged_range()
-    }
-
-    /// What came takes effect: the number of its batch, unless it does later.
-    pub fn take_effect(&self) -> Option<u64> {
-        let mut state = self.lock();
-        state.overdue = state.paused;
-        if state.paused { None } else { state.apply() }
     }
 
     /// The other side says that a batch took effect.

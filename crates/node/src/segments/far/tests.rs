@@ -48,6 +48,8 @@ struct Side {
     store: ObjectStore,
     owner: Peer,
     connector: Peer,
+    /// Connections whose memory was said to be complete.
+    complete: Arc<Mutex<Vec<Handle>>>,
 }
 
 const REPLICA: ConnectionKey = (FarConversation::ToOwner, Handle(1));
@@ -59,11 +61,20 @@ impl Side {
     }
 
     fn with_limit(limit: Duration) -> Side {
-        let far = Far::new(EffectsLock::default(), limit).unwrap();
+        Side::of(limit, &Arc::default())
+    }
+
+    fn of(limit: Duration, passing: &Arc<Passing>) -> Side {
+        let complete: Arc<Mutex<Vec<Handle>>> = Arc::default();
+        let heard = complete.clone();
+        let complete_by = move |connection| heard.lock().unwrap().push(connection);
+        let host = FarHost::new(|_, effect| effect(), complete_by);
+        let far = Far::new(EffectsLock::default(), limit, passing.clone(), host).unwrap();
+        passing.add(&far);
         let (owner, connector) = (Peer::new(), Peer::new());
         far.begin(FarConversation::ToOwner, owner.outbox.clone());
         far.begin(FarConversation::ToConnector, connector.outbox.clone());
-        Side { far, store: ObjectStore::default(), owner, connector }
+        Side { far, store: ObjectStore::default(), owner, connector, complete }
     }
 
     fn add(&mut self, link: ConnectionKey) -> Arc<Object> {
@@ -78,7 +89,7 @@ impl Side {
             FarConversation::ToOwner => &self.owner.outbox,
             FarConversation::ToConnector => &self.connector.outbox,
         };
-        self.far.hear((way, outbox), carried, |_, effect| effect()).unwrap();
+        self.far.hear((way, outbox), carried).unwrap();
     }
 }
 
@@ -111,6 +122,11 @@ fn settled(side: &mut Side) -> (Arc<Object>, Arc<Object>) {
     (replica, home)
 }
 
+/// What was stored to the home is on its way to the connector, and waited for.
+fn batch_under_way(side: &Side) {
+    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 2, last: true, .. }));
+}
+
 #[test]
 fn a_batch_that_took_effect_is_answered_behind_those_that_were_taken_before() {
     let mut side = Side::new();
@@ -126,7 +142,10 @@ fn a_batch_that_took_effect_is_answered_behind_those_that_were_taken_before() {
     assert_eq!(side.connector.receive(COMES_NOT), None, "overtakes the batch");
     side.hear(REPLICA.0, CarriedMessage::Held { connection: REPLICA.1, batch: 1 });
     assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 2, last: true, .. }));
-    assert_eq!(side.connector.next(), CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    assert_eq!(
+        side.connector.next(),
+        CarriedMessage::AppliedAlone { connection: HOME.1, batch: 1 }
+    );
 }
 
 #[test]
@@ -142,7 +161,10 @@ fn what_came_while_memory_was_moved_takes_effect_after_it() {
     side.far.resume(HOME);
     assert_eq!(side.connector.receive(COMES_NOT), None, "takes effect during a snapshot");
     drop(reading);
-    assert_eq!(side.connector.next(), CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    assert_eq!(
+        side.connector.next(),
+        CarriedMessage::AppliedAlone { connection: HOME.1, batch: 1 }
+    );
     let mut bytes = [0; 8];
     home.region().unwrap().whole().part(0, 8).unwrap().copy_to(&mut bytes);
     assert_eq!(bytes, [3; 8]);
@@ -168,7 +190,10 @@ fn what_is_held_takes_effect_when_the_conversation_it_is_held_for_is_lost() {
     other.hear(HOME.0, stores(HOME, 1, true));
     assert_eq!(other.connector.next(), CarriedMessage::Held { connection: HOME.1, batch: 1 });
     other.hear(HOME.0, CarriedMessage::Release);
-    assert_eq!(other.connector.next(), CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    assert_eq!(
+        other.connector.next(),
+        CarriedMessage::AppliedAlone { connection: HOME.1, batch: 1 }
+    );
 }
 
 #[test]
@@ -215,22 +240,52 @@ fn a_sender_whose_owner_takes_nothing_ends_all_the_same() {
     assert!(!side.far.has_connection(REPLICA.1));
 }
 
+/// Once such memory was passed over, and what was stored to other memory after it came first.
 #[test]
-fn a_flush_waits_for_memory_that_is_being_moved() {
+fn memory_that_is_being_moved_is_told_with_all_else() {
     let mut side = Side::new();
-    let (_, home) = settled(&mut side);
-    assert!(side.far.flush());
-    let memory = side.far.memory(HOME).unwrap();
-    memory.pause();
-    store(&home, &[1; 8]);
+    let (flag, data) = settled(&mut side);
+    let both = side.far.effects.clone();
+    let both = both.write().unwrap();
+    side.far.memory(HOME).unwrap().pause();
+    store(&data, &[1; 8]);
+    store(&flag, &[2; 8]);
+    drop(both);
     let far = side.far.clone();
     let flushing = std::thread::spawn(move || far.flush());
-    assert_eq!(side.connector.receive(COMES_NOT), None);
-    assert!(!flushing.is_finished(), "what was stored is not there");
-    side.far.resume(HOME);
+    assert!(matches!(side.owner.next(), CarriedMessage::Stores { last: true, held: true, .. }));
+    side.hear(REPLICA.0, CarriedMessage::Held { connection: REPLICA.1, batch: 1 });
     assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 2, last: true, .. }));
     side.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
+    side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch: 1 });
     assert!(flushing.join().unwrap());
+}
+
+/// Once what came for the other memory took effect at once.
+#[test]
+fn what_takes_effect_with_memory_that_is_being_moved_waits_with_it() {
+    let mut side = Side::new();
+    let (_, home) = settled(&mut side);
+    let other = (FarConversation::ToConnector, Handle(3));
+    let flag = side.add(other);
+    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 1, .. }));
+    side.hear(HOME.0, CarriedMessage::Applied { connection: other.1, batch: 1 });
+    let first = |object: &Object| {
+        let mut bytes = [0; 8];
+        object.region().unwrap().whole().part(0, 8).unwrap().copy_to(&mut bytes);
+        bytes
+    };
+    side.far.memory(HOME).unwrap().pause();
+    side.hear(HOME.0, stores(HOME, 1, true));
+    assert_eq!(side.connector.next(), CarriedMessage::Held { connection: HOME.1, batch: 1 });
+    side.hear(HOME.0, stores(other, 1, false));
+    assert_eq!(side.connector.receive(COMES_NOT), None);
+    assert_eq!([first(&home), first(&flag)], [[0; 8]; 2]);
+    side.far.resume(HOME);
+    let applied =
+        |(_, connection): ConnectionKey| CarriedMessage::AppliedAlone { connection, batch: 1 };
+    assert_eq!([side.connector.next(), side.connector.next()], [applied(HOME), applied(other)]);
+    assert_eq!([first(&home), first(&flag)], [[3; 8]; 2]);
 }
 
 #[test]
@@ -241,8 +296,282 @@ fn messages_of_a_replaced_conversation_are_ignored() {
     side.far.end(FarConversation::ToConnector);
     side.far.begin(FarConversation::ToConnector, side.connector.outbox.clone());
     let held = CarriedMessage::Held { connection: HOME.1, batch: 1 };
-    let heard =
-        side.far.hear((FarConversation::ToConnector, &former.outbox), held, |_, effect| effect());
+    let heard = side.far.hear((FarConversation::ToConnector, &former.outbox), held);
     assert!(heard.is_err());
     assert_eq!(side.far.lock().held, 0);
+}
+
+#[test]
+fn a_flush_is_passed_on_where_further_machines_have_the_memory() {
+    let mut side = Side::new();
+    let replica = side.add(REPLICA);
+    let flush = |far: &Arc<Far>| {
+        let far = far.clone();
+        std::thread::spawn(move || far.flush())
+    };
+    // The home alone has it.
+    store(&replica, &[1; 8]);
+    let flushing = flush(&side.far);
+    assert!(matches!(side.owner.next(), CarriedMessage::Stores { batch: 1, last: true, .. }));
+    side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch: 1 });
+    assert!(flushing.join().unwrap());
+    store(&replica, &[2; 8]);
+    let flushing = flush(&side.far);
+    assert!(matches!(side.owner.next(), CarriedMessage::Stores { batch: 2, last: true, .. }));
+    side.hear(REPLICA.0, CarriedMessage::Applied { connection: REPLICA.1, batch: 2 });
+    assert_eq!(side.owner.next(), CarriedMessage::PassOn { number: 1 });
+    assert!(!flushing.is_finished(), "the third machine has it not");
+    side.hear(REPLICA.0, CarriedMessage::PassedOn { number: 1 });
+    assert!(flushing.join().unwrap());
+    // What was not asked for is no answer.
+    let way = (REPLICA.0, &side.owner.outbox);
+    let again = CarriedMessage::PassedOn { number: 1 };
+    assert!(side.far.hear(way, again).is_err());
+}
+
+#[test]
+fn a_home_passes_a_flush_on_when_the_others_have_all_of_it() {
+    let passing = Arc::default();
+    let (mut beta, gamma) = (Side::of(LIMIT, &passing), Side::of(LIMIT, &passing));
+    let (_, home) = settled(&mut beta);
+    gamma.far.add_memory(HOME, home, (SIZE, true));
+    assert!(matches!(gamma.connector.next(), CarriedMessage::Stores { batch: 1, .. }));
+    beta.hear(HOME.0, stores(HOME, 1, false));
+    assert_eq!(beta.connector.next(), CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    beta.hear(HOME.0, CarriedMessage::PassOn { number: 1 });
+    assert_eq!(beta.connector.receive(COMES_NOT), None, "gamma has it not");
+    let way = (HOME.0, &beta.connector.outbox);
+    let more = CarriedMessage::PassOn { number: 2 };
+    assert!(beta.far.hear(way, more).is_err(), "one at a time");
+    gamma.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    assert!(matches!(gamma.connector.next(), CarriedMessage::Stores { batch: 2, .. }));
+    assert_eq!(beta.connector.receive(COMES_NOT), None, "gamma has not applied it");
+    gamma.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
+    assert_eq!(beta.connector.next(), CarriedMessage::PassedOn { number: 1 });
+    // Who is gone is not waited for.
+    store(&beta.far.memory(HOME).unwrap().object(), &[9; 8]);
+    assert!(matches!(beta.connector.next(), CarriedMessage::Stores { batch: 2, .. }));
+    beta.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
+    beta.hear(HOME.0, CarriedMessage::PassOn { number: 2 });
+    gamma.far.end(FarConversation::ToConnector);
+    gamma.far.end(FarConversation::ToOwner);
+    assert_eq!(beta.connector.next(), CarriedMessage::PassedOn { number: 2 });
+}
+
+#[test]
+fn a_home_passes_a_flush_on_to_another_process_of_the_same_machine() {
+    let passing = Arc::default();
+    let mut beta = Side::of(LIMIT, &passing);
+    let (_, home) = settled(&mut beta);
+    let other = (FarConversation::ToConnector, Handle(3));
+    beta.far.add_memory(other, home, (SIZE, true));
+    assert!(matches!(beta.connector.next(), CarriedMessage::Stores { batch: 1, .. }));
+    beta.hear(HOME.0, CarriedMessage::Applied { connection: other.1, batch: 1 });
+    beta.hear(HOME.0, stores(HOME, 1, false));
+    assert_eq!(beta.connector.next(), CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    assert!(matches!(beta.connector.next(), CarriedMessage::Stores { batch: 2, .. }));
+    beta.hear(HOME.0, CarriedMessage::PassOn { number: 1 });
+    assert_eq!(beta.connector.receive(COMES_NOT), None, "the other process has it not");
+    beta.hear(HOME.0, CarriedMessage::Applied { connection: other.1, batch: 2 });
+    assert_eq!(beta.connector.next(), CarriedMessage::PassedOn { number: 1 });
+}
+
+#[test]
+fn a_home_that_moves_the_memory_passes_on_afterwards() {
+    let passing = Arc::default();
+    let (mut beta, gamma) = (Side::of(LIMIT, &passing), Side::of(LIMIT, &passing));
+    let (_, home) = settled(&mut beta);
+    gamma.far.add_memory(HOME, home.clone(), (SIZE, true));
+    assert!(matches!(gamma.connector.next(), CarriedMessage::Stores { batch: 1, .. }));
+    gamma.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    beta.hear(HOME.0, stores(HOME, 1, false));
+    assert_eq!(beta.connector.next(), CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    assert!(matches!(gamma.connector.next(), CarriedMessage::Stores { batch: 2, .. }));
+    // One connection leads to where the memory will be, and the other to where it was.
+    let [at_beta, at_gamma] = [&beta, &gamma].map(|side| side.far.memory(HOME).unwrap());
+    at_beta.pause();
+    at_gamma.pause();
+    let id = beta.store.memory(SIZE).unwrap();
+    let moved = beta.store.get(id).unwrap().clone();
+    store(&moved, &[3; 8]);
+    at_beta.adopt(moved.clone());
+    beta.hear(HOME.0, CarriedMessage::PassOn { number: 1 });
+    assert_eq!(beta.connector.receive(COMES_NOT), None, "gamma has not applied it");
+    at_gamma.adopt(moved);
+    beta.far.resume(HOME);
+    gamma.far.resume(HOME);
+    assert_eq!(beta.connector.receive(COMES_NOT), None, "gamma has not applied it");
+    gamma.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
+    assert_eq!(beta.connector.next(), CarriedMessage::PassedOn { number: 1 });
+}
+
+#[test]
+fn a_home_that_waits_for_another_ones_passing_on_passes_on_meanwhile() {
+    let passing = Arc::default();
+    let (mut beta, mut gamma) = (Side::of(LIMIT, &passing), Side::of(LIMIT, &passing));
+    let (_, home) = settled(&mut beta);
+    gamma.far.add_memory(HOME, home, (SIZE, true));
+    assert!(matches!(gamma.connector.next(), CarriedMessage::Stores { batch: 1, .. }));
+    gamma.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    // What is stored here to gamma's memory, gamma is to pass on; and gamma waits for beta, which waits for this host.
+    let replica = gamma.add(REPLICA);
+    store(&replica, &[1; 8]);
+    let far = gamma.far.clone();
+    let flushing = std::thread::spawn(move || far.flush());
+    assert!(matches!(gamma.owner.next(), CarriedMessage::Stores { batch: 1, last: true, .. }));
+    gamma.hear(REPLICA.0, CarriedMessage::Applied { connection: REPLICA.1, batch: 1 });
+    assert_eq!(gamma.owner.next(), CarriedMessage::PassOn { number: 1 });
+    beta.hear(HOME.0, CarriedMessage::PassOn { number: 1 });
+    let passed_on = beta.connector.receive(Duration::from_secs(10));
+    assert_eq!(passed_on, Some(CarriedMessage::PassedOn { number: 1 }));
+    gamma.hear(REPLICA.0, CarriedMessage::PassedOn { number: 1 });
+    let _ = flushing.join().unwrap();
+}
+
+#[test]
+fn what_gives_a_lock_is_said_behind_what_was_stored_before() {
+    let mut side = Side::new();
+    let (_, home) = settled(&mut side);
+    store(&home, &[1; 8]);
+    side.far.say_behind_stores(FarConversation::ToConnector, &[9]);
+    batch_under_way(&side);
+    assert_eq!(side.connector.receive(COMES_NOT), None, "it is not there");
+    // Other answers do not wait with it.
+    side.far.say(FarConversation::ToConnector, &[8], None);
+    let said = |message| CarriedMessage::Said { message: Cow::Owned(vec![message]), given: None };
+    assert_eq!(side.connector.next(), said(8));
+    side.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
+    assert_eq!(side.connector.next(), said(9));
+}
+
+#[test]
+fn who_asks_for_ever_and_applies_nothing_is_disconnected() {
+    let mut side = Side::new();
+    let (_, home) = settled(&mut side);
+    store(&home, &[1; 8]);
+    batch_under_way(&side);
+    for _ in 0..MOST {
+        side.far.say_behind_stores(FarConversation::ToConnector, &[9]);
+    }
+    assert!(!side.connector.outbox.is_given_up());
+    side.far.say_behind_stores(FarConversation::ToConnector, &[9]);
+    assert!(side.connector.outbox.is_given_up());
+    assert_eq!(side.far.lock().closing.len(), MOST);
+}
+
+#[test]
+fn memory_is_told_behind_the_answer_that_gives_it() {
+    let mut side = Side::new();
+    let (_, home) = settled(&mut side);
+    // Something is to be said first, and waits.
+    store(&home, &[1; 8]);
+    batch_under_way(&side);
+    let ended = (FarConversation::ToConnector, Handle(4));
+    side.add(ended);
+    assert!(side.far.close(ended, &[9]));
+    let begun = (FarConversation::ToConnector, Handle(3));
+    let given = vec![StandIn::Memory { size: SIZE, write: true }];
+    side.far.say(FarConversation::ToConnector, &[7], Some((begun.1, given.clone())));
+    side.add(begun);
+    assert!(side.far.close(begun, &[8]), "ends at once");
+    assert_eq!(side.connector.receive(COMES_NOT), None, "of a connection that it does not know");
+    side.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
+    let said = |message, given| CarriedMessage::Said { message: Cow::Owned(vec![message]), given };
+    // What ends is told once more, all that it has.
+    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 1, last: true, .. }));
+    side.hear(HOME.0, CarriedMessage::Applied { connection: ended.1, batch: 1 });
+    assert_eq!(side.connector.next(), said(9, None));
+    assert_eq!(side.connector.next(), said(7, Some((begun.1, given))));
+    let CarriedMessage::Stores { connection, batch: 1, .. } = side.connector.next() else {
+        panic!("not what it is at first")
+    };
+    assert_eq!(connection, begun.1);
+    side.hear(HOME.0, CarriedMessage::Applied { connection, batch: 1 });
+    assert_eq!(side.connector.next(), said(8, None));
+}
+
+#[test]
+fn stores_to_memory_that_is_complete_now_do_not_come_behind_later_ones() {
+    let mut side = Side::new();
+    let (flag, _) = settled(&mut side);
+    let effects = side.far.effects.clone();
+    let applying = effects.write().unwrap();
+    side.far.kick();
+    while side.far.lock().now {
+        std::thread::yield_now();
+    }
+    // The thread that looks waits for what takes effect, most likely.
+    std::thread::sleep(COMES_NOT);
+    // Memory is complete by that, and its process stores to it first.
+    let begun = (FarConversation::ToOwner, Handle(3));
+    let data = side.add(begun);
+    store(&data, &[1; 8]);
+    store(&flag, &[2; 8]);
+    drop(applying);
+    let CarriedMessage::Stores { connection, held, .. } = side.owner.next() else { panic!() };
+    assert_eq!((connection, held), (REPLICA.1, true), "takes effect alone");
+}
+
+/// Once the end of one conversation let what was to be said in the other be said too soon.
+#[test]
+fn what_is_said_behind_stores_is_so_when_another_conversation_ends() {
+    let mut side = Side::new();
+    let (replica, home) = settled(&mut side);
+    // A look notes that a connection to the owner ends, and waits for what it has sent.
+    let effects = side.far.effects.clone();
+    let applying = effects.write().unwrap();
+    assert!(side.far.close(REPLICA, &[7]));
+    store(&home, &[1; 8]);
+    drop((replica, applying));
+    batch_under_way(&side);
+    side.far.end(FarConversation::ToOwner);
+    // What is stored now it has not seen.
+    store(&home, &[2; 8]);
+    side.far.say_behind_stores(FarConversation::ToConnector, &[9]);
+    side.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
+    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 3, last: true, .. }));
+    side.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 3 });
+    let last = CarriedMessage::Said { message: Cow::Owned(vec![9]), given: None };
+    assert_eq!(side.connector.next(), last);
+}
+
+/// Once it was waited for in the conversation that had begun instead, which was then ended.
+#[test]
+fn what_is_held_in_a_conversation_that_was_replaced_is_not_waited_for() {
+    let mut side = Side::with_limit(COMES);
+    let (replica, home) = settled(&mut side);
+    let effects = side.far.effects.clone();
+    let both = effects.write().unwrap();
+    store(&replica, &[1; 8]);
+    store(&home, &[2; 8]);
+    drop(both);
+    assert!(matches!(side.owner.next(), CarriedMessage::Stores { last: true, held: true, .. }));
+    side.owner = Peer::new();
+    side.far.end(FarConversation::ToOwner);
+    side.far.begin(FarConversation::ToOwner, side.owner.outbox.clone());
+    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 2, last: true, .. }));
+    assert_eq!(side.owner.receive(COMES_NOT), None, "of another conversation");
+    assert!(!side.owner.outbox.is_given_up());
+}
+
+/// Once nobody was told of it: who had asked for the connection waited in vain.
+#[test]
+fn memory_is_complete_also_where_it_waited_for_a_move() {
+    let mut side = Side::new();
+    side.add(HOME);
+    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 1, last: true, .. }));
+    side.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 1 });
+    side.add(REPLICA);
+    side.far.memory(HOME).unwrap().pause();
+    side.hear(HOME.0, stores(HOME, 1, true));
+    side.hear(REPLICA.0, stores(REPLICA, 1, false));
+    assert!(side.complete.lock().unwrap().is_empty());
+    side.far.resume(HOME);
+    let applied = |connection| CarriedMessage::Applied { connection, batch: 1 };
+    assert_eq!(side.owner.next(), applied(REPLICA.1));
+    let begun = Instant::now();
+    while side.complete.lock().unwrap().is_empty() && begun.elapsed() < COMES {
+        std::thread::yield_now();
+    }
+    assert_eq!(*side.complete.lock().unwrap(), [REPLICA.1]);
 }

@@ -1,0 +1,109 @@
+//! Locks and barriers in memory of this host for parties on other machines: what the directory decided is done in memory,
+//! as a process of this host would do it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rackbus_memory::lock::{LockError, LockOwner, Locked, SharedBarrier, SharedMutex};
+use rackbus_memory::{Event, Region};
+use rackbus_segment::directory::{LockAccess, LockState};
+use rackbus_segment::message::{BarrierPhase, LockHolder, LockOperation, Refusal};
+use rackbus_segment::{Handle, SessionId};
+
+use super::{Owner, Segments};
+
+fn owner(holder: LockHolder) -> Option<LockOwner> {
+    let (id, generation) = holder.to_number()?;
+    Some(LockOwner { id, generation })
+}
+
+fn holder(owner: LockOwner) -> LockHolder {
+    LockHolder::of_number(owner.id, owner.generation)
+}
+
+/// Does something to the lock or the barrier at `offset`; `None` when there cannot be one.
+pub fn access(region: Arc<Region>, offset: usize, access: LockAccess<'_>) -> Option<LockState> {
+    let mutex = |region, me| SharedMutex::new(region, offset, Event::new().ok()?, me);
+    let held = |mutex: &SharedMutex| LockState::Held(mutex.owner().map(holder));
+    match access {
+        LockAccess::Look => {
+            // Whoever looks: the lock says who it is that holds it.
+            let nobody = LockHolder { node: 1, session: SessionId(0) };
+            Some(held(&mutex(region, owner(nobody)?)?))
+        }
+        LockAccess::Take(me) => {
+            let mutex = mutex(region, owner(me)?)?;
+            let taken = mutex.try_lock().map(|locked| {
+                let died = matches!(locked, Locked::OwnerDied(_));
+                // It is let go when its party says so.
+                std::mem::forget(locked);
+                LockState::Taken { died }
+            });
+            Some(taken.unwrap_or_else(|| held(&mutex)))
+        }
+        LockAccess::Free(me) => {
+            let mutex = mutex(region, owner(me)?)?;
+            mutex.unlock();
+            Some(held(&mutex))
+        }
+        LockAccess::FreeOfDead(dead) => {
+            let mutex = mutex(region, owner(dead)?)?;
+            mutex.declare_dead(owner(dead)?);
+            Some(held(&mutex))
+        }
+        LockAccess::Arrive { parties, party, passed } => {
+            let barrier = barrier(region, offset, parties, party)?;
+            let Some(before) = passed else {
+                return Some(LockState::Arrived(barrier.passed(), BarrierPhase::Waiting));
+            };
+            let mut barrier = barrier.having_passed(before);
+            let phase = match barrier.wait(Some(Duration::ZERO)) {
+                Ok(live) => BarrierPhase::Passed { live: u32::try_from(live).unwrap_or(u32::MAX) },
+                Err(LockError::TimedOut) => BarrierPhase::Waiting,
+                Err(LockError::Excluded) => BarrierPhase::Excluded,
+                Err(LockError::Closed) => return None,
+            };
+            Some(LockState::Arrived(before, phase))
+        }
+        LockAccess::Exclude { parties, dead } => {
+            barrier(region, offset, parties, dead)?.declare_dead(owner(dead)?);
+            Some(LockState::Held(None))
+        }
+    }
+}
+
+fn barrier(
+    region: Arc<Region>,
+    offset: usize,
+    parties: &[LockHolder],
+    party: LockHolder,
+) -> Option<SharedBarrier> {
+    let owners: Option<Vec<LockOwner>> = parties.iter().map(|party| owner(*party)).collect();
+    SharedBarrier::new(region, offset, Event::new().ok()?, &owners?, owner(party)?)
+}
+
+impl Segments {
+    /// What comes before something is done to a lock of another machine: what was stored is to be there, where others see
+    /// it by that. Why it cannot be.
+    pub(super) fn before_lock(
+        &self,
+        session: SessionId,
+        keeper: Handle,
+        operation: &LockOperation,
+    ) -> Option<Refusal> {
+        let older = {
+            let state = self.lock();
+            let found = state.directory.owner_of(session, keeper);
+            match found.and_then(|(node, _)| state.owners.get(&node)) {
+                Some(Owner::Here(outbox)) => !outbox.has_locks(),
+                Some(Owner::Dialling(_)) | None => false,
+            }
+        };
+        if older {
+            let why = "the node of the host that has the memory knows no locks of other machines: upgrade it";
+            return Some(Refusal::Illegal(why.into()));
+        }
+        let late = operation.publishes() && !self.flush(session, keeper);
+        late.then_some(Refusal::NotResponding)
+    }
+}

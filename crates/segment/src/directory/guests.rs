@@ -1,0 +1,203 @@
+//! The connections of other hosts' processes, in bounded numbers, and to a bounded number of bytes.
+//!
+//! Between machines the owner keeps for each connection to memory what the other end is known to have of it: as many
+//! bytes as the memory has, at most. So their sum is bounded, with each connection counted, by what several processes
+//! that map all that the host exports come to ([`most_bytes`]).
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+
+use rackbus_fabric::Loan;
+
+use super::{ConnectionTarget, Directory, Guest, MAX_HANDLES};
+use crate::message::{
+    DATA_SLOTS, InterruptKind, MAX_DATA, NodeId, PeerReply, Question, Refusal, TargetKind,
+};
+
+/// How many times what a host exports the connections of another machine may lead to.
+const TIMES_EXPORT: u64 = 16;
+/// And to how many bytes at least: the rings of data interrupts are no part of what a host exports.
+const LEAST_BYTES: u64 = 1 << 30;
+
+/// To how many bytes the connections of one machine may lead together, on a host that exports `export` bytes.
+fn most_bytes(export: u64) -> u64 {
+    export.saturating_mul(TIMES_EXPORT).max(LEAST_BYTES)
+}
+
+/// What a connection leads to, and the loans by which it does.
+type GuestEntry = (ConnectionTarget, Vec<Loan>);
+
+/// What a host has.
+#[derive(Debug, Default)]
+struct HostUse {
+    connections: u32,
+    bytes: u64,
+}
+
+/// All of them, with what each host has.
+#[derive(Debug, Default)]
+pub(super) struct Guests {
+    all: BTreeMap<Guest, GuestEntry>,
+    /// The bytes that each leads to, where they are counted.
+    bytes: BTreeMap<Guest, u64>,
+    of_host: BTreeMap<NodeId, HostUse>,
+}
+
+impl Guests {
+    /// Whether a host has as many as its processes may have together on another machine.
+    fn is_full(&self, node: NodeId) -> bool {
+        self.of_host.get(&node).is_some_and(|it| it.connections >= MAX_HANDLES)
+    }
+
+    /// To how many of `most` bytes the connections of a host do not lead yet.
+    fn room(&self, node: NodeId, most: u64) -> u64 {
+        most.saturating_sub(self.of_host.get(&node).map_or(0, |it| it.bytes))
+    }
+
+    pub(super) fn insert(&mut self, guest: Guest, entry: GuestEntry) {
+        if self.all.insert(guest, entry).is_none() {
+            self.of_host.entry(guest.0).or_default().connections += 1;
+        }
+    }
+
+    /// Counts the bytes that a connection leads to, once.
+    fn count_bytes(&mut self, guest: Guest, bytes: u64) {
+        if self.all.contains_key(&guest) && self.bytes.insert(guest, bytes).is_none() {
+            self.of_host.entry(guest.0).or_default().bytes += bytes;
+        }
+    }
+
+    pub(super) fn remove(&mut self, guest: &Guest) -> Option<GuestEntry> {
+        let entry = self.all.remove(guest)?;
+        let bytes = self.bytes.remove(guest).unwrap_or_default();
+        if let Some(of_host) = self.of_host.get_mut(&guest.0) {
+            of_host.connections -= 1;
+            of_host.bytes -= bytes;
+            if of_host.connections == 0 {
+                self.of_host.remove(&guest.0);
+            }
+        }
+        Some(entry)
+    }
+}
+
+impl Deref for Guests {
+    type Target = BTreeMap<Guest, GuestEntry>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.all
+    }
+}
+
+/// What another machine has too much of, and is refused more: how often.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    pub(super) connections: u64,
+    pub(super) bytes: u64,
+    pub(super) locks: u64,
+    /// The host that was refused something last, and why.
+    pub(super) last: Option<(NodeId, Refusal)>,
+}
+
+impl Directory {
+    /// The bytes that the connection which a question asks for would lead to.
+    fn bytes_asked(&self, what: &Question) -> u64 {
+        let group = |id| self.groups.get(id).map(|group| group.size());
+        match what {
+            Question::Segment { id, what: TargetKind::Group } => group(id).unwrap_or_default(),
+            Question::Segment { id, .. } => {
+                let segment = self.by_id.get(id).and_then(|handle| self.segments.get(handle));
+                segment.map_or(0, |segment| segment.size)
+            }
+            Question::Group { id, size } => group(id).or(*size).unwrap_or_default(),
+            Question::Interrupt { kind: InterruptKind::Data, .. } => {
+                u64::from(DATA_SLOTS) * u64::from(MAX_DATA)
+            }
+            Question::Interrupt { kind: InterruptKind::Plain, .. }
+            | Question::Pages { .. }
+            | Question::Probe
+            | Question::Alive(_)
+            | Question::Lock { .. } => 0,
+        }
+    }
+
+    /// Connects another machine's process to what it asks for, by `connect`, if its machine may have one more connection to
+    /// so much.
+    pub(super) fn connect_bounded<Attached>(
+        &mut self,
+        guest: Guest,
+        what: &Question,
+        connect: impl FnOnce(&mut Directory) -> Result<(PeerReply, Attached), Refusal>,
+    ) -> Result<(PeerReply, Attached), Refusal> {
+        if self.guests.is_full(guest.0) {
+            self.refused.connections += 1;
+            return Err(self.note_refused(guest.0, Refusal::TooMany(MAX_HANDLES)));
+        }
+        let (bytes, most) = (self.bytes_asked(what), most_bytes(self.settings.range.size));
+        let free = self.guests.room(guest.0, most);
+        if bytes > free {
+            self.refused.bytes += 1;
+            return Err(self.note_refused(guest.0, Refusal::NoSpace { free }));
+        }
+        let answer = connect(self)?;
+        self.guests.count_bytes(guest, bytes);
+        Ok(answer)
+    }
+
+    /// Notes that a host is refused something that it has too much of.
+    pub(super) fn note_refused(&mut self, node: NodeId, why: Refusal) -> Refusal {
+        self.refused.last = Some((node, why.clone()));
+        why
+    }
+
+    /// How often other machines were refused what they had too much of, each by its name.
+    pub fn refusals(&self) -> [(&'static str, u64); 3] {
+        let Refused { connections, bytes, locks, .. } = &self.refused;
+        [("connections", *connections), ("bytes of connections", *bytes), ("locks", *locks)]
+    }
+
+    /// The host that was refused something last that it had too much of, and what it was told.
+    pub fn last_refusal(&self) -> Option<String> {
+        let (node, why) = self.refused.last.as_ref()?;
+        let host = self.settings.hosts.get(node).map_or("an unknown host", String::as_str);
+        Some(format!("{host}: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Handle;
+
+    #[test]
+    fn a_host_has_so_many_and_takes_none_of_others() {
+        let mut guests = Guests::default();
+        let entry = || (ConnectionTarget::Group(1), Vec::new());
+        for connection in 0..u64::from(MAX_HANDLES) {
+            assert!(!guests.is_full(8));
+            guests.insert((8, Handle(connection)), entry());
+        }
+        guests.insert((8, Handle(0)), entry());
+        assert!(guests.is_full(8) && !guests.is_full(12));
+        assert!(guests.remove(&(8, Handle(5))).is_some() && !guests.is_full(8));
+        assert!(
+            guests.remove(&(8, Handle(5))).is_none() && guests.remove(&(12, Handle(1))).is_none()
+        );
+        guests.insert((8, Handle(5)), entry());
+        assert!(guests.is_full(8));
+    }
+
+    #[test]
+    fn bytes_are_counted_once_and_for_as_long_as_their_connection() {
+        let mut guests = Guests::default();
+        let entry = || (ConnectionTarget::Group(1), Vec::new());
+        guests.count_bytes((8, Handle(1)), 50);
+        assert_eq!(guests.room(8, 100), 100, "there is no such connection");
+        guests.insert((8, Handle(1)), entry());
+        guests.count_bytes((8, Handle(1)), 70);
+        guests.count_bytes((8, Handle(1)), 70);
+        assert_eq!((guests.room(8, 100), guests.room(8, 60), guests.room(12, 100)), (30, 0, 100));
+        guests.remove(&(8, Handle(1)));
+        assert!(guests.room(8, 100) == 100 && guests.of_host.is_empty() && guests.bytes.is_empty());
+    }
+}
