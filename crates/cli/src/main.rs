@@ -102,6 +102,33 @@ enum Command {
     Control(control::Args),
 }
 
+impl Command {
+    /// Whether it asks a control plane and waits for the answer, and does nothing beside that. One thread is enough
+    /// then, and quicker: to make others and to wake them takes longer than all that they would do.
+    fn only_asks(&self) -> bool {
+        matches!(
+            self,
+            Command::Status(_)
+                | Command::Devices(_)
+                | Command::Borrow(_)
+                | Command::Return(_)
+                | Command::Offer(_)
+                | Command::Withdraw(_)
+                | Command::Composition(_)
+                | Command::Share(_)
+                | Command::Leases(_)
+                | Command::Events(_)
+                | Command::Metrics(_)
+                | Command::Path(_)
+                | Command::Reach(_)
+                | Command::Whoami(_)
+                | Command::Token(_)
+                | Command::Certificates(_)
+                | Command::Revoke(_)
+        )
+    }
+}
+
 fn main() -> std::process::ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -109,8 +136,11 @@ fn main() -> std::process::ExitCode {
         Err(error) => error.exit(),
     };
     let output = Output::new(cli.common.json);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let outcome = match runtime {
+    let mut threads = match cli.command.only_asks() {
+        true => tokio::runtime::Builder::new_current_thread(),
+        false => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let outcome = match threads.enable_all().build() {
         Ok(runtime) => runtime.block_on(run(&cli, &output)),
         Err(cause) => Err(Failure::new(format!("no threads: {cause}"), "free some resources")),
     };

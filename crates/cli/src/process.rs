@@ -185,6 +185,20 @@ pub fn make_room() {
     }
 }
 
+/// How long something that is under way is waited for when the process is asked to end.
+const UNDER_WAY: Duration = Duration::from_millis(300);
+
+/// What something came to that the process did while it could be asked to end.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Undertaking<T> {
+    /// This, and nobody has asked for an end.
+    Done(T),
+    /// This, and the process was asked to end meanwhile: what has been done is to be undone.
+    DoneLate(T),
+    /// It was given up, as the process was asked to end.
+    GivenUp,
+}
+
 /// Hears when the process is asked to end, from the moment it is made.
 #[derive(Debug)]
 pub struct EndRequests {
@@ -202,6 +216,30 @@ impl EndRequests {
         }
         // Unheard signals do what they do by default: end the process.
         EndRequests { signals: kinds.into_iter().filter_map(|kind| signal(kind).ok()).collect() }
+    }
+
+    /// Does something that is to be undone where the process is asked to end meanwhile. It is not given up at once then: it
+    /// may be done and its answer on its way, and nobody else would undo it.
+    pub async fn unless_asked<T>(&mut self, work: impl Future<Output = T>) -> Undertaking<T> {
+        let mut work = std::pin::pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => return Undertaking::Done(done),
+            () = self.wait() => {}
+        }
+        match tokio::time::timeout(UNDER_WAY, work).await {
+            Ok(done) => Undertaking::DoneLate(done),
+            Err(_) => Undertaking::GivenUp,
+        }
+    }
+
+    /// Whether the process was asked to end.
+    pub async fn is_asked(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            () = self.wait() => true,
+            () = std::future::ready(()) => false,
+        }
     }
 
     /// Waits until the process is asked to end.
@@ -242,4 +280,30 @@ pub async fn ready_at(socket: &Path) -> Infallible {
 /// Waits until the process is asked to end.
 pub async fn asked_to_end() {
     EndRequests::listen().wait().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answer is on its way, or there already, when the process is asked to end.
+    #[tokio::test]
+    async fn what_is_done_when_the_process_is_asked_to_end_is_told() {
+        let mut requests = EndRequests::listen();
+        let done_in = async |millis| {
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            7
+        };
+        assert_eq!(requests.unless_asked(done_in(1)).await, Undertaking::Done(7));
+        let own = rustix::process::getpid();
+        for millis in [0, 20] {
+            rustix::process::kill_process(own, Signal::INT).unwrap();
+            let told = requests.unless_asked(done_in(millis)).await;
+            assert!(told != Undertaking::GivenUp, "after {millis} ms");
+            requests = EndRequests::listen();
+        }
+        rustix::process::kill_process(own, Signal::INT).unwrap();
+        let never = std::future::pending::<u32>();
+        assert_eq!(requests.unless_asked(never).await, Undertaking::GivenUp);
+    }
 }

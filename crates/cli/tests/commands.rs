@@ -47,6 +47,17 @@ fn a_drive_is_borrowed_used_and_returned() {
 }
 
 #[test]
+fn what_cannot_be_shown_with_msix_is_returned() {
+    let rack = Rack::up(THREE_HOSTS);
+    // Where the first lease's note would be is something else.
+    let note = rack.run_dir().join("beta/functions/nvme0.1.interrupts");
+    std::fs::create_dir_all(&note).unwrap();
+    let said = rack.bad(1, &["borrow", "alpha/nvme0", "--for", "beta", "--msix"]);
+    assert!(said.contains("it was returned"), "{said}");
+    assert_eq!(rack.good(&["leases"]).lines().count(), 1, "the head alone");
+}
+
+#[test]
 fn a_devices_counters_are_shown() {
     let rack = Rack::up(THREE_HOSTS);
     let lease = rack.borrow("alpha/nvme0", "beta");

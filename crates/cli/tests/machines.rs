@@ -44,6 +44,11 @@ fn a_drive_of_another_machine_is_borrowed_and_keeps_what_was_written() {
     // Each machine's own tools know the rack.
     let listed = beta.json(&["devices"]).to_string();
     assert!(listed.contains("alpha/nvme0"), "{listed}");
+    // No memory is between the two, and no bridge.
+    let path = beta.json(&["path", "alpha/nvme0", "beta"]);
+    let parts = path["components"].as_array().unwrap().iter().map(|part| part["name"].as_str());
+    let way = ["alpha/nvme0", "alpha/root", "network", "beta/root", "beta/memory"].map(Some);
+    assert_eq!((parts.collect::<Vec<_>>(), &path["hops"]), (way.to_vec(), &3.into()));
     let lease = beta.borrow("alpha/nvme0", "beta");
     assert_eq!(serde_json::to_value(lease.placement).unwrap(), "borrower");
     let mut drive = open(&lease);

@@ -155,13 +155,18 @@ fn a_node_that_is_restarted_in_place_gives_its_lane_up() {
             beta.json(&["return", &lease.lease.to_string()]);
             rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
             let machine = if host == "alpha" { &mut alpha } else { &mut beta };
-            let count = descriptors(machine);
             if round == 0 {
-                counts.push(count);
-            } else {
-                let before = counts.remove(0);
-                assert!(count <= before + 1, "descriptors are left: {before}, then {count}");
+                counts.push(descriptors(machine));
+                continue;
             }
+            // What is on its way back, or asks the control plane just now, goes by itself.
+            let (before, begun) = (counts.remove(0), Instant::now());
+            let mut count = descriptors(machine);
+            while count > before + 1 && begun.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(20));
+                count = descriptors(machine);
+            }
+            assert!(count <= before + 1, "descriptors are left: {before}, then {count}");
         }
     }
 }

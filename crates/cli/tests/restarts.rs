@@ -20,7 +20,7 @@ fn kill_at(rack: &mut Rack, stage: LeaseStage, args: &[&str]) {
     rack.block(async {
         let mut changes = client.changes().await.unwrap();
         let mut begin = rack.command(args);
-        command = Some(begin.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        command = Some(begin.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
         loop {
             match changes.next().await.expect("the control plane ended by itself") {
                 Change::Lease(lease) if lease.stage == stage => return,
@@ -30,8 +30,9 @@ fn kill_at(rack: &mut Rack, stage: LeaseStage, args: &[&str]) {
     });
     control.crash();
     rack.restart(None);
-    let code = command.unwrap().wait().unwrap().code();
-    assert_eq!(code, Some(0), "killed at {stage:?}, the command failed");
+    let output = command.unwrap().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "killed at {stage:?}, the command failed: {said}");
     rack.wait_up(&HOSTS);
 }
 

@@ -42,13 +42,17 @@ impl Lab {
     }
 
     fn with(program: &str) -> Lab {
+        Lab::of(THREE_HOSTS, program)
+    }
+
+    fn of(rack: &str, program: &str) -> Lab {
         let cache = tempfile::tempdir().unwrap();
         let folder = cache.path().join("qemu/run");
         std::fs::create_dir_all(&folder).unwrap();
         let qemu = folder.join("qemu-system-x86_64");
         std::fs::write(&qemu, program).unwrap();
         std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();
-        Lab { rack: Rack::up(THREE_HOSTS), cache }
+        Lab { rack: Rack::up(rack), cache }
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -60,7 +64,12 @@ impl Lab {
     /// Begins `vm run` with a drive or without.
     fn run(&self, args: &[&str]) -> Child {
         let common = ["vm", "run", "--host", "beta", "--kernel", "/dev/null"];
-        let run = self.command(&[&common, args].concat());
+        self.begin(&[&common, args].concat())
+    }
+
+    /// Begins a command that may be ended by signals.
+    fn begin(&self, args: &[&str]) -> Child {
+        let run = self.command(args);
         // Who runs the tests may ignore signals, as `nohup` does, and `vm run` heeds that.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP,INT,TERM").arg(run.get_program()).args(run.get_args());
@@ -132,6 +141,55 @@ fn who_ends_vm_run_while_it_starts_leaves_nothing_either() {
     lab.answer("vm1");
     assert_eq!(run.wait().unwrap().code(), Some(1));
     assert!(lab.rack.wait_lease(1, LeaseStage::Ended).returned);
+}
+
+/// It is to go on without who started it, but not before that has said so.
+#[test]
+fn who_ends_a_detached_vm_run_while_it_starts_leaves_nothing_either() {
+    let lab = Lab::up();
+    let mut run = lab.run(&["--detach", "--borrow", "alpha/nvme0"]);
+    lab.rack.wait_lease(1, LeaseStage::Active);
+    kill_process(Pid::from_child(&run), Signal::INT).unwrap();
+    lab.answer("vm1");
+    assert_eq!(run.wait().unwrap().code(), Some(1));
+    assert!(lab.rack.wait_lease(1, LeaseStage::Ended).returned);
+    assert!(!lab.folder("vm1").exists(), "its VM goes on");
+}
+
+#[test]
+fn vm_args_that_fail_leave_no_lease() {
+    let lab = Lab::up();
+    let common = ["vm", "args", "--host", "beta", "--borrow", "alpha/nvme0", "--fabric"];
+    // Another host of the rack is nobody's guest; and there is no such host.
+    for (round, guest) in [(1, "nobody"), (2, "../beta")] {
+        let told = lab.rack.bad(2, &[&common[..], &[guest]].concat());
+        assert!(told.contains(guest), "{told}");
+        assert!(lab.rack.wait_lease(round, LeaseStage::Ended).returned);
+    }
+}
+
+/// The first function is borrowed, and the second one's lender takes its time.
+#[test]
+fn who_ends_vm_args_or_vm_run_while_they_borrow_leaves_no_lease() {
+    let drive = "kind = \"nvme\"\nsize = \"16 MiB\"\nbacking = \"memory\"\n";
+    let lab = Lab::of(&format!("{THREE_HOSTS}[hosts.gamma.devices.nvme2]\n{drive}"), PROGRAM);
+    let gamma = lab.rack.process(Some("gamma"));
+    gamma.signal(Signal::STOP);
+    let both = ["--borrow", "alpha/nvme0", "--borrow", "gamma/nvme2"];
+    let run = ["vm", "run", "--host", "beta", "--kernel", "/dev/null"];
+    for (round, command) in [(1, &["vm", "args", "--host", "beta"][..]), (3, &run)] {
+        let mut command = lab.begin(&[command, &both].concat());
+        lab.rack.wait_lease(round, LeaseStage::Active);
+        lab.rack.wait_lease(round + 1, LeaseStage::Arming);
+        kill_process(Pid::from_child(&command), Signal::INT).unwrap();
+        assert_eq!(command.wait().unwrap().code(), Some(1));
+        assert!(lab.rack.wait_lease(round, LeaseStage::Ended).returned);
+        gamma.signal(Signal::CONT);
+        assert!(lab.rack.wait_lease(round + 1, LeaseStage::Ended).returned);
+        lab.rack.wait_device("gamma/nvme2", DeviceState::Offered);
+        gamma.signal(Signal::STOP);
+    }
+    gamma.signal(Signal::CONT);
 }
 
 #[test]

@@ -125,11 +125,10 @@ impl Args {
             Some(device) => client.borrow_as(&request(device)).await?,
             None => anywhere(&client, request).await?,
         };
-        if let (true, Some(socket)) = (self.msix && !self.trust.in_host(), &lease.socket) {
-            let noted = InterruptChoice::Msix.note(Path::new(socket));
-            noted.map_err(|error| {
-                Failure::new(error.to_string(), "borrow it on the host that it is for")
-            })?;
+        if let (true, Some(socket)) = (self.msix && !self.trust.in_host(), &lease.socket)
+            && let Err(error) = InterruptChoice::Msix.note(Path::new(socket))
+        {
+            return Err(not_shown(&client, &lease, &error).await);
         }
         output.result(&lease, |o| {
             o.line(&format!(
@@ -148,6 +147,20 @@ impl Args {
 /// What is said of a function in a host's own PCI tree.
 const REACH: &str =
     "through its window the device reaches all of this host's memory that the window covers";
+
+/// Returns a function that cannot be shown with MSI-X, so that nobody has to look for its lease.
+async fn not_shown(
+    client: &ControlClient,
+    lease: &Lease,
+    error: &impl std::fmt::Display,
+) -> Failure {
+    let returned = match client.give_back(lease.lease).await {
+        Ok(_) => "it was returned".to_owned(),
+        Err(cause) => format!("lease {} was not returned: {cause}", lease.lease),
+    };
+    let what = format!("{} cannot be shown with MSI-X: {error}; {returned}", lease.function);
+    Failure::new(what, "borrow it on the host that it is for")
+}
 
 /// Where the borrower finds the function.
 fn place(lease: &Lease) -> String {

@@ -14,8 +14,8 @@ use std::time::Duration;
 use rackbus_control::ControlClient;
 use rackbus_devices::Folders;
 use rackbus_fabric::pool::{Exported, MemoryPool};
-use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
+use rackbus_fabric::{derive, rack};
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
 use rackbus_node::lender::devices::OfferedFunctions;
@@ -148,8 +148,12 @@ impl Args {
         let named = named_host(&rack, &self.host)?;
         let own_machine = joined.is_some();
         let rack_dir = from.file.parent().unwrap_or(Path::new("/")).to_owned();
-        let topology = rackbus_fabric::derive::here(&rack)
-            .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
+        let topology = match own_machine {
+            true => derive::here_of_machines(&rack),
+            false => derive::here(&rack),
+        };
+        let topology =
+            topology.map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let link: Arc<dyn Link> = match joined {
             Some(joined) => Arc::new(joined.link.clone()),
             None => {

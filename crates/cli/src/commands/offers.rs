@@ -8,6 +8,7 @@ use rackbus_control::service::{
 };
 use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
+use rackbus_fabric::derive;
 use rackbus_fabric::rack::{Composition, Rack};
 use rackbus_lease::Placement;
 use toml::{Table, Value};
@@ -36,7 +37,11 @@ pub fn inventory(
         let windows = windows(rack, device, has_windows);
         Some(InventoryDevice { function, kind, detail, separable, windows })
     });
-    let topology = rackbus_fabric::derive::topology(rack).map_err(|error| error.to_string())?;
+    let topology = match apart {
+        true => derive::topology_of_machines(rack),
+        false => derive::topology(rack),
+    };
+    let topology = topology.map_err(|error| error.to_string())?;
     Ok(Inventory {
         rack: rack.name.clone(),
         hosts: rack.hosts.iter().map(|host| host.name.clone()).collect(),

@@ -5,6 +5,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use rackbus_control::api::Lease;
@@ -12,9 +13,19 @@ use serde_json::Value;
 
 use super::PATIENCE;
 
-/// A port that nobody listens at.
+/// A port that nobody listens at, another one each time: below those that the system gives to connections by itself,
+/// so that none of them takes it before it is listened at.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    const FIRST: u32 = 12_000;
+    const COUNT: u32 = 20_000;
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id() * 61;
+    let next = || FIRST + (begin + GIVEN.fetch_add(1, Ordering::Relaxed)) % COUNT;
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(|| next() as u16)
+        .take(COUNT as usize)
+        .find(is_free)
+        .expect("a free port")
 }
 
 /// One machine: the control plane's, or a host's.

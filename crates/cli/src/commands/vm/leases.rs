@@ -12,14 +12,17 @@ use rackbus_vm::{Assets, FunctionSpec, InterruptChoice, Plugged, Vm, VmRecord, i
 use super::{Context, joined};
 use crate::commands::borrow::Trust;
 use crate::output::Failure;
+use crate::process::{EndRequests, Undertaking};
 
-/// Borrows all of them, or none; for a VM that this host does not know, as one group.
+/// Borrows all of them, or none, also where this command is asked to end meanwhile; for a VM that this host does not
+/// know, as one group.
 pub async fn borrow_all(
     context: &Context<'_>,
     host: &str,
     functions: &[String],
     trust: Trust,
     group: Option<&str>,
+    requests: &mut EndRequests,
 ) -> Result<Vec<Lease>, Failure> {
     if trust.in_host() {
         return Err(Failure::usage(
@@ -31,15 +34,29 @@ pub async fn borrow_all(
     for name in functions {
         let group = group.map(str::to_owned);
         let request = BorrowRequest { group, ..trust.request(name, host) };
-        match context.client.borrow_as(&request).await {
+        let borrowed = match requests.unless_asked(context.client.borrow_as(&request)).await {
+            Undertaking::Done(borrowed) => borrowed.map_err(Failure::from),
+            Undertaking::DoneLate(borrowed) => {
+                leases.extend(borrowed);
+                Err(interrupted())
+            }
+            // The control plane takes back what nobody waits for.
+            Undertaking::GivenUp => Err(interrupted()),
+        };
+        match borrowed {
             Ok(lease) => leases.push(lease),
-            Err(error) => {
+            Err(failure) => {
                 give_back_all(context, &leases).await;
-                return Err(error.into());
+                return Err(failure);
             }
         }
     }
     Ok(leases)
+}
+
+/// What is said where this command was asked to end, and has taken everything back.
+pub fn interrupted() -> Failure {
+    Failure::new("interrupted", "what was borrowed is returned; start again")
 }
 
 /// Borrows a composition that nothing is borrowed of, for a VM on `host`.
@@ -47,9 +64,14 @@ pub async fn borrow_composition(
     context: &Context<'_>,
     host: &str,
     name: &str,
+    requests: &mut EndRequests,
 ) -> Result<Vec<Lease>, Failure> {
-    let compositions = context.client.compositions().await?;
-    if let Some(known) = compositions.iter().find(|known| known.name == name) {
+    let Undertaking::Done(compositions) =
+        requests.unless_asked(context.client.compositions()).await
+    else {
+        return Err(interrupted());
+    };
+    if let Some(known) = compositions?.iter().find(|known| known.name == name) {
         if known.borrower != host {
             let remedy = format!("run the VM with --host {}, or save another one", known.borrower);
             let error = format!("the composition {name} is for {}", known.borrower);
@@ -62,7 +84,16 @@ pub async fn borrow_composition(
         }
     }
     let request = CompositionRequest::default();
-    Ok(context.client.borrow_composition(name, &request).await?.leases)
+    let borrowing = context.client.borrow_composition(name, &request);
+    match requests.unless_asked(borrowing).await {
+        Undertaking::Done(borrowed) => Ok(borrowed?.leases),
+        Undertaking::DoneLate(borrowed) => {
+            let leases = borrowed.map_or_else(|_| Vec::new(), |borrowed| borrowed.leases);
+            give_back_all(context, &leases).await;
+            Err(interrupted())
+        }
+        Undertaking::GivenUp => Err(interrupted()),
+    }
 }
 
 /// Returns a lease. One that has ended with its VM is returned already.

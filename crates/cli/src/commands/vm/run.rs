@@ -12,7 +12,7 @@ use rustix::process::Pid;
 use serde_json::json;
 
 use super::fabric::GuestHelper;
-use super::leases::{borrow_all, borrow_composition, function, give_back_all, show};
+use super::leases::{borrow_all, borrow_composition, function, give_back_all, interrupted, show};
 use super::running::described;
 use super::{Context, OwnArgs, RunArgs, all, free_name, joined};
 use crate::commands::named_host;
@@ -24,26 +24,17 @@ pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), 
     check_host(context, &args.host, args.memory)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
     let mut requests = EndRequests::listen();
-    let mut leases = match &args.composition {
-        Some(name) => borrow_composition(context, &args.host, name).await?,
-        None => Vec::new(),
-    };
-    let group = args.composition.as_deref();
-    // What it boots from is its first function.
-    let functions = [args.boot.as_slice(), &args.borrow].concat();
-    match borrow_all(context, &args.host, &functions, args.trust, group).await {
-        Ok(mut others) => {
-            std::mem::swap(&mut leases, &mut others);
-            leases.extend(others);
-        }
-        Err(failure) => {
-            give_back_all(context, &leases).await;
-            return Err(failure);
-        }
-    }
+    let leases = borrow(args, context, &mut requests).await?;
     let launched = match show(&leases, args.msix).await {
         Ok(()) => launch(args, &leases, context).await,
         Err(failure) => Err(failure),
+    };
+    let launched = match launched {
+        Ok(mut vm) if args.detach && requests.is_asked().await => {
+            joined(tokio::task::spawn_blocking(move || vm.kill()).await)?;
+            Err(interrupted())
+        }
+        launched => launched,
     };
     let vm = match launched {
         Ok(vm) => vm,
@@ -80,6 +71,30 @@ pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), 
     };
     give_back_all(context, &leases).await;
     outcome
+}
+
+/// Borrows all that the VM is to have, or nothing; what it boots from is the first of them.
+async fn borrow(
+    args: &RunArgs,
+    context: &Context<'_>,
+    requests: &mut EndRequests,
+) -> Result<Vec<Lease>, Failure> {
+    let composed = match &args.composition {
+        Some(name) => borrow_composition(context, &args.host, name, requests).await?,
+        None => Vec::new(),
+    };
+    let (host, trust, group) = (&args.host, args.trust, args.composition.as_deref());
+    let functions = [args.boot.as_slice(), &args.borrow].concat();
+    match borrow_all(context, host, &functions, trust, group, requests).await {
+        Ok(mut leases) => {
+            leases.extend(composed);
+            Ok(leases)
+        }
+        Err(failure) => {
+            give_back_all(context, &composed).await;
+            Err(failure)
+        }
+    }
 }
 
 /// Starts the VM, under a name that is free when the user gave none.
@@ -172,7 +187,40 @@ fn new_group() -> String {
 pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<(), Failure> {
     check_host(context, &args.host, args.memory)?;
     let group = args.group.clone().unwrap_or_else(new_group);
-    let leases = borrow_all(context, &args.host, &args.borrow, args.trust, Some(&group)).await?;
+    let mut requests = EndRequests::listen();
+    let (host, trust) = (&args.host, args.trust);
+    let leases =
+        borrow_all(context, host, &args.borrow, trust, Some(&group), &mut requests).await?;
+    let arguments = match arguments(args, &leases, context) {
+        Ok(_) if requests.is_asked().await => Err(interrupted()),
+        outcome => outcome,
+    };
+    let arguments = match arguments {
+        Ok((arguments, helper)) => {
+            helper.into_iter().for_each(GuestHelper::keep);
+            arguments
+        }
+        Err(failure) => {
+            give_back_all(context, &leases).await;
+            return Err(failure);
+        }
+    };
+    let numbers: Vec<String> = leases.iter().map(|l| l.lease.to_string()).collect();
+    for number in numbers {
+        context.output.progress(&format!("when the VM has ended: rackbus return {number}"));
+    }
+    let quoted: Vec<String> = arguments.iter().map(|a| crate::shell::quote(a)).collect();
+    let value = json!({"arguments": arguments, "leases": leases});
+    context.output.result(&value, |o| o.line(&quoted.join(" ")));
+    Ok(())
+}
+
+/// The arguments of a QEMU that somebody starts, with what was borrowed for it, and the helper that they name.
+fn arguments(
+    args: &OwnArgs,
+    leases: &[Lease],
+    context: &Context<'_>,
+) -> Result<(Vec<String>, Option<GuestHelper>), Failure> {
     let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
     if args.msix {
         // Nothing is known of that QEMU.
@@ -186,14 +234,5 @@ pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<()
         None => None,
     };
     let socket = helper.as_ref().map(|helper| helper.socket.as_path());
-    let arguments = own_vm_args(args.memory, &functions, socket);
-    helper.into_iter().for_each(GuestHelper::keep);
-    let numbers: Vec<String> = leases.iter().map(|l| l.lease.to_string()).collect();
-    for number in numbers {
-        context.output.progress(&format!("when the VM has ended: rackbus return {number}"));
-    }
-    let quoted: Vec<String> = arguments.iter().map(|a| crate::shell::quote(a)).collect();
-    let value = json!({"arguments": arguments, "leases": leases});
-    context.output.result(&value, |o| o.line(&quoted.join(" ")));
-    Ok(())
+    Ok((own_vm_args(args.memory, &functions, socket), helper))
 }

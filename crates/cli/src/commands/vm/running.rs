@@ -7,10 +7,13 @@ use std::time::Duration;
 use rackbus_vm::{InterruptChoice, Vm, VmRecord};
 use serde_json::{Value, json};
 
-use super::leases::{borrow_all, function, give_back, give_back_all, leases_at, leases_of, show};
+use super::leases::{
+    borrow_all, function, give_back, give_back_all, interrupted, leases_at, leases_of, show,
+};
 use super::{Context, ExecArgs, PlugArgs, StopArgs, all, find};
 use crate::commands::borrow::Trust;
 use crate::output::{Cell, Failure};
+use crate::process::EndRequests;
 
 pub(super) fn list(context: &Context<'_>) -> Result<(), Failure> {
     let vms: Vec<Value> = all(context)?.iter().map(described).collect();
@@ -90,9 +93,14 @@ pub(super) async fn add(
 ) -> Result<(), Failure> {
     let record = find(context, &args.name)?;
     let functions = std::slice::from_ref(&args.function);
-    let leases = borrow_all(context, &record.host, functions, trust, None).await?;
+    let mut requests = EndRequests::listen();
+    let leases = borrow_all(context, &record.host, functions, trust, None, &mut requests).await?;
     let mut vm = Vm::attach(record);
-    if let Err(failure) = show(&leases, false).await {
+    let shown = match show(&leases, false).await {
+        Ok(()) if requests.is_asked().await => Err(interrupted()),
+        shown => shown,
+    };
+    if let Err(failure) = shown {
         give_back_all(context, &leases).await;
         return Err(failure);
     }
