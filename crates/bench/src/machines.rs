@@ -6,6 +6,7 @@
 
 mod bare;
 mod network;
+mod scale;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock, mpsc};
@@ -153,8 +154,18 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
             )?;
         }
     }
-    between_hosts(&authority, settings, report)
+    drop(borrowed);
+    between_hosts(&authority, settings, report)?;
+    for kind in [scale::StoreKind::Sqlite, scale::StoreKind::Etcd] {
+        if format!("{SCALE} {}", kind.name()).contains(&settings.only) {
+            scale::run(&settings.dir, kind, settings.time, report)?;
+        }
+    }
+    Ok(())
 }
+
+/// What a thousand hosts with one control plane are called.
+const SCALE: &str = "control plane over";
 
 /// What a stream between two hosts in the rack's network is called, and the bytes of its large segments.
 const STREAM: &str = "tcp 1 stream";

@@ -265,11 +265,23 @@ impl RackProcesses {
         if let Some((dir, machine)) = &self.machine {
             return fs::read_to_string(dir.join(machine).join("log")).unwrap_or_default();
         }
-        for role in ["control", "alpha", "beta", "gamma"] {
-            let log = fs::read_to_string(self.log(role)).unwrap_or_default();
+        let mut logs: Vec<(String, PathBuf)> = ["control", "alpha", "beta", "gamma"]
+            .map(|role| (role.to_owned(), self.log(role)))
+            .into();
+        for host in ["alpha", "beta", "gamma"] {
+            // What serves the fabric of a guest has a log of its own.
+            let folder = fs::read_dir(self.run_dir.join(host).join("fabric"));
+            let files = folder.into_iter().flatten().flatten().map(|entry| entry.path());
+            let helpers = files.filter(|path| path.extension().is_some_and(|it| it == "log"));
+            logs.extend(helpers.map(|path| {
+                (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), path)
+            }));
+        }
+        for (whose, path) in logs {
+            let log = fs::read_to_string(path).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             let last = &lines[lines.len().saturating_sub(8)..];
-            text += &format!("the end of {role}'s log:\n  {}\n", last.join("\n  "));
+            text += &format!("the end of {whose}'s log:\n  {}\n", last.join("\n  "));
         }
         text
     }

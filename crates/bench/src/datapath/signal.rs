@@ -25,6 +25,11 @@ const SLOTS: u32 = 256;
 #[repr(align(64))]
 struct Line(AtomicU32);
 
+/// What one thread alone changes, in cache lines of its own: otherwise it depends on how a compiler lays out
+/// a stack whether the other thread's lines are in between. Lines are fetched in pairs.
+#[repr(align(128))]
+struct Apart<T>(T);
+
 impl Bench<'_> {
     pub(super) fn signals(&mut self) -> Result<(), BenchError> {
         let time = self.settings.time;
@@ -148,16 +153,16 @@ fn messages(time: Duration) -> Result<f64, BenchError> {
     let layout = RingLayout { slots: SLOTS, slot_bytes: MESSAGE as u32 };
     let bytes = layout.bytes().expect("a ring that can be");
     let memory = SharedMemory::create("bench-ring", bytes as u64)?;
-    let mut producer = Producer::new(memory.region().clone(), 0, layout).expect("fits");
-    let mut consumer = Consumer::new(memory.region().clone(), 0, layout).expect("fits");
-    let stop = AtomicBool::new(false);
+    let mut producer = Apart(Producer::new(memory.region().clone(), 0, layout).expect("fits"));
+    let mut consumer = Apart(Consumer::new(memory.region().clone(), 0, layout).expect("fits"));
+    let stop = Apart(AtomicBool::new(false));
     Ok(thread::scope(|scope| {
-        let stop = &stop;
+        let stop = &stop.0;
         scope.spawn(move || {
             pin(SERVER_CPU);
             let mut message = [0; MESSAGE];
             while !stop.load(Ordering::Relaxed) {
-                while consumer.pop(&mut message).is_some() {
+                while consumer.0.pop(&mut message).is_some() {
                     black_box(&message);
                 }
             }
@@ -166,7 +171,7 @@ fn messages(time: Duration) -> Result<f64, BenchError> {
         let message = black_box([1; MESSAGE]);
         let rate = rate(time, BATCH, || {
             for _ in 0..BATCH {
-                while producer.push(&message).is_err() {}
+                while producer.0.push(&message).is_err() {}
             }
         });
         stop.store(true, Ordering::Relaxed);
@@ -195,9 +200,9 @@ unsafe impl Sync for Slot {}
 fn raw_messages(time: Duration) -> f64 {
     let slots = [const { Slot(UnsafeCell::new([0; MESSAGE])) }; SLOTS as usize];
     let ring = RawRing { tail: RawIndex::default(), head: RawIndex::default(), slots };
-    let stop = AtomicBool::new(false);
+    let stop = Apart(AtomicBool::new(false));
     thread::scope(|scope| {
-        let (ring, stop) = (&ring, &stop);
+        let (ring, stop) = (&ring, &stop.0);
         scope.spawn(move || {
             pin(SERVER_CPU);
             let mut head = 0;

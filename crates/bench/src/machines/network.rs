@@ -86,7 +86,8 @@ pub struct MachineNetwork {
     pub pair: TrafficEnds,
 }
 
-fn free_address() -> Result<String, BenchError> {
+/// An address of this machine that nobody listens at.
+pub(super) fn free_address() -> Result<String, BenchError> {
     let free = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     Ok(free.local_addr().map_err(failed)?.to_string())
 }

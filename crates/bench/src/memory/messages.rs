@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rackbus_attach::Mapping;
 use rackbus_memory::DmaSlice;
 
-use super::pingpong::{PingPongEnd, one_way};
+use super::pingpong::{PingPongEnd, PrivateBuffer, one_way};
 use super::plain::{Buffers, PingPongLines};
 use super::{Bench, size};
 use crate::BenchError;
@@ -119,10 +119,11 @@ impl PingPongEnd for Put<'_> {
 
 /// A message that is copied to the other host's segment, with its number as its last four bytes,
 /// and copied out of this one's, unless its data is left where it came.
+#[repr(align(128))]
 pub struct CopiedMessage<'m> {
     to: DmaSlice<'m>,
     from: DmaSlice<'m>,
-    data: Vec<u8>,
+    data: PrivateBuffer,
     left: bool,
     sent: u32,
     received: u32,
@@ -147,7 +148,8 @@ impl<'m> CopiedMessage<'m> {
         let part = |mapping: &'m Mapping| mapping.whole().part(at, bytes).ok_or_else(outside);
         let (to, from) = (part(to)?, part(from)?);
         to.fill(0);
-        Ok(CopiedMessage { to, from, data: vec![0; bytes - 4], left: false, sent: 0, received: 0 })
+        let data = PrivateBuffer::new(bytes - 4);
+        Ok(CopiedMessage { to, from, data, left: false, sent: 0, received: 0 })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Two threads on two processors that answer each other.
 
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,40 @@ pub trait PingPongEnd {
     /// # Errors
     /// When there is no way any more.
     fn wait(&mut self) -> Result<(), BenchError>;
+}
+
+/// Bytes that one side alone uses, in cache lines of their own: the sides are threads of one process here,
+/// and what they allocate would lie side by side.
+#[derive(Debug)]
+pub struct PrivateBuffer {
+    memory: Vec<u8>,
+    range: Range<usize>,
+}
+
+/// Cache lines are fetched in pairs.
+const LINES: usize = 128;
+
+impl PrivateBuffer {
+    /// Zeroes, so many.
+    pub fn new(bytes: usize) -> PrivateBuffer {
+        let memory = vec![0; bytes + 2 * LINES];
+        let start = memory.as_ptr().align_offset(LINES);
+        PrivateBuffer { memory, range: start..start + bytes }
+    }
+}
+
+impl Deref for PrivateBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.range.clone()]
+    }
+}
+
+impl DerefMut for PrivateBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.range.clone()]
+    }
 }
 
 /// How long who is to be woken has been left alone: longer than anybody spins.

@@ -19,7 +19,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-use super::pingpong::PingPongEnd;
+use super::pingpong::{PingPongEnd, PrivateBuffer};
 use super::typical;
 use crate::BenchError;
 
@@ -161,10 +161,11 @@ impl PingPongEnd for PingPongLines {
 /// One side of two buffers, one in each direction: a message is copied in, with its number as its
 /// last four bytes, and copied out.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Buffers {
     plain: Plain,
     at: (usize, usize),
-    data: Vec<u8>,
+    data: PrivateBuffer,
     sent: u32,
     received: u32,
 }
@@ -178,7 +179,8 @@ impl Buffers {
         let back = at + bytes.next_multiple_of(2048);
         let (near, far) = Plain::pair(back + bytes)?;
         near.0.whole().fill(0);
-        let side = |plain, at| Buffers { plain, at, data: vec![0; bytes], sent: 0, received: 0 };
+        let data = || PrivateBuffer::new(bytes);
+        let side = |plain, at| Buffers { plain, at, data: data(), sent: 0, received: 0 };
         Ok((side(near, (at, back)), side(far, (back, at))))
     }
 

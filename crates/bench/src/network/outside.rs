@@ -210,7 +210,7 @@ impl BenchStation {
         }
         let seconds = begun.elapsed().as_secs_f64();
         let arrived = self.count.load(Ordering::Relaxed) - before;
-        while self.net.unsent(0) > 0 {
+        while self.net.unsent(0).map_err(driving)? > 0 {
             std::thread::yield_now();
         }
         Ok((arrived * frame.len() as u64) as f64 * 8e-9 / seconds)

@@ -9,48 +9,12 @@
 //! Usage: `demo-machines RACK_FILE`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use rackbus_e2e::rack::beside;
+use rackbus_e2e::machines::MachineTestbed;
 use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use rackbus_vm::Assets;
-
-/// A testbed that ends with this.
-struct Testbed {
-    rackbus: PathBuf,
-    dir: PathBuf,
-}
-
-impl Testbed {
-    fn start(file: &Path) -> Result<Testbed> {
-        let dir = std::env::temp_dir().join(format!("rb-{}", std::process::id()));
-        let testbed = Testbed { rackbus: beside("rackbus")?, dir };
-        testbed.run(&["up", &file.display().to_string()])?;
-        Ok(testbed)
-    }
-
-    fn run(&self, arguments: &[&str]) -> Result<()> {
-        let mut command = Command::new(&self.rackbus);
-        command.arg("testbed").args(arguments).arg("--dir").arg(&self.dir).stdin(Stdio::null());
-        let output = command.output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let command = arguments.join(" ");
-        ensure!(output.status.success(), "rackbus testbed {command}: {}", said.trim());
-        Ok(())
-    }
-
-    fn on(&self, machine: &str) -> Result<RackProcesses> {
-        RackProcesses::on(&self.dir, machine)
-    }
-}
-
-impl Drop for Testbed {
-    fn drop(&mut self) {
-        let _ = self.run(&["down"]);
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
-}
 
 /// Does a step, times it and says so.
 fn step<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -82,7 +46,7 @@ fn main() -> ExitCode {
 fn demonstrate(file: &Path) -> Result<()> {
     println!("guests run under {} on this machine", Assets::of_user().accel()?);
     println!("machines of a control plane, alpha, beta and gamma ({}):", file.display());
-    let testbed = step("they come up, and join by tokens", || Testbed::start(file))?;
+    let testbed = step("they come up, and join by tokens", || MachineTestbed::start(file))?;
     let (beta, gamma) = (testbed.on("beta")?, testbed.on("gamma")?);
 
     println!("a guest on beta borrows alpha/nvme0 (Debian 12, unmodified):");
@@ -118,7 +82,12 @@ fn demonstrate(file: &Path) -> Result<()> {
 }
 
 /// The link to the drive's machine is lost while the guest writes, and the guest notices a pause.
-fn brief_loss(testbed: &Testbed, beta: &RackProcesses, guest: &mut Guest, sum: &str) -> Result<()> {
+fn brief_loss(
+    testbed: &MachineTestbed,
+    beta: &RackProcesses,
+    guest: &mut Guest,
+    sum: &str,
+) -> Result<()> {
     println!("alpha's cable is pulled while the guest writes, and plugged in again:");
     let copying =
         "dd if=/mnt/a/data of=/mnt/a/copy bs=64k oflag=direct conv=fsync 2>/dev/null && echo whole";
@@ -146,7 +115,7 @@ fn brief_loss(testbed: &Testbed, beta: &RackProcesses, guest: &mut Guest, sum: &
 }
 
 /// The link is lost for longer than a front waits: the guest loses its drive, and the lender offers it again.
-fn long_loss(testbed: &Testbed, beta: &RackProcesses, mut guest: Guest) -> Result<()> {
+fn long_loss(testbed: &MachineTestbed, beta: &RackProcesses, mut guest: Guest) -> Result<()> {
     println!("alpha's cable is pulled for longer than a front waits, while the guest writes:");
     let writing = "dd if=/dev/zero of=/mnt/a/more bs=64k count=100000 oflag=direct conv=fsync 2>&1; echo over";
     let load = step("it writes on", || guest.begin(writing, Duration::from_secs(60)))?;

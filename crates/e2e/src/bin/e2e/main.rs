@@ -12,6 +12,7 @@ mod cycles;
 mod endings;
 mod firmware;
 mod guests;
+mod machines;
 mod metal;
 mod nics;
 mod peers;
@@ -47,11 +48,12 @@ type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 4] = [
+const ALONE: [Alone; 5] = [
     ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
     ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),
+    ("guests on two machines use a third one's network card and memory", machines::functions),
 ];
 
 /// In this order: those that kill nodes come last.

@@ -19,13 +19,14 @@ const FIND: &str = "
 ";
 
 /// Addresses of the rack's first two network functions.
-const FIRST: &str = "10.77.128.1";
-const SECOND: &str = "10.77.128.2";
+pub const FIRST: &str = "10.77.128.1";
+pub const SECOND: &str = "10.77.128.2";
 
 /// MiB that go through a connection each way.
 const MIB: u32 = 16;
 
-fn plug(rack: &RackProcesses, guest: &mut Guest, function: &str, address: &str) -> Result<()> {
+/// Plugs a function into a guest, whose interface gets an address.
+pub fn plug(rack: &RackProcesses, guest: &mut Guest, function: &str, address: &str) -> Result<()> {
     guest.release();
     rack.json(&["vm", "add", guest.name(), function])?;
     let said = guest.run(&format!(
@@ -44,7 +45,8 @@ fn plug(rack: &RackProcesses, guest: &mut Guest, function: &str, address: &str) 
     Ok(())
 }
 
-fn unplug(rack: &RackProcesses, guest: &mut Guest, function: &str) -> Result<()> {
+/// Takes it out again.
+pub fn unplug(rack: &RackProcesses, guest: &mut Guest, function: &str) -> Result<()> {
     guest.release();
     rack.json(&["vm", "remove", guest.name(), function])?;
     guest.run("for try in $(seq 200); do ls -d /sys/bus/pci/devices/*/virtio*/net/* 2>/dev/null || exit 0; \
@@ -116,7 +118,7 @@ fn beside_a_driver(rack: &RackProcesses, guest: &mut Guest) -> Result<()> {
 }
 
 /// A stream of random bytes from one guest to the other.
-fn connect(from: &mut Guest, to: &mut Guest, address: &str) -> Result<()> {
+pub fn connect(from: &mut Guest, to: &mut Guest, address: &str) -> Result<()> {
     let limit = Duration::from_secs(120);
     // Its standard input does not end before the connection does.
     let server = "[ -p /tmp/open ] || mkfifo /tmp/open; nc -l -p 7000 <>/tmp/open >/tmp/came

@@ -1,0 +1,56 @@
+//! Hosts that are machines of their own, as `rackbus testbed` makes them: namespaces that a network alone joins.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::rack::beside;
+use crate::{RackProcesses, Result, ensure};
+
+/// A testbed of machines that ends with this. It needs root.
+#[derive(Debug)]
+pub struct MachineTestbed {
+    rackbus: PathBuf,
+    dir: PathBuf,
+}
+
+impl MachineTestbed {
+    /// The machines of the rack in `file`, with their nodes up.
+    ///
+    /// # Errors
+    /// When they do not come up: with what the command said.
+    pub fn start(file: &Path) -> Result<MachineTestbed> {
+        let dir = std::env::temp_dir().join(format!("rb-{}", std::process::id()));
+        let testbed = MachineTestbed { rackbus: beside("rackbus")?, dir };
+        testbed.run(&["up", &file.display().to_string()])?;
+        Ok(testbed)
+    }
+
+    /// Runs a command of the testbed, which must succeed.
+    ///
+    /// # Errors
+    /// When it does not: with what it said.
+    pub fn run(&self, arguments: &[&str]) -> Result<()> {
+        let mut command = Command::new(&self.rackbus);
+        command.arg("testbed").args(arguments).arg("--dir").arg(&self.dir).stdin(Stdio::null());
+        let output = command.output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let command = arguments.join(" ");
+        ensure!(output.status.success(), "rackbus testbed {command}: {}", said.trim());
+        Ok(())
+    }
+
+    /// The rack as it is seen on a machine.
+    ///
+    /// # Errors
+    /// When there is no `rackbus` beside this program.
+    pub fn on(&self, machine: &str) -> Result<RackProcesses> {
+        RackProcesses::on(&self.dir, machine)
+    }
+}
+
+impl Drop for MachineTestbed {
+    fn drop(&mut self) {
+        let _ = self.run(&["down"]);
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
