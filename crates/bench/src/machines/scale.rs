@@ -23,6 +23,8 @@ use crate::BenchError;
 use crate::rack::RackProcesses;
 use crate::report::Report;
 
+/// The rack's name.
+const RACK: &str = "scale";
 /// Hosts, and functions of each.
 const HOSTS: usize = 1000;
 const FUNCTIONS: usize = 20;
@@ -90,6 +92,7 @@ struct Lab {
     program: PathBuf,
     dir: PathBuf,
     address: String,
+    authority: CertificateAuthority,
     control: Running,
     store: Option<Running>,
 }
@@ -103,7 +106,7 @@ fn function_name(nth: usize) -> String {
 }
 
 fn rack_file() -> String {
-    let mut text = "name = \"scale\"\n[control]\nlease_ttl = \"30 s\"\n".to_owned();
+    let mut text = format!("name = \"{RACK}\"\n[control]\nlease_ttl = \"30 s\"\n");
     for host in 0..HOSTS {
         for device in 0..FUNCTIONS {
             text += &format!(
@@ -138,6 +141,9 @@ impl Lab {
         std::fs::create_dir_all(&dir).map_err(BenchError::io("making the rack's folder"))?;
         let file = dir.join("rack.toml");
         std::fs::write(&file, rack_file()).map_err(BenchError::io("writing the rack file"))?;
+        // Whatever the control plane keeps its state in, its authority is the one that it finds at its first start.
+        let identity = dir.join("state").join("identity");
+        let authority = CertificateAuthority::open(&identity, RACK).map_err(failed)?;
         let address = super::network::free_address()?;
         let mut command = Command::new(&program);
         command.arg("--run-dir").arg(dir.join("run")).arg("control").arg(&file);
@@ -152,37 +158,26 @@ impl Lab {
             store = Some(running);
         }
         let control = Running::start(&mut command)?;
-        Ok(Some(Lab { program, dir, address, control, store }))
+        Ok(Some(Lab { program, dir, address, authority, control, store }))
     }
 
-    /// What shows that whoever asks is `subject`: signed by the rack's own authority, as soon as there is one.
-    async fn shown(&self, subject: Subject) -> Result<Arc<ClientConfig>, BenchError> {
-        let begun = Instant::now();
-        let folder = self.dir.join("state").join("identity");
-        let authority = loop {
-            match CertificateAuthority::load(&folder) {
-                Ok(Some(authority)) => break authority,
-                _ if begun.elapsed() < PATIENCE => {}
-                Ok(None) => return Err(failed("the control plane has no certificate authority")),
-                Err(error) => return Err(failed(error)),
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        };
+    /// What shows that whoever asks is `subject`: signed by the rack's own authority.
+    fn shown(&self, subject: Subject) -> Result<Arc<ClientConfig>, BenchError> {
         let certified = Certified::new(subject, Duration::from_secs(3600));
         let request = rackbus_identity::CertificateRequest::new().map_err(failed)?;
-        let signed = authority.sign(&certified, request.text()).map_err(failed)?;
+        let signed = self.authority.sign(&certified, request.text()).map_err(failed)?;
         let credentials = request.answered(&signed).map_err(failed)?;
         Ok(credentials.client().clone())
     }
 
-    async fn client(&self, subject: Subject) -> Result<ControlClient, BenchError> {
-        let shown = self.shown(subject).await?;
+    fn client(&self, subject: Subject) -> Result<ControlClient, BenchError> {
+        let shown = self.shown(subject)?;
         Ok(ControlClient::with_tls(std::slice::from_ref(&self.address), shown))
     }
 
-    async fn person(&self) -> Result<ControlClient, BenchError> {
+    fn person(&self) -> Result<ControlClient, BenchError> {
         let person = Person { user: "bench".to_owned(), role: Role::Operator };
-        self.client(Subject::Person(person)).await
+        self.client(Subject::Person(person))
     }
 }
 
@@ -388,7 +383,7 @@ async fn measure(
     let mut hosts = tokio::task::JoinSet::new();
     for nth in 0..HOSTS {
         let name = host_name(nth);
-        let client = lab.client(Subject::Node(name.clone())).await?;
+        let client = lab.client(Subject::Node(name.clone()))?;
         hosts.spawn(Host::new(name, client).run(registered.clone()));
     }
     while registered.load(Ordering::Relaxed) < HOSTS as u64 {
@@ -400,7 +395,7 @@ async fn measure(
     say(format!("{HOSTS} hosts registered in {:.1} s", begun.elapsed().as_secs_f64()));
     let mut clients = Vec::new();
     for _ in 0..CLIENTS / 4 {
-        clients.push(lab.person().await?);
+        clients.push(lab.person()?);
     }
     let mut rows: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for _ in 0..5 {
@@ -429,7 +424,7 @@ async fn measure(
         let median = crate::report::median(&values);
         say(format!("borrow and return, {what}: {median:.2} ({least:.2} to {most:.2})"));
     }
-    let client = lab.person().await?;
+    let client = lab.person()?;
     let [command, answer] = list(lab, &client).await?;
     say(format!("devices --json: {:.1} ms, 99th percentile {:.1}", command.0, command.1));
     say(format!("the answer alone, over TLS: {:.1} ms, 99th percentile {:.1}", answer.0, answer.1));
