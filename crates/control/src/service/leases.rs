@@ -170,6 +170,7 @@ impl Service {
             (records.iter().any(ended) || all_open).then_some(records)
         };
         let Some(records) = self.shared.wait(deadline, settled).await else {
+            wanted.into_iter().for_each(AwaitedLease::refuse);
             return Err(problem(
                 "timeout",
                 format!("{what} could not be lent to {borrower} in {PATIENCE:?}"),
@@ -178,6 +179,7 @@ impl Service {
         };
         for record in &records {
             if let LeaseState::Ended { reason } = &record.state {
+                wanted.into_iter().for_each(AwaitedLease::refuse);
                 return Err(not_lent(record, reason));
             }
         }

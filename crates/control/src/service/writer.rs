@@ -173,7 +173,7 @@ impl Writer {
                     None => return,
                 },
                 Some(end) = ends.recv() => {
-                    self.interests.ended(end);
+                    self.interests.ended(self.shared.clock.now(), end);
                     self.give_back_unwanted();
                 }
                 () = tokio::time::sleep(wait) => self.tick(),
@@ -182,7 +182,8 @@ impl Writer {
     }
 
     fn until_tick(&self) -> Duration {
-        let due = self.authority.next_tick().unwrap_or(u64::MAX);
+        let ticks = self.authority.next_tick().into_iter();
+        let due = ticks.chain(self.interests.next_unwanted()).min().unwrap_or(u64::MAX);
         let mut due = Duration::from_millis(due.saturating_sub(self.shared.clock.now()));
         if !self.unstored.is_empty() {
             // They wait also where no node is there, and so nothing is ever due.

@@ -1,14 +1,19 @@
 //! Who waits for the leases that were granted, and which of them nobody waits for any more.
 //!
 //! That somebody has gone is heard a moment later, and the same request may have come again meanwhile.
-//! So each interest has a number, and the end of one that another came after means nothing.
+//! So each interest has a number, and the end of one that another came after means nothing. A caller whose
+//! connection broke repeats its request with the same key: such a lease is not unwanted before it had time to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use rackbus_lease::LeaseId;
 use tokio::sync::mpsc;
+
+/// How long a lease is kept whose caller went away without an answer and may ask again, in milliseconds: clients of
+/// ours connect again after 100 ms.
+const UNTIL_REPEATED: u64 = 2_000;
 
 /// All who wait for one lease: a request that is asked again waits beside the first.
 #[derive(Debug)]
@@ -16,6 +21,8 @@ pub(super) struct Interest {
     lease: LeaseId,
     number: u64,
     kept: AtomicBool,
+    /// Whoever waits may ask again: the request has a key, and no answer yet.
+    repeatable: AtomicBool,
     ended: mpsc::UnboundedSender<InterestEnd>,
 }
 
@@ -24,14 +31,20 @@ impl Interest {
     pub fn keep(&self) {
         self.kept.store(true, Ordering::Release);
     }
+
+    /// Who waits is told that it does not get the lease, and does not ask again.
+    pub fn refuse(&self) {
+        self.repeatable.store(false, Ordering::Release);
+    }
 }
 
 impl Drop for Interest {
     fn drop(&mut self) {
         if !self.kept.load(Ordering::Acquire) {
             let Interest { lease, number, .. } = *self;
+            let repeatable = self.repeatable.load(Ordering::Acquire);
             // A writer that is gone gives nothing back; the process ends with it.
-            let _ = self.ended.send(InterestEnd { lease, number });
+            let _ = self.ended.send(InterestEnd { lease, number, repeatable });
         }
     }
 }
@@ -41,6 +54,7 @@ impl Drop for Interest {
 pub(super) struct InterestEnd {
     lease: LeaseId,
     number: u64,
+    repeatable: bool,
 }
 
 /// The interests in leases.
@@ -49,24 +63,25 @@ pub(super) struct Interests {
     /// The newest one in each lease, with its number; one that has ended stays until its lease has.
     newest: BTreeMap<LeaseId, (u64, Weak<Interest>)>,
     next: u64,
-    /// Leases to be given back as soon as that can be stored.
-    unwanted: BTreeSet<LeaseId>,
+    /// Leases to be given back, and from when on.
+    unwanted: BTreeMap<LeaseId, u64>,
     ended: mpsc::UnboundedSender<InterestEnd>,
 }
 
 impl Interests {
     /// None yet; their ends are told to `ended`.
     pub fn new(ended: mpsc::UnboundedSender<InterestEnd>) -> Interests {
-        Interests { newest: BTreeMap::new(), next: 0, unwanted: BTreeSet::new(), ended }
+        Interests { newest: BTreeMap::new(), next: 0, unwanted: BTreeMap::new(), ended }
     }
 
-    /// Somebody waits for a lease.
-    pub fn want(&mut self, lease: LeaseId) -> Arc<Interest> {
+    /// Somebody waits for a lease, and may ask again for it where the request has a key (`repeatable`).
+    pub fn want(&mut self, lease: LeaseId, repeatable: bool) -> Arc<Interest> {
         if let Some(interest) = self.newest.get(&lease).and_then(|(_, it)| it.upgrade()) {
             return interest;
         }
         let (number, kept, ended) = (self.supersede(lease), false.into(), self.ended.clone());
-        let interest = Arc::new(Interest { lease, number, kept, ended });
+        let repeatable = repeatable.into();
+        let interest = Arc::new(Interest { lease, number, kept, repeatable, ended });
         self.newest.insert(lease, (number, Arc::downgrade(&interest)));
         interest
     }
@@ -89,21 +104,31 @@ impl Interests {
         self.next
     }
 
-    /// An interest has ended.
-    pub fn ended(&mut self, InterestEnd { lease, number }: InterestEnd) {
+    /// An interest has ended, `now` in milliseconds.
+    pub fn ended(&mut self, now: u64, end: InterestEnd) {
+        let InterestEnd { lease, number, repeatable } = end;
         if self.newest.get(&lease).is_some_and(|(newest, _)| *newest == number) {
-            self.unwanted.insert(lease);
+            let wait = if repeatable { UNTIL_REPEATED } else { 0 };
+            self.unwanted.insert(lease, now.saturating_add(wait));
         }
     }
 
-    /// Leases that nobody wants. What cannot be given back now is to be [put back](Interests::not_yet).
-    pub fn take_unwanted(&mut self) -> BTreeSet<LeaseId> {
-        std::mem::take(&mut self.unwanted)
+    /// Leases that nobody wants `now`. What cannot be given back is to be [put back](Interests::not_yet).
+    pub fn take_unwanted(&mut self, now: u64) -> Vec<LeaseId> {
+        let due: Vec<LeaseId> =
+            self.unwanted.iter().filter(|(_, at)| **at <= now).map(|(lease, _)| *lease).collect();
+        due.iter().for_each(|lease| drop(self.unwanted.remove(lease)));
+        due
+    }
+
+    /// When the next lease is to be given back.
+    pub fn next_unwanted(&self) -> Option<u64> {
+        self.unwanted.values().min().copied()
     }
 
     /// A lease could not be given back yet.
-    pub fn not_yet(&mut self, lease: LeaseId) {
-        self.unwanted.insert(lease);
+    pub fn not_yet(&mut self, now: u64, lease: LeaseId) {
+        self.unwanted.insert(lease, now);
     }
 
     /// Forgets interests in leases that have ended.
@@ -129,22 +154,22 @@ mod tests {
         ends: &mut mpsc::UnboundedReceiver<InterestEnd>,
     ) -> Vec<LeaseId> {
         while let Ok(end) = ends.try_recv() {
-            interests.ended(end);
+            interests.ended(0, end);
         }
-        interests.take_unwanted().into_iter().collect()
+        interests.take_unwanted(0)
     }
 
     #[test]
     fn a_lease_that_nobody_waits_for_any_more_is_given_back() {
         let (mut interests, mut ends) = interests();
-        let (first, second) = (interests.want(LEASE), interests.want(LEASE));
+        let (first, second) = (interests.want(LEASE, false), interests.want(LEASE, false));
         drop(first);
         assert!(unwanted(&mut interests, &mut ends).is_empty(), "the other waits");
         drop(second);
         assert_eq!(unwanted(&mut interests, &mut ends), [LEASE]);
-        interests.not_yet(LEASE);
+        interests.not_yet(0, LEASE);
         assert_eq!(unwanted(&mut interests, &mut ends), [LEASE]);
-        let kept = interests.want(LEASE);
+        let kept = interests.want(LEASE, false);
         kept.keep();
         drop(kept);
         assert!(unwanted(&mut interests, &mut ends).is_empty());
@@ -154,31 +179,53 @@ mod tests {
     #[test]
     fn the_end_of_an_interest_is_not_that_of_a_later_one() {
         let (mut interests, mut ends) = interests();
-        drop(interests.want(LEASE));
-        let again = interests.want(LEASE);
+        drop(interests.want(LEASE, false));
+        let again = interests.want(LEASE, false);
         again.keep();
         drop(again);
-        interests.want(LEASE + 1).keep();
+        interests.want(LEASE + 1, false).keep();
         interests.retain(|_| true);
         assert!(unwanted(&mut interests, &mut ends).is_empty(), "somebody has it");
         // Nor is one given back that could not be, and that was asked for again meanwhile.
-        drop(interests.want(LEASE));
-        ends.try_recv().map(|end| interests.ended(end)).unwrap();
-        let again = interests.want(LEASE);
+        drop(interests.want(LEASE, false));
+        ends.try_recv().map(|end| interests.ended(0, end)).unwrap();
+        let again = interests.want(LEASE, false);
         assert!(unwanted(&mut interests, &mut ends).is_empty(), "somebody waits for it");
         drop(again);
         assert_eq!(unwanted(&mut interests, &mut ends), [LEASE]);
+    }
+
+    /// A connection breaks before the answer; the request comes again with its key, or does not.
+    #[test]
+    fn a_lease_stays_until_its_request_had_time_to_be_repeated() {
+        let (mut interests, mut ends) = interests();
+        drop(interests.want(LEASE, true));
+        let end = ends.try_recv().unwrap();
+        interests.ended(100, end);
+        assert!(interests.take_unwanted(100).is_empty(), "the caller connects again");
+        assert_eq!(interests.next_unwanted(), Some(100 + UNTIL_REPEATED));
+        let again = interests.want(LEASE, true);
+        assert_eq!(interests.next_unwanted(), None);
+        again.refuse();
+        drop(again);
+        let end = ends.try_recv().unwrap();
+        interests.ended(200, end);
+        assert_eq!(interests.take_unwanted(200), [LEASE], "its caller was answered");
+        drop(interests.want(LEASE, true));
+        let end = ends.try_recv().unwrap();
+        interests.ended(300, end);
+        assert_eq!(interests.take_unwanted(300 + UNTIL_REPEATED), [LEASE], "it did not come again");
     }
 
     /// The same request came again and was answered with what was stored.
     #[test]
     fn a_lease_that_somebody_else_was_told_of_stays() {
         let (mut interests, mut ends) = interests();
-        let waits = interests.want(LEASE);
+        let waits = interests.want(LEASE, false);
         interests.told(LEASE);
         drop(waits);
         assert!(unwanted(&mut interests, &mut ends).is_empty(), "told while the first waits");
-        drop(interests.want(LEASE));
+        drop(interests.want(LEASE, false));
         interests.told(LEASE);
         assert!(unwanted(&mut interests, &mut ends).is_empty(), "told before its end is heard");
     }
@@ -186,8 +233,8 @@ mod tests {
     #[test]
     fn what_is_known_of_leases_that_have_ended_is_forgotten() {
         let (mut interests, mut ends) = interests();
-        let waits = interests.want(LEASE + 1);
-        drop(interests.want(LEASE));
+        let waits = interests.want(LEASE + 1, false);
+        drop(interests.want(LEASE, false));
         interests.retain(|_| false);
         assert_eq!(interests.newest.keys().collect::<Vec<_>>(), [&(LEASE + 1)]);
         assert!(unwanted(&mut interests, &mut ends).is_empty());

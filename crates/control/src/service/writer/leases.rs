@@ -13,7 +13,8 @@ use crate::service::turns::is_busy;
 
 impl Writer {
     pub(super) fn give_back_unwanted(&mut self) {
-        for lease in self.interests.take_unwanted() {
+        let now = self.shared.clock.now();
+        for lease in self.interests.take_unwanted(now) {
             // Nobody has the answer: who asks again with the same key asks for another lease.
             let forgotten_keys = self.answers.borrow_keys(lease);
             let returned = self.step(|authority, now| match authority.give_back(now, lease) {
@@ -27,7 +28,7 @@ impl Writer {
                 }
                 // It has ended already.
                 Ok(false) => {}
-                Err(_) => self.interests.not_yet(lease),
+                Err(_) => self.interests.not_yet(now, lease),
             }
         }
     }
@@ -53,7 +54,7 @@ impl Writer {
             // The answer that is kept tells of the first; what was granted in one step has numbers in a row.
             KeyLookup::Pending(first) | KeyLookup::Answered(first, _) => {
                 let leases = (first..).take(functions.len());
-                let wanted = leases.map(|lease| self.want(lease)).collect();
+                let wanted = leases.map(|lease| self.want(lease, true)).collect();
                 return Ok(Ok(Granted::Leases(wanted)));
             }
         }
@@ -62,6 +63,7 @@ impl Writer {
             self.refused_borrow(borrower, &queued, asker);
             return Ok(Err(queued));
         }
+        let repeatable = key.is_some();
         let granted = self.step(|authority, at_ms| {
             match authority.borrow_all(at_ms, functions, borrower, &terms) {
                 Ok((leases, outcome)) => {
@@ -75,7 +77,8 @@ impl Writer {
         })?;
         Ok(match granted {
             Ok(leases) => {
-                Ok(Granted::Leases(leases.into_iter().map(|lease| self.want(lease)).collect()))
+                let wanted = leases.into_iter().map(|lease| self.want(lease, repeatable));
+                Ok(Granted::Leases(wanted.collect()))
             }
             Err(refused) => {
                 self.refused_borrow(borrower, &refused, asker);
@@ -164,10 +167,10 @@ impl Writer {
         all
     }
 
-    /// Somebody waits for a lease.
-    pub(super) fn want(&mut self, lease: LeaseId) -> AwaitedLease {
+    /// Somebody waits for a lease, and may ask again where the request has a key (`repeatable`).
+    pub(super) fn want(&mut self, lease: LeaseId, repeatable: bool) -> AwaitedLease {
         let authority = &self.authority;
         self.interests.retain(|it| authority.lease(it).is_some_and(|lease| lease.is_live()));
-        AwaitedLease { lease, interest: self.interests.want(lease) }
+        AwaitedLease { lease, interest: self.interests.want(lease, repeatable) }
     }
 }

@@ -141,4 +141,9 @@ impl AwaitedLease {
     pub fn keep(self) {
         self.interest.keep();
     }
+
+    /// The caller is answered that it does not get it.
+    pub fn refuse(self) {
+        self.interest.refuse();
+    }
 }
