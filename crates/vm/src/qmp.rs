@@ -10,6 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
 
 use crate::error::io;
@@ -28,6 +30,22 @@ pub struct Qmp {
     stream: BufReader<UnixStream>,
     partial: Vec<u8>,
     events: VecDeque<Value>,
+    /// How long QEMU may take to take a command, and to answer it.
+    limit: Duration,
+}
+
+/// Connects to a socket that whoever listens may be slow to accept at, for so long; what is written waits as long.
+fn dial(socket: &Path, limit: Duration) -> std::io::Result<UnixStream> {
+    let fd = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Linux waits as long for a place in the queue of those who connect.
+    set_socket_timeout(&fd, Timeout::Send, Some(limit))?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(socket)?)?;
+    Ok(UnixStream::from(fd))
 }
 
 impl Qmp {
@@ -36,11 +54,14 @@ impl Qmp {
     /// # Errors
     /// When nobody serves the socket, or what serves it is not QEMU.
     pub fn connect(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket).map_err(io("connect to QEMU at", socket))?;
-        let mut qmp =
-            Self { stream: BufReader::new(stream), partial: Vec::new(), events: VecDeque::new() };
-        let deadline = Instant::now() + ANSWER;
-        let greeting = qmp.line("QEMU's greeting", deadline, ANSWER)?;
+        Self::connect_within(socket, ANSWER)
+    }
+
+    fn connect_within(socket: &Path, limit: Duration) -> Result<Self> {
+        let stream = dial(socket, limit).map_err(io("connect to QEMU at", socket))?;
+        let (stream, partial, events) = (BufReader::new(stream), Vec::new(), VecDeque::new());
+        let mut qmp = Self { stream, partial, events, limit };
+        let greeting = qmp.line("QEMU's greeting", Instant::now() + limit, limit)?;
         if greeting.get("QMP").is_none() {
             return Err(VmError::Protocol { peer: "QEMU", detail: greeting.to_string() });
         }
@@ -55,11 +76,11 @@ impl Qmp {
     pub fn command(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         let mut request = json!({ "execute": command, "arguments": arguments }).to_string();
         request.push('\n');
-        let path = Path::new(command);
+        let (path, limit) = (Path::new(command), self.limit);
         self.stream.get_mut().write_all(request.as_bytes()).map_err(io("send QEMU", path))?;
-        let deadline = Instant::now() + ANSWER;
+        let deadline = Instant::now() + limit;
         loop {
-            let mut answer = self.line(command, deadline, ANSWER)?;
+            let mut answer = self.line(command, deadline, limit)?;
             if let Some(error) = answer.get("error") {
                 let message = error.get("desc").and_then(Value::as_str).unwrap_or("no reason");
                 return Err(VmError::Refused { command: command.into(), message: message.into() });
@@ -214,6 +235,27 @@ mod tests {
         let error = qmp.command("device_add", &json!({})).expect_err("refused").to_string();
         assert_eq!(error, "QEMU refused device_add: no bus");
         assert!(qmp.command("quit", &json!({})).is_err(), "the peer has gone");
+    }
+
+    /// A QEMU that stands still: it accepts nobody, or takes nothing of what is sent.
+    #[test]
+    fn a_peer_that_stands_still_is_not_waited_for_without_end() {
+        let limit = Duration::from_millis(50);
+        let path = std::env::temp_dir().join(format!("rackbus-qmp-still-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).expect("bind");
+        rustix::net::listen(&listener, 0).expect("a queue of one");
+        let _first = UnixStream::connect(&path).expect("a place in the queue");
+        Qmp::connect_within(&path, limit).expect_err("no place in the queue");
+        std::fs::remove_file(&path).expect("remove");
+
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        set_socket_timeout(&ours, Timeout::Send, Some(limit)).expect("limit");
+        theirs.write_all(b"{\"QMP\":{}}\n").expect("greet");
+        let (stream, partial, events) = (BufReader::new(ours), Vec::new(), VecDeque::new());
+        let mut qmp = Qmp { stream, partial, events, limit };
+        let long = "x".repeat(8 << 20);
+        qmp.command("quit", &json!({ "why": long })).expect_err("nothing is taken");
     }
 
     #[test]
