@@ -394,9 +394,11 @@ impl Net {
             return Err(NetError::Request("the function has no control queue"));
         };
         let said = [&[command.0, command.1], data].concat();
-        let Some(number) = queue.free().filter(|_| said.len() < queue.span.buffer) else {
+        if said.len() >= queue.span.buffer {
             return Err(NetError::Request("the command is longer than any"));
-        };
+        }
+        // None is free where the function has answered none of many.
+        let number = queue.free().ok_or(NetError::TimedOut)?;
         let buffer = queue.buffer(&self.memory, number);
         buffer.copy_from(&said);
         queue.push(&self.memory, number, said.len(), 1);
@@ -405,9 +407,13 @@ impl Net {
         }
         let begun = std::time::Instant::now();
         while begun.elapsed() < PATIENCE {
-            if let Some((number, _)) = queue.pop(&self.memory)? {
+            if let Some((answered, _)) = queue.pop(&self.memory)? {
+                if answered != number {
+                    // The late answer to a command that was given up.
+                    queue.give_back(answered);
+                    continue;
+                }
                 let mut answer = [0xff];
-                let buffer = queue.buffer(&self.memory, number);
                 if let Some(place) = buffer.part(said.len(), 1) {
                     place.copy_to(&mut answer);
                 }
