@@ -117,7 +117,7 @@ impl Interests {
     pub fn take_unwanted(&mut self, now: u64) -> Vec<LeaseId> {
         let due: Vec<LeaseId> =
             self.unwanted.iter().filter(|(_, at)| **at <= now).map(|(lease, _)| *lease).collect();
-        due.iter().for_each(|lease| drop(self.unwanted.remove(lease)));
+        self.unwanted.retain(|_, at| *at > now);
         due
     }
 
