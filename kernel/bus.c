@@ -18,8 +18,12 @@
 #include "compat.h"
 #include "internal.h"
 
-/* An accessor waits for a fifth of the time that a lender may be silent. */
+/*
+ * An accessor waits for a fifth of the time that a lender may be silent, and
+ * not for long where interrupts are off: user space's accesses hold a raw lock.
+ */
 #define PATIENCE	5
+#define MOST_PATIENCE_MS	100
 
 #define PRODUCER	offsetof(struct rackbus_window_ring, producer)
 #define CONSUMER	offsetof(struct rackbus_window_ring, consumer)
@@ -129,8 +133,11 @@ static int try_write(struct rackbus_function *fn, int where, int size,
 
 static bool over(ktime_t since)
 {
-	return ktime_ms_delta(ktime_get(), since) >
-	       READ_ONCE(rackbus_silence_ms) / PATIENCE;
+	unsigned int patience = READ_ONCE(rackbus_silence_ms) / PATIENCE;
+
+	if (irqs_disabled())
+		patience = min_t(unsigned int, patience, MOST_PATIENCE_MS);
+	return ktime_ms_delta(ktime_get(), since) > patience;
 }
 
 /* The device masters the bus when the driver goes on, or it would fail. */
