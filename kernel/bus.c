@@ -196,14 +196,21 @@ static struct pci_ops rackbus_pci_ops = {
 	.write = rackbus_config_set,
 };
 
-/* The host has let the function go. Said once, and only to who is there. */
+/*
+ * The host has let the function go. Said once, and only to who is there; it has
+ * arrived on return, as the host may be off or its link down right after.
+ */
 void rackbus_release_request(struct rackbus_function *fn)
 {
 	unsigned long flags;
 
 	raw_spin_lock_irqsave(&fn->config_lock, flags);
-	if (!fn->gone && say(fn, RACKBUS_REQUEST_RELEASE, 0, 0, 0))
-		atomic64_inc(&fn->writes_lost);
+	if (!fn->gone) {
+		if (say(fn, RACKBUS_REQUEST_RELEASE, 0, 0, 0))
+			atomic64_inc(&fn->writes_lost);
+		/* A read passes no write. */
+		readl(fn->ring + CONSUMER);
+	}
 	raw_spin_unlock_irqrestore(&fn->config_lock, flags);
 }
 
