@@ -93,7 +93,8 @@ void rackbus_lose_locked(struct rackbus_function *fn,
 	fn->reason = reason;
 	fn->lost_at = ktime_get();
 	rackbus_silence(fn);
-	pdev = device_locked(fn);
+	/* Its driver may be letting go of it under who removes the bus. */
+	pdev = fn->bus ? device_locked(fn) : pci_dev_get(fn->leaving);
 	if (pdev) {
 		WRITE_ONCE(pdev->error_state, pci_channel_io_perm_failure);
 		pci_warn(pdev, "rackbus: %s is lost (reason %d)\n", fn->name,
@@ -170,17 +171,25 @@ static void watch(struct work_struct *work)
 /* With the NTB's device_lock(): takes it away, unless somebody else does. */
 static void detach(struct rackbus_function *fn)
 {
+	struct pci_dev *pdev;
 	struct pci_bus *bus;
 	bool lost;
 
 	mutex_lock(&rackbus_lock);
+	pdev = device_locked(fn);
 	bus = fn->bus;
+	if (bus)
+		fn->leaving = pdev;
 	fn->bus = NULL;
 	mutex_unlock(&rackbus_lock);
 	if (!bus)
 		return;
 	/* The lender may die while drivers let go: it is watched until then. */
 	rackbus_bus_remove(fn, bus);
+	mutex_lock(&rackbus_lock);
+	fn->leaving = NULL;
+	mutex_unlock(&rackbus_lock);
+	pci_dev_put(pdev);
 	cancel_delayed_work_sync(&fn->watch);
 	rackbus_release_request(fn);
 	rackbus_silence(fn);

@@ -72,6 +72,7 @@ struct rackbus_function {
 	enum rackbus_state state;
 	enum rackbus_reason reason;
 	struct pci_bus *bus;		/* NULL: is away, or on its way */
+	struct pci_dev *leaving;	/* with a reference, while on its way */
 	ktime_t lost_at;
 	u32 removal_ms;
 
