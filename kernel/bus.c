@@ -247,10 +247,23 @@ static int rackbus_bus_notify(struct notifier_block *block,
 			      unsigned long action, void *data)
 {
 	struct device *dev = data;
+	struct pci_dev *pdev;
 
-	if (action == BUS_NOTIFY_ADD_DEVICE && dev_is_pci(dev) &&
-	    to_pci_dev(dev)->bus->ops == &rackbus_pci_ops)
-		adopt(to_pci_dev(dev));
+	if (!dev_is_pci(dev) || to_pci_dev(dev)->bus->ops != &rackbus_pci_ops)
+		return NOTIFY_OK;
+	pdev = to_pci_dev(dev);
+	switch (action) {
+	case BUS_NOTIFY_ADD_DEVICE:
+		adopt(pdev);
+		break;
+	case BUS_NOTIFY_BIND_DRIVER:
+		rackbus_probing(to_rackbus_function(pdev->bus), pdev, true);
+		break;
+	case BUS_NOTIFY_BOUND_DRIVER:
+	case BUS_NOTIFY_DRIVER_NOT_BOUND:
+		rackbus_probing(to_rackbus_function(pdev->bus), pdev, false);
+		break;
+	}
 	return NOTIFY_OK;
 }
 
