@@ -20,8 +20,8 @@ use rustix::io::Errno;
 
 use crate::remote::OnLost;
 
-/// In the names of what was borrowed by a lease.
-const BY_LEASE: &str = " by lease ";
+/// A name's most bytes, as the module has it.
+const NAME_BYTES: usize = 63;
 /// How long a driver may take to release its function.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -98,8 +98,7 @@ impl HostFunctions {
         if epoch != grant.epoch {
             return Err(HostError::Epoch { lender: lender.clone(), epoch, lease: grant.epoch });
         }
-        let name = format!("{}{BY_LEASE}{}", grant.function, grant.lease);
-        let name = name.chars().take(48).collect();
+        let name = lease_name(grant.lease, &grant.function.to_string());
         let wanted = WantedFunction { ntb, offset, epoch, name, vectors: None };
         let borrowed = Module::open()?.borrow(&wanted)?;
         let path = format!("/sys/bus/pci/devices/{:04x}:00:00.0", borrowed.domain);
@@ -235,13 +234,31 @@ impl HostFunction {
     }
 }
 
+/// The name that the module keeps of what was borrowed by a lease. The lease comes first: what is too long is cut off,
+/// and by the lease it is known again after a crash.
+fn lease_name(lease: u64, function: &str) -> String {
+    let mut name = format!("lease {lease}: {function}");
+    while name.len() > NAME_BYTES {
+        name.pop();
+    }
+    name
+}
+
+/// Whether a name is that of something that was borrowed by a lease, and not by hand.
+fn is_of_lease(name: &str) -> bool {
+    let lease = name.strip_prefix("lease ").and_then(|rest| rest.split_once(": "));
+    let now = lease.is_some_and(|(number, _)| number.parse::<u64>().is_ok());
+    // As nodes of earlier versions named them, of which one may have ended just now.
+    now || name.contains(" by lease ")
+}
+
 /// Returns all that was borrowed through some NTBs by leases.
 fn return_all(through: impl Fn(PciAddress) -> bool) {
     // Without the module nothing is borrowed.
     let Ok(module) = Module::open() else { return };
     let handles = module.handles().unwrap_or_default();
     for status in handles.into_iter().filter_map(|handle| module.status(handle).ok()) {
-        if !through(status.ntb) || !status.name.contains(BY_LEASE) {
+        if !through(status.ntb) || !is_of_lease(&status.name) {
             continue;
         }
         tracing::info!(function = status.name, "a lease that a former node left was returned");
@@ -250,3 +267,6 @@ fn return_all(through: impl Fn(PciAddress) -> bool) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
