@@ -182,9 +182,7 @@ impl HostFunction {
                 outcome => outcome,
             }
         });
-        if let Err(error) = outcome {
-            tracing::error!(function = %self.grant.function, %error, "the function could not be returned");
-        }
+        after_return(self.handle, &self.grant.function.to_string(), outcome);
     }
 
     /// Whether the module's function of that handle is this one: handles begin anew with the module.
@@ -262,8 +260,55 @@ fn return_all(through: impl Fn(PciAddress) -> bool) {
             continue;
         }
         tracing::info!(function = status.name, "a lease that a former node left was returned");
-        if let Err(error) = module.give_back(status.handle, true, PATIENCE) {
-            tracing::error!(function = status.name, %error, "the function could not be returned");
+        after_return(status.handle, &status.name, module.give_back(status.handle, true, PATIENCE));
+    }
+}
+
+/// Looks at how a return ended. One whose driver needs longer goes on in a thread: until then the module keeps the
+/// function's place in the window, and nothing else can be borrowed there.
+fn after_return(handle: u32, function: &str, outcome: Result<(), MetalError>) {
+    let name = function.to_owned();
+    match outcome {
+        Ok(()) => {}
+        Err(error) if is_under_way(&error) => {
+            tracing::warn!(
+                function,
+                "its driver has not released it yet; it is returned when it does"
+            );
+            let again = move || {
+                let returned = Module::open()
+                    .and_then(|module| until_gone(|| module.give_back(handle, true, PATIENCE)));
+                match returned {
+                    Ok(()) => tracing::info!(function = name, "it is returned, late"),
+                    Err(error) => {
+                        tracing::error!(function = name, %error, "the function could not be returned")
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name("late return".into());
+            if let Err(cause) = thread.spawn(again) {
+                tracing::error!(function, %cause, "no thread waits for the end of its return");
+            }
+        }
+        Err(error) => {
+            tracing::error!(function, %error, "the function could not be returned");
+        }
+    }
+}
+
+/// Whether the module goes on with a return whose end it has not told.
+fn is_under_way(error: &MetalError) -> bool {
+    matches!(error, MetalError::Refused { errno: Errno::TIMEDOUT | Errno::INTR, .. })
+}
+
+/// Asks for a return again until the module has forgotten the function.
+fn until_gone(mut again: impl FnMut() -> Result<(), MetalError>) -> Result<(), MetalError> {
+    loop {
+        match again() {
+            Err(error) if is_under_way(&error) => {}
+            // Somebody else returned it.
+            Err(MetalError::Refused { errno: Errno::NOENT, .. }) => return Ok(()),
+            outcome => return outcome,
         }
     }
 }
