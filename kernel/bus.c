@@ -18,8 +18,12 @@
 #include "compat.h"
 #include "internal.h"
 
-/* An accessor waits for a fifth of the time that a lender may be silent. */
+/*
+ * An accessor waits for a fifth of the time that a lender may be silent, and
+ * not for long where interrupts are off: user space's accesses hold a raw lock.
+ */
 #define PATIENCE	5
+#define MOST_PATIENCE_MS	100
 
 #define PRODUCER	offsetof(struct rackbus_window_ring, producer)
 #define CONSUMER	offsetof(struct rackbus_window_ring, consumer)
@@ -129,8 +133,11 @@ static int try_write(struct rackbus_function *fn, int where, int size,
 
 static bool over(ktime_t since)
 {
-	return ktime_ms_delta(ktime_get(), since) >
-	       READ_ONCE(rackbus_silence_ms) / PATIENCE;
+	unsigned int patience = READ_ONCE(rackbus_silence_ms) / PATIENCE;
+
+	if (irqs_disabled())
+		patience = min_t(unsigned int, patience, MOST_PATIENCE_MS);
+	return ktime_ms_delta(ktime_get(), since) > patience;
 }
 
 /* The device masters the bus when the driver goes on, or it would fail. */
@@ -189,14 +196,21 @@ static struct pci_ops rackbus_pci_ops = {
 	.write = rackbus_config_set,
 };
 
-/* The host has let the function go. Said once, and only to who is there. */
+/*
+ * The host has let the function go. Said once, and only to who is there; it has
+ * arrived on return, as the host may be off or its link down right after.
+ */
 void rackbus_release_request(struct rackbus_function *fn)
 {
 	unsigned long flags;
 
 	raw_spin_lock_irqsave(&fn->config_lock, flags);
-	if (!fn->gone && say(fn, RACKBUS_REQUEST_RELEASE, 0, 0, 0))
-		atomic64_inc(&fn->writes_lost);
+	if (!fn->gone) {
+		if (say(fn, RACKBUS_REQUEST_RELEASE, 0, 0, 0))
+			atomic64_inc(&fn->writes_lost);
+		/* A read passes no write. */
+		readl(fn->ring + CONSUMER);
+	}
 	raw_spin_unlock_irqrestore(&fn->config_lock, flags);
 }
 
@@ -233,10 +247,23 @@ static int rackbus_bus_notify(struct notifier_block *block,
 			      unsigned long action, void *data)
 {
 	struct device *dev = data;
+	struct pci_dev *pdev;
 
-	if (action == BUS_NOTIFY_ADD_DEVICE && dev_is_pci(dev) &&
-	    to_pci_dev(dev)->bus->ops == &rackbus_pci_ops)
-		adopt(to_pci_dev(dev));
+	if (!dev_is_pci(dev) || to_pci_dev(dev)->bus->ops != &rackbus_pci_ops)
+		return NOTIFY_OK;
+	pdev = to_pci_dev(dev);
+	switch (action) {
+	case BUS_NOTIFY_ADD_DEVICE:
+		adopt(pdev);
+		break;
+	case BUS_NOTIFY_BIND_DRIVER:
+		rackbus_probing(to_rackbus_function(pdev->bus), pdev, true);
+		break;
+	case BUS_NOTIFY_BOUND_DRIVER:
+	case BUS_NOTIFY_DRIVER_NOT_BOUND:
+		rackbus_probing(to_rackbus_function(pdev->bus), pdev, false);
+		break;
+	}
 	return NOTIFY_OK;
 }
 

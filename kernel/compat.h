@@ -30,8 +30,11 @@
 #define RACKBUS_ALLOC_PAGES alloc_pages
 #endif
 
-/* PCI domains of ACPI are below this. */
-#define RACKBUS_FIRST_DOMAIN 0x10000
+/*
+ * PCI domains of ACPI are below 0x10000. IOMMU drivers compare the low 16 bits
+ * only: those of ours must be no machine's, or a machine's IOMMU has the device.
+ */
+#define RACKBUS_FIRST_DOMAIN 0x1ff00
 
 /* With pci_lock_rescan_remove() held. */
 static inline int rackbus_domain_get(void)

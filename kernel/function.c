@@ -79,9 +79,29 @@ void rackbus_take_away(struct rackbus_function *fn, enum rackbus_state state)
 }
 
 /*
- * Its driver is told at once: it finds the device disconnected and all ones in
- * configuration space, and need not wait for commands to time out.
+ * A driver that is bound is told at once: it finds the device disconnected and
+ * all ones in configuration space, and need not wait for commands to time out.
+ * One that is just probing finds all ones only, and its commands time out: in
+ * nvme (since Linux 6.2) those of a device that is disconnected never do, as its
+ * removal is to end them, which waits for the probe.
  */
+static void disconnect_locked(struct rackbus_function *fn, struct pci_dev *pdev)
+{
+	if (!fn->probed)
+		WRITE_ONCE(pdev->error_state, pci_channel_io_perm_failure);
+}
+
+/* A driver begins or ends to probe it; its device_lock() is held. */
+void rackbus_probing(struct rackbus_function *fn, struct pci_dev *pdev,
+		     bool probed)
+{
+	mutex_lock(&rackbus_lock);
+	fn->probed = probed;
+	if (fn->state == RACKBUS_STATE_LOSING)
+		disconnect_locked(fn, pdev);
+	mutex_unlock(&rackbus_lock);
+}
+
 void rackbus_lose_locked(struct rackbus_function *fn,
 			 enum rackbus_reason reason)
 {
@@ -93,9 +113,10 @@ void rackbus_lose_locked(struct rackbus_function *fn,
 	fn->reason = reason;
 	fn->lost_at = ktime_get();
 	rackbus_silence(fn);
-	pdev = device_locked(fn);
+	/* Its driver may be letting go of it under who removes the bus. */
+	pdev = fn->bus ? device_locked(fn) : pci_dev_get(fn->leaving);
 	if (pdev) {
-		WRITE_ONCE(pdev->error_state, pci_channel_io_perm_failure);
+		disconnect_locked(fn, pdev);
 		pci_warn(pdev, "rackbus: %s is lost (reason %d)\n", fn->name,
 			 reason);
 		pci_dev_put(pdev);
@@ -170,17 +191,25 @@ static void watch(struct work_struct *work)
 /* With the NTB's device_lock(): takes it away, unless somebody else does. */
 static void detach(struct rackbus_function *fn)
 {
+	struct pci_dev *pdev;
 	struct pci_bus *bus;
 	bool lost;
 
 	mutex_lock(&rackbus_lock);
+	pdev = device_locked(fn);
 	bus = fn->bus;
+	if (bus)
+		fn->leaving = pdev;
 	fn->bus = NULL;
 	mutex_unlock(&rackbus_lock);
 	if (!bus)
 		return;
 	/* The lender may die while drivers let go: it is watched until then. */
 	rackbus_bus_remove(fn, bus);
+	mutex_lock(&rackbus_lock);
+	fn->leaving = NULL;
+	mutex_unlock(&rackbus_lock);
+	pci_dev_put(pdev);
 	cancel_delayed_work_sync(&fn->watch);
 	rackbus_release_request(fn);
 	rackbus_silence(fn);

@@ -72,6 +72,8 @@ struct rackbus_function {
 	enum rackbus_state state;
 	enum rackbus_reason reason;
 	struct pci_bus *bus;		/* NULL: is away, or on its way */
+	struct pci_dev *leaving;	/* with a reference, while on its way */
+	bool probed;			/* a driver is being bound just now */
 	ktime_t lost_at;
 	u32 removal_ms;
 
@@ -150,6 +152,8 @@ void rackbus_take_away(struct rackbus_function *fn, enum rackbus_state state);
 void rackbus_lose_locked(struct rackbus_function *fn,
 			 enum rackbus_reason reason);
 void rackbus_lose_all(struct rackbus_ntb *ntb, enum rackbus_reason reason);
+void rackbus_probing(struct rackbus_function *fn, struct pci_dev *pdev,
+		     bool probed);
 void rackbus_detach_all(struct rackbus_ntb *ntb);
 void rackbus_quiesce_all(struct rackbus_ntb *ntb);
 bool rackbus_any(void);

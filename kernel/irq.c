@@ -103,6 +103,9 @@ static void rackbus_moved(struct msi_desc *desc, void *data)
 	struct msi_msg msg = desc->msg;
 	unsigned long flags;
 
+	/* free_irq() writes an empty message, which leads nowhere. */
+	if (!READ_ONCE(vector->irq))
+		return;
 	translate(fn, &msg);
 	raw_spin_lock_irqsave(&fn->msi_lock, flags);
 	if (vector->irq && irq_get_msi_desc(vector->irq))
@@ -266,9 +269,12 @@ static void remove_vectors(struct rackbus_function *fn, unsigned int count)
 
 	for (k = 0; k < count; k++) {
 		vector = &fn->vector[k];
-		/* Nobody is in rackbus_moved() when free_irq() returns. */
-		irq_get_msi_desc(vector->ntb_irq)->write_msi_msg = NULL;
+		/*
+		 * Who writes the message looks at the pointer and then calls
+		 * it: it is changed when nobody does, as the interrupt is off.
+		 */
 		free_irq(vector->ntb_irq, vector);
+		irq_get_msi_desc(vector->ntb_irq)->write_msi_msg = NULL;
 	}
 }
 

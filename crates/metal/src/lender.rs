@@ -24,6 +24,7 @@ use crate::function::{ControlledFunction, OnTakenAway};
 use crate::model::ModelledDevice;
 use crate::ntb::Ntb;
 use crate::plan::WindowRoom;
+use crate::room::{LentRoom, LoanPlace};
 use crate::window::HEARTBEAT_MS;
 
 /// How often the heartbeat changes: twice as often as the borrower expects.
@@ -45,11 +46,9 @@ pub struct LentWindow {
 #[derive(Debug)]
 struct Shared {
     ntb: Ntb,
-    room: Mutex<WindowRoom>,
+    room: Mutex<LentRoom>,
     /// By the offset of their control areas.
     functions: Mutex<BTreeMap<u64, Arc<ControlledFunction>>>,
-    /// BARs of what was taken away and the borrower may not have noticed, by the offset of their control areas.
-    retired: Mutex<BTreeMap<u64, Vec<u64>>>,
     stop: Event,
     stopped: AtomicBool,
 }
@@ -67,9 +66,8 @@ impl LentWindow {
         let failed = |what| move |cause| MetalError::System { what, cause };
         let shared = Arc::new(Shared {
             ntb,
-            room: Mutex::new(room),
+            room: Mutex::new(LentRoom::new(room)),
             functions: Mutex::default(),
-            retired: Mutex::default(),
             stop: Event::new().map_err(failed("making an event"))?,
             stopped: AtomicBool::new(false),
         });
@@ -144,8 +142,8 @@ impl LentWindow {
         let sizes: Vec<u64> = ready.bars.iter().map(|bar| bar.size).collect();
         let place = locked(&self.shared.room).take(&sizes);
         let place = place.ok_or_else(|| MetalError::NoRoom(ready.device.name()))?;
-        let (control, offsets) = place.clone();
-        let function = ControlledFunction::new(&self.shared.ntb, ready, place, (epoch, lost));
+        let taken = (place.control, place.bars.clone());
+        let function = ControlledFunction::new(&self.shared.ntb, ready, taken, (epoch, lost));
         let function = function.and_then(|function| {
             let function = Arc::new(function);
             let serving = function.clone();
@@ -158,12 +156,12 @@ impl LentWindow {
         match function {
             Ok((function, thread)) => {
                 let status = function.status();
-                locked(&self.shared.functions).insert(control, function.clone());
+                locked(&self.shared.functions).insert(place.control, function.clone());
                 let shared = self.shared.clone();
-                Ok(WindowLoan { shared, running: Some((function, thread)), offsets, status })
+                Ok(WindowLoan { shared, running: Some((function, thread)), place, status })
             }
             Err(error) => {
-                locked(&self.shared.room).give_back(control, &offsets);
+                locked(&self.shared.room).give_back(&place);
                 Err(error)
             }
         }
@@ -225,10 +223,7 @@ impl Shared {
                 }
             }
             if gone {
-                // Who accessed these places has gone with it.
-                let retired = std::mem::take(&mut *locked(&self.retired));
-                let mut room = locked(&self.room);
-                retired.iter().for_each(|(control, offsets)| room.give_back(*control, offsets));
+                locked(&self.room).link_went_down();
             }
         }
     }
@@ -240,7 +235,7 @@ pub struct WindowLoan {
     shared: Arc<Shared>,
     /// With its thread, until this is dropped.
     running: Option<(Arc<ControlledFunction>, JoinHandle<()>)>,
-    offsets: Vec<u64>,
+    place: LoanPlace,
     /// As it was at the beginning.
     status: LentStatus,
 }
@@ -273,8 +268,7 @@ impl WindowLoan {
 
 impl Drop for WindowLoan {
     fn drop(&mut self) {
-        let control = self.status.offset;
-        locked(&self.shared.functions).remove(&control);
+        locked(&self.shared.functions).remove(&self.place.control);
         let Some((mut function, thread)) = self.running.take() else { return };
         function.end();
         // One that panicked has said so.
@@ -292,9 +286,10 @@ impl Drop for WindowLoan {
         drop(function);
         self.shared.ntb.container().leave_idle_groups();
         // Who has not released it may still access what is at this place.
+        let mut room = locked(&self.shared.room);
         match released {
-            true => locked(&self.shared.room).give_back(control, &self.offsets),
-            false => drop(locked(&self.shared.retired).insert(control, self.offsets.clone())),
+            true => room.give_back(&self.place),
+            false => room.retire(&self.place),
         }
     }
 }

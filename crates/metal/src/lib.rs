@@ -6,8 +6,8 @@
 //! appear there. What they say to each other lies in a control area in the lender's memory.
 //!
 //! * [`window`]: the control area, as `kernel/include/rackbus_window.h` has it. [`requests`]: what the borrower asks
-//!   for. [`image`]: the configuration space that it sees. [`plan`]: which addresses lead where. None of them does
-//!   I/O.
+//!   for. [`image`]: the configuration space that it sees. [`plan`]: which addresses lead where; `room`: which of them are
+//!   free. None of them does I/O.
 //! * [`ntb`]: the lender's end of the NTB. [`lender`]: functions that are lent through it, each a `function`: a `device`
 //!   of the machine, or a `model` of one. [`messages`]: what a model's interrupts do (pure).
 //! * [`borrower`]: the kernel module's device file.
@@ -23,6 +23,7 @@ mod model;
 pub mod ntb;
 pub mod plan;
 pub mod requests;
+mod room;
 pub mod window;
 
 pub use error::MetalError;

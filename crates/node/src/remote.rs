@@ -146,7 +146,11 @@ impl RemoteDevice {
         if let Err(cause) = watcher {
             tracing::error!(%cause, "cannot start a thread to watch the lender; its loss shows at the next access");
         }
-        let vectors = vec![irq::MSIX];
+        // A node takes vectors by either index, and knows which kind the driver enabled: of a function of a machine, each
+        // index has as many as the function has of that kind, which may be none.
+        let count = |index: u32| shape.irqs.get(index as usize).copied().unwrap_or(0);
+        let most = if count(irq::MSI) > count(irq::MSIX) { irq::MSI } else { irq::MSIX };
+        let vectors = vec![most];
         RemoteDevice { shape, conversation, vectors, posts: true, lent_out: None }
     }
 
@@ -428,3 +432,6 @@ fn learn(client: &Client) -> Result<DeviceShape, ClientError> {
     }
     Ok(DeviceShape { regions, irqs })
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,9 +5,12 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{VfioError, file};
@@ -168,17 +171,19 @@ impl Facts {
     }
 }
 
-/// The folders of the kernel's that are read: `/sys`, and `/proc/self/mountinfo` and `/proc/swaps` for what is
-/// in use.
+/// The folders of the kernel's that are read: `/sys`, and for what is in use `/proc/self/mountinfo`, `/proc/swaps`, and
+/// the disks in `/dev`.
 #[derive(Debug, Clone)]
 pub struct Sysfs {
     root: PathBuf,
     proc: PathBuf,
+    dev: PathBuf,
 }
 
 impl Default for Sysfs {
     fn default() -> Sysfs {
-        Sysfs { root: PathBuf::from("/sys"), proc: PathBuf::from("/proc") }
+        let [root, proc, dev] = ["/sys", "/proc", "/dev"].map(PathBuf::from);
+        Sysfs { root, proc, dev }
     }
 }
 
@@ -188,9 +193,10 @@ impl Sysfs {
         Sysfs::default()
     }
 
-    /// Those below `root`, which has `sys` and `proc`.
+    /// Those below `root`, which has `sys`, `proc` and `dev`.
     pub fn below(root: &Path) -> Sysfs {
-        Sysfs { root: root.join("sys"), proc: root.join("proc") }
+        let [root, proc, dev] = ["sys", "proc", "dev"].map(|name| root.join(name));
+        Sysfs { root, proc, dev }
     }
 
     /// The folder of a function.
@@ -308,11 +314,12 @@ impl Sysfs {
             return Err(VfioError::InUse { address, what, hint });
         }
         let Ok(place) = fs::canonicalize(&path) else { return Ok(()) };
+        let places = self.places_of_disks(place);
         for disk in names(&self.root.join("block")) {
             let Ok(disk_place) = fs::canonicalize(self.root.join("block").join(&disk)) else {
                 continue;
             };
-            if disk_place.starts_with(&place)
+            if places.iter().any(|place| disk_place.starts_with(place))
                 && let Some(what) = self.use_of_disk(&disk, &disk_place)
             {
                 let hint =
@@ -321,6 +328,22 @@ impl Sysfs {
             }
         }
         Ok(())
+    }
+
+    /// Below which folders the disks of the function at `place` are. A drive that may have several controllers has
+    /// disks that stand for all ways to it, and these are not below any of its functions but below its NVMe subsystem.
+    fn places_of_disks(&self, place: PathBuf) -> Vec<PathBuf> {
+        let class = self.root.join("class/nvme-subsystem");
+        let subsystems = names(&class).into_iter().map(|name| class.join(name));
+        let is_of = |subsystem: &PathBuf| {
+            let controllers = names(subsystem).into_iter().map(|name| subsystem.join(name));
+            let mut places = controllers.filter_map(|link| fs::canonicalize(link).ok());
+            places.any(|controller| controller.starts_with(&place))
+        };
+        let mut places: Vec<PathBuf> =
+            subsystems.filter(is_of).filter_map(|path| fs::canonicalize(path).ok()).collect();
+        places.push(place);
+        places
     }
 
     /// Who uses a disk or a partition of it.
@@ -332,11 +355,10 @@ impl Sysfs {
         for (name, place) in std::iter::once((disk.to_owned(), place.to_owned())).chain(partitions)
         {
             let number = text(&place, "dev");
-            // proc(5), mountinfo: the third field is the device, the fifth where it is mounted.
-            let mounted = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-            let mounted = mounted.filter(|fields| fields.get(2) == Some(&number.as_str()));
-            if let Some(at) = mounted.filter_map(|fields| fields.get(4).copied()).next() {
-                return Some(format!("{name} is mounted at {at}"));
+            let mut mounted = mounts.lines().filter_map(Mounted::parse);
+            let is_of = |it: &Mounted| it.number == number || self.names_disk(it.source, &name);
+            if let Some(mounted) = mounted.find(is_of) {
+                return Some(format!("{name} is mounted at {}", mounted.at));
             }
             if swaps
                 .lines()
@@ -347,8 +369,48 @@ impl Sysfs {
             if let Some(holder) = names(&place.join("holders")).first() {
                 return Some(format!("{name} is part of {holder}"));
             }
+            if self.is_claimed(&name) {
+                return Some(format!("{name} is in use by a file system, a volume or a program"));
+            }
         }
         None
+    }
+
+    /// Whether what a mount names as its source is this disk, by its own name or by a link in `/dev`.
+    fn names_disk(&self, source: &str, disk: &str) -> bool {
+        let Some(name) = source.strip_prefix("/dev/") else { return false };
+        let real = fs::canonicalize(self.dev.join(name));
+        name == disk || real.is_ok_and(|real| real.ends_with(disk))
+    }
+
+    /// Whether somebody has the disk for itself: file systems do with each of their disks, of which a mount names one,
+    /// also those that are mounted in another namespace; and so do volumes, and programs that ask for it. Only the kernel
+    /// knows all of them; it is asked by having the disk for a moment.
+    fn is_claimed(&self, disk: &str) -> bool {
+        let flags = (OFlags::EXCL | OFlags::NONBLOCK).bits();
+        // `cciss/c0d0` is `cciss!c0d0` in sysfs.
+        let path = self.dev.join(disk.replace('!', "/"));
+        let opened = fs::File::options().read(true).custom_flags(flags as i32).open(path);
+        opened.is_err_and(|cause| Errno::from_io_error(&cause) == Some(Errno::BUSY))
+    }
+}
+
+/// A line of `mountinfo`.
+struct Mounted<'a> {
+    /// Of a file system that has one disk, the number of that.
+    number: &'a str,
+    at: &'a str,
+    source: &'a str,
+}
+
+impl Mounted<'_> {
+    /// proc(5): the third field is the device, the fifth where it is mounted; a hyphen ends the fields that may be
+    /// missing, and type and source are next.
+    fn parse(line: &str) -> Option<Mounted<'_>> {
+        let mut fields = line.split(' ').skip(2);
+        let (number, at) = (fields.next()?, fields.nth(1)?);
+        let source = fields.skip_while(|field| *field != "-").nth(2).unwrap_or_default();
+        Some(Mounted { number, at, source })
     }
 }
 

@@ -20,8 +20,8 @@ use rustix::io::Errno;
 
 use crate::remote::OnLost;
 
-/// In the names of what was borrowed by a lease.
-const BY_LEASE: &str = " by lease ";
+/// A name's most bytes, as the module has it.
+const NAME_BYTES: usize = 63;
 /// How long a driver may take to release its function.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -98,8 +98,7 @@ impl HostFunctions {
         if epoch != grant.epoch {
             return Err(HostError::Epoch { lender: lender.clone(), epoch, lease: grant.epoch });
         }
-        let name = format!("{}{BY_LEASE}{}", grant.function, grant.lease);
-        let name = name.chars().take(48).collect();
+        let name = lease_name(grant.lease, &grant.function.to_string());
         let wanted = WantedFunction { ntb, offset, epoch, name, vectors: None };
         let borrowed = Module::open()?.borrow(&wanted)?;
         let path = format!("/sys/bus/pci/devices/{:04x}:00:00.0", borrowed.domain);
@@ -183,9 +182,7 @@ impl HostFunction {
                 outcome => outcome,
             }
         });
-        if let Err(error) = outcome {
-            tracing::error!(function = %self.grant.function, %error, "the function could not be returned");
-        }
+        after_return(self.handle, &self.grant.function.to_string(), outcome);
     }
 
     /// Whether the module's function of that handle is this one: handles begin anew with the module.
@@ -235,18 +232,86 @@ impl HostFunction {
     }
 }
 
+/// The name that the module keeps of what was borrowed by a lease. The lease comes first: what is too long is cut off,
+/// and by the lease it is known again after a crash.
+fn lease_name(lease: u64, function: &str) -> String {
+    let mut name = format!("lease {lease}: {function}");
+    while name.len() > NAME_BYTES {
+        name.pop();
+    }
+    name
+}
+
+/// Whether a name is that of something that was borrowed by a lease, and not by hand.
+fn is_of_lease(name: &str) -> bool {
+    let lease = name.strip_prefix("lease ").and_then(|rest| rest.split_once(": "));
+    let now = lease.is_some_and(|(number, _)| number.parse::<u64>().is_ok());
+    // As nodes of earlier versions named them, of which one may have ended just now.
+    now || name.contains(" by lease ")
+}
+
 /// Returns all that was borrowed through some NTBs by leases.
 fn return_all(through: impl Fn(PciAddress) -> bool) {
     // Without the module nothing is borrowed.
     let Ok(module) = Module::open() else { return };
     let handles = module.handles().unwrap_or_default();
     for status in handles.into_iter().filter_map(|handle| module.status(handle).ok()) {
-        if !through(status.ntb) || !status.name.contains(BY_LEASE) {
+        if !through(status.ntb) || !is_of_lease(&status.name) {
             continue;
         }
         tracing::info!(function = status.name, "a lease that a former node left was returned");
-        if let Err(error) = module.give_back(status.handle, true, PATIENCE) {
-            tracing::error!(function = status.name, %error, "the function could not be returned");
+        after_return(status.handle, &status.name, module.give_back(status.handle, true, PATIENCE));
+    }
+}
+
+/// Looks at how a return ended. One whose driver needs longer goes on in a thread: until then the module keeps the
+/// function's place in the window, and nothing else can be borrowed there.
+fn after_return(handle: u32, function: &str, outcome: Result<(), MetalError>) {
+    let name = function.to_owned();
+    match outcome {
+        Ok(()) => {}
+        Err(error) if is_under_way(&error) => {
+            tracing::warn!(
+                function,
+                "its driver has not released it yet; it is returned when it does"
+            );
+            let again = move || {
+                let returned = Module::open()
+                    .and_then(|module| until_gone(|| module.give_back(handle, true, PATIENCE)));
+                match returned {
+                    Ok(()) => tracing::info!(function = name, "it is returned, late"),
+                    Err(error) => {
+                        tracing::error!(function = name, %error, "the function could not be returned")
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name("late return".into());
+            if let Err(cause) = thread.spawn(again) {
+                tracing::error!(function, %cause, "no thread waits for the end of its return");
+            }
+        }
+        Err(error) => {
+            tracing::error!(function, %error, "the function could not be returned");
         }
     }
 }
+
+/// Whether the module goes on with a return whose end it has not told.
+fn is_under_way(error: &MetalError) -> bool {
+    matches!(error, MetalError::Refused { errno: Errno::TIMEDOUT | Errno::INTR, .. })
+}
+
+/// Asks for a return again until the module has forgotten the function.
+fn until_gone(mut again: impl FnMut() -> Result<(), MetalError>) -> Result<(), MetalError> {
+    loop {
+        match again() {
+            Err(error) if is_under_way(&error) => {}
+            // Somebody else returned it.
+            Err(MetalError::Refused { errno: Errno::NOENT, .. }) => return Ok(()),
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

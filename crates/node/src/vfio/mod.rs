@@ -9,6 +9,7 @@
 //! somebody has it, the function cannot be opened anew: so it is lent to nobody else before the last one released it, and
 //! that is what the kernel is asked ([`Lendable::arm`]). Meanwhile its memory is off, and what was mapped is gone.
 
+mod conversations;
 mod ntbs;
 mod session;
 mod shown;
@@ -29,7 +30,7 @@ use rackbus_metal::LentWindow;
 use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
 use rackbus_vfio::facts::{Facts, is_vfio};
-use rackbus_vfio::{Bindings, Container, IommuFault, PciAddress, VfioDevice, VfioError};
+use rackbus_vfio::{Binding, Bindings, Container, IommuFault, PciAddress, VfioDevice, VfioError};
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved};
 pub use ntbs::Ntbs;
@@ -38,6 +39,8 @@ pub use windows::WindowLending;
 
 /// Between two looks whether the last user has released it.
 const AGAIN: Duration = Duration::from_millis(5);
+/// How long a former user may take to release a function that goes back to its driver.
+const RELEASING: Duration = Duration::from_secs(4);
 
 /// A function of the machine.
 #[derive(Debug)]
@@ -141,13 +144,8 @@ impl Physical {
 
     /// Waits until nobody has the function open.
     fn wait_free(&self, facts: &Facts, limit: Duration) -> Result<(), VfioError> {
-        let begun = Instant::now();
-        loop {
-            match rackbus_vfio::container::check_free(facts.group.unwrap_or_default()) {
-                Err(VfioError::Busy { .. }) if begun.elapsed() < limit => std::thread::sleep(AGAIN),
-                outcome => return outcome,
-            }
-        }
+        let group = facts.group.unwrap_or_default();
+        until_free(Instant::now() + limit, || rackbus_vfio::container::check_free(group))
     }
 
     /// Opens the function, alone in its container, and resets it.
@@ -172,6 +170,36 @@ impl Shared {
     }
 }
 
+/// Waits until a check no more says that somebody has the function, or for as long as that may take.
+fn until_free(
+    deadline: Instant,
+    mut check: impl FnMut() -> Result<(), VfioError>,
+) -> Result<(), VfioError> {
+    loop {
+        match check() {
+            Err(VfioError::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(AGAIN),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Gives a function back when nobody has it open or maps its registers any more. To unbind it before would wait for
+/// that without an end, and this process could not even be killed. One that is in use still stays bound, and noted.
+fn give_back_free(
+    bindings: &Bindings,
+    address: PciAddress,
+    deadline: Instant,
+) -> Result<Option<Binding>, VfioError> {
+    if bindings.note(address)?.is_none() {
+        return Ok(None);
+    }
+    match until_free(deadline, || bindings.check_free(address)) {
+        Err(busy @ VfioError::Busy { .. }) => Err(busy),
+        // Whatever else is wrong, nobody is waited for.
+        _ => bindings.give_back(address),
+    }
+}
+
 fn failed(error: VfioError) -> NotReady {
     NotReady::Failed(io::Error::other(error))
 }
@@ -183,7 +211,7 @@ impl Lendable for Physical {
 
     fn release(&self) {
         let Some(address) = locked(&self.taken).take() else { return };
-        match self.bindings.give_back(address) {
+        match give_back_free(&self.bindings, address, Instant::now() + RELEASING) {
             Ok(_) => {}
             Err(error) => {
                 tracing::error!(%error, "it is not given back; rackbus lend --return does it");
@@ -216,6 +244,7 @@ impl Lendable for Physical {
     }
 
     fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>> {
+        self.windows.begin_without(stream)?;
         let device = self.open().map_err(io::Error::other)?;
         let session = PhysicalSession::begin(
             &self.name,
@@ -277,8 +306,8 @@ impl Lendable for Physical {
     }
 }
 
-/// Gives what `taker` took back to its drivers, apart from what is in `still` and the `ntbs`. What cannot be given back
-/// stays noted.
+/// Gives what `taker` took back to its drivers, apart from what is in `still` and the `ntbs`. What cannot be given back,
+/// or is not released within a few seconds, stays noted.
 pub fn give_back(taker: &str, still: &[PhysicalFunction], ntbs: &[PciAddress]) {
     let bindings = Bindings::here();
     let taken = match bindings.taken() {
@@ -296,8 +325,9 @@ pub fn give_back(taker: &str, still: &[PhysicalFunction], ntbs: &[PciAddress]) {
         ntbs.contains(&address)
             || still.iter().any(|it| it.address == address || Some(it.address) == physical)
     };
+    let deadline = Instant::now() + RELEASING;
     for binding in whole.into_iter().chain(parts).filter(|it| !wanted(it.address)) {
-        match bindings.give_back(binding.address) {
+        match give_back_free(&bindings, binding.address, deadline) {
             Ok(Some(given)) => {
                 let driver = given.former.as_deref().unwrap_or("no driver");
                 tracing::info!(address = %given.address, driver, "given back");
@@ -307,5 +337,21 @@ pub fn give_back(taker: &str, still: &[PhysicalFunction], ntbs: &[PciAddress]) {
                 tracing::error!(%error, "it is not given back; rackbus lend --return does it")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_waited_for_until_it_is_free_and_not_for_ever() {
+        let busy = || Err(VfioError::Busy { group: 7 });
+        let mut looks = vec![Ok(()), busy(), busy()];
+        let deadline = Instant::now() + Duration::from_secs(60);
+        until_free(deadline, || looks.pop().unwrap()).unwrap();
+        assert!(looks.is_empty());
+        let late = until_free(Instant::now(), busy);
+        assert!(matches!(late, Err(VfioError::Busy { group: 7 })));
     }
 }

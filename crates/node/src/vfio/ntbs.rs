@@ -7,9 +7,11 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rackbus_memory::Stream;
 use rackbus_metal::LentWindow;
 use rackbus_vfio::{Bindings, PciAddress, VfioError};
 
+use super::conversations::Conversations;
 use super::locked;
 
 /// How long functions in use may take to be closed when the node ends, and between two looks.
@@ -21,6 +23,8 @@ const AGAIN: Duration = Duration::from_millis(5);
 pub struct Ntbs {
     addresses: BTreeMap<String, PciAddress>,
     open: Mutex<Open>,
+    /// By which functions of the machine are used without an NTB, and end when the NTBs are closed.
+    conversations: Conversations,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +43,7 @@ impl Ntbs {
     pub fn new(named: &BTreeMap<String, String>) -> Result<Ntbs, VfioError> {
         let parse = |(host, address): (&String, &String)| Ok((host.clone(), address.parse()?));
         let addresses = named.iter().map(parse).collect::<Result<_, VfioError>>()?;
-        Ok(Ntbs { addresses, open: Mutex::default() })
+        Ok(Ntbs { addresses, ..Ntbs::default() })
     }
 
     /// The PCI addresses of the NTBs, by the host that each leads to.
@@ -62,9 +66,19 @@ impl Ntbs {
         }
     }
 
-    /// Takes all functions away that are lent through them, and closes them. False when some are in use still, after
-    /// a while: then nothing of theirs may be given back to its driver, which would wait for this process.
+    /// Takes note of a conversation in which a function of the machine is used without an NTB.
+    ///
+    /// # Errors
+    /// When the node ends.
+    pub(super) fn begin(&self, conversation: &Arc<dyn Stream>) -> io::Result<()> {
+        self.conversations.begin(conversation)
+    }
+
+    /// Ends the conversations in which functions of the machine are used, takes all functions away that are lent through
+    /// the NTBs, and closes these. False when some are in use still, after a while: then nothing of theirs may be given
+    /// back to its driver, which would wait for this process.
     pub fn close(&self) -> bool {
+        self.conversations.end_all();
         let mut open = locked(&self.open);
         open.closed = true;
         let windows = std::mem::take(&mut open.windows);

@@ -30,6 +30,14 @@ impl WindowLending {
         self.ntbs.open_all(&self.taker);
     }
 
+    /// Takes note of a conversation in which the function is used without an NTB, and which ends with the node.
+    ///
+    /// # Errors
+    /// When the node ends.
+    pub(super) fn begin_without(&self, conversation: &Arc<dyn Stream>) -> io::Result<()> {
+        self.ntbs.begin(conversation)
+    }
+
     /// Whether the function is lent so.
     pub(crate) fn is_lent(&self) -> bool {
         self.lent.load(Ordering::Relaxed)

@@ -144,3 +144,51 @@ fn a_drive_with_a_mounted_partition_and_a_card_that_is_up_are_in_use() {
     let used = sysfs.check_unused(address("04:00.0")).unwrap_err().to_string();
     assert!(used.contains("its network interface eth1 is up"), "{used}");
 }
+
+#[test]
+fn a_drive_is_in_use_whose_file_system_has_a_number_of_its_own() {
+    let tree = Tree::new();
+    tree.function("0000:03:00.0", "0x010802\n", 7, Some("nvme"));
+    let drive = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1";
+    tree.write(&format!("{drive}/dev"), "259:0\n");
+    tree.write(&format!("{drive}/nvme0n1p1/dev"), "259:1\n");
+    symlink(tree.0.path().join(drive), tree.0.path().join("sys/block/nvme0n1")).unwrap();
+    // As btrfs has it; the optional field before the hyphen is there or not.
+    let line = |source| format!("30 1 0:26 /@ /home rw shared:5 - btrfs {source} rw,subvol=/@\n");
+    tree.write("proc/self/mountinfo", &line("/dev/nvme1n1p1"));
+    tree.sysfs().check_unused(address("03:00.0")).unwrap();
+    tree.write("proc/self/mountinfo", &line("/dev/nvme0n1p1"));
+    let used = tree.sysfs().check_unused(address("03:00.0")).unwrap_err().to_string();
+    assert!(used.contains("nvme0n1p1 is mounted at /home"), "{used}");
+    // By one of its other names.
+    tree.write("dev/nvme0n1p1", "");
+    fs::create_dir_all(tree.0.path().join("dev/disk/by-label")).unwrap();
+    symlink("../../nvme0n1p1", tree.0.path().join("dev/disk/by-label/home")).unwrap();
+    tree.write("proc/self/mountinfo", &line("/dev/disk/by-label/home"));
+    let used = tree.sysfs().check_unused(address("03:00.0")).unwrap_err().to_string();
+    assert!(used.contains("nvme0n1p1 is mounted at /home"), "{used}");
+}
+
+#[test]
+fn a_drive_is_in_use_by_the_disk_that_stands_for_all_ways_to_it() {
+    let tree = Tree::new();
+    tree.function("0000:03:00.0", "0x010802\n", 7, Some("nvme"));
+    tree.function("0000:04:00.0", "0x010802\n", 8, Some("nvme"));
+    for (function, number) in [("0000:03:00.0", 0), ("0000:04:00.0", 1)] {
+        let controller = format!("sys/devices/pci0000:00/{function}/nvme/nvme{number}");
+        tree.write(&format!("{controller}/state"), "live\n");
+        let subsystem = format!("sys/devices/virtual/nvme-subsystem/nvme-subsys{number}");
+        let head = format!("{subsystem}/nvme{number}n1");
+        tree.write(&format!("{head}/dev"), &format!("259:{number}\n"));
+        let path = |name: &str| tree.0.path().join(name);
+        symlink(path(&controller), path(&subsystem).join(format!("nvme{number}"))).unwrap();
+        fs::create_dir_all(path("sys/class/nvme-subsystem")).unwrap();
+        let class = format!("sys/class/nvme-subsystem/nvme-subsys{number}");
+        symlink(path(&subsystem), path(&class)).unwrap();
+        symlink(path(&head), path(&format!("sys/block/nvme{number}n1"))).unwrap();
+    }
+    tree.write("proc/self/mountinfo", "22 1 259:1 / /srv rw - ext4 /dev/nvme1n1 rw\n");
+    tree.sysfs().check_unused(address("03:00.0")).unwrap();
+    let used = tree.sysfs().check_unused(address("04:00.0")).unwrap_err().to_string();
+    assert!(used.contains("nvme1n1 is mounted at /srv"), "{used}");
+}

@@ -135,8 +135,8 @@ fn by_hand(hosts: &mut Hosts) -> Result<()> {
             until_ok test -b /dev/nvme0n1
             lsblk -d -o NAME,SIZE,MODEL /dev/nvme0n1
             write
-            echo 10000:00:00.0 >/sys/bus/pci/drivers/nvme/unbind
-            echo 10000:00:00.0 >/sys/bus/pci/drivers/nvme/bind
+            echo 1ff00:00:00.0 >/sys/bus/pci/drivers/nvme/unbind
+            echo 1ff00:00:00.0 >/sys/bus/pci/drivers/nvme/bind
             until_ok test -b /dev/nvme0n1
             verify
             mount /dev/nvme0n1 /mnt/a
