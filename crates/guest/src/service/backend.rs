@@ -118,7 +118,9 @@ impl VhostUserBackend for Backend {
     ) -> std::io::Result<()> {
         let Some(vring) = vrings.get(usize::from(queue)) else { return Ok(()) };
         let queue = u8::try_from(queue).unwrap_or(u8::MAX);
-        self.device.take_up(queue, vring);
+        if !self.device.take_up(queue, vring) {
+            return Ok(());
+        }
         self.device.window.set_running(self.device.lock().kept.core.is_started());
         loop {
             let chain = vring.get_mut().get_queue_mut().pop_descriptor_chain(self.memory.memory());

@@ -43,17 +43,31 @@ impl Chains {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request waits for its answer from now on.
+    /// A request waits for its answer from now on, unless its queue has stopped meanwhile: then it waits from when
+    /// that continues.
     pub(super) fn wait(&self, token: u64, vring: &VringRwLock, request: &QueuedRequest) {
         let QueuedRequest { queue, head, room, .. } = request;
-        let (vring, queue, head, room) = (vring.clone(), *queue, *head, room.clone());
-        self.lock().insert(token, Waiting { vring, queue, head, room });
+        let mut pending = self.lock();
+        if is_running(vring) {
+            let (vring, queue, head, room) = (vring.clone(), *queue, *head, room.clone());
+            pending.insert(token, Waiting { vring, queue, head, room });
+        }
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.lock().len()
     }
 
     /// Answers a request, if it still waits.
     pub(super) fn complete(&self, token: u64, bytes: &[u8]) {
         let mut pending = self.lock();
         let Some(Waiting { vring, queue, head, room }) = pending.remove(&token) else { return };
+        // A VM that is reset has something else there soon. Where it continues, the request has its answer with it.
+        if !is_running(&vring) {
+            return;
+        }
         let length = self.write(&room, bytes);
         // Under the lock: after `forget` the guest's memory is not written to any more.
         let entry = vring.get_ref().get_queue().next_used();
@@ -83,6 +97,12 @@ impl Chains {
         }
         u32::try_from(bytes.len() - rest.len()).unwrap_or(0)
     }
+}
+
+/// Whether QEMU has a queue started and enabled: at no other time is anything of it touched.
+pub(super) fn is_running(vring: &VringRwLock) -> bool {
+    let state = vring.get_ref();
+    state.get_queue().ready() && state.is_enabled()
 }
 
 /// What a request says; nothing when it cannot be read.

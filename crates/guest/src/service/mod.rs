@@ -18,6 +18,8 @@ mod link;
 mod relay;
 mod sessions;
 mod standby;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use std::os::fd::OwnedFd;
@@ -148,24 +150,8 @@ fn run(
 ) -> Result<ServingEnd, ServeError> {
     let (jobs, jobs_to_do) = std::sync::mpsc::channel();
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
-    let (qemu, ledger) = (Arc::new(qemu), Arc::new(ledger));
-    let started = |queue: usize| {
-        inherited
-            && kept.core.frontend.has(VhostSetting::Kick(u8::try_from(queue).unwrap_or(u8::MAX)))
-    };
-    let device = Arc::new(Device {
-        node: helper.node.clone(),
-        helper,
-        inherited: Mutex::new(std::array::from_fn(started)),
-        taken_up: Condvar::new(),
-        standby: Mutex::new(None),
-        inner: Mutex::new(Inner { kept, jobs, link: None }),
-        chains: Chains::new(memory.clone(), ledger.clone()),
-        ledger,
-        window: QemuWindow::default(),
-        bells: Bells::new().map_err(system("epoll"))?,
-        over: AtomicBool::new(false),
-    });
+    let qemu = Arc::new(qemu);
+    let device = Arc::new(Device::new(helper, (kept, ledger), jobs, &memory, inherited)?);
     let backend = Arc::new(Backend::new(device.clone(), memory.clone()));
     let mut daemon = VhostUserDaemon::new("rackbus guest".to_owned(), backend, memory)
         .map_err(ServeError::Vhost)?;
@@ -226,6 +212,36 @@ fn spawn(
 }
 
 impl Device {
+    fn new(
+        helper: StandbyStart,
+        (kept, ledger): (DeviceParts, Ledger),
+        jobs: Sender<WindowJob>,
+        memory: &GuestMemoryAtomic<GuestMemoryMmap>,
+        inherited: bool,
+    ) -> Result<Device, ServeError> {
+        let ledger = Arc::new(ledger);
+        let started = |queue: usize| {
+            inherited
+                && kept
+                    .core
+                    .frontend
+                    .has(VhostSetting::Kick(u8::try_from(queue).unwrap_or(u8::MAX)))
+        };
+        Ok(Device {
+            node: helper.node.clone(),
+            helper,
+            inherited: Mutex::new(std::array::from_fn(started)),
+            taken_up: Condvar::new(),
+            standby: Mutex::new(None),
+            inner: Mutex::new(Inner { kept, jobs, link: None }),
+            chains: Chains::new(memory.clone(), ledger.clone()),
+            ledger,
+            window: QemuWindow::default(),
+            bells: Bells::new().map_err(system("epoll"))?,
+            over: AtomicBool::new(false),
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -360,13 +376,17 @@ impl Device {
     }
 
     /// Looks at a queue for the first time after another process did, or after it was stopped: what was
-    /// taken and not answered is to be answered from here on.
-    fn take_up(self: &Arc<Self>, queue: u8, vring: &VringRwLock) {
+    /// taken and not answered is to be answered from here on. Whether the queue is served.
+    fn take_up(self: &Arc<Self>, queue: u8, vring: &VringRwLock) -> bool {
         let mut inherited = self.inherited.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under this lock: a kick from before the end of the queue is not to be taken for its new beginning.
+        if !chains::is_running(vring) {
+            return false;
+        }
         let Some(waits) = inherited.get_mut(usize::from(queue)).filter(|waits| **waits) else {
-            return;
+            return true;
         };
-        let Ok(entry) = vring.queue_used_idx() else { return };
+        let Ok(entry) = vring.queue_used_idx() else { return false };
         let mut answers = Vec::new();
         {
             let inner = self.lock();
@@ -388,6 +408,7 @@ impl Device {
         let _ = vring.signal_used_queue();
         *waits = false;
         self.taken_up.notify_all();
+        true
     }
 }
 
