@@ -125,7 +125,9 @@ impl VhostUserBackend for Backend {
         loop {
             let chain = vring.get_mut().get_queue_mut().pop_descriptor_chain(self.memory.memory());
             let Some(chain) = chain else { return Ok(()) };
-            self.device.request(queue, vring, &chain);
+            if !self.device.request(queue, vring, &chain) {
+                return Ok(());
+            }
         }
     }
 

@@ -32,6 +32,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rackbus_segment::guest::proof;
 use rustix::time::{ClockId, clock_gettime};
 use vhost_user_backend::{VhostUserDaemon, VringRwLock, VringT};
+use virtio_queue::QueueT;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::journal::frontend::VhostSetting;
@@ -102,6 +103,8 @@ struct Device {
     bells: Bells,
     /// Queues that another process served, or that were stopped, and that have not been looked at since.
     inherited: Mutex<[bool; QUEUES]>,
+    /// Queues whose driver did what none may do: they are not served until they were stopped.
+    faulty: [AtomicBool; QUEUES],
     taken_up: Condvar,
     /// The process id of the standby; none while there is none.
     standby: Mutex<Option<rustix::process::Pid>>,
@@ -231,6 +234,7 @@ impl Device {
             node: helper.node.clone(),
             helper,
             inherited: Mutex::new(std::array::from_fn(started)),
+            faulty: Default::default(),
             taken_up: Condvar::new(),
             standby: Mutex::new(None),
             inner: Mutex::new(Inner { kept, jobs, link: None }),
@@ -267,9 +271,14 @@ impl Device {
         number
     }
 
-    /// A request came by a queue.
-    fn request(self: &Arc<Self>, queue: u8, vring: &VringRwLock, chain: &Chain) {
-        let (head, room, bytes) = (chain.head_index(), chains::room(chain), chains::read(chain));
+    /// A request came by a queue; false where its driver is at fault, and the queue is served no more.
+    fn request(self: &Arc<Self>, queue: u8, vring: &VringRwLock, chain: &Chain) -> bool {
+        let head = chain.head_index();
+        if !self.chains.admits(vring, queue, head) {
+            self.fail(queue, vring, head);
+            return false;
+        }
+        let (room, bytes) = (chains::room(chain), chains::read(chain));
         let mut inner = self.lock();
         let token = inner.kept.core.next_token();
         let request = QueuedRequest { queue, head, room: room.clone(), answer: None };
@@ -278,6 +287,23 @@ impl Device {
         let record = JournalRecord::Request { now: now(), queue, head, room, bytes };
         let actions = self.record(&mut inner, &record, Vec::new());
         self.perform(inner, actions);
+        true
+    }
+
+    /// A driver posted a head that it may not post.
+    fn fail(&self, queue: u8, vring: &VringRwLock, head: u16) {
+        tracing::warn!(
+            queue,
+            head,
+            "the guest's driver posts a request that it may not; its queue is not served any more"
+        );
+        if let Some(faulty) = self.faulty.get(usize::from(queue)) {
+            faulty.store(true, Ordering::Release);
+        }
+        // It was not taken: what is said of the queue is what was recorded.
+        let mut state = vring.get_mut();
+        let next = state.get_queue().next_avail().wrapping_sub(1);
+        state.get_queue_mut().set_next_avail(next);
     }
 
     /// Tells the standby, and decides.
@@ -373,6 +399,7 @@ impl Device {
     /// The queues stop: when they continue, what was not answered is.
     fn set_aside(&self) {
         *self.inherited.lock().unwrap_or_else(PoisonError::into_inner) = [true; QUEUES];
+        self.faulty.iter().for_each(|faulty| faulty.store(false, Ordering::Release));
     }
 
     /// Looks at a queue for the first time after another process did, or after it was stopped: what was
@@ -383,8 +410,9 @@ impl Device {
         if !chains::is_running(vring) {
             return false;
         }
+        let faulty = |it: &AtomicBool| it.load(Ordering::Acquire);
         let Some(waits) = inherited.get_mut(usize::from(queue)).filter(|waits| **waits) else {
-            return true;
+            return !self.faulty.get(usize::from(queue)).is_none_or(faulty);
         };
         let Ok(entry) = vring.queue_used_idx() else { return false };
         let mut answers = Vec::new();

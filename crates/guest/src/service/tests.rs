@@ -98,10 +98,59 @@ impl Driver {
         self.vrings[QUEUE].set_queue_ready(false);
         self.backend.stop_vring(QUEUE as u32).unwrap();
     }
+
+    /// Jobs of QEMU's that are not done.
+    fn jobs(&self) -> usize {
+        self.device.lock().kept.core.jobs().count()
+    }
 }
 
 /// A request that QEMU has to do something for, so that it waits: to remove no mappings.
 const REMOVE: (u32, [u8; 4]) = (49, [0; 4]);
+
+#[test]
+fn a_head_whose_request_is_not_answered_is_posted_once() {
+    let mut driver = Driver::new();
+    let (code, nothing) = REMOVE;
+    driver.post(0, code, CONTROL, &nothing);
+    driver.post(2, code, CONTROL, &nothing);
+    driver.kick();
+    assert_eq!((driver.device.chains.count(), driver.jobs(), driver.answered()), (2, 2, 0));
+    for _ in 0..1000 {
+        driver.announce(0);
+        driver.announce(60_000);
+        driver.kick();
+        assert_eq!((driver.device.chains.count(), driver.jobs()), (2, 2));
+    }
+    // What it had posted before is answered; nothing else is looked at any more.
+    driver.device.act(&JournalRecord::Unmapped);
+    assert_eq!(driver.answered(), 1);
+    driver.kick();
+    assert_eq!(driver.jobs(), 1);
+    // It is reset, and so is its driver.
+    driver.stop();
+    driver.write(AVAILABLE, &[0; 4]);
+    driver.write(USED, &[0; 4]);
+    let base = [10_u32, 1, 8, QUEUE as u32, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+    driver.device.record_only(&JournalRecord::Frontend { message: base }, Vec::new());
+    driver.posted = 0;
+    let queue = &driver.vrings[QUEUE];
+    queue.set_queue_next_avail(0);
+    queue.set_queue_next_used(0);
+    queue.set_queue_ready(true);
+    driver.post(0, code, CONTROL, &nothing);
+    driver.kick();
+    assert_eq!(driver.device.chains.count(), 1);
+}
+
+#[test]
+fn a_head_that_is_no_entry_of_its_queue_is_not_taken() {
+    let mut driver = Driver::new();
+    driver.announce(QUEUE_SIZE as u16);
+    driver.kick();
+    assert_eq!((driver.device.chains.count(), driver.answered()), (0, 0));
+    assert_eq!(driver.device.lock().kept.core.requests(QUEUE as u8).count(), 0);
+}
 
 #[test]
 fn nothing_is_written_to_the_memory_of_a_vm_that_is_stopped() {
