@@ -266,8 +266,10 @@ impl PacketStream for Conversation {
         }
         match self.session.file.write_at(message, GuestChannel::Posts.offset()) {
             Ok(length) if length == message.len() => Ok(false),
-            // A helper of an earlier version.
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            // So many are under way that an answer has to be waited for, or it is a helper of an earlier version.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::InvalidInput) =>
+            {
                 self.send(message, &[]).map(|()| true)
             }
             Ok(_) => Err(StreamError::Closed),

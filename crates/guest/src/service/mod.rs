@@ -352,6 +352,10 @@ impl Device {
                     let conversation = inner.kept.sessions.get_mut(&session);
                     let sent = conversation.map(|it| it.send(place, &message));
                     if !matches!(sent, Some(Ok(()))) {
+                        // The node learns of it, and so does who hears what it says.
+                        if let Some(conversation) = inner.kept.sessions.get(&session) {
+                            conversation.shut_down();
+                        }
                         todo.extend(self.record(
                             &mut inner,
                             &JournalRecord::Over { session },

@@ -2,12 +2,15 @@
 
 use std::sync::mpsc::Receiver;
 
+use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::{AdaptiveSpin, Packets, SharedMemory, StreamError};
 use vhost_user_backend::VhostUserBackend;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::EventSet;
 
 use super::backend::QUEUE_SIZE;
 use super::*;
+use crate::state::DescriptorKind;
 
 /// Where the queue's parts are in the guest's memory; a request and the room for its answer for each head.
 const TABLE: u64 = 0x1000;
@@ -103,6 +106,33 @@ impl Driver {
     fn jobs(&self) -> usize {
         self.device.lock().kept.core.jobs().count()
     }
+
+    /// A session, opened with this head, whose conversations end in these sockets.
+    fn session(&mut self, head: u16) -> (u64, Packets, Packets) {
+        self.post(head, 14, CONTROL, &[0; 8]);
+        // What it leads to is done here, and not by a thread that connects.
+        let mut inner = self.device.lock();
+        let token = inner.kept.core.next_token();
+        let chain =
+            self.vrings[QUEUE].get_mut().get_queue_mut().pop_descriptor_chain(self.memory.memory());
+        let chain = chain.unwrap();
+        let (room, bytes) = (chains::room(&chain), chains::read(&chain));
+        let queue = QUEUE as u8;
+        let request = QueuedRequest { queue, head, room: room.clone(), answer: None };
+        self.device.chains.wait(token, &self.vrings[QUEUE], &request);
+        let record = JournalRecord::Request { now: now(), queue, head, room, bytes };
+        let actions = self.device.record(&mut inner, &record, Vec::new());
+        let [GuestAction::Connect { session }] = actions[..] else { panic!("{actions:?}") };
+        drop(inner);
+        let ((calls, node_calls), (events, node_events)) =
+            (Packets::pair().unwrap(), Packets::pair().unwrap());
+        let page = SharedMemory::reserve("page", 4096).unwrap();
+        let (_, theirs) = Packets::pair().unwrap();
+        let kind = DescriptorKind::Memory { size: 4096, write: true };
+        let beside = vec![calls.into(), events.into(), theirs.into(), page];
+        self.device.act_with(&JournalRecord::Connected { session, page: kind }, beside);
+        (session, node_calls, node_events)
+    }
 }
 
 /// A request that QEMU has to do something for, so that it waits: to remove no mappings.
@@ -177,4 +207,36 @@ fn nothing_is_written_to_the_memory_of_a_vm_that_is_stopped() {
     driver.kick();
     assert_eq!((driver.answered(), driver.device.chains.count()), (1, 0));
     assert!(!driver.device.inherited.lock().unwrap()[QUEUE]);
+}
+
+/// Receives until there is nothing more; true when that is because the other end is shut down.
+fn ends(packets: &Packets) -> bool {
+    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
+    loop {
+        let soon = std::time::Instant::now() + std::time::Duration::from_millis(10);
+        match packets.receive(&mut buffer, &mut spin, Some(soon)) {
+            Ok(_) => {}
+            Err(StreamError::TimedOut) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
+#[test]
+fn a_node_that_takes_no_messages_is_told_that_the_session_is_over() {
+    let mut driver = Driver::new();
+    let (session, calls, events) = driver.session(0);
+    assert_eq!(driver.answered(), 1);
+    let mut write = [session, 0].into_iter().flat_map(u64::to_le_bytes).collect::<Vec<_>>();
+    let message = [7; 1024];
+    write.extend([1024_u32, 0, 0, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes));
+    write.extend(message);
+    let mut sent = 0;
+    while driver.device.lock().kept.core.state.phases().1 == [session] {
+        driver.post(0, 16, CONTROL, &write);
+        driver.kick();
+        sent += 1;
+        assert!(sent < 10_000, "a socket has no bound");
+    }
+    assert!(ends(&calls) && ends(&events));
 }

@@ -40,6 +40,10 @@ pub const MOST_OBJECTS: usize = 8192;
 /// Messages that wait for a process, and bytes of them; then its session ends.
 const MOST_WAITING: (usize, usize) = (1024, 1 << 20);
 
+/// Posts of a session that the node has not answered: as many as surely fit the socket to it. Whoever has more waits for
+/// an answer.
+const MOST_POSTS: usize = 64;
+
 /// How long a read waits for a message, and one for a ring, in milliseconds. A process of the guest cannot
 /// be ended meanwhile.
 const MESSAGE_WAIT: u64 = 1000;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::objects::GuestFile;
 use super::{
-    DescriptorKind, GuestAction, GuestState, MESSAGE_WAIT, MOST_OBJECTS, MOST_SESSIONS,
+    DescriptorKind, GuestAction, GuestState, MESSAGE_WAIT, MOST_OBJECTS, MOST_POSTS, MOST_SESSIONS,
     MOST_WAITING, Parked, PendingRequest, Received,
 };
 use crate::fuse::{self, Errno, RequestHead};
@@ -226,7 +226,8 @@ impl GuestState {
                     if is_refused(data) {
                         return Err(Errno::ACCES);
                     }
-                    if session.asked.len() >= MOST_WAITING.0 {
+                    let most = if posted { MOST_POSTS } else { MOST_WAITING.0 };
+                    if session.asked.len() >= most {
                         return Err(Errno::AGAIN);
                     }
                     session.asked.push_back(!posted);

@@ -263,6 +263,35 @@ fn a_guest_asks_for_no_devices() {
     assert_eq!(write(&SessionRequest::Probe { node: 4 }, GuestChannel::Calls), (Ok(()), true));
 }
 
+/// Who posts faster than the node answers is held up, and not disconnected.
+#[test]
+fn so_many_posts_wait_for_the_node_and_no_more() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let message = encode(&SessionRequest::Disconnect { connection: Handle(1) });
+    let post = |guest: &mut Guest| {
+        let mut arguments = words(&[session, GuestChannel::Posts.offset()]);
+        arguments.extend((message.len() as u32).to_le_bytes());
+        arguments.extend([0; 20]);
+        arguments.extend(&message);
+        let answer = guest.ask(16, CONTROL, &arguments);
+        let sent = guest.actions.iter().any(|it| matches!(it, GuestAction::Send { .. }));
+        assert_eq!(sent, answer.is_ok());
+        answer.map(drop)
+    };
+    let taken = (0..400).filter(|_| post(&mut guest) == Ok(())).count();
+    assert_eq!(taken, MOST_POSTS);
+    assert_eq!(post(&mut guest), Err(Errno::AGAIN.0));
+    // What is to be answered goes on, and each answer makes room.
+    assert_eq!(guest.exchange(session, &message), Err(-1));
+    let reply = encode(&Reply::Done);
+    for _ in 0..2 {
+        let received = Received { message: &reply, objects: Vec::new(), lost: false };
+        guest.state.received(session, GuestChannel::Calls, received);
+    }
+    assert_eq!((post(&mut guest), post(&mut guest)), (Ok(()), Err(Errno::AGAIN.0)));
+}
+
 #[test]
 fn a_request_and_its_reply_are_exchanged_at_once() {
     let mut guest = Guest::new();
