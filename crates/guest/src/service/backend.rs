@@ -19,9 +19,12 @@ use rackbus_segment::guest::TAG;
 
 use super::{Device, WINDOW};
 use crate::journal::{JournalRecord, QUEUES};
+use crate::state::MOST_PARKED;
 
 /// Entries of each queue.
 pub const QUEUE_SIZE: usize = 256;
+// What is answered soon has entries, however much waits.
+const _: () = assert!(MOST_PARKED + 64 <= QUEUE_SIZE);
 /// Bytes of the device's configuration: the tag, and how many queues for requests there are.
 pub const CONFIG_SIZE: usize = 40;
 const TAG_SIZE: usize = 36;
