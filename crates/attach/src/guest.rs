@@ -92,6 +92,7 @@ pub(crate) fn open(folder: &Path) -> Result<[Arc<dyn PacketStream>; 2], AttachEr
         window::withdraw();
         return Err(error);
     }
+    window::keep(&session.file).map_err(|cause| AttachError::System { what: "fstat", cause })?;
     Ok([Arc::new(calls), Arc::new(Conversation::new(&session, GuestChannel::Events)?)])
 }
 
