@@ -92,6 +92,7 @@ pub(crate) fn open(folder: &Path) -> Result<[Arc<dyn PacketStream>; 2], AttachEr
         window::withdraw();
         return Err(error);
     }
+    window::keep(&session.file).map_err(|cause| AttachError::System { what: "fstat", cause })?;
     Ok([Arc::new(calls), Arc::new(Conversation::new(&session, GuestChannel::Events)?)])
 }
 
@@ -266,8 +267,10 @@ impl PacketStream for Conversation {
         }
         match self.session.file.write_at(message, GuestChannel::Posts.offset()) {
             Ok(length) if length == message.len() => Ok(false),
-            // A helper of an earlier version.
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            // So many are under way that an answer has to be waited for, or it is a helper of an earlier version.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::InvalidInput) =>
+            {
                 self.send(message, &[]).map(|()| true)
             }
             Ok(_) => Err(StreamError::Closed),

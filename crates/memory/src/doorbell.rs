@@ -38,6 +38,27 @@ const _: () = assert!(size_of::<DoorbellLine>() == DOORBELL_BYTES);
 /// The longest sleep between two looks at the line.
 pub const RECHECK: Duration = Duration::from_millis(500);
 
+/// Between two looks at the line where the next ring cannot be slept for until a deadline: from, and up to.
+const SLICES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
+
+/// An event whose wait ends by a ring or when the far side says so, and by no deadline of the waiter's.
+trait FarEvent {
+    /// The number of the last ring that is known here.
+    fn seen(&self) -> u64;
+    /// Sleeps until there was a ring after that one, or for [`RECHECK`].
+    fn wait(&self, seen: u64);
+}
+
+impl FarEvent for WindowEvent {
+    fn seen(&self) -> u64 {
+        WindowEvent::seen(self)
+    }
+
+    fn wait(&self, seen: u64) {
+        WindowEvent::wait(self, seen);
+    }
+}
+
 /// Why a wait ended without a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
@@ -127,7 +148,7 @@ impl Doorbell {
     /// The same in a virtual machine, whose futexes nobody outside of it can wake: sleeps for the event.
     fn wait_far(
         &self,
-        event: &WindowEvent,
+        event: &impl FarEvent,
         seen: u32,
         spin: &mut AdaptiveSpin,
         timeout: Option<Duration>,
@@ -139,6 +160,7 @@ impl Doorbell {
         let begun = Instant::now();
         let deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
         let mut spinning = Spinning::new(spin.budget().min(timeout.unwrap_or(Duration::MAX)));
+        let mut slice = SLICES.0;
         loop {
             if let Some(found) = found() {
                 spin.waited(nanoseconds(begun.elapsed()));
@@ -147,8 +169,16 @@ impl Doorbell {
             if spinning.goes_on() {
                 continue;
             }
-            if deadline.is_some_and(|at| Instant::now() >= at) {
-                return found();
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            match left {
+                Some(Duration::ZERO) => return found(),
+                // The far side would not let go of this thread before the deadline.
+                Some(left) if left < RECHECK => {
+                    std::thread::sleep(slice.min(left));
+                    slice = (slice * 2).min(SLICES.1);
+                    continue;
+                }
+                _ => {}
             }
             // Taken before it is announced that somebody waits: a ring that comes between is a later one.
             let rung = event.seen();

@@ -22,9 +22,25 @@ use rustix::io::Errno;
 
 use crate::region::{Region, RegionError};
 
-/// The device number of the file system that is admitted, and a bit that says that there is one.
-static ADMITTED: AtomicU64 = AtomicU64::new(0);
+/// Which file systems are windows, each by its device number and a bit that says that there is one: one that is to
+/// prove itself, and one that has done so, which stays when another one fails to.
+struct Admitted {
+    tried: AtomicU64,
+    kept: AtomicU64,
+}
+
+static ADMITTED: Admitted = Admitted::none();
 const THERE: u64 = 1 << 63;
+
+impl Admitted {
+    const fn none() -> Admitted {
+        Admitted { tried: AtomicU64::new(0), kept: AtomicU64::new(0) }
+    }
+
+    fn has(&self, device: u64) -> bool {
+        [&self.kept, &self.tried].iter().any(|it| it.load(Ordering::Acquire) == device | THERE)
+    }
+}
 
 /// How long to wait with the next look when the far side cannot be asked.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -35,18 +51,28 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// When the system does not say which that is.
 pub fn admit(file: impl AsFd) -> std::io::Result<()> {
     let device = rustix::fs::fstat(file)?.st_dev;
-    ADMITTED.store(device | THERE, Ordering::Release);
+    ADMITTED.tried.store(device | THERE, Ordering::Release);
     Ok(())
 }
 
-/// Takes back what [`admit`] said. Mappings stay.
+/// The window that `file` is on has proved itself: it stays, whatever others do.
+///
+/// # Errors
+/// When the system does not say which that is.
+pub fn keep(file: impl AsFd) -> std::io::Result<()> {
+    let device = rustix::fs::fstat(file)?.st_dev;
+    ADMITTED.kept.store(device | THERE, Ordering::Release);
+    Ok(())
+}
+
+/// Takes back what [`admit`] said, but not what [`keep`] did. Mappings stay.
 pub fn withdraw() {
-    ADMITTED.store(0, Ordering::Release);
+    ADMITTED.tried.store(0, Ordering::Release);
 }
 
 /// Whether files on the file system with this device number are windows to memory.
 pub(crate) fn is_admitted(device: u64) -> bool {
-    ADMITTED.load(Ordering::Acquire) == device | THERE
+    ADMITTED.has(device)
 }
 
 /// Memory to read a window's files into.
@@ -184,6 +210,18 @@ impl AsFd for WindowEvent {
 mod tests {
     use super::*;
     use crate::{Access, Region, RegionError};
+
+    #[test]
+    fn a_window_that_has_proved_itself_stays_when_another_one_fails_to() {
+        let admitted = Admitted::none();
+        assert!(!admitted.has(0));
+        admitted.tried.store(5 | THERE, Ordering::Release);
+        admitted.kept.store(5 | THERE, Ordering::Release);
+        admitted.tried.store(6 | THERE, Ordering::Release);
+        assert!(admitted.has(5) && admitted.has(6));
+        admitted.tried.store(0, Ordering::Release);
+        assert!(admitted.has(5) && !admitted.has(6) && !admitted.has(0));
+    }
 
     /// Which window is admitted is the process': one test for all of it.
     #[test]

@@ -71,9 +71,15 @@ impl Map {
         flushed.map_err(|_| Code(SCI_ERR_TRANSFER_FAILED))
     }
 
-    /// Whether its segment is gone for good.
+    /// Whether its segment is gone for good, or some of its memory: stores there reach nobody.
     pub(crate) fn lost(&self) -> bool {
-        self.remote().is_some_and(SciRemoteSegment::lost)
+        self.truncated() || self.remote().is_some_and(SciRemoteSegment::lost)
+    }
+
+    /// Whether some of its memory could not be reached, because its file was cut or a virtual machine did not map it, and
+    /// is the process' own instead.
+    pub(crate) fn truncated(&self) -> bool {
+        self.mapping.region().truncated()
     }
 
     /// Whether it is of a segment of this host's process.

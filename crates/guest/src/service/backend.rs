@@ -19,9 +19,12 @@ use rackbus_segment::guest::TAG;
 
 use super::{Device, WINDOW};
 use crate::journal::{JournalRecord, QUEUES};
+use crate::state::MOST_PARKED;
 
 /// Entries of each queue.
 pub const QUEUE_SIZE: usize = 256;
+// What is answered soon has entries, however much waits.
+const _: () = assert!(MOST_PARKED + 64 <= QUEUE_SIZE);
 /// Bytes of the device's configuration: the tag, and how many queues for requests there are.
 pub const CONFIG_SIZE: usize = 40;
 const TAG_SIZE: usize = 36;
@@ -118,12 +121,16 @@ impl VhostUserBackend for Backend {
     ) -> std::io::Result<()> {
         let Some(vring) = vrings.get(usize::from(queue)) else { return Ok(()) };
         let queue = u8::try_from(queue).unwrap_or(u8::MAX);
-        self.device.take_up(queue, vring);
+        if !self.device.take_up(queue, vring) {
+            return Ok(());
+        }
         self.device.window.set_running(self.device.lock().kept.core.is_started());
         loop {
             let chain = vring.get_mut().get_queue_mut().pop_descriptor_chain(self.memory.memory());
             let Some(chain) = chain else { return Ok(()) };
-            self.device.request(queue, vring, &chain);
+            if !self.device.request(queue, vring, &chain) {
+                return Ok(());
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Requests of the guest that are not answered yet: where their answers go in the guest's memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,11 +20,31 @@ pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<GuestMemoryMmap>>;
 /// Most pieces of memory that an answer may go to; what a queue has entries.
 const MOST_PIECES: usize = super::backend::QUEUE_SIZE;
 
-/// All that wait for an answer, by token.
+/// All that wait for an answer.
 pub(super) struct Chains {
-    pending: Mutex<HashMap<u64, Waiting>>,
+    pending: Mutex<Pending>,
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
     ledger: Arc<Ledger>,
+}
+
+#[derive(Default)]
+struct Pending {
+    by_token: HashMap<u64, Waiting>,
+    /// Their queues and heads.
+    heads: HashSet<(u8, u16)>,
+}
+
+impl Pending {
+    fn insert(&mut self, token: u64, waiting: Waiting) {
+        self.heads.insert((waiting.queue, waiting.head));
+        self.by_token.insert(token, waiting);
+    }
+
+    fn remove(&mut self, token: u64) -> Option<Waiting> {
+        let waiting = self.by_token.remove(&token)?;
+        self.heads.remove(&(waiting.queue, waiting.head));
+        Some(waiting)
+    }
 }
 
 struct Waiting {
@@ -39,21 +59,41 @@ impl Chains {
         Chains { pending: Mutex::default(), memory, ledger }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request waits for its answer from now on.
+    /// Whether a request with this head may be taken: the head is one of its queue's, and its former request is answered.
+    /// A driver that does otherwise would have any number of requests wait.
+    pub(super) fn admits(&self, vring: &VringRwLock, queue: u8, head: u16) -> bool {
+        head < vring.get_ref().get_queue().size() && !self.lock().heads.contains(&(queue, head))
+    }
+
+    /// A request waits for its answer from now on, unless its queue has stopped meanwhile: then it waits from when
+    /// that continues.
     pub(super) fn wait(&self, token: u64, vring: &VringRwLock, request: &QueuedRequest) {
         let QueuedRequest { queue, head, room, .. } = request;
-        let (vring, queue, head, room) = (vring.clone(), *queue, *head, room.clone());
-        self.lock().insert(token, Waiting { vring, queue, head, room });
+        let mut pending = self.lock();
+        if is_running(vring) {
+            let (vring, queue, head, room) = (vring.clone(), *queue, *head, room.clone());
+            pending.insert(token, Waiting { vring, queue, head, room });
+        }
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.lock().by_token.len()
     }
 
     /// Answers a request, if it still waits.
     pub(super) fn complete(&self, token: u64, bytes: &[u8]) {
         let mut pending = self.lock();
-        let Some(Waiting { vring, queue, head, room }) = pending.remove(&token) else { return };
+        let Some(Waiting { vring, queue, head, room }) = pending.remove(token) else { return };
+        // A VM that is reset has something else there soon. Where it continues, the request has its answer with it.
+        if !is_running(&vring) {
+            return;
+        }
         let length = self.write(&room, bytes);
         // Under the lock: after `forget` the guest's memory is not written to any more.
         let entry = vring.get_ref().get_queue().next_used();
@@ -68,7 +108,7 @@ impl Chains {
 
     /// The queues stop: what is not answered now is answered when they continue, if they do.
     pub(super) fn forget(&self) {
-        self.lock().clear();
+        *self.lock() = Pending::default();
     }
 
     /// Writes as much of an answer as there is room for; how much.
@@ -83,6 +123,12 @@ impl Chains {
         }
         u32::try_from(bytes.len() - rest.len()).unwrap_or(0)
     }
+}
+
+/// Whether QEMU has a queue started and enabled: at no other time is anything of it touched.
+pub(super) fn is_running(vring: &VringRwLock) -> bool {
+    let state = vring.get_ref();
+    state.get_queue().ready() && state.is_enabled()
 }
 
 /// What a request says; nothing when it cannot be read.

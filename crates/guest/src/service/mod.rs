@@ -18,6 +18,8 @@ mod link;
 mod relay;
 mod sessions;
 mod standby;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use std::os::fd::OwnedFd;
@@ -30,6 +32,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rackbus_segment::guest::proof;
 use rustix::time::{ClockId, clock_gettime};
 use vhost_user_backend::{VhostUserDaemon, VringRwLock, VringT};
+use virtio_queue::QueueT;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::journal::frontend::VhostSetting;
@@ -100,6 +103,8 @@ struct Device {
     bells: Bells,
     /// Queues that another process served, or that were stopped, and that have not been looked at since.
     inherited: Mutex<[bool; QUEUES]>,
+    /// Queues whose driver did what none may do: they are not served until they were stopped.
+    faulty: [AtomicBool; QUEUES],
     taken_up: Condvar,
     /// The process id of the standby; none while there is none.
     standby: Mutex<Option<rustix::process::Pid>>,
@@ -148,24 +153,8 @@ fn run(
 ) -> Result<ServingEnd, ServeError> {
     let (jobs, jobs_to_do) = std::sync::mpsc::channel();
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
-    let (qemu, ledger) = (Arc::new(qemu), Arc::new(ledger));
-    let started = |queue: usize| {
-        inherited
-            && kept.core.frontend.has(VhostSetting::Kick(u8::try_from(queue).unwrap_or(u8::MAX)))
-    };
-    let device = Arc::new(Device {
-        node: helper.node.clone(),
-        helper,
-        inherited: Mutex::new(std::array::from_fn(started)),
-        taken_up: Condvar::new(),
-        standby: Mutex::new(None),
-        inner: Mutex::new(Inner { kept, jobs, link: None }),
-        chains: Chains::new(memory.clone(), ledger.clone()),
-        ledger,
-        window: QemuWindow::default(),
-        bells: Bells::new().map_err(system("epoll"))?,
-        over: AtomicBool::new(false),
-    });
+    let qemu = Arc::new(qemu);
+    let device = Arc::new(Device::new(helper, (kept, ledger), jobs, &memory, inherited)?);
     let backend = Arc::new(Backend::new(device.clone(), memory.clone()));
     let mut daemon = VhostUserDaemon::new("rackbus guest".to_owned(), backend, memory)
         .map_err(ServeError::Vhost)?;
@@ -226,6 +215,37 @@ fn spawn(
 }
 
 impl Device {
+    fn new(
+        helper: StandbyStart,
+        (kept, ledger): (DeviceParts, Ledger),
+        jobs: Sender<WindowJob>,
+        memory: &GuestMemoryAtomic<GuestMemoryMmap>,
+        inherited: bool,
+    ) -> Result<Device, ServeError> {
+        let ledger = Arc::new(ledger);
+        let started = |queue: usize| {
+            inherited
+                && kept
+                    .core
+                    .frontend
+                    .has(VhostSetting::Kick(u8::try_from(queue).unwrap_or(u8::MAX)))
+        };
+        Ok(Device {
+            node: helper.node.clone(),
+            helper,
+            inherited: Mutex::new(std::array::from_fn(started)),
+            faulty: Default::default(),
+            taken_up: Condvar::new(),
+            standby: Mutex::new(None),
+            inner: Mutex::new(Inner { kept, jobs, link: None }),
+            chains: Chains::new(memory.clone(), ledger.clone()),
+            ledger,
+            window: QemuWindow::default(),
+            bells: Bells::new().map_err(system("epoll"))?,
+            over: AtomicBool::new(false),
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -251,9 +271,14 @@ impl Device {
         number
     }
 
-    /// A request came by a queue.
-    fn request(self: &Arc<Self>, queue: u8, vring: &VringRwLock, chain: &Chain) {
-        let (head, room, bytes) = (chain.head_index(), chains::room(chain), chains::read(chain));
+    /// A request came by a queue; false where its driver is at fault, and the queue is served no more.
+    fn request(self: &Arc<Self>, queue: u8, vring: &VringRwLock, chain: &Chain) -> bool {
+        let head = chain.head_index();
+        if !self.chains.admits(vring, queue, head) {
+            self.fail(queue, vring, head);
+            return false;
+        }
+        let (room, bytes) = (chains::room(chain), chains::read(chain));
         let mut inner = self.lock();
         let token = inner.kept.core.next_token();
         let request = QueuedRequest { queue, head, room: room.clone(), answer: None };
@@ -262,6 +287,23 @@ impl Device {
         let record = JournalRecord::Request { now: now(), queue, head, room, bytes };
         let actions = self.record(&mut inner, &record, Vec::new());
         self.perform(inner, actions);
+        true
+    }
+
+    /// A driver posted a head that it may not post.
+    fn fail(&self, queue: u8, vring: &VringRwLock, head: u16) {
+        tracing::warn!(
+            queue,
+            head,
+            "the guest's driver posts a request that it may not; its queue is not served any more"
+        );
+        if let Some(faulty) = self.faulty.get(usize::from(queue)) {
+            faulty.store(true, Ordering::Release);
+        }
+        // It was not taken: what is said of the queue is what was recorded.
+        let mut state = vring.get_mut();
+        let next = state.get_queue().next_avail().wrapping_sub(1);
+        state.get_queue_mut().set_next_avail(next);
     }
 
     /// Tells the standby, and decides.
@@ -310,6 +352,10 @@ impl Device {
                     let conversation = inner.kept.sessions.get_mut(&session);
                     let sent = conversation.map(|it| it.send(place, &message));
                     if !matches!(sent, Some(Ok(()))) {
+                        // The node learns of it, and so does who hears what it says.
+                        if let Some(conversation) = inner.kept.sessions.get(&session) {
+                            conversation.shut_down();
+                        }
                         todo.extend(self.record(
                             &mut inner,
                             &JournalRecord::Over { session },
@@ -357,16 +403,22 @@ impl Device {
     /// The queues stop: when they continue, what was not answered is.
     fn set_aside(&self) {
         *self.inherited.lock().unwrap_or_else(PoisonError::into_inner) = [true; QUEUES];
+        self.faulty.iter().for_each(|faulty| faulty.store(false, Ordering::Release));
     }
 
     /// Looks at a queue for the first time after another process did, or after it was stopped: what was
-    /// taken and not answered is to be answered from here on.
-    fn take_up(self: &Arc<Self>, queue: u8, vring: &VringRwLock) {
+    /// taken and not answered is to be answered from here on. Whether the queue is served.
+    fn take_up(self: &Arc<Self>, queue: u8, vring: &VringRwLock) -> bool {
         let mut inherited = self.inherited.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under this lock: a kick from before the end of the queue is not to be taken for its new beginning.
+        if !chains::is_running(vring) {
+            return false;
+        }
+        let faulty = |it: &AtomicBool| it.load(Ordering::Acquire);
         let Some(waits) = inherited.get_mut(usize::from(queue)).filter(|waits| **waits) else {
-            return;
+            return !self.faulty.get(usize::from(queue)).is_none_or(faulty);
         };
-        let Ok(entry) = vring.queue_used_idx() else { return };
+        let Ok(entry) = vring.queue_used_idx() else { return false };
         let mut answers = Vec::new();
         {
             let inner = self.lock();
@@ -388,6 +440,7 @@ impl Device {
         let _ = vring.signal_used_queue();
         *waits = false;
         self.taken_up.notify_all();
+        true
     }
 }
 

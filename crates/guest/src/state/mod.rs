@@ -37,8 +37,14 @@ const FIRST: u64 = 16;
 pub const MOST_SESSIONS: usize = 256;
 /// Files that a guest may have at a time: each is a descriptor.
 pub const MOST_OBJECTS: usize = 8192;
+/// Reads and exchanges that wait at a time. Each has an entry of the device's queue, and others need some.
+pub const MOST_PARKED: usize = 192;
 /// Messages that wait for a process, and bytes of them; then its session ends.
 const MOST_WAITING: (usize, usize) = (1024, 1 << 20);
+
+/// Posts of a session that the node has not answered: as many as surely fit the socket to it. Whoever has more waits for
+/// an answer.
+const MOST_POSTS: usize = 64;
 
 /// How long a read waits for a message, and one for a ring, in milliseconds. A process of the guest cannot
 /// be ended meanwhile.
@@ -191,7 +197,7 @@ impl GuestState {
         };
         match answered {
             Ok(Some(bytes)) => actions.push(GuestAction::Answer { token, bytes }),
-            Ok(None) => {}
+            Ok(None) => self.make_room(&mut actions),
             Err(error) => {
                 let bytes = fuse::failed(head.unique, error);
                 actions.push(GuestAction::Answer { token, bytes });
@@ -316,11 +322,30 @@ impl GuestState {
         }
     }
 
+    fn parked(&self) -> impl Iterator<Item = &Parked> {
+        let sessions = self.sessions.values().flat_map(GuestSession::parked);
+        sessions.chain(self.objects.values().flat_map(GuestFile::parked))
+    }
+
     /// When [`tick`](GuestState::tick) is to be called next.
     pub fn next_tick(&self) -> Option<u64> {
-        let sessions = self.sessions.values().flat_map(GuestSession::parked);
-        let rings = self.objects.values().flat_map(GuestFile::parked);
-        sessions.chain(rings).map(|parked| parked.until).min()
+        self.parked().map(|parked| parked.until).min()
+    }
+
+    /// Answers the one that has waited for longest, where there are too many: it asks again if nothing came for it.
+    fn make_room(&mut self, actions: &mut Vec<GuestAction>) {
+        if self.parked().count() > MOST_PARKED
+            && let Some(oldest) = self.parked().map(|parked| parked.asked.token).min()
+        {
+            actions.extend(self.answer_parked(|parked| parked.asked.token == oldest));
+        }
+    }
+
+    /// Whether a user may have so many more files. Who is not the guest's administrator keeps half of them from no other.
+    fn has_room(&self, user: u32, more: usize) -> bool {
+        let all = self.objects.len() + more <= MOST_OBJECTS;
+        let own = || self.objects.values().filter(|it| it.is_of(user)).count();
+        all && (user == 0 || own() + more <= MOST_OBJECTS / 2)
     }
 
     /// Answers those who have waited long enough.

@@ -53,6 +53,10 @@ impl GuestFile {
         Attributes { node, size, mode, links, user: self.user, group: self.group, dax }
     }
 
+    pub(super) fn is_of(&self, user: u32) -> bool {
+        self.user == user
+    }
+
     pub(super) fn parked(&self) -> impl Iterator<Item = &Parked> {
         self.parked.iter()
     }

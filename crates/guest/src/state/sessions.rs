@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::objects::GuestFile;
 use super::{
-    DescriptorKind, GuestAction, GuestState, MESSAGE_WAIT, MOST_OBJECTS, MOST_SESSIONS,
-    MOST_WAITING, Parked, PendingRequest, Received,
+    DescriptorKind, GuestAction, GuestState, MESSAGE_WAIT, MOST_POSTS, MOST_SESSIONS, MOST_WAITING,
+    Parked, PendingRequest, Received,
 };
 use crate::fuse::{self, Errno, RequestHead};
 
@@ -125,6 +125,11 @@ impl GuestState {
     ) -> Result<(), Errno> {
         let taken: Vec<usize> = self.sessions.values().map(|it| it.slot).collect();
         let slot = (0..MOST_SESSIONS).find(|slot| !taken.contains(slot)).ok_or(Errno::NFILE)?;
+        let own = self.sessions.values().filter(|it| it.user.0 == head.user).count();
+        // Not the guest's administrator: others are to have sessions as well.
+        if head.user != 0 && own >= MOST_SESSIONS / 2 {
+            return Err(Errno::NFILE);
+        }
         let session = self.number();
         let it = GuestSession {
             user: (head.user, head.group),
@@ -151,7 +156,8 @@ impl GuestState {
         let Some(Phase::Connecting(asked)) = self.sessions.get(&session).map(|it| it.phase) else {
             return (None, vec![GuestAction::End { session }]);
         };
-        let full = self.objects.len() >= MOST_OBJECTS;
+        let user = self.sessions.get(&session).map_or(0, |it| it.user.0);
+        let full = !self.has_room(user, 1);
         let number = self.number();
         let it = self.sessions.get_mut(&session).zip(page.filter(|_| !full));
         let Some((it, kind)) = it else {
@@ -226,7 +232,8 @@ impl GuestState {
                     if is_refused(data) {
                         return Err(Errno::ACCES);
                     }
-                    if session.asked.len() >= MOST_WAITING.0 {
+                    let most = if posted { MOST_POSTS } else { MOST_WAITING.0 };
+                    if session.asked.len() >= most {
                         return Err(Errno::AGAIN);
                     }
                     session.asked.push_back(!posted);
@@ -311,7 +318,8 @@ impl GuestState {
         received: Received<'_>,
     ) -> (Vec<u64>, Vec<GuestAction>) {
         let mut actions = Vec::new();
-        let room = self.objects.len() + received.objects.len() <= MOST_OBJECTS;
+        let user = self.sessions.get(&session).map_or(0, |it| it.user.0);
+        let room = received.objects.is_empty() || self.has_room(user, received.objects.len());
         let numbers: Vec<u64> = match room {
             true => received.objects.iter().map(|_| self.number()).collect(),
             false => Vec::new(),

@@ -25,14 +25,15 @@ struct Guest {
     state: GuestState,
     now: u64,
     token: u64,
+    user: u32,
     /// What the last request led to.
     actions: Vec<GuestAction>,
 }
 
 impl Guest {
     fn new() -> Guest {
-        let mut guest =
-            Guest { state: GuestState::new(WINDOW), now: 0, token: 0, actions: Vec::new() };
+        let (state, actions) = (GuestState::new(WINDOW), Vec::new());
+        let mut guest = Guest { state, now: 0, token: 0, user: 1000, actions };
         let init = [7_u32, 39, 0, 1 << 30, 2, 0, 0, 0];
         let init: Vec<u8> = init.iter().flat_map(|field| field.to_le_bytes()).collect();
         assert_eq!(guest.ask(26, ROOT, &init).unwrap()[..4], 7_u32.to_le_bytes());
@@ -45,7 +46,7 @@ impl Guest {
         let mut bytes = ((REQUEST_HEAD + arguments.len()) as u32).to_le_bytes().to_vec();
         bytes.extend(code.to_le_bytes());
         bytes.extend(words(&[self.token, node]));
-        [1000_u32, 100, 1, 0].iter().for_each(|field| bytes.extend(field.to_le_bytes()));
+        [self.user, 100, 1, 0].iter().for_each(|field| bytes.extend(field.to_le_bytes()));
         bytes.extend(arguments);
         self.actions = self.state.request(self.now, self.token, &bytes);
         self.answer(self.token)
@@ -263,6 +264,35 @@ fn a_guest_asks_for_no_devices() {
     assert_eq!(write(&SessionRequest::Probe { node: 4 }, GuestChannel::Calls), (Ok(()), true));
 }
 
+/// Who posts faster than the node answers is held up, and not disconnected.
+#[test]
+fn so_many_posts_wait_for_the_node_and_no_more() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let message = encode(&SessionRequest::Disconnect { connection: Handle(1) });
+    let post = |guest: &mut Guest| {
+        let mut arguments = words(&[session, GuestChannel::Posts.offset()]);
+        arguments.extend((message.len() as u32).to_le_bytes());
+        arguments.extend([0; 20]);
+        arguments.extend(&message);
+        let answer = guest.ask(16, CONTROL, &arguments);
+        let sent = guest.actions.iter().any(|it| matches!(it, GuestAction::Send { .. }));
+        assert_eq!(sent, answer.is_ok());
+        answer.map(drop)
+    };
+    let taken = (0..400).filter(|_| post(&mut guest) == Ok(())).count();
+    assert_eq!(taken, MOST_POSTS);
+    assert_eq!(post(&mut guest), Err(Errno::AGAIN.0));
+    // What is to be answered goes on, and each answer makes room.
+    assert_eq!(guest.exchange(session, &message), Err(-1));
+    let reply = encode(&Reply::Done);
+    for _ in 0..2 {
+        let received = Received { message: &reply, objects: Vec::new(), lost: false };
+        guest.state.received(session, GuestChannel::Calls, received);
+    }
+    assert_eq!((post(&mut guest), post(&mut guest)), (Ok(()), Err(Errno::AGAIN.0)));
+}
+
 #[test]
 fn a_request_and_its_reply_are_exchanged_at_once() {
     let mut guest = Guest::new();
@@ -345,6 +375,51 @@ fn whoever_waits_is_woken_by_a_ring_by_time_or_by_the_end() {
     let over = guest.state.session_ended(session);
     assert_eq!(answer_in(&over, guest.token), Err(Errno::NOTCONN.0));
     assert_eq!(guest.read(session, GuestChannel::Events), Err(Errno::NOTCONN.0));
+}
+
+#[test]
+fn those_who_wait_leave_room_for_others_in_the_queue() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let bell = guest.connected(session, 1, DescriptorKind::Bell);
+    let mut waiting = std::collections::VecDeque::new();
+    let mut arguments = words(&[0, 0]);
+    arguments.extend(8_u32.to_le_bytes());
+    assert_eq!(guest.read(session, GuestChannel::Events), Err(-1));
+    waiting.push_back(guest.token);
+    for _ in 0..300 {
+        assert_eq!(guest.ask(15, bell, &arguments), Err(-1));
+        waiting.push_back(guest.token);
+        let answered = (waiting.len() > MOST_PARKED).then(|| waiting.pop_front().unwrap());
+        let tokens = guest.actions.iter().filter_map(|action| match action {
+            GuestAction::Answer { token, .. } => Some(*token),
+            _ => None,
+        });
+        assert_eq!(tokens.collect::<Vec<_>>(), answered.into_iter().collect::<Vec<_>>());
+        assert!(guest.state.parked().count() <= MOST_PARKED);
+    }
+    assert_eq!(guest.state.rang(bell).len(), MOST_PARKED);
+}
+
+#[test]
+fn one_user_has_not_all_sessions_and_files() {
+    let mut guest = Guest::new();
+    let sessions: Vec<u64> = (0..MOST_SESSIONS / 2).map(|_| guest.open_session()).collect();
+    assert_eq!(guest.ask(14, CONTROL, &words(&[0])), Err(Errno::NFILE.0));
+    let open = |guest: &mut Guest, user: u32| {
+        guest.user = user;
+        guest.ask(14, CONTROL, &words(&[0])) == Err(-1)
+    };
+    assert!(open(&mut guest, 1001) && open(&mut guest, 0));
+    guest.user = 1000;
+    let files = |guest: &mut Guest, count: usize| {
+        let message = encode(&Reply::Done);
+        let received = Received { message: &message, objects: vec![SEGMENT; count], lost: false };
+        guest.state.received(sessions[0], GuestChannel::Calls, received).0.len()
+    };
+    let left = MOST_OBJECTS / 2 - sessions.len();
+    assert_eq!((files(&mut guest, left + 1), files(&mut guest, left)), (0, left));
+    assert_eq!((files(&mut guest, 1), guest.state.has_room(0, 1)), (0, true));
 }
 
 #[test]

@@ -188,3 +188,42 @@ fn a_ring_that_was_counted_elsewhere_wakes_who_polls() {
     assert!(bell.event.drain());
     assert_eq!(bell.count(), 1);
 }
+
+/// The far side of a virtual machine that lets go of who waits only after [`RECHECK`].
+#[derive(Default)]
+struct SlowFar {
+    waits: AtomicUsize,
+}
+
+impl FarEvent for SlowFar {
+    fn seen(&self) -> u64 {
+        0
+    }
+
+    fn wait(&self, _seen: u64) {
+        self.waits.fetch_add(1, Ordering::SeqCst);
+        thread::sleep(RECHECK);
+    }
+}
+
+#[test]
+fn a_deadline_is_kept_where_the_far_side_keeps_none() {
+    let memory = memory();
+    let bell = doorbell(&memory);
+    let far = SlowFar::default();
+    for (timeout, waits) in [(0, 0), (10, 0), (510, 1)] {
+        let timeout = Duration::from_millis(timeout);
+        let begun = Instant::now();
+        assert_eq!(bell.wait_far(&far, 0, &mut no_spin(), Some(timeout)), None);
+        let took = begun.elapsed();
+        assert!(took >= timeout && took < timeout + RECHECK / 2, "{timeout:?} took {took:?}");
+        assert_eq!(far.waits.swap(0, Ordering::SeqCst), waits, "{timeout:?}");
+    }
+    let within = Some(RECHECK - Duration::from_millis(1));
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| bell.wait_far(&far, 0, &mut no_spin(), within));
+        thread::sleep(Duration::from_millis(5));
+        bell.ring();
+        assert_eq!(waiter.join().unwrap(), Some(Look::Rung(1)));
+    });
+}

@@ -475,7 +475,7 @@ impl Directory {
     ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
         let connects =
             !matches!(what, Question::Lock { .. } | Question::Alive(_) | Question::Probe);
-        if connects && self.settings.machines && guest.0 != self.settings.node {
+        if connects && guest.0 != self.settings.node {
             let asked = what.clone();
             return self.connect_bounded(guest, &asked, |it| it.answer_one(guest, what, objects));
         }

@@ -121,8 +121,8 @@ impl Directory {
         }
     }
 
-    /// Connects another machine's process to what it asks for, by `connect`, if its machine may have one more connection to
-    /// so much.
+    /// Connects another host's process to what it asks for, by `connect`, if its host may have one more connection, and
+    /// that leads to so much where it is another machine: others map the memory itself, of which the owner keeps nothing.
     pub(super) fn connect_bounded<Attached>(
         &mut self,
         guest: Guest,
@@ -132,6 +132,9 @@ impl Directory {
         if self.guests.is_full(guest.0) {
             self.refused.connections += 1;
             return Err(self.note_refused(guest.0, Refusal::TooMany(MAX_HANDLES)));
+        }
+        if !self.settings.machines {
+            return connect(self);
         }
         let (bytes, most) = (self.bytes_asked(what), most_bytes(self.settings.range.size));
         let free = self.guests.room(guest.0, most);
@@ -166,8 +169,62 @@ impl Directory {
 
 #[cfg(test)]
 mod tests {
+    use rackbus_fabric::FabricHandle;
+
     use super::*;
-    use crate::message::Handle;
+    use crate::directory::{
+        DirectoryAction, DirectorySettings, HostRange, LinePart, ObjectId, Objects, Recipient,
+    };
+    use crate::message::{ConnectorMessage, Handle, OwnerMessage};
+
+    /// Nothing is made in these tests.
+    struct Nothing;
+
+    impl Objects for Nothing {
+        fn memory(&mut self, _size: u64) -> Result<ObjectId, String> {
+            Err("no memory".into())
+        }
+        fn event(&mut self) -> Result<ObjectId, String> {
+            Err("no event".into())
+        }
+        fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
+            Err("no line".into())
+        }
+        fn rung(&self, _line: ObjectId) -> Result<u32, String> {
+            Err("no line".into())
+        }
+    }
+
+    /// On one machine as well: the root of a virtual machine has its host's node ask for what it likes.
+    #[test]
+    fn who_has_as_many_as_it_may_is_refused_more_and_nobody_else() {
+        let range = HostRange { base: 1 << 32, size: 1 << 20 };
+        let names = [(4, "alpha"), (8, "beta"), (12, "gamma")];
+        let hosts = names.map(|(node, name)| (node, name.to_owned())).into();
+        let (ranges, rules) = (vec![(4, range)], Default::default());
+        let machines = false;
+        let settings = DirectorySettings { node: 4, hosts, range, ranges, rules, machines };
+        let fabric = FabricHandle::of_hosts(names.map(|(_, name)| name)).unwrap();
+        let mut directory = Directory::new(settings, fabric);
+        for connection in 0..u64::from(MAX_HANDLES) {
+            let entry = (ConnectionTarget::Group(1), Vec::new());
+            directory.guests.insert((8, Handle(connection)), entry);
+        }
+        let mut ask = |node| {
+            let what = Question::Segment { id: 7, what: TargetKind::Segment };
+            let connection = Handle(u64::MAX);
+            let question = ConnectorMessage::Question { request: 1, connection, what };
+            let told = directory.asked(0, node, question, &mut Nothing);
+            let answer = |action| match action {
+                DirectoryAction::Send(Recipient::Tell(_, it), _) => Some(it),
+                _ => None,
+            };
+            told.into_iter().find_map(answer)
+        };
+        let refused = |why| Some(OwnerMessage::Answer { request: 1, answer: Err(why) });
+        assert_eq!(ask(8), refused(Refusal::TooMany(MAX_HANDLES)));
+        assert_eq!(ask(12), refused(Refusal::NoSuchSegment));
+    }
 
     #[test]
     fn a_host_has_so_many_and_takes_none_of_others() {

@@ -83,6 +83,9 @@ pub(super) fn check(sequence: RawHandle, flush: bool) -> SciResult<()> {
     let left = || sequence.map.remote().and_then(SciRemoteSegment::left);
     // Who has left takes nothing any more; who leaves during it may not have had all.
     let flushed = if flush && left().is_none() { sequence.map.flush() } else { Ok(()) };
+    if sequence.map.truncated() {
+        return fail(SCI_ERR_TRANSFER_FAILED);
+    }
     let Some(left) = left() else { return flushed };
     let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
     match left {

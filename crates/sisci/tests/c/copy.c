@@ -2,10 +2,14 @@
  * Copies by the CPU, sequences and barriers, and the block transfers of the 1.x API. The owner's
  * segment is the far end.
  */
+#define _DEFAULT_SOURCE
+
 #include "scenario.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { FAR = 0xc0b7, NEAR = 0xc0b8, SIZE = 1 << 16 };
 
@@ -134,6 +138,46 @@ static void cancelled(void)
     SCIFlush(copy.sequence, 0); /* nothing is left locked */
 }
 
+/*
+ * The library finds that memory is not there, as in a guest whose QEMU does not map it, and gives the program a
+ * page of its own there: what is stored in that reaches nobody, and that is said.
+ */
+static void not_there(sci_remote_segment_t far_segment)
+{
+#ifndef __SANITIZE_ADDRESS__ /* which knows no mappings of the program's over the library's */
+    enum { BEGINNING = 4096 };
+    sci_sequence_status_t status = SCI_SEQ_OK;
+    sci_sequence_t sequence;
+    sci_map_t map;
+    volatile unsigned char *bytes;
+    FILE *empty = tmpfile();
+    CHECK(empty != NULL);
+    TRY(bytes = (volatile unsigned char *)SCIMapRemoteSegment(far_segment, &map, 0, SIZE, NULL, 0, &error));
+    TRY(SCICreateMapSequence(map, &sequence, 0, &error));
+    TRY(status = SCIStartSequence(sequence, 0, &error));
+    CHECK(status == SCI_SEQ_OK);
+    CHECK(mmap((void *)(bytes + BEGINNING), 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+               fileno(empty), 0) == (void *)(bytes + BEGINNING));
+    bytes[BEGINNING] = 1;
+    REFUSED(SCI_ERR_TRANSFER_FAILED, status = SCICheckSequence(sequence, 0, &error));
+    REFUSED(SCI_ERR_TRANSFER_FAILED, status = SCICheckSequence(sequence, 0, &error));
+    REFUSED(SCI_ERR_TRANSFER_FAILED, status = SCIStartSequence(sequence, 0, &error));
+    REFUSED(SCI_ERR_TRANSFER_FAILED,
+            SCIMemCpy(sequence, copy.memory, map, 0, 64, SCI_FLAG_ERROR_CHECK, &error));
+    REFUSED(SCI_ERR_TRANSFER_FAILED, SCITransferBlock(map, 0, copy.near_map, 0, 64, 0, &error));
+    REFUSED(SCI_ERR_TRANSFER_FAILED, SCITransferBlock(copy.near_map, 0, map, 0, 64, 0, &error));
+    CHECK(status != SCI_SEQ_OK);
+    TRY(SCIRemoveSequence(sequence, 0, &error));
+    TRY(SCIUnmapSegment(map, 0, &error));
+    fclose(empty);
+    /* Other mappings of the segment have it. */
+    TRY(status = SCICheckSequence(copy.sequence, 0, &error));
+    CHECK(status == SCI_SEQ_OK);
+#else
+    (void)far_segment;
+#endif
+}
+
 static unsigned int called;
 
 static int on_block(void *arg, sci_block_transfer_t block, sci_error_t status)
@@ -200,6 +244,7 @@ static void peer(struct scenario *scenario)
     sequences();
     cancelled();
     blocks();
+    not_there(far_segment);
     scenario_meet(scenario);
     scenario_meet(scenario); /* the owner's segment is gone: stores no longer arrive, and that is seen */
     copy.far_bytes[0] = 1;

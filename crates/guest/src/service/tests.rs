@@ -1,0 +1,242 @@
+//! The device over queues in memory, without QEMU: what a guest's driver and a node may do to it.
+
+use std::sync::mpsc::Receiver;
+
+use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::{AdaptiveSpin, Packets, SharedMemory, StreamError};
+use vhost_user_backend::VhostUserBackend;
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+use vmm_sys_util::epoll::EventSet;
+
+use super::backend::QUEUE_SIZE;
+use super::*;
+use crate::state::DescriptorKind;
+
+/// Where the queue's parts are in the guest's memory; a request and the room for its answer for each head.
+const TABLE: u64 = 0x1000;
+const AVAILABLE: u64 = 0x4000;
+const USED: u64 = 0x5000;
+const REQUESTS: u64 = 0x1_0000;
+const ANSWERS: u64 = 0x10_0000;
+const ROOM: u32 = 256;
+
+const QUEUE: usize = 1;
+const CONTROL: u64 = 2;
+
+/// A guest's driver with one queue for requests, and the device.
+struct Driver {
+    memory: GuestMemoryAtomic<GuestMemoryMmap>,
+    vrings: Vec<VringRwLock>,
+    device: Arc<Device>,
+    backend: Backend,
+    posted: u16,
+    _jobs: Receiver<WindowJob>,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        let ranges = [(GuestAddress(0), 2 << 20)];
+        let memory = GuestMemoryMmap::<()>::from_ranges(&ranges).unwrap();
+        let memory = GuestMemoryAtomic::new(memory);
+        let start: Arc<standby::StartStandby> =
+            Arc::new(|_| Err(std::io::ErrorKind::Unsupported.into()));
+        let helper = StandbyStart { socket: "/nowhere".into(), node: "/nowhere".into(), start };
+        let (jobs, jobs_to_do) = std::sync::mpsc::channel();
+        let parts = (DeviceParts::new(Core::new(WINDOW)), Ledger::new().unwrap());
+        let device = Arc::new(Device::new(helper, parts, jobs, &memory, false).unwrap());
+        let backend = Backend::new(device.clone(), memory.clone());
+        let vring = || VringRwLock::new(memory.clone(), QUEUE_SIZE as u16).unwrap();
+        let vrings = vec![vring(), vring()];
+        let queue = &vrings[QUEUE];
+        queue.set_queue_size(QUEUE_SIZE as u16);
+        queue.set_queue_info(TABLE, AVAILABLE, USED).unwrap();
+        queue.set_queue_ready(true);
+        queue.set_enabled(true);
+        Driver { memory, vrings, device, backend, posted: 0, _jobs: jobs_to_do }
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.memory.memory().write_slice(bytes, GuestAddress(at)).unwrap();
+    }
+
+    /// Puts a request at a head, which is even: its answer goes to the entry behind that.
+    fn post(&mut self, head: u16, code: u32, node: u64, arguments: &[u8]) {
+        let mut bytes = ((40 + arguments.len()) as u32).to_le_bytes().to_vec();
+        bytes.extend(code.to_le_bytes());
+        bytes.extend([u64::from(head), node].into_iter().flat_map(u64::to_le_bytes));
+        bytes.extend([0_u32, 0, 1, 0].into_iter().flat_map(u32::to_le_bytes));
+        bytes.extend(arguments);
+        let request = REQUESTS + u64::from(head) * 0x1000;
+        self.write(request, &bytes);
+        let entry = |at: u64, length: u32, flags: u16, next: u16| {
+            let mut entry = [at.to_le_bytes(), u64::from(length).to_le_bytes()].concat();
+            entry[12..14].copy_from_slice(&flags.to_le_bytes());
+            entry[14..].copy_from_slice(&next.to_le_bytes());
+            entry
+        };
+        let place = TABLE + u64::from(head) * 16;
+        self.write(place, &entry(request, bytes.len() as u32, 1, head + 1));
+        self.write(place + 16, &entry(ANSWERS + u64::from(head) * u64::from(ROOM), ROOM, 2, 0));
+        self.announce(head);
+    }
+
+    fn announce(&mut self, head: u16) {
+        let at = AVAILABLE + 4 + u64::from(self.posted) % QUEUE_SIZE as u64 * 2;
+        self.write(at, &head.to_le_bytes());
+        self.posted = self.posted.wrapping_add(1);
+        self.write(AVAILABLE + 2, &self.posted.to_le_bytes());
+    }
+
+    fn kick(&self) {
+        self.backend.handle_event(QUEUE as u16, EventSet::IN, &self.vrings, 0).unwrap();
+    }
+
+    /// How many requests were answered.
+    fn answered(&self) -> u16 {
+        self.memory.memory().read_obj(GuestAddress(USED + 2)).unwrap()
+    }
+
+    /// QEMU has the queue stopped, as it asks for where it would continue.
+    fn stop(&self) {
+        self.vrings[QUEUE].set_queue_ready(false);
+        self.backend.stop_vring(QUEUE as u32).unwrap();
+    }
+
+    /// Jobs of QEMU's that are not done.
+    fn jobs(&self) -> usize {
+        self.device.lock().kept.core.jobs().count()
+    }
+
+    /// A session, opened with this head, whose conversations end in these sockets.
+    fn session(&mut self, head: u16) -> (u64, Packets, Packets) {
+        self.post(head, 14, CONTROL, &[0; 8]);
+        // What it leads to is done here, and not by a thread that connects.
+        let mut inner = self.device.lock();
+        let token = inner.kept.core.next_token();
+        let chain =
+            self.vrings[QUEUE].get_mut().get_queue_mut().pop_descriptor_chain(self.memory.memory());
+        let chain = chain.unwrap();
+        let (room, bytes) = (chains::room(&chain), chains::read(&chain));
+        let queue = QUEUE as u8;
+        let request = QueuedRequest { queue, head, room: room.clone(), answer: None };
+        self.device.chains.wait(token, &self.vrings[QUEUE], &request);
+        let record = JournalRecord::Request { now: now(), queue, head, room, bytes };
+        let actions = self.device.record(&mut inner, &record, Vec::new());
+        let [GuestAction::Connect { session }] = actions[..] else { panic!("{actions:?}") };
+        drop(inner);
+        let ((calls, node_calls), (events, node_events)) =
+            (Packets::pair().unwrap(), Packets::pair().unwrap());
+        let page = SharedMemory::reserve("page", 4096).unwrap();
+        let (_, theirs) = Packets::pair().unwrap();
+        let kind = DescriptorKind::Memory { size: 4096, write: true };
+        let beside = vec![calls.into(), events.into(), theirs.into(), page];
+        self.device.act_with(&JournalRecord::Connected { session, page: kind }, beside);
+        (session, node_calls, node_events)
+    }
+}
+
+/// A request that QEMU has to do something for, so that it waits: to remove no mappings.
+const REMOVE: (u32, [u8; 4]) = (49, [0; 4]);
+
+#[test]
+fn a_head_whose_request_is_not_answered_is_posted_once() {
+    let mut driver = Driver::new();
+    let (code, nothing) = REMOVE;
+    driver.post(0, code, CONTROL, &nothing);
+    driver.post(2, code, CONTROL, &nothing);
+    driver.kick();
+    assert_eq!((driver.device.chains.count(), driver.jobs(), driver.answered()), (2, 2, 0));
+    for _ in 0..1000 {
+        driver.announce(0);
+        driver.announce(60_000);
+        driver.kick();
+        assert_eq!((driver.device.chains.count(), driver.jobs()), (2, 2));
+    }
+    // What it had posted before is answered; nothing else is looked at any more.
+    driver.device.act(&JournalRecord::Unmapped);
+    assert_eq!(driver.answered(), 1);
+    driver.kick();
+    assert_eq!(driver.jobs(), 1);
+    // It is reset, and so is its driver.
+    driver.stop();
+    driver.write(AVAILABLE, &[0; 4]);
+    driver.write(USED, &[0; 4]);
+    let base = [10_u32, 1, 8, QUEUE as u32, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+    driver.device.record_only(&JournalRecord::Frontend { message: base }, Vec::new());
+    driver.posted = 0;
+    let queue = &driver.vrings[QUEUE];
+    queue.set_queue_next_avail(0);
+    queue.set_queue_next_used(0);
+    queue.set_queue_ready(true);
+    driver.post(0, code, CONTROL, &nothing);
+    driver.kick();
+    assert_eq!(driver.device.chains.count(), 1);
+}
+
+#[test]
+fn a_head_that_is_no_entry_of_its_queue_is_not_taken() {
+    let mut driver = Driver::new();
+    driver.announce(QUEUE_SIZE as u16);
+    driver.kick();
+    assert_eq!((driver.device.chains.count(), driver.answered()), (0, 0));
+    assert_eq!(driver.device.lock().kept.core.requests(QUEUE as u8).count(), 0);
+}
+
+#[test]
+fn nothing_is_written_to_the_memory_of_a_vm_that_is_stopped() {
+    let mut driver = Driver::new();
+    let (code, nothing) = REMOVE;
+    driver.post(0, code, CONTROL, &nothing);
+    driver.kick();
+    // The answer comes between the two steps by which QEMU has a queue stopped.
+    driver.vrings[QUEUE].set_queue_ready(false);
+    driver.device.act(&JournalRecord::Unmapped);
+    assert_eq!(driver.answered(), 0);
+    driver.stop();
+    // A kick from before is heard only now.
+    driver.kick();
+    assert!(driver.device.inherited.lock().unwrap()[QUEUE]);
+    assert_eq!((driver.answered(), driver.device.chains.count()), (0, 0));
+    // So is one by a ring that is not enabled yet.
+    driver.vrings[QUEUE].set_enabled(false);
+    driver.vrings[QUEUE].set_queue_ready(true);
+    driver.kick();
+    assert_eq!(driver.answered(), 0);
+    // It was not reset, and goes on.
+    driver.vrings[QUEUE].set_enabled(true);
+    driver.kick();
+    assert_eq!((driver.answered(), driver.device.chains.count()), (1, 0));
+    assert!(!driver.device.inherited.lock().unwrap()[QUEUE]);
+}
+
+/// Receives until there is nothing more; true when that is because the other end is shut down.
+fn ends(packets: &Packets) -> bool {
+    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
+    loop {
+        let soon = std::time::Instant::now() + std::time::Duration::from_millis(10);
+        match packets.receive(&mut buffer, &mut spin, Some(soon)) {
+            Ok(_) => {}
+            Err(StreamError::TimedOut) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
+#[test]
+fn a_node_that_takes_no_messages_is_told_that_the_session_is_over() {
+    let mut driver = Driver::new();
+    let (session, calls, events) = driver.session(0);
+    assert_eq!(driver.answered(), 1);
+    let mut write = [session, 0].into_iter().flat_map(u64::to_le_bytes).collect::<Vec<_>>();
+    let message = [7; 1024];
+    write.extend([1024_u32, 0, 0, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes));
+    write.extend(message);
+    let mut sent = 0;
+    while driver.device.lock().kept.core.state.phases().1 == [session] {
+        driver.post(0, 16, CONTROL, &write);
+        driver.kick();
+        sent += 1;
+        assert!(sent < 10_000, "a socket has no bound");
+    }
+    assert!(ends(&calls) && ends(&events));
+}
