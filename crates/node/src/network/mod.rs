@@ -17,6 +17,8 @@ mod messages;
 mod peers;
 mod rings;
 mod status;
+#[cfg(test)]
+mod tests;
 mod uplink;
 mod wire;
 mod worker;
