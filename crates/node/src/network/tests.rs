@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rackbus_control::network::CaptureRequest;
+use rackbus_control::network::{CaptureRequest, NodeNetwork};
 use rackbus_link::shm::ShmLink;
 
 use super::*;
@@ -93,4 +93,20 @@ fn a_capture_of_a_busy_port_ends_in_time_and_has_frames_of_all_queues() {
     for number in 0..2 {
         assert!(bytes.windows(1400).any(|it| it == [0xa0 + number; 1400]), "queue {number}");
     }
+}
+
+#[test]
+fn an_interface_that_sleeps_does_not_poll() {
+    let network = network();
+    let queues = host_queues(&network);
+    let now = (network.0.clock)();
+    for queue in &queues {
+        let pace = &queue.handle().counters().pace;
+        pace.since_ns.set(now - 1_000_000_000);
+        pace.asleep_since.set(now - 990_000_000);
+    }
+    let status = network.status();
+    let port = status.ports.iter().find(|port| port.port == "alpha").unwrap();
+    let polling = port.polling.unwrap();
+    assert!(polling < 0.02, "{polling}");
 }

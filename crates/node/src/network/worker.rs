@@ -213,11 +213,14 @@ impl<D: FrameDevice> Running<D> {
                 }
                 Next::Sleep(_) => {
                     let asleep = self.port_queue.now_ns();
+                    // It may sleep for hours, in which others ask how it spends its time.
+                    counters.asleep_since.set(asleep);
                     if self.sleep() {
                         counters.sleeps.add(1);
                     }
                     let now = self.port_queue.now_ns();
                     counters.asleep_ns.add(now.saturating_sub(asleep));
+                    counters.asleep_since.set(0);
                     pace.disturbed(now);
                 }
             }
