@@ -95,6 +95,14 @@ impl UplinkWire {
         }
     }
 
+    /// Frames that came, for whomever, and that the kernel or this process had no room for, since it was asked last.
+    pub fn missed(&mut self) -> u64 {
+        match self {
+            UplinkWire::Packet(socket) => socket.missed(),
+            UplinkWire::Xdp(port) => port.missed(),
+        }
+    }
+
     /// Sends a frame with nothing left to do to it, if there is room: nobody waits for it.
     pub fn put(&mut self, frame: &[u8]) {
         match self {
