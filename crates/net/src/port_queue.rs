@@ -57,6 +57,8 @@ pub enum News {
     Failed(usize),
     /// The ring to a station is of no more use.
     Lost(usize),
+    /// The receiver of a ring to a station is gone, with what is left in the ring.
+    Gone(usize),
     /// What is left in a ring to a station, which is [lost](News::Lost), goes nowhere, and neither do so many of its
     /// frames that were on their way.
     Undelivered(usize, FrameReceiver, u64),
@@ -238,6 +240,7 @@ impl PortQueue {
                     self.lose(to)
                 }
                 News::Lost(_) => {}
+                News::Gone(to) => self.gone(to),
                 News::Undelivered(to, mut left, mut frames) => {
                     while let Ok(Some(_)) = left.peek() {
                         left.consume();

@@ -179,6 +179,15 @@ impl PortQueue {
         Sent::Dropped(cause)
     }
 
+    /// Whoever received from the ring to a station is gone, and takes nothing out of it any more.
+    pub(super) fn gone(&mut self, to: usize) {
+        let Outgoing::Open { sender, .. } = &mut self.outgoing[to] else { return };
+        sender.flush();
+        let left = sender.unread();
+        self.lose(to);
+        self.handle.counters().peers[to].drops.add(Cause::Down, left);
+    }
+
     /// The ring to a station is of no more use; the next frame asks for another.
     pub(super) fn lose(&mut self, to: usize) {
         let before = std::mem::replace(&mut self.outgoing[to], Outgoing::lost((self.clock)()));

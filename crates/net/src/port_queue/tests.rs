@@ -466,3 +466,26 @@ fn a_slow_receiver_keeps_up_no_others() {
     let (got, waited) = beside_a_slow_one(STATIONS);
     assert!(got >= 99 && !waited, "{got} % from an uplink");
 }
+
+#[test]
+fn what_a_receiver_had_not_taken_when_it_was_gone_is_counted() {
+    let mut world = World::new(1);
+    let all = world.stations.all();
+    let frame = [&all[1].mac.0[..], &all[0].mac.0, &KIND, &[0; 1400]].concat();
+    assert_eq!(world.queues[0].send_checked(Offload::default(), &frame, &[]), Sent::Full);
+    world.answer(true);
+    for _ in 0..5 {
+        assert_eq!(world.queues[0].send_checked(Offload::default(), &frame, &[]), Sent::Done);
+    }
+    world.queues[0].handle().tell(News::Gone(1));
+    world.queues[0].unpark();
+    let down = |world: &World| {
+        let drops = &world.queues[0].handle().counters().peers[1].drops;
+        drops.all().find(|(cause, _)| *cause == Cause::Down).unwrap().1
+    };
+    assert_eq!(down(&world), 5);
+    // The ring is gone already.
+    world.queues[0].handle().tell(News::Gone(1));
+    world.queues[0].unpark();
+    assert_eq!(down(&world), 5);
+}
