@@ -110,3 +110,18 @@ fn an_interface_that_sleeps_does_not_poll() {
     let polling = port.polling.unwrap();
     assert!(polling < 0.02, "{polling}");
 }
+
+#[test]
+fn a_host_has_rings_for_the_queues_that_its_stations_have() {
+    let network = network();
+    let _queues = host_queues(&network);
+    let named = |name: &str| network.0.stations.named(name).unwrap().0;
+    let (own, beta) = (named("alpha"), named("beta"));
+    let mut state = network.0.lock();
+    let mut ring = |number| {
+        let from = PortQueueId { station: beta, number };
+        state.make_ring(&network.0, None, from, own).map(drop)
+    };
+    assert_eq!((ring(0), ring(1)), (Ok(()), Ok(())));
+    assert!(ring(2).unwrap_err().contains("has no queue 2"));
+}
