@@ -192,8 +192,17 @@ impl Shared {
         let Some(peer) = state.peers.get_mut(host) else { return };
         peer.voice = Some(voice);
         let waiting: Vec<_> = peer.pending.iter().map(|(it, what)| (*it, *what)).collect();
+        let mut unasked = Vec::new();
         for (request, (from, to)) in waiting {
-            peer.say(self.open_question(request, from, to));
+            if !peer.say(self.open_question(request, from, to)) {
+                peer.pending.remove(&request);
+                unasked.push((from, to));
+            }
+        }
+        for (from, to) in unasked {
+            if let Some(port_queue) = state.port_queue(from) {
+                port_queue.tell(News::Failed(to));
+            }
         }
     }
 
@@ -457,6 +466,15 @@ mod tests {
     fn opened(network: &NetworkService, request: u64) {
         let told = ReceiverMessage::Opened { request, ring: 7 };
         network.0.told("beta", told, |_, _| Ok(ring_of_this_machine()?.0));
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_not_waited_for() {
+        let (network, mut queue, frame) = asking(&[1]);
+        network.0.begin_with("beta", Voice::Packets(Arc::new(Silent)));
+        assert!(network.0.lock().peers["beta"].pending.is_empty());
+        let sent = queue.send_checked(Offload::default(), &frame, &[]);
+        assert_eq!(sent, Sent::Dropped(Cause::Down));
     }
 
     #[test]
