@@ -216,26 +216,31 @@ impl Shared {
                 tracing::warn!(host, "a node sent a malformed message and is disconnected");
                 break;
             };
-            self.told(host, tell, |_, _| sender(packet.fds));
+            if !self.told(host, tell, |_, _| sender(packet.fds)) {
+                tracing::warn!(host, "a node opened one ring twice and is disconnected");
+                break;
+            }
         }
         packets.shut_down();
     }
 
     /// A node that has rings said something. `open` makes the sender of a ring of this number, between a queue and a
-    /// station.
+    /// station. False when the node breaks the protocol: the conversation is to end.
     pub(super) fn told(
         &self,
         host: &str,
         tell: ReceiverMessage,
         open: impl FnOnce(u64, (PortQueueId, usize)) -> std::io::Result<FrameSender>,
-    ) {
+    ) -> bool {
         let mut state = self.lock();
-        let Some(peer) = state.peers.get_mut(host) else { return };
+        let Some(peer) = state.peers.get_mut(host) else { return true };
         match tell {
+            // The queue of the first would not be told of the ring's end.
+            ReceiverMessage::Opened { ring, .. } if peer.rings.contains_key(&ring) => return false,
             ReceiverMessage::Opened { request, ring } => {
                 let Some((from, to)) = peer.pending.remove(&request) else {
                     peer.say(SenderMessage::Close { ring });
-                    return;
+                    return true;
                 };
                 let news = match open(ring, (from, to)) {
                     Ok(sender) => {
@@ -254,18 +259,19 @@ impl Shared {
             }
             ReceiverMessage::Refused { request, reason } => {
                 tracing::debug!(host, reason, "a ring was refused");
-                let Some((from, to)) = peer.pending.remove(&request) else { return };
+                let Some((from, to)) = peer.pending.remove(&request) else { return true };
                 if let Some(port_queue) = state.port_queue(from) {
                     port_queue.tell(News::Failed(to));
                 }
             }
             ReceiverMessage::Closed { ring } => {
-                let Some((from, to)) = peer.rings.remove(&ring) else { return };
+                let Some((from, to)) = peer.rings.remove(&ring) else { return true };
                 if let Some(port_queue) = state.port_queue(from) {
                     port_queue.tell(News::Lost(to));
                 }
             }
         }
+        true
     }
 
     /// A node is gone: what was asked of it is answered by that, and its rings are of no more use.
@@ -463,9 +469,16 @@ mod tests {
         (network, queue, frame)
     }
 
-    fn opened(network: &NetworkService, request: u64) {
+    fn opened(network: &NetworkService, request: u64) -> bool {
         let told = ReceiverMessage::Opened { request, ring: 7 };
-        network.0.told("beta", told, |_, _| Ok(ring_of_this_machine()?.0));
+        network.0.told("beta", told, |_, _| Ok(ring_of_this_machine()?.0))
+    }
+
+    #[test]
+    fn who_opens_one_ring_twice_is_disconnected() {
+        let (network, _queue, _) = asking(&[1, 2]);
+        assert!(opened(&network, 1));
+        assert!(!opened(&network, 2));
     }
 
     #[test]
@@ -480,7 +493,7 @@ mod tests {
     #[test]
     fn what_a_host_of_this_machine_had_not_taken_when_it_was_gone_is_counted() {
         let (network, mut queue, frame) = asking(&[1]);
-        opened(&network, 1);
+        assert!(opened(&network, 1));
         for _ in 0..3 {
             assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Done);
         }

@@ -134,7 +134,9 @@ impl SendingEnd {
                     }
                 };
                 let (shared, host) = (self.shared.clone(), self.host.clone());
-                shared.told(&host, message, |number, ends| self.open(number, ends));
+                if !shared.told(&host, message, |number, ends| self.open(number, ends)) {
+                    return Err(Over::Violation);
+                }
                 // Its queue was told just now, and puts nothing in behind what is counted here.
                 closed.into_iter().for_each(|ring| self.forget(ring));
                 Ok(())
