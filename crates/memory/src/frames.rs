@@ -274,6 +274,12 @@ impl FrameSender {
     pub fn used(&self) -> usize {
         self.putting.used(self.memory.credit()) * LINE
     }
+
+    /// Frames that were handed over and that the receiver has not given back yet, as far as it left their marks alone.
+    pub fn unread(&self) -> u64 {
+        let layout = self.memory.layout;
+        self.putting.unread(&self.memory, self.memory.credit(), |length| layout.lines_of(length))
+    }
 }
 
 impl AsFd for FrameSender {

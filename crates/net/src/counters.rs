@@ -109,10 +109,21 @@ pub struct PaceCounters {
     pub idle_polls: Count,
     /// Nanoseconds between the begin and the end of all sleeps.
     pub asleep_ns: Count,
+    /// Since when it sleeps, on the same clock; 0 while it is awake.
+    pub asleep_since: Count,
     /// Times that it went to sleep.
     pub sleeps: Count,
     /// Since when the time is counted, on the same clock.
     pub since_ns: Count,
+}
+
+impl PaceCounters {
+    /// Nanoseconds that it has slept until `now_ns`, with those of a sleep that lasts still.
+    pub fn asleep_by(&self, now_ns: u64) -> u64 {
+        let since = self.asleep_since.get();
+        let current = if since > 0 { now_ns.saturating_sub(since) } else { 0 };
+        self.asleep_ns.get().saturating_add(current)
+    }
 }
 
 /// All that a queue of a port counts.
@@ -140,5 +151,21 @@ impl LaneCounters {
             not_captured: Count::default(),
             pace: PaceCounters::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_that_lasts_still_counts() {
+        let pace = PaceCounters::default();
+        pace.asleep_ns.add(100);
+        assert_eq!(pace.asleep_by(5_000), 100);
+        pace.asleep_since.set(2_000);
+        assert_eq!(pace.asleep_by(5_000), 3_100);
+        // By a clock that was read before.
+        assert_eq!(pace.asleep_by(1_000), 100);
     }
 }

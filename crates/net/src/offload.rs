@@ -25,9 +25,10 @@ pub const GSO_UDP_L4: u8 = 5;
 /// Added to a type: the TCP segment has congestion bits set.
 pub const GSO_ECN: u8 = 0x80;
 
-/// Bytes of payload that a piece has at least: smaller ones would be work for others out of proportion. It is the
-/// least that Linux lets a connection have (`TCP_MIN_MSS` without options).
-const LEAST_PIECE: u16 = 48;
+/// Pieces that a frame is cut into at most: more would be work for others out of proportion. The longest frame in pieces
+/// of 36 bytes has fewer: what is left of the least segment that Linux lets a connection have (`TCP_MIN_SND_MSS`, 48)
+/// beside timestamps.
+const MOST_PIECES: usize = 2048;
 
 /// Bytes of the header.
 pub const OFFLOAD_BYTES: usize = size_of::<Offload>();
@@ -76,7 +77,8 @@ impl Offload {
             GSO_NONE => true,
             // Congestion bits of nothing that is to be cut.
             GSO_ECN => false,
-            _ => self.gso_size.get() >= LEAST_PIECE,
+            // Of none there would be no end.
+            _ => length <= MOST_PIECES * usize::from(self.gso_size.get()),
         };
         known && checksum && cut && self.flags & !(NEEDS_CSUM | DATA_VALID) == 0
     }
@@ -100,6 +102,11 @@ mod tests {
         let cut = Offload { gso_type: GSO_TCPV4 | GSO_ECN, gso_size: 1448.into(), ..checksum };
         assert!(cut.is_sound(64_000));
         assert!(!Offload { gso_size: 0.into(), ..cut }.is_sound(64_000));
+        // A few datagrams of 32 bytes, segments of a connection whose least one has timestamps.
+        let datagrams = Offload { gso_type: GSO_UDP_L4, gso_size: 32.into(), ..checksum };
+        assert!(datagrams.is_sound(42 + 32 * 64));
+        assert!(Offload { gso_size: 36.into(), ..cut }.is_sound(65_535 + 18));
+        assert!(!Offload { gso_size: 16.into(), ..cut }.is_sound(64_000));
         assert!(!Offload { gso_type: 2, ..cut }.is_sound(64_000));
         assert!(!Offload { flags: 8, ..cut }.is_sound(64_000));
     }

@@ -57,6 +57,8 @@ pub enum News {
     Failed(usize),
     /// The ring to a station is of no more use.
     Lost(usize),
+    /// The receiver of a ring to a station is gone, with what is left in the ring.
+    Gone(usize),
     /// What is left in a ring to a station, which is [lost](News::Lost), goes nowhere, and neither do so many of its
     /// frames that were on their way.
     Undelivered(usize, FrameReceiver, u64),
@@ -117,6 +119,11 @@ pub struct PortQueue {
     incoming: IncomingRings,
     /// Stations that something was sent to since the last flush.
     touched: Vec<usize>,
+    /// Frames that were sent, to whomever.
+    sent: u64,
+    /// It waits for a receiver without room. An uplink does not: what comes from outside is for many, and who sends it
+    /// is told by nothing but a loss.
+    waits: bool,
     /// Stations that had no room for a frame of a length.
     blocked: Vec<(usize, usize)>,
     capture: Option<FrameSender>,
@@ -155,6 +162,7 @@ impl PortQueue {
         clock: NanosecondClock,
     ) -> std::io::Result<PortQueue> {
         let stations = switch.stations();
+        let waits = !switch.uplinks().contains(&id.station);
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = Event::new()?;
         epoll::add(&wake, &event, epoll::EventData::new_u64(INBOX), epoll::EventFlags::IN)?;
@@ -175,6 +183,8 @@ impl PortQueue {
             outgoing: (0..stations).map(|_| Outgoing::default()).collect(),
             incoming: IncomingRings::default(),
             touched: Vec::new(),
+            sent: 0,
+            waits,
             blocked: Vec::new(),
             capture: None,
             flood,
@@ -230,6 +240,7 @@ impl PortQueue {
                     self.lose(to)
                 }
                 News::Lost(_) => {}
+                News::Gone(to) => self.gone(to),
                 News::Undelivered(to, mut left, mut frames) => {
                     while let Ok(Some(_)) = left.peek() {
                         left.consume();

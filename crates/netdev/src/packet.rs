@@ -5,6 +5,7 @@
 //! The kernel takes the outer VLAN tag out of a frame and tells it beside; it is put back.
 #![allow(unsafe_code)] // socket options and messages that no library has
 
+use std::cell::Cell;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -31,6 +32,8 @@ const RECEIVE_BUFFER: libc::c_int = 4 << 20;
 pub struct PacketSocket {
     socket: OwnedFd,
     name: String,
+    /// Frames that did not fit into a buffer.
+    cut_off: Cell<u64>,
 }
 
 /// Why an interface cannot be used.
@@ -60,9 +63,12 @@ impl PacketSocket {
         for option in [libc::PACKET_VNET_HDR, libc::PACKET_AUXDATA, libc::PACKET_IGNORE_OUTGOING] {
             set(&socket, libc::SOL_PACKET, option, &1 as &libc::c_int).map_err(fail)?;
         }
-        set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &RECEIVE_BUFFER).map_err(fail)?;
+        // Without the right to more it is as much as everybody may have (`net.core.rmem_max`).
+        set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &RECEIVE_BUFFER)
+            .or_else(|_| set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &RECEIVE_BUFFER))
+            .map_err(fail)?;
         bind(&socket, index).map_err(fail)?;
-        Ok(PacketSocket { socket, name: name.to_owned() })
+        Ok(PacketSocket { socket, name: name.to_owned(), cut_off: Cell::new(0) })
     }
 
     /// Name of its interface.
@@ -81,6 +87,16 @@ impl PacketSocket {
     /// Whether the interface is up and has a carrier.
     pub fn is_up(&self) -> bool {
         is_up(&self.socket, &self.name)
+    }
+
+    /// Frames that came and were dropped since it was asked last: those that the kernel had no room for, and those that
+    /// had none in a buffer.
+    pub fn missed(&self) -> u64 {
+        let nothing = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        // The kernel begins anew each time that it is asked.
+        let told = get(&self.socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, nothing);
+        let dropped = told.map_or(0, |told| u64::from(told.tp_drops));
+        dropped + self.cut_off.take()
     }
 
     /// The next frame, which goes into `buffer`; what is left to do to it, and its length. What has no room with
@@ -118,6 +134,9 @@ impl PacketSocket {
         let read = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, 0) };
         let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
         let whole = message.msg_flags & libc::MSG_TRUNC == 0;
+        if !whole {
+            self.cut_off.set(self.cut_off.get() + 1);
+        }
         let length = read.checked_sub(HEADER).filter(|_| whole);
         Ok(Received { header, length, tag: tag(&message) })
     }
@@ -335,6 +354,22 @@ pub(crate) fn set<T>(
     }
 }
 
+/// An option of a socket, a plain structure of numbers; what the kernel knows nothing of stays as in `value`.
+pub(crate) fn get<T: Copy>(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    mut value: T,
+) -> io::Result<T> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    let place = (&raw mut value).cast();
+    // SAFETY: the value is writable for its length, and any bytes are numbers.
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, place, &mut length) } {
+        0 => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn bind(socket: &OwnedFd, index: libc::c_int) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
@@ -355,5 +390,33 @@ pub(crate) fn bind_to<T>(socket: &OwnedFd, address: &T) -> io::Result<()> {
     match unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(address).cast(), length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs the rights to a packet socket, as the node does.
+    #[test]
+    fn what_the_kernel_has_no_room_for_is_told_once() {
+        let socket = match PacketSocket::open("lo") {
+            Ok(socket) => socket,
+            Err(PacketError::NotPermitted(_)) => return,
+            Err(other) => panic!("{other}"),
+        };
+        let room = get(&socket.socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 0 as libc::c_int);
+        assert!(room.unwrap() >= RECEIVE_BUFFER, "whatever others may have");
+        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = sender.local_addr().unwrap();
+        let sent = 2 * RECEIVE_BUFFER as usize / 60_000 + 200;
+        for _ in 0..sent {
+            sender.send_to(&[0; 60_000], to).unwrap();
+        }
+        assert!(socket.missed() > 0);
+        assert_eq!(socket.missed(), 0);
+        // One that a buffer has no room for.
+        assert!(socket.read(&mut [0; 1000]).is_err());
+        assert!(socket.missed() > 0);
     }
 }

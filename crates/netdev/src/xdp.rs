@@ -82,6 +82,10 @@ struct Queue {
     sent: XdpRing<u64>,
     /// Places for frames to be sent that are free.
     free: Vec<u64>,
+    /// Frames that did not fit into a buffer.
+    cut_off: u64,
+    /// Frames that were dropped until it was asked last.
+    missed: u64,
 }
 
 impl XdpPort {
@@ -159,6 +163,12 @@ impl XdpPort {
             self.turn = (self.turn + 1) % self.queues.len();
         }
         None
+    }
+
+    /// Frames that came and were dropped since it was asked last: those that the kernel had no room for, and those that
+    /// had none in a buffer.
+    pub fn missed(&mut self) -> u64 {
+        self.queues.iter_mut().map(Queue::missed).sum()
     }
 
     /// Puts a frame into the ring; false when that is full, or the frame too long. It goes with the next
@@ -256,7 +266,7 @@ impl Queue {
         packet::bind_to(&socket, &address)?;
         let free =
             (u64::from(ENTRIES)..2 * u64::from(ENTRIES)).map(|it| it * PLACE as u64).collect();
-        Ok(Queue { socket, places, received, fill, to_send, sent, free })
+        Ok(Queue { socket, places, received, fill, to_send, sent, free, cut_off: 0, missed: 0 })
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
@@ -274,7 +284,18 @@ impl Queue {
             if whole {
                 return Some(length);
             }
+            self.cut_off += 1;
         }
+    }
+
+    fn missed(&mut self) -> u64 {
+        // SAFETY: all zeroes are such a structure.
+        let nothing: libc::xdp_statistics = unsafe { std::mem::zeroed() };
+        let told = packet::get(&self.socket, libc::SOL_XDP, libc::XDP_STATISTICS, nothing);
+        let Ok(told) = told else { return 0 };
+        // The kernel goes on counting.
+        let all = told.rx_dropped.saturating_add(told.rx_ring_full).saturating_add(self.cut_off);
+        all.saturating_sub(std::mem::replace(&mut self.missed, all))
     }
 
     fn put(&mut self, frame: &[u8]) -> bool {

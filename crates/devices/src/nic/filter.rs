@@ -83,13 +83,14 @@ impl Filter {
     pub fn wants(&self, own: MacAddress, head: &[u8; 16]) -> bool {
         let [a, b, c, d, e, f, ..] = *head;
         let to = MacAddress([a, b, c, d, e, f]);
+        // Of whichever VLAN.
+        if self.promiscuous {
+            return true;
+        }
         if let (Some(vlans), [0x81, 0]) = (&self.vlans, &head[12..14])
             && !vlans.contains(&(u16::from_be_bytes([head[14], head[15]]) & 0xfff))
         {
             return false;
-        }
-        if self.promiscuous {
-            return true;
         }
         if to == MacAddress::BROADCAST {
             return !self.no_broadcast;
@@ -168,5 +169,7 @@ mod tests {
         assert!(filter.set_vlan(7, false) && !tagged(&filter, 7));
         assert!(!filter.set_vlan(VLANS, true));
         assert!(tagged(&Filter::new(false), 7));
+        assert!(tagged(&Filter { promiscuous: true, ..Filter::new(true) }, 7));
+        assert!(!tagged(&Filter { all_unicast: true, ..Filter::new(true) }, 7));
     }
 }

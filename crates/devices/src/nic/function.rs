@@ -440,14 +440,15 @@ impl Function for Nic {
             return true;
         }
         self.transport.refresh(bus.dma);
-        self.transport.poll_queues(false);
+        let untold = self.transport.poll_queues(false);
         // What the port has may have to wait for buffers: then a queue rings, unless they came just before that was
         // asked for.
         let [_, inward] = self.stalled;
         if inward && self.receive(bus).done {
             return false;
         }
-        (quiet || inward) && !self.has_work()
+        // Those that came may be too few for a frame, and the driver would not tell of those behind them.
+        (quiet || inward) && !untold && !self.has_work()
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -167,9 +167,10 @@ impl VirtioRing {
         }
     }
 
-    /// Asks the driver for notifications, or not to send any: the queue is polled.
+    /// Asks the driver for notifications, or not to send any: the queue is polled. True when something has come of which
+    /// the driver may have told nothing.
     #[inline]
-    pub fn ask_notifications(&mut self, wanted: bool) {
+    pub fn ask_notifications(&mut self, wanted: bool) -> bool {
         match self {
             VirtioRing::Split(ring) => ring.ask_notifications(wanted),
             VirtioRing::Packed(ring) => ring.ask_notifications(wanted),

@@ -178,7 +178,8 @@ impl Split {
         }
     }
 
-    pub fn ask_notifications(&mut self, wanted: bool) {
+    /// True when requests have come since this looked at what there is: for these the driver may have told nothing.
+    pub fn ask_notifications(&mut self, wanted: bool) -> bool {
         let store = |at, value: u16| {
             if let Some(place) = self.used.at(at, 2) {
                 place.store_u16(0, value.to_le(), Ordering::Relaxed);
@@ -188,11 +189,23 @@ impl Split {
             // An index that is passed already asks for nothing until the driver has gone once around.
             (true, false) => {}
             (true, true) => {
-                let at = layout::RING + usize::from(self.size) * layout::USED_SIZE;
                 // By what comes next: there may be some that is not enough.
-                store(at, self.available_index().unwrap_or(self.next));
+                return self.ask_behind(self.available_index().unwrap_or(self.next));
             }
             (false, wanted) => store(layout::FLAGS, if wanted { 0 } else { layout::NO_NOTIFY }),
         }
+        false
+    }
+
+    /// Asks for a notification of what comes behind this index. True when the driver is further already: what it does
+    /// next passes no index that it was asked for.
+    pub fn ask_behind(&self, index: u16) -> bool {
+        let at = layout::RING + usize::from(self.size) * layout::USED_SIZE;
+        if let Some(place) = self.used.at(at, 2) {
+            place.store_u16(0, index.to_le(), Ordering::Relaxed);
+        }
+        // The driver moves its index and then looks what it is asked; here it is the other way round.
+        fence(Ordering::SeqCst);
+        self.available_index().is_some_and(|now| now != index)
     }
 }

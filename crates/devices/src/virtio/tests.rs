@@ -282,6 +282,11 @@ fn notifications_are_asked_for_by_what_comes_next() {
     }
     ring.ask_notifications(true);
     assert_eq!(memory.get::<u16>(DEVICE + split::RING as u64 + 8 * u64::from(SIZE)), 3);
+    // The driver may have looked before it was asked: what it has made available meanwhile is told here.
+    let VirtioRing::Split(split) = &ring else { panic!("a split ring") };
+    assert!(!split.ask_behind(3));
+    memory.put(DRIVER + split::INDEX as u64, &4u16);
+    assert!(split.ask_behind(3) && !split.ask_behind(4));
     let mut ring = memory.ring(feature::RING_PACKED);
     ring.ask_notifications(false);
     assert_eq!(memory.get::<u16>(DEVICE + event::FLAGS as u64), event::DISABLE);

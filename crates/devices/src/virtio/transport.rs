@@ -195,12 +195,14 @@ impl Transport {
         }
     }
 
-    /// All queues are polled from now on, or their drivers notify them.
-    pub fn poll_queues(&mut self, polled: bool) {
+    /// All queues are polled from now on, or their drivers notify them. True when something has come of which a driver may
+    /// have told nothing.
+    pub fn poll_queues(&mut self, polled: bool) -> bool {
         let rings = self.queues.iter_mut().filter_map(|queue| queue.ring.as_mut());
-        rings.for_each(|ring| ring.ask_notifications(!polled));
+        let untold = rings.fold(false, |untold, ring| ring.ask_notifications(!polled) | untold);
         // Either the driver sees that it has to notify, or what it made available is seen by who looks now.
         fence(Ordering::SeqCst);
+        untold
     }
 
     /// Whether a queue has a request.

@@ -182,7 +182,9 @@ impl Net {
         if features & feature::CTRL_VQ != 0 {
             let number = if many { 2 * net.info.pairs } else { 2 };
             let size = size.min(64);
-            let place = QueueMemory { offset: control_at, buffer: 4096, count: size, segments: 2 };
+            // Without tables each command has two of the queue's descriptors.
+            let count = (size / 2).max(1);
+            let place = QueueMemory { offset: control_at, buffer: 4096, count, segments: 2 };
             net.control = Some(net.make(number, size, place, features, None)?);
         }
         net.registers.set_status(&mut *net.device, status::DRIVER_OK)?;

@@ -128,6 +128,36 @@ impl SenderMarks {
     pub fn used(&self, credit: &Credit) -> usize {
         self.at.saturating_sub(credit.0.load(Ordering::Relaxed)).min(self.lines) as usize
     }
+
+    /// Announced records that the receiver has not given back: a few more than it has not taken, for it gives back in
+    /// large steps. It can write all of it, so it can make them less, and not more than there are lines.
+    pub fn unread(
+        &self,
+        marks: &impl Marks,
+        credit: &Credit,
+        lines_of: impl Fn(u32) -> Option<usize>,
+    ) -> u64 {
+        let mut at = credit.0.load(Ordering::Acquire);
+        let mut records = 0;
+        if at < self.credit_seen {
+            return records;
+        }
+        while at < self.at {
+            let line = (at % self.lines) as usize;
+            let left = self.lines - line as u64;
+            let found = marks.mark(line).load(Ordering::Acquire);
+            let length = Some(found as u32).filter(|_| (found >> 32) as u32 == at as u32);
+            let Some(length) = length else { break };
+            if length == SKIP {
+                at += left;
+                continue;
+            }
+            let Some(lines) = lines_of(length).filter(|lines| *lines as u64 <= left) else { break };
+            at += lines as u64;
+            records += 1;
+        }
+        records
+    }
 }
 
 /// How far the receiver has read, and what it has told the sender of that.

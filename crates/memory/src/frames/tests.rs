@@ -192,3 +192,32 @@ fn who_closes_a_doorbell_keeps_nobody_awake() {
     assert!(!sender.park(1500));
     assert_eq!(sender.send(&[0; FRAME_HEADER], &[1; 60], &[]), Err(FrameError::Broken(RingBroken)));
 }
+
+#[test]
+fn who_sent_can_tell_how_much_is_left_when_its_receiver_is_gone() {
+    let (memory, mut sender, mut receiver) = ring(LAYOUT);
+    let mut sent = 0;
+    let mut taken = 0;
+    // Several times around the ring, whose end is left out where a record would go beyond it.
+    for number in 0..200 {
+        let length = 1 + number * 37 % 700;
+        while sender.send(&[0; FRAME_HEADER], &frame(number, length), &[]).is_err() {
+            assert_eq!(sender.unread(), sent - taken);
+            while received(&mut receiver).is_some() {
+                taken += 1;
+            }
+        }
+        sent += 1;
+    }
+    sender.flush();
+    let left = sender.unread();
+    assert!(left > 0 && left == sent - taken, "{left} of {}", sent - taken);
+    // Whatever is written into the ring, it ends, with no more than the ring could hold.
+    for byte in 0..=255 {
+        let bytes = vec![byte; LAYOUT.ring_bytes];
+        memory.whole().part(RING, LAYOUT.ring_bytes).unwrap().copy_from(&bytes);
+        assert!(sender.unread() <= (LAYOUT.ring_bytes / LINE) as u64);
+    }
+    memory.whole().part(CREDIT, 8).unwrap().copy_from(&[0xff; 8]);
+    assert_eq!(sender.unread(), 0);
+}

@@ -138,7 +138,10 @@ impl PortQueue {
 
     pub(super) fn sent(&mut self, to: usize, length: usize) {
         let Outgoing::Open { pressure, touched, .. } = &mut self.outgoing[to] else { return };
-        pressure.took();
+        if pressure.is_on() {
+            pressure.took((self.clock)());
+        }
+        self.sent = self.sent.wrapping_add(1);
         if !std::mem::replace(touched, true) {
             self.touched.push(to);
         }
@@ -148,11 +151,15 @@ impl PortQueue {
     }
 
     pub(super) fn full(&mut self, to: usize, length: usize) -> Sent {
+        if !self.waits {
+            return self.dropped(to, Cause::Full);
+        }
         let now = (self.clock)();
+        let others = self.sent.wrapping_sub(self.handle.counters().peers[to].sent.get());
         let Outgoing::Open { pressure, sender, .. } = &mut self.outgoing[to] else {
             return self.dropped(to, Cause::Down);
         };
-        match pressure.is_full(now) {
+        match pressure.is_full(now, others) {
             crate::pressure::Advice::Wait => {
                 // The receiver may sleep, with all of this in its ring.
                 sender.flush();
@@ -170,6 +177,15 @@ impl PortQueue {
     pub(super) fn dropped(&self, to: usize, cause: Cause) -> Sent {
         self.handle.counters().peers[to].drops.count(cause);
         Sent::Dropped(cause)
+    }
+
+    /// Whoever received from the ring to a station is gone, and takes nothing out of it any more.
+    pub(super) fn gone(&mut self, to: usize) {
+        let Outgoing::Open { sender, .. } = &mut self.outgoing[to] else { return };
+        sender.flush();
+        let left = sender.unread();
+        self.lose(to);
+        self.handle.counters().peers[to].drops.add(Cause::Down, left);
     }
 
     /// The ring to a station is of no more use; the next frame asks for another.

@@ -20,12 +20,17 @@ const RING: FramesLayout = FramesLayout { ring_bytes: 16 << 20, longest: LAYOUT.
 /// How long it sleeps between two looks at whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Copies that are written before it looks at whether it is to end.
+const PORTION: usize = 256;
+
 /// The queues of a port that send copies; they stop when this is dropped.
 struct Copies<'s> {
     shared: &'s Shared,
     station: usize,
     queues: Vec<PortQueueHandle>,
     rings: Vec<FrameReceiver>,
+    /// The ring that is looked at first.
+    turn: usize,
 }
 
 impl Drop for Copies<'_> {
@@ -56,24 +61,34 @@ impl NetworkService {
         let before: u64 = copies.missed();
         let mut done = CaptureDone::default();
         let mut frame = Vec::new();
+        let most = request.frames.unwrap_or(u64::MAX);
+        // What was copied after this is not wanted any more.
+        let mut end_ns = None;
         loop {
-            let most = request.frames.unwrap_or(u64::MAX);
-            while done.frames < most
-                && let Some(captured) = copies.next(&mut frame)
+            let mut portion = 0;
+            while portion < PORTION
+                && done.frames < most
+                && let Some(captured) = copies.next(&mut frame, end_ns)
             {
                 let packet =
                     capture::packet(self.0.wall_ns(captured.time_ns), captured.sent, &frame);
                 file.write_all(&packet).map_err(failed)?;
                 done.frames += 1;
+                portion += 1;
             }
             // Whoever reads it meanwhile sees whole frames.
             file.flush().map_err(failed)?;
-            if done.frames >= most || stop() || limit.is_some_and(|limit| begun.elapsed() >= limit)
-            {
+            if done.frames >= most || end_ns.is_some() && portion < PORTION {
                 break;
             }
-            copies
-                .sleep(limit.map_or(LOOK, |limit| limit.saturating_sub(begun.elapsed()).min(LOOK)));
+            // On a busy port there is always more.
+            if stop() || limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                end_ns.get_or_insert_with(|| (self.0.clock)());
+            } else if portion < PORTION {
+                copies.sleep(
+                    limit.map_or(LOOK, |limit| limit.saturating_sub(begun.elapsed()).min(LOOK)),
+                );
+            }
         }
         done.missed = copies.missed() - before;
         Ok(done)
@@ -88,28 +103,36 @@ impl NetworkService {
         if port.captured {
             return Err(NetworkError::Captured(name.to_owned()));
         }
-        let mut rings = Vec::new();
-        for port_queue in &port.queues {
-            let (sender, receiver) = ring().map_err(NetworkError::of_interface)?;
+        // All of them before a queue is told: none copies into a ring that nobody reads.
+        let rings = port.queues.iter().map(|_| ring()).collect::<std::io::Result<Vec<_>>>();
+        let (senders, rings): (Vec<_>, Vec<_>) =
+            rings.map_err(NetworkError::of_interface)?.into_iter().unzip();
+        for (port_queue, sender) in port.queues.iter().zip(senders) {
             port_queue.tell(News::Capture(Some(sender)));
-            rings.push(receiver);
         }
         port.captured = true;
         let queues = port.queues.clone();
         drop(state);
-        Ok(Copies { shared, station, queues, rings })
+        Ok(Copies { shared, station, queues, rings, turn: 0 })
     }
 }
 
 impl Copies<'_> {
-    /// The next copy, its bytes in `frame`.
-    fn next(&mut self, frame: &mut Vec<u8>) -> Option<Captured> {
-        for ring in &mut self.rings {
+    /// The next copy, its bytes in `frame`, of all queues in turn. With `end_ns` none that was made after it.
+    fn next(&mut self, frame: &mut Vec<u8>, end_ns: Option<u64>) -> Option<Captured> {
+        let count = self.rings.len();
+        for nth in 0..count {
+            let at = (self.turn + nth) % count;
+            let ring = &mut self.rings[at];
             let Ok(Some(found)) = ring.peek() else { continue };
+            let captured = Captured::from_header(found.header);
+            if end_ns.is_some_and(|end_ns| captured.time_ns > end_ns) {
+                continue;
+            }
             frame.resize(found.bytes.len(), 0);
             found.bytes.copy_to(frame);
-            let captured = Captured::from_header(found.header);
             ring.consume();
+            self.turn = at + 1;
             return Some(captured);
         }
         None

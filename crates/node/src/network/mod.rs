@@ -17,6 +17,8 @@ mod messages;
 mod peers;
 mod rings;
 mod status;
+#[cfg(test)]
+mod tests;
 mod uplink;
 mod wire;
 mod worker;
@@ -49,9 +51,6 @@ use worker::{TapQueue, Worker};
 pub fn namespace_of(rack: &str, host: &str) -> String {
     format!("rackbus-{rack}-{host}")
 }
-
-/// The most queues of a port.
-const MOST_QUEUES: u16 = 16;
 
 /// Why the network cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -335,6 +334,14 @@ impl Shared {
             opener,
             self.clock.clone(),
         )
+    }
+
+    /// How many queues a station has, of whichever host.
+    fn queues_of(&self, station: usize) -> u16 {
+        match self.stations.all()[station].kind {
+            StationKind::Host => self.stations.network().queues,
+            StationKind::Function | StationKind::Uplink => 1,
+        }
     }
 
     /// Opens a ring for a queue of this host's.

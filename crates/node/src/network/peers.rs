@@ -192,8 +192,17 @@ impl Shared {
         let Some(peer) = state.peers.get_mut(host) else { return };
         peer.voice = Some(voice);
         let waiting: Vec<_> = peer.pending.iter().map(|(it, what)| (*it, *what)).collect();
+        let mut unasked = Vec::new();
         for (request, (from, to)) in waiting {
-            peer.say(self.open_question(request, from, to));
+            if !peer.say(self.open_question(request, from, to)) {
+                peer.pending.remove(&request);
+                unasked.push((from, to));
+            }
+        }
+        for (from, to) in unasked {
+            if let Some(port_queue) = state.port_queue(from) {
+                port_queue.tell(News::Failed(to));
+            }
         }
     }
 
@@ -207,26 +216,31 @@ impl Shared {
                 tracing::warn!(host, "a node sent a malformed message and is disconnected");
                 break;
             };
-            self.told(host, tell, |_, _| sender(packet.fds));
+            if !self.told(host, tell, |_, _| sender(packet.fds)) {
+                tracing::warn!(host, "a node opened one ring twice and is disconnected");
+                break;
+            }
         }
         packets.shut_down();
     }
 
     /// A node that has rings said something. `open` makes the sender of a ring of this number, between a queue and a
-    /// station.
+    /// station. False when the node breaks the protocol: the conversation is to end.
     pub(super) fn told(
         &self,
         host: &str,
         tell: ReceiverMessage,
         open: impl FnOnce(u64, (PortQueueId, usize)) -> std::io::Result<FrameSender>,
-    ) {
+    ) -> bool {
         let mut state = self.lock();
-        let Some(peer) = state.peers.get_mut(host) else { return };
+        let Some(peer) = state.peers.get_mut(host) else { return true };
         match tell {
+            // The queue of the first would not be told of the ring's end.
+            ReceiverMessage::Opened { ring, .. } if peer.rings.contains_key(&ring) => return false,
             ReceiverMessage::Opened { request, ring } => {
                 let Some((from, to)) = peer.pending.remove(&request) else {
                     peer.say(SenderMessage::Close { ring });
-                    return;
+                    return true;
                 };
                 let news = match open(ring, (from, to)) {
                     Ok(sender) => {
@@ -245,18 +259,19 @@ impl Shared {
             }
             ReceiverMessage::Refused { request, reason } => {
                 tracing::debug!(host, reason, "a ring was refused");
-                let Some((from, to)) = peer.pending.remove(&request) else { return };
+                let Some((from, to)) = peer.pending.remove(&request) else { return true };
                 if let Some(port_queue) = state.port_queue(from) {
                     port_queue.tell(News::Failed(to));
                 }
             }
             ReceiverMessage::Closed { ring } => {
-                let Some((from, to)) = peer.rings.remove(&ring) else { return };
+                let Some((from, to)) = peer.rings.remove(&ring) else { return true };
                 if let Some(port_queue) = state.port_queue(from) {
                     port_queue.tell(News::Lost(to));
                 }
             }
         }
+        true
     }
 
     /// A node is gone: what was asked of it is answered by that, and its rings are of no more use.
@@ -267,9 +282,11 @@ impl Shared {
                 port_queue.tell(News::Failed(to));
             }
         }
+        // What goes to another machine is counted by who has the other end of its rings.
+        let has_their_memory = matches!(peer.voice, Some(Voice::Packets(_)));
         for (from, to) in peer.rings.into_values() {
             if let Some(port_queue) = state.port_queue(from) {
-                port_queue.tell(News::Lost(to));
+                port_queue.tell(if has_their_memory { News::Gone(to) } else { News::Lost(to) });
             }
         }
     }
@@ -405,5 +422,86 @@ impl Shared {
             true => Ok(ends),
             false => Err(format!("{from} and {to} are kept apart")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_memory::StreamError;
+    use rackbus_net::{Cause, NetworkPort, Offload, PortQueue, Sent};
+
+    use super::super::rings::ring_of_this_machine;
+    use super::super::tests::{host_queues, network};
+    use super::*;
+
+    /// A connection whose other end takes nothing.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl PacketStream for Silent {
+        fn send(&self, _: &[u8], _: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+            Err(StreamError::Closed)
+        }
+        fn receive(
+            &self,
+            _: &mut [u8],
+            _: &mut AdaptiveSpin,
+            _: Option<Instant>,
+        ) -> Result<Packet, StreamError> {
+            Err(StreamError::Closed)
+        }
+        fn wait_sendable(&self) {}
+        fn shut_down(&self) {}
+    }
+
+    /// Alpha, the first queue of its interface, which has asked for a ring to beta, and a frame for that.
+    fn asking(requests: &[u64]) -> (NetworkService, PortQueue, Vec<u8>) {
+        let network = network();
+        let mut queue = host_queues(&network).remove(0);
+        let named = |name: &str| network.0.stations.named(name).unwrap();
+        let ((own, alpha), (to, beta)) = (named("alpha"), named("beta"));
+        let frame = [&beta.mac.0[..], &alpha.mac.0, &[0x88, 0xb5], &[0; 100]].concat();
+        let mut peer = Peer::default();
+        let ends = (PortQueueId { station: own, number: 0 }, to);
+        peer.pending.extend(requests.iter().map(|request| (*request, ends)));
+        network.0.lock().peers.insert("beta".to_owned(), peer);
+        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Full);
+        (network, queue, frame)
+    }
+
+    fn opened(network: &NetworkService, request: u64) -> bool {
+        let told = ReceiverMessage::Opened { request, ring: 7 };
+        network.0.told("beta", told, |_, _| Ok(ring_of_this_machine()?.0))
+    }
+
+    #[test]
+    fn who_opens_one_ring_twice_is_disconnected() {
+        let (network, _queue, _) = asking(&[1, 2]);
+        assert!(opened(&network, 1));
+        assert!(!opened(&network, 2));
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_not_waited_for() {
+        let (network, mut queue, frame) = asking(&[1]);
+        network.0.begin_with("beta", Voice::Packets(Arc::new(Silent)));
+        assert!(network.0.lock().peers["beta"].pending.is_empty());
+        let sent = queue.send_checked(Offload::default(), &frame, &[]);
+        assert_eq!(sent, Sent::Dropped(Cause::Down));
+    }
+
+    #[test]
+    fn what_a_host_of_this_machine_had_not_taken_when_it_was_gone_is_counted() {
+        let (network, mut queue, frame) = asking(&[1]);
+        assert!(opened(&network, 1));
+        for _ in 0..3 {
+            assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Done);
+        }
+        network.0.begin_with("beta", Voice::Packets(Arc::new(Silent)));
+        network.0.peer_lost(&mut network.0.lock(), "beta");
+        queue.unpark();
+        let to = network.0.stations.named("beta").unwrap().0;
+        let mut drops = queue.handle().counters().peers[to].drops.all();
+        assert_eq!(drops.find(|(cause, _)| *cause == Cause::Down).unwrap().1, 3);
     }
 }

@@ -10,7 +10,7 @@ use rackbus_net::port_queue::{LAYOUT, PortQueueHandle};
 use rackbus_net::{News, PortQueueId};
 
 use super::peers::AskingNode;
-use super::{MOST_QUEUES, Shared, State};
+use super::{Shared, State};
 
 /// Rings between two queues that have ended, and that their receiver has not taken all of, at most. A node that has one
 /// after the other opened for a receiver that is stopped would take all memory and descriptors otherwise.
@@ -59,8 +59,11 @@ impl State {
     ) -> Result<Made, String> {
         let down = || format!("{} is down", shared.stations.all()[to].name);
         let port = self.ports.get(&to).ok_or_else(down)?;
-        if from.number >= MOST_QUEUES {
-            return Err(format!("queue {} of at most {MOST_QUEUES}", from.number));
+        // Each queue has rings of its own, which are memory and descriptors of this process.
+        let queues = shared.queues_of(from.station);
+        if from.number >= queues {
+            let name = &shared.stations.all()[from.station].name;
+            return Err(format!("{name} has no queue {}, it has {queues}", from.number));
         }
         let port_queue = usize::from(from.number) % port.queues.len().max(1);
         let receiver = port.queues.get(port_queue).cloned().ok_or_else(down)?;

@@ -94,11 +94,10 @@ impl Shared {
         });
         // Of all queues together.
         let since = counters.iter().map(|it| it.pace.since_ns.get());
-        let passed: u64 = since
-            .filter(|since| *since > 0)
-            .map(|since| (self.clock)().saturating_sub(since))
-            .sum();
-        let asleep = sum(|it| &it.pace.asleep_ns);
+        let now = (self.clock)();
+        let passed: u64 =
+            since.filter(|since| *since > 0).map(|since| now.saturating_sub(since)).sum();
+        let asleep: u64 = counters.iter().map(|it| it.pace.asleep_by(now)).sum();
         PortStatus {
             port: own.name.clone(),
             mac: own.mac.to_string(),

@@ -29,7 +29,7 @@ const ANSWERS: u64 = 100;
 const STANDING_IN_NS: u64 = 500_000_000;
 /// Frames that are for nobody here and are taken from the interface at once, at most.
 const UNWANTED: usize = 64;
-/// How often a busy uplink looks whether its interface has changed.
+/// How often a busy uplink looks whether its interface has changed, and what that had no room for.
 const LOOK_NS: u64 = 10_000_000;
 
 /// What an uplink does.
@@ -329,6 +329,10 @@ impl FrameDevice for Interface {
             return true;
         }
         self.look_at_ns = self.now_ns + LOOK_NS;
+        let missed = self.wire.missed();
+        if !standby {
+            port_queue.handle().counters().drops.add(Cause::Full, missed);
+        }
         if self.monitor.has_changed() {
             self.mtu = self.wire.mtu().unwrap_or(self.mtu);
             return self.wire.is_up();

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rackbus_fabric::rack::UplinkMode;
 use rackbus_memory::vectored::write_with_head;
 use rackbus_net::cut::{Cut, complete_checksum, missing_checksum};
-use rackbus_net::offload::{GSO_NONE, NEEDS_CSUM};
+use rackbus_net::offload::{GSO_NONE, GSO_UDP_L4, NEEDS_CSUM};
 use rackbus_net::{Cause, Frame, Offload};
 use rackbus_netdev::packet::{PacketError, PacketSocket};
 use rackbus_netdev::xdp::XdpPort;
@@ -95,6 +95,14 @@ impl UplinkWire {
         }
     }
 
+    /// Frames that came, for whomever, and that the kernel or this process had no room for, since it was asked last.
+    pub fn missed(&mut self) -> u64 {
+        match self {
+            UplinkWire::Packet(socket) => socket.missed(),
+            UplinkWire::Xdp(port) => port.missed(),
+        }
+    }
+
     /// Sends a frame with nothing left to do to it, if there is room: nobody waits for it.
     pub fn put(&mut self, frame: &[u8]) {
         match self {
@@ -120,7 +128,7 @@ impl UplinkWire {
                 match write_with_head(socket.as_fd(), frame.offload.as_bytes(), frame.bytes) {
                     Ok(_) => Ok(()),
                     Err(Errno::MSGSIZE) => Err(Cause::Length),
-                    Err(Errno::INVAL) => Err(Cause::Offload),
+                    Err(Errno::INVAL) => write_datagrams(socket.as_fd(), frame),
                     Err(Errno::NOBUFS | Errno::AGAIN) => Err(Cause::Full),
                     Err(_) => Err(Cause::Down),
                 }
@@ -161,8 +169,34 @@ impl AsFd for UplinkWire {
     }
 }
 
-/// Puts a frame into the ring as it has to be on a wire: with its checksums, in pieces that fit.
+/// Puts a frame into the ring as it has to be on a wire.
 fn write_whole(port: &mut XdpPort, frame: &Frame<'_>) -> Result<(), Cause> {
+    in_pieces(frame, |piece| if port.put(piece) { Ok(()) } else { Err(Cause::Full) })
+}
+
+/// Gives datagrams one by one to a kernel that takes no frame of many of them: Linux before 6.2.
+pub fn write_datagrams(interface: BorrowedFd<'_>, frame: &Frame<'_>) -> Result<(), Cause> {
+    if frame.offload.gso_type != GSO_UDP_L4 {
+        return Err(Cause::Offload);
+    }
+    in_pieces(frame, |piece| {
+        let nothing = Offload::default();
+        let parts = [io::IoSlice::new(nothing.as_bytes()), io::IoSlice::new(piece)];
+        match rustix::io::writev(interface, &parts) {
+            Ok(_) => Ok(()),
+            Err(Errno::INVAL) => Err(Cause::Offload),
+            Err(Errno::MSGSIZE) => Err(Cause::Length),
+            Err(Errno::NOBUFS | Errno::AGAIN) => Err(Cause::Full),
+            Err(_) => Err(Cause::Down),
+        }
+    })
+}
+
+/// A frame as it has to be on a wire: with its checksums, in pieces that fit, each of which is given to `put`.
+fn in_pieces(
+    frame: &Frame<'_>,
+    mut put: impl FnMut(&[u8]) -> Result<(), Cause>,
+) -> Result<(), Cause> {
     // Its sender may change it: what is cut is what was read.
     let mut bytes = vec![0; frame.bytes.len()];
     frame.bytes.copy_to(&mut bytes);
@@ -170,14 +204,54 @@ fn write_whole(port: &mut XdpPort, frame: &Frame<'_>) -> Result<(), Cause> {
         if frame.offload.flags & NEEDS_CSUM != 0 {
             complete_checksum(&mut bytes, &frame.offload);
         }
-        return if port.put(&bytes) { Ok(()) } else { Err(Cause::Full) };
+        return put(&bytes);
     }
     let mut cut = Cut::new(bytes, &frame.offload).map_err(|_| Cause::Offload)?;
     let mut piece = Vec::new();
     while cut.next(&mut piece) {
-        if !port.put(&piece) {
-            return Err(Cause::Full);
-        }
+        put(&piece)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_memory::SharedMemory;
+    use rackbus_net::offload::GSO_TCPV4;
+
+    use super::*;
+
+    #[test]
+    fn datagrams_are_given_one_by_one_where_they_are_not_taken_together() {
+        const HEADERS: usize = 14 + 20 + 8;
+        let mut bytes = vec![2; HEADERS + 100];
+        bytes[12..14].copy_from_slice(&[8, 0]);
+        (bytes[14], bytes[23]) = (0x45, 17);
+        (bytes[20], bytes[21]) = (0x40, 0);
+        let memory = SharedMemory::create("frame", 4096).unwrap();
+        let place = memory.whole().part(0, bytes.len()).unwrap();
+        place.copy_from(&bytes);
+        let offload = Offload {
+            flags: NEEDS_CSUM,
+            gso_type: GSO_UDP_L4,
+            hdr_len: (HEADERS as u16).into(),
+            gso_size: 40.into(),
+            csum_start: 34.into(),
+            csum_offset: 6.into(),
+        };
+        let frame = Frame { offload, bytes: place };
+        let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        write_datagrams(ours.as_fd(), &frame).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut buffer = [0; 2000];
+        for payload in [40, 40, 20] {
+            let length = theirs.recv(&mut buffer).unwrap();
+            let header = Offload::default();
+            assert_eq!(length, header.as_bytes().len() + HEADERS + payload);
+            assert!(buffer.starts_with(header.as_bytes()));
+        }
+        assert!(theirs.recv(&mut buffer).is_err());
+        let other = Frame { offload: Offload { gso_type: GSO_TCPV4, ..offload }, bytes: place };
+        assert_eq!(write_datagrams(ours.as_fd(), &other), Err(Cause::Offload));
+    }
 }

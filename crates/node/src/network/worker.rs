@@ -24,6 +24,8 @@ use rackbus_pci::pace::{Next, Pace};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::wire::write_datagrams;
+
 /// Frames that are taken from one side before the other is looked at.
 const BURST: usize = 16;
 /// Bytes after which frames are handed over: less than a large segment, which its receiver takes while the next one is
@@ -115,7 +117,10 @@ impl FrameDevice for TapQueue {
     fn write(&mut self, frame: &Frame<'_>) -> WriteOutcome {
         match write_with_head(self.queue.as_fd(), frame.offload.as_bytes(), frame.bytes) {
             Ok(_) => WriteOutcome::Done,
-            Err(Errno::INVAL) => WriteOutcome::Dropped(Cause::Offload),
+            Err(Errno::INVAL) => match write_datagrams(self.queue.as_fd(), frame) {
+                Ok(()) => WriteOutcome::Done,
+                Err(cause) => WriteOutcome::Dropped(cause),
+            },
             Err(_) => WriteOutcome::Dropped(Cause::Down),
         }
     }
@@ -213,11 +218,14 @@ impl<D: FrameDevice> Running<D> {
                 }
                 Next::Sleep(_) => {
                     let asleep = self.port_queue.now_ns();
+                    // It may sleep for hours, in which others ask how it spends its time.
+                    counters.asleep_since.set(asleep);
                     if self.sleep() {
                         counters.sleeps.add(1);
                     }
                     let now = self.port_queue.now_ns();
                     counters.asleep_ns.add(now.saturating_sub(asleep));
+                    counters.asleep_since.set(0);
                     pace.disturbed(now);
                 }
             }

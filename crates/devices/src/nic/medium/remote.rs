@@ -474,17 +474,17 @@ impl NetworkPort for RemotePort {
     fn park(&mut self) -> bool {
         self.dispatch();
         let was_full = self.free.is_empty();
-        loop {
-            if self.exchange.is_lost() || self.exchange.is_untold() {
-                return true;
-            }
-            self.hear();
-            self.exchange.ring();
-            if self.exchange.rest() {
-                let has_room = was_full && !self.free.is_empty();
-                return !has_room && self.current.is_none() && self.came.is_empty();
-            }
+        if self.exchange.is_lost() || self.exchange.is_untold() {
+            return true;
         }
+        self.hear();
+        self.exchange.ring();
+        // Another node that always has something more keeps nobody from what else there is to do.
+        if !self.exchange.rest() {
+            return false;
+        }
+        let has_room = was_full && !self.free.is_empty();
+        !has_room && self.current.is_none() && self.came.is_empty()
     }
 
     fn unpark(&mut self) {}

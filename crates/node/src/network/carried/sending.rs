@@ -134,7 +134,9 @@ impl SendingEnd {
                     }
                 };
                 let (shared, host) = (self.shared.clone(), self.host.clone());
-                shared.told(&host, message, |number, ends| self.open(number, ends));
+                if !shared.told(&host, message, |number, ends| self.open(number, ends)) {
+                    return Err(Over::Violation);
+                }
                 // Its queue was told just now, and puts nothing in behind what is counted here.
                 closed.into_iter().for_each(|ring| self.forget(ring));
                 Ok(())
@@ -168,7 +170,9 @@ impl SendingEnd {
         let credit = ring.credit.checked_add(head.length.get() as usize);
         ring.credit = credit.filter(|credit| *credit <= WINDOW).ok_or(Over::Violation)?;
         ring.under_way = ring.under_way.checked_sub(frames).ok_or(Over::Violation)?;
-        Ok(())
+        // It gives both back together: a ring with nothing on its way that may not send would never rest.
+        let agree = ring.under_way > 0 || ring.credit == WINDOW;
+        agree.then_some(()).ok_or(Over::Violation)
     }
 
     /// Frames of all rings in turn, as far as there is room.

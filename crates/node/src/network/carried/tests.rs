@@ -253,6 +253,9 @@ fn a_receiver_that_gives_back_what_it_has_not_is_disconnected() {
     end.turn(Instant::now()).unwrap();
     end.turn(Instant::now()).unwrap();
     assert_eq!(played.heard().len(), 2, "as many as were given back");
+    // All frames, and not their bytes: it would never rest.
+    played.say(credit(sent as u32, 0), &[]);
+    assert!(matches!(end.turn(Instant::now()), Err(Over::Violation)));
     for head in [credit(1, WINDOW + 1), credit(WINDOW as u32, 0), Head { kind: 9, ..credit(0, 0) }]
     {
         let (played, mut end, _ring) = sending();
