@@ -413,8 +413,10 @@ mod tests {
         for _ in 0..sent {
             sender.send_to(&[0; 60_000], to).unwrap();
         }
-        assert!(socket.missed() > 0);
-        assert_eq!(socket.missed(), 0);
+        let missed = socket.missed();
+        assert!(missed > 0);
+        // Whoever else sends to this interface meanwhile finds no room either.
+        assert!(socket.missed() < missed);
         // One that a buffer has no room for.
         assert!(socket.read(&mut [0; 1000]).is_err());
         assert!(socket.missed() > 0);
