@@ -84,15 +84,31 @@ impl Lab {
 
     /// Waits until a VM of that name is being started, and answers for its QEMU from then on.
     fn answer(&self, name: &str) {
-        let folder = self.folder(name);
+        self.await_start(name, || false);
+        self.serve(name).unwrap();
+    }
+
+    /// The same, unless the command that starts it ends before: it was told to.
+    fn answer_unless_ended(&self, name: &str, run: &mut Child) {
+        self.await_start(name, || run.try_wait().unwrap().is_some());
+        // Its folder is gone with it.
+        let _ = self.serve(name);
+    }
+
+    fn await_start(&self, name: &str, mut is_over: impl FnMut() -> bool) {
+        let log = self.folder(name).join("qemu.log");
         self.rack.block(async {
-            while !folder.join("qemu.log").exists() {
+            while !log.exists() && !is_over() {
                 tokio::task::yield_now().await;
             }
         });
-        let listener = UnixListener::bind(folder.join("qmp.sock")).unwrap();
+    }
+
+    fn serve(&self, name: &str) -> std::io::Result<()> {
+        let folder = self.folder(name);
+        let listener = UnixListener::bind(folder.join("qmp.sock"))?;
         std::thread::spawn(move || listener.incoming().flatten().for_each(serve_qmp));
-        drop(UnixListener::bind(folder.join("agent.sock")).unwrap());
+        UnixListener::bind(folder.join("agent.sock")).map(drop)
     }
 }
 
@@ -138,7 +154,7 @@ fn who_ends_vm_run_while_it_starts_leaves_nothing_either() {
     let mut run = lab.run(&["--borrow", "alpha/nvme0"]);
     lab.rack.wait_lease(1, LeaseStage::Active);
     kill_process(Pid::from_child(&run), Signal::HUP).unwrap();
-    lab.answer("vm1");
+    lab.answer_unless_ended("vm1", &mut run);
     assert_eq!(run.wait().unwrap().code(), Some(1));
     assert!(lab.rack.wait_lease(1, LeaseStage::Ended).returned);
 }
@@ -150,7 +166,7 @@ fn who_ends_a_detached_vm_run_while_it_starts_leaves_nothing_either() {
     let mut run = lab.run(&["--detach", "--borrow", "alpha/nvme0"]);
     lab.rack.wait_lease(1, LeaseStage::Active);
     kill_process(Pid::from_child(&run), Signal::INT).unwrap();
-    lab.answer("vm1");
+    lab.answer_unless_ended("vm1", &mut run);
     assert_eq!(run.wait().unwrap().code(), Some(1));
     assert!(lab.rack.wait_lease(1, LeaseStage::Ended).returned);
     assert!(!lab.folder("vm1").exists(), "its VM goes on");
