@@ -25,7 +25,7 @@ help:
 	@echo "make kernel  the kernel module for borrowing through an NTB, for the guests; for this host: make -C kernel"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
 	@echo "make test-upgrade  a rack of machines that is upgraded one at a time, from PREVIOUS=COMMIT (built once)"
-	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number)"
+	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number), fewer of long ones"
 	@echo "make soak    a rack under load whose processes die and stand still, SOAK_SECONDS=600"
 	@echo "make fuzz    coverage-guided fuzzing of every parser, FUZZ_SECONDS=30 each"
 	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
