@@ -38,7 +38,7 @@ fn directory() -> Directory {
 }
 
 fn directory_of(machines: bool) -> Directory {
-    let range = HostRange { base: 1 << 32, size: 1 << 20 };
+    let range = HostRange { base: 1 << 32, size: 1 << 30 };
     let hosts = [(4, "alpha".to_owned()), (8, "beta".to_owned())].into();
     let rules = Default::default();
     let ranges = vec![(4, range)];
@@ -150,6 +150,29 @@ fn nobody_is_cut_off_because_the_node_itself_stalled() {
     let due = directory.next_tick().unwrap();
     let cut = directory.tick(due + 60_000, &mut memories);
     assert!(cut.contains(&DirectoryAction::Cut(SESSION)), "{cut:?}");
+}
+
+/// A gigabyte is emptied by somebody who holds up no other request meanwhile, and who is asked for that.
+#[test]
+fn large_memory_is_emptied_beside_other_requests_and_answered_when_it_is() {
+    let (mut directory, mut memories) = (directory(), Memories::default());
+    for (size, beside) in [(4096, false), (512 << 20, true)] {
+        let allocate = SessionRequest::Allocate { size };
+        let told = replies(directory.request(0, SESSION, allocate, &mut memories));
+        let Some(Reply::Extent { extent, .. }) = told.first() else { panic!("{told:?}") };
+        let free = SessionRequest::Free { extent: *extent };
+        let outputs = directory.request(0, SESSION, free, &mut memories);
+        let job = outputs.iter().find_map(|output| match output {
+            DirectoryAction::Empty { job, length, .. } if *length == size => Some(*job),
+            _ => None,
+        });
+        let job = job.expect("it is emptied");
+        assert_eq!((job.is_some(), replies(outputs).is_empty()), (beside, beside), "{size} bytes");
+        if let Some(job) = job {
+            let told = replies(directory.emptied(0, job, Ok(()), &mut memories));
+            assert!(matches!(told[..], [Reply::Done]), "{told:?}");
+        }
+    }
 }
 
 /// Whatever way it is stored by, a flush finds the other machines that have the memory, and who is kept from it there.

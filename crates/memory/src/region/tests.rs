@@ -159,9 +159,34 @@ fn huge_pages_are_asked_for_where_they_fit() {
     assert!(asked(start(&region)));
 }
 
+/// Huge pages that the system has reserved for a test, where it may ask for them.
+struct HugePages(Option<u64>);
+
+impl HugePages {
+    const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn reserve(count: u64) -> HugePages {
+        let before: Option<u64> =
+            std::fs::read_to_string(HugePages::RESERVED).ok().and_then(|it| it.trim().parse().ok());
+        let more = |before: &u64| {
+            std::fs::write(HugePages::RESERVED, (before + count).to_string()).is_ok()
+        };
+        HugePages(before.filter(more))
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        if let Some(before) = self.0 {
+            let _ = std::fs::write(HugePages::RESERVED, before.to_string());
+        }
+    }
+}
+
 #[test]
 fn memory_of_huge_pages_is_unmapped_and_its_truncation_survived() {
     const HUGE: u64 = 2 << 20;
+    let _reserved = HugePages::reserve(2);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let Ok(file) = rustix::fs::memfd_create("rackbus huge test", flags) else {
         return eprintln!("the system has no hugetlbfs: not tested");

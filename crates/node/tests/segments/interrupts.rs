@@ -53,6 +53,24 @@ fn interrupts_count_or_meet_and_messages_keep_their_order() {
     assert_eq!(sender.send(&[1]), Err(InterruptError::Gone));
 }
 
+/// Senders' places are given back: that they were not could never be shown.
+#[test]
+fn any_number_of_senders_come_to_one_interrupt_and_leave() {
+    let rack = Hosts::start(|link| Arc::new(link));
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let plain = alpha.create_interrupt(Some(5), false, true).unwrap();
+    let data = alpha.create_data_interrupt(Some(5)).unwrap();
+    let mut buffer = [0; 8];
+    for number in 0..200_u8 {
+        let sender = beta.connect_interrupt(ALPHA, 5, 100).unwrap();
+        sender.trigger().unwrap();
+        plain.wait(SOON).unwrap();
+        let sender = beta.connect_data_interrupt(ALPHA, 5, 100).unwrap();
+        sender.send(&[number]).unwrap();
+        assert_eq!((data.receive(&mut buffer, SOON), buffer[0]), (Ok(1), number));
+    }
+}
+
 #[test]
 fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
     let rack = Hosts::start(|link| Arc::new(link));
