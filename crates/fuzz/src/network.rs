@@ -58,7 +58,7 @@ fn message(text: &str) -> Vec<u8> {
 
 /// The stations of the rack, as every node knows them.
 fn rack() -> (Rack, BTreeMap<String, PortOptions>) {
-    let text = "name = \"lab\"\n[network]\nmtu = 9000\n[hosts.alpha.devices.nic0]\nkind = \"nic\"\n\
+    let text = "name = \"lab\"\n[network]\nmtu = 9000\nqueues = 2\n[hosts.alpha.devices.nic0]\nkind = \"nic\"\n\
                 functions = 1\n[hosts.beta.devices.nic0]\nkind = \"nic\"\nfunctions = 1\n";
     let (rack, _) = rackbus_devices::class::parse_rack("rack.toml", text).expect("it is right");
     let names = [FUNCTION, "beta/nic0.vf1"].map(str::to_owned);
