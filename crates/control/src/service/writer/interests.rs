@@ -113,7 +113,7 @@ impl Interests {
         }
     }
 
-    /// Leases that nobody wants `now`. What cannot be given back is to be [put back](Interests::not_yet).
+    /// Leases that nobody wants `now`. What cannot be given back is to be [put back](Interests::not_before).
     pub fn take_unwanted(&mut self, now: u64) -> Vec<LeaseId> {
         let due: Vec<LeaseId> =
             self.unwanted.iter().filter(|(_, at)| **at <= now).map(|(lease, _)| *lease).collect();
@@ -126,9 +126,9 @@ impl Interests {
         self.unwanted.values().min().copied()
     }
 
-    /// A lease could not be given back yet.
-    pub fn not_yet(&mut self, now: u64, lease: LeaseId) {
-        self.unwanted.insert(lease, now);
+    /// A lease could not be given back; it is tried again at `at`, in milliseconds.
+    pub fn not_before(&mut self, at: u64, lease: LeaseId) {
+        self.unwanted.insert(lease, at);
     }
 
     /// Forgets interests in leases that have ended.
@@ -167,7 +167,10 @@ mod tests {
         assert!(unwanted(&mut interests, &mut ends).is_empty(), "the other waits");
         drop(second);
         assert_eq!(unwanted(&mut interests, &mut ends), [LEASE]);
-        interests.not_yet(0, LEASE);
+        interests.not_before(5, LEASE);
+        assert!(unwanted(&mut interests, &mut ends).is_empty(), "the store needs time");
+        assert_eq!(interests.next_unwanted(), Some(5));
+        interests.not_before(0, LEASE);
         assert_eq!(unwanted(&mut interests, &mut ends), [LEASE]);
         let kept = interests.want(LEASE, false);
         kept.keep();

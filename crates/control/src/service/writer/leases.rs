@@ -28,7 +28,11 @@ impl Writer {
                 }
                 // It has ended already.
                 Ok(false) => {}
-                Err(_) => self.interests.not_yet(now, lease),
+                // Not at once: the store may fail for long.
+                Err(_) => {
+                    let at = now.saturating_add(self.authority.config().resend);
+                    self.interests.not_before(at, lease);
+                }
             }
         }
     }
