@@ -74,7 +74,7 @@ fn look_until(deadline: Instant, shows: impl Fn() -> bool) {
     }
 }
 
-/// A lock.
+/// A lock in memory of another machine, whose host takes and frees it for this process.
 #[derive(Debug)]
 pub struct FarMutex {
     asking: Asking,
@@ -152,7 +152,7 @@ impl Drop for FarGuard<'_> {
     }
 }
 
-/// A barrier.
+/// A barrier in memory of another machine, whose host notes who has arrived.
 #[derive(Debug)]
 pub struct FarBarrier {
     asking: Asking,

@@ -80,7 +80,7 @@ impl Chains {
         }
     }
 
-    /// How many wait.
+    /// Requests that have no answer yet.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.lock().by_token.len()

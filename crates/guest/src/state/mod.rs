@@ -341,7 +341,8 @@ impl GuestState {
         }
     }
 
-    /// Whether a user may have so many more files. Who is not the guest's administrator keeps half of them from no other.
+    /// Whether a user may have so many more files. All users but the guest's root may have half of them at most, so that
+    /// others have some.
     fn has_room(&self, user: u32, more: usize) -> bool {
         let all = self.objects.len() + more <= MOST_OBJECTS;
         let own = || self.objects.values().filter(|it| it.is_of(user)).count();

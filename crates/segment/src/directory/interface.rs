@@ -60,7 +60,7 @@ pub enum LockAccess<'a> {
     FreeOfDead(LockHolder),
     /// Arrives at a barrier.
     Arrive {
-        /// All parties.
+        /// All that the barrier waits for, the one that is meant here among them.
         parties: &'a [LockHolder],
         /// The one that arrives.
         party: LockHolder,
@@ -69,7 +69,7 @@ pub enum LockAccess<'a> {
     },
     /// Has nobody wait for a party of a barrier any more.
     Exclude {
-        /// All parties.
+        /// All that the barrier waits for, the one that is meant here among them.
         parties: &'a [LockHolder],
         /// The one that is dead.
         dead: LockHolder,

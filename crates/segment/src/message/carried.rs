@@ -89,7 +89,7 @@ pub enum CarriedMessage<'a> {
         /// Number of the question.
         number: u64,
     },
-    /// It has.
+    /// What [`PassOn`](Self::PassOn) asked for is done.
     PassedOn {
         /// Number of the question.
         number: u64,

@@ -82,7 +82,7 @@ pub enum Question {
         connection: Handle,
         /// The party: a session of the node that asks.
         session: SessionId,
-        /// What is done.
+        /// What is to be done with the lock or the barrier.
         request: LockRequest,
     },
 }

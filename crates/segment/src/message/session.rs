@@ -77,7 +77,7 @@ pub enum SessionRequest {
     Lock {
         /// Handle of the connection, or of the group's segment.
         keeper: Handle,
-        /// What is done.
+        /// What is to be done with the lock or the barrier.
         request: LockRequest,
     },
     /// Ends a connection to a segment or an interrupt.

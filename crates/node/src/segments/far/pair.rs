@@ -178,7 +178,7 @@ impl CommonMemory {
         Arc::ptr_eq(&self.lock().object, object)
     }
 
-    /// Its memory.
+    /// The memory of this host's side, which is another one after a move.
     pub fn object(&self) -> Arc<Object> {
         self.lock().object.clone()
     }

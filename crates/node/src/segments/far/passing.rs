@@ -14,7 +14,7 @@ use super::{CommonMemory, Far, FarConversation};
 pub struct Passing(Mutex<Vec<Weak<Far>>>);
 
 impl Passing {
-    /// Adds one.
+    /// Has flushes passed on to this host as well, and forgets those that are gone.
     pub fn add(&self, far: &Arc<Far>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|far| far.strong_count() > 0);
