@@ -202,7 +202,12 @@ impl RackProcesses {
     /// # Errors
     /// When there is none, or no standby within 20 s.
     pub fn kill_helper(&self, guest: &str) -> Result<Pid> {
-        let pair = |rack: &RackProcesses| rack.helpers(guest);
+        // One that has just begun does not know yet what the other one knows.
+        let pair = |rack: &RackProcesses| {
+            let (serving, standby) = rack.helpers(guest)?;
+            let said = format!("a standby follows standby={}", standby.as_raw_nonzero());
+            rack.helper_said(&said).then_some((serving, standby))
+        };
         let (serving, standby) = self.wait("the helper has a standby", START, pair)?;
         kill_process(serving, Signal::KILL)?;
         let gone = |_: &RackProcesses| (!running(serving)).then_some(());
@@ -268,15 +273,9 @@ impl RackProcesses {
         let mut logs: Vec<(String, PathBuf)> = ["control", "alpha", "beta", "gamma"]
             .map(|role| (role.to_owned(), self.log(role)))
             .into();
-        for host in ["alpha", "beta", "gamma"] {
-            // What serves the fabric of a guest has a log of its own.
-            let folder = fs::read_dir(self.run_dir.join(host).join("fabric"));
-            let files = folder.into_iter().flatten().flatten().map(|entry| entry.path());
-            let helpers = files.filter(|path| path.extension().is_some_and(|it| it == "log"));
-            logs.extend(helpers.map(|path| {
-                (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), path)
-            }));
-        }
+        logs.extend(self.helper_logs().into_iter().map(|path| {
+            (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), path)
+        }));
         for (whose, path) in logs {
             let log = fs::read_to_string(path).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
@@ -284,6 +283,20 @@ impl RackProcesses {
             text += &format!("the end of {whose}'s log:\n  {}\n", last.join("\n  "));
         }
         text
+    }
+
+    /// The logs of what serves the fabric of guests.
+    fn helper_logs(&self) -> Vec<PathBuf> {
+        let folders = ["alpha", "beta", "gamma"].map(|host| self.run_dir.join(host).join("fabric"));
+        let entries = folders.into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+        let files = entries.flatten().map(|entry| entry.path());
+        files.filter(|path| path.extension().is_some_and(|it| it == "log")).collect()
+    }
+
+    /// Whether a helper has logged a line that ends so.
+    fn helper_said(&self, words: &str) -> bool {
+        let logs = self.helper_logs().into_iter().filter_map(|path| fs::read_to_string(path).ok());
+        logs.into_iter().any(|log| log.lines().any(|line| line.trim_end().ends_with(words)))
     }
 
     fn log(&self, role: &str) -> PathBuf {

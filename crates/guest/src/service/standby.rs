@@ -112,6 +112,8 @@ impl Device {
         };
         match begun {
             Ok(()) => {
+                // It has been sent everything, and reads that even if this process dies now.
+                tracing::info!(standby = process.as_raw_nonzero(), "a standby follows");
                 *self.standby.lock().unwrap_or_else(PoisonError::into_inner) = Some(process);
                 // Where the device ended meanwhile, or it was given up, nobody else ends it.
                 if self.over.load(Ordering::Acquire) || self.lock().link.is_none() {

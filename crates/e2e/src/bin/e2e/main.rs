@@ -104,7 +104,12 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("e2e: failed: {error}");
+            // The logs are long: what failed comes last as well.
+            let text = error.to_string();
+            eprintln!(
+                "e2e: failed: {text}\ne2e: failed: {}",
+                text.lines().next().unwrap_or_default()
+            );
             ExitCode::FAILURE
         }
     }
