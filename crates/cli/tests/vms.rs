@@ -14,6 +14,7 @@ use rackbus_driver::{Drive, DriveOptions};
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::irq;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use support::{PATIENCE, Process, Rack, THREE_HOSTS};
 
 /// What stands for QEMU: asked what it can do, with a machine that does not run, it says nothing.
@@ -105,10 +106,33 @@ impl Lab {
     }
 
     fn serve(&self, name: &str) -> std::io::Result<()> {
+        self.serve_with(name, serve_qmp)
+    }
+
+    /// Has each connection to a VM's QMP socket answered so.
+    fn serve_with(
+        &self,
+        name: &str,
+        answer: impl Fn(UnixStream) + Send + 'static,
+    ) -> std::io::Result<()> {
         let folder = self.folder(name);
         let listener = UnixListener::bind(folder.join("qmp.sock"))?;
-        std::thread::spawn(move || listener.incoming().flatten().for_each(serve_qmp));
+        std::thread::spawn(move || listener.incoming().flatten().for_each(answer));
         UnixListener::bind(folder.join("agent.sock")).map(drop)
+    }
+}
+
+/// Answers as a QEMU that has the drive plugged in, and that is killed when it is to unplug it.
+fn ends_when_it_unplugs(mut stream: UnixStream, folder: &Path) {
+    let reader = BufReader::new(stream.try_clone().unwrap());
+    let _ = stream.write_all(b"{\"QMP\": {}}\n");
+    for line in reader.lines().map_while(Result::ok) {
+        if line.contains("device_del") {
+            return qemu(folder).crash();
+        }
+        let plugged = json!([{"name": "fn-alpha_nvme0", "type": "child<vfio-user-pci>"}]);
+        let devices = if line.contains("qom-list") { plugged } else { json!([]) };
+        let _ = writeln!(stream, "{}", json!({"return": devices}));
     }
 }
 
@@ -307,6 +331,23 @@ fn a_lease_ends_with_its_vm() {
         let told = lab.rack.good(&["vm", "list"]);
         assert!(!told.contains("vm1"), "{told}");
     }
+}
+
+/// QEMU ends when it is asked to unplug the function, as it does with a failed assertion.
+#[test]
+fn vm_remove_says_that_the_qemu_ended_and_what_is_returned() {
+    let lab = Lab::whose_vms_use_what_they_have();
+    let run = lab.run(&["--detach", "--borrow", "alpha/nvme0"]);
+    lab.await_start("vm1", || false);
+    let folder = lab.folder("vm1");
+    lab.serve_with("vm1", move |stream| ends_when_it_unplugs(stream, &folder)).unwrap();
+    assert!(run.wait_with_output().unwrap().status.success());
+    let qemu = qemu(&lab.folder("vm1"));
+    let told = lab.rack.bad(1, &["vm", "remove", "vm1", "alpha/nvme0"]);
+    assert!(told.contains("VM vm1 ended; alpha/nvme0 is returned"), "{told}");
+    assert!(qemu.wait(PATIENCE));
+    assert!(lab.rack.wait_lease(1, LeaseStage::Ended).returned);
+    lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
 }
 
 /// This QEMU cannot be asked whether it bears that a function with MSI-X is unplugged.

@@ -7,7 +7,9 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -125,6 +127,16 @@ impl VmRecord {
         let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         // Looked at last: a process that lives now lived when it was opened.
         self.alive().then_some(process)
+    }
+
+    /// Whether its QEMU has ended, or does within `limit`. One that ends closes its sockets some time before
+    /// it is gone.
+    #[must_use]
+    pub fn ends_within(&self, limit: Duration) -> bool {
+        let Some(process) = self.process() else { return true };
+        let limit = Timespec::try_from(limit).ok();
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], limit.as_ref())
+            .is_ok_and(|ended| ended > 0)
     }
 
     /// What was plugged in at some time; QEMU is not asked whether it is still.

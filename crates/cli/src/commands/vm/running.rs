@@ -15,6 +15,9 @@ use crate::commands::borrow::Trust;
 use crate::output::{Cell, Failure};
 use crate::process::EndRequests;
 
+/// How long a QEMU that answers no more may take to be gone.
+const ENDS: Duration = Duration::from_secs(5);
+
 pub(super) fn list(context: &Context<'_>) -> Result<(), Failure> {
     let vms: Vec<Value> = all(context)?.iter().map(described).collect();
     context.output.result(&vms, |o| {
@@ -136,11 +139,15 @@ pub(super) async fn remove(args: &PlugArgs, context: &Context<'_>) -> Result<(),
     }
     // Returning a lease takes the function out of its VM first.
     let returned = give_back(context, lease.lease).await?;
-    if !record.alive() {
-        let error = format!("VM {name} ended; {} is returned", args.function);
-        return Err(Failure::new(error, "its guest or its QEMU ended it; start it again"));
-    }
-    if Vm::attach(record.clone()).functions()?.iter().any(|plugged| plugged.socket == socket) {
+    let plugged = match Vm::attach(record.clone()).functions() {
+        Ok(plugged) if record.alive() => plugged,
+        Err(error) if !record.ends_within(ENDS) => return Err(error.into()),
+        _ => {
+            let error = format!("VM {name} ended; {} is returned", args.function);
+            return Err(Failure::new(error, "its guest or its QEMU ended it; start it again"));
+        }
+    };
+    if plugged.iter().any(|plugged| plugged.socket == socket) {
         let error = format!(
             "the guest of VM {name} did not release {}: it is returned, and what the guest has is an absent device",
             args.function

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rackbus_e2e::guest::{CPUS, field, succeeded};
-use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use rackbus_vm::{Assets, GuestRelease as Release};
 use serde_json::Value;
 
@@ -246,22 +246,39 @@ pub fn second_borrower(world: &mut RackWithGuests) -> Result<()> {
     rack.give_back(lease)
 }
 
-/// A QEMU that somebody starts by hand, with the arguments that `vm args` prints.
+/// A QEMU that somebody starts with what `vm args` prints finds the drive, with a queue for each of its
+/// processors; and with one queue where its machine remaps no interrupts.
 pub fn own_qemu(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut arguments = vec!["vm", "args", "--host", "gamma", "--borrow", "alpha/nvme1"];
     arguments.extend(["--memory", "256M"]);
-    let value = rack.json(&arguments)?;
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let printed: Vec<String> =
-        value["arguments"].as_array().into_iter().flatten().map(text).collect();
-    let lease = value["leases"][0]["lease"].as_u64().unwrap_or_default();
+    for (remaps, queues) in [(true, 2), (false, 1)] {
+        let value = rack.json(&arguments)?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let mut printed: Vec<String> =
+            value["arguments"].as_array().into_iter().flatten().map(text).collect();
+        if !remaps {
+            let iommu = printed.iter().position(|it| it.starts_with("intel-iommu,"));
+            let at = iommu.ok_or_else(|| CheckFailure(format!("no IOMMU in {printed:?}")))?;
+            printed.drain(at - 1..=at);
+        }
+        let lease = value["leases"][0]["lease"].as_u64().unwrap_or_default();
+        let found = started_by_hand(rack, &printed, queues);
+        rack.give_back(lease)?;
+        found?;
+    }
+    Ok(())
+}
+
+/// Starts a QEMU with two processors and waits until its guest's driver has set so many I/O queues up.
+fn started_by_hand(rack: &RackProcesses, printed: &[String], queues: usize) -> Result<()> {
     let assets = Assets::of_user();
     let files = assets.guest(Release::Trixie)?;
     let log = rack.run_dir().join("own.log");
     let mut qemu = Command::new(assets.qemu()?)
         .args(["-nodefaults", "-display", "none", "-accel", assets.accel()?.name(), "-cpu", "max"])
-        .args(&printed)
+        .args(["-smp", "2"])
+        .args(printed)
         .arg("-kernel")
         .arg(files.kernel)
         .arg("-initrd")
@@ -272,14 +289,16 @@ pub fn own_qemu(world: &mut RackWithGuests) -> Result<()> {
         .stderr(std::fs::File::create(rack.run_dir().join("own-qemu.log"))?)
         .spawn()?;
     // The guest's kernel says so when its NVMe driver has set the drive up.
-    let found = rack.wait("the guest's driver finds the drive", Duration::from_secs(60), |_| {
+    let said = rack.wait("the guest's driver finds the drive", Duration::from_secs(60), |_| {
         let console = std::fs::read_to_string(&log).unwrap_or_default();
-        console.contains("default/read/poll queues").then_some(())
+        console.lines().find(|line| line.contains("default/read/poll queues")).map(str::to_owned)
     });
     qemu.kill()?;
     qemu.wait()?;
-    rack.give_back(lease)?;
-    found
+    std::fs::remove_file(&log)?;
+    let said = said?;
+    ensure!(said.contains(&format!(" {queues}/0/0 ")), "not {queues} queues: {said}");
+    Ok(())
 }
 
 /// A plugged-in drive that nobody uses: its lender's process sleeps.
