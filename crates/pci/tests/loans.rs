@@ -299,3 +299,52 @@ fn a_bar_that_is_truncated_is_reached_no_more_and_nothing_else_is_lost() {
     endpoint.scrub();
     assert_eq!(reached(&fabric), 0);
 }
+
+#[test]
+fn memory_that_was_truncated_is_mapped_again_by_the_same_request() {
+    let fabric = fabric();
+    let file = rustix::fs::memfd_create("user", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let handle = MemoryHandle::new(file.try_clone().unwrap(), 0).unwrap();
+    let mut endpoint = Endpoint::new(Copier::new());
+    endpoint.begin(lending(&fabric), None);
+    let master = |endpoint: &mut Endpoint| {
+        endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
+    };
+    rustix::fs::ftruncate(&file, PAGE).unwrap();
+    endpoint.map(0, PAGE, Access::all(), Some(handle.clone())).unwrap();
+    master(&mut endpoint);
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    let _ = endpoint.dma().read_obj::<u64>(0);
+    endpoint.check_memory();
+    assert_eq!(reached(&fabric), 0);
+    master(&mut endpoint);
+    endpoint.map(0, PAGE, Access::all(), Some(handle.clone())).unwrap_err();
+    assert_eq!(endpoint.dma().len(), 1, "a refused request took the mapping away");
+
+    rustix::fs::ftruncate(&file, PAGE).unwrap();
+    endpoint.map(0, PAGE, Access::READ, Some(handle.clone())).unwrap_err();
+    endpoint.map(0, PAGE, Access::all(), Some(handle)).unwrap();
+    endpoint.dma().write_obj(0, &7u64).unwrap();
+    assert_eq!((reached(&fabric), endpoint.dma().len()), (1, 1));
+    endpoint.unmap(0, PAGE).unwrap();
+    assert_eq!(reached(&fabric), 0);
+}
+
+#[test]
+fn a_mapping_beyond_its_file_and_one_after_a_revoke_close_no_window() {
+    let (fabric, memory) = (fabric(), SharedMemory::create("user", PAGE).unwrap());
+    let mut endpoint = Endpoint::new(Copier::new());
+    endpoint.begin(lending(&fabric), None);
+    let bar = SharedMemory::create("bar", PAGE).unwrap();
+    let place = BarPlace { function: PEER.to_owned(), bar: 2, offset: 0 };
+    endpoint.open_window(PAGE, PAGE, Access::all(), place, bar.handle(0)).unwrap();
+    endpoint.map(0, 2 * PAGE, Access::all(), Some(memory.handle(0))).unwrap_err();
+    endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
+    assert!(endpoint.dma().read_obj::<u8>(PAGE).is_ok(), "a refused mapping closed a window");
+    // What reaches into nothing behind the window is not counted as moved.
+    assert!(endpoint.dma().pin_pieces(PAGE, 2 * PAGE as usize, Access::READ).is_err());
+    assert_eq!(endpoint.dma().peer_bytes().get(), (1, 0));
+    endpoint.dma().revoker().revoke();
+    endpoint.map(PAGE, PAGE, Access::all(), Some(memory.handle(0))).unwrap_err();
+    assert_eq!(endpoint.dma().windows().count(), 1);
+}
