@@ -98,26 +98,52 @@ impl DmaSpace {
     }
 
     /// Maps what is lent: until it is unmapped, the function reaches it, as far as there is memory behind
-    /// it. The loan ends with the mapping.
+    /// it. The loan ends with the mapping. A mapping of the same range that lost its memory, or was made
+    /// with none, is given this one's.
     ///
     /// # Errors
     /// [`MapError`]; the space is unchanged then, and the loan has ended.
     pub fn map(&mut self, loan: Loan<Option<MemoryHandle>>) -> Result<(), MapError> {
         let ((iova, length), access) = (loan.range(), loan.access());
-        self.domain.check(iova, length)?;
+        self.check(iova, length, access, loan.memory().as_ref())?;
         let window = self.window(loan, None)?;
+        if self.has(iova, length, access, None) {
+            // It has no memory that would have to be released.
+            let _ = self.domain.unmap(iova, length);
+        }
         // Checked above: it is refused no more.
         self.domain.map(iova, length, access, window)?;
         self.generation += 1;
         Ok(())
     }
 
-    /// Whether the user has nothing mapped in `[iova, iova + length)`, and could.
+    /// Whether the user has nothing mapped in `[iova, iova + length)`, or a mapping that `memory` would be
+    /// put behind, and could map it.
     ///
     /// # Errors
-    /// What [`map`](DmaSpace::map) would refuse it with.
-    pub fn check(&self, iova: u64, length: u64) -> Result<(), MapError> {
+    /// What [`map`](DmaSpace::map) would refuse the range with.
+    pub fn check(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<&MemoryHandle>,
+    ) -> Result<(), MapError> {
+        if memory.is_some() && self.has(iova, length, access, None) {
+            return Ok(());
+        }
         Ok(self.domain.check(iova, length)?)
+    }
+
+    /// Whether the first `length` bytes of `memory` could be mapped now.
+    ///
+    /// # Errors
+    /// What [`map`](DmaSpace::map) would refuse the memory with.
+    pub fn check_memory(&self, memory: &MemoryHandle, length: u64) -> Result<(), MapError> {
+        if self.revoker.is_revoked() {
+            return Err(MapError::Revoked);
+        }
+        Ok(Region::check(memory, length)?)
     }
 
     /// What is lent, mapped; with `place`, a window to that.
@@ -194,7 +220,7 @@ impl DmaSpace {
         self.generation += 1;
         for window in self.domain.targets_mut() {
             window.loan.end();
-            // To map the same again is to map what is there then.
+            // To map the same again is to map what is there then, and not what was there.
             window.behind = Behind::Nothing;
             release(window.region.take());
         }
@@ -301,6 +327,10 @@ impl DmaSpace {
             let (window, region, offset) =
                 self.piece(at, left as u64, left.min(1) as u64, access)?;
             let count = (region.len() - offset).min(left);
+            if count < left && pieces.is_none() {
+                // What is not reached as a whole is counted as refused, and nothing of it as moved.
+                self.pieces(iova, length, access, &mut |_, _| {})?;
+            }
             self.peers.count(window, access, count);
             let piece = PinnedSlice::new(region.clone(), offset, count);
             let piece = piece.ok_or_else(|| self.refuse(no_memory(at, count as u64)))?;

@@ -235,7 +235,7 @@ impl Endpoint {
     }
 
     /// Maps memory that the user lends, or a range that no memory is behind. To map the same again
-    /// changes nothing.
+    /// changes nothing, but where that lost its memory: then it has what is there now.
     ///
     /// # Errors
     /// [`MapError`]; nothing changes then.
@@ -250,11 +250,11 @@ impl Endpoint {
             return Ok(());
         }
         // What is refused closes no windows.
-        self.dma.check(iova, length)?;
+        self.dma.check(iova, length, access, memory.as_ref())?;
         let counted = memory.as_ref().map(|memory| self.lending.count(memory, length));
         let counted = counted.transpose().inspect_err(not_lent)?;
-        if memory.is_some() {
-            self.give_way(iova, length);
+        if let Some(memory) = &memory {
+            self.give_way(iova, length, memory)?;
         }
         let loan = self.lending.lend(iova, length, access, memory).inspect_err(not_lent);
         drop(counted);
