@@ -184,7 +184,7 @@ fn a_strict_borrower_uses_engines_that_reach_none_of_its_memory() {
 #[test]
 fn nodes_are_restarted_in_place_under_the_users_of_an_accelerator() {
     let rack = Rack::up(RACK);
-    rack.good(&["restart", "alpha"]);
+    rack.restart_in_place("alpha");
     for isolation in ["shared", "strict"] {
         restarted_in_place(&rack, isolation);
     }
@@ -195,7 +195,7 @@ fn restarted_in_place(rack: &Rack, isolation: &str) {
     let level = ["borrow", "--accel", level, "--for", "beta", "--isolation", isolation];
     let lease = rack.json(&level);
     // One that nobody uses continues, too.
-    rack.good(&["restart", "alpha"]);
+    rack.restart_in_place("alpha");
     let socket = lease["socket"].as_str().unwrap().to_owned();
     let options = AccelOptions { depth: 30, ..AccelOptions::default() };
     let mut accel = Accel::open(Path::new(&socket), PATIENCE, options).unwrap();
@@ -209,7 +209,7 @@ fn restarted_in_place(rack: &Rack, isolation: &str) {
             accel.push(0, &Descriptor { id, ..descriptor }).unwrap();
         }
         accel.ring(0).unwrap();
-        rack.good(&["restart", host]);
+        rack.restart_in_place(host);
         let mut done = [false; 30];
         for _ in 0..30 {
             let completion = accel.wait(0).unwrap();

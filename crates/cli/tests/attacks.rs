@@ -226,6 +226,8 @@ impl Flood {
                 if open.len() > 400 {
                     open.pop_front();
                 }
+                // Others are to have a processor, too.
+                std::thread::sleep(Duration::from_micros(500));
             }
         };
         Flood { stop, opened, thread: Some(std::thread::spawn(work)) }

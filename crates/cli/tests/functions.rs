@@ -44,7 +44,7 @@ fn the_functions_of_one_drive_are_lent_to_different_hosts_and_keep_apart() {
     assert_eq!(block, pattern(10, BLOCK));
 
     // A node that continues in place keeps its functions; one that died finds their data where it was.
-    rack.good(&["restart", "alpha"]);
+    rack.restart_in_place("alpha");
     two.read(0, &mut block).unwrap();
     assert_eq!(block, pattern(2, BLOCK));
     one.read(0, &mut block).unwrap();

@@ -327,7 +327,7 @@ fn interfaces_go_and_come_and_captures_show_what_crossed() {
     eventually("it is not up again", &lab.rack, || {
         lab.try_on("alpha", &["ping", "-c", "1", "-W", "1", "10.77.0.2"]).status.success()
     });
-    lab.rack.good(&["restart", "alpha"]);
+    lab.rack.restart_in_place("alpha");
     eventually("it is not back after a restart in place", &lab.rack, || {
         lab.try_on("beta", &["ping", "-c", "1", "-W", "1", "10.77.0.1"]).status.success()
     });

@@ -26,7 +26,7 @@ fn a_device_that_joined_is_lent_like_others_and_outlives_both_its_processes() {
     let data = pattern(7, 8192);
     drive.write(16, &data, true).unwrap();
     // In use, it continues in another process of its node.
-    rack.good(&["restart", "alpha"]);
+    rack.restart_in_place("alpha");
     let mut read = vec![0; data.len()];
     drive.read(16, &mut read).unwrap();
     assert!(read == data);

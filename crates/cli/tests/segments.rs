@@ -18,7 +18,7 @@ const HOSTS: &str = "name = \"lab\"\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\
 const ALPHA: u32 = 4;
 const SIZE: u64 = 64 << 20;
 /// Bounded time: far above what it takes, far below what one would call hanging.
-const SOON: Option<Duration> = Some(Duration::from_secs(5));
+const SOON: Option<Duration> = Some(Duration::from_secs(30));
 
 fn session(rack: &Rack, host: &str) -> Session {
     Session::open(&Location { run_dir: rack.run_dir(), host: host.to_owned() }).unwrap()

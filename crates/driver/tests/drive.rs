@@ -42,7 +42,7 @@ fn open(path: &Path) -> Drive {
     loop {
         match Drive::open(path, DriveOptions::default()) {
             Err(DriveError::Client(ClientError::Refused(_)))
-                if start.elapsed() < Duration::from_secs(5) =>
+                if start.elapsed() < Duration::from_secs(30) =>
             {
                 std::thread::yield_now();
             }

@@ -8,10 +8,10 @@ use rackbus_vm::{CommandOutput, Vm, VmRecord, registry};
 use crate::{CheckFailure, RackProcesses, Result, ensure};
 
 /// How long a guest may take to boot under TCG on a busy machine.
-const BOOT: Duration = Duration::from_secs(120);
+const BOOT: Duration = Duration::from_secs(300);
 
 /// How long a command may take unless told otherwise.
-const COMMAND: Duration = Duration::from_secs(60);
+const COMMAND: Duration = Duration::from_secs(300);
 
 /// Virtual processors of a guest.
 pub const CPUS: &str = "2";

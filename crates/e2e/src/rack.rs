@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{CheckFailure, Result, ensure};
 
 /// How long hosts may take to come up (again).
-const START: Duration = Duration::from_secs(20);
+const START: Duration = Duration::from_secs(60);
 
 /// A rack whose nodes run as processes on this machine.
 #[derive(Debug)]
@@ -153,6 +153,26 @@ impl RackProcesses {
         })
     }
 
+    /// Restarts nodes in place; their rows. A machine that is busy may keep an engine or a conversation from coming to
+    /// rest in the time that a pause may take: then the node goes on as it was, and is asked again.
+    ///
+    /// # Errors
+    /// When one is refused for something else, or too often.
+    pub fn restart(&self, hosts: &[&str]) -> Result<Vec<Value>> {
+        const ATTEMPTS: usize = 20;
+        let one = |host: &str| -> Result<Value> {
+            for _ in 0..ATTEMPTS {
+                match self.json(&["restart", host]) {
+                    Ok(rows) => return Ok(rows[0].clone()),
+                    Err(error) if busy(&error.to_string()) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(CheckFailure(format!("{host}: asked for a restart {ATTEMPTS} times")))
+        };
+        hosts.iter().map(|host| one(host)).collect()
+    }
+
     /// Returns a lease by `rackbus return`.
     ///
     /// # Errors
@@ -193,7 +213,7 @@ impl RackProcesses {
         let pid = self.process(role)?;
         kill_process(pid, Signal::KILL)?;
         let gone = |_: &RackProcesses| (!running(pid)).then_some(());
-        self.wait("the killed process ends", Duration::from_secs(5), gone)
+        self.wait("the killed process ends", Duration::from_secs(30), gone)
     }
 
     /// Kills the process that serves a guest's device, as a crash would, once it has a standby; the
@@ -211,7 +231,7 @@ impl RackProcesses {
         let (serving, standby) = self.wait("the helper has a standby", START, pair)?;
         kill_process(serving, Signal::KILL)?;
         let gone = |_: &RackProcesses| (!running(serving)).then_some(());
-        self.wait("the killed process ends", Duration::from_secs(5), gone)?;
+        self.wait("the killed process ends", Duration::from_secs(30), gone)?;
         Ok(standby)
     }
 
@@ -316,6 +336,11 @@ impl RackProcesses {
             std::process::exit(130);
         });
     }
+}
+
+/// Whether a restart in place was refused for what a busy machine takes.
+fn busy(said: &str) -> bool {
+    said.contains("does not answer") || said.contains("did not come to rest")
 }
 
 /// The processes of a rack, those whose environment names its run directory.

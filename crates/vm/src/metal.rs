@@ -25,9 +25,9 @@ pub use network::{NetworkCable, SharedNetwork};
 pub use rack::{BareMetalRack, BareMetalSpec, DRIVE, MODELLED, PRELUDE, run};
 
 /// How long a machine may take to boot under TCG on a busy host.
-const BOOT: Duration = Duration::from_secs(120);
+const BOOT: Duration = Duration::from_secs(300);
 /// How long a script may take unless told otherwise.
-const SCRIPT: Duration = Duration::from_secs(60);
+const SCRIPT: Duration = Duration::from_secs(300);
 /// Where a machine finds the files it was given.
 pub const FILES: &str = "/mnt/files";
 /// The serial number of the disk that brings them.

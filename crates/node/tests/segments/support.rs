@@ -13,7 +13,7 @@ use rackbus_segment::message::{
 
 use crate::common::segments::{Hosts, name};
 
-pub const SOON: Option<Duration> = Some(Duration::from_secs(5));
+pub const SOON: Option<Duration> = Some(Duration::from_secs(30));
 
 /// A process that speaks the protocol itself.
 pub struct Stranger {

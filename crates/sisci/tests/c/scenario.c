@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLOTS = 32, BOARD_BYTES = (SLOTS + 1) * 4, PATIENCE_S = 60 };
+enum { SLOTS = 32, BOARD_BYTES = (SLOTS + 1) * 4, PATIENCE_S = 180 };
 
 #ifdef __SANITIZE_THREAD__
 unsigned int scenario_order;

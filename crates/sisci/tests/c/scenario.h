@@ -16,7 +16,7 @@
 #include "sisci_api.h"
 
 /* Milliseconds in which what was caused must have come. */
-#define SOON 10000U
+#define SOON 30000U
 
 struct scenario {
     int alone;

@@ -139,7 +139,7 @@ fn messages(machines: &mut [BareMetalMachine; 2]) -> Result<()> {
 /// `ntb_perf`: copies into the peer's memory.
 fn measured(machines: &mut [BareMetalMachine; 2]) -> Result<()> {
     // It tells its peer its sizes once, and gives up after a second in which a busy machine did not listen.
-    const ATTEMPTS: usize = 4;
+    const ATTEMPTS: usize = 12;
     let ready = "for try in $(seq 100); do grep -q 'In buffer size' /sys/kernel/debug/ntb_perf/*/info && \
                  { echo ready; break; }; sleep 0.05; done";
     let mut heard = false;

@@ -289,7 +289,7 @@ fn started_by_hand(rack: &RackProcesses, printed: &[String], queues: usize) -> R
         .stderr(std::fs::File::create(rack.run_dir().join("own-qemu.log"))?)
         .spawn()?;
     // The guest's kernel says so when its NVMe driver has set the drive up.
-    let said = rack.wait("the guest's driver finds the drive", Duration::from_secs(60), |_| {
+    let said = rack.wait("the guest's driver finds the drive", Duration::from_secs(180), |_| {
         let console = std::fs::read_to_string(&log).unwrap_or_default();
         console.lines().find(|line| line.contains("default/read/poll queues")).map(str::to_owned)
     });

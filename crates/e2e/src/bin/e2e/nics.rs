@@ -65,7 +65,7 @@ pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
     connect(new, old, FIRST)?;
     reach_hosts(rack, old)?;
     // The same functions continue in other processes: of their lender's node, and of one borrower's.
-    rack.json(&["restart", "alpha", "beta"])?;
+    rack.restart(&["alpha", "beta"])?;
     old.run(&format!("ping -c 2 -W 10 {SECOND} && ping -c 2 -W 10 -s 60000 {SECOND}"))?;
     connect(old, new, SECOND)?;
     let faults = |device: Value| device["report"]["shaping"]["faults"].as_u64();

@@ -81,7 +81,7 @@ const USERS: &str = r#"
     physical $socket verify
     physical $socket interrupt
     rackbus return $lease
-    rackbus restart --all >/dev/null 2>&1
+    until_ok rackbus restart --all >/dev/null 2>&1
     [ $(driver $drive) = vfio-pci ]
     refused borrow alpha/d0 --for beta --isolation strict
 "#;
