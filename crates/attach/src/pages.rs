@@ -14,7 +14,7 @@ use crate::registry::Watched;
 use crate::session::{AttachError, Session};
 
 /// Memory of this process that has a place in the rack's address space. It ends when it is
-/// dropped; whoever reaches pages of it reads zeroes from then on.
+/// dropped; whoever maps pages of it that are open reads what they held last, until it unmaps them.
 #[derive(Debug)]
 pub struct Extent {
     session: Session,
@@ -161,7 +161,7 @@ impl RemotePages {
         self.write
     }
 
-    /// What happens to them: closed, or their host gone.
+    /// What happens to them: closed (`Revoked`), freed (`Removed`), or their process or its host gone (`Lost`).
     pub fn watch(&self) -> &Arc<Watch> {
         &self.watch
     }

@@ -416,6 +416,7 @@ fn guest_seed() -> Vec<u8> {
         obey(),
         obey(),
         said(8, encode(&ConnectorMessage::Disconnect { connection: Handle(5) })),
+        said(8, encode(&ConnectorMessage::Died { connection: Handle(5) })),
         vec![13, 200],
     ]
     .concat()

@@ -31,8 +31,9 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 /// Versions of the link that are spoken here: of the hello, and of what follows it. Since version 2, conversations about
-/// segments have locks, and flushes that are passed on.
-pub const VERSIONS: Versions = Versions::new(1, 2);
+/// segments have locks, and flushes that are passed on; since version 3 they say of a connection that ends whether its
+/// process has died.
+pub const VERSIONS: Versions = Versions::new(1, 3);
 
 /// What a connecting node says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,9 +5,9 @@ use rackbus_segment::directory::{
     DirectorySettings, HostRange, LinePart, LockAccess, LockState, Loss,
 };
 use rackbus_segment::message::{
-    BarrierPhase, ConnectorMessage, LockHolder, LockOperation, LockReply, LockRequest,
-    OwnerMessage, PeerReply, Question, Refusal, Reply, SegmentKind, SessionEvent, SessionRequest,
-    TargetKind, VERSION, Withdrawal,
+    BarrierPhase, ConnectorMessage, LockHolder, LockOperation, LockReply, LockRequest, Notice,
+    OwnerMessage, PeerReply, Question, Refusal, Reply, SegmentAccess, SegmentKind, SessionEvent,
+    SessionRequest, TargetKind, VERSION, Withdrawal,
 };
 use rackbus_segment::{
     Directory, DirectoryAction, Handle, ObjectId, Objects, Recipient, SessionId,
@@ -161,12 +161,14 @@ fn nobody_is_cut_off_because_the_node_itself_stalled() {
 #[test]
 fn large_memory_is_emptied_beside_other_requests_and_answered_when_it_is() {
     let (mut directory, mut memories) = (directory_with(false, 1 << 30), Memories::default());
+    // Beta may have a group, of which alpha is the home, until it is taken away.
     for (size, beside) in [(4096, false), (512 << 20, true)] {
-        let allocate = SessionRequest::Allocate { size };
-        let told = replies(directory.request(0, SESSION, allocate, &mut memories));
-        let Some(Reply::Extent { extent, .. }) = told.first() else { panic!("{told:?}") };
-        let free = SessionRequest::Free { extent: *extent };
-        let outputs = directory.request(0, SESSION, free, &mut memories);
+        let share = |share| SessionRequest::SetShare { first: 3, last: 3, node: Some(8), share };
+        directory.request(0, SESSION, share(SegmentAccess::Write), &mut memories);
+        let what = Question::Group { id: 3, size: Some(size) };
+        let ask = ConnectorMessage::Question { request: size, connection: Handle(size), what };
+        directory.asked(0, 8, ask, &mut memories);
+        let outputs = directory.request(0, SESSION, share(SegmentAccess::None), &mut memories);
         let emptied = outputs.iter().find_map(|output| match output {
             DirectoryAction::Empty { job, length, .. } if *length == size => Some(*job),
             _ => None,
@@ -184,6 +186,40 @@ fn large_memory_is_emptied_beside_other_requests_and_answered_when_it_is() {
             (told, _) => panic!("{size} bytes: {told:?}"),
         }
     }
+}
+
+/// Pages are emptied where they are taken away, even if their owner dies meanwhile; what it leaves open is not.
+#[test]
+fn of_an_owner_that_dies_only_the_pages_that_are_being_closed_are_emptied() {
+    let (mut directory, mut memories) = (directory(), Memories::default());
+    let allocate = SessionRequest::Allocate { size: 3 * 4096 };
+    let told = replies(directory.request(0, SESSION, allocate, &mut memories));
+    let Some(&Reply::Extent { extent, .. }) = told.first() else { panic!("{told:?}") };
+    let (mut opened, length) = (Vec::new(), 4096);
+    for offset in [0, 4096] {
+        let open = SessionRequest::OpenPages { extent, offset, length, node: 8, write: true };
+        let ticket = frozen(&directory.request(0, SESSION, open, &mut memories));
+        let frozen = Notice::Frozen { ticket, keeper: extent };
+        let copy = directory.noticed(0, SESSION, frozen, &mut memories);
+        let Some(DirectoryAction::Copy { to, .. }) = copy.first() else { panic!("{copy:?}") };
+        opened.push(to.0);
+        directory.copied(0, ticket, Ok(()), &mut memories);
+        directory.noticed(0, SESSION, Notice::Adopted { ticket, keeper: extent }, &mut memories);
+    }
+    let close = SessionRequest::ClosePages { extent, offset: 4096, length };
+    frozen(&directory.request(0, SESSION, close, &mut memories));
+    let ended = directory.closed(0, SESSION, &mut memories);
+    let empties = |it: &&DirectoryAction| matches!(it, DirectoryAction::Empty { .. });
+    let emptied: Vec<_> = ended.iter().filter(empties).collect();
+    assert!(matches!(emptied[..], [DirectoryAction::Empty { object, .. }] if *object == opened[1]));
+    assert!(ended.contains(&DirectoryAction::Forget(opened[0])), "{ended:?}");
+}
+
+/// The move for which a session is asked to stop writing.
+fn frozen(outputs: &[DirectoryAction]) -> Handle {
+    let DirectoryAction::Send(Recipient::Event(_, event), _) = &outputs[0] else { panic!() };
+    let SessionEvent::Freeze { ticket, .. } = event else { panic!("{event:?}") };
+    *ticket
 }
 
 /// Whatever way it is stored by, a flush finds the other machines that have the memory, and who is kept from it there.

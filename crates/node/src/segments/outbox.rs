@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rackbus_link::VERSIONS;
 use rackbus_memory::{PacketStream, StreamError};
+use rackbus_segment::message::ConnectorMessage;
 
 /// Messages that wait for a peer before it counts as gone.
 pub const MOST: usize = 65_536;
@@ -51,6 +52,17 @@ impl Outbox {
     /// Whether the peer knows locks in memory of another machine, and flushes that are passed on.
     pub fn has_locks(&self) -> bool {
         self.version >= 2
+    }
+
+    /// What is asked, in a message that the peer knows: an older one is not told that a process has died, only that the
+    /// connection has ended.
+    pub fn known(&self, ask: ConnectorMessage) -> ConnectorMessage {
+        match ask {
+            ConnectorMessage::Died { connection } if self.version < 3 => {
+                ConnectorMessage::Disconnect { connection }
+            }
+            ask => ask,
+        }
     }
 
     /// The connection, to receive from.
@@ -148,6 +160,20 @@ mod tests {
     use super::*;
     use rackbus_memory::packets::MAX_PACKET;
     use rackbus_memory::{AdaptiveSpin, Packets};
+    use rackbus_segment::Handle;
+
+    #[test]
+    fn an_older_node_is_told_of_a_death_as_of_any_other_end() {
+        let connection = Handle(7);
+        let died = ConnectorMessage::Died { connection };
+        for (version, told) in [
+            (2, ConnectorMessage::Disconnect { connection }),
+            (3, ConnectorMessage::Died { connection }),
+        ] {
+            let (ours, _theirs) = Packets::pair().unwrap();
+            assert_eq!(Outbox::to_node(Arc::new(ours), version).known(died.clone()), told);
+        }
+    }
 
     #[test]
     fn a_slow_peer_gets_everything_in_order() {

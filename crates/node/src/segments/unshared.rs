@@ -49,7 +49,7 @@ fn refusal(state: &State, node: NodeId, what: &Question) -> Option<Refusal> {
 }
 
 impl Segments {
-    /// Says it to a node of another machine, if it is for one; else it is handed back.
+    /// Says it to a node of another machine, if it is for one; else it is handed back, as its node knows it.
     pub(super) fn deliver_far(
         state: &mut State,
         to: Recipient,
@@ -57,6 +57,10 @@ impl Segments {
     ) -> Option<Recipient> {
         match to {
             Recipient::Ask(node, ask) => {
+                let ask = match state.owners.get(&node) {
+                    Some(Owner::Here(outbox)) => outbox.known(ask),
+                    Some(Owner::Dialling(_)) | None => ask,
+                };
                 match state.fars.get(&node).filter(|far| far.has(FarConversation::ToOwner)) {
                     Some(far) => ask_far(far, &ask),
                     None => return Some(Recipient::Ask(node, ask)),
@@ -292,7 +296,8 @@ impl Segments {
                     far.asked(FarConversation::ToConnector, *request, *connection);
                     None
                 }
-                ConnectorMessage::Disconnect { connection } => Some(*connection),
+                ConnectorMessage::Disconnect { connection }
+                | ConnectorMessage::Died { connection } => Some(*connection),
                 // Connectors on other machines take no part in moves.
                 ConnectorMessage::Frozen { .. } | ConnectorMessage::Adopted { .. } => return Ok(()),
             };
@@ -343,12 +348,13 @@ fn ask_far(far: &Arc<Far>, ask: &ConnectorMessage) {
         ConnectorMessage::Question { request, connection, .. } => {
             far.asked(FarConversation::ToOwner, *request, *connection)
         }
-        ConnectorMessage::Disconnect { connection }
+        ConnectorMessage::Disconnect { connection } | ConnectorMessage::Died { connection }
             if far.close((FarConversation::ToOwner, *connection), &bytes) =>
         {
             return;
         }
         ConnectorMessage::Disconnect { .. }
+        | ConnectorMessage::Died { .. }
         | ConnectorMessage::Frozen { .. }
         | ConnectorMessage::Adopted { .. } => {}
     }

@@ -8,7 +8,7 @@ use rackbus_attach::{
 };
 
 use crate::common::segments::{ALPHA, BETA, GAMMA, Hosts};
-use crate::support::{SOON, refusal, word};
+use crate::support::{SOON, refusal, until, word};
 
 #[test]
 fn one_store_reaches_every_member_of_a_group() {
@@ -24,7 +24,39 @@ fn one_store_reaches_every_member_of_a_group() {
         assert_eq!(word(&member.map(0, 8).unwrap(), 0), 8);
     }
     drop(members);
-    assert_eq!(sender.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Lost)));
+    assert_eq!(sender.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Removed)));
+}
+
+#[test]
+fn the_senders_of_a_group_are_told_whether_its_last_member_left_in_order_or_died() {
+    let rack = Hosts::start(|link| Arc::new(link));
+    let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 4096) };
+    let (removed, lost) = (ConnectionChange::Removed, ConnectionChange::Lost);
+    let home = rack.session(ALPHA);
+    // A group's home is alpha: the last member is there, or elsewhere.
+    for (last, sender) in [(ALPHA, BETA), (BETA, ALPHA), (BETA, GAMMA), (GAMMA, GAMMA)] {
+        for (first_dies, last_dies, told) in
+            [(false, false, removed), (true, false, removed), (false, true, lost)]
+        {
+            let members = [GAMMA, last].map(|node| {
+                let session = rack.session(node);
+                let segment = session.create_segment(&options).unwrap();
+                (session, segment)
+            });
+            let sender = rack.session(sender).connect(BROADCAST_NODE, 3, 100).unwrap();
+            sender.map(0, 8).unwrap().whole().write_obj(0, &8_u64).unwrap();
+            for ((session, member), dies) in members.into_iter().zip([first_dies, last_dies]) {
+                if dies {
+                    session.close();
+                }
+                drop(member);
+                // Hosts are heard in no order: the home has heard of the first before the last one goes.
+                until(|| home.segments().unwrap().iter().all(|it| it.connections.len() < 3));
+            }
+            assert_eq!(sender.watch().wait(SOON), Some(SegmentEvent::Remote(told)));
+            assert_eq!(word(&sender.map(0, 8).unwrap(), 0), 8);
+        }
+    }
 }
 
 #[test]
@@ -54,7 +86,7 @@ fn pages_are_open_to_one_host_until_they_are_closed() {
     assert_eq!(refusal(beta.map_pages(page(2), 4096)), Refusal::Denied);
 
     extent.close(2 * 4096, 2 * 4096).unwrap();
-    assert_eq!(there.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Lost)));
+    assert_eq!(there.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Revoked)));
     assert_eq!(word(mine, 3 * 4096), 7);
     mine.whole().write_obj(3 * 4096, &8_u64).unwrap();
     assert_eq!(word(there.mapping(), 4096), 0);
@@ -64,6 +96,36 @@ fn pages_are_open_to_one_host_until_they_are_closed() {
     // To another host now.
     extent.open(2 * 4096, 4096, GAMMA, true).unwrap();
     assert_eq!(word(gamma.map_pages(page(2), 4096).unwrap().mapping(), 0), 102);
+}
+
+#[test]
+fn pages_whose_owner_frees_them_or_dies_keep_their_last_content_for_those_who_map_them() {
+    let rack = Hosts::start(|link| Arc::new(link));
+    for (dies, told) in [(false, ConnectionChange::Removed), (true, ConnectionChange::Lost)] {
+        let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+        let extent = alpha.allocate(4 * 4096).unwrap();
+        let address = extent.address();
+        extent.open(0, 4096, BETA, true).unwrap();
+        extent.open(4096, 4096, BETA, false).unwrap();
+        let kept = beta.map_pages(address, 4096).unwrap();
+        let closed = beta.map_pages(address + 4096, 4096).unwrap();
+        extent.mapping().whole().write_obj(4096, &4_u64).unwrap();
+        extent.close(4096, 4096).unwrap();
+        kept.mapping().whole().write_obj(0, &7_u64).unwrap();
+        if dies {
+            alpha.close();
+        }
+        drop(extent);
+        assert_eq!(kept.watch().wait(SOON), Some(SegmentEvent::Remote(told)));
+        assert_eq!(word(kept.mapping(), 0), 7);
+        assert_eq!(word(closed.mapping(), 0), 0, "it was taken away before");
+        // The next owner of the place has memory of its own.
+        let next = rack.session(ALPHA).allocate(4 * 4096).unwrap();
+        assert_eq!((next.address(), word(next.mapping(), 0)), (address, 0));
+        kept.mapping().whole().write_obj(0, &8_u64).unwrap();
+        assert_eq!(word(next.mapping(), 0), 0);
+        assert_eq!(refusal(beta.map_pages(address, 4096)), Refusal::Denied);
+    }
 }
 
 #[test]

@@ -350,16 +350,19 @@ impl Directory {
             Some(connection) if connection.session == session => {}
             _ => return Err(Refusal::Stale),
         }
-        self.leave(handle);
+        self.leave(handle, ConnectionChange::Removed);
         done()
     }
 
-    /// Ends a connection of this host's.
-    pub(super) fn leave(&mut self, handle: Handle) {
+    /// Ends a connection of this host's; `change` is `Lost` where its process has died.
+    pub(super) fn leave(&mut self, handle: Handle, change: ConnectionChange) {
         let Some(connection) = self.connections.remove(&handle) else { return };
         self.discount(connection.session);
         if connection.alive {
-            let ask = ConnectorMessage::Disconnect { connection: handle };
+            let ask = match change {
+                ConnectionChange::Lost => ConnectorMessage::Died { connection: handle },
+                _ => ConnectorMessage::Disconnect { connection: handle },
+            };
             self.send(Recipient::Ask(connection.owner, ask), Vec::new());
         }
     }
@@ -370,7 +373,7 @@ impl Directory {
         };
         let handles: Vec<Handle> = self.connections.iter().filter_map(of).collect();
         for handle in handles {
-            self.leave(handle);
+            self.leave(handle, ConnectionChange::Lost);
         }
     }
 
@@ -456,7 +459,10 @@ impl Directory {
                 );
             }
             ConnectorMessage::Disconnect { connection } => {
-                self.drop_guest((from, connection), objects)
+                self.drop_guest((from, connection), ConnectionChange::Removed, objects)
+            }
+            ConnectorMessage::Died { connection } => {
+                self.drop_guest((from, connection), ConnectionChange::Lost, objects)
             }
             ConnectorMessage::Frozen { ticket, connection } => {
                 self.guest_frozen(ticket, (from, connection))
@@ -506,12 +512,18 @@ impl Directory {
         }
     }
 
-    /// A connection of others to something of this host's has ended.
-    pub(super) fn drop_guest(&mut self, guest: Guest, objects: &mut dyn Objects) {
+    /// A connection of others to something of this host's has ended: `change` is what those are told who depended on
+    /// it, `Removed` where it ended in order.
+    pub(super) fn drop_guest(
+        &mut self,
+        guest: Guest,
+        change: ConnectionChange,
+        objects: &mut dyn Objects,
+    ) {
         self.end_locks(guest, false, objects);
         match self.guests.remove(&guest).map(|(target, _)| target) {
             Some(ConnectionTarget::Segment(handle)) => self.guest_left_segment(guest, handle),
-            Some(ConnectionTarget::Group(id)) => self.leave_group(guest, id),
+            Some(ConnectionTarget::Group(id)) => self.leave_group(guest, id, change),
             Some(ConnectionTarget::Interrupt(kind, number)) => {
                 self.sender_left(guest, (kind, number))
             }

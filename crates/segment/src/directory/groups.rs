@@ -126,7 +126,7 @@ impl Directory {
             Err(refusal) => {
                 // It may have been made for this guest.
                 if !group.has_members() {
-                    self.end_group(id, None);
+                    self.end_group(id, ConnectionChange::Removed, None);
                 }
                 return Err(refusal);
             }
@@ -142,27 +142,28 @@ impl Directory {
         if member { SegmentAccess::Write } else { SegmentAccess::Read }
     }
 
-    /// A member or sender has left. Without members there is no group.
-    pub(super) fn leave_group(&mut self, guest: Guest, id: SegmentId) {
+    /// A member or sender has left. Without members there is no group: its senders are told `change`, which says
+    /// whether the last member ended in order.
+    pub(super) fn leave_group(&mut self, guest: Guest, id: SegmentId, change: ConnectionChange) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(joined) = group.guests.remove(&guest) else { return };
         group.lingering.was_released(guest.0, joined.share);
         if !group.has_members() {
-            return self.end_group(id, None);
+            return self.end_group(id, change, None);
         }
         if let Some(ticket) = group.moving {
             self.keeper_gone(ticket, Keeper::Guest(guest));
         }
     }
 
-    /// Ends a group without members. Where it is taken away from somebody, `ticket` waits until
-    /// nothing of it can be read.
-    fn end_group(&mut self, id: SegmentId, ticket: Option<Handle>) {
+    /// Ends a group without members, and tells its senders `change`. Where it is taken away from somebody, `ticket`
+    /// waits until nothing of it can be read.
+    fn end_group(&mut self, id: SegmentId, change: ConnectionChange, ticket: Option<Handle>) {
         let Some(group) = self.groups.remove(&id) else { return };
         self.forget_locks(&group.locks);
         for (node, connection) in group.guests.into_keys() {
             self.guests.remove(&(node, connection));
-            let tell = OwnerMessage::Remote { connection, change: ConnectionChange::Lost };
+            let tell = OwnerMessage::Remote { connection, change };
             self.send(Recipient::Tell(node, tell), Vec::new());
         }
         self.give_room(group.offset, group.size);
@@ -218,7 +219,8 @@ impl Directory {
     pub(super) fn move_group(&mut self, id: SegmentId, ticket: Handle, objects: &mut dyn Objects) {
         let Some(group) = self.groups.get(&id) else { return };
         if !group.has_members() {
-            return self.end_group(id, Some(ticket));
+            // What its senders still map is emptied with the rest.
+            return self.end_group(id, ConnectionChange::Revoked, Some(ticket));
         }
         if let Some(moving) = group.moving {
             // Where others have moved on already, it needs another move after this one.

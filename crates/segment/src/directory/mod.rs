@@ -28,8 +28,9 @@ use rackbus_fabric::FabricHandle;
 use rackbus_fabric::pool::Extents;
 
 use crate::message::{
-    ConnectorMessage, Handle, InterruptKind, NodeId, Notice, ObjectId, OwnerMessage, Refusal,
-    Reply, SegmentAccess, SegmentId, SessionId, SessionRequest, VERSION, Welcome,
+    ConnectionChange, ConnectorMessage, Handle, InterruptKind, NodeId, Notice, ObjectId,
+    OwnerMessage, Refusal, Reply, SegmentAccess, SegmentId, SessionId, SessionRequest, VERSION,
+    Welcome,
 };
 use connections::{PendingQuestion, SegmentConnection};
 use groups::Group;
@@ -250,7 +251,7 @@ impl Directory {
         for guest in gone {
             // Nobody can ask it whether its processes live: who waits for them goes on without them.
             self.end_locks(guest, true, objects);
-            self.drop_guest(guest, objects);
+            self.drop_guest(guest, ConnectionChange::Lost, objects);
         }
         self.finish(objects)
     }

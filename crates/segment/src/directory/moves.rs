@@ -407,7 +407,7 @@ impl Directory {
                 match keeper {
                     Keeper::Session(session, _) => self.out.push(DirectoryAction::Cut(session)),
                     Keeper::Guest(guest) => {
-                        self.drop_guest(guest, objects);
+                        self.drop_guest(guest, ConnectionChange::Lost, objects);
                         let tell = OwnerMessage::Remote {
                             connection: guest.1,
                             change: ConnectionChange::Revoked,

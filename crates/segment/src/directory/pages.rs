@@ -3,7 +3,8 @@
 //!
 //! An extent's own memory is never given to anybody but its process. Pages that are opened move
 //! into memory of their own, which is what the other host gets; when they are closed they move
-//! back, and what was left with the other host is emptied (invariant I4).
+//! back, and what was left with the other host is emptied (invariant I4). When their owner frees the extent or dies, who
+//! maps pages that are open reads what they held last.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -88,7 +89,7 @@ impl Directory {
     pub(super) fn free(&mut self, session: SessionId, handle: Handle) -> Answer {
         self.own_extent(session, handle)?;
         let ticket = self.new_ticket(session);
-        self.end_extent(handle, Some(ticket));
+        self.end_extent(handle, ConnectionChange::Removed, Some(ticket));
         self.answer_ticket(ticket)
     }
 
@@ -97,27 +98,30 @@ impl Directory {
             |(handle, extent): (&Handle, &Extent)| (extent.session == session).then_some(*handle);
         let handles: Vec<Handle> = self.extents.iter().filter_map(of).collect();
         for handle in handles {
-            self.end_extent(handle, None);
+            self.end_extent(handle, ConnectionChange::Lost, None);
         }
     }
 
-    /// Ends an extent; `ticket` waits until nothing of it can be read any more.
-    fn end_extent(&mut self, handle: Handle, ticket: Option<Handle>) {
+    /// Ends an extent, and tells those who reach pages of it `change`; `ticket` waits until nothing can be read of what
+    /// is being closed.
+    fn end_extent(&mut self, handle: Handle, change: ConnectionChange, ticket: Option<Handle>) {
         let Some(extent) = self.extents.remove(&handle) else { return };
         self.discount(extent.session);
         let mut waiting = self.waiting_for(extent.moving.map(|(moving, _)| moving));
         waiting.extend(ticket);
-        if let Some((_, opening)) = extent.moving
-            // What is being closed is still among what is open.
-            && extent.opened.values().all(|opened| opened.memory != opening.memory)
-        {
-            self.discard(opening.memory, extent.size, waiting.clone());
-        }
+        // What is being closed is still among what is open; what is being opened was not given to anybody.
+        let moved = extent.moving.map(|(_, opening)| opening.memory);
+        let opening = moved.filter(|it| extent.opened.values().all(|opened| opened.memory != *it));
+        self.out.extend(opening.map(DirectoryAction::Forget));
         for opened in extent.opened.into_values() {
-            self.lose_guests(opened.guests);
-            self.discard(opened.memory, opened.length, waiting.clone());
+            self.lose_guests(opened.guests, change);
+            // Who still maps it may read what it held last, unless it is being taken away.
+            match moved == Some(opened.memory) {
+                true => self.discard(opened.memory, opened.length, waiting.clone()),
+                false => self.out.push(DirectoryAction::Forget(opened.memory)),
+            }
         }
-        self.discard(extent.memory, extent.size, waiting);
+        self.out.push(DirectoryAction::Forget(extent.memory));
         self.give_room(extent.offset, extent.size);
         // Last: it tells those who wait that nothing is left to be read.
         if let Some((ticket, _)) = extent.moving {
@@ -125,10 +129,10 @@ impl Directory {
         }
     }
 
-    fn lose_guests(&mut self, guests: BTreeSet<Guest>) {
+    fn lose_guests(&mut self, guests: BTreeSet<Guest>, change: ConnectionChange) {
         for (node, connection) in guests {
             self.guests.remove(&(node, connection));
-            let tell = OwnerMessage::Remote { connection, change: ConnectionChange::Lost };
+            let tell = OwnerMessage::Remote { connection, change };
             self.send(Recipient::Tell(node, tell), Vec::new());
         }
     }
@@ -201,7 +205,7 @@ impl Directory {
         for opened in extent.opened.values_mut() {
             opened.guests.retain(|guest| !guests.contains(guest));
         }
-        self.lose_guests(guests);
+        self.lose_guests(guests, ConnectionChange::Revoked);
         let ticket = self.new_ticket(session);
         let keepers = vec![Keeper::Session(session, handle)];
         let moving =

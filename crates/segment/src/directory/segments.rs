@@ -236,7 +236,7 @@ impl Directory {
             self.send(Recipient::Tell(node, tell), Vec::new());
         }
         if let Some(connection) = segment.group {
-            self.leave(connection);
+            self.leave(connection, change);
         }
         if let Some(object) = segment.memory {
             // Who still maps it may read what it held last, unless it is being taken away.

@@ -20,7 +20,7 @@ pub enum ConnectorMessage {
         /// The question, which the owner's directory answers.
         what: Question,
     },
-    /// A connection has ended.
+    /// A connection has ended in order.
     Disconnect {
         /// The connection that ends.
         connection: Handle,
@@ -37,6 +37,12 @@ pub enum ConnectorMessage {
         /// Number of the move.
         ticket: Handle,
         /// The connection that uses the new memory.
+        connection: Handle,
+    },
+    /// A connection has ended because its process has died. Only for nodes that speak version 3 of the link: older ones
+    /// are told [`Disconnect`](ConnectorMessage::Disconnect).
+    Died {
+        /// The connection that ends.
         connection: Handle,
     },
 }

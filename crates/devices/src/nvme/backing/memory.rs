@@ -1,13 +1,21 @@
 //! Data in the lender's memory.
+//!
+//! Everything is done at once but a long range that is to read as zeroes: that is done piece by piece, one in each look
+//! at what has finished, so that commands of other queues are done between.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rackbus_memory::{DmaSlice, RegionError, SharedMemory};
+use rackbus_memory::{DmaSlice, PinnedSlice, RegionError, SharedMemory};
 use rackbus_pci::Health;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
 
-use super::{Background, Backing, InlineResult, MediaError, MediumRequest};
+use super::{Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult};
 
+/// Most bytes that are made zeroes at once, and what pieces end at multiples of: a huge page is given back as a whole,
+/// and is split where only a part of it is.
+pub const ZERO_PIECE: u64 = 2 << 20;
 /// From this length on, giving pages back to the system is cheaper than filling them with zeroes.
 const PUNCH_FROM: u64 = 64 << 10;
 /// How much of what comes next is asked to come near ahead of its copy.
@@ -21,6 +29,18 @@ pub struct MemoryBacking {
     capacity: u64,
     /// Of the drive's persistent memory region: memory does not fail.
     health: Health,
+    /// Long ranges that are being made zeroes; each in its turn gets a piece done.
+    zeroing: VecDeque<LongZero>,
+    /// What was started and is done, until the next look.
+    finished: Vec<RequestResult>,
+}
+
+/// The rest of a range that is being made zeroes, for who started it with this tag.
+#[derive(Debug)]
+struct LongZero {
+    tag: u32,
+    next: u64,
+    end: u64,
 }
 
 impl MemoryBacking {
@@ -41,7 +61,8 @@ impl MemoryBacking {
     }
 
     fn around(memory: SharedMemory, capacity: u64) -> MemoryBacking {
-        MemoryBacking { memory, capacity, health: Health::default() }
+        let (health, zeroing, finished) = Default::default();
+        MemoryBacking { memory, capacity, health, zeroing, finished }
     }
 
     fn data(&self, offset: u64, length: usize) -> Option<DmaSlice<'_>> {
@@ -58,6 +79,40 @@ impl MemoryBacking {
         let bytes = usize::try_from(length).map_err(|_| MediaError::Write)?;
         self.data(offset, bytes).ok_or(MediaError::Write)?.fill(0);
         Ok(())
+    }
+
+    /// Does the next piece of the range whose turn it is.
+    fn zero_piece(&mut self) {
+        let Some(mut range) = self.zeroing.pop_front() else { return };
+        // Pages that were never written take no time: a whole drive is often given back.
+        let first = match rustix::fs::seek(self.memory.as_fd(), SeekFrom::Data(range.next)) {
+            Ok(first) => first.max(range.next).min(range.end),
+            Err(Errno::NXIO) => range.end,
+            Err(_) => range.next,
+        };
+        let end = (first + 1).next_multiple_of(ZERO_PIECE).min(range.end);
+        let result = match first < end {
+            true => self.zero(first, end - first),
+            false => Ok(()),
+        };
+        range.next = end;
+        if result.is_err() || end == range.end {
+            self.finished.push((range.tag, result));
+        } else {
+            self.zeroing.push_back(range);
+        }
+    }
+
+    fn read(&self, offset: u64, into: &[DmaSlice<'_>]) -> Result<(), MediaError> {
+        self.copy(offset, into, MediaError::Read, |data, host| {
+            host.copy_from_slice(data);
+        })
+    }
+
+    fn write(&self, offset: u64, from: &[DmaSlice<'_>]) -> Result<(), MediaError> {
+        self.copy(offset, from, MediaError::Write, |data, host| {
+            data.copy_from_slice(host);
+        })
     }
 
     fn copy(
@@ -91,16 +146,11 @@ impl Backing for MemoryBacking {
 
     fn attempt(&mut self, request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
         InlineResult::Done(match request {
-            MediumRequest::Read { offset, into } => {
-                self.copy(*offset, into, MediaError::Read, |data, host| {
-                    host.copy_from_slice(data);
-                })
+            MediumRequest::Zero { length, .. } if *length > ZERO_PIECE => {
+                return InlineResult::WouldBlock;
             }
-            MediumRequest::Write { offset, from, .. } => {
-                self.copy(*offset, from, MediaError::Write, |data, host| {
-                    data.copy_from_slice(host);
-                })
-            }
+            MediumRequest::Read { offset, into } => self.read(*offset, into),
+            MediumRequest::Write { offset, from, .. } => self.write(*offset, from),
             MediumRequest::Flush => Ok(()),
             MediumRequest::Zero { offset, length, .. } => self.zero(*offset, *length),
         })
@@ -113,10 +163,56 @@ impl Backing for MemoryBacking {
     }
 
     fn background(&mut self) -> Option<&mut dyn Background> {
-        None
+        Some(self)
     }
 
     fn descriptors(&mut self) -> std::io::Result<Vec<OwnedFd>> {
         Ok(vec![self.memory.descriptor()?])
+    }
+}
+
+impl Background for MemoryBacking {
+    fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>) {
+        let result = match request {
+            MediumRequest::Zero { offset, length, .. } => {
+                let (next, end) = (offset, offset + length);
+                return self.zeroing.push_back(LongZero { tag, next, end });
+            }
+            MediumRequest::Flush => Ok(()),
+            MediumRequest::Read { offset, into } => {
+                let into: Vec<_> = into.iter().map(PinnedSlice::get).collect();
+                self.read(offset, &into)
+            }
+            MediumRequest::Write { offset, from, .. } => {
+                let from: Vec<_> = from.iter().map(PinnedSlice::get).collect();
+                self.write(offset, &from)
+            }
+        };
+        self.finished.push((tag, result));
+    }
+
+    fn submit(&mut self) {}
+
+    fn reap(&mut self, finished: &mut Vec<RequestResult>) {
+        self.zero_piece();
+        finished.append(&mut self.finished);
+    }
+
+    fn wait(&mut self, finished: &mut Vec<RequestResult>) {
+        self.reap(finished);
+    }
+
+    fn has_buffers(&self) -> bool {
+        false
+    }
+
+    fn abort(&mut self) {
+        self.zeroing.clear();
+        self.finished.clear();
+    }
+
+    fn rearm(&mut self) -> bool {
+        // Nobody rings for the next piece: the engine may not sleep before the last.
+        !self.zeroing.is_empty() || !self.finished.is_empty()
     }
 }

@@ -19,6 +19,7 @@ mod zeroing;
 pub(super) mod parts {
     //! What tests put together in other ways.
     pub use super::file::FileBacking;
+    pub use super::memory::ZERO_PIECE;
     pub use super::system::{Call, FileQueue};
     pub use super::uring::{Uring, UringOperation};
     pub use super::vectored::FileAccess;

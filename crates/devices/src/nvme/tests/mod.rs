@@ -16,6 +16,7 @@ mod simulation;
 mod succession;
 mod transfer;
 mod wakeup;
+mod zeroing;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
