@@ -11,7 +11,7 @@ use crate::{CheckFailure, RackProcesses, Result, ensure};
 const BOOT: Duration = Duration::from_secs(300);
 
 /// How long a command may take unless told otherwise.
-const COMMAND: Duration = Duration::from_secs(300);
+const COMMAND: Duration = Duration::from_secs(60);
 
 /// Virtual processors of a guest.
 pub const CPUS: &str = "2";

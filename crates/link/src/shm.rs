@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_memory::StreamError;
+use rackbus_memory::{PacketStream, Stream, StreamError};
 use rustix::process::{Pid, getpid, getuid};
 
 use crate::presence::speaks_for;
@@ -66,8 +66,8 @@ impl Connect for ShmLink {
         send_frame(&stream, hello).map_err(broken)?;
         let reply = receive_frame(&stream).map_err(broken)?;
         let reply = reply.map_err(|what| LinkError::Protocol { peer: hello.to.clone(), what })?;
-        answered(hello, reply)?;
-        Ok(Arc::new(stream))
+        let version = answered(hello, reply)?;
+        Ok(Arc::new(ShmConversation { stream, version }))
     }
 }
 
@@ -87,6 +87,57 @@ impl Link for ShmLink {
 
     fn conversation(&self, socket: OwnedFd) -> std::io::Result<Arc<dyn Conversation>> {
         Ok(Arc::new(UnixStream::from(socket)))
+    }
+}
+
+/// A conversation that this side began, in the version that both speak.
+#[derive(Debug)]
+struct ShmConversation {
+    stream: UnixStream,
+    version: u32,
+}
+
+impl Stream for ShmConversation {
+    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        self.stream.send(parts, fds)
+    }
+
+    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+        self.stream.receive(buffer, fds)
+    }
+
+    fn wait_closed(&self) {
+        self.stream.wait_closed();
+    }
+
+    fn wait_closed_or(&self, other: BorrowedFd<'_>) {
+        self.stream.wait_closed_or(other);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.stream.is_closed()
+    }
+
+    fn shut_down(&self) {
+        self.stream.shut_down();
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.socket()
+    }
+}
+
+impl Conversation for ShmConversation {
+    fn offer_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
+        self.stream.offer_packets()
+    }
+
+    fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
+        self.stream.take_packets()
+    }
+
+    fn version(&self) -> u32 {
+        self.version
     }
 }
 
@@ -228,6 +279,25 @@ mod tests {
         let mut bytes = [0; 2];
         stream.unwrap().receive(&mut bytes, &mut Vec::new()).unwrap();
         assert_eq!(&bytes, b"hi");
+    }
+
+    /// A node of the version before answers so; what it does not know is not said to it.
+    #[test]
+    fn a_conversation_is_of_the_version_that_the_peer_answered_with() {
+        let link = link("version");
+        let older = VERSIONS.newest() - 1;
+        let listener = UnixListener::bind(link.address("alpha")).unwrap();
+        let peer = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let _: Hello = receive_frame(&stream).unwrap().unwrap();
+            send_frame(&stream, &HelloReply::AcceptedAs(older)).unwrap();
+        });
+        let stream = link.connect(&link.address("alpha"), &hello()).unwrap();
+        assert_eq!(stream.version(), older);
+        peer.join().unwrap();
+        std::fs::remove_dir_all(&link.run_dir).unwrap();
+        let stream = meet("newest", hello(), |incoming| drop(incoming.accept().unwrap())).unwrap();
+        assert_eq!(stream.version(), VERSIONS.newest());
     }
 
     /// Whoever may call himself this host has every right here. The test runs itself as another

@@ -59,4 +59,9 @@ fn functions_share_the_mappings_of_their_process_and_leave_it_enough() {
     let (mut gone, freed) = spaces.swap_remove(0);
     assert_eq!(gone.unmap_all(), freed);
     assert_eq!(fill(&mut next, &memory).0, freed);
+    // Its owner truncates the memory: a mapping is given what is there then, and is none more.
+    next.drop_memory();
+    let again = Lending::alone().lend(0, PAGE, Access::all(), Some(memory.handle(0))).unwrap();
+    next.map(again).unwrap();
+    assert_eq!(next.len(), freed);
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -133,10 +134,14 @@ impl VmRecord {
     /// it is gone.
     #[must_use]
     pub fn ends_within(&self, limit: Duration) -> bool {
-        let Some(process) = self.process() else { return true };
+        let Some(process) = self.process() else { return !self.alive() };
         let limit = Timespec::try_from(limit).ok();
-        poll(&mut [PollFd::new(&process, PollFlags::IN)], limit.as_ref())
-            .is_ok_and(|ended| ended > 0)
+        loop {
+            match poll(&mut [PollFd::new(&process, PollFlags::IN)], limit.as_ref()) {
+                Err(Errno::INTR) => {}
+                ended => return ended.is_ok_and(|ended| ended > 0),
+            }
+        }
     }
 
     /// What was plugged in at some time; QEMU is not asked whether it is still.

@@ -282,10 +282,11 @@ impl Directory {
             }
             if what.is_kept() {
                 self.discount(session);
-                self.send(
-                    Recipient::Ask(owner, ConnectorMessage::Disconnect { connection }),
-                    Vec::new(),
-                );
+                let ask = match self.sessions.contains_key(&session) {
+                    true => ConnectorMessage::Disconnect { connection },
+                    false => ConnectorMessage::Died { connection },
+                };
+                self.send(Recipient::Ask(owner, ask), Vec::new());
             }
             return;
         }

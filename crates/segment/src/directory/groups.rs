@@ -161,14 +161,16 @@ impl Directory {
     fn end_group(&mut self, id: SegmentId, change: ConnectionChange, ticket: Option<Handle>) {
         let Some(group) = self.groups.remove(&id) else { return };
         self.forget_locks(&group.locks);
+        let mut waiting = self.waiting_for(group.moving);
+        waiting.extend(ticket);
+        // It is emptied then, also for those who lose no right.
+        let change = if waiting.is_empty() { change } else { ConnectionChange::Revoked };
         for (node, connection) in group.guests.into_keys() {
             self.guests.remove(&(node, connection));
             let tell = OwnerMessage::Remote { connection, change };
             self.send(Recipient::Tell(node, tell), Vec::new());
         }
         self.give_room(group.offset, group.size);
-        let mut waiting = self.waiting_for(group.moving);
-        waiting.extend(ticket);
         match waiting.is_empty() {
             true => self.out.push(DirectoryAction::Forget(group.memory)),
             false => self.discard(group.memory, group.size, waiting),

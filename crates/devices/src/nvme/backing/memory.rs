@@ -29,7 +29,7 @@ pub struct MemoryBacking {
     capacity: u64,
     /// Of the drive's persistent memory region: memory does not fail.
     health: Health,
-    /// Long ranges that are being made zeroes; each in its turn gets a piece done.
+    /// Long ranges that are to be made zeroes, the first of them piece by piece.
     zeroing: VecDeque<LongZero>,
     /// What was started and is done, until the next look.
     finished: Vec<RequestResult>,
@@ -81,7 +81,7 @@ impl MemoryBacking {
         Ok(())
     }
 
-    /// Does the next piece of the range whose turn it is.
+    /// Does the next piece of the first range.
     fn zero_piece(&mut self) {
         let Some(mut range) = self.zeroing.pop_front() else { return };
         // Pages that were never written take no time: a whole drive is often given back.
@@ -99,7 +99,8 @@ impl MemoryBacking {
         if result.is_err() || end == range.end {
             self.finished.push((range.tag, result));
         } else {
-            self.zeroing.push_back(range);
+            // Ranges end one after the other, so that whoever waits for the next answer has it soon.
+            self.zeroing.push_front(range);
         }
     }
 

@@ -1,10 +1,15 @@
 //! A machine lends its own PCI devices: a guest with an IOMMU, a stock drive and a network card with virtual
 //! functions plays that machine, and a rack runs in it.
 
+use std::time::Duration;
+
+use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 
 use crate::RackWithGuests;
 
+/// How long a script may take, which waits for many things.
+const SCRIPT: Duration = Duration::from_secs(300);
 /// Whose guest the machine is.
 const HOST: &str = "gamma";
 
@@ -170,7 +175,8 @@ fn start(rack: &RackProcesses) -> Result<Guest> {
 }
 
 fn run(guest: &mut Guest, script: &str) -> Result<String> {
-    let said = guest.run(&format!("{PRELUDE}{script}"))?;
+    let running = guest.begin(&format!("{PRELUDE}{script}"), SCRIPT)?;
+    let said = succeeded(guest.name(), "a script", &running.wait()?)?;
     said.trim().lines().for_each(|line| println!("           {line}"));
     Ok(said)
 }
