@@ -46,7 +46,7 @@ impl RackProcesses {
     /// Waits until these hosts' nodes are connected.
     ///
     /// # Errors
-    /// When they are not within 20 s.
+    /// When they are not within a minute.
     pub fn wait_hosts(&self, hosts: &[&str]) -> Result<()> {
         self.wait("the hosts come up", START, |rack| {
             let status = rack.json(&["status"]).ok()?;
@@ -220,7 +220,7 @@ impl RackProcesses {
     /// standby's process id.
     ///
     /// # Errors
-    /// When there is none, or no standby within 20 s.
+    /// When there is none, or no standby within a minute.
     pub fn kill_helper(&self, guest: &str) -> Result<Pid> {
         // One that has just begun does not know yet what the other one knows.
         let pair = |rack: &RackProcesses| {

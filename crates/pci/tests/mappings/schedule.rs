@@ -60,7 +60,7 @@ pub enum Step {
     PinOne(usize, bool, bool),
     /// An access that was looked up touches a page of its memory.
     Touch(usize, u64, Option<u64>),
-    /// An access ends.
+    /// An access that was looked up lets go of its memory.
     Unpin(usize),
     /// The function's thread looks whether memory was truncated or revoked.
     Notice,

@@ -47,7 +47,7 @@ impl Subject {
         &mut self.endpoint
     }
 
-    /// Another user begins.
+    /// Begins a conversation with another user, who lends by this.
     pub fn begin(&mut self, lending: Lending) {
         self.endpoint.scrub();
         self.record.clear();
