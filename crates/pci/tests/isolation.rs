@@ -266,6 +266,9 @@ impl World {
                 if mapped.is_ok() {
                     if memory.is_some() {
                         model.windows.retain(|window| !window.meets(&range));
+                        // The same with nothing behind it is given the memory.
+                        let empty = Range { memory: None, ..range };
+                        model.mappings.retain(|it| *it != empty);
                     }
                     assert!(!model.mappings.iter().any(|it| it.meets(&range)), "two mappings");
                     model.mappings.push(range);
