@@ -12,6 +12,9 @@ use rackbus_driver::{Drive, DriveOptions};
 use rustix::process::Signal;
 use support::{Rack, THREE_HOSTS, open, socket};
 
+/// The time to live of leases in [`THREE_HOSTS`].
+const TTL: Duration = Duration::from_secs(2);
+
 /// A thread that writes and reads without pause; what it has done, and how it ended.
 struct Load {
     done: Arc<AtomicU64>,
@@ -64,13 +67,13 @@ fn without_the_control_plane_everything_goes_on() {
     let mut rack = Rack::up(THREE_HOSTS);
     let lease = rack.borrow("alpha/nvme1", "beta");
     let load = Load::start(socket(&lease).to_owned());
-    for _ in 0..3 {
+    for _ in 0..2 {
         load.progress(100);
         rack.process(None).crash();
         assert!(rack.bad(1, &["leases"]).contains("does not answer"));
         // Twice the lease's time to live: nobody could renew it.
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(1000) {
+        while begun.elapsed() < TTL * 2 {
             load.progress(100);
         }
         rack.restart(None);
@@ -89,19 +92,19 @@ fn a_frozen_control_plane_ends_no_lease() {
     let rack = Rack::up(THREE_HOSTS);
     let lease = rack.borrow("alpha/nvme1", "beta");
     let load = Load::start(socket(&lease).to_owned());
-    for _ in 0..3 {
+    for _ in 0..2 {
         load.progress(100);
         let control = rack.process(None);
         control.signal(Signal::STOP);
         // Twice the lease's time to live: the nodes renewed, and were not heard.
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(1000) {
+        while begun.elapsed() < TTL * 2 {
             load.progress(100);
         }
         control.signal(Signal::CONT);
         // A whole time to live after it woke, everything that follows from it has been decided.
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(600) {
+        while begun.elapsed() < TTL.mul_f64(1.2) {
             load.progress(10);
         }
         let known = rack.block(rack.client().lease(lease.lease)).unwrap();

@@ -18,7 +18,7 @@ const BAR: u32 = 2;
 /// Memory that is zeroed, and some in a file of `folder`, which is kept.
 fn rack(folder: &str) -> String {
     format!(
-        "name = \"lab\"\n[control]\nlease_ttl = \"500 ms\"\nreturn_grace = \"500 ms\"\n\
+        "name = \"lab\"\n[control]\nlease_ttl = \"2 s\"\nreturn_grace = \"500 ms\"\n\
          [hosts.alpha.devices.ram0]\nkind = \"memory\"\nsize = \"4 MiB\"\n\
          [hosts.alpha.devices.ram1]\nkind = \"memory\"\nsize = \"4 MiB\"\nat_return = \"keep\"\n\
          backing = \"{folder}/ram.img\"\n[hosts.beta]\n[hosts.gamma]\n"

@@ -21,7 +21,7 @@ const RACK: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "500 ms"
+lease_ttl = "2 s"
 return_grace = "500 ms"
 
 [hosts.alpha.devices.nvme0]
@@ -162,7 +162,7 @@ fn what_a_region_acknowledged_is_there_when_its_lender_was_killed() {
 name = "lab"
 
 [control]
-lease_ttl = "500 ms"
+lease_ttl = "2 s"
 return_grace = "500 ms"
 
 [hosts.alpha.devices.nvme0]

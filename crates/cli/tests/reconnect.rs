@@ -17,7 +17,7 @@ const RACK: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "500 ms"
+lease_ttl = "2 s"
 return_grace = "500 ms"
 
 [link]
@@ -204,7 +204,7 @@ fn what_is_held_for_too_long_fails_and_the_function_is_gone() {
 #[test]
 fn nodes_that_stall_for_a_while_lose_nothing() {
     // The lease lives on, and the front holds longer than the driver waits.
-    let file = RACK.replace("lease_ttl = \"500 ms\"", "lease_ttl = \"15 s\"");
+    let file = RACK.replace("lease_ttl = \"2 s\"", "lease_ttl = \"15 s\"");
     let mut borrowed = borrow_from(&file.replace("hold = \"4 s\"", "hold = \"20 s\""));
     let mut drive = Checked::new(open(&borrowed.lease));
     let [alpha, beta] = [&mut borrowed.alpha, &mut borrowed.beta]

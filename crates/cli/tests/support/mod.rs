@@ -26,14 +26,14 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
 
 /// After this long a test fails instead of waiting on.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Three hosts; two drives of 16 MiB, one in memory and one in a file.
 pub const THREE_HOSTS: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "500 ms"
+lease_ttl = "2 s"
 return_grace = "500 ms"
 
 [hosts.alpha.devices.nvme0]

@@ -94,7 +94,7 @@ fn brief_loss(
     let load = step("it copies the data", || guest.begin(copying, Duration::from_secs(60)))?;
     step("cut off until the rack says that the guest's drive waits for its link", || {
         testbed.run(&["cut", "alpha"])?;
-        beta.wait("the link is lost", Duration::from_secs(10), |rack| {
+        beta.wait("the link is lost", Duration::from_secs(60), |rack| {
             let device = rack.device("alpha/nvme0").ok()?;
             let trouble = device["front"]["trouble"].as_str()?;
             trouble.contains("the link to alpha is lost").then_some(())

@@ -37,7 +37,7 @@ fn offered(rack: &RackProcesses, function: &str, limit: Duration) -> Result<()> 
 
 /// The newest lease that ended without being returned: why.
 fn incident(rack: &RackProcesses, function: &str) -> Result<String> {
-    rack.wait("status says what happened", Duration::from_secs(10), |rack| {
+    rack.wait("status says what happened", Duration::from_secs(60), |rack| {
         let status = rack.json(&["status"]).ok()?;
         let all = status["incidents"].as_array()?.iter();
         let of = all.filter(|i| i["function"] == function).find_map(|i| i["reason"].as_str());
@@ -75,7 +75,7 @@ pub fn borrowing_vm(world: &mut RackWithGuests) -> Result<()> {
     let running = load(&mut guest, 30)?;
     guest.vm().kill();
     ensure!(running.wait().is_err(), "a killed VM answered");
-    offered(rack, "alpha/nvme1", Duration::from_secs(10))?;
+    offered(rack, "alpha/nvme1", Duration::from_secs(60))?;
     let (lease, socket) = rack.borrow("alpha/nvme1", "beta")?;
     let mut drive = Drive::open(&socket, DriveOptions::default())?;
     drive.read(0, &mut vec![0; 4096])?;
@@ -109,11 +109,11 @@ pub fn kept_functions(world: &mut RackWithGuests) -> Result<()> {
         ensure!(guest.run("uname -s")? == "Linux", "the guest died with the lender");
         ensure!(plugged(rack) == Some(2), "a function was unplugged: {:?}", plugged(rack));
         rack.revive("alpha")?;
-        offered(rack, "alpha/nvme1", Duration::from_secs(20))?;
+        offered(rack, "alpha/nvme1", Duration::from_secs(60))?;
     }
     // Nobody answers for a machine that is off.
     let _ = guest.begin("poweroff -f", Duration::from_secs(5))?;
-    offered(rack, "beta/nvme0", Duration::from_secs(20))
+    offered(rack, "beta/nvme0", Duration::from_secs(60))
 }
 
 /// Flushed and forced writes are there after the lender was killed the moment they completed.
@@ -132,7 +132,7 @@ pub fn durability(world: &mut RackWithGuests) -> Result<()> {
     rack.kill("alpha")?;
     drop(drive);
     rack.revive("alpha")?;
-    offered(rack, "alpha/nvme0", Duration::from_secs(20))?;
+    offered(rack, "alpha/nvme0", Duration::from_secs(60))?;
     let (lease, socket) = rack.borrow("alpha/nvme0", "gamma")?;
     let mut drive = Drive::open(&socket, DriveOptions::default())?;
     for (at, written) in [(0, &forced), (4096, &flushed)] {
@@ -169,7 +169,7 @@ pub fn region(world: &mut RackWithGuests) -> Result<()> {
     println!("            {}", guest.run(&program("store"))?.trim());
     rack.kill("alpha")?;
     rack.revive("alpha")?;
-    offered(rack, DRIVE, Duration::from_secs(20))?;
+    offered(rack, DRIVE, Duration::from_secs(60))?;
     guest.run("while grep -q 0x010802 /sys/bus/pci/devices/*/class; do sleep 0.1; done")?;
     add(rack, &mut guest, "region", DRIVE)?;
     println!("            {}", guest.run(&program("check"))?.trim());
@@ -184,7 +184,7 @@ pub fn borrower(world: &mut RackWithGuests) -> Result<()> {
     add(rack, old, "old", "alpha/nvme1")?;
     let running = load(old, 60)?;
     rack.kill("beta")?;
-    offered(rack, "alpha/nvme1", Duration::from_secs(20))?;
+    offered(rack, "alpha/nvme1", Duration::from_secs(60))?;
     let why = incident(rack, "alpha/nvme1")?;
     println!("            status says: {why}");
     let (lease, socket) = rack.borrow("alpha/nvme1", "gamma")?;
@@ -206,7 +206,7 @@ pub fn orphaned_function(world: &mut RackWithGuests) -> Result<()> {
     rack.revive("gamma")?;
     new.wait_drives(0)?;
     rack.wait_hosts(&["gamma"])?;
-    offered(rack, "alpha/nvme1", Duration::from_secs(20))?;
+    offered(rack, "alpha/nvme1", Duration::from_secs(60))?;
     // QEMU ends at a reset while a function is plugged in that nobody serves.
     new.vm().record().qmp()?.command("system_reset", &serde_json::json!({}))?;
     new.booted()?;
@@ -233,7 +233,7 @@ pub fn lender(world: &mut RackWithGuests) -> Result<()> {
     let begun = Instant::now();
     while version != [0xff; 4] {
         read(&mut version)?;
-        ensure!(begun.elapsed() < Duration::from_secs(20), "reads go on: {version:?}");
+        ensure!(begun.elapsed() < Duration::from_secs(60), "reads go on: {version:?}");
     }
     let ones = begun.elapsed();
     new.wait_drives(0)?;
@@ -248,7 +248,7 @@ pub fn lender(world: &mut RackWithGuests) -> Result<()> {
     // without them, by the command line's own tests.
     drop(watched);
     rack.revive("alpha")?;
-    offered(rack, "alpha/nvme1", Duration::from_secs(20))?;
+    offered(rack, "alpha/nvme1", Duration::from_secs(60))?;
     add(rack, new, "new", "alpha/nvme1")?;
     new.run("dd if=$(ls -d /dev/nvme?n1) of=/dev/null bs=1M count=8 iflag=direct status=none")?;
     remove(rack, new, "new", "alpha/nvme1")

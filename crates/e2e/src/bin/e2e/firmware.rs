@@ -60,7 +60,7 @@ pub fn boots(world: &mut RackWithGuests) -> Result<()> {
         let waits = |rack: &RackProcesses| {
             rack.device("alpha/nvme0").ok().filter(|device| device["waiting"].as_u64() > Some(0))
         };
-        rack.wait("the VM's move", Duration::from_secs(20), waits)?;
+        rack.wait("the VM's move", Duration::from_secs(60), waits)?;
         let off = guest.begin("sleep 1; sync; poweroff -f", Duration::from_secs(20));
         let moved = moved.join().map_err(|_| CheckFailure("the move panicked".to_owned()))?;
         off.and(moved.map(drop))

@@ -68,7 +68,7 @@ fn cut_for_a_moment(
     let pinging =
         guest.begin(&format!("ping -c 60 -i 0.2 {SECOND}; true"), Duration::from_secs(60))?;
     testbed.run(&["cut", "alpha"])?;
-    beta.wait("the link is lost", Duration::from_secs(10), |rack| {
+    beta.wait("the link is lost", Duration::from_secs(60), |rack| {
         let device = rack.device("alpha/nic0.vf1").ok()?;
         device["front"]["trouble"].as_str()?.contains("the link to alpha is lost").then_some(())
     })?;

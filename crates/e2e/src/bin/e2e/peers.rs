@@ -23,7 +23,7 @@ const MOVED: u64 = 8192;
 
 /// What the control plane knows of the drive, when it is as wanted.
 fn drive_when(rack: &RackProcesses, what: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
-    rack.wait(what, Duration::from_secs(20), |rack| rack.device(DRIVE).ok().filter(&wanted))
+    rack.wait(what, Duration::from_secs(60), |rack| rack.device(DRIVE).ok().filter(&wanted))
 }
 
 /// A stock kernel programs the BARs; a program drives a drive by itself and names addresses in them. Each

@@ -110,7 +110,7 @@ impl<'a> Disturber<'a> {
     /// Waits until a process that was started has said its number.
     fn wait_process(&self, role: &str) -> Result<()> {
         let there = |rack: &RackProcesses| rack.process(role).ok().map(drop);
-        self.rack.wait("a process that was started runs", Duration::from_secs(20), there)
+        self.rack.wait("a process that was started runs", Duration::from_secs(60), there)
     }
 }
 
