@@ -269,10 +269,12 @@ impl Nvme {
     }
 
     /// Looks at what the background has finished, after something has if `wait`. Returns how many
-    /// commands completed.
+    /// commands completed, and one more where the look itself was work.
     pub(super) fn reap(&mut self, bus: &Bus<'_>, wait: bool) -> u32 {
         let mut finished = std::mem::take(&mut self.finished);
+        let mut done = 0;
         if let Some(background) = self.backing.background() {
+            done += u32::from(background.works_in_looks());
             if wait {
                 background.wait(&mut finished);
             } else {
@@ -283,12 +285,11 @@ impl Nvme {
             true => 0,
             false => bus.user.before_access(),
         };
-        let mut completed = 0;
         for (tag, result) in finished.drain(..) {
-            completed += u32::from(self.step_finished(bus, ticks, tag, result));
+            done += u32::from(self.step_finished(bus, ticks, tag, result));
         }
         self.finished = finished;
-        completed
+        done
     }
 
     /// A step of the job with `tag` has finished, as was found at this value of the processor's

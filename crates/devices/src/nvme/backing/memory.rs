@@ -194,6 +194,10 @@ impl Background for MemoryBacking {
 
     fn submit(&mut self) {}
 
+    fn works_in_looks(&self) -> bool {
+        !self.zeroing.is_empty()
+    }
+
     fn reap(&mut self, finished: &mut Vec<RequestResult>) {
         self.zero_piece();
         finished.append(&mut self.finished);

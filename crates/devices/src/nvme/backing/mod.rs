@@ -194,6 +194,12 @@ pub trait Background {
     /// Sends off what was started.
     fn submit(&mut self);
 
+    /// Whether the next look at what has finished does a piece of what was started: that look is work, also where
+    /// nothing finishes in it.
+    fn works_in_looks(&self) -> bool {
+        false
+    }
+
     /// Appends what has finished, without waiting.
     fn reap(&mut self, finished: &mut Vec<RequestResult>);
 

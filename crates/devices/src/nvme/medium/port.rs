@@ -134,10 +134,11 @@ impl Port {
 
     /// Answers what has finished and takes operations.
     pub fn poll(&mut self, backing: &mut dyn Backing, meter: &mut Meter, bus: &Bus<'_>) -> Work {
-        let mut done = 0;
+        let (mut done, mut worked) = (0, false);
         if self.under_way > 0
             && let Some(background) = backing.background()
         {
+            worked = background.works_in_looks();
             background.reap(&mut self.finished);
         }
         for (tag, result) in std::mem::take(&mut self.finished) {
@@ -173,6 +174,9 @@ impl Port {
                 background.submit();
             }
             self.exchange.ring();
+            return Work::Done;
+        }
+        if worked {
             return Work::Done;
         }
         if !self.waiting.is_empty() {

@@ -1,6 +1,6 @@
 //! Long ranges of a drive in memory that are made zeroes, beside other commands.
 
-use rackbus_pci::Work;
+use rackbus_pci::{FunctionState, Work};
 use rackbus_spec::nvme::data::DsmRange;
 use zerocopy::IntoBytes;
 
@@ -61,6 +61,19 @@ fn commands_of_other_queues_are_answered_before_a_long_range_is_zeroes() {
     assert!(between >= 8, "{between} commands were answered between");
 }
 
+/// One that counted as idle would have its engine believe that somebody else has the processor.
+#[test]
+fn a_poll_that_does_a_piece_is_work() {
+    let mut host = filled();
+    begin(&mut host);
+    let mut polls = 0;
+    while host.completion(1).is_none() {
+        assert_eq!(host.poll(), Work::Done);
+        polls += 1;
+    }
+    assert!(polls >= 8, "{polls} polls");
+}
+
 #[test]
 fn a_long_range_is_all_zeroes_when_it_is_answered_and_nothing_else_is() {
     let mut host = filled();
@@ -113,6 +126,49 @@ fn a_reset_gives_up_the_rest_of_a_long_range() {
         let last = FIRST + LENGTH / BLOCK - 1;
         assert!(!is_kept(&mut host, FIRST) && is_kept(&mut host, last));
     }
+}
+
+/// A restart in place: what the old process had of the range is done again by the new one.
+#[test]
+fn another_process_finishes_a_long_range_and_answers_it_once() {
+    let mut host = filled();
+    let zeroes = begin(&mut host);
+    host.poll();
+    host.poll();
+    let saved = host.endpoint.save().unwrap();
+    let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
+    let next = Nvme::resume(&NvmeConfig::memory(LENGTH + ZERO_PIECE, "TEST"), saved.medium);
+    host.endpoint = Endpoint::new(Box::new(next.unwrap()));
+    host.endpoint.restore(&state, saved.descriptors).unwrap();
+    let last = FIRST + LENGTH / BLOCK - 1;
+    assert!(is_kept(&mut host, last), "it was done at once");
+    assert_eq!(host.wait(1, zeroes).status(), Status::SUCCESS);
+    for block in blocks() {
+        assert!(!is_kept(&mut host, block), "block {block}");
+    }
+    host.poll();
+    assert_eq!(host.completion(1), None, "it is answered twice");
+}
+
+/// The lease is revoked, or returned: its next user's data is not made zeroes for the one before.
+#[test]
+fn the_end_of_a_lease_gives_up_the_rest_of_a_long_range() {
+    let mut host = filled();
+    begin(&mut host);
+    host.poll();
+    host.poll();
+    host.endpoint.scrub();
+    let ram = SharedMemory::create("next", RAM_SIZE).unwrap();
+    let mut next = Host::with_endpoint(host.endpoint, ram);
+    next.enable();
+    next.create_pair(1, ENTRIES);
+    let last = FIRST + LENGTH / BLOCK - 1;
+    assert_eq!(next.write_blocks(last, &[last as u8 | 1; BLOCK as usize]), Status::SUCCESS);
+    for _ in 0..20 {
+        next.poll();
+    }
+    assert!(is_kept(&mut next, last));
+    assert_eq!(next.completion(1), None, "a command of the user before is answered");
 }
 
 #[test]
