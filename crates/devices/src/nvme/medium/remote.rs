@@ -30,6 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// slowly as it may would keep a guest waiting for minutes.
 const ANSWERS: u32 = 6;
 
+/// Most bytes that one question asks to be made zeroes. A longer range is several, one after the other, so that a reset
+/// waits for the one that is under way and not for all of the range.
+pub(super) const ZERO_ASK: u64 = 64 << 20;
+
 /// An operation that the other node has.
 #[derive(Debug)]
 struct Operation {
@@ -37,6 +41,8 @@ struct Operation {
     owner: Option<u32>,
     /// Where what it reads goes.
     into: Vec<PinnedSlice>,
+    /// What is to be made zeroes when that is done.
+    rest: Option<MediumRequest<Vec<PinnedSlice>>>,
 }
 
 /// Blocks that another node has.
@@ -147,7 +153,7 @@ impl Remote {
             offset: 0.into(),
             length: 0.into(),
         };
-        let (mut buffers, mut data) = (Vec::new(), None);
+        let (mut buffers, mut data, mut rest) = (Vec::new(), None, None);
         match request {
             MediumRequest::Read { offset, into } => {
                 (ask.kind, ask.offset) = (kind::READ, offset.into());
@@ -165,12 +171,16 @@ impl Remote {
             }
             MediumRequest::Flush => {}
             MediumRequest::Zero { offset, length, deallocate } => {
+                let asked = length.min(ZERO_ASK);
                 (ask.kind, ask.offset) = (kind::ZERO, offset.into());
                 ask.flags = if deallocate { FLAG } else { 0 };
-                ask.length = length.into();
+                ask.length = asked.into();
+                let (offset, length) = (offset + asked, length - asked);
+                rest = (length > 0).then_some(MediumRequest::Zero { offset, length, deallocate });
             }
         }
-        self.operations[tag as usize] = Some(Operation { owner: Some(owner), into: buffers });
+        let operation = Operation { owner: Some(owner), into: buffers, rest };
+        self.operations[tag as usize] = Some(operation);
         self.exchange.send(&ask, data);
     }
 
@@ -190,11 +200,16 @@ impl Remote {
     /// Ends the operation with `tag`.
     fn finish(&mut self, tag: u32, outcome: Result<(), MediaError>, out: &mut Vec<RequestResult>) {
         let slot = self.operations.get_mut(tag as usize);
-        let Some(Operation { owner, into }) = slot.and_then(Option::take) else {
+        let Some(Operation { owner, into, rest }) = slot.and_then(Option::take) else {
             // An answer to nothing that was asked.
             self.exchange.break_off();
             return;
         };
+        if outcome.is_ok()
+            && let (Some(owner), Some(rest)) = (owner, rest)
+        {
+            return self.send(tag, owner, rest);
+        }
         if outcome.is_ok() && owner.is_some() {
             self.copy(tag, &into, |place, host| {
                 host.copy_from_slice(place);
@@ -265,8 +280,12 @@ impl Backing for Remote {
         self.description.volatile_cache
     }
 
-    fn attempt(&mut self, _request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
-        InlineResult::WouldBlock
+    fn attempt(&mut self, request: &MediumRequest<&[DmaSlice<'_>]>) -> InlineResult {
+        match request {
+            // What was not made durable once is not, whatever the medium says of what came after it.
+            MediumRequest::Flush if self.failed => InlineResult::Done(Err(MediaError::NotDurable)),
+            _ => InlineResult::WouldBlock,
+        }
     }
 
     fn background(&mut self) -> Option<&mut dyn Background> {
@@ -305,7 +324,8 @@ impl Backing for Remote {
             return false;
         }
         for tag in numbers {
-            self.operations[*tag as usize] = Some(Operation { owner: None, into: Vec::new() });
+            let (owner, into, rest) = (None, Vec::new(), None);
+            self.operations[*tag as usize] = Some(Operation { owner, into, rest });
         }
         self.free.retain(|tag| self.operations[*tag as usize].is_none());
         self.earlier = self.under_way();
@@ -364,7 +384,10 @@ impl Background for Remote {
 
     fn has_buffers(&self) -> bool {
         let reads = self.operations.iter().flatten().any(|operation| !operation.into.is_empty());
-        reads || !self.waiting.is_empty()
+        let has_buffers = |request: &MediumRequest<_>| {
+            matches!(request, MediumRequest::Read { .. } | MediumRequest::Write { .. })
+        };
+        reads || self.waiting.iter().any(|(_, request)| has_buffers(request))
     }
 
     fn abort(&mut self) {

@@ -1,5 +1,7 @@
 //! The two ends over one exchange: what a front reads, writes and may not do.
 
+mod zeroing;
+
 use proptest::prelude::*;
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::{Event, Exchange, InheritedEnd, PinnedSlice, SharedMemory};

@@ -20,7 +20,7 @@ pub struct Control {
     pub held: VecDeque<Held>,
     finished: Vec<RequestResult>,
     /// How further requests end.
-    fail_with: Option<MediaError>,
+    pub fail_with: Option<MediaError>,
     pub flushes: u32,
     pub data: Vec<u8>,
 }

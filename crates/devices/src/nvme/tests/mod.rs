@@ -4,6 +4,7 @@
 mod admin;
 mod background;
 mod buffer;
+mod elsewhere;
 mod frozen;
 mod hostile;
 mod interrupts;
