@@ -13,7 +13,6 @@ use rackbus_fabric::Access;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guard::{self, Registration};
-use crate::handle::MemoryHandle;
 use crate::slice::DmaSlice;
 use file::{FileRequirement, PAGE, ask_for_huge_pages, check_memory};
 pub use shared::SharedMemory;
@@ -149,19 +148,6 @@ impl Region {
         }
         .map_err(system("mmap"))?;
         Ok(Region::whole_of(base, mapped, offset, access))
-    }
-
-    /// Whether [`map`](Region::map) would find the first `length` bytes of `memory` in its file. Of a device's only
-    /// its driver knows.
-    ///
-    /// # Errors
-    /// As [`map`](Region::map).
-    pub(crate) fn check(memory: &MemoryHandle, length: u64) -> Result<(), RegionError> {
-        if memory.is_of_device() {
-            return Ok(());
-        }
-        let (file, offset) = memory.parts();
-        check_memory(file, offset, length, FileRequirement::Memory).map(drop)
     }
 
     fn map_admitted(

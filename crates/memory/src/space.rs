@@ -12,6 +12,7 @@ mod error;
 mod fault;
 mod files;
 mod limits;
+mod mapping;
 mod peers;
 
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use files::Files;
 pub use files::{Behind, KEPT_FILES};
 use limits::MappingSlot;
 pub use limits::max_mappings;
+pub use mapping::PreparedMapping;
 pub use peers::PeerBytes;
 use peers::Peers;
 
@@ -95,92 +97,6 @@ impl DmaSpace {
     ) -> bool {
         let mapping = self.domain.get(iova, length);
         mapping.is_some_and(|m| m.access == access && m.target.behind.is(memory))
-    }
-
-    /// Maps what is lent: until it is unmapped, the function reaches it, as far as there is memory behind
-    /// it. The loan ends with the mapping. A mapping of the same range that lost its memory, or was made
-    /// with none, is given this one's.
-    ///
-    /// # Errors
-    /// [`MapError`]; the space is unchanged then, and the loan has ended.
-    pub fn map(&mut self, loan: Loan<Option<MemoryHandle>>) -> Result<(), MapError> {
-        let ((iova, length), access) = (loan.range(), loan.access());
-        self.check(iova, length, access, loan.memory().as_ref())?;
-        let window = self.window(loan, None)?;
-        if self.has(iova, length, access, None) {
-            // It has no memory that would have to be released.
-            let _ = self.domain.unmap(iova, length);
-        }
-        // Checked above: it is refused no more.
-        self.domain.map(iova, length, access, window)?;
-        self.generation += 1;
-        Ok(())
-    }
-
-    /// Whether the user has nothing mapped in `[iova, iova + length)`, or a mapping that `memory` would be
-    /// put behind, and could map it.
-    ///
-    /// # Errors
-    /// What [`map`](DmaSpace::map) would refuse the range with.
-    pub fn check(
-        &self,
-        iova: u64,
-        length: u64,
-        access: Access,
-        memory: Option<&MemoryHandle>,
-    ) -> Result<(), MapError> {
-        if memory.is_some() && self.has(iova, length, access, None) {
-            return Ok(());
-        }
-        Ok(self.domain.check(iova, length)?)
-    }
-
-    /// Whether the first `length` bytes of `memory` could be mapped now.
-    ///
-    /// # Errors
-    /// What [`map`](DmaSpace::map) would refuse the memory with.
-    pub fn check_memory(&self, memory: &MemoryHandle, length: u64) -> Result<(), MapError> {
-        if self.revoker.is_revoked() {
-            return Err(MapError::Revoked);
-        }
-        Ok(Region::check(memory, length)?)
-    }
-
-    /// What is lent, mapped; with `place`, a window to that.
-    fn window(
-        &mut self,
-        loan: Loan<Option<MemoryHandle>>,
-        place: Option<BarPlace>,
-    ) -> Result<Window, MapError> {
-        let ((iova, length), access) = (loan.range(), loan.access());
-        // What the new one takes the place of is counted no more.
-        let again = loan.memory().is_some() && self.has(iova, length, access, None);
-        if self.len() - usize::from(again) >= max_mappings() {
-            return Err(MapError::TooMany(max_mappings()));
-        }
-        let region = match loan.memory() {
-            Some(memory) => {
-                let slot = MappingSlot::take()?;
-                let (file, offset) = memory.parts();
-                let map = match place {
-                    _ if memory.is_of_device() => Region::map_device,
-                    // A BAR may be a file: that of a persistent memory region.
-                    Some(_) => Region::map_stored,
-                    None => Region::map,
-                };
-                let region = Arc::new(map(file, offset, length, access)?);
-                Some(Mapped { region, _slot: slot })
-            }
-            None => None,
-        };
-        if let Some(Mapped { region, .. }) = &region
-            && !self.revoker.admit(iova, region, loan.ending())
-        {
-            return Err(MapError::Revoked);
-        }
-        let (loan, memory) = loan.into_parts();
-        let behind = memory.map_or(Behind::Nothing, |memory| self.files.keep(&memory));
-        Ok(Window { loan, behind, region, place })
     }
 
     /// Takes the mappings inside of `[iova, iova + length)` away: who translates DMA itself gives many of them

@@ -249,16 +249,16 @@ impl Endpoint {
         if self.dma.has(iova, length, access, memory.as_ref()) {
             return Ok(());
         }
-        // What is refused closes no windows.
-        self.dma.check(iova, length, access, memory.as_ref())?;
         let counted = memory.as_ref().map(|memory| self.lending.count(memory, length));
         let counted = counted.transpose().inspect_err(not_lent)?;
-        if let Some(memory) = &memory {
-            self.give_way(iova, length, memory)?;
+        // What is refused closes no windows.
+        let prepared = self.dma.prepare(iova, length, access, memory.as_ref())?;
+        if memory.is_some() {
+            self.give_way(iova, length);
         }
         let loan = self.lending.lend(iova, length, access, memory).inspect_err(not_lent);
         drop(counted);
-        self.dma.map(loan?)
+        self.dma.map_prepared(loan?, prepared)
     }
 
     /// Takes the mappings inside of a range away. On return nothing reads or writes their memory any more.

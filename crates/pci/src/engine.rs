@@ -54,6 +54,8 @@ pub struct EngineCounters {
     pub wakeups: AtomicU64,
     /// Jobs from the mailbox.
     pub jobs: AtomicU64,
+    /// Requests of its users that were refused, as wrong or not possible.
+    pub requests_refused: AtomicU64,
     /// Times it went to another processor, because its own was somebody else's too.
     pub moves: AtomicU64,
 }
@@ -319,10 +321,7 @@ impl<'a> Runner<'a> {
             if self.mailbox.waiting.load(Ordering::Relaxed) > 0 {
                 self.run_jobs();
             }
-            if self.replaced != guard::replaced_count() {
-                self.replaced = guard::replaced_count();
-                self.endpoint.check_memory();
-            }
+            self.look_at_memory();
             let work = self.endpoint.poll(self.pace.now_ns());
             match work {
                 Work::Done => self.count_busy(),
@@ -356,6 +355,14 @@ impl<'a> Runner<'a> {
         }
     }
 
+    /// Somebody may have truncated memory that is mapped.
+    fn look_at_memory(&mut self) {
+        if self.replaced != guard::replaced_count() {
+            self.replaced = guard::replaced_count();
+            self.endpoint.check_memory();
+        }
+    }
+
     fn run_jobs(&mut self) {
         self.disturbed();
         // One at a time: a job may take as long as a disk, and posters wait for room meanwhile.
@@ -366,6 +373,8 @@ impl<'a> Runner<'a> {
             drop(jobs);
             self.mailbox.room.notify_one();
             let Some(job) = job else { break };
+            // Whoever maps again what was truncated is not told that it is mapped.
+            self.look_at_memory();
             job(&mut self.endpoint);
             self.mailbox.counters.jobs.fetch_add(1, Ordering::Relaxed);
         }

@@ -245,34 +245,36 @@ impl World {
         }
     }
 
+    /// The user maps a range.
+    fn map(&mut self, range: Range) {
+        let Range { at, length, access, memory } = range;
+        let handle = memory.map(|(of, offset)| self.shared[of].handle(offset));
+        let mapped = self.endpoint.map(at, length, access, handle);
+        if length - 1 > u64::MAX - at {
+            assert!(mapped.is_err(), "a mapping around the end of the address space");
+            return;
+        }
+        let model = &mut self.model;
+        // One that is refused closes no windows.
+        if mapped.is_err() || model.mappings.contains(&range) {
+            return;
+        }
+        if memory.is_some() {
+            model.windows.retain(|window| !window.meets(&range));
+            // The same with nothing behind it is given the memory.
+            let empty = Range { memory: None, ..range };
+            model.mappings.retain(|it| *it != empty);
+        }
+        assert!(!model.mappings.iter().any(|it| it.meets(&range)), "two mappings");
+        model.mappings.push(range);
+    }
+
     fn step(&mut self, step: Step) {
         let model = &mut self.model;
         match step {
             Step::Map { page, pages, at, access, memory } => {
-                let length = pages * PAGE;
                 let memory = memory.then_some((OWN, at * PAGE));
-                let handle = memory.map(|(of, offset)| self.shared[of].handle(offset));
-                let mapped = self.endpoint.map(page, length, access, handle);
-                let fits = length - 1 <= u64::MAX - page;
-                if !fits {
-                    assert!(mapped.is_err(), "a mapping around the end of the address space");
-                    return;
-                }
-                let range = Range { at: page, length, access, memory };
-                if model.mappings.contains(&range) {
-                    return;
-                }
-                // One that is refused closes no windows.
-                if mapped.is_ok() {
-                    if memory.is_some() {
-                        model.windows.retain(|window| !window.meets(&range));
-                        // The same with nothing behind it is given the memory.
-                        let empty = Range { memory: None, ..range };
-                        model.mappings.retain(|it| *it != empty);
-                    }
-                    assert!(!model.mappings.iter().any(|it| it.meets(&range)), "two mappings");
-                    model.mappings.push(range);
-                }
+                self.map(Range { at: page, length: pages * PAGE, access, memory });
             }
             Step::Unmap { page, pages } => {
                 let length = pages * PAGE;

@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -102,6 +103,14 @@ fn what_a_rack_file_bounds_is_refused_to_the_user_in_one_line() {
     let place = BarPlace { function: PEER.to_owned(), bar: 2, offset: 0 };
     endpoint.open_window(PAGE, PAGE, Access::all(), place, bar.handle(0)).unwrap();
     assert!(endpoint.map(0, 65 << 20, Access::all(), Some(memory.handle(0))).is_err());
+    // Nor does one whose file may not be written to.
+    let sealed = rustix::fs::open(
+        format!("/proc/self/fd/{}", memory.as_fd().as_raw_fd()),
+        rustix::fs::OFlags::RDONLY,
+        rustix::fs::Mode::empty(),
+    );
+    let sealed = MemoryHandle::new(sealed.unwrap(), 0).unwrap();
+    endpoint.map(PAGE, PAGE, Access::all(), Some(sealed)).unwrap_err();
     endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
     assert!(endpoint.dma().read_obj::<u8>(PAGE).is_ok(), "a refused mapping closed a window");
     drop(endpoint);
@@ -174,6 +183,45 @@ fn memory_that_was_truncated_is_mapped_again_by_the_same_request() {
     assert_eq!((reached(&fabric), endpoint.dma().len()), (1, 1));
     endpoint.unmap(0, PAGE).unwrap();
     assert_eq!(reached(&fabric), 0);
+}
+
+/// The request is there before the engine has looked at what was truncated.
+#[test]
+fn what_is_mapped_again_at_once_after_it_was_truncated_stays_mapped() {
+    let (fabric, engine) =
+        (fabric(), Engine::start("test", Copier::new(), EngineOptions::default()).unwrap());
+    let engine = engine.handle();
+    let file = rustix::fs::memfd_create("user", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, PAGE).unwrap();
+    let handle = MemoryHandle::new(file.try_clone().unwrap(), 0).unwrap();
+    let (first, lending) = (handle.clone(), lending(&fabric));
+    engine
+        .call(move |endpoint| {
+            endpoint.begin(lending, None);
+            endpoint.map(0, PAGE, Access::all(), Some(first)).unwrap();
+            endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
+        })
+        .unwrap();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    engine.post(move |_| wait.recv().unwrap()).unwrap();
+    engine
+        .post(move |endpoint| {
+            rustix::fs::ftruncate(&file, 0).unwrap();
+            let _ = endpoint.dma().read_obj::<u64>(0);
+            rustix::fs::ftruncate(&file, PAGE).unwrap();
+        })
+        .unwrap();
+    engine
+        .post(move |endpoint| {
+            endpoint.map(0, PAGE, Access::all(), Some(handle)).unwrap();
+            endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
+        })
+        .unwrap();
+    go.send(()).unwrap();
+    // Behind all of them, and behind the engine's next look at its memory.
+    engine.call(|_| ()).unwrap();
+    engine.call(|endpoint| endpoint.dma().write_obj(0, &7u64).unwrap()).unwrap();
+    assert_eq!(reached(&fabric), 1);
 }
 
 #[test]

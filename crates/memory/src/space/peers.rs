@@ -82,7 +82,9 @@ impl DmaSpace {
     ) -> Result<(), MapError> {
         let ((iova, length), access) = (loan.range(), loan.access());
         self.peers.windows.check(iova, length)?;
-        let window = self.window(loan, Some(place))?;
+        let memory = loan.memory().as_ref();
+        let prepared = self.prepare_memory((iova, length), access, memory, Some(&place))?;
+        let window = self.window(loan, Some(place), prepared)?;
         self.peers.windows.map(iova, length, access, window)?;
         self.generation += 1;
         Ok(())

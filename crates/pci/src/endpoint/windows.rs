@@ -37,21 +37,11 @@ impl Endpoint {
     }
 
     /// The user maps memory of its own there.
-    ///
-    /// # Errors
-    /// When that memory cannot be mapped; no window is closed then.
-    pub(super) fn give_way(
-        &mut self,
-        iova: u64,
-        length: u64,
-        memory: &MemoryHandle,
-    ) -> Result<(), MapError> {
+    pub(super) fn give_way(&mut self, iova: u64, length: u64) {
         if self.dma.windows_meet(iova, length) {
-            self.dma.check_memory(memory, length)?;
             self.quiesce();
             self.dma.give_way(iova, length);
         }
-        Ok(())
     }
 
     /// Closes windows to what is not there any more; true when there were any.
