@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 
+use rackbus_pci::vfio_user::Client;
 use support::{PATIENCE, Rack, THREE_HOSTS};
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
@@ -133,6 +134,31 @@ fn repeated_log_lines_are_counted_instead_of_logged() {
         assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{} lines", count());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
+}
+
+/// The same of a function's user: its lender counts what it refused, and writes no line for each.
+#[test]
+fn requests_that_a_function_refuses_are_counted_and_not_logged() {
+    const REQUESTS: u64 = 20_000;
+    let rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    let user = Client::connect(support::socket(&lease), PATIENCE).unwrap();
+    for at in 0..REQUESTS {
+        // Behind the end of a region, or of none.
+        user.read(at as u32 % 16, 1 << 40, &mut [0; 4]).unwrap_err();
+    }
+    for host in ["alpha", "beta"] {
+        let log = rack.run_dir().join(host).join("node.log");
+        let length = std::fs::metadata(&log).unwrap().len();
+        assert!(length < 32 << 10, "{length} bytes in {}", log.display());
+    }
+    let begun = std::time::Instant::now();
+    let metric = "rackbus_function_requests_refused_total{function=\"alpha/nvme0\",host=\"alpha\"}";
+    while !rack.good(&["metrics", "alpha"]).contains(&format!("{metric} {REQUESTS}")) {
+        assert!(begun.elapsed() < PATIENCE, "{}", rack.good(&["metrics", "alpha"]));
+    }
+    // It goes on for whoever asks for something that there is.
+    user.read(0, 8, &mut [0; 4]).unwrap();
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl MetricsPage {
         reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
     ) {
         type Count = (&'static str, &'static str, fn(&DeviceReport) -> u64);
-        let counts: [Count; 8] = [
+        let counts: [Count; 9] = [
             ("function_peer_read_bytes", "Bytes that a function read from BARs of others", |r| {
                 r.peer_bytes_read
             }),
@@ -87,6 +87,11 @@ impl MetricsPage {
                 r.peer_bytes_written
             }),
             ("function_attach_refused", "Borrowers that were not let in", |r| r.attach_refused),
+            (
+                "function_requests_refused",
+                "Requests of a function's users that were refused",
+                |r| r.requests_refused,
+            ),
             ("engine_busy_polls", "Polls of a function's engine that found work", |r| r.busy_polls),
             ("engine_sleeps", "Times that an engine went to sleep", |r| r.parks),
             ("engine_wakeups", "Times that somebody woke an engine", |r| r.wakeups),

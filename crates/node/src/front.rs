@@ -325,6 +325,10 @@ impl ServedDevice for PlacedDevice {
         given
     }
 
+    fn count_refused(&self) {
+        self.device.count_refused();
+    }
+
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         self.device.set_irqs(change)
     }

@@ -29,6 +29,7 @@ pub(crate) fn of_engine(engine: &EngineHandle, known: DeviceReport) -> DeviceRep
         busy_polls: count(&counters.busy_polls),
         parks: count(&counters.parks),
         jobs: count(&counters.jobs),
+        requests_refused: count(&counters.requests_refused),
         wakeups: count(&counters.wakeups),
         moves: count(&counters.moves),
         operations: operations(engine.operations()),

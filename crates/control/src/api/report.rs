@@ -28,6 +28,8 @@ pub struct DeviceReport {
     pub attach_refused: u64,
     /// Why, the last time.
     pub last_attach_refused: Option<String>,
+    /// Requests of its users that were refused, as wrong or not possible: vfio-user messages and posted writes.
+    pub requests_refused: u64,
     /// Polls of its engine that found work.
     pub busy_polls: u64,
     /// Times that its engine went to sleep.

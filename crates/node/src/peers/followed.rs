@@ -104,6 +104,10 @@ impl<D: ServedDevice> ServedDevice for Followed<D> {
         self.device.registers(bar)
     }
 
+    fn count_refused(&self) {
+        self.device.count_refused();
+    }
+
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         self.device.set_irqs(change)
     }

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rackbus_fabric::{BarPlace, Lending, LoanError};
 use rackbus_memory::{Access, MapError, MemoryHandle, Stream, UnmapError};
@@ -236,6 +237,10 @@ pub trait ServedDevice: Send + Sync {
     /// When the device is gone.
     fn reset(&self) -> Result<(), RequestRefused>;
 
+    /// Counts a request of its user's that was refused. The reason is in the reply, and in the log only where that is
+    /// asked for everything: whoever sends such requests sends many.
+    fn count_refused(&self) {}
+
     /// What it asks of its user by messages; nothing for a device that reaches all memory by mappings. Always the
     /// same one. A conversation about a device that asks cannot be taken up by another process.
     fn requests(&self) -> Option<&Requests> {
@@ -310,6 +315,10 @@ impl<D: ServedDevice + ?Sized> ServedDevice for Box<D> {
 
     fn reset(&self) -> Result<(), RequestRefused> {
         (**self).reset()
+    }
+
+    fn count_refused(&self) {
+        (**self).count_refused();
     }
 
     fn requests(&self) -> Option<&Requests> {
@@ -404,9 +413,11 @@ impl ServedDevice for EngineDevice {
         posted: bool,
     ) -> Result<(), RequestRefused> {
         if posted {
+            let engine = self.engine.clone();
             return Ok(self.engine.post(move |endpoint| {
                 if let Err(error) = endpoint.write(region, offset, &data) {
                     tracing::debug!(%error, "posted write dropped");
+                    engine.counters().requests_refused.fetch_add(1, Ordering::Relaxed);
                 }
             })?);
         }
@@ -452,6 +463,10 @@ impl ServedDevice for EngineDevice {
 
     fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         Ok(self.engine.call(move |endpoint| endpoint.poll_registers(bar))??)
+    }
+
+    fn count_refused(&self) {
+        self.engine.counters().requests_refused.fetch_add(1, Ordering::Relaxed);
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {

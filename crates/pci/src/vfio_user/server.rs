@@ -104,6 +104,7 @@ impl<'a> ClientSession<'a> {
         let outcome = self.handle(message);
         if let Err(error) = &outcome {
             tracing::debug!(command, errno = %error.errno, %error, "request refused");
+            self.device.count_refused();
         }
         if !wants_reply {
             return Ok(());
