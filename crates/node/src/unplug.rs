@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use rackbus_lease::TurnUse;
+use rackbus_vm::registry::VmRecord;
 use rackbus_vm::{InterruptChoice, Vm, VmError, registry};
 
 /// Finds a host's VMs by the vfio-user sockets they use.
@@ -23,14 +24,14 @@ impl Unplugger {
     /// for it any more, and QEMU ends at the next change of its memory mappings, a reset of the VM,
     /// while such a function is plugged in.
     pub fn unplug_orphans(&self) {
-        let sockets = registry::noted_sockets(&self.run_dir, &self.host);
-        if sockets.is_empty() {
-            return;
-        }
-        let unplugger = self.clone();
-        let work = move || sockets.iter().for_each(|socket| unplugger.unplug(socket));
-        if let Err(error) = std::thread::Builder::new().name("unplug".into()).spawn(work) {
-            tracing::error!(%error, "cannot start a thread to unplug functions that nobody serves any more");
+        let vms = registry::list(&self.run_dir, &self.host).unwrap_or_default();
+        for record in vms.into_iter().filter(|record| record.noted().is_ok_and(|it| !it.is_empty()))
+        {
+            // A thread for each: a guest that does not answer keeps no other one waiting.
+            let work = move || unplug_all(record);
+            if let Err(error) = std::thread::Builder::new().name("unplug".into()).spawn(work) {
+                tracing::error!(%error, "cannot start a thread to unplug functions that nobody serves any more");
+            }
         }
     }
 
@@ -62,8 +63,7 @@ impl Unplugger {
     /// A user that is no VM of ours (another program, a QEMU started by hand) is left to see the
     /// connection close.
     pub fn unplug(&self, socket: &Path) {
-        if InterruptChoice::noted(socket) == InterruptChoice::MsixKept {
-            tracing::info!(socket = %socket.display(), "shown with MSI-X: it stays until its VM ends");
+        if stays(socket) {
             return;
         }
         let found = match registry::find_by_socket(&self.run_dir, &self.host, socket) {
@@ -78,12 +78,37 @@ impl Unplugger {
             }
         };
         let (record, device) = found;
-        let vm = record.name.clone();
-        match Vm::attach(record).hot_remove(&device) {
-            Ok(()) => tracing::info!(vm, device, "hot-removed"),
-            Err(error) => {
-                tracing::warn!(vm, device, %error, "the guest did not release the function")
-            }
+        let name = record.name.clone();
+        remove(&Vm::attach(record), &name, &device);
+    }
+}
+
+/// Takes all functions out of a VM.
+fn unplug_all(record: VmRecord) {
+    let (name, vm) = (record.name.clone(), Vm::attach(record));
+    match vm.functions() {
+        Ok(functions) => {
+            let leave = functions.iter().filter(|function| !stays(&function.socket));
+            leave.for_each(|function| remove(&vm, &name, &function.id));
+        }
+        Err(error) => tracing::warn!(vm = name, %error, "the VM's functions cannot be unplugged"),
+    }
+}
+
+/// Whether the function behind `socket` is never unplugged.
+fn stays(socket: &Path) -> bool {
+    let kept = InterruptChoice::noted(socket) == InterruptChoice::MsixKept;
+    if kept {
+        tracing::info!(socket = %socket.display(), "shown with MSI-X: it stays until its VM ends");
+    }
+    kept
+}
+
+fn remove(vm: &Vm, name: &str, device: &str) {
+    match vm.hot_remove(device) {
+        Ok(()) => tracing::info!(vm = name, device, "hot-removed"),
+        Err(error) => {
+            tracing::warn!(vm = name, device, %error, "the guest did not release the function")
         }
     }
 }

@@ -272,14 +272,6 @@ pub fn noted_with(run_dir: &Path, host: &str, socket: &Path) -> Option<String> {
     vms.find(uses)?.file_name().map(|name| name.to_string_lossy().into_owned())
 }
 
-/// The sockets of all functions that were meant for a host's VMs, running or not.
-#[must_use]
-pub fn noted_sockets(run_dir: &Path, host: &str) -> Vec<PathBuf> {
-    let vms = folders(&vms_dir(run_dir, host));
-    let all = vms.filter_map(|dir| noted(&dir).ok()).flatten();
-    all.map(|plugged| plugged.socket).collect()
-}
-
 fn folders(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).filter(|path| path.is_dir())
