@@ -1,7 +1,8 @@
-//! Jobs that run beside the agent, in order where that matters.
+//! Jobs that run beside the agent, in order where that matters, and threads that the node cannot do without.
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::panic::AssertUnwindSafe;
 
 use tokio::task::JoinHandle;
 
@@ -48,14 +49,45 @@ pub async fn essential(work: JoinHandle<()>) {
     }
 }
 
+/// Starts a thread that the node cannot do without: where it panics the process ends, as for [`essential`] work.
+///
+/// # Errors
+/// When the system has no thread left.
+pub fn essential_thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let guarded = move || {
+        if std::panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
+            tracing::error!("a thread of the node failed; the process ends");
+            std::process::abort();
+        }
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(guarded).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const VICTIM: &str = "RACKBUS_AGENT_VICTIM";
+
+    /// Runs the test of this name as a process of its own; whether that ended in order.
+    fn survives(test: &str) -> bool {
+        let name = format!("sequencer::tests::{test}");
+        let mut victim = std::process::Command::new(std::env::current_exe().unwrap());
+        victim.args(["--exact", &name]).env(VICTIM, "1").output().unwrap().status.success()
+    }
+
+    #[test]
+    fn a_thread_that_fails_ends_the_process() {
+        if std::env::var_os(VICTIM).is_some() {
+            essential_thread("time", || panic!("a fault in the directory")).unwrap();
+            return std::thread::sleep(std::time::Duration::from_secs(60));
+        }
+        assert!(!survives("a_thread_that_fails_ends_the_process"), "nothing is ever done again");
+    }
+
     /// The test runs itself as the process that ends.
     #[test]
     fn a_job_that_fails_ends_the_process() {
-        const VICTIM: &str = "RACKBUS_AGENT_VICTIM";
         if std::env::var_os(VICTIM).is_some() {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             runtime.block_on(async {
@@ -65,9 +97,6 @@ mod tests {
             });
             return;
         }
-        let name = "sequencer::tests::a_job_that_fails_ends_the_process";
-        let mut victim = std::process::Command::new(std::env::current_exe().unwrap());
-        let ended = victim.args(["--exact", name]).env(VICTIM, "1").output().unwrap();
-        assert!(!ended.status.success(), "it goes on, and revokes for ever");
+        assert!(!survives("a_job_that_fails_ends_the_process"), "it goes on, and revokes for ever");
     }
 }

@@ -12,6 +12,7 @@ use crate::metrics::LinkCounters;
 use crate::network::NetworkService;
 use crate::programs::Programs;
 use crate::segments::Segments;
+use crate::sequencer::essential_thread;
 
 /// What other nodes come for.
 #[derive(Clone)]
@@ -97,5 +98,5 @@ pub(super) fn attend(
             }
         }
     };
-    std::thread::Builder::new().name("link".into()).spawn(accept).map(drop)
+    essential_thread("link", accept)
 }

@@ -32,6 +32,7 @@ use rackbus_segment::directory::{AttachedObject, DirectorySettings};
 use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Refusal, Reply, encode};
 use rackbus_segment::{Directory, DirectoryAction, Handle, NodeId, Objects, Recipient, SessionId};
 
+use crate::sequencer::essential_thread;
 use devices::ProgramDevices;
 use far::{EffectsLock, Far, Passing};
 use numbers::Numbers;
@@ -185,7 +186,7 @@ impl Segments {
         self.listen(listener, gate)?;
         let service = self.clone();
         let keep_time = move || service.keep_time();
-        std::thread::Builder::new().name("segments' time".into()).spawn(keep_time).map(drop)
+        essential_thread("segments' time", keep_time)
     }
 
     /// How many there are now of what the host's processes share, each by its name.
@@ -361,7 +362,7 @@ impl Segments {
             let outcome = outcome.map_err(|error| error.to_string());
             service.ask(|directory, now, objects| directory.copied(now, ticket, outcome, objects));
         };
-        std::thread::Builder::new().name("move".into()).spawn(copy).map(drop)
+        essential_thread("move", copy)
     }
 
     /// Empties on a thread of its own: it may be gigabytes.
@@ -377,7 +378,7 @@ impl Segments {
             let outcome = empty(&object, offset, length);
             service.ask(|directory, now, objects| directory.emptied(now, job, outcome, objects));
         };
-        std::thread::Builder::new().name("empty".into()).spawn(work).map(drop)
+        essential_thread("empty", work)
     }
 
     fn keep_time(self: &Arc<Self>) {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::sequencer::essential_thread;
 use rackbus_link::VERSIONS;
 use rackbus_memory::{PacketStream, StreamError};
 use rackbus_segment::message::ConnectorMessage;
@@ -83,7 +84,7 @@ impl Outbox {
             }
             let outbox = self.clone();
             let deliver = move || outbox.deliver();
-            if std::thread::Builder::new().name("outbox".into()).spawn(deliver).is_err() {
+            if essential_thread("outbox", deliver).is_err() {
                 return self.give_up();
             }
         }

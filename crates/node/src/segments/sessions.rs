@@ -12,6 +12,7 @@ use rustix::process::getuid;
 use super::devices::Borrowing;
 use super::outbox::{Letter, Outbox};
 use super::{Segments, Session};
+use crate::sequencer::essential_thread;
 
 impl Segments {
     pub(super) fn listen(
@@ -32,7 +33,7 @@ impl Segments {
                 }
             }
         };
-        std::thread::Builder::new().name("segments".into()).spawn(accept).map(drop)
+        essential_thread("segments", accept)
     }
 
     /// Only processes of the node's own user, or root's, are listened to: the kernel says whose

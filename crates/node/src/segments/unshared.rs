@@ -16,7 +16,7 @@ use rackbus_segment::message::{
 use rackbus_segment::{Handle, NodeId, Objects, Recipient, SegmentId, SessionId};
 
 use super::far::{
-    Applied, Far, FarConversation, FarHost, InterruptParts, LIMIT, is_whole, stand_ins,
+    Applied, Far, FarConversation, FarHost, InterruptParts, LIMIT, flush_all, is_whole, stand_ins,
 };
 use super::hiding::ConnectionRange;
 use super::objects::Object;
@@ -335,9 +335,7 @@ impl Segments {
             };
             state.fars.values().filter(|far| far.has_memory(object)).cloned().collect()
         };
-        // Each of them, whatever the others say.
-        let flushed: Vec<bool> = fars.iter().map(|far| far.flush()).collect();
-        flushed.into_iter().all(|done| done)
+        flush_all(&fars)
     }
 }
 

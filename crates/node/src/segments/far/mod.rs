@@ -18,7 +18,7 @@ mod tests;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_segment::Handle;
 use rackbus_segment::coherence::ConnectionSide;
@@ -35,6 +35,7 @@ use passing::PassingOn;
 use super::hiding::ConnectionRange;
 use super::objects::{Object, ObjectKind};
 use super::outbox::{Letter, MOST, Outbox};
+use crate::sequencer::essential_thread;
 
 /// How long a peer may take to apply what is to take effect before something else is said.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -254,7 +255,7 @@ impl Far {
         let far = Arc::new(Far { effects, host, passing, limit, state, kick, flushed });
         let looking = Arc::downgrade(&far);
         let look = move || cycle::keep_the_same(&looking);
-        std::thread::Builder::new().name("coherence".into()).spawn(look)?;
+        essential_thread("coherence", look)?;
         Ok(far)
     }
 
@@ -470,16 +471,44 @@ impl Far {
         self.flush_until(FlushLedger::is_done)
     }
 
-    /// Waits for a flush until it is as far as `is_so` says; whether it is in time.
-    fn flush_until(&self, is_so: fn(&FlushLedger, u64) -> bool) -> bool {
+    fn flush_until(&self, is_so: FlushStage) -> bool {
+        let flush = self.begin_flush();
+        self.has_flushed(flush, Instant::now() + PATIENCE, is_so)
+    }
+
+    /// Asks for a flush; its number.
+    fn begin_flush(&self) -> u64 {
         let mut state = self.lock();
         let flush = state.flushes.want();
         state.now = true;
         self.kick.notify_all();
+        flush
+    }
+
+    /// Waits for a flush until it is as far as `is_so` says; whether it is in time.
+    fn has_flushed(&self, flush: u64, until: Instant, is_so: FlushStage) -> bool {
         let waiting = |it: &mut State| !is_so(&it.flushes, flush) && !it.ways.is_empty();
-        let waited = self.flushed.wait_timeout_while(state, PATIENCE, waiting);
+        let limit = until.saturating_duration_since(Instant::now());
+        let waited = self.flushed.wait_timeout_while(self.lock(), limit, waiting);
         is_so(&waited.unwrap_or_else(PoisonError::into_inner).0.flushes, flush)
     }
+}
+
+/// How far a flush of this number is to be.
+type FlushStage = fn(&FlushLedger, u64) -> bool;
+
+/// Flushes at all of them at once, within the time that one has: several that stand still would take longer together
+/// than a process waits for its node.
+pub fn flush_each(fars: &[Arc<Far>], is_so: FlushStage) -> Vec<bool> {
+    let flushes: Vec<u64> = fars.iter().map(|far| far.begin_flush()).collect();
+    let until = Instant::now() + PATIENCE;
+    let each = fars.iter().zip(flushes);
+    each.map(|(far, flush)| far.has_flushed(flush, until, is_so)).collect()
+}
+
+/// As [`Far::flush`], at all of them at once.
+pub fn flush_all(fars: &[Arc<Far>]) -> bool {
+    flush_each(fars, FlushLedger::is_done).into_iter().all(|done| done)
 }
 
 fn end_one(end: End) {

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,14 +32,17 @@ const WORD: usize = 8;
 
 /// One end of memory that two machines have in common.
 #[derive(Debug)]
-pub struct CommonMemory(Mutex<State>);
+pub struct CommonMemory {
+    state: Mutex<State>,
+    /// Not in the state, which is locked while all of the memory is read: who asks whose memory it is does not wait for that.
+    object: Mutex<Arc<Object>>,
+    /// The memory is being moved: what is to take effect does when it is where it will be. Set with the state locked.
+    paused: AtomicBool,
+}
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     window: ConnectionWindow,
-    object: Arc<Object>,
-    /// The memory is being moved: what is to take effect does when it is where it will be.
-    paused: bool,
     /// What is staged was to take effect meanwhile.
     overdue: bool,
     /// What is here has to be told even if it is nothing: the other side waits for it.
@@ -50,13 +54,13 @@ type Pages = BTreeMap<u64, Box<[u8; PAGE]>>;
 
 impl State {
     /// Reads once, and notes what is another than was noted, or is known of the other side; whether anything was.
-    fn differing(&self, pages: &mut Pages) -> bool {
+    fn differing(&self, object: &Object, pages: &mut Pages) -> bool {
         let mut differs = false;
-        let Ok(region) = self.object.region() else { return false };
+        let Ok(region) = object.region() else { return false };
         let memory = region.whole();
         let mut now = [0; PAGE];
         let size = self.window.size();
-        sparse::each_data(self.object.fd().as_fd(), size, |from, to| {
+        sparse::each_data(object.fd().as_fd(), size, |from, to| {
             for page in from / PAGE as u64..to.div_ceil(PAGE as u64) {
                 let at = page * PAGE as u64;
                 let length = (size - at).min(PAGE as u64) as usize;
@@ -78,22 +82,23 @@ impl State {
     }
 
     /// What is staged is to be stored now: the number of its batch, and where.
-    fn take_staged(&mut self) -> Option<(u64, Stores, Option<Arc<Region>>)> {
+    fn take_staged(&mut self, object: &Object) -> Option<(u64, Stores, Option<Arc<Region>>)> {
         self.overdue = false;
         let (batch, stores) = self.window.take_effect()?;
-        Some((batch, stores, self.object.region().ok()))
+        Some((batch, stores, object.region().ok()))
     }
 }
 
-/// Stores what is staged of all `states`, or of none while memory of one of them is being moved: the numbers of their
+/// Stores what is staged of all `pairs`, whose `states` these are, or of none while memory of one of them is being moved: the numbers of their
 /// batches. What is long comes first, so that what is most likely a flag comes last, for whoever could not be kept from the
 /// memory meanwhile.
-fn apply(states: &mut [MutexGuard<'_, State>]) -> Vec<Option<u64>> {
-    if states.iter().any(|state| state.paused) {
+fn apply(pairs: &[Arc<CommonMemory>], states: &mut [MutexGuard<'_, State>]) -> Vec<Option<u64>> {
+    if pairs.iter().any(|pair| pair.is_paused()) {
         states.iter_mut().for_each(|state| state.overdue = true);
         return states.iter().map(|_| None).collect();
     }
-    let taken: Vec<_> = states.iter_mut().map(|state| state.take_staged()).collect();
+    let both = pairs.iter().zip(states);
+    let taken: Vec<_> = both.map(|(pair, state)| state.take_staged(&pair.object())).collect();
     for long in [true, false] {
         for (_, stores, region) in taken.iter().flatten() {
             let Some(region) = region else { continue };
@@ -112,7 +117,7 @@ fn lock_all(pairs: &[Arc<CommonMemory>]) -> Vec<MutexGuard<'_, State>> {
 /// What came for these takes effect, as a whole: the numbers of the batches, unless it does later. The caller has the
 /// effects for itself.
 pub fn take_effect(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
-    apply(&mut lock_all(pairs))
+    apply(pairs, &mut lock_all(pairs))
 }
 
 /// What was to take effect while memory was moved does, as a whole, unless some of it still cannot: the numbers of the
@@ -120,7 +125,7 @@ pub fn take_effect(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
 pub fn catch_up(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
     let mut states = lock_all(pairs);
     match states.iter().all(|state| state.overdue) {
-        true => apply(&mut states),
+        true => apply(pairs, &mut states),
         false => states.iter().map(|_| None).collect(),
     }
 }
@@ -136,8 +141,10 @@ pub fn collect(pairs: &[Arc<CommonMemory>]) -> (Vec<(usize, Batch)>, bool) {
             break;
         }
         let mut differs = false;
-        for (state, pages) in states.iter().zip(&mut pages).filter(|(state, _)| state.tells()) {
-            differs |= state.differing(pages);
+        let all = pairs.iter().zip(&states).zip(&mut pages);
+        for ((pair, state), pages) in all.filter(|((_, state), _)| state.tells()) {
+            // Where it is now: it may have been moved since the last turn, and a flag elsewhere tells of what it has there.
+            differs |= state.differing(&pair.object(), pages);
         }
         if !differs {
             break;
@@ -165,22 +172,22 @@ impl CommonMemory {
     ) -> Arc<CommonMemory> {
         let (window, due) =
             (ConnectionWindow::new(side, size, write), side == ConnectionSide::Home);
-        let (paused, overdue) = (false, false);
-        Arc::new(CommonMemory(Mutex::new(State { window, object, paused, overdue, due })))
+        let state = Mutex::new(State { window, overdue: false, due });
+        Arc::new(CommonMemory { state, object: Mutex::new(object), paused: AtomicBool::new(false) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this is its memory.
     pub fn is_of(&self, object: &Arc<Object>) -> bool {
-        Arc::ptr_eq(&self.lock().object, object)
+        Arc::ptr_eq(&self.object(), object)
     }
 
     /// The memory of this host's side, which is another one after a move.
     pub fn object(&self) -> Arc<Object> {
-        self.lock().object.clone()
+        self.object.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether a batch is under way to the other side.
@@ -188,24 +195,26 @@ impl CommonMemory {
         self.lock().window.is_waiting()
     }
 
-    /// Nothing takes effect from now on, because the memory is being moved.
+    /// Nothing takes effect from now on, because the memory is being moved. Waits for what takes effect now, and for a
+    /// snapshot that is being taken.
     pub fn pause(&self) {
-        self.lock().paused = true;
+        let _nothing_takes_effect = self.lock();
+        self.paused.store(true, Ordering::Release);
     }
 
     /// Whether the memory is being moved.
     pub fn is_paused(&self) -> bool {
-        self.lock().paused
+        self.paused.load(Ordering::Acquire)
     }
 
     /// The memory is there from now on.
     pub fn adopt(&self, object: Arc<Object>) {
-        self.lock().object = object;
+        *self.object.lock().unwrap_or_else(PoisonError::into_inner) = object;
     }
 
     /// Goes on where the memory is now; what was to take effect meanwhile is [due](catch_up) by that.
     pub fn resume(&self) {
-        self.lock().paused = false;
+        self.paused.store(false, Ordering::Release);
     }
 
     /// Whether something was to take effect while memory was moved, and has not.

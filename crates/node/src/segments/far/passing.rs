@@ -7,7 +7,8 @@ use rackbus_segment::message::CarriedMessage;
 
 use super::super::objects::Object;
 use super::super::outbox::Outbox;
-use super::{CommonMemory, Far, FarConversation};
+use super::{CommonMemory, Far, FarConversation, flush_each};
+use crate::sequencer::essential_thread;
 
 /// All other hosts that this one has memory in common with.
 #[derive(Debug, Default)]
@@ -76,8 +77,8 @@ impl Far {
         };
         let outbox = outbox.clone();
         let pass = move || far.flush_others(&outbox, number);
-        let started = std::thread::Builder::new().name("passing on".into()).spawn(pass);
-        started.map(drop).map_err(|error| format!("cannot pass a flush on: {error}"))
+        let started = essential_thread("passing on", pass);
+        started.map_err(|error| format!("cannot pass a flush on: {error}"))
     }
 
     /// Flushes to all machines that have memory which the other side is connected to, and says so when they have it, or
@@ -98,7 +99,8 @@ impl Far {
         let mut left = others();
         while !left.is_empty() && self.lock().is_with(way, outbox) {
             // One that does not answer is given up in time, or takes it later: the other side does not wait so long.
-            left.retain(|far| !far.flush_until(FlushLedger::has_taken_effect));
+            let mut done = flush_each(&left, FlushLedger::has_taken_effect).into_iter();
+            left.retain(|_| done.next() != Some(true));
             let still = others();
             left.retain(|far| still.iter().any(|it| Arc::ptr_eq(it, far)));
         }

@@ -301,6 +301,46 @@ fn messages_of_a_replaced_conversation_are_ignored() {
     assert_eq!(side.far.lock().held, 0);
 }
 
+/// Whoever has the segments' lock asks these while memory is read, which takes as long as there is much of it.
+#[test]
+fn who_asks_whose_memory_it_is_waits_for_nobody_who_reads_it() {
+    let mut side = Side::new();
+    settled(&mut side);
+    let pair = side.far.memory(HOME).unwrap();
+    let object = pair.object();
+    let reading = pair.lock();
+    let far = side.far.clone();
+    let asking = std::thread::spawn(move || {
+        assert!(far.has_memory(&object));
+        far.memory(HOME).unwrap().adopt(object);
+        far.resume(HOME);
+    });
+    let begun = Instant::now();
+    while !asking.is_finished() {
+        assert!(begun.elapsed() < COMES, "it waits");
+        std::thread::yield_now();
+    }
+    asking.join().unwrap();
+    drop(reading);
+}
+
+/// Each has three seconds, and a process waits fifteen for its node.
+#[test]
+fn a_flush_to_many_machines_that_stand_still_takes_no_longer_than_to_one() {
+    let mut sides: Vec<Side> = (0..6).map(|_| Side::new()).collect();
+    let fars: Vec<Arc<Far>> = sides
+        .iter_mut()
+        .map(|side| {
+            store(&settled(side).0, &[1; 8]);
+            side.far.clone()
+        })
+        .collect();
+    let begun = std::time::Instant::now();
+    assert!(!flush_all(&fars));
+    let took = begun.elapsed();
+    assert!((PATIENCE..2 * PATIENCE).contains(&took), "{took:?}");
+}
+
 #[test]
 fn a_flush_is_passed_on_where_further_machines_have_the_memory() {
     let mut side = Side::new();
