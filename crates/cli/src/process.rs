@@ -209,7 +209,7 @@ impl EndRequests {
     /// Listens from now on.
     pub fn listen() -> Self {
         use tokio::signal::unix::{SignalKind, signal};
-        let mut kinds = vec![SignalKind::terminate(), SignalKind::interrupt()];
+        let mut kinds = vec![SignalKind::terminate(), SignalKind::interrupt(), SignalKind::quit()];
         // The terminal was closed; `nohup` has that ignored.
         if !ignored(SignalKind::hangup().as_raw_value()) {
             kinds.push(SignalKind::hangup());

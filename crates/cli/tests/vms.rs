@@ -154,7 +154,7 @@ fn qemu(folder: &Path) -> Process {
 #[test]
 fn vm_run_that_is_ended_returns_what_it_borrowed() {
     let lab = Lab::up();
-    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT] {
         let mut run = lab.run(&["--borrow", "alpha/nvme0"]);
         lab.answer("vm1");
         let mut told = BufReader::new(run.stderr.take().unwrap());
