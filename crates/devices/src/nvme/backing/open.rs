@@ -68,7 +68,7 @@ pub fn take(path: &Path, size: u64, block_size: u32) -> Result<(File, u64), Nvme
         }
         Err(cause) => return Err(fail(path, "cannot lock")(cause.into())),
     }
-    let capacity = size_up(&mut file, size, block_size).map_err(fail(path, "cannot use"))?;
+    let capacity = size_up(&mut file, path, size, block_size).map_err(fail(path, "cannot use"))?;
     Ok((file, capacity))
 }
 
@@ -128,14 +128,25 @@ fn lock(file: &File) -> Result<(), Errno> {
     }
 }
 
+/// Makes the names of a file's folder durable.
+///
+/// # Errors
+/// The system's.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
 /// The capacity to use: `size`, which a new or empty file is brought to.
-fn size_up(file: &mut File, size: u64, block_size: u32) -> io::Result<u64> {
+fn size_up(file: &mut File, path: &Path, size: u64, block_size: u32) -> io::Result<u64> {
     let kind = file.metadata()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return Err(io::Error::other("it is neither a file nor a block device"));
     }
     let there = file.seek(SeekFrom::End(0))?;
     if kind.is_file() && there == 0 && size > 0 {
+        // It may just have been made: what is flushed to it would be lost with its name.
+        sync_folder(path)?;
         file.set_len(size)?;
         return Ok(size);
     }

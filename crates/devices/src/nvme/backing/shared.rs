@@ -116,11 +116,10 @@ impl FilePart {
 
 /// Puts `text` into the file at `path`, wholly or not at all, whenever power is lost.
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
     let fresh = path.with_extension("new");
     let mut file = File::create(&fresh)?;
     file.write_all(text)?;
     file.sync_all()?;
     fs::rename(&fresh, path)?;
-    File::open(folder)?.sync_all()
+    open::sync_folder(path)
 }
