@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,11 +35,12 @@ pub fn lines_left_out() -> u64 {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// Begins to log on stderr; when that is the file at `path`, it is exchanged when it has grown.
+/// Begins to log on stderr. Where that is a file, it is the one at `path`, which is exchanged when it has grown. Other
+/// processes may log there too.
 pub fn start(path: Option<&Path>) {
     let wanted = EnvFilter::try_from_env("RACKBUS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let limits = Limits::default();
-    let log = Log::new(path.map(Path::to_owned), LARGEST, exchange_stderr);
+    let log = Log::new(path, LARGEST);
     let lines = tracing_subscriber::fmt::layer()
         .with_ansi(false)
         .with_writer(log.clone())
@@ -151,25 +153,22 @@ struct Log(Arc<Mutex<Target>>);
 #[derive(Debug)]
 struct Target {
     path: Option<PathBuf>,
-    written: u64,
     largest: u64,
-    /// Told of each new file.
-    exchange: fn(&File),
 }
 
 impl Log {
-    fn new(path: Option<PathBuf>, largest: u64, exchange: fn(&File)) -> Log {
-        let written = path.as_ref().and_then(|path| path.metadata().ok()).map_or(0, |m| m.len());
-        Log(Arc::new(Mutex::new(Target { path, written, largest, exchange })))
+    fn new(path: Option<&Path>, largest: u64) -> Log {
+        let path = path.filter(|_| stderr_file().is_some()).map(Path::to_owned);
+        Log(Arc::new(Mutex::new(Target { path, largest })))
     }
 }
 
 impl Write for Log {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        let mut target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // One line after the other, so that the file is exchanged once.
+        let target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         target.make_room();
         std::io::stderr().write_all(line)?;
-        target.written += line.len() as u64;
         Ok(line.len())
     }
 
@@ -179,20 +178,31 @@ impl Write for Log {
 }
 
 impl Target {
-    fn make_room(&mut self) {
-        let Some(path) = self.path.as_ref().filter(|_| self.written >= self.largest) else {
-            return;
-        };
-        self.written = 0;
-        let mut before = path.clone().into_os_string();
-        before.push(".1");
-        // What cannot be renamed is written on; it is tried again after as much more.
-        if std::fs::rename(path, before).is_ok()
-            && let Ok(file) = File::options().create(true).append(true).open(path)
+    /// Exchanges the file when it has grown, and follows where another process has exchanged it: a process that serves a
+    /// guest and the one that stands by write to the same.
+    fn make_room(&self) {
+        let Some(path) = &self.path else { return };
+        if let Ok(there) = path.metadata()
+            && stderr_file() == Some((there.dev(), there.ino()))
         {
-            (self.exchange)(&file);
+            let mut before = path.clone().into_os_string();
+            before.push(".1");
+            // What cannot be renamed is written on.
+            if there.len() < self.largest || std::fs::rename(path, before).is_err() {
+                return;
+            }
+        }
+        if let Ok(file) = File::options().create(true).append(true).open(path) {
+            exchange_stderr(&file);
         }
     }
+}
+
+/// The device and number of the file that stderr is; nothing where it is a terminal or a pipe.
+fn stderr_file() -> Option<(u64, u64)> {
+    let own = rustix::fs::fstat(std::io::stderr()).ok()?;
+    let is_file = rustix::fs::FileType::from_raw_mode(own.st_mode).is_file();
+    is_file.then_some((own.st_dev, own.st_ino))
 }
 
 impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Log {
@@ -205,6 +215,8 @@ impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Log {
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufRead;
+
     use super::*;
 
     /// Two places in the source.
@@ -237,15 +249,52 @@ mod tests {
         assert!(limits.left_out(begun + WHILE)[0].contains("1 lines as of 0 s ago, 119981 ever"));
     }
 
+    /// The test runs itself as two processes whose stderr is one file, as a node's or a helper's is.
     #[test]
-    fn a_log_that_has_grown_becomes_the_one_before() {
+    fn a_log_that_has_grown_becomes_the_one_before_for_all_who_write_to_it() {
+        const LOG: &str = "RACKBUS_TEST_LOG";
+        const LARGEST: u64 = 1000;
+        if let Some(path) = std::env::var_os(LOG) {
+            let mut log = Log::new(Some(Path::new(&path)), LARGEST);
+            for line in std::io::stdin().lines() {
+                log.write_all(format!("{}\n", line.unwrap()).as_bytes()).unwrap();
+                println!("\nwritten");
+            }
+            return;
+        }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("node.log");
-        std::fs::write(&path, "x".repeat(100)).unwrap();
-        let mut log = Log::new(Some(path.clone()), 100, |_| {});
-        log.write_all(b"a line of this test\n").unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "begun anew");
-        let before = std::fs::read(folder.path().join("node.log.1")).unwrap();
-        assert_eq!(before.len(), 100);
+        let name =
+            "log::tests::a_log_that_has_grown_becomes_the_one_before_for_all_who_write_to_it";
+        let start = || {
+            let file = File::options().create(true).append(true).open(&path).unwrap();
+            let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+            process.args(["--exact", "--nocapture", name]).env(LOG, &path);
+            let (stdin, stdout) = (std::process::Stdio::piped(), std::process::Stdio::piped());
+            process.stdin(stdin).stdout(stdout).stderr(file).spawn().unwrap()
+        };
+        let mut writers = [start(), start()];
+        let mut answers =
+            [0, 1].map(|at| std::io::BufReader::new(writers[at].stdout.take().unwrap()).lines());
+        for nth in 0..100 {
+            let writer = nth % 2;
+            let line = format!("{nth:03} {}\n", "x".repeat(60));
+            writers[writer].stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
+            answers[writer].find(|it| it.as_ref().unwrap() == "written").unwrap().unwrap();
+        }
+        for mut writer in writers {
+            drop(writer.stdin.take());
+            assert!(writer.wait().unwrap().success());
+        }
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+        let (before, now) = (read(&folder.path().join("node.log.1")), read(&path));
+        for text in [&before, &now] {
+            assert!(text.len() as u64 <= LARGEST + 65, "{} bytes", text.len());
+        }
+        // The last lines of both, none of them lost.
+        let lines: Vec<&str> = before.lines().chain(now.lines()).map(|line| &line[..3]).collect();
+        let all: Vec<String> = (100 - lines.len()..100).map(|nth| format!("{nth:03}")).collect();
+        assert_eq!(lines, all);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }
