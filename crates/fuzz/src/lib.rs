@@ -8,7 +8,8 @@
 //! of them; `make fuzz` runs them under libFuzzer, which looks for new ways through the code.
 //!
 //! * [`input`]: bytes as choices.
-//! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands.
+//! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands. [`nvme_medium`]: what the
+//!   two halves of a drive say to each other.
 //! * [`accel`]: what a tenant says to an accelerator's engines. [`accel_function`]: what it does to its function, and
 //!   what the two halves of one say to each other. [`nic`]: what a driver does to a network function. [`nic_medium`],
 //!   [`memory_medium`]: what the halves of functions between machines say to each other.
@@ -30,6 +31,7 @@ pub mod network;
 pub mod nic;
 pub mod nic_medium;
 pub mod nvme;
+pub mod nvme_medium;
 pub mod segment;
 pub mod state;
 pub mod vfio_user;
@@ -51,6 +53,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "vfio-user", run: vfio_user::run, seeds: vfio_user::seeds, words: &[] },
     Target { name: "nvme", run: nvme::run, seeds: nvme::seeds, words: &[] },
+    Target { name: "nvme-medium", run: nvme_medium::run, seeds: nvme_medium::seeds, words: &[] },
     Target { name: "accel", run: accel::run, seeds: accel::seeds, words: &[] },
     Target {
         name: "accel-function",

@@ -40,21 +40,25 @@ const PAIRS: u16 = 3;
 const MOST: usize = 128;
 const STRIDE: u8 = 4;
 
+/// Puts a command into a queue, and may have it done.
+pub(crate) fn ask(driver: &mut Driver, input: &mut Input<'_>, choice: u8) {
+    let qid = u16::from(choice >> 4 & 3);
+    let sqe = any_command(driver, input, qid);
+    driver.enqueue(qid, sqe);
+    if choice & 0x40 == 0 {
+        driver.ring(qid);
+    }
+    if choice & 0x80 == 0 {
+        driver.poll();
+        driver.take_all(qid);
+    }
+}
+
 fn deed(driver: &mut Driver, input: &mut Input<'_>) {
     let choice = input.u8();
     let qid = u16::from(choice >> 4 & 3);
     match choice & 15 {
-        0..=6 => {
-            let sqe = any_command(driver, input, qid);
-            driver.enqueue(qid, sqe);
-            if choice & 0x40 == 0 {
-                driver.ring(qid);
-            }
-            if choice & 0x80 == 0 {
-                driver.poll();
-                driver.take_all(qid);
-            }
-        }
+        0..=6 => ask(driver, input, choice),
         7 => {
             let value = input.number() as u32;
             let register = match choice & 0x80 {

@@ -70,6 +70,7 @@ macro_rules! targets {
 targets! {
     vfio_user: "vfio-user", 2000;
     nvme: "nvme", 2000;
+    nvme_medium: "nvme-medium", 2000;
     accel: "accel", 5000;
     accel_function: "accel-function", 1000;
     accel_state: "accel-state", 500;

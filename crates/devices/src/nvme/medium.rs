@@ -35,7 +35,8 @@ const TAGS: u32 = 64;
 /// Files of an exchange.
 const EXCHANGE: usize = 3;
 
-const LAYOUT: ExchangeLayout = ExchangeLayout { tags: TAGS, data_bytes: MAX_TRANSFER as usize };
+/// Of the exchange between the two ends.
+pub const LAYOUT: ExchangeLayout = ExchangeLayout { tags: TAGS, data_bytes: MAX_TRANSFER as usize };
 
 /// What a front needs to know of the drive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

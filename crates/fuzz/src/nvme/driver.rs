@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_pci::endpoint::{Clock, FunctionRegion};
-use rackbus_pci::{Endpoint, FunctionState, Saved, Work};
+use rackbus_pci::{Endpoint, Function, FunctionState, Saved, Work};
 use rackbus_spec::nvme::registers::{self as reg, Aqa, Cc};
 use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
 
@@ -48,13 +48,18 @@ impl Driver {
     pub(crate) fn new(block_size: u32) -> Driver {
         let config = NvmeConfig { block_size, ..NvmeConfig::memory(DRIVE, "FUZZ") };
         let nvme = Nvme::new(&config).expect("there is memory for it");
+        Driver::of(Box::new(nvme), config)
+    }
+
+    /// Of a drive that `config` describes. Where that is no drive in memory, nobody can [go on](Driver::go_on) with it.
+    pub(crate) fn of(nvme: Box<dyn Function>, config: NvmeConfig) -> Driver {
         let time = Time::default();
         let ram = SharedMemory::create("driver", PAGES * PAGE).expect("there is memory for it");
         for page in [0, 60, 61, 62, 63, READ_ONLY.start, READ_ONLY.end - 1] {
             ram.whole().part((page * PAGE) as usize, 4096).expect("it is inside").fill(0xc5);
         }
         let mut driver = Driver {
-            endpoint: Endpoint::with_clock(Box::new(nvme), Box::new(time.clone())),
+            endpoint: Endpoint::with_clock(nvme, Box::new(time.clone())),
             config,
             ram,
             time,
@@ -130,7 +135,7 @@ impl Driver {
     }
 
     /// Enables the controller and makes the queues.
-    pub(super) fn enable(&mut self, entries: u16, shared: bool) {
+    pub(crate) fn enable(&mut self, entries: u16, shared: bool) {
         self.write4(reg::CC, 0);
         self.poll();
         (self.entries, self.tails, self.shadow) = (entries, [0; PAIRS as usize + 1], false);
@@ -197,7 +202,7 @@ impl Driver {
     }
 
     /// Gives all entries of a completion queue back.
-    pub(super) fn take_all(&mut self, qid: u16) {
+    pub(crate) fn take_all(&mut self, qid: u16) {
         // The drive's own tail is not known; the number of commands is.
         let head = u32::from(self.tails[usize::from(qid)]);
         let shadow = qid > 0 && self.shadow;
@@ -212,7 +217,7 @@ impl Driver {
     }
 
     /// What must hold whatever the driver did.
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         for page in [0..1, 60..PAGES] {
             let bytes = self.peek(page.clone());
             assert!(bytes.iter().all(|byte| *byte == 0xc5), "{page:?} was written, not mapped");
