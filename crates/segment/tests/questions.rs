@@ -103,6 +103,30 @@ fn a_session_has_so_many_questions_that_are_not_answered() {
     assert_eq!(probe(&mut slow, SESSION).iter().filter(is_ask).count(), 1);
 }
 
+/// Whoever comes, asks and leaves leaves questions, and an owner that never answers keeps them.
+#[test]
+fn an_owner_that_never_answers_is_asked_so_much_and_no_more() {
+    const MOST: u64 = 16 * 1024;
+    let mut directory = directory();
+    let ask = |directory: &mut Directory, number: u64| {
+        let session = SessionId(2 + number);
+        directory.request(0, session, SessionRequest::Hello { version: VERSION }, &mut Nothing);
+        let probe = SessionRequest::Probe { node: 8 };
+        let asked = directory.request(0, session, probe, &mut Nothing);
+        directory.closed(0, session, &mut Nothing);
+        let refused = |output: &DirectoryAction| {
+            let no = Reply::Refused(Refusal::TooMany(MOST as u32));
+            matches!(output, DirectoryAction::Send(Recipient::Reply(_, reply), _) if *reply == no)
+        };
+        asked.iter().any(refused)
+    };
+    assert_eq!((0..MOST).find(|number| ask(&mut directory, *number)), None);
+    assert!(ask(&mut directory, MOST));
+    // Once it is gone, it is asked no more, and nothing is kept.
+    directory.owner_gone(0, 8, Loss::Dead, &mut Nothing);
+    assert!(!ask(&mut directory, MOST + 1));
+}
+
 #[test]
 fn a_probe_that_nobody_answers_is_refused() {
     let mut slow = directory();

@@ -20,6 +20,8 @@ const SHORTEST: u64 = 500;
 /// Questions of one session that may be on their way: a session waits for each answer, but not longer than
 /// [`LONGEST`], and its node may take its time.
 const MOST_QUESTIONS: u32 = 1024;
+/// Questions to the node of one owner that it has not answered, of all sessions.
+const MOST_UNANSWERED: u32 = 16 * 1024;
 
 /// A connection of this host's process.
 #[derive(Debug)]
@@ -167,6 +169,12 @@ impl Directory {
         let most = MOST_QUESTIONS as usize;
         if self.pending.len() >= most && self.pending.values().filter(asks).count() >= most {
             return Err(Refusal::TooMany(MOST_QUESTIONS));
+        }
+        // Those of sessions that ended count, too: an answer may still come that has to be taken back.
+        let most = MOST_UNANSWERED as usize;
+        let unanswered = |pending: &&PendingQuestion| pending.owner == owner;
+        if self.pending.len() >= most && self.pending.values().filter(unanswered).count() >= most {
+            return Err(Refusal::TooMany(MOST_UNANSWERED));
         }
         if asked.is_kept() {
             self.count(session)?;
