@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_attach::{
     AttachError, ConnectionChange, Location, Mapping, Refusal, SegmentAccess, SegmentEntry,
-    SegmentEvent, SegmentOptions, Session,
+    SegmentEvent, SegmentKind, SegmentOptions, Session,
 };
 use support::{PATIENCE, Rack};
 
@@ -278,6 +278,19 @@ fn the_rack_file_and_the_command_line_say_who_may_use_what() {
     assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Revoked)));
     assert!(beta.connect(ALPHA, 7, 100).is_err());
     rack.bad(2, &["mem", "segments", "delta"]);
+}
+
+#[test]
+fn a_multicast_group_is_listed_with_its_members() {
+    let rack = Rack::up(HOSTS);
+    let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 8192) };
+    let sessions = ["alpha", "beta"].map(|host| session(&rack, host));
+    let _members = sessions.each_ref().map(|session| session.create_segment(&options).unwrap());
+    let listed = rack.json(&["mem", "segments", "alpha"]);
+    let group = &listed[0];
+    assert_eq!((&group["segment"], &group["group"]), (&3.into(), &true.into()), "{listed}");
+    assert_eq!(group["connected"], serde_json::json!(["alpha", "beta"]));
+    assert!(rack.good(&["mem", "segments", "alpha"]).contains("group"));
 }
 
 /// What a node has: descriptors, threads.

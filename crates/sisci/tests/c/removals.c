@@ -7,10 +7,12 @@
 #include "scenario.h"
 
 #include <dirent.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-enum { ID = 0x4e40, ASYNC = 0x4e50, NUMBER = 640, SIZE = 4096 };
+enum { ID = 0x4e40, ASYNC = 0x4e50, VICTIM = 0x4e60, NUMBER = 640, SIZE = 4096 };
 
 static sci_local_segment_t offer(struct scenario *scenario, unsigned int id)
 {
@@ -57,6 +59,69 @@ static void owner_leaves(struct scenario *scenario)
         CHECK(*word == 0xc0de);
         TRY(SCIUnmapSegment(map, 0, &error));
         CHECK(SCIGetRemoteSegmentId(remote) == ID);
+        scenario_meet(scenario);
+    }
+}
+
+/* Owns a segment until it is killed. */
+static void be_victim(void)
+{
+    sci_desc_t sd;
+    sci_local_segment_t segment;
+    sci_map_t map;
+    volatile uint32_t *word;
+    TRY(SCIInitialize(0, &error));
+    TRY(SCIOpen(&sd, 0, &error));
+    TRY(SCICreateSegment(sd, &segment, VICTIM, SIZE, NULL, NULL, 0, &error));
+    TRY(SCIPrepareSegment(segment, 0, 0, &error));
+    TRY(word = (volatile uint32_t *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0, &error));
+    *word = 0xdead;
+    TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
+    CHECK(write(STDOUT_FILENO, "", 1) == 1);
+    for (;;)
+        pause();
+}
+
+/* The owner is killed: its peer is told that it lost the segment, and reads what was there last. */
+static void owner_dies(struct scenario *scenario)
+{
+    if (scenario->owner) {
+        int ready[2];
+        char byte;
+        pid_t victim;
+        CHECK(pipe(ready) == 0);
+        victim = fork();
+        CHECK(victim >= 0);
+        if (victim == 0) {
+            dup2(ready[1], STDOUT_FILENO);
+            execl("/proc/self/exe", "removals", "victim", (char *)NULL);
+            _exit(1);
+        }
+        close(ready[1]);
+        CHECK(read(ready[0], &byte, 1) == 1);
+        close(ready[0]);
+        scenario_meet(scenario);
+        scenario_meet(scenario);
+        CHECK(kill(victim, SIGKILL) == 0);
+        CHECK(waitpid(victim, NULL, 0) == victim);
+        scenario_meet(scenario);
+    } else {
+        sci_remote_segment_t remote;
+        sci_segment_cb_reason_t reason;
+        sci_error_t status;
+        sci_map_t map;
+        volatile uint32_t *word;
+        scenario_meet(scenario);
+        TRY(SCIConnectSegment(scenario->sd, &remote, scenario->peer, VICTIM, 0, NULL, NULL, SOON, 0,
+                              &error));
+        TRY(word = (volatile uint32_t *)SCIMapRemoteSegment(remote, &map, 0, SIZE, NULL, 0,
+                                                            &error));
+        CHECK(*word == 0xdead);
+        scenario_meet(scenario);
+        TRY(reason = SCIWaitForRemoteSegmentEvent(remote, &status, SOON, 0, &error));
+        CHECK(reason == SCI_CB_LOST && *word == 0xdead);
+        TRY(SCIUnmapSegment(map, 0, &error));
+        TRY(SCIDisconnectSegment(remote, 0, &error));
         scenario_meet(scenario);
     }
 }
@@ -299,8 +364,11 @@ static void terminated_while_it_works(unsigned int node, unsigned int id)
 int main(int argc, char **argv)
 {
     struct scenario scenario;
+    if (argc == 2 && strcmp(argv[1], "victim") == 0)
+        be_victim();
     scenario_begin(&scenario, argc, argv);
     owner_leaves(&scenario);
+    owner_dies(&scenario);
     checked_after_the_owner_left(&scenario);
     if (scenario.owner) /* both may be on one host */
         interrupts_leave_nothing(&scenario);
