@@ -185,6 +185,7 @@ impl Bench<'_> {
         let lender =
             LenderProcess::start(&again, &BackingConfig::File(image.clone()), &dir, "file")?;
         let mut drive = lender.borrow_drive(DATA)?;
+        read_into_cache(&image)?;
         let target = format!("--filename={}", image.display());
         let fio = |load: &ClientLoad, engine| peers::fio(load, engine, &target, STORE as u64, time);
         for (case, load) in [("4k read qd1 file", READ_1), ("4k write qd1 file", WRITE_1)] {
@@ -275,6 +276,9 @@ impl Bench<'_> {
             let _server = PeerServer::qemu_storage_daemon(&socket, &node)?;
             let lender = LenderProcess::start(&self.settings.again, &backing, dir, "qemu-other")?;
             let mut drive = lender.borrow_drive(DATA)?;
+            if let BackingConfig::File(image) = &backing {
+                read_into_cache(image)?;
+            }
             let time = self.settings.time;
             for (case, peer, load, sleep) in cases {
                 let size = STORE as u64;
@@ -362,8 +366,11 @@ fn fill(drive: &mut rackbus_driver::Drive, time: Duration) -> Result<(), BenchEr
     lent::run(drive, &READ_1, time / 10).map(drop)
 }
 
-/// Makes an image and brings it into the page cache.
 fn make_image(path: &Path) -> Result<(), BenchError> {
-    std::fs::write(path, vec![0x5a; STORE]).map_err(BenchError::io("writing the image"))?;
+    std::fs::write(path, vec![0x5a; STORE]).map_err(BenchError::io("writing the image"))
+}
+
+/// Brings an image into the page cache. A drive that is opened empties it, so as to know what its medium holds.
+fn read_into_cache(path: &Path) -> Result<(), BenchError> {
     std::fs::read(path).map(drop).map_err(BenchError::io("reading the image"))
 }
