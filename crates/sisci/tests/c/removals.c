@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -93,6 +94,7 @@ static void owner_dies(struct scenario *scenario)
         victim = fork();
         CHECK(victim >= 0);
         if (victim == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
             dup2(ready[1], STDOUT_FILENO);
             execl("/proc/self/exe", "removals", "victim", (char *)NULL);
             _exit(1);

@@ -133,8 +133,9 @@ fn lock(file: &File) -> Result<(), Errno> {
 /// # Errors
 /// The system's.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    // The folder that has the file, and not the one of a link to it.
+    let path = path.canonicalize()?;
+    File::open(path.parent().unwrap_or(&path))?.sync_all()
 }
 
 /// The capacity to use: `size`, which a new or empty file is brought to.
@@ -146,7 +147,9 @@ fn size_up(file: &mut File, path: &Path, size: u64, block_size: u32) -> io::Resu
     let there = file.seek(SeekFrom::End(0))?;
     if kind.is_file() && there == 0 && size > 0 {
         // It may just have been made: what is flushed to it would be lost with its name.
-        sync_folder(path)?;
+        if let Err(cause) = sync_folder(path) {
+            tracing::warn!(path = %path.display(), %cause, "the drive's folder cannot be synced: after a loss of power its file may be gone");
+        }
         file.set_len(size)?;
         return Ok(size);
     }

@@ -33,6 +33,9 @@ const ANSWERS: u32 = 6;
 /// Most bytes that one question asks to be made zeroes. A longer range is several, one after the other, so that a reset
 /// waits for the one that is under way and not for all of the range.
 pub(super) const ZERO_ASK: u64 = 64 << 20;
+/// The same of space that may be given back, which is quick, and of which one command may give back a whole drive: each
+/// question counts as an operation by the drive's limits.
+const DEALLOCATE_ASK: u64 = 4 << 30;
 
 /// An operation that the other node has.
 #[derive(Debug)]
@@ -171,7 +174,8 @@ impl Remote {
             }
             MediumRequest::Flush => {}
             MediumRequest::Zero { offset, length, deallocate } => {
-                let asked = length.min(ZERO_ASK);
+                let most = if deallocate { DEALLOCATE_ASK } else { ZERO_ASK };
+                let asked = length.min(most);
                 (ask.kind, ask.offset) = (kind::ZERO, offset.into());
                 ask.flags = if deallocate { FLAG } else { 0 };
                 ask.length = asked.into();

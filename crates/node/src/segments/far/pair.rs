@@ -34,7 +34,8 @@ const WORD: usize = 8;
 #[derive(Debug)]
 pub struct CommonMemory {
     state: Mutex<State>,
-    /// Not in the state, which is locked while all of the memory is read: who asks whose memory it is does not wait for that.
+    /// Beside the state, which is locked while all of the memory is read: who asks whose memory it is does not wait for
+    /// that. Set with the state locked.
     object: Mutex<Arc<Object>>,
     /// The memory is being moved: what is to take effect does when it is where it will be. Set with the state locked.
     paused: AtomicBool,
@@ -143,7 +144,6 @@ pub fn collect(pairs: &[Arc<CommonMemory>]) -> (Vec<(usize, Batch)>, bool) {
         let mut differs = false;
         let all = pairs.iter().zip(&states).zip(&mut pages);
         for ((pair, state), pages) in all.filter(|((_, state), _)| state.tells()) {
-            // Where it is now: it may have been moved since the last turn, and a flag elsewhere tells of what it has there.
             differs |= state.differing(&pair.object(), pages);
         }
         if !differs {
@@ -207,8 +207,10 @@ impl CommonMemory {
         self.paused.load(Ordering::Acquire)
     }
 
-    /// The memory is there from now on.
+    /// The memory is there from now on. Waits for a snapshot that is being taken: the memory of before is emptied next,
+    /// and what is read of it then was never stored.
     pub fn adopt(&self, object: Arc<Object>) {
+        let _nothing_is_read = self.lock();
         *self.object.lock().unwrap_or_else(PoisonError::into_inner) = object;
     }
 

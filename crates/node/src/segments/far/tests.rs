@@ -306,13 +306,14 @@ fn messages_of_a_replaced_conversation_are_ignored() {
 fn who_asks_whose_memory_it_is_waits_for_nobody_who_reads_it() {
     let mut side = Side::new();
     settled(&mut side);
+    // Whoever looks has looked.
+    assert!(side.far.flush());
     let pair = side.far.memory(HOME).unwrap();
     let object = pair.object();
     let reading = pair.lock();
     let far = side.far.clone();
     let asking = std::thread::spawn(move || {
         assert!(far.has_memory(&object));
-        far.memory(HOME).unwrap().adopt(object);
         far.resume(HOME);
     });
     let begun = Instant::now();
