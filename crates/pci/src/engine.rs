@@ -189,6 +189,11 @@ impl EngineHandle {
         &self.0.counters
     }
 
+    /// Counts a request of a user's that was refused.
+    pub fn count_refused(&self) {
+        self.0.counters.requests_refused.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// What the function moved from and to BARs of others.
     pub fn peer_bytes(&self) -> &PeerBytes {
         &self.0.peer_bytes

@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rackbus_fabric::{BarPlace, Lending, LoanError};
 use rackbus_memory::{Access, MapError, MemoryHandle, Stream, UnmapError};
@@ -237,8 +236,8 @@ pub trait ServedDevice: Send + Sync {
     /// When the device is gone.
     fn reset(&self) -> Result<(), RequestRefused>;
 
-    /// Counts a request of its user's that was refused. The reason is in the reply, and in the log only where that is
-    /// asked for everything: whoever sends such requests sends many.
+    /// Counts a request of its user's that was refused. The log has such requests at level `debug` only, because a user
+    /// can send any number of them. A device that keeps no count ignores the call.
     fn count_refused(&self) {}
 
     /// What it asks of its user by messages; nothing for a device that reaches all memory by mappings. Always the
@@ -417,7 +416,7 @@ impl ServedDevice for EngineDevice {
             return Ok(self.engine.post(move |endpoint| {
                 if let Err(error) = endpoint.write(region, offset, &data) {
                     tracing::debug!(%error, "posted write dropped");
-                    engine.counters().requests_refused.fetch_add(1, Ordering::Relaxed);
+                    engine.count_refused();
                 }
             })?);
         }
@@ -466,7 +465,7 @@ impl ServedDevice for EngineDevice {
     }
 
     fn count_refused(&self) {
-        self.engine.counters().requests_refused.fetch_add(1, Ordering::Relaxed);
+        self.engine.count_refused();
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {

@@ -37,7 +37,8 @@ pub struct CommonMemory {
     /// Beside the state, which is locked while all of the memory is read: who asks whose memory it is does not wait for
     /// that. Set with the state locked.
     object: Mutex<Arc<Object>>,
-    /// The memory is being moved: what is to take effect does when it is where it will be. Set with the state locked.
+    /// The memory is being moved: what is to take effect does when it is where it will be. Set with the state locked, so
+    /// that nothing is just taking effect; cleared without.
     paused: AtomicBool,
 }
 
@@ -90,9 +91,9 @@ impl State {
     }
 }
 
-/// Stores what is staged of all `pairs`, whose `states` these are, or of none while memory of one of them is being moved: the numbers of their
-/// batches. What is long comes first, so that what is most likely a flag comes last, for whoever could not be kept from the
-/// memory meanwhile.
+/// Stores what is staged of all `pairs`, whose `states` these are, or of none while memory of one of them is being moved:
+/// the numbers of their batches. What is long comes first, so that what is most likely a flag comes last, for whoever could
+/// not be kept from the memory meanwhile.
 fn apply(pairs: &[Arc<CommonMemory>], states: &mut [MutexGuard<'_, State>]) -> Vec<Option<u64>> {
     if pairs.iter().any(|pair| pair.is_paused()) {
         states.iter_mut().for_each(|state| state.overdue = true);
