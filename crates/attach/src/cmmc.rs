@@ -60,6 +60,9 @@ pub struct WriteNotice {
     pub tag: u64,
 }
 
+/// Bytes of a [`WriteNotice`] as it is sent.
+const NOTICE_BYTES: usize = 24;
+
 /// Whether the receiver is to be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
@@ -70,8 +73,8 @@ pub enum Signal {
 }
 
 impl WriteNotice {
-    fn to_bytes(self) -> [u8; 24] {
-        let mut bytes = [0; 24];
+    fn to_bytes(self) -> [u8; NOTICE_BYTES] {
+        let mut bytes = [0; NOTICE_BYTES];
         for (part, value) in bytes.chunks_mut(8).zip([self.offset, self.length, self.tag]) {
             part.copy_from_slice(&value.to_le_bytes());
         }
@@ -82,6 +85,19 @@ impl WriteNotice {
         let mut words = bytes.chunks_exact(8).map(|part| part.try_into().map(u64::from_le_bytes));
         let mut word = || words.next()?.ok();
         Some(WriteNotice { offset: word()?, length: word()?, tag: word()? })
+    }
+}
+
+/// The notice that was `taken` into `bytes` where a message was found that is longer than a notice, and so is none: that
+/// is thrown away. Another thread may have taken it meanwhile, and then the first message is another sender's, which counts.
+fn in_place_of_a_longer_one(
+    taken: Result<usize, InterruptError>,
+    bytes: &[u8],
+) -> Result<Option<WriteNotice>, InterruptError> {
+    match taken {
+        Ok(NOTICE_BYTES) => Ok(WriteNotice::of_bytes(bytes)),
+        Ok(_) | Err(InterruptError::TimedOut | InterruptError::BufferTooShort(_)) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -143,15 +159,15 @@ impl ExportedArea {
     /// [`InterruptError::TimedOut`] after `timeout` (`None` waits for ever).
     pub fn wait(&self, timeout: Option<Duration>) -> Result<WriteNotice, InterruptError> {
         let deadline = after(timeout);
-        let mut buffer = [0; 24];
+        let mut buffer = [0; NOTICE_BYTES];
         loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let written = match self.signals.receive(&mut buffer, left) {
                 Ok(length) => buffer.get(..length).and_then(WriteNotice::of_bytes),
                 Err(InterruptError::BufferTooShort(length)) => {
-                    // No signal of ours: it is thrown away.
-                    self.signals.receive(&mut vec![0; length], Some(Duration::ZERO))?;
-                    None
+                    let mut other = vec![0; length];
+                    let taken = self.signals.receive(&mut other, Some(Duration::ZERO));
+                    in_place_of_a_longer_one(taken, &other)?
                 }
                 Err(error) => return Err(error),
             };
@@ -344,5 +360,23 @@ impl SubmittedWrite<'_> {
     /// Whether it has ended, one way or the other.
     pub fn is_over(&self) -> bool {
         self.ticket.poll().ended()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_that_is_taken_in_the_place_of_another_message_counts() {
+        let notice = WriteNotice { offset: 1, length: 2, tag: 3 };
+        let mut bytes = vec![0; 100];
+        bytes[..NOTICE_BYTES].copy_from_slice(&notice.to_bytes());
+        let taken = |taken| in_place_of_a_longer_one(taken, &bytes);
+        assert_eq!(taken(Ok(NOTICE_BYTES)), Ok(Some(notice)));
+        assert_eq!(taken(Ok(100)), Ok(None), "it only begins like one");
+        assert_eq!(taken(Err(InterruptError::TimedOut)), Ok(None));
+        assert_eq!(taken(Err(InterruptError::BufferTooShort(200))), Ok(None));
+        assert_eq!(taken(Err(InterruptError::Gone)), Err(InterruptError::Gone));
     }
 }

@@ -2,6 +2,7 @@
 //! who want to be called.
 
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::ThreadId;
@@ -174,7 +175,13 @@ impl Watch {
             state.calling = Some(std::thread::current().id());
         }
         let mut callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner);
-        if !callback.as_mut().is_none_or(|call| call(event)) {
+        let mut goes_on = || callback.as_mut().is_none_or(|call| call(event));
+        // One that panics is not called again: who ends its watch does not wait for it, and others are called.
+        let goes_on = std::panic::catch_unwind(AssertUnwindSafe(&mut goes_on));
+        if goes_on.is_err() {
+            tracing::error!("a callback for an event of a segment panicked, and is called no more");
+        }
+        if !goes_on.unwrap_or(false) {
             *callback = None;
         }
         drop(callback);
@@ -239,6 +246,19 @@ mod tests {
         last.deliver(SegmentEvent::Connected(4), &calls);
         was_called.recv().unwrap();
         assert!(is_in.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_call_that_panics_holds_up_neither_its_end_nor_other_calls() {
+        let calls = Calls::start().unwrap();
+        let watch = Watch::new(Some(Box::new(|_| panic!("a mistake of the program"))));
+        watch.deliver(SegmentEvent::Connected(4), &calls);
+        watch.deliver(SegmentEvent::Connected(8), &calls);
+        let (called, was_called) = mpsc::channel();
+        let other = Watch::new(Some(Box::new(move |_| called.send(()).is_ok())));
+        other.deliver(SegmentEvent::Connected(4), &calls);
+        was_called.recv().unwrap();
+        watch.end();
     }
 
     #[test]

@@ -93,11 +93,12 @@ impl Line {
         shared: bool,
     ) -> Result<Line, AttachError> {
         let request = SessionRequest::CreateInterrupt { kind, number, shared };
-        let (Reply::Interrupt { interrupt: handle, number, rung }, fds) = session.call(&request)?
-        else {
+        let (made, reply, fds) = session.make(&request)?;
+        let Reply::Interrupt { interrupt: handle, number, rung } = reply else {
             return Err(AttachError::Protocol);
         };
         let bell = Arc::new(bell(&mut fds.into_iter())?);
+        made.claim();
         let (session, ended) = (session.clone(), AtomicBool::new(false));
         Ok(Line { session, handle, number, rung, bell, shared, ended, spin: AtomicU64::new(0) })
     }

@@ -99,7 +99,7 @@ impl RequestSocket {
 }
 
 /// The request that ends what a reply tells of.
-fn ending(reply: &Reply) -> Option<SessionRequest> {
+pub(crate) fn ending(reply: &Reply) -> Option<SessionRequest> {
     Some(match *reply {
         Reply::Created { segment, .. } => SessionRequest::Remove { segment },
         Reply::Connected(ref connected) => {

@@ -30,7 +30,7 @@ impl Session {
     /// # Errors
     /// [`AttachError::Refused`] when so much is not left, or the size is not of whole pages.
     pub fn allocate(&self, size: u64) -> Result<Extent, AttachError> {
-        let (reply, fds) = self.call(&SessionRequest::Allocate { size })?;
+        let (made, reply, fds) = self.make(&SessionRequest::Allocate { size })?;
         let (Reply::Extent { extent: handle, address }, Some(file)) =
             (reply, fds.into_iter().next())
         else {
@@ -41,6 +41,7 @@ impl Session {
         // Its pages move one by one: the file as a whole is never mapped again, hence no size.
         let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };
         self.registry().watch(handle, watched, self);
+        made.claim();
         Ok(Extent { session: self.clone(), handle, address, mapping, memory })
     }
 

@@ -299,9 +299,17 @@ fn about(event: &SessionEvent) -> Option<Handle> {
     }
 }
 
+/// Sends an answer, and waits for room where the node has not read the earlier ones: a node that misses an answer cuts the
+/// process off. That wait ends, as a node reads notices on a thread of its own, and a session that closes ends it too.
 fn answer(events: &dyn PacketStream, notice: Notice) {
-    if let Err(error) = events.send(&encode(&notice), &[]) {
-        tracing::warn!(%error, "the node could not be answered");
+    let bytes = encode(&notice);
+    loop {
+        match events.send(&bytes, &[]) {
+            Ok(()) => return,
+            Err(StreamError::TimedOut) => events.wait_sendable(),
+            // The session is over, and whoever listens finds that.
+            Err(error) => return tracing::warn!(%error, "the node could not be answered"),
+        }
     }
 }
 
@@ -317,6 +325,32 @@ mod tests {
     const MOVED: Duration = Duration::from_secs(120);
 
     const NOW: Option<Duration> = Some(Duration::ZERO);
+
+    /// More answers than the system keeps for a node that is busy.
+    #[test]
+    fn no_answer_is_lost_while_the_node_reads_nothing() {
+        const ASKED: u64 = 2000;
+        let (events, node) = Packets::pair().unwrap();
+        let registry = Registry::new(Calls::start().unwrap());
+        let asked = std::thread::spawn(move || {
+            for turn in 0..ASKED {
+                let hide = SessionEvent::Hide { turn, keeper: Handle(1), offset: 0, length: 1 };
+                registry.came(hide, Vec::new(), &events);
+            }
+        });
+        // Until it cannot go on without being read.
+        let begun = std::time::Instant::now();
+        while !asked.is_finished() && begun.elapsed() < Duration::from_millis(300) {
+            std::thread::yield_now();
+        }
+        let mut buffer = vec![0; rackbus_memory::packets::MAX_PACKET];
+        for turn in 0..ASKED {
+            let deadline = Some(std::time::Instant::now() + MOVED);
+            let packet = node.receive(&mut buffer, &mut AdaptiveSpin::default(), deadline).unwrap();
+            assert_eq!(decode(&buffer[..packet.length]), Some(Notice::Hidden { turn }));
+        }
+        asked.join().unwrap();
+    }
 
     #[test]
     fn what_came_early_stays_before_what_comes_next() {

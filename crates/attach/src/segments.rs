@@ -88,8 +88,9 @@ impl Session {
         Ok(LocalSegment { session, handle, id, size, kind, address, memory, watch, removed })
     }
 
-    /// Connects to a segment of a host, for at most `timeout_ms` milliseconds (bounded to about
-    /// three seconds). [`BROADCAST_NODE`] connects to a multicast group.
+    /// Connects to a segment of a host, which has `timeout_ms` milliseconds to answer (at least 500, at most 3000); memory of
+    /// another machine may take up to twelve seconds in all until its contents are here. Other requests of this session wait
+    /// meanwhile. [`BROADCAST_NODE`] connects to a multicast group.
     ///
     /// # Errors
     /// [`AttachError::Refused`]: there is no such segment or host, or it may not be used.
@@ -137,13 +138,13 @@ impl Session {
         what: TargetKind,
         callback: Option<Callback>,
     ) -> Result<RemoteSegment, AttachError> {
-        let (reply, fds) = self.call(&SessionRequest::Connect { node, id, timeout_ms, what })?;
+        let request = SessionRequest::Connect { node, id, timeout_ms, what };
+        let (made, reply, fds) = self.make(&request)?;
         let (Reply::Connected(connected), Some(file)) = (reply, fds.into_iter().next()) else {
             return Err(AttachError::Protocol);
         };
         let Connected { connection: handle, size, write, address } = connected;
         if !write && self.in_guest() {
-            self.disconnect(handle);
             return Err(ReadOnly { node, segment: id }.into());
         }
         let memory = MappedMemory::new(Some(file), write, size);
@@ -155,6 +156,7 @@ impl Session {
             ..Watched::default()
         };
         self.registry().watch(handle, watched, self);
+        made.claim();
         let session = self.clone();
         let keeper = Keeper::Node(handle);
         Ok(RemoteSegment { session, keeper, node, id, size, address, memory, watch })

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rackbus_memory::copy::published;
 use rackbus_memory::region::RegionError;
 use rackbus_memory::{PacketStream, Packets, StreamError};
 use rackbus_segment::message::{
@@ -19,7 +20,7 @@ use rackbus_segment::{Handle, SessionId};
 
 use crate::events::Calls;
 use crate::guest::{self, WindowError};
-use crate::line::RequestSocket;
+use crate::line::{RequestSocket, ending};
 use crate::location::{Location, NodeAddress};
 use crate::memory::MappedMemory;
 use crate::registry::Registry;
@@ -119,6 +120,29 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What the node has made for this process, until somebody has it: mapping it may fail, and then nobody would end it.
+#[derive(Debug)]
+pub(crate) struct Unclaimed<'a> {
+    session: &'a Session,
+    ending: Option<SessionRequest>,
+}
+
+impl Unclaimed<'_> {
+    /// Somebody has it now, and ends it.
+    pub(crate) fn claim(mut self) {
+        self.ending = None;
+    }
+}
+
+impl Drop for Unclaimed<'_> {
+    fn drop(&mut self) {
+        if let Some(ending) = self.ending.take() {
+            // A node that is gone has ended it already.
+            let _ = self.session.done(&ending);
+        }
+    }
+}
+
 impl Session {
     /// Attaches to the node of the host that the process is on, or that its virtual machine is for.
     ///
@@ -141,10 +165,11 @@ impl Session {
         let failed = |what| move |cause| AttachError::System { what, cause };
         let (events, theirs) = Packets::pair().map_err(failed("socketpair"))?;
         let line = RequestSocket::new(Arc::new(packets));
-        Session::begin(line, Arc::new(events), &[theirs.as_fd()], false)
+        let passed: Vec<BorrowedFd<'_>> = [theirs.as_fd()].into_iter().chain(published()).collect();
+        Session::begin(line, Arc::new(events), &passed, false)
     }
 
-    /// Says hello, with the node's end of the events beside it.
+    /// Says hello, with the node's end of the events beside it, and the memory that this process' channels count in.
     fn begin(
         mut line: RequestSocket,
         events: Arc<dyn PacketStream>,
@@ -294,6 +319,15 @@ impl Session {
 
     pub(crate) fn registry(&self) -> &Registry {
         &self.0.registry
+    }
+
+    /// Asks for something to be made, which ends again unless the caller [claims](Unclaimed::claim) it.
+    pub(crate) fn make(
+        &self,
+        request: &SessionRequest,
+    ) -> Result<(Unclaimed<'_>, Reply, Vec<OwnedFd>), AttachError> {
+        let (reply, fds) = self.call(request)?;
+        Ok((Unclaimed { session: self, ending: ending(&reply) }, reply, fds))
     }
 
     /// Asks the node; a refusal is an error.

@@ -15,7 +15,7 @@ mod remote;
 mod shell;
 mod size;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::*;
 use output::{Failure, Output};
 
@@ -58,7 +58,10 @@ struct Common {
     context: Option<String>,
 }
 
+/// Each command's arguments are declared when it is the one that was called: to declare those of all took longer
+/// than many commands do.
 #[derive(Debug, Subcommand)]
+#[command(defer = true)]
 enum Command {
     Up(up::Args),
     Down(down::Args),
@@ -129,12 +132,21 @@ impl Command {
     }
 }
 
+impl Cli {
+    /// What the command line says; ends the process with clap's own exit codes where it asks for help or the version
+    /// (0) or is wrong (2).
+    fn of_command_line() -> Cli {
+        // What clap prints of the commands (what each is for, which one was meant) needs all of them declared.
+        Cli::try_parse().unwrap_or_else(|_| {
+            let mut declared = Cli::command();
+            declared.build();
+            Cli::from_arg_matches(&declared.get_matches()).unwrap_or_else(|error| error.exit())
+        })
+    }
+}
+
 fn main() -> std::process::ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        // clap's own exit codes: 0 for help and version, 2 for wrong usage.
-        Err(error) => error.exit(),
-    };
+    let cli = Cli::of_command_line();
     let output = Output::new(cli.common.json);
     let mut threads = match cli.command.only_asks() {
         true => tokio::runtime::Builder::new_current_thread(),

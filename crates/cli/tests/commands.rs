@@ -6,10 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Instant;
 
+use rackbus_attach::{Copier, Location, SegmentOptions, Session, Signal as CopySignal};
 use rackbus_control::api::LeaseStage;
 use rustix::process::Signal;
-use support::{Rack, THREE_HOSTS, open, pattern};
+use support::{PATIENCE, Rack, THREE_HOSTS, open, pattern};
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 
@@ -381,6 +383,40 @@ fn metrics_count_what_is_done() {
     assert_ne!(polls, "0", "nobody served the drive");
     drop(drive);
     assert!(rack.bad(2, &["metrics", "delta"]).contains("no host delta"));
+}
+
+/// A program of a host copies by a channel of its own, and its node says so.
+#[test]
+fn what_channels_copy_is_counted_by_the_node_of_their_host() {
+    let rack = Rack::up(THREE_HOSTS);
+    let [alpha, beta] = ["alpha", "beta"].map(|host| {
+        Session::open(&Location { run_dir: rack.run_dir(), host: host.to_owned() }).unwrap()
+    });
+    let area = alpha.export_area(1 << 20).unwrap();
+    let handle = beta.register_area(area.key()).unwrap();
+    let source = beta.create_segment(&SegmentOptions::shared(1, 1 << 20)).unwrap();
+    let source = source.map(0, 1 << 20).unwrap();
+    let copier = Copier::start(&Default::default()).unwrap();
+    for _ in 0..3 {
+        copier.write(&handle, 0, (&source, 0), 4096, CopySignal::None).unwrap().finish().unwrap();
+    }
+    let counted = "rackbus_channel_bytes_total{} 12288";
+    let begun = Instant::now();
+    while !rack.good(&["metrics", "beta"]).lines().any(|line| line == counted) {
+        assert!(begun.elapsed() < PATIENCE, "{}", rack.good(&["metrics", "beta"]));
+    }
+    drop((copier, handle, source));
+    beta.close();
+    // What it did stays counted when it has gone.
+    let status = |rack: &Rack| {
+        let status = rack.json(&["status"]);
+        let hosts = status["hosts"].as_array().unwrap();
+        hosts.iter().find(|host| host["host"] == "beta").unwrap()["channels"].clone()
+    };
+    while status(&rack)["transactions"] != 3 {
+        assert!(begun.elapsed() < PATIENCE, "{}", status(&rack));
+    }
+    assert!(rack.good(&["metrics", "beta"]).lines().any(|line| line == counted));
 }
 
 /// Who looks for a lease's number in the logs finds what each process did for it.

@@ -12,7 +12,7 @@ use rackbus_attach::{
     AttachError, ConnectionChange, Location, Mapping, Refusal, SegmentAccess, SegmentEntry,
     SegmentEvent, SegmentKind, SegmentOptions, Session,
 };
-use support::{PATIENCE, Rack};
+use support::{PATIENCE, Process, Rack};
 
 const HOSTS: &str = "name = \"lab\"\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n";
 const ALPHA: u32 = 4;
@@ -48,9 +48,7 @@ impl Other {
     fn kill(self) {}
 
     fn signal(&self, signal: rustix::process::Signal) {
-        let pid = i32::try_from(self.0.id()).unwrap();
-        rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal)
-            .unwrap();
+        Process::of(rustix::process::Pid::from_child(&self.0)).signal(signal);
     }
 }
 
@@ -89,6 +87,20 @@ fn part() {
                 remote.map(0, 4096).unwrap().whole().fill(1);
             }
         }
+        "cramped" => {
+            let session = session.unwrap();
+            threads_have_started(&session);
+            let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let used: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+            let most = Some(used * 4096 + (64 << 20));
+            let limit = rustix::process::Rlimit { current: most, maximum: most };
+            rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
+            for _ in 0..1000 {
+                // It is there, and there is no place for it in this process: the room is free for the next.
+                let error = session.allocate(SIZE * 2).map(drop).unwrap_err();
+                assert!(!matches!(error, AttachError::Refused(_)), "{error}");
+            }
+        }
         "stranger" => {
             // Neither does it believe somebody else's folder, nor is it let in by the node.
             let believes = Location::from_environment().is_ok();
@@ -96,6 +108,18 @@ fn part() {
         }
         other => panic!("no part {other}"),
     }
+}
+
+/// Returns when both threads of the session have their stacks: a limit on the process' memory would
+/// end a thread that only begins.
+fn threads_have_started(session: &Session) {
+    let (called, was_called) = std::sync::mpsc::channel();
+    let options = SegmentOptions::shared(9, 4096);
+    let callback = Box::new(move |_| called.send(()).is_ok());
+    let segment = session.create_segment_watched(&options, Some(callback)).unwrap();
+    segment.set_available().unwrap();
+    drop(session.connect(ALPHA, 9, 1_000).unwrap());
+    was_called.recv().unwrap();
 }
 
 fn copy_for_ever(mapping: &Mapping) {
@@ -187,6 +211,15 @@ fn a_connector_that_is_killed_is_told_to_the_owner() {
 
 fn entry(session: &Session) -> SegmentEntry {
     session.segments().unwrap().into_iter().find(|entry| entry.id == 7).unwrap()
+}
+
+#[test]
+fn memory_that_a_process_has_no_place_for_is_given_back() {
+    let rack = Rack::up(HOSTS);
+    let mut cramped = Other::command(&rack, "alpha", "cramped").spawn().unwrap();
+    assert!(cramped.wait().unwrap().success());
+    // As much as there is, afterwards.
+    drop(session(&rack, "alpha").allocate(SIZE * 2).unwrap());
 }
 
 #[test]

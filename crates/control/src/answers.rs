@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_lease::{Authority, Availability, LeaseId, LeaseRecord, LeaseState, Placement};
 use serde::{Deserialize, Serialize};
+use sha2::Digest;
 
 use crate::api::{ApiError, Lease};
 use crate::service::{not_lent, present, problem};
@@ -50,11 +51,58 @@ pub enum KeyedRequest {
         /// What was asked for.
         spec: Box<ShareSpec>,
     },
-    /// The end of a lease.
+    /// The end of a lease; or another [change](KeyedRequest::change), which has a number that no lease has.
     Return {
         /// Number of the lease that the request made.
         lease: LeaseId,
     },
+}
+
+/// What is added to the digest of a change. A control plane of the previous version that has the lead again reads a change
+/// as the end of a lease that there never is: it knows no other requests, and takes no store that has any.
+const CHANGE: LeaseId = 1 << 63;
+
+impl KeyedRequest {
+    /// A change of this kind, with all that was asked for, which is made once. The number that is kept is the change's, and
+    /// the answer is how things stand when it is given.
+    pub fn change(kind: &str, asked: &impl Serialize) -> KeyedRequest {
+        // What is asked for came as JSON.
+        let text = serde_json::to_vec(&(kind, asked)).unwrap_or_default();
+        let digest = sha2::Sha256::digest(text);
+        let first = digest.first_chunk().copied().map_or(0, u64::from_be_bytes);
+        KeyedRequest::Return { lease: first | CHANGE }
+    }
+
+    /// Whether it is answered with how things stand when it is, and never with what is kept.
+    fn is_answered_anew(&self) -> bool {
+        match self {
+            KeyedRequest::Share { .. } => true,
+            KeyedRequest::Return { lease } => *lease >= CHANGE,
+            KeyedRequest::Borrow { .. } => false,
+        }
+    }
+}
+
+/// A request with its idempotency key.
+#[derive(Debug, Clone)]
+pub struct KeyedChange {
+    /// The key, as the caller chose it.
+    pub key: String,
+    /// What is asked for under it.
+    pub request: KeyedRequest,
+}
+
+impl KeyedChange {
+    /// A [change](KeyedRequest::change) that has a key.
+    pub fn new(key: Option<String>, kind: &str, asked: &impl Serialize) -> Option<KeyedChange> {
+        Some(KeyedChange { key: key?, request: KeyedRequest::change(kind, asked) })
+    }
+
+    /// What is kept of it: the number that it got, and when.
+    pub(crate) fn kept(self, number: LeaseId, at_ms: u64) -> KeptAnswer {
+        let KeyedChange { key, request } = self;
+        KeptAnswer { key, request, lease: number, at_ms, answer: None }
+    }
 }
 
 /// A request with a key, as stored.
@@ -64,7 +112,7 @@ pub struct KeptAnswer {
     pub key: String,
     /// What was asked for.
     pub request: KeyedRequest,
-    /// The lease that it is about; of several that were granted together, the first.
+    /// The lease that it is about, of several that were granted together the first; or the number of what was changed.
     pub lease: LeaseId,
     /// When it was decided, milliseconds since 1970.
     pub at_ms: u64,
@@ -151,9 +199,7 @@ impl KeptAnswers {
     /// Keeps what is stored now.
     pub fn put(&mut self, kept: KeptAnswer) {
         self.forget(&kept.key);
-        let is_share = matches!(kept.request, KeyedRequest::Share { .. });
-        // How a share stands is answered as it is then.
-        if kept.answer.is_none() && !is_share {
+        if kept.answer.is_none() && !kept.request.is_answered_anew() {
             self.pending.insert(kept.key.clone());
         }
         self.by_time.insert((kept.at_ms, kept.key.clone()));
@@ -245,6 +291,27 @@ mod tests {
         assert_eq!(answers.find("b", &same).unwrap(), KeyLookup::New);
         let refused = answers.find("a", &KeyedRequest::Return { lease: 2 }).unwrap_err();
         assert_eq!(refused.code, "key_reused");
+    }
+
+    #[test]
+    fn a_change_is_known_by_all_that_was_asked_for() {
+        let change = |kind: &str, asked: &[&str]| KeyedRequest::change(kind, &asked);
+        let offered = change("offer", &["a", "b"]);
+        assert!(offered.is_answered_anew());
+        // As control planes of the previous version read it.
+        let KeyedRequest::Return { lease } = offered else { panic!("{offered:?}") };
+        assert!(lease >= CHANGE, "{lease} may be a lease");
+        assert_eq!(change("offer", &["a", "b"]), KeyedRequest::Return { lease });
+        for other in
+            [change("offer", &["ab"]), change("offer", &["a"]), change("take", &["a", "b"])]
+        {
+            assert_ne!(change("offer", &["a", "b"]), other);
+        }
+        // It waits for nothing that the authority comes to.
+        let keyed = KeyedChange::new(Some("k".to_owned()), "offer", &"a").unwrap();
+        let answers = KeptAnswers::of([keyed.clone().kept(7, 5)]);
+        assert!(answers.pending.is_empty());
+        assert_eq!(answers.find("k", &keyed.request).unwrap(), KeyLookup::Pending(7));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use crate::api::ApiError;
+use crate::blocking::blocking;
 use crate::client::{ControlClient, ControlClientError};
 use crate::machines::RackAdmission;
 use crate::service::{Service, problem};
@@ -200,8 +201,12 @@ impl ControlClient {
     }
 }
 
-/// Learns what is revoked, for as long as the process lives; `learned` is told of what is new.
-pub async fn follow(client: ControlClient, known: Revocations, learned: impl Fn(&RevocationList)) {
+/// Learns what is revoked, for as long as the process lives; `learned` is told of what is new, and may wait for files.
+pub async fn follow(
+    client: ControlClient,
+    known: Revocations,
+    learned: impl Fn(&RevocationList) + Clone + Send + 'static,
+) {
     loop {
         let (version, limit) = (known.list().version, FOLLOWED + AGAIN);
         let asked = client.revocations(version, FOLLOWED);
@@ -210,7 +215,8 @@ pub async fn follow(client: ControlClient, known: Revocations, learned: impl Fn(
                 if known.learn(&list, now()) {
                     let (version, revoked) = (list.version, list.revoked.len());
                     tracing::info!(version, revoked, "certificates were revoked");
-                    learned(&known.list());
+                    let (learned, list) = (learned.clone(), known.list());
+                    blocking(move || learned(&list)).await;
                 } else if list.version <= version {
                     // Whoever answered at once, though it has nothing new, is not asked without end.
                     tokio::time::sleep(AGAIN).await;

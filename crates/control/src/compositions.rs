@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Path, State};
+use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use rackbus_lease::Placement;
@@ -11,6 +12,7 @@ use utoipa::{OpenApi, ToSchema};
 
 use crate::access::ApiPeer;
 use crate::api::{ApiError, Isolation, Lease};
+use crate::http::key;
 use crate::service::Service;
 
 /// A composition to be saved.
@@ -82,56 +84,80 @@ async fn list(State(service): Shared) -> Json<Vec<Composition>> {
 }
 
 /// Saves a composition. To save the same again changes nothing.
-#[utoipa::path(post, path = "/v1/compositions", request_body = CompositionSpec, responses(
-    (status = 200, body = Composition),
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day changes nothing more: one that was removed
+/// since stays so.
+#[utoipa::path(post, path = "/v1/compositions", request_body = CompositionSpec,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = Composition),
     (status = 404, body = ApiError, description = "No such function or host"),
-    (status = 409, body = ApiError, description = "Another one has this name")))]
+    (status = 409, body = ApiError, description = "Another one has this name"),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn save(
     State(service): Shared,
+    headers: HeaderMap,
     Json(spec): Json<CompositionSpec>,
 ) -> Result<Json<Composition>, ApiError> {
-    service.save_composition(&spec).await.map(Json)
+    service.save_composition(&spec, key(&headers)?).await.map(Json)
 }
 
 /// Forgets a composition of which nothing is borrowed.
-#[utoipa::path(delete, path = "/v1/compositions/{name}", params(("name" = String, Path, description = "Its name")),
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day changes nothing more: one of the same name
+/// that was saved since stays. Where there is none, it is unknown.
+#[utoipa::path(delete, path = "/v1/compositions/{name}", params(("name" = String, Path, description = "Its name"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = Composition), (status = 404, body = ApiError),
-    (status = 409, body = ApiError, description = "Some of it is borrowed, or the rack file has it")))]
+    (status = 409, body = ApiError, description = "Some of it is borrowed, or the rack file has it"),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn remove(
     State(service): Shared,
+    headers: HeaderMap,
     Path(name): Path<String>,
 ) -> Result<Json<Composition>, ApiError> {
-    service.remove_composition(&name).await.map(Json)
+    service.remove_composition(&name, key(&headers)?).await.map(Json)
 }
 
 /// Borrows a composition, whole or not at all; answers when all of it can be used. One that is borrowed is
 /// answered as it is.
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day has the leases of the first one as they
+/// stand, or, where one of them has ended, a refusal, and the others are given back.
 #[utoipa::path(post, path = "/v1/compositions/{name}/borrow", request_body = CompositionRequest,
-    params(("name" = String, Path, description = "Its name")), responses(
+    params(("name" = String, Path, description = "Its name"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")), responses(
     (status = 200, body = Composition), (status = 404, body = ApiError),
     (status = 409, body = ApiError, description = "Somebody has a part of it; `holder` and `lease` tell who"),
+    (status = 422, body = ApiError, description = "The key belongs to another request"),
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
+    headers: HeaderMap,
     Path(name): Path<String>,
     Json(request): Json<CompositionRequest>,
 ) -> Result<Json<Composition>, ApiError> {
     service.check_composition(&name, &peer)?;
-    service.borrow_composition(&name, &request).await.map(Json)
+    service.borrow_composition(&name, &request, key(&headers)?).await.map(Json)
 }
 
 /// Returns all leases of a composition's group; answers when every function is offered again.
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day returns nothing more: what was borrowed since
+/// stays.
 #[utoipa::path(post, path = "/v1/compositions/{name}/return",
-    params(("name" = String, Path, description = "Its name")),
-    responses((status = 200, body = Composition), (status = 404, body = ApiError)))]
+    params(("name" = String, Path, description = "Its name"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = Composition), (status = 404, body = ApiError),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn give_back(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
+    headers: HeaderMap,
     Path(name): Path<String>,
 ) -> Result<Json<Composition>, ApiError> {
     service.check_composition(&name, &peer)?;
-    service.return_composition(&name).await.map(Json)
+    service.return_composition(&name, key(&headers)?).await.map(Json)
 }
 
 /// What of the OpenAPI document is about compositions.

@@ -1,15 +1,18 @@
 //! What happened in the rack, with its cause: events as they are made of decisions, refusals and
 //! reports, and the bounded log of them.
 
+mod kept;
+mod refusals;
 mod shares;
-
-use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_lease::{Availability, EndReason, FunctionRecord, LeaseRecord, LeaseState};
 
 use crate::access::RequestOrigin;
 use crate::api::{DeviceReport, EventKind, EventRecord, NodeReport, PeerReport};
 use crate::usage::LeaseReport;
+
+pub use kept::{KEPT_MS, Log, MOST_EVENTS, MOST_REFUSAL_EVENTS};
+pub use refusals::RefusalLimiter;
 
 /// Bytes of an event's text, and of each name in it, at most. A store takes a commit of bounded size only: a longer one
 /// would never be stored, and keep those behind it from it.
@@ -20,22 +23,6 @@ pub(crate) fn shortened(text: &str, most: usize) -> &str {
     let mut ends = (0..=text.len().min(most)).rev();
     &text[..ends.find(|end| text.is_char_boundary(*end)).unwrap_or(0)]
 }
-
-/// Events that are kept at most; the oldest are forgotten first.
-pub const MOST_EVENTS: usize = 10_000;
-/// How long an event is kept: thirty days, in milliseconds.
-pub const KEPT_MS: u64 = 30 * 24 * 60 * 60 * 1000;
-/// Of all events, refusals are at most so many: whoever is refused again and again does not push out the others.
-pub const MOST_REFUSAL_EVENTS: usize = MOST_EVENTS / 10;
-/// Refusals that are forgotten in one step for that, which a store takes as a whole.
-const FORGOTTEN: usize = 32;
-/// How long refusals that are alike are only counted after each that is an event; the last time from then on. After
-/// such a time without any, it begins anew.
-const REFUSALS_EVERY_MS: [u64; 4] = [1000, 10_000, 60_000, 600_000];
-/// The longest of these.
-const QUIET_MS: u64 = 600_000;
-/// Refusals that are told apart at most.
-const MOST_REFUSALS: usize = 1000;
 
 /// An event that has no number yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -349,155 +336,6 @@ pub fn log(event: &EventRecord) {
     }
 }
 
-/// Keeps somebody who is refused again and again from filling the log.
-#[derive(Debug, Default)]
-pub struct RefusalLimiter {
-    /// By what is alike.
-    said: BTreeMap<String, Told>,
-}
-
-/// What was said of refusals that are alike.
-#[derive(Debug, Default)]
-struct Told {
-    /// Until when they are only counted.
-    silent_until: u64,
-    /// When the last one was, said or not.
-    last: u64,
-    /// How many were said without a quiet time between.
-    times: usize,
-    /// How many were not said since the last that was.
-    left_out: u64,
-}
-
-impl RefusalLimiter {
-    /// The event of a refusal at `now`; nothing when one that is `alike` was said a moment ago.
-    pub fn refused(
-        &mut self,
-        now: u64,
-        alike: &str,
-        host: Option<&str>,
-        text: &str,
-    ) -> Option<Draft> {
-        if !self.said.contains_key(alike) && self.said.len() >= MOST_REFUSALS {
-            self.said.retain(|_, told| now < told.silent_until);
-            if self.said.len() >= MOST_REFUSALS {
-                return None;
-            }
-        }
-        let told = self.said.entry(alike.to_owned()).or_default();
-        let last = std::mem::replace(&mut told.last, now);
-        if now < told.silent_until {
-            told.left_out += 1;
-            return None;
-        }
-        if now >= last.saturating_add(QUIET_MS) {
-            told.times = 0;
-        }
-        let wait = REFUSALS_EVERY_MS.get(told.times).copied().unwrap_or(QUIET_MS);
-        told.times = (told.times + 1).min(REFUSALS_EVERY_MS.len());
-        told.silent_until = now.saturating_add(wait);
-        let text = match std::mem::take(&mut told.left_out) {
-            0 => text.to_owned(),
-            count => format!("{text} ({count} more times since the last)"),
-        };
-        Some(Draft::of_host(EventKind::Refusal, host, text))
-    }
-}
-
-/// The events that are kept, oldest first.
-#[derive(Debug, Default)]
-pub struct Log {
-    events: VecDeque<EventRecord>,
-    /// The greatest number that was given.
-    newest: u64,
-    /// How many of each kind were put here in this life.
-    counts: BTreeMap<EventKind, u64>,
-}
-
-impl Log {
-    /// What was stored, in order.
-    pub fn of(events: Vec<EventRecord>) -> Log {
-        let newest = events.last().map_or(0, |event| event.id);
-        Log { events: events.into(), newest, counts: BTreeMap::new() }
-    }
-
-    /// Numbers events that happen at `now`, or happened before; nothing is kept yet.
-    pub fn number(&self, now: u64, drafts: Vec<Draft>) -> Vec<EventRecord> {
-        let numbered = drafts.into_iter().zip(self.newest + 1..);
-        let event = |(draft, id): (Draft, u64)| {
-            let Draft { kind, host, function, lease, epoch, by, at_ms, text } = draft;
-            let at_ms = at_ms.unwrap_or(now);
-            EventRecord { id, at_ms, kind, host, function, lease, epoch, by, text }
-        };
-        numbered.map(event).collect()
-    }
-
-    /// The first that stays when `new` are added at `now`; 0 when none is forgotten.
-    pub fn first_kept(&self, now: u64, new: usize) -> u64 {
-        let excess = (self.events.len() + new).saturating_sub(MOST_EVENTS);
-        let old = |(nth, event): &(usize, &EventRecord)| {
-            *nth < excess || event.at_ms.saturating_add(KEPT_MS) <= now
-        };
-        let gone = self.events.iter().enumerate().take_while(old).last();
-        gone.map_or(0, |(_, event)| event.id + 1)
-    }
-
-    /// The numbers of the refusals that are forgotten when `new` are added and `first` is the first that stays: the
-    /// oldest of those that are too many.
-    pub fn forgotten(&self, new: &[EventRecord], first: u64) -> Vec<u64> {
-        let is_refusal = |event: &&EventRecord| event.kind == EventKind::Refusal;
-        let added = new.iter().filter(is_refusal).count();
-        if added == 0 {
-            return Vec::new();
-        }
-        let kept = || self.events.iter().filter(is_refusal).filter(|event| event.id >= first);
-        let excess = (kept().count() + added).saturating_sub(MOST_REFUSAL_EVENTS);
-        kept().map(|event| event.id).take(excess.min(FORGOTTEN)).collect()
-    }
-
-    /// Keeps events that are stored now.
-    pub fn put(&mut self, events: &[EventRecord], first: u64) {
-        let forgotten = self.forgotten(events, first);
-        if !forgotten.is_empty() {
-            self.events.retain(|event| !forgotten.contains(&event.id));
-        }
-        while self.events.front().is_some_and(|event| event.id < first) {
-            self.events.pop_front();
-        }
-        self.newest = events.last().map_or(self.newest, |event| event.id);
-        self.events.extend(events.iter().cloned());
-        for event in events {
-            *self.counts.entry(event.kind).or_default() += 1;
-        }
-    }
-
-    /// Whether this was said of the lease, or of the host where it is about none.
-    pub fn says(&self, draft: &Draft) -> bool {
-        let of = (draft.lease, &draft.host, &draft.function);
-        let same = |event: &EventRecord| (event.lease, &event.host, &event.function) == of;
-        self.events.iter().rev().any(|event| same(event) && event.text == draft.text)
-    }
-
-    /// How many events of a kind there were in this life of the control plane.
-    pub fn count(&self, kind: EventKind) -> u64 {
-        self.counts.get(&kind).copied().unwrap_or_default()
-    }
-
-    /// The number of the newest event there ever was.
-    pub fn newest(&self) -> u64 {
-        self.newest
-    }
-
-    /// The events after number `after`, of one kind or of all, in order; of these the last `most`.
-    pub fn after(&self, after: u64, kind: Option<EventKind>, most: usize) -> Vec<EventRecord> {
-        let wanted = self.events.iter().rev().take_while(|event| event.id > after);
-        let wanted = wanted.filter(|event| kind.is_none_or(|kind| kind == event.kind));
-        let mut events: Vec<EventRecord> = wanted.take(most).cloned().collect();
-        events.reverse();
-        events
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -544,10 +382,6 @@ mod tests {
         assert!(refusals.refused(5999, "other", Some("gamma"), "held").is_some());
         let next = refusals.refused(6000, "held", Some("beta"), "held").unwrap();
         assert_eq!(next.text, "held (2 more times since the last)");
-        for number in 0..2 * MOST_REFUSALS {
-            refusals.refused(70_000, &number.to_string(), None, "no");
-        }
-        assert!(refusals.said.len() <= MOST_REFUSALS);
     }
 
     #[test]

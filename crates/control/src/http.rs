@@ -317,7 +317,7 @@ async fn listen(
     Path(host): Path<String>,
     Query(query): Query<ListenQuery>,
 ) -> Result<Response, ApiError> {
-    service.check_node(&host, &peer)?;
+    service.check_node(&host, &peer).await?;
     let term = service.term(query.term).await?;
     Ok(lines(said::stream(term, service.listen(&host)?)))
 }
@@ -332,7 +332,7 @@ async fn say(
     Path(host): Path<String>,
     Json(said): Json<AnyMessages>,
 ) -> Result<Json<Option<NotUnderstood>>, ApiError> {
-    service.check_node(&host, &peer)?;
+    service.check_node(&host, &peer).await?;
     let (said, unknown) = said.understood();
     if let Some(unknown) = &unknown {
         tracing::warn!(host, ?unknown, "a node sent a message of an unknown kind");

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Path, State};
+use axum::http::HeaderMap;
 use axum::routing::put;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use utoipa::{OpenApi, ToSchema};
 
 use crate::access::ApiPeer;
 use crate::api::{ApiError, LONGEST_LEVEL, Lease};
+use crate::http::key;
 use crate::service::{Service, problem};
 
 /// Another service level for a lease.
@@ -39,19 +41,25 @@ pub(crate) fn check_level(level: Option<&str>) -> Result<(), ApiError> {
 
 /// Changes the service level of a lease while it is used; answers when the lender has decided. Refused with what
 /// would fit; the level before stays in force then. To ask again for the same changes nothing.
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day changes nothing more: a level that somebody
+/// asked for since stays.
 #[utoipa::path(put, path = "/v1/leases/{lease}/level", request_body = LevelRequest,
-    params(("lease" = u64, Path, description = "Its number")),
+    params(("lease" = u64, Path, description = "Its number"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = Lease), (status = 404, body = ApiError),
     (status = 409, body = ApiError, description = "The level cannot be kept, another change is under way, or the lease is not in use"),
+    (status = 422, body = ApiError, description = "The key belongs to another request"),
     (status = 504, body = ApiError, description = "The lender has not answered yet, and goes on being asked")))]
 async fn change(
     State(service): State<Arc<Service>>,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
+    headers: HeaderMap,
     Path(lease): Path<u64>,
     Json(request): Json<LevelRequest>,
 ) -> Result<Json<Lease>, ApiError> {
     service.check_borrower(lease, &peer)?;
-    service.change_level(lease, &request).await.map(Json)
+    service.change_level(lease, &request, key(&headers)?).await.map(Json)
 }
 
 /// What of the OpenAPI document is about service levels.

@@ -24,6 +24,7 @@
 pub mod access;
 pub mod answers;
 pub mod api;
+mod blocking;
 pub mod certificates;
 pub mod client;
 pub mod compositions;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{ConnectInfo, State};
+use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use rackbus_identity::{Bearer, NODE_LIFE, Renewed, Revocations, Subject, Token, TokenRefused};
@@ -28,7 +29,7 @@ use listener::{TlsListener, current, watch};
 use crate::access::{self, ApiPeer};
 use crate::api::{ApiError, EventKind};
 use crate::events::Draft;
-use crate::http::{OwnUsers, bare_routes, listen_at, serve_on};
+use crate::http::{OwnUsers, bare_routes, key, listen_at, serve_on};
 use crate::leaders::{Leaders, TlsSource};
 use crate::service::{Service, problem};
 use crate::{certificates, people};
@@ -103,21 +104,29 @@ type Shared = State<Arc<RackAdmission>>;
 pub(crate) struct Document;
 
 /// Makes a token with which a host joins once. Where the rack has several machines; for administrators.
+///
+/// Who repeats the request with the same `Idempotency-Key` gets another token in the place of the first, which lets
+/// nobody in any more.
 #[utoipa::path(post, path = "/v1/tokens", request_body = TokenRequest,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = NewToken), (status = 404, body = ApiError)))]
 async fn token(
     State(admission): Shared,
+    headers: HeaderMap,
     Json(asked): Json<TokenRequest>,
 ) -> Result<Json<NewToken>, ApiError> {
     admission.check_host(&asked.host)?;
     let time = Duration::from_secs(asked.seconds).min(LONGEST_TOKEN);
-    let token = admission.make_token(Bearer::Host(asked.host.clone()), time).await?;
+    let token =
+        admission.make_token(Bearer::Host(asked.host.clone()), time, key(&headers)?).await?;
     let text = format!("a token was made for host {}", asked.host);
     admission.note(Draft::of_host(EventKind::Access, Some(&asked.host), text)).await;
     Ok(Json(token))
 }
 
 /// Lets a machine join as a host: gives it a certificate for the token that it brings.
+///
+/// The same token with the same certificate request is good again for some minutes, for whoever got no answer.
 #[utoipa::path(post, path = "/v1/join", request_body = JoinRequest,
     responses((status = 200, body = Certificates), (status = 403, body = ApiError)))]
 async fn join(

@@ -21,6 +21,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use crate::api::{DeviceReport, LATENCY_BOUNDS_NS, OperationReport, RdmaLaneReport};
+use crate::blocking::blocking;
 
 /// What the format is called.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -213,9 +214,11 @@ pub type MetricsSource = Arc<dyn Fn() -> MetricsPage + Send + Sync>;
 
 /// The route `/metrics` alone.
 pub fn routes(source: MetricsSource) -> Router {
-    let page = move || {
-        let text = source().text();
-        async { ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response() }
+    let page = async move || {
+        // What is counted is behind locks of whoever counts, and a node's network has its for as long as an interface
+        // takes to be made.
+        let text = blocking(move || source().text()).await;
+        ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
     };
     Router::new().route("/metrics", get(page))
 }

@@ -62,8 +62,9 @@ pub struct NodeSources {
     pub network: Arc<dyn NodeNetwork>,
     /// Which program the node is now, and how often it was restarted in place.
     pub process: NodeProcess,
-    /// Who is to restart it.
-    pub restarts: mpsc::UnboundedSender<AskedRestart>,
+    /// Who is to restart it. Where it has no place for another request, whoever asks waits for one; a caller that goes
+    /// before that has not asked.
+    pub restarts: mpsc::Sender<AskedRestart>,
 }
 
 impl std::fmt::Debug for NodeSources {
@@ -104,7 +105,7 @@ pub async fn serve_node(answers: NodeSources, listener: UnixListener) -> std::io
 }
 
 async fn restart(
-    State(restarts): State<mpsc::UnboundedSender<AskedRestart>>,
+    State(restarts): State<mpsc::Sender<AskedRestart>>,
     Json(request): Json<RestartRequest>,
 ) -> Result<Json<()>, ApiError> {
     let (refused, refusal) = oneshot::channel();
@@ -112,7 +113,7 @@ async fn restart(
         let text = "this node cannot be restarted in place".to_owned();
         problem("cannot_restart", text, "stop the rack with `rackbus down` and start it again")
     };
-    restarts.send(AskedRestart { request, refused }).map_err(|_| unable())?;
+    restarts.send(AskedRestart { request, refused }).await.map_err(|_| unable())?;
     // Who was asked does not return where it is done.
     Err(refusal.await.unwrap_or_else(|_| unable()))
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Path, Query, State};
+use axum::http::HeaderMap;
 use axum::routing::{delete, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use crate::access::ApiPeer;
 use crate::api::ApiError;
+use crate::http::key;
 use crate::service::Service;
 
 /// A device to be offered.
@@ -71,18 +73,24 @@ async fn list(State(service): Shared) -> Json<Vec<RackSection>> {
 }
 
 /// Offers a device; answers when its functions can be borrowed. To offer the same again changes nothing.
-#[utoipa::path(post, path = "/v1/sections", request_body = OfferRequest, responses(
-    (status = 200, body = RackSection),
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day changes nothing more: a device that was
+/// withdrawn since stays so.
+#[utoipa::path(post, path = "/v1/sections", request_body = OfferRequest,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = RackSection),
     (status = 400, body = ApiError, description = "No device can be as described"),
     (status = 404, body = ApiError, description = "No such host"),
     (status = 409, body = ApiError, description = "There is another device of this name"),
+    (status = 422, body = ApiError, description = "The key belongs to another request"),
     (status = 503, body = ApiError, description = "The node of its host is silent")))]
 async fn offer(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
+    headers: HeaderMap,
     Json(request): Json<OfferRequest>,
 ) -> Result<Json<RackSection>, ApiError> {
-    service.offer(&request, &peer).await.map(Json)
+    service.offer(&request, &peer, key(&headers)?).await.map(Json)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -94,18 +102,24 @@ struct WithdrawQuery {
 }
 
 /// Withdraws a device; answers when its host's node has released it, or is not there to do so.
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day changes nothing more: a device that was
+/// offered again since stays, with its leases. Where the rack has none of this name any more, it is unknown.
 #[utoipa::path(delete, path = "/v1/sections/{host}/{device}", params(WithdrawQuery,
-        ("host" = String, Path, description = "Its host"), ("device" = String, Path, description = "Its name there")),
+        ("host" = String, Path, description = "Its host"), ("device" = String, Path, description = "Its name there"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = RackSection), (status = 404, body = ApiError),
-    (status = 409, body = ApiError, description = "Somebody has a function of it; `holder` and `lease` tell who")))]
+    (status = 409, body = ApiError, description = "Somebody has a function of it; `holder` and `lease` tell who"),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn withdraw(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
+    headers: HeaderMap,
     Path((host, device)): Path<(String, String)>,
     Query(query): Query<WithdrawQuery>,
 ) -> Result<Json<RackSection>, ApiError> {
-    service.check_device_of(&host, &peer)?;
-    service.withdraw(&host, &device, query.force).await.map(Json)
+    service.check_device_of(&host, &peer).await?;
+    service.withdraw(&host, &device, query.force, key(&headers)?).await.map(Json)
 }
 
 /// What of the OpenAPI document is about devices that join and leave.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{ConnectInfo, State};
+use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use hyper::Method;
@@ -19,6 +20,7 @@ use crate::access::{ApiPeer, RequestOrigin};
 use crate::api::{ApiError, EventKind};
 use crate::client::{ControlClient, ControlClientError};
 use crate::events::Draft;
+use crate::http::key;
 use crate::machines::{Certificates, LONGEST_TOKEN, NewToken, RackAdmission};
 use crate::service::{Service, problem};
 
@@ -85,10 +87,15 @@ impl UserTokenRequest {
 type Shared = State<Arc<RackAdmission>>;
 
 /// Makes a token with which a person logs in once. Where the rack has several machines; for administrators.
+///
+/// Who repeats the request with the same `Idempotency-Key` gets another token in the place of the first, which lets
+/// nobody in any more.
 #[utoipa::path(post, path = "/v1/users/tokens", request_body = UserTokenRequest,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = NewToken), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
 async fn user_token(
     State(admission): Shared,
+    headers: HeaderMap,
     Json(asked): Json<UserTokenRequest>,
 ) -> Result<Json<NewToken>, ApiError> {
     let (person, life) = asked.person()?;
@@ -97,12 +104,14 @@ async fn user_token(
     }
     let text = format!("a token was made for {}, {}", person.user, person.role);
     let time = Duration::from_secs(asked.seconds).min(LONGEST_TOKEN);
-    let token = admission.make_token(Bearer::Person(person, life), time).await?;
+    let token = admission.make_token(Bearer::Person(person, life), time, key(&headers)?).await?;
     admission.note(Draft::of_host(EventKind::Access, asked.host.as_deref(), text)).await;
     Ok(Json(token))
 }
 
 /// A person logs in.
+///
+/// The same token with the same certificate request is good again for some minutes, for whoever got no answer.
 #[utoipa::path(post, path = "/v1/login", request_body = LoginRequest,
     responses((status = 200, body = Certificates), (status = 403, body = ApiError)))]
 async fn login(
@@ -161,7 +170,7 @@ impl ControlClient {
     /// # Errors
     /// [`ControlClientError`].
     pub async fn user_token(&self, asked: &UserTokenRequest) -> Result<String, ControlClientError> {
-        let made: NewToken = self.call(Method::POST, "/v1/users/tokens", asked).await?;
+        let made: NewToken = self.change(Method::POST, "/v1/users/tokens", asked).await?;
         Ok(made.token)
     }
 
@@ -170,7 +179,7 @@ impl ControlClient {
     /// # Errors
     /// [`ControlClientError`].
     pub async fn login(&self, asked: &LoginRequest) -> Result<String, ControlClientError> {
-        let signed: Certificates = self.call(Method::POST, "/v1/login", asked).await?;
+        let signed: Certificates = self.change(Method::POST, "/v1/login", asked).await?;
         Ok(signed.certificates)
     }
 

@@ -194,7 +194,8 @@ async fn one(State(service): Shared, Path(share): Path<u64>) -> Result<Json<Shar
     service.find_share(share).map(Json)
 }
 
-/// Takes no more turns. Where it has the function, that is returned in order.
+/// Takes no more turns. Where it has the function, that is returned in order. No other share ever has its number:
+/// to ask again changes nothing, and it is unknown.
 #[utoipa::path(delete, path = "/v1/shares/{share}", params(("share" = u64, Path, description = "Its number")),
     responses((status = 200, body = Share), (status = 404, body = ApiError)))]
 async fn leave(
@@ -207,16 +208,21 @@ async fn leave(
 }
 
 /// Gives its turn back early, and goes on taking turns.
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day gives nothing more back: a later turn stays.
 #[utoipa::path(post, path = "/v1/shares/{share}/yield",
-    params(("share" = u64, Path, description = "Its number")), responses((status = 200, body = Share),
-    (status = 404, body = ApiError), (status = 409, body = ApiError, description = "It is not its turn")))]
+    params(("share" = u64, Path, description = "Its number"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")), responses((status = 200, body = Share),
+    (status = 404, body = ApiError), (status = 409, body = ApiError, description = "It is not its turn"),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn give_turn_back(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
+    headers: HeaderMap,
     Path(share): Path<u64>,
 ) -> Result<Json<Share>, ApiError> {
     peer.acts_for(&service.find_share(share)?.borrower)?;
-    service.give_turn_back(share).await.map(Json)
+    service.give_turn_back(share, key(&headers)?).await.map(Json)
 }
 
 /// How a share stands now, and whenever that changes: its turn begins, it is asked to release the function, its turn is over. One

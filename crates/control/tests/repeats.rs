@@ -8,9 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use rackbus_control::api::{BorrowRequest, Isolation, Lease, NodeMessages};
+use rackbus_control::access::ApiPeer;
+use rackbus_control::api::{ApiError, BorrowRequest, Isolation, Lease, NodeMessages};
 use rackbus_control::compositions::{CompositionRequest, CompositionSpec, CompositionState};
-use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::levels::LevelRequest;
+use rackbus_control::offers::{OfferRequest, RackSection, SectionState};
+use rackbus_control::service::{DescribedDevice, Inventory, InventoryDevice, OfferedDevice};
 use rackbus_control::shares::ShareSpec;
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
 use rackbus_control::together::BorrowAllRequest;
@@ -25,6 +28,30 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The answers to each key so far.
 type Answers = Arc<Mutex<BTreeMap<usize, Vec<Lease>>>>;
+
+/// What the rack has, with these devices beside those of its file.
+fn inventory(offered: &[OfferedDevice]) -> Inventory {
+    let device = |name: &str| InventoryDevice {
+        function: format!("alpha/{name}").parse().unwrap(),
+        kind: "nvme".to_owned(),
+        detail: String::new(),
+        separable: true,
+        windows: Default::default(),
+    };
+    let section = |it: &OfferedDevice| {
+        let (text, functions) = (it.section.clone(), vec![it.device.clone()]);
+        let described = DescribedDevice { text, functions, listed: false };
+        ((it.host.clone(), it.device.clone()), described)
+    };
+    let names = DEVICES.into_iter().chain(offered.iter().map(|it| it.device.as_str()));
+    Inventory {
+        sections: offered.iter().map(section).collect(),
+        rack: "lab".to_owned(),
+        hosts: vec!["alpha".to_owned(), "beta".to_owned()],
+        devices: names.map(device).collect(),
+        ..Inventory::default()
+    }
+}
 
 /// One life of the control plane, with nodes that do at once what they are told.
 struct Life {
@@ -46,23 +73,9 @@ impl Life {
                 }
             })
         };
-        let device = |name: &str| InventoryDevice {
-            function: format!("alpha/{name}").parse().unwrap(),
-            kind: "nvme".to_owned(),
-            detail: String::new(),
-            separable: true,
-            windows: Default::default(),
-        };
-        let inventory = Inventory {
-            sections: Default::default(),
-            rack: "lab".to_owned(),
-            hosts: vec!["alpha".to_owned(), "beta".to_owned()],
-            devices: DEVICES.iter().map(|name| device(name)).collect(),
-            ..Inventory::default()
-        };
         let options = ServiceOptions {
-            inventory,
-            read_rack: None,
+            inventory: inventory(&[]),
+            read_rack: Some(Arc::new(|offered| Ok(inventory(offered)))),
             config: Config { resend: 5, ..Config::default() },
             database: "not used".into(),
             log_lines_left_out: || 0,
@@ -120,11 +133,22 @@ async fn node(service: Arc<Service>, host: &str) {
                 let outcome = Ok(format!("socket of {}", grant.lease));
                 say(Message::Opened { lease: grant.lease, outcome }).await;
             }
-            Message::Ended { lease, .. } => {
+            Message::Ended { lease, .. } | Message::TurnOver { lease, .. } => {
                 say(Message::Closed { lease }).await;
             }
             Message::Revoke { incarnation, device, epoch } => {
                 say(Message::Revoked { incarnation, device, epoch }).await;
+            }
+            Message::SetLevel { incarnation, device, epoch, number, level } => {
+                let outcome = Ok(());
+                say(Message::LevelSet { incarnation, device, epoch, number, level, outcome }).await;
+            }
+            Message::Offer { incarnation, device, number, functions, .. } => {
+                let outcome = Ok(functions.into_iter().map(|name| (name, 0)).collect());
+                say(Message::Offered { incarnation, device, number, outcome }).await;
+            }
+            Message::Withdraw { incarnation, device, number, .. } => {
+                say(Message::Withdrawn { incarnation, device, number }).await;
             }
             _ => {}
         }
@@ -283,20 +307,20 @@ async fn a_composition_that_somebody_was_told_of_stays_borrowed() {
     };
     let state = || service.composition("both").unwrap().state;
     let rounds = async {
-        service.save_composition(&spec).await.unwrap();
-        while service.borrow_composition("both", &request).await.is_err() {
+        service.save_composition(&spec, None).await.unwrap();
+        while service.borrow_composition("both", &request, None).await.is_err() {
             tokio::task::yield_now().await;
         }
         for round in 0..20 {
-            service.return_composition("both").await.unwrap();
-            let mut first = Box::pin(service.borrow_composition("both", &request));
+            service.return_composition("both", None).await.unwrap();
+            let mut first = Box::pin(service.borrow_composition("both", &request, None));
             let asked = poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await;
             assert!(asked.is_pending(), "round {round}: {asked:?}");
             while state() != CompositionState::Borrowed {
                 tokio::task::yield_now().await;
             }
             drop(first);
-            if service.borrow_composition("both", &request).await.is_ok() {
+            if service.borrow_composition("both", &request, None).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 assert_eq!(state(), CompositionState::Borrowed, "round {round}");
                 continue;
@@ -305,11 +329,224 @@ async fn a_composition_that_somebody_was_told_of_stays_borrowed() {
             while state() != CompositionState::Free {
                 tokio::task::yield_now().await;
             }
-            while service.borrow_composition("both", &request).await.is_err() {
+            while service.borrow_composition("both", &request, None).await.is_err() {
                 tokio::task::yield_now().await;
             }
         }
     };
     tokio::time::timeout(PATIENCE, rounds).await.expect("it ends");
+    life.crash().await;
+}
+
+/// Asks again while the nodes are on their way, or what was lent is on its way back.
+async fn settled<T>(mut ask: impl AsyncFnMut() -> Result<T, ApiError>) -> T {
+    let asking = async {
+        loop {
+            match ask().await {
+                Ok(answer) => return answer,
+                Err(refused) => {
+                    let early = [
+                        "silent",
+                        "unknown_host",
+                        "unknown_function",
+                        "returning",
+                        "level_refused",
+                    ];
+                    assert!(early.contains(&refused.code.as_str()), "{refused:?}");
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, asking).await.expect("it ends")
+}
+
+fn composition(name: &str) -> CompositionSpec {
+    CompositionSpec {
+        name: name.to_owned(),
+        borrower: "beta".to_owned(),
+        functions: vec!["alpha/nvme0".to_owned(), "alpha/nvme1".to_owned()],
+        isolation: Isolation::Shared,
+    }
+}
+
+fn key(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+/// The connection breaks before the answer, and the request comes again with its key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_composition_that_is_borrowed_again_under_its_key_is_borrowed_once() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let mut life = Life::start(&store, &full);
+    let request = CompositionRequest::default();
+    settled(async || life.service.save_composition(&composition("both"), None).await).await;
+    let borrow = async |life: &Life, name: &str| {
+        life.service.borrow_composition("both", &request, key(name)).await
+    };
+    settled(async || borrow(&life, "first").await).await;
+    life.service.return_composition("both", None).await.unwrap();
+    for round in 0..20 {
+        let name = format!("round {round}");
+        let before = life.service.leases(true).len();
+        {
+            let mut first = Box::pin(borrow(&life, &name));
+            let asked = poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await;
+            assert!(asked.is_pending(), "round {round}: {asked:?}");
+        }
+        if round % 2 == 0 {
+            life.crash().await;
+            life = Life::start(&store, &full);
+        }
+        let borrowed = settled(async || borrow(&life, &name).await).await;
+        assert_eq!(borrowed.state, CompositionState::Borrowed, "round {round}");
+        assert_eq!(settled(async || borrow(&life, &name).await).await, borrowed);
+        let leases = life.service.leases(true).len();
+        assert_eq!(leases, before + 2, "round {round}: it was borrowed more than once");
+        life.service.return_composition("both", None).await.unwrap();
+    }
+    life.crash().await;
+}
+
+/// Of one function as of several: an answer of before does not say that it is borrowed now.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_returned_is_not_borrowed_by_the_key_of_before() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let life = Life::start(&store, &full);
+    let request = CompositionRequest::default();
+    let one = CompositionSpec { functions: vec!["alpha/nvme0".to_owned()], ..composition("one") };
+    settled(async || life.service.save_composition(&one, None).await).await;
+    settled(async || life.service.save_composition(&composition("both"), None).await).await;
+    for name in ["one", "both"] {
+        let borrow = async || life.service.borrow_composition(name, &request, key(name)).await;
+        settled(borrow).await;
+        life.service.return_composition(name, None).await.unwrap();
+        let refused = borrow().await.unwrap_err();
+        assert_eq!(refused.code, "failed", "{name}: {refused:?}");
+        assert_eq!(life.service.composition(name).unwrap().state, CompositionState::Free);
+    }
+    let one = BorrowAllRequest {
+        functions: one.functions,
+        borrower: "beta".to_owned(),
+        placement: Placement::Lender,
+        group: None,
+        wait_ms: None,
+        priority: 0,
+    };
+    let borrow = async || life.service.borrow_together(&one, key("together")).await;
+    let leases = settled(borrow).await;
+    assert_eq!(borrow().await.unwrap(), leases, "its answer while it lasts");
+    life.service.give_back(leases[0].lease, None).await.unwrap();
+    assert_eq!(borrow().await.unwrap_err().code, "failed");
+    life.crash().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_borrowed_or_saved_since_is_not_undone_by_a_repeated_request() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let life = Life::start(&store, &full);
+    let (service, request, spec) =
+        (&life.service, CompositionRequest::default(), composition("both"));
+    let state = || service.composition("both").unwrap().state;
+    settled(async || service.save_composition(&spec, key("save")).await).await;
+    settled(async || service.borrow_composition("both", &request, None).await).await;
+    let returned = service.return_composition("both", key("return")).await.unwrap();
+    assert_eq!((returned.state, returned.leases), (CompositionState::Free, vec![]));
+    settled(async || service.borrow_composition("both", &request, None).await).await;
+    let repeated = service.return_composition("both", key("return")).await.unwrap();
+    assert_eq!((repeated.state, state()), (CompositionState::Borrowed, CompositionState::Borrowed));
+    let reused = service.save_composition(&composition("other"), key("return")).await;
+    assert_eq!(reused.unwrap_err().code, "key_reused");
+    service.return_composition("both", key("return 2")).await.unwrap();
+    assert_eq!(state(), CompositionState::Free);
+
+    service.remove_composition("both", key("remove")).await.unwrap();
+    let repeated = service.save_composition(&spec, key("save")).await.unwrap_err();
+    assert_eq!(repeated.code, "unknown_composition", "it is saved again");
+    service.save_composition(&spec, key("save 2")).await.unwrap();
+    service.remove_composition("both", key("remove")).await.unwrap();
+    assert_eq!(state(), CompositionState::Free, "it is removed again");
+    life.crash().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_came_since_is_not_given_back_by_a_repeated_request() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let mut life = Life::start(&store, &full);
+    let spec = ShareSpec::new("alpha/nvme0", "beta");
+    let share = settled(async || life.service.join_share(&spec, None).await).await.share;
+    let turn = async |life: &Life, after: Option<u64>| {
+        let turns = async {
+            loop {
+                let share = life.service.find_share(share).unwrap();
+                match share.lease.filter(|lease| Some(*lease) != after) {
+                    Some(lease) if share.socket.is_some() => return lease,
+                    _ => tokio::task::yield_now().await,
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, turns).await.expect("it has a turn")
+    };
+    let first = turn(&life, None).await;
+    life.service.give_turn_back(share, key("yield")).await.unwrap();
+    let second = turn(&life, Some(first)).await;
+    let repeated = life.service.give_turn_back(share, key("yield")).await.unwrap();
+    assert_eq!((repeated.lease, turn(&life, None).await), (Some(second), second));
+    life.service.give_turn_back(share, key("yield 2")).await.unwrap();
+    let third = turn(&life, Some(second)).await;
+    // The next life knows the keys, too.
+    life.crash().await;
+    life = Life::start(&store, &full);
+    for name in ["yield", "yield 2"] {
+        let repeated = life.service.give_turn_back(share, key(name)).await.unwrap();
+        assert_eq!((repeated.lease, turn(&life, None).await), (Some(third), third));
+    }
+    life.crash().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_level_that_was_asked_for_since_is_not_changed_by_a_repeated_request() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let life = Life::start(&store, &full);
+    let request = BorrowRequest::new("alpha/nvme0", "beta");
+    let lease = settled(async || life.service.borrow(&request, None).await).await.lease;
+    let level = async |text: &str, name: &str| {
+        let request = LevelRequest { level: Some(text.to_owned()) };
+        let changed = async || life.service.change_level(lease, &request, key(name)).await;
+        settled(changed).await.level.unwrap()
+    };
+    assert_eq!(level("low", "a").await, "low");
+    assert_eq!(level("high", "b").await, "high");
+    assert_eq!(level("low", "a").await, "high");
+    assert_eq!(level("low", "c").await, "low");
+    life.crash().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_stays_offered_or_withdrawn_when_an_earlier_request_is_repeated() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let life = Life::start(&store, &full);
+    let request = OfferRequest {
+        device: "alpha/nvme7".to_owned(),
+        section: Some("kind = \"nvme\"".to_owned()),
+        by_node: false,
+    };
+    let service = &life.service;
+    let offer = async |name: &str| service.offer(&request, &ApiPeer::Local(None), key(name)).await;
+    let withdraw = async |name: &str| service.withdraw("alpha", "nvme7", true, key(name)).await;
+    let states = || service.sections().iter().map(|it: &RackSection| it.state).collect::<Vec<_>>();
+    settled(async || offer("offer").await).await;
+    assert_eq!(states(), [SectionState::Offered]);
+    withdraw("withdraw").await.unwrap();
+    let repeated = offer("offer").await.unwrap_err();
+    assert_eq!(repeated.error, "alpha/nvme7 cannot be offered: it was withdrawn");
+    assert_eq!(states(), []);
+    settled(async || offer("offer 2").await).await;
+    let borrowed = BorrowRequest::new("alpha/nvme7", "beta");
+    settled(async || service.borrow(&borrowed, None).await).await;
+    withdraw("withdraw").await.unwrap();
+    assert_eq!((states(), service.leases(false).len()), (vec![SectionState::Offered], 1));
+    withdraw("withdraw 2").await.unwrap();
+    assert_eq!((states(), service.leases(false).len()), (vec![], 0));
     life.crash().await;
 }

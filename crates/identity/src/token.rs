@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
-use crate::certified::{PERSON_LIFE, now};
+use crate::certified::{Certified, PERSON_LIFE, now};
 use crate::credentials::write_private;
 use crate::{Person, Subject, hex, of_hex, random};
 
@@ -113,19 +113,36 @@ struct Open {
     life: Option<u64>,
     /// Seconds since 1970 until which it is good.
     until: u64,
+    /// Digest of the idempotency key that it was made under, of whom it is for, and for how long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    made_under: Option<String>,
+    /// Digest of the request that it was used for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    used_for: Option<String>,
+    /// The certificate that was given out for that request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    certified: Option<Certified>,
+}
+
+/// Where a token is kept that was used, instead of by its digest alone: versions that know nothing of repeated
+/// requests do not find it there.
+fn used_place(digest: &str) -> String {
+    format!("used:{digest}")
+}
+
+fn digest_of(text: &str) -> String {
+    hex(&sha2::Sha256::digest(text))
 }
 
 impl Open {
     fn new(bearer: &Bearer, until: u64) -> Open {
-        match bearer {
-            Bearer::Host(host) => Open { host: host.clone(), person: None, life: None, until },
-            Bearer::Person(person, life) => Open {
-                host: String::new(),
-                person: Some(Subject::Person(person.clone())),
-                life: Some(life.as_secs()),
-                until,
-            },
-        }
+        let (host, person, life) = match bearer {
+            Bearer::Host(host) => (host.clone(), None, None),
+            Bearer::Person(person, life) => {
+                (String::new(), Some(Subject::Person(person.clone())), Some(life.as_secs()))
+            }
+        };
+        Open { host, person, life, until, made_under: None, used_for: None, certified: None }
     }
 
     fn bearer(&self) -> Bearer {
@@ -179,8 +196,10 @@ pub struct Tokens {
     authority: [u8; 32],
 }
 
-/// Tokens that may be open at a time.
+/// Tokens that may be open at a time, and those that were used and are still known.
 const MOST: usize = 5_000;
+/// How long a token that was used is of use for the same request again, in seconds: that request's answer was lost.
+const REPEATED: u64 = 600;
 
 type AllOpen = BTreeMap<String, Open>;
 
@@ -200,68 +219,120 @@ impl Tokens {
         Tokens { shelf, authority }
     }
 
-    /// A new one, which `bearer` may use once within `time`.
+    /// A new one, which `bearer` may use once within `time`. Where the request for it has an idempotency `key`, one
+    /// that was made under the same key for the same is of no more use: its answer was lost.
     ///
     /// # Errors
     /// When it cannot be stored, or there are too many.
-    pub fn make(&mut self, bearer: &Bearer, time: Duration) -> io::Result<Token> {
+    pub fn make(
+        &mut self,
+        bearer: &Bearer,
+        time: Duration,
+        key: Option<&str>,
+    ) -> io::Result<Token> {
         let now = now();
+        let made_under = key.map(|key| digest_of(&format!("{key} {bearer:?} {time:?}")));
         let mut all = self.all()?;
-        all.retain(|_, open| open.until > now);
-        if all.len() >= MOST {
+        let is_lost = |open: &Open| {
+            open.used_for.is_none() && made_under.is_some() && open.made_under == made_under
+        };
+        all.retain(|_, open| open.until > now && !is_lost(open));
+        if all.values().filter(|open| open.used_for.is_none()).count() >= MOST {
             return Err(io::Error::other("too many tokens wait to be used"));
         }
         let token = Token { secret: random(), authority: self.authority };
         let until = now.saturating_add(time.as_secs());
-        all.insert(token.digest(), Open::new(bearer, until));
+        all.insert(token.digest(), Open { made_under, ..Open::new(bearer, until) });
         self.store(&all)?;
         Ok(token)
     }
 
-    /// Who may use `token`.
+    /// Who may use `token` for a certificate that is asked for by `request`.
     ///
     /// # Errors
     /// [`TokenRefused`].
-    pub fn bearer(&mut self, token: &Token) -> Result<Bearer, TokenRefused> {
+    pub fn bearer(&mut self, token: &Token, request: &str) -> Result<Bearer, TokenRefused> {
         let all = self.all().map_err(TokenRefused::Store)?;
-        self.find(&all, token).map(|(_, bearer)| bearer)
+        self.find(&all, token, request).map(Open::bearer)
     }
 
-    fn find(&self, all: &AllOpen, token: &Token) -> Result<(String, Bearer), TokenRefused> {
+    /// The certificate that was given out for `token` and the same `request` before, if one was.
+    ///
+    /// # Errors
+    /// [`TokenRefused`].
+    pub fn certified(
+        &mut self,
+        token: &Token,
+        request: &str,
+    ) -> Result<Option<Certified>, TokenRefused> {
+        let all = self.all().map_err(TokenRefused::Store)?;
+        self.find(&all, token, request).map(|open| open.certified.clone())
+    }
+
+    fn find<'a>(
+        &self,
+        all: &'a AllOpen,
+        token: &Token,
+        request: &str,
+    ) -> Result<&'a Open, TokenRefused> {
         let (digest, now) = (token.digest(), now());
-        let open = all.get(&digest).filter(|open| open.until > now);
-        let open = open.filter(|_| token.authority == self.authority);
-        let bearer = open.ok_or(TokenRefused::Unknown)?.bearer();
-        Ok((digest, bearer))
+        let used = || {
+            let used = all.get(&used_place(&digest))?;
+            (used.used_for == Some(digest_of(request))).then_some(used)
+        };
+        let open = all.get(&digest).or_else(used).filter(|open| open.until > now);
+        open.filter(|_| token.authority == self.authority).ok_or(TokenRefused::Unknown)
     }
 
-    /// `bearer` uses `token`, which is of no more use then.
+    /// `bearer` uses `token` for a certificate that is asked for by `request`, which is `certified`. For some minutes the
+    /// same request is answered by the same certificate again, as the answer may be lost, and no other is from now on.
     ///
     /// # Errors
     /// [`TokenRefused`]. The token of somebody else stays good.
-    pub fn take(&mut self, token: &Token, bearer: &Bearer) -> Result<(), TokenRefused> {
+    pub fn take(
+        &mut self,
+        token: &Token,
+        bearer: &Bearer,
+        (request, certified): (&str, &Certified),
+    ) -> Result<(), TokenRefused> {
         let mut all = self.all().map_err(TokenRefused::Store)?;
-        let (digest, owner) = self.find(&all, token)?;
+        let owner = self.find(&all, token, request)?.bearer();
         if owner != *bearer {
             return Err(TokenRefused::Other(owner));
         }
-        all.remove(&digest);
+        let (digest, now) = (token.digest(), now());
+        let Some(open) = all.remove(&digest) else { return Ok(()) };
+        all.retain(|_, open| open.until > now);
+        let used = all.iter().filter(|(_, open)| open.used_for.is_some());
+        if used.clone().count() >= MOST
+            && let Some((oldest, _)) = used.min_by_key(|(_, open)| open.until)
+        {
+            let oldest = oldest.clone();
+            all.remove(&oldest);
+        }
+        let until = open.until.min(now.saturating_add(REPEATED));
+        let (used_for, certified) = (Some(digest_of(request)), Some(certified.clone()));
+        let used = Open { until, used_for, certified, ..open };
+        all.insert(used_place(&digest), used);
         self.store(&all).map_err(TokenRefused::Store)
     }
 
-    /// Forgets the tokens of those whom `of` says; how many there were.
+    /// Forgets the tokens of those whom `of` says, also those that were used; how many nobody had used.
     ///
     /// # Errors
     /// When that cannot be stored.
     pub fn forget(&mut self, of: impl Fn(&Bearer) -> bool) -> io::Result<usize> {
         let mut all = self.all()?;
-        let before = all.len();
-        all.retain(|_, open| !of(&open.bearer()));
-        let gone = before - all.len();
-        if gone > 0 {
+        let (before, mut unused) = (all.len(), 0);
+        all.retain(|_, open| {
+            let goes = of(&open.bearer());
+            unused += usize::from(goes && open.used_for.is_none());
+            !goes
+        });
+        if all.len() < before {
             self.store(&all)?;
         }
-        Ok(gone)
+        Ok(unused)
     }
 
     fn all(&mut self) -> io::Result<AllOpen> {
@@ -287,21 +358,26 @@ mod tests {
         Bearer::Host(name.to_owned())
     }
 
+    fn certified() -> Certified {
+        let serial = "0102030405060708090a0b0c0d0e0f10".parse().unwrap();
+        Certified { subject: Subject::Node("alpha".to_owned()), serial, since: 1, until: 2 }
+    }
+
     #[test]
     fn a_token_is_good_once_and_for_one_host() {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
-        let token = tokens.make(&host("alpha"), HOUR).unwrap();
+        let token = tokens.make(&host("alpha"), HOUR, None).unwrap();
         let text = token.to_string();
         assert_eq!(text.parse::<Token>().unwrap(), token);
-        assert_eq!(tokens.bearer(&token).unwrap(), host("alpha"));
-        let refused = tokens.take(&token, &host("beta")).unwrap_err();
+        assert_eq!(tokens.bearer(&token, "a").unwrap(), host("alpha"));
+        let refused = tokens.take(&token, &host("beta"), ("a", &certified())).unwrap_err();
         assert_eq!(refused.to_string(), "the token is for host alpha");
         // Another process of the control plane knows it, too.
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
-        tokens.take(&token, &host("alpha")).unwrap();
+        tokens.take(&token, &host("alpha"), ("a", &certified())).unwrap();
         for mut tokens in [tokens, Tokens::open(folder.path(), [7; 32]).unwrap()] {
-            let refused = tokens.take(&token, &host("alpha"));
+            let refused = tokens.take(&token, &host("alpha"), ("b", &certified()));
             assert!(matches!(refused, Err(TokenRefused::Unknown)));
         }
         let stored = std::fs::read_to_string(folder.path().join("tokens.json")).unwrap();
@@ -315,26 +391,70 @@ mod tests {
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
         let role = Role::Borrower("beta".to_owned());
         let ann = Bearer::Person(Person { user: "ann".to_owned(), role }, HOUR);
-        let token = tokens.make(&ann, HOUR).unwrap();
-        assert_eq!(tokens.bearer(&token).unwrap(), ann);
+        let token = tokens.make(&ann, HOUR, None).unwrap();
+        assert_eq!(tokens.bearer(&token, "a").unwrap(), ann);
         // No host joins with it: neither beta, for which ann borrows, nor one without a name.
         for other in [host("beta"), host("ann"), host("")] {
-            let refused = tokens.take(&token, &other).unwrap_err();
+            let refused = tokens.take(&token, &other, ("a", &certified())).unwrap_err();
             assert_eq!(refused.to_string(), "the token is for user ann");
         }
-        tokens.take(&token, &ann).unwrap();
-        assert!(matches!(tokens.bearer(&token), Err(TokenRefused::Unknown)));
+        tokens.take(&token, &ann, ("a", &certified())).unwrap();
+        assert!(matches!(tokens.bearer(&token, "b"), Err(TokenRefused::Unknown)));
     }
 
     #[test]
     fn a_token_that_has_expired_or_is_another_racks_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
-        let expired = tokens.make(&host("alpha"), Duration::ZERO).unwrap();
-        assert!(matches!(tokens.take(&expired, &host("alpha")), Err(TokenRefused::Unknown)));
-        let good = tokens.make(&host("alpha"), HOUR).unwrap();
+        let expired = tokens.make(&host("alpha"), Duration::ZERO, None).unwrap();
+        assert!(matches!(
+            tokens.take(&expired, &host("alpha"), ("a", &certified())),
+            Err(TokenRefused::Unknown)
+        ));
+        let good = tokens.make(&host("alpha"), HOUR, None).unwrap();
         let other = Token { authority: [8; 32], ..good };
-        assert!(matches!(tokens.take(&other, &host("alpha")), Err(TokenRefused::Unknown)));
+        assert!(matches!(
+            tokens.take(&other, &host("alpha"), ("a", &certified())),
+            Err(TokenRefused::Unknown)
+        ));
+    }
+
+    /// The answer to who joined was lost: the same request comes again, and no other is let in.
+    #[test]
+    fn a_token_that_was_used_is_good_for_the_same_request_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
+        let token = tokens.make(&host("alpha"), HOUR, None).unwrap();
+        for round in 0..3 {
+            assert_eq!(tokens.bearer(&token, "a").unwrap(), host("alpha"));
+            let before = (round > 0).then(certified);
+            assert_eq!(tokens.certified(&token, "a").unwrap(), before, "one certificate for all");
+            tokens.take(&token, &host("alpha"), ("a", &certified())).unwrap();
+            assert!(matches!(tokens.bearer(&token, "b"), Err(TokenRefused::Unknown)));
+            assert!(tokens.take(&token, &host("alpha"), ("b", &certified())).is_err());
+        }
+        let all = tokens.all().unwrap();
+        assert!(!all.contains_key(&token.digest()), "an older version lets others in with it");
+        assert!(all.values().all(|open| open.until <= now() + REPEATED));
+        // Whoever is revoked does not come in again by that, and no token counts that was of no use any more.
+        assert_eq!(tokens.forget(|bearer| *bearer == host("alpha")).unwrap(), 0);
+        assert!(matches!(tokens.bearer(&token, "a"), Err(TokenRefused::Unknown)));
+    }
+
+    #[test]
+    fn of_tokens_made_under_one_key_the_last_is_good() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
+        let mut make = |name: &str, key: Option<&str>| tokens.make(&host(name), HOUR, key).unwrap();
+        let (lost, last) = (make("alpha", Some("k")), make("alpha", Some("k")));
+        let others = [
+            make("alpha", Some("l")),
+            make("alpha", None),
+            make("alpha", None),
+            make("beta", Some("k")),
+        ];
+        assert!(matches!(tokens.bearer(&lost, "a"), Err(TokenRefused::Unknown)));
+        assert!(others.iter().chain([&last]).all(|token| tokens.bearer(token, "a").is_ok()));
     }
 
     #[test]

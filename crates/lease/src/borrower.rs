@@ -1,11 +1,18 @@
-//! The borrower's side: opens its end of a lease, renews it, closes it.
+//! The borrower's side: opens its end of a lease, renews it, closes it, and decides which front of a function runs
+//! here. The node keeps no record of its own of either.
 //!
 //! Losing the control plane changes nothing here: a lease is renewed as often as it takes, and
 //! what is open stays open until the authority says that it ended.
 
+mod fronts;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+pub use fronts::FrontRefused;
 
 use crate::message::{Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};
 use crate::share::TurnUse;
@@ -42,6 +49,8 @@ enum State {
     /// Served there, or not for that reason.
     Open(Result<String, String>),
     Closing,
+    /// Not served any more; its front has not released all memory yet.
+    Ending,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -57,6 +66,17 @@ struct Lease {
     /// It is a turn that is not needed any more; said until the authority ends the lease.
     #[serde(default)]
     used: Option<TurnUse>,
+    /// A front of it runs in this process of the node, or has not released all memory yet. Another process has no
+    /// front but those that it continues, for which it asks.
+    #[serde(skip)]
+    front: bool,
+}
+
+impl Lease {
+    /// The authority has ended it, and nothing of it begins any more.
+    fn is_over(&self) -> bool {
+        matches!(self.state, State::Closing | State::Ending)
+    }
 }
 
 /// The state machine of one borrowing host, for one life of its node. It is a value that another process
@@ -91,7 +111,7 @@ impl Borrower {
     pub fn under_way(&self) -> Option<UnderWay> {
         self.leases.iter().find_map(|(lease, entry)| match entry.state {
             State::Opening => Some(UnderWay::Opening(*lease)),
-            State::Closing => Some(UnderWay::Closing(*lease)),
+            State::Closing | State::Ending => Some(UnderWay::Closing(*lease)),
             State::Open(_) => None,
         })
     }
@@ -130,16 +150,23 @@ impl Borrower {
         }
     }
 
-    /// The node no longer serves the lease.
+    /// The node no longer serves the lease. While a front of it runs that is not answered.
     pub fn close_done(&mut self, lease: LeaseId) -> Vec<BorrowerAction> {
-        match self.leases.get(&lease) {
-            Some(entry) if entry.state == State::Closing => {
-                self.leases.remove(&lease);
-                self.remember(lease);
-                vec![BorrowerAction::Send(Message::Closed { lease })]
+        match self.leases.get_mut(&lease) {
+            Some(entry) if entry.state == State::Closing && entry.front => {
+                entry.state = State::Ending;
+                Vec::new()
             }
+            Some(entry) if entry.state == State::Closing => self.closed(lease),
             _ => Vec::new(),
         }
+    }
+
+    /// Nothing of the lease is left here.
+    fn closed(&mut self, lease: LeaseId) -> Vec<BorrowerAction> {
+        self.leases.remove(&lease);
+        self.remember(lease);
+        vec![BorrowerAction::Send(Message::Closed { lease })]
     }
 
     /// The lender of a lease is gone.
@@ -158,7 +185,7 @@ impl Borrower {
         let incarnation = self.incarnation;
         let mut actions = Vec::new();
         for (lease, entry) in &mut self.leases {
-            if now < entry.renew_at || entry.state == State::Closing {
+            if now < entry.renew_at || entry.is_over() {
                 continue;
             }
             entry.renew_at = now.saturating_add((entry.ttl / 3).max(1));
@@ -182,7 +209,7 @@ impl Borrower {
 
     /// When something is to be said next.
     pub fn next_tick(&self) -> Option<Millis> {
-        self.leases.values().filter(|l| l.state != State::Closing).map(|l| l.renew_at).min()
+        self.leases.values().filter(|l| !l.is_over()).map(|l| l.renew_at).min()
     }
 
     fn granted(&mut self, now: Millis, grant: Grant) -> Vec<BorrowerAction> {
@@ -210,6 +237,7 @@ impl Borrower {
                     renew_at,
                     lost: None,
                     used: None,
+                    front: false,
                 };
                 self.leases.insert(lease, entry);
                 vec![BorrowerAction::Open(grant)]
@@ -218,14 +246,14 @@ impl Borrower {
                 let outcome = outcome.clone();
                 vec![BorrowerAction::Send(Message::Opened { lease, outcome })]
             }
-            Some(State::Opening | State::Closing) => Vec::new(),
+            Some(State::Opening | State::Closing | State::Ending) => Vec::new(),
         }
     }
 
     /// The turn of a lease is not needed any more, as the node found.
     pub fn turn_used(&mut self, lease: LeaseId, how: TurnUse) -> Vec<BorrowerAction> {
         match self.leases.get_mut(&lease) {
-            Some(entry) if entry.state != State::Closing && entry.used.is_none() => {
+            Some(entry) if !entry.is_over() && entry.used.is_none() => {
                 entry.used = Some(how.clone());
                 vec![BorrowerAction::Send(Message::TurnUsed { lease, how })]
             }
@@ -241,7 +269,7 @@ impl Borrower {
                 self.remember(lease);
                 vec![BorrowerAction::Send(Message::Closed { lease })]
             }
-            Some(entry) if entry.state == State::Closing => Vec::new(),
+            Some(entry) if entry.is_over() => Vec::new(),
             Some(entry) => {
                 entry.state = State::Closing;
                 vec![how]

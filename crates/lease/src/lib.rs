@@ -6,7 +6,8 @@
 //! * [`Lender`], in the node of the host that has the function: *enforces* them. It lets in only
 //!   the epoch it was last armed for, and answers a revocation when nothing of that epoch is
 //!   reachable any more.
-//! * [`Borrower`], in the node of the host that uses it: opens and closes its end, and renews.
+//! * [`Borrower`], in the node of the host that uses it: opens and closes its end, and renews. Where the function's
+//!   front runs there, it *decides* which one may: one of a function at a time, whatever its lease.
 //!
 //! Messages may be lost, delayed, reordered and duplicated, nodes and control plane may die and
 //! return; what must never happen is that two epochs of one function are live at once (I2), or
@@ -48,7 +49,7 @@ pub use authority::{
     Authority, Availability, BorrowRefused, Config, Decision, EndReason, FunctionRecord,
     HostRecord, LeaseRecord, LeaseState, Record, ReturnRefused,
 };
-pub use borrower::{Borrower, BorrowerAction};
+pub use borrower::{Borrower, BorrowerAction, FrontRefused};
 pub use change::{ChangeRefused, LevelChange};
 pub use composition::{CompositionRecord, CompositionRefused};
 pub use device::{DeviceAnswer, DeviceChange, DeviceRefused};

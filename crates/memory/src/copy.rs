@@ -17,6 +17,7 @@ mod cache;
 mod channel;
 mod choice;
 pub(crate) mod pages;
+mod published;
 mod queue;
 mod ticket;
 mod transaction;
@@ -27,6 +28,7 @@ use crate::spin::AdaptiveSpin;
 
 pub use bytes::{copy as copy_bytes, own_caches};
 pub use channel::{Channel, Statistics};
+pub use published::{published, read_published};
 pub use ticket::{CopyFailure, Ticket, TransactionState};
 pub use transaction::{CopyLocation, Parties, PieceError, Transaction};
 

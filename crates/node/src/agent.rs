@@ -1,13 +1,14 @@
-//! The node's side of the lending protocol: runs the borrower's state machine, has the lender's
-//! ([`LentFunctions`]) decide, does what they say, and tells the control plane.
+//! The node's side of the lending protocol: has the lender's and the borrower's state machine decide
+//! ([`LentFunctions`], [`BorrowedFunctions`]), does what they say, and tells the control plane.
 //!
-//! Everything comes in through one channel and is decided in order. What takes time (revoking
+//! Everything comes in through one [inbox] and is decided in order. What takes time (revoking
 //! waits for I/O in flight, closing waits for a guest to release it) runs beside, but in order for
 //! each device and each lease. Losing the control plane stops nothing here: the agent goes on
 //! trying to reach it, and what is lent and borrowed stays so.
 
 mod actions;
 mod control;
+mod inbox;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,11 +17,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rackbus_control::api::{NodeMessages, NodeReport};
 use rackbus_control::node::AskedRestart;
 use rackbus_control::{ControlClient, lease_span};
-use rackbus_lease::{LeaseId, LenderAction, Message, Millis, TurnUse};
-use tokio::sync::mpsc;
+use rackbus_lease::{Borrower, BorrowerAction, LeaseId, LenderAction, Message, Millis, TurnUse};
 
 use actions::unplug;
-use control::{listen, post};
+use control::{Outbox, listen, post};
+pub use inbox::{AgentHandle, AgentInbox, inbox};
 
 use crate::borrower::BorrowedFunctions;
 use crate::handover::state::AgentState;
@@ -51,6 +52,8 @@ pub enum Heard {
     Said(Message),
     /// The lender has done something, and this follows.
     Lending(Vec<LenderAction>),
+    /// A front has ended, and this follows.
+    Borrowing(Vec<BorrowerAction>),
     /// A device hangs, or no longer does: the control plane is to know at once.
     Trouble,
     /// A lease's socket is served, or cannot be.
@@ -90,13 +93,12 @@ pub struct Agent {
     observe: Observe,
     /// The last report, and when the next one is due.
     reported: (NodeReport, Millis),
-    borrowing: rackbus_lease::Borrower,
     incarnation: u64,
     registered: bool,
     register_at: Millis,
     begun: Instant,
-    heard: mpsc::UnboundedSender<Heard>,
-    said: mpsc::UnboundedSender<NodeMessages>,
+    heard: AgentHandle,
+    said: Outbox,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
     turns: UsableTurns,
@@ -119,13 +121,14 @@ impl Agent {
         borrower: Arc<BorrowedFunctions>,
         unplugger: Unplugger,
         observe: Observe,
-        heard: mpsc::UnboundedSender<Heard>,
+        heard: AgentHandle,
     ) -> Self {
         // Lives are numbered by the clock; where it went back, the authority names a later one.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let incarnation = u64::try_from(since.as_nanos()).unwrap_or(0);
         lender.set_incarnation(incarnation);
-        let (said, outbox) = mpsc::unbounded_channel();
+        borrower.decide(|it| it.set_incarnation(incarnation));
+        let (said, outbox) = Outbox::new();
         let client = ControlClient::new(&identity.control);
         let post = tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
         let term = NewestTerm::open(identity.term.clone());
@@ -133,7 +136,6 @@ impl Agent {
         tokio::spawn(essential(post));
         tokio::spawn(essential(listen));
         Agent {
-            borrowing: rackbus_lease::Borrower::new(incarnation),
             identity,
             lender,
             borrower,
@@ -163,17 +165,21 @@ impl Agent {
     /// Goes on as the same life of the node, in the place of another process.
     #[must_use]
     pub(crate) fn resume(self, state: AgentState) -> Self {
-        let AgentState { incarnation, begun_ns, mut borrowing } = state;
-        // What the process before was about to say is lost.
-        borrowing.reconnected();
+        // The borrower goes on already.
+        let AgentState { incarnation, begun_ns, borrowing: _ } = state;
         self.lender.set_incarnation(incarnation);
-        let mut agent = Agent { incarnation, borrowing, begun: instant_of(begun_ns), ..self };
+        self.borrower.decide(|it| {
+            it.set_incarnation(incarnation);
+            // What the process before was about to say is lost.
+            it.reconnected();
+        });
+        let mut agent = Agent { incarnation, begun: instant_of(begun_ns), ..self };
         agent.borrower.turns().into_iter().for_each(|lease| agent.begin_turn(lease));
         agent
     }
 
-    /// Hears and acts until the channel closes.
-    pub async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Heard>) {
+    /// Hears and acts until nobody can tell anything any more.
+    pub async fn run(mut self, mut inbox: AgentInbox) {
         loop {
             if inbox.is_empty() {
                 self.try_restart();
@@ -185,15 +191,15 @@ impl Agent {
                 let report = self.report(now);
                 self.tell(NodeMessages { messages: Vec::new(), report: Some(report) });
             }
-            let actions = self.borrowing.tick(now);
+            let actions = self.borrower.decide(|it| it.tick(now));
             self.do_borrower(actions);
             self.look_at_turns(now);
             let due = self.register_at.min(self.reported.1).min(self.turns.due(now));
-            let due = self.borrowing.next_tick().unwrap_or(u64::MAX).min(due);
+            let due = self.borrower.decide(|it| it.next_tick()).unwrap_or(u64::MAX).min(due);
             let wait = Duration::from_millis(due.saturating_sub(self.now()));
             let wait = if self.restart.is_some() { wait.min(LOOK_AGAIN) } else { wait };
             tokio::select! {
-                heard = inbox.recv() => match heard {
+                heard = inbox.next() => match heard {
                     Some(heard) => self.hear(heard),
                     None => return,
                 },
@@ -209,10 +215,11 @@ impl Agent {
     fn register(&mut self, now: Millis) {
         let again = if self.registered { HEARTBEAT } else { REGISTER_AGAIN };
         self.register_at = now.saturating_add(again);
+        let newest = self.borrower.decide(|it| it.newest_lease());
         let register = Message::Register {
             incarnation: self.incarnation,
             devices: self.lender.newest_epochs(),
-            newest_lease: self.lender.newest_lease().max(self.borrowing.newest_lease()),
+            newest_lease: self.lender.newest_lease().max(newest),
             address: self.identity.address.clone(),
         };
         let report = self.report(now);
@@ -234,8 +241,7 @@ impl Agent {
     }
 
     fn tell(&self, said: NodeMessages) {
-        // The outbox lives as long as the process.
-        let _ = self.said.send(said);
+        self.said.put(said);
     }
 
     fn hear(&mut self, heard: Heard) {
@@ -245,10 +251,11 @@ impl Agent {
                 // This control plane may be a new one: repeated until it has answered.
                 self.registered = false;
                 self.register_at = now;
-                self.borrowing.reconnected();
+                self.borrower.decide(Borrower::reconnected);
             }
             Heard::Said(message) => self.receive(now, message),
             Heard::Lending(actions) => self.do_lender(actions),
+            Heard::Borrowing(actions) => self.do_borrower(actions),
             Heard::Trouble => self.register_at = now,
             Heard::Restart(asked) => {
                 self.restart = Some((asked, Instant::now() + UNDER_WAY));
@@ -257,20 +264,20 @@ impl Agent {
                 if outcome.is_ok() {
                     self.begin_turn(lease);
                 }
-                let actions = self.borrowing.open_done(lease, outcome);
+                let actions = self.borrower.decide(|it| it.open_done(lease, outcome));
                 self.do_borrower(actions);
             }
             Heard::TurnUsed(lease, how) => {
                 self.turns.end(lease);
-                let actions = self.borrowing.turn_used(lease, how);
+                let actions = self.borrower.decide(|it| it.turn_used(lease, how));
                 self.do_borrower(actions);
             }
             Heard::CloseDone(lease) => {
-                let actions = self.borrowing.close_done(lease);
+                let actions = self.borrower.decide(|it| it.close_done(lease));
                 self.do_borrower(actions);
             }
             Heard::LenderLost(lease, reason) => {
-                let actions = self.borrowing.lender_lost(lease, reason);
+                let actions = self.borrower.decide(|it| it.lender_lost(lease, reason));
                 self.do_borrower(actions);
                 // The guest loses the device now, control plane or not.
                 let (borrower, unplugger) = (self.borrower.clone(), self.unplugger.clone());
@@ -302,7 +309,7 @@ impl Agent {
                 let state = AgentState {
                     incarnation: self.incarnation,
                     begun_ns: begun_ns(self.begun),
-                    borrowing: self.borrowing.clone(),
+                    borrowing: self.borrower.decide(|it| it.clone()),
                 };
                 tokio::task::block_in_place(|| hand_over.perform(program, state))
             }
@@ -315,7 +322,7 @@ impl Agent {
     /// What has to end before the node can be restarted.
     fn under_way(&self) -> Option<HandOverError> {
         let lending = self.hand_over.as_ref().and_then(|it| it.lender.fence().under_way());
-        match lending.or_else(|| self.borrowing.under_way()) {
+        match lending.or_else(|| self.borrower.decide(|it| it.under_way())) {
             Some(under_way) => Some(HandOverError::UnderWay(under_way)),
             None if self.by_device.is_idle() && self.by_lease.is_idle() => None,
             None => Some(HandOverError::Unplugging),
@@ -332,7 +339,7 @@ impl Agent {
             {
                 self.incarnation = latest.saturating_add(1);
                 self.lender.set_incarnation(self.incarnation);
-                self.borrowing.set_incarnation(self.incarnation);
+                self.borrower.decide(|it| it.set_incarnation(self.incarnation));
                 self.register_at = now;
             }
             Message::Arm { .. }
@@ -344,7 +351,7 @@ impl Agent {
                 self.do_lender(actions);
             }
             other => {
-                let actions = self.borrowing.receive(now, other);
+                let actions = self.borrower.decide(|it| it.receive(now, other));
                 self.do_borrower(actions);
             }
         }

@@ -7,7 +7,7 @@
 //! was pulled out, and its QEMU no broken connection.
 
 mod attach;
-mod front_slots;
+mod fence;
 pub mod host;
 mod lease;
 mod saved;
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rackbus_control::api::{DeviceReport, PeerReport};
 use rackbus_fabric::FabricHandle;
-use rackbus_lease::{Grant, Placement};
+use rackbus_lease::{Borrower, BorrowerAction, FrontRefused, Grant, Placement};
 use rackbus_link::{Connect, Hello, InWindow, LinkError, VERSIONS};
 use rackbus_memory::Gate;
 use rackbus_pci::vfio_user::Server;
@@ -38,7 +38,9 @@ use crate::peers::PeerGroups;
 use crate::remote::OnLost;
 use crate::report;
 use crate::sessions::HOLD;
-pub(crate) use front_slots::{FrontSlot, FrontSlots};
+#[cfg(test)]
+pub(crate) use fence::tests as fence_tests;
+pub(crate) use fence::{BorrowerFence, FrontSlot};
 
 /// Why a function could not be opened here.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +59,9 @@ pub enum BorrowError {
     /// It does not appear in this host's own PCI tree.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// It is not to reach this host's memory.
+    #[error(transparent)]
+    Front(#[from] FrontRefused),
 }
 
 /// Told when somebody uses a function, and when its lender was lost meanwhile.
@@ -75,6 +80,9 @@ pub trait UseListener: Send + Sync {
     /// A process opened the socket of `grant`'s lease. `ended` says later whether the lease has ended,
     /// or somebody else's.
     fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded);
+
+    /// The front of a lease that is being closed has ended, and this follows.
+    fn front_ended(&self, actions: Vec<BorrowerAction>);
 }
 
 /// Whether a lease has ended, or has another user.
@@ -103,7 +111,8 @@ pub struct BorrowedFunctions {
     gate: Gate,
     hold: Duration,
     lanes: Lanes,
-    fronts: FrontSlots,
+    /// What is decided for all of it.
+    fence: BorrowerFence,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
     /// Those in this host's own PCI tree.
     in_host: HostFunctions,
@@ -132,6 +141,7 @@ impl BorrowedFunctions {
         let (peers, open, ended) = Default::default();
         let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
         let in_host = HostFunctions::default();
+        let fence = BorrowerFence::new(listener.clone());
         BorrowedFunctions {
             rack,
             host,
@@ -143,7 +153,7 @@ impl BorrowedFunctions {
             gate,
             hold: HOLD,
             lanes: Lanes::default(),
-            fronts: FrontSlots::default(),
+            fence,
             open,
             in_host,
             ended,
@@ -168,17 +178,25 @@ impl BorrowedFunctions {
         BorrowedFunctions { lanes, ..self }
     }
 
+    /// Has the lending protocol decide something. What it says is to be done takes time:
+    /// [`open`](BorrowedFunctions::open), [`close`](BorrowedFunctions::close).
+    pub fn decide<R>(&self, decide: impl FnOnce(&mut Borrower) -> R) -> R {
+        self.fence.decide(decide)
+    }
+
     /// Has the function appear in this host's own PCI tree, and returns its directory in sysfs.
     fn open_in_host(&self, grant: Grant) -> Result<PathBuf, BorrowError> {
         if let Some(path) = self.in_host.path(&grant) {
             return Ok(path);
         }
+        // The function reaches this host's memory, as a front here does.
+        let slot = self.fence.begin_front(grant.lease, host::SUCCESSION)?;
         let hello = self.hello(&grant);
         let stream = self.link.connect(&grant.address, &hello)?;
         let place = InWindow::receive(&*stream, &hello.to)?;
         let (listener, lost) = (self.listener.clone(), grant.clone());
         let on_lost: OnLost = Box::new(move |reason| listener.lender_lost(&lost, &reason));
-        Ok(self.in_host.open(grant, place, stream, on_lost)?)
+        Ok(self.in_host.open(grant, place, stream, slot, on_lost)?)
     }
 
     fn hello(&self, grant: &Grant) -> Hello {
@@ -217,9 +235,10 @@ impl BorrowedFunctions {
     /// A lease without its server.
     fn opened(&self, grant: Grant) -> Arc<Open> {
         let path = socket_path(&self.folder, &grant.function.device, grant.lease);
-        let (server, attachment, fixed, closed, membership) = Default::default();
+        let (server, attachment, fixed, membership) = Default::default();
         let lent_out = LentOut::new(self.fabric.clone(), &self.host);
-        Arc::new(Open { grant, path, server, lent_out, attachment, fixed, closed, membership })
+        let fence = self.fence.clone();
+        Arc::new(Open { grant, path, server, lent_out, attachment, fixed, fence, membership })
     }
 
     fn opener(&self, open: &Arc<Open>) -> AttachOpener {
@@ -232,13 +251,12 @@ impl BorrowedFunctions {
             gate: self.gate.clone(),
             hold: self.hold,
             lanes: self.lanes.clone(),
-            fronts: self.fronts.clone(),
             open: Arc::downgrade(open),
         }
     }
 
-    /// Ends a lease's socket: on return it is gone, and the lender is detached. Whoever still has it
-    /// open finds an absent device there. Closing what is not open changes nothing.
+    /// Ends the socket of a lease that the protocol has ended: on return it is gone, and the lender is detached.
+    /// Whoever still has it open finds an absent device there. Closing what is not open changes nothing.
     pub fn close(&self, lease: u64) {
         if self.in_host.close(lease) {
             return;

@@ -343,12 +343,13 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use rackbus_devices::nvme::{Nvme, NvmeConfig};
+    use rackbus_lease::Message;
     use rackbus_memory::SharedMemory;
     use rackbus_pci::endpoint::Endpoint;
     use rackbus_spec::pcie::Command;
 
     use super::*;
-    use crate::borrower::FrontSlots;
+    use crate::borrower::fence_tests::{ended, grant, granted};
 
     /// A drive at its lender, what that offers of it, and the files of its medium.
     fn offered() -> (Endpoint, OfferedMedium, Vec<OwnedFd>) {
@@ -475,8 +476,8 @@ mod tests {
         let fabric = lending.fabric().clone();
         let lost = Box::new(drop);
         let front = PlacedDevice::start("d", &medium, access, Arc::new(stream), lending, lost);
-        let slots = FrontSlots::default();
-        let front = front.unwrap().keeping(slots.take("alpha/d", Duration::ZERO).unwrap());
+        let (fence, follows) = granted(&[(1, "alpha/d")]);
+        let front = front.unwrap().keeping(fence.begin_front(1, Duration::ZERO).unwrap());
         let memory = SharedMemory::create("guest", 4096).unwrap();
         front.map(0, 4096, Access::READ | Access::WRITE, Some(memory.handle(0))).unwrap();
         // Its engine is busy.
@@ -484,10 +485,16 @@ mod tests {
         front.device.engine().post(move |_| _ = busy.recv()).unwrap();
         front.conversation().end();
         lenders.wait_closed();
-        assert!(slots.take("alpha/d", Duration::ZERO).is_none(), "its memory is lent");
+        fence.decide(|it| it.receive(0, Message::Granted(grant(2, "alpha/d"))));
+        assert!(fence.begin_front(2, Duration::ZERO).is_err(), "its memory is lent");
+        // Nor is its lease answered as closed.
+        fence.decide(|it| it.receive(0, ended(1)));
+        assert_eq!(fence.decide(|it| it.close_done(1)), []);
+        assert!(follows.try_recv().is_err());
         go_on.send(()).unwrap();
-        let next = slots.take("alpha/d", Duration::from_secs(60));
-        assert!(next.is_some());
+        let next = fence.begin_front(2, Duration::from_secs(60));
+        assert!(next.is_ok());
+        assert_eq!(follows.recv().unwrap().len(), 1, "it is closed");
         assert_eq!(fabric.with(|it| it.reached("host/function").unwrap().len()), 0);
     }
 }

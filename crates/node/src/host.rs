@@ -14,7 +14,7 @@ use std::time::Duration;
 use rackbus_control::node::{NodeSources, serve_node};
 use rackbus_control::{ControlClient, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
-use rackbus_lease::Grant;
+use rackbus_lease::{BorrowerAction, Grant};
 use rackbus_link::Link;
 use rackbus_memory::Gate;
 use rackbus_segment::directory::DirectorySettings;
@@ -26,7 +26,7 @@ use lending::lend_available;
 use restarts::{Taken, check_restarts, process_of_this_version, resume_borrowed};
 use sockets::Sockets;
 
-use crate::agent::{Agent, AgentIdentity, Heard};
+use crate::agent::{Agent, AgentHandle, AgentIdentity, inbox};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use crate::handover::parcel::ParcelDescriptors;
 use crate::handover::{HandOver, HandoverProgram, InheritedNode};
@@ -155,7 +155,7 @@ async fn start(
     let started = segments.start_on(&folder, processes, gate.clone());
     started.map_err(path_error(&folder.join(SOCKET)))?;
 
-    let (heard, inbox) = mpsc::unbounded_channel();
+    let (heard, inbox) = inbox();
     let unplugger = Unplugger::new(&options.run_dir, &options.host);
     if !resumed {
         // Before anything is borrowed anew: what is plugged in by now nobody serves any more.
@@ -199,7 +199,8 @@ async fn start(
     if let Some(state) = agent_state {
         agent = agent.resume(state);
     }
-    let (restarts, asked) = mpsc::unbounded_channel();
+    // One is looked at, and one waits: whoever asks beside these waits for its place in its own conversation.
+    let (restarts, asked) = mpsc::channel(1);
     tokio::spawn(check_restarts(hand_over, asked, heard));
     let answers = NodeSources { metrics, fabric, network: Arc::new(network), process, restarts };
     tokio::select! {
@@ -229,7 +230,7 @@ fn borrow(
     options: &NodeOptions,
     functions: &Path,
     fabric: FabricHandle,
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: AgentHandle,
     gate: Gate,
 ) -> BorrowedFunctions {
     let client = ControlClient::new(&control_socket(&options.run_dir));
@@ -253,7 +254,7 @@ async fn answer(answers: NodeSources, listener: UnixListener) -> std::convert::I
 /// Hands losses to the agent, and users to who watches them.
 #[derive(Debug)]
 struct Listener {
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: AgentHandle,
     users: Users,
 }
 
@@ -261,11 +262,11 @@ impl UseListener for Listener {
     fn lender_lost(&self, grant: &Grant, reason: &str) {
         let _about = lease_span(grant.lease).entered();
         tracing::warn!(lender = grant.function.host, reason, "the lender is lost");
-        let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
+        self.heard.lender_lost(grant.lease, reason.to_owned());
     }
 
     fn link_changed(&self, _grant: &Grant) {
-        let _ = self.heard.send(Heard::Trouble);
+        self.heard.trouble();
     }
 
     fn vm_of(&self, socket: &Path) -> Option<String> {
@@ -274,5 +275,9 @@ impl UseListener for Listener {
 
     fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded) {
         self.users.watch(grant.lease, socket, process, ended);
+    }
+
+    fn front_ended(&self, actions: Vec<BorrowerAction>) {
+        self.heard.front_ended(actions);
     }
 }

@@ -10,6 +10,7 @@ use rackbus_control::metrics::{Labels, MetricsPage, MetricsSource};
 use rackbus_control::network::NodeNetwork;
 use rackbus_control::node::NodeProcess;
 use rackbus_link::Purpose;
+use rackbus_memory::copy::Statistics;
 
 use crate::agent::Observe;
 use crate::borrower::BorrowedFunctions;
@@ -142,12 +143,23 @@ pub fn observe(
             last_over_bounds: last,
             log_lines_left_out: log_lines_left_out(),
             shared_memory: shared.into(),
+            channels: channel_counts(segments.channels()),
             conversations: open.into(),
             restarts_in_place: process.restarts,
             restart_pause_us: process.pause_us,
             ..NodeReport::default()
         }
     })
+}
+
+fn channel_counts(channels: Statistics) -> BTreeMap<String, u64> {
+    let counts = [
+        ("transactions", channels.transactions),
+        ("bytes", channels.bytes),
+        ("failures", channels.failures),
+        ("aborts", channels.aborts),
+    ];
+    counts.map(|(what, count)| (what.to_owned(), count)).into()
 }
 
 /// Makes a node's page of metrics anew at each request.
@@ -189,9 +201,24 @@ pub fn source(
         let help =
             "What other machines were refused of shared memory, as they had as much as one may";
         page.counter("shared_memory_refused", help, over);
+        channels_page(segments.channels(), &mut page);
         network_page(&network.status(), &mut page);
         page
     })
+}
+
+fn channels_page(channels: Statistics, page: &mut MetricsPage) {
+    let counters = [
+        ("channel_transactions", "Transactions of copy channels that ended", channels.transactions),
+        ("channel_bytes", "Bytes that copy channels copied", channels.bytes),
+        ("channel_failures", "Transactions of copy channels that failed", channels.failures),
+        ("channel_aborts", "Transactions of copy channels that were aborted", channels.aborts),
+    ];
+    for (name, help, count) in counters {
+        page.counter(name, help, [(Labels::new(), count)]);
+    }
+    let busy = [(Labels::new(), channels.busy_ns as f64 / 1e9)];
+    page.gauge("channel_busy_seconds", "How long copy channels had something to do", busy);
 }
 
 fn link_page(link: &LinkCounters, page: &mut MetricsPage) {

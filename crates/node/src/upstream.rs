@@ -11,11 +11,13 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::net::Shutdown;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,7 @@ use rackbus_pci::vfio_user::{self, DeviceShape, RequestRefused, SavedSession, Se
 use rackbus_pci::{MediumOffer, SaveError};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::lendable::{Attached, Lendable, NotReady, NotSaved};
@@ -35,6 +38,9 @@ use crate::remote::{LenderConversation, RemoteDevice};
 
 /// How long a server may take to be there, and for each answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a server may take until its function can be used, whatever it answers meanwhile.
+const OPENING: Duration = Duration::from_secs(30);
 
 /// How long a server that was asked to end may take before it is killed.
 const GRACE: Duration = Duration::from_secs(1);
@@ -47,10 +53,12 @@ const AGAIN: Duration = Duration::from_millis(5);
 pub struct Upstream {
     name: String,
     server: UpstreamServer,
-    /// The server that its user's session has; `None` between two users.
+    /// The server that was run for the user; `None` between two users.
     process: Arc<Mutex<Option<Child>>>,
     /// The conversation with the server while there is a user, for who takes the function away.
     conversation: Arc<Mutex<Option<LenderConversation>>>,
+    /// The connection while the server is asked what it serves.
+    opening: Arc<Mutex<Option<UnixStream>>>,
     /// The last session ended without the server's word that it released everything.
     unsettled: Arc<Mutex<bool>>,
 }
@@ -67,6 +75,7 @@ impl Upstream {
             server,
             process: Arc::default(),
             conversation: Arc::default(),
+            opening: Arc::default(),
             unsettled: Arc::default(),
         }
     }
@@ -122,11 +131,12 @@ impl Upstream {
         }
     }
 
-    /// Connects to the server, which may need a moment to be there when `child` was just run.
-    fn connect(&self, mut child: Option<&mut Child>) -> io::Result<UnixStream> {
+    /// Connects to the server, which may need a moment to be there when its program was just run, and to take those who
+    /// connected before.
+    fn connect(&self) -> io::Result<UnixStream> {
         let begun = Instant::now();
         loop {
-            let error = match UnixStream::connect(&self.server.socket) {
+            let error = match connect_now(&self.server.socket) {
                 Ok(stream) => {
                     stream.set_read_timeout(Some(PATIENCE))?;
                     stream.set_write_timeout(Some(PATIENCE))?;
@@ -135,25 +145,55 @@ impl Upstream {
                 Err(error) => error,
             };
             let socket = self.server.socket.display();
-            let Some(child) = &mut child else {
-                let said = format!("no vfio-user server answers at {socket}: {error}; start it");
-                return Err(io::Error::new(error.kind(), said));
-            };
-            if let Some(status) = child.try_wait()? {
-                let said = format!("its server ended ({status}) before it listened at {socket}");
-                return Err(io::Error::other(said));
+            let mut process = locked(&self.process);
+            match process.as_mut() {
+                Some(child) => {
+                    if let Some(status) = child.try_wait()? {
+                        let said =
+                            format!("its server ended ({status}) before it listened at {socket}");
+                        return Err(io::Error::other(said));
+                    }
+                }
+                None if error.kind() == io::ErrorKind::WouldBlock => {}
+                None => {
+                    let said =
+                        format!("no vfio-user server answers at {socket}: {error}; start it");
+                    return Err(io::Error::new(error.kind(), said));
+                }
             }
+            drop(process);
             if begun.elapsed() > PATIENCE {
-                let said = format!("its server does not listen at {socket} within {PATIENCE:?}");
+                let said = format!("its server takes no user at {socket} within {PATIENCE:?}");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, said));
             }
             std::thread::sleep(AGAIN);
         }
     }
 
-    /// Connects, and resets the function.
-    fn open(&self, child: Option<&mut Child>, user: Arc<dyn Stream>) -> io::Result<RemoteDevice> {
-        let stream = self.connect(child)?;
+    /// Connects, and resets the function. It ends within [`OPENING`], and when the function is
+    /// [taken away](Lendable::revoke), however slowly the server answers.
+    fn open(&self, user: Arc<dyn Stream>) -> io::Result<RemoteDevice> {
+        let stream = self.connect()?;
+        let (revoked, slow) = (stream.try_clone()?, stream.try_clone()?);
+        let (opened, ended) = mpsc::channel::<()>();
+        let watch = move || {
+            if ended.recv_timeout(OPENING) == Err(RecvTimeoutError::Timeout) {
+                let _ = slow.shutdown(Shutdown::Both);
+            }
+        };
+        std::thread::Builder::new().name("upstream opens".to_owned()).spawn(watch)?;
+        *locked(&self.opening) = Some(revoked);
+        let device = self.describe_and_reset(stream, user);
+        *locked(&self.opening) = None;
+        drop(opened);
+        device
+    }
+
+    fn describe_and_reset(
+        &self,
+        stream: UnixStream,
+        user: Arc<dyn Stream>,
+    ) -> io::Result<RemoteDevice> {
         let name = self.name.clone();
         let lost = move |how: String| {
             tracing::error!(device = name, how, "the server of a lent function is gone");
@@ -165,6 +205,16 @@ impl Upstream {
         device.reset().map_err(io::Error::other)?;
         Ok(device)
     }
+}
+
+/// Connects at once, or fails: also where the server has others to take first, who may never be taken.
+fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Ends a program and what it started, and waits until it is gone.
@@ -190,7 +240,7 @@ impl Lendable for Upstream {
         }
         // It did not say that it released its last user. One that serves a next one has.
         let user = UnixStream::pair().map_err(NotReady::Failed)?.0;
-        match self.open(None, Arc::new(user)) {
+        match self.open(Arc::new(user)) {
             Ok(_) => {
                 *locked(&self.unsettled) = false;
                 Ok(())
@@ -200,21 +250,21 @@ impl Lendable for Upstream {
     }
 
     fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>> {
-        let mut child = match &self.server.command {
-            Some(command) => Some(self.run(command)?),
-            None => None,
-        };
-        let opened = self.open(child.as_mut(), stream.clone());
-        let device = match opened {
+        let is_run = self.server.command.is_some();
+        if let Some(command) = &self.server.command {
+            let child = self.run(command)?;
+            *locked(&self.process) = Some(child);
+        }
+        let device = match self.open(stream.clone()) {
             Ok(device) => device,
             Err(error) => {
-                child.iter_mut().for_each(end);
+                // Not under the lock: one that cannot be killed must not keep who takes the function away.
+                let child = locked(&self.process).take();
+                child.into_iter().for_each(|mut child| end(&mut child));
                 return Err(error);
             }
         };
         *locked(&self.conversation) = Some(device.conversation());
-        let is_run = child.is_some();
-        *locked(&self.process) = child;
         Ok(Box::new(Session {
             device,
             lending,
@@ -230,6 +280,9 @@ impl Lendable for Upstream {
             // All that it had mapped goes with it.
             let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
             let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+        }
+        if let Some(stream) = &*locked(&self.opening) {
+            let _ = stream.shutdown(Shutdown::Both);
         }
         if let Some(conversation) = &*locked(&self.conversation) {
             conversation.end();

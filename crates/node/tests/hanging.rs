@@ -11,11 +11,11 @@ use rackbus_control::api::{Device as ApiDevice, DeviceState};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{ControlClient, ServiceOptions};
 use rackbus_fabric::{Fabric, FabricHandle};
-use rackbus_lease::{Config, Grant, LenderAction, Message, Placement};
+use rackbus_lease::{BorrowerAction, Config, Grant, LenderAction, Message, Placement};
 use rackbus_link::shm::ShmLink;
 use rackbus_link::{Connect, Hello, IncomingConnection, Link, Purpose, VERSIONS};
 use rackbus_memory::{Access, DmaSpace, Event, GatePassage, PinnedSlice, SharedMemory, Stream};
-use rackbus_node::agent::{Agent, AgentIdentity};
+use rackbus_node::agent::{Agent, AgentIdentity, inbox};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
 use rackbus_node::{LendError, LentFunctions, Modelled, RemoteDevice, control_socket};
@@ -350,6 +350,7 @@ impl UseListener for Unheard {
     }
     fn lender_lost(&self, _: &Grant, _: &str) {}
     fn opened(&self, _: &Grant, _: &Path, _: u32, _: LeaseEnded) {}
+    fn front_ended(&self, _: Vec<BorrowerAction>) {}
 }
 
 /// A control plane with hosts alpha, whose device hangs, and beta, in this process.
@@ -411,7 +412,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         let unplugger = Unplugger::new(run_dir, &host);
         let term = folder.join("control.term");
         let identity = AgentIdentity { host, address, control, term };
-        let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();
+        let (heard, inbox) = inbox();
         let (borrower, observe) = (Arc::new(borrower), Box::new(Default::default));
         let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);
         tokio::spawn(agent.run(inbox));

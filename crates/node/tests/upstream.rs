@@ -3,11 +3,14 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use common::{Rack, blocking};
-use rackbus_control::api::{BorrowRequest, Isolation, Lease};
+use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, Lease};
 use rackbus_control::{ControlClient as NodeClient, ControlClientError};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveError, DriveOptions};
@@ -174,6 +177,49 @@ async fn a_server_that_hangs_is_ended_and_run_anew() {
     let _ = rack.client.give_back(id).await;
     let lease = borrow(&rack).await;
     blocking(move || open(&lease).unwrap().write(1, &[2; 512], true).unwrap()).await;
+}
+
+/// Answers each read in time, and never comes to an end: a reply of 4 KiB, a byte at a time. `asked` hears of each
+/// request.
+fn answer_for_ever(listener: &UnixListener, asked: &Sender<()>) {
+    for stream in listener.incoming() {
+        let (mut stream, asked) = (stream.unwrap(), asked.clone());
+        std::thread::spawn(move || -> std::io::Result<()> {
+            let mut request = [0; 16];
+            stream.read_exact(&mut request)?;
+            let mut reply = [0; 16];
+            reply[..4].copy_from_slice(&request[..4]);
+            reply[4..8].copy_from_slice(&4096u32.to_le_bytes());
+            reply[8] = 1;
+            stream.write_all(&reply)?;
+            let _ = asked.send(());
+            loop {
+                stream.write_all(&[0])?;
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_never_ends_its_answer_keeps_nobody_from_taking_its_function_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("server.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (asked, hears) = channel();
+    std::thread::spawn(move || answer_for_ever(&listener, &asked));
+    let rack = Rack::start(&rack_file(&format!("socket = {socket:?}"))).await;
+    let lease = borrow(&rack).await;
+    let id = lease.lease;
+    let opened = tokio::task::spawn_blocking(move || open(&lease).is_ok());
+    blocking(move || hears.recv_timeout(SOON).expect("the lender never opens it")).await;
+    let begun = Instant::now();
+    let _ = rack.client.give_back(id).await;
+    while rack.client.devices().await.unwrap()[0].state != DeviceState::Offered {
+        assert!(begun.elapsed() < 2 * SOON, "the function is never back");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!opened.await.unwrap());
 }
 
 /// The example of rust-vmm's crate: a card with an interrupt line, whose BAR 2 raises it at each third read.

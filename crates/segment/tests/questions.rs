@@ -1,16 +1,18 @@
 //! What a session is told when another host's node says nothing.
 
+#[path = "questions/locks.rs"]
+mod locks;
+
+use locks::{Locks, with_connection};
 use rackbus_fabric::FabricHandle;
-use rackbus_segment::directory::{
-    DirectorySettings, HostRange, LinePart, LockAccess, LockState, Loss,
-};
+use rackbus_segment::directory::{DirectorySettings, HostRange, LinePart, Loss};
 use rackbus_segment::message::{
-    BarrierPhase, ConnectorMessage, LockHolder, LockOperation, LockReply, LockRequest, Notice,
-    OwnerMessage, PeerReply, Question, Refusal, Reply, SegmentAccess, SegmentKind, SessionEvent,
-    SessionRequest, TargetKind, VERSION, Withdrawal,
+    ConnectorMessage, InterruptKind, LockHolder, Notice, OwnerMessage, PeerReply, Question,
+    Refusal, Reply, SegmentAccess, SegmentKind, SessionEvent, SessionRequest, TargetKind, VERSION,
+    Withdrawal,
 };
 use rackbus_segment::{
-    Directory, DirectoryAction, Handle, ObjectId, Objects, Recipient, SessionId,
+    Directory, DirectoryAction, Handle, NodeId, ObjectId, Objects, Recipient, SessionId,
 };
 
 /// Nothing is made in these tests.
@@ -43,8 +45,19 @@ fn directory_of(machines: bool) -> Directory {
 
 /// Whose hosts have so many bytes of the rack's address space each.
 fn directory_with(machines: bool, size: u64) -> Directory {
+    directory_at(&[(4, "alpha"), (8, "beta")], machines, size)
+}
+
+/// Of the first of these hosts.
+fn directory_of_hosts(nodes: &[NodeId]) -> Directory {
+    let names: Vec<String> = nodes.iter().map(|node| format!("host{node}")).collect();
+    let hosts: Vec<_> = nodes.iter().copied().zip(names.iter().map(String::as_str)).collect();
+    directory_at(&hosts, false, 1 << 20)
+}
+
+fn directory_at(hosts: &[(NodeId, &str)], machines: bool, size: u64) -> Directory {
     let range = HostRange { base: 1 << 32, size };
-    let hosts = [(4, "alpha".to_owned()), (8, "beta".to_owned())].into();
+    let hosts = hosts.iter().map(|(node, name)| (*node, (*name).to_owned())).collect();
     let rules = Default::default();
     let ranges = vec![(4, range)];
     let settings = DirectorySettings { node: 4, hosts, range, ranges, rules, machines };
@@ -181,6 +194,98 @@ fn nobody_is_cut_off_because_the_node_itself_stalled() {
     assert!(cut.contains(&DirectoryAction::Cut(SESSION)), "{cut:?}");
 }
 
+/// Once what was made for it stayed until its session ended.
+#[test]
+fn what_a_reply_gives_that_cannot_be_sent_is_given_back() {
+    let (mut directory, mut memories) = (directory(), Memories::default());
+    let (kind, size, what) = (SegmentKind::Shared, 4096, TargetKind::Segment);
+    let create = |id| SessionRequest::CreateSegment { id, choose: false, size, kind };
+    let connect = SessionRequest::Connect { node: 4, id: 7, timeout_ms: 1000, what };
+    let one = |outputs| replies(outputs).into_iter().next().unwrap();
+    let made = one(directory.request(0, SESSION, create(7), &mut memories));
+    let Reply::Created { segment, .. } = made else { panic!("{made:?}") };
+    directory.request(0, SESSION, SessionRequest::SetAvailable { segment }, &mut memories);
+    let before = directory.statistics();
+    for request in [create(8), connect, SessionRequest::Allocate { size }] {
+        let reply = one(directory.request(0, SESSION, request.clone(), &mut memories));
+        assert_ne!(directory.statistics(), before, "{request:?}");
+        let why = || "no descriptor is left".to_owned();
+        let told = one(directory.unsent(0, SESSION, &reply, why(), &mut memories));
+        assert_eq!(told, Reply::Refused(Refusal::System(why())));
+        assert_eq!(directory.statistics(), before, "{request:?}");
+    }
+}
+
+/// An owner may have made a connection whose memory it could not send.
+#[test]
+fn a_connection_that_failed_at_its_owner_or_was_answered_by_something_else_is_ended_there() {
+    let failed = Err(Refusal::System("no descriptor is left".into()));
+    for answer in [failed, Ok(PeerReply::Alive(true))] {
+        let (mut directory, mut memories) = (directory(), Memories::default());
+        let what = TargetKind::Segment;
+        let connect = SessionRequest::Connect { node: 8, id: 7, timeout_ms: 1000, what };
+        let before = directory.statistics();
+        let asked = directory.request(0, SESSION, connect, &mut memories);
+        let asks = |outputs: Vec<DirectoryAction>| {
+            let ask = |output| match output {
+                DirectoryAction::Send(Recipient::Ask(8, ask), _) => Some(ask),
+                _ => None,
+            };
+            outputs.into_iter().find_map(ask)
+        };
+        let Some(ConnectorMessage::Question { request, connection, .. }) = asks(asked) else {
+            panic!()
+        };
+        let tell = OwnerMessage::Answer { request, answer };
+        let done = directory.told(0, 8, tell, Vec::new(), &mut memories);
+        assert!(matches!(replies(done.clone())[..], [Reply::Refused(_)]), "{done:?}");
+        assert_eq!(asks(done), Some(ConnectorMessage::Disconnect { connection }));
+        assert_eq!(directory.statistics(), before);
+    }
+}
+
+/// The node answers for it, when it has read all that it has in common with the other machine.
+#[test]
+fn a_connection_of_another_machine_is_not_ended_because_a_move_takes_long() {
+    let hosts = [(4, "alpha"), (8, "beta"), (12, "gamma")];
+    let (mut directory, mut memories) = (directory_at(&hosts, true, 1 << 20), Memories::default());
+    let (kind, size) = (SegmentKind::Shared, 4096);
+    let create = SessionRequest::CreateSegment { id: 7, choose: false, size, kind };
+    let made = replies(directory.request(0, SESSION, create, &mut memories));
+    let [Reply::Created { segment, .. }] = made[..] else { panic!("{made:?}") };
+    directory.request(0, SESSION, SessionRequest::SetAvailable { segment }, &mut memories);
+    let connection = Handle(9);
+    for node in [8, 12] {
+        let what = Question::Segment { id: 7, what: TargetKind::Segment };
+        let ask = ConnectorMessage::Question { request: 1, connection, what };
+        directory.asked(0, node, ask, &mut memories);
+    }
+    let (share, node) = (SegmentAccess::None, Some(8));
+    let withdraw = SessionRequest::SetShare { first: 7, last: 7, node, share };
+    let begun = directory.request(0, SESSION, withdraw, &mut memories);
+    let told = |outputs: &[DirectoryAction]| -> Vec<OwnerMessage> {
+        let tell = |output: &DirectoryAction| match output {
+            DirectoryAction::Send(Recipient::Tell(12, tell), _) => Some(tell.clone()),
+            _ => None,
+        };
+        outputs.iter().filter_map(tell).collect()
+    };
+    let freeze = told(&begun);
+    let [OwnerMessage::Freeze { ticket, .. }] = freeze[..] else { panic!("{begun:?}") };
+    let frozen = SessionEvent::Freeze { ticket, keeper: segment, offset: 0, length: size };
+    assert!(begun.contains(&DirectoryAction::Send(Recipient::Event(SESSION, frozen), vec![])));
+    let notice = Notice::Frozen { ticket, keeper: segment };
+    directory.noticed(0, SESSION, notice, &mut memories);
+    for _ in 0..10 {
+        let due = directory.next_tick().unwrap();
+        assert_eq!(directory.tick(due, &mut memories), []);
+        assert!(directory.next_tick() > Some(due), "asked again at once");
+    }
+    let answer = ConnectorMessage::Frozen { ticket, connection };
+    let copies = directory.asked(0, 12, answer, &mut memories);
+    assert!(matches!(copies[..], [DirectoryAction::Copy { .. }]), "{copies:?}");
+}
+
 /// A gigabyte is emptied by somebody who holds up no other request meanwhile, and who is asked for that.
 #[test]
 fn large_memory_is_emptied_beside_other_requests_and_answered_when_it_is() {
@@ -275,217 +380,6 @@ fn memory_of_this_host_is_found_by_each_handle_that_leads_to_it() {
     assert_ne!(found[0], found[1]);
 }
 
-/// Memory with locks that are always free, and barriers at which nobody waits; what was done there.
-#[derive(Default)]
-struct Locks {
-    made: u64,
-    held: std::collections::BTreeMap<u64, LockHolder>,
-    arrived: Vec<Option<u32>>,
-    /// Nothing can be done in memory now.
-    fails: bool,
-    /// Phases that the barriers are past.
-    phase: u32,
-    excluded: Vec<(Vec<LockHolder>, LockHolder)>,
-}
-
-impl Objects for Locks {
-    fn memory(&mut self, _size: u64) -> Result<ObjectId, String> {
-        self.made += 1;
-        Ok(ObjectId(self.made))
-    }
-    fn event(&mut self) -> Result<ObjectId, String> {
-        Err("no event".into())
-    }
-    fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
-        Err("no line".into())
-    }
-    fn rung(&self, _line: ObjectId) -> Result<u32, String> {
-        Err("no line".into())
-    }
-    fn lock(&mut self, _memory: ObjectId, at: u64, access: LockAccess<'_>) -> Option<LockState> {
-        match access {
-            _ if self.fails => return None,
-            LockAccess::Take(me) => {
-                self.held.insert(at, me);
-                return Some(LockState::Taken { died: false });
-            }
-            LockAccess::Free(_) | LockAccess::FreeOfDead(_) => drop(self.held.remove(&at)),
-            LockAccess::Arrive { passed, .. } => {
-                self.arrived.push(passed);
-                self.phase = self.phase.max(passed.unwrap_or_default());
-                let phase = BarrierPhase::Waiting;
-                return Some(LockState::Arrived(passed.unwrap_or(self.phase), phase));
-            }
-            LockAccess::Exclude { parties, dead } => self.excluded.push((parties.to_vec(), dead)),
-            LockAccess::Look => {}
-        }
-        Some(LockState::Held(self.held.get(&at).copied()))
-    }
-}
-
-/// A segment of this host, and beta's connection to it.
-fn with_connection(directory: &mut Directory, locks: &mut Locks) -> Handle {
-    let (kind, size, connection) = (SegmentKind::Shared, 1 << 19, Handle(1));
-    let create = SessionRequest::CreateSegment { id: 7, choose: false, size, kind };
-    let told = replies(directory.request(0, SESSION, create, locks));
-    let [Reply::Created { segment, .. }] = told[..] else { panic!("{told:?}") };
-    directory.request(0, SESSION, SessionRequest::SetAvailable { segment }, locks);
-    let what = Question::Segment { id: 7, what: TargetKind::Segment };
-    directory.asked(0, 8, ConnectorMessage::Question { request: 1, connection, what }, locks);
-    connection
-}
-
-fn ask_lock(
-    directory: &mut Directory,
-    locks: &mut Locks,
-    (connection, request): (Handle, u64),
-    (offset, operation): (u64, LockOperation),
-) -> Result<PeerReply, Refusal> {
-    let what = Question::Lock {
-        connection,
-        session: SessionId(3),
-        request: LockRequest { offset, operation },
-    };
-    let ask = ConnectorMessage::Question { request, connection: Handle(request), what };
-    let told = directory.asked(0, 8, ask, locks);
-    let answer = told.into_iter().find_map(|action| match action {
-        DirectoryAction::Send(Recipient::Tell(8, OwnerMessage::Answer { answer, .. }), _) => {
-            Some(answer)
-        }
-        _ => None,
-    });
-    answer.unwrap()
-}
-
-/// Party 3 of beta arrives, or asks how far it is.
-fn arrive(
-    directory: &mut Directory,
-    locks: &mut Locks,
-    (connection, request): (Handle, u64),
-    (parties, passed): (&[LockHolder], Option<u32>),
-) {
-    let arrive = LockOperation::Arrive { parties: parties.to_vec(), passed };
-    let told = ask_lock(directory, locks, (connection, request), (64, arrive));
-    assert!(matches!(told, Ok(PeerReply::Lock(LockReply::Barrier { .. }))), "{told:?}");
-}
-
-#[test]
-fn an_arrival_that_comes_again_is_none_and_who_is_cut_off_is_not_waited_for() {
-    let (mut directory, mut locks) = (directory(), Locks::default());
-    let connection = with_connection(&mut directory, &mut locks);
-    let me = LockHolder { node: 8, session: SessionId(3) };
-    for (request, passed) in (100..).zip([None, Some(0), Some(0), Some(1), Some(0), Some(1)]) {
-        arrive(&mut directory, &mut locks, (connection, request), (&[me], passed));
-    }
-    assert_eq!(locks.arrived, [None, Some(0), Some(0), Some(1), Some(1)]);
-    directory.connector_gone(0, 8, &mut locks);
-    assert_eq!(locks.excluded, [(vec![me], me)]);
-}
-
-#[test]
-fn who_has_asked_about_a_barrier_and_is_cut_off_before_it_arrives_is_not_waited_for() {
-    let (mut directory, mut locks) = (directory(), Locks::default());
-    let connection = with_connection(&mut directory, &mut locks);
-    let me = LockHolder { node: 8, session: SessionId(3) };
-    arrive(&mut directory, &mut locks, (connection, 100), (&[me], None));
-    directory.connector_gone(0, 8, &mut locks);
-    assert_eq!(locks.excluded, [(vec![me], me)]);
-}
-
-#[test]
-fn a_barrier_whose_memory_is_zeroes_again_is_a_new_one_by_the_same_connection() {
-    let (mut directory, mut locks) = (directory(), Locks::default());
-    let connection = with_connection(&mut directory, &mut locks);
-    let me = LockHolder { node: 8, session: SessionId(3) };
-    let other = LockHolder { node: 4, session: SESSION };
-    for (request, passed) in (100..).zip([None, Some(0), Some(1), Some(2)]) {
-        arrive(&mut directory, &mut locks, (connection, request), (&[me], passed));
-    }
-    (locks.phase, locks.arrived) = (0, Vec::new());
-    for (request, passed) in (200..).zip([None, Some(0), Some(0)]) {
-        arrive(&mut directory, &mut locks, (connection, request), (&[other, me], passed));
-    }
-    assert_eq!(locks.arrived.last(), Some(&Some(0)), "waits for ever");
-    directory.connector_gone(0, 8, &mut locks);
-    assert_eq!(locks.excluded, [(vec![other, me], me)], "the parties of the barrier that is there");
-}
-
-#[test]
-fn a_lock_is_not_taken_from_a_holder_whose_connection_is_there() {
-    let (mut directory, mut locks) = (directory(), Locks::default());
-    let connection = with_connection(&mut directory, &mut locks);
-    let me = LockHolder { node: 8, session: SessionId(3) };
-    let take = (0, LockOperation::Take { attempt: 1 });
-    ask_lock(&mut directory, &mut locks, (connection, 100), take).unwrap();
-    arrive(&mut directory, &mut locks, (connection, 101), (&[me], None));
-    // Somebody else who does not reach beta says so, and may be wrong.
-    for (request, offset, operation) in [
-        (102, 0, LockOperation::DeclareDead { holder: me }),
-        (103, 64, LockOperation::Exclude { parties: vec![me], dead: me }),
-    ] {
-        let done = ask_lock(&mut directory, &mut locks, (connection, request), (offset, operation));
-        assert_eq!(done, Ok(PeerReply::Lock(LockReply::Done)));
-    }
-    assert_eq!((locks.held.get(&0), locks.excluded.as_slice()), (Some(&me), &[][..]));
-    // The end of the connection frees the lock; of whom nothing is noted, others say whether it is dead.
-    directory.asked(0, 8, ConnectorMessage::Disconnect { connection }, &mut locks);
-    assert!(locks.held.is_empty() && locks.excluded.is_empty());
-}
-
-/// Of two conversations between two nodes one may be lost, and the processes there go on.
-#[test]
-fn a_holder_is_not_dead_whose_node_has_connections_here() {
-    let (mut directory, mut locks) = (directory(), Locks::default());
-    let connection = with_connection(&mut directory, &mut locks);
-    let holder = LockHolder { node: 8, session: SessionId(3) };
-    for (there, alive) in [(true, true), (false, false)] {
-        if !there {
-            let over = ConnectorMessage::Disconnect { connection };
-            directory.asked(0, 8, over, &mut locks);
-        }
-        let question = SessionRequest::Alive { holder };
-        assert_eq!(replies(directory.request(0, SESSION, question, &mut locks)), []);
-        let told = replies(directory.owner_gone(0, 8, Loss::Dead, &mut locks));
-        assert_eq!(told, [Reply::Alive(alive)]);
-    }
-}
-
-#[test]
-fn a_lock_that_cannot_be_freed_now_is_freed_later() {
-    let (mut directory, mut locks) = (directory(), Locks::default());
-    let connection = with_connection(&mut directory, &mut locks);
-    let ask = |directory: &mut Directory, locks: &mut Locks, request, operation| {
-        ask_lock(directory, locks, (connection, request), (0, operation)).unwrap()
-    };
-    ask(&mut directory, &mut locks, 100, LockOperation::Take { attempt: 1 });
-    locks.fails = true;
-    ask(&mut directory, &mut locks, 101, LockOperation::Release { attempt: 1 });
-    assert_eq!(locks.held.len(), 1);
-    locks.fails = false;
-    // Whoever asks for anything next.
-    ask(&mut directory, &mut locks, 102, LockOperation::Release { attempt: 2 });
-    assert!(locks.held.is_empty());
-}
-
-#[test]
-fn a_host_holds_so_many_locks_of_another_and_no_more() {
-    let (mut directory, mut locks) = (directory(), Locks::default());
-    let connection = with_connection(&mut directory, &mut locks);
-    let take = |directory: &mut Directory, locks: &mut Locks, attempt: u64| {
-        let operation = LockOperation::Take { attempt };
-        ask_lock(directory, locks, (connection, 100 + attempt), (64 * attempt, operation))
-    };
-    for attempt in 1..=65_536 {
-        assert!(take(&mut directory, &mut locks, attempt).is_ok());
-    }
-    assert_eq!(take(&mut directory, &mut locks, 65_537), Err(Refusal::TooMany(65_536)));
-    let release = (64, LockOperation::Release { attempt: 1 });
-    ask_lock(&mut directory, &mut locks, (connection, 99), release).unwrap();
-    assert!(take(&mut directory, &mut locks, 65_538).is_ok());
-    directory.connector_gone(0, 8, &mut locks);
-    assert!(locks.held.is_empty());
-}
-
 #[test]
 fn the_connections_of_a_host_lead_to_so_many_bytes_and_no_more() {
     let (mut directory, mut locks) = (directory_of(true), Locks::default());
@@ -521,4 +415,114 @@ fn the_connections_of_a_host_lead_to_so_many_bytes_and_no_more() {
         connect(&mut directory, &mut locks, most + 2).is_ok(),
         "a host that begins anew has all its room"
     );
+}
+
+/// Lines can be made, and nothing else.
+struct Lines(u64);
+
+impl Objects for Lines {
+    fn memory(&mut self, _size: u64) -> Result<ObjectId, String> {
+        Err("no memory".into())
+    }
+    fn event(&mut self) -> Result<ObjectId, String> {
+        self.line(LinePart::Doorbell)
+    }
+    fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
+        self.0 += 1;
+        Ok(ObjectId(self.0))
+    }
+    fn rung(&self, _line: ObjectId) -> Result<u32, String> {
+        Ok(0)
+    }
+}
+
+/// An interrupt of this host with a session of its own, and the connecting of senders to it.
+struct Receiving(Directory, Lines);
+
+const DATA: InterruptKind = InterruptKind::Data;
+
+impl Receiving {
+    fn new() -> Receiving {
+        let mut receiving = Receiving(directory_of_hosts(&[4, 8, 12, 16, 20, 24]), Lines(0));
+        let create = SessionRequest::CreateInterrupt { kind: DATA, number: Some(7), shared: false };
+        receiving.0.request(0, SESSION, create, &mut receiving.1);
+        receiving
+    }
+
+    fn connect(&mut self, node: NodeId, nth: u64) -> Result<(), Refusal> {
+        let what = Question::Interrupt { kind: DATA, number: 7 };
+        let ask = ConnectorMessage::Question { request: nth, connection: Handle(nth), what };
+        let outputs = self.0.asked(0, node, ask, &mut self.1);
+        let answer = |output| match output {
+            DirectoryAction::Send(Recipient::Tell(to, OwnerMessage::Answer { answer, .. }), _) => {
+                Some(answer).filter(|_| to == node)
+            }
+            _ => None,
+        };
+        outputs.into_iter().find_map(answer).unwrap().map(drop)
+    }
+
+    fn disconnect(&mut self, node: NodeId, nth: u64) {
+        let over = ConnectorMessage::Disconnect { connection: Handle(nth) };
+        self.0.asked(0, node, over, &mut self.1);
+    }
+}
+
+/// Each has a ring that this host's node and the interrupt's owner map.
+#[test]
+fn a_host_has_so_many_senders_of_data_interrupts_and_no_more() {
+    const MOST: u64 = 4096;
+    let mut receiving = Receiving::new();
+    for nth in 1..=MOST {
+        assert_eq!(receiving.connect(8, nth), Ok(()), "{nth}");
+    }
+    assert_eq!(receiving.connect(8, MOST + 1), Err(Refusal::TooMany(MOST as u32)));
+    receiving.disconnect(8, 1);
+    assert_eq!(receiving.connect(8, MOST + 2), Ok(()));
+    assert!(receiving.connect(8, MOST + 3).is_err());
+    receiving.0.connector_gone(0, 8, &mut receiving.1);
+    assert_eq!(receiving.connect(8, MOST + 4), Ok(()));
+}
+
+/// This host's own processes are none of the others.
+#[test]
+fn all_other_hosts_have_so_many_senders_of_data_interrupts_and_no_more() {
+    const EACH: u64 = 4096;
+    const MOST: u32 = 16 * 1024;
+    let mut receiving = Receiving::new();
+    for node in [8, 12, 16, 20] {
+        assert_eq!((1..=EACH).find(|nth| receiving.connect(node, *nth).is_err()), None);
+    }
+    assert_eq!(receiving.connect(24, 1), Err(Refusal::TooMany(MOST)));
+    let connect =
+        SessionRequest::ConnectInterrupt { node: 4, kind: DATA, number: 7, timeout_ms: 1000 };
+    let own = replies(receiving.0.request(0, SESSION, connect, &mut receiving.1));
+    assert!(matches!(own[..], [Reply::Connected(_)]), "{own:?}");
+    assert_eq!(receiving.connect(24, 2), Err(Refusal::TooMany(MOST)));
+    receiving.disconnect(16, 1);
+    assert_eq!(receiving.connect(24, 3), Ok(()));
+    assert_eq!(receiving.connect(24, 4), Err(Refusal::TooMany(MOST)));
+}
+
+/// Large memory takes its time to come from another machine.
+#[test]
+fn a_connection_that_was_answered_is_waited_for_while_its_memory_comes() {
+    let mut slow = directory_of(true);
+    let what = TargetKind::Segment;
+    let connect = SessionRequest::Connect { node: 8, id: 7, timeout_ms: 3000, what };
+    let asked = slow.request(0, SESSION, connect, &mut Nothing);
+    let connection = asked.iter().find_map(|output| match output {
+        DirectoryAction::Send(
+            Recipient::Ask(8, ConnectorMessage::Question { connection, .. }),
+            _,
+        ) => Some(*connection),
+        _ => None,
+    });
+    slow.is_being_completed(2_999, 8, connection.unwrap());
+    assert_eq!(replies(slow.tick(10_000, &mut Nothing)), []);
+    // Before the process takes its node for dead.
+    let due = slow.next_tick().unwrap();
+    assert!(due <= 12_000, "{due} ms");
+    let told = replies(slow.tick(due, &mut Nothing));
+    assert_eq!(told, [Reply::Refused(Refusal::NotResponding)]);
 }

@@ -34,15 +34,15 @@ impl Sender {
         timeout_ms: u32,
     ) -> Result<(Sender, Option<Arc<Region>>), AttachError> {
         let request = SessionRequest::ConnectInterrupt { node, kind, number, timeout_ms };
-        let (Reply::Connected(connected), fds) = session.call(&request)? else {
-            return Err(AttachError::Protocol);
-        };
+        let (made, reply, fds) = session.make(&request)?;
+        let Reply::Connected(connected) = reply else { return Err(AttachError::Protocol) };
         let mut fds = fds.into_iter();
         let bell = bell(&mut fds)?;
         let ring = fds.next().map(|file| shared(&file, RING.bytes().unwrap_or(1))).transpose()?;
         let (handle, watch) = (connected.connection, Watch::new(None));
         let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
         session.registry().watch(handle, watched, session);
+        made.claim();
         let far = session.between_machines() && node != session.node();
         Ok((Sender { session: session.clone(), handle, bell, watch, far }, ring))
     }

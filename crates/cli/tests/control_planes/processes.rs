@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::ControlClient;
 use rackbus_control::leadership::serving::ControlStatus;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 
-use super::support::PATIENCE;
 use super::support::machines::free_port;
+use super::support::{PATIENCE, Process};
 
 /// Names the program `etcd`.
 pub const ETCD: &str = "RACKBUS_ETCD";
@@ -73,8 +73,7 @@ impl Part {
     }
 
     pub fn signal(&self, signal: Signal) {
-        let pid = self.process.as_ref().unwrap().id();
-        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
+        Process::of(Pid::from_child(self.process.as_ref().unwrap())).signal(signal);
     }
 
     pub fn kill(&mut self) {

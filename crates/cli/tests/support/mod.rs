@@ -64,9 +64,26 @@ impl Process {
         Process { pid, handle }
     }
 
-    /// Sends it a signal.
+    /// Sends it a signal. With one that stops it, returns when each of its threads has stopped: on a busy machine, some
+    /// of them run on for a while after the signal was sent.
     pub fn signal(&self, signal: Signal) {
         rustix::process::pidfd_send_signal(&self.handle, signal).unwrap();
+        let begun = Instant::now();
+        while signal == Signal::STOP && self.runs() {
+            assert!(begun.elapsed() < PATIENCE, "{:?} does not stop", self.pid);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Whether a thread of it has neither stopped nor ended.
+    fn runs(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid.as_raw_pid()));
+        threads.into_iter().flatten().flatten().any(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // The name before the state may have brackets and blanks of its own.
+            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+            state.is_some_and(|state| !"TtZX".contains(state))
+        })
     }
 
     /// Whether it has ended.

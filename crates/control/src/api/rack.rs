@@ -64,6 +64,10 @@ pub struct HostStatus {
     /// What its processes share, and who is connected to it, by name.
     #[serde(default)]
     pub shared_memory: std::collections::BTreeMap<String, u64>,
+    /// What the copy channels of its processes did while these were attached, by name: transactions, bytes, failures,
+    /// aborts.
+    #[serde(default)]
+    pub channels: std::collections::BTreeMap<String, u64>,
     /// Conversations that other nodes have with its node, by what they are for.
     #[serde(default)]
     pub conversations: std::collections::BTreeMap<String, u64>,

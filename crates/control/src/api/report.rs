@@ -180,6 +180,9 @@ pub struct NodeReport {
     pub counted_ms: u64,
     /// What its host's processes share, and who is connected to it, by name.
     pub shared_memory: std::collections::BTreeMap<String, u64>,
+    /// What the copy channels of its host's processes did while these were attached, by name: transactions, bytes,
+    /// failures, aborts.
+    pub channels: std::collections::BTreeMap<String, u64>,
     /// Conversations that other nodes have with it, by what they are for.
     pub conversations: std::collections::BTreeMap<String, u64>,
     /// How often other hosts were refused what they had too much of there, by what it was.

@@ -14,7 +14,7 @@ impl ControlClient {
     /// [`ControlClientError`].
     pub async fn token(&self, host: &str, time: Duration) -> Result<String, ControlClientError> {
         let asked = TokenRequest { host: host.to_owned(), seconds: time.as_secs() };
-        let made: NewToken = self.call(Method::POST, "/v1/tokens", &asked).await?;
+        let made: NewToken = self.change(Method::POST, "/v1/tokens", &asked).await?;
         Ok(made.token)
     }
 
@@ -23,7 +23,7 @@ impl ControlClient {
     /// # Errors
     /// [`ControlClientError`].
     pub async fn join(&self, asked: &JoinRequest) -> Result<String, ControlClientError> {
-        let signed: Certificates = self.call(Method::POST, "/v1/join", asked).await?;
+        let signed: Certificates = self.change(Method::POST, "/v1/join", asked).await?;
         Ok(signed.certificates)
     }
 

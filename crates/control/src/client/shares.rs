@@ -31,12 +31,13 @@ impl ControlClient {
         self.call(Method::DELETE, &format!("/v1/shares/{share}"), &()).await
     }
 
-    /// Gives a share's turn back early.
+    /// Gives a share's turn back early, once: a control plane that is restarted meanwhile is asked again, under the
+    /// same idempotency key.
     ///
     /// # Errors
     /// [`ControlClientError`].
     pub async fn give_turn_back(&self, share: u64) -> Result<Share, ControlClientError> {
-        self.call(Method::POST, &format!("/v1/shares/{share}/yield"), &()).await
+        self.change(Method::POST, &format!("/v1/shares/{share}/yield"), &()).await
     }
 
     /// How a share stands, now and whenever that changes, until it is left.

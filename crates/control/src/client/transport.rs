@@ -42,7 +42,7 @@ impl ControlClient {
 
     /// A request that changes something. It carries a key, so that one whose answer was lost may be
     /// repeated.
-    pub(super) async fn change<T: DeserializeOwned>(
+    pub(crate) async fn change<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,

@@ -344,10 +344,11 @@ async fn begin(
     Ok(Open { sender, ended: tokio::spawn(connection) })
 }
 
-/// A client for a thread that may wait; what it asks is done by the runtime's threads.
+/// A client for a thread that may wait; what it asks is done by the runtime's threads. It waits for each answer
+/// before it asks again, so that there is a place for one question and never a second one.
 #[derive(Debug)]
 pub struct Blocking {
-    asked: tokio::sync::mpsc::UnboundedSender<Asked>,
+    asked: tokio::sync::mpsc::Sender<Asked>,
 }
 
 #[derive(Debug)]
@@ -359,7 +360,7 @@ enum Asked {
 impl Blocking {
     /// On the runtime that this is called on.
     pub fn new(mut etcd: EtcdClient) -> Blocking {
-        let (asked, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+        let (asked, mut inbox) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
             while let Some(asked) = inbox.recv().await {
                 match asked {
@@ -372,12 +373,13 @@ impl Blocking {
     }
 
     fn ask<T>(
-        &self,
+        &mut self,
         ask: impl FnOnce(mpsc::SyncSender<Result<T, KvError>>) -> Asked,
     ) -> Result<T, KvError> {
         let gone = || KvError::Unknown("the process ends".to_owned());
         let (answer, answered) = mpsc::sync_channel(1);
-        self.asked.send(ask(answer)).map_err(|_| gone())?;
+        // The place is free, as the last question was taken before it was answered.
+        self.asked.try_send(ask(answer)).map_err(|_| gone())?;
         answered.recv().map_err(|_| gone())?
     }
 }

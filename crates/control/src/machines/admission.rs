@@ -9,6 +9,7 @@ use rackbus_identity::{
 
 use super::{Certificates, NewToken};
 use crate::api::ApiError;
+use crate::blocking::blocking;
 use crate::events::Draft;
 use crate::service::{Service, problem};
 
@@ -80,9 +81,10 @@ impl RackAdmission {
         &self,
         bearer: Bearer,
         time: Duration,
+        key: Option<String>,
     ) -> Result<NewToken, ApiError> {
         let joining = self.joining.clone();
-        let made = blocking(move || joining.tokens().make(&bearer, time));
+        let made = blocking(move || joining.tokens().make(&bearer, time, key.as_deref()));
         let stored = |error: std::io::Error| {
             problem("not_stored", error.to_string(), "see to the state directory")
         };
@@ -97,16 +99,32 @@ impl RackAdmission {
         remedy: &'static str,
         subject: impl Fn(&Bearer) -> Result<(Subject, Duration), ApiError> + Send + 'static,
     ) -> Result<(Subject, Certificates), ApiError> {
-        let refused = move |error: TokenRefused| problem("forbidden", error.to_string(), remedy);
-        let (joining, shown) = (self.joining.clone(), token.clone());
+        let refused = move |error: TokenRefused| match error {
+            // It may have been stored all the same: the same request is answered by the same certificate then.
+            TokenRefused::Store(_) => problem("ending", error.to_string(), "try again in a moment"),
+            _ => problem("forbidden", error.to_string(), remedy),
+        };
+        let (joining, shown, asked) = (self.joining.clone(), token.clone(), request.clone());
         // Who has no token learns nothing.
-        let bearer = blocking(move || joining.tokens().bearer(&shown)).await.map_err(refused)?;
+        let found = blocking(move || {
+            let mut tokens = joining.tokens();
+            Ok((tokens.bearer(&shown, &asked)?, tokens.certified(&shown, &asked)?))
+        });
+        let (bearer, before) = found.await.map_err(refused)?;
         let (subject, life) = subject(&bearer)?;
-        // What cannot be signed costs none.
-        let signed = self.give(subject.clone(), life, &request, None).await?;
+        if let Some(certified) = before {
+            let revoked = self.service.revocations().check(&certified);
+            revoked.map_err(|error| problem("forbidden", error.to_string(), remedy))?;
+            return Ok((subject, self.joining.sign(&certified, &request)?));
+        }
+        let certified = self.service.draft_certificate(subject.clone(), life);
+        // What cannot be signed costs no token.
+        let signed = self.joining.sign(&certified, &request)?;
+        self.service.issue_certificate(&certified, None).await?;
         let joining = self.joining.clone();
-        // Of several that show it at once, one gets its certificate.
-        blocking(move || joining.tokens().take(&token, &bearer)).await.map_err(refused)?;
+        let take = move || joining.tokens().take(&token, &bearer, (&request, &certified));
+        // Of several other requests with it at once, one gets its certificate.
+        blocking(take).await.map_err(refused)?;
         Ok((subject, signed))
     }
 
@@ -140,12 +158,5 @@ impl RackAdmission {
 
     pub(crate) fn service(&self) -> &Service {
         &self.service
-    }
-}
-
-async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(job).await {
-        Ok(done) => done,
-        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
     }
 }

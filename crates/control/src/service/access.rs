@@ -4,17 +4,21 @@ use super::Service;
 use super::views::problem;
 use crate::access::ApiPeer;
 use crate::api::ApiError;
+use crate::blocking::blocking;
 
 impl Service {
     /// Lets only the node of `host` speak for it: what a node says ends leases.
     ///
     /// # Errors
     /// [`ApiError`] when the rack has no such host, or `peer` is not its node.
-    pub fn check_node(&self, host: &str, peer: &ApiPeer) -> Result<(), ApiError> {
+    pub async fn check_node(&self, host: &str, peer: &ApiPeer) -> Result<(), ApiError> {
         self.shared.check_host(host)?;
         let own = |process: i32| u32::try_from(process) == Ok(std::process::id());
         let is_node = match peer {
-            ApiPeer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
+            ApiPeer::Local(Some(process)) if own(*process) => true,
+            ApiPeer::Local(Some(process)) => {
+                self.node_of(*process, vec![host.to_owned()]).await.is_some()
+            }
             ApiPeer::Local(None)
             | ApiPeer::Person(..)
             | ApiPeer::Control
@@ -35,14 +39,19 @@ impl Service {
     ///
     /// # Errors
     /// `forbidden`.
-    pub fn check_device_of(&self, host: &str, peer: &ApiPeer) -> Result<(), ApiError> {
+    pub async fn check_device_of(&self, host: &str, peer: &ApiPeer) -> Result<(), ApiError> {
         let ApiPeer::Local(Some(process)) = peer else { return peer.acts_for(host) };
-        let inventory = self.shared.inventory();
-        let node_of = inventory.hosts.iter().find(|it| (self.is_node)(it, *process));
-        match node_of {
-            Some(own) => ApiPeer::Node(own.clone(), None).acts_for(host),
+        let hosts = self.shared.inventory().hosts.clone();
+        match self.node_of(*process, hosts).await {
+            Some(own) => ApiPeer::Node(own, None).acts_for(host),
             None => Ok(()),
         }
+    }
+
+    /// Which of `hosts` `process` is the node of, if of any. That is seen by their files.
+    async fn node_of(&self, process: i32, hosts: Vec<String>) -> Option<String> {
+        let is_node = self.is_node.clone();
+        blocking(move || hosts.into_iter().find(|host| is_node(host, process))).await
     }
 
     /// Lets nobody but the borrower of `lease`, and who administrates the rack, change it.

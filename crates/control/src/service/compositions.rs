@@ -5,24 +5,29 @@
 
 use futures_util::future::join_all;
 use rackbus_lease::{
-    CompositionRecord as Saved, CompositionRefused, FunctionId, LeaseRecord, LeaseState, Terms,
+    CompositionRecord as Saved, CompositionRefused, FunctionId, LeaseId, LeaseRecord, LeaseState,
+    Terms,
 };
 
 use super::writer::CompositionChange;
 use super::{
     FunctionsRequest, Granted, Known, Service, WriterRequest, function_id, present, problem,
 };
+use crate::answers::KeyedChange;
 use crate::api::{ApiError, BorrowRequest, Lease, LeaseStage};
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec, CompositionState};
 
-/// The leases of a composition's group that are not over.
-fn live<'a>(known: &'a Known, composition: &Saved) -> Vec<&'a LeaseRecord> {
+/// The leases of a composition's group.
+fn of_group<'a>(known: &'a Known, composition: &Saved) -> impl Iterator<Item = &'a LeaseRecord> {
     let its = |lease: &&LeaseRecord| {
-        lease.is_live()
-            && lease.borrower == composition.borrower
-            && lease.group.as_ref() == Some(&composition.name)
+        lease.borrower == composition.borrower && lease.group.as_ref() == Some(&composition.name)
     };
-    known.leases.values().filter(its).collect()
+    known.leases.values().filter(its)
+}
+
+/// Those that are not over.
+fn live<'a>(known: &'a Known, composition: &Saved) -> Vec<&'a LeaseRecord> {
+    of_group(known, composition).filter(|lease| lease.is_live()).collect()
 }
 
 impl Service {
@@ -76,11 +81,16 @@ impl Service {
         Ok(self.shown(&self.shared.known(), &composition))
     }
 
-    /// Saves a composition, to be borrowed by its name.
+    /// Saves a composition, to be borrowed by its name. Asked again with the same idempotency key, one that was
+    /// removed since stays so.
     ///
     /// # Errors
     /// [`ApiError`]; nothing changes then.
-    pub async fn save_composition(&self, spec: &CompositionSpec) -> Result<Composition, ApiError> {
+    pub async fn save_composition(
+        &self,
+        spec: &CompositionSpec,
+        key: Option<String>,
+    ) -> Result<Composition, ApiError> {
         // Its leases have its terms: what is wrong with these is said now.
         let named = BorrowRequest {
             isolation: spec.isolation,
@@ -106,16 +116,22 @@ impl Service {
             return Err(explain(CompositionRefused::Exists(spec.name.clone())));
         }
         if !self.in_rack_file(&spec.name) {
-            self.change_composition(CompositionChange::Save(composition)).await?;
+            let keyed = KeyedChange::new(key, "save composition", spec);
+            self.change_composition(CompositionChange::Save(composition), keyed).await?;
         }
         self.composition(&spec.name)
     }
 
-    /// Forgets a composition of which nothing is borrowed; as it was.
+    /// Forgets a composition of which nothing is borrowed; as it was. Asked again with the same idempotency key,
+    /// one of that name that was saved since stays.
     ///
     /// # Errors
     /// [`ApiError`]; nothing changes then.
-    pub async fn remove_composition(&self, name: &str) -> Result<Composition, ApiError> {
+    pub async fn remove_composition(
+        &self,
+        name: &str,
+        key: Option<String>,
+    ) -> Result<Composition, ApiError> {
         let composition = self.composition(name)?;
         if composition.in_rack_file {
             let said = format!("the rack file has the composition {name}");
@@ -126,18 +142,24 @@ impl Service {
             let help = format!("return it first: `rackbus composition return {name}`");
             return Err(problem("held", said, &help));
         }
-        self.change_composition(CompositionChange::Remove(name.to_owned())).await?;
+        let keyed = KeyedChange::new(key, "remove composition", &name);
+        self.change_composition(CompositionChange::Remove(name.to_owned()), keyed).await?;
         Ok(composition)
     }
 
-    async fn change_composition(&self, change: CompositionChange) -> Result<(), ApiError> {
-        let changed = self.writing.ask(|answer| WriterRequest::Compose { change, answer }).await?;
-        changed.map_err(explain)
+    async fn change_composition(
+        &self,
+        change: CompositionChange,
+        keyed: Option<KeyedChange>,
+    ) -> Result<(), ApiError> {
+        let ask = |answer| WriterRequest::Compose { change, keyed, answer };
+        self.writing.ask(ask).await?.map_err(explain).map(drop)
     }
 
-    /// Borrows a composition whole, and waits until all of it can be used. When a function of it cannot be obtained,
-    /// or does not become usable, nothing of it is borrowed. The caller may go away meanwhile, as from
-    /// [`borrow`](Service::borrow).
+    /// Borrows a composition whole, and waits until all of it can be used. When a function of it cannot be
+    /// obtained, or does not become usable, nothing of it is borrowed. The caller may go away meanwhile, as from
+    /// [`borrow`](Service::borrow). Asked again with the same idempotency key, its leases are those of the first
+    /// request.
     ///
     /// # Errors
     /// [`ApiError`], which names the holder when there is one.
@@ -145,6 +167,7 @@ impl Service {
         &self,
         name: &str,
         request: &CompositionRequest,
+        key: Option<String>,
     ) -> Result<Composition, ApiError> {
         let CompositionRequest { wait_ms, priority } = *request;
         let wait = BorrowRequest { wait_ms, ..BorrowRequest::new("", "") }.wait()?;
@@ -162,27 +185,38 @@ impl Service {
         }
         let Saved { borrower, functions, placement, .. } = composition;
         let terms = Terms { placement, group: Some(name.to_owned()), level: None };
-        let asked = FunctionsRequest { functions, borrower: &borrower, terms, key: None };
+        let asked = FunctionsRequest { functions, borrower: &borrower, terms, key };
         let what = format!("the composition {name}");
-        if let Granted::Leases(wanted) = self.grant(asked, wait, priority).await? {
-            self.settle(wanted, &what, &borrower).await?;
+        match self.grant(asked, wait, priority).await? {
+            Granted::Leases(wanted) => drop(self.settle(wanted, &what, &borrower).await?),
+            Granted::Answered(answer) => drop(self.still_lent(*answer)?),
         }
         self.composition(name)
     }
 
-    /// Returns all that is borrowed in a composition's group, and waits until it is offered again.
+    /// Returns all that is borrowed in a composition's group, and waits until it is offered again. Asked again with
+    /// the same idempotency key, what was borrowed since stays.
     ///
     /// # Errors
     /// [`ApiError`] for the first that is not; the others are returned anyway.
-    pub async fn return_composition(&self, name: &str) -> Result<Composition, ApiError> {
-        let leases = self.composition(name)?.leases;
-        let back = leases.iter().map(|lease| self.give_back(lease.lease, None));
-        for outcome in join_all(back).await {
-            match outcome {
-                // It ended meanwhile.
-                Err(refused) if refused.code == "over" => {}
-                outcome => drop(outcome?),
-            }
+    pub async fn return_composition(
+        &self,
+        name: &str,
+        key: Option<String>,
+    ) -> Result<Composition, ApiError> {
+        let composition = self.find_composition(name)?;
+        let leases = live(&self.shared.known(), &composition).iter().map(|it| it.lease).collect();
+        let keyed = KeyedChange::new(key, "return composition", &name);
+        let ask = |answer| WriterRequest::GiveBackAll { leases, keyed, answer };
+        let newest = self.writing.ask(ask).await?;
+        let leaving: Vec<LeaseId> = {
+            let known = self.shared.known();
+            let its = of_group(&known, &composition).filter(|it| it.lease <= newest);
+            let leaving = its.filter(|it| it.is_live() || known.is_held(it.lease));
+            leaving.map(|it| it.lease).collect()
+        };
+        for outcome in join_all(leaving.into_iter().map(|lease| self.wait_back(lease))).await {
+            outcome?;
         }
         self.composition(name)
     }

@@ -206,6 +206,14 @@ impl Service {
                 return Err(problem("over", refused.to_string(), help));
             }
         }
+        self.wait_back(lease).await
+    }
+
+    /// Waits until the function of a lease that ends is offered again.
+    ///
+    /// # Errors
+    /// [`ApiError`] when it takes too long.
+    pub(super) async fn wait_back(&self, lease: u64) -> Result<Lease, ApiError> {
         let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
         let back = self
             .shared

@@ -4,12 +4,14 @@ use rackbus_lease::{ChangeRefused, LeaseId, LeaseState, LevelChange};
 
 use super::leases::PATIENCE;
 use super::{Service, WriterRequest, present, problem};
+use crate::answers::KeyedChange;
 use crate::api::{ApiError, Lease};
 use crate::levels::{LevelRequest, check_level};
 
 impl Service {
     /// Changes the service level of a lease, and waits until its lender has decided. Who goes away meanwhile
-    /// changes nothing by that.
+    /// changes nothing by that. Asked again with the same idempotency key, a level that somebody asked for since
+    /// stays.
     ///
     /// # Errors
     /// [`ApiError`], with what would fit where the level cannot be kept.
@@ -17,10 +19,12 @@ impl Service {
         &self,
         lease: LeaseId,
         request: &LevelRequest,
+        key: Option<String>,
     ) -> Result<Lease, ApiError> {
         let level = &request.level;
         check_level(level.as_deref())?;
-        let ask = |answer| WriterRequest::ChangeLevel { lease, level: level.clone(), answer };
+        let (asked, keyed) = (level.clone(), KeyedChange::new(key, "level", &(lease, level)));
+        let ask = |answer| WriterRequest::ChangeLevel { lease, level: asked, keyed, answer };
         // None where it has that level anyway.
         let number = self.writing.ask(ask).await?.map_err(explain)?;
         let deadline = tokio::time::Instant::now() + PATIENCE;

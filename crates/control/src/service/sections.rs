@@ -12,7 +12,9 @@ use rackbus_lease::{Availability, DeviceChange, DeviceRefused};
 use super::leases::RETURN_PATIENCE;
 use super::{Inventory, Known, Service, WriterRequest, WriterShared, problem};
 use crate::access::ApiPeer;
+use crate::answers::KeyedChange;
 use crate::api::ApiError;
+use crate::blocking::blocking;
 use crate::offers::{OfferRequest, RackSection, SectionState};
 
 /// How long a node may take to have a device ready: its file may have to be made.
@@ -126,7 +128,8 @@ impl Service {
         inventory.sections.keys().filter_map(|key| self.shared.section(&known, key)).collect()
     }
 
-    /// Offers a device and waits until its node has it ready.
+    /// Offers a device and waits until its node has it ready. Asked again with the same idempotency key, one that was
+    /// withdrawn since stays so.
     ///
     /// # Errors
     /// [`ApiError`]; the rack has no such device then.
@@ -134,15 +137,16 @@ impl Service {
         &self,
         request: &OfferRequest,
         peer: &ApiPeer,
+        idempotency_key: Option<String>,
     ) -> Result<RackSection, ApiError> {
         let id = super::function_id(&request.device)?;
         let key = (id.host, id.device);
         self.shared.check_host(&key.0)?;
-        self.check_device_of(&key.0, peer)?;
+        self.check_device_of(&key.0, peer).await?;
         if request.section.is_some() {
             peer.describes_devices()?;
         }
-        let section = self.described(&key, request.section.as_deref())?;
+        let section = self.described(&key, request.section.as_deref()).await?;
         let there = self.shared.section(&self.shared.known(), &key);
         let same =
             |it: &RackSection| it.state == SectionState::Offered && it.section == section.text;
@@ -162,7 +166,9 @@ impl Service {
         };
         let deadline = tokio::time::Instant::now() + OFFER_PATIENCE;
         self.wait_gone(&key, deadline).await;
-        let asked = self.writing.ask(|answer| WriterRequest::Offer { change, answer }).await?;
+        let keyed = KeyedChange::new(idempotency_key, "offer", request);
+        let ask = |answer| WriterRequest::Offer { change, keyed, answer };
+        let asked = self.writing.ask(ask).await?;
         let number = asked.map_err(refused)?;
         let answer = self.shared.wait(deadline, |known| {
             let life = known.hosts.get(&key.0).map(|host| host.incarnation);
@@ -207,7 +213,7 @@ impl Service {
     }
 
     /// What is to be offered, read as the rack file would be.
-    fn described(
+    async fn described(
         &self,
         key: &(String, String),
         text: Option<&str>,
@@ -232,7 +238,7 @@ impl Service {
                 ));
             }
         }
-        let Some(read) = &self.shared.read_rack else {
+        let Some(read) = self.shared.read_rack.clone() else {
             let error = "this control plane's devices are fixed".to_owned();
             return Err(problem("bad_request", error, "list it in the rack file"));
         };
@@ -251,7 +257,8 @@ impl Service {
         let (host, device) = key.clone();
         let section = text.unwrap_or_default().to_owned();
         devices.push(OfferedDevice { host, device, section });
-        let inventory = read(&devices).map_err(|error| {
+        // A rack file and all that is offered beside it take their time to be read.
+        let inventory = blocking(move || read(&devices)).await.map_err(|error| {
             problem("bad_request", error, "the book's chapter on the rack file has all keys")
         })?;
         inventory.sections.get(key).cloned().ok_or_else(|| {
@@ -265,13 +272,14 @@ impl Service {
         let its = |it: &DeviceChange| it.number >= number && it.failure().is_some() && !it.listed;
         let Some(change) = change.filter(its) else { return };
         let change = DeviceChange { was: change.section.clone(), ..change };
-        let ask = |answer| WriterRequest::Withdraw { change, force: false, answer };
+        let ask = |answer| WriterRequest::Withdraw { change, force: false, keyed: None, answer };
         if let Err(error) = self.writing.ask(ask).await {
             tracing::warn!(error = error.error, "a device that failed cannot be removed");
         }
     }
 
-    /// Withdraws a device and waits until its node has released it, if that is there.
+    /// Withdraws a device and waits until its node has released it, if that is there. Asked again with the same
+    /// idempotency key, one that was offered again since stays in the rack.
     ///
     /// # Errors
     /// [`ApiError`], which names the holder when there is one.
@@ -280,6 +288,7 @@ impl Service {
         host: &str,
         device: &str,
         force: bool,
+        idempotency_key: Option<String>,
     ) -> Result<RackSection, ApiError> {
         let key = (host.to_owned(), device.to_owned());
         let inventory = self.shared.inventory();
@@ -313,9 +322,9 @@ impl Service {
             by_node: false,
             answer: None,
         };
-        let asked =
-            self.writing.ask(|answer| WriterRequest::Withdraw { change, force, answer }).await?;
-        asked.map_err(refused)?;
+        let keyed = KeyedChange::new(idempotency_key, "withdraw", &(&key, force));
+        let ask = |answer| WriterRequest::Withdraw { change, force, keyed, answer };
+        self.writing.ask(ask).await?.map_err(refused)?;
         let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
         let done = self.shared.wait(deadline, |known| {
             let life = known.hosts.get(host).map(|host| host.incarnation);

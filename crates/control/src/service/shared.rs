@@ -67,7 +67,6 @@ impl WriterShared {
 
     /// A step is stored: lets everybody know.
     pub(super) fn publish(&self, outcome: Decision, events: Vec<EventRecord>, first_event: u64) {
-        events.iter().for_each(crate::events::log);
         let Decision { records, messages } = outcome;
         let changes = |it: &Record| matches!(it, Record::Device(_) | Record::DeviceRemoved { .. });
         let mut known = self.known();
@@ -83,6 +82,8 @@ impl WriterShared {
         records.iter().for_each(|record| self.announce(&known, record));
         drop(known);
         self.steps.send_modify(|step| *step = step.wrapping_add(1));
+        // Last: nobody waits for the lines of the log.
+        events.iter().for_each(crate::events::log);
     }
 
     pub(super) fn announce(&self, known: &Known, record: &Record) {

@@ -8,6 +8,7 @@ use rackbus_lease::{FunctionId, LeaseId, LeaseState, Placement, ShareRefused, Sh
 
 use super::writer::ShareChange;
 use super::{Known, Service, WriterRequest, WriterShared, function_id, problem};
+use crate::answers::KeyedChange;
 use crate::api::{ApiError, BorrowRequest};
 use crate::shares::{Share, ShareSpec, ShareState, Turns};
 
@@ -57,12 +58,17 @@ impl Service {
         Ok(was)
     }
 
-    /// Gives its turn back early.
+    /// Gives its turn back early. Asked again with the same idempotency key, a later turn stays.
     ///
     /// # Errors
     /// [`ApiError`] when it has none.
-    pub async fn give_turn_back(&self, share: LeaseId) -> Result<Share, ApiError> {
-        self.change_share(ShareChange::GiveBack(share)).await?;
+    pub async fn give_turn_back(
+        &self,
+        share: LeaseId,
+        key: Option<String>,
+    ) -> Result<Share, ApiError> {
+        let keyed = KeyedChange::new(key, "give turn back", &share);
+        self.change_share(ShareChange::GiveBack(share, keyed)).await?;
         self.find_share(share)
     }
 

@@ -1,13 +1,15 @@
 //! What the control plane does to have functions borrowed together.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rackbus_lease::Terms;
+use rackbus_lease::{LeaseState, Terms};
 
 use super::Service;
 use super::leases::{FunctionsRequest, function_id};
-use super::views::problem;
+use super::views::{not_lent, present, problem};
 use super::writer::Granted;
+use crate::answers::BorrowAnswer;
 use crate::api::{ApiError, BorrowRequest, Lease};
 use crate::together::BorrowAllRequest;
 
@@ -32,7 +34,24 @@ impl Service {
             Granted::Leases(wanted) => {
                 self.settle(wanted, &request.functions.join(", "), borrower).await
             }
-            Granted::Answered(answer) => answer.map(|lease| vec![lease]),
+            Granted::Answered(answer) => self.still_lent(*answer).map(|lease| vec![lease]),
+        }
+    }
+
+    /// The lease that a repeated request for several functions was answered with, where it asks for one: as it is now.
+    ///
+    /// # Errors
+    /// [`ApiError`] when the request was refused, or the lease is over.
+    pub(super) fn still_lent(&self, answered: BorrowAnswer) -> Result<Lease, ApiError> {
+        let lease = answered?.lease;
+        let known = self.shared.known();
+        let over = || {
+            problem("failed", format!("lease {lease} is over"), "ask with another idempotency key")
+        };
+        let record = known.leases.get(&lease).ok_or_else(over)?;
+        match &record.state {
+            LeaseState::Ended { reason } => Err(not_lent(record, reason)),
+            _ => Ok(present(record)),
         }
     }
 
@@ -54,8 +73,8 @@ impl Service {
         self.shared.check_host(borrower)?;
         let named = functions.iter().map(|name| function_id(name));
         let named = named.collect::<Result<Vec<_>, _>>()?;
-        let twice = (1..named.len()).any(|at| named[..at].contains(&named[at]));
-        if named.is_empty() || twice {
+        let once = named.iter().collect::<BTreeSet<_>>().len();
+        if named.is_empty() || once < named.len() {
             let error = "functions that are borrowed together are at least one, each once";
             return Err(problem("bad_request", error.to_owned(), "name each of them once"));
         }

@@ -186,6 +186,7 @@ impl WriterShared {
                 .count(),
             borrows: leases().filter(|l| l.borrower == host).count(),
             shared_memory: report.map(|r| r.shared_memory.clone()).unwrap_or_default(),
+            channels: report.map(|r| r.channels.clone()).unwrap_or_default(),
             conversations: report.map(|r| r.conversations.clone()).unwrap_or_default(),
         }
     }

@@ -11,6 +11,7 @@ mod requests;
 mod shares;
 mod unstored;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use rackbus_lease::{Authority, Decision, LeaseId, Message};
 use tokio::sync::{mpsc, oneshot};
 
-use interests::{InterestEnd, Interests};
+use interests::{InterestEnds, Interests};
 use requests::Answer;
 pub(super) use requests::{
     AwaitedLease, CompositionChange, Granted, QueueStanding, RegisterRequest, Returned,
@@ -29,7 +30,7 @@ use unstored::Unstored;
 
 use super::{WriterShared, problem};
 use crate::access::{self, RequestOrigin as By};
-use crate::answers::{KeptAnswer, KeptAnswers, KeyLookup, KeyedRequest};
+use crate::answers::{KeptAnswer, KeptAnswers, KeyLookup, KeyedChange, KeyedRequest};
 use crate::api::ApiError;
 use crate::events::{Draft, LONGEST_TEXT, RefusalLimiter, shortened};
 use crate::store::{Commit, Store, StoreError};
@@ -54,8 +55,7 @@ impl Writing {
     ) -> std::io::Result<Writing> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let (requests, inbox) = mpsc::channel(BACKLOG);
-        // Not bounded by itself, but each request that waits comes once.
-        let (ended, ends) = mpsc::unbounded_channel();
+        let ends = Arc::<InterestEnds>::default();
         let mut writer = Writer {
             authority,
             store,
@@ -63,14 +63,14 @@ impl Writing {
             shared,
             refusals: RefusalLimiter::default(),
             unstored: Unstored::default(),
-            interests: Interests::new(ended),
+            interests: Interests::new(ends.clone()),
             again: Instant::now(),
             by: None,
         };
         let run = move || {
             let work = || {
                 writer.note(events);
-                runtime.block_on(writer.run(inbox, ends));
+                runtime.block_on(writer.run(inbox, &ends));
             };
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
                 // Its successor begins with what is stored, which is whole.
@@ -130,14 +130,6 @@ impl From<Decision> for Step {
     }
 }
 
-/// A step that gave something its number, or was refused.
-fn numbered<E>(decided: Result<(LeaseId, Decision), E>) -> (Result<LeaseId, E>, Step) {
-    match decided {
-        Ok((number, outcome)) => (Ok(number), outcome.into()),
-        Err(refused) => (Err(refused), Step::default()),
-    }
-}
-
 struct Writer {
     authority: Authority,
     store: Box<dyn Store>,
@@ -157,7 +149,7 @@ impl Writer {
     async fn run(
         &mut self,
         mut requests: mpsc::Receiver<(Option<By>, WriterRequest)>,
-        mut ends: mpsc::UnboundedReceiver<InterestEnd>,
+        ends: &InterestEnds,
     ) {
         loop {
             let wait = self.until_tick();
@@ -172,7 +164,7 @@ impl Writer {
                     }
                     None => return,
                 },
-                Some(end) = ends.recv() => {
+                end = ends.next() => {
                     self.interests.ended(self.shared.clock.now(), end);
                     self.give_back_unwanted();
                 }
@@ -212,41 +204,41 @@ impl Writer {
             WriterRequest::Told { leases, answer } => {
                 let _ = answer.send(Ok(self.told(&leases)));
             }
-            WriterRequest::Compose { change, answer } => {
-                let _ = answer.send(self.step(|authority, now| {
+            WriterRequest::Compose { change, keyed, answer } => {
+                let _ = answer.send(self.once(keyed, |authority, now| {
                     let changed = match change {
                         CompositionChange::Save(composition) => authority.compose(now, composition),
                         CompositionChange::Remove(name) => authority.dissolve(now, &name),
                     };
-                    match changed {
-                        Ok(outcome) => (Ok(()), outcome.into()),
-                        Err(refused) => (Err(refused), Step::default()),
-                    }
+                    changed.map(|outcome| (0, outcome))
                 }));
             }
             WriterRequest::Share { change, answer } => drop(answer.send(self.share(change))),
-            WriterRequest::Offer { change, answer } => {
+            WriterRequest::Offer { change, keyed, answer } => {
                 let _ =
-                    answer.send(self.step(|authority, now| numbered(authority.offer(now, change))));
+                    answer.send(self.once(keyed, |authority, now| authority.offer(now, change)));
             }
-            WriterRequest::Withdraw { change, force, answer } => {
-                let _ = answer.send(
-                    self.step(|authority, now| numbered(authority.withdraw(now, change, force))),
-                );
+            WriterRequest::Withdraw { change, force, keyed, answer } => {
+                let withdraw =
+                    |authority: &mut Authority, now| authority.withdraw(now, change, force);
+                let _ = answer.send(self.once(keyed, withdraw));
             }
-            WriterRequest::ChangeLevel { lease, level, answer } => {
-                let _ = answer.send(self.step(|authority, now| {
-                    match authority.change_level(now, lease, level) {
-                        Ok(outcome) => {
-                            let change = authority.lease(lease).and_then(|it| it.change.as_ref());
-                            (Ok(change.map_or(0, |change| change.number)), outcome.into())
-                        }
-                        Err(refused) => (Err(refused), Step::default()),
-                    }
+            WriterRequest::ChangeLevel { lease, level, keyed, answer } => {
+                let _ = answer.send(self.once(keyed, |authority, now| {
+                    let outcome = authority.change_level(now, lease, level)?;
+                    let change = authority.lease(lease).and_then(|it| it.change.as_ref());
+                    Ok((change.map_or(0, |change| change.number), outcome))
                 }));
             }
             WriterRequest::GiveBack { lease, key, answer } => {
                 let _ = answer.send(self.give_back(lease, key));
+            }
+            WriterRequest::GiveBackAll { leases, keyed, answer } => {
+                let newest = leases.iter().max().copied().unwrap_or(0);
+                let returned = self.once(keyed, |authority, now| {
+                    Ok::<_, Infallible>((newest, authority.give_back_all(now, &leases)))
+                });
+                let _ = answer.send(returned.map(|Ok(newest)| newest));
             }
             WriterRequest::Heard { host, messages, events, answer } => {
                 let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
@@ -329,6 +321,28 @@ impl Writer {
 
     fn find(&self, key: Option<&str>, request: &KeyedRequest) -> Result<KeyLookup, ApiError> {
         key.map_or(Ok(KeyLookup::New), |key| self.answers.find(key, request))
+    }
+
+    /// A step that gives something its number, or is refused. It is taken once where it has a key: of one that was
+    /// taken before, the answer is the number that it gave then.
+    fn once<E>(
+        &mut self,
+        keyed: Option<KeyedChange>,
+        decide: impl FnOnce(&mut Authority, u64) -> Result<(LeaseId, Decision), E>,
+    ) -> Result<Result<LeaseId, E>, ApiError> {
+        if let Some(KeyedChange { key, request }) = &keyed
+            && let KeyLookup::Pending(number) | KeyLookup::Answered(number, _) =
+                self.answers.find(key, request)?
+        {
+            return Ok(Ok(number));
+        }
+        self.step(|authority, at_ms| match decide(authority, at_ms) {
+            Ok((number, outcome)) => {
+                let answers = keyed.map(|keyed| keyed.kept(number, at_ms)).into_iter().collect();
+                (Ok(number), Step { answers, ..outcome.into() })
+            }
+            Err(refused) => (Err(refused), Step::default()),
+        })
     }
 
     /// One step of the authority: decide, store, then let it be known and send.

@@ -277,16 +277,19 @@ impl Nvme {
                 self.state.features.set_host_id(id);
                 Ok(CommandOutcome::DONE)
             }
-            // Section 5.21.1.6: what the cache holds must not be lost with it.
-            fid::VOLATILE_WRITE_CACHE
-                if sqe.cdw11 & 1 == 0 && self.state.features.write_cache() =>
-            {
+            // Section 5.21.1.6: what the cache holds must not be lost with it. Off from here on, so that nothing comes
+            // into it after the flush has begun; what is under way follows when it is done.
+            fid::VOLATILE_WRITE_CACHE if sqe.cdw11 & 1 == 0 => {
+                let was_on = self.state.features.write_cache();
+                let finish = if was_on { Finish::CacheOff } else { Finish::Plain };
+                self.state.features.set_write_cache(false);
+                self.state.jobs.flush_what_is_written();
                 let steps = Steps::from([MediumRequest::Flush]);
-                let outcome = self.run(Owner::Command(0, *sqe), steps, Finish::CacheOff)?;
-                if outcome == CommandOutcome::DONE {
-                    self.state.features.set_write_cache(false);
+                let outcome = self.run(Owner::Command(0, *sqe), steps, finish);
+                if outcome.is_err() {
+                    self.state.features.set_write_cache(was_on);
                 }
-                Ok(outcome)
+                outcome
             }
             // Section 5.21.1.7: only before the first queue is created.
             fid::NUMBER_OF_QUEUES if self.state.has_io_queues() => {

@@ -320,12 +320,12 @@ impl Nvme {
             return false;
         };
         let outcome: Result<(), Status> = match (result, &job.finish) {
-            (Err(error), _) => Err(error.into()),
-            (Ok(()), Finish::Plain) => Ok(()),
-            (Ok(()), Finish::CacheOff) => {
-                self.state.features.set_write_cache(false);
-                Ok(())
+            (Err(error), Finish::CacheOff) => {
+                self.state.features.set_write_cache(true);
+                Err(error.into())
             }
+            (Err(error), _) => Err(error.into()),
+            (Ok(()), Finish::Plain | Finish::CacheOff) => Ok(()),
             (Ok(()), Finish::Compare(comparison)) => comparison.check(),
         };
         match job.owner {

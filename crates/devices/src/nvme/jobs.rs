@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use rackbus_memory::{DmaSlice, PinnedSlice, SharedMemory};
-use rackbus_spec::nvme::{Sqe, Status};
+use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 use serde::{Deserialize, Serialize};
 
 use super::backing::{MediaError, MediumRequest};
@@ -73,11 +73,11 @@ impl JobStep {
 pub enum JobRestart {
     /// The command is executed from its beginning.
     Command,
-    /// These steps are done, and then the write cache is turned off, or nothing.
+    /// These steps are done.
     Steps {
         /// From the one that was under way on.
         steps: Vec<JobStep>,
-        /// Whether the write cache is turned off then, as by [`Finish::CacheOff`].
+        /// Whether the write cache is turned on again should they fail, as by [`Finish::CacheOff`].
         cache_off: bool,
     },
     /// Nothing: it has ended with this status, and was not answered.
@@ -120,7 +120,7 @@ pub enum Owner {
 pub enum Finish {
     /// Nothing more than the completion entry.
     Plain,
-    /// Turn the volatile write cache off: what was in it is durable now.
+    /// The volatile write cache was turned off, and is on again should its flush fail.
     CacheOff,
     /// Compare the host's data with what was read.
     Compare(CompareSides),
@@ -171,16 +171,25 @@ fn equal(a: DmaSlice<'_>, b: DmaSlice<'_>) -> bool {
     })
 }
 
+/// Whether a command makes ranges zeroes, which may be as long as the drive.
+pub fn makes_zeroes(opcode: Option<IoOpcode>) -> bool {
+    matches!(opcode, Some(IoOpcode::WriteZeroes | IoOpcode::DatasetManagement))
+}
+
 /// The jobs in progress, by the tag that the backing answers with.
 #[derive(Debug, Default)]
 pub struct Jobs {
     slots: Vec<Option<CommandJob>>,
     free: Vec<u32>,
     weight: usize,
+    /// How many of them make ranges zeroes.
+    zeroing: usize,
 }
 
 /// What the jobs that run at once may weigh together; further commands wait in their queues.
 pub const WEIGHT_LIMIT: usize = 256;
+/// How many of them may make ranges zeroes.
+pub const ZEROING_LIMIT: usize = WEIGHT_LIMIT / 2;
 /// The weight of a comparison, which takes memory of the lender as long as its data.
 pub const COMPARISON_WEIGHT: usize = 16;
 
@@ -207,6 +216,15 @@ impl CommandJob {
         JobState { queue, command, again }
     }
 
+    fn zeroes(&self) -> bool {
+        match self.owner {
+            Owner::Command(qid, sqe) if qid != 0 => {
+                makes_zeroes(IoOpcode::from_u8(sqe.cdw0.opcode()))
+            }
+            _ => false,
+        }
+    }
+
     fn weight(&self) -> usize {
         match self.finish {
             Finish::Plain | Finish::CacheOff => 1,
@@ -228,9 +246,30 @@ impl Jobs {
         self.weight >= WEIGHT_LIMIT
     }
 
+    /// Whether no command may be taken that makes ranges zeroes: others do not wait for as long as many of those take.
+    #[inline]
+    pub fn are_mostly_zeroing(&self) -> bool {
+        self.zeroing >= ZEROING_LIMIT
+    }
+
+    /// What the write commands among them write is made durable before they are done, because there is no cache any
+    /// more that could keep it.
+    pub fn flush_what_is_written(&mut self) {
+        for job in self.slots.iter_mut().flatten() {
+            let Owner::Command(qid, sqe) = job.owner else { continue };
+            let opcode = IoOpcode::from_u8(sqe.cdw0.opcode()).filter(|_| qid != 0);
+            let writes = opcode == Some(IoOpcode::Write) || makes_zeroes(opcode);
+            let last = job.rest.back().map_or(job.now, JobStep::of);
+            if writes && last != Some(JobStep::Flush) {
+                job.rest.push_back(MediumRequest::Flush);
+            }
+        }
+    }
+
     /// Keeps `job`; returns its tag.
     pub fn insert(&mut self, job: CommandJob) -> u32 {
         self.weight += job.weight();
+        self.zeroing += usize::from(job.zeroes());
         match self.free.pop() {
             Some(tag) => {
                 self.slots[tag as usize] = Some(job);
@@ -264,6 +303,7 @@ impl Jobs {
     pub fn remove(&mut self, tag: u32) -> Option<CommandJob> {
         let job = self.slots.get_mut(tag as usize)?.take()?;
         self.weight -= job.weight();
+        self.zeroing -= usize::from(job.zeroes());
         self.free.push(tag);
         Some(job)
     }

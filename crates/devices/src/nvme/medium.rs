@@ -6,6 +6,7 @@
 
 mod port;
 mod remote;
+mod zero_parts;
 
 pub(super) use port::Port;
 use remote::Remote;

@@ -408,8 +408,8 @@ impl Nvme {
                 let finish = if cache_off { Finish::CacheOff } else { Finish::Plain };
                 let steps = steps.into_iter().map(MediumRequest::from).collect();
                 let outcome = self.run(owner, steps, finish);
-                if cache_off && outcome == Ok(CommandOutcome::DONE) {
-                    self.state.features.set_write_cache(false);
+                if cache_off {
+                    self.state.features.set_write_cache(outcome.is_err());
                 }
                 outcome.unwrap_or_else(CommandOutcome::failed)
             }

@@ -9,6 +9,7 @@ use rackbus_spec::nvme::{Cqe, IoOpcode, Sqe, Status};
 
 use super::arbitration::TurnEnd;
 use super::controller::{CommandOutcome, Nvme};
+use super::jobs::makes_zeroes;
 use super::polled::Side;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::shadow::ShadowValue;
@@ -79,6 +80,9 @@ impl Nvme {
             return self.administer(bus);
         }
         let mut done = 0;
+        if !self.state.zeroing.is_empty() {
+            self.forget_who_does_not_wait();
+        }
         self.arbiter.begin(self.state.active_count());
         while let Some(index) = self.arbiter.next() {
             let (taken, end) = match self.state.active(index) {
@@ -170,6 +174,10 @@ impl Nvme {
             if qid != 0 && !self.meter.is_ready(bus.now_ns) {
                 return (taken, Some(TurnEnd::Blocked));
             }
+            if qid != 0 && self.must_wait_to_zero(qid) {
+                // This queue alone waits.
+                return (taken, Some(TurnEnd::Idle));
+            }
             self.look_ahead(qid, left);
             let queue = self.state.sqs[usize::from(qid)].as_mut();
             let Some(sqe) = queue.and_then(SubmissionQueue::fetch) else {
@@ -191,6 +199,36 @@ impl Nvme {
             }
         }
         (u32::from(count), None)
+    }
+
+    /// Whether the next command of a queue makes ranges zeroes and has to wait until fewer are under way, or for other
+    /// queues that waited before it.
+    #[inline]
+    fn must_wait_to_zero(&mut self, qid: u16) -> bool {
+        let free = !self.state.jobs.are_mostly_zeroing();
+        if free && self.state.zeroing.is_empty() || !self.zeroes_follow(qid) {
+            return false;
+        }
+        !self.state.zeroing.may_take(qid, free)
+    }
+
+    /// A queue whose command cannot be taken for another reason, or is another one by now, keeps no other waiting.
+    fn forget_who_does_not_wait(&mut self) {
+        let mut zeroing = std::mem::take(&mut self.state.zeroing);
+        zeroing.keep(|qid| {
+            let queue = self.state.sq(qid).filter(|queue| queue.pending() > 0);
+            let able = queue.filter(|it| it.deletion.is_none() && self.state.is_reachable(it));
+            let room = able.and_then(|queue| self.state.cq(queue.cqid)).map(CompletionQueue::room);
+            room.is_some_and(|room| room > 0) && self.zeroes_follow(qid)
+        });
+        self.state.zeroing = zeroing;
+    }
+
+    /// Whether the next command of a queue makes ranges zeroes. The host may still change it, and be kept waiting by
+    /// what it changed.
+    fn zeroes_follow(&self, qid: u16) -> bool {
+        let next = self.state.sq(qid).and_then(|queue| queue.peek(0));
+        next.is_some_and(|sqe| makes_zeroes(IoOpcode::from_u8(sqe.cdw0.opcode())))
     }
 
     /// Asks for the data of a command to come near that is executed soon; `left` are pending.

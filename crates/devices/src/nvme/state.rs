@@ -5,6 +5,7 @@ use rackbus_memory::DmaSpace;
 use rackbus_pci::Mode;
 use rackbus_spec::nvme::Status;
 
+use super::arbitration::ZeroingTurns;
 use super::events::Events;
 use super::features::{Features, IO_QUEUES};
 use super::interrupts::Vectors;
@@ -53,6 +54,8 @@ pub struct ControllerState {
     pub shadow: Option<ShadowPages>,
     /// Commands in the background.
     pub jobs: Jobs,
+    /// Queues that wait until fewer ranges are made zeroes.
+    pub zeroing: ZeroingTurns,
     /// The mappings that queues and shadow pages were resolved under.
     pub generation: u64,
     /// Completions whose queue could not be reached.
@@ -81,6 +84,7 @@ impl ControllerState {
             active: Vec::with_capacity(QUEUES),
             shadow: None,
             jobs: Jobs::default(),
+            zeroing: ZeroingTurns::default(),
             generation: 0,
             held: Vec::new(),
             unreachable_since: None,
@@ -101,6 +105,7 @@ impl ControllerState {
         self.active.clear();
         self.shadow = None;
         self.held.clear();
+        self.zeroing = ZeroingTurns::default();
         self.unreachable_since = None;
         self.registers.interrupt_mask = 0;
     }

@@ -86,6 +86,10 @@ pub enum ServingEnd {
 #[derive(Debug)]
 struct Inner {
     kept: DeviceParts,
+    /// Not bounded by itself, since whoever holds the lock must not wait for QEMU, whose answers take the lock.
+    /// What waits is bounded by the guest: each mapping and each removal that it asks for holds its request's entry
+    /// of a queue until it is done, and what is taken away otherwise was mapped by such a request before, and is
+    /// taken away once.
     jobs: Sender<WindowJob>,
     /// The way to the standby, while there is one that follows.
     link: Option<StandbyLink>,

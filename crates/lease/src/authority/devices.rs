@@ -146,12 +146,13 @@ impl Authority {
 
     /// A node says which functions it has. Where that contradicts what it answered, the records are an older copy; and
     /// one that was not answered may have the number of another, which was lost. Both are made again, with a number
-    /// above all that the node was told of.
+    /// above all that the node was told of. `newest_lease` is the newest number that the node knows, where it came back
+    /// to records that may be an older copy: later on, what it does not answer takes it long, and has no other number.
     pub(super) fn check_devices(
         &mut self,
         host: &str,
         devices: &BTreeMap<String, Epoch>,
-        newest_lease: LeaseId,
+        newest_lease: Option<LeaseId>,
     ) {
         let gone = |record: &&FunctionRecord| {
             let FunctionId { host: lender, device } = &record.function;
@@ -164,7 +165,8 @@ impl Authority {
         }
         let contradicted = |change: &&DeviceChange| {
             if change.host != host || !self.is_answered(change) {
-                return change.host == host && change.number < newest_lease;
+                let newer = newest_lease.is_some_and(|newest| change.number < newest);
+                return change.host == host && newer;
             }
             let has = |name: &String| devices.contains_key(name);
             let fits = match change.section {

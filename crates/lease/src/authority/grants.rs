@@ -122,6 +122,22 @@ impl Authority {
         Ok(self.take())
     }
 
+    /// Ends several leases in order, in one step. Those that have ended, are ending or are not known stay as they are.
+    pub fn give_back_all(&mut self, now: Millis, leases: &[LeaseId]) -> Decision {
+        let now = self.enter(now);
+        for lease in leases {
+            let state = self.leases.get(lease).map(|record| &record.state);
+            let over = |it: &LeaseState| {
+                matches!(it, LeaseState::Ended { .. } | LeaseState::Closing { .. })
+            };
+            if !state.is_none_or(over) {
+                self.close(now, *lease, EndReason::Returned);
+            }
+        }
+        self.take_turns(now);
+        self.take()
+    }
+
     pub(super) fn check_contact(&self, now: Millis, host: &str) -> Result<(), BorrowRefused> {
         if !self.hosts.contains_key(host) {
             return Err(BorrowRefused::NoHost(host.to_owned()));

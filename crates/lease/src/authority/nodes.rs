@@ -34,7 +34,7 @@ impl Authority {
             self.new_life(now, &host, devices);
         }
         self.learn(now, &host, devices, newest_lease);
-        self.check_devices(&host, devices, newest_lease);
+        self.check_devices(&host, devices, is_back.then_some(newest_lease));
         self.say_devices(&host);
         if is_back {
             self.say_all(&host);

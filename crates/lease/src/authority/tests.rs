@@ -344,3 +344,33 @@ fn what_was_being_lent_is_said_to_hosts_that_come_back_to_a_new_authority() {
     returned.receive(1102, "beta", Message::Opened { lease, outcome: Ok("s".into()) });
     assert!(matches!(returned.lease(lease).unwrap().state, LeaseState::Active { .. }));
 }
+
+/// A node that takes its time for two devices, and says each heartbeat which numbers it was told of.
+#[test]
+fn a_device_that_is_opened_slowly_keeps_the_number_that_its_node_answers_by() {
+    let mut authority = registered(&[("alpha", &[])]);
+    let numbers = ["nvme0", "nvme1"].map(|device| {
+        let change = DeviceChange {
+            host: "alpha".to_owned(),
+            device: device.to_owned(),
+            number: 0,
+            functions: vec![device.to_owned()],
+            section: Some(String::new()),
+            was: None,
+            by_node: false,
+            listed: true,
+            answer: None,
+        };
+        authority.offer(0, change).unwrap().0
+    });
+    let newest_lease = *numbers.iter().max().unwrap();
+    for now in [3_000, 6_000, 9_000] {
+        let (devices, address) = (BTreeMap::new(), "alpha".to_owned());
+        let said = Message::Register { incarnation: 1, devices, newest_lease, address };
+        let told = authority.receive(now, "alpha", said).messages;
+        for (_, message) in told {
+            let Message::Offer { number, .. } = message else { continue };
+            assert!(numbers.contains(&number), "told as {number} now, and as {numbers:?} before");
+        }
+    }
+}

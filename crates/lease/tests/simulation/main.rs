@@ -13,15 +13,19 @@
 //! * Devices are offered and withdrawn: one in use is not released, and once the faults stop the records say what the
 //!   nodes have.
 //! * Borrowers take turns on functions: each that does has one once the faults stop.
+//! * Where fronts run at their borrower, one of a function at a time reaches its user's memory, whatever its lease,
+//!   and no lease is answered as closed while one of it does.
 //! * A lease that becomes active is one that its lender lets in.
 //! * When the faults stop, what was asked for is granted and what was crashed is offered again.
 //!
 //! A failing seed prints the command that replays it with its whole trace.
 
 mod control;
+mod fronts;
 mod patience;
 mod recovery;
 mod turns;
+mod work;
 mod world;
 
 use rackbus_lease::Config;
@@ -52,6 +56,18 @@ enum Mistake {
     FreshStart,
     /// A node gives its borrower the service level that it refuses.
     RefusedLevel,
+    /// A front begins although a former one of its function has not released its user's memory.
+    NoSuccession,
+    /// A front waits for a former one of its lease, and for none of another lease of its function.
+    SuccessionByLease,
+    /// A front begins under a lease that is not served any more.
+    LateFront,
+    /// A front counts as ended when its conversation has, before it has released its user's memory.
+    EarlyEnd,
+    /// A lease is answered as closed when its socket is gone, whether or not a front of it runs.
+    HastyClose,
+    /// A process that goes on for another one does not ask for the fronts that it continues.
+    ForgottenFronts,
 }
 
 fn run(seed: u64, mistake: Mistake, traced: bool) -> Result<(), (String, String)> {
@@ -80,9 +96,15 @@ fn planted_mistakes_are_found() {
         Mistake::FreshStart,
         Mistake::Amnesia,
         Mistake::RefusedLevel,
+        Mistake::NoSuccession,
+        Mistake::SuccessionByLease,
+        Mistake::LateFront,
+        Mistake::EarlyEnd,
+        Mistake::HastyClose,
+        Mistake::ForgottenFronts,
     ] {
-        let found = (0..5000).find(|seed| run(*seed, mistake, false).is_err());
-        assert!(found.is_some(), "{mistake:?} went unnoticed");
-        println!("{mistake:?} is found by seed {found:?}");
+        let found = (0..5000).find_map(|seed| Some((seed, run(seed, mistake, false).err()?.0)));
+        let (seed, error) = found.unwrap_or_else(|| panic!("{mistake:?} went unnoticed"));
+        println!("{mistake:?} is found by seed {seed}: {error}");
     }
 }

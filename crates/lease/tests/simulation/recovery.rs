@@ -1,9 +1,12 @@
 //! After the last fault: everything is available again.
 
-use rackbus_lease::{Authority, Availability, FunctionId, LeaseRecord, LeaseState};
+use rackbus_lease::{Authority, Availability, FunctionId, LeaseId, LeaseRecord, LeaseState};
 
 use crate::world::World;
 use crate::{CONFIG, HOSTS};
+
+/// What is borrowed once more in the end.
+const ALPHAS: &str = "alpha/nvme0";
 
 impl World {
     /// No more faults: everybody is up, every message arrives.
@@ -60,16 +63,11 @@ impl World {
         self.settle(World::devices_are_answered)?;
         self.offer("nvme0")?;
         self.settle(|w| {
-            let offered = |name: &&str| {
-                let function = name.parse().ok();
-                let state = |a: &Authority| Some(a.function(function.as_ref()?)?.state.clone());
-                w.authority.as_ref().and_then(state) == Some(Availability::Offered)
-            };
             let in_use = |state: &Availability| {
                 matches!(state, Availability::Lent { .. } | Availability::Revoking { .. })
             };
             let idle = |a: &Authority| !a.functions().any(|it| in_use(&it.state));
-            ["alpha/nvme0", "beta/nvme1"].iter().all(offered)
+            [ALPHAS, "beta/nvme1"].iter().all(|function| w.is_offered(function))
                 && w.authority.as_ref().is_some_and(idle)
                 && w.devices_are_answered()
         })?;
@@ -79,11 +77,24 @@ impl World {
         self.tick()?;
         self.settle(World::devices_are_answered)?;
         self.check_devices()?;
-        match self.borrow_anew()? {
-            true => Ok(()),
-            false if self.borrow_anew()? => Ok(()),
-            false => Err("two leases in a row ended without a fault".to_owned()),
-        }
+        let anew = self.borrow_anew("gamma")?;
+        let lease = match anew {
+            Some(lease) => lease,
+            None => {
+                let again = self.borrow_anew("gamma")?;
+                again.ok_or("two leases in a row ended without a fault")?
+            }
+        };
+        self.give_back(lease)?;
+        self.settle(|w| w.is_offered(ALPHAS))?;
+        let lease = self.borrow_anew("beta")?.ok_or("a lease ended without a fault")?;
+        self.check_front(lease)
+    }
+
+    fn is_offered(&self, function: &str) -> bool {
+        let function = function.parse().expect("a name");
+        let found = self.authority.as_ref().and_then(|it| it.function(&function));
+        found.is_some_and(|it| it.state == Availability::Offered)
     }
 
     /// Whether every node has said what it did about its devices.
@@ -96,23 +107,18 @@ impl World {
         })
     }
 
-    /// Whether a lease, asked for now, becomes active.
-    pub fn borrow_anew(&mut self) -> Result<bool, String> {
-        let function: FunctionId = "alpha/nvme0".parse().expect("a name");
-        let granted = self.borrow(&function, "gamma")?.ok_or("nothing was decided")?;
+    /// The lease of a host that borrows now, if it becomes active.
+    pub fn borrow_anew(&mut self, borrower: &str) -> Result<Option<LeaseId>, String> {
+        let function: FunctionId = ALPHAS.parse().expect("a name");
+        let granted = self.borrow(&function, borrower)?.ok_or("nothing was decided")?;
         let lease = granted.map_err(|refused| format!("refused: {refused}"))?;
         let state =
             |w: &World| w.authority.as_ref().and_then(|a| a.lease(lease)).map(|l| l.state.clone());
-        self.settle(|w| {
-            let authority = w.authority.as_ref().expect("it was restored");
-            match state(w) {
-                Some(LeaseState::Active { .. }) => true,
-                Some(LeaseState::Ended { .. }) => {
-                    authority.function(&function).is_some_and(|f| f.state == Availability::Offered)
-                }
-                _ => false,
-            }
+        self.settle(|w| match state(w) {
+            Some(LeaseState::Active { .. }) => true,
+            Some(LeaseState::Ended { .. }) => w.is_offered(ALPHAS),
+            _ => false,
         })?;
-        Ok(matches!(state(self), Some(LeaseState::Active { .. })))
+        Ok(matches!(state(self), Some(LeaseState::Active { .. })).then_some(lease))
     }
 }

@@ -47,9 +47,9 @@ impl World {
     }
 
     /// A user of a turn is done with it, or nobody was there.
-    pub fn release_early(&mut self) {
+    pub fn release_early(&mut self) -> Result<(), String> {
         let host = self.random.below(HOSTS.len());
-        let Some(mut node) = self.nodes[host].take() else { return };
+        let Some(mut node) = self.nodes[host].take() else { return Ok(()) };
         let open: Vec<LeaseId> = node.open.keys().copied().collect();
         if !open.is_empty() {
             let lease = open[self.random.below(open.len())];
@@ -59,9 +59,10 @@ impl World {
                 _ => TurnUse::Used,
             };
             let actions = node.borrower.turn_used(lease, how);
-            self.borrower_actions(host, &mut node, actions);
+            self.borrower_actions(host, &mut node, actions)?;
         }
         self.nodes[host] = Some(node);
+        Ok(())
     }
 
     fn shares(&self) -> impl Iterator<Item = &ShareRecord> {

@@ -1,17 +1,19 @@
 //! The world: nodes, what is between them and the control plane, and what happens to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use rackbus_lease::{
-    ArmedFor, Authority, Borrower, BorrowerAction, Epoch, FunctionId, LeaseId, LeaseState, Lender,
+    Authority, Borrower, BorrowerAction, Epoch, FunctionId, LeaseId, LeaseState, Lender,
     LenderAction, Message, Millis, Placement, Record,
 };
 use rackbus_seeds::Random;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::fronts::{Front, Stage};
 use crate::patience::Patience;
+use crate::work::Work;
 use crate::{AUTHORITY, CONFIG, DEVICES, HOSTS, Mistake};
 
 /// What would be memory and registers: who can reach a device right now.
@@ -38,16 +40,10 @@ pub struct Node {
     pub pending: Vec<Work>,
     /// Grants it has open.
     pub open: BTreeMap<LeaseId, (FunctionId, Epoch)>,
-}
-
-pub enum Work {
-    Arm(String, Epoch, Option<String>),
-    Level { device: String, epoch: Epoch, number: u64, level: Option<String> },
-    Revoke(String, Epoch),
-    Open(LeaseId),
-    Close(LeaseId),
-    Offer(String, LeaseId),
-    Withdraw(String, LeaseId),
+    /// What runs here of functions whose fronts are at their borrower.
+    pub fronts: Vec<Front>,
+    /// Leases that were answered as closed.
+    pub closed: BTreeSet<LeaseId>,
 }
 
 pub struct World {
@@ -139,6 +135,8 @@ impl World {
             devices: names().map(|d| (d, Device::default())).collect(),
             pending: Vec::new(),
             open: BTreeMap::new(),
+            fronts: Vec::new(),
+            closed: BTreeSet::new(),
         });
     }
 
@@ -212,7 +210,7 @@ impl World {
             }
             other => {
                 let actions = node.borrower.receive(self.now, other);
-                self.borrower_actions(to, &mut node, actions);
+                self.borrower_actions(to, &mut node, actions)?;
             }
         }
         self.nodes[to] = Some(node);
@@ -242,8 +240,16 @@ impl World {
         }
     }
 
-    pub fn borrower_actions(&mut self, host: usize, node: &mut Node, actions: Vec<BorrowerAction>) {
+    pub fn borrower_actions(
+        &mut self,
+        host: usize,
+        node: &mut Node,
+        actions: Vec<BorrowerAction>,
+    ) -> Result<(), String> {
         for action in actions {
+            if let BorrowerAction::Send(Message::Closed { lease }) = &action {
+                World::check_closed(node, *lease)?;
+            }
             match action {
                 BorrowerAction::Send(message) => self.send(host, AUTHORITY, message),
                 BorrowerAction::Open(grant) => {
@@ -259,138 +265,6 @@ impl World {
                 }
             }
         }
-    }
-
-    pub fn finish_work(&mut self, host: usize) -> Result<(), String> {
-        if self.slow_until[host] > self.now {
-            return Ok(());
-        }
-        let Some(mut node) = self.nodes[host].take() else {
-            return Ok(());
-        };
-        if !node.pending.is_empty() {
-            let index = self.random.below(node.pending.len());
-            match node.pending.remove(index) {
-                Work::Arm(device, epoch, level) => {
-                    let failed = self.faults && self.random.chance(5);
-                    let outcome = if failed { Err("broken".to_owned()) } else { Ok(()) };
-                    if let Some(device) = node.devices.get_mut(&device).filter(|_| !failed) {
-                        device.level = level;
-                    }
-                    let actions = node.lender.arm_done(&device, epoch, outcome);
-                    self.lender_actions(host, &mut node, actions);
-                }
-                Work::Level { device, epoch, number, level } => {
-                    let refused = self.random.chance(30);
-                    let outcome = if refused { Err("too much".to_owned()) } else { Ok(()) };
-                    let actions = node.lender.level_done(&device, epoch, number, outcome);
-                    // What a revocation came before is not done any more.
-                    if let Some(device) = node.devices.get_mut(&device)
-                        && (!refused || self.mistake == Mistake::RefusedLevel)
-                        && !actions.is_empty()
-                    {
-                        device.level = level;
-                    }
-                    self.lender_actions(host, &mut node, actions);
-                }
-                Work::Revoke(name, epoch) => {
-                    // A device that is gone was nobody's.
-                    let mut none = Device::default();
-                    let device = node.devices.get_mut(&name).unwrap_or(&mut none);
-                    if self.mistake != Mistake::LazyRevoke {
-                        device.sessions.retain(|e| *e > epoch);
-                        device.dirty = device.dirty.filter(|e| *e > epoch);
-                    }
-                    if node.lender.attached_up_to(&name, epoch) {
-                        node.lender.detached(&name);
-                    }
-                    device.revoked = device.revoked.max(epoch);
-                    let actions = node.lender.revoke_done(&name, epoch);
-                    self.lender_actions(host, &mut node, actions);
-                }
-                Work::Offer(name, number) => {
-                    let failed = self.faults && self.random.chance(10);
-                    let outcome = if failed { Err("no file".to_owned()) } else { Ok(()) };
-                    if !failed && node.devices.insert(name.clone(), Device::default()).is_some() {
-                        return Err(format!("{name} is taken on, and was there before"));
-                    }
-                    let actions = node.lender.offer_done(&name, number, outcome);
-                    self.lender_actions(host, &mut node, actions);
-                }
-                Work::Withdraw(name, number) => {
-                    let device = node.devices.remove(&name).unwrap_or_default();
-                    if !device.sessions.is_empty() || device.dirty.is_some() {
-                        return Err(format!("I4: {name} is withdrawn in use: {:?}", device.dirty));
-                    }
-                    let actions = node.lender.withdraw_done(&name, number);
-                    self.lender_actions(host, &mut node, actions);
-                }
-                Work::Open(lease) => {
-                    let failed = self.faults && self.random.chance(3);
-                    let outcome = if failed { Err("no socket".into()) } else { Ok("sock".into()) };
-                    let actions = node.borrower.open_done(lease, outcome);
-                    self.borrower_actions(host, &mut node, actions);
-                }
-                Work::Close(lease) => {
-                    if let Some((function, epoch)) = node.open.remove(&lease) {
-                        self.detach(&mut node, host, &function, epoch);
-                    }
-                    let actions = node.borrower.close_done(lease);
-                    self.borrower_actions(host, &mut node, actions);
-                }
-            }
-        }
-        self.nodes[host] = Some(node);
-        Ok(())
-    }
-
-    /// The borrower detaches: the lender sees the conversation end, and scrubs.
-    pub fn detach(&mut self, own: &mut Node, host: usize, function: &FunctionId, epoch: Epoch) {
-        let lender = host_index(&function.host);
-        let node = if lender == host { Some(own) } else { self.nodes[lender].as_mut() };
-        let Some(node) = node else { return };
-        let device = node.devices.get_mut(&function.device);
-        if let Some(device) = device.filter(|d| d.sessions.contains(&epoch)) {
-            device.sessions.retain(|e| *e != epoch);
-            device.dirty = None;
-            node.lender.detached(&function.device);
-        }
-    }
-
-    /// Somebody tries to use a function under any epoch it ever heard of.
-    pub fn attach(&mut self) -> Result<(), String> {
-        if self.known.is_empty() {
-            return Ok(());
-        }
-        let index = self.random.below(self.known.len());
-        let (host, function, lease, epoch) = self.known[index].clone();
-        let Some(node) = &mut self.nodes[host_index(&function.host)] else {
-            return Ok(());
-        };
-        let (borrower, placement) = (HOSTS[host].to_owned(), placement(HOSTS[host]));
-        let wanted = ArmedFor { lease, epoch, borrower, placement };
-        let let_in = node.lender.attach(&function.device, &wanted).is_ok();
-        if !let_in && self.mistake != Mistake::NoFence {
-            return Ok(());
-        }
-        let Some(device) = node.devices.get_mut(&function.device) else {
-            if self.mistake == Mistake::NoFence {
-                return Ok(());
-            }
-            return Err(format!("{function} let somebody in and is not there"));
-        };
-        if epoch <= device.revoked {
-            return Err(format!("I4: {function} let in epoch {epoch} after revoking it"));
-        }
-        if let Some(other) = device.sessions.iter().find(|e| **e != epoch) {
-            return Err(format!("I2: {function} has epochs {other} and {epoch} at once"));
-        }
-        if let Some(other) = device.dirty.filter(|e| *e != epoch) {
-            return Err(format!("I4: {function} still has traces of epoch {other}, now {epoch}"));
-        }
-        device.sessions.push(epoch);
-        device.dirty = Some(epoch);
-        self.note(|| format!("lease {lease} uses {function} under epoch {epoch}"));
         Ok(())
     }
 
@@ -456,23 +330,24 @@ impl World {
                 self.send(host, AUTHORITY, register);
             }
             let actions = node.borrower.tick(self.now);
-            self.borrower_actions(host, &mut node, actions);
+            self.borrower_actions(host, &mut node, actions)?;
             self.nodes[host] = Some(node);
         }
         Ok(())
     }
 
     /// A borrower notices that the lender it uses has died (or believes so).
-    pub fn notice_loss(&mut self) {
+    pub fn notice_loss(&mut self) -> Result<(), String> {
         let host = self.random.below(HOSTS.len());
         let Some(mut node) = self.nodes[host].take() else {
-            return;
+            return Ok(());
         };
         if let Some(lease) = node.open.keys().next().copied() {
             let actions = node.borrower.lender_lost(lease, "link closed".into());
-            self.borrower_actions(host, &mut node, actions);
+            self.borrower_actions(host, &mut node, actions)?;
         }
         self.nodes[host] = Some(node);
+        Ok(())
     }
 
     pub fn crash_or_return(&mut self) -> Result<(), String> {
@@ -500,24 +375,27 @@ impl World {
 
     /// The process of a node is replaced by another one, which goes on with what was written down. The
     /// function's users do not notice; what was said to the old process and not heard is lost.
-    pub fn replace_process(&mut self) {
+    pub fn replace_process(&mut self) -> Result<(), String> {
         let host = self.random.below(HOSTS.len());
-        let Some(node) = &mut self.nodes[host] else { return };
+        let Some(mut node) = self.nodes[host].take() else { return Ok(()) };
         let under_way = node.lender.under_way().or(node.borrower.under_way());
-        if under_way.is_some() || !node.pending.is_empty() {
-            return;
+        let attaching = node.fronts.iter().any(|front| front.stage == Stage::Attached);
+        if under_way.is_none() && node.pending.is_empty() && !attaching {
+            if self.mistake == Mistake::Amnesia {
+                node.lender = Lender::new(node.incarnation, node.devices.keys().cloned());
+                node.borrower = Borrower::new(node.incarnation);
+            } else {
+                node.lender = rewritten(&node.lender);
+                node.borrower = rewritten(&node.borrower);
+            }
+            node.borrower.reconnected();
+            (node.registered, node.register_at) = (false, self.now);
+            self.network.retain(|(_, to, _)| *to != host);
+            self.note(|| format!("the process of {} is replaced", HOSTS[host]));
+            self.adopt_fronts(host, &mut node)?;
         }
-        if self.mistake == Mistake::Amnesia {
-            node.lender = Lender::new(node.incarnation, node.devices.keys().cloned());
-            node.borrower = Borrower::new(node.incarnation);
-        } else {
-            node.lender = rewritten(&node.lender);
-            node.borrower = rewritten(&node.borrower);
-        }
-        node.borrower.reconnected();
-        (node.registered, node.register_at) = (false, self.now);
-        self.network.retain(|(_, to, _)| *to != host);
-        self.note(|| format!("the process of {} is replaced", HOSTS[host]));
+        self.nodes[host] = Some(node);
+        Ok(())
     }
 
     pub fn freeze(&mut self) {
@@ -550,14 +428,14 @@ impl World {
             }
             710..830 => self.attach()?,
             830..930 => self.user()?,
-            930..945 => self.notice_loss(),
-            945..950 => self.release_early(),
+            930..945 => self.notice_loss()?,
+            945..950 => self.release_early()?,
             950..965 => self.now += self.random.next() % 2000,
             965..972 => self.freeze(),
             972..976 => self.store_fails_until = self.now + self.random.next() % (3 * CONFIG.ttl),
             976..979 => self.backup = self.stored.clone(),
             979..981 => self.lose_database(),
-            981..986 => self.replace_process(),
+            981..986 => self.replace_process()?,
             _ => self.crash_or_return()?,
         }
         Ok(())

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::thread::{JoinHandle, Thread};
 use std::time::Instant;
 
+use super::published::PublishedSlot;
 use super::queue::CopyQueue;
 use super::ticket::{CopyFailure, PostingHold, Ticket, TransactionState, post};
 use super::transaction::{Transaction, copy_piece};
@@ -34,6 +35,44 @@ pub struct Statistics {
     pub aborts: u64,
 }
 
+impl Statistics {
+    /// The sum of both, number by number; the greatest number where it is more.
+    #[must_use]
+    pub fn plus(self, other: Statistics) -> Statistics {
+        self.each(other, u64::saturating_add)
+    }
+
+    /// The sum of both, number by number, which begins anew after the greatest number.
+    #[must_use]
+    pub fn plus_wrapping(self, other: Statistics) -> Statistics {
+        self.each(other, u64::wrapping_add)
+    }
+
+    /// The greater of both, number by number.
+    #[must_use]
+    pub fn at_least(self, other: Statistics) -> Statistics {
+        self.each(other, u64::max)
+    }
+
+    /// What was added since `earlier`, number by number.
+    #[must_use]
+    pub fn since(self, earlier: Statistics) -> Statistics {
+        self.each(earlier, u64::saturating_sub)
+    }
+
+    fn each(self, other: Statistics, join: fn(u64, u64) -> u64) -> Statistics {
+        Statistics {
+            transactions: join(self.transactions, other.transactions),
+            pieces: join(self.pieces, other.pieces),
+            merged: join(self.merged, other.merged),
+            bytes: join(self.bytes, other.bytes),
+            busy_ns: join(self.busy_ns, other.busy_ns),
+            failures: join(self.failures, other.failures),
+            aborts: join(self.aborts, other.aborts),
+        }
+    }
+}
+
 /// The counters behind [`Statistics`]; only the channel writes them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -47,6 +86,21 @@ struct Counters {
     aborts: AtomicU64,
     /// Bytes of all that ended, to be compared with those submitted.
     ended_bytes: AtomicU64,
+}
+
+impl Counters {
+    fn read(&self) -> Statistics {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Statistics {
+            transactions: read(&self.transactions),
+            pieces: read(&self.pieces),
+            merged: read(&self.merged),
+            bytes: read(&self.bytes),
+            busy_ns: read(&self.busy_ns),
+            failures: read(&self.failures),
+            aborts: read(&self.aborts),
+        }
+    }
 }
 
 fn add(counter: &AtomicU64, value: u64) {
@@ -130,7 +184,8 @@ impl Channel {
             counters: Counters::default(),
             submitted: AtomicU64::new(0),
         });
-        let runner = Runner { shared: shared.clone(), spin, taken: 0 };
+        let published = PublishedSlot::take();
+        let runner = Runner { shared: shared.clone(), spin, taken: 0, published };
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             if let Some(cpu) = cpu {
                 pin(cpu);
@@ -156,17 +211,7 @@ impl Channel {
 
     /// What it did so far.
     pub fn statistics(&self) -> Statistics {
-        let counters = &self.shared.counters;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Statistics {
-            transactions: read(&counters.transactions),
-            pieces: read(&counters.pieces),
-            merged: read(&counters.merged),
-            bytes: read(&counters.bytes),
-            busy_ns: read(&counters.busy_ns),
-            failures: read(&counters.failures),
-            aborts: read(&counters.aborts),
-        }
+        self.shared.counters.read()
     }
 
     /// Bytes that were submitted and have not ended.
@@ -214,6 +259,8 @@ struct Runner {
     spin: AdaptiveSpin,
     /// Entries taken out of the queue.
     taken: u64,
+    /// Where others read what it did.
+    published: Option<PublishedSlot>,
 }
 
 impl Runner {
@@ -227,6 +274,7 @@ impl Runner {
         while let Some(entry) = self.next() {
             self.end(entry, TransactionState::Aborted);
         }
+        self.publish();
     }
 
     #[inline]
@@ -258,6 +306,14 @@ impl Runner {
         let busy = u64::try_from((now - *since).as_nanos()).unwrap_or(u64::MAX);
         add(&self.shared.counters.busy_ns, busy);
         *since = now;
+        self.publish();
+    }
+
+    /// Called where the busy time is counted, and not after each transaction: it costs seven stores.
+    fn publish(&self) {
+        if let Some(slot) = &self.published {
+            slot.publish(self.shared.counters.read());
+        }
     }
 
     fn carry_out(&self, entry: &mut Entry) -> TransactionState {

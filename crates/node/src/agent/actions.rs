@@ -26,26 +26,26 @@ impl Agent {
                         let _about = lease_span(lease).entered();
                         tracing::info!(device, epoch, borrower, "to be lent");
                         let said = lender.arm(&device, epoch, level.as_deref());
-                        let _ = heard.send(Heard::Lending(said));
+                        heard.tell_from_job(Heard::Lending(said));
                     });
                 }
                 LenderAction::SetLevel { device, lease, epoch, number, level } => {
                     self.by_device.run(device.clone(), move || {
                         let _about = lease_span(lease).entered();
                         let said = lender.change_level(&device, epoch, number, level.as_deref());
-                        let _ = heard.send(Heard::Lending(said));
+                        heard.tell_from_job(Heard::Lending(said));
                     });
                 }
                 LenderAction::Offer { device, number, section } => {
                     self.by_device.run(device.clone(), move || {
                         let said = lender.take_on(&device, number, &section);
-                        let _ = heard.send(Heard::Lending(said));
+                        heard.tell_from_job(Heard::Lending(said));
                     });
                 }
                 LenderAction::Withdraw { device, number, functions } => {
                     self.by_device.run(device.clone(), move || {
                         let said = lender.release(&device, number, &functions);
-                        let _ = heard.send(Heard::Lending(said));
+                        heard.tell_from_job(Heard::Lending(said));
                     });
                 }
                 LenderAction::Revoke { device, epoch, lease } => {
@@ -54,12 +54,12 @@ impl Agent {
                         tracing::info!(device, epoch, "to be taken back");
                         let actions = lender.revoke(&device, epoch).unwrap_or_else(|error| {
                             tracing::error!(device, %error, "a revocation has not ended yet");
-                            let _ = heard.send(Heard::Trouble);
+                            heard.trouble();
                             let actions = lender.finish(&device, epoch);
-                            let _ = heard.send(Heard::Trouble);
+                            heard.trouble();
                             actions
                         });
-                        let _ = heard.send(Heard::Lending(actions));
+                        heard.tell_from_job(Heard::Lending(actions));
                     });
                 }
             }
@@ -81,11 +81,11 @@ impl Agent {
                         let opened = borrower.open(grant);
                         let outcome = opened.as_ref().map(|path| path.display().to_string());
                         let outcome = outcome.map_err(ToString::to_string);
-                        let _ = heard.send(Heard::OpenDone(lease, outcome));
+                        heard.tell_from_job(Heard::OpenDone(lease, outcome));
                         if let (Some(vm), Ok(socket)) = (vm, opened)
                             && let Err(how) = unplugger.plug(&vm, &function, &socket)
                         {
-                            let _ = heard.send(Heard::TurnUsed(lease, how));
+                            heard.tell_from_job(Heard::TurnUsed(lease, how));
                         }
                     });
                 }
@@ -97,7 +97,7 @@ impl Agent {
                         tracing::info!(reason, "releasing the function");
                         unplug(&borrower, &unplugger, lease);
                         borrower.close(lease);
-                        let _ = heard.send(Heard::CloseDone(lease));
+                        heard.tell_from_job(Heard::CloseDone(lease));
                     });
                 }
                 BorrowerAction::Yield { lease, grace } => {
@@ -110,7 +110,7 @@ impl Agent {
                         unplug(&borrower, &unplugger, lease);
                         borrower.await_user(lease, Duration::from_millis(grace));
                         borrower.close(lease);
-                        let _ = heard.send(Heard::CloseDone(lease));
+                        heard.tell_from_job(Heard::CloseDone(lease));
                     });
                 }
             }
@@ -129,7 +129,7 @@ impl Agent {
         let borrower = self.borrower.clone();
         let has_user = |lease| borrower.user(lease).is_some_and(|(_, user)| user.is_some());
         for (lease, how) in self.turns.look(now, has_user) {
-            let actions = self.borrowing.turn_used(lease, how);
+            let actions = self.borrower.decide(|it| it.turn_used(lease, how));
             self.do_borrower(actions);
         }
     }

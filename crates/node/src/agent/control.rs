@@ -8,7 +8,7 @@ use rackbus_control::said::{NodeLine, SILENCE};
 use rackbus_control::{ControlClient, ControlClientError};
 use tokio::sync::mpsc;
 
-use super::Heard;
+use super::{AgentHandle, Heard};
 use crate::term::NewestTerm;
 
 /// How long it waits before it looks for a lost control plane again.
@@ -20,12 +20,36 @@ const REFUSED: Duration = Duration::from_secs(5);
 /// How long the control plane may take to hear a message, before the next is tried.
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// Messages and reports that may wait to be brought to the control plane. One that does not answer is waited for as
+/// long as [`ANSWER`]; a node says some ten things a second of itself, and one or two at a time of each lease and
+/// device.
+const UNSAID: usize = 1024;
+
+/// What the node says, on its way to [`post`].
+pub(super) struct Outbox(mpsc::Sender<NodeMessages>);
+
+impl Outbox {
+    /// An outbox, and what takes from it.
+    pub(super) fn new() -> (Outbox, mpsc::Receiver<NodeMessages>) {
+        let (said, outbox) = mpsc::channel(UNSAID);
+        (Outbox(said), outbox)
+    }
+
+    /// Says something. Where too much waits it is dropped, as if it had been lost on its way: the protocol says it
+    /// again. The agent never waits for the control plane.
+    pub(super) fn put(&self, said: NodeMessages) {
+        if let Err(error) = self.0.try_send(said) {
+            tracing::debug!(%error, "the control plane is not told");
+        }
+    }
+}
+
 /// Brings what the node says to the control plane, in order. What cannot be brought is dropped:
 /// the protocol says it again.
 pub(super) async fn post(
     client: ControlClient,
     host: String,
-    mut outbox: mpsc::UnboundedReceiver<NodeMessages>,
+    mut outbox: mpsc::Receiver<NodeMessages>,
 ) {
     while let Some(mut said) = outbox.recv().await {
         while let Ok(next) = outbox.try_recv() {
@@ -44,7 +68,7 @@ pub(super) async fn post(
 pub(super) async fn listen(
     client: ControlClient,
     host: String,
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: AgentHandle,
     mut newest: NewestTerm,
 ) {
     let (mut lost, mut wait) = (false, RECONNECT);
@@ -74,10 +98,10 @@ pub(super) async fn listen(
                     if !std::mem::replace(&mut connected, true) {
                         tracing::info!(host, term, "connected to the control plane");
                         lost = false;
-                        let _ = heard.send(Heard::Connected);
+                        heard.tell(Heard::Connected).await;
                     }
                     if let Some(message) = message {
-                        let _ = heard.send(Heard::Said(message));
+                        heard.tell(Heard::Said(message)).await;
                     }
                 }
             }
@@ -126,4 +150,28 @@ pub(super) async fn next(said: &mut JsonLines<NodeLine>, term: u64) -> Option<No
         return said.next().await;
     }
     tokio::time::timeout(SILENCE, said.next()).await.ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_lease::Message;
+
+    use super::*;
+
+    /// The control plane is there and answers nothing.
+    #[test]
+    fn what_is_said_while_nobody_takes_it_is_bounded_and_dropped() {
+        let (said, mut outbox) = Outbox::new();
+        for lease in 0..10_000 {
+            let message = Message::Renew { lease, incarnation: 1 };
+            said.put(NodeMessages { messages: vec![message], report: None });
+        }
+        assert_eq!(outbox.len(), UNSAID);
+        let first = outbox.try_recv().unwrap().messages;
+        assert_eq!(first, [Message::Renew { lease: 0, incarnation: 1 }]);
+        let message = Message::Closed { lease: 7 };
+        said.put(NodeMessages { messages: vec![message.clone()], report: None });
+        let last = std::iter::from_fn(|| outbox.try_recv().ok()).last().unwrap();
+        assert_eq!(last.messages, [message], "there is a place again");
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rackbus_control::lease_span;
 use rackbus_fabric::FabricHandle;
-use rackbus_lease::{Grant, Placement};
+use rackbus_lease::{FrontRefused, Grant, Placement};
 use rackbus_link::{Connect, Hello, OfferedMedium, Purpose};
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, CarriedSession, Gate, Stream};
@@ -17,7 +17,6 @@ use rackbus_vm::InterruptChoice;
 use rustix::io::Errno;
 
 use super::UseListener;
-use super::front_slots::FrontSlots;
 use super::lease::{Attachment, Open};
 use crate::front::PlacedDevice;
 use crate::lanes::Lanes;
@@ -52,7 +51,6 @@ pub(super) struct AttachOpener {
     pub(super) gate: Gate,
     pub(super) hold: Duration,
     pub(super) lanes: Lanes,
-    pub(super) fronts: FrontSlots,
     pub(super) open: std::sync::Weak<Open>,
 }
 
@@ -60,6 +58,9 @@ impl Opener for AttachOpener {
     fn open(&self) -> Result<Box<dyn ServedDevice>, RequestRefused> {
         let gone = || RequestRefused::new(Errno::NODEV, "the lease was returned");
         let open = self.open.upgrade().ok_or_else(gone)?;
+        if !open.is_served() {
+            return Err(gone());
+        }
         let _about = lease_span(open.grant.lease).entered();
         let mut hello = self.hello.clone();
         if let Purpose::Medium { lanes, .. } = &mut hello.service {
@@ -81,6 +82,12 @@ impl Opener for AttachOpener {
         tracing::info!(process = open.process(), "in use");
         Ok(device)
     }
+}
+
+/// As a user is told that no front begins for it.
+fn front_refused(refused: FrontRefused) -> RequestRefused {
+    let errno = if refused.is_for_now() { Errno::BUSY } else { Errno::NODEV };
+    RequestRefused::new(errno, refused.to_string())
 }
 
 /// Tells that the lender is lost as `on_lost` does, by the end of its session: why that is over is known better there.
@@ -154,9 +161,7 @@ impl AttachOpener {
                 let lending = self.fabric.front_lending(&function.to_string(), &self.hello.from);
                 let lending = lending.map_err(|error| none(error.to_string()))?;
                 let name = &function.device;
-                let slot = self.fronts.take(&function.to_string(), SUCCESSION);
-                let busy = || RequestRefused::new(Errno::BUSY, "its former front is still ending");
-                let slot = slot.ok_or_else(busy)?;
+                let slot = open.begin_front(SUCCESSION).map_err(front_refused)?;
                 let Some(carrier) = stream.carrier() else {
                     let access = MediumAccess::Files(files);
                     let device =
@@ -245,101 +250,4 @@ impl AttachOpener {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-    use std::path::Path;
-    use std::sync::{Mutex, mpsc};
-    use std::time::Duration;
-
-    use rackbus_devices::nvme::{Nvme, NvmeConfig};
-    use rackbus_fabric::rack::Rack;
-    use rackbus_fabric::{Fabric, derive};
-    use rackbus_link::{Conversation, LinkError};
-    use rackbus_memory::Stream;
-    use rackbus_pci::endpoint::Endpoint;
-    use rackbus_pci::vfio_user::Client;
-
-    use super::*;
-    use crate::borrower::{BorrowedFunctions, LeaseEnded};
-
-    /// A link that says when it is asked to connect, and does so when it is told to.
-    struct Slow(mpsc::Sender<()>, Mutex<mpsc::Receiver<Arc<dyn Conversation>>>);
-
-    impl Connect for Slow {
-        fn address(&self, _host: &str) -> String {
-            unreachable!("the grant has it")
-        }
-
-        fn connect(
-            &self,
-            _address: &str,
-            _hello: &Hello,
-        ) -> Result<Arc<dyn Conversation>, LinkError> {
-            self.0.send(()).unwrap();
-            Ok(self.1.lock().unwrap().recv().unwrap())
-        }
-    }
-
-    struct Nobody;
-
-    fn fabric() -> FabricHandle {
-        let file = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
-                    [hosts.beta]\n";
-        let rack = Rack::parse("rack.toml", file).unwrap();
-        FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()))
-    }
-
-    impl UseListener for Nobody {
-        fn lender_lost(&self, _grant: &Grant, _reason: &str) {}
-        fn vm_of(&self, _socket: &Path) -> Option<String> {
-            None
-        }
-        fn opened(&self, _grant: &Grant, _socket: &Path, _process: u32, _ended: LeaseEnded) {}
-    }
-
-    #[test]
-    fn a_lease_that_ends_while_its_user_attaches_releases_the_lender() {
-        let folder = tempfile::tempdir().unwrap();
-        let ((asked, asks), (connect, connected)) = (mpsc::channel(), mpsc::channel());
-        let link = Arc::new(Slow(asked, Mutex::new(connected)));
-        let (fabric, gate) = (fabric(), Gate::new().unwrap());
-        let functions = BorrowedFunctions::new(
-            "test",
-            "beta",
-            folder.path(),
-            link,
-            fabric,
-            Arc::new(Nobody),
-            gate,
-        );
-        let (function, address) = ("alpha/nvme0".parse().unwrap(), "nowhere".to_owned());
-        let placement = Placement::Borrower;
-        let grant = Grant {
-            lease: 1,
-            function,
-            epoch: 1,
-            address,
-            ttl: 1000,
-            placement,
-            group: None,
-            turn: None,
-        };
-        let path = functions.open(grant).unwrap();
-        let user = std::thread::spawn(move || Client::connect(&path, Duration::from_secs(30)));
-        asks.recv().unwrap();
-        functions.close(1);
-        let mut lender =
-            Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
-        let offer = lender.serve_medium(None).unwrap();
-        let medium = OfferedMedium {
-            class: offer.class.to_owned(),
-            description: offer.description,
-            session: None,
-        };
-        let (theirs, ours) = UnixStream::pair().unwrap();
-        medium.send(&theirs, &offer.files).unwrap();
-        connect.send(Arc::new(ours)).unwrap();
-        let _user = user.join().unwrap().unwrap();
-        assert!(theirs.is_closed(), "the lender is held by a lease that has ended");
-    }
-}
+mod tests;

@@ -18,12 +18,15 @@ use rackbus_metal::borrower::{BorrowedState, Module, WantedFunction, bind};
 use rackbus_vfio::{PciAddress, Sysfs};
 use rustix::io::Errno;
 
+use super::fence::FrontSlot;
 use crate::remote::OnLost;
 
 /// A name's most bytes, as the module has it.
 const NAME_BYTES: usize = 63;
 /// How long a driver may take to release its function.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a former function of the same name may take to go: its driver is asked, and then not asked any more.
+pub(super) const SUCCESSION: Duration = Duration::from_secs(25);
 
 /// Why a function does not appear in this host.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +57,8 @@ pub enum HostError {
 pub struct HostFunctions {
     /// By the host that each leads to.
     ntbs: BTreeMap<String, PciAddress>,
-    functions: Mutex<BTreeMap<u64, Arc<HostFunction>>>,
+    /// Each with what lets it reach this host's memory.
+    functions: Mutex<BTreeMap<u64, (Arc<HostFunction>, FrontSlot)>>,
 }
 
 struct HostFunction {
@@ -79,15 +83,17 @@ impl HostFunctions {
     }
 
     /// Makes the function that `place` says appear in this host, for as long as `stream` is open; its directory in
-    /// sysfs. `lost` is called when the lender goes.
+    /// sysfs. It has `slot` until it is gone, which is after its driver has released it. `lost` is called when the lender
+    /// goes.
     ///
     /// # Errors
     /// [`HostError`]; nothing has changed.
-    pub fn open(
+    pub(super) fn open(
         &self,
         grant: Grant,
         place: InWindow,
         stream: Arc<dyn Conversation>,
+        slot: FrontSlot,
         lost: OnLost,
     ) -> Result<PathBuf, HostError> {
         let lender = &grant.function.host;
@@ -118,42 +124,42 @@ impl HostFunctions {
             }
         };
         if let Err(cause) = std::thread::Builder::new().name("host function".into()).spawn(watch) {
-            function.give_back();
+            function.give_back(slot);
             return Err(HostError::Thread(cause));
         }
         let path = function.path.clone();
-        self.all().insert(lease, function);
+        self.all().insert(lease, (function, slot));
         Ok(path)
     }
 
     /// The names of the functions that are here.
     pub fn names(&self) -> Vec<String> {
-        self.all().values().map(|function| function.grant.function.to_string()).collect()
+        self.all().values().map(|(function, _)| function.grant.function.to_string()).collect()
     }
 
     /// Where the function of a lease is, if it is here.
     pub fn path(&self, grant: &Grant) -> Option<PathBuf> {
         let all = self.all();
-        let function = all.get(&grant.lease).filter(|it| it.grant.same_lease(grant));
-        function.map(|it| it.path.clone())
+        let function = all.get(&grant.lease).filter(|(it, _)| it.grant.same_lease(grant));
+        function.map(|(it, _)| it.path.clone())
     }
 
     /// The directory of the function of a lease.
     pub fn path_of(&self, lease: u64) -> Option<PathBuf> {
-        self.all().get(&lease).map(|function| function.path.clone())
+        self.all().get(&lease).map(|(function, _)| function.path.clone())
     }
 
     /// Ends a lease's function: on return it is gone, and its lender is detached. False when there is none.
     pub fn close(&self, lease: u64) -> bool {
-        let Some(function) = self.all().remove(&lease) else { return false };
+        let Some((function, slot)) = self.all().remove(&lease) else { return false };
         function.ended.store(true, Ordering::Release);
-        function.give_back();
+        function.give_back(slot);
         // Only now: the function's driver may have written to it until here.
         function.stream.shut_down();
         true
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<HostFunction>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, (Arc<HostFunction>, FrontSlot)>> {
         self.functions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -168,8 +174,8 @@ impl Drop for HostFunctions {
 }
 
 impl HostFunction {
-    /// Has its driver release it. Who uses it still, loses it.
-    fn give_back(&self) {
+    /// Has its driver release it. Who uses it still, loses it. `slot` is let go when it is gone.
+    fn give_back(&self, slot: FrontSlot) {
         let outcome = Module::open().and_then(|module| {
             if !self.is_there(&module) {
                 return Ok(());
@@ -182,7 +188,7 @@ impl HostFunction {
                 outcome => outcome,
             }
         });
-        after_return(self.handle, &self.grant.function.to_string(), outcome);
+        after_return(self.handle, &self.grant.function.to_string(), Some(slot), outcome);
     }
 
     /// Whether the module's function of that handle is this one: handles begin anew with the module.
@@ -260,13 +266,19 @@ fn return_all(through: impl Fn(PciAddress) -> bool) {
             continue;
         }
         tracing::info!(function = status.name, "a lease that a former node left was returned");
-        after_return(status.handle, &status.name, module.give_back(status.handle, true, PATIENCE));
+        let outcome = module.give_back(status.handle, true, PATIENCE);
+        after_return(status.handle, &status.name, None, outcome);
     }
 }
 
 /// Looks at how a return ended. One whose driver needs longer goes on in a thread: until then the module keeps the
-/// function's place in the window, and nothing else can be borrowed there.
-fn after_return(handle: u32, function: &str, outcome: Result<(), MetalError>) {
+/// function's place in the window, and nothing else can be borrowed there. It has `slot` until it ends.
+fn after_return(
+    handle: u32,
+    function: &str,
+    slot: Option<FrontSlot>,
+    outcome: Result<(), MetalError>,
+) {
     let name = function.to_owned();
     match outcome {
         Ok(()) => {}
@@ -284,6 +296,7 @@ fn after_return(handle: u32, function: &str, outcome: Result<(), MetalError>) {
                         tracing::error!(function = name, %error, "the function could not be returned")
                     }
                 }
+                drop(slot);
             };
             let thread = std::thread::Builder::new().name("late return".into());
             if let Err(cause) = thread.spawn(again) {

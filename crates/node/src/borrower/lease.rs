@@ -1,13 +1,14 @@
 //! A borrowed function, from the grant of its lease to its end.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use rackbus_lease::Grant;
+use rackbus_lease::{FrontRefused, Grant};
 use rackbus_memory::CarriedSession;
 use rackbus_pci::vfio_user::Server;
 
+use super::{BorrowerFence, FrontSlot};
 use crate::front::MediumConversation;
 use crate::lent_out::LentOut;
 use crate::peers::PeerMembership;
@@ -24,8 +25,8 @@ pub(super) struct Open {
     pub(super) attachment: Mutex<Option<Attachment>>,
     /// Bytes of configuration space that its user is shown instead of the function's.
     pub(super) fixed: Mutex<Vec<(u64, u8)>>,
-    /// The lease has ended: who is being attached releases the lender at once.
-    pub(super) closed: AtomicBool,
+    /// Says whether the lease has ended: who is being attached releases the lender at once.
+    pub(super) fence: BorrowerFence,
     /// Among the functions of its user, while that has it open.
     pub(super) membership: Mutex<Option<Arc<PeerMembership>>>,
 }
@@ -66,21 +67,29 @@ impl Open {
         self.attachment.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether users may attach: the lease has not ended.
+    pub(super) fn is_served(&self) -> bool {
+        self.fence.serves(self.grant.lease)
+    }
+
+    /// Has a front of it begin, as [`BorrowerFence::begin_front`].
+    pub(super) fn begin_front(&self, limit: Duration) -> Result<FrontSlot, FrontRefused> {
+        self.fence.begin_front(self.grant.lease, limit)
+    }
+
     /// A user has attached.
     pub(super) fn attached(&self, attachment: Attachment) {
         let mut current = self.attachment();
-        if self.closed.load(Ordering::Relaxed) {
+        if !self.is_served() {
             attachment.end();
         }
         *current = Some(attachment);
     }
 
-    /// The lease has ended: releases the lender, also for a user that is attaching now.
+    /// The lease has ended: releases the lender. A user that is attaching now finds it ended.
     pub(super) fn close(&self) {
         self.leave_peers();
-        let current = self.attachment();
-        self.closed.store(true, Ordering::Relaxed);
-        if let Some(attachment) = &*current {
+        if let Some(attachment) = &*self.attachment() {
             attachment.end();
         }
     }

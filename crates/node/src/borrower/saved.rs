@@ -4,9 +4,9 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rackbus_lease::Borrower;
 use rackbus_link::Link;
 use rackbus_memory::{CarriedSession, Stream};
 use rackbus_pci::vfio_user::{
@@ -69,25 +69,24 @@ impl BorrowedFunctions {
         Ok(all)
     }
 
-    /// Goes on with what another process had.
+    /// Goes on with what another process had, as was `decided` for it: its fronts ask again.
     ///
     /// # Errors
     /// When a socket cannot be gone on with.
     pub(crate) fn resume(
         &self,
+        decided: Borrower,
         states: Vec<SavedBorrow>,
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<()> {
+        self.decide(|borrower| *borrower = decided);
         // Until all are there, none of them knows what it is to reach.
         let resuming = self.peers.resuming();
         for SavedBorrow { grant, listener, client } in states {
             let open = self.opened(grant);
             let listener = listener.map(|number| descriptors.take(number)).transpose()?;
             let ended = listener.is_none();
-            if ended {
-                open.close();
-            }
             let lease = open.grant.lease;
             let client = client.and_then(|client| {
                 let resumed = self.resume_client(&open, client, descriptors, link);
@@ -148,7 +147,7 @@ impl BorrowedFunctions {
         };
         let device = device.unwrap_or_else(|reason| {
             // The lender is lost.
-            if !open.closed.load(Ordering::Relaxed) {
+            if open.is_served() {
                 self.opener(open).on_lost()(reason);
             }
             Box::new(AbsentDevice(shape))
@@ -213,17 +212,15 @@ impl BorrowedFunctions {
         (descriptors, on_lost): (&mut ParcelDescriptors, OnLost),
     ) -> Result<Box<dyn ServedDevice>, String> {
         let FrontState { medium, function, .. } = front;
+        // Nobody else's runs in a process that has just begun.
+        let slot = open.begin_front(Duration::ZERO).map_err(|refused| refused.to_string())?;
         let saved = function.take(descriptors).map_err(|error| error.to_string())?;
         let lent = &open.grant.function;
         let lending = self.fabric.front_lending(&lent.to_string(), &self.host);
         let lending = lending.map_err(|error| error.to_string())?;
         let session = lender.1.clone();
         let device = PlacedDevice::resume(&lent.device, &medium, saved, lender, lending, on_lost);
-        let mut device = device.map_err(|error| error.to_string())?;
-        // Nobody else has it in a process that has just begun.
-        if let Some(slot) = self.fronts.take(&lent.to_string(), Duration::ZERO) {
-            device = device.keeping(slot);
-        }
+        let device = device.map_err(|error| error.to_string())?.keeping(slot);
         open.attached(Attachment::Medium(device.conversation(), session));
         let device = self.opener(open).follow_again(open, device, None, Vec::new());
         Ok(Box::new(ShownWith::resume(device, shape, open.fixed().clone())))

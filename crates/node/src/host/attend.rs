@@ -89,6 +89,8 @@ pub(super) fn attend(
                 let passage = passage.unwrap_or_else(|| gate.enter());
                 match counters.begin(&incoming.hello.service, &incoming.hello.from) {
                     Some(_open) => served.serve(incoming, passage),
+                    // Who was told so would give its session up; who is cut off tries again.
+                    None if matches!(incoming.hello.service, Purpose::Resume { .. }) => {}
                     None => incoming
                         .refuse("your host has as many conversations of this kind as it may"),
                 }

@@ -7,7 +7,7 @@ use rackbus_control::node::{AskedRestart, NodeProcess};
 use tokio::sync::mpsc;
 
 use super::NodeOptions;
-use crate::agent::Heard;
+use crate::agent::{AgentHandle, Heard};
 use crate::borrower::BorrowedFunctions;
 use crate::handover::parcel::ParcelDescriptors;
 use crate::handover::state::{AgentState, NodeState};
@@ -35,7 +35,7 @@ pub(super) fn resume_borrowed(
     Taken { received_ns, lent_in_use }: Taken,
 ) -> std::io::Result<(NodeProcess, AgentState)> {
     let in_use = lent_in_use + state.borrowed.iter().filter(|it| it.client.is_some()).count();
-    borrower.resume(state.borrowed, descriptors, &*options.link)?;
+    borrower.resume(state.agent.borrowing.clone(), state.borrowed, descriptors, &*options.link)?;
     let moments = [state.paused_ns, state.saved_ns, received_ns, monotonic_ns()];
     let pause_us = tell_pause(&options.host, in_use, moments);
     let (restarts, in_use) = (state.restarts, in_use as u64);
@@ -61,15 +61,15 @@ fn tell_pause(host: &str, in_use: usize, [paused, saved, received, now]: [u64; 4
 /// agent.
 pub(super) async fn check_restarts(
     hand_over: Option<Arc<HandOver>>,
-    mut asked: mpsc::UnboundedReceiver<AskedRestart>,
-    heard: mpsc::UnboundedSender<Heard>,
+    mut asked: mpsc::Receiver<AskedRestart>,
+    heard: AgentHandle,
 ) {
     let Some(hand_over) = hand_over else { return };
     while let Some(asked) = asked.recv().await {
         let (hand_over, program) = (hand_over.clone(), asked.request.program.clone());
         let checked = tokio::task::spawn_blocking(move || hand_over.check(&program)).await;
         match checked {
-            Ok(Ok(())) => drop(heard.send(Heard::Restart(asked))),
+            Ok(Ok(())) => heard.tell(Heard::Restart(asked)).await,
             Ok(Err(error)) => drop(asked.refused.send(error.problem())),
             // It failed: who asked is told so when `asked` is dropped.
             Err(error) => tracing::error!(%error, "a restart could not be prepared"),

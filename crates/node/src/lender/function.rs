@@ -1,7 +1,7 @@
 //! One function that is lent: who is attached, and how that ends.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
@@ -19,6 +19,9 @@ const SUCCESSION: Duration = Duration::from_secs(2);
 
 /// Between two looks meanwhile whether that conversation's connection is lost.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Between two attempts to take a lock for which there is a limit.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(5);
 
 pub(super) struct Lent {
     pub(super) name: String,
@@ -182,19 +185,16 @@ impl Lent {
     /// Ends the conversation of who is attached under `epoch` or an older one, and waits for its end
     /// and for the engine.
     pub(super) fn cut(&self, epoch: Epoch) -> Result<(), LendError> {
-        let state = self.lock();
-        let attached = |_: &mut LentUse| self.fence.lock().attached_up_to(&self.name, epoch);
-        if let Some(session) = &state.session
-            && self.fence.lock().attached_up_to(&self.name, epoch)
-        {
-            session.stream.shut_down();
+        if let Some(state) = self.lock_within(self.patience) {
+            self.end_session(&state, epoch);
+            let attached = |_: &mut LentUse| self.fence.lock().attached_up_to(&self.name, epoch);
+            let waited = self.idle.wait_timeout_while(state, self.patience, attached);
+            let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            if !waited.timed_out() {
+                return self.start(&state);
+            }
         }
-        let waited = self.idle.wait_timeout_while(state, self.patience, attached);
-        let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-        if !waited.timed_out() {
-            return self.start(&state);
-        }
-        // The conversation waits for the function.
+        // The conversation waits for the function, or it does not come to be opened.
         self.lendable.revoke();
         let hangs = self.hangs();
         self.seen().trouble = Some(hangs.to_string());
@@ -203,9 +203,37 @@ impl Lent {
 
     /// Waits for the end of a conversation that was cut, however long it takes.
     pub(super) fn wait_cut(&self, epoch: Epoch) -> Result<(), LendError> {
+        let state = loop {
+            match self.lock_within(self.patience) {
+                Some(state) => break state,
+                None => self.lendable.revoke(),
+            }
+        };
+        self.end_session(&state, epoch);
         let attached = |_: &mut LentUse| self.fence.lock().attached_up_to(&self.name, epoch);
-        let waited = self.idle.wait_while(self.lock(), attached);
+        let waited = self.idle.wait_while(state, attached);
         self.start(&waited.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn end_session(&self, state: &LentUse, epoch: Epoch) {
+        if let Some(session) = &state.session
+            && self.fence.lock().attached_up_to(&self.name, epoch)
+        {
+            session.stream.shut_down();
+        }
+    }
+
+    /// The lock, which whoever opens a function holds meanwhile: another program that serves it may take its time.
+    fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, LentUse>> {
+        let begun = Instant::now();
+        loop {
+            match self.state.try_lock() {
+                Ok(state) => return Some(state),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if begun.elapsed() > limit => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(BETWEEN_ATTEMPTS),
+            }
+        }
     }
 
     /// Lets `wanted` attach, if the lease says so. Its own former conversation may need a moment to

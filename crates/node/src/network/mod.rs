@@ -15,6 +15,7 @@ mod carried;
 mod interface;
 mod messages;
 mod peers;
+mod requests;
 mod rings;
 mod status;
 #[cfg(test)]
@@ -25,7 +26,6 @@ mod worker;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rackbus_fabric::FabricHandle;
@@ -35,13 +35,14 @@ use rackbus_memory::DmaSlice;
 use rackbus_net::port_queue::{NanosecondClock, PortQueueHandle};
 use rackbus_net::{
     Cause, Frame, MacAddress, NetworkPort, News, Offload, PortOptions, PortQueue, PortQueueId,
-    PortSource, RingOpener, Sent, Station, StationKind, StationSwitch, Stations,
+    PortSource, Sent, Station, StationKind, StationSwitch, Stations,
 };
 use rackbus_netdev::namespace;
 
 use crate::handover::monotonic_ns;
 
 use peers::{AskingNode, Peer};
+use requests::{AskedRings, RingRequests, ring_requests};
 use rings::{EndedRing, Ring};
 pub(crate) use status::page;
 use uplink::RunningUplink;
@@ -122,9 +123,9 @@ struct Shared {
     link: Arc<dyn Connect>,
     /// Whether the hosts are machines, which share no memory.
     apart: bool,
-    requests: mpsc::Sender<(PortQueueId, usize)>,
+    requests: RingRequests,
     /// Taken by the thread that answers.
-    asked: Mutex<Option<mpsc::Receiver<(PortQueueId, usize)>>>,
+    asked: Mutex<Option<AskedRings>>,
     state: Mutex<State>,
     /// Held while the interface and the uplinks are made or taken away: one change at a time.
     changes: Mutex<()>,
@@ -158,17 +159,6 @@ struct LocalPort {
     captured: bool,
 }
 
-/// What opens rings for queues.
-#[derive(Debug)]
-struct Requests(mpsc::Sender<(PortQueueId, usize)>);
-
-impl RingOpener for Requests {
-    fn open(&self, from: PortQueueId, station: usize) {
-        // Without a service nothing is opened, and frames are dropped in time.
-        let _ = self.0.send((from, station));
-    }
-}
-
 impl NetworkService {
     /// That of `host` in a rack whose network functions have `ports`; `apart` says whether its hosts are
     /// machines.
@@ -185,7 +175,7 @@ impl NetworkService {
             rack.network.mtu,
             rack.network.flood_limit,
         ));
-        let (requests, asked) = mpsc::channel();
+        let (requests, asked) = ring_requests();
         NetworkService(Arc::new(Shared {
             rack: rack.name.clone(),
             host: host.to_owned(),
@@ -211,7 +201,7 @@ impl NetworkService {
         if let Some(asked) = asked {
             let shared = Arc::downgrade(&self.0);
             let answer = move || {
-                for (from, to) in asked {
+                while let Some((from, to)) = asked.next() {
                     let Some(shared) = shared.upgrade() else { return };
                     shared.open(from, to);
                 }
@@ -327,7 +317,7 @@ impl Shared {
     }
 
     fn port_queue(&self, station: usize, number: u16) -> std::io::Result<PortQueue> {
-        let opener = Arc::new(Requests(self.requests.clone()));
+        let opener = Arc::new(self.requests.clone());
         PortQueue::new(
             PortQueueId { station, number },
             self.switch.clone(),

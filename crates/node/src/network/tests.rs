@@ -53,7 +53,7 @@ fn keep_busy(network: &NetworkService, mut queues: Vec<PortQueue>, stop: &Atomic
             }
             queue.flush();
         }
-        while let Ok((from, to)) = asked.try_recv() {
+        while let Some((from, to)) = asked.try_next() {
             network.0.open(from, to);
         }
         while function.next().is_some() {

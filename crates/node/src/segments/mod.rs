@@ -8,6 +8,7 @@
 //! itself, so that connecting takes two round trips and no thread in between. Nothing waits under
 //! the lock: a peer that takes no messages is disconnected (`outbox`).
 
+mod channels;
 pub mod devices;
 mod far;
 mod hiding;
@@ -17,6 +18,7 @@ mod objects;
 mod outbox;
 mod peers;
 mod sessions;
+mod telling;
 mod unshared;
 
 use std::collections::{HashMap, VecDeque};
@@ -27,12 +29,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rackbus_fabric::FabricHandle;
 use rackbus_link::Connect;
+use rackbus_memory::copy::Statistics;
 use rackbus_memory::{Gate, PacketListener, sparse};
 use rackbus_segment::directory::{AttachedObject, DirectorySettings};
-use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Refusal, Reply, encode};
+use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Refusal, encode};
 use rackbus_segment::{Directory, DirectoryAction, Handle, NodeId, Objects, Recipient, SessionId};
 
 use crate::sequencer::essential_thread;
+use channels::ProcessChannels;
 use devices::ProgramDevices;
 use far::{EffectsLock, Far, Passing};
 use numbers::Numbers;
@@ -54,6 +58,7 @@ pub struct Segments {
     devices: OnceLock<Arc<dyn ProgramDevices>>,
     /// Signalled when the directory may want to be told of time sooner.
     sooner: Condvar,
+    channels: Mutex<ProcessChannels>,
 }
 
 impl std::fmt::Debug for Segments {
@@ -77,6 +82,9 @@ struct State {
     /// What this node answers in the place of connectors on other machines.
     in_their_place: Vec<(NodeId, ConnectorMessage)>,
     held: unshared::HeldAnswers,
+    /// When the thread that keeps time asks the directory next. It is woken for what is due sooner, and not for each
+    /// question that has a deadline: it would take the lock and the processor from who answers.
+    looks_at: u64,
 }
 
 struct Session {
@@ -99,18 +107,6 @@ enum Owner {
     /// Being connected to, with what is to be said then.
     Dialling(Vec<Letter>),
     Here(Arc<Outbox>),
-}
-
-/// What is said instead to somebody who waits for an answer whose memory cannot go along.
-fn without_memory(to: Recipient, error: &str) -> Option<Recipient> {
-    let refusal = Refusal::System(error.to_owned());
-    match to {
-        Recipient::Reply(session, _) => Some(Recipient::Reply(session, Reply::Refused(refusal))),
-        Recipient::Tell(node, OwnerMessage::Answer { request, .. }) => {
-            Some(Recipient::Tell(node, OwnerMessage::Answer { request, answer: Err(refusal) }))
-        }
-        Recipient::Event(..) | Recipient::Ask(..) | Recipient::Tell(..) => None,
-    }
 }
 
 fn empty(object: &Object, offset: u64, length: u64) -> Result<(), String> {
@@ -150,10 +146,12 @@ impl Segments {
                 passing: Arc::default(),
                 in_their_place: Vec::new(),
                 held: Default::default(),
+                looks_at: u64::MAX,
             }),
             hiding: hiding::Hiding::default(),
             devices: OnceLock::new(),
             sooner: Condvar::new(),
+            channels: Mutex::default(),
         })
     }
 
@@ -192,6 +190,11 @@ impl Segments {
     /// How many there are now of what the host's processes share, each by its name.
     pub fn statistics(&self) -> [(&'static str, usize); 8] {
         self.lock().directory.statistics()
+    }
+
+    /// What the copy channels of the host's processes did while these were attached.
+    pub fn channels(&self) -> Statistics {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).total()
     }
 
     /// How often other machines were refused what they had too much of, each by its name; and who was refused last, and why.
@@ -244,7 +247,7 @@ impl Segments {
         let State { directory, store, .. } = &mut *state;
         let outputs = question(directory, self.now(), store);
         self.perform(state, outputs);
-        if state.directory.next_tick().is_some() {
+        if state.directory.next_tick().is_some_and(|due| due < state.looks_at) {
             self.sooner.notify_one();
         }
     }
@@ -262,7 +265,10 @@ impl Segments {
                         }
                         continue;
                     };
-                    self.deliver(state, to, &attached);
+                    match state.store.attach(&attached) {
+                        Ok(fds) => self.deliver(state, to, fds),
+                        Err(error) => outputs.extend(self.unsent(state, to, &error.to_string())),
+                    }
                 }
                 DirectoryAction::Copy { ticket, from, to, length } => {
                     let ends = (state.store.get(from.0), state.store.get(to.0));
@@ -304,15 +310,32 @@ impl Segments {
         }
     }
 
-    fn deliver(self: &Arc<Self>, state: &mut State, to: Recipient, attached: &[AttachedObject]) {
-        let (to, fds) = match state.store.attach(attached) {
-            Ok(fds) => (to, fds),
-            Err(error) => {
-                tracing::error!(%error, "a message could not be sent with its memory");
-                let Some(to) = without_memory(to, &error.to_string()) else { return };
-                (to, Vec::new())
+    /// A message cannot be sent with its memory: who waits for it is told so, and what was made for it is given back.
+    fn unsent(
+        self: &Arc<Self>,
+        state: &mut State,
+        to: Recipient,
+        error: &str,
+    ) -> Vec<DirectoryAction> {
+        tracing::error!(error, "a message could not be sent with its memory");
+        match to {
+            Recipient::Reply(session, reply) => {
+                let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                directory.unsent(now, session, &reply, error.to_owned(), store)
             }
-        };
+            // Its directory has what was made for it ended.
+            Recipient::Tell(node, OwnerMessage::Answer { request, .. }) => {
+                let answer = Err(Refusal::System(error.to_owned()));
+                let tell = OwnerMessage::Answer { request, answer };
+                self.deliver(state, Recipient::Tell(node, tell), Vec::new());
+                Vec::new()
+            }
+            // A move that it belongs to is abandoned in time.
+            Recipient::Event(..) | Recipient::Ask(..) | Recipient::Tell(..) => Vec::new(),
+        }
+    }
+
+    fn deliver(self: &Arc<Self>, state: &mut State, to: Recipient, fds: Vec<Arc<OwnedFd>>) {
         match to {
             Recipient::Reply(session, reply) => {
                 if let Some(session) = state.sessions.get(&session) {
@@ -385,7 +408,9 @@ impl Segments {
         let mut state = self.lock();
         loop {
             let now = self.now();
-            state = match state.directory.next_tick() {
+            let due = state.directory.next_tick();
+            state.looks_at = due.unwrap_or(u64::MAX);
+            state = match due {
                 Some(due) if due <= now => {
                     let State { directory, store, .. } = &mut *state;
                     let outputs = directory.tick(now, store);

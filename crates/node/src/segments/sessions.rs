@@ -1,7 +1,7 @@
 //! Processes of this host: how they attach, and what becomes of them.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, Gate, GatePassage, PacketListener, Packets};
@@ -10,6 +10,7 @@ use rackbus_segment::message::{Notice, Refusal, Reply, SessionRequest, decode, e
 use rustix::process::getuid;
 
 use super::devices::Borrowing;
+use super::locks::BegunFlushes;
 use super::outbox::{Letter, Outbox};
 use super::{Segments, Session};
 use crate::sequencer::essential_thread;
@@ -73,6 +74,7 @@ impl Segments {
         };
         drop(passage);
         let mut borrowing = self.devices.get().map(|devices| Borrowing::new(devices.clone(), id));
+        let mut begun = BegunFlushes::default();
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
         while let Ok(packet) =
             calls.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
@@ -97,7 +99,7 @@ impl Segments {
                 continue;
             }
             if let SessionRequest::Lock { keeper, request } = &request
-                && let Some(refusal) = self.before_lock(id, *keeper, &request.operation)
+                && let Some(refusal) = self.before_lock(id, *keeper, request, &mut begun)
             {
                 let refused = Reply::Refused(refusal);
                 calls.send(Letter { bytes: encode(&refused), fds: Vec::new() });
@@ -118,6 +120,7 @@ impl Segments {
         }
         drop(state);
         self.hiding.forget(id);
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).end(id);
         self.ask(|directory, now, objects| directory.closed(now, id, objects));
     }
 
@@ -126,15 +129,24 @@ impl Segments {
         self.lock().sessions.get(&id).is_some_and(|session| session.events.is_some())
     }
 
-    /// Takes the socket for events that comes with a hello; false when there is none.
+    /// Takes the socket for events that comes with a hello; false when there is none. Behind it may come the memory that
+    /// the process' channels count in.
     fn hear_events(self: &Arc<Self>, id: SessionId, fds: Vec<std::os::fd::OwnedFd>) -> bool {
-        let Some(Ok(packets)) = fds.into_iter().next().map(Packets::from_peer) else {
+        let mut fds = fds.into_iter();
+        let Some(Ok(packets)) = fds.next().map(Packets::from_peer) else {
             return false;
         };
+        let counts = fds.next();
         let events = Outbox::new(Arc::new(packets));
         match self.lock().sessions.get_mut(&id) {
             Some(session) if session.events.is_none() => session.events = Some(events.clone()),
             _ => return false,
+        }
+        if let Some(memory) = counts {
+            let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Err(error) = channels.begin(id, memory) {
+                tracing::warn!(session = id.0, %error, "what a process copies is not counted");
+            }
         }
         let service = self.clone();
         let listen = move || {

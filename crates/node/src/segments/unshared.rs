@@ -10,16 +10,14 @@ use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::prompt::run_promptly;
 use rackbus_segment::directory::{AttachedObject, LinePart, Loss};
 use rackbus_segment::message::{
-    CarriedMessage, ConnectionChange, ConnectorMessage, OwnerMessage, PeerReply, Question, Refusal,
-    StandIn, decode, encode,
+    CarriedMessage, ConnectorMessage, OwnerMessage, Question, Refusal, StandIn, decode, encode,
 };
 use rackbus_segment::{Handle, NodeId, Objects, Recipient, SegmentId, SessionId};
 
 use super::far::{
-    Applied, Far, FarConversation, FarHost, InterruptParts, LIMIT, flush_all, is_whole, stand_ins,
+    Applied, Far, FarConversation, FarHost, InterruptParts, LIMIT, flush_all, is_whole,
 };
 use super::hiding::ConnectionRange;
-use super::objects::Object;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
 
@@ -200,7 +198,10 @@ impl Segments {
         }
         match self.stand_in(far, named, &given) {
             Ok(attached) if matches!(given[..], [StandIn::Memory { .. }]) => {
-                self.lock().held.insert((node, named), (tell, attached));
+                let mut state = self.lock();
+                state.held.insert((node, named), (tell, attached));
+                let now = self.now();
+                state.directory.is_being_completed(now, node, named);
             }
             Ok(attached) => self.told(node, tell, attached),
             Err(cause) => {
@@ -245,6 +246,11 @@ impl Segments {
         let object = |at: usize| made.get(at).and_then(|it| state.store.get(it.object)).cloned();
         match (given, object(0), object(1)) {
             ([StandIn::Memory { size, write }], Some(memory), _) => {
+                // Of memory that this node cannot map, nothing could be said or stored.
+                if let Err(cause) = memory.region() {
+                    made.iter().for_each(|it| state.store.forget(it.object));
+                    return Err(cause.to_string());
+                }
                 far.add_memory((FarConversation::ToOwner, connection), memory, (*size, *write));
             }
             (_, Some(bell), Some(event)) => {
@@ -383,7 +389,7 @@ impl State {
         if let Some(far) = self.fars.get(&node) {
             return Some(far.clone());
         }
-        let (hiding, told) = (Arc::downgrade(service), Arc::downgrade(service));
+        let [hiding, told, moving] = std::array::from_fn(|_| Arc::downgrade(service));
         let hide = move |ranges: &[ConnectionRange], effect: &dyn Fn() -> Applied| match hiding
             .upgrade()
         {
@@ -395,129 +401,14 @@ impl State {
                 service.is_complete(node, connection);
             }
         };
-        let host = FarHost::new(hide, complete);
+        let settled = move |answer| {
+            if let Some(service) = moving.upgrade() {
+                service.ask(|directory, now, objects| directory.asked(now, node, answer, objects));
+            }
+        };
+        let host = FarHost::new(hide, complete, settled);
         let far = Far::new(self.effects.clone(), LIMIT, self.passing.clone(), host).ok()?;
         self.passing.add(&far);
         Some(self.fars.entry(node).or_insert(far).clone())
-    }
-
-    /// Says something to the node of a connector on another machine.
-    fn tell_far(
-        &mut self,
-        node: NodeId,
-        far: &Arc<Far>,
-        tell: OwnerMessage,
-        attached: &[AttachedObject],
-    ) {
-        match tell {
-            OwnerMessage::Answer { request, answer } => {
-                self.answer_far(far, request, answer, attached)
-            }
-            OwnerMessage::Remote { connection, change } => {
-                let bytes = encode(&tell);
-                if change.is_final() {
-                    // A move that is abandoned does not say so, and what came for others would wait for it.
-                    far.resume((FarConversation::ToConnector, connection));
-                }
-                match change {
-                    // It keeps what it held last.
-                    ConnectionChange::Removed | ConnectionChange::Lost
-                        if far.close((FarConversation::ToConnector, connection), &bytes) =>
-                    {
-                        return;
-                    }
-                    change if change.is_final() => {
-                        far.forget((FarConversation::ToConnector, connection))
-                    }
-                    _ => {}
-                }
-                far.say(FarConversation::ToConnector, &bytes, None);
-            }
-            // What stands there for the memory is not moved: this host's part of it is.
-            OwnerMessage::Freeze { ticket, connection, .. } => {
-                if let Some(memory) = far.memory((FarConversation::ToConnector, connection)) {
-                    memory.pause();
-                }
-                self.in_their_place.push((node, ConnectorMessage::Frozen { ticket, connection }));
-            }
-            OwnerMessage::Adopt { ticket, connection, .. } => {
-                let object = attached.first().and_then(|it| self.store.get(it.object));
-                if let (Some(memory), Some(object)) =
-                    (far.memory((FarConversation::ToConnector, connection)), object)
-                {
-                    memory.adopt(object.clone());
-                }
-                self.in_their_place.push((node, ConnectorMessage::Adopted { ticket, connection }));
-            }
-            OwnerMessage::Unfreeze { connection, .. } => {
-                far.resume((FarConversation::ToConnector, connection))
-            }
-        }
-    }
-
-    fn answer_far(
-        &mut self,
-        far: &Arc<Far>,
-        request: u64,
-        answer: Result<PeerReply, Refusal>,
-        attached: &[AttachedObject],
-    ) {
-        let connection = far.answered(FarConversation::ToConnector, request);
-        let objects = attached
-            .iter()
-            .filter_map(|it| self.store.get(it.object).map(|object| (object.clone(), it.write)));
-        let objects: Vec<(Arc<Object>, bool)> = objects.collect();
-        let given = match (&answer, connection) {
-            (Ok(PeerReply::Memory { size, .. }), Some(connection)) => {
-                stand_ins(&objects, *size).filter(|_| give(far, connection, &objects))
-            }
-            _ => None,
-        };
-        match (given, connection) {
-            (Some(given), Some(connection)) => {
-                let memory = match given[..] {
-                    [StandIn::Memory { size, write }] => Some((size, write)),
-                    _ => None,
-                };
-                far.say(
-                    FarConversation::ToConnector,
-                    &encode(&OwnerMessage::Answer { request, answer }),
-                    Some((connection, given)),
-                );
-                // Only now: what is stored is said behind it.
-                if let (Some(form), Some((object, _))) = (memory, objects.into_iter().next()) {
-                    far.add_memory((FarConversation::ToConnector, connection), object, form);
-                }
-            }
-            (None, _) if !attached.is_empty() => {
-                let answer = Err(Refusal::System("its memory cannot be mapped".to_owned()));
-                far.say(
-                    FarConversation::ToConnector,
-                    &encode(&OwnerMessage::Answer { request, answer }),
-                    None,
-                );
-            }
-            _ => {
-                let admits = matches!(&answer, Ok(PeerReply::Lock(reply)) if reply.admits());
-                let bytes = encode(&OwnerMessage::Answer { request, answer });
-                match admits {
-                    true => far.say_behind_stores(FarConversation::ToConnector, &bytes),
-                    false => far.say(FarConversation::ToConnector, &bytes, None),
-                }
-            }
-        }
-    }
-}
-
-/// Makes this end of an interrupt; false when it, or memory, cannot be mapped.
-fn give(far: &Arc<Far>, connection: Handle, objects: &[(Arc<Object>, bool)]) -> bool {
-    match objects {
-        [(memory, _)] => memory.region().is_ok(),
-        [(bell, _), (event, _), rest @ ..] => {
-            let ring = rest.first().map(|(ring, _)| ring.clone());
-            let line = InterruptParts { bell: bell.clone(), event: event.clone(), ring };
-            far.add_receiver(connection, &line)
-        }
-        [] => false,
     }
 }

@@ -145,22 +145,23 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn region_info(&self, index: u32) -> Result<RegionDescription, ClientError> {
-        // Room for the capability of a device with many areas; asked again if that is not enough.
-        let mut room = 1024;
-        loop {
+        // Room for the capability of a device with many areas; asked again, once, if that is not enough.
+        let ask = |room: u32| -> Result<_, ClientError> {
             let mut ask = RegionInfo::new_zeroed();
             (ask.argsz, ask.index) = (room, index);
             let reply = self.request(command::DEVICE_GET_REGION_INFO, ask.as_bytes(), &[], &[])?;
             let info: RegionInfo = head(&reply)?;
-            if info.argsz > room && room < 1 << 20 {
-                room = info.argsz;
-                continue;
-            }
-            let flags = RegionInfoFlags::from_bits_truncate(info.flags);
-            let areas = areas(&reply.body, &info);
-            let memory = reply.fds.into_iter().next().map(|fd| (File::from(fd), info.offset));
-            return Ok(RegionDescription { size: info.size, flags, areas, memory });
+            Ok((reply, info))
+        };
+        let room = 1024;
+        let (mut reply, mut info) = ask(room)?;
+        if info.argsz > room {
+            (reply, info) = ask(info.argsz.min(1 << 20))?;
         }
+        let flags = RegionInfoFlags::from_bits_truncate(info.flags);
+        let areas = areas(&reply.body, &info);
+        let memory = reply.fds.into_iter().next().map(|fd| (File::from(fd), info.offset));
+        Ok(RegionDescription { size: info.size, flags, areas, memory })
     }
 
     /// How many vectors interrupt index `index` has.

@@ -3,9 +3,7 @@
 
 use std::ops::Range;
 
-use super::{
-    Answer, AttachedObject, ConnectionTarget, Directory, Guest, Loss, Objects, Recipient, done,
-};
+use super::{Answer, AttachedObject, Directory, Loss, Recipient, done};
 use crate::message::{
     BROADCAST_NODE, Connected, ConnectionChange, ConnectorMessage, Handle, InterruptKind,
     LockHolder, LockOperation, LockReply, LockRequest, NodeId, OwnerMessage, PeerReply, Question,
@@ -16,6 +14,10 @@ use crate::message::{
 const LONGEST: u64 = 3_000;
 /// And at least, so that those who do not want to wait have a chance.
 const SHORTEST: u64 = 500;
+
+/// Milliseconds that memory may take to be complete after the question for it was answered. With [`LONGEST`] that is
+/// twelve seconds, so that the process hears of it before it takes its node for dead (15 s, `attach::line`).
+const COMPLETION: u64 = 9_000;
 
 /// Questions of one session that may be on their way: a session waits for each answer, but not longer than
 /// [`LONGEST`], and its node may take its time.
@@ -269,11 +271,16 @@ impl Directory {
         let Some(pending) = self.pending.remove(&request) else { return };
         let PendingQuestion { session, owner, connection, what, deadline } = pending;
         let late = deadline.is_none() || !self.sessions.contains_key(&session);
+        let disconnect = ConnectorMessage::Disconnect { connection };
         let grant = match answer {
             Ok(grant) => grant,
             Err(refusal) => {
                 if what.is_kept() {
                     self.discount(session);
+                    // Its owner's node may have made it, and have failed to send it with its memory.
+                    if matches!(refusal, Refusal::System(_)) {
+                        self.send(Recipient::Ask(owner, disconnect), Vec::new());
+                    }
                 }
                 if !late {
                     self.send(Recipient::Reply(session, Reply::Refused(refusal)), Vec::new());
@@ -291,7 +298,7 @@ impl Directory {
             if what.is_kept() {
                 self.discount(session);
                 let ask = match self.sessions.contains_key(&session) {
-                    true => ConnectorMessage::Disconnect { connection },
+                    true => disconnect,
                     false => ConnectorMessage::Died { connection },
                 };
                 self.send(Recipient::Ask(owner, ask), Vec::new());
@@ -315,7 +322,12 @@ impl Directory {
             }
             // A peer that answers something else than it was asked is not to be understood.
             (Asked::Connection | Asked::Alive | Asked::Lock(_), _) => {
-                Reply::Refused(Refusal::NotResponding)
+                if what.is_kept() {
+                    self.discount(session);
+                    self.send(Recipient::Ask(owner, disconnect), Vec::new());
+                }
+                let refused = Reply::Refused(Refusal::NotResponding);
+                return self.send(Recipient::Reply(session, refused), Vec::new());
             }
         };
         if what.is_kept() {
@@ -423,6 +435,19 @@ impl Directory {
         }
     }
 
+    /// The answer to the question for a connection has come, and is told when the memory that it gives is complete: that takes
+    /// longer, the larger it is.
+    pub fn is_being_completed(&mut self, now: u64, owner: NodeId, connection: Handle) {
+        self.at(now);
+        let until = self.now.saturating_add(COMPLETION);
+        let asked = |it: &&mut PendingQuestion| (it.owner, it.connection) == (owner, connection);
+        if let Some(deadline) =
+            self.pending.values_mut().find(asked).and_then(|it| it.deadline.as_mut())
+        {
+            *deadline = (*deadline).max(until);
+        }
+    }
+
     /// Tells those who have waited long enough.
     pub(super) fn expire_questions(&mut self) {
         let now = self.now;
@@ -441,103 +466,6 @@ impl Directory {
             .collect();
         for (session, reply) in late {
             self.send(Recipient::Reply(session, reply), Vec::new());
-        }
-    }
-
-    /// A connector's node says something.
-    pub(super) fn hear_ask(
-        &mut self,
-        from: NodeId,
-        ask: ConnectorMessage,
-        objects: &mut dyn Objects,
-    ) {
-        match ask {
-            ConnectorMessage::Question { request, connection, what } => {
-                let guest = (from, connection);
-                let answer = match self.guests.contains_key(&guest) {
-                    true => Err(Refusal::Stale),
-                    false => self.answer(guest, what, objects),
-                };
-                let (answer, attached) = match answer {
-                    Ok((grant, attached)) => (Ok(grant), attached),
-                    Err(refusal) => (Err(refusal), Vec::new()),
-                };
-                self.send(
-                    Recipient::Tell(from, OwnerMessage::Answer { request, answer }),
-                    attached,
-                );
-            }
-            ConnectorMessage::Disconnect { connection } => {
-                self.drop_guest((from, connection), ConnectionChange::Removed, objects)
-            }
-            ConnectorMessage::Died { connection } => {
-                self.drop_guest((from, connection), ConnectionChange::Lost, objects)
-            }
-            ConnectorMessage::Frozen { ticket, connection } => {
-                self.guest_frozen(ticket, (from, connection))
-            }
-            ConnectorMessage::Adopted { ticket, connection } => {
-                self.guest_adopted(ticket, (from, connection))
-            }
-        }
-    }
-
-    fn answer(
-        &mut self,
-        guest: Guest,
-        what: Question,
-        objects: &mut dyn Objects,
-    ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
-        let connects =
-            !matches!(what, Question::Lock { .. } | Question::Alive(_) | Question::Probe);
-        if connects && guest.0 != self.settings.node {
-            let asked = what.clone();
-            return self.connect_bounded(guest, &asked, |it| it.answer_one(guest, what, objects));
-        }
-        self.answer_one(guest, what, objects)
-    }
-
-    fn answer_one(
-        &mut self,
-        guest: Guest,
-        what: Question,
-        objects: &mut dyn Objects,
-    ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
-        match what {
-            Question::Segment { id, what } => self.connect_guest(guest, id, what),
-            Question::Group { id, size } => self.join_group(guest, id, size, objects),
-            Question::Interrupt { kind, number } => {
-                self.connect_sender(guest, (kind, number), objects)
-            }
-            Question::Pages { address, length } => self.reach_pages(guest, address, length),
-            Question::Probe => Ok((PeerReply::Here, Vec::new())),
-            Question::Alive(session) => {
-                Ok((PeerReply::Alive(self.sessions.contains_key(&session)), Vec::new()))
-            }
-            Question::Lock { connection, session, request } => {
-                let reply = self.lock((guest.0, connection), session, request, objects)?;
-                Ok((PeerReply::Lock(reply), Vec::new()))
-            }
-        }
-    }
-
-    /// A connection of others to something of this host's has ended: `change` is what those are told who depended on
-    /// it, `Removed` where it ended in order.
-    pub(super) fn drop_guest(
-        &mut self,
-        guest: Guest,
-        change: ConnectionChange,
-        objects: &mut dyn Objects,
-    ) {
-        self.end_locks(guest, false, objects);
-        match self.guests.remove(&guest).map(|(target, _)| target) {
-            Some(ConnectionTarget::Segment(handle)) => self.guest_left_segment(guest, handle),
-            Some(ConnectionTarget::Group(id)) => self.leave_group(guest, id, change),
-            Some(ConnectionTarget::Interrupt(kind, number)) => {
-                self.sender_left(guest, (kind, number))
-            }
-            Some(ConnectionTarget::Pages(extent)) => self.guest_left_pages(guest, extent),
-            None => {}
         }
     }
 }

@@ -254,7 +254,8 @@ impl Directory {
             group.memory = new;
             group.moving = None;
             group.lingering.moved(old == new);
-            group.locks.settle(new, objects);
+            let settled = group.locks.settle(new, objects);
+            self.settle_later(settled);
             if old != new {
                 self.out.push(DirectoryAction::Forget(old));
             }

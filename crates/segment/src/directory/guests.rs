@@ -19,6 +19,12 @@ const TIMES_EXPORT: u64 = 16;
 /// And to how many bytes at least: the rings of data interrupts are no part of what a host exports.
 const LEAST_BYTES: u64 = 1 << 30;
 
+/// Senders of data interrupts that one host may have on another. Each has a ring, which the node and the interrupt's owner
+/// map: without a bound one host could use up what the system lets a process map.
+const MOST_SENDERS: u32 = 4096;
+/// And all hosts together.
+const MOST_SENDERS_OF_ALL: u32 = 4 * MOST_SENDERS;
+
 /// To how many bytes the connections of one machine may lead together, on a host that exports `export` bytes.
 fn most_bytes(export: u64) -> u64 {
     export.saturating_mul(TIMES_EXPORT).max(LEAST_BYTES)
@@ -31,6 +37,8 @@ type GuestEntry = (ConnectionTarget, Vec<Loan>);
 #[derive(Debug, Default)]
 struct HostUse {
     connections: u32,
+    /// Those of them that send data interrupts.
+    senders: u32,
     bytes: u64,
 }
 
@@ -41,6 +49,13 @@ pub(super) struct Guests {
     /// The bytes that each leads to, where they are counted.
     bytes: BTreeMap<Guest, u64>,
     of_host: BTreeMap<NodeId, HostUse>,
+    /// Senders of data interrupts, of all hosts.
+    senders: u32,
+}
+
+/// Whether a connection has a ring.
+fn sends_data((target, _): &GuestEntry) -> u32 {
+    u32::from(matches!(target, ConnectionTarget::Interrupt(InterruptKind::Data, _)))
 }
 
 impl Guests {
@@ -54,9 +69,30 @@ impl Guests {
         most.saturating_sub(self.of_host.get(&node).map_or(0, |it| it.bytes))
     }
 
+    /// The bound on senders of data interrupts that `node` has reached, if any. Those of this host's `own` processes count
+    /// for nobody else.
+    fn senders_bound(&self, node: NodeId, own: NodeId) -> Option<u32> {
+        let of = |node| self.of_host.get(&node).map_or(0, |it| it.senders);
+        if of(node) >= MOST_SENDERS {
+            return Some(MOST_SENDERS);
+        }
+        (self.senders - of(own) >= MOST_SENDERS_OF_ALL).then_some(MOST_SENDERS_OF_ALL)
+    }
+
     pub(super) fn insert(&mut self, guest: Guest, entry: GuestEntry) {
-        if self.all.insert(guest, entry).is_none() {
-            self.of_host.entry(guest.0).or_default().connections += 1;
+        let of_host = self.of_host.entry(guest.0).or_default();
+        let new = sends_data(&entry);
+        match self.all.insert(guest, entry) {
+            None => {
+                of_host.connections += 1;
+                of_host.senders += new;
+                self.senders += new;
+            }
+            Some(old) => {
+                let old = sends_data(&old);
+                of_host.senders = of_host.senders + new - old;
+                self.senders = self.senders + new - old;
+            }
         }
     }
 
@@ -72,11 +108,13 @@ impl Guests {
         let bytes = self.bytes.remove(guest).unwrap_or_default();
         if let Some(of_host) = self.of_host.get_mut(&guest.0) {
             of_host.connections -= 1;
+            of_host.senders -= sends_data(&entry);
             of_host.bytes -= bytes;
             if of_host.connections == 0 {
                 self.of_host.remove(&guest.0);
             }
         }
+        self.senders -= sends_data(&entry);
         Some(entry)
     }
 }
@@ -132,6 +170,12 @@ impl Directory {
         if self.guests.is_full(guest.0) {
             self.refused.connections += 1;
             return Err(self.note_refused(guest.0, Refusal::TooMany(MAX_HANDLES)));
+        }
+        if let Question::Interrupt { kind: InterruptKind::Data, .. } = what
+            && let Some(most) = self.guests.senders_bound(guest.0, self.settings.node)
+        {
+            self.refused.connections += 1;
+            return Err(self.note_refused(guest.0, Refusal::TooMany(most)));
         }
         if !self.settings.machines {
             return connect(self);

@@ -19,6 +19,8 @@ use crate::message::{
 
 /// What the processes of another machine may have noted here: locks that they hold, and parties of barriers that they name.
 const MOST_OF_NODE: u32 = 65_536;
+/// Milliseconds until what could not be done in memory is tried again.
+const RETRY: u64 = 100;
 
 /// What parties on other machines have in a piece of memory.
 #[derive(Debug, Default)]
@@ -119,10 +121,11 @@ impl FarLocks {
         of_node.any(|((_, at, session), _)| (*at, *session) == (offset, party.session))
     }
 
-    /// What was left to be done, when the memory is at rest. What cannot be done now, as the host may have no descriptor
-    /// left for it, is tried again.
-    pub(super) fn settle(&mut self, memory: ObjectId, objects: &mut dyn Objects) {
+    /// What was left to be done, when the memory is at rest; whether all of it is. What cannot be done now, as the host may
+    /// have no descriptor left for it, is tried again ([`Directory::settle_later`]).
+    pub(super) fn settle(&mut self, memory: ObjectId, objects: &mut dyn Objects) -> bool {
         self.owed.retain(|(offset, owed)| !owed.settle(memory, *offset, objects));
+        self.owed.is_empty()
     }
 }
 
@@ -281,7 +284,7 @@ impl Directory {
         let before = locks.barriers.get(&key).filter(|it| it.parties == parties);
         let before = before.map(|it| it.passed);
         if let (Some(passed), Some(last)) = (passed, before)
-            && passed.wrapping_sub(last) > u32::MAX / 2
+            && is_before(passed, last)
         {
             // It has arrived later since: this comes twice.
             return Ok(LockReply::Barrier { passed, phase: BarrierPhase::Waiting });
@@ -300,9 +303,15 @@ impl Directory {
             }
             return Err(no_lock());
         };
-        // Who asks how far it is begins anew, at the barrier that is there now.
+        // Who asks how far the barrier is begins anew. Where the number is smaller, another barrier is there now, and that
+        // number holds. Otherwise the earlier one stays: the question may be one that came twice, and its party goes on
+        // from the first answer.
+        let passed = match (passed, before) {
+            (None, Some(last)) if !is_before(at, last) => last,
+            _ => at,
+        };
         if let Some(far) = self.far_memory(key.0) {
-            far.locks.barriers.insert(key, Arrival { parties, passed: at });
+            far.locks.barriers.insert(key, Arrival { parties, passed });
         }
         Ok(LockReply::Barrier { passed: at, phase })
     }
@@ -327,9 +336,8 @@ impl Directory {
             };
             locks.held.remove(&key);
             locks.owed.push((key.1, owed));
-            if !moving {
-                locks.settle(memory, objects);
-            }
+            let settled = moving || locks.settle(memory, objects);
+            self.settle_later(settled);
             self.unnote(key.0.0, 1);
         }
         Ok(LockReply::Done)
@@ -374,16 +382,47 @@ impl Directory {
         let owed: Vec<(u64, Owed)> =
             held.into_iter().chain(barriers.into_iter().filter(|_| cut)).collect();
         far.locks.owed.extend(owed);
-        if !moving {
-            far.locks.settle(memory, objects);
-        }
+        let settled = moving || far.locks.settle(memory, objects);
+        self.settle_later(settled);
         self.unnote(guest.0, count);
+    }
+
+    /// Has what could not be done in memory tried again after a while, unless all was `settled`: whoever waits for it in
+    /// memory asks nobody.
+    pub(super) fn settle_later(&mut self, settled: bool) {
+        if !settled && self.locks_due.is_none() {
+            self.locks_due = Some(self.now.saturating_add(RETRY));
+        }
+    }
+
+    /// Tries again what could not be done in memory, where that is due.
+    pub(super) fn retry_locks(&mut self, objects: &mut dyn Objects) {
+        if self.locks_due.is_none_or(|due| due > self.now) {
+            return;
+        }
+        self.locks_due = None;
+        let mut settled = true;
+        for segment in self.segments.values_mut().filter(|it| it.moving.is_none()) {
+            if let Some(memory) = segment.memory {
+                settled &= segment.locks.settle(memory, objects);
+            }
+        }
+        for group in self.groups.values_mut().filter(|it| !it.is_moving()) {
+            let memory = group.memory();
+            settled &= group.locks().settle(memory, objects);
+        }
+        self.settle_later(settled);
     }
 }
 
 fn no_lock() -> Refusal {
     let why = "a lock lies inside of the memory, at a multiple of 64, between its own parties";
     Refusal::Illegal(why.into())
+}
+
+/// Whether a number of phases is less than another one, of numbers that begin anew after their last.
+fn is_before(passed: u32, other: u32) -> bool {
+    passed.wrapping_sub(other) > u32::MAX / 2
 }
 
 /// What the parties of a barrier count.

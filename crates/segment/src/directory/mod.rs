@@ -11,6 +11,7 @@
 //! and what was left behind is emptied. Memory whose owner has gone is kept by nobody: it is released
 //! as it is, and who still maps it may read what it held last.
 
+mod asked;
 mod connections;
 mod groups;
 mod guests;
@@ -19,6 +20,7 @@ mod interrupts;
 mod locks;
 mod moves;
 mod pages;
+mod queries;
 mod segments;
 mod windows;
 
@@ -72,6 +74,8 @@ pub struct Directory {
     connections: BTreeMap<Handle, SegmentConnection>,
     /// How much is noted of locks and barriers that other nodes' processes have here.
     far_locks: BTreeMap<NodeId, u32>,
+    /// When what could not be done of those in memory is tried again.
+    locks_due: Option<u64>,
     /// What other machines had too much of.
     refused: Refused,
     pending: BTreeMap<u64, PendingQuestion>,
@@ -115,6 +119,7 @@ impl Directory {
             guests: Guests::default(),
             connections: BTreeMap::new(),
             far_locks: BTreeMap::new(),
+            locks_due: None,
             refused: Refused::default(),
             pending: BTreeMap::new(),
             moves: BTreeMap::new(),
@@ -148,6 +153,24 @@ impl Directory {
                 self.send(Recipient::Reply(session, Reply::Refused(refusal)), Vec::new())
             }
         }
+        self.finish(objects)
+    }
+
+    /// A reply could not be sent with its memory: what it gives is given back, and the session is told `why` instead.
+    pub fn unsent(
+        &mut self,
+        now: u64,
+        session: SessionId,
+        reply: &Reply,
+        why: String,
+        objects: &mut dyn Objects,
+    ) -> Vec<DirectoryAction> {
+        self.at(now);
+        if let Some(undo) = reply.undo() {
+            // What is gone meanwhile needs not be given back.
+            let _ = self.requested(session, undo, objects);
+        }
+        self.send(Recipient::Reply(session, Reply::Refused(Refusal::System(why))), Vec::new());
         self.finish(objects)
     }
 
@@ -256,86 +279,20 @@ impl Directory {
         self.finish(objects)
     }
 
-    /// Does what is due at `now`, in milliseconds: time limits of moves and of answers.
+    /// Does what is due at `now`, in milliseconds: time limits of moves and of answers, and locks that could not be let go.
     pub fn tick(&mut self, now: u64, objects: &mut dyn Objects) -> Vec<DirectoryAction> {
         self.at(now);
         self.expire_questions();
         self.expire_moves(objects);
+        self.retry_locks(objects);
         self.finish(objects)
-    }
-
-    /// The memory of this host that a session's segment has, or that its connection or membership leads to.
-    pub fn memory_of(&self, session: SessionId, handle: Handle) -> Option<ObjectId> {
-        let own = self.segments.get(&handle).filter(|it| it.session == session);
-        if let Some((memory, moving)) = own.and_then(|own| Some((own.memory?, own.moving))) {
-            return Some(self.place_in_move(moving, memory));
-        }
-        let (owner, connection) = self.owner_of(session, handle)?;
-        let (target, _) =
-            self.guests.get(&(owner, connection)).filter(|_| owner == self.settings.node)?;
-        match target {
-            ConnectionTarget::Segment(handle) => {
-                let segment = self.segments.get(handle)?;
-                Some(self.place_in_move(segment.moving, segment.memory?))
-            }
-            ConnectionTarget::Group(id) => {
-                let group = self.groups.get(id)?;
-                Some(self.place_in_move(group.moving(), group.memory()))
-            }
-            ConnectionTarget::Interrupt(..) | ConnectionTarget::Pages(_) => None,
-        }
-    }
-
-    /// The sessions that may have the memory of another node's connection mapped, and what they call it.
-    pub fn keepers(&self, node: NodeId, connection: Handle) -> Vec<(SessionId, Handle)> {
-        let own = |guests: &mut dyn Iterator<Item = Guest>| -> Vec<(SessionId, Handle)> {
-            let own = guests.filter(|(node, _)| *node == self.settings.node);
-            own.filter_map(|(_, connection)| self.keeper_of(connection)).collect()
-        };
-        match self.guests.get(&(node, connection)) {
-            Some((ConnectionTarget::Segment(handle), _)) => {
-                let Some(segment) = self.segments.get(handle) else { return Vec::new() };
-                let mut kept = own(&mut segment.guests.keys().copied());
-                kept.push((segment.session, *handle));
-                kept
-            }
-            Some((ConnectionTarget::Group(id), _)) => {
-                self.groups.get(id).map(|group| own(&mut group.guests())).unwrap_or_default()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// The session that has a connection, and what it calls it.
-    pub fn keeper_of(&self, connection: Handle) -> Option<(SessionId, Handle)> {
-        self.connections.get(&connection).map(|it| (it.session, it.known_as))
-    }
-
-    /// The node that a session's connection, or its membership of a group, leads to, and the connection.
-    pub fn owner_of(&self, session: SessionId, handle: Handle) -> Option<(NodeId, Handle)> {
-        let connection = self.connection_known_as(handle)?;
-        let found = self.connections.get(&connection).filter(|it| it.session == session)?;
-        Some((found.owner, connection))
     }
 
     /// When [`tick`](Directory::tick) is to be called next, if at all.
     pub fn next_tick(&self) -> Option<u64> {
         let questions = self.pending.values().filter_map(|pending| pending.deadline);
-        questions.chain(self.moves.values().map(|one| one.deadline)).min()
-    }
-
-    /// How many there are now of what is kept here, each by its name.
-    pub fn statistics(&self) -> [(&'static str, usize); 8] {
-        [
-            ("sessions", self.sessions.len()),
-            ("segments", self.segments.len()),
-            ("groups", self.groups.len()),
-            ("interrupts", self.interrupts.len()),
-            ("page extents", self.extents.len()),
-            ("connections to others", self.connections.len()),
-            ("connections of others", self.guests.len()),
-            ("moves under way", self.moves.len()),
-        ]
+        let moves = self.moves.values().map(|one| one.deadline);
+        questions.chain(moves).chain(self.locks_due).min()
     }
 
     /// Time does not go back, whoever looked at the clock last.

@@ -395,13 +395,20 @@ impl Directory {
                 one.deadline = now.saturating_add(PATIENCE);
             }
         }
-        let late = self.moves.iter().filter(|(_, one)| one.deadline <= now);
-        let late: Vec<(Handle, Vec<Keeper>)> = late
-            .map(|(handle, one)| {
-                let silent = one.keepers.iter().filter(|(_, answered)| !**answered);
-                (*handle, silent.map(|(keeper, _)| *keeper).collect())
-            })
-            .collect();
+        // For connectors on other machines this node answers itself, when it has read all that it has in common with
+        // theirs: that may take long, and is no reason to end their connections.
+        let (machines, own) = (self.settings.machines, self.settings.node);
+        let is_elsewhere = |keeper: &Keeper| matches!(keeper, Keeper::Guest((node, _)) if machines && *node != own);
+        let mut late: Vec<(Handle, Vec<Keeper>)> = Vec::new();
+        for (handle, one) in self.moves.iter_mut().filter(|(_, one)| one.deadline <= now) {
+            let silent = one.keepers.iter().filter(|(_, answered)| !**answered);
+            let (elsewhere, silent): (Vec<_>, Vec<_>) =
+                silent.map(|(keeper, _)| *keeper).partition(is_elsewhere);
+            if !elsewhere.is_empty() {
+                one.deadline = now.saturating_add(PATIENCE);
+            }
+            late.push((*handle, silent));
+        }
         for (handle, silent) in late {
             for keeper in silent {
                 match keeper {

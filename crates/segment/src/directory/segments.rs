@@ -395,7 +395,8 @@ impl Directory {
             segment.memory = Some(new);
             segment.moving = None;
             segment.lingering.moved(old == new);
-            segment.locks.settle(new, objects);
+            let settled = segment.locks.settle(new, objects);
+            self.settle_later(settled);
             if old != new {
                 self.out.push(DirectoryAction::Forget(old));
             }

@@ -88,7 +88,10 @@ pub enum LockOperation {
 impl LockOperation {
     /// Whether what was stored before is to be there before it: others see it by this.
     pub fn publishes(&self) -> bool {
-        matches!(self, LockOperation::Release { .. } | LockOperation::Arrive { .. })
+        matches!(
+            self,
+            LockOperation::Release { .. } | LockOperation::Arrive { passed: Some(_), .. }
+        )
     }
 }
 

@@ -12,7 +12,8 @@ use super::{
 /// A process to its node. The first is [`SessionRequest::Hello`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SessionRequest {
-    /// Opens the session; beside it a packet socket on which events are to come.
+    /// Opens the session; beside it a packet socket on which events are to come, and perhaps the memory that the
+    /// process' copy channels count in (`rackbus_memory::copy::published`).
     Hello {
         /// The protocol's [`VERSION`](super::VERSION) that the sender speaks.
         version: u32,
@@ -290,6 +291,23 @@ pub enum Reply {
     },
     /// A device is borrowed.
     Borrowed(BorrowedEntry),
+}
+
+impl Reply {
+    /// What a session would ask to give back what this reply gives it; `None` where it gives nothing.
+    pub fn undo(&self) -> Option<SessionRequest> {
+        match *self {
+            Reply::Created { segment, .. } => Some(SessionRequest::Remove { segment }),
+            Reply::Connected(Connected { connection, .. }) | Reply::Pages { connection, .. } => {
+                Some(SessionRequest::Disconnect { connection })
+            }
+            Reply::Interrupt { interrupt, .. } => {
+                Some(SessionRequest::RemoveInterrupt { interrupt })
+            }
+            Reply::Extent { extent, .. } => Some(SessionRequest::Free { extent }),
+            _ => None,
+        }
+    }
 }
 
 /// What a new session is told.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_segment::message::{ConnectionChange, OwnerMessage};
-use rackbus_segment::{DirectoryAction, NodeId, ObjectId, Recipient};
+use rackbus_segment::{DirectoryAction, Handle, NodeId, ObjectId, Recipient, SessionId};
 
 use super::rack::Rack;
 
@@ -63,6 +63,13 @@ impl Rack {
         Ok(())
     }
 
+    /// Whether the memory that somebody has under a handle is given up, and so is nobody's any more.
+    fn ends(&self, outputs: &[DirectoryAction], who: (NodeId, SessionId), handle: Handle) -> bool {
+        let memory = self.clients.get(&who).and_then(|client| client.memory.get(&handle));
+        let forgets = |object| outputs.contains(&DirectoryAction::Forget(object));
+        memory.is_some_and(|object| forgets(*object))
+    }
+
     /// Time limits cut those off who do not answer, and nobody else.
     pub fn look_who_is_cut_off(&mut self, node: NodeId, outputs: &[DirectoryAction]) {
         for output in outputs {
@@ -72,6 +79,10 @@ impl Rack {
                     let OwnerMessage::Remote { connection, change } = tell else { continue };
                     let keeper = self.directories[to].keeper_of(*connection);
                     match keeper.filter(|_| *change == ConnectionChange::Revoked) {
+                        // A group ends with its last member, who may be one who does not answer.
+                        Some((session, handle)) if self.ends(outputs, (*to, session), handle) => {
+                            continue;
+                        }
                         Some((session, _)) => (*to, session),
                         None => continue,
                     }

@@ -175,9 +175,12 @@ enum Pressed {
     Resized,
 }
 
+/// Keys that may wait while the control plane is asked. More stay with the terminal until there is a place.
+const KEYS: usize = 64;
+
 /// Keys as they are pressed, read by a thread of its own that ends with the process.
-fn keys() -> mpsc::UnboundedReceiver<Pressed> {
-    let (sender, receiver) = mpsc::unbounded_channel();
+fn keys() -> mpsc::Receiver<Pressed> {
+    let (sender, receiver) = mpsc::channel(KEYS);
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
             let pressed = match event {
@@ -192,7 +195,7 @@ fn keys() -> mpsc::UnboundedReceiver<Pressed> {
                 event::Event::Resize(..) => Pressed::Resized,
                 _ => continue,
             };
-            if sender.send(pressed).is_err() {
+            if sender.blocking_send(pressed).is_err() {
                 return;
             }
         }

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rackbus_lease::LeaseId;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 /// How long a lease is kept whose caller went away without an answer and may ask again, in milliseconds: clients of
 /// ours connect again after 100 ms.
@@ -23,7 +23,7 @@ pub(super) struct Interest {
     kept: AtomicBool,
     /// Whoever waits may ask again: the request has a key, and no answer yet.
     repeatable: AtomicBool,
-    ended: mpsc::UnboundedSender<InterestEnd>,
+    ended: Arc<InterestEnds>,
 }
 
 impl Interest {
@@ -44,7 +44,7 @@ impl Drop for Interest {
             let Interest { lease, number, .. } = *self;
             let repeatable = self.repeatable.load(Ordering::Acquire);
             // A writer that is gone gives nothing back; the process ends with it.
-            let _ = self.ended.send(InterestEnd { lease, number, repeatable });
+            self.ended.put(InterestEnd { lease, number, repeatable });
         }
     }
 }
@@ -57,6 +57,46 @@ pub(super) struct InterestEnd {
     repeatable: bool,
 }
 
+/// Ends that the writer has not heard yet. Who ends an interest must not wait for the writer, so none is refused:
+/// of each lease only the newest is kept, as an earlier one means nothing. So there are never more than leases.
+#[derive(Debug, Default)]
+pub(super) struct InterestEnds {
+    waiting: Mutex<BTreeMap<LeaseId, InterestEnd>>,
+    came: Notify,
+}
+
+impl InterestEnds {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<LeaseId, InterestEnd>> {
+        // Each change of it is one call.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, end: InterestEnd) {
+        let mut waiting = self.lock();
+        if waiting.get(&end.lease).is_none_or(|known| known.number < end.number) {
+            waiting.insert(end.lease, end);
+        }
+        drop(waiting);
+        self.came.notify_one();
+    }
+
+    /// An end that has not been heard, if there is one.
+    fn take(&self) -> Option<InterestEnd> {
+        self.lock().pop_first().map(|(_, end)| end)
+    }
+
+    /// The next one. Dropped before it is there, it takes none.
+    pub async fn next(&self) -> InterestEnd {
+        loop {
+            // One that is put in between leaves a permit, with which the wait is over at once.
+            match self.take() {
+                Some(end) => return end,
+                None => self.came.notified().await,
+            }
+        }
+    }
+}
+
 /// The interests in leases.
 #[derive(Debug)]
 pub(super) struct Interests {
@@ -65,12 +105,12 @@ pub(super) struct Interests {
     next: u64,
     /// Leases to be given back, and from when on.
     unwanted: BTreeMap<LeaseId, u64>,
-    ended: mpsc::UnboundedSender<InterestEnd>,
+    ended: Arc<InterestEnds>,
 }
 
 impl Interests {
     /// None yet; their ends are told to `ended`.
-    pub fn new(ended: mpsc::UnboundedSender<InterestEnd>) -> Interests {
+    pub fn new(ended: Arc<InterestEnds>) -> Interests {
         Interests { newest: BTreeMap::new(), next: 0, unwanted: BTreeMap::new(), ended }
     }
 
@@ -143,17 +183,14 @@ mod tests {
 
     const LEASE: LeaseId = 7;
 
-    fn interests() -> (Interests, mpsc::UnboundedReceiver<InterestEnd>) {
-        let (ended, ends) = mpsc::unbounded_channel();
-        (Interests::new(ended), ends)
+    fn interests() -> (Interests, Arc<InterestEnds>) {
+        let ends = Arc::<InterestEnds>::default();
+        (Interests::new(ends.clone()), ends)
     }
 
     /// What is to be given back when all that was said has been heard.
-    fn unwanted(
-        interests: &mut Interests,
-        ends: &mut mpsc::UnboundedReceiver<InterestEnd>,
-    ) -> Vec<LeaseId> {
-        while let Ok(end) = ends.try_recv() {
+    fn unwanted(interests: &mut Interests, ends: &InterestEnds) -> Vec<LeaseId> {
+        while let Some(end) = ends.take() {
             interests.ended(0, end);
         }
         interests.take_unwanted(0)
@@ -161,49 +198,49 @@ mod tests {
 
     #[test]
     fn a_lease_that_nobody_waits_for_any_more_is_given_back() {
-        let (mut interests, mut ends) = interests();
+        let (mut interests, ends) = interests();
         let (first, second) = (interests.want(LEASE, false), interests.want(LEASE, false));
         drop(first);
-        assert!(unwanted(&mut interests, &mut ends).is_empty(), "the other waits");
+        assert!(unwanted(&mut interests, &ends).is_empty(), "the other waits");
         drop(second);
-        assert_eq!(unwanted(&mut interests, &mut ends), [LEASE]);
+        assert_eq!(unwanted(&mut interests, &ends), [LEASE]);
         interests.not_before(5, LEASE);
-        assert!(unwanted(&mut interests, &mut ends).is_empty(), "the store needs time");
+        assert!(unwanted(&mut interests, &ends).is_empty(), "the store needs time");
         assert_eq!(interests.next_unwanted(), Some(5));
         interests.not_before(0, LEASE);
-        assert_eq!(unwanted(&mut interests, &mut ends), [LEASE]);
+        assert_eq!(unwanted(&mut interests, &ends), [LEASE]);
         let kept = interests.want(LEASE, false);
         kept.keep();
         drop(kept);
-        assert!(unwanted(&mut interests, &mut ends).is_empty());
+        assert!(unwanted(&mut interests, &ends).is_empty());
     }
 
     /// The same request came again before it was heard that the first caller had gone.
     #[test]
     fn the_end_of_an_interest_is_not_that_of_a_later_one() {
-        let (mut interests, mut ends) = interests();
+        let (mut interests, ends) = interests();
         drop(interests.want(LEASE, false));
         let again = interests.want(LEASE, false);
         again.keep();
         drop(again);
         interests.want(LEASE + 1, false).keep();
         interests.retain(|_| true);
-        assert!(unwanted(&mut interests, &mut ends).is_empty(), "somebody has it");
+        assert!(unwanted(&mut interests, &ends).is_empty(), "somebody has it");
         // Nor is one given back that could not be, and that was asked for again meanwhile.
         drop(interests.want(LEASE, false));
-        ends.try_recv().map(|end| interests.ended(0, end)).unwrap();
+        ends.take().map(|end| interests.ended(0, end)).unwrap();
         let again = interests.want(LEASE, false);
-        assert!(unwanted(&mut interests, &mut ends).is_empty(), "somebody waits for it");
+        assert!(unwanted(&mut interests, &ends).is_empty(), "somebody waits for it");
         drop(again);
-        assert_eq!(unwanted(&mut interests, &mut ends), [LEASE]);
+        assert_eq!(unwanted(&mut interests, &ends), [LEASE]);
     }
 
     /// A connection breaks before the answer; the request comes again with its key, or does not.
     #[test]
     fn a_lease_stays_until_its_request_had_time_to_be_repeated() {
-        let (mut interests, mut ends) = interests();
+        let (mut interests, ends) = interests();
         drop(interests.want(LEASE, true));
-        let end = ends.try_recv().unwrap();
+        let end = ends.take().unwrap();
         interests.ended(100, end);
         assert!(interests.take_unwanted(100).is_empty(), "the caller connects again");
         assert_eq!(interests.next_unwanted(), Some(100 + UNTIL_REPEATED));
@@ -211,11 +248,11 @@ mod tests {
         assert_eq!(interests.next_unwanted(), None);
         again.refuse();
         drop(again);
-        let end = ends.try_recv().unwrap();
+        let end = ends.take().unwrap();
         interests.ended(200, end);
         assert_eq!(interests.take_unwanted(200), [LEASE], "its caller was answered");
         drop(interests.want(LEASE, true));
-        let end = ends.try_recv().unwrap();
+        let end = ends.take().unwrap();
         interests.ended(300, end);
         assert_eq!(interests.take_unwanted(300 + UNTIL_REPEATED), [LEASE], "it did not come again");
     }
@@ -223,24 +260,43 @@ mod tests {
     /// The same request came again and was answered with what was stored.
     #[test]
     fn a_lease_that_somebody_else_was_told_of_stays() {
-        let (mut interests, mut ends) = interests();
+        let (mut interests, ends) = interests();
         let waits = interests.want(LEASE, false);
         interests.told(LEASE);
         drop(waits);
-        assert!(unwanted(&mut interests, &mut ends).is_empty(), "told while the first waits");
+        assert!(unwanted(&mut interests, &ends).is_empty(), "told while the first waits");
         drop(interests.want(LEASE, false));
         interests.told(LEASE);
-        assert!(unwanted(&mut interests, &mut ends).is_empty(), "told before its end is heard");
+        assert!(unwanted(&mut interests, &ends).is_empty(), "told before its end is heard");
+    }
+
+    /// Callers come and go faster than the writer looks.
+    #[tokio::test]
+    async fn of_each_lease_the_newest_end_waits_and_no_other() {
+        let (mut interests, ends) = interests();
+        for _ in 0..1000 {
+            drop(interests.want(LEASE, true));
+            drop(interests.want(LEASE + 1, false));
+        }
+        assert_eq!(ends.lock().len(), 2);
+        let (first, second) = (ends.next().await, ends.next().await);
+        assert_eq!([first.number, second.number], [interests.next - 1, interests.next]);
+        // Who waits is told of the next; who goes before that takes none.
+        let next = ends.next();
+        drop(Box::pin(ends.next()));
+        drop(interests.want(LEASE, false));
+        assert_eq!(next.await.lease, LEASE);
+        assert!(ends.take().is_none());
     }
 
     #[test]
     fn what_is_known_of_leases_that_have_ended_is_forgotten() {
-        let (mut interests, mut ends) = interests();
+        let (mut interests, ends) = interests();
         let waits = interests.want(LEASE + 1, false);
         drop(interests.want(LEASE, false));
         interests.retain(|_| false);
         assert_eq!(interests.newest.keys().collect::<Vec<_>>(), [&(LEASE + 1)]);
-        assert!(unwanted(&mut interests, &mut ends).is_empty());
+        assert!(unwanted(&mut interests, &ends).is_empty());
         drop(waits);
     }
 }

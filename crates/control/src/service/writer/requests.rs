@@ -11,7 +11,7 @@ use rackbus_lease::{
 use tokio::sync::oneshot;
 
 use crate::access::RequestOrigin as By;
-use crate::answers::BorrowAnswer as Kept;
+use crate::answers::{BorrowAnswer as Kept, KeyedChange};
 use crate::api::ApiError;
 use crate::events::Draft;
 use crate::register::RegisterRefused;
@@ -40,6 +40,8 @@ pub(in crate::service) enum WriterRequest {
         key: Option<String>,
         answer: Answer<Result<Returned, ReturnRefused>>,
     },
+    /// Ends leases in order, as far as they have not ended; the answer is the greatest of them.
+    GiveBackAll { leases: Vec<LeaseId>, keyed: Option<KeyedChange>, answer: Answer<LeaseId> },
     /// Somebody is to be told that it has these leases, all of them or none: the answer is whether it may be. Then none
     /// is given back any more because who asked for it first has gone.
     Told { leases: Vec<LeaseId>, answer: Answer<bool> },
@@ -47,17 +49,31 @@ pub(in crate::service) enum WriterRequest {
     ChangeLevel {
         lease: LeaseId,
         level: Option<String>,
+        keyed: Option<KeyedChange>,
         answer: Answer<Result<u64, ChangeRefused>>,
     },
-    /// Saves or forgets a composition.
-    Compose { change: CompositionChange, answer: Answer<Result<(), CompositionRefused>> },
+    /// Saves or forgets a composition. Its answer has no number.
+    Compose {
+        change: CompositionChange,
+        keyed: Option<KeyedChange>,
+        answer: Answer<Result<LeaseId, CompositionRefused>>,
+    },
     /// Somebody takes turns on a function, or does so no more; the answer is the share's number.
     Share { change: ShareChange, answer: Answer<Result<LeaseId, ShareRefused>> },
     /// Offers a device; the answer is the number of the change.
-    Offer { change: DeviceChange, answer: Answer<Result<LeaseId, DeviceRefused>> },
+    Offer {
+        change: DeviceChange,
+        keyed: Option<KeyedChange>,
+        answer: Answer<Result<LeaseId, DeviceRefused>>,
+    },
     /// Withdraws a device, and ends the leases of its functions where `force` says so; the answer is the number of the
     /// change.
-    Withdraw { change: DeviceChange, force: bool, answer: Answer<Result<LeaseId, DeviceRefused>> },
+    Withdraw {
+        change: DeviceChange,
+        force: bool,
+        keyed: Option<KeyedChange>,
+        answer: Answer<Result<LeaseId, DeviceRefused>>,
+    },
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
     /// A certificate is given out, or something is revoked.
@@ -98,7 +114,7 @@ pub(in crate::service) enum ShareChange {
     /// It takes no more turns.
     Leave(LeaseId),
     /// It gives its turn back early.
-    GiveBack(LeaseId),
+    GiveBack(LeaseId, Option<KeyedChange>),
 }
 
 /// How a request for a function stands to those who wait for the same.

@@ -2,9 +2,9 @@
 
 use rackbus_lease::{LeaseId, ShareRefused, ShareRequest};
 
+use super::Writer;
 use super::requests::ShareChange;
-use super::{Step, Writer, numbered};
-use crate::answers::{KeptAnswer, KeyLookup, KeyedRequest};
+use crate::answers::{KeyLookup, KeyedChange, KeyedRequest};
 use crate::api::ApiError;
 use crate::shares::ShareSpec;
 
@@ -16,11 +16,12 @@ impl Writer {
     ) -> Result<Result<LeaseId, ShareRefused>, ApiError> {
         match change {
             ShareChange::Join(request, spec, key) => self.join(*request, spec, key),
-            ShareChange::Leave(share) => self.step(|authority, now| {
-                numbered(authority.leave(now, share).map(|outcome| (share, outcome)))
+            // Once by itself: no other share gets its number.
+            ShareChange::Leave(share) => self.once(None, |authority, now| {
+                authority.leave(now, share).map(|outcome| (share, outcome))
             }),
-            ShareChange::GiveBack(share) => self.step(|authority, now| {
-                numbered(authority.give_turn_back(now, share).map(|outcome| (share, outcome)))
+            ShareChange::GiveBack(share, keyed) => self.once(keyed, |authority, now| {
+                authority.give_turn_back(now, share).map(|outcome| (share, outcome))
             }),
         }
     }
@@ -43,14 +44,7 @@ impl Writer {
         if waiting > 0 {
             return Ok(Err(ShareRefused::Waited { function, waiting }));
         }
-        self.step(|authority, at_ms| match authority.share(at_ms, request) {
-            Ok((share, outcome)) => {
-                let keep =
-                    |key| KeptAnswer { key, request: asked, lease: share, at_ms, answer: None };
-                let answers = key.map(keep).into_iter().collect();
-                (Ok(share), Step { answers, ..outcome.into() })
-            }
-            Err(refused) => (Err(refused), Step::default()),
-        })
+        let keyed = key.map(|key| KeyedChange { key, request: asked });
+        self.once(keyed, |authority, now| authority.share(now, request))
     }
 }

@@ -15,6 +15,7 @@ use rackbus_pci::Health;
 use super::super::backing::{
     Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult,
 };
+use super::zero_parts::{self, ZeroParts};
 use super::{Answer, Ask, Description, FLAG, LAYOUT, TAGS, kind, result};
 use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
@@ -30,13 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// slowly as it may would keep a guest waiting for minutes.
 const ANSWERS: u32 = 6;
 
-/// Most bytes that one question asks to be made zeroes. A longer range is several, one after the other, so that a reset
-/// waits for the one that is under way and not for all of the range.
-pub(super) const ZERO_ASK: u64 = 64 << 20;
-/// The same of space that may be given back, which is quick, and of which one command may give back a whole drive: each
-/// question counts as an operation by the drive's limits.
-const DEALLOCATE_ASK: u64 = 4 << 30;
-
 /// An operation that the other node has.
 #[derive(Debug)]
 struct Operation {
@@ -44,7 +38,17 @@ struct Operation {
     owner: Option<u32>,
     /// Where what it reads goes.
     into: Vec<PinnedSlice>,
-    /// What is to be made zeroes when that is done.
+    /// The part of a range of zeroes that it is.
+    zeroes: Option<ZeroPart>,
+}
+
+/// A part of a range of zeroes.
+#[derive(Debug)]
+struct ZeroPart {
+    length: u64,
+    deallocate: bool,
+    sent: Instant,
+    /// What follows when this part is done.
     rest: Option<MediumRequest<Vec<PinnedSlice>>>,
 }
 
@@ -62,6 +66,9 @@ pub struct Remote {
     earlier: usize,
     /// What waits for a tag.
     waiting: VecDeque<(u32, MediumRequest<Vec<PinnedSlice>>)>,
+    /// Ranges of zeroes, which wait for a tag and until fewer of them are under way.
+    zeroes_waiting: VecDeque<(u32, MediumRequest<Vec<PinnedSlice>>)>,
+    zero_parts: ZeroParts,
     patience: Duration,
     /// Since when a reset or an unmap waits for answers.
     held_up_since: Option<Instant>,
@@ -103,6 +110,8 @@ impl Remote {
             free: (0..TAGS).rev().collect(),
             earlier: 0,
             waiting: VecDeque::new(),
+            zeroes_waiting: VecDeque::new(),
+            zero_parts: ZeroParts::default(),
             patience: PATIENCE,
             held_up_since: None,
             failed: false,
@@ -138,13 +147,30 @@ impl Remote {
         TAGS as usize - self.free.len()
     }
 
+    /// Whether nothing waits to be sent.
+    fn none_waits(&self) -> bool {
+        self.waiting.is_empty() && self.zeroes_waiting.is_empty()
+    }
+
     /// Sends what waits, as far as there are tags.
     fn advance(&mut self) {
-        while self.earlier == 0 && !self.waiting.is_empty() {
-            let Some(tag) = self.free.pop() else { return };
-            let Some((owner, request)) = self.waiting.pop_front() else { return };
+        while self.earlier == 0 && !self.none_waits() {
+            let Some(&tag) = self.free.last() else { return };
+            let Some((owner, request)) = self.next() else { return };
+            self.free.pop();
             self.send(tag, owner, request);
         }
+    }
+
+    /// The next that may be sent. Zeroes first: they take few of the tags, and would not get one from a deep queue.
+    fn next(&mut self) -> Option<(u32, MediumRequest<Vec<PinnedSlice>>)> {
+        if !self.zeroes_waiting.is_empty() {
+            let operations = self.operations.iter().flatten();
+            if operations.filter(|it| it.zeroes.is_some()).count() < zero_parts::AT_ONCE {
+                return self.zeroes_waiting.pop_front();
+            }
+        }
+        self.waiting.pop_front()
     }
 
     fn send(&mut self, tag: u32, owner: u32, request: MediumRequest<Vec<PinnedSlice>>) {
@@ -156,7 +182,7 @@ impl Remote {
             offset: 0.into(),
             length: 0.into(),
         };
-        let (mut buffers, mut data, mut rest) = (Vec::new(), None, None);
+        let (mut buffers, mut data, mut zeroes) = (Vec::new(), None, None);
         match request {
             MediumRequest::Read { offset, into } => {
                 (ask.kind, ask.offset) = (kind::READ, offset.into());
@@ -174,16 +200,17 @@ impl Remote {
             }
             MediumRequest::Flush => {}
             MediumRequest::Zero { offset, length, deallocate } => {
-                let most = if deallocate { DEALLOCATE_ASK } else { ZERO_ASK };
-                let asked = length.min(most);
+                let part = length.min(self.zero_parts.most(deallocate));
                 (ask.kind, ask.offset) = (kind::ZERO, offset.into());
                 ask.flags = if deallocate { FLAG } else { 0 };
-                ask.length = asked.into();
-                let (offset, length) = (offset + asked, length - asked);
-                rest = (length > 0).then_some(MediumRequest::Zero { offset, length, deallocate });
+                ask.length = part.into();
+                let (offset, length) = (offset + part, length - part);
+                let rest = MediumRequest::Zero { offset, length, deallocate };
+                let (rest, sent) = ((length > 0).then_some(rest), Instant::now());
+                zeroes = Some(ZeroPart { length: part, deallocate, sent, rest });
             }
         }
-        let operation = Operation { owner: Some(owner), into: buffers, rest };
+        let operation = Operation { owner: Some(owner), into: buffers, zeroes };
         self.operations[tag as usize] = Some(operation);
         self.exchange.send(&ask, data);
     }
@@ -204,15 +231,24 @@ impl Remote {
     /// Ends the operation with `tag`.
     fn finish(&mut self, tag: u32, outcome: Result<(), MediaError>, out: &mut Vec<RequestResult>) {
         let slot = self.operations.get_mut(tag as usize);
-        let Some(Operation { owner, into, rest }) = slot.and_then(Option::take) else {
+        let Some(Operation { owner, into, zeroes }) = slot.and_then(Option::take) else {
             // An answer to nothing that was asked.
             self.exchange.break_off();
             return;
         };
         if outcome.is_ok()
-            && let (Some(owner), Some(rest)) = (owner, rest)
+            && let Some(ZeroPart { length, deallocate, sent, rest }) = zeroes
         {
-            return self.send(tag, owner, rest);
+            self.zero_parts.answered(deallocate, length, sent.elapsed());
+            if let (Some(owner), Some(rest)) = (owner, rest) {
+                if self.zeroes_waiting.is_empty() {
+                    return self.send(tag, owner, rest);
+                }
+                // Ranges take turns, so that a short one does not wait for all of those before it.
+                self.zeroes_waiting.push_back((owner, rest));
+                self.free.push(tag);
+                return;
+            }
         }
         if outcome.is_ok() && owner.is_some() {
             self.copy(tag, &into, |place, host| {
@@ -247,18 +283,23 @@ impl Remote {
         self.exchange.give_up();
     }
 
-    /// Takes in what was answered, and sends what waited for that.
-    fn take_answers(&mut self, finished: &mut Vec<RequestResult>) {
+    /// Takes in what was answered, and sends what waited for that. Returns whether anything was answered, or nothing
+    /// will be any more.
+    fn take_answers(&mut self, finished: &mut Vec<RequestResult>) -> bool {
+        let mut answered = false;
         // As many as there can be: a peer that answers without pause keeps nobody.
         for _ in 0..TAGS {
             let Some(answer) = self.exchange.receive::<Answer>() else { break };
             self.finish(answer.tag.get(), result(answer.result.get()), finished);
+            answered = true;
         }
         self.advance();
         self.submit();
         if self.exchange.is_lost() {
             self.fail_all(finished);
+            return true;
         }
+        answered
     }
 
     /// Nobody answers any more: everything fails.
@@ -270,8 +311,9 @@ impl Remote {
                 self.finish(tag, Err(MediaError::Unreachable), out);
             }
         }
-        let waiting = std::mem::take(&mut self.waiting);
-        out.extend(waiting.into_iter().map(|(owner, _)| (owner, Err(MediaError::Unreachable))));
+        let (zeroes, others) = (&mut self.zeroes_waiting, &mut self.waiting);
+        let waiting = zeroes.drain(..).chain(others.drain(..));
+        out.extend(waiting.map(|(owner, _)| (owner, Err(MediaError::Unreachable))));
     }
 }
 
@@ -328,8 +370,8 @@ impl Backing for Remote {
             return false;
         }
         for tag in numbers {
-            let (owner, into, rest) = (None, Vec::new(), None);
-            self.operations[*tag as usize] = Some(Operation { owner, into, rest });
+            let (owner, into, zeroes) = (None, Vec::new(), None);
+            self.operations[*tag as usize] = Some(Operation { owner, into, zeroes });
         }
         self.free.retain(|tag| self.operations[*tag as usize].is_none());
         self.earlier = self.under_way();
@@ -349,7 +391,14 @@ impl Backing for Remote {
 
 impl Background for Remote {
     fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>) {
-        self.waiting.push_back((tag, request));
+        if self.under_way() == 0 && self.none_waits() {
+            // Whoever waited before has what it waited for.
+            self.held_up_since = None;
+        }
+        match request {
+            MediumRequest::Zero { .. } => self.zeroes_waiting.push_back((tag, request)),
+            _ => self.waiting.push_back((tag, request)),
+        }
         self.advance();
     }
 
@@ -363,22 +412,17 @@ impl Background for Remote {
     }
 
     fn wait(&mut self, finished: &mut Vec<RequestResult>) {
-        let (before, begun) = (finished.len(), Instant::now());
+        let begun = Instant::now();
         let held_up_since = *self.held_up_since.get_or_insert(begun);
         self.submit();
         if held_up_since.elapsed() > ANSWERS * self.patience {
             self.give_up(held_up_since);
         }
-        self.take_answers(finished);
-        while finished.len() == before && self.under_way() > 0 {
+        // Until there is an answer: to a part of a range of zeroes, and to what was given up, too, of which nothing is
+        // reported.
+        while !self.take_answers(finished) && self.under_way() > 0 {
             if self.exchange.rest() && !self.exchange.is_lost() {
                 Event::wait_any(&[self.exchange.as_fd()], Some(LOOK.as_nanos() as u64));
-            }
-            let under_way = self.under_way();
-            self.take_answers(finished);
-            if self.under_way() < under_way {
-                // Of what was given up nothing is reported.
-                return;
             }
             if begun.elapsed() > self.patience {
                 self.give_up(held_up_since);
@@ -396,6 +440,7 @@ impl Background for Remote {
 
     fn abort(&mut self) {
         self.waiting.clear();
+        self.zeroes_waiting.clear();
         for operation in self.operations.iter_mut().flatten() {
             operation.owner = None;
         }
@@ -403,13 +448,14 @@ impl Background for Remote {
         while self.under_way() > 0 {
             self.wait(&mut nobody);
         }
+        self.held_up_since = None;
     }
 
     fn rearm(&mut self) -> bool {
         let quiet = self.exchange.rest();
         match self.exchange.is_lost() {
             // Nothing comes any more; what is under way is still to fail.
-            true => self.under_way() > 0 || !self.waiting.is_empty(),
+            true => self.under_way() > 0 || !self.none_waits(),
             false => !quiet && !self.exchange.is_untold(),
         }
     }

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use rackbus_memory::{DmaSlice, PinnedSlice};
 use rackbus_pci::Work;
+use rackbus_spec::nvme::features as fid;
 
 use super::super::backing::{
     Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult,
 };
+use super::super::jobs::{WEIGHT_LIMIT, ZEROING_LIMIT};
 use super::*;
 
 type Held = (u32, MediumRequest<Vec<PinnedSlice>>);
@@ -336,6 +338,122 @@ fn force_unit_access_flushes_where_the_backing_cannot() {
         control.lock().unwrap().finish_one();
         host.wait(1, cid);
     }
+}
+
+/// What is written while the cache is turned off, before or after its flush begins, is durable when both are answered.
+#[test]
+fn nothing_is_left_in_a_cache_that_is_turned_off() {
+    let (mut host, control) = slow();
+    let buffer = host.scratch();
+    let written = [IoOpcode::Write, IoOpcode::WriteZeroes].map(|opcode| {
+        let cid = host.submit(1, transfer(opcode, 0, 512, buffer));
+        host.poll();
+        cid
+    });
+    let mut off = admin(AdminOpcode::SetFeatures);
+    off.cdw10 = fid::VOLATILE_WRITE_CACHE.into();
+    let off = host.submit(0, off);
+    host.poll();
+    let late = host.submit(1, transfer(IoOpcode::Write, 1, 512, buffer));
+    host.poll();
+    let last = control.lock().unwrap().held.pop_back();
+    assert!(
+        matches!(last, Some((_, MediumRequest::Write { durable: true, .. }))),
+        "it comes into the cache behind the flush: {last:?}"
+    );
+    control.lock().unwrap().held.extend(last);
+    // The flush first: those that were under way have it behind them.
+    let flush = control.lock().unwrap().held.remove(2);
+    control.lock().unwrap().held.push_front(flush.unwrap());
+    control.lock().unwrap().finish_one();
+    assert_eq!(host.wait(0, off).status(), Status::SUCCESS);
+    for cid in written {
+        let flushes = control.lock().unwrap().flushes;
+        control.lock().unwrap().finish_one();
+        host.poll();
+        assert_eq!(host.completion(1), None, "acknowledged, and in the cache");
+        let flush = control.lock().unwrap().held.pop_back();
+        control.lock().unwrap().held.push_front(flush.unwrap());
+        control.lock().unwrap().finish_one();
+        assert_eq!(host.wait(1, cid).status(), Status::SUCCESS);
+        assert_eq!(control.lock().unwrap().flushes, flushes + 1);
+    }
+    control.lock().unwrap().finish_one();
+    assert_eq!(host.wait(1, late).status(), Status::SUCCESS);
+}
+
+/// Whichever queue a poll begins with, and for as long as ranges are made zeroes.
+#[test]
+fn many_long_ranges_keep_no_other_queue_waiting() {
+    let (mut host, control) = slow();
+    host.create_pair(2, ENTRIES);
+    host.create_pair(3, 2 * WEIGHT_LIMIT as u16);
+    let zeroes = transfer(IoOpcode::WriteZeroes, 0, 512, 0);
+    let many: Vec<u16> = (1..2 * WEIGHT_LIMIT).map(|_| host.submit(3, zeroes)).collect();
+    while host.poll() == Work::Done {}
+    let held = |control: &Arc<Mutex<Control>>| control.lock().unwrap().held.len();
+    assert_eq!(held(&control), ZEROING_LIMIT, "half of the places are for others");
+    let asked = Sqe { cdw10: fid::VOLATILE_WRITE_CACHE.into(), ..admin(AdminOpcode::GetFeatures) };
+    for nth in 1..usize::from(ENTRIES) {
+        host.submit(2, transfer(IoOpcode::Flush, 0, 512, 0));
+        let asked = host.submit(0, asked);
+        host.poll();
+        assert_eq!(
+            held(&control),
+            ZEROING_LIMIT + nth,
+            "a flush waits for zeroes of another queue"
+        );
+        assert_eq!(host.completion(0).map(|answer| answer.cid), Some(asked));
+    }
+    // One that ends makes room for the next.
+    let mut answered = 0;
+    while answered < many.len() {
+        control.lock().unwrap().finish_one();
+        host.poll();
+        while host.completion(3).is_some() {
+            answered += 1;
+        }
+    }
+}
+
+/// Whichever of them is polled first; one that cannot continue keeps the others from nothing.
+#[test]
+fn queues_with_many_long_ranges_take_turns() {
+    let (mut host, control) = slow();
+    let zeroes = transfer(IoOpcode::WriteZeroes, 0, 512, 0);
+    let queues = [2, 3, 4];
+    for qid in queues {
+        host.create_pair(qid, WEIGHT_LIMIT as u16);
+        for _ in 1..WEIGHT_LIMIT {
+            host.submit(qid, zeroes);
+        }
+    }
+    while host.poll() == Work::Done {}
+    assert_eq!(control.lock().unwrap().held.len(), ZEROING_LIMIT);
+    let finish = |host: &mut Host, answered: &mut [usize; 3]| {
+        control.lock().unwrap().finish_one();
+        host.poll();
+        for (qid, answered) in queues.iter().zip(answered) {
+            while host.completion(*qid).is_some() {
+                *answered += 1;
+            }
+        }
+    };
+    let mut answered = [0; 3];
+    (0..ZEROING_LIMIT).for_each(|_| finish(&mut host, &mut answered));
+    let mut answered = [0; 3];
+    (0..ZEROING_LIMIT).for_each(|_| finish(&mut host, &mut answered));
+    let (least, most) = (answered.iter().min().unwrap(), answered.iter().max().unwrap());
+    assert!(most - least <= 1, "{answered:?} in turn");
+    // The one whose turn it would be is deleted.
+    let delete = Sqe { cdw10: 3, ..admin(AdminOpcode::DeleteSq) };
+    host.submit(0, delete);
+    host.poll();
+    let mut answered = [0; 3];
+    (0..ZEROING_LIMIT).for_each(|_| finish(&mut host, &mut answered));
+    let mut answered = [0; 3];
+    (0..ZEROING_LIMIT / 2).for_each(|_| finish(&mut host, &mut answered));
+    assert_eq!(answered, [ZEROING_LIMIT / 4, 0, ZEROING_LIMIT / 4]);
 }
 
 #[test]

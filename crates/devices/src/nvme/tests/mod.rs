@@ -14,6 +14,7 @@ mod persistent;
 mod polled;
 mod region_simulation;
 mod simulation;
+mod stored;
 mod succession;
 mod transfer;
 mod wakeup;

@@ -84,6 +84,7 @@ impl Far {
         let Some(with) = with else { return until(&self.lock()) };
         let (mut left, mut since) = (usize::MAX, Instant::now());
         loop {
+            self.settle();
             self.hand_on_all();
             self.catch_up();
             {
@@ -109,6 +110,7 @@ impl Far {
 
     /// One round: looks at all pairs and sends what differs, so that it takes effect at once.
     fn cycle(&self) -> Cycle {
+        self.settle();
         let waiting = self.hand_on_all();
         self.catch_up();
         // Until it is on its way: what takes effect here later is answered behind it. First, because memory is complete at
@@ -215,6 +217,16 @@ impl Far {
                     state.send(*way, &stores);
                 }
             }
+        }
+    }
+
+    /// Answers for memory that is being moved: this is the thread that takes snapshots of it, and so waits for none.
+    fn settle(&self) {
+        // The service, which hears of it, asks here for other things under its own lock.
+        let settling = std::mem::take(&mut self.lock().settling);
+        for (memory, answer) in settling {
+            memory.settle();
+            (self.host.settled)(answer);
         }
     }
 

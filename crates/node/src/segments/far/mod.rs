@@ -24,7 +24,7 @@ use rackbus_segment::Handle;
 use rackbus_segment::coherence::ConnectionSide;
 use rackbus_segment::directory::LinePart;
 use rackbus_segment::flushing::FlushLedger;
-use rackbus_segment::message::{CarriedMessage, StandIn, encode};
+use rackbus_segment::message::{CarriedMessage, ConnectorMessage, StandIn, encode};
 
 pub use bells::InterruptParts;
 use bells::{BellMessage, BellReceiver, BellSender};
@@ -38,7 +38,7 @@ use super::outbox::{Letter, MOST, Outbox};
 use crate::sequencer::essential_thread;
 
 /// How long a peer may take to apply what is to take effect before something else is said.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long a peer may take nothing and apply nothing of what it was sent before its conversation is ended. It may be
 /// moving the memory meanwhile.
@@ -75,19 +75,22 @@ pub type EffectsLock = Arc<RwLock<()>>;
 pub struct FarHost {
     hide: Box<HideBy>,
     complete: Box<dyn Fn(Handle) + Send + Sync>,
+    settled: Box<dyn Fn(ConnectorMessage) + Send + Sync>,
 }
 
 type HideBy = dyn Fn(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied + Send + Sync;
 
 impl FarHost {
     /// `hide` does what it is given while processes are kept from ranges, so that none sees a part of them changed;
-    /// `complete` hears of connections whose memory has all that the other side had at first. Both are called without
-    /// locks of [`Far`]'s but for the effects.
+    /// `complete` hears of connections whose memory has all that the other side had at first; `settled` is what was to be
+    /// [answered](Far::answer_settled) of a move. All are called without locks of [`Far`]'s but for the effects.
     pub fn new(
         hide: impl Fn(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied + Send + Sync + 'static,
         complete: impl Fn(Handle) + Send + Sync + 'static,
+        settled: impl Fn(ConnectorMessage) + Send + Sync + 'static,
     ) -> FarHost {
-        FarHost { hide: Box::new(hide), complete: Box::new(complete) }
+        let (complete, settled) = (Box::new(complete), Box::new(settled));
+        FarHost { hide: Box::new(hide), complete, settled }
     }
 }
 
@@ -124,6 +127,8 @@ struct State {
     asked: HashMap<(FarConversation, u64), Handle>,
     /// What came, and takes effect with the next that is not held.
     staged: Vec<ConnectionKey>,
+    /// Memory that is being moved, and what is answered when it has settled.
+    settling: Vec<(Arc<CommonMemory>, ConnectorMessage)>,
     /// Batches that the other side holds.
     held: u64,
     /// Batches for connectors were taken and are not sent yet: what took effect meanwhile, to be answered behind
@@ -434,6 +439,15 @@ impl Far {
         }
     }
 
+    /// Has `answer` said to the service when memory that is being moved has [settled](CommonMemory::settle), without a
+    /// wait for that.
+    pub fn answer_settled(&self, memory: Arc<CommonMemory>, answer: ConnectorMessage) {
+        let mut state = self.lock();
+        state.settling.push((memory, answer));
+        state.now = true;
+        self.kick.notify_all();
+    }
+
     /// Goes on after a move of a connection's memory, without a wait for who reads it: the thread that looks lets
     /// take effect what was to meanwhile.
     pub fn resume(&self, link: ConnectionKey) {
@@ -461,23 +475,23 @@ impl Far {
     }
 
     /// Whether this is a connection to something there.
-    fn has_connection(&self, connection: Handle) -> bool {
+    pub fn has_connection(&self, connection: Handle) -> bool {
         self.lock().ends.contains_key(&(FarConversation::ToOwner, connection))
     }
 
     /// Waits until what was stored here before has taken effect there, and where it was told on from there; whether it
     /// has in time.
     pub fn flush(&self) -> bool {
-        self.flush_until(FlushLedger::is_done)
+        self.has_flushed_within(self.begin_flush(), PATIENCE)
     }
 
-    fn flush_until(&self, is_so: FlushStage) -> bool {
-        let flush = self.begin_flush();
-        self.has_flushed(flush, Instant::now() + PATIENCE, is_so)
+    /// Waits for at most `limit` until a flush has taken effect, also where it is told on; whether it has.
+    pub fn has_flushed_within(&self, flush: u64, limit: Duration) -> bool {
+        self.has_flushed(flush, Instant::now() + limit, FlushLedger::is_done)
     }
 
     /// Asks for a flush; its number.
-    fn begin_flush(&self) -> u64 {
+    pub fn begin_flush(&self) -> u64 {
         let mut state = self.lock();
         let flush = state.flushes.want();
         state.now = true;

@@ -34,11 +34,11 @@ const WORD: usize = 8;
 #[derive(Debug)]
 pub struct CommonMemory {
     state: Mutex<State>,
-    /// Beside the state, which is locked while all of the memory is read: who asks whose memory it is does not wait for
-    /// that. Set with the state locked.
+    /// Apart from the state, which is locked for as long as all of the memory is read: a lookup of whose memory it is
+    /// does not wait until that has ended.
     object: Mutex<Arc<Object>>,
-    /// The memory is being moved: what is to take effect does when it is where it will be. Set with the state locked, so
-    /// that nothing is just taking effect; cleared without.
+    /// The memory is being moved: what is to take effect does when it is where it will be. Read with the state locked, so
+    /// that nothing takes effect any more when that was locked once after this was set.
     paused: AtomicBool,
 }
 
@@ -196,11 +196,16 @@ impl CommonMemory {
         self.lock().window.is_waiting()
     }
 
-    /// Nothing takes effect from now on, because the memory is being moved. Waits for what takes effect now, and for a
-    /// snapshot that is being taken.
+    /// Nothing takes effect from when this has [settled](CommonMemory::settle), because the memory is being moved.
     pub fn pause(&self) {
-        let _nothing_takes_effect = self.lock();
         self.paused.store(true, Ordering::Release);
+    }
+
+    /// Waits for what takes effect now, and for a snapshot that is being taken: the memory is not stored to any more that
+    /// was [paused](CommonMemory::pause) before, and not read any more where it was before it was
+    /// [adopted](CommonMemory::adopt). Takes as long as reading all that two hosts have in common.
+    pub fn settle(&self) {
+        drop(self.lock());
     }
 
     /// Whether the memory is being moved.
@@ -208,10 +213,9 @@ impl CommonMemory {
         self.paused.load(Ordering::Acquire)
     }
 
-    /// The memory is there from now on. Waits for a snapshot that is being taken: the memory of before is emptied next,
-    /// and what is read of it then was never stored.
+    /// The memory is there from now on. The memory of before may be emptied when this has
+    /// [settled](CommonMemory::settle): what was read of it then was never stored.
     pub fn adopt(&self, object: Arc<Object>) {
-        let _nothing_is_read = self.lock();
         *self.object.lock().unwrap_or_else(PoisonError::into_inner) = object;
     }
 

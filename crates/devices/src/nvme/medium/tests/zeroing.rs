@@ -1,9 +1,9 @@
 //! Long ranges of zeroes that a front asks its medium for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::super::remote::ZERO_ASK;
+use super::super::zero_parts::FIRST as ZERO_ASK;
 use super::*;
 use crate::nvme::backing::parts::ZERO_PIECE;
 
@@ -119,5 +119,50 @@ fn a_reset_waits_for_a_part_of_a_long_range_of_zeroes_and_gives_up_the_rest() {
         let mut byte = [9];
         target.0.whole().part(8191, 1).unwrap().copy_to(&mut byte);
         assert_eq!(byte, [0]);
+    });
+}
+
+/// An unmap waits for what has buffers, and may have to wait for zeroes first; parts of them that are answered in time
+/// show that the lender does not hang.
+#[test]
+fn who_waits_for_a_long_range_of_zeroes_sees_its_parts_as_progress() {
+    const PARTS: u64 = 5;
+    let (size, patience) = (PARTS * ZERO_ASK, Duration::from_secs(2));
+    let (mut lender, offer) = offered(&NvmeConfig::memory(size, "M1"));
+    let description = serde_json::from_str(&offer.description).unwrap();
+    let front = Remote::new(description, offer.files.try_into().unwrap(), Lost::new(|| {}));
+    let mut front = front.unwrap().with_patience(patience);
+    let source = buffer(8192);
+    let (stop, slow) = (AtomicBool::new(false), &AtomicBool::new(false));
+    let stop = &stop;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // A third of its patience for each part: all of them take longer than one answer may.
+            let pause = patience / 3 / (ZERO_ASK / ZERO_PIECE) as u32;
+            while !stop.load(Ordering::Relaxed) {
+                if lender.poll(0) == rackbus_pci::Work::Done && slow.load(Ordering::Relaxed) {
+                    std::thread::sleep(pause);
+                }
+            }
+        });
+        let _stop = Stop(stop);
+        let mut finished = Vec::new();
+        for offset in (0..size).step_by(ZERO_PIECE as usize) {
+            let write = MediumRequest::Write { offset, from: source.1.clone(), durable: false };
+            front.background().unwrap().start(1, write);
+            while finished.is_empty() {
+                front.background().unwrap().reap(&mut finished);
+            }
+            finished.clear();
+        }
+        slow.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
+        let zero = MediumRequest::Zero { offset: 0, length: size, deallocate: false };
+        front.background().unwrap().start(2, zero);
+        while finished.is_empty() {
+            front.background().unwrap().wait(&mut finished);
+        }
+        assert_eq!(finished, [(2, Ok(()))]);
+        assert!(begun.elapsed() > patience, "nothing was slow: the test shows nothing");
     });
 }

@@ -1,9 +1,14 @@
 //! The guest: queues with commands outstanding, their buffers, and what it expects of each.
 
-use rackbus_seeds::Random;
-use rackbus_spec::nvme::{Cqe, IoOpcode, Sqe, Status};
+use std::ops::Range;
 
-use super::super::{ENTRIES, Host, RAM, transfer};
+use rackbus_seeds::Random;
+use rackbus_spec::nvme::data::DsmRange;
+use rackbus_spec::nvme::features::VOLATILE_WRITE_CACHE;
+use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
+use zerocopy::IntoBytes as _;
+
+use super::super::{ENTRIES, Host, RAM, admin, transfer};
 use super::disk::{BLOCK, BLOCKS};
 use super::model::{Promises, Version};
 
@@ -39,10 +44,63 @@ pub struct Circumstances {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Read,
-    Write { durable: bool },
-    Zero,
+    Read {
+        durable: bool,
+    },
+    Write {
+        durable: bool,
+    },
+    Zero {
+        durable: bool,
+    },
+    /// Dataset Management, with as many ranges.
+    Deallocate {
+        ranges: usize,
+    },
+    Compare(Version),
     Flush,
+    /// Set Features: the volatile write cache.
+    Cache {
+        on: bool,
+    },
+}
+
+impl Kind {
+    /// Whether it changes blocks.
+    fn writes(self) -> bool {
+        matches!(self, Kind::Write { .. } | Kind::Zero { .. } | Kind::Deallocate { .. })
+    }
+
+    /// Whether what it reads or writes is durable when it is done, as it says itself.
+    fn durable(self) -> bool {
+        match self {
+            Kind::Read { durable } | Kind::Write { durable } | Kind::Zero { durable } => durable,
+            _ => false,
+        }
+    }
+
+    /// What its buffer holds beforehand.
+    fn fill(self, version: Version, blocks: &Range<usize>) -> Vec<u8> {
+        let all = |version: Version| version.to_le_bytes().repeat(blocks.len() * BLOCK / 8);
+        match self {
+            Kind::Write { .. } => all(version),
+            Kind::Compare(version) => all(version),
+            Kind::Deallocate { ranges } => split(blocks, ranges)
+                .flat_map(|range| {
+                    let (nlb, slba) = (range.len() as u32, range.start as u64);
+                    DsmRange { attributes: 0, nlb, slba }.as_bytes().to_vec()
+                })
+                .collect(),
+            _ => all(u64::MAX),
+        }
+    }
+}
+
+/// `blocks` in as many parts that follow each other.
+fn split(blocks: &Range<usize>, parts: usize) -> impl Iterator<Item = Range<usize>> {
+    let at = move |part: usize, blocks: &Range<usize>| blocks.start + blocks.len() * part / parts;
+    let blocks = blocks.clone();
+    (0..parts).map(move |part| at(part, &blocks)..at(part + 1, &blocks))
 }
 
 /// A command that was submitted and is not completed.
@@ -51,7 +109,7 @@ struct Command {
     qid: u16,
     cid: u16,
     kind: Kind,
-    blocks: std::ops::Range<usize>,
+    blocks: Range<usize>,
     begun: Moment,
     buffer: usize,
     /// Its completion may have waited for memory that was unmapped: it may have ended long ago.
@@ -64,6 +122,8 @@ pub struct Guest {
     pub shadowed: bool,
     /// It keeps its first queue full of long reads.
     pub greedy: bool,
+    /// Whether what is written may rest in a volatile cache.
+    cache: bool,
     outstanding: Vec<Command>,
     next_version: Version,
 }
@@ -82,7 +142,7 @@ impl Guest {
     pub fn new(random: Random) -> Guest {
         let outstanding = Vec::new();
         let (queues, shadowed, greedy) = (1, false, false);
-        Guest { random, queues, shadowed, greedy, outstanding, next_version: 1 }
+        Guest { random, queues, shadowed, greedy, cache: true, outstanding, next_version: 1 }
     }
 
     /// Another driver, or the same one after a reset.
@@ -90,6 +150,7 @@ impl Guest {
         self.queues = 1 + self.random.below(MOST_QUEUES.into()) as u16;
         self.shadowed = self.random.chance(50);
         self.greedy = self.random.chance(20);
+        self.cache = true;
     }
 
     fn buffer(&self, index: usize) -> u64 {
@@ -98,15 +159,31 @@ impl Guest {
 
     fn kind(&mut self, qid: u16) -> Kind {
         if self.greedy && qid == 1 {
-            return Kind::Read;
+            return Kind::Read { durable: false };
         }
         match self.random.below(100) {
-            0..35 => Kind::Read,
-            35..65 => Kind::Write { durable: false },
-            65..75 => Kind::Write { durable: true },
-            75..83 => Kind::Zero,
+            0..34 => Kind::Read { durable: self.random.chance(15) },
+            34..61 => Kind::Write { durable: false },
+            61..70 => Kind::Write { durable: true },
+            70..77 => Kind::Zero { durable: self.random.chance(20) },
+            77..82 => Kind::Deallocate { ranges: 1 + self.random.below(3) },
+            82..86 => Kind::Compare(self.next_version * self.random.below(2) as u64),
             _ => Kind::Flush,
         }
+    }
+
+    /// Turns the write cache on or off; `None` while an earlier command that does is not completed.
+    pub fn submit_cache(&mut self, host: &mut Host, begun: Moment) -> Option<String> {
+        if self.outstanding.iter().any(|command| command.qid == 0) {
+            return None;
+        }
+        let on = self.random.chance(40);
+        self.cache |= on;
+        let (kind, blocks) = (Kind::Cache { on }, 0..0);
+        let (entry, buffer) = (self.entry(kind, &blocks, 0), usize::MAX);
+        let cid = host.enqueue(0, entry);
+        self.outstanding.push(Command { qid: 0, cid, kind, blocks, begun, buffer, late: false });
+        Some(format!("{cid} {kind:?}"))
     }
 
     /// Puts a command into queue `qid`; `None` when it is full.
@@ -145,9 +222,8 @@ impl Guest {
             _ => 0,
         };
         let address = self.buffer(buffer);
-        let fill = if version > 0 { version } else { u64::MAX };
-        host.poke(address, &fill.to_le_bytes().repeat(blocks.len() * BLOCK / 8));
-        if matches!(kind, Kind::Write { .. } | Kind::Zero) {
+        host.poke(address, &kind.fill(version, &blocks));
+        if kind.writes() {
             blocks.clone().for_each(|block| promises.begun(block, version, begun.at));
         }
         let cid = host.enqueue(qid, self.entry(kind, &blocks, address));
@@ -156,20 +232,22 @@ impl Guest {
         Some(what)
     }
 
-    fn entry(&mut self, kind: Kind, blocks: &std::ops::Range<usize>, address: u64) -> Sqe {
+    fn entry(&mut self, kind: Kind, blocks: &Range<usize>, address: u64) -> Sqe {
         let bytes = blocks.len().max(1) * BLOCK;
         let first = blocks.start as u64;
-        match kind {
-            Kind::Read => transfer(IoOpcode::Read, first, bytes, address),
-            Kind::Write { durable } => {
-                let mut sqe = transfer(IoOpcode::Write, first, bytes, address);
-                sqe.cdw12 |= u32::from(durable) << 30;
-                sqe
-            }
-            Kind::Zero => {
+        let mut sqe = match kind {
+            Kind::Read { .. } => transfer(IoOpcode::Read, first, bytes, address),
+            Kind::Write { .. } => transfer(IoOpcode::Write, first, bytes, address),
+            Kind::Compare(_) => transfer(IoOpcode::Compare, first, bytes, address),
+            Kind::Zero { .. } => {
                 let mut sqe = transfer(IoOpcode::WriteZeroes, first, bytes, 0);
                 // Deallocate, or not.
                 sqe.cdw12 |= u32::from(self.random.chance(50)) << 25;
+                sqe
+            }
+            Kind::Deallocate { ranges } => {
+                let mut sqe = transfer(IoOpcode::DatasetManagement, 0, BLOCK, address);
+                (sqe.cdw10, sqe.cdw11, sqe.cdw12) = (ranges as u32 - 1, 1 << 2, 0);
                 sqe
             }
             Kind::Flush => {
@@ -177,7 +255,14 @@ impl Guest {
                 sqe.cdw0.set_opcode(IoOpcode::Flush as u8);
                 sqe
             }
-        }
+            Kind::Cache { on } => {
+                let mut sqe = admin(AdminOpcode::SetFeatures);
+                (sqe.cdw10, sqe.cdw11) = (VOLATILE_WRITE_CACHE.into(), on.into());
+                sqe
+            }
+        };
+        sqe.cdw12 |= u32::from(kind.durable()) << 30;
+        sqe
     }
 
     /// A command of queue `qid` completed.
@@ -196,36 +281,48 @@ impl Guest {
         let command = self.outstanding.swap_remove(index);
         let status = cqe.status().code();
         let ok = status == Status::SUCCESS;
-        if !ok && !now.fails {
+        let differs = matches!(command.kind, Kind::Compare(_)) && status == Status::COMPARE_FAILURE;
+        if !ok && !differs && !now.fails {
             return Err(format!("{command:?} failed with {status:?} and nothing was wrong"));
         }
+        let durable = ok && (command.kind.durable() || command.kind.writes() && !self.cache);
+        if durable && now.sync_failed && !command.late {
+            return Err(format!("{command:?} is durable after a failure"));
+        }
         match command.kind {
-            Kind::Read if ok => self.check_data(host, promises, &command, now.at)?,
-            Kind::Read => {}
-            Kind::Write { durable } => {
-                if durable && ok && now.sync_failed && !command.late {
-                    return Err(format!("{command:?} is durable after a failure"));
-                }
+            Kind::Read { durable } if ok => {
+                self.check_data(host, promises, &command, durable, now.at)?
+            }
+            Kind::Read { .. } => {}
+            Kind::Compare(_) => check_comparison(promises, &command, ok, differs, now.at)?,
+            Kind::Write { .. } | Kind::Zero { .. } | Kind::Deallocate { .. } => {
                 for block in command.blocks.clone() {
-                    promises.ended(block, command.begun.at, ok, durable && ok, now.at);
+                    promises.ended(block, command.begun.at, ok, durable, now.at);
                 }
             }
-            Kind::Zero => {
-                for block in command.blocks.clone() {
-                    promises.ended(block, command.begun.at, ok, false, now.at);
+            // Off: all that has ended until now is durable, and so is all that ends from now on.
+            Kind::Cache { on: false } | Kind::Flush if ok => {
+                if now.sync_failed && !command.late {
+                    return Err(format!("{command:?} succeeded after a failure"));
+                }
+                let off = command.kind != Kind::Flush;
+                self.cache &= !off;
+                promises.flushed(if off { now.at } else { command.begun.at });
+            }
+            Kind::Cache { on: true } if !ok => {
+                return Err(format!("{command:?} failed with {status:?}"));
+            }
+            Kind::Cache { on: true } => {}
+            // The cache is on again.
+            Kind::Cache { on: false } | Kind::Flush => {
+                self.cache |= command.kind != Kind::Flush;
+                if !cqe.status().is_do_not_retry() {
+                    return Err(format!("{command:?} failed and may be tried again"));
+                }
+                if !now.trouble {
+                    return Err(format!("{command:?} failed and the drive counts as sound"));
                 }
             }
-            Kind::Flush if ok && now.sync_failed && !command.late => {
-                return Err(format!("{command:?} succeeded after a failure"));
-            }
-            Kind::Flush if ok => promises.flushed(command.begun.at),
-            Kind::Flush if !cqe.status().is_do_not_retry() => {
-                return Err(format!("{command:?} failed and may be tried again"));
-            }
-            Kind::Flush if !now.trouble => {
-                return Err(format!("{command:?} failed and the drive counts as sound"));
-            }
-            Kind::Flush => {}
         }
         Ok(())
     }
@@ -235,11 +332,15 @@ impl Guest {
         host: &Host,
         promises: &mut Promises,
         command: &Command,
+        durable: bool,
         at: u64,
     ) -> Result<(), String> {
         let data = host.peek(self.buffer(command.buffer), command.blocks.len() * BLOCK);
         for (block, content) in command.blocks.clone().zip(data.chunks_exact(BLOCK)) {
             let version = version_of(content)?;
+            if durable {
+                promises.read_durably(block, version, command.begun.at, at);
+            }
             promises.read(block, version, command.begun.at, at)?;
         }
         Ok(())
@@ -248,7 +349,7 @@ impl Guest {
     /// Nothing that is outstanding completes any more; what it has done stays done.
     pub fn give_up(&mut self, promises: &mut Promises, at: u64) {
         for command in self.outstanding.drain(..) {
-            if matches!(command.kind, Kind::Write { .. } | Kind::Zero) {
+            if command.kind.writes() {
                 for block in command.blocks.clone() {
                     promises.ended(block, command.begun.at, false, false, at);
                 }
@@ -280,4 +381,27 @@ impl Guest {
             None => Ok(()),
         }
     }
+}
+
+/// A comparison found what it should.
+fn check_comparison(
+    promises: &mut Promises,
+    command: &Command,
+    equal: bool,
+    differs: bool,
+    at: u64,
+) -> Result<(), String> {
+    let Kind::Compare(version) = command.kind else { return Ok(()) };
+    let begun = command.begun.at;
+    if equal {
+        return command
+            .blocks
+            .clone()
+            .try_for_each(|block| promises.read(block, version, begun, at));
+    }
+    let may_differ = |block| promises.may_differ(block, version, begun, at);
+    if differs && !command.blocks.clone().any(may_differ) {
+        return Err(format!("{command:?} differs, and nothing else may be there"));
+    }
+    Ok(())
 }

@@ -4,8 +4,10 @@
 //! lost. What the guest sees is checked against what NVMe promises ([`model`]):
 //!
 //! * a read gives what was written last, or what is being written;
-//! * what was flushed, or written with FUA, survives a loss of power (I5); after a failure no
-//!   flush succeeds until the file was loaded anew (I7);
+//! * what was flushed, written or read with FUA, written while the write cache was off, or there
+//!   when a shutdown was complete survives a loss of power (I5); after a failure no flush, no turning
+//!   off of the cache and no shutdown succeeds until the file was loaded anew (I7);
+//! * a comparison fails only where the blocks may differ;
 //! * after a reset, an unmap or the end of a lease nothing of the old is read or written (I4);
 //! * where another process continues with the drive's state, all that holds as if nothing had
 //!   happened: what was in flight completes, each command once ([`succession`]);
@@ -16,12 +18,13 @@
 //! how many seeds are tried, `RACKBUS_SEED` replays one.
 
 mod disk;
+mod ends;
 mod guest;
+mod mapping;
 mod model;
 mod old;
 mod succession;
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use rackbus_memory::AdaptiveSpin;
@@ -52,9 +55,6 @@ const UNREACHABLE_NS: u64 = 100_000_000;
 
 /// Bytes of the drive.
 const SIZE: u64 = (BLOCK * BLOCKS) as u64;
-
-/// What mappings of the guest's memory are multiples of: entries of queues are not divided.
-const CUT: u64 = 64;
 
 /// A policy of before, to prove that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,11 +101,10 @@ struct World {
     unmapped: Option<u64>,
     /// What the guest's memory held when it was unmapped.
     saved: Vec<u8>,
+    /// Since which poll the guest waits for the controller to be shut down.
+    shutting_down: Option<u64>,
     trace: Option<String>,
 }
-
-/// What the guest's memory is filled with while it is unmapped.
-const POISON: [u8; 4096] = [0xa5; 4096];
 
 impl World {
     fn new(seed: u64, policy: Policy, ram: &SharedMemory, traced: bool) -> Result<World, String> {
@@ -140,6 +139,7 @@ impl World {
             polls: 0,
             unmapped: None,
             saved: Vec::new(),
+            shutting_down: None,
             trace: traced.then(String::new),
         };
         world.log(format_args!("{character:?}"));
@@ -190,6 +190,7 @@ impl World {
     /// The guest enables the controller and makes its queues.
     fn set_up(&mut self) -> Result<(), String> {
         self.guest.restart();
+        self.shutting_down = None;
         self.host.now = self.now_ns();
         self.host.endpoint.unmap_all();
         self.cut();
@@ -242,7 +243,8 @@ impl World {
                 }
             }
         }
-        self.harvest(failed_before)
+        self.harvest(failed_before)?;
+        self.take_shutdown(failed_before)
     }
 
     /// Takes in what the controller has posted.
@@ -251,7 +253,7 @@ impl World {
         if self.unmapped.is_some() {
             return Ok(());
         }
-        for qid in 1..=self.guest.queues {
+        for qid in 0..=self.guest.queues {
             // Drivers tell of what they have taken now or later; greedy ones now.
             if (self.guest.greedy || self.random.chance(60)) && self.host.give_back(qid) {
                 self.now_polled();
@@ -266,7 +268,7 @@ impl World {
         if self.unmapped.is_some() {
             return Ok(());
         }
-        for qid in 1..=self.guest.queues {
+        for qid in 0..=self.guest.queues {
             while let Some(cqe) = self.host.take_completion(qid) {
                 let at = self.tick();
                 self.log(format_args!("queue {qid}: {} ended {:?}", cqe.cid, cqe.status()));
@@ -294,8 +296,16 @@ impl World {
     }
 
     fn submit_some(&mut self) {
-        if self.unmapped.is_some() {
+        if self.unmapped.is_some() || self.shutting_down.is_some() {
             return;
+        }
+        if self.random.chance(4) {
+            let moment = guest::Moment { at: self.tick(), polls: self.polls };
+            if let Some(what) = self.guest.submit_cache(&mut self.host, moment) {
+                self.log(format_args!("queue 0: {what}"));
+                self.host.ring(0);
+                self.now_polled();
+            }
         }
         let qid = 1 + self.random.below(usize::from(self.guest.queues)) as u16;
         let burst = if self.random.chance(20) { 15 } else { 1 + self.random.below(4) };
@@ -317,108 +327,10 @@ impl World {
         }
     }
 
-    /// Takes the guest's memory away; what is in it must not be touched until it is back.
-    fn unmap(&mut self) -> Result<(), String> {
-        let failed_before = self.disk.state().sync_failed;
-        self.host.unmap_ram();
-        self.harvest(failed_before)?;
-        self.saved.resize(guest::RAM_BYTES as usize, 0);
-        self.host.ram.whole().copy_to(&mut self.saved);
-        self.host.ram.whole().fill(POISON[0]);
-        self.unmapped = Some(self.now_ns());
-        self.log(format_args!("memory is unmapped"));
-        self.now_polled();
-        Ok(())
-    }
-
-    /// Another way for the guest's memory to be mapped in: in one piece, or in several, as that of
-    /// a guest which translates DMA itself. They meet in queues and in buffers.
-    fn cut(&mut self) {
-        let mut cuts = BTreeSet::new();
-        if self.random.chance(20) {
-            for _ in 0..=self.random.below(5) {
-                let within =
-                    if self.random.chance(50) { guest::QUEUE_BYTES } else { guest::RAM_BYTES };
-                cuts.insert(CUT * (1 + self.random.below((within / CUT) as usize - 1) as u64));
-            }
-        }
-        self.host.cuts = cuts.into_iter().collect();
-    }
-
-    fn map(&mut self) -> Result<(), String> {
-        if self.unmapped.take().is_none() {
-            return Ok(());
-        }
-        for page in (RAM..RAM + guest::RAM_BYTES).step_by(POISON.len()) {
-            if self.host.peek(page, POISON.len()) != POISON {
-                return Err("memory was written after it was unmapped".to_owned());
-            }
-        }
-        self.host.poke(RAM, &self.saved);
-        self.cut();
-        self.host.map_ram();
-        self.log(format_args!("memory is mapped in {} pieces", self.host.cuts.len() + 1));
-        self.guest.mapped(self.polls);
-        self.now_polled();
-        Ok(())
-    }
-
     /// All that the guest waits for is given up.
     fn give_up(&mut self) {
         let at = self.tick();
         self.guest.give_up(&mut self.promises, at);
-    }
-
-    fn reset(&mut self) -> Result<(), String> {
-        self.map()?;
-        match self.random.below(3) {
-            0 => {
-                self.log(format_args!("controller reset"));
-                self.host.write4(reg::CC, 0);
-            }
-            1 => {
-                self.log(format_args!("function-level reset"));
-                self.host.endpoint.reset();
-            }
-            _ => {
-                self.log(format_args!("the lease ends, another begins"));
-                self.host.endpoint.scrub();
-            }
-        }
-        self.take_reverted()?;
-        self.give_up();
-        self.set_up()
-    }
-
-    /// The lender's process dies, or the machine's power fails, and a new process has the file.
-    fn die(&mut self) -> Result<(), String> {
-        self.map()?;
-        let power = self.random.chance(70);
-        self.log(format_args!("{}", if power { "power is lost" } else { "the process dies" }));
-        self.disk.state().die(power);
-        self.give_up();
-        // Another drive takes its place before it releases what it has in flight.
-        let ram = self.host.ram.clone();
-        self.host = Host::with_endpoint(World::nothing()?, ram.clone());
-        self.disk.state().revive();
-        self.take_reverted()?;
-        if power {
-            for block in 0..BLOCKS {
-                let at = self.tick();
-                let version = guest::version_of(self.disk.state().content(block))?;
-                self.promises.survived(block, version, at)?;
-            }
-        }
-        self.host = Host::with_endpoint(World::drive(&self.disk, self.policy)?, ram);
-        self.take_reverted()?;
-        self.set_up()
-    }
-
-    /// What is in the place of a drive while there is none.
-    fn nothing() -> Result<Endpoint, String> {
-        let nothing = NvmeConfig::memory(1 << 20, "-");
-        let nothing = Nvme::new(&NvmeConfig { backing: BackingConfig::Null, ..nothing });
-        Ok(Endpoint::new(Box::new(nothing.map_err(|e| e.to_string())?)))
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -429,13 +341,14 @@ impl World {
             0..20 => self.submit_some(),
             20..90 => {
                 self.run_engine()?;
-                if self.guest.greedy && self.unmapped.is_none() {
+                if self.guest.greedy && self.unmapped.is_none() && self.shutting_down.is_none() {
                     self.submit_to(1, ENTRIES.into());
                 }
             }
             90..91 if self.unmapped.is_none() => self.unmap()?,
             90..94 => self.map()?,
             94 => self.succeed()?,
+            95 if self.random.chance(15) => self.shut_down()?,
             95..98 if self.unmapped.is_some() && self.random.chance(20) => {
                 self.disk.state().now_ns += UNREACHABLE_NS / 2;
             }
@@ -450,7 +363,13 @@ impl World {
     fn check_alive(&mut self) -> Result<(), String> {
         if self.host.csts().cfs() {
             let now = self.now_ns();
-            if self.unmapped.is_none_or(|since| now < since + UNREACHABLE_NS) {
+            let reachable = self.unmapped.is_none_or(|since| now < since + UNREACHABLE_NS);
+            // What could not be made durable keeps the drive from being shut down, and the drive says so. It may know of a
+            // failure that a process before it was told of last.
+            let failed = self.disk.state().failures > 0;
+            let lost = failed && self.host.endpoint.health().trouble().is_some();
+            let lost = lost && self.shutting_down.is_some();
+            if reachable && !lost {
                 return Err("a fatal status without a reason".to_owned());
             }
             self.log(format_args!("the controller gave up"));
@@ -459,8 +378,15 @@ impl World {
         if self.unmapped.is_some() {
             return Ok(());
         }
-        let slow = self.disk.state().character.slow;
-        self.guest.check_waiting(self.polls, PATIENCE_POLLS[usize::from(slow)])
+        let patience = PATIENCE_POLLS[usize::from(self.disk.state().character.slow)];
+        match self.shutting_down {
+            Some(since) if since + 2 * patience < self.polls => {
+                Err("a shutdown waits and nothing hinders it".to_owned())
+            }
+            // What was not taken in time is not done any more.
+            Some(_) => Ok(()),
+            None => self.guest.check_waiting(self.polls, patience),
+        }
     }
 
     /// Nothing fails any more: all commands end, and the drive holds what it should.
@@ -469,18 +395,22 @@ impl World {
         self.disk.state().character.fails = false;
         self.log(format_args!("settling"));
         for _ in 0..PATIENCE_POLLS[1] {
-            if !self.guest.is_waiting() {
+            if !self.guest.is_waiting() && self.shutting_down.is_none() {
                 break;
             }
             self.disk.state().now_ns += 50_000;
             self.disk.state().advance();
             self.take_reverted()?;
-            for qid in 1..=self.guest.queues {
+            for qid in 0..=self.guest.queues {
                 if self.host.give_back(qid) {
                     self.now_polled();
                 }
             }
             self.run_engine()?;
+            self.check_alive()?;
+        }
+        if self.shutting_down.is_some() {
+            return Err("a shutdown never ended".to_owned());
         }
         self.guest.check_none_waits()?;
         self.fall_asleep()?;
@@ -551,12 +481,13 @@ fn what_nvme_promises_holds_under_random_schedules() {
 #[test]
 fn policies_of_before_are_found_out() {
     let waits = "waits and nothing hinders it";
-    let reasons: [(Policy, &[&str]); 6] = [
+    let reasons: [(Policy, &[&str]); 7] = [
         (Policy::OldFlush, &["after a failure", "something newer was durable"]),
         (Policy::OldOrder, &[waits]),
         (Policy::Careless(Mistake::CommandsForgotten), &[waits, "never ended"]),
         (Policy::Careless(Mistake::CommandsTwice), &["was not outstanding"]),
         (Policy::Careless(Mistake::HeldForgotten), &[waits, "never ended"]),
+        (Policy::Careless(Mistake::CacheOn), &["something newer was durable"]),
         (Policy::Careless(Mistake::NoWitness), &["after a failure"]),
     ];
     for (policy, reasons) in reasons {

@@ -54,7 +54,8 @@ impl Promises {
         let writes = &mut self.blocks[block];
         let Some(index) = writes.iter().position(|write| write.begun == begun) else { return };
         let write = &mut writes[index];
-        (write.ended, write.succeeded, write.durable) = (Some(at), succeeded, durable);
+        (write.ended, write.succeeded) = (Some(at), succeeded);
+        write.durable |= durable;
     }
 
     /// A flush that was submitted at `begun` succeeded.
@@ -62,6 +63,23 @@ impl Promises {
         for write in self.blocks.iter_mut().flatten() {
             write.durable |= write.succeeded && write.ended.is_some_and(|ended| ended < begun);
         }
+    }
+
+    /// What a read of `block` between `begun` and `ended` may give.
+    fn readable(&self, block: usize, begun: u64, ended: u64) -> impl Iterator<Item = &Write> {
+        let writes = &self.blocks[block];
+        writes.iter().filter(move |write| {
+            write.gone.is_none_or(|gone| begun < gone)
+                && write.begun < ended
+                && !writes.iter().any(|later| {
+                    later.follows(write) && later.ended.is_some_and(|ended| ended < begun)
+                })
+        })
+    }
+
+    /// Whether a read of `block` between `begun` and `ended` may give something else than `version`.
+    pub fn may_differ(&self, block: usize, version: Version, begun: u64, ended: u64) -> bool {
+        self.readable(block, begun, ended).any(|write| write.version != version)
     }
 
     /// A read between `begun` and `ended` gave `version`.
@@ -72,16 +90,8 @@ impl Promises {
         begun: u64,
         ended: u64,
     ) -> Result<(), String> {
-        let writes = &self.blocks[block];
-        let allowed = writes.iter().any(|write| {
-            write.version == version
-                && write.gone.is_none_or(|gone| begun < gone)
-                && write.begun < ended
-                && !writes.iter().any(|later| {
-                    later.follows(write) && later.ended.is_some_and(|ended| ended < begun)
-                })
-        });
-        if !allowed {
+        if !self.readable(block, begun, ended).any(|write| write.version == version) {
+            let writes = &self.blocks[block];
             return Err(format!("block {block} gave {version}; its writes were {writes:?}"));
         }
         for write in &mut self.blocks[block] {
@@ -91,6 +101,17 @@ impl Promises {
             }
         }
         Ok(())
+    }
+
+    /// A read with FUA between `begun` and `ended` gave `version`: it was made durable first (NVM Express base 1.4,
+    /// section 6.9).
+    pub fn read_durably(&mut self, block: usize, version: Version, begun: u64, ended: u64) {
+        let given = self.readable(block, begun, ended).filter(|write| write.version == version);
+        // Several writes may have given the same content; then it is not known which one was read.
+        let [write] = given.map(|write| write.begun).collect::<Vec<_>>()[..] else { return };
+        for write in self.blocks[block].iter_mut().filter(|it| it.begun == write) {
+            write.durable = true;
+        }
     }
 
     /// Whether `version` may be what is left of `block` after a loss of power.

@@ -19,6 +19,8 @@ pub enum Mistake {
     CommandsTwice,
     /// Completions that wait for their queue are not posted.
     HeldForgotten,
+    /// The volatile write cache that the guest turned off is on again.
+    CacheOn,
     /// The file is opened as after a death that the user knows of.
     NoWitness,
 }
@@ -60,7 +62,8 @@ impl World {
         restored.map_err(|error| error.to_string())?;
         self.log(format_args!("another process goes on"));
         self.now_polled();
-        self.harvest(failed_before)
+        self.harvest(failed_before)?;
+        self.take_shutdown(failed_before)
     }
 }
 
@@ -76,6 +79,7 @@ impl Mistake {
                 jobs.extend(jobs.last().cloned());
             }
             Mistake::HeldForgotten => drive["held"] = Value::Array(Vec::new()),
+            Mistake::CacheOn => drive["features"]["write_cache"] = Value::Bool(true),
             Mistake::NoWitness => {}
         }
         serde_json::to_vec(&state).map_err(|error| error.to_string())

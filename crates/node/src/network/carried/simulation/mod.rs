@@ -20,19 +20,18 @@ mod pipe;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rackbus_fabric::rack::Rack;
 use rackbus_link::shm::ShmLink;
 use rackbus_memory::SharedMemory;
-use rackbus_net::{
-    Cause, MacAddress, NetworkPort, Offload, PortOptions, PortQueueId, PortSource, Sent,
-};
+use rackbus_net::{Cause, MacAddress, NetworkPort, Offload, PortOptions, PortSource, Sent};
 use rackbus_seeds::{Random, Simulation};
 
 use super::super::NetworkService;
 use super::super::peers::AskingNode;
+use super::super::requests::AskedRings;
 use super::{GATHERED, HEAD, MAX_FRAME, Outbox, Over, ReceivingEnd, SendingEnd, WINDOW};
 use pipe::{Pipe, Side, woken};
 
@@ -57,7 +56,7 @@ type Receiving = Run<(ReceivingEnd, Arc<AskingNode>)>;
 /// A host: its network, and what its queues ask.
 struct Host {
     network: NetworkService,
-    asked: mpsc::Receiver<(PortQueueId, usize)>,
+    asked: AskedRings,
     ports: Vec<Option<Box<dyn NetworkPort>>>,
     /// It connects to the other one.
     dials: bool,
@@ -249,7 +248,7 @@ impl<'p> World<'p> {
     /// What queues ask their nodes, as the thread of the service does it.
     fn ask(&mut self, host: usize) {
         let Host { network, asked, dials, .. } = &mut self.hosts[host];
-        while let Ok((from, to)) = asked.try_recv() {
+        while let Some((from, to)) = asked.try_next() {
             let other = HOSTS[1 - host];
             // Where the service would connect on a thread of its own, the seed says when that has come to something.
             let mut state = network.0.lock();

@@ -1,14 +1,18 @@
 //! One host's side against another one that says each message when the test wants it to.
 
+use std::sync::{OnceLock, Weak, mpsc};
 use std::time::Instant;
 
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{AdaptiveSpin, PacketStream, Packets, Producer};
 use rackbus_segment::Objects;
-use rackbus_segment::message::{DATA_SLOTS, decode};
+use rackbus_segment::message::{DATA_SLOTS, LockOperation, decode};
 
+use super::super::locks::BegunFlushes;
 use super::super::objects::ObjectStore;
 use super::*;
+
+mod moves;
 
 const SIZE: u64 = 4096;
 /// How long a message may take that has to come, and that must not come.
@@ -50,6 +54,8 @@ struct Side {
     connector: Peer,
     /// Connections whose memory was said to be complete.
     complete: Arc<Mutex<Vec<Handle>>>,
+    /// What was answered of moves.
+    settled: mpsc::Receiver<ConnectorMessage>,
 }
 
 const REPLICA: ConnectionKey = (FarConversation::ToOwner, Handle(1));
@@ -68,13 +74,24 @@ impl Side {
         let complete: Arc<Mutex<Vec<Handle>>> = Arc::default();
         let heard = complete.clone();
         let complete_by = move |connection| heard.lock().unwrap().push(connection);
-        let host = FarHost::new(|_, effect| effect(), complete_by);
+        let (answer, settled) = mpsc::channel();
+        let asked: Arc<OnceLock<Weak<Far>>> = Arc::default();
+        let asks = asked.clone();
+        let answer_by = move |said| {
+            // As the service does, to say what follows.
+            if let Some(far) = asks.get().and_then(Weak::upgrade) {
+                far.has(FarConversation::ToConnector);
+            }
+            answer.send(said).unwrap();
+        };
+        let host = FarHost::new(|_, effect| effect(), complete_by, answer_by);
         let far = Far::new(EffectsLock::default(), limit, passing.clone(), host).unwrap();
+        asked.set(Arc::downgrade(&far)).unwrap();
         passing.add(&far);
         let (owner, connector) = (Peer::new(), Peer::new());
         far.begin(FarConversation::ToOwner, owner.outbox.clone());
         far.begin(FarConversation::ToConnector, connector.outbox.clone());
-        Side { far, store: ObjectStore::default(), owner, connector, complete }
+        Side { far, store: ObjectStore::default(), owner, connector, complete, settled }
     }
 
     fn add(&mut self, link: ConnectionKey) -> Arc<Object> {
@@ -113,6 +130,27 @@ fn a_flush_of_a_connection_that_was_lost_fails() {
     assert!(!side.far.flush_connection(REPLICA.1));
 }
 
+/// Once each repetition waited for another look, which began when the one before it was given up.
+#[test]
+fn what_is_repeated_before_it_publishes_waits_for_the_flush_that_was_begun() {
+    let mut side = Side::new();
+    settled(&mut side);
+    let (mut begun, place) = (BegunFlushes::default(), (REPLICA.1, 64));
+    let [first, other] = [1, 2].map(|attempt| LockOperation::Release { attempt });
+    let effects = side.far.effects.clone();
+    let none_looks = effects.write().unwrap();
+    assert!(!begun.flush(place, &first, &side.far, COMES_NOT));
+    assert!(!begun.flush(place, &first, &side.far, COMES_NOT));
+    assert_eq!(side.far.lock().flushes.wanted(), 1);
+    drop(none_looks);
+    assert!(begun.flush(place, &first, &side.far, COMES));
+    assert_eq!(side.far.lock().flushes.wanted(), 1);
+    // Something else, and the same once more, are behind what was stored before them.
+    assert!(begun.flush(place, &other, &side.far, COMES));
+    assert!(begun.flush(place, &other, &side.far, COMES));
+    assert_eq!(side.far.lock().flushes.wanted(), 3);
+}
+
 /// With memory in both ways that is the same on both sides, and nothing under way.
 fn settled(side: &mut Side) -> (Arc<Object>, Arc<Object>) {
     let (replica, home) = (side.add(REPLICA), side.add(HOME));
@@ -146,28 +184,6 @@ fn a_batch_that_took_effect_is_answered_behind_those_that_were_taken_before() {
         side.connector.next(),
         CarriedMessage::AppliedAlone { connection: HOME.1, batch: 1 }
     );
-}
-
-#[test]
-fn what_came_while_memory_was_moved_takes_effect_after_it() {
-    let mut side = Side::new();
-    let (_, home) = settled(&mut side);
-    side.far.memory(HOME).unwrap().pause();
-    side.hear(HOME.0, stores(HOME, 1, false));
-    assert_eq!(side.connector.receive(COMES_NOT), None, "takes effect during a move");
-    // Who reads what hosts have in common is not waited for by who ends the move, but by what takes effect.
-    let effects = side.far.effects.clone();
-    let reading = effects.read().unwrap();
-    side.far.resume(HOME);
-    assert_eq!(side.connector.receive(COMES_NOT), None, "takes effect during a snapshot");
-    drop(reading);
-    assert_eq!(
-        side.connector.next(),
-        CarriedMessage::AppliedAlone { connection: HOME.1, batch: 1 }
-    );
-    let mut bytes = [0; 8];
-    home.region().unwrap().whole().part(0, 8).unwrap().copy_to(&mut bytes);
-    assert_eq!(bytes, [3; 8]);
 }
 
 #[test]
@@ -238,54 +254,6 @@ fn a_sender_whose_owner_takes_nothing_ends_all_the_same() {
     let last = CarriedMessage::Said { message: Cow::Owned(vec![9]), given: None };
     assert_eq!(side.owner.next(), last);
     assert!(!side.far.has_connection(REPLICA.1));
-}
-
-/// Once such memory was passed over, and what was stored to other memory after it came first.
-#[test]
-fn memory_that_is_being_moved_is_told_with_all_else() {
-    let mut side = Side::new();
-    let (flag, data) = settled(&mut side);
-    let both = side.far.effects.clone();
-    let both = both.write().unwrap();
-    side.far.memory(HOME).unwrap().pause();
-    store(&data, &[1; 8]);
-    store(&flag, &[2; 8]);
-    drop(both);
-    let far = side.far.clone();
-    let flushing = std::thread::spawn(move || far.flush());
-    assert!(matches!(side.owner.next(), CarriedMessage::Stores { last: true, held: true, .. }));
-    side.hear(REPLICA.0, CarriedMessage::Held { connection: REPLICA.1, batch: 1 });
-    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 2, last: true, .. }));
-    side.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
-    side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch: 1 });
-    assert!(flushing.join().unwrap());
-}
-
-/// Once what came for the other memory took effect at once.
-#[test]
-fn what_takes_effect_with_memory_that_is_being_moved_waits_with_it() {
-    let mut side = Side::new();
-    let (_, home) = settled(&mut side);
-    let other = (FarConversation::ToConnector, Handle(3));
-    let flag = side.add(other);
-    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 1, .. }));
-    side.hear(HOME.0, CarriedMessage::Applied { connection: other.1, batch: 1 });
-    let first = |object: &Object| {
-        let mut bytes = [0; 8];
-        object.region().unwrap().whole().part(0, 8).unwrap().copy_to(&mut bytes);
-        bytes
-    };
-    side.far.memory(HOME).unwrap().pause();
-    side.hear(HOME.0, stores(HOME, 1, true));
-    assert_eq!(side.connector.next(), CarriedMessage::Held { connection: HOME.1, batch: 1 });
-    side.hear(HOME.0, stores(other, 1, false));
-    assert_eq!(side.connector.receive(COMES_NOT), None);
-    assert_eq!([first(&home), first(&flag)], [[0; 8]; 2]);
-    side.far.resume(HOME);
-    let applied =
-        |(_, connection): ConnectionKey| CarriedMessage::AppliedAlone { connection, batch: 1 };
-    assert_eq!([side.connector.next(), side.connector.next()], [applied(HOME), applied(other)]);
-    assert_eq!([first(&home), first(&flag)], [[3; 8]; 2]);
 }
 
 #[test]
@@ -414,35 +382,6 @@ fn a_home_passes_a_flush_on_to_another_process_of_the_same_machine() {
     beta.hear(HOME.0, CarriedMessage::PassOn { number: 1 });
     assert_eq!(beta.connector.receive(COMES_NOT), None, "the other process has it not");
     beta.hear(HOME.0, CarriedMessage::Applied { connection: other.1, batch: 2 });
-    assert_eq!(beta.connector.next(), CarriedMessage::PassedOn { number: 1 });
-}
-
-#[test]
-fn a_home_that_moves_the_memory_passes_on_afterwards() {
-    let passing = Arc::default();
-    let (mut beta, gamma) = (Side::of(LIMIT, &passing), Side::of(LIMIT, &passing));
-    let (_, home) = settled(&mut beta);
-    gamma.far.add_memory(HOME, home.clone(), (SIZE, true));
-    assert!(matches!(gamma.connector.next(), CarriedMessage::Stores { batch: 1, .. }));
-    gamma.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 1 });
-    beta.hear(HOME.0, stores(HOME, 1, false));
-    assert_eq!(beta.connector.next(), CarriedMessage::Applied { connection: HOME.1, batch: 1 });
-    assert!(matches!(gamma.connector.next(), CarriedMessage::Stores { batch: 2, .. }));
-    // One connection leads to where the memory will be, and the other to where it was.
-    let [at_beta, at_gamma] = [&beta, &gamma].map(|side| side.far.memory(HOME).unwrap());
-    at_beta.pause();
-    at_gamma.pause();
-    let id = beta.store.memory(SIZE).unwrap();
-    let moved = beta.store.get(id).unwrap().clone();
-    store(&moved, &[3; 8]);
-    at_beta.adopt(moved.clone());
-    beta.hear(HOME.0, CarriedMessage::PassOn { number: 1 });
-    assert_eq!(beta.connector.receive(COMES_NOT), None, "gamma has not applied it");
-    at_gamma.adopt(moved);
-    beta.far.resume(HOME);
-    gamma.far.resume(HOME);
-    assert_eq!(beta.connector.receive(COMES_NOT), None, "gamma has not applied it");
-    gamma.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 2 });
     assert_eq!(beta.connector.next(), CarriedMessage::PassedOn { number: 1 });
 }
 
@@ -593,26 +532,4 @@ fn what_is_held_in_a_conversation_that_was_replaced_is_not_waited_for() {
     assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 2, last: true, .. }));
     assert_eq!(side.owner.receive(COMES_NOT), None, "of another conversation");
     assert!(!side.owner.outbox.is_given_up());
-}
-
-/// Once nobody was told of it: who had asked for the connection waited in vain.
-#[test]
-fn memory_is_complete_also_where_it_waited_for_a_move() {
-    let mut side = Side::new();
-    side.add(HOME);
-    assert!(matches!(side.connector.next(), CarriedMessage::Stores { batch: 1, last: true, .. }));
-    side.hear(HOME.0, CarriedMessage::Applied { connection: HOME.1, batch: 1 });
-    side.add(REPLICA);
-    side.far.memory(HOME).unwrap().pause();
-    side.hear(HOME.0, stores(HOME, 1, true));
-    side.hear(REPLICA.0, stores(REPLICA, 1, false));
-    assert!(side.complete.lock().unwrap().is_empty());
-    side.far.resume(HOME);
-    let applied = |connection| CarriedMessage::Applied { connection, batch: 1 };
-    assert_eq!(side.owner.next(), applied(REPLICA.1));
-    let begun = Instant::now();
-    while side.complete.lock().unwrap().is_empty() && begun.elapsed() < COMES {
-        std::thread::yield_now();
-    }
-    assert_eq!(*side.complete.lock().unwrap(), [REPLICA.1]);
 }

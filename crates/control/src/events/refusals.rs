@@ -1,0 +1,83 @@
+//! Which refusals are events, where somebody is refused again and again.
+
+use std::collections::BTreeMap;
+
+use super::Draft;
+use crate::api::EventKind;
+
+/// How long refusals that are alike are only counted after each that is an event; the last time from then on. After
+/// such a time without any, it begins anew.
+const REFUSALS_EVERY_MS: [u64; 4] = [1000, 10_000, 60_000, 600_000];
+/// The longest of these.
+const QUIET_MS: u64 = 600_000;
+/// Refusals that are told apart at most.
+const MOST_REFUSALS: usize = 1000;
+
+/// Keeps somebody who is refused again and again from filling the log.
+#[derive(Debug, Default)]
+pub struct RefusalLimiter {
+    /// By what is alike.
+    said: BTreeMap<String, Told>,
+}
+
+/// What was said of refusals that are alike.
+#[derive(Debug, Default)]
+struct Told {
+    /// Until when they are only counted.
+    silent_until: u64,
+    /// When the last one was, said or not.
+    last: u64,
+    /// How many were said without a quiet time between.
+    times: usize,
+    /// How many were not said since the last that was.
+    left_out: u64,
+}
+
+impl RefusalLimiter {
+    /// The event of a refusal at `now`; nothing when one that is `alike` was said a moment ago.
+    pub fn refused(
+        &mut self,
+        now: u64,
+        alike: &str,
+        host: Option<&str>,
+        text: &str,
+    ) -> Option<Draft> {
+        if !self.said.contains_key(alike) && self.said.len() >= MOST_REFUSALS {
+            self.said.retain(|_, told| now < told.silent_until);
+            if self.said.len() >= MOST_REFUSALS {
+                return None;
+            }
+        }
+        let told = self.said.entry(alike.to_owned()).or_default();
+        let last = std::mem::replace(&mut told.last, now);
+        if now < told.silent_until {
+            told.left_out += 1;
+            return None;
+        }
+        if now >= last.saturating_add(QUIET_MS) {
+            told.times = 0;
+        }
+        let wait = REFUSALS_EVERY_MS.get(told.times).copied().unwrap_or(QUIET_MS);
+        told.times = (told.times + 1).min(REFUSALS_EVERY_MS.len());
+        told.silent_until = now.saturating_add(wait);
+        let text = match std::mem::take(&mut told.left_out) {
+            0 => text.to_owned(),
+            count => format!("{text} ({count} more times since the last)"),
+        };
+        Some(Draft::of_host(EventKind::Refusal, host, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_of_refusals_is_bounded() {
+        let mut refusals = RefusalLimiter::default();
+        for number in 0..2 * MOST_REFUSALS {
+            refusals.refused(70_000, &number.to_string(), None, "no");
+        }
+        assert!(refusals.said.len() <= MOST_REFUSALS);
+    }
+}

@@ -1,0 +1,185 @@
+//! Nobody who waits keeps the runtime's threads from others, and what waits is bounded. The runtime of these tests has one
+//! thread: what holds that holds everything.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rackbus_control::access::ApiPeer;
+use rackbus_control::api::ApiError;
+use rackbus_control::metrics::{MetricsPage, serve_on};
+use rackbus_control::network::{CaptureDone, CaptureRequest, NetworkStatus, NodeNetwork};
+use rackbus_control::node::{NodeProcess, NodeSources, RestartRequest, listen, serve_node};
+use rackbus_control::offers::OfferRequest;
+use rackbus_control::service::{Inventory, IsNode, ReadRack};
+use rackbus_control::store::MemoryStore;
+use rackbus_control::{ControlClient, Service, ServiceOptions};
+use rackbus_fabric::{Fabric, FabricHandle, Topology};
+use rackbus_lease::Config;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+/// After this long a test fails instead of waiting on.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Something that takes until somebody else on the same runtime lets it go on.
+struct Slow(Mutex<Receiver<()>>);
+
+impl Slow {
+    fn new() -> (Sender<()>, Slow) {
+        let (go_on, may) = channel();
+        (go_on, Slow(Mutex::new(may)))
+    }
+
+    fn wait(&self) {
+        let waited = self.0.lock().unwrap().recv_timeout(PATIENCE);
+        waited.expect("the others wait for this");
+    }
+}
+
+/// Lets it go on when it was asked, as far as that can be.
+async fn let_go(go_on: Sender<()>) {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    // One that has failed does not hear it.
+    let _ = go_on.send(());
+}
+
+fn inventory() -> Inventory {
+    let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
+    Inventory { rack: "lab".to_owned(), hosts, ..Inventory::default() }
+}
+
+fn service(is_node: IsNode, read_rack: Option<ReadRack>) -> Arc<Service> {
+    let options = ServiceOptions {
+        inventory: inventory(),
+        read_rack,
+        config: Config::default(),
+        database: "not used".into(),
+        log_lines_left_out: || 0,
+        is_node,
+    };
+    Service::open_with(options, Box::new(MemoryStore::default())).unwrap()
+}
+
+#[tokio::test]
+async fn a_page_of_metrics_that_takes_its_time_holds_up_nobody_else() {
+    let (go_on, slow) = Slow::new();
+    let source = Arc::new(move || {
+        slow.wait();
+        MetricsPage::default()
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve_on(source, listener));
+    let asked = async {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let request = b"GET /metrics HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n";
+        socket.write_all(request).await.unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    let (answer, ()) = tokio::join!(asked, let_go(go_on));
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test]
+async fn looking_at_who_holds_a_hosts_file_holds_up_nobody_else() {
+    let (go_on, slow) = Slow::new();
+    let is_node: IsNode = Arc::new(move |host, process| {
+        slow.wait();
+        (host, process) == ("alpha", 1)
+    });
+    let service = service(is_node, None);
+    let peer = ApiPeer::Local(Some(1));
+    let (checked, ()) = tokio::join!(service.check_node("alpha", &peer), let_go(go_on.clone()));
+    checked.unwrap();
+    let (checked, ()) =
+        tokio::join!(service.check_device_of("alpha", &peer), let_go(go_on.clone()));
+    checked.unwrap();
+    let (refused, ()) = tokio::join!(service.check_node("beta", &peer), let_go(go_on));
+    assert_eq!(refused.unwrap_err().code, "not_the_node");
+}
+
+#[tokio::test]
+async fn reading_what_is_offered_holds_up_nobody_else() {
+    let (go_on, slow) = Slow::new();
+    let read: ReadRack = Arc::new(move |offered| {
+        if offered.is_empty() {
+            return Ok(inventory());
+        }
+        slow.wait();
+        Err("it is no device".to_owned())
+    });
+    let service = service(Arc::new(|_, _| false), Some(read));
+    let request = OfferRequest {
+        device: "alpha/nvme0".to_owned(),
+        section: Some("kind = \"no\"".to_owned()),
+        by_node: false,
+    };
+    let peer = ApiPeer::Local(None);
+    let (refused, ()) = tokio::join!(service.offer(&request, &peer, None), let_go(go_on));
+    assert_eq!(refused.unwrap_err().error, "it is no device");
+}
+
+struct NoNetwork;
+
+impl NodeNetwork for NoNetwork {
+    fn status(&self) -> NetworkStatus {
+        unreachable!("nobody asks")
+    }
+
+    fn set_up(&self, _up: bool) -> Result<NetworkStatus, ApiError> {
+        unreachable!("nobody asks")
+    }
+
+    fn capture(
+        &self,
+        _request: &CaptureRequest,
+        _stop: &dyn Fn() -> bool,
+    ) -> Result<CaptureDone, ApiError> {
+        unreachable!("nobody asks")
+    }
+}
+
+/// Callers come and go while a restart is looked at.
+#[tokio::test]
+async fn requests_for_a_restart_wait_with_their_callers() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("node.sock");
+    let (restarts, mut asked) = mpsc::channel(1);
+    let sources = NodeSources {
+        metrics: Arc::new(MetricsPage::default),
+        fabric: FabricHandle::new(Fabric::new(Topology::default())),
+        network: Arc::new(NoNetwork),
+        process: NodeProcess::default(),
+        restarts,
+    };
+    tokio::spawn(serve_node(sources, listen(&socket).unwrap()));
+    let client = ControlClient::new(&socket);
+    let request = |nth: usize| RestartRequest { program: Path::new("/").join(nth.to_string()) };
+    for nth in 0..20 {
+        let request = request(nth);
+        let gone = client.restart_node(&request);
+        let gone = tokio::time::timeout(Duration::from_millis(20), gone).await;
+        assert!(gone.is_err(), "{gone:?}");
+    }
+    let last = request(20);
+    let (refused, programs) = tokio::join!(client.restart_node(&last), async {
+        let mut programs = Vec::new();
+        while let Some(restart) = asked.recv().await {
+            let is_last = restart.request == last;
+            programs.push(restart.request.program);
+            if is_last {
+                break;
+            }
+        }
+        programs
+    });
+    refused.unwrap_err();
+    assert_eq!(programs[0], request(0).program);
+    // That one of the last has gone may not have been noticed yet.
+    assert!(programs.len() < 5, "those in between have gone: {programs:?}");
+}

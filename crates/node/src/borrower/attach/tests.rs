@@ -1,0 +1,178 @@
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_fabric::rack::Rack;
+use rackbus_fabric::{Fabric, derive};
+use rackbus_lease::{BorrowerAction, Message};
+use rackbus_link::{Conversation, LinkError};
+use rackbus_memory::{Lending, Stream};
+use rackbus_pci::endpoint::Endpoint;
+use rackbus_pci::vfio_user::Client;
+
+use super::*;
+use crate::BorrowError;
+use crate::borrower::BorrowedFunctions;
+use crate::borrower::fence_tests::{Follows, ended, grant};
+
+const FUNCTION: &str = "alpha/nvme0";
+const LONG: Duration = Duration::from_secs(30);
+
+/// A link that says when it is asked to connect, and does so when it is told to.
+struct Slow(mpsc::Sender<()>, Mutex<mpsc::Receiver<Arc<dyn Conversation>>>);
+
+impl Connect for Slow {
+    fn address(&self, _host: &str) -> String {
+        unreachable!("the grant has it")
+    }
+
+    fn connect(&self, _address: &str, _hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
+        self.0.send(()).unwrap();
+        Ok(self.1.lock().unwrap().recv().unwrap())
+    }
+}
+
+fn fabric() -> FabricHandle {
+    let file = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
+                [hosts.beta]\n";
+    let rack = Rack::parse("rack.toml", file).unwrap();
+    FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()))
+}
+
+/// A borrower over a slow link.
+struct Borrowing {
+    _folder: tempfile::TempDir,
+    functions: BorrowedFunctions,
+    /// The link is asked to connect.
+    asked: mpsc::Receiver<()>,
+    connect: mpsc::Sender<Arc<dyn Conversation>>,
+    /// What follows from the end of fronts.
+    follows: mpsc::Receiver<Vec<BorrowerAction>>,
+}
+
+/// A drive that its lender offers the medium of. It is there as long as this is.
+struct Lender {
+    _drive: Endpoint,
+    stream: UnixStream,
+}
+
+impl Borrowing {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let ((asks, asked), (connect, connected)) = (mpsc::channel(), mpsc::channel());
+        let (follows, following) = mpsc::channel();
+        let link = Arc::new(Slow(asks, Mutex::new(connected)));
+        let (listener, gate) = (Arc::new(Follows(follows)), Gate::new().unwrap());
+        let functions =
+            BorrowedFunctions::new("test", "beta", folder.path(), link, fabric(), listener, gate);
+        Borrowing { _folder: folder, functions, asked, connect, follows: following }
+    }
+
+    /// Serves a lease as the agent does, and has a user attach.
+    fn attaching(&self, lease: u64) -> std::thread::JoinHandle<bool> {
+        let grant = grant(lease, FUNCTION);
+        self.functions.decide(|it| it.receive(0, Message::Granted(grant.clone())));
+        let path = self.functions.open(grant).unwrap();
+        let socket = Ok(path.display().to_string());
+        self.functions.decide(|it| it.open_done(lease, socket));
+        let user = std::thread::spawn(move || Client::connect(&path, LONG).is_ok());
+        self.asked.recv().unwrap();
+        user
+    }
+
+    /// Ends a lease as the agent does; what the control plane is told at once.
+    fn end(&self, lease: u64) -> Vec<BorrowerAction> {
+        self.functions.decide(|it| it.receive(0, ended(lease)));
+        self.functions.close(lease);
+        self.functions.decide(|it| it.close_done(lease))
+    }
+
+    /// Lets the link connect to a lender.
+    fn lend(&self) -> Lender {
+        let (lender, ours, _, _) = offered();
+        self.connect.send(Arc::new(ours)).unwrap();
+        lender
+    }
+}
+
+/// A lender that has offered its medium, and the borrower's end with what is offered there.
+fn offered() -> (Lender, UnixStream, OfferedMedium, Vec<std::os::fd::OwnedFd>) {
+    let config = NvmeConfig::memory(1 << 20, "M1");
+    let mut drive = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
+    let offer = drive.serve_medium(None).unwrap();
+    let (class, description) = (offer.class.to_owned(), offer.description);
+    let medium = OfferedMedium { class, description, session: None };
+    let (stream, ours) = UnixStream::pair().unwrap();
+    medium.send(&stream, &offer.files).unwrap();
+    (Lender { _drive: drive, stream }, ours, medium, offer.files)
+}
+
+fn closed(lease: u64) -> BorrowerAction {
+    BorrowerAction::Send(Message::Closed { lease })
+}
+
+#[test]
+fn a_lease_that_ends_while_its_user_attaches_releases_the_lender() {
+    let borrowing = Borrowing::new();
+    let user = borrowing.attaching(1);
+    assert_eq!(borrowing.end(1), [closed(1)]);
+    let lender = borrowing.lend();
+    assert!(!user.join().unwrap(), "a front began under a lease that was said to be closed");
+    assert!(lender.stream.is_closed(), "the lender is held by a lease that has ended");
+}
+
+/// It ended after its front was let begin.
+#[test]
+fn what_attaches_to_a_lease_that_has_ended_lets_its_lender_go() {
+    let borrowing = Borrowing::new();
+    let grant = grant(1, FUNCTION);
+    borrowing.functions.decide(|it| it.receive(0, Message::Granted(grant.clone())));
+    let open = borrowing.functions.opened(grant);
+    let slot = open.begin_front(Duration::ZERO).unwrap();
+    let (lender, ours, medium, files) = offered();
+    let (access, lost) = (MediumAccess::Files(files), Box::new(drop));
+    let front =
+        PlacedDevice::start("d", &medium, access, Arc::new(ours), Lending::alone(), lost).unwrap();
+    assert_eq!(borrowing.end(1), [], "its front runs");
+    open.attached(Attachment::Medium(front.conversation(), None));
+    assert!(lender.stream.is_closed(), "the lender is held by a lease that has ended");
+    assert!(borrowing.follows.try_recv().is_err(), "its front runs");
+    let _front = front.keeping(slot);
+    assert_eq!(borrowing.follows.recv_timeout(LONG).unwrap(), [closed(1)]);
+}
+
+#[test]
+fn a_lease_is_closed_when_its_front_has_ended() {
+    let borrowing = Borrowing::new();
+    let user = borrowing.attaching(1);
+    let lender = borrowing.lend();
+    assert!(user.join().unwrap());
+    let at_once = borrowing.end(1);
+    assert!(lender.stream.is_closed());
+    // Its engine may be as fast as who closes.
+    let told = match at_once.is_empty() {
+        true => borrowing.follows.recv_timeout(LONG).unwrap(),
+        false => at_once,
+    };
+    assert_eq!(told, [closed(1)]);
+}
+
+/// Its device reaches this host's memory as a front here does.
+#[test]
+fn a_function_in_this_hosts_tree_appears_only_when_a_front_of_it_may_begin() {
+    let borrowing = Borrowing::new();
+    let in_host = |lease| Grant { placement: Placement::Host, ..grant(lease, FUNCTION) };
+    let begin = |lease| {
+        borrowing.functions.decide(|it| it.receive(0, Message::Granted(in_host(lease))));
+    };
+    begin(1);
+    borrowing.functions.decide(|it| it.receive(0, ended(1)));
+    let refused = borrowing.functions.open(in_host(1)).unwrap_err();
+    assert!(matches!(refused, BorrowError::Front(FrontRefused::NotServed(1))), "{refused}");
+    // One that its lender lets go is none that still reaches anything.
+    begin(2);
+    borrowing.connect.send(Arc::new(UnixStream::pair().unwrap().0)).unwrap();
+    assert!(matches!(borrowing.functions.open(in_host(2)), Err(BorrowError::Link(_))));
+    borrowing.functions.fence.begin_front(2, Duration::ZERO).unwrap();
+}

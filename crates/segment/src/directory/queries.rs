@@ -1,0 +1,74 @@
+//! What the shell asks about the directory, which changes nothing: whose memory a handle leads to, and how much there is.
+
+use super::{ConnectionTarget, Directory, Guest, ObjectId};
+use crate::{Handle, NodeId, SessionId};
+
+impl Directory {
+    /// The memory of this host that a session's segment has, or that its connection or membership leads to.
+    pub fn memory_of(&self, session: SessionId, handle: Handle) -> Option<ObjectId> {
+        let own = self.segments.get(&handle).filter(|it| it.session == session);
+        if let Some((memory, moving)) = own.and_then(|own| Some((own.memory?, own.moving))) {
+            return Some(self.place_in_move(moving, memory));
+        }
+        let (owner, connection) = self.owner_of(session, handle)?;
+        let (target, _) =
+            self.guests.get(&(owner, connection)).filter(|_| owner == self.settings.node)?;
+        match target {
+            ConnectionTarget::Segment(handle) => {
+                let segment = self.segments.get(handle)?;
+                Some(self.place_in_move(segment.moving, segment.memory?))
+            }
+            ConnectionTarget::Group(id) => {
+                let group = self.groups.get(id)?;
+                Some(self.place_in_move(group.moving(), group.memory()))
+            }
+            ConnectionTarget::Interrupt(..) | ConnectionTarget::Pages(_) => None,
+        }
+    }
+
+    /// The sessions that may have the memory of another node's connection mapped, and what they call it.
+    pub fn keepers(&self, node: NodeId, connection: Handle) -> Vec<(SessionId, Handle)> {
+        let own = |guests: &mut dyn Iterator<Item = Guest>| -> Vec<(SessionId, Handle)> {
+            let own = guests.filter(|(node, _)| *node == self.settings.node);
+            own.filter_map(|(_, connection)| self.keeper_of(connection)).collect()
+        };
+        match self.guests.get(&(node, connection)) {
+            Some((ConnectionTarget::Segment(handle), _)) => {
+                let Some(segment) = self.segments.get(handle) else { return Vec::new() };
+                let mut kept = own(&mut segment.guests.keys().copied());
+                kept.push((segment.session, *handle));
+                kept
+            }
+            Some((ConnectionTarget::Group(id), _)) => {
+                self.groups.get(id).map(|group| own(&mut group.guests())).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The session that has a connection, and what it calls it.
+    pub fn keeper_of(&self, connection: Handle) -> Option<(SessionId, Handle)> {
+        self.connections.get(&connection).map(|it| (it.session, it.known_as))
+    }
+
+    /// The node that a session's connection, or its membership of a group, leads to, and the connection.
+    pub fn owner_of(&self, session: SessionId, handle: Handle) -> Option<(NodeId, Handle)> {
+        let connection = self.connection_known_as(handle)?;
+        let found = self.connections.get(&connection).filter(|it| it.session == session)?;
+        Some((found.owner, connection))
+    }
+
+    /// How many there are now of what is kept here, each by its name.
+    pub fn statistics(&self) -> [(&'static str, usize); 8] {
+        [
+            ("sessions", self.sessions.len()),
+            ("segments", self.segments.len()),
+            ("groups", self.groups.len()),
+            ("interrupts", self.interrupts.len()),
+            ("page extents", self.extents.len()),
+            ("connections to others", self.connections.len()),
+            ("connections of others", self.guests.len()),
+            ("moves under way", self.moves.len()),
+        ]
+    }
+}
