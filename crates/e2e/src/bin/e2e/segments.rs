@@ -25,6 +25,10 @@ const DIRECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/direct.c");
 const MAPPING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/mapping.c");
 /// What is in the middle of something when somebody ends.
 const ENDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/ending.c");
+/// Two programs that write to each other's memory in turn until they are told to end.
+const EXCHANGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/exchange.c");
+/// A file that program makes when both write, and one that ends it.
+const EXCHANGING: [&str; 2] = ["/tmp/exchanging", "/tmp/exchanged"];
 /// More memory than a guest's window, which has 512 MiB.
 const LARGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/window.c");
 const LARGER_MIB: &str = "640";
@@ -127,7 +131,7 @@ pub fn installed(rack: &RackProcesses) -> Result<PathBuf> {
         .arg(assigned("OUT", &folder))
         .output()?;
     ensure!(made.status.success(), "{CRATE}: {}", String::from_utf8_lossy(&made.stderr));
-    for source in [DIRECT, MAPPING, ENDING, LARGER] {
+    for source in [DIRECT, MAPPING, ENDING, EXCHANGE, LARGER] {
         sisci::build(&folder, source.as_ref())?;
     }
     Ok(folder)
@@ -288,9 +292,11 @@ fn helper_dies(
     folder: &str,
 ) -> Result<()> {
     let (here, there) = (second.name().to_owned(), first.name().to_owned());
-    let server = first.begin(&format!("{TOOLS}/scipp -server -rn {here}"), LIMIT)?;
-    let arguments = format!("-client -rn {there} -loops 20000 -size 64");
-    let client = second.begin(&format!("{TOOLS}/scipp {arguments}"), LIMIT)?;
+    let [begun, end] = EXCHANGING;
+    let (first_id, second_id) = (node_id(rack, &there)?, node_id(rack, &here)?);
+    let answers = first.begin(&format!("{TOOLS}/exchange {second_id}"), LIMIT)?;
+    let asks = second.begin(&format!("{TOOLS}/exchange {first_id} {begun} {end}"), LIMIT)?;
+    second.run(&format!("until [ -e {begun} ]; do sleep 0.1; done"))?;
     let owner = Running::host(rack, &format!("{folder}/bin/mapping"), "own 6")?;
     let id = node_id(rack, HOST)?;
     let once = format!("{TOOLS}/mapping {id} 10 5");
@@ -304,8 +310,10 @@ fn helper_dies(
         let serving = rack.wait("there is a standby again", LIMIT, |rack| rack.helpers(&there))?;
         ensure!(serving.0 == standby, "another process than the standby serves");
     }
-    succeeded(&here, "scipp", &client.wait()?)?;
-    succeeded(&there, "scipp", &server.wait()?)?;
+    second.run(&format!("touch {end}"))?;
+    let printed = succeeded(&here, "exchange", &asks.wait()?)?;
+    println!("          meanwhile: {}", printed.trim());
+    succeeded(&there, "exchange", &answers.wait()?)?;
     // In the middle of requests: each is answered, or its process is told that the session has ended.
     let busy = first.begin(&format!("{TOOLS}/mapping {id} 2000 5"), LIMIT)?;
     for _ in 0..3 {
