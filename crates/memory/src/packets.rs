@@ -170,12 +170,37 @@ impl Packets {
     /// [`StreamError::TimedOut`] when there is none now; [`StreamError::Closed`] when there will
     /// be none any more.
     pub fn try_receive(&self, buffer: &mut [u8]) -> Result<Packet, StreamError> {
+        self.receive_now(buffer, RecvFlags::empty())
+    }
+
+    /// Looks at the next message as [`try_receive`](Packets::try_receive) does, and leaves it where it is: the
+    /// descriptors are copies of those that come with it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn peek(&self, buffer: &mut [u8]) -> Result<Packet, StreamError> {
+        self.receive_now(buffer, RecvFlags::PEEK)
+    }
+
+    /// Throws the next message away; false if there is none.
+    pub fn discard(&self) -> bool {
+        // Received without room for them, descriptors are closed by the system.
+        loop {
+            match rustix::net::recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT) {
+                Ok((received, _)) => return received > 0,
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn receive_now(&self, buffer: &mut [u8], how: RecvFlags) -> Result<Packet, StreamError> {
         let mut space =
             [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_DESCRIPTORS))];
         loop {
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut slices = [IoSliceMut::new(buffer)];
-            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let flags = how | RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
             let received = match recvmsg(&self.0, &mut slices, &mut control, flags) {
                 Ok(received) => received,
                 Err(Errno::INTR) => continue,

@@ -27,7 +27,7 @@ const REPLY_AT: usize = 2;
 const FILLING: usize = 8;
 /// For each entry of each queue: the token of the request that is not answered.
 const OPEN: usize = FILLING + QUEUES;
-/// For each session and conversation: whether a message is being received.
+/// For each session and conversation: how many messages were taken off its socket (`Ledger::taken_off`).
 const RECEIVING: usize = OPEN + QUEUES * QUEUE_SIZE;
 const WORDS: usize = RECEIVING + 2 * MOST_SESSIONS;
 
@@ -35,6 +35,20 @@ const WORDS: usize = RECEIVING + 2 * MOST_SESSIONS;
 const FILLED_IN: u64 = 1 << 32;
 /// From this position on, the file of replies is written from its beginning again.
 const MOST_REPLIES: u64 = 1 << 20;
+
+/// As much of a count of messages as the ledger keeps.
+const COUNT: u64 = (1 << 31) - 1;
+
+/// Which message is the next one on a conversation's socket, where another process received from it before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeftOnSocket {
+    /// One that is not recorded.
+    New,
+    /// The one that was recorded last: the process had not taken it off yet.
+    OneRecorded,
+    /// Either of them: the process ended while it took one off.
+    Unknown,
+}
 
 /// The ledger of one device.
 #[derive(Debug)]
@@ -119,23 +133,38 @@ impl Ledger {
         RECEIVING + 2 * slot.min(MOST_SESSIONS - 1) + usize::from(place == GuestChannel::Events)
     }
 
-    /// A message of a session is being received: until it is recorded, nobody else knows of it.
-    pub(super) fn receiving(&self, slot: usize, place: GuestChannel, now: bool) {
-        self.store(Ledger::place(slot, place), now.into());
+    /// So many messages of a session's conversation were taken off its socket; `taking` says that the next one,
+    /// which is recorded, is about to be.
+    pub(super) fn taken_off(
+        &self,
+        slot: usize,
+        (session, place): (u64, GuestChannel),
+        count: u64,
+        taking: bool,
+    ) {
+        let what = session << 32 | (count & COUNT) << 1 | u64::from(taking);
+        self.store(Ledger::place(slot, place), what);
     }
 
-    /// Whether a message of a session is lost with the process that was receiving it.
-    pub(super) fn was_receiving(&self, slot: usize) -> bool {
-        [GuestChannel::Calls, GuestChannel::Events]
-            .iter()
-            .any(|it| self.load(Ledger::place(slot, *it)) != 0)
-    }
-
-    /// What was being received is given up.
-    pub(super) fn not_receiving(&self, slot: usize) {
-        [GuestChannel::Calls, GuestChannel::Events]
-            .iter()
-            .for_each(|it| self.receiving(slot, *it, false));
+    /// What is to be done with the socket of a conversation of which `recorded` messages were recorded, so that
+    /// the next one on it is one that was not.
+    pub(super) fn left_on(
+        &self,
+        slot: usize,
+        (session, place): (u64, GuestChannel),
+        recorded: u64,
+    ) -> LeftOnSocket {
+        let word = self.load(Ledger::place(slot, place));
+        // The word may be another session's, which had the slot before.
+        let (count, taking) = match word >> 32 == session & u64::from(u32::MAX) {
+            true => (word >> 1 & COUNT, word & 1 == 1),
+            false => (0, false),
+        };
+        match (recorded.wrapping_sub(count) & COUNT, taking) {
+            (0, false) => LeftOnSocket::New,
+            (1, false) => LeftOnSocket::OneRecorded,
+            _ => LeftOnSocket::Unknown,
+        }
     }
 
     /// Sends the answer to the message of a record.
@@ -225,12 +254,23 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_being_received_is_known_to_be() {
+    fn what_is_left_on_a_socket_is_known_but_while_it_is_taken_off() {
         let (one, other) = pair();
-        one.receiving(3, GuestChannel::Events, true);
-        assert!(other.was_receiving(3) && !other.was_receiving(2) && !other.was_receiving(4));
-        one.receiving(3, GuestChannel::Events, false);
-        assert!(!other.was_receiving(3));
+        let (calls, events) = ((9, GuestChannel::Calls), (9, GuestChannel::Events));
+        let left = |recorded| other.left_on(3, events, recorded);
+        assert_eq!((left(0), left(1)), (LeftOnSocket::New, LeftOnSocket::OneRecorded));
+        one.taken_off(3, events, 0, true);
+        assert_eq!(left(1), LeftOnSocket::Unknown);
+        one.taken_off(3, events, 1, false);
+        assert_eq!((left(1), left(2)), (LeftOnSocket::New, LeftOnSocket::OneRecorded));
+        assert_eq!(left(3), LeftOnSocket::Unknown);
+        // Another conversation, another slot, and a later session in the same one.
+        assert_eq!(other.left_on(3, calls, 0), LeftOnSocket::New);
+        assert_eq!(other.left_on(2, events, 0), LeftOnSocket::New);
+        assert_eq!(other.left_on(3, (10, events.1), 0), LeftOnSocket::New);
+        // The count begins again.
+        one.taken_off(3, events, COUNT, false);
+        assert_eq!(left(COUNT + 1), LeftOnSocket::OneRecorded);
         one.performed(9);
         assert_eq!(other.last_performed(), 9);
     }

@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, Packets, SharedMemory};
+use rackbus_memory::{Packets, SharedMemory, StreamError};
 use rackbus_segment::guest::GuestChannel;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::Device;
 use super::kept::kinds;
+use super::ledger::LeftOnSocket;
 use crate::journal::JournalRecord;
 use crate::state::DescriptorKind;
 
@@ -80,46 +81,81 @@ impl Device {
     }
 
     /// Hears what the node says until it says nothing more: then the session has ended.
-    fn hear(
+    pub(super) fn hear(
         self: &Arc<Self>,
         (session, slot): (u64, usize),
         place: GuestChannel,
         packets: &Packets,
     ) {
-        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
+        let mut buffer = vec![0; MAX_PACKET];
         loop {
-            // Only what is there is received: who takes over can tell what was lost on the way.
-            let mut polled = [PollFd::from_borrowed_fd(packets.as_fd(), PollFlags::IN)];
-            if poll(&mut polled, None).is_err() {
-                continue;
-            }
-            self.ledger.receiving(slot, place, true);
-            let received = packets.receive(&mut buffer, &mut spin, None);
-            let more =
-                received.ok().is_some_and(|packet| self.heard(session, place, packet, &buffer));
-            self.ledger.receiving(slot, place, false);
-            if !more {
-                break;
+            match packets.peek(&mut buffer) {
+                Ok(packet) => self.heard((session, slot), place, packet, &buffer, packets),
+                Err(StreamError::TimedOut) => {
+                    let mut polled = [PollFd::from_borrowed_fd(packets.as_fd(), PollFlags::IN)];
+                    // An interrupted wait is a look too many.
+                    let _ = poll(&mut polled, None);
+                }
+                Err(_) => break,
             }
         }
         self.act(&JournalRecord::Over { session });
     }
 
-    /// Takes in what the node said; whether that made sense.
+    /// Takes in what the node said, and then takes it off the socket: whoever takes over in between knows of it.
     fn heard(
         self: &Arc<Self>,
-        session: u64,
+        (session, slot): (u64, usize),
         place: GuestChannel,
         packet: Packet,
         buffer: &[u8],
-    ) -> bool {
+        packets: &Packets,
+    ) {
         let Packet { length, fds, lost } = packet;
-        let Some(message) = buffer.get(..length) else { return false };
-        let kinds = kinds(&fds);
-        let events = place == GuestChannel::Events;
-        let message = message.to_vec();
-        self.act_with(&JournalRecord::Received { session, events, message, kinds, lost }, fds);
-        true
+        let message = buffer.get(..length).unwrap_or_default().to_vec();
+        let (kinds, events) = (kinds(&fds), place == GuestChannel::Events);
+        let record = JournalRecord::Received { session, events, message, kinds, lost };
+        let (mut inner, which) = (self.lock(), (session, place));
+        let before = inner.kept.core.state.received_count(session, place);
+        let actions = self.record(&mut inner, &record, fds);
+        let counted = inner.kept.core.state.received_count(session, place) > before;
+        // Where the session is over, its slot may be another's.
+        if counted {
+            self.ledger.taken_off(slot, which, before, true);
+        }
+        packets.discard();
+        if counted {
+            self.ledger.taken_off(slot, which, before + 1, false);
+        }
+        self.perform(inner, actions);
+    }
+
+    /// Takes what is recorded off a session's sockets, where another process received from them before; false
+    /// where it cannot be told what is recorded.
+    pub(super) fn take_up_sockets(&self, session: u64) -> bool {
+        let inner = self.lock();
+        let state = &inner.kept.core.state;
+        let Some((sockets, slot)) = inner.kept.sessions.get(&session).zip(state.slot(session))
+        else {
+            return true;
+        };
+        let both = [(GuestChannel::Calls, &sockets.calls), (GuestChannel::Events, &sockets.events)];
+        both.into_iter().all(|(place, packets)| {
+            let recorded = state.received_count(session, place);
+            match self.ledger.left_on(slot, (session, place), recorded) {
+                LeftOnSocket::New => return true,
+                LeftOnSocket::OneRecorded => {
+                    packets.discard();
+                }
+                // Nobody else receives from it: what is not there was taken off.
+                LeftOnSocket::Unknown => match packets.peek(&mut vec![0; MAX_PACKET]) {
+                    Err(StreamError::TimedOut | StreamError::Closed) => {}
+                    _ => return false,
+                },
+            }
+            self.ledger.taken_off(slot, (session, place), recorded, false);
+            true
+        })
     }
 }
 

@@ -171,11 +171,11 @@ impl Device {
             (open, connecting, kept.core.steps_after(last).collect::<Vec<_>>())
         };
         for session in sessions {
-            let slot = self.lock().kept.core.state.slot(session);
-            let lost = slot.is_some_and(|slot| self.ledger.was_receiving(slot));
-            if lost || steps.contains(&JournalStep::Sent(session)) {
-                tracing::warn!(session, "a message to a process may be lost: its session ends");
-                slot.into_iter().for_each(|slot| self.ledger.not_receiving(slot));
+            if !self.take_up_sockets(session) || steps.contains(&JournalStep::Sent(session)) {
+                tracing::warn!(
+                    session,
+                    "a message to or from a process may be lost: its session ends"
+                );
                 self.end_session(session);
             } else {
                 self.go_on(session);

@@ -4,6 +4,7 @@ use std::sync::mpsc::Receiver;
 
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{AdaptiveSpin, Packets, SharedMemory, StreamError};
+use rackbus_segment::guest::GuestChannel;
 use vhost_user_backend::VhostUserBackend;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::EventSet;
@@ -239,4 +240,62 @@ fn a_node_that_takes_no_messages_is_told_that_the_session_is_over() {
         assert!(sent < 10_000, "a socket has no bound");
     }
     assert!(ends(&calls) && ends(&events));
+}
+
+/// What the guest's process has still to read in a conversation.
+fn heard(driver: &Driver, session: u64, place: GuestChannel) -> u64 {
+    driver.device.lock().kept.core.state.received_count(session, place)
+}
+
+/// A process that serves ends at each step of hearing a message; its successor hears each message once.
+#[test]
+fn a_message_of_the_nodes_is_heard_once_where_another_process_goes_on() {
+    let mut driver = Driver::new();
+    let (session, _calls, events) = driver.session(0);
+    let device = driver.device.clone();
+    let (slot, own) = {
+        let inner = device.lock();
+        (inner.kept.core.state.slot(session).unwrap(), inner.kept.sessions[&session].events.clone())
+    };
+    let says = |text: &[u8]| events.send(text, &[]).unwrap();
+    let received = |text: &[u8]| JournalRecord::Received {
+        session,
+        events: true,
+        message: text.to_vec(),
+        kinds: Vec::new(),
+        lost: false,
+    };
+    let mut buffer = vec![0; MAX_PACKET];
+    // It ends before it has recorded the message.
+    says(b"first");
+    assert!(device.take_up_sockets(session));
+    assert_eq!(own.peek(&mut buffer).unwrap().length, b"first".len());
+    // After that, and before it has taken it off, with another behind.
+    device.act(&received(b"first"));
+    says(b"other one");
+    assert!(device.take_up_sockets(session));
+    assert_eq!(own.peek(&mut buffer).unwrap().length, b"other one".len());
+    // While it was taking it off: it has done that, or it cannot be told.
+    device.act(&received(b"other one"));
+    device.ledger.taken_off(slot, (session, GuestChannel::Events), 1, true);
+    assert!(!device.take_up_sockets(session));
+    own.discard();
+    assert!(device.take_up_sockets(session));
+    // And then the thread of the process that goes on.
+    says(b"third");
+    let heard_all = std::thread::scope(|scope| {
+        let hears = scope.spawn(|| device.hear((session, slot), GuestChannel::Events, &own));
+        for text in [b"a".as_slice(), b"b", b"c"] {
+            says(text);
+        }
+        while heard(&driver, session, GuestChannel::Events) < 6 {
+            std::thread::yield_now();
+        }
+        let left_over = device.take_up_sockets(session);
+        events.shut_down();
+        hears.join().unwrap();
+        left_over
+    });
+    assert!(heard_all);
+    assert_eq!(own.peek(&mut buffer).unwrap_err(), StreamError::Closed);
 }

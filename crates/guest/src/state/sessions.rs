@@ -28,6 +28,8 @@ pub(super) struct GuestSession {
     page: Option<u64>,
     calls: Queue,
     events: Queue,
+    /// How many messages of the node's there were in each conversation: calls and events.
+    received: [u64; 2],
     /// For each request that the node has not answered, whether anybody reads its reply.
     asked: VecDeque<bool>,
 }
@@ -138,6 +140,7 @@ impl GuestState {
             page: None,
             calls: Queue::default(),
             events: Queue::default(),
+            received: [0; 2],
             asked: VecDeque::new(),
         };
         self.sessions.insert(session, it);
@@ -292,6 +295,13 @@ impl GuestState {
         self.sessions.get(&session).map(|it| it.slot)
     }
 
+    /// How many messages of the node's were recorded in a conversation of a session.
+    #[must_use]
+    pub fn received_count(&self, session: u64, place: GuestChannel) -> u64 {
+        let events = usize::from(place == GuestChannel::Events);
+        self.sessions.get(&session).map_or(0, |it| it.received[events])
+    }
+
     /// Sessions that wait for the node to be connected to, and those that are connected.
     pub fn phases(&self) -> (Vec<u64>, Vec<u64>) {
         let connecting = |it: &GuestSession| matches!(it.phase, Phase::Connecting(_));
@@ -327,6 +337,7 @@ impl GuestState {
         let Some(it) = self.sessions.get_mut(&session).filter(|it| it.phase == Phase::Open) else {
             return (Vec::new(), actions);
         };
+        it.received[usize::from(place == GuestChannel::Events)] += 1;
         if place == GuestChannel::Calls && it.asked.pop_front() == Some(false) {
             return (Vec::new(), actions);
         }
