@@ -4,10 +4,14 @@
 //! For tests. `RACKBUS_SEED=N` runs one seed with its trace, `RACKBUS_SEEDS=N` as many as that;
 //! without either, a simulation runs as many as it usually does. A failing seed is reported with the
 //! command that replays it, and [`RAN`] says how many were run, which `make sim` adds up.
+//!
+//! Beside that, what tests of saved states have in common ([`stored`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+pub mod stored;
 
 /// What the line that says how many seeds were run begins with.
 pub const RAN: &str = "seeds run:";
