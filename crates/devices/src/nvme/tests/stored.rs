@@ -1,25 +1,26 @@
 //! States that programs of this and of earlier versions wrote, which stay readable: a node that is restarted in place by
 //! a newer program continues from them.
 //!
-//! A file is never changed. A new version of the state adds one: what [`FunctionState::to_bytes`] gives here.
+//! A file is never changed. A new version of the state adds one ([`rackbus_seeds::stored`]).
 
 use rackbus_pci::FunctionState;
+use rackbus_seeds::stored::StoredStates;
 
+use super::super::saved::VERSION;
 use super::background::slow_drive;
 use super::*;
 
 /// Of version 2 as it was written, and of version 1 the same without what that did not have: fronts that are elsewhere.
-const STORED: [(u32, &str); 2] =
-    [(1, include_str!("stored/state-1.json")), (2, include_str!("stored/state-2.json"))];
+const READ: std::ops::RangeInclusive<u32> = 1..=VERSION;
+
+fn stored() -> StoredStates {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/nvme/tests/stored");
+    StoredStates::new(folder, "state", VERSION)
+}
 
 #[test]
 fn a_drive_continues_from_what_each_version_wrote() {
-    let newest = STORED.last().map(|(version, _)| *version);
-    assert_eq!(
-        newest,
-        crate::class::state_versions().find(|(class, _)| *class == "nvme").map(|it| it.1)
-    );
-    for (version, stored) in STORED {
+    for version in READ {
         let (nvme, control) = slow_drive();
         let mut host = Host::around(nvme);
         host.enable();
@@ -35,10 +36,11 @@ fn a_drive_continues_from_what_each_version_wrote() {
         host.poll();
         // The memory and the descriptors are those of this host, which did the same as the one that was stored.
         let saved = host.endpoint.save().unwrap();
+        stored().compare(&saved.state.to_bytes().unwrap());
         let (next, medium) = slow_drive();
         medium.lock().unwrap().data = control.lock().unwrap().data.clone();
         host.endpoint = Endpoint::new(Box::new(next));
-        let state = FunctionState::from_bytes(stored.as_bytes()).unwrap();
+        let state = FunctionState::from_bytes(stored().read(version).as_bytes()).unwrap();
         host.endpoint.restore(&state, saved.descriptors).unwrap();
         for _ in 0..100 {
             host.poll();
