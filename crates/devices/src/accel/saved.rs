@@ -28,6 +28,7 @@ use std::os::fd::OwnedFd;
 use rackbus_pci::{Bus, ModelState, RestoreError, SaveError};
 use rackbus_spec::accel::{Descriptor, Status};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use zerocopy::transmute;
 
 use super::function::{Front, PendingOperation};
@@ -63,6 +64,24 @@ struct UnderWay<W> {
     queue: u16,
     descriptor: [u64; 8],
     work: W,
+}
+
+/// What a program wrote that knew no fronts elsewhere, as it is written now. It had contexts beside the operations, and
+/// how far an operation came beside its descriptor.
+fn of_version_1(model: &ModelState) -> ModelState {
+    let mut state = model.state.clone();
+    if let Some(fields) = state.as_object_mut() {
+        if let Some(contexts) = fields.remove("contexts") {
+            fields.insert("medium".to_owned(), json!({ "contexts": contexts, "port": null }));
+        }
+        let under_way = fields.get_mut("under_way").and_then(Value::as_array_mut);
+        for operation in under_way.into_iter().flatten().filter_map(Value::as_object_mut) {
+            let work = ["done", "orphaned"].map(|name| operation.remove_entry(name));
+            let work: Map<String, Value> = work.into_iter().flatten().collect();
+            operation.insert("work".to_owned(), work.into());
+        }
+    }
+    ModelState { class: model.class.clone(), version: VERSION, state }
 }
 
 fn require(holds: bool, what: &str) -> Result<(), RestoreError> {
@@ -119,6 +138,10 @@ impl<M: Medium> Front<M> {
         bus: &Bus<'_>,
         model: &ModelState,
     ) -> Result<(), RestoreError> {
+        let model = match model.version {
+            1 => &of_version_1(model),
+            _ => model,
+        };
         let saved: FrontState<M::Saved, M::SavedWork> = model.read(CLASS, VERSION)?;
         require(saved.queues.len() == usize::from(QUEUES), "the number of queue pairs")?;
         require(saved.queues.iter().all(QueuePair::is_possible), "a queue pair")?;

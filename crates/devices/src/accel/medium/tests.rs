@@ -16,6 +16,7 @@ use super::super::{Accelerator, CLASS, EnginePool, PoolOptions};
 use super::*;
 
 mod hostile;
+mod stored;
 mod succession;
 
 const IOVA: u64 = 1 << 20;

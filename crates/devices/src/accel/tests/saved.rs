@@ -6,6 +6,8 @@ use serde_json::Value;
 
 use super::*;
 
+mod stored;
+
 /// What a descriptor's output is beside the input, and the other way round.
 const MESSAGE: u32 = 1 << 20;
 
