@@ -14,8 +14,9 @@ use super::medium::{RemoteState, ServedPort, ServedState};
 use super::port::NicPort;
 use crate::virtio::saved::TransportState;
 
-/// The version of [`NicState`].
-pub const VERSION: u32 = 1;
+/// The version of [`NicState`]. Since version 2 both ends of a port elsewhere know of generations; programs that know
+/// version 1 would refuse them.
+pub const VERSION: u32 = 2;
 
 /// All that a function is made of when it continues in another process.
 #[derive(Debug, Serialize, Deserialize)]

@@ -11,6 +11,8 @@ use rackbus_pci::{Endpoint, FunctionState, Saved};
 use super::super::{CLASS, NicOptions};
 use super::*;
 
+mod stored;
+
 const NAME: &str = "alpha/nic0.vf1";
 
 /// A port of a network with its peer, served by a lender to a front.
