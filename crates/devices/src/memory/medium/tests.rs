@@ -17,6 +17,8 @@ use super::*;
 use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
 
+mod stored;
+
 const SIZE: u64 = 1 << 20;
 
 /// A lender whose memory an exchange leads to, and the other end of that.
