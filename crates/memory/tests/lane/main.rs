@@ -9,6 +9,7 @@
 
 mod hostile;
 mod network;
+mod stored;
 mod world;
 
 use rackbus_seeds::Simulation;
