@@ -10,10 +10,13 @@ use super::background::{Control, slow_drive};
 use super::*;
 use crate::lost::Lost;
 
+mod stored;
+
 /// The lender's end, whose medium waits to be told, and a host that drives the controller elsewhere.
 struct Apart {
     lender: Endpoint,
     control: Arc<Mutex<Control>>,
+    description: String,
     host: Host,
 }
 
@@ -23,7 +26,8 @@ impl Apart {
         let mut lender = Endpoint::new(Box::new(nvme));
         let offer = lender.serve_medium(None).unwrap();
         let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
-        let mut apart = Apart { lender, control, host: Host::around(front) };
+        let (description, host) = (offer.description, Host::around(front));
+        let mut apart = Apart { lender, control, description, host };
         apart.host.enable();
         apart.host.create_pair(1, ENTRIES);
         apart
