@@ -1,7 +1,9 @@
 //! A session is saved while it is used, and another engine, as in another process, continues
 //! with it on the same socket: the client does not notice.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod stored;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
