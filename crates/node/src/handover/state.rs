@@ -319,10 +319,20 @@ impl NodeState {
     /// # Errors
     /// When they are no state.
     pub fn from_bytes(bytes: &[u8]) -> std::io::Result<NodeState> {
-        let state: NodeState = serde_json::from_slice(bytes)?;
-        match state.version {
-            1..=VERSION => Ok(state),
-            other => Err(std::io::Error::other(format!("the state has version {other}"))),
+        // Before anything else is looked at: another version may have other fields.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let Versioned { version } = serde_json::from_slice(bytes)?;
+        match version {
+            1..=VERSION => Ok(serde_json::from_slice(bytes)?),
+            other => {
+                let text = format!(
+                    "the state of a node has version {other}, this program knows {VERSION}"
+                );
+                Err(std::io::Error::other(text))
+            }
         }
     }
 }

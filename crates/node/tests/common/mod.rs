@@ -18,12 +18,18 @@ use rackbus_fabric::{Topology, derive};
 use rackbus_lease::Config;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
-use rackbus_node::{NetworkService, NodeOptions, control_socket, lendable};
+use rackbus_node::{HandoverProgram, NetworkService, NodeOptions, control_socket, lendable};
 use rackbus_segment::directory::{DirectorySettings, HostRange};
 use tempfile::TempDir;
 
 /// The hosts of every rack here.
 pub const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
+
+/// How the node of a host is started, in the place of the one that runs.
+pub struct Start {
+    pub host: &'static str,
+    pub options: Box<dyn Fn() -> NodeOptions + Send + Sync>,
+}
 
 /// The rack's folder and a client of its control plane.
 pub struct Rack {
@@ -47,6 +53,16 @@ impl Rack {
         file: &str,
         link_of: impl Fn(ShmLink) -> Arc<dyn Link>,
         change: impl FnOnce(&mut [RackDevice]),
+    ) -> Rack {
+        Rack::start_programs(file, link_of, change, |_| None).await
+    }
+
+    /// The same, where each host has a program that its node may be replaced by, if one is made of how it is started.
+    pub async fn start_programs(
+        file: &str,
+        link_of: impl Fn(ShmLink) -> Arc<dyn Link>,
+        change: impl FnOnce(&mut [RackDevice]),
+        program_of: impl Fn(Start) -> Option<Arc<dyn HandoverProgram>>,
     ) -> Rack {
         let folder = tempfile::tempdir().unwrap();
         let (rack, mut devices) = parse_rack("rack.toml", file).unwrap();
@@ -82,7 +98,17 @@ impl Rack {
         let topology = derive::here(&rack).unwrap();
         for host in HOSTS {
             let link = link_of(ShmLink::new("test", folder.path(), HOSTS));
-            tokio::spawn(rackbus_node::run(node(folder.path(), host, link, &devices, &topology)));
+            let again = (folder.path().to_owned(), devices.clone(), topology.clone());
+            let program = program_of(Start {
+                host,
+                options: Box::new(move || {
+                    let (run_dir, devices, topology) = &again;
+                    let link = Arc::new(ShmLink::new("test", run_dir, HOSTS));
+                    node(run_dir, host, link, devices, topology)
+                }),
+            });
+            let options = node(folder.path(), host, link, &devices, &topology);
+            tokio::spawn(rackbus_node::run(NodeOptions { program, ..options }));
         }
         // Every host says that it is there.
         let mut up = std::collections::BTreeSet::new();
