@@ -86,6 +86,37 @@ fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
     }
 }
 
+/// Threads wait for one interrupt, and leave and come again; each trigger is one wait's.
+#[test]
+fn each_trigger_is_taken_by_one_of_several_threads_that_wait() {
+    const THREADS: usize = 3;
+    const TRIGGERS: usize = 20_000;
+    let rack = Hosts::start(|link| Arc::new(link));
+    let interrupt = rack.session(ALPHA).create_interrupt(Some(5), false, true).unwrap();
+    let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, 100).unwrap();
+    let taken: usize = std::thread::scope(|scope| {
+        let waits = |thread: usize| {
+            let (mut taken, mut tries, mut idle) = (0, thread as u64, 0);
+            // Some waits are for no time at all. A thread ends when nothing has come for a while.
+            while idle < 9 {
+                tries += 1;
+                match interrupt.wait(Some(Duration::from_millis(tries % 3 * 50))) {
+                    Ok(()) => (taken, idle) = (taken + 1, 0),
+                    Err(InterruptError::TimedOut) => idle += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            taken
+        };
+        let threads: Vec<_> =
+            (0..THREADS).map(|thread| scope.spawn(move || waits(thread))).collect();
+        (0..TRIGGERS).for_each(|_| sender.trigger().unwrap());
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(taken, TRIGGERS);
+    assert_eq!(interrupt.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
+}
+
 #[test]
 fn a_peer_that_signals_without_pause_defeats_no_timeout() {
     use std::sync::atomic::{AtomicBool, Ordering};
