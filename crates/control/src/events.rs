@@ -114,7 +114,7 @@ impl Draft {
             LeaseState::Active { .. } => {
                 (EventKind::Lease, format!("{borrower} can use {function}"))
             }
-            LeaseState::Closing { reason } => {
+            LeaseState::Closing { reason, .. } => {
                 let text = format!("{borrower} is asked to release {function}: {reason}");
                 (kind_of(reason), text)
             }

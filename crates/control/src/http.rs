@@ -207,23 +207,35 @@ async fn borrow(
     service.borrow(&request, key(&headers)?).await.map(Json)
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct ReturnQuery {
+    /// After so many milliseconds the function is taken from a user that has not released it; without it, after the rack's
+    /// `return_grace`. 600,000 at most.
+    within_ms: Option<u64>,
+}
+
 /// Returns a lease; answers when the function is reset, scrubbed and offered again.
+///
+/// Its user is asked to release the function, and loses it when that takes longer than `within_ms`. Of a lease that is
+/// being returned already, the time can be made shorter.
 ///
 /// Who repeats the request with the same `Idempotency-Key` within a day gets the answer to the first
 /// one.
 #[utoipa::path(delete, path = "/v1/leases/{lease}", params(
-        ("lease" = u64, Path, description = "Its number"),
+        ("lease" = u64, Path, description = "Its number"), ReturnQuery,
         ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = Lease), (status = 404, body = ApiError), (status = 409, body = ApiError),
-    (status = 422, body = ApiError, description = "The key belongs to another request")))]
+    (status = 422, body = ApiError, description = "The key belongs to another request, or the time is too long")))]
 async fn give_back(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
     headers: HeaderMap,
     Path(lease): Path<u64>,
+    Query(query): Query<ReturnQuery>,
 ) -> Result<Json<Lease>, ApiError> {
     service.check_borrower(lease, &peer)?;
-    service.give_back(lease, key(&headers)?).await.map(Json)
+    service.give_back(lease, query.within_ms, key(&headers)?).await.map(Json)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

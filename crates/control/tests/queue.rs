@@ -121,13 +121,13 @@ async fn who_waits_gets_the_function_in_turn_and_nobody_overtakes() {
     assert_eq!(refused.code, "held");
     let mut last = held.lease;
     for (nth, next) in [2, 0, 1, 3].into_iter().enumerate() {
-        service.give_back(last, None).await.unwrap();
+        service.give_back(last, None, None).await.unwrap();
         let lease = waits[next].take().unwrap().await.unwrap();
         assert_eq!((lease.stage, waiting(&service)), (LeaseStage::Active, 3 - nth));
         assert!(waits.iter().flatten().all(|other| !other.is_finished()), "two have it");
         last = lease.lease;
     }
-    service.give_back(last, None).await.unwrap();
+    service.give_back(last, None, None).await.unwrap();
     // Nobody waits any more.
     service.borrow(&request(None, 0), None).await.unwrap();
 }
@@ -155,17 +155,17 @@ async fn what_is_returned_is_not_snatched_from_who_waits_but_by_who_is_more_urge
                 })
             })
             .collect();
-        service.give_back(held.lease, None).await.unwrap();
+        service.give_back(held.lease, None, None).await.unwrap();
         let mut got = Vec::new();
         for newcomer in newcomers {
             got.extend(newcomer.await.unwrap());
         }
         snatched[round % 2] += got.len();
         for lease in got {
-            service.give_back(lease.lease, None).await.unwrap();
+            service.give_back(lease.lease, None, None).await.unwrap();
         }
         let lease = waits.await.unwrap().lease;
-        service.give_back(lease, None).await.unwrap();
+        service.give_back(lease, None, None).await.unwrap();
     }
     assert!(snatched[0] == 0 && snatched[1] > 0, "{snatched:?}");
 }
@@ -181,7 +181,7 @@ async fn a_request_that_timed_out_or_was_dropped_leaves_the_queue() {
     gone.abort();
     assert!(gone.await.unwrap_err().is_cancelled());
     assert_eq!(waiting(&service), 1);
-    service.give_back(held.lease, None).await.unwrap();
+    service.give_back(held.lease, None, None).await.unwrap();
     stays.await.unwrap();
     let (events, _) = service.events(0, Some(EventKind::Refusal), 10);
     let texts: Vec<&str> = events.iter().map(|event| event.text.as_str()).collect();
@@ -200,7 +200,7 @@ async fn a_turn_that_is_not_taken_is_the_next_ones() {
         let second = wait(&service, 1).await;
         let back = tokio::spawn({
             let service = service.clone();
-            async move { service.give_back(held.lease, None).await }
+            async move { service.give_back(held.lease, None, None).await }
         });
         for _ in 0..yields {
             tokio::task::yield_now().await;
@@ -209,7 +209,7 @@ async fn a_turn_that_is_not_taken_is_the_next_ones() {
         let lease = match first.await {
             // It was faster.
             Ok(lease) => {
-                service.give_back(lease.lease, None).await.unwrap();
+                service.give_back(lease.lease, None, None).await.unwrap();
                 second
             }
             Err(_) => second,
@@ -217,7 +217,7 @@ async fn a_turn_that_is_not_taken_is_the_next_ones() {
         let lease = tokio::time::timeout(Duration::from_secs(20), lease).await;
         let lease = lease.expect("nobody gets the function").unwrap();
         back.await.unwrap().unwrap();
-        service.give_back(lease.lease, None).await.unwrap();
+        service.give_back(lease.lease, None, None).await.unwrap();
     }
 }
 

@@ -248,7 +248,7 @@ async fn functions_borrowed_together_under_a_key_are_borrowed_once() {
         let live = life.service.leases(false);
         assert_eq!(live.len(), 2, "{live:?}");
         // Whole or not at all: where one has ended, the other is given back, and both are lent anew.
-        life.service.give_back(first[1], None).await.unwrap();
+        life.service.give_back(first[1], None, None).await.unwrap();
         let second = together(&life, "move").await;
         assert!(second.iter().all(|lease| !first.contains(lease)), "{first:?} {second:?}");
         life.crash().await;
@@ -436,7 +436,7 @@ async fn what_was_returned_is_not_borrowed_by_the_key_of_before() {
     let borrow = async || life.service.borrow_together(&one, key("together")).await;
     let leases = settled(borrow).await;
     assert_eq!(borrow().await.unwrap(), leases, "its answer while it lasts");
-    life.service.give_back(leases[0].lease, None).await.unwrap();
+    life.service.give_back(leases[0].lease, None, None).await.unwrap();
     assert_eq!(borrow().await.unwrap_err().code, "failed");
     life.crash().await;
 }

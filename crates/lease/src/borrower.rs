@@ -30,6 +30,8 @@ pub enum BorrowerAction {
         lease: LeaseId,
         /// What prevented or ended it, for people.
         reason: String,
+        /// How long a guest has to release it, in milliseconds; none where the node is to choose.
+        within: Option<Millis>,
     },
     /// Its turn is over: tell its user, and wait until that has released it, or a program for so many milliseconds; then
     /// stop serving it and call [`Borrower::close_done`].
@@ -38,6 +40,8 @@ pub enum BorrowerAction {
         lease: LeaseId,
         /// How long a program has to release it, in milliseconds.
         grace: Millis,
+        /// How long a guest has to release it, in milliseconds; none where the node is to choose.
+        within: Option<Millis>,
     },
     /// Send this to the authority.
     Send(Message),
@@ -125,11 +129,11 @@ impl Borrower {
     pub fn receive(&mut self, now: Millis, message: Message) -> Vec<BorrowerAction> {
         match message {
             Message::Granted(grant) => self.granted(now, grant),
-            Message::Ended { lease, reason } => {
-                self.end_use(lease, BorrowerAction::Close { lease, reason })
+            Message::Ended { lease, reason, within } => {
+                self.end_use(lease, BorrowerAction::Close { lease, reason, within })
             }
-            Message::TurnOver { lease, grace } => {
-                self.end_use(lease, BorrowerAction::Yield { lease, grace })
+            Message::TurnOver { lease, grace, within } => {
+                self.end_use(lease, BorrowerAction::Yield { lease, grace, within })
             }
             _ => Vec::new(),
         }

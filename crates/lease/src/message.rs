@@ -344,6 +344,9 @@ pub enum Message {
         lease: LeaseId,
         /// What prevented or ended it, for people.
         reason: String,
+        /// How long a guest has to release it, in milliseconds; none where the function is gone already.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        within: Option<Millis>,
     },
     /// Authority to borrower: the turn that this lease is, is over. Its user is to be told, and may take so long to
     /// released it; then the lease is over.
@@ -352,6 +355,9 @@ pub enum Message {
         lease: LeaseId,
         /// How long a program has to release it, in milliseconds.
         grace: Millis,
+        /// How long a guest has to release it, in milliseconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        within: Option<Millis>,
     },
     /// Borrower: the turn that this lease is, is not needed any more.
     TurnUsed {

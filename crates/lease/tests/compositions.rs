@@ -59,7 +59,7 @@ impl Rack {
     }
 
     fn give_back(&mut self, lease: LeaseId) {
-        let outcome = self.authority.give_back(self.now, lease).unwrap();
+        let outcome = self.authority.give_back(self.now, lease, None).unwrap();
         self.perform(outcome);
     }
 }

@@ -172,7 +172,7 @@ fn a_node_of_another_host_ends_no_lease_of_others() {
         // And the honest go on: the other function of alpha's is available, and given back.
         let other = rack.borrow("alpha/nvme1", "beta").expect("nobody has it");
         rack.is_kept(other);
-        let outcome = rack.authority.give_back(rack.now, other).unwrap();
+        let outcome = rack.authority.give_back(rack.now, other, None).unwrap();
         rack.perform(outcome);
         assert!(rack.borrow("alpha/nvme1", "beta").is_some(), "seed {seed}: it is not back");
     }

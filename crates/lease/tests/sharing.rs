@@ -217,7 +217,7 @@ impl Rack {
                 }
                 BorrowerAction::Open(grant) => (10, Work::Open(grant.lease)),
                 BorrowerAction::Close { lease, .. } => (10, Work::Close(lease)),
-                BorrowerAction::Yield { lease, grace } => {
+                BorrowerAction::Yield { lease, grace, .. } => {
                     let late = self.random.below(self.hosts[at].slowness as usize + 1) as u64;
                     assert_eq!(grace, GRACE);
                     (late.min(grace), Work::Close(lease))

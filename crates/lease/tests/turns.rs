@@ -83,7 +83,7 @@ impl Rack {
             Message::Revoke { incarnation, device, epoch } => {
                 Some(Message::Revoked { incarnation, device, epoch })
             }
-            Message::TurnOver { lease, grace } => {
+            Message::TurnOver { lease, grace, .. } => {
                 assert_eq!(grace, GRACE);
                 self.asked.insert(lease, host.to_owned());
                 None
@@ -200,7 +200,7 @@ fn who_leaves_gives_back_or_loses_its_function_has_its_grace() {
         |authority, now, share| authority.give_turn_back(now, share).unwrap(),
         |authority, now, share| {
             let turn = authority.shares().find(|it| it.share == share).unwrap().turn.clone();
-            authority.give_back(now, turn.unwrap().lease).unwrap()
+            authority.give_back(now, turn.unwrap().lease, None).unwrap()
         },
         |authority, now, _| {
             let change = DeviceChange {

@@ -283,7 +283,7 @@ impl Agent {
                 let (borrower, unplugger) = (self.borrower.clone(), self.unplugger.clone());
                 self.by_lease.run(lease, move || {
                     let _about = lease_span(lease).entered();
-                    unplug(&borrower, &unplugger, lease);
+                    unplug(&borrower, &unplugger, lease, None);
                 });
             }
         }

@@ -2,10 +2,11 @@
 //! and releases the device in order.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rackbus_lease::TurnUse;
 use rackbus_vm::registry::VmRecord;
-use rackbus_vm::{InterruptChoice, Vm, VmError, registry};
+use rackbus_vm::{InterruptChoice, UNPLUG, Vm, VmError, registry};
 
 /// Finds a host's VMs by the vfio-user sockets they use.
 #[derive(Debug, Clone)]
@@ -59,10 +60,10 @@ impl Unplugger {
         }
     }
 
-    /// Hot-removes the function behind `socket` from its VM and waits until the guest has released it.
+    /// Hot-removes the function behind `socket` from its VM and waits until the guest has released it, so long at most.
     /// A user that is no VM of ours (another program, a QEMU started by hand) is left to see the
     /// connection close.
-    pub fn unplug(&self, socket: &Path) {
+    pub fn unplug(&self, socket: &Path, limit: Duration) {
         if stays(socket) {
             return;
         }
@@ -79,7 +80,7 @@ impl Unplugger {
         };
         let (record, device) = found;
         let name = record.name.clone();
-        remove(&Vm::attach(record), &name, &device);
+        remove(&Vm::attach(record), &name, &device, limit);
     }
 }
 
@@ -89,7 +90,7 @@ fn unplug_all(record: VmRecord) {
     match vm.functions() {
         Ok(functions) => {
             let leave = functions.iter().filter(|function| !stays(&function.socket));
-            leave.for_each(|function| remove(&vm, &name, &function.id));
+            leave.for_each(|function| remove(&vm, &name, &function.id, UNPLUG));
         }
         Err(error) => tracing::warn!(vm = name, %error, "the VM's functions cannot be unplugged"),
     }
@@ -104,8 +105,8 @@ fn stays(socket: &Path) -> bool {
     kept
 }
 
-fn remove(vm: &Vm, name: &str, device: &str) {
-    match vm.hot_remove(device) {
+fn remove(vm: &Vm, name: &str, device: &str, limit: Duration) {
+    match vm.hot_remove(device, limit) {
         Ok(()) => tracing::info!(vm = name, device, "hot-removed"),
         Err(error) => {
             tracing::warn!(vm = name, device, %error, "the guest did not release the function")

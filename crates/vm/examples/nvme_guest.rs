@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let start = Instant::now();
     assert_eq!(vm.functions()?.first().map(|f| f.socket.as_path()), Some(socket.as_path()));
-    vm.hot_remove(&id)?;
+    vm.hot_remove(&id, rackbus_vm::UNPLUG)?;
     println!("unplugged in {:?}", start.elapsed());
     vm.shutdown()?;
     println!("switched off after {:?}", start.elapsed());

@@ -22,7 +22,7 @@ pub use agent::{CommandOutput, GuestAgent};
 pub use assets::{Acceleration, Assets, GuestRelease};
 pub use error::VmError;
 pub use interrupts::InterruptChoice;
-pub use machine::Vm;
+pub use machine::{UNPLUG, Vm};
 pub use metal::{BareMetalMachine, MachineSpec, NetworkCable, SharedNetwork};
 pub use qmp::Qmp;
 pub use registry::{Plugged, VmRecord};

@@ -203,7 +203,7 @@ impl Vm {
                 // One conversation at a time.
                 drop(qmp);
                 let outcome = work(self);
-                let gone = self.hot_remove(ID);
+                let gone = self.hot_remove(ID, UNPLUG);
                 qmp = self.record.qmp()?;
                 outcome.and_then(|done| gone.map(|()| done))
             }
@@ -214,12 +214,12 @@ impl Vm {
         outcome
     }
 
-    /// Unplugs a function: asks the guest and waits until it has released it.
+    /// Unplugs a function: asks the guest and waits until it has released it, for so long at most.
     ///
     /// # Errors
     /// When there is none of that id, or the guest does not release it in time.
-    pub fn hot_remove(&self, id: &str) -> Result<()> {
-        self.record.qmp()?.unplug(id, ASKED_AGAIN, UNPLUG)
+    pub fn hot_remove(&self, id: &str, limit: Duration) -> Result<()> {
+        self.record.qmp()?.unplug(id, ASKED_AGAIN, limit)
     }
 
     /// The functions plugged in now.

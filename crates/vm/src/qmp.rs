@@ -139,7 +139,8 @@ impl Qmp {
             first = false;
             let gone = |name: &str, data: &Value| name == "DEVICE_DELETED" && data["device"] == id;
             // A guest that was still booting has not heard: it is asked again from time to time.
-            match self.event(&format!("the removal of {id} by the guest"), again, gone) {
+            let left = again.min(limit.saturating_sub(begun.elapsed()));
+            match self.event(&format!("the removal of {id} by the guest"), left, gone) {
                 Ok(_) => return Ok(()),
                 Err(VmError::TimedOut { what, .. }) if begun.elapsed() >= limit => {
                     return Err(VmError::TimedOut { what, limit });

@@ -1,5 +1,7 @@
 //! Leases, compositions and devices: what is asked of the control plane.
 
+use std::time::Duration;
+
 use hyper::Method;
 
 use super::transport::escape;
@@ -66,6 +68,20 @@ impl ControlClient {
     /// [`ControlClientError`].
     pub async fn give_back(&self, lease: u64) -> Result<Lease, ControlClientError> {
         self.change(Method::DELETE, &format!("/v1/leases/{lease}"), &()).await
+    }
+
+    /// Returns a lease as [`give_back`](ControlClient::give_back) does; its user loses the function where it has not
+    /// released it within this time, to milliseconds. Of a lease that is being returned already the time becomes shorter.
+    ///
+    /// # Errors
+    /// [`ControlClientError`].
+    pub async fn give_back_within(
+        &self,
+        lease: u64,
+        within: Duration,
+    ) -> Result<Lease, ControlClientError> {
+        let path = format!("/v1/leases/{lease}?within_ms={}", within.as_millis());
+        self.change(Method::DELETE, &path, &()).await
     }
 
     /// Changes the service level of a lease; answers when its lender has decided.

@@ -16,8 +16,11 @@ use crate::events::{Draft, shortened};
 
 /// How long a request waits for nodes to do what it asks for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a return waits: a guest may take its time to release a device.
-pub(super) const RETURN_PATIENCE: Duration = Duration::from_secs(40);
+/// How long a return waits beyond what a user has to release a device: until it is reset, scrubbed and offered again.
+pub(super) const RETURN_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The longest that a user may have to release a function, in milliseconds, as in the rack file.
+const LONGEST_GRACE_MS: u64 = 600_000;
 
 /// Bytes of somebody's text that the event of a refusal takes.
 const LONGEST_TEXT: usize = 500;
@@ -187,13 +190,26 @@ impl Service {
         Ok(records.iter().map(present).collect())
     }
 
-    /// Returns a lease and waits until the function is offered again. Asked again with the same
+    /// Returns a lease and waits until the function is offered again. `within`: after so many milliseconds it is taken
+    /// from a user that has not released it, instead of after the rack's `return_grace`. Asked again with the same
     /// idempotency key, the answer is that to the first request.
     ///
     /// # Errors
     /// [`ApiError`].
-    pub async fn give_back(&self, lease: u64, key: Option<String>) -> Result<Lease, ApiError> {
-        let ask = |answer| WriterRequest::GiveBack { lease, key, answer };
+    pub async fn give_back(
+        &self,
+        lease: u64,
+        within: Option<u64>,
+        key: Option<String>,
+    ) -> Result<Lease, ApiError> {
+        if within.is_some_and(|within| within > LONGEST_GRACE_MS) {
+            return Err(problem(
+                "bad_time",
+                format!("a user cannot have more than {LONGEST_GRACE_MS} ms to release a function"),
+                "give a shorter time, or none for the rack's `return_grace`",
+            ));
+        }
+        let ask = |answer| WriterRequest::GiveBack { lease, within, key, answer };
         match self.writing.ask(ask).await? {
             Ok(Returned::Awaited) => {}
             Ok(Returned::Answered(answer)) => return *answer,
@@ -209,12 +225,26 @@ impl Service {
         self.wait_back(lease).await
     }
 
+    /// How long a function may take to be back: what its user has to release it, and what its lender takes to make it
+    /// usable again.
+    pub(super) fn return_patience(&self, lease: Option<u64>) -> Duration {
+        let known = self.shared.known();
+        let record = lease.and_then(|lease| known.leases.get(&lease));
+        let turn = record.and_then(|record| record.turn.as_ref()).map_or(0, |turn| turn.grace);
+        let given = match record.map(|record| &record.state) {
+            Some(LeaseState::Closing { within: Some(within), .. }) => *within,
+            _ => self.return_grace.saturating_add(turn),
+        };
+        RETURN_PATIENCE.saturating_add(Duration::from_millis(given))
+    }
+
     /// Waits until the function of a lease that ends is offered again.
     ///
     /// # Errors
     /// [`ApiError`] when it takes too long.
     pub(super) async fn wait_back(&self, lease: u64) -> Result<Lease, ApiError> {
-        let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
+        let patience = self.return_patience(Some(lease));
+        let deadline = tokio::time::Instant::now() + patience;
         let back = self
             .shared
             .wait(deadline, |known| {
@@ -228,7 +258,7 @@ impl Service {
             let cause = trouble.map(|trouble| format!(": {trouble}")).unwrap_or_default();
             problem(
                 "timeout",
-                format!("lease {lease} is ending, but its function is not back after {RETURN_PATIENCE:?}{cause}"),
+                format!("lease {lease} is ending, but its function is not back after {patience:?}{cause}"),
                 "the control plane goes on asking; `rackbus status` tells how the nodes are",
             )
         })

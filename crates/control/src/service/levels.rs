@@ -70,7 +70,7 @@ fn refused(reason: &str, level: Option<&str>) -> ApiError {
 
 fn ended(lease: LeaseId, state: &LeaseState) -> ApiError {
     match state {
-        LeaseState::Ended { reason } | LeaseState::Closing { reason } => {
+        LeaseState::Ended { reason } | LeaseState::Closing { reason, .. } => {
             explain(ChangeRefused::Ended { lease, reason: reason.clone() })
         }
         _ => explain(ChangeRefused::NotActive(lease)),

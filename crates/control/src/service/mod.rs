@@ -88,6 +88,8 @@ impl std::fmt::Debug for ServiceOptions {
 pub struct Service {
     shared: Arc<WriterShared>,
     writing: Writing,
+    /// How long the user of a lease that is returned has to release its function, in milliseconds.
+    return_grace: u64,
     is_node: IsNode,
     forbidden: Forbidden,
 }
@@ -145,6 +147,7 @@ impl Service {
         let term = store.begin()?;
         let newest = state.events.last().map_or(0, |event| event.at_ms);
         let behind = newest.checked_sub(clock.now()).filter(|behind| *behind > CLOCKS_APART);
+        let return_grace = options.config.close_grace;
         let mut authority = Authority::restore(options.config, clock.now(), state.records);
         let sections = &options.inventory.sections;
         let listed = |host: &str, device: &str| {
@@ -190,7 +193,7 @@ impl Service {
         let writing = Writing::start(authority, store, answers, shared.clone(), started);
         let writing = writing.map_err(OpenError::Thread)?;
         let (is_node, forbidden) = (options.is_node, Forbidden::default());
-        Ok(Arc::new(Service { shared, writing, is_node, forbidden }))
+        Ok(Arc::new(Service { shared, writing, return_grace, is_node, forbidden }))
     }
 
     /// What changes, from now on.

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use rackbus_lease::{Availability, DeviceChange, DeviceRefused};
 
-use super::leases::RETURN_PATIENCE;
 use super::{Inventory, Known, Service, WriterRequest, WriterShared, problem};
 use crate::access::ApiPeer;
 use crate::answers::KeyedChange;
@@ -325,7 +324,8 @@ impl Service {
         let keyed = KeyedChange::new(idempotency_key, "withdraw", &(&key, force));
         let ask = |answer| WriterRequest::Withdraw { change, force, keyed, answer };
         self.writing.ask(ask).await?.map_err(refused)?;
-        let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
+        let patience = self.return_patience(None);
+        let deadline = tokio::time::Instant::now() + patience;
         let done = self.shared.wait(deadline, |known| {
             let life = known.hosts.get(host).map(|host| host.incarnation);
             let gone = known
@@ -340,7 +340,7 @@ impl Service {
             (gone || !known.listens(host) && !in_use).then_some(gone)
         });
         let Some(gone) = done.await else {
-            let error = format!("{host}/{device} is not released after {RETURN_PATIENCE:?}");
+            let error = format!("{host}/{device} is not released after {patience:?}");
             let remedy =
                 "it is withdrawn as soon as it is; `rackbus status` tells how the nodes are";
             return Err(problem("timeout", error, remedy));

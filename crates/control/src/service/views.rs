@@ -304,7 +304,7 @@ pub(crate) fn present(record: &LeaseRecord) -> Lease {
         LeaseState::Arming => (LeaseStage::Arming, None, None),
         LeaseState::Opening => (LeaseStage::Opening, None, None),
         LeaseState::Active { socket } => (LeaseStage::Active, Some(socket.clone()), None),
-        LeaseState::Closing { reason } => (LeaseStage::Closing, None, Some(reason)),
+        LeaseState::Closing { reason, .. } => (LeaseStage::Closing, None, Some(reason)),
         LeaseState::Ended { reason } => (LeaseStage::Ended, None, Some(reason)),
     };
     Lease {

@@ -230,8 +230,8 @@ impl Writer {
                     Ok((change.map_or(0, |change| change.number), outcome))
                 }));
             }
-            WriterRequest::GiveBack { lease, key, answer } => {
-                let _ = answer.send(self.give_back(lease, key));
+            WriterRequest::GiveBack { lease, within, key, answer } => {
+                let _ = answer.send(self.give_back(lease, within, key));
             }
             WriterRequest::GiveBackAll { leases, keyed, answer } => {
                 let newest = leases.iter().max().copied().unwrap_or(0);

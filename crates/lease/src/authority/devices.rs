@@ -77,7 +77,7 @@ impl Authority {
                 leases.push(*lease);
             }
         }
-        leases.into_iter().for_each(|lease| self.close(now, lease, EndReason::Withdrawn));
+        leases.into_iter().for_each(|lease| self.close(now, lease, EndReason::Withdrawn, None));
         change.function_ids().for_each(|function| self.end_shares_of(now, &function));
         let key = (change.host.clone(), change.device.clone());
         let number = match self.devices.get(&key).filter(|known| known.section.is_none()) {

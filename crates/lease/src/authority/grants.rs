@@ -104,19 +104,27 @@ impl Authority {
         lease
     }
 
-    /// Ends a lease in order: its borrower releases the function first.
+    /// Ends a lease in order: its borrower releases the function first. `within`: the function is taken after so long,
+    /// instead of the time that the rack gives; where the lease is ending already, if that is sooner.
     ///
     /// # Errors
     /// [`ReturnRefused`]; nothing changes then.
-    pub fn give_back(&mut self, now: Millis, lease: LeaseId) -> Result<Decision, ReturnRefused> {
+    pub fn give_back(
+        &mut self,
+        now: Millis,
+        lease: LeaseId,
+        within: Option<Millis>,
+    ) -> Result<Decision, ReturnRefused> {
         let now = self.enter(now);
         let record = self.leases.get(&lease).ok_or(ReturnRefused::Unknown(lease))?;
         match &record.state {
             LeaseState::Ended { reason } => {
                 return Err(ReturnRefused::AlreadyEnded { lease, reason: reason.clone() });
             }
-            LeaseState::Closing { .. } => {}
-            _ => self.close(now, lease, EndReason::Returned),
+            LeaseState::Closing { .. } => {
+                within.into_iter().for_each(|within| self.hasten(now, lease, within));
+            }
+            _ => self.close(now, lease, EndReason::Returned, within),
         }
         self.take_turns(now);
         Ok(self.take())
@@ -131,7 +139,7 @@ impl Authority {
                 matches!(it, LeaseState::Ended { .. } | LeaseState::Closing { .. })
             };
             if !state.is_none_or(over) {
-                self.close(now, *lease, EndReason::Returned);
+                self.close(now, *lease, EndReason::Returned, None);
             }
         }
         self.take_turns(now);

@@ -191,7 +191,7 @@ impl Authority {
         // The others are due at once: a step must not be larger than a store takes.
         for lease in due.into_iter().take(AT_ONCE) {
             let reason = match &self.leases[&lease].state {
-                LeaseState::Closing { reason } => reason.clone(),
+                LeaseState::Closing { reason, .. } => reason.clone(),
                 _ => EndReason::Expired,
             };
             self.finish(now, lease, reason);

@@ -189,7 +189,7 @@ impl Authority {
             Some(LeaseState::Ended { .. }) => self.say_ended(lease),
             Some(LeaseState::Closing { .. }) => {}
             None => self.say_unknown(host, lease),
-            Some(_) => self.close(now, lease, EndReason::LenderLost(reason)),
+            Some(_) => self.close(now, lease, EndReason::LenderLost(reason), None),
         }
     }
 
@@ -197,7 +197,7 @@ impl Authority {
         let Some(record) = self.leases.get(&lease).filter(|l| l.borrower == host) else {
             return;
         };
-        if let LeaseState::Closing { reason } = &record.state {
+        if let LeaseState::Closing { reason, .. } = &record.state {
             let reason = reason.clone();
             self.end_lease(now, lease, reason);
             self.start_revoke(lease);

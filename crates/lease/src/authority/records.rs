@@ -71,6 +71,9 @@ pub enum LeaseState {
     Closing {
         /// What ended the lease: users and events are told.
         reason: EndReason,
+        /// How long its user has, in milliseconds, where whoever returned it said so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        within: Option<Millis>,
     },
     /// It is over. The function may still be on its way back.
     Ended {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::steps::time_to_release;
 use super::{Authority, Config, Contact, Decision, LeaseState, Record};
 use crate::message::Millis;
 
@@ -51,10 +52,7 @@ impl Authority {
                     }
                     authority.next_lease = authority.next_lease.max(lease.lease.saturating_add(1));
                     let time = match lease.state {
-                        LeaseState::Closing { .. } => {
-                            let grace = lease.turn.as_ref().map_or(0, |turn| turn.grace);
-                            Some(config.close_grace.saturating_add(grace))
-                        }
+                        LeaseState::Closing { .. } => Some(time_to_release(&config, &lease)),
                         LeaseState::Ended { .. } => None,
                         _ => Some(config.ttl.max(RETURN)),
                     };

@@ -205,7 +205,7 @@ impl Authority {
             TurnUse::Unused if unused >= MOST_UNUSED => {
                 self.remove_share(now, number, LeaveReason::Unused);
             }
-            _ => self.close(now, lease, EndReason::TurnGivenBack),
+            _ => self.close(now, lease, EndReason::TurnGivenBack, None),
         }
     }
 
@@ -240,7 +240,7 @@ impl Authority {
             share.turn.iter_mut().for_each(|turn| turn.asked = turn.asked.or(Some(now)));
         });
         if !matches!(self.leases[&lease].state, LeaseState::Closing { .. }) {
-            self.close(now, lease, EndReason::TurnOver);
+            self.close(now, lease, EndReason::TurnOver, None);
         }
     }
 
@@ -325,7 +325,7 @@ impl Authority {
             && record.is_live()
             && !matches!(record.state, LeaseState::Closing { .. })
         {
-            self.close(now, lease, end);
+            self.close(now, lease, end, None);
         }
     }
 

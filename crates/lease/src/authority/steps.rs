@@ -4,9 +4,18 @@
 use crate::message::{Grant, LeaseId, Message, Millis};
 
 use super::{
-    Authority, Availability, Decision, EndReason, FunctionRecord, HostRecord, LeaseRecord,
+    Authority, Availability, Config, Decision, EndReason, FunctionRecord, HostRecord, LeaseRecord,
     LeaseState, REMEMBERED, Record, Undo, put,
 };
+
+/// How long the user of a lease that is closing has to release the function, from when it began to.
+pub(super) fn time_to_release(config: &Config, record: &LeaseRecord) -> Millis {
+    let grace = record.turn.as_ref().map_or(0, |turn| turn.grace);
+    match record.state {
+        LeaseState::Closing { within: Some(within), .. } => within,
+        _ => grace.saturating_add(config.close_grace),
+    }
+}
 
 impl Authority {
     /// Every step begins here. Time never goes back, and time that passed unseen (the process was
@@ -27,14 +36,28 @@ impl Authority {
         now
     }
 
-    /// Ends a lease in order: the borrower first, then the lender.
-    pub(super) fn close(&mut self, now: Millis, lease: LeaseId, reason: EndReason) {
+    /// Ends a lease in order: the borrower first, then the lender. Its user has the rack's time to release the
+    /// function, or the time `within`.
+    pub(super) fn close(
+        &mut self,
+        now: Millis,
+        lease: LeaseId,
+        reason: EndReason,
+        within: Option<Millis>,
+    ) {
         self.confirm(lease);
-        self.set_lease_state(lease, LeaseState::Closing { reason });
-        let turn = self.leases.get(&lease).and_then(|record| record.turn.as_ref());
-        let grace = turn.map_or(0, |turn| turn.grace).saturating_add(self.config.close_grace);
-        self.set_deadline(lease, Some(now.saturating_add(grace)));
+        self.set_lease_state(lease, LeaseState::Closing { reason, within });
+        let time = self.leases.get(&lease).map_or(0, |it| time_to_release(&self.config, it));
+        self.set_deadline(lease, Some(now.saturating_add(time)));
         self.say(lease);
+    }
+
+    /// Ends a lease that is closing within this time from now, if it would take longer.
+    pub(super) fn hasten(&mut self, now: Millis, lease: LeaseId, within: Millis) {
+        let at = now.saturating_add(within);
+        if self.deadlines.get(&lease).is_some_and(|deadline| *deadline > at) {
+            self.set_deadline(lease, Some(at));
+        }
     }
 
     /// Its lender need not be asked any more whether it has the lease armed; whether it had to be.
@@ -116,14 +139,21 @@ impl Authority {
                 let grant = Grant { lease, function, epoch, address, ttl, placement, group, turn };
                 self.send(&record.borrower, Message::Granted(grant));
             }
-            LeaseState::Closing { reason } => {
-                let message = match (&reason, record.turn) {
+            LeaseState::Closing { ref reason, .. } => {
+                let within = time_to_release(&self.config, &record);
+                let message = match (reason, &record.turn) {
                     // Whoever ends it: a program has its grace, unless its node says that it needs none.
                     (
                         EndReason::TurnOver | EndReason::Returned | EndReason::Withdrawn,
                         Some(turn),
-                    ) => Message::TurnOver { lease, grace: turn.grace },
-                    _ => Message::Ended { lease, reason: reason.to_string() },
+                    ) => {
+                        let (grace, within) = (turn.grace.min(within), Some(within));
+                        Message::TurnOver { lease, grace, within }
+                    }
+                    _ => {
+                        let (reason, within) = (reason.to_string(), Some(within));
+                        Message::Ended { lease, reason, within }
+                    }
                 };
                 self.send(&record.borrower, message);
             }
@@ -145,14 +175,14 @@ impl Authority {
             self.leases.get(&lease)
         {
             let (borrower, reason) = (borrower.clone(), reason.to_string());
-            self.send(&borrower, Message::Ended { lease, reason });
+            self.send(&borrower, Message::Ended { lease, reason, within: None });
         }
     }
 
     /// Answers a node that has a lease which is not known (any more): it is to release it.
     pub(super) fn say_unknown(&mut self, host: &str, lease: LeaseId) {
         let reason = "the control plane does not know this lease".to_owned();
-        self.send(host, Message::Ended { lease, reason });
+        self.send(host, Message::Ended { lease, reason, within: None });
     }
 
     pub(super) fn say_revoke(&mut self, lease: LeaseId) {

@@ -41,7 +41,7 @@ fn lend(authority: &mut Authority, now: Millis) -> LeaseId {
 
 fn take_back(authority: &mut Authority, now: Millis, lease: LeaseId) {
     let epoch = authority.lease(lease).unwrap().epoch;
-    authority.give_back(now, lease).unwrap();
+    authority.give_back(now, lease, None).unwrap();
     authority.receive(now, "beta", Message::Closed { lease });
     let device = "nvme0".to_owned();
     authority.receive(now, "alpha", Message::Revoked { incarnation: 1, device, epoch });
@@ -151,7 +151,7 @@ fn a_lease_number_is_not_used_again_after_a_restart() {
         store(&mut stored, outcome.records);
         let epoch = authority.lease(lease).unwrap().epoch;
         let device = "nvme0".to_owned();
-        store(&mut stored, authority.give_back(round, lease).unwrap().records);
+        store(&mut stored, authority.give_back(round, lease, None).unwrap().records);
         store(&mut stored, authority.receive(round, "beta", Message::Closed { lease }).records);
         let revoked = Message::Revoked { incarnation: 1, device, epoch };
         store(&mut stored, authority.receive(round, "alpha", revoked).records);
@@ -285,7 +285,7 @@ fn a_level_is_asked_for_until_its_lender_answers_and_a_refused_one_changes_nothi
     assert_eq!(levels(&authority, lease), (Some("a"), Some((2, false))), "that was the one before");
     authority.receive(2002, "alpha", level_set(2, "b", Err("too much".to_owned())));
     assert_eq!(levels(&authority, lease), (Some("a"), Some((2, true))));
-    authority.give_back(2003, lease).unwrap();
+    authority.give_back(2003, lease, None).unwrap();
     assert_eq!(change(&mut authority, "c"), Err(ChangeRefused::NotActive(lease)));
     authority.receive(2004, "beta", Message::Closed { lease });
     assert!(matches!(change(&mut authority, "c"), Err(ChangeRefused::Ended { .. })));
@@ -373,4 +373,40 @@ fn a_device_that_is_opened_slowly_keeps_the_number_that_its_node_answers_by() {
             assert!(numbers.contains(&number), "told as {number} now, and as {numbers:?} before");
         }
     }
+}
+
+/// The time that the borrower is told that its user has.
+fn told(decision: &Decision) -> Option<Millis> {
+    decision.messages.iter().find_map(|(_, message)| match message {
+        Message::Ended { within, .. } => *within,
+        _ => None,
+    })
+}
+
+#[test]
+fn a_return_gives_the_user_the_time_that_was_asked_for() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let (lease, grace) = (lend(&mut authority, 1000), Config::default().close_grace);
+    // As long as the rack gives, and the borrower is told.
+    let decision = authority.give_back(2000, lease, None).unwrap();
+    assert_eq!(told(&decision), Some(grace));
+    // Sooner; what was asked for before is not made longer.
+    authority.give_back(2000, lease, Some(500)).unwrap();
+    authority.give_back(2000, lease, Some(grace * 9)).unwrap();
+    pass(&mut authority, 2000, 2499);
+    assert!(authority.lease(lease).unwrap().is_live());
+    pass(&mut authority, 2499, 2500);
+    let ended = LeaseState::Ended { reason: EndReason::Returned };
+    assert_eq!(authority.lease(lease).unwrap().state, ended);
+}
+
+#[test]
+fn a_time_to_release_that_was_asked_for_is_that_of_the_next_life_as_well() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let (lease, long) = (lend(&mut authority, 1000), Config::default().close_grace * 3);
+    let decision = authority.give_back(2000, lease, Some(long)).unwrap();
+    assert_eq!(told(&decision), Some(long));
+    let records = authority.leases().map(|lease| Record::Lease(lease.clone())).collect::<Vec<_>>();
+    let authority = Authority::restore(Config::default(), 3000, records);
+    assert_eq!(authority.deadlines.get(&lease), Some(&(3000 + long)));
 }

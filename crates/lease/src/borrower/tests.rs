@@ -27,7 +27,8 @@ fn serving(leases: impl IntoIterator<Item = LeaseId>) -> Borrower {
 }
 
 fn end(borrower: &mut Borrower, lease: LeaseId) {
-    let said = borrower.receive(1, Message::Ended { lease, reason: "returned".to_owned() });
+    let said =
+        borrower.receive(1, Message::Ended { lease, reason: "returned".to_owned(), within: None });
     assert!(matches!(&said[..], [BorrowerAction::Close { .. }]), "{said:?}");
 }
 
@@ -59,7 +60,7 @@ fn a_lease_is_answered_as_closed_when_its_front_has_ended() {
     assert!(!borrower.serves(1));
     assert_eq!(borrower.under_way(), Some(UnderWay::Closing(1)));
     // Said again meanwhile, it is answered no sooner.
-    let again = Message::Ended { lease: 1, reason: "returned".to_owned() };
+    let again = Message::Ended { lease: 1, reason: "returned".to_owned(), within: None };
     assert_eq!(borrower.receive(2, again), []);
     assert_eq!(borrower.receive(2, Message::Granted(grant(1))), []);
     assert_eq!(borrower.next_tick(), None);

@@ -170,7 +170,10 @@ impl World {
     }
 
     pub fn give_back(&mut self, lease: LeaseId) -> Result<(), String> {
-        let give_back = |a: &mut Authority, now| ((), a.give_back(now, lease).unwrap_or_default());
+        // A user that does not release it in time loses it.
+        let within = (self.random.below(4) == 0).then(|| self.random.below(3000) as u64);
+        let give_back =
+            |a: &mut Authority, now| ((), a.give_back(now, lease, within).unwrap_or_default());
         self.decide(give_back).map(drop)
     }
 

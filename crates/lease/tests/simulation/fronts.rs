@@ -55,8 +55,8 @@ impl World {
         if self.known.is_empty() {
             return Ok(());
         }
-        // Without faults who has a new lease uses it, however many leases there were before.
-        let newest = !self.faults && self.random.chance(50);
+        // Who has a new lease uses it, however many leases there were before.
+        let newest = self.random.chance(if self.faults { 30 } else { 50 });
         let index = match newest {
             true => self.known.len() - 1,
             false => self.random.below(self.known.len()),
@@ -102,13 +102,15 @@ impl World {
         let index = self.random.below(node.fronts.len());
         let front = node.fronts[index].clone();
         let closes = self.faults && self.random.chance(10);
+        // Some take so long that a later lease of the function is there meanwhile.
+        let ends = if self.faults && front.lease % 3 == 0 { 3 } else { 50 };
         match front.stage {
             Stage::Attached => return self.begin_front(host, node, index, &front),
             // Its user closes it, or it sees that its conversation has ended.
             Stage::Running if closes || self.is_lost(node, host, &front) => {
                 self.end_front(host, node, index);
             }
-            Stage::Ending if self.random.chance(50) => {
+            Stage::Ending if self.random.chance(ends) => {
                 self.note(|| format!("the front of lease {} has ended", front.lease));
                 node.fronts.remove(index);
                 if self.mistake != Mistake::EarlyEnd {

@@ -9,6 +9,7 @@ use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis};
 use super::{Agent, Heard};
 use crate::borrower::BorrowedFunctions;
 use crate::unplug::Unplugger;
+use rackbus_vm::UNPLUG;
 
 impl Agent {
     pub(super) fn do_lender(&mut self, actions: Vec<LenderAction>) {
@@ -89,25 +90,25 @@ impl Agent {
                         }
                     });
                 }
-                BorrowerAction::Close { lease, reason } => {
+                BorrowerAction::Close { lease, reason, within } => {
                     self.turns.end(lease);
                     let unplugger = self.unplugger.clone();
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
                         tracing::info!(reason, "releasing the function");
-                        unplug(&borrower, &unplugger, lease);
+                        unplug(&borrower, &unplugger, lease, within);
                         borrower.close(lease);
                         heard.tell_from_job(Heard::CloseDone(lease));
                     });
                 }
-                BorrowerAction::Yield { lease, grace } => {
+                BorrowerAction::Yield { lease, grace, within } => {
                     self.turns.end(lease);
                     let unplugger = self.unplugger.clone();
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
                         tracing::info!(grace, "the turn is over: releasing the function");
                         // A guest releases it in its own time, a program within its grace.
-                        unplug(&borrower, &unplugger, lease);
+                        unplug(&borrower, &unplugger, lease, within);
                         borrower.await_user(lease, Duration::from_millis(grace));
                         borrower.close(lease);
                         heard.tell_from_job(Heard::CloseDone(lease));
@@ -136,8 +137,13 @@ impl Agent {
 }
 
 /// Takes a lease's function out of the VM that uses it, if one does.
-pub(super) fn unplug(borrower: &BorrowedFunctions, unplugger: &Unplugger, lease: LeaseId) {
+pub(super) fn unplug(
+    borrower: &BorrowedFunctions,
+    unplugger: &Unplugger,
+    lease: LeaseId,
+    within: Option<Millis>,
+) {
     if let Some((socket, Some(_user))) = borrower.user(lease) {
-        unplugger.unplug(&socket);
+        unplugger.unplug(&socket, within.map_or(UNPLUG, Duration::from_millis));
     }
 }

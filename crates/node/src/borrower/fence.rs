@@ -130,7 +130,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn ended(lease: LeaseId) -> Message {
-        Message::Ended { lease, reason: "returned".to_owned() }
+        Message::Ended { lease, reason: "returned".to_owned(), within: None }
     }
 
     #[test]

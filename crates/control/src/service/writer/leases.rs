@@ -17,10 +17,11 @@ impl Writer {
         for lease in self.interests.take_unwanted(now) {
             // Nobody has the answer: who asks again with the same key asks for another lease.
             let forgotten_keys = self.answers.borrow_keys(lease);
-            let returned = self.step(|authority, now| match authority.give_back(now, lease) {
-                Ok(outcome) => (true, Step { forgotten_keys, ..outcome.into() }),
-                Err(_) => (false, Step { forgotten_keys, ..Step::default() }),
-            });
+            let returned =
+                self.step(|authority, now| match authority.give_back(now, lease, None) {
+                    Ok(outcome) => (true, Step { forgotten_keys, ..outcome.into() }),
+                    Err(_) => (false, Step { forgotten_keys, ..Step::default() }),
+                });
             match returned {
                 Ok(true) => {
                     let _about = lease_span(lease).entered();
@@ -130,6 +131,7 @@ impl Writer {
     pub(super) fn give_back(
         &mut self,
         lease: LeaseId,
+        within: Option<u64>,
         key: Option<String>,
     ) -> Result<Result<Returned, ReturnRefused>, ApiError> {
         let request = KeyedRequest::Return { lease };
@@ -143,7 +145,7 @@ impl Writer {
         let returned = self.step(|authority, at_ms| {
             let keep = |key| KeptAnswer { key, request, lease, at_ms, answer: None };
             let answers = key.map(keep).into_iter().collect();
-            match authority.give_back(at_ms, lease) {
+            match authority.give_back(at_ms, lease, within) {
                 Ok(outcome) => (Ok(Returned::Awaited), Step { answers, ..outcome.into() }),
                 Err(ReturnRefused::AlreadyEnded { .. }) if held => {
                     (Ok(Returned::Awaited), Step { answers, ..Step::default() })

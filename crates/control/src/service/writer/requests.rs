@@ -37,6 +37,8 @@ pub(in crate::service) enum WriterRequest {
     /// Ends a lease in order.
     GiveBack {
         lease: LeaseId,
+        /// How long its user has, in milliseconds, if not as long as the rack gives.
+        within: Option<u64>,
         key: Option<String>,
         answer: Answer<Result<Returned, ReturnRefused>>,
     },

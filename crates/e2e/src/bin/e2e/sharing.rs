@@ -138,5 +138,20 @@ pub fn moved(world: &mut RackWithGuests) -> Result<()> {
     let found =
         guest.run("mount /dev/nvme?n1 /mnt/a && sha256sum </mnt/a/data && umount /mnt/a")?;
     ensure!(found == sum, "written {sum}, found {found}");
-    guest.stop(rack)
+    taken_in_time(rack, guest)
+}
+
+/// A guest that does not release a drive loses it after the time that was given, and not before.
+fn taken_in_time(rack: &RackProcesses, mut guest: Guest) -> Result<()> {
+    // Its processors stand still: no driver of it hears the request.
+    guest.vm().record().qmp()?.command("stop", &serde_json::json!({}))?;
+    let begun = std::time::Instant::now();
+    rack.json(&["return", "alpha/nvme0", "--within", "2s"])?;
+    let took = begun.elapsed();
+    println!("          taken after {took:.1?} from a guest that does not answer");
+    ensure!(took >= Duration::from_secs(2), "it was taken after {took:?}");
+    ensure!(took < Duration::from_secs(15), "it was taken after {took:?}");
+    guest.vm().kill();
+    let (lease, _) = rack.borrow("alpha/nvme0", "beta")?;
+    rack.give_back(lease)
 }
