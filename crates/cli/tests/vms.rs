@@ -370,3 +370,29 @@ fn msix_is_shown_where_the_user_asks_for_it() {
         lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
     }
 }
+
+/// QEMU ends when a lender refuses memory that is plugged in.
+#[test]
+fn no_more_memory_is_plugged_in_than_the_host_has() {
+    let rack = THREE_HOSTS.replace("[hosts.beta]", "[hosts.beta]\nmemory = \"1 GiB\"");
+    let lab = Lab::of(&rack, PROGRAM);
+    let run = ["vm", "run", "--host", "beta", "--kernel", "/dev/null", "--max-memory"];
+    let told = lab.rack.bad(2, &[&run[..], &["2G"]].concat());
+    assert!(told.contains("1 GiB by the rack file"), "{told}");
+    let told = lab.rack.bad(2, &[&run[..], &["256M"]].concat());
+    assert!(told.contains("from 512M"), "{told}");
+    for name in ["first", "second"] {
+        let run = lab.run(&["--detach", "--name", name, "--memory", "384M", "--max-memory", "1G"]);
+        lab.answer(name);
+        assert!(run.wait_with_output().unwrap().status.success());
+    }
+    let told = lab.rack.bad(1, &["vm", "add", "first", "--memory", "512M"]);
+    assert!(told.contains("768 MiB of memory, and 512 MiB more"), "{told}");
+    lab.rack.good(&["vm", "stop", "--kill", "second"]);
+    // There is room now; this QEMU has nothing to show for it.
+    let told = lab.rack.bad(1, &["vm", "add", "first", "--memory", "512M"]);
+    assert!(told.contains("memory0 is not among the memory devices"), "{told}");
+    let told = lab.rack.bad(1, &["vm", "remove", "first", "memory0"]);
+    assert!(told.contains("no plugged memory memory0"), "{told}");
+    lab.rack.good(&["vm", "stop", "--kill", "first"]);
+}

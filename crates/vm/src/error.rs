@@ -78,6 +78,9 @@ pub enum VmError {
     /// Every hot-plug port of the VM is taken.
     #[error("the VM '{0}' has no free hot-plug port: start it with more (--spare-ports)")]
     NoFreePort(String),
+    /// The VM was started without room for more memory.
+    #[error("the VM '{0}' was started without room for more memory: start it with --max-memory")]
+    FixedMemory(String),
 }
 
 /// Makes an I/O failure say what was tried, on what.

@@ -5,12 +5,13 @@
 //! arguments that let a function be seen and hot-plugged ([`spec`]), QEMU's own control protocol
 //! ([`qmp`]), the guests that set-up prepares and the commands they run for the host ([`assets`],
 //! [`agent`]), where the VMs of a host are to be found ([`registry`]), and a VM's life
-//! ([`machine`]); and machines that stand for hosts, for tests of what runs on bare metal ([`metal`]).
+//! ([`machine`]), with memory that comes and goes ([`memory`]); and machines that stand for hosts, for tests of what runs on bare metal ([`metal`]).
 
 pub mod agent;
 pub mod assets;
 pub mod interrupts;
 pub mod machine;
+pub mod memory;
 pub mod metal;
 pub mod qmp;
 pub mod registry;
@@ -23,6 +24,7 @@ pub use assets::{Acceleration, Assets, GuestRelease};
 pub use error::VmError;
 pub use interrupts::InterruptChoice;
 pub use machine::{UNPLUG, Vm};
+pub use memory::PluggedMemory;
 pub use metal::{BareMetalMachine, MachineSpec, NetworkCable, SharedNetwork};
 pub use qmp::Qmp;
 pub use registry::{Plugged, VmRecord};

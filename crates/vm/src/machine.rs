@@ -21,10 +21,10 @@ use crate::{CommandOutput, GuestAgent, Result, VmError};
 /// How long QEMU may take until its sockets are there.
 const START: Duration = Duration::from_secs(10);
 
-/// How often a guest that boots is asked whether it is there, or to release a function.
-const ASKED_AGAIN: Duration = Duration::from_secs(2);
+/// How often a guest that boots is asked whether it is there, or to release a function or memory.
+pub(crate) const ASKED_AGAIN: Duration = Duration::from_secs(2);
 
-/// How long a guest may take to release a function. A Linux guest takes some 0.1 s.
+/// How long a guest may take to release a function, or memory. A Linux guest takes some 0.1 s for a function.
 pub const UNPLUG: Duration = Duration::from_secs(20);
 
 /// How long a guest may take to switch itself off before it is ended.

@@ -6,6 +6,7 @@
 //! runs.
 
 mod iommu;
+mod memory;
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,9 @@ use crate::{Result, VmError};
 
 pub use iommu::VmIommu;
 use iommu::{REMAPPER, ends_at_boot, is_iommu};
+pub(crate) use memory::backend as memory_backend;
+use memory::size_option;
+pub use memory::{MEMORY_BLOCK_MIB, check_memory};
 
 /// The guest memory that a VM gets unless told otherwise, MiB.
 pub const DEFAULT_MEMORY_MIB: u32 = 512;
@@ -78,6 +82,9 @@ pub struct VmSpec {
     pub boot: Boot,
     /// Guest memory in MiB.
     pub memory_mib: u32,
+    /// How much memory it may have when more is plugged in, MiB; `None`: nothing can be plugged in.
+    #[serde(default)]
+    pub max_memory_mib: Option<u32>,
     /// Number of virtual processors.
     pub cpus: u32,
     /// What executes it; `None`: what works here ([`Assets::accel`]).
@@ -118,6 +125,7 @@ impl VmSpec {
             dir: dir.to_owned(),
             boot,
             memory_mib: DEFAULT_MEMORY_MIB,
+            max_memory_mib: None,
             cpus: 1,
             accel: None,
             functions: Vec::new(),
@@ -155,17 +163,9 @@ impl VmSpec {
         {
             args.put("-device", device);
         }
-        args.put("-m", &format!("{}M", self.memory_mib));
-        let size = u64::from(self.memory_mib) << 20;
-        let mut memory = json!({"id": "ram", "size": size, "share": true});
-        match &self.memory_file {
-            None => memory["qom-type"] = json!("memory-backend-memfd"),
-            Some(file) => {
-                memory["qom-type"] = json!("memory-backend-file");
-                memory["mem-path"] = json!(text(file)?);
-            }
-        }
-        args.json("-object", &memory);
+        args.put("-m", &size_option(self.memory_mib, self.max_memory_mib));
+        let file = self.memory_file.as_deref();
+        args.json("-object", &memory_backend("ram", self.memory_mib, file)?);
         self.boot_args(assets, &mut args)?;
         self.control_args(&mut args);
         if let Some(socket) = &self.fabric {
@@ -182,9 +182,7 @@ impl VmSpec {
         if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(plain) {
             return invalid(format!("VM name '{}': use letters, digits, '-', '_', '.'", self.name));
         }
-        if self.memory_mib < 128 || self.memory_mib > 1 << 20 {
-            return invalid(format!("memory of {} MiB: give 128M to 1T", self.memory_mib));
-        }
+        check_memory(self.memory_mib, self.max_memory_mib)?;
         if let Some(device) = self.extra.iter().find(|argument| ends_at_boot(argument)) {
             return invalid(format!(
                 "{device}: with intremap=on, give dma-translation=off too, or QEMU ends when the guest boots"
@@ -324,12 +322,13 @@ impl VmSpec {
 #[must_use]
 pub fn own_vm_args(
     memory_mib: u32,
+    max_memory_mib: Option<u32>,
     functions: &[FunctionSpec],
     fabric: Option<&Path>,
 ) -> Vec<String> {
     let size = u64::from(memory_mib) << 20;
     let mut args = Args(Vec::new());
-    args.put("-m", &format!("{memory_mib}M"));
+    args.put("-m", &size_option(memory_mib, max_memory_mib));
     args.put("-machine", "q35,memory-backend=rackbus-ram,kernel-irqchip=split");
     args.put("-device", REMAPPER);
     args.put("-object", &format!("memory-backend-memfd,id=rackbus-ram,size={size},share=on"));
@@ -456,7 +455,7 @@ mod tests {
         for own in ["intel-iommu,intremap=on,caching-mode=on", "virtio-iommu-pci", REMAPPER] {
             assert_eq!(iommus(&["-device", own]), [own]);
         }
-        assert!(own_vm_args(256, &[], None).contains(&REMAPPER.to_owned()));
+        assert!(own_vm_args(256, None, &[], None).contains(&REMAPPER.to_owned()));
     }
 
     #[test]
@@ -471,7 +470,7 @@ mod tests {
         let args = spec.args(&Assets::of_user()).expect("args");
         assert!(args.contains(&format!("socket,id={FABRIC_ID},path=/run/r/f,,1.sock")));
         assert!(device(args));
-        assert!(device(own_vm_args(256, &[], Some(Path::new("/run/s")))));
+        assert!(device(own_vm_args(256, None, &[], Some(Path::new("/run/s")))));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod fabric;
 mod leases;
+mod memory;
 mod moving;
 mod run;
 mod running;
@@ -10,13 +11,14 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use rackbus_control::ControlClient;
-use rackbus_vm::spec::{DEFAULT_MEMORY_MIB, DEFAULT_SPARE_PORTS};
+use rackbus_vm::spec::DEFAULT_SPARE_PORTS;
 use rackbus_vm::{GuestRelease, VmError, VmRecord, registry};
 
 use crate::Common;
 use crate::commands::borrow::Trust;
 use crate::output::{Failure, Output};
 use crate::paths::find_run_dir;
+use memory::{MemoryArgs, add_memory, remove_memory};
 use run::{own_args, run_vm};
 use running::{add, exec, list, remove, stop};
 
@@ -26,6 +28,8 @@ use running::{add, exec, list, remove, stop};
   rackbus vm run --host beta --borrow alpha/nvme0             a Debian guest, on this terminal
   rackbus vm run --host beta --name db --detach --disk db.qcow2 -- -nic user
   rackbus vm add db alpha/nvme0                               plug a drive in while it runs
+  rackbus vm run --host beta --name web --max-memory 4G --detach
+  rackbus vm add web --memory 512M                            and rackbus vm remove web memory0
   rackbus vm exec vm1 -- nvme list
   rackbus vm move vm1 --to gamma                              switched off, and on again at gamma
   rackbus vm run --host beta --name vm1 --fabric              share memory with the rack: rackbus guest --help
@@ -49,10 +53,10 @@ enum VmCommand {
     Move(moving::MoveArgs),
     /// Run a command in a prepared guest
     Exec(ExecArgs),
-    /// Borrow a function and plug it into a running VM
+    /// Borrow a function and plug it into a running VM, or plug in memory
     Add(AddArgs),
-    /// Unplug a function from a running VM and return it
-    Remove(PlugArgs),
+    /// Unplug a function from a running VM and return it, or unplug memory
+    Remove(RemoveArgs),
 }
 
 /// Arguments of `rackbus vm run`.
@@ -75,9 +79,8 @@ struct RunArgs {
     /// The VM's name [default: vm1, vm2, ...]
     #[arg(long)]
     name: Option<String>,
-    /// Guest memory: 512M, 2G
-    #[arg(long, value_name = "SIZE", value_parser = memory, default_value_t = DEFAULT_MEMORY_MIB)]
-    memory: u32,
+    #[command(flatten)]
+    memory: MemoryArgs,
     /// How many virtual processors the guest has
     #[arg(long, default_value_t = 1)]
     cpus: u32,
@@ -133,9 +136,8 @@ struct OwnArgs {
     /// of their own]
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Guest memory, which must be shared with the lender: 512M, 2G
-    #[arg(long, value_name = "SIZE", value_parser = memory, default_value_t = DEFAULT_MEMORY_MIB)]
-    memory: u32,
+    #[command(flatten)]
+    memory: MemoryArgs,
     /// Show functions with MSI-X: a QEMU that cannot unplug such ones (up to 11.1) keeps them until
     /// it ends, whatever becomes of their lender
     #[arg(long)]
@@ -167,32 +169,34 @@ struct ExecArgs {
 
 /// Arguments of `rackbus vm add`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus vm add db alpha/nvme0
+  rackbus vm add db alpha/nvme0 --isolation strict
+  rackbus vm add db --memory 512M           of a VM that was started with --max-memory")]
 struct AddArgs {
-    #[command(flatten)]
-    plug: PlugArgs,
+    /// The VM, by the name that `rackbus vm list` shows
+    name: String,
+    /// The function, as HOST/DEVICE
+    #[arg(required_unless_present = "memory")]
+    function: Option<String>,
+    /// Plug in memory instead: 128M or a multiple of that, within the --max-memory that the VM was started with
+    #[arg(long, value_name = "SIZE", value_parser = memory::size, conflicts_with_all = ["function", "isolation", "placement"])]
+    memory: Option<u32>,
     #[command(flatten)]
     trust: Trust,
 }
 
-/// `rackbus vm add` and `rackbus vm remove`.
+/// Arguments of `rackbus vm remove`.
 #[derive(Debug, clap::Args)]
-struct PlugArgs {
+#[command(after_help = "Examples:
+  rackbus vm remove db alpha/nvme0
+  rackbus vm remove db memory0              what `rackbus vm add db --memory` named so")]
+struct RemoveArgs {
     /// The VM, by the name that `rackbus vm list` shows
     name: String,
-    /// The function, as HOST/DEVICE
-    function: String,
-}
-
-fn memory(text: &str) -> Result<u32, String> {
-    let (digits, unit) =
-        text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-    let factor = match unit.trim().to_ascii_uppercase().as_str() {
-        "" | "M" | "MIB" => 1,
-        "G" | "GIB" => 1024,
-        _ => return Err("write it as 512M or 2G".into()),
-    };
-    let number: u32 = digits.parse().map_err(|_| "write it as 512M or 2G".to_owned())?;
-    number.checked_mul(factor).ok_or_else(|| "at most 1048576M".into())
+    /// The function, as HOST/DEVICE, or memory by the name that `rackbus vm add --memory` gave it
+    #[arg(value_name = "FUNCTION|MEMORY")]
+    what: String,
 }
 
 /// What every one of them needs.
@@ -214,8 +218,14 @@ impl Args {
             VmCommand::Stop(args) => stop(args, &context).await,
             VmCommand::Move(args) => moving::move_vm(args, &context).await,
             VmCommand::Exec(args) => exec(args, &context),
-            VmCommand::Add(args) => add(&args.plug, args.trust, &context).await,
-            VmCommand::Remove(args) => remove(args, &context).await,
+            VmCommand::Add(args) => match (&args.function, args.memory) {
+                (Some(function), _) => add(&args.name, function, args.trust, &context).await,
+                (None, memory) => add_memory(&args.name, memory.unwrap_or(0), &context).await,
+            },
+            VmCommand::Remove(args) if args.what.contains('/') => {
+                remove(&args.name, &args.what, &context).await
+            }
+            VmCommand::Remove(args) => remove_memory(&args.name, &args.what, &context),
         }
     }
 }
@@ -226,6 +236,7 @@ impl From<VmError> for Failure {
             VmError::NotSetUp { .. } => "run `make setup` in rackbus' source, or scripts/setup",
             VmError::NoSuchVm { .. } => "see `rackbus vm list`",
             VmError::Exists(_) => "stop it with `rackbus vm stop`, or choose another --name",
+            VmError::FixedMemory(_) => "for example `rackbus vm run --max-memory 4G`",
             VmError::NoFreePort(_) => "start the VM with more --spare-ports",
             VmError::Ended { .. } => "correct what QEMU says",
             _ => "see qemu.log and console.log in the VM's folder",
@@ -261,16 +272,4 @@ fn free_name(context: &Context<'_>) -> Result<String, Failure> {
     let mut names = (1u32..).map(|n| format!("vm{n}"));
     let free = names.find(|n| !taken.contains(n));
     free.ok_or_else(|| Failure::new("no free VM name", "give one with --name"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_and_words() {
-        assert_eq!(memory("512M"), Ok(512));
-        assert_eq!(memory("2 GiB"), Ok(2048));
-        assert!(memory("1T").is_err() && memory("").is_err() && memory("9999999G").is_err());
-    }
 }

@@ -14,7 +14,7 @@ use rackbus_control::{ControlClient, ControlClientError};
 use rackbus_vm::{Assets, Boot, InterruptChoice, Vm, VmRecord, VmSpec, registry};
 
 use super::leases::{function, give_back_all, leases_of, show};
-use super::run::check_host;
+use super::memory::{check_host, plugged_mib};
 use super::running::described;
 use super::{Context, find, joined};
 use crate::output::Failure;
@@ -165,8 +165,9 @@ impl<'a> Moving<'a> {
         record: &VmRecord,
         to: &'a str,
     ) -> Result<Moving<'a>, Failure> {
-        let VmRecord { name, host: from, memory_mib, .. } = record;
-        check_host(context, to, *memory_mib)?;
+        let VmRecord { name, host: from, .. } = record;
+        let memory = record.memory_mib.saturating_add(plugged_mib(record));
+        check_host(context, to, memory)?;
         let refused = |error: String, help: &str| Err(Failure::new(error, help));
         if from == to {
             return refused(format!("VM {name} runs on {to} already"), "name another host");
@@ -182,12 +183,14 @@ impl<'a> Moving<'a> {
             );
             return refused(error, "stop it, bring its disks to that machine, and run it there");
         }
-        let spec = record.spec().map_err(|error| {
+        let mut spec = record.spec().map_err(|error| {
             Failure::new(
                 format!("VM {name} cannot be started anew: {error}"),
                 "stop it, and run it on the other host",
             )
         })?;
+        // It begins with what was plugged in meanwhile.
+        spec.memory_mib = memory;
         check_files(&spec)?;
         let mut leases = leases_of(context, record).await?;
         let order = |lease: &Lease| {

@@ -3,7 +3,6 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rackbus_control::api::Lease;
-use rackbus_fabric::rack::format_size;
 use rackbus_vm::spec::own_vm_args;
 use rackbus_vm::{
     Assets, Boot, Console, FunctionSpec, InterruptChoice, Vm, VmError, VmRecord, VmSpec, registry,
@@ -15,13 +14,11 @@ use super::fabric::GuestHelper;
 use super::leases::{borrow_all, borrow_composition, function, give_back_all, interrupted, show};
 use super::running::described;
 use super::{Context, OwnArgs, RunArgs, all, free_name, joined};
-use crate::commands::named_host;
 use crate::output::Failure;
-use crate::paths::running;
 use crate::process::{self, EndRequests};
 
 pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
-    check_host(context, &args.host, args.memory)?;
+    args.memory.check(context, &args.host)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
     let mut requests = EndRequests::listen();
     let leases = borrow(args, context, &mut requests).await?;
@@ -130,29 +127,6 @@ async fn launch(args: &RunArgs, leases: &[Lease], context: &Context<'_>) -> Resu
     }
 }
 
-/// Whether the rack has such a host: its name becomes a folder's.
-///
-/// A VM's memory is lent to the functions that it borrows, and a host lends no more than it has: one that is
-/// too large would be refused by the first function that it maps, when it runs already.
-pub(super) fn check_host(
-    context: &Context<'_>,
-    host: &str,
-    memory_mib: u32,
-) -> Result<(), Failure> {
-    let rack = running(&context.run_dir)?.rack()?;
-    let host = named_host(&rack, host)?;
-    let memory = u64::from(memory_mib) << 20;
-    if host.memory_stated && memory > host.memory {
-        let (asked, there) = (format_size(memory), format_size(host.memory));
-        let error = format!(
-            "the VM would have {asked} of memory, and {} has {there} by the rack file",
-            host.name
-        );
-        return Err(Failure::usage(error, "run it with less --memory, or correct the rack file"));
-    }
-    Ok(())
-}
-
 pub(super) fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> VmSpec {
     // It may be started again from elsewhere.
     let whole =
@@ -169,7 +143,7 @@ pub(super) fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Conte
     };
     let dir = registry::vms_dir(&context.run_dir, &args.host).join(name);
     let mut spec = VmSpec::new(name, &dir, boot);
-    spec.memory_mib = args.memory;
+    (spec.memory_mib, spec.max_memory_mib) = (args.memory.memory, args.memory.max_memory);
     spec.cpus = args.cpus;
     spec.spare_ports = args.spare_ports;
     spec.functions = leases.iter().filter_map(function).collect();
@@ -185,7 +159,7 @@ fn new_group() -> String {
 }
 
 pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<(), Failure> {
-    check_host(context, &args.host, args.memory)?;
+    args.memory.check(context, &args.host)?;
     let group = args.group.clone().unwrap_or_else(new_group);
     let mut requests = EndRequests::listen();
     let (host, trust) = (&args.host, args.trust);
@@ -234,5 +208,6 @@ fn arguments(
         None => None,
     };
     let socket = helper.as_ref().map(|helper| helper.socket.as_path());
-    Ok((own_vm_args(args.memory, &functions, socket), helper))
+    let memory = (args.memory.memory, args.memory.max_memory);
+    Ok((own_vm_args(memory.0, memory.1, &functions, socket), helper))
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::leases::{
     borrow_all, function, give_back, give_back_all, interrupted, leases_at, leases_of, show,
 };
-use super::{Context, ExecArgs, PlugArgs, StopArgs, all, find};
+use super::{Context, ExecArgs, StopArgs, all, find};
 use crate::commands::borrow::Trust;
 use crate::output::{Cell, Failure};
 use crate::process::EndRequests;
@@ -90,12 +90,13 @@ pub(super) fn exec(args: &ExecArgs, context: &Context<'_>) -> Result<(), Failure
 }
 
 pub(super) async fn add(
-    args: &PlugArgs,
+    name: &str,
+    function_name: &str,
     trust: Trust,
     context: &Context<'_>,
 ) -> Result<(), Failure> {
-    let record = find(context, &args.name)?;
-    let functions = std::slice::from_ref(&args.function);
+    let record = find(context, name)?;
+    let functions = &[function_name.to_owned()];
     let mut requests = EndRequests::listen();
     let leases = borrow_all(context, &record.host, functions, trust, None, &mut requests).await?;
     let mut vm = Vm::attach(record);
@@ -114,21 +115,24 @@ pub(super) async fn add(
         }
     }
     context.output.result(&described(vm.record()), |o| {
-        o.line(&format!("{} is plugged into VM {}", args.function, args.name));
+        o.line(&format!("{function_name} is plugged into VM {name}"));
     });
     Ok(())
 }
 
-pub(super) async fn remove(args: &PlugArgs, context: &Context<'_>) -> Result<(), Failure> {
-    let record = find(context, &args.name)?;
+pub(super) async fn remove(
+    name: &str,
+    function: &str,
+    context: &Context<'_>,
+) -> Result<(), Failure> {
+    let record = find(context, name)?;
     let used = leases_of(context, &record).await?;
-    let Some(lease) = used.iter().find(|l| l.function == args.function) else {
+    let Some(lease) = used.iter().find(|l| l.function == function) else {
         let have: Vec<&str> = used.iter().map(|l| l.function.as_str()).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join(", ") };
-        let error = format!("VM {} has no {}", args.name, args.function);
+        let error = format!("VM {name} has no {function}");
         return Err(Failure::new(error, format!("it has {have}")));
     };
-    let name = &args.name;
     let socket = PathBuf::from(lease.socket.clone().unwrap_or_default());
     if InterruptChoice::noted(&socket) == InterruptChoice::MsixKept {
         let error = format!(
@@ -143,36 +147,43 @@ pub(super) async fn remove(args: &PlugArgs, context: &Context<'_>) -> Result<(),
         Ok(plugged) if record.alive() => plugged,
         Err(error) if !record.ends_within(ENDS) => return Err(error.into()),
         _ => {
-            let error = format!("VM {name} ended; {} is returned", args.function);
+            let error = format!("VM {name} ended; {function} is returned");
             return Err(Failure::new(error, "its guest or its QEMU ended it; start it again"));
         }
     };
     if plugged.iter().any(|plugged| plugged.socket == socket) {
         let error = format!(
-            "the guest of VM {name} did not release {}: it is returned, and what the guest has is an absent device",
-            args.function
+            "the guest of VM {name} did not release {function}: it is returned, and what the guest has is an absent device"
         );
         return Err(Failure::new(
             error,
             "the guest releases it when it has booted, or has ended what uses the device",
         ));
     }
-    context.output.result(&json!({"vm": args.name, "returned": returned}), |o| {
-        o.line(&format!("{} is unplugged from VM {} and returned", args.function, args.name));
+    context.output.result(&json!({"vm": name, "returned": returned}), |o| {
+        o.line(&format!("{function} is unplugged from VM {name} and returned"));
     });
     Ok(())
 }
 
 /// A VM as programs see it.
 pub(super) fn described(record: &VmRecord) -> Value {
-    let plugged = Vm::attach(record.clone()).functions().unwrap_or_default();
+    let vm = Vm::attach(record.clone());
+    let plugged = vm.functions();
+    // One that does not answer is not waited for twice.
+    let memory = match &plugged {
+        Ok(_) => vm.plugged_memory().unwrap_or_default(),
+        Err(_) => Vec::new(),
+    };
+    let plugged = plugged.unwrap_or_default();
+    let memory_mib = memory.iter().fold(record.memory_mib, |sum, it| sum.saturating_add(it.mib));
     let functions: Vec<Value> = plugged
         .iter()
         .map(|p| json!({"function": p.function, "device": p.id, "socket": p.socket}))
         .collect();
     json!({
         "vm": record.name, "host": record.host, "process": record.pid,
-        "started": record.started, "memory_mib": record.memory_mib, "cpus": record.cpus,
+        "started": record.started, "memory_mib": memory_mib, "plugged_memory": memory, "cpus": record.cpus,
         "accel": record.accel, "boot": record.boot, "fabric": record.fabric, "folder": record.dir, "functions": functions,
     })
 }

@@ -251,7 +251,7 @@ pub fn second_borrower(world: &mut RackWithGuests) -> Result<()> {
 pub fn own_qemu(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let mut arguments = vec!["vm", "args", "--host", "gamma", "--borrow", "alpha/nvme1"];
-    arguments.extend(["--memory", "256M"]);
+    arguments.extend(["--memory", "256M", "--max-memory", "1G"]);
     for (remaps, queues) in [(true, 2), (false, 1)] {
         let value = rack.json(&arguments)?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

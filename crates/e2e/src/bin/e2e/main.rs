@@ -13,6 +13,7 @@ mod endings;
 mod firmware;
 mod guests;
 mod machines;
+mod memory;
 mod metal;
 mod nics;
 mod peers;
@@ -57,11 +58,12 @@ const ALONE: [Alone; 5] = [
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 30] = [
+const SCENARIOS: [Scenario; 31] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
     ("a strict borrower's guest uses the same drive", guests::strict_isolation),
+    ("a guest's drive reaches memory that is plugged in later", memory::followed),
     ("a program in a guest maps borrowed memory", guests::memory),
     ("a guest's drive reaches the BARs of its other functions", peers::to_each_other),
     ("two guests reach each other by functions of a network card", nics::to_each_other),
@@ -139,8 +141,9 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     let begun = Instant::now();
     let rack = RackProcesses::start(RACK.as_ref(), dir)?;
     // Both boot at the same time.
-    let mut old = Guest::start(&rack, "old", "beta", "bookworm", &[])?;
-    let mut new = Guest::start(&rack, "new", "gamma", "trixie", &[])?;
+    let room = ["--max-memory", "1G"];
+    let mut old = Guest::start_with(&rack, "old", "beta", "bookworm", &[], &room)?;
+    let mut new = Guest::start_with(&rack, "new", "gamma", "trixie", &[], &room)?;
     old.booted()?;
     new.booted()?;
     println!("{:>7.1} s  the rack and two guests are up", begun.elapsed().as_secs_f64());
