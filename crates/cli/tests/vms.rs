@@ -396,3 +396,27 @@ fn no_more_memory_is_plugged_in_than_the_host_has() {
     assert!(told.contains("no plugged memory memory0"), "{told}");
     lab.rack.good(&["vm", "stop", "--kill", "first"]);
 }
+
+/// One command borrows all of it and starts the VM; what ends the VM returns it whole.
+#[test]
+fn a_vm_starts_with_a_composition_and_its_end_returns_it_whole() {
+    let composition = "[[composition]]\nname = \"both\"\nhost = \"beta\"\n\
+        functions = [\"alpha/nvme0\", \"alpha/nvme1\"]\n";
+    let lab = Lab::of(&format!("{THREE_HOSTS}{composition}"), PROGRAM);
+    let run = lab.run(&["--detach", "--composition", "both"]);
+    lab.answer("vm1");
+    assert!(run.wait_with_output().unwrap().status.success());
+    let state = || {
+        let listed = lab.rack.json(&["composition", "list"]);
+        let leases = listed[0]["leases"].as_array().unwrap().len();
+        (listed[0]["state"].as_str().unwrap().to_owned(), leases)
+    };
+    assert_eq!(state(), ("borrowed".to_owned(), 2));
+    let told = lab.rack.bad(1, &["vm", "run", "--host", "gamma", "--composition", "both"]);
+    assert!(told.contains("is for beta"), "{told}");
+    lab.rack.good(&["vm", "stop", "--kill", "vm1"]);
+    assert_eq!(state(), ("free".to_owned(), 0));
+    for function in ["alpha/nvme0", "alpha/nvme1"] {
+        lab.rack.wait_device(function, DeviceState::Offered);
+    }
+}

@@ -9,6 +9,8 @@ use crate::RackWithGuests;
 
 /// Where the program runs.
 const HOST: &str = "gamma";
+/// All functions of the guest, which it is started with.
+const COMPOSITION: &str = "peers";
 const DRIVE: &str = "alpha/nvme2";
 /// At the drive's lender, at another one, and at the borrower itself, and the memory buffer of another drive; with their
 /// sizes, by which the guest tells them apart.
@@ -26,16 +28,29 @@ fn drive_when(rack: &RackProcesses, what: &str, wanted: impl Fn(&Value) -> bool)
     rack.wait(what, Duration::from_secs(60), |rack| rack.device(DRIVE).ok().filter(&wanted))
 }
 
-/// A stock kernel programs the BARs; a program drives a drive by itself and names addresses in them. Each
+/// How the composition is, and how many functions are borrowed of it.
+fn composition(rack: &RackProcesses) -> Result<(String, usize)> {
+    let all = rack.json(&["composition", "list"])?;
+    let ours = all.as_array().into_iter().flatten().find(|it| it["name"] == COMPOSITION);
+    let state = ours.and_then(|it| it["state"].as_str()).unwrap_or("not there").to_owned();
+    Ok((state, ours.and_then(|it| it["leases"].as_array()).map_or(0, Vec::len)))
+}
+
+/// A guest is started with all functions of a composition by one command, and returns them all when it is stopped. In
+/// between, a stock kernel programs the BARs; a program drives a drive by itself and names addresses in them. Each
 /// target is elsewhere. When a target decodes nothing or is unplugged, the drive does not reach it.
 pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let disk = programs::qemu_arguments(&programs::disk(rack, &["peer"])?);
-    let mut functions = vec![DRIVE];
-    functions.extend(TARGETS.map(|(name, _)| name));
-    let mut more = vec!["--"];
+    let mut more = vec!["--composition", COMPOSITION, "--"];
     more.extend(disk.iter().map(String::as_str));
-    let mut guest = Guest::start_with(rack, "peers", HOST, "trixie", &functions, &more)?;
+    let mut guest = Guest::start_with(rack, "peers", HOST, "trixie", &[], &more)?;
+    let (state, borrowed) = composition(rack)?;
+    let whole = state == "borrowed" && borrowed == TARGETS.len() + 1;
+    ensure!(whole, "the composition is {state}, with {borrowed} functions");
+    let again = ["vm", "run", "--host", HOST, "--composition", COMPOSITION, "--detach"];
+    let refused = rack.refused(&again)?;
+    ensure!(refused.contains("is borrowed already"), "another VM has a part of it: {refused}");
     guest.booted()?;
     guest.run(&format!(
         "{} && echo 1 >/proc/sys/vm/nr_hugepages && \
@@ -72,5 +87,8 @@ pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
              ! {refused} && setpci -s {place} COMMAND=0"
         ))?;
     }
-    guest.stop(rack)
+    guest.stop(rack)?;
+    let (state, left) = composition(rack)?;
+    ensure!(state == "free" && left == 0, "the composition is {state}, {left} functions are left");
+    Ok(())
 }
