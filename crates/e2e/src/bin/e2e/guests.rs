@@ -159,42 +159,65 @@ pub fn verified_io(world: &mut RackWithGuests) -> Result<()> {
     remove(rack, new, "new", "alpha/nvme1")
 }
 
+/// What loads the drive DRIVE for some seconds, and verifies: as many processes as processors, each bound to one.
+const LOAD: &str = "cd /tmp && fio --name=load --filename=/dev/DRIVEn1 --rw=randrw \
+    --bs=4k --direct=1 --ioengine=libaio --iodepth=8 --size=8M --offset_increment=8M \
+    --numjobs=$(nproc) --cpus_allowed=0-$(($(nproc) - 1)) --cpus_allowed_policy=split \
+    --time_based --verify=crc32c --verify_fatal=1 --runtime=";
+
+/// Loads a drive (`nvme0`) for so many seconds, in which all must be in order.
+fn verified_load(guest: &mut Guest, drive: &str, seconds: u32) -> Result<()> {
+    let load = LOAD.replace("DRIVE", drive);
+    guest.run(&format!("{load}{seconds} >fio.out 2>&1 || {{ cat fio.out; exit 1; }}")).map(drop)
+}
+
+/// A guest has a queue for each of its processors on this drive, with an interrupt of its own whose name has `kind` in
+/// it; each does I/O, whose data is verified.
+pub fn each_queue(guest: &mut Guest, drive: &str, kind: &str) -> Result<()> {
+    let said =
+        guest.run(&format!("dmesg | grep '{drive}: .*default/read/poll queues' | tail -n 1"))?;
+    ensure!(said.contains(&format!(" {CPUS}/0/0 ")), "not a queue a processor: {said}");
+    verified_load(guest, drive, 2)?;
+    // Per line of the drive's: its count on each processor. Queue 0 is the admin queue.
+    let used = guest.run(&format!(
+        "awk '/{kind}/ && /{drive}q[1-9]/ {{ n = 0; for (i = 2; i <= {CPUS} + 1; i++) n += $i; \
+         if (n > 0) used++ }} END {{ print used + 0 }}' /proc/interrupts"
+    ))?;
+    ensure!(
+        used == CPUS,
+        "{used} of {CPUS} queues interrupted: {}",
+        guest.run("cat /proc/interrupts")?
+    );
+    Ok(())
+}
+
+/// The only drive of a guest, as its kernel names it: `nvme0`.
+fn only_drive(guest: &mut Guest) -> Result<String> {
+    guest.run("basename $(ls -d /dev/nvme?n1) n1")
+}
+
 /// Each processor of a guest has a queue and an interrupt of its own. The drive is unplugged in the
 /// middle of its work and plugged in again, several times.
 pub fn queues(world: &mut RackWithGuests) -> Result<()> {
-    // As many processes as processors, each bound to one.
-    const LOAD: &str = "cd /tmp && fio --name=load --filename=$(ls -d /dev/nvme?n1) --rw=randrw \
-        --bs=4k --direct=1 --ioengine=libaio --iodepth=8 --size=8M --offset_increment=8M \
-        --numjobs=$(nproc) --cpus_allowed=0-$(($(nproc) - 1)) --cpus_allowed_policy=split \
-        --time_based --verify=crc32c --verify_fatal=1 --runtime=";
     let RackWithGuests { rack, old, new } = world;
     for (guest, name) in [(old, "old"), (new, "new")] {
         guest.run("dmesg -C")?;
         add(rack, guest, name, "alpha/nvme0")?;
-        let said = guest.run("dmesg | grep 'default/read/poll queues'")?;
-        ensure!(said.contains(&format!(" {CPUS}/0/0 ")), "not a queue a processor: {said}");
-        guest.run(&format!("{LOAD}2 >fio.out 2>&1 || {{ cat fio.out; exit 1; }}"))?;
-        // Per line of the drive's: its count on each processor. Queue 0 is the admin queue.
-        let used = guest.run(&format!(
-            "awk '/nvme[0-9]+q[1-9]/ {{ n = 0; for (i = 2; i <= {CPUS} + 1; i++) n += $i; \
-             if (n > 0) used++ }} END {{ print used + 0 }}' /proc/interrupts"
-        ))?;
-        ensure!(
-            used == CPUS,
-            "{used} of {CPUS} queues interrupted: {}",
-            guest.run("cat /proc/interrupts")?
-        );
+        let drive = only_drive(guest)?;
+        each_queue(guest, &drive, "MSI")?;
         remove(rack, guest, name, "alpha/nvme0")?;
         for _ in 0..2 {
             add(rack, guest, name, "alpha/nvme0")?;
+            let load = LOAD.replace("DRIVE", &only_drive(guest)?);
             let running =
-                guest.begin(&format!("{LOAD}60 >fio.out 2>&1"), Duration::from_secs(90))?;
+                guest.begin(&format!("{load}60 >fio.out 2>&1"), Duration::from_secs(90))?;
             busy(guest)?;
             remove(rack, guest, name, "alpha/nvme0")?;
             ensure!(!running.wait()?.ok(), "fio did not notice that its drive went");
         }
         add(rack, guest, name, "alpha/nvme0")?;
-        guest.run(&format!("{LOAD}1 >fio.out 2>&1 || {{ cat fio.out; exit 1; }}"))?;
+        let drive = only_drive(guest)?;
+        verified_load(guest, &drive, 1)?;
         remove(rack, guest, name, "alpha/nvme0")?;
     }
     Ok(())

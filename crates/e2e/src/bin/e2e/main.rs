@@ -12,6 +12,7 @@ mod cycles;
 mod endings;
 mod firmware;
 mod guests;
+mod kernels;
 mod machines;
 mod memory;
 mod metal;
@@ -58,7 +59,7 @@ const ALONE: [Alone; 5] = [
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 31] = [
+const SCENARIOS: [Scenario; 32] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -74,6 +75,7 @@ const SCENARIOS: [Scenario; 31] = [
     ("a machine with an IOMMU lends its own drive and virtual functions", physical::lent),
     ("a guest boots from a borrowed drive by UEFI", firmware::boots),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
+    ("the newest kernel has a queue for each processor, by MSI-X and by MSI", kernels::newest),
     ("discard and write-zeroes leave zeroes", guests::zeroes),
     ("a second borrower is refused and told who has it", guests::second_borrower),
     ("two guests take turns on one drive, unattended", sharing::turns_of_guests),
