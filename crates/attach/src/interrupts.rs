@@ -5,10 +5,9 @@
 
 mod data;
 mod remote;
-mod taken;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,13 +26,6 @@ pub use data::DataInterrupt;
 pub(crate) use data::Rings;
 use remote::Sender;
 pub use remote::{RemoteDataInterrupt, RemoteInterrupt};
-use taken::{RingClaim, TakenRings};
-
-/// Pauses between two looks whether another thread has taken what it has the right to: so many, and then for so long.
-const YIELDS: u32 = 16;
-const PAUSE: Duration = Duration::from_micros(50);
-/// A thread that takes a ring takes no longer, where there is one.
-const TAKING: Duration = Duration::from_millis(200);
 
 const RING: RingLayout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
 
@@ -73,7 +65,8 @@ impl From<WaitError> for InterruptError {
 #[derive(Debug)]
 pub struct Interrupt {
     line: Line,
-    taken: TakenRings,
+    /// How many rings of the doorbell have been taken.
+    taken: AtomicU32,
     counting: bool,
 }
 
@@ -183,7 +176,7 @@ impl Session {
         counting: bool,
     ) -> Result<Interrupt, AttachError> {
         let line = Line::make(self, InterruptKind::Plain, number, shared)?;
-        let taken = TakenRings::new(line.rung);
+        let taken = AtomicU32::new(line.rung);
         self.registry().watch(line.handle, Watched::default(), self);
         Ok(Interrupt { line, taken, counting })
     }
@@ -262,49 +255,16 @@ impl Interrupt {
     /// [`InterruptError::Gone`] when it is removed meanwhile.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<(), InterruptError> {
         let deadline = after(timeout);
-        match self.taken.claim() {
-            Some(claim) => self.take(claim, deadline),
-            None => self.wait_behind(deadline),
-        }
-    }
-
-    /// Waits for a ring with the right to take it.
-    #[inline]
-    fn take(&self, claim: RingClaim<'_>, deadline: Option<Instant>) -> Result<(), InterruptError> {
-        let seen = claim.count();
-        let count = self.line.wait(seen, deadline)?;
-        claim.take(if self.counting { seen.wrapping_add(1) } else { count });
-        Ok(())
-    }
-
-    /// Waits while another thread has the right to take the next ring: for one that it leaves.
-    #[cold]
-    fn wait_behind(&self, deadline: Option<Instant>) -> Result<(), InterruptError> {
-        let (mut looks, mut since, mut last, mut more) = (0, Instant::now(), 0, false);
         loop {
-            let seen = self.taken.count();
-            if looks == 0 || seen != last {
-                // Also a ring that the other thread takes ends this.
-                let count = self.line.wait(seen, deadline)?;
-                more = self.counting && count.wrapping_sub(seen) > 1;
-                (looks, since, last) = (0, Instant::now(), seen);
+            let seen = self.taken.load(Ordering::Acquire);
+            let count = self.line.wait(seen, deadline)?;
+            let next = if self.counting { seen.wrapping_add(1) } else { count };
+            let (here, late) = (Ordering::AcqRel, Ordering::Acquire);
+            if self.taken.compare_exchange(seen, next, here, late).is_ok() {
+                return Ok(());
             }
-            if let Some(claim) = self.taken.claim() {
-                return self.take(claim, deadline);
-            }
-            let overdue = since.elapsed() > TAKING;
-            // One is left for this thread as soon as the other has taken its own.
-            if !more || overdue {
-                in_time(deadline)?;
-            }
-            if overdue && !self.line.session.is_own() {
-                self.taken.end_claim();
-            }
-            looks += 1;
-            match looks {
-                ..=YIELDS => std::thread::yield_now(),
-                _ => std::thread::sleep(PAUSE),
-            }
+            // Another thread took it.
+            in_time(deadline)?;
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rackbus_attach::{InterruptError, Refusal, SegmentAccess};
@@ -89,28 +90,28 @@ fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
 /// Threads wait for one interrupt, and leave and come again; each trigger is one wait's.
 #[test]
 fn each_trigger_is_taken_by_one_of_several_threads_that_wait() {
-    const THREADS: usize = 3;
     const TRIGGERS: usize = 20_000;
+    let all = AtomicBool::new(false);
     let rack = Hosts::start(|link| Arc::new(link));
     let interrupt = rack.session(ALPHA).create_interrupt(Some(5), false, true).unwrap();
     let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, 100).unwrap();
-    let taken: usize = std::thread::scope(|scope| {
-        let waits = |thread: usize| {
-            let (mut taken, mut tries, mut idle) = (0, thread as u64, 0);
-            // Some waits are for no time at all. A thread ends when nothing has come for a while.
-            while idle < 9 {
-                tries += 1;
-                match interrupt.wait(Some(Duration::from_millis(tries % 3 * 50))) {
-                    Ok(()) => (taken, idle) = (taken + 1, 0),
-                    Err(InterruptError::TimedOut) => idle += 1,
-                    Err(error) => panic!("{error}"),
-                }
+    let waits = &|thread: usize| {
+        let (mut taken, mut tries, mut idle) = (0, thread as u64, 0);
+        // Some waits are for no time at all. A thread ends when nothing has come since the last trigger.
+        while idle < 9 {
+            tries += 1;
+            match interrupt.wait(Some(Duration::from_millis(tries % 3 * 50))) {
+                Ok(()) => (taken, idle) = (taken + 1, 0),
+                Err(InterruptError::TimedOut) => idle += u64::from(all.load(Ordering::Acquire)),
+                Err(error) => panic!("{error}"),
             }
-            taken
-        };
-        let threads: Vec<_> =
-            (0..THREADS).map(|thread| scope.spawn(move || waits(thread))).collect();
+        }
+        taken
+    };
+    let taken: usize = std::thread::scope(|scope| {
+        let threads = [0, 1, 2].map(|thread| scope.spawn(move || waits(thread)));
         (0..TRIGGERS).for_each(|_| sender.trigger().unwrap());
+        all.store(true, Ordering::Release);
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(taken, TRIGGERS);
@@ -119,7 +120,6 @@ fn each_trigger_is_taken_by_one_of_several_threads_that_wait() {
 
 #[test]
 fn a_peer_that_signals_without_pause_defeats_no_timeout() {
-    use std::sync::atomic::{AtomicBool, Ordering};
     let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let data = alpha.create_data_interrupt(Some(5)).unwrap();
