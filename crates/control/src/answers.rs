@@ -55,6 +55,9 @@ pub enum KeyedRequest {
     Return {
         /// Number of the lease that the request made.
         lease: LeaseId,
+        /// How long its user was to have, in milliseconds, if not as long as the rack gives.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        within: Option<u64>,
     },
 }
 
@@ -70,14 +73,14 @@ impl KeyedRequest {
         let text = serde_json::to_vec(&(kind, asked)).unwrap_or_default();
         let digest = sha2::Sha256::digest(text);
         let first = digest.first_chunk().copied().map_or(0, u64::from_be_bytes);
-        KeyedRequest::Return { lease: first | CHANGE }
+        KeyedRequest::Return { lease: first | CHANGE, within: None }
     }
 
     /// Whether it is answered with how things stand when it is, and never with what is kept.
     fn is_answered_anew(&self) -> bool {
         match self {
             KeyedRequest::Share { .. } => true,
-            KeyedRequest::Return { lease } => *lease >= CHANGE,
+            KeyedRequest::Return { lease, .. } => *lease >= CHANGE,
             KeyedRequest::Borrow { .. } => false,
         }
     }
@@ -265,7 +268,7 @@ mod tests {
     use super::*;
 
     fn kept(key: &str, at_ms: u64) -> KeptAnswer {
-        let request = KeyedRequest::Return { lease: 1 };
+        let request = KeyedRequest::Return { lease: 1, within: None };
         KeptAnswer { key: key.to_owned(), request, lease: 1, at_ms, answer: None }
     }
 
@@ -286,11 +289,14 @@ mod tests {
     #[test]
     fn a_key_belongs_to_one_request() {
         let answers = KeptAnswers::of([kept("a", 5)]);
-        let same = KeyedRequest::Return { lease: 1 };
+        let same = KeyedRequest::Return { lease: 1, within: None };
         assert_eq!(answers.find("a", &same).unwrap(), KeyLookup::Pending(1));
         assert_eq!(answers.find("b", &same).unwrap(), KeyLookup::New);
-        let refused = answers.find("a", &KeyedRequest::Return { lease: 2 }).unwrap_err();
+        let refused =
+            answers.find("a", &KeyedRequest::Return { lease: 2, within: None }).unwrap_err();
         assert_eq!(refused.code, "key_reused");
+        let sooner = KeyedRequest::Return { lease: 1, within: Some(0) };
+        assert_eq!(answers.find("a", &sooner).unwrap_err().code, "key_reused");
     }
 
     #[test]
@@ -299,9 +305,9 @@ mod tests {
         let offered = change("offer", &["a", "b"]);
         assert!(offered.is_answered_anew());
         // As control planes of the previous version read it.
-        let KeyedRequest::Return { lease } = offered else { panic!("{offered:?}") };
+        let KeyedRequest::Return { lease, .. } = offered else { panic!("{offered:?}") };
         assert!(lease >= CHANGE, "{lease} may be a lease");
-        assert_eq!(change("offer", &["a", "b"]), KeyedRequest::Return { lease });
+        assert_eq!(change("offer", &["a", "b"]), KeyedRequest::Return { lease, within: None });
         for other in
             [change("offer", &["ab"]), change("offer", &["a"]), change("take", &["a", "b"])]
         {

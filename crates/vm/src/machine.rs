@@ -219,7 +219,23 @@ impl Vm {
     /// # Errors
     /// When there is none of that id, or the guest does not release it in time.
     pub fn hot_remove(&self, id: &str, limit: Duration) -> Result<()> {
-        self.record.qmp()?.unplug(id, ASKED_AGAIN, limit)
+        let (begun, mut asked) = (Instant::now(), false);
+        loop {
+            let left = limit.saturating_sub(begun.elapsed()).min(ASKED_AGAIN);
+            // QEMU speaks with one at a time: others have their turn between two questions.
+            let mut qmp = self.record.qmp()?;
+            match qmp.unplug(id, ASKED_AGAIN, left) {
+                Err(VmError::TimedOut { what, .. }) if begun.elapsed() >= limit => {
+                    return Err(VmError::TimedOut { what, limit });
+                }
+                Err(VmError::TimedOut { .. }) => asked = true,
+                // The guest released it since it was last asked.
+                Err(VmError::Refused { message, .. }) if asked && message.contains("not found") => {
+                    return Ok(());
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     /// The functions plugged in now.

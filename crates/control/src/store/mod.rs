@@ -175,7 +175,7 @@ mod tests {
     }
 
     fn answer(key: &str, lease: LeaseId, answer: Option<BorrowAnswer>) -> KeptAnswer {
-        let request = KeyedRequest::Return { lease };
+        let request = KeyedRequest::Return { lease, within: None };
         KeptAnswer { key: key.to_owned(), request, lease, at_ms: 1, answer }
     }
 

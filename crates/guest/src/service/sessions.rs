@@ -145,6 +145,8 @@ impl Device {
             match self.ledger.left_on(slot, (session, place), recorded) {
                 LeftOnSocket::New => return true,
                 LeftOnSocket::OneRecorded => {
+                    let before = recorded.wrapping_sub(1);
+                    self.ledger.taken_off(slot, (session, place), before, true);
                     packets.discard();
                 }
                 // Nobody else receives from it: what is not there was taken off.

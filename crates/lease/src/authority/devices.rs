@@ -73,11 +73,14 @@ impl Authority {
                 let (borrower, lease) = (record.borrower.clone(), *lease);
                 return Err(DeviceRefused::Held { function, borrower, lease });
             }
-            if !matches!(record.state, LeaseState::Closing { .. }) {
-                leases.push(*lease);
+            leases.push((*lease, matches!(record.state, LeaseState::Closing { .. })));
+        }
+        for (lease, closing) in leases {
+            match closing {
+                true => self.hasten(now, lease, self.config.close_grace),
+                false => self.close(now, lease, EndReason::Withdrawn, None),
             }
         }
-        leases.into_iter().for_each(|lease| self.close(now, lease, EndReason::Withdrawn, None));
         change.function_ids().for_each(|function| self.end_shares_of(now, &function));
         let key = (change.host.clone(), change.device.clone());
         let number = match self.devices.get(&key).filter(|known| known.section.is_none()) {

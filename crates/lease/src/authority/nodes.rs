@@ -187,7 +187,8 @@ impl Authority {
     pub(super) fn lost(&mut self, now: Millis, host: &str, lease: LeaseId, reason: String) {
         match self.leases.get(&lease).filter(|l| l.borrower == host).map(|l| &l.state) {
             Some(LeaseState::Ended { .. }) => self.say_ended(lease),
-            Some(LeaseState::Closing { .. }) => {}
+            // A function that is gone already is not worth more time than the rack gives.
+            Some(LeaseState::Closing { .. }) => self.hasten(now, lease, self.config.close_grace),
             None => self.say_unknown(host, lease),
             Some(_) => self.close(now, lease, EndReason::LenderLost(reason), None),
         }

@@ -46,6 +46,10 @@ impl Authority {
         within: Option<Millis>,
     ) {
         self.confirm(lease);
+        // Nobody keeps a function beyond its turn by returning it.
+        let turn = self.leases.get(&lease).and_then(|record| record.turn.as_ref());
+        let most = turn.map(|turn| turn.grace.saturating_add(self.config.close_grace));
+        let within = within.map(|within| within.min(most.unwrap_or(within)));
         self.set_lease_state(lease, LeaseState::Closing { reason, within });
         let time = self.leases.get(&lease).map_or(0, |it| time_to_release(&self.config, it));
         self.set_deadline(lease, Some(now.saturating_add(time)));
@@ -55,8 +59,14 @@ impl Authority {
     /// Ends a lease that is closing within this time from now, if it would take longer.
     pub(super) fn hasten(&mut self, now: Millis, lease: LeaseId, within: Millis) {
         let at = now.saturating_add(within);
-        if self.deadlines.get(&lease).is_some_and(|deadline| *deadline > at) {
+        let state = self.leases.get(&lease).map(|record| &record.state);
+        if let Some(LeaseState::Closing { reason, .. }) = state
+            && self.deadlines.get(&lease).is_some_and(|deadline| *deadline > at)
+        {
+            let reason = reason.clone();
+            self.set_lease_state(lease, LeaseState::Closing { reason, within: Some(within) });
             self.set_deadline(lease, Some(at));
+            self.say(lease);
         }
     }
 

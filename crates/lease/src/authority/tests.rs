@@ -393,6 +393,10 @@ fn a_return_gives_the_user_the_time_that_was_asked_for() {
     // Sooner; what was asked for before is not made longer.
     authority.give_back(2000, lease, Some(500)).unwrap();
     authority.give_back(2000, lease, Some(grace * 9)).unwrap();
+    // Of a later life of the authority, too.
+    let records = authority.leases().map(|lease| Record::Lease(lease.clone())).collect::<Vec<_>>();
+    let restored = Authority::restore(Config::default(), 2000, records);
+    assert_eq!(restored.deadlines.get(&lease), Some(&2500));
     pass(&mut authority, 2000, 2499);
     assert!(authority.lease(lease).unwrap().is_live());
     pass(&mut authority, 2499, 2500);

@@ -103,7 +103,7 @@ impl World {
         let front = node.fronts[index].clone();
         let closes = self.faults && self.random.chance(10);
         // Some take so long that a later lease of the function is there meanwhile.
-        let ends = if self.faults && front.lease % 3 == 0 { 3 } else { 50 };
+        let ends = if self.faults && front.lease.is_multiple_of(3) { 3 } else { 50 };
         match front.stage {
             Stage::Attached => return self.begin_front(host, node, index, &front),
             // Its user closes it, or it sees that its conversation has ended.

@@ -14,8 +14,9 @@ pub const MEMORY_BLOCK_MIB: u32 = 128;
 /// How often memory can be plugged into a VM before some of it is unplugged.
 const SLOTS: u8 = 16;
 
-/// The most that QEMU is asked for, MiB: as much as a processor of 40 address bits reaches.
-const MOST_MIB: u32 = 1 << 20;
+/// The most that QEMU is asked for, MiB: half of what a processor of 40 address bits reaches, since holes and the
+/// alignment of what is plugged in take addresses as well.
+const MOST_MIB: u32 = 1 << 19;
 
 /// Checks the memory that a VM is to start with and, if there is one, the bound of what it may have later.
 ///
@@ -23,11 +24,11 @@ const MOST_MIB: u32 = 1 << 20;
 /// When QEMU could not take it: with what to give instead.
 pub fn check_memory(mib: u32, max_mib: Option<u32>) -> Result<()> {
     if !(128..=MOST_MIB).contains(&mib) {
-        return Err(VmError::Invalid(format!("memory of {mib} MiB: give 128M to 1T")));
+        return Err(VmError::Invalid(format!("memory of {mib} MiB: give 128M to 512G")));
     }
     match max_mib {
         Some(max) if !(mib..=MOST_MIB).contains(&max) => Err(VmError::Invalid(format!(
-            "at most {max} MiB of memory: give --max-memory from {mib}M, which the VM starts with, to 1024G"
+            "at most {max} MiB of memory: give --max-memory from {mib}M, which the VM starts with, to 512G"
         ))),
         _ => Ok(()),
     }
@@ -70,8 +71,8 @@ mod tests {
     fn bounds_are_refused_with_what_to_give() {
         assert!(check_memory(512, None).is_ok() && check_memory(512, Some(512)).is_ok());
         let refused = |mib, max| check_memory(mib, max).expect_err("refused").to_string();
-        assert!(refused(64, None).contains("128M to 1T"));
+        assert!(refused(64, None).contains("128M to 512G"));
         assert!(refused(512, Some(256)).contains("from 512M"));
-        assert!(refused(512, Some(MOST_MIB + 1)).contains("1024G"));
+        assert!(refused(512, Some(MOST_MIB + 1)).contains("512G"));
     }
 }

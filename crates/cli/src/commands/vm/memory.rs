@@ -2,7 +2,7 @@
 
 use rackbus_fabric::rack::format_size;
 use rackbus_vm::spec::{DEFAULT_MEMORY_MIB, check_memory};
-use rackbus_vm::{Vm, VmRecord};
+use rackbus_vm::{Vm, VmError, VmRecord};
 use serde_json::json;
 
 use super::leases::leases_of;
@@ -69,10 +69,13 @@ pub(super) fn check_host(
     Ok(())
 }
 
-/// What is plugged into a VM beside that which it started with, MiB; 0 where its QEMU does not answer.
-pub(super) fn plugged_mib(record: &VmRecord) -> u32 {
-    let plugged = Vm::attach(record.clone()).plugged_memory().unwrap_or_default();
-    plugged.iter().fold(0, |sum, it| sum.saturating_add(it.mib))
+/// What is plugged into a VM beside that which it started with, MiB.
+///
+/// # Errors
+/// When its QEMU does not answer.
+pub(super) fn plugged_mib(record: &VmRecord) -> Result<u32, VmError> {
+    let plugged = Vm::attach(record.clone()).plugged_memory()?;
+    Ok(plugged.iter().fold(0, |sum, it| sum.saturating_add(it.mib)))
 }
 
 /// Plugs memory into a VM that runs.
@@ -101,7 +104,8 @@ fn check_room(context: &Context<'_>, record: &VmRecord, mib: u32) -> Result<(), 
     }
     let vms = all(context)?;
     let there = vms.iter().filter(|vm| vm.host == host.name);
-    let has: u64 = there.map(|vm| u64::from(vm.memory_mib) + u64::from(plugged_mib(vm))).sum();
+    let each = there.map(|vm| Ok(u64::from(vm.memory_mib) + u64::from(plugged_mib(vm)?)));
+    let has: u64 = each.sum::<Result<u64, VmError>>()?;
     if (has + u64::from(mib)) << 20 <= host.memory {
         return Ok(());
     }

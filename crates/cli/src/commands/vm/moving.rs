@@ -166,7 +166,7 @@ impl<'a> Moving<'a> {
         to: &'a str,
     ) -> Result<Moving<'a>, Failure> {
         let VmRecord { name, host: from, .. } = record;
-        let memory = record.memory_mib.saturating_add(plugged_mib(record));
+        let memory = record.memory_mib.saturating_add(plugged_mib(record)?);
         check_host(context, to, memory)?;
         let refused = |error: String, help: &str| Err(Failure::new(error, help));
         if from == to {

@@ -134,7 +134,7 @@ impl Writer {
         within: Option<u64>,
         key: Option<String>,
     ) -> Result<Result<Returned, ReturnRefused>, ApiError> {
-        let request = KeyedRequest::Return { lease };
+        let request = KeyedRequest::Return { lease, within };
         match self.find(key.as_deref(), &request)? {
             KeyLookup::New => {}
             KeyLookup::Pending(_) => return Ok(Ok(Returned::Awaited)),
