@@ -217,7 +217,8 @@ struct ReturnQuery {
 
 /// Returns a lease; answers when the function is reset, scrubbed and offered again.
 ///
-/// Its user is asked to release the function, and loses it when that takes longer than `within_ms`. Of a lease that is
+/// Its user is asked to release the function, and loses it when that takes longer than `within_ms`, or the rack's
+/// `return_grace` where no time is given. Of a lease that is
 /// being returned already, the time can be made shorter.
 ///
 /// Who repeats the request with the same `Idempotency-Key` within a day gets the answer to the first

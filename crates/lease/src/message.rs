@@ -344,7 +344,7 @@ pub enum Message {
         lease: LeaseId,
         /// What prevented or ended it, for people.
         reason: String,
-        /// How long a guest has to release it, in milliseconds; none where the function is gone already.
+        /// How long a guest has to release it, in milliseconds; none where the lease has ended already.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         within: Option<Millis>,
     },

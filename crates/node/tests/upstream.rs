@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
+use common::user::{Memory, SIZE, is_refused};
 use common::{Rack, blocking};
 use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, Lease};
+use rackbus_control::reach::{ReachedPlace, ReachedRange};
 use rackbus_control::{ControlClient as NodeClient, ControlClientError};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveError, DriveOptions};
@@ -29,7 +31,9 @@ const SERVE: &str = "RACKBUS_TEST_SERVE";
 fn rack_file(keys: &str) -> String {
     format!(
         "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"upstream\"\n{keys}\n\
-         [hosts.beta]\n[hosts.gamma]\n"
+         [hosts.alpha.devices.ram0]\nkind = \"memory\"\nsize = \"4 MiB\"\n\
+         [hosts.beta]\n\
+         [hosts.gamma.devices.ram2]\nkind = \"memory\"\nsize = \"4 MiB\"\n"
     )
 }
 
@@ -113,6 +117,58 @@ async fn what_another_program_serves_is_lent_and_taken_back() {
     let error = rack.client.borrow_as(&strict).await.unwrap_err().to_string();
     assert!(error.starts_with("alpha/d0 cannot be borrowed with strict isolation"), "{error}");
     assert_eq!(rack.client.leases(true).await.unwrap().len(), leases);
+    drop(server);
+}
+
+/// A drive that another program serves reads into the BARs of memory functions, and no longer than it may.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_program_serves_reaches_bars_of_its_users_other_functions() {
+    const AT: u64 = 0x38_0000_0000;
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("server.sock");
+    let rack = Rack::start(&rack_file(&format!("socket = {socket:?}"))).await;
+    let server = blocking(move || serve(&socket)).await;
+    let grouped = |function: &str| BorrowRequest {
+        group: Some("db".to_owned()),
+        ..BorrowRequest::new(function, "beta")
+    };
+    let lease = rack.client.borrow_as(&grouped("alpha/d0")).await.unwrap();
+    let mut drive = blocking(move || open(&lease).unwrap()).await;
+    for (nth, target) in ["alpha/ram0", "gamma/ram2"].into_iter().enumerate() {
+        let lease = rack.client.borrow_as(&grouped(target)).await.unwrap();
+        let (id, at) = (lease.lease, AT + nth as u64 * SIZE);
+        let (back, memory) = blocking(move || {
+            let memory = Memory::open(&lease);
+            assert!(is_refused(drive.read_to(8, 512, at)), "it is not programmed yet");
+            memory.place(at);
+            memory.decode(true);
+            let data = [nth as u8 + 7; 4096];
+            drive.write(8, &data, false).unwrap();
+            drive.read_to(8, data.len(), at + 0x1000).unwrap();
+            assert!(memory.load(0x1000, data.len()) == data, "other bytes came");
+            memory.store(0x2000, b"stored by the program");
+            drive.write_from(64, 512, at + 0x2000).unwrap();
+            let mut found = [0; 512];
+            drive.read(64, &mut found).unwrap();
+            assert_eq!(&found[..21], b"stored by the program");
+            (drive, memory)
+        })
+        .await;
+        drive = back;
+        let node = NodeClient::new(&rack.folder.path().join("alpha").join(SOCKET));
+        let windows = |ranges: Vec<ReachedRange>| {
+            ranges.into_iter().filter(|it| matches!(it.to, ReachedPlace::Bar { .. })).count()
+        };
+        assert_eq!(windows(node.reach("alpha/d0").await.unwrap()), 1);
+        rack.client.give_back(id).await.unwrap();
+        assert_eq!(windows(node.reach("alpha/d0").await.unwrap()), 0);
+        drive = blocking(move || {
+            assert!(is_refused(drive.read_to(8, 512, at)), "what was returned is reached");
+            drop(memory);
+            drive
+        })
+        .await;
+    }
     drop(server);
 }
 

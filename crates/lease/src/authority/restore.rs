@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::steps::time_to_release;
-use super::{Authority, Config, Contact, Decision, LeaseState, Record};
+use super::{Authority, Config, Contact, Decision, LeaseRecord, LeaseState, Record};
 use crate::message::Millis;
 
 /// How long nodes may take at least to come back to an authority that was made anew, whatever the time to live: they look
@@ -41,26 +41,7 @@ impl Authority {
                 Record::Function(function) => {
                     authority.functions.insert(function.function.clone(), function);
                 }
-                Record::Lease(mut lease) => {
-                    match lease.state {
-                        // Asked again: whether the lender has it armed may be otherwise by now.
-                        LeaseState::Opening => lease.state = LeaseState::Arming,
-                        LeaseState::Active { .. } => {
-                            authority.unconfirmed.insert(lease.lease);
-                        }
-                        _ => {}
-                    }
-                    authority.next_lease = authority.next_lease.max(lease.lease.saturating_add(1));
-                    let time = match lease.state {
-                        LeaseState::Closing { .. } => Some(time_to_release(&config, &lease)),
-                        LeaseState::Ended { .. } => None,
-                        _ => Some(config.ttl.max(RETURN)),
-                    };
-                    if let Some(time) = time {
-                        authority.deadlines.insert(lease.lease, now.saturating_add(time));
-                    }
-                    authority.leases.insert(lease.lease, lease);
-                }
+                Record::Lease(lease) => authority.restore_lease(now, lease),
                 Record::NextLease { lease } => {
                     authority.next_lease = authority.next_lease.max(lease);
                 }
@@ -92,5 +73,26 @@ impl Authority {
         }
         authority.restore_shares(now);
         authority
+    }
+
+    fn restore_lease(&mut self, now: Millis, mut lease: LeaseRecord) {
+        match lease.state {
+            // Asked again: whether the lender has it armed may be otherwise by now.
+            LeaseState::Opening => lease.state = LeaseState::Arming,
+            LeaseState::Active { .. } => {
+                self.unconfirmed.insert(lease.lease);
+            }
+            _ => {}
+        }
+        self.next_lease = self.next_lease.max(lease.lease.saturating_add(1));
+        let time = match lease.state {
+            LeaseState::Closing { .. } => Some(time_to_release(&self.config, &lease)),
+            LeaseState::Ended { .. } => None,
+            _ => Some(self.config.ttl.max(RETURN)),
+        };
+        if let Some(time) = time {
+            self.deadlines.insert(lease.lease, now.saturating_add(time));
+        }
+        self.leases.insert(lease.lease, lease);
     }
 }

@@ -198,21 +198,7 @@ impl<'a> Moving<'a> {
             known.unwrap_or(usize::MAX)
         };
         leases.sort_by_key(order);
-        if leases.iter().any(|lease| lease.share.is_some()) {
-            let error = format!("VM {name} takes turns on a function, as one of {from}");
-            return refused(
-                error,
-                "leave the share first: rackbus share leave, and join for the other host",
-            );
-        }
-        if leases.iter().any(|lease| lease.level.is_some()) {
-            let error = format!("VM {name} has a function with a service level");
-            return refused(error, "stop it, and run it on the other host");
-        }
-        if leases.iter().any(|lease| lease.placement != leases[0].placement) {
-            let error = format!("the functions of VM {name} are borrowed on different terms");
-            return refused(error, "stop it, and run it on the other host");
-        }
+        check_leases(record, &leases)?;
         let devices = context.client.devices().await?;
         let waited = devices.iter().find(|device| {
             device.waiting > 0 && leases.iter().any(|lease| lease.function == device.function)
@@ -388,6 +374,28 @@ fn check_files(spec: &VmSpec) -> Result<(), Failure> {
             let error = format!("VM {name} could not be started again: {file}: {cause}");
             return Err(Failure::new(error, "put the file back where it was"));
         }
+    }
+    Ok(())
+}
+
+/// Whether what a VM has can be borrowed by another host on the same terms.
+fn check_leases(record: &VmRecord, leases: &[Lease]) -> Result<(), Failure> {
+    let VmRecord { name, host: from, .. } = record;
+    let refused = |error: String, help: &str| Err(Failure::new(error, help));
+    if leases.iter().any(|lease| lease.share.is_some()) {
+        let error = format!("VM {name} takes turns on a function, as one of {from}");
+        return refused(
+            error,
+            "leave the share first: rackbus share leave, and join for the other host",
+        );
+    }
+    if leases.iter().any(|lease| lease.level.is_some()) {
+        let error = format!("VM {name} has a function with a service level");
+        return refused(error, "stop it, and run it on the other host");
+    }
+    if leases.iter().any(|lease| lease.placement != leases[0].placement) {
+        let error = format!("the functions of VM {name} are borrowed on different terms");
+        return refused(error, "stop it, and run it on the other host");
     }
     Ok(())
 }
