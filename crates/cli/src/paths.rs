@@ -38,6 +38,10 @@ pub struct RunningRack {
     /// the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// Devices that joined since, because `up` found them in the file, `HOST/DEVICE`: they leave when the file does not
+    /// list them any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub joined: Vec<String>,
 }
 
 impl RunningRack {
@@ -67,7 +71,13 @@ impl RunningRack {
         let file = file.canonicalize().map_err(|cause| {
             Failure::usage(format!("{}: {cause}", file.display()), "name a rack file")
         })?;
-        Ok(RunningRack { rack: rack.name.clone(), file, state_dir: state_dir.to_owned(), text })
+        Ok(RunningRack {
+            rack: rack.name.clone(),
+            file,
+            state_dir: state_dir.to_owned(),
+            text,
+            joined: Vec::new(),
+        })
     }
 }
 

@@ -121,9 +121,37 @@ fn a_changed_rack_file_is_followed_where_that_can_be_done() {
     std::fs::write(&file, format!("{before}\n{more}")).unwrap();
     rack.good(&["up", &file]);
     rack.borrow("gamma/ram7", "beta");
-    // It leaves the file, and so the rack, but not while it is in use.
+    // It leaves the file, and so the rack, but not while it is in use; nor does it become another one then.
+    for text in [before.clone(), format!("{before}\n{}", more.replace("1 MiB", "2 MiB"))] {
+        std::fs::write(&file, text).unwrap();
+        let refused = rack.bad(1, &["up", &file]);
+        assert!(refused.contains("gamma/ram7 leaves the rack, and is lent to beta"), "{refused}");
+        assert!(rack.good(&["devices"]).contains("ram7"));
+    }
+    rack.good(&["return", "gamma/ram7"]);
+    let changed = rack.run(&["up", &file]);
+    let said = String::from_utf8_lossy(&changed.stderr).into_owned();
+    assert!(changed.status.success() && said.contains("described otherwise"), "{said}");
+    rack.wait_device("gamma/ram7", DeviceState::Offered);
+    let devices: Vec<Value> = serde_json::from_str(&rack.good(&["devices", "--json"])).unwrap();
+    let ram = devices.iter().find(|it| it["function"] == "gamma/ram7").unwrap();
+    assert!(ram.to_string().contains("2 MiB"), "{ram}");
     std::fs::write(&file, &before).unwrap();
-    rack.good(&["withdraw", "gamma/ram7", "--force"]);
+    rack.good(&["up", &file]);
+    assert!(!rack.good(&["devices"]).contains("ram7"));
+    // What cannot become another one is as it was.
+    let drive = |size| {
+        let section = format!("kind = \"nvme\"\nsize = \"{size}\"\nbacking = \"file\"");
+        std::fs::write(&file, format!("{before}\n[hosts.gamma.devices.d7]\n{section}\n")).unwrap();
+    };
+    drive("4 MiB");
+    rack.good(&["up", &file]);
+    drive("8 MiB");
+    let refused = rack.bad(1, &["up", &file]);
+    assert!(refused.contains("d7"), "{refused}");
+    rack.wait_device("gamma/d7", DeviceState::Offered);
+    rack.borrow("gamma/d7", "beta");
+    rack.good(&["return", "gamma/d7"]);
     std::fs::write(&file, format!("{before}\n[hosts.delta]\n")).unwrap();
     let refused = rack.bad(1, &["up", &file]);
     assert!(refused.contains("hosts.delta"), "{refused}");

@@ -105,8 +105,10 @@ impl JoinArgs {
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
         let text = None;
-        RunningRack { rack: rack.name.clone(), file, state_dir: state_dir.clone(), text }
-            .note(&run_dir)?;
+        let (rack_name, joined) = (rack.name.clone(), Vec::new());
+        let known =
+            RunningRack { rack: rack_name, file, state_dir: state_dir.clone(), text, joined };
+        known.note(&run_dir)?;
         let advertised = match &self.advertise {
             Some(advertised) => advertised.clone(),
             None => own_address(&control, self.listen)?.to_string(),

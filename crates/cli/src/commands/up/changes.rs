@@ -14,10 +14,23 @@ use crate::paths;
 /// What is to be done so that the rack is as its file says.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {
-    /// Devices that are not listed any more, `HOST/DEVICE`.
+    /// Devices that are not listed any more, or are described otherwise, `HOST/DEVICE`.
     withdrawn: Vec<String>,
     /// Devices that join; those that the rack was started with have no section.
     offered: Vec<OfferRequest>,
+}
+
+impl Changes {
+    /// What is to be done, for people: a line for each device.
+    fn lines(&self) -> Vec<String> {
+        let joins = |device: &String| self.offered.iter().any(|it| it.device == *device);
+        let leave = self.withdrawn.iter().map(|device| match joins(device) {
+            true => format!("{device} is described otherwise: it leaves the rack and joins anew"),
+            false => format!("{device} is not in the file any more: it leaves the rack"),
+        });
+        let new = self.offered.iter().filter(|it| !self.withdrawn.contains(&it.device));
+        leave.chain(new.map(|it| format!("{} is new: it joins the rack", it.device))).collect()
+    }
 }
 
 /// Makes the rack that runs in `run_dir` one of `file`, which describes `devices`, as far as that can be done while it
@@ -29,7 +42,7 @@ pub async fn apply(
     output: &Output,
 ) -> Result<(), Failure> {
     let text = read_text(file)?;
-    let running = paths::running(run_dir)?;
+    let mut running = paths::running(run_dir)?;
     let others = others(&running.text()?, &text);
     if !others.is_empty() {
         let error = format!("this cannot change while the rack runs: {}", others.join(", "));
@@ -37,10 +50,13 @@ pub async fn apply(
     }
     let client = ControlClient::new(&rackbus_node::control_socket(run_dir));
     let known = client.sections().await?;
-    let Changes { withdrawn, offered } = between(&known, &offers::sections(devices, &text))?;
-    if withdrawn.is_empty() && offered.is_empty() {
-        output.progress("the rack is up, and as the file says");
+    let changes = between(&known, &running.joined, &offers::sections(devices, &text));
+    let lines = changes.lines();
+    match lines.is_empty() {
+        true => output.progress("the rack is up, and as the file says"),
+        false => lines.iter().for_each(|line| output.progress(line)),
     }
+    let Changes { withdrawn, offered } = changes;
     let devices = client.devices().await?;
     let leaves = |function: &str| {
         let section = known.iter().find(|it| it.functions.iter().any(|name| name == function));
@@ -54,40 +70,56 @@ pub async fn apply(
     for device in withdrawn {
         let (host, name) = device.split_once('/').unwrap_or_default();
         client.withdraw(host, name, false).await?;
+        running.joined.retain(|joined| *joined != device);
+        running.note(run_dir)?;
         output.progress(&format!("{device}: out of the rack"));
     }
     for request in offered {
-        client.offer(&request).await?;
+        // Noted before: where this ends in between, the device is still one of the file's.
+        running.joined.push(request.device.clone());
+        running.note(run_dir)?;
+        if let Err(error) = client.offer(&request).await {
+            // One that was there as something else is that again: a drive's file of another size, for example, is refused.
+            let before = known.iter().find(|it| it.device == request.device && was_there(it));
+            if let Some(before) = before {
+                let section = Some(before.section.clone());
+                let again = OfferRequest { section, ..request.clone() };
+                match client.offer(&again).await {
+                    Ok(_) => output.progress(&format!("{}: as it was before", request.device)),
+                    Err(_) => output.progress(&format!("{}: out of the rack", request.device)),
+                }
+            }
+            return Err(error.into());
+        }
         output.progress(&format!("{}: joined the rack", request.device));
     }
     super::status::show(&client, output).await
 }
 
-/// What leads from the devices that are `known` to those that are `wanted`. What others offered at run time is left
-/// alone.
+fn was_there(section: &RackSection) -> bool {
+    matches!(section.state, SectionState::Offered | SectionState::Joining)
+}
+
+/// What leads from the devices that are `known` to those that are `wanted`. `joined` are those that an earlier file listed
+/// beside the ones that the rack was started with; what others offered at run time is left alone.
 fn between(
     known: &[RackSection],
+    joined: &[String],
     wanted: &rackbus_control::service::Sections,
-) -> Result<Changes, Failure> {
+) -> Changes {
     let mut changes = Changes::default();
     let named = |name: &str| {
         let (host, device) = name.split_once('/').unwrap_or_default();
         wanted.get(&(host.to_owned(), device.to_owned()))
     };
-    let there =
-        |it: &&RackSection| matches!(it.state, SectionState::Offered | SectionState::Joining);
+    let there = |it: &&RackSection| was_there(it);
     for section in known.iter().filter(there) {
         match named(&section.device) {
             Some(wanted) if wanted.text == section.section => {}
-            Some(_) if section.listed => {
-                let error =
-                    format!("{} cannot become another device while the rack runs", section.device);
-                let remedy =
-                    "give the new device another name, or stop the rack and start it again";
-                return Err(Failure::new(error, remedy));
-            }
             Some(_) => changes.withdrawn.push(section.device.clone()),
-            None if section.listed => changes.withdrawn.push(section.device.clone()),
+            None if section.listed || joined.contains(&section.device) => {
+                changes.withdrawn.push(section.device.clone())
+            }
             None => {}
         }
     }
@@ -99,7 +131,7 @@ fn between(
             changes.offered.push(OfferRequest { device, section, by_node: false });
         }
     }
-    Ok(changes)
+    changes
 }
 
 /// What of two rack files differs besides devices.
@@ -154,23 +186,28 @@ mod tests {
         shown.collect()
     }
 
-    fn changes(after: &str) -> Result<Changes, Failure> {
+    fn changes(after: &str) -> Changes {
         let (_, devices) = parse_rack("rack.toml", after).unwrap();
-        between(&known(BEFORE), &offers::sections(&devices, after))
+        between(&known(BEFORE), &[], &offers::sections(&devices, after))
     }
 
     #[test]
     fn devices_join_and_leave_and_nothing_else_changes() {
-        assert_eq!(changes(BEFORE).unwrap(), Changes::default());
+        assert_eq!(changes(BEFORE), Changes::default());
         let more = format!("{BEFORE}[hosts.b.devices.m]\nkind = \"nvme\"\nsize = \"2 MiB\"\n");
-        let found = changes(&more).unwrap();
+        let found = changes(&more);
         assert_eq!(found.withdrawn, Vec::<String>::new());
         assert_eq!(found.offered[0].device, "b/m");
         assert!(others(BEFORE, &more).is_empty());
         let less = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n";
-        assert_eq!(changes(less).unwrap().withdrawn, ["a/n"]);
-        let other = BEFORE.replace("1 MiB", "2 MiB");
-        assert!(changes(&other).unwrap_err().error.contains("a/n"));
+        assert_eq!(changes(less).withdrawn, ["a/n"]);
+        let other = changes(&BEFORE.replace("1 MiB", "2 MiB"));
+        assert_eq!(
+            (&other.withdrawn[..], &other.offered[0].device[..]),
+            (&["a/n".into()][..], "a/n")
+        );
+        let lines = other.lines();
+        assert!(lines.len() == 1 && lines[0].contains("joins anew"), "{lines:?}");
     }
 
     #[test]
