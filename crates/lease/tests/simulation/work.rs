@@ -63,7 +63,10 @@ impl World {
             Work::Arm(device, epoch, level) => {
                 let failed = self.faults && self.random.chance(5);
                 let outcome = if failed { Err("broken".to_owned()) } else { Ok(()) };
-                if let Some(device) = node.devices.get_mut(&device).filter(|_| !failed) {
+                // A node does what a device is told one after the other: an arming whose epoch was revoked comes
+                // behind nothing that is newer.
+                let armed = node.devices.get_mut(&device);
+                if let Some(device) = armed.filter(|it| !failed && epoch > it.revoked) {
                     device.level = level;
                 }
                 node.lender.arm_done(&device, epoch, outcome)
