@@ -96,7 +96,9 @@ const SCENARIOS: [Scenario; 32] = [
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    let Some(dir) = arguments.next().map(PathBuf::from) else {
+    // A folder of that name would be emptied.
+    let dir = arguments.next().filter(|first| !first.starts_with('-')).map(PathBuf::from);
+    let Some(dir) = dir else {
         eprintln!("usage: e2e DIR [SCENARIO]...");
         return ExitCode::from(2);
     };
