@@ -45,11 +45,13 @@ pub struct RunningRack {
 }
 
 impl RunningRack {
-    /// Leaves it in the run directory.
+    /// Leaves it in the run directory. Others may read it meanwhile: they find the whole of the old one or of the new.
     pub fn note(&self, run_dir: &Path) -> Result<(), Failure> {
         let path = run_dir.join("rack.json");
+        let new = run_dir.join(format!(".rack.json.{}", std::process::id()));
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
-        fs::write(&path, text).map_err(|cause| {
+        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, &path));
+        written.map_err(|cause| {
             Failure::new(format!("{}: {cause}", path.display()), "see to the run directory")
         })
     }

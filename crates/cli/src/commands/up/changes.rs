@@ -51,22 +51,22 @@ pub async fn apply(
     let client = ControlClient::new(&rackbus_node::control_socket(run_dir));
     let known = client.sections().await?;
     let changes = between(&known, &running.joined, &offers::sections(devices, &text));
-    let lines = changes.lines();
-    match lines.is_empty() {
-        true => output.progress("the rack is up, and as the file says"),
-        false => lines.iter().for_each(|line| output.progress(line)),
-    }
-    let Changes { withdrawn, offered } = changes;
     let devices = client.devices().await?;
     let leaves = |function: &str| {
         let section = known.iter().find(|it| it.functions.iter().any(|name| name == function));
-        section.is_some_and(|it| withdrawn.contains(&it.device))
+        section.is_some_and(|it| changes.withdrawn.contains(&it.device))
     };
     let used = devices.iter().find(|it| it.holder.is_some() && leaves(&it.function));
     if let Some((used, holder)) = used.and_then(|it| Some((it, it.holder.as_ref()?))) {
         let error = format!("{} leaves the rack, and is lent to {holder}", used.function);
         return Err(Failure::new(error, "wait until it is returned; nothing was changed"));
     }
+    let lines = changes.lines();
+    match lines.is_empty() {
+        true => output.progress("the rack is up, and as the file says"),
+        false => lines.iter().for_each(|line| output.progress(line)),
+    }
+    let Changes { withdrawn, offered } = changes;
     for device in withdrawn {
         let (host, name) = device.split_once('/').unwrap_or_default();
         client.withdraw(host, name, false).await?;
@@ -78,15 +78,13 @@ pub async fn apply(
         // Noted before: where this ends in between, the device is still one of the file's.
         running.joined.push(request.device.clone());
         running.note(run_dir)?;
+        let before = known.iter().find(|it| it.device == request.device && was_there(it));
         if let Err(error) = client.offer(&request).await {
-            // One that was there as something else is that again: a drive's file of another size, for example, is refused.
-            let before = known.iter().find(|it| it.device == request.device && was_there(it));
-            if let Some(before) = before {
-                let section = Some(before.section.clone());
-                let again = OfferRequest { section, ..request.clone() };
-                match client.offer(&again).await {
-                    Ok(_) => output.progress(&format!("{}: as it was before", request.device)),
-                    Err(_) => output.progress(&format!("{}: out of the rack", request.device)),
+            match before {
+                Some(before) => offer_as_before(&client, &request, before, output).await,
+                None => {
+                    running.joined.retain(|joined| *joined != request.device);
+                    running.note(run_dir)?;
                 }
             }
             return Err(error.into());
@@ -94,6 +92,22 @@ pub async fn apply(
         output.progress(&format!("{}: joined the rack", request.device));
     }
     super::status::show(&client, output).await
+}
+
+/// Offers a device as what it was, where it cannot become another one: a drive's file of another size, for example, is
+/// refused.
+async fn offer_as_before(
+    client: &ControlClient,
+    request: &OfferRequest,
+    before: &RackSection,
+    output: &Output,
+) {
+    let again = OfferRequest { section: Some(before.section.clone()), ..request.clone() };
+    let said = match client.offer(&again).await {
+        Ok(_) => "as it was before",
+        Err(_) => "out of the rack",
+    };
+    output.progress(&format!("{}: {said}", request.device));
 }
 
 fn was_there(section: &RackSection) -> bool {
