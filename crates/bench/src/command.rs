@@ -10,8 +10,8 @@ use crate::lent::lend;
 use crate::machine::{Regime, RestartCommand};
 use crate::raw::serve as serve_raw;
 use crate::{
-    BenchError, Report, accel, against, borrowed, datapath, lending, machines, memory, model,
-    network, nvme, sharing,
+    BenchError, Report, accel, against, borrowed, datapath, hot_add, lending, machines, memory,
+    model, network, nvme, sharing,
 };
 
 /// What can be measured.
@@ -229,7 +229,8 @@ pub fn run(command: BenchCommand, prefix: &[&str], json: bool) -> Result<(), Ben
             let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
             lending::run(&settings, &regime, &mut report)?;
             borrowed::run(&settings, &regime, &mut report)?;
-            sharing::run(&settings, &regime, &mut report)
+            sharing::run(&settings, &regime, &mut report)?;
+            hot_add::run(&settings, &regime, &mut report)
         }
         BenchCommand::Machines { common, dir } => {
             let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;

@@ -13,6 +13,7 @@ mod command;
 pub mod datapath;
 #[cfg(feature = "guests")]
 pub mod guests;
+mod hot_add;
 pub mod lending;
 mod lent;
 mod machine;

@@ -8,8 +8,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 
-use rackbus_control::api::{DeviceState, LeaseStage};
+use rackbus_control::api::{BorrowRequest, DeviceState, LeaseStage};
 use rackbus_driver::{Drive, DriveOptions};
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::irq;
@@ -419,4 +420,57 @@ fn a_vm_starts_with_a_composition_and_its_end_returns_it_whole() {
     for function in ["alpha/nvme0", "alpha/nvme1"] {
         lab.rack.wait_device(function, DeviceState::Offered);
     }
+}
+
+/// A QEMU with one port, into which it plugs what it is told to, unless it is said that it is broken.
+fn plugs_in(mut stream: UnixStream, told: &Mutex<Vec<String>>) {
+    let reader = BufReader::new(stream.try_clone().unwrap());
+    let _ = stream.write_all(b"{\"QMP\": {}}\n");
+    for line in reader.lines().map_while(Result::ok) {
+        let port = json!({"qdev_id": "port0", "pci_bridge": {"devices": []}});
+        let answer = match &line {
+            line if line.contains("query-pci") => json!({"return": [{"devices": [port]}]}),
+            line if line.contains("device_add") && line.contains("nvme1") => {
+                json!({"error": {"class": "GenericError", "desc": "this function is broken"}})
+            }
+            _ => json!({"return": []}),
+        };
+        told.lock().unwrap().push(line);
+        let _ = writeln!(stream, "{answer}");
+    }
+}
+
+/// By command and by the API: who borrows a function for a running VM has it there when that is answered, or not at all.
+#[test]
+fn a_function_is_plugged_into_a_running_vm_by_its_node() {
+    let lab = Lab::up();
+    let run = lab.run(&["--detach"]);
+    lab.await_start("vm1", || false);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tells = Arc::clone(&told);
+    lab.serve_with("vm1", move |stream| plugs_in(stream, &tells)).unwrap();
+    assert!(run.wait_with_output().unwrap().status.success());
+    let asked = |what: &str| told.lock().unwrap().iter().filter(|line| line.contains(what)).count();
+
+    let borrow = ["borrow", "alpha/nvme0", "--for", "beta", "--vm"];
+    let refused = lab.rack.bad(1, &[&borrow[..], &["other"]].concat());
+    assert!(refused.contains("no VM named 'other' on host 'beta'"), "{refused}");
+    lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
+    let refused = lab.rack.bad(1, &[&borrow[..], &["../vm1"]].concat());
+    assert!(refused.contains("`../vm1` is no name of a VM"), "{refused}");
+    let refused = lab.rack.bad(1, &["vm", "add", "vm1", "alpha/nvme1"]);
+    assert!(refused.contains("this function is broken"), "{refused}");
+    lab.rack.wait_device("alpha/nvme1", DeviceState::Offered);
+
+    let before = asked("device_add");
+    let request =
+        BorrowRequest { vm: Some("vm1".to_owned()), ..BorrowRequest::new("alpha/nvme0", "beta") };
+    let lease = lab.rack.block(lab.rack.client().borrow_as(&request)).unwrap();
+    assert_eq!(lease.vm.as_deref(), Some("vm1"));
+    assert_eq!(asked("device_add"), before + 1, "when it is answered");
+    assert!(asked(lease.socket.as_deref().unwrap()) > 0);
+    let listed = lab.rack.json(&["leases"]);
+    assert_eq!(listed[0]["vm"], "vm1", "{listed}");
+    lab.rack.good(&["return", "alpha/nvme0"]);
+    lab.rack.good(&["vm", "stop", "--kill", "vm1"]);
 }

@@ -45,6 +45,9 @@ pub enum KeyedRequest {
         /// The service level that was asked for, as its class of devices writes it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         level: Option<String>,
+        /// The VM that it is plugged into.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vm: Option<String>,
     },
     /// Turns on a function; the number that is kept is the share's, and so is the answer.
     Share {

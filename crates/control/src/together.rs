@@ -31,6 +31,9 @@ pub struct BorrowAllRequest {
     /// The user that they are for: functions of one group reach each other's memory by DMA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// The running VM of the borrower that they are plugged into: answered when all are, and refused where one cannot be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
     /// How long to wait while others have some of them, in milliseconds, at most a day; nothing: not at all. What waits
     /// has none of them meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -260,6 +260,7 @@ async fn terms_that_cannot_be_kept_are_refused_before_anything_is_decided() {
         borrower: "beta".to_owned(),
         placement: Placement::Lender,
         group: None,
+        vm: None,
         wait_ms: None,
         priority: 0,
     };

@@ -43,6 +43,15 @@ pub enum BorrowerAction {
         /// How long a guest has to release it, in milliseconds; none where the node is to choose.
         within: Option<Millis>,
     },
+    /// The user of a lease that is being closed has less time: at most this from now, where it had more.
+    Hasten {
+        /// The lease's number, which no other lease ever gets.
+        lease: LeaseId,
+        /// How long a guest has to release it from now, in milliseconds; none where the node is to choose.
+        within: Option<Millis>,
+        /// How long a program has to release a turn from now, in milliseconds.
+        grace: Millis,
+    },
     /// Send this to the authority.
     Send(Message),
 }
@@ -130,10 +139,12 @@ impl Borrower {
         match message {
             Message::Granted(grant) => self.granted(now, grant),
             Message::Ended { lease, reason, within } => {
-                self.end_use(lease, BorrowerAction::Close { lease, reason, within })
+                let hasten = BorrowerAction::Hasten { lease, within, grace: 0 };
+                self.end_use(lease, BorrowerAction::Close { lease, reason, within }, hasten)
             }
             Message::TurnOver { lease, grace, within } => {
-                self.end_use(lease, BorrowerAction::Yield { lease, grace, within })
+                let hasten = BorrowerAction::Hasten { lease, within, grace };
+                self.end_use(lease, BorrowerAction::Yield { lease, grace, within }, hasten)
             }
             _ => Vec::new(),
         }
@@ -266,13 +277,20 @@ impl Borrower {
         }
     }
 
-    fn end_use(&mut self, lease: LeaseId, how: BorrowerAction) -> Vec<BorrowerAction> {
+    /// The authority ends a lease, or says again that it does: its user may have less time by now.
+    fn end_use(
+        &mut self,
+        lease: LeaseId,
+        how: BorrowerAction,
+        hasten: BorrowerAction,
+    ) -> Vec<BorrowerAction> {
         self.newest = self.newest.max(lease);
         match self.leases.get_mut(&lease) {
             None => {
                 self.remember(lease);
                 vec![BorrowerAction::Send(Message::Closed { lease })]
             }
+            Some(entry) if entry.state == State::Closing => vec![hasten],
             Some(entry) if entry.is_over() => Vec::new(),
             Some(entry) => {
                 entry.state = State::Closing;

@@ -106,11 +106,14 @@ pub struct Terms {
     /// The service level, as its class of devices writes it, which the lender promises or refuses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
+    /// The VM of its borrower that it is plugged into; none where it is for a program, or for a VM that is yet to start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
 }
 
 impl From<Placement> for Terms {
     fn from(placement: Placement) -> Terms {
-        Terms { placement, group: None, level: None }
+        Terms { placement, group: None, level: None, vm: None }
     }
 }
 
@@ -136,14 +139,17 @@ pub struct Grant {
     /// The share whose turn it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnOf>,
+    /// The VM that it is plugged into before it is [opened](Message::Opened); a turn's is said by its `turn`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
 }
 
 impl Grant {
     /// Whether `other` is the same lease, reached at the same place. Its time to live may differ: a
     /// control plane that was started anew may have another.
     pub fn same_lease(&self, other: &Grant) -> bool {
-        let Grant { lease, function, epoch, address, ttl: _, placement, group, turn } = self;
-        (lease, function, epoch, address, placement, group, turn)
+        let Grant { lease, function, epoch, address, ttl: _, placement, group, turn, vm } = self;
+        (lease, function, epoch, address, placement, group, turn, vm)
             == (
                 &other.lease,
                 &other.function,
@@ -152,6 +158,7 @@ impl Grant {
                 &other.placement,
                 &other.group,
                 &other.turn,
+                &other.vm,
             )
     }
 }

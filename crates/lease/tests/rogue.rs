@@ -230,7 +230,6 @@ fn a_rogue_borrower_does_not_delay_the_turns_of_others() {
                 function: "alpha/nvme1".parse().unwrap(),
                 borrower: borrower.to_owned(),
                 terms: Placement::Lender.into(),
-                vm: None,
                 slice: Some(1000),
                 grace: 500,
                 weight: 1,

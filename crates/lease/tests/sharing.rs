@@ -215,6 +215,8 @@ impl Rack {
                     self.send(at, true, message);
                     continue;
                 }
+                // Its users release a function when they are asked to.
+                BorrowerAction::Hasten { .. } => continue,
                 BorrowerAction::Open(grant) => (10, Work::Open(grant.lease)),
                 BorrowerAction::Close { lease, .. } => (10, Work::Close(lease)),
                 BorrowerAction::Yield { lease, grace, .. } => {
@@ -279,7 +281,6 @@ impl Rack {
             function: "host0/nvme0".parse().unwrap(),
             borrower: self.hosts[at].name.clone(),
             terms: Placement::Lender.into(),
-            vm: None,
             slice: Some(SLICE),
             grace: GRACE,
             weight,

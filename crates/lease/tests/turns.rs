@@ -101,7 +101,6 @@ impl Rack {
             function: "alpha/nvme0".parse().unwrap(),
             borrower: host.to_owned(),
             terms: Placement::Lender.into(),
-            vm: None,
             slice: Some(SLICE),
             grace: GRACE,
             weight: 1,

@@ -10,6 +10,7 @@ mod actions;
 mod control;
 mod inbox;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -27,6 +28,7 @@ use crate::borrower::BorrowedFunctions;
 use crate::handover::state::AgentState;
 use crate::handover::{HandOver, HandOverError, begun_ns, instant_of};
 use crate::lender::LentFunctions;
+use crate::release::ReleaseLimit;
 use crate::sequencer::{Sequencer, essential};
 use crate::term::NewestTerm;
 use crate::turns::UsableTurns;
@@ -101,6 +103,8 @@ pub struct Agent {
     said: Outbox,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
+    /// How long the users of leases that are being closed have.
+    releasing: HashMap<LeaseId, ReleaseLimit>,
     turns: UsableTurns,
     hand_over: Option<Arc<HandOver>>,
     /// A restart that waits for what is under way, until then.
@@ -150,6 +154,7 @@ impl Agent {
             said,
             by_device: Sequencer::default(),
             by_lease: Sequencer::default(),
+            releasing: HashMap::new(),
             turns: UsableTurns::default(),
             hand_over: None,
             restart: None,
@@ -273,6 +278,7 @@ impl Agent {
                 self.do_borrower(actions);
             }
             Heard::CloseDone(lease) => {
+                self.releasing.remove(&lease);
                 let actions = self.borrower.decide(|it| it.close_done(lease));
                 self.do_borrower(actions);
             }
@@ -280,10 +286,11 @@ impl Agent {
                 let actions = self.borrower.decide(|it| it.lender_lost(lease, reason));
                 self.do_borrower(actions);
                 // The guest loses the device now, control plane or not.
+                let limit = self.release_limit(lease, None, 0);
                 let (borrower, unplugger) = (self.borrower.clone(), self.unplugger.clone());
                 self.by_lease.run(lease, move || {
                     let _about = lease_span(lease).entered();
-                    unplug(&borrower, &unplugger, lease, None);
+                    unplug(&borrower, &unplugger, lease, &limit);
                 });
             }
         }

@@ -4,9 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_lease::TurnUse;
+use rackbus_pci::vfio_user::serve_function;
 use rackbus_vm::registry::VmRecord;
-use rackbus_vm::{InterruptChoice, UNPLUG, Vm, VmError, registry};
+use rackbus_vm::{Assets, InterruptChoice, UNPLUG, Vm, VmError, interrupts, registry};
 
 /// Finds a host's VMs by the vfio-user sockets they use.
 #[derive(Debug, Clone)]
@@ -36,34 +38,23 @@ impl Unplugger {
         }
     }
 
-    /// Hot-adds the function behind `socket` to a VM of the host.
+    /// Hot-adds the function behind `socket` to a VM of the host, with MSI-X where the VM's QEMU can unplug that.
     ///
     /// # Errors
-    /// What that means for the turn that it was for.
-    pub fn plug(&self, vm: &str, function: &str, socket: &Path) -> Result<(), TurnUse> {
-        let added = registry::find(&self.run_dir, &self.host, vm)
-            .and_then(|record| Vm::attach(record).hot_add(function, socket));
-        match added {
-            Ok(device) => {
-                tracing::info!(vm, device, "hot-added");
-                Ok(())
-            }
-            // Nor will it be possible the next time.
-            Err(error @ (VmError::NoSuchVm { .. } | VmError::NoFreePort(_))) => {
-                tracing::warn!(vm, function, %error, "the function cannot be hot-added and is not tried again");
-                Err(TurnUse::Gone(error.to_string()))
-            }
-            Err(error) => {
-                tracing::warn!(vm, function, %error, "the function cannot be hot-added in this turn");
-                Err(TurnUse::Unused)
-            }
-        }
+    /// When there is no such VM, it has no port free, or its QEMU refuses.
+    pub fn plug(&self, vm: &str, function: &str, socket: &Path) -> Result<(), VmError> {
+        let record = registry::find(&self.run_dir, &self.host, vm)?;
+        show(socket);
+        let device = Vm::attach(record).hot_add(function, socket)?;
+        tracing::info!(vm, device, "hot-added");
+        Ok(())
     }
 
-    /// Hot-removes the function behind `socket` from its VM and waits until the guest has released it, so long at most.
+    /// Hot-removes the function behind `socket` from its VM and waits until the guest has released it, while `left` says
+    /// that there is time.
     /// A user that is no VM of ours (another program, a QEMU started by hand) is left to see the
     /// connection close.
-    pub fn unplug(&self, socket: &Path, limit: Duration) {
+    pub fn unplug(&self, socket: &Path, left: impl Fn() -> Duration) {
         if stays(socket) {
             return;
         }
@@ -80,7 +71,30 @@ impl Unplugger {
         };
         let (record, device) = found;
         let name = record.name.clone();
-        remove(&Vm::attach(record), &name, &device, limit);
+        let removed = Vm::attach(record).hot_remove_while(&device, left);
+        tell_removed(&name, &device, removed);
+    }
+}
+
+/// What it means for a turn that its function could not be hot-added.
+pub fn without_plug(error: &VmError) -> TurnUse {
+    match error {
+        // Nor will it be possible the next time.
+        VmError::NoSuchVm { .. } | VmError::NoFreePort(_) => TurnUse::Gone(error.to_string()),
+        _ => TurnUse::Unused,
+    }
+}
+
+/// Settles the interrupts that the function behind `socket` is shown with to a VM.
+fn show(socket: &Path) {
+    let bears = interrupts::unplugs_msix(&Assets::of_user(), |socket| {
+        let any = Nvme::new(&NvmeConfig::memory(1 << 20, "PROBE"));
+        let any = Box::new(any.map_err(std::io::Error::other)?);
+        serve_function(any, socket, Default::default())
+    });
+    let noted = bears.and_then(|bears| InterruptChoice::choose(bears, false).note(socket));
+    if let Err(error) = noted {
+        tracing::info!(%error, "shown without MSI-X: it is not known whether QEMU can unplug that");
     }
 }
 
@@ -90,7 +104,9 @@ fn unplug_all(record: VmRecord) {
     match vm.functions() {
         Ok(functions) => {
             let leave = functions.iter().filter(|function| !stays(&function.socket));
-            leave.for_each(|function| remove(&vm, &name, &function.id, UNPLUG));
+            leave.for_each(|function| {
+                tell_removed(&name, &function.id, vm.hot_remove(&function.id, UNPLUG));
+            });
         }
         Err(error) => tracing::warn!(vm = name, %error, "the VM's functions cannot be unplugged"),
     }
@@ -105,11 +121,11 @@ fn stays(socket: &Path) -> bool {
     kept
 }
 
-fn remove(vm: &Vm, name: &str, device: &str, limit: Duration) {
-    match vm.hot_remove(device, limit) {
-        Ok(()) => tracing::info!(vm = name, device, "hot-removed"),
+fn tell_removed(vm: &str, device: &str, removed: Result<(), VmError>) {
+    match removed {
+        Ok(()) => tracing::info!(vm, device, "hot-removed"),
         Err(error) => {
-            tracing::warn!(vm = name, device, %error, "the guest did not release the function")
+            tracing::warn!(vm, device, %error, "the guest did not release the function")
         }
     }
 }

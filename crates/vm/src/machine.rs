@@ -219,14 +219,24 @@ impl Vm {
     /// # Errors
     /// When there is none of that id, or the guest does not release it in time.
     pub fn hot_remove(&self, id: &str, limit: Duration) -> Result<()> {
+        let until = Instant::now() + limit;
+        self.hot_remove_while(id, || until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Unplugs a function: asks the guest and waits until it has released it. `left` says how much time is left for
+    /// that, and is asked every two seconds: it may become less at any time.
+    ///
+    /// # Errors
+    /// As [`hot_remove`](Vm::hot_remove).
+    pub fn hot_remove_while(&self, id: &str, left: impl Fn() -> Duration) -> Result<()> {
         let (begun, mut asked) = (Instant::now(), false);
         loop {
-            let left = limit.saturating_sub(begun.elapsed()).min(ASKED_AGAIN);
+            let now = left();
             // QEMU speaks with one at a time: others have their turn between two questions.
             let mut qmp = self.record.qmp()?;
-            match qmp.unplug(id, ASKED_AGAIN, left) {
-                Err(VmError::TimedOut { what, .. }) if begun.elapsed() >= limit => {
-                    return Err(VmError::TimedOut { what, limit });
+            match qmp.unplug(id, ASKED_AGAIN, now.min(ASKED_AGAIN)) {
+                Err(VmError::TimedOut { what, .. }) if left().is_zero() => {
+                    return Err(VmError::TimedOut { what, limit: begun.elapsed() });
                 }
                 Err(VmError::TimedOut { .. }) => asked = true,
                 // The guest released it since it was last asked.

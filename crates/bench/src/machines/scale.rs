@@ -236,6 +236,7 @@ impl Host {
                 BorrowerAction::Close { lease, .. } | BorrowerAction::Yield { lease, .. } => {
                     borrowing.extend(self.borrower.close_done(lease));
                 }
+                BorrowerAction::Hasten { .. } => {}
                 BorrowerAction::Send(message) => said.push(message),
             }
         }

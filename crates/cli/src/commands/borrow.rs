@@ -22,6 +22,7 @@ use crate::output::{Failure, Output};
   rackbus borrow alpha/nvme0 --for beta --group db           reaches gamma/ram0 of the same group
   rackbus borrow gamma/ram0 --for beta --group db            peer-to-peer, once its BAR is programmed
   rackbus borrow alpha/nvme0 --for beta --wait=10min         as soon as others have returned it
+  rackbus borrow alpha/nvme0 --for beta --vm web             plugged into beta's running VM web
   rackbus borrow --accel 'aes256gcm 4 Gbit/s' --for beta     an accelerator that keeps this level
   rackbus borrow alpha/nvme0 --for beta --json | jq -r .socket")]
 pub struct Args {
@@ -44,6 +45,9 @@ pub struct Args {
     /// memory by DMA. Those of a VM do so without.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
+    /// The running VM of that host that it is plugged into; `rackbus return` unplugs it.
+    #[arg(long, value_name = "NAME", conflicts_with = "msix")]
+    vm: Option<String>,
     /// Wait so long while others have it; without a time, a day. Who waits gets it in turn.
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "1day",
         value_parser = humantime::parse_duration)]
@@ -96,6 +100,20 @@ impl Trust {
         matches!(self.placement, Some(PlacementName::Host))
     }
 
+    /// Asks for `device` for a VM of `host`, with that much trust.
+    ///
+    /// # Errors
+    /// When it is to be in the host's own PCI tree.
+    pub fn request_for_vm(self, device: &str, host: &str) -> Result<BorrowRequest, Failure> {
+        match self.in_host() {
+            true => Err(Failure::usage(
+                "a VM's functions cannot be in its host's own PCI tree",
+                "borrow them for the VM without --placement host",
+            )),
+            false => Ok(self.request(device, host)),
+        }
+    }
+
     /// Asks for `device` on `host`, with that much trust.
     pub fn request(self, device: &str, host: &str) -> BorrowRequest {
         BorrowRequest {
@@ -116,6 +134,7 @@ impl Args {
         let client = client(common).await?;
         let request = |device: &str| BorrowRequest {
             group: self.group.clone(),
+            vm: self.vm.clone(),
             wait_ms,
             priority: self.priority,
             level: self.level.clone(),
@@ -166,6 +185,9 @@ async fn not_shown(
 fn place(lease: &Lease) -> String {
     let path = lease.socket.as_deref().unwrap_or_default();
     match lease.placement {
+        _ if lease.vm.is_some() => {
+            format!("plugged into VM {}", lease.vm.as_deref().unwrap_or_default())
+        }
         Placement::Host => format!("function {path}"),
         Placement::Lender | Placement::Borrower => format!("socket {path}"),
     }

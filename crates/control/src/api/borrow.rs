@@ -33,6 +33,10 @@ pub struct BorrowRequest {
     /// fit, where it cannot be kept, and for functions of a class that has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
+    /// The running VM of the borrower that it is plugged into: answered when it is, and refused where it cannot be. At
+    /// most 64 letters, digits, `.`, `_` and `-`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
     /// How long to wait for the function while others have it, in milliseconds, at most a day; nothing:
     /// not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,6 +74,7 @@ impl BorrowRequest {
             placement: None,
             group: None,
             level: None,
+            vm: None,
             wait_ms: None,
             priority: 0,
         }
@@ -95,27 +100,24 @@ impl BorrowRequest {
     /// On which terms it is asked for.
     ///
     /// # Errors
-    /// When what is asked for contradicts itself, or the group has no name.
+    /// When what is asked for contradicts itself, or the group or the VM has no name.
     pub fn terms(&self) -> Result<Terms, ApiError> {
-        let named = |group: &String| {
-            let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-            (1..=64).contains(&group.len()) && group.chars().all(known)
-        };
-        if let Some(group) = self.group.as_ref().filter(|group| !named(group)) {
+        check_name("a group", self.group.as_deref())?;
+        check_name("a VM", self.vm.as_deref())?;
+        check_level(self.level.as_deref())?;
+        let placement = self.placed()?;
+        if placement == Placement::Host && self.vm.is_some() {
             return Err(ApiError {
-                code: "bad_name".to_owned(),
-                error: format!("`{group}` is no name of a group"),
-                remedy: "write up to 64 letters, digits, dots, underscores and hyphens".to_owned(),
+                code: "contradiction".to_owned(),
+                error: "a function in its host's own PCI tree cannot be plugged into a VM"
+                    .to_owned(),
+                remedy: "ask for no placement, or for no VM".to_owned(),
                 holder: None,
                 lease: None,
             });
         }
-        check_level(self.level.as_deref())?;
-        Ok(Terms {
-            placement: self.placed()?,
-            group: self.group.clone(),
-            level: self.level.clone(),
-        })
+        let (group, level, vm) = (self.group.clone(), self.level.clone(), self.vm.clone());
+        Ok(Terms { placement, group, level, vm })
     }
 
     /// Where the function's front runs.
@@ -145,5 +147,21 @@ impl BorrowRequest {
             (Isolation::Strict, _) => Ok(Placement::Borrower),
             (Isolation::Shared, asked) => Ok(asked.unwrap_or_default()),
         }
+    }
+}
+
+/// Checks what is asked for as the name of `what`: of a group, or of a VM.
+fn check_name(what: &str, name: Option<&str>) -> Result<(), ApiError> {
+    let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let named = |name: &str| (1..=64).contains(&name.len()) && name.chars().all(known);
+    match name.filter(|name| !named(name)) {
+        None => Ok(()),
+        Some(name) => Err(ApiError {
+            code: "bad_name".to_owned(),
+            error: format!("`{name}` is no name of {what}"),
+            remedy: "write up to 64 letters, digits, dots, underscores and hyphens".to_owned(),
+            holder: None,
+            lease: None,
+        }),
     }
 }

@@ -59,6 +59,9 @@ pub struct Lease {
     /// Number of the share whose turn it is; nothing where it is lent until it is returned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<u64>,
+    /// The VM of its borrower that it was to be plugged into; nothing where it was asked for without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
     /// When it was asked for, milliseconds since 1970.
     pub since_ms: u64,
     /// When it ended, milliseconds since 1970.

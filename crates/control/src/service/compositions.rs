@@ -184,7 +184,7 @@ impl Service {
             }
         }
         let Saved { borrower, functions, placement, .. } = composition;
-        let terms = Terms { placement, group: Some(name.to_owned()), level: None };
+        let terms = Terms { placement, group: Some(name.to_owned()), ..Terms::default() };
         let asked = FunctionsRequest { functions, borrower: &borrower, terms, key };
         let what = format!("the composition {name}");
         match self.grant(asked, wait, priority).await? {

@@ -12,9 +12,6 @@ use crate::answers::KeyedChange;
 use crate::api::{ApiError, BorrowRequest};
 use crate::shares::{Share, ShareSpec, ShareState, Turns};
 
-/// The longest name of a VM, in bytes.
-const LONGEST_VM: usize = 64;
-
 impl Service {
     /// Those who take turns, by number.
     pub fn shares(&self) -> Vec<Share> {
@@ -79,7 +76,7 @@ impl Service {
 
     /// What is asked for, where that can be.
     fn checked(&self, spec: &ShareSpec) -> Result<ShareRequest, ApiError> {
-        let ShareSpec { vm, slice_ms: slice, grace_ms, weight, .. } = spec.clone();
+        let ShareSpec { slice_ms: slice, grace_ms, weight, .. } = spec.clone();
         let function = function_id(&spec.function)?;
         self.shared.check_host(&spec.borrower)?;
         let (grace, weight) = (grace_ms.unwrap_or(DEFAULT_GRACE), weight.unwrap_or(1));
@@ -95,18 +92,11 @@ impl Service {
         if !(1..=GREATEST_WEIGHT).contains(&weight) {
             return wrong(format!("{weight} is no weight"), "it is from 1 to 100");
         }
-        let named = |vm: &String| {
-            let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-            (1..=LONGEST_VM).contains(&vm.len()) && vm.chars().all(known)
-        };
-        if let Some(vm) = vm.as_ref().filter(|vm| !named(vm)) {
-            let help = "`rackbus vm list` lists the VMs";
-            return wrong(format!("`{vm}` is no name of a VM"), help);
-        }
         let asked = BorrowRequest {
             isolation: spec.isolation,
             group: spec.group.clone(),
             level: spec.level.clone(),
+            vm: spec.vm.clone(),
             ..BorrowRequest::new(&spec.function, &spec.borrower)
         };
         let mut terms = asked.terms()?;
@@ -116,7 +106,7 @@ impl Service {
         let functions = std::slice::from_ref(&function);
         self.shared.check_placement(functions, terms.placement, &spec.borrower)?;
         let borrower = spec.borrower.clone();
-        Ok(ShareRequest { function, borrower, terms, vm, slice, grace, weight })
+        Ok(ShareRequest { function, borrower, terms, slice, grace, weight })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rackbus_lease::{LeaseState, Terms};
+use rackbus_lease::LeaseState;
 
 use super::Service;
 use super::leases::{FunctionsRequest, function_id};
@@ -61,15 +61,16 @@ impl Service {
         request: &'a BorrowAllRequest,
         key: Option<String>,
     ) -> Result<FunctionsRequest<'a>, ApiError> {
-        let BorrowAllRequest { functions, borrower, placement, group, wait_ms, .. } = request;
+        let BorrowAllRequest { functions, borrower, placement, group, vm, wait_ms, .. } = request;
         let checked = BorrowRequest {
             placement: Some(*placement),
             group: group.clone(),
+            vm: vm.clone(),
             wait_ms: *wait_ms,
             ..BorrowRequest::new("", borrower)
         };
         checked.wait()?;
-        let Terms { placement, group, level } = checked.terms()?;
+        let terms = checked.terms()?;
         self.shared.check_host(borrower)?;
         let named = functions.iter().map(|name| function_id(name));
         let named = named.collect::<Result<Vec<_>, _>>()?;
@@ -78,7 +79,6 @@ impl Service {
             let error = "functions that are borrowed together are at least one, each once";
             return Err(problem("bad_request", error.to_owned(), "name each of them once"));
         }
-        let terms = Terms { placement, group, level };
         Ok(FunctionsRequest { functions: named, borrower, terms, key })
     }
 }

@@ -327,6 +327,7 @@ pub(crate) fn present(record: &LeaseRecord) -> Lease {
             Some(EndReason::Returned | EndReason::TurnOver | EndReason::TurnGivenBack)
         ),
         share: record.turn.as_ref().map(|turn| turn.share),
+        vm: record.vm.clone().or_else(|| record.turn.as_ref()?.vm.clone()),
         since_ms: record.since,
         until_ms: record.until,
     }

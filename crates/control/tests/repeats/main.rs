@@ -88,6 +88,7 @@ async fn together(life: &Life, key: &str) -> Vec<u64> {
         borrower: "beta".to_owned(),
         placement: Placement::Lender,
         group: None,
+        vm: None,
         wait_ms: None,
         priority: 0,
     };
@@ -299,6 +300,7 @@ async fn what_was_returned_is_not_borrowed_by_the_key_of_before() {
         borrower: "beta".to_owned(),
         placement: Placement::Lender,
         group: None,
+        vm: None,
         wait_ms: None,
         priority: 0,
     };

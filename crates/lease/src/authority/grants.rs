@@ -77,7 +77,7 @@ impl Authority {
         terms: &Terms,
         turn: Option<TurnOf>,
     ) -> LeaseId {
-        let Terms { placement, group, level } = terms.clone();
+        let Terms { placement, group, level, vm } = terms.clone();
         let lease = self.next_lease;
         let epoch = self.functions.get(function).map_or(0, |record| record.epoch).saturating_add(1);
         self.set_next_lease(lease.saturating_add(1));
@@ -95,6 +95,7 @@ impl Authority {
             since: now,
             until: None,
             turn,
+            vm,
             state,
         };
         self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));

@@ -112,6 +112,9 @@ pub struct LeaseRecord {
     /// The share whose turn it is; none where it is lent until it is returned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnOf>,
+    /// The VM of its borrower that it is plugged into, where that was asked for; a turn's is said by its `turn`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
     /// How far lender and borrower have been told.
     pub state: LeaseState,
 }

@@ -145,8 +145,9 @@ impl Authority {
             LeaseState::Opening => {
                 let (function, epoch) = (record.function, record.epoch);
                 let (address, ttl) = (lender.address, self.config.ttl);
-                let (placement, group, turn) = (record.placement, record.group, record.turn);
-                let grant = Grant { lease, function, epoch, address, ttl, placement, group, turn };
+                let LeaseRecord { placement, group, turn, vm, .. } = record;
+                let grant =
+                    Grant { lease, function, epoch, address, ttl, placement, group, turn, vm };
                 self.send(&record.borrower, Message::Granted(grant));
             }
             LeaseState::Closing { ref reason, .. } => {

@@ -13,6 +13,7 @@ fn grant(lease: LeaseId) -> Grant {
         placement: Placement::Borrower,
         group: None,
         turn: None,
+        vm: None,
     }
 }
 
@@ -66,6 +67,24 @@ fn a_lease_is_answered_as_closed_when_its_front_has_ended() {
     assert_eq!(borrower.next_tick(), None);
     assert_eq!(borrower.front_ended(1), said_closed(1));
     assert_eq!(borrower.under_way(), None);
+}
+
+#[test]
+fn a_node_that_waits_for_a_user_hears_that_there_is_less_time() {
+    let ended = |within| Message::Ended { lease: 1, reason: "returned".to_owned(), within };
+    let hasten = |within, grace| vec![BorrowerAction::Hasten { lease: 1, within, grace }];
+    let mut borrower = serving([1]);
+    end(&mut borrower, 1);
+    assert_eq!(borrower.receive(2, ended(Some(500))), hasten(Some(500), 0));
+    let over = Message::TurnOver { lease: 1, grace: 100, within: Some(200) };
+    assert_eq!(borrower.receive(3, over), hasten(Some(200), 100));
+    borrower.begin_front(1).unwrap_err();
+    assert_eq!(borrower.close_done(1), said_closed(1));
+    assert_eq!(
+        borrower.receive(4, ended(Some(0))),
+        said_closed(1),
+        "nobody is waited for any more"
+    );
 }
 
 #[test]

@@ -56,10 +56,8 @@ pub struct ShareRequest {
     pub function: FunctionId,
     /// The host that shall have it in turns.
     pub borrower: String,
-    /// On which terms it is lent in each turn.
+    /// On which terms it is lent in each turn, and plugged into a VM.
     pub terms: Terms,
-    /// The VM of that host into which it is plugged in each turn; none where it is for a program.
-    pub vm: Option<String>,
     /// How long a turn of weight 1 is; none for what the ring has, or [`DEFAULT_SLICE`].
     pub slice: Option<Millis>,
     /// How long a program has to release the function when it is asked to.
@@ -164,7 +162,8 @@ impl ShareRecord {
         place: u64,
         now: Millis,
     ) -> ShareRecord {
-        let ShareRequest { function, borrower, terms, vm, slice: _, grace, weight } = request;
+        let ShareRequest { function, borrower, mut terms, slice: _, grace, weight } = request;
+        let vm = terms.vm.take();
         ShareRecord {
             share: number,
             function,

@@ -11,7 +11,6 @@ fn share(number: LeaseId, weight: u32) -> ShareRecord {
         function: "alpha/nvme0".parse().unwrap(),
         borrower: "beta".to_owned(),
         terms: Placement::Lender.into(),
-        vm: None,
         slice: None,
         grace: 0,
         weight,

@@ -33,7 +33,6 @@ impl World {
             function: function.parse().expect("a name"),
             borrower: borrower.to_owned(),
             terms: placement(borrower).into(),
-            vm: None,
             slice: self.random.chance(80).then_some(SLICE),
             grace: self.random.below(500) as u64,
             weight: 1 + self.random.below(3) as u32,

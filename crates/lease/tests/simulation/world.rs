@@ -263,6 +263,8 @@ impl World {
                     node.pending.retain(|w| !matches!(w, Work::Open(l) if *l == lease));
                     node.pending.push(Work::Close(lease));
                 }
+                // Here a user releases a function at any time, with a limit or without.
+                BorrowerAction::Hasten { .. } => {}
             }
         }
         Ok(())

@@ -2,14 +2,14 @@
 
 use rackbus_control::api::NodeMessages;
 use rackbus_control::lease_span;
-use std::time::Duration;
+use std::collections::hash_map::Entry;
 
-use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis};
+use rackbus_lease::{BorrowerAction, Grant, LeaseId, LenderAction, Message, Millis};
 
 use super::{Agent, Heard};
 use crate::borrower::BorrowedFunctions;
-use crate::unplug::Unplugger;
-use rackbus_vm::UNPLUG;
+use crate::release::ReleaseLimit;
+use crate::unplug::{Unplugger, without_plug};
 
 impl Agent {
     pub(super) fn do_lender(&mut self, actions: Vec<LenderAction>) {
@@ -69,53 +69,97 @@ impl Agent {
 
     pub(super) fn do_borrower(&mut self, actions: Vec<BorrowerAction>) {
         for action in actions {
-            let (borrower, heard) = (self.borrower.clone(), self.heard.clone());
             match action {
                 BorrowerAction::Send(message) => self.say(message),
-                BorrowerAction::Open(grant) => {
-                    let (lease, unplugger) = (grant.lease, self.unplugger.clone());
-                    self.by_lease.run(lease, move || {
-                        let _about = lease_span(lease).entered();
-                        tracing::info!(function = %grant.function, epoch = grant.epoch, "borrowed");
-                        let vm = grant.turn.as_ref().and_then(|turn| turn.vm.clone());
-                        let function = grant.function.to_string();
-                        let opened = borrower.open(grant);
-                        let outcome = opened.as_ref().map(|path| path.display().to_string());
-                        let outcome = outcome.map_err(ToString::to_string);
-                        heard.tell_from_job(Heard::OpenDone(lease, outcome));
-                        if let (Some(vm), Ok(socket)) = (vm, opened)
-                            && let Err(how) = unplugger.plug(&vm, &function, &socket)
-                        {
-                            heard.tell_from_job(Heard::TurnUsed(lease, how));
-                        }
-                    });
-                }
+                BorrowerAction::Open(grant) => self.open(grant),
                 BorrowerAction::Close { lease, reason, within } => {
-                    self.turns.end(lease);
-                    let unplugger = self.unplugger.clone();
-                    self.by_lease.run(lease, move || {
-                        let _about = lease_span(lease).entered();
-                        tracing::info!(reason, "releasing the function");
-                        unplug(&borrower, &unplugger, lease, within);
-                        borrower.close(lease);
-                        heard.tell_from_job(Heard::CloseDone(lease));
+                    let limit = self.release_limit(lease, within, 0);
+                    self.release(lease, limit, move || {
+                        tracing::info!(reason, "releasing the function")
                     });
                 }
                 BorrowerAction::Yield { lease, grace, within } => {
-                    self.turns.end(lease);
-                    let unplugger = self.unplugger.clone();
-                    self.by_lease.run(lease, move || {
-                        let _about = lease_span(lease).entered();
+                    let limit = self.release_limit(lease, within, grace);
+                    self.release(lease, limit, move || {
                         tracing::info!(grace, "the turn is over: releasing the function");
-                        // A guest releases it in its own time, a program within its grace.
-                        unplug(&borrower, &unplugger, lease, within);
-                        borrower.await_user(lease, Duration::from_millis(grace));
-                        borrower.close(lease);
-                        heard.tell_from_job(Heard::CloseDone(lease));
                     });
+                }
+                BorrowerAction::Hasten { lease, within, grace } => {
+                    if let Some(limit) = self.releasing.get(&lease) {
+                        limit.hasten(within, grace);
+                    }
                 }
             }
         }
+    }
+
+    /// Serves a granted function, and plugs it into the VM that it is for.
+    fn open(&mut self, grant: Grant) {
+        let (lease, unplugger) = (grant.lease, self.unplugger.clone());
+        let (borrower, heard) = (self.borrower.clone(), self.heard.clone());
+        self.by_lease.run(lease, move || {
+            let _about = lease_span(lease).entered();
+            tracing::info!(function = %grant.function, epoch = grant.epoch, "borrowed");
+            let (function, vm) = (grant.function.to_string(), grant.vm.clone());
+            let in_turn = grant.turn.as_ref().and_then(|turn| turn.vm.clone());
+            let opened = borrower.open(grant);
+            let plugged = match (vm, &opened) {
+                (Some(vm), Ok(socket)) => unplugger.plug(&vm, &function, socket),
+                _ => Ok(()),
+            };
+            if let Err(error) = plugged {
+                tracing::warn!(function, %error, "the function cannot be hot-added");
+                borrower.close(lease);
+                heard.tell_from_job(Heard::OpenDone(lease, Err(error.to_string())));
+                return;
+            }
+            let outcome = opened.as_ref().map(|path| path.display().to_string());
+            heard.tell_from_job(Heard::OpenDone(lease, outcome.map_err(ToString::to_string)));
+            // A turn has begun when its function can be used, also where its guest does not use it.
+            if let (Some(vm), Ok(socket)) = (in_turn, opened)
+                && let Err(error) = unplugger.plug(&vm, &function, &socket)
+            {
+                tracing::warn!(vm, function, %error, "the function cannot be hot-added in this turn");
+                heard.tell_from_job(Heard::TurnUsed(lease, without_plug(&error)));
+            }
+        });
+    }
+
+    /// How long the user of a lease has to release its function: not longer than it was told before.
+    pub(super) fn release_limit(
+        &mut self,
+        lease: LeaseId,
+        within: Option<Millis>,
+        grace: Millis,
+    ) -> ReleaseLimit {
+        match self.releasing.entry(lease) {
+            Entry::Occupied(entry) => {
+                entry.get().hasten(within, grace);
+                entry.get().clone()
+            }
+            Entry::Vacant(entry) => entry.insert(ReleaseLimit::new(within, grace)).clone(),
+        }
+    }
+
+    /// Stops serving a lease when its user has released the function, a guest in its own time and a program within its
+    /// grace, or when the limit is reached.
+    fn release(
+        &mut self,
+        lease: LeaseId,
+        limit: ReleaseLimit,
+        tell: impl FnOnce() + Send + 'static,
+    ) {
+        self.turns.end(lease);
+        let unplugger = self.unplugger.clone();
+        let (borrower, heard) = (self.borrower.clone(), self.heard.clone());
+        self.by_lease.run(lease, move || {
+            let _about = lease_span(lease).entered();
+            tell();
+            unplug(&borrower, &unplugger, lease, &limit);
+            borrower.await_user(lease, || limit.program());
+            borrower.close(lease);
+            heard.tell_from_job(Heard::CloseDone(lease));
+        });
     }
 
     /// A lease can be used; if it is a turn, it is noticed who does.
@@ -141,9 +185,9 @@ pub(super) fn unplug(
     borrower: &BorrowedFunctions,
     unplugger: &Unplugger,
     lease: LeaseId,
-    within: Option<Millis>,
+    limit: &ReleaseLimit,
 ) {
     if let Some((socket, Some(_user))) = borrower.user(lease) {
-        unplugger.unplug(&socket, within.map_or(UNPLUG, Duration::from_millis));
+        unplugger.unplug(&socket, || limit.guest());
     }
 }

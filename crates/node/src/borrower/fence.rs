@@ -114,7 +114,7 @@ pub(crate) mod tests {
     pub(crate) fn grant(lease: LeaseId, function: &str) -> Grant {
         let (function, address) = (function.parse().unwrap(), "nowhere".to_owned());
         let (placement, epoch, ttl) = (Placement::Borrower, lease, 1000);
-        Grant { lease, function, epoch, address, ttl, placement, group: None, turn: None }
+        Grant { lease, function, epoch, address, ttl, placement, group: None, turn: None, vm: None }
     }
 
     /// A borrower that was granted these, and what follows from the end of fronts.

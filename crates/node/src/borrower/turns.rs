@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rackbus_lease::{LeaseId, TurnOf};
 
@@ -29,12 +29,14 @@ impl BorrowedFunctions {
         self.all().get(&lease)?.grant.turn.clone()
     }
 
-    /// Waits until nobody uses a lease any more, at most so long.
-    pub fn await_user(&self, lease: LeaseId, most: Duration) {
-        let until = Instant::now() + most;
+    /// Waits until nobody uses a lease any more, while `left` says that there is time.
+    pub fn await_user(&self, lease: LeaseId, left: impl Fn() -> Duration) {
+        if left().is_zero() {
+            return;
+        }
         let has_user = || self.user(lease).is_some_and(|(_, user)| user.is_some());
         while has_user() {
-            if Instant::now() >= until {
+            if left().is_zero() {
                 tracing::warn!(
                     lease,
                     "the turn's user did not release the function in time: it is taken away"

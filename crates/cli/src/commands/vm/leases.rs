@@ -24,16 +24,10 @@ pub async fn borrow_all(
     group: Option<&str>,
     requests: &mut EndRequests,
 ) -> Result<Vec<Lease>, Failure> {
-    if trust.in_host() {
-        return Err(Failure::usage(
-            "a VM's functions cannot be in its host's own PCI tree",
-            "borrow them for the VM without --placement host",
-        ));
-    }
     let mut leases = Vec::new();
     for name in functions {
         let group = group.map(str::to_owned);
-        let request = BorrowRequest { group, ..trust.request(name, host) };
+        let request = BorrowRequest { group, ..trust.request_for_vm(name, host)? };
         let borrowed = match requests.unless_asked(context.client.borrow_as(&request)).await {
             Undertaking::Done(borrowed) => borrowed.map_err(Failure::from),
             Undertaking::DoneLate(borrowed) => {

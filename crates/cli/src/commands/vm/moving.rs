@@ -230,6 +230,7 @@ impl<'a> Moving<'a> {
             borrower: host.to_owned(),
             placement: self.leases.first().map(|lease| lease.placement).unwrap_or_default(),
             group: self.leases.first().and_then(|lease| lease.group.clone()),
+            vm: None,
             wait_ms: Some(u64::try_from((OFF + HAND_OVER).as_millis()).unwrap_or(u64::MAX)),
             priority: u8::MAX,
         }

@@ -4,16 +4,15 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rackbus_control::api::BorrowRequest;
 use rackbus_vm::{InterruptChoice, Vm, VmRecord};
 use serde_json::{Value, json};
 
-use super::leases::{
-    borrow_all, function, give_back, give_back_all, interrupted, leases_at, leases_of, show,
-};
+use super::leases::{give_back, give_back_all, interrupted, leases_at, leases_of};
 use super::{Context, ExecArgs, StopArgs, all, find};
 use crate::commands::borrow::Trust;
 use crate::output::{Cell, Failure};
-use crate::process::EndRequests;
+use crate::process::{EndRequests, Undertaking};
 
 /// How long a QEMU that answers no more may take to be gone.
 const ENDS: Duration = Duration::from_secs(5);
@@ -96,25 +95,22 @@ pub(super) async fn add(
     context: &Context<'_>,
 ) -> Result<(), Failure> {
     let record = find(context, name)?;
-    let functions = &[function_name.to_owned()];
-    let mut requests = EndRequests::listen();
-    let leases = borrow_all(context, &record.host, functions, trust, None, &mut requests).await?;
-    let mut vm = Vm::attach(record);
-    let shown = match show(&leases, false).await {
-        Ok(()) if requests.is_asked().await => Err(interrupted()),
-        shown => shown,
+    let request = BorrowRequest {
+        vm: Some(name.to_owned()),
+        ..trust.request_for_vm(function_name, &record.host)?
     };
-    if let Err(failure) = shown {
-        give_back_all(context, &leases).await;
-        return Err(failure);
-    }
-    for function in leases.iter().filter_map(function) {
-        if let Err(error) = vm.hot_add(&function.name, &function.socket) {
-            give_back_all(context, &leases).await;
-            return Err(error.into());
+    let mut requests = EndRequests::listen();
+    // The VM's node plugs it in.
+    match requests.unless_asked(context.client.borrow_as(&request)).await {
+        Undertaking::Done(borrowed) => drop(borrowed?),
+        Undertaking::DoneLate(borrowed) => {
+            give_back_all(context, &borrowed.into_iter().collect::<Vec<_>>()).await;
+            return Err(interrupted());
         }
+        // The control plane takes back what nobody waits for.
+        Undertaking::GivenUp => return Err(interrupted()),
     }
-    context.output.result(&described(vm.record()), |o| {
+    context.output.result(&described(&record), |o| {
         o.line(&format!("{function_name} is plugged into VM {name}"));
     });
     Ok(())

@@ -46,10 +46,11 @@ impl Writer {
         key: Option<String>,
         asker: QueueStanding,
     ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
-        let Terms { placement, group, level } = terms.clone();
+        let Terms { placement, group, level, vm } = terms.clone();
         let names: Vec<String> = functions.iter().map(FunctionId::to_string).collect();
         let (function, host) = (names.join(", "), borrower.to_owned());
-        let request = KeyedRequest::Borrow { function, borrower: host, placement, group, level };
+        let request =
+            KeyedRequest::Borrow { function, borrower: host, placement, group, level, vm };
         match self.find(key.as_deref(), &request)? {
             KeyLookup::New => {}
             KeyLookup::Answered(lease, answer) if functions.len() == 1 => {

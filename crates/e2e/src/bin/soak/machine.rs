@@ -1,5 +1,6 @@
 //! A virtual machine with a borrowed drive, which is killed, frozen, stopped and started anew, on any host, while
-//! everything else is disturbed as well. What its guest was told is written is there for the guest of the next.
+//! everything else is disturbed as well. It starts with its drive, or has it plugged in and unplugged while it runs. What
+//! its guest was told is written is there for the guest of the next.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -11,7 +12,7 @@ use rackbus_seeds::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::model::{BLOCK, DriveModel};
-use crate::{HOSTS, MACHINE_DRIVE, Soak};
+use crate::{HOSTS, MACHINE_DRIVE, Soak, lock};
 
 /// Blocks that guests use, each written by a command of its own.
 const BLOCKS: usize = 16;
@@ -26,6 +27,8 @@ pub struct Done {
     started: usize,
     killed: usize,
     frozen: usize,
+    plugged: usize,
+    unplugged: usize,
     written: usize,
     read: usize,
 }
@@ -33,9 +36,10 @@ pub struct Done {
 impl Done {
     /// A line for people that says what the machine did.
     pub fn describe(&self) -> String {
-        let Done { started, killed, frozen, written, read } = self;
+        let Done { started, killed, frozen, plugged, unplugged, written, read } = self;
         format!(
-            "{started} VMs, {killed} killed, {frozen} frozen, {written} writes and {read} reads in them"
+            "{started} VMs, {killed} killed, {frozen} frozen, {plugged} drives plugged in while they ran and \
+             {unplugged} unplugged, {written} writes and {read} reads in them"
         )
     }
 }
@@ -66,14 +70,20 @@ impl<'a> Machines<'a> {
             self.life += 1;
             let host = HOSTS[self.random.below(HOSTS.len())];
             let name = format!("soak{}", self.life);
-            let started = Guest::start(&self.soak.rack, &name, host, "trixie", &[MACHINE_DRIVE]);
+            let later = self.random.chance(50);
+            let with: &[&str] = if later { &[] } else { &[MACHINE_DRIVE] };
+            let started = Guest::start(&self.soak.rack, &name, host, "trixie", with);
             let Ok(mut guest) = started else {
                 // Its host or its drive is not available now.
                 std::thread::sleep(Duration::from_millis(200));
                 continue;
             };
             self.done.started += 1;
-            let lived = self.live(&mut guest);
+            let lived = match guest.booted() {
+                Ok(()) if later => self.live_with_hot_add(&mut guest, host),
+                Ok(()) => self.live(&mut guest),
+                Err(_) => Ok(()),
+            };
             self.end(guest);
             lived?;
         }
@@ -81,9 +91,34 @@ impl<'a> Machines<'a> {
         Ok(self.done)
     }
 
+    /// Plugs the drive in while the machine runs, uses it and unplugs it, a few times.
+    fn live_with_hot_add(&mut self, guest: &mut Guest, host: &str) -> Result<()> {
+        for _ in 0..1 + self.random.below(3) {
+            let name = guest.name().to_owned();
+            let asked = ["borrow", MACHINE_DRIVE, "--for", host, "--vm", &name, "--wait=2s"];
+            let Ok(lease) = self.soak.rack.json(&asked) else { return Ok(()) };
+            self.soak.leases.fetch_add(1, Ordering::Relaxed);
+            self.done.plugged += 1;
+            let number = lease["lease"].as_u64().unwrap_or(0);
+            // Nobody else returns it while the machine uses it; where that cannot, it is returned like all others.
+            let lived = self.live(guest);
+            let within = if self.random.chance(30) { "0s" } else { "2s" };
+            match self.soak.rack.json(&["return", &number.to_string(), "--within", within]) {
+                Ok(_) => self.done.unplugged += 1,
+                Err(_) => drop(lock(&self.soak.owed).insert(number)),
+            }
+            lived?;
+            if guest.wait_drives(0).is_err() {
+                return Ok(());
+            }
+            self.life += 1;
+        }
+        Ok(())
+    }
+
     /// Uses a machine until it is ended or has lost its drive.
     fn live(&mut self, guest: &mut Guest) -> Result<()> {
-        if guest.booted().is_err() || guest.wait_drives(1).is_err() {
+        if guest.wait_drives(1).is_err() {
             return Ok(());
         }
         let rounds = 1 + self.random.below(30);

@@ -3,9 +3,11 @@
 //!
 //! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them. Others
 //! (`peers`) borrow several functions and have drives read into the memory of another, and a virtual machine (`machine`)
-//! uses a drive until it is killed or stopped, and the next begins. All the while `disturb` does what happens to racks. What each block may hold is known (`model`): no wrong data, no acknowledged
-//! write lost, nothing of a lease that has ended. At the end everything is available again, every lease that ended says
-//! why, no process has kept descriptors or memory, and none is left over.
+//! uses a drive until it is killed or stopped, and the next begins. All the while
+//! `disturb` does what happens to racks. What each block may hold is known (`model`): no wrong data, no acknowledged
+//! write lost, nothing of a lease that has ended, and no lease that is on its way for too long (`stuck`). At the end
+//! everything is available again, every lease that ended says why, no process has kept descriptors or memory, and none is
+//! left over.
 //!
 //! Usage: `soak DIR [SECONDS [SEED]]`; the last line is `soak: ok` and what was done.
 
@@ -13,6 +15,7 @@ mod disturb;
 mod machine;
 mod model;
 mod peers;
+mod stuck;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,6 +32,7 @@ use rackbus_seeds::Random;
 use disturb::Disturber;
 use machine::Machines;
 use model::{BLOCK, BLOCKS, DriveModel};
+use stuck::LeasesUnderWay;
 
 /// Four drives of two hosts and one for virtual machines, in files: what was acknowledged outlives a killed process. And
 /// memory of two hosts, for peer-to-peer.
@@ -194,8 +198,9 @@ impl Soak {
             let failed =
                 || workers.iter().any(|worker| worker.is_finished()) || machines.is_finished();
             let mut outcome = Ok(());
+            let mut under_way = LeasesUnderWay::default();
             while begun.elapsed() < length && !failed() && outcome.is_ok() {
-                outcome = disturber.disturb();
+                outcome = disturber.disturb().and_then(|()| under_way.look(&soak.rack));
                 if told.elapsed() > Duration::from_secs(10) {
                     told = Instant::now();
                     let operations = soak.operations.load(Ordering::Relaxed);
@@ -211,7 +216,8 @@ impl Soak {
             let done = machines
                 .join()
                 .map_err(|_| CheckFailure("the VMs' thread panicked".to_owned()))??;
-            outcome.and(calmed).map(|()| (disturber.counts(), done))
+            let disturbed = format!("{}; {}", disturber.counts(), under_way.describe());
+            outcome.and(calmed).map(|()| (disturbed, done))
         })
     }
 }

@@ -1,0 +1,48 @@
+//! How long leases are on their way: nobody can use them, and nobody else can have their function.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rackbus_e2e::{RackProcesses, Result, ensure};
+
+/// The longest that a lease may be armed, opened or closed: its time to live and the time for its return, five times,
+/// because each of the four processes that it needs may be killed or stall meanwhile.
+const LONGEST: Duration = Duration::from_secs(5 * (2 + 2));
+
+/// Since when leases have been seen on their way.
+#[derive(Debug, Default)]
+pub struct LeasesUnderWay {
+    since: BTreeMap<(u64, String), Instant>,
+    longest: Duration,
+}
+
+impl LeasesUnderWay {
+    /// Looks at all leases. While the control plane does not answer nothing is known of them.
+    ///
+    /// # Errors
+    /// When one has been in the same stage for too long.
+    pub fn look(&mut self, rack: &RackProcesses) -> Result<()> {
+        let Ok(leases) = rack.json(&["leases"]) else { return Ok(()) };
+        let now = Instant::now();
+        let mut seen = BTreeMap::new();
+        for lease in leases.as_array().into_iter().flatten() {
+            let stage = lease["stage"].as_str().unwrap_or_default().to_owned();
+            if stage == "active" {
+                continue;
+            }
+            let key = (lease["lease"].as_u64().unwrap_or(0), stage);
+            let since = self.since.get(&key).copied().unwrap_or(now);
+            let time = now.duration_since(since);
+            self.longest = self.longest.max(time);
+            ensure!(time <= LONGEST, "for {} s there is no progress of {lease}", time.as_secs());
+            seen.insert(key, since);
+        }
+        self.since = seen;
+        Ok(())
+    }
+
+    /// The longest time that was seen, for people.
+    pub fn describe(&self) -> String {
+        format!("no lease under way for longer than {:.1} s", self.longest.as_secs_f64())
+    }
+}
