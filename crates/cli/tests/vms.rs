@@ -137,6 +137,17 @@ fn ends_when_it_unplugs(mut stream: UnixStream, folder: &Path) {
     }
 }
 
+/// Answers as a QEMU whose guest has the drive plugged in and never releases it.
+fn never_unplugs(mut stream: UnixStream) {
+    let reader = BufReader::new(stream.try_clone().unwrap());
+    let _ = stream.write_all(b"{\"QMP\": {}}\n");
+    for line in reader.lines().map_while(Result::ok) {
+        let plugged = json!([{"name": "fn-alpha_nvme0", "type": "child<vfio-user-pci>"}]);
+        let devices = if line.contains("qom-list") { plugged } else { json!([]) };
+        let _ = writeln!(stream, "{}", json!({"return": devices}));
+    }
+}
+
 fn serve_qmp(mut stream: UnixStream) {
     let reader = BufReader::new(stream.try_clone().unwrap());
     let _ = stream.write_all(b"{\"QMP\": {}}\n");
@@ -473,4 +484,29 @@ fn a_function_is_plugged_into_a_running_vm_by_its_node() {
     assert_eq!(listed[0]["vm"], "vm1", "{listed}");
     lab.rack.good(&["return", "alpha/nvme0"]);
     lab.rack.good(&["vm", "stop", "--kill", "vm1"]);
+}
+
+/// A return that waits for a guest is hastened by another one, and the node waits no longer than that.
+#[test]
+fn a_node_that_waits_for_a_guest_hears_that_it_has_less_time() {
+    let lab = Lab::whose_vms_use_what_they_have();
+    let done = lab.rack.run_dir().join("played");
+    let run = lab.run(&["--detach", "--borrow", "alpha/nvme0"]);
+    lab.await_start("vm1", || false);
+    lab.serve_with("vm1", never_unplugs).unwrap();
+    assert!(run.wait_with_output().unwrap().status.success());
+    let until = |is_so: &dyn Fn() -> bool| {
+        lab.rack.block(async {
+            while !is_so() {
+                tokio::task::yield_now().await;
+            }
+        });
+    };
+    until(&|| done.exists());
+    let patient = lab.begin(&["return", "alpha/nvme0", "--within", "10min"]);
+    lab.rack.wait_lease(1, LeaseStage::Closing);
+    lab.rack.good(&["return", "alpha/nvme0", "--force"]);
+    assert!(patient.wait_with_output().unwrap().status.success());
+    until(&|| lab.rack.logs().contains("the guest did not release the function"));
+    std::fs::remove_file(&done).unwrap();
 }

@@ -14,6 +14,8 @@ const LONGEST: Duration = Duration::from_secs(5 * (2 + 2));
 pub struct LeasesUnderWay {
     since: BTreeMap<(u64, String), Instant>,
     longest: Duration,
+    /// Leases on their way, each as often as it was seen.
+    seen: u64,
 }
 
 impl LeasesUnderWay {
@@ -31,6 +33,7 @@ impl LeasesUnderWay {
                 continue;
             }
             let key = (lease["lease"].as_u64().unwrap_or(0), stage);
+            self.seen += 1;
             let since = self.since.get(&key).copied().unwrap_or(now);
             let time = now.duration_since(since);
             self.longest = self.longest.max(time);
@@ -43,6 +46,7 @@ impl LeasesUnderWay {
 
     /// The longest time that was seen, for people.
     pub fn describe(&self) -> String {
-        format!("no lease under way for longer than {:.1} s", self.longest.as_secs_f64())
+        let (seen, longest) = (self.seen, self.longest.as_secs_f64());
+        format!("leases seen {seen} times under way, none for longer than {longest:.1} s")
     }
 }
