@@ -25,7 +25,7 @@ pub fn remove(rack: &RackProcesses, guest: &mut Guest, name: &str, function: &st
     guest.wait_drives(0)
 }
 
-/// The demonstration's core: what one guest wrote, the other finds, on another host.
+/// The demonstration's core: what one guest wrote, the other finds, on another host, whose node is asked for it.
 pub fn data_follows(world: &mut RackWithGuests) -> Result<()> {
     let RackWithGuests { rack, old, new } = world;
     add(rack, old, "old", "alpha/nvme0")?;
@@ -35,9 +35,13 @@ pub fn data_follows(world: &mut RackWithGuests) -> Result<()> {
          sha256sum </mnt/a/data && umount /mnt/a",
     )?;
     remove(rack, old, "old", "alpha/nvme0")?;
-    add(rack, new, "new", "alpha/nvme0")?;
+    let host = new.vm().record().host.clone();
+    let lease = rack.json(&["borrow", "alpha/nvme0", "--for", &host, "--vm", "new"])?;
+    ensure!(lease["vm"] == "new", "it is not said where the drive is: {lease}");
+    new.wait_drives(1)?;
     let found = new.run("mount /dev/nvme?n1 /mnt/a && sha256sum </mnt/a/data && umount /mnt/a")?;
-    remove(rack, new, "new", "alpha/nvme0")?;
+    rack.json(&["return", "alpha/nvme0"])?;
+    new.wait_drives(0)?;
     ensure!(found == sum, "written {sum}, found {found}");
     Ok(())
 }
