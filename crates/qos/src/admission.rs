@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use crate::SECOND;
 use crate::level::{LevelError, Rate, RateUnit, ServiceLevel};
 use crate::profile::EngineProfile;
+use crate::sharing::Shaping;
 use crate::tenant::TenantShare;
 
 /// What the engines of a device can do.
@@ -54,6 +55,11 @@ pub enum LevelRefused {
     /// The level that is asked for contradicts itself.
     #[error(transparent)]
     Level(#[from] LevelError),
+    /// The device does not shape what its tenants send, so that it can keep no level.
+    #[error(
+        "its traffic is not shaped (`shaping = \"off\"` in the rack file), and no level can be kept; ask for none, or for another accelerator"
+    )]
+    Unshaped,
     /// The device has no such engine.
     #[error("there is no engine `{engine}`; there are {there}")]
     Engine {
@@ -94,6 +100,7 @@ pub struct LevelAdmission {
     capacity: Capacity,
     profiles: BTreeMap<String, EngineProfile>,
     promised: BTreeMap<u64, (ServiceLevel, Need)>,
+    shaping: Shaping,
     /// What is promised before anybody comes for it.
     reserved: Option<Reserved>,
 }
@@ -109,7 +116,13 @@ struct Reserved {
 impl LevelAdmission {
     /// Nothing promised yet by a device with this capacity and these engines.
     pub fn new(capacity: Capacity, profiles: BTreeMap<String, EngineProfile>) -> LevelAdmission {
-        LevelAdmission { capacity, profiles, promised: BTreeMap::new(), reserved: None }
+        let (promised, shaping) = (BTreeMap::new(), Shaping::On);
+        LevelAdmission { capacity, profiles, promised, shaping, reserved: None }
+    }
+
+    /// The same of a device that shapes, or of one that does not, which promises nothing.
+    pub fn with_shaping(self, shaping: Shaping) -> LevelAdmission {
+        LevelAdmission { shaping, ..self }
     }
 
     /// Promises `level` to whoever [takes](LevelAdmission::take_reserved) it: nobody else is promised what it needs.
@@ -174,6 +187,9 @@ impl LevelAdmission {
         holder: Option<u64>,
         level: &ServiceLevel,
     ) -> Result<(Need, TenantShare), LevelRefused> {
+        if self.shaping == Shaping::Off {
+            return Err(LevelRefused::Unshaped);
+        }
         level.check()?;
         let Some(profile) = self.profiles.get(&level.engine) else {
             let there: Vec<_> = self.profiles.keys().map(String::as_str).collect();
@@ -330,6 +346,21 @@ mod tests {
         assert!(admission.take_reserved(3).is_some());
         admission.admit(3, &level("deflate 0 Gbit/s weight 2")).unwrap();
         assert!(admission.reserved_for(5).is_some());
+    }
+
+    #[test]
+    fn a_device_that_does_not_shape_promises_nothing() {
+        let mut admission = admission().with_shaping(Shaping::Off);
+        for text in ["deflate 1 op/s", "deflate 0 Gbit/s weight 2"] {
+            assert_eq!(admission.admit(1, &level(text)).unwrap_err(), LevelRefused::Unshaped);
+            assert_eq!(admission.reserve(&level(text)), Err(LevelRefused::Unshaped));
+        }
+        let reason = LevelRefused::Unshaped.to_string();
+        assert!(
+            reason.contains("shaping = \"off\"") && reason.contains("ask for none"),
+            "{reason}"
+        );
+        assert!(admission.take_reserved(1).is_none() && admission.level(1).is_none());
     }
 
     /// A level without a minimum promises nothing, and is a part of what is left.

@@ -14,6 +14,7 @@
 //! * [`admission`]: which levels can be kept together, and what would fit instead.
 //! * [`arbiter`]: who is served next, with [`drr`] and [`bucket`] as its parts; [`turn`]: what it is given and
 //!   gives out. [`kept`]: how far tenants got what they were promised.
+//! * [`sharing`]: that, or nothing of it ([`unshaped`]), as a device is asked for.
 //! * [`simulation`]: tenants and engines in simulated time, for the experiments.
 //!
 //! Time is nanoseconds as a number that the caller passes in; it need only grow.
@@ -26,9 +27,11 @@ pub mod estimate;
 pub mod kept;
 pub mod level;
 pub mod profile;
+pub mod sharing;
 pub mod simulation;
 mod tenant;
 pub mod turn;
+pub mod unshaped;
 
 pub use admission::{Capacity, LevelAdmission, LevelRefused};
 pub use arbiter::TenantArbiter;
@@ -36,11 +39,13 @@ pub use estimate::Estimate;
 pub use kept::MinimumRecord;
 pub use level::{LevelError, Rate, RateUnit, ServiceLevel};
 pub use profile::{EngineProfile, Point, ProfileError};
+pub use sharing::{EngineSharing, Shaping};
 pub use tenant::{Guarantee, RateLimit, TenantShare};
 pub use turn::{
     EngineTurn, MessagePiece, NextTurn, OpenTurn, QueuedMessage, SharingSettings, TenantId,
     TurnResult, Usage,
 };
+pub use unshaped::MessageRoundRobin;
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;

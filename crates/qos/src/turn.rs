@@ -81,10 +81,16 @@ pub struct EngineTurn {
 }
 
 impl EngineTurn {
-    /// A message that is done whole, whatever it takes: for policies that charge nothing.
-    pub(crate) fn unbounded(tenant: TenantId, queue: u16, piece: MessagePiece) -> EngineTurn {
+    /// All that is left of a message, for policies that charge nothing.
+    pub(crate) fn whole(
+        (tenant, queue): (TenantId, u16),
+        message: QueuedMessage,
+        budget_ns: u64,
+        life: u64,
+    ) -> EngineTurn {
+        let length = message.ingress.saturating_sub(message.done);
+        let pieces = vec![MessagePiece { message, length, over: true }];
         let estimated = Spent::default();
-        let (pieces, budget_ns, life) = (vec![piece], u64::MAX, 0);
         EngineTurn { tenant, queue, pieces, budget_ns, life, guaranteed: false, estimated }
     }
 }
@@ -107,6 +113,14 @@ pub struct OpenTurn {
 }
 
 impl OpenTurn {
+    /// One that nothing bounds but its time, for policies that charge nothing.
+    pub(crate) fn unbounded(tenant: TenantId, budget_ns: u64, life: u64) -> OpenTurn {
+        let most = u64::MAX;
+        let allowed = Spent { engine_ns: most, operations: most, ingress: most, egress: most };
+        let (spent, ended, least_ns) = (Spent::default(), 0, 0);
+        OpenTurn { tenant, budget_ns, least_ns, life, guaranteed: false, allowed, spent, ended }
+    }
+
     /// So much of a message was done; `over` when it has ended. One of which nothing was done is begun by the next turn
     /// with it.
     pub fn did(&mut self, ingress: u64, done: TurnResult, over: bool) {

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use rackbus_qos::simulation::unshaped::{BySize, MessageRoundRobin};
+use rackbus_qos::simulation::by_size::BySize;
 use rackbus_qos::simulation::{Arrivals, Load, MessageCosts, Policy, TenantReport, run};
 use rackbus_qos::{
-    Capacity, EngineProfile, LevelAdmission, Point, SECOND, ServiceLevel, SharingSettings,
-    TenantArbiter, TenantId, TenantShare,
+    Capacity, EngineProfile, LevelAdmission, MessageRoundRobin, Point, SECOND, ServiceLevel,
+    SharingSettings, TenantArbiter, TenantId, TenantShare,
 };
 use rackbus_seeds::Simulation;
 

@@ -5,27 +5,32 @@ use std::time::{Duration, Instant};
 
 use rackbus_devices::accel::{EnginePool, PoolOptions};
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
-use rackbus_qos::{ServiceLevel, TenantId};
+use rackbus_qos::{ServiceLevel, Shaping, TenantId};
 use rackbus_spec::accel::{Descriptor, Operation};
 
+use super::direct;
 use super::queue::{failed, function};
 use crate::BenchError;
 use crate::machine::{CLIENT_CPU, pin, unpin};
 
-/// What a tenant sends: an operation, and a message that it always has under way many times.
+/// What a tenant sends: an operation, and a message that it always has under way many times in each of its queue pairs.
 #[derive(Debug, Clone)]
 pub struct Sends {
     operation: Operation,
     message: Vec<u8>,
+    queues: u16,
 }
 
+/// Descriptors under way in a queue pair.
 const DEPTH: u16 = 64;
+/// The same of messages that are done within a microsecond: a shaped tenant needs some slices of work waiting.
+const TINY_DEPTH: u16 = 1024;
 
 /// Megabytes each second of the minimum that is measured.
 pub const PROMISED: f64 = 10.0;
 
 fn sends(operation: Operation, message: Vec<u8>) -> Sends {
-    Sends { operation, message }
+    Sends { operation, message, queues: 1 }
 }
 
 fn noise(size: usize) -> Vec<u8> {
@@ -39,25 +44,40 @@ fn noise(size: usize) -> Vec<u8> {
 
 /// Tenants that pay the same, by what they send.
 pub fn pairs() -> Vec<(&'static str, [Sends; 2])> {
-    let deflate = Operation::Deflate;
-    let equal = sends(deflate, vec![0; 16 << 10]);
+    let (deflate, sha3) = (Operation::Deflate, Operation::Sha3_512);
+    let page = sends(sha3, vec![0; 4 << 10]);
+    let packed = direct::message(Operation::Inflate, 16 << 10);
     vec![
-        ("the same", [equal.clone(), equal]),
+        ("the same", equal()),
         ("noise and zeroes", [sends(deflate, noise(64 << 10)), sends(deflate, vec![0; 64 << 10])]),
+        ("64 KiB and 4 KiB", [sends(sha3, vec![0; 64 << 10]), page.clone()]),
+        ("64 KiB and 64 B", [sends(sha3, vec![0; 64 << 10]), sends(sha3, vec![0; 64])]),
+        ("4 queue pairs and 1", [Sends { queues: 4, ..page.clone() }, page]),
         (
-            "64 KiB and 4 KiB",
-            [
-                sends(Operation::Sha3_512, vec![0; 64 << 10]),
-                sends(Operation::Sha3_512, vec![0; 4 << 10]),
-            ],
+            "compression and decompression",
+            [sends(deflate, noise(16 << 10)), sends(Operation::Inflate, packed)],
         ),
     ]
+}
+
+/// Two tenants that send the same.
+fn equal() -> [Sends; 2] {
+    let one = sends(Operation::Deflate, vec![0; 16 << 10]);
+    [one.clone(), one]
 }
 
 /// A tenant with all of its messages described.
 struct Tenant {
     accel: Accel,
     descriptor: Descriptor,
+    queues: usize,
+    depth: u32,
+}
+
+impl Sends {
+    fn depth(&self) -> u16 {
+        if self.message.len() < 1024 { TINY_DEPTH } else { DEPTH }
+    }
 }
 
 impl Tenant {
@@ -67,19 +87,22 @@ impl Tenant {
         level: Option<&ServiceLevel>,
         sends: &Sends,
     ) -> Result<Tenant, BenchError> {
-        let options = AccelOptions { depth: 2 * DEPTH, data: 1 << 20, ..AccelOptions::default() };
+        let (queues, depth) = (sends.queues, sends.depth());
+        let options = AccelOptions { queues, depth, data: 1 << 20, ..AccelOptions::default() };
         let accel = function(pool, number, level, options)?;
         let descriptor = describe(&accel, sends, 0)?;
-        Ok(Tenant { accel, descriptor })
+        Ok(Tenant { accel, descriptor, queues: queues.into(), depth: depth.into() })
     }
 
-    /// Fills the queue and takes what has come.
+    /// Fills the queues and takes what has come.
     fn go_on(&mut self) -> Result<(), BenchError> {
-        while self.accel.under_way(0) < DEPTH.into() {
-            self.accel.push(0, &self.descriptor).map_err(failed)?;
+        for queue in 0..self.queues {
+            while self.accel.under_way(queue) < self.depth {
+                self.accel.push(queue, &self.descriptor).map_err(failed)?;
+            }
+            self.accel.ring(queue).map_err(failed)?;
+            while self.accel.poll(queue).map_err(failed)?.is_some() {}
         }
-        self.accel.ring(0).map_err(failed)?;
-        while self.accel.poll(0).map_err(failed)?.is_some() {}
         Ok(())
     }
 }
@@ -127,79 +150,34 @@ fn together(
     sent
 }
 
-/// Engine time of the first tenant over that of the second.
-///
-/// # Errors
-/// When an operation fails.
-pub fn shaped(of: &[Sends; 2], time: Duration) -> Result<f64, BenchError> {
-    let pool = EnginePool::new(PoolOptions::default());
+/// Has two tenants send to a device for a time: engine time, bytes in and operations of each.
+fn measured(
+    of: &[Sends; 2],
+    shaping: Shaping,
+    time: Duration,
+) -> Result<[[u64; 3]; 2], BenchError> {
+    let pool = EnginePool::new(PoolOptions { shaping, ..PoolOptions::default() });
     let first = Tenant::new(&pool, 1, None, &of[0])?;
     let tenants = [first, Tenant::new(&pool, 2, None, &of[1])?];
-    let [first, second] = together(&pool, tenants, time)?;
-    Ok(first[0] as f64 / second[0].max(1) as f64)
+    together(&pool, tenants, time)
 }
 
-/// The same of a device that does their messages in turn, as one queue has them.
+/// Engine time of the first tenant over that of the second, of a device that shapes or one that does not.
 ///
 /// # Errors
 /// When an operation fails.
-pub fn in_turn(of: &[Sends; 2], time: Duration) -> Result<f64, BenchError> {
-    let mut costs = [0u64; 2];
-    alternate(of, time, |kind, engine_ns| costs[kind] += u64::from(engine_ns))?;
-    Ok(costs[0] as f64 / costs[1].max(1) as f64)
+pub fn ratio(of: &[Sends; 2], shaping: Shaping, time: Duration) -> Result<f64, BenchError> {
+    let [first, second] = measured(of, shaping, time)?;
+    Ok(first[0] as f64 / second[0].max(1) as f64)
 }
 
 /// Thousands of operations each second of two equal tenants together.
 ///
 /// # Errors
 /// When an operation fails.
-pub fn both(time: Duration) -> Result<f64, BenchError> {
-    let pool = EnginePool::new(PoolOptions::default());
-    let (_, of) = pairs().swap_remove(0);
-    let first = Tenant::new(&pool, 1, None, &of[0])?;
-    let tenants = [first, Tenant::new(&pool, 2, None, &of[1])?];
-    let [first, second] = together(&pool, tenants, time)?;
+pub fn both(shaping: Shaping, time: Duration) -> Result<f64, BenchError> {
+    let [first, second] = measured(&equal(), shaping, time)?;
     Ok((first[2] + second[2]) as f64 / time.as_secs_f64() / 1e3)
-}
-
-/// Thousands of the same operations each second by one queue, that nothing shapes.
-///
-/// # Errors
-/// When an operation fails.
-pub fn alone(time: Duration) -> Result<f64, BenchError> {
-    let (_, of) = pairs().swap_remove(0);
-    let mut done = 0u64;
-    alternate(&of, time, |_, _| done += 1)?;
-    Ok(done as f64 / time.as_secs_f64() / 1e3)
-}
-
-/// Sends messages of both kinds in turn by one queue for a time, and tells the engine time of each.
-fn alternate(
-    of: &[Sends; 2],
-    time: Duration,
-    mut ended: impl FnMut(usize, u32),
-) -> Result<(), BenchError> {
-    let pool = EnginePool::new(PoolOptions::default());
-    let options = AccelOptions { depth: 2 * DEPTH, data: 2 << 20, ..AccelOptions::default() };
-    let mut accel = function(&pool, 1, None, options)?;
-    let mut descriptors = [describe(&accel, &of[0], 0)?, describe(&accel, &of[1], 512 << 10)?];
-    for (id, descriptor) in (0..).zip(&mut descriptors) {
-        descriptor.id = id;
-    }
-    pin(CLIENT_CPU);
-    let (begun, mut sent) = (Instant::now(), 0usize);
-    while begun.elapsed() < time {
-        while accel.under_way(0) < (2 * DEPTH).into() {
-            accel.push(0, &descriptors[sent % 2]).map_err(failed)?;
-            sent += 1;
-        }
-        accel.ring(0).map_err(failed)?;
-        while let Some(completion) = accel.poll(0).map_err(failed)? {
-            ended(usize::from(completion.id).min(1), completion.value);
-        }
-    }
-    unpin();
-    Ok(())
 }
 
 /// Megabytes each second that a tenant gets which was promised [`PROMISED`], beside a flood of others' long messages.

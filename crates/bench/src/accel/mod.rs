@@ -13,6 +13,7 @@ mod server;
 
 use std::time::Duration;
 
+use rackbus_qos::Shaping;
 use rackbus_spec::accel::Operation;
 
 use crate::machine::{CLIENT_CPU, Regime, RestartCommand, SERVER_CPU, pin, unpin, wait_quiet};
@@ -263,15 +264,21 @@ impl Bench<'_> {
             }
             self.pairs(
                 &case,
-                "messages in turn",
+                "unshaped",
                 "ratio",
-                || fair::shaped(&messages, time),
-                || fair::in_turn(&messages, time),
+                || fair::ratio(&messages, Shaping::On, time),
+                || fair::ratio(&messages, Shaping::Off, time),
             )?;
         }
         let case = "two equal tenants, all operations";
         if self.wanted(case) {
-            self.pairs(case, "one queue", "kop/s", || fair::both(time), || fair::alone(time))?;
+            self.pairs(
+                case,
+                "unshaped",
+                "kop/s",
+                || fair::both(Shaping::On, time),
+                || fair::both(Shaping::Off, time),
+            )?;
         }
         // Ten seconds, where a run takes the usual time.
         let long = time * 25;

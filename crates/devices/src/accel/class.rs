@@ -7,7 +7,7 @@ use rackbus_fabric::rack::DeviceSection;
 use rackbus_fabric::text::{Parsed, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
-use rackbus_qos::{ServiceLevel, TenantId};
+use rackbus_qos::{ServiceLevel, Shaping, TenantId};
 use rackbus_spec::accel::{CLASS_CODE, DEVICE_ID, VENDOR_ID};
 
 use super::CLASS;
@@ -65,7 +65,15 @@ impl Class for AcceleratorClass {
     }
 
     fn virtual_functions(&self, section: &DeviceSection<'_>) -> Parsed<Vec<Arc<dyn DeviceConfig>>> {
-        let keys = section.keys(&["kind", "functions", "workers", "slice", "level", "provider"])?;
+        let keys = section.keys(&[
+            "kind",
+            "functions",
+            "workers",
+            "slice",
+            "shaping",
+            "level",
+            "provider",
+        ])?;
         let functions = keys.count("functions", 1, MOST_FUNCTIONS)?;
         let workers = keys.count("workers", 1, MOST_WORKERS)?;
         let slice = keys.picoseconds("slice", SLICES.1)?;
@@ -80,8 +88,18 @@ impl Class for AcceleratorClass {
             },
         };
         let (level, provider) = (level("level", LEVEL)?, level("provider", PROVIDER)?);
+        let shaping = match keys.text("shaping", SHAPING)? {
+            None | Some(("on", _)) => Shaping::On,
+            Some(("off", _)) => Shaping::Off,
+            Some((other, span)) => return wrong(span, format!("`shaping` is {other}"), SHAPING),
+        };
+        let promised = ["level", "provider"].into_iter().find(|key| keys.get(key).is_some());
+        if let (Shaping::Off, Some(key)) = (shaping, promised) {
+            let what = format!("`{key}` cannot be kept with shaping = \"off\"");
+            return wrong(keys.place(key), what, "leave out one of the two");
+        }
         let Some(functions) = functions else {
-            let engines = ["workers", "slice", "level", "provider"];
+            let engines = ["workers", "slice", "shaping", "level", "provider"];
             return match engines.into_iter().find(|key| keys.get(key).is_some()) {
                 Some(key) => wrong(
                     keys.place(key),
@@ -94,7 +112,7 @@ impl Class for AcceleratorClass {
         let usual = PoolOptions::default();
         let slice_ns = slice.map_or(usual.slice_ns, |slice| slice / 1000);
         let workers = workers.map_or(usual.workers, |workers| workers as u32);
-        let pool = EnginePool::new(PoolOptions { workers, slice_ns, provider });
+        let pool = EnginePool::new(PoolOptions { workers, slice_ns, provider, shaping });
         let function = |number: u64| {
             let name = format!("{}.vf{number}", section.function());
             let tenant = TenantId(number as u32);
@@ -107,6 +125,9 @@ impl Class for AcceleratorClass {
 }
 
 const LEVEL: &str = "`level` is what each function is promised, as in \"aes256gcm 4 Gbit/s\"";
+
+const SHAPING: &str =
+    "`shaping` is \"on\", or \"off\" for queue pairs that take turns, whoever has them";
 
 const PROVIDER: &str =
     "`provider` is what the device's own host is promised, as in \"deflate 200 Mbit/s\"";
@@ -165,9 +186,10 @@ impl DeviceConfig for AcceleratorFunction {
             1 => "1 engine".to_owned(),
             workers => format!("{workers} engines"),
         };
-        match &self.level {
-            Some(level) => format!("{engines}, {level}"),
-            None => format!("{engines}, shared"),
+        match (&self.level, self.pool.options().shaping) {
+            (Some(level), _) => format!("{engines}, {level}"),
+            (None, Shaping::On) => format!("{engines}, shared"),
+            (None, Shaping::Off) => format!("{engines}, not shaped"),
         }
     }
 

@@ -5,32 +5,30 @@
 //! a tenant.
 
 mod held;
+mod worker;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rackbus_memory::ticks;
 use rackbus_qos::{
-    Capacity, EngineProfile, EngineTurn, Estimate, LevelAdmission, LevelRefused, MinimumRecord,
-    NextTurn, QueuedMessage, ServiceLevel, SharingSettings, TenantArbiter, TenantId, TenantShare,
-    TurnResult, Usage,
+    Capacity, EngineProfile, EngineSharing, EngineTurn, Estimate, LevelAdmission, LevelRefused,
+    MinimumRecord, QueuedMessage, ServiceLevel, Shaping, SharingSettings, TenantId,
+    TenantShare, Usage,
 };
 use rackbus_spec::accel::{OPERATIONS, Operation};
 
 use super::clock::TickRate;
-use super::job::{EngineJob, Ran};
+use super::job::EngineJob;
 use super::profile::measure_all;
-use super::scratch::Scratch;
 
 pub use held::HeldTurn;
 
 /// Input bytes between two places where an operation can be interrupted.
 const GRANULE: u64 = 4096;
-/// An idle engine looks for work so long before it sleeps.
-const SPIN: Duration = Duration::from_micros(20);
 /// How a device's engines are run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolOptions {
@@ -40,11 +38,13 @@ pub struct PoolOptions {
     pub slice_ns: u64,
     /// What the host that has the device is promised for its own work.
     pub provider: Option<ServiceLevel>,
+    /// Whether tenants are served by their shares, or their queue pairs in turn.
+    pub shaping: Shaping,
 }
 
 impl Default for PoolOptions {
     fn default() -> PoolOptions {
-        PoolOptions { workers: 1, slice_ns: 50_000, provider: None }
+        PoolOptions { workers: 1, slice_ns: 50_000, provider: None, shaping: Shaping::On }
     }
 }
 
@@ -95,7 +95,7 @@ struct Started {
 }
 
 struct Shared {
-    arbiter: TenantArbiter,
+    sharing: EngineSharing,
     admission: LevelAdmission,
     jobs: BTreeMap<u64, Arc<EngineJob>>,
     estimates: BTreeMap<(TenantId, u8), Estimate>,
@@ -145,14 +145,14 @@ impl Shared {
 impl EnginePool {
     /// A pool whose engines start when they are first needed.
     pub fn new(options: PoolOptions) -> Arc<EnginePool> {
-        let PoolOptions { workers, slice_ns, .. } = options;
+        let PoolOptions { workers, slice_ns, shaping, .. } = options;
         let settings = SharingSettings { slice_ns, workers, ..SharingSettings::default() };
         let capacity = Capacity { workers, ingress: None, egress: None };
         Arc::new(EnginePool(Arc::new(PoolEngines {
             options,
             shared: Mutex::new(Shared {
-                arbiter: TenantArbiter::new(settings),
-                admission: LevelAdmission::new(capacity, BTreeMap::new()),
+                sharing: EngineSharing::new(shaping, settings),
+                admission: LevelAdmission::new(capacity, BTreeMap::new()).with_shaping(shaping),
                 jobs: BTreeMap::new(),
                 estimates: BTreeMap::new(),
                 next_tag: 0,
@@ -179,7 +179,8 @@ impl EnginePool {
             let mut failed = None;
             let profiles = measure_all();
             let capacity = Capacity { workers: self.options.workers, ingress: None, egress: None };
-            let mut admission = LevelAdmission::new(capacity, profiles.clone());
+            let mut admission =
+                LevelAdmission::new(capacity, profiles.clone()).with_shaping(self.options.shaping);
             if let Some(provider) = &self.options.provider
                 && let Err(refused) = admission.reserve(provider)
             {
@@ -189,7 +190,7 @@ impl EnginePool {
             for number in 0..self.options.workers {
                 let pool = self.0.clone();
                 let thread = std::thread::Builder::new().name(format!("accel {number}"));
-                let cause = thread.spawn(move || work(&pool)).err();
+                let cause = thread.spawn(move || worker::work(&pool)).err();
                 failed = cause.map(|cause| cause.to_string()).or(failed);
             }
             let mut by_number = [const { None }; OPERATIONS.len() + 1];
@@ -245,7 +246,7 @@ impl PoolEngines {
         let mut shared = self.lock();
         let share = shared.promise(tenant, level)?;
         let now = self.now_ns();
-        shared.arbiter.set(tenant, share, now);
+        shared.sharing.set(tenant, share, now);
         self.work.notify_all();
         Ok(())
     }
@@ -279,13 +280,13 @@ impl PoolEngines {
     pub fn set_own(&self, tenant: TenantId) -> bool {
         let mut shared = self.lock();
         let Some(share) = shared.admission.take_reserved(tenant.0.into()) else { return false };
-        shared.arbiter.set(tenant, share, self.now_ns());
+        shared.sharing.set(tenant, share, self.now_ns());
         self.work.notify_all();
         true
     }
 
     fn renew(&self, shared: &mut Shared, tenant: TenantId, share: TenantShare) {
-        for message in shared.arbiter.renew(tenant, share, self.now_ns()) {
+        for message in shared.sharing.renew(tenant, share, self.now_ns()) {
             shared.jobs.remove(&message.tag);
         }
         shared.estimates.retain(|(of, _), _| *of != tenant);
@@ -295,19 +296,19 @@ impl PoolEngines {
     /// Something was done for a tenant outside of the engines, and took so much time of a processor.
     pub fn charge(&self, tenant: TenantId, engine_ns: u64) {
         let now = self.now_ns();
-        self.lock().arbiter.charge(tenant, engine_ns, now);
+        self.lock().sharing.charge(tenant, engine_ns, now);
     }
 
     /// How far a tenant got its minimum.
     pub fn kept(&self, tenant: TenantId) -> Option<MinimumRecord> {
         let now = self.now_ns();
-        self.lock().arbiter.kept(tenant, now)
+        self.lock().sharing.kept(tenant, now)
     }
 
     /// A tenant goes: what it waits for is not done any more. Its level is free.
     pub fn leave(&self, tenant: TenantId) {
         let mut shared = self.lock();
-        for message in shared.arbiter.remove(tenant) {
+        for message in shared.sharing.remove(tenant) {
             shared.jobs.remove(&message.tag);
         }
         shared.admission.release(tenant.0.into());
@@ -317,7 +318,7 @@ impl PoolEngines {
     /// Nothing that a tenant waits for is done any more.
     pub fn clear(&self, tenant: TenantId) {
         let mut shared = self.lock();
-        for message in shared.arbiter.clear(tenant, self.now_ns()) {
+        for message in shared.sharing.clear(tenant, self.now_ns()) {
             shared.jobs.remove(&message.tag);
         }
         shared.estimates.retain(|(of, _), _| *of != tenant);
@@ -326,7 +327,7 @@ impl PoolEngines {
     /// Nothing that a tenant waits for in one of its queues is done any more.
     pub fn clear_queue(&self, tenant: TenantId, queue: u16) {
         let mut shared = self.lock();
-        for message in shared.arbiter.clear_queue(tenant, queue, self.now_ns()) {
+        for message in shared.sharing.clear_queue(tenant, queue, self.now_ns()) {
             shared.jobs.remove(&message.tag);
         }
     }
@@ -338,7 +339,7 @@ impl PoolEngines {
 
     /// What a tenant has used since it came.
     pub fn usage(&self, tenant: TenantId) -> Option<Usage> {
-        self.lock().arbiter.usage(tenant)
+        self.lock().sharing.usage(tenant)
     }
 
     /// The level that a tenant has.
@@ -372,7 +373,7 @@ impl PoolEngines {
                 done: done as u64,
             };
             shared.jobs.insert(tag, job);
-            if !shared.arbiter.submit(tenant, queue, message, now) {
+            if !shared.sharing.submit(tenant, queue, message, now) {
                 shared.jobs.remove(&tag);
             }
         }
@@ -396,134 +397,12 @@ impl PoolEngines {
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// The next turn and its operations, if there is one before long.
-    fn next(&self) -> NextWork {
-        let seen = self.submitted.load(Ordering::Acquire);
-        let mut shared = self.lock();
-        if shared.over {
-            return NextWork::Over;
-        }
-        let next = match shared.busy < self.options.workers {
-            true => shared.arbiter.next(self.now_ns()),
-            // Who is the engine in the place of this one calls when it leaves anything.
-            false => NextTurn::Idle,
-        };
-        let wait = match next {
-            NextTurn::Run(turn) => {
-                let jobs = shared.jobs_of(&turn);
-                shared.busy += 1;
-                return NextWork::Turn(turn, jobs);
-            }
-            NextTurn::Wait(until) => Duration::from_nanos(until.saturating_sub(self.now_ns())),
-            NextTurn::Idle => Duration::MAX,
-        };
-        drop(shared);
-        let spun = Instant::now();
-        while spun.elapsed() < SPIN.min(wait) {
-            if self.submitted.load(Ordering::Acquire) != seen {
-                return NextWork::Nothing;
-            }
-            std::hint::spin_loop();
-        }
-        let mut shared = self.lock();
-        if shared.over || self.submitted.load(Ordering::Acquire) != seen {
-            return NextWork::Nothing;
-        }
-        shared.sleeping += 1;
-        // One that nobody calls looks again now and then.
-        let limit = wait.saturating_sub(SPIN).min(Duration::from_millis(200));
-        let woken = self.work.wait_timeout(shared, limit);
-        woken.unwrap_or_else(PoisonError::into_inner).0.sleeping -= 1;
-        NextWork::Nothing
-    }
-
-    /// Does a turn, and gives the engine back.
-    fn run(&self, mut turn: EngineTurn, jobs: &[Option<Arc<EngineJob>>], scratch: &mut Scratch) {
-        let rate = self.rate();
-        let (begun, budget) = (scratch.clock.begin(rate), rate.ticks(turn.budget_ns));
-        let goes_on = || ticks::now().wrapping_sub(begun) < budget;
-        let mut ran = Vec::with_capacity(jobs.len());
-        for (piece, job) in turn.pieces.iter_mut().zip(jobs) {
-            let none = Ran { read: 0, written: 0, over: true, status: None };
-            let done = job.as_ref().map_or(none, |job| job.run(piece, scratch, goes_on));
-            (piece.length, piece.over) = (done.read as u64, done.over);
-            ran.push(done);
-        }
-        let engine_ns = scratch.clock.end(rate.ns(ticks::now().wrapping_sub(begun)));
-        let each = engine_ns / (jobs.len() as u64).max(1);
-        let mut profile_ns = 0.0;
-        let mut finished = Vec::new();
-        for (done, job) in ran.iter().zip(jobs) {
-            let Some(job) = job else { continue };
-            let part = done.read as f64 / (job.input_length as f64).max(1.0);
-            profile_ns += job.profile_ns * if job.input_length == 0 { 1.0 } else { part };
-            if let Some(end) = job.account(each, done.status) {
-                finished.push((job, end));
-            }
-        }
-        let egress = ran.iter().map(|done| done.written as u64).sum();
-        self.settle(&turn, jobs, TurnResult { engine_ns, egress }, profile_ns);
-        let failures = finished.iter().filter(|(_, end)| end.status as u8 == FAILED).count();
-        if failures > 0 {
-            self.lock().failed += failures as u64;
-        }
-        for (job, end) in finished {
-            job.outbox.put(end);
-        }
-    }
-
-    /// Tells what a turn did, by the profiles about `profile_ns` of work; the engine is free.
-    fn settle(
-        &self,
-        turn: &EngineTurn,
-        jobs: &[Option<Arc<EngineJob>>],
-        done: TurnResult,
-        profile_ns: f64,
-    ) {
-        let mut shared = self.lock();
-        shared.busy -= 1;
-        // Of a tenant that has gone meanwhile, nothing continues.
-        let there = shared.arbiter.complete(turn, done, self.now_ns());
-        if let Some(Some(job)) = jobs.first()
-            && there
-        {
-            let key = (turn.tenant, job.kind);
-            shared.estimates.entry(key).or_default().observe(profile_ns, done.engine_ns);
-        }
-        for piece in turn.pieces.iter().filter(|piece| piece.over || !there) {
-            shared.jobs.remove(&piece.message.tag);
-        }
-    }
-}
-
-const FAILED: u8 = rackbus_spec::accel::Status::EngineFailed as u8;
-
-/// What an engine does next.
-enum NextWork {
-    /// A turn, with the operations of it that there still are.
-    Turn(EngineTurn, Vec<Option<Arc<EngineJob>>>),
-    /// Nothing was due: the engine looks for its next turn again.
-    Nothing,
-    /// Nobody uses the pool any more: the engine's thread ends.
-    Over,
-}
-
-/// An engine: works as long as anybody uses its pool. That cannot be told from how many have the pool, as other engines
-/// do.
-fn work(pool: &PoolEngines) {
-    let mut scratch = Scratch::default();
-    loop {
-        match pool.next() {
-            NextWork::Turn(turn, jobs) => pool.run(turn, &jobs, &mut scratch),
-            NextWork::Nothing => {}
-            NextWork::Over => return,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

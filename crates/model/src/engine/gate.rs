@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use rackbus_qos::MessageRoundRobin;
 use rackbus_qos::simulation::Policy;
-use rackbus_qos::simulation::unshaped::MessageRoundRobin;
 use rackbus_qos::{EngineTurn, NextTurn, QueuedMessage, TenantArbiter, TenantId, TurnResult};
 
 use crate::time::Time;

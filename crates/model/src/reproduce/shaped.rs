@@ -7,8 +7,8 @@
 //! starts. What moves both ways through one engine has one arbiter (the NIC); a device with an engine for each
 //! direction has one for each.
 
+use rackbus_qos::MessageRoundRobin;
 use rackbus_qos::simulation::experiments::{Experiment, ExperimentCase};
-use rackbus_qos::simulation::unshaped::MessageRoundRobin;
 use rackbus_qos::{
     Guarantee, RateLimit, RateUnit, SECOND, SharingSettings, TenantArbiter, TenantId, TenantShare,
 };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::text::Problem;
-use rackbus_qos::simulation::unshaped::MessageRoundRobin;
+use rackbus_qos::MessageRoundRobin;
 
 use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, tenants};
 use super::shaping::ShapedDevice;

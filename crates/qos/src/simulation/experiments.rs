@@ -7,13 +7,13 @@
 use serde::Serialize;
 
 use super::report::WARM_NS;
-use super::unshaped::MessageRoundRobin;
 use super::{Arrivals, Load, MessageCosts, Policy, TenantReport, run};
 use crate::SECOND;
 use crate::arbiter::TenantArbiter;
 use crate::level::RateUnit;
 use crate::tenant::{Guarantee, RateLimit, TenantShare};
 use crate::turn::{SharingSettings, TenantId};
+use crate::unshaped::MessageRoundRobin;
 
 /// Costs of engines on a processor of today, for an operation and for each byte, in nanoseconds.
 const AES: (f64, f64) = (100.0, 0.12);

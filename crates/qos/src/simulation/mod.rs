@@ -2,18 +2,19 @@
 //!
 //! Engines take exactly as long as their content says and nothing else happens on the processor, so
 //! what is measured is the policy and not the machine: the [`TenantArbiter`] that the live device asks, or
-//! what devices do without one ([`unshaped`]). A run is determined by its seed.
+//! what devices do without one ([`unshaped`](crate::unshaped), [`by_size`]). A run is determined by its seed.
 
+pub mod by_size;
 pub mod experiments;
 pub mod load;
 pub mod report;
-pub mod unshaped;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use crate::arbiter::TenantArbiter;
 use crate::turn::{EngineTurn, NextTurn, QueuedMessage, TenantId, TurnResult};
+use crate::unshaped::MessageRoundRobin;
 
 pub use load::{Arrivals, Load, MessageCosts};
 use load::{MessageSource, SimulatedOperation};
@@ -41,6 +42,22 @@ impl Policy for TenantArbiter {
 
     fn complete(&mut self, turn: &EngineTurn, done: TurnResult, now: u64) {
         TenantArbiter::complete(self, turn, done, now);
+    }
+}
+
+impl Policy for MessageRoundRobin {
+    fn submit(&mut self, tenant: TenantId, queue: u16, message: QueuedMessage, _now: u64) {
+        // Without shares, a tenant is whoever sends something.
+        self.set(tenant);
+        MessageRoundRobin::submit(self, tenant, queue, message);
+    }
+
+    fn next(&mut self, _now: u64) -> NextTurn {
+        MessageRoundRobin::next_turn(self)
+    }
+
+    fn complete(&mut self, turn: &EngineTurn, done: TurnResult, _now: u64) {
+        MessageRoundRobin::complete(self, turn, done);
     }
 }
 

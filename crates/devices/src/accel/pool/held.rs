@@ -77,7 +77,7 @@ impl PoolEngines {
         if profile_ns * factor > short_ns {
             return None;
         }
-        let turn = shared.arbiter.open(tenant, self.now_ns())?;
+        let turn = shared.sharing.open(tenant, self.now_ns())?;
         shared.busy += 1;
         let rate = self.rate();
         let (profile_ns, failed, engine_ns) = (0.0, 0, 0);
@@ -92,14 +92,14 @@ impl PoolEngines {
         let mut shared = self.lock();
         shared.busy -= 1;
         shared.failed += held.failed;
-        if shared.arbiter.close(&held.turn, self.now_ns()) {
+        if shared.sharing.close(&held.turn, self.now_ns()) {
             let key = (held.turn.tenant, held.kind);
             let estimate = shared.estimates.entry(key).or_default();
             // Not what is charged: that is more where an operation took less than the least.
             estimate.observe(held.profile_ns, engine_ns);
         }
         // Who is the engine in the place of another calls that when anything is left.
-        if shared.arbiter.has_waiting() {
+        if shared.sharing.has_waiting() {
             self.call(&shared, shared.jobs.len());
         }
     }

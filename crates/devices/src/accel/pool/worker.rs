@@ -1,0 +1,141 @@
+//! The threads that are the engines: each asks for its next turn, does it, and tells what it took.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::ticks;
+use rackbus_qos::{EngineTurn, NextTurn, TurnResult};
+use rackbus_spec::accel::Status;
+
+use super::super::job::{EngineJob, Ran};
+use super::super::scratch::Scratch;
+use super::PoolEngines;
+
+/// An idle engine looks for work so long before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// What an engine does next.
+enum NextWork {
+    /// A turn, with the operations of it that there still are.
+    Turn(EngineTurn, Vec<Option<Arc<EngineJob>>>),
+    /// Nothing was due: the engine looks for its next turn again.
+    Nothing,
+    /// Nobody uses the pool any more: the engine's thread ends.
+    Over,
+}
+
+/// An engine: works as long as anybody uses its pool. That cannot be told from how many have the pool, as other engines
+/// do.
+pub(super) fn work(pool: &PoolEngines) {
+    let mut scratch = Scratch::default();
+    loop {
+        match pool.next() {
+            NextWork::Turn(turn, jobs) => pool.run(turn, &jobs, &mut scratch),
+            NextWork::Nothing => {}
+            NextWork::Over => return,
+        }
+    }
+}
+
+impl PoolEngines {
+    /// The next turn and its operations, if there is one before long.
+    fn next(&self) -> NextWork {
+        let seen = self.submitted.load(Ordering::Acquire);
+        let mut shared = self.lock();
+        if shared.over {
+            return NextWork::Over;
+        }
+        let next = match shared.busy < self.options.workers {
+            true => shared.sharing.next(self.now_ns()),
+            // Who is the engine in the place of this one calls when it leaves anything.
+            false => NextTurn::Idle,
+        };
+        let wait = match next {
+            NextTurn::Run(turn) => {
+                let jobs = shared.jobs_of(&turn);
+                shared.busy += 1;
+                return NextWork::Turn(turn, jobs);
+            }
+            NextTurn::Wait(until) => Duration::from_nanos(until.saturating_sub(self.now_ns())),
+            NextTurn::Idle => Duration::MAX,
+        };
+        drop(shared);
+        let spun = Instant::now();
+        while spun.elapsed() < SPIN.min(wait) {
+            if self.submitted.load(Ordering::Acquire) != seen {
+                return NextWork::Nothing;
+            }
+            std::hint::spin_loop();
+        }
+        let mut shared = self.lock();
+        if shared.over || self.submitted.load(Ordering::Acquire) != seen {
+            return NextWork::Nothing;
+        }
+        shared.sleeping += 1;
+        // One that nobody calls looks again now and then.
+        let limit = wait.saturating_sub(SPIN).min(Duration::from_millis(200));
+        let woken = self.work.wait_timeout(shared, limit);
+        woken.unwrap_or_else(PoisonError::into_inner).0.sleeping -= 1;
+        NextWork::Nothing
+    }
+
+    /// Does a turn, and gives the engine back.
+    fn run(&self, mut turn: EngineTurn, jobs: &[Option<Arc<EngineJob>>], scratch: &mut Scratch) {
+        let rate = self.rate();
+        let (begun, budget) = (scratch.clock.begin(rate), rate.ticks(turn.budget_ns));
+        let goes_on = || ticks::now().wrapping_sub(begun) < budget;
+        let mut ran = Vec::with_capacity(jobs.len());
+        for (piece, job) in turn.pieces.iter_mut().zip(jobs) {
+            let none = Ran { read: 0, written: 0, over: true, status: None };
+            let done = job.as_ref().map_or(none, |job| job.run(piece, scratch, goes_on));
+            (piece.length, piece.over) = (done.read as u64, done.over);
+            ran.push(done);
+        }
+        let engine_ns = scratch.clock.end(rate.ns(ticks::now().wrapping_sub(begun)));
+        let each = engine_ns / (jobs.len() as u64).max(1);
+        let mut profile_ns = 0.0;
+        let mut finished = Vec::new();
+        for (done, job) in ran.iter().zip(jobs) {
+            let Some(job) = job else { continue };
+            let part = done.read as f64 / (job.input_length as f64).max(1.0);
+            profile_ns += job.profile_ns * if job.input_length == 0 { 1.0 } else { part };
+            if let Some(end) = job.account(each, done.status) {
+                finished.push((job, end));
+            }
+        }
+        let egress = ran.iter().map(|done| done.written as u64).sum();
+        self.settle(&turn, jobs, TurnResult { engine_ns, egress }, profile_ns);
+        let failures =
+            finished.iter().filter(|(_, end)| end.status == Status::EngineFailed).count();
+        if failures > 0 {
+            self.lock().failed += failures as u64;
+        }
+        for (job, end) in finished {
+            job.outbox.put(end);
+        }
+    }
+
+    /// Tells what a turn did, by the profiles about `profile_ns` of work; the engine is free.
+    fn settle(
+        &self,
+        turn: &EngineTurn,
+        jobs: &[Option<Arc<EngineJob>>],
+        done: TurnResult,
+        profile_ns: f64,
+    ) {
+        let mut shared = self.lock();
+        shared.busy -= 1;
+        // Of a tenant that has gone meanwhile, nothing continues.
+        let there = shared.sharing.complete(turn, done, self.now_ns());
+        if let Some(Some(job)) = jobs.first()
+            && there
+        {
+            let key = (turn.tenant, job.kind);
+            shared.estimates.entry(key).or_default().observe(profile_ns, done.engine_ns);
+        }
+        for piece in turn.pieces.iter().filter(|piece| piece.over || !there) {
+            shared.jobs.remove(&piece.message.tag);
+        }
+    }
+}

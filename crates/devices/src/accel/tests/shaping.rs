@@ -1,0 +1,156 @@
+//! Tenants beside each other before one engine, with shaping and without.
+//!
+//! All of their messages wait before the engine when it begins, and what each had is looked at while both still have
+//! some. So it does not matter when a busy machine lets the test run: shares are those of the policy, measured in the
+//! engine's processor time.
+
+use rackbus_qos::Shaping;
+
+use super::*;
+
+/// What a tenant sends: the same message again and again, by each of its queue pairs.
+#[derive(Clone)]
+struct Sends {
+    operation: Operation,
+    message: Vec<u8>,
+    queues: u64,
+    /// Messages in each queue.
+    count: u32,
+}
+
+/// Where rings are that have room for all of it, and how many bytes a pair of them takes.
+const LARGE_RINGS: u64 = 6 << 20;
+const LARGE_RING: u64 = ENTRIES as u64 * DESCRIPTOR_SIZE as u64;
+const LARGE_PAIR: u64 = LARGE_RING + ENTRIES as u64 * COMPLETION_SIZE as u64;
+
+impl Tenant {
+    /// Puts all messages into rings of their own, and rings each doorbell once.
+    fn fill(&mut self, sends: &Sends) {
+        self.memory
+            .whole()
+            .part(INPUT as usize, sends.message.len())
+            .unwrap()
+            .copy_from(&sends.message);
+        let descriptor = Descriptor {
+            stages: [sends.operation as u8, 0, 0, 0],
+            input: IOVA + INPUT,
+            output: IOVA + OUTPUT,
+            input_length: sends.message.len() as u32,
+            output_length: 1 << 20,
+            ..Descriptor::default()
+        };
+        for queue in 0..sends.queues {
+            let (ring, registers) =
+                (LARGE_RINGS + queue * LARGE_PAIR, reg::QUEUE + queue * reg::QUEUE_STRIDE);
+            for nth in 0..sends.count as usize {
+                let at = ring as usize + nth * DESCRIPTOR_SIZE;
+                self.memory.whole().write_obj(at, &descriptor);
+            }
+            self.write(registers + reg::ENABLE, &0u32.to_le_bytes());
+            self.write(registers + reg::SUBMISSION, &(IOVA + ring).to_le_bytes());
+            self.write(registers + reg::COMPLETION, &(IOVA + ring + LARGE_RING).to_le_bytes());
+            self.write(registers + reg::RING_ENTRIES, &u32::from(ENTRIES).to_le_bytes());
+            self.write(registers + reg::ENABLE, &1u32.to_le_bytes());
+            let doorbell = reg::DOORBELL + queue * reg::DOORBELL_STRIDE;
+            self.write(doorbell, &sends.count.to_le_bytes());
+        }
+    }
+}
+
+/// An engine that does nothing until it is told to; until then, what is submitted waits.
+fn busy_engine(pool: &Arc<EnginePool>) -> std::sync::mpsc::Sender<()> {
+    const HOLDER: TenantId = TenantId(99);
+    pool.start().unwrap();
+    pool.set_level(HOLDER, None).unwrap();
+    let (engine, go_on) = held();
+    pool.submit(HOLDER, 0, vec![job(engine, 7, &Arc::new(CompletionOutbox::new().unwrap()))]);
+    let begun = Instant::now();
+    while pool.usage(HOLDER).unwrap().turns == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "no engine takes it");
+        std::thread::yield_now();
+    }
+    go_on
+}
+
+/// Engine time of the first tenant over that of the second, while both have messages waiting.
+fn ratio(shaping: Shaping, sends: &[Sends; 2]) -> f64 {
+    let pool = EnginePool::new(PoolOptions { shaping, ..PoolOptions::default() });
+    let go_on = busy_engine(&pool);
+    let mut tenants = [1, 2].map(|number| Tenant::new(&pool, number));
+    let all = sends.each_ref().map(|sends| sends.queues * u64::from(sends.count));
+    let begun = Instant::now();
+    for (tenant, sends) in tenants.iter_mut().zip(sends) {
+        tenant.fill(sends);
+    }
+    while pool.waiting() as u64 <= all.iter().sum() {
+        tenants.iter_mut().for_each(Tenant::poll);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{} wait", pool.waiting());
+    }
+    go_on.send(()).unwrap();
+    loop {
+        let used = [1, 2].map(|tenant| pool.usage(TenantId(tenant)).unwrap());
+        if used.iter().zip(all).any(|(used, all)| used.operations >= all * 7 / 8) {
+            return used[0].engine_ns as f64 / used[1].engine_ns.max(1) as f64;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "the engine stalls: {used:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// The ratio without shaping and with it: of the median of three runs each, in turns.
+fn off_and_on(name: &str, sends: [Sends; 2]) -> (f64, f64) {
+    let mut ratios = [const { Vec::new() }; 2];
+    for _ in 0..3 {
+        for (ratios, shaping) in ratios.iter_mut().zip([Shaping::Off, Shaping::On]) {
+            ratios.push(ratio(shaping, &sends));
+        }
+    }
+    let [off, on] = ratios.map(|mut ratios| {
+        ratios.sort_by(f64::total_cmp);
+        ratios[1]
+    });
+    eprintln!("{name}: {off:.3} without shaping, {on:.3} with");
+    assert!((0.85..1.18).contains(&on), "{name}: {on:.3} with shaping");
+    (off, on)
+}
+
+fn noise(size: usize) -> Vec<u8> {
+    profile::sample(Operation::Copy, size, profile::Content::Noise)
+}
+
+fn sends(operation: Operation, message: Vec<u8>, queues: u64, count: u32) -> Sends {
+    Sends { operation, message, queues, count }
+}
+
+#[test]
+fn two_equal_tenants_get_the_same() {
+    let equal = sends(Operation::Sha3_512, noise(4096), 1, 2000);
+    let (off, _) = off_and_on("equal tenants", [equal.clone(), equal]);
+    assert!((0.85..1.18).contains(&off), "{off:.3}: they have the same turns");
+}
+
+#[test]
+fn large_messages_take_more_than_small_ones_unless_tenants_are_shaped() {
+    let large = sends(Operation::Deflate, noise(64 << 10), 1, 100);
+    let small = sends(Operation::Deflate, noise(64), 1, 4000);
+    let (off, _) = off_and_on("64 KiB and 64 B", [large, small]);
+    assert!(off > 5.0, "{off:.3} without shaping");
+}
+
+#[test]
+fn four_queue_pairs_get_more_than_one_unless_tenants_are_shaped() {
+    let many = sends(Operation::Sha3_512, noise(4096), 4, 1000);
+    let (off, _) = off_and_on("4 queues and 1", [many.clone(), Sends { queues: 1, ..many }]);
+    assert!((2.5..6.0).contains(&off), "{off:.3} without shaping");
+}
+
+#[test]
+fn compression_takes_more_than_decompression_unless_tenants_are_shaped() {
+    let size = 16 << 10;
+    let compresses = sends(Operation::Deflate, noise(size), 1, 500);
+    let packed = profile::sample(Operation::Inflate, size, profile::Content::Noise);
+    let decompresses = sends(Operation::Inflate, packed, 1, 4000);
+    let (off, _) = off_and_on("compression and decompression", [compresses, decompresses]);
+    assert!(off > 2.0, "{off:.3} without shaping");
+}
+
