@@ -209,6 +209,26 @@ fn every_minimum_is_met_within_one_percent_over_any_second() {
     });
 }
 
+/// Descriptors that are refused take next to no time, and are sent by many queues as fast as they are answered.
+#[test]
+fn a_flood_of_refused_descriptors_takes_nothing_of_anybodys_share() {
+    SIMULATION.run(|seed, _| {
+        let refused = Load { queues: 16, ..load(0, (60.0, 0.0)) };
+        let victim = load(4096, SHA3);
+        for floods in [1, 7] {
+            let mut loads = vec![victim.clone()];
+            loads.resize(1 + floods, refused.clone());
+            let reports = run(&mut equal(&loads, 1), 1, &loads, SECOND / 5, seed);
+            let got = reports[0].total().engine_ns as f64 / 0.18e9;
+            let share = 1.0 / (1.0 + floods as f64);
+            if got < 0.98 * share {
+                return Err(format!("{floods} floods: {got:.3} of the engine, not {share:.3}"));
+            }
+        }
+        Ok(())
+    });
+}
+
 /// More is promised than there is, which admission would refuse: the record says who did not get it, and of those who
 /// asked for less than that, nothing.
 #[test]

@@ -31,6 +31,8 @@ pub struct ShortOperation<'a> {
     /// What it costs by the profiles, in nanoseconds.
     pub profile_ns: f64,
     pub memory: &'a (Gather, Gather),
+    /// The processor's counter when it was taken up.
+    pub begun: u64,
 }
 
 /// The outcome of an operation.
@@ -51,8 +53,8 @@ impl OwnEngine {
         short: ShortOperation<'_>,
         start: impl FnOnce(&mut Spare) -> Result<Pipeline, Status>,
     ) -> Attempt {
-        let begun = ticks::now();
-        if !self.hold(pool, tenant, short, begun) {
+        let begun = short.begun;
+        if !self.hold(pool, tenant, short) {
             return Attempt::Refused;
         }
         let Some(held) = &mut self.held else { return Attempt::Refused };
@@ -86,14 +88,8 @@ impl OwnEngine {
     }
 
     /// Has an engine's time for the operation, if an engine is free.
-    fn hold(
-        &mut self,
-        pool: &EnginePool,
-        tenant: TenantId,
-        short: ShortOperation<'_>,
-        now: u64,
-    ) -> bool {
-        let ShortOperation { kind, profile_ns, .. } = short;
+    fn hold(&mut self, pool: &EnginePool, tenant: TenantId, short: ShortOperation<'_>) -> bool {
+        let ShortOperation { kind, profile_ns, begun: now, .. } = short;
         if let Some(held) = &self.held {
             let over = now.wrapping_sub(held.begun) >= held.budget_ticks();
             if held.takes(kind, profile_ns) && !over {

@@ -51,6 +51,15 @@ pub struct OperationOrder<'a> {
     pub plan: &'a CheckedDescriptor,
 }
 
+/// A descriptor that asks for what cannot be.
+#[derive(Debug, Clone, Copy)]
+pub struct RefusedDescriptor {
+    /// The front's name for it.
+    pub number: u64,
+    /// The processor's counter when it was taken up.
+    pub begun: u64,
+}
+
 /// What submitting a descriptor led to at once.
 pub enum Begun<W> {
     /// It is under way.
@@ -88,6 +97,14 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
     ) -> Result<Begun<Self::Work>, Status>;
+
+    /// Takes a descriptor that is refused with `status`, and that was taken up at `begun` by the processor's counter. It
+    /// ends so in its turn, as an operation does that is short: where engines are shared, their tenant pays for what it
+    /// took to look at it.
+    fn refuse(&mut self, refused: RefusedDescriptor, status: Status) -> Begun<Self::Work>;
+
+    /// The status with which it is going to end that was refused; nothing where it is an operation.
+    fn refused(&self, work: &Self::Work) -> Option<Status>;
 
     /// Passes what has begun since the last time, in this queue pair, to the engines.
     fn submit(&mut self, queue: u16);

@@ -299,6 +299,11 @@ impl PoolEngines {
         self.lock().sharing.charge(tenant, engine_ns, now);
     }
 
+    /// The same, in ticks of the processor's counter.
+    pub fn charge_ticks(&self, tenant: TenantId, ticks: u64) {
+        self.charge(tenant, self.rate().ns(ticks));
+    }
+
     /// How far a tenant got its minimum.
     pub fn kept(&self, tenant: TenantId) -> Option<MinimumRecord> {
         let now = self.now_ns();

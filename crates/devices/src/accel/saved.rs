@@ -32,6 +32,7 @@ use serde_json::{Map, Value, json};
 use zerocopy::transmute;
 
 use super::function::{Front, PendingOperation};
+use super::job::FinishedJob;
 use super::medium::{Begun, MOST, Medium, OperationOrder};
 use super::queue::QueuePair;
 use super::request::{self, CheckedDescriptor};
@@ -105,6 +106,10 @@ impl<M: Medium> Front<M> {
             for finished in self.medium.take_finished(bus.dma) {
                 self.finish(bus, finished);
             }
+            // Nor is what was refused and waits for its turn: it was never under way for whoever goes on.
+            for (number, status) in self.refused() {
+                self.finish(bus, FinishedJob { number, status, written: 0, value: 0 });
+            }
             self.interrupt(bus);
         }
         // A queue pair in error completes nothing.
@@ -121,6 +126,21 @@ impl<M: Medium> Front<M> {
             medium,
         };
         Ok((ModelState::new(CLASS, VERSION, &value)?, files))
+    }
+
+    /// What was refused and has not ended, each with its status. It is given up.
+    fn refused(&mut self) -> Vec<(u64, Status)> {
+        let refused = |(number, pending): (&u64, &PendingOperation<M::Work>)| {
+            let status = self.medium.refused(&pending.work)?;
+            Some((*number, status))
+        };
+        let refused: Vec<_> = self.pending.iter().filter_map(refused).collect();
+        for (number, _) in &refused {
+            if let Some(pending) = self.pending.get(number) {
+                self.medium.cancel(&pending.work);
+            }
+        }
+        refused
     }
 
     fn under_way(&self, pending: &PendingOperation<M::Work>) -> Option<UnderWay<M::SavedWork>> {
@@ -163,7 +183,9 @@ impl<M: Medium> Front<M> {
             let number = self.medium.number();
             let order = OperationOrder { number, queue, descriptor: &descriptor, plan: &plan };
             let begun = self.medium.begin_again(bus.dma, &order, &under_way.work);
-            let ended = match begun.map(|begun: Begun<_>| self.note(bus, &order, begun)) {
+            let ended = match begun
+                .map(|begun: Begun<_>| self.note(bus, number, (queue, &descriptor), begun))
+            {
                 Ok(None) => None,
                 Ok(Some(value)) => Some((Status::Success, value)),
                 Err(status) => Some((status, 0)),

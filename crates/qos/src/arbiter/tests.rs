@@ -374,3 +374,39 @@ fn an_open_turn_is_of_the_guarantee_as_long_as_there_is_any() {
     let usage = arbiter.usage(A).unwrap();
     assert_eq!((usage.operations, usage.guaranteed_ns), (burst + 1, burst * 1000));
 }
+
+proptest! {
+    /// Descriptors that are refused compute nothing and have no bytes: each costs its tenant what fetching and completing
+    /// one takes, however fast it was, and no more comes through than the tenant's bound lets operations through.
+    #[test]
+    fn what_costs_nothing_is_charged_and_bounded_as_the_shortest_operation(
+        took in 0u64..100, count in 1usize..400, rate in 1u64..10_000,
+    ) {
+        let bounded = TenantShare {
+            operations: Some(RateLimit { rate, burst: 1 }),
+            ..TenantShare::default()
+        };
+        for share in [TenantShare::default(), bounded] {
+            let mut arbiter = arbiter([share, TenantShare::default()]);
+            for tag in 0..count {
+                arbiter.submit(A, 0, message(tag as u64, 0, 0), 0);
+            }
+            let mut now = 0;
+            while arbiter.waiting(A) > 0 {
+                match arbiter.next(now) {
+                    NextTurn::Run(turn) => {
+                        let engine_ns = took * turn.pieces.len() as u64;
+                        arbiter.complete(&turn, TurnResult { engine_ns, egress: 0 }, now);
+                    }
+                    NextTurn::Wait(until) => now = until,
+                    NextTurn::Idle => prop_assert!(false, "they wait for nothing"),
+                }
+            }
+            let usage = arbiter.usage(A).unwrap();
+            prop_assert_eq!((usage.operations, usage.engine_ns), (count as u64, 100 * count as u64));
+            if share.operations.is_some() {
+                prop_assert!(now >= (count as u64 - 1) * SECOND / rate, "{} ns for {}", now, count);
+            }
+        }
+    }
+}

@@ -1,9 +1,10 @@
 //! From a descriptor in a ring to an operation before the engines.
 
+use rackbus_memory::ticks;
 use rackbus_pci::Bus;
 use rackbus_spec::accel::{Descriptor, Operation, Status};
 
-use super::super::medium::{Begun, Medium, OperationOrder};
+use super::super::medium::{Begun, Medium, OperationOrder, RefusedDescriptor};
 use super::super::request::check;
 use super::super::waiting::{self, NextDescriptor};
 use super::{Front, PendingOperation, count};
@@ -23,7 +24,7 @@ impl<M: Medium> Front<M> {
                 NextDescriptor::Over(outcome) => outcome.map(|()| Some(0)),
                 NextDescriptor::Begin => {
                     queue.take();
-                    self.begin(bus, number, &descriptor)
+                    Ok(self.begin(bus, number, &descriptor))
                 }
             };
             some = true;
@@ -48,28 +49,27 @@ impl<M: Medium> Front<M> {
         some
     }
 
-    /// Begins what a descriptor asks for; the completion's value where that is done at once.
-    fn begin(
-        &mut self,
-        bus: &Bus<'_>,
-        queue: u16,
-        from: &Descriptor,
-    ) -> Result<Option<u32>, Status> {
-        let plan = check(from)?;
-        let order =
-            OperationOrder { number: self.medium.number(), queue, descriptor: from, plan: &plan };
-        let begun = self.medium.begin(bus.dma, &order)?;
-        Ok(self.note(bus, &order, begun))
+    /// Begins what a descriptor asks for, or has it refused; the completion's value where that is done at once.
+    fn begin(&mut self, bus: &Bus<'_>, queue: u16, from: &Descriptor) -> Option<u32> {
+        let (number, begun) = (self.medium.number(), ticks::now());
+        let outcome = check(from).and_then(|plan| {
+            let order = OperationOrder { number, queue, descriptor: from, plan: &plan };
+            self.medium.begin(bus.dma, &order)
+        });
+        let begun = outcome.unwrap_or_else(|status| {
+            self.medium.refuse(RefusedDescriptor { number, begun }, status)
+        });
+        self.note(bus, number, (queue, from), begun)
     }
 
     /// Keeps what is under way of a descriptor, or completes it; the completion's value where nothing was under way.
     pub(in super::super) fn note(
         &mut self,
         bus: &Bus<'_>,
-        order: &OperationOrder<'_>,
+        number: u64,
+        (queue, descriptor): (u16, &Descriptor),
         begun: Begun<M::Work>,
     ) -> Option<u32> {
-        let OperationOrder { number, queue, descriptor, .. } = *order;
         match begun {
             Begun::Work(work) => {
                 let (descriptor, begun) = (*descriptor, bus.user.ticks());

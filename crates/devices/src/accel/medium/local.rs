@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rackbus_memory::ticks;
 use rackbus_memory::{Carried, CarriedSession, DmaSpace, InheritedEnd};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Operations, Work as Polled};
 use rackbus_qos::{ServiceLevel, TenantId, Usage};
@@ -23,10 +24,13 @@ use super::super::profile::rentable;
 use super::super::request::{self, CheckedDescriptor, StageContexts};
 use super::super::{CLASS, MediumError};
 use super::port::PortState;
-use super::{Begun, Description, Medium, OperationOrder, Port};
+use super::{Begun, Description, Medium, OperationOrder, Port, RefusedDescriptor};
 
 /// Operations of a function before the engines at most: each has the memory that it is about mapped.
 pub const MOST: usize = 4096;
+
+/// The kind of what asks for no operation that there is, among operations' numbers.
+const REFUSED: u8 = 0;
 
 /// A tenant's part of a device's engines.
 #[derive(Debug)]
@@ -57,6 +61,8 @@ pub struct Local {
 /// An operation before the engines.
 pub struct LocalWork {
     job: Arc<EngineJob>,
+    /// It does nothing but end with this status.
+    refused: Option<Status>,
     /// The contexts that it uses, each with the handle that it had.
     contexts: Vec<(u16, Arc<Context>)>,
 }
@@ -135,7 +141,8 @@ impl Local {
         let mut engines = None;
         if done == 0 && self.begun.is_empty() {
             let (number, kind) = (order.number, descriptor.stages[0]);
-            let short = ShortOperation { number, kind, profile_ns, memory: &memory };
+            let begun = ticks::now();
+            let short = ShortOperation { number, kind, profile_ns, memory: &memory, begun };
             let start = |spare: &mut _| request::start(plan, descriptor, &contexts, 0, spare);
             match self.own.run((&self.pool, self.tenant), short, start) {
                 Attempt::Ended(finished, time) => return Ok(Begun::Ended(finished, time)),
@@ -175,7 +182,7 @@ impl Local {
         let input = job::JobInput { number, kind, profile_ns, engines, memory };
         let job = Arc::new(EngineJob::new(input, self.outbox.clone()));
         self.begun.push((job.clone(), done));
-        LocalWork { job, contexts: used }
+        LocalWork { job, refused: None, contexts: used }
     }
 
     /// What the profiles say that a descriptor costs, before anything is known of its content.
@@ -225,7 +232,15 @@ impl Local {
 impl LocalWork {
     /// Nothing touches its memory on return.
     pub(super) fn release_memory(&self) {
-        self.job.release_memory();
+        // What was refused has none, and needs none to end.
+        if self.refused.is_none() {
+            self.job.release_memory();
+        }
+    }
+
+    /// The status with which it is going to end that was refused.
+    pub(super) fn refused(&self) -> Option<Status> {
+        self.refused
     }
 
     /// Nothing touches its memory on return, and it does not end.
@@ -267,6 +282,30 @@ impl Medium for Local {
             _ => request::memory(dma, order.descriptor)?,
         };
         self.start(order, memory, 0)
+    }
+
+    fn refuse(&mut self, refused: RefusedDescriptor, status: Status) -> Begun<LocalWork> {
+        let RefusedDescriptor { number, begun } = refused;
+        let memory = <(Gather, Gather)>::default();
+        if self.begun.is_empty() {
+            let (kind, profile_ns) = (REFUSED, 0.0);
+            let short = ShortOperation { number, kind, profile_ns, memory: &memory, begun };
+            let outcome = self.own.run((&self.pool, self.tenant), short, |_| Err(status));
+            if let Attempt::Ended(finished, time) = outcome {
+                return Begun::Ended(finished, time);
+            }
+        }
+        // It waits for its turn like any operation; what it took until now is charged at once.
+        self.pool.charge_ticks(self.tenant, ticks::now().wrapping_sub(begun));
+        let engines = JobEngines::Waiting(Box::new(move |_| Err(status)), 0);
+        let input = job::JobInput { number, kind: REFUSED, profile_ns: 0.0, engines, memory };
+        let job = Arc::new(EngineJob::new(input, self.outbox.clone()));
+        self.begun.push((job.clone(), 0));
+        Begun::Work(LocalWork { job, refused: Some(status), contexts: Vec::new() })
+    }
+
+    fn refused(&self, work: &LocalWork) -> Option<Status> {
+        work.refused()
     }
 
     fn submit(&mut self, queue: u16) {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
-use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd};
+use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd, ticks};
 use rackbus_pci::{Bus, Work as Polled};
 use rackbus_spec::accel::{Operation, Status};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,8 @@ use super::super::job::FinishedJob;
 use super::super::request::check;
 use super::local::{Local, LocalWork};
 use super::{
-    Answer, Ask, Begun, LAYOUT, Medium, OperationOrder, SLOTS, STOP, input_tag, kind, output_tag,
+    Answer, Ask, Begun, LAYOUT, Medium, OperationOrder, RefusedDescriptor, SLOTS, STOP, input_tag,
+    kind, output_tag,
 };
 use crate::either::either_of;
 
@@ -106,6 +107,7 @@ impl Port {
         }
         self.memory_released = true;
         self.answer_finished(local, bus);
+        self.answer_refused(local, bus);
         self.exchange.ring();
         let files = self.exchange.pass_on()?;
         let asks = self.slots.iter().flatten().map(|slot| slot.ask.as_bytes().to_vec());
@@ -214,24 +216,23 @@ impl Port {
                 if !is_free || !fits || u16::from(ask.queue) >= QUEUES {
                     return false;
                 }
-                let number = local.number();
-                let begun = self.begin(local, number, ask);
-                let over = match begun {
-                    Ok(Begun::Work(work)) => {
+                let (number, since) = (local.number(), ticks::now());
+                let begun = self.begin(local, number, ask).unwrap_or_else(|status| {
+                    local.refuse(RefusedDescriptor { number, begun: since }, status)
+                });
+                match begun {
+                    Begun::Work(work) => {
                         let kept = Slot { number, ask: *ask, work, begun: bus.user.ticks() };
                         self.slots[usize::from(slot)] = Some(kept);
-                        return true;
                     }
-                    Ok(Begun::Ended(finished, time)) => {
+                    Begun::Ended(finished, time) => {
                         self.answer_ended(local, (ask, time), finished);
-                        return true;
                     }
-                    Ok(Begun::Over(value)) => Ok(value),
-                    Err(status) => Err(status),
-                };
-                count(&local.operations, ask.stages[0], 0, over.is_ok(), [0; 2]);
-                let status = over.err().unwrap_or(Status::Success);
-                self.answer(slot, status, 0, over.unwrap_or(0));
+                    Begun::Over(value) => {
+                        count(&local.operations, ask.stages[0], 0, true, [0; 2]);
+                        self.answer(slot, Status::Success, 0, value);
+                    }
+                }
             }
             _ => return false,
         }
@@ -294,6 +295,18 @@ impl Port {
             done += 1;
         }
         done
+    }
+
+    /// Answers what was refused and waits for its turn: to ask again might lead to something else.
+    fn answer_refused(&mut self, local: &Local, bus: &Bus<'_>) {
+        for slot in 0..self.slots.len() {
+            let kept = self.slots[slot].take_if(|slot| slot.work.refused().is_some());
+            let Some(Slot { number, ask, work, begun }) = kept else { continue };
+            work.cancel();
+            let status = work.refused().unwrap_or(Status::EngineFailed);
+            let finished = FinishedJob { number, status, written: 0, value: 0 };
+            self.answer_ended(local, (&ask, [begun, bus.user.ticks()]), finished);
+        }
     }
 
     /// Counts an operation that has ended, which took from one reading of the processor's counter to the other, and

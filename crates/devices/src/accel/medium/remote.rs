@@ -6,7 +6,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::{Carried, DmaSpace, ExchangeError, ExchangeFiles, InheritedEnd};
+use rackbus_memory::{Carried, DmaSpace, ExchangeError, ExchangeFiles, InheritedEnd, ticks};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Work as Polled};
 use rackbus_spec::accel::{Descriptor, Operation, Status};
 use serde::{Deserialize, Serialize};
@@ -15,8 +15,8 @@ use super::super::contexts::LARGEST_CONTEXT;
 use super::super::job::FinishedJob;
 use super::super::{MediumError, request};
 use super::{
-    Answer, Ask, Begun, Description, LAYOUT, Medium, OperationOrder, SLOTS, STOP, input_tag, kind,
-    output_tag,
+    Answer, Ask, Begun, Description, LAYOUT, Medium, OperationOrder, RefusedDescriptor, SLOTS,
+    STOP, input_tag, kind, output_tag,
 };
 use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
@@ -286,6 +286,17 @@ impl Medium for Remote {
         self.used = true;
         self.exchange.send(&ask, data);
         Ok(Begun::Work(slot))
+    }
+
+    fn refuse(&mut self, refused: RefusedDescriptor, status: Status) -> Begun<RemoteWork> {
+        // The engines' node does not hear of it: nobody but this function's user waits for that.
+        let RefusedDescriptor { number, begun } = refused;
+        let finished = FinishedJob { number, status, written: 0, value: 0 };
+        Begun::Ended(finished, [begun, ticks::now()])
+    }
+
+    fn refused(&self, _work: &RemoteWork) -> Option<Status> {
+        None
     }
 
     fn submit(&mut self, _queue: u16) {

@@ -14,7 +14,8 @@ fn a_short_operation_is_done_by_who_takes_it_unless_the_engines_are_busy() {
     let memory = (Gather::default(), Gather::default());
     let mut own = OwnEngine::default();
     let mut attempt = |tenant: u32, profile_ns: f64, engine: Box<dyn RunningOperation>| {
-        let short = ShortOperation { number: 7, kind: 3, profile_ns, memory: &memory };
+        let begun = rackbus_memory::ticks::now();
+        let short = ShortOperation { number: 7, kind: 3, profile_ns, memory: &memory, begun };
         let start = |_: &mut Spare| Ok(pipeline(Operation::Sha256, engine));
         let attempt = own.run((&pool, TenantId(tenant)), short, start);
         own.release(&pool);

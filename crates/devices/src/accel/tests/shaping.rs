@@ -154,3 +154,84 @@ fn compression_takes_more_than_decompression_unless_tenants_are_shaped() {
     assert!(off > 2.0, "{off:.3} without shaping");
 }
 
+/// A number of no operation.
+const MALFORMED: u8 = 200;
+
+impl Tenant {
+    fn send_malformed(&mut self) {
+        let descriptor = Descriptor { stages: [MALFORMED, 0, 0, 0], ..Descriptor::default() };
+        self.memory.whole().write_obj(self.sent as usize * DESCRIPTOR_SIZE, &descriptor);
+        self.sent += 1;
+        self.write(reg::DOORBELL, &self.sent.to_le_bytes());
+        self.poll();
+    }
+
+    /// The status of a completion that is there.
+    fn status_at(&self, nth: usize) -> Option<Status> {
+        let at = RINGS[1] as usize + nth * COMPLETION_SIZE;
+        let completion: Completion = self.memory.whole().read_obj(at).unwrap();
+        (completion.status & 1 == 1).then(|| Status::from_number(completion.status >> 1).unwrap())
+    }
+}
+
+/// Also by bounds of its own, and with the time that it takes to look at what it sends.
+#[test]
+fn a_descriptor_that_is_refused_costs_its_tenant_as_much_as_a_short_operation() {
+    let pool = EnginePool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    for _ in 0..10 {
+        tenant.send_malformed();
+        assert_eq!(tenant.wait().status >> 1, Status::InvalidOperation as u16);
+    }
+    let usage = pool.usage(TenantId(1)).unwrap();
+    assert!(usage.operations == 10 && usage.engine_ns >= 10 * 100, "{usage:?}");
+    // One that lets one operation through each second lets one of these through.
+    pool.set_level(TenantId(1), Some(&"copy 0 op/s max 1 op/s".parse().unwrap())).unwrap();
+    let mut other = Tenant::new(&pool, 2);
+    for _ in 0..4 {
+        tenant.send_malformed();
+    }
+    other.send(Operation::Copy, 4096);
+    assert_eq!(other.wait().status, 1);
+    let begun = Instant::now();
+    while pool.usage(TenantId(1)).unwrap().throttled == 0 {
+        tenant.poll();
+        assert!(begun.elapsed() < Duration::from_secs(20), "nothing holds it back");
+    }
+    assert!(tenant.status_at(13).is_none(), "all were refused at once");
+    // What waits for its turn has ended for whoever goes on with a saved function.
+    tenant.endpoint.save().unwrap();
+    let statuses: Vec<_> = (10..14).map(|nth| tenant.status_at(nth)).collect();
+    assert_eq!(statuses, [Some(Status::InvalidOperation); 4]);
+}
+
+/// What is refused waits for the engine behind others' work, as what is done does.
+#[test]
+fn each_refused_descriptor_of_a_flood_is_charged_and_many_share_a_turn() {
+    let pool = EnginePool::new(PoolOptions::default());
+    let go_on = busy_engine(&pool);
+    let mut tenants = [1, 2].map(|number| Tenant::new(&pool, number));
+    let victim = sends(Operation::Sha3_512, noise(4096), 1, 500);
+    let flood = sends(Operation::Wait, vec![0; 3], 4, 1000);
+    tenants[0].fill(&victim);
+    tenants[1].fill(&flood);
+    let begun = Instant::now();
+    while pool.waiting() <= 4500 {
+        tenants.iter_mut().for_each(Tenant::poll);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{} wait", pool.waiting());
+    }
+    go_on.send(()).unwrap();
+    let used = || [1, 2].map(|tenant| pool.usage(TenantId(tenant)).unwrap());
+    while used()[0].operations < 500 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the engine stalls: {:?}", used());
+        std::thread::yield_now();
+    }
+    while used()[1].operations < 4000 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the engine stalls: {:?}", used());
+        std::thread::yield_now();
+    }
+    let [_, flood] = used();
+    assert!(flood.engine_ns >= 4000 * 100, "{flood:?}");
+    // Many share a turn, so that the shaper has little work with them.
+    assert!(flood.turns < 1000, "{flood:?}");
+}
