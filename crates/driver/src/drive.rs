@@ -2,6 +2,7 @@
 
 mod admin;
 mod elsewhere;
+mod pairs;
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,8 +15,9 @@ use zerocopy::IntoBytes;
 
 use crate::DriveError;
 use crate::device::{DrivenFunction, connect};
-use crate::queue::{CQ_FACTOR, DriveBuffer, DriveQueue, PAGE, PairLayout, ring_entries};
+use crate::queue::{DriveBuffer, DriveQueue, PAGE, PairLayout};
 use admin::{Admin, admin_queue, enable, wait};
+use pairs::place_pairs;
 
 /// Where the shared memory begins in the drive's address space, where the driver can choose.
 const IOVA: u64 = 1 << 32;
@@ -72,11 +74,13 @@ pub struct DriveInfo {
     pub volatile_cache: bool,
 }
 
-/// An open drive with one I/O queue.
+/// An open drive with one I/O queue, or several.
 pub struct Drive {
     device: Box<dyn DrivenFunction>,
     memory: SharedMemory,
     queue: DriveQueue,
+    /// The others, behind the first one.
+    others: Vec<DriveQueue>,
     info: DriveInfo,
     data: DriveBuffer,
     /// What is in flight is the command of a whole request that gave up waiting for it.
@@ -103,17 +107,26 @@ impl Drive {
     /// # Errors
     /// As [`open`](Drive::open).
     pub fn with_device(
+        device: Box<dyn DrivenFunction>,
+        options: DriveOptions,
+    ) -> Result<Drive, DriveError> {
+        Drive::with_queues(device, options, 1)
+    }
+
+    /// The same with as many queues as the drive grants of `queues`, one at least, each as deep as `options` say.
+    ///
+    /// # Errors
+    /// As [`open`](Drive::open).
+    pub fn with_queues(
         mut device: Box<dyn DrivenFunction>,
         options: DriveOptions,
+        queues: u16,
     ) -> Result<Drive, DriveError> {
         if !(1..=512).contains(&options.depth) {
             return Err(DriveError::Request("1 to 512 commands may be in flight"));
         }
-        let (depth, entries) = (options.depth, ring_entries(options.depth));
-        let page_up = |bytes: usize| bytes.next_multiple_of(PAGE);
-        let io_cq = IO_SQ + page_up(usize::from(entries) * 64);
-        let data = io_cq + page_up(usize::from(entries * CQ_FACTOR) * 16);
-        let length = data + page_up(options.data.max(PAGE));
+        let (places, data) = place_pairs(options.depth, queues);
+        let length = data + options.data.max(PAGE).next_multiple_of(PAGE);
         let memory = device.memory("nvme-driver", length)?;
         let iova = device.start(IOVA, &memory)?.whole();
         let iova = iova.ok_or(DriveError::Unsupported("it needs more memory in one piece"))?;
@@ -125,11 +138,18 @@ impl Drive {
             info.max_transfer = info.max_transfer.min(PAGE);
         }
         let shadow = if shadowed { Some(admin.shadow_doorbells()?) } else { None };
-        let place = PairLayout { id: 1, sq: IO_SQ, cq: io_cq, entries, depth, dstrd, shadow };
-        admin.create_queues(place)?;
-        let queue = DriveQueue::new(&memory, iova, place, sgl);
+        let granted = if queues > 1 { admin.request_queues(queues)? } else { 1 };
+        let mut made = Vec::new();
+        for place in places.into_iter().take(granted.into()) {
+            let place = PairLayout { dstrd, shadow, ..place };
+            admin.create_queues(place)?;
+            made.push(DriveQueue::new(&memory, iova, place, sgl));
+        }
+        let none = DriveError::Unsupported("it has no I/O queue");
+        let mut made = made.into_iter();
+        let (queue, others) = (made.next().ok_or(none)?, made.collect());
         let data = DriveBuffer { offset: data, length: length - data };
-        Ok(Drive { device, memory, queue, info, data, late: false })
+        Ok(Drive { device, memory, queue, others, info, data, late: false })
     }
 
     /// What the drive says of itself.

@@ -6,6 +6,8 @@ use rackbus_driver::accel::{
     Accel, AccelOptions, DriveRange, DriveSource, MessageWork, SourceError,
 };
 use rackbus_driver::{Drive, DriveOptions, InThreadFunction};
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::serve_function;
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{Operation, Status};
 
@@ -21,6 +23,14 @@ fn drive(depth: u16) -> Drive {
     let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
     let options = DriveOptions { depth, data: 3 * MESSAGE };
     Drive::with_device(Box::new(InThreadFunction::new(Box::new(model))), options).unwrap()
+}
+
+/// One that reads for as many messages as it has queues.
+fn wide(queues: u16) -> Drive {
+    let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
+    let options = DriveOptions { depth: 1, data: (usize::from(queues) + 2) * MESSAGE };
+    let function = Box::new(InThreadFunction::new(Box::new(model)));
+    Drive::with_queues(function, options, queues).unwrap()
 }
 
 fn content() -> Vec<u8> {
@@ -80,6 +90,82 @@ fn each_message_of_a_range_comes_out_once_in_its_order() {
         accel.run(&MessageWork { stages: chains[0], ..MessageWork::default() }, b"on", 2).unwrap(),
         b"on"
     );
+}
+
+#[test]
+fn messages_come_in_the_drives_order_however_many_are_read_at_the_same_time() {
+    let content = content();
+    for queues in [1, 2, 5, 8] {
+        let (mut accel, mut drive) = (accel(), wide(queues));
+        assert_eq!(drive.queues(), usize::from(queues));
+        drive.write(0, &content, false).unwrap();
+        let mut source = DriveSource::with_drive(&mut accel, drive, MESSAGE).unwrap();
+        for (offset, length) in [(0, 4 << 20), (512, 512), (4096, 7 * MESSAGE as u64 + 512)] {
+            let results = run(&mut source, &mut accel, &[(Operation::Copy, 0)], (offset, length));
+            let mut at = offset;
+            for (of, result) in results.unwrap() {
+                assert_eq!(of, at);
+                at += result.len() as u64;
+                assert!(result == content[of as usize..at as usize], "{queues} queues, at {of}");
+            }
+            assert_eq!(at, offset + length);
+        }
+        source.close(&mut accel).unwrap();
+    }
+}
+
+/// Messages behind one that fails have been read by then, and the next range begins anew all the same.
+#[test]
+fn what_is_behind_a_message_that_fails_is_not_handed_over() {
+    let (mut accel, mut drive) = (accel(), wide(8));
+    let mut state = 1u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    })
+    .take(MESSAGE)
+    .collect();
+    drive.write(5 * MESSAGE as u64 / 512, &noise, false).unwrap();
+    let mut source = DriveSource::with_drive(&mut accel, drive, MESSAGE).unwrap();
+    let stages = [(Operation::Lz4Compress, 0)];
+    let work = MessageWork { stages: &stages, ..MessageWork::default() };
+    // No engine makes noise smaller, and there is no more room than that.
+    for _ in 0..3 {
+        let (range, mut taken) = (DriveRange { offset: 0, length: 4 << 20 }, Vec::new());
+        let outcome = source.run(&mut accel, 3 * MESSAGE, &work, range, |at, _| {
+            taken.push(at);
+            Ok(())
+        });
+        let failed =
+            SourceError::Message { offset: 5 * MESSAGE as u64, status: Status::OutputTooSmall };
+        assert_eq!(outcome.unwrap_err().to_string(), failed.to_string());
+        assert_eq!(taken, (0..5).map(|nth| nth * MESSAGE as u64).collect::<Vec<_>>());
+    }
+    assert_eq!(
+        run(&mut source, &mut accel, &[(Operation::Copy, 0)], (0, 4 << 20)).unwrap().len(),
+        64
+    );
+}
+
+/// By sockets, drive and accelerator work on threads of their own, and the drive has as many queues as there is memory for.
+#[test]
+fn a_drive_at_a_socket_reads_ahead_of_the_accelerator() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("drive.sock");
+    let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
+    let _served = serve_function(Box::new(model), &socket, EngineOptions::default()).unwrap();
+    let content = content();
+    let mut drive = Drive::open(&socket, DriveOptions { depth: 1, data: 1 << 20 }).unwrap();
+    drive.write(0, &content, false).unwrap();
+    drop(drive);
+    let mut accel = accel();
+    for (message, queues) in [(MESSAGE, 8), (1 << 20, 6)] {
+        let mut source = DriveSource::open(&mut accel, &socket, message).unwrap();
+        assert_eq!(source.drive().queues(), queues);
+        let results = run(&mut source, &mut accel, &[(Operation::Copy, 0)], (0, 4 << 20)).unwrap();
+        assert!(results.iter().flat_map(|(_, result)| result).eq(&content));
+        source.close(&mut accel).unwrap();
+    }
 }
 
 /// What no engine makes smaller.

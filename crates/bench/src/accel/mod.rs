@@ -8,6 +8,7 @@
 mod direct;
 mod dpdk;
 mod fair;
+mod inline;
 mod queue;
 mod server;
 
@@ -76,6 +77,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     bench.small()?;
     bench.pages()?;
     bench.chains()?;
+    bench.inline()?;
     bench.tenants()
 }
 
@@ -252,6 +254,18 @@ impl Bench<'_> {
         );
         unpin();
         compared
+    }
+
+    /// Data of a drive, with several reads in flight and with one.
+    fn inline(&mut self) -> Result<(), BenchError> {
+        let case = "crc32c of a drive, 64 KiB at a time";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let time = self.settings.time;
+        let mut ahead = inline::InlineSource::new(true)?;
+        let mut single = inline::InlineSource::new(false)?;
+        self.pairs(case, "one read in flight", "GB/s", || ahead.rate(time), || single.rate(time))
     }
 
     /// Tenants beside each other on one engine.

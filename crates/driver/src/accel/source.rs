@@ -3,21 +3,31 @@
 //!
 //! The drive reads into memory of its driver's, which the accelerator reaches too. For each message there are a read of
 //! the drive's, and two descriptors: one that waits for the drive's completion, and behind it the operations. While
-//! the accelerator works on a message, the drive reads the next one.
+//! the accelerator works on a message, the drive reads the next ones: as many as it has queues here, one in each, so
+//! that it is known where each completion will be. Whichever of them the drive ends first, the accelerator works on them
+//! in the order of the drive's data.
 
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rackbus_spec::accel::{Completion, Operation, Status};
+use rackbus_spec::accel::{Completion, Condition, Operation, Status};
 use rackbus_spec::nvme::IoOpcode;
 
-use super::{Accel, AccelError, MessageSpan, MessageWork};
+use super::{Accel, AccelError, MessageSpan, MessageWork, TIME_LIMIT};
+use crate::device::connect;
 use crate::drive::DriveOptions;
-use crate::{Drive, DriveError, DriveQueue};
+use crate::queue::DriveBuffer;
+use crate::{Drive, DriveError};
 
-/// Messages under way: one that is read, and those that the accelerator works on.
-const SLOTS: usize = 3;
+/// Reads of a drive in flight at most.
+const READS: usize = 8;
+/// Bytes of memory for messages, which bound the reads in flight where messages are large.
+const MEMORY: usize = 8 << 20;
+/// Messages that the accelerator knows of, each with a place for what comes out.
+const TOLD: usize = 3;
+/// Messages that have been read and whose results were not taken, beside those that are read.
+const READ: usize = TOLD - 1;
 /// How long a drive may take for a read.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 /// How long the accelerator waits for one, which ends before who waits for the accelerator gives up.
@@ -78,16 +88,47 @@ pub struct DriveSource {
     address: u64,
     /// Bytes of a message: whole blocks.
     message: usize,
+    /// Places for messages in the drive's memory.
+    slots: usize,
 }
 
-/// A message under way.
+/// A message whose read the drive knows of.
 #[derive(Debug)]
 struct Message {
-    slot: usize,
+    /// Which of all messages of the range.
+    number: usize,
     offset: u64,
     length: usize,
+    buffer: DriveBuffer,
+    /// Where the word is that says that it was read, and what that is then.
+    awaited: (usize, Condition),
+    /// How waiting for the drive ended; nothing as long as it reads.
+    read: Option<Result<(), SourceError>>,
     waited: Option<u16>,
     done: Option<Completion>,
+}
+
+/// What is done with the messages of a range.
+struct Range<'a> {
+    work: &'a MessageWork<'a>,
+    /// What is left of it begins here, and ends there.
+    at: u64,
+    end: u64,
+    /// Bytes of each place for what comes out.
+    room: usize,
+    /// Messages that the drive was asked for so far.
+    asked: usize,
+    /// Messages that the accelerator was told of so far.
+    told: usize,
+    /// In the order of the drive's data; the accelerator knows of the first ones.
+    under_way: VecDeque<Message>,
+}
+
+impl Range<'_> {
+    /// Messages that the accelerator knows of and that are under way.
+    fn known(&self) -> usize {
+        self.under_way.len() - (self.asked - self.told)
+    }
 }
 
 impl DriveSource {
@@ -100,12 +141,15 @@ impl DriveSource {
         path: &Path,
         message: usize,
     ) -> Result<DriveSource, SourceError> {
-        // One read at a time: where its completion will be is known then.
-        let options = DriveOptions { depth: 1, data: SLOTS * message };
-        DriveSource::with_drive(accel, Drive::open(path, options)?, message)
+        let most = (MEMORY / message.max(1)).saturating_sub(READ).clamp(1, READS);
+        // One read at a time in each queue: where its completion will be is known then.
+        let options = DriveOptions { depth: 1, data: (most + READ) * message };
+        let device = Box::new(connect(path, TIME_LIMIT)?);
+        DriveSource::with_drive(accel, Drive::with_queues(device, options, most as u16)?, message)
     }
 
-    /// The same with a drive that has room for three messages, and one command in flight at most.
+    /// The same with a drive that has room for two messages more than it has queues, and one command in flight in each of
+    /// these at most.
     ///
     /// # Errors
     /// As [`open`](DriveSource::open).
@@ -121,11 +165,12 @@ impl DriveSource {
                 "a message is whole blocks, and no more than drive and accelerator take at once (1 MiB mostly)",
             ));
         }
-        if drive.parts().0.depth() != 1 || drive.buffer(0, SLOTS * message).is_none() {
+        let slots = drive.queues() + READ;
+        if drive.parts().0.depth() != 1 || drive.buffer(0, slots * message).is_none() {
             return Err(SourceError::Request("the drive is open for something else"));
         }
         let address = accel.reach(drive.memory())?;
-        Ok(DriveSource { drive, address, message })
+        Ok(DriveSource { drive, address, message, slots })
     }
 
     /// Bytes of a message for these operations: as many as can be, but half of that where more may come out than goes in.
@@ -168,7 +213,7 @@ impl DriveSource {
         if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
             return Err(SourceError::Request("the range is not of whole blocks of the drive"));
         }
-        if accel.depth(0) < 2 * SLOTS as u32 {
+        if accel.depth(0) < 2 * TOLD as u32 {
             return Err(SourceError::Request(
                 "the accelerator is open with too few descriptors under way: it takes 6",
             ));
@@ -176,68 +221,111 @@ impl DriveSource {
         if accel.under_way(0) > 0 {
             return Err(SourceError::Request("other descriptors are under way"));
         }
-        let room = (room.min(accel.data_size()) / SLOTS).min(accel.info().largest as usize);
-        let mut under_way = VecDeque::new();
+        let room = (room.min(accel.data_size()) / TOLD).min(accel.info().largest as usize);
+        let (asked, told, under_way) = (0, 0, VecDeque::new());
+        let (at, end) = (offset, offset + length);
+        let mut range = Range { work, at, end, room, asked, told, under_way };
         let mut outcome = Ok(());
-        let mut at = 0;
-        for slot in (0..SLOTS).cycle() {
-            if at == length {
-                break;
-            }
-            if under_way.len() == SLOTS {
-                outcome = take(accel, &mut under_way, room, &mut each);
-            }
+        loop {
             if outcome.is_ok() {
-                let count = (length - at).min(self.message as u64) as usize;
-                let message = Message::new(slot, offset + at, count);
-                outcome = self.begin(accel, work, message, room, &mut under_way);
-                at += count as u64;
+                outcome = self.begin(accel, &mut range);
             }
             if outcome.is_err() {
-                break;
+                // What the accelerator does not know of ends with its read.
+                for message in range.under_way.split_off(range.known()) {
+                    let _ = self.finish(message.number);
+                }
+                range.told = range.asked;
             }
-        }
-        while !under_way.is_empty() {
+            let Some(oldest) = range.under_way.front_mut() else { return outcome };
+            if oldest.read.is_none() {
+                // The drive may have the next one now.
+                oldest.read = Some(self.finish(oldest.number));
+                continue;
+            }
             // Of what is behind a failure nothing is handed over.
             let next = match outcome.is_ok() {
-                true => take(accel, &mut under_way, room, &mut each),
-                false => take(accel, &mut under_way, room, &mut |_, _| Ok(())),
+                true => take(accel, &mut range, &mut each),
+                false => take(accel, &mut range, &mut |_, _| Ok(())),
             };
             outcome = outcome.and(next);
         }
-        outcome
     }
 
-    /// Tells accelerator and drive of a message, and waits until the drive has read it. It is under way as soon as the
-    /// accelerator knows of it, whatever the drive does.
-    fn begin(
-        &mut self,
-        accel: &mut Accel,
-        work: &MessageWork<'_>,
-        message: Message,
-        room: usize,
-        under_way: &mut VecDeque<Message>,
-    ) -> Result<(), SourceError> {
-        let Message { slot, offset, length, .. } = message;
+    /// Asks the drive for as many messages as it can read now, and tells the accelerator of as many as have a place for
+    /// what comes out.
+    fn begin(&mut self, accel: &mut Accel, range: &mut Range<'_>) -> Result<(), SourceError> {
+        while range.at < range.end && range.under_way.len() < self.slots {
+            let nth = range.asked % self.drive.queues();
+            let Some((queue, device)) = self.drive.queue(nth) else { break };
+            if queue.in_flight() > 0 {
+                if queue.poll(device)?.is_none() {
+                    break;
+                }
+                let before = range.asked.checked_sub(self.drive.queues());
+                let mut under_way = range.under_way.iter_mut();
+                if let Some(message) = under_way.find(|message| Some(message.number) == before) {
+                    message.read = Some(Ok(()));
+                }
+            }
+            let length = (range.end - range.at).min(self.message as u64) as usize;
+            let message = self.ask(range.asked, range.at, length)?;
+            range.under_way.push_back(message);
+            (range.asked, range.at) = (range.asked + 1, range.at + length as u64);
+        }
+        while range.told < range.asked && range.known() < TOLD {
+            let place = range.told % TOLD;
+            let output = accel.span(place * range.room, range.room)?;
+            let Some(message) = range.under_way.get(range.known()) else { break };
+            let Message { buffer, awaited: (at, condition), .. } = message;
+            let address = self.address + buffer.offset() as u64;
+            let input = MessageSpan { address, segments: 0, length: buffer.len() as u32 };
+            let mut operations = Accel::describe_spans(range.work, input, output)?;
+            let mut wait = Accel::describe_wait(self.address + *at as u64, *condition, WAIT_LIMIT);
+            (wait.id, operations.id) = (place as u16 | WAITS, place as u16);
+            [&wait, &operations].into_iter().try_for_each(|it| accel.push(0, it))?;
+            accel.ring(0)?;
+            // From here on it is under way there, whatever the drive does.
+            range.told += 1;
+        }
+        Ok(())
+    }
+
+    /// Asks the drive for a message.
+    fn ask(&mut self, number: usize, offset: u64, length: usize) -> Result<Message, SourceError> {
         let block = u64::from(self.drive.info().block_size);
         let none = SourceError::Request("the drive has no memory for it");
-        let buffer = self.drive.buffer(slot * self.message, length).ok_or(none)?;
-        let output = accel.span(slot * room, room)?;
-        let place = self.address + buffer.offset() as u64;
-        let input = MessageSpan { address: place, segments: 0, length: length as u32 };
-        let mut operations = Accel::describe_spans(work, input, output)?;
-        let (queue, _, _) = self.drive.parts();
+        let buffer = self.drive.buffer(number % self.slots * self.message, length);
+        let nth = number % self.drive.queues();
+        let (Some(buffer), Some((queue, device))) = (buffer, self.drive.queue(nth)) else {
+            return Err(none);
+        };
         let blocks = (length as u64 / block) as u32;
         let id = queue.submit(IoOpcode::Read, offset / block, blocks, buffer, false)?;
-        let (at, condition) = queue.awaited(id);
-        let mut wait = Accel::describe_wait(self.address + at as u64, condition, WAIT_LIMIT);
-        (wait.id, operations.id) = (slot as u16 | WAITS, slot as u16);
-        [&wait, &operations].into_iter().try_for_each(|it| accel.push(0, it))?;
-        accel.ring(0)?;
-        under_way.push_back(message);
-        let (queue, device, _) = self.drive.parts();
+        let awaited = queue.awaited(id);
         queue.ring(device)?;
-        finish(queue, device)
+        let (read, waited, done) = (None, None, None);
+        Ok(Message { number, offset, length, buffer, awaited, read, waited, done })
+    }
+
+    /// Waits until the drive has completed a message's read, with whatever status: the accelerator sees that, too.
+    fn finish(&mut self, number: usize) -> Result<(), SourceError> {
+        let nth = number % self.drive.queues();
+        let Some((queue, device)) = self.drive.queue(nth) else { return Ok(()) };
+        let begun = Instant::now();
+        let mut looks = 0u32;
+        // It may have been seen already, when the next one was to be asked for.
+        while queue.in_flight() > 0 && queue.poll(device)?.is_none() {
+            looks = looks.wrapping_add(1);
+            match device.progress() || !looks.is_multiple_of(1024) {
+                true => std::hint::spin_loop(),
+                false => std::thread::yield_now(),
+            }
+            if looks.is_multiple_of(1024) && begun.elapsed() > READ_LIMIT {
+                return Err(DriveError::TimedOut("read").into());
+            }
+        }
+        Ok(())
     }
 
     /// Lets the accelerator reach the drive's memory no more, and gives the drive back.
@@ -249,55 +337,28 @@ impl DriveSource {
     }
 }
 
-impl Message {
-    fn new(slot: usize, offset: u64, length: usize) -> Message {
-        Message { slot, offset, length, waited: None, done: None }
-    }
-}
-
-/// Waits for the drive's completion, with whatever status: the accelerator sees that, too.
-fn finish(
-    queue: &mut DriveQueue,
-    device: &mut dyn crate::DrivenFunction,
-) -> Result<(), SourceError> {
-    let begun = Instant::now();
-    let mut looks = 0u32;
-    while queue.poll(device)?.is_none() {
-        looks = looks.wrapping_add(1);
-        match device.progress() || !looks.is_multiple_of(1024) {
-            true => std::hint::spin_loop(),
-            false => std::thread::yield_now(),
-        }
-        if looks.is_multiple_of(1024) && begun.elapsed() > READ_LIMIT {
-            return Err(DriveError::TimedOut("read").into());
-        }
-    }
-    Ok(())
-}
-
 /// Takes the oldest message when it has ended, and hands it over.
-fn take(
-    accel: &mut Accel,
-    under_way: &mut VecDeque<Message>,
-    room: usize,
-    each: &mut Take<'_>,
-) -> Result<(), SourceError> {
-    let Some(oldest) = under_way.front().map(|message| message.slot) else { return Ok(()) };
+fn take(accel: &mut Accel, range: &mut Range<'_>, each: &mut Take<'_>) -> Result<(), SourceError> {
+    let (room, first) = (range.room, range.told - range.known());
+    let known = range.known();
     loop {
-        if let Some(Message { waited: Some(_), done: Some(_), .. }) = under_way.front() {
+        if let Some(Message { waited: Some(_), done: Some(_), .. }) = range.under_way.front() {
             break;
         }
         // Two descriptors for each message; those of later ones may end before.
         let completion = match accel.wait(0) {
             Ok(completion) => completion,
             Err(error) => {
-                under_way.clear();
+                range.under_way.clear();
+                range.told = range.asked;
                 return Err(error.into());
             }
         };
-        let slot = usize::from(completion.id & !WAITS);
-        let Some(message) = under_way.iter_mut().find(|message| message.slot == slot) else {
-            under_way.clear();
+        let place = usize::from(completion.id & !WAITS);
+        let mut known = range.under_way.iter_mut().take(known);
+        let Some(message) = known.find(|message| message.number % TOLD == place) else {
+            range.under_way.clear();
+            range.told = range.asked;
             // Nothing of it may be taken for what follows.
             while accel.under_way(0) > 0 && accel.wait(0).is_ok() {}
             return Err(AccelError::Unsupported("it completed what nobody sent").into());
@@ -307,10 +368,11 @@ fn take(
             _ => message.waited = Some(completion.status),
         }
     }
-    let Some(Message { offset, length, waited, done: Some(done), .. }) = under_way.pop_front()
-    else {
+    let Some(message) = range.under_way.pop_front() else { return Ok(()) };
+    let Message { offset, length, read, waited, done: Some(done), .. } = message else {
         return Ok(());
     };
+    read.unwrap_or(Ok(()))?;
     match waited.and_then(Status::from_number) {
         Some(Status::Success) => {}
         Some(Status::ConditionFailed) => return Err(SourceError::Read { offset, length }),
@@ -324,7 +386,7 @@ fn take(
         return Err(SourceError::Message { offset, status });
     }
     let mut result = vec![0; (done.output as usize).min(room)];
-    if let Some(from) = accel.data(oldest * room, result.len()) {
+    if let Some(from) = accel.data(first % TOLD * room, result.len()) {
         from.copy_to(&mut result);
     }
     each(offset, &result)

@@ -136,13 +136,23 @@ impl Admin<'_> {
     pub(super) fn run(
         &mut self,
         name: &'static str,
-        mut sqe: Sqe,
+        sqe: Sqe,
         opcode: AdminOpcode,
     ) -> Result<(), DriveError> {
+        self.ask(name, sqe, opcode).map(drop)
+    }
+
+    /// The same, with what the drive answers.
+    pub(super) fn ask(
+        &mut self,
+        name: &'static str,
+        mut sqe: Sqe,
+        opcode: AdminOpcode,
+    ) -> Result<Completed, DriveError> {
         sqe.cdw0.set_opcode(opcode as u8);
         self.queue.push(sqe)?;
         self.queue.ring(self.device)?;
-        wait(&mut self.queue, self.device, name).map(drop)
+        wait(&mut self.queue, self.device, name)
     }
 
     /// What the drive says of itself; whether it takes SGLs, and has shadow doorbells.
