@@ -17,12 +17,20 @@ use crate::tenant::TenantShare;
 /// What the engines of a device can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Engines that work at the same time; each does operations of every kind.
-    pub workers: u32,
+    /// Nanoseconds of engine time that there are each second: of engines that work at the same time, each of which does
+    /// operations of every kind.
+    pub engine_ns: u64,
     /// Bytes each second into the device, where that is what bounds it.
     pub ingress: Option<u64>,
     /// Bytes each second out of it.
     pub egress: Option<u64>,
+}
+
+impl Capacity {
+    /// Of so many engines, each with a processor of its own; nothing else bounds what they do.
+    pub fn of(workers: u32) -> Capacity {
+        Capacity { engine_ns: u64::from(workers) * SECOND, ingress: None, egress: None }
+    }
 }
 
 /// Thousandths of each resource that are never promised.
@@ -239,14 +247,13 @@ impl LevelAdmission {
 
     /// Thousandths of the engines' time that could still be promised.
     pub fn engine_left(&self) -> u32 {
-        let whole = f64::from(self.capacity.workers) * SECOND as f64;
-        (self.left(None).engine_ns / whole * 1000.0).max(0.0) as u32
+        (self.left(None).engine_ns / self.capacity.engine_ns.max(1) as f64 * 1000.0).max(0.0) as u32
     }
 
     fn left(&self, but: Option<u64>) -> Need {
         let of = |whole: f64| whole * f64::from(1000 - RESERVE) / 1000.0;
         let whole = Need {
-            engine_ns: of(f64::from(self.capacity.workers) * SECOND as f64),
+            engine_ns: of(self.capacity.engine_ns as f64),
             ingress: of(self.capacity.ingress.unwrap_or(0) as f64),
             egress: of(self.capacity.egress.unwrap_or(0) as f64),
         };
@@ -289,7 +296,7 @@ mod tests {
     }
 
     fn admission() -> LevelAdmission {
-        LevelAdmission::new(Capacity { workers: 2, ingress: None, egress: None }, profiles())
+        LevelAdmission::new(Capacity::of(2), profiles())
     }
 
     fn level(text: &str) -> ServiceLevel {
@@ -378,7 +385,7 @@ mod tests {
     #[test]
     fn each_direction_bounds_what_is_promised() {
         let capacity =
-            Capacity { workers: 8, ingress: Some(1_000_000_000), egress: Some(125_000_000) };
+            Capacity { ingress: Some(1_000_000_000), egress: Some(125_000_000), ..Capacity::of(8) };
         let mut admission = LevelAdmission::new(capacity, profiles());
         let refused = admission.admit(1, &level("aes256gcm 4 Gbit/s")).unwrap_err();
         assert!(

@@ -139,7 +139,7 @@ fn sold(
     engines: usize,
     others: usize,
 ) -> (Vec<ServiceLevel>, Vec<TenantShare>, Vec<Load>) {
-    let capacity = Capacity { workers: engines as u32, ingress: None, egress: None };
+    let capacity = Capacity::of(engines as u32);
     let mut admission = LevelAdmission::new(capacity, profiles());
     let (mut levels, mut shares, mut loads) = (Vec::new(), Vec::new(), Vec::new());
     for (holder, text) in (0..).zip(texts) {

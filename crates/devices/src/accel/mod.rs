@@ -10,9 +10,11 @@
 //!   `job`: an operation between the two; `outbox`: those that have ended. `at_once`: short ones, which the
 //!   function's own thread does. `course`: an operation on its way through its engines; `pipeline`: those, one behind
 //!   the other. `clock`: what it took.
-//! * [`engines`]: what is computed. [`profile`]: what that costs here, measured.
+//! * [`engines`]: what is computed. [`profile`]: what that costs here, measured. `capacity`: how much of it all engines do
+//!   together, measured too.
 
 mod at_once;
+mod capacity;
 pub mod class;
 mod clock;
 mod contexts;

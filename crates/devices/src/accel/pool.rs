@@ -16,11 +16,12 @@ use std::time::Instant;
 use rackbus_memory::ticks;
 use rackbus_qos::{
     Capacity, EngineProfile, EngineSharing, EngineTurn, Estimate, LevelAdmission, LevelRefused,
-    MinimumRecord, QueuedMessage, ServiceLevel, Shaping, SharingSettings, TenantId,
+    MinimumRecord, QueuedMessage, SECOND, ServiceLevel, Shaping, SharingSettings, TenantId,
     TenantShare, Usage,
 };
 use rackbus_spec::accel::{OPERATIONS, Operation};
 
+use super::capacity;
 use super::clock::TickRate;
 use super::job::EngineJob;
 use super::profile::measure_all;
@@ -90,6 +91,8 @@ struct Started {
     by_number: [Option<EngineProfile>; OPERATIONS.len() + 1],
     /// How fast the processor's counter counts.
     rate: TickRate,
+    /// What the engines do together.
+    capacity: Capacity,
     /// Why there are fewer engines than there should be.
     failed: Option<String>,
 }
@@ -147,7 +150,7 @@ impl EnginePool {
     pub fn new(options: PoolOptions) -> Arc<EnginePool> {
         let PoolOptions { workers, slice_ns, shaping, .. } = options;
         let settings = SharingSettings { slice_ns, workers, ..SharingSettings::default() };
-        let capacity = Capacity { workers, ingress: None, egress: None };
+        let capacity = Capacity::of(workers);
         Arc::new(EnginePool(Arc::new(PoolEngines {
             options,
             shared: Mutex::new(Shared {
@@ -178,7 +181,16 @@ impl EnginePool {
         let started = self.started.get_or_init(|| {
             let mut failed = None;
             let profiles = measure_all();
-            let capacity = Capacity { workers: self.options.workers, ingress: None, egress: None };
+            let capacity = capacity::measure(self.options.workers);
+            if capacity.engine_ns < Capacity::of(self.options.workers).engine_ns {
+                let processors = capacity.engine_ns as f64 / SECOND as f64;
+                let engines = self.options.workers;
+                tracing::warn!(
+                    engines,
+                    processors,
+                    "an accelerator has more engines than this machine has processors for"
+                );
+            }
             let mut admission =
                 LevelAdmission::new(capacity, profiles.clone()).with_shaping(self.options.shaping);
             if let Some(provider) = &self.options.provider
@@ -199,7 +211,7 @@ impl EnginePool {
             }
             // The measurements took long enough for it to be known.
             let rate = TickRate::since((self.begun_ticks, self.begun));
-            Started { profiles, by_number, rate, failed }
+            Started { profiles, by_number, rate, failed, capacity }
         });
         match &started.failed {
             Some(cause) => Err(std::io::Error::other(cause.clone())),
@@ -212,6 +224,11 @@ impl PoolEngines {
     /// What operations cost here, by name; nothing before it is started.
     pub fn profiles(&self) -> Option<&BTreeMap<String, EngineProfile>> {
         self.started.get().map(|started| &started.profiles)
+    }
+
+    /// What the engines have together; nothing before it is started.
+    pub fn capacity(&self) -> Option<Capacity> {
+        self.started.get().map(|started| started.capacity)
     }
 
     /// What an operation on so many bytes costs by the profiles, in nanoseconds; nothing where that is not measured.

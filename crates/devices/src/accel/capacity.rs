@@ -1,0 +1,96 @@
+//! How much engine time a device really has: its engines are threads, and there may be fewer processors than those, or
+//! processors that share a core. So it is measured, with as many threads at work at the same time.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rackbus_qos::admission::RESERVE;
+use rackbus_qos::{Capacity, SECOND};
+use sha2::{Digest, Sha256};
+
+use super::clock::thread_ns;
+
+/// For how long all threads work in a round.
+const ROUND: Duration = Duration::from_millis(5);
+/// Rounds of a measurement: what others on the machine do only takes from one.
+const ROUNDS: u32 = 5;
+/// Bytes of a piece of work: little beside a round, and within every cache.
+const PIECE: usize = 4096;
+
+/// What so many engines have together, when all of them work.
+pub fn measure(workers: u32) -> Capacity {
+    let whole = Capacity::of(workers);
+    if workers < 2 {
+        // What operations cost is measured with one.
+        return whole;
+    }
+    let alone_ns = piece_ns();
+    let rounds = (0..ROUNDS).map(|_| round(workers, alone_ns));
+    let engine_ns = rounds.max().unwrap_or(0).min(whole.engine_ns);
+    // Of less than what is never promised, a measurement says nothing.
+    let enough = whole.engine_ns / 1000 * u64::from(1000 - RESERVE);
+    if engine_ns >= enough { whole } else { Capacity { engine_ns, ..whole } }
+}
+
+fn work() {
+    std::hint::black_box(Sha256::digest(std::hint::black_box(&[0; PIECE])));
+}
+
+/// Processor time of a piece of work that nothing else disturbs, in nanoseconds.
+fn piece_ns() -> f64 {
+    const PIECES: u32 = 16;
+    let rounds = (0..50).map(|_| {
+        let before = thread_ns();
+        (0..PIECES).for_each(|_| work());
+        thread_ns().saturating_sub(before)
+    });
+    rounds.min().unwrap_or(1).max(1) as f64 / f64::from(PIECES)
+}
+
+/// Has so many threads work at the same time, or as many as can be started: in nanoseconds each second, how long one
+/// thread would take for what all of them did.
+fn round(workers: u32, alone_ns: f64) -> u64 {
+    let (ready, end) = (AtomicU32::new(0), OnceLock::new());
+    let count = || {
+        ready.fetch_add(1, Ordering::Release);
+        let end = loop {
+            match end.get() {
+                Some(end) => break *end,
+                None => std::thread::yield_now(),
+            }
+        };
+        let mut done = 0u64;
+        loop {
+            work();
+            if Instant::now() > end {
+                return done;
+            }
+            done += 1;
+        }
+    };
+    let pieces: u64 = std::thread::scope(|scope| {
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, count).ok();
+        let threads: Vec<_> = (0..workers).filter_map(start).collect();
+        while (ready.load(Ordering::Acquire) as usize) < threads.len() {
+            std::thread::yield_now();
+        }
+        let _ = end.set(Instant::now() + ROUND);
+        threads.into_iter().map(|thread| thread.join().unwrap_or(0)).sum()
+    });
+    (pieces as f64 * alone_ns / ROUND.as_nanos() as f64 * SECOND as f64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_beyond_the_processors_that_there_are_add_nothing() {
+        let processors = std::thread::available_parallelism().unwrap().get() as u64;
+        assert_eq!(measure(1), Capacity::of(1));
+        let engine_ns = measure(processors as u32 * 4).engine_ns;
+        assert!(engine_ns > SECOND / 10, "{engine_ns}");
+        assert!(engine_ns < processors * SECOND * 5 / 4, "{engine_ns} of {processors} processors");
+    }
+}
