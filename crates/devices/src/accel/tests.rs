@@ -26,6 +26,7 @@ use super::*;
 mod at_once;
 mod chain;
 mod class;
+mod foreign;
 mod saved;
 mod shaping;
 
