@@ -109,8 +109,7 @@ impl OwnEngine {
 
     /// Nothing of what was done stays.
     pub fn scrub(&mut self) {
-        self.scratch.out.fill(0);
-        self.scratch.spare = Spare::default();
+        self.scratch.wipe();
     }
 
     /// Gives the engine's time back; more may be obtained from now on.

@@ -19,7 +19,11 @@ pub const LARGEST_CONTEXT: u32 = 16 << 10;
 
 /// All contexts of a function.
 #[derive(Debug, Default)]
-pub struct Contexts(BTreeMap<u16, Kept>);
+pub struct Contexts {
+    kept: BTreeMap<u16, Kept>,
+    /// There was a key among them since they were last cleared.
+    had_key: bool,
+}
 
 /// A context, and what it is made of again in another process.
 struct Kept {
@@ -47,7 +51,7 @@ pub struct ContextState {
 impl Contexts {
     /// The context of this handle.
     pub fn get(&self, handle: u16) -> Option<Arc<Context>> {
-        self.0.get(&handle).map(|kept| kept.context.clone())
+        self.kept.get(&handle).map(|kept| kept.context.clone())
     }
 
     /// Makes a context for `of`; its handle.
@@ -55,7 +59,7 @@ impl Contexts {
     /// # Errors
     /// The status that creating it ends with.
     pub fn create(&mut self, of: Operation, made_of: Zeroizing<Vec<u8>>) -> Result<u16, Status> {
-        let handle = (1..=CONTEXTS).find(|handle| !self.0.contains_key(handle));
+        let handle = (1..=CONTEXTS).find(|handle| !self.kept.contains_key(handle));
         let handle = handle.ok_or(Status::NoRoom)?;
         self.insert(handle, of, made_of).map(|()| handle)
     }
@@ -66,24 +70,27 @@ impl Contexts {
         of: Operation,
         made_of: Zeroizing<Vec<u8>>,
     ) -> Result<(), Status> {
-        let patterns = self.0.values().filter(|kept| kept.of == Operation::RegexScan).count();
+        let patterns = self.kept.values().filter(|kept| kept.of == Operation::RegexScan).count();
         if of == Operation::RegexScan && patterns >= PATTERNS {
             return Err(Status::NoRoom);
         }
         let context = Arc::new(Context::new(of, &made_of)?);
-        self.0.insert(handle, Kept { context, of, made_of });
+        self.had_key |= matches!(*context, Context::Key(_));
+        self.kept.insert(handle, Kept { context, of, made_of });
         Ok(())
     }
 
     /// Wipes a context; false where there is none.
     pub fn destroy(&mut self, handle: u16) -> bool {
-        self.0.remove(&handle).is_some()
+        self.kept.remove(&handle).is_some()
     }
 
-    /// Wipes all of them.
-    pub fn clear(&mut self) {
-        self.0.clear();
+    /// Wipes all of them. True where there was a key among them since the last time, of which operations may have left
+    /// something where they were done.
+    pub fn clear(&mut self) -> bool {
+        self.kept.clear();
         wipe_stack();
+        std::mem::take(&mut self.had_key)
     }
 
     /// All of them as values, and memory with what they are made of, which is the reader's to wipe.
@@ -91,11 +98,11 @@ impl Contexts {
     /// # Errors
     /// When there is no memory.
     pub fn save(&self) -> std::io::Result<(Vec<ContextState>, OwnedFd)> {
-        let bytes: usize = self.0.values().map(|kept| kept.made_of.len()).sum();
+        let bytes: usize = self.kept.values().map(|kept| kept.made_of.len()).sum();
         let memory = SharedMemory::create("accel-contexts", bytes.max(1) as u64);
         let memory = memory.map_err(std::io::Error::other)?;
         let (mut at, mut states) = (0, Vec::new());
-        for (handle, kept) in &self.0 {
+        for (handle, kept) in &self.kept {
             if let Some(part) = memory.whole().part(at, kept.made_of.len()) {
                 part.copy_from(&kept.made_of);
             }
@@ -117,7 +124,7 @@ impl Contexts {
         let (mut contexts, mut at) = (Contexts::default(), 0);
         for ContextState { handle, operation, length } in states {
             let of = Operation::from_number(*operation).ok_or("a context of no operation")?;
-            let known = (1..=CONTEXTS).contains(handle) && !contexts.0.contains_key(handle);
+            let known = (1..=CONTEXTS).contains(handle) && !contexts.kept.contains_key(handle);
             if !known || *length > LARGEST_CONTEXT {
                 return Err("a context");
             }

@@ -5,6 +5,7 @@
 //! a tenant.
 
 mod held;
+mod wipe;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -74,6 +75,8 @@ pub struct PoolEngines {
     options: PoolOptions,
     shared: Mutex<Shared>,
     work: Condvar,
+    /// Some engine's thread has wiped its memory.
+    wiped: Condvar,
     /// Counts what is submitted, for those who look for work.
     submitted: AtomicU64,
     begun: Instant,
@@ -108,6 +111,9 @@ struct Shared {
     sleeping: u32,
     /// Operations whose engine failed.
     failed: u64,
+    /// How often engines' threads were asked to wipe their memory, and up to which of these each has done so.
+    wipes: u64,
+    wiped: BTreeMap<u32, u64>,
     /// Nobody uses the pool any more: the engines end.
     over: bool,
 }
@@ -162,9 +168,12 @@ impl EnginePool {
                 busy: 0,
                 sleeping: 0,
                 failed: 0,
+                wipes: 0,
+                wiped: BTreeMap::new(),
                 over: false,
             }),
             work: Condvar::new(),
+            wiped: Condvar::new(),
             submitted: AtomicU64::new(0),
             begun: Instant::now(),
             begun_ticks: ticks::now(),
@@ -202,7 +211,7 @@ impl EnginePool {
             for number in 0..self.options.workers {
                 let pool = self.0.clone();
                 let thread = std::thread::Builder::new().name(format!("accel {number}"));
-                let cause = thread.spawn(move || worker::work(&pool)).err();
+                let cause = thread.spawn(move || worker::work(&pool, number)).err();
                 failed = cause.map(|cause| cause.to_string()).or(failed);
             }
             let mut by_number = [const { None }; OPERATIONS.len() + 1];

@@ -25,6 +25,14 @@ impl Default for Scratch {
     }
 }
 
+impl Scratch {
+    /// Nothing of what was done stays.
+    pub fn wipe(&mut self) {
+        self.out.fill(0);
+        self.spare = Spare::default();
+    }
+}
+
 impl Portion {
     /// Bytes that an engine is fed next of the `left` that there are. A short rest goes along: a message of just this
     /// size with its tag, or with what is authenticated only, is done at once.

@@ -11,6 +11,7 @@ use ghash::universal_hash::UniversalHash;
 use rackbus_spec::accel::Status;
 use ring::aead::{Aad, NONCE_LEN, Nonce};
 use subtle::ConstantTimeEq;
+use zeroize::Zeroize;
 
 use super::context::CipherKey;
 use super::{Context, EngineStep, OperationRequest, Portion, RunningOperation};
@@ -53,7 +54,8 @@ pub struct Gcm {
     nonce: [u8; BLOCK],
     associated: usize,
     seal: bool,
-    parts: Option<GcmInParts>,
+    /// Beside, so that what this is moved with is not a place for them that has anything in it.
+    parts: Option<Box<GcmInParts>>,
 }
 
 impl Gcm {
@@ -85,7 +87,7 @@ impl RunningOperation for Gcm {
         if self.parts.is_none() {
             let key = &key(&self.context)?.cipher;
             let parts = GcmInParts::new(key, self.nonce, self.associated, self.seal);
-            self.parts = Some(parts);
+            self.parts = Some(Box::new(parts));
         }
         let Some(parts) = &mut self.parts else { return Err(Status::EngineFailed) };
         parts.step(input, last, out)
@@ -130,6 +132,13 @@ struct GcmInParts {
     associated_left: usize,
     associated: u64,
     text: u64,
+}
+
+impl Drop for GcmInParts {
+    /// The others wipe themselves.
+    fn drop(&mut self) {
+        self.mask.zeroize();
+    }
 }
 
 impl GcmInParts {

@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 use super::super::at_once::{Attempt, OwnEngine, ShortOperation};
 use super::super::clock::thread_ns;
 use super::super::contexts::{ContextState, Contexts, LARGEST_CONTEXT};
-use super::super::engines::Context;
+use super::super::engines::{Context, wipe_stack};
 use super::super::function::AcceleratorError;
 use super::super::gather::Gather;
 use super::super::job::{self, EngineJob, FinishedJob, JobEngines};
@@ -43,6 +43,8 @@ pub struct Local {
     /// For operations that the function's own thread does.
     own: OwnEngine,
     contexts: Contexts,
+    /// Operations with keys were passed to the engines, and their threads have not wiped what that left.
+    left_keys: bool,
     /// What has begun and was not submitted, each with the input bytes of it that are done.
     begun: Vec<(Arc<EngineJob>, usize)>,
     /// Names that were given to operations so far. What an engine has ended may come when its operation was given
@@ -106,6 +108,7 @@ impl Local {
             operations,
             own: OwnEngine::default(),
             contexts: Contexts::default(),
+            left_keys: false,
             begun: Vec::new(),
             numbers: 0,
             recorded: Usage::default(),
@@ -167,7 +170,8 @@ impl Local {
         let OperationOrder { number, descriptor, plan, .. } = *order;
         let handles = descriptor.contexts.into_iter();
         let used = handles.zip(&contexts).filter_map(|(h, context)| Some((h, context.clone()?)));
-        let used = used.collect();
+        let used: Vec<(u16, Arc<Context>)> = used.collect();
+        self.left_keys |= used.iter().any(|(_, used)| matches!(**used, Context::Key(_)));
         let engines = engines.unwrap_or_else(|| {
             let (plan, descriptor) = (*plan, *descriptor);
             let start =
@@ -217,7 +221,19 @@ impl Local {
         self.begun.clear();
         self.pool.clear(self.tenant);
         drop(self.outbox.take());
-        self.contexts.clear();
+        if self.contexts.clear() {
+            self.own.scrub();
+        }
+        if std::mem::take(&mut self.left_keys) {
+            // Each engine takes about as long as this thread, and none is kept from others more often than this tenant
+            // had turns.
+            let before = thread_ns();
+            self.own.scrub();
+            wipe_stack();
+            let each_ns = thread_ns().saturating_sub(before);
+            self.pool.wipe();
+            self.pool.charge(self.tenant, each_ns * u64::from(self.pool.options().workers));
+        }
     }
 
     /// With the port, which is taken away meanwhile.

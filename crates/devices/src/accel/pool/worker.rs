@@ -8,9 +8,11 @@ use rackbus_memory::ticks;
 use rackbus_qos::{EngineTurn, NextTurn, TurnResult};
 use rackbus_spec::accel::Status;
 
+use super::super::engines::wipe_stack;
 use super::super::job::{EngineJob, Ran};
 use super::super::scratch::Scratch;
 use super::PoolEngines;
+use super::wipe::WipingEngine;
 
 /// An idle engine looks for work so long before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
@@ -19,6 +21,8 @@ const SPIN: Duration = Duration::from_micros(20);
 enum NextWork {
     /// A turn, with the operations of it that there still are.
     Turn(EngineTurn, Vec<Option<Arc<EngineJob>>>),
+    /// To wipe its memory, which it was asked for so often.
+    Wipe(u64),
     /// Nothing was due: the engine looks for its next turn again.
     Nothing,
     /// Nobody uses the pool any more: the engine's thread ends.
@@ -27,10 +31,16 @@ enum NextWork {
 
 /// An engine: works as long as anybody uses its pool. That cannot be told from how many have the pool, as other engines
 /// do.
-pub(super) fn work(pool: &PoolEngines) {
+pub(super) fn work(pool: &PoolEngines, number: u32) {
     let mut scratch = Scratch::default();
+    let wiping = WipingEngine::new(pool, number);
     loop {
-        match pool.next() {
+        match pool.next(number) {
+            NextWork::Wipe(wanted) => {
+                scratch.wipe();
+                wipe_stack();
+                wiping.wiped(wanted);
+            }
             NextWork::Turn(turn, jobs) => pool.run(turn, &jobs, &mut scratch),
             NextWork::Nothing => {}
             NextWork::Over => return,
@@ -40,11 +50,14 @@ pub(super) fn work(pool: &PoolEngines) {
 
 impl PoolEngines {
     /// The next turn and its operations, if there is one before long.
-    fn next(&self) -> NextWork {
+    fn next(&self, number: u32) -> NextWork {
         let seen = self.submitted.load(Ordering::Acquire);
         let mut shared = self.lock();
         if shared.over {
             return NextWork::Over;
+        }
+        if shared.wiped.get(&number) != Some(&shared.wipes) {
+            return NextWork::Wipe(shared.wipes);
         }
         let next = match shared.busy < self.options.workers {
             true => shared.sharing.next(self.now_ns()),
@@ -80,7 +93,8 @@ impl PoolEngines {
         NextWork::Nothing
     }
 
-    /// Does a turn, and gives the engine back.
+    /// Does a turn, and gives the engine back. All that is left of it on the stack is below its caller's part of that.
+    #[inline(never)]
     fn run(&self, mut turn: EngineTurn, jobs: &[Option<Arc<EngineJob>>], scratch: &mut Scratch) {
         let rate = self.rate();
         let (begun, budget) = (scratch.clock.begin(rate), rate.ticks(turn.budget_ns));
