@@ -286,6 +286,9 @@ impl Agent {
                 let actions = self.borrower.decide(|it| it.lender_lost(lease, reason));
                 self.do_borrower(actions);
                 // The guest loses the device now, control plane or not.
+                if !self.borrower.decide(|it| it.has(lease)) {
+                    return;
+                }
                 let limit = self.release_limit(lease, None, 0);
                 let (borrower, unplugger) = (self.borrower.clone(), self.unplugger.clone());
                 self.by_lease.run(lease, move || {

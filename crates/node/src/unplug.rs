@@ -4,9 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_lease::TurnUse;
-use rackbus_pci::vfio_user::serve_function;
 use rackbus_vm::registry::VmRecord;
 use rackbus_vm::{Assets, InterruptChoice, UNPLUG, Vm, VmError, interrupts, registry};
 
@@ -38,13 +36,13 @@ impl Unplugger {
         }
     }
 
-    /// Hot-adds the function behind `socket` to a VM of the host, with MSI-X where the VM's QEMU can unplug that.
+    /// Hot-adds the function behind `socket` to a VM of the host, with MSI-X where the VM's QEMU is known to unplug that.
     ///
     /// # Errors
     /// When there is no such VM, it has no port free, or its QEMU refuses.
     pub fn plug(&self, vm: &str, function: &str, socket: &Path) -> Result<(), VmError> {
         let record = registry::find(&self.run_dir, &self.host, vm)?;
-        show(socket);
+        show(&record, socket);
         let device = Vm::attach(record).hot_add(function, socket)?;
         tracing::info!(vm, device, "hot-added");
         Ok(())
@@ -71,6 +69,13 @@ impl Unplugger {
         };
         let (record, device) = found;
         let name = record.name.clone();
+        let noted = record.clone();
+        // Under the same name the guest may have the function of the next lease by then.
+        let is_same = || {
+            let all = noted.noted().unwrap_or_default();
+            all.iter().any(|it| it.id == device && it.socket == socket)
+        };
+        let left = || if is_same() { left() } else { Duration::ZERO };
         let removed = Vm::attach(record).hot_remove_while(&device, left);
         tell_removed(&name, &device, removed);
     }
@@ -85,16 +90,11 @@ pub fn without_plug(error: &VmError) -> TurnUse {
     }
 }
 
-/// Settles the interrupts that the function behind `socket` is shown with to a VM.
-fn show(socket: &Path) {
-    let bears = interrupts::unplugs_msix(&Assets::of_user(), |socket| {
-        let any = Nvme::new(&NvmeConfig::memory(1 << 20, "PROBE"));
-        let any = Box::new(any.map_err(std::io::Error::other)?);
-        serve_function(any, socket, Default::default())
-    });
-    let noted = bears.and_then(|bears| InterruptChoice::choose(bears, false).note(socket));
-    if let Err(error) = noted {
-        tracing::info!(%error, "shown without MSI-X: it is not known whether QEMU can unplug that");
+/// Shows the function behind `socket` with MSI-X where the VM's own QEMU is known to unplug that.
+fn show(vm: &VmRecord, socket: &Path) {
+    let bears = interrupts::is_known_to_unplug_msix(&Assets::of_user(), vm.pid);
+    if let Err(error) = InterruptChoice::choose(bears, false).note(socket) {
+        tracing::info!(%error, "shown without MSI-X");
     }
 }
 

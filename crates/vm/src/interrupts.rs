@@ -93,8 +93,7 @@ pub fn unplugs_msix<S>(
 ) -> Result<bool> {
     let qemu = assets.qemu()?;
     let meta = fs::metadata(&qemu).map_err(io("look at", &qemu))?;
-    let name = format!("msix-unplug-{}-{}-{}", meta.ino(), meta.size(), meta.mtime());
-    let answer = assets.cache().join(name);
+    let answer = answer_of(assets, &meta);
     match fs::read_to_string(&answer).as_deref() {
         Ok("yes") => return Ok(true),
         Ok("no") => return Ok(false),
@@ -116,6 +115,20 @@ pub fn unplugs_msix<S>(
     };
     fs::write(&answer, if unplugs { "yes" } else { "no" }).map_err(io("write", &answer))?;
     Ok(unplugs)
+}
+
+/// Whether the QEMU that runs as this process was [found](unplugs_msix) to bear that by this user; nobody is asked.
+#[must_use]
+pub fn is_known_to_unplug_msix(assets: &Assets, pid: u32) -> bool {
+    let known = |meta: fs::Metadata| fs::read_to_string(answer_of(assets, &meta)).ok();
+    let answer = fs::metadata(format!("/proc/{pid}/exe")).ok().and_then(known);
+    answer.as_deref() == Some("yes")
+}
+
+/// Where it is kept what was found out about this program.
+fn answer_of(assets: &Assets, program: &fs::Metadata) -> PathBuf {
+    let (inode, size, changed) = (program.ino(), program.size(), program.mtime());
+    assets.cache().join(format!("msix-unplug-{inode}-{size}-{changed}"))
 }
 
 /// Plugs the function into a QEMU whose machine does not run, and unplugs it.

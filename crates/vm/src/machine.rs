@@ -167,13 +167,26 @@ impl Vm {
     /// it. The guest finds it some milliseconds later.
     ///
     /// # Errors
-    /// When no port is free, or QEMU refuses: then with its reason.
+    /// When no port is free, QEMU has a function of that name still, or refuses: then with its reason.
     pub fn hot_add(&mut self, name: &str, socket: &Path) -> Result<String> {
         let mut qmp = self.record.qmp()?;
         let port = free_port(&mut qmp, self.record.ports)?
             .ok_or_else(|| VmError::NoFreePort(self.record.name.clone()))?;
+        // What is noted of a function that is plugged in stays, so that it is found when it is to be unplugged.
+        if let Some(former) = plugged(&self.record, &mut qmp)?.iter().find(|it| it.function == name)
+        {
+            let id = &former.id;
+            let message =
+                format!("the guest has not released {name} of before yet, its device {id}");
+            return Err(VmError::Refused { command: "device_add".to_owned(), message });
+        }
         let id = self.record.note_plugged(name, socket)?;
-        qmp.command("device_add", &device(name, socket, &port))?;
+        let added = qmp.command("device_add", &device(name, socket, &port));
+        if let Err(error) = added {
+            // It may be there although nobody heard so.
+            let _ = qmp.command("device_del", &json!({"id": id}));
+            return Err(error);
+        }
         Ok(id)
     }
 
@@ -232,6 +245,10 @@ impl Vm {
         let (begun, mut asked) = (Instant::now(), false);
         loop {
             let now = left();
+            if asked && now.is_zero() {
+                let what = format!("the removal of {id} by the guest");
+                return Err(VmError::TimedOut { what, limit: begun.elapsed() });
+            }
             // QEMU speaks with one at a time: others have their turn between two questions.
             let mut qmp = self.record.qmp()?;
             match qmp.unplug(id, ASKED_AGAIN, now.min(ASKED_AGAIN)) {

@@ -1,5 +1,6 @@
 //! How much engine time a device really has: its engines are threads, and there may be fewer processors than those, or
-//! processors that share a core. So it is measured, with as many threads at work at the same time.
+//! processors that share a core. So it is measured, with as many threads at work at the same time, how fast each of them
+//! is while it has a processor. What else the machine does meanwhile changes nothing of that.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +14,7 @@ use super::clock::thread_ns;
 
 /// For how long all threads work in a round.
 const ROUND: Duration = Duration::from_millis(5);
-/// Rounds of a measurement: what others on the machine do only takes from one.
+/// Rounds of a measurement: what others do on a core that is shared only takes from one.
 const ROUNDS: u32 = 5;
 /// Bytes of a piece of work: little beside a round, and within every cache.
 const PIECE: usize = 4096;
@@ -26,8 +27,10 @@ pub fn measure(workers: u32) -> Capacity {
         return whole;
     }
     let alone_ns = piece_ns();
-    let rounds = (0..ROUNDS).map(|_| round(workers, alone_ns));
-    let engine_ns = rounds.max().unwrap_or(0).min(whole.engine_ns);
+    let speed = (0..ROUNDS).map(|_| round(workers, alone_ns)).fold(0.0, f64::max).min(1.0);
+    let processors = std::thread::available_parallelism()
+        .map_or(workers, |it| u32::try_from(it.get()).unwrap_or(u32::MAX).min(workers));
+    let engine_ns = (f64::from(processors) * speed * SECOND as f64) as u64;
     // Of less than what is never promised, a measurement says nothing.
     let enough = whole.engine_ns / 1000 * u64::from(1000 - RESERVE);
     if engine_ns >= enough { whole } else { Capacity { engine_ns, ..whole } }
@@ -48,9 +51,9 @@ fn piece_ns() -> f64 {
     rounds.min().unwrap_or(1).max(1) as f64 / f64::from(PIECES)
 }
 
-/// Has so many threads work at the same time, or as many as can be started: in nanoseconds each second, how long one
-/// thread would take for what all of them did.
-fn round(workers: u32, alone_ns: f64) -> u64 {
+/// Has so many threads work at the same time, or as many as can be started: how long one thread alone would take for what
+/// all of them did, as a part of the processor time that they took.
+fn round(workers: u32, alone_ns: f64) -> f64 {
     let (ready, end) = (AtomicU32::new(0), OnceLock::new());
     let count = || {
         ready.fetch_add(1, Ordering::Release);
@@ -60,25 +63,26 @@ fn round(workers: u32, alone_ns: f64) -> u64 {
                 None => std::thread::yield_now(),
             }
         };
-        let mut done = 0u64;
+        let (mut done, begun) = (0u64, thread_ns());
         loop {
             work();
-            if Instant::now() > end {
-                return done;
-            }
             done += 1;
+            if Instant::now() > end {
+                return (done, thread_ns().saturating_sub(begun));
+            }
         }
     };
-    let pieces: u64 = std::thread::scope(|scope| {
+    let (pieces, took_ns) = std::thread::scope(|scope| {
         let start = |_| std::thread::Builder::new().spawn_scoped(scope, count).ok();
         let threads: Vec<_> = (0..workers).filter_map(start).collect();
         while (ready.load(Ordering::Acquire) as usize) < threads.len() {
             std::thread::yield_now();
         }
         let _ = end.set(Instant::now() + ROUND);
-        threads.into_iter().map(|thread| thread.join().unwrap_or(0)).sum()
+        let done = threads.into_iter().map(|thread| thread.join().unwrap_or((0, 0)));
+        done.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1))
     });
-    (pieces as f64 * alone_ns / ROUND.as_nanos() as f64 * SECOND as f64) as u64
+    pieces as f64 * alone_ns / took_ns.max(1) as f64
 }
 
 #[cfg(test)]
@@ -91,6 +95,6 @@ mod tests {
         assert_eq!(measure(1), Capacity::of(1));
         let engine_ns = measure(processors as u32 * 4).engine_ns;
         assert!(engine_ns > SECOND / 10, "{engine_ns}");
-        assert!(engine_ns < processors * SECOND * 5 / 4, "{engine_ns} of {processors} processors");
+        assert!(engine_ns <= processors * SECOND, "{engine_ns} of {processors} processors");
     }
 }

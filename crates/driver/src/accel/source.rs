@@ -221,6 +221,7 @@ impl DriveSource {
         if accel.under_way(0) > 0 {
             return Err(SourceError::Request("other descriptors are under way"));
         }
+        self.check_idle()?;
         let room = (room.min(accel.data_size()) / TOLD).min(accel.info().largest as usize);
         let (asked, told, under_way) = (0, 0, VecDeque::new());
         let (at, end) = (offset, offset + length);
@@ -232,12 +233,13 @@ impl DriveSource {
             }
             if outcome.is_err() {
                 // What the accelerator does not know of ends with its read.
-                for message in range.under_way.split_off(range.known()) {
-                    let _ = self.finish(message.number);
-                }
+                range.under_way.truncate(range.known());
                 range.told = range.asked;
             }
-            let Some(oldest) = range.under_way.front_mut() else { return outcome };
+            let Some(oldest) = range.under_way.front_mut() else {
+                self.drain();
+                return outcome;
+            };
             if oldest.read.is_none() {
                 // The drive may have the next one now.
                 oldest.read = Some(self.finish(oldest.number));
@@ -249,6 +251,37 @@ impl DriveSource {
                 false => take(accel, &mut range, &mut |_, _| Ok(())),
             };
             outcome = outcome.and(next);
+        }
+    }
+
+    /// Reads of an earlier range that the drive never answered may be answered at any time, into memory that is used
+    /// again.
+    fn check_idle(&mut self) -> Result<(), SourceError> {
+        for nth in 0..self.drive.queues() {
+            let Some((queue, device)) = self.drive.queue(nth) else { continue };
+            if queue.in_flight() > 0 && queue.poll(device)?.is_none() {
+                return Err(SourceError::Request(
+                    "the drive has not answered reads of an earlier range: open it again",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the drive has answered what was given up, for as long as one read may take.
+    fn drain(&mut self) {
+        let begun = Instant::now();
+        while begun.elapsed() < READ_LIMIT {
+            let mut is_idle = true;
+            for nth in 0..self.drive.queues() {
+                let Some((queue, device)) = self.drive.queue(nth) else { continue };
+                // What went wrong is known already.
+                is_idle &= queue.in_flight() == 0 || !matches!(queue.poll(device), Ok(None));
+            }
+            if is_idle {
+                return;
+            }
+            std::thread::yield_now();
         }
     }
 

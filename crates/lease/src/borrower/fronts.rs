@@ -47,6 +47,11 @@ impl Borrower {
         self.leases.get(&lease).is_some_and(|entry| !entry.is_over())
     }
 
+    /// Whether anything of a lease is here: it is opened, served or closed.
+    pub fn has(&self, lease: LeaseId) -> bool {
+        self.leases.contains_key(&lease)
+    }
+
     /// Lets a front of `lease` begin, or continue that another process of this node saved. It runs until
     /// [`front_ended`](Borrower::front_ended).
     ///

@@ -196,7 +196,7 @@ impl<'a> Machines<'a> {
         drop(running);
     }
 
-    /// A machine in a rack that is left alone: everything is there, and works.
+    /// A machine in a rack that is left alone: everything is there, and works, and its drive can be plugged in anew.
     fn last(&mut self) -> Result<()> {
         self.life += 1;
         let rack = &self.soak.rack;
@@ -215,6 +215,12 @@ impl<'a> Machines<'a> {
         guest.run(&script)?;
         self.model.written(self.life, 0, self.value);
         self.done.written += 1;
+        rack.json(&["return", MACHINE_DRIVE])?;
+        guest.wait_drives(0)?;
+        rack.json(&["borrow", MACHINE_DRIVE, "--for", "gamma", "--vm", "last"])?;
+        guest.wait_drives(1)?;
+        let text = guest.run(&read(0))?;
+        self.check(0, &text)?;
         guest.stop(rack)?;
         let (lease, socket) = rack.borrow(MACHINE_DRIVE, "alpha")?;
         let mut drive = Drive::open(&socket, DriveOptions::default())?;

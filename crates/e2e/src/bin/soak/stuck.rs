@@ -24,7 +24,11 @@ impl LeasesUnderWay {
     /// # Errors
     /// When one has been in the same stage for too long.
     pub fn look(&mut self, rack: &RackProcesses) -> Result<()> {
-        let Ok(leases) = rack.json(&["leases"]) else { return Ok(()) };
+        let Ok(leases) = rack.json(&["leases"]) else {
+            // Who could have ended them was not there.
+            self.since.clear();
+            return Ok(());
+        };
         let now = Instant::now();
         let mut seen = BTreeMap::new();
         for lease in leases.as_array().into_iter().flatten() {
