@@ -275,6 +275,7 @@ impl DriveSource {
             let mut is_idle = true;
             for nth in 0..self.drive.queues() {
                 let Some((queue, device)) = self.drive.queue(nth) else { continue };
+                device.progress();
                 // What went wrong is known already.
                 is_idle &= queue.in_flight() == 0 || !matches!(queue.poll(device), Ok(None));
             }
