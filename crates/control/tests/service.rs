@@ -321,6 +321,28 @@ async fn what_a_node_says_of_itself_is_shown_while_it_is_there() {
     drop(listening);
 }
 
+/// An older node takes the lease and ignores the VM: it would be said that the function is plugged in.
+#[tokio::test]
+async fn a_function_for_a_vm_is_refused_where_the_node_does_not_plug_it_in() {
+    let control = Control::start().await;
+    let _listening = control.client.listen("beta", 0).await.unwrap();
+    let vm = Some("db".to_owned());
+    let refused = async |plugs_into_vms, function| {
+        let report = Some(NodeReport { plugs_into_vms, ..Default::default() });
+        let said = NodeMessages { messages: Vec::new(), report };
+        control.client.say("beta", &said).await.unwrap();
+        let request = BorrowRequest { vm: vm.clone(), ..BorrowRequest::new(function, "beta") };
+        let error = control.client.borrow_as(&request).await.unwrap_err();
+        let ControlClientError::Refused(error) = error else { panic!("{error}") };
+        error
+    };
+    let error = refused(false, "alpha/nvme0").await;
+    assert_eq!(error.code, "version");
+    assert!(error.error.contains("does not plug functions into VM db"), "{error:?}");
+    assert!(control.client.leases(true).await.unwrap().is_empty());
+    assert_eq!(refused(true, "alpha/nvme9").await.code, "unknown_function");
+}
+
 #[tokio::test]
 async fn a_node_that_takes_nothing_is_cut_off_and_not_queued_for_without_limit() {
     let control = Control::start().await;

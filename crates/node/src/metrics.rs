@@ -147,6 +147,7 @@ pub fn observe(
             conversations: open.into(),
             restarts_in_place: process.restarts,
             restart_pause_us: process.pause_us,
+            plugs_into_vms: true,
             ..NodeReport::default()
         }
     })

@@ -193,6 +193,8 @@ pub struct NodeReport {
     pub restarts_in_place: u64,
     /// How long it answered nobody at the last of these restarts, in microseconds.
     pub restart_pause_us: u64,
+    /// Whether it plugs functions into running VMs when they are borrowed for one: older nodes ignore that they are.
+    pub plugs_into_vms: bool,
 }
 
 /// Messages of the lending protocol from a node, and what it says of itself.

@@ -107,7 +107,10 @@ impl Service {
         if self.shared.inventory().apart && terms.placement != Placement::Host {
             terms.placement = Placement::Borrower;
         }
-        let checked = self.shared.check_placement(&functions, terms.placement, borrower);
+        let checked = self
+            .shared
+            .check_placement(&functions, terms.placement, borrower)
+            .and_then(|()| self.shared.check_plugs(terms.vm.as_deref(), borrower));
         if let Err(refused) = checked {
             return Err(self.refuse(borrower, refused).await);
         }

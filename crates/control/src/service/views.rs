@@ -125,6 +125,21 @@ impl WriterShared {
         }
     }
 
+    /// Whether the borrower's node plugs functions into VMs, where one is to be plugged into `vm`. An older one ignores
+    /// that, and would have it said that the function is there.
+    pub(super) fn check_plugs(&self, vm: Option<&str>, borrower: &str) -> Result<(), ApiError> {
+        let known = self.known();
+        let is_older = known.reports.get(borrower).is_some_and(|report| !report.plugs_into_vms);
+        match vm.filter(|_| is_older) {
+            None => Ok(()),
+            Some(vm) => Err(problem(
+                "version",
+                format!("{borrower}'s node is older and does not plug functions into VM {vm}"),
+                &format!("restart it with this version: rackbus restart {borrower}"),
+            )),
+        }
+    }
+
     /// Refuses, or leaves out, what a node may not fill the records with.
     pub(super) fn bound(&self, host: &str, message: &mut Message) -> Result<(), ApiError> {
         let mut most = LONGEST_MESSAGE;
