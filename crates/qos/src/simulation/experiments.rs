@@ -19,6 +19,7 @@ use crate::unshaped::MessageRoundRobin;
 const AES: (f64, f64) = (100.0, 0.12);
 const SHA3: (f64, f64) = (250.0, 3.3);
 const DEFLATE: (f64, f64) = (2000.0, 7.0);
+const INFLATE: (f64, f64) = (1500.0, 2.8);
 /// How long each case is simulated, in nanoseconds.
 const LENGTH: u64 = SECOND / 10;
 
@@ -82,6 +83,10 @@ pub fn experiment(observation: u32, seed: u64) -> Option<Experiment> {
             engine,
             vec![
                 pair("hashing and encryption", [load(4096, SHA3), load(4096, AES)]),
+                pair(
+                    "compression and decompression",
+                    [load(65_536, DEFLATE), load(65_536, INFLATE)],
+                ),
                 pair(
                     "deflate of noise and of zeroes",
                     [
