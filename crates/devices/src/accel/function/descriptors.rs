@@ -19,26 +19,23 @@ impl<M: Medium> Front<M> {
         for _ in 0..BATCH.min(self.medium.room(self.pending.len())) {
             let queue = &mut self.queues[usize::from(number)];
             let Some(descriptor) = queue.peek(bus) else { break };
-            let begun = match waiting::look(bus, queue, &descriptor) {
+            let looked = ticks::now();
+            let over = match waiting::look(bus, queue, &descriptor) {
                 NextDescriptor::NotYet => break,
-                NextDescriptor::Over(outcome) => outcome.map(|()| Some(0)),
+                NextDescriptor::Over(Ok(())) => Some(0),
+                // It costs what one costs that is refused.
+                NextDescriptor::Over(Err(status)) => {
+                    self.refuse(bus, (number, &descriptor), status, looked)
+                }
                 NextDescriptor::Begin => {
                     queue.take();
-                    Ok(self.begin(bus, number, &descriptor))
+                    self.begin(bus, number, &descriptor)
                 }
             };
             some = true;
-            match begun {
-                Ok(None) => {}
-                Ok(Some(value)) => {
-                    let operation = descriptor.stages[0];
-                    count(&self.operations, operation, 0, true, [0; 2]);
-                    self.complete(bus, number, descriptor.id, Status::Success, 0, value);
-                }
-                Err(status) => {
-                    count(&self.operations, descriptor.stages[0], 0, false, [0; 2]);
-                    self.complete(bus, number, descriptor.id, status, 0, 0);
-                }
+            if let Some(value) = over {
+                count(&self.operations, descriptor.stages[0], 0, true, [0; 2]);
+                self.complete(bus, number, descriptor.id, Status::Success, 0, value);
             }
             // Patterns may take long to compile, and who takes the function back waits for that.
             if descriptor.stages[0] == Operation::CreateContext as u8 {
@@ -60,6 +57,19 @@ impl<M: Medium> Front<M> {
             self.medium.refuse(RefusedDescriptor { number, begun }, status)
         });
         self.note(bus, number, (queue, from), begun)
+    }
+
+    /// Ends with `status` what was looked at since `begun`, in the turn of its tenant.
+    fn refuse(
+        &mut self,
+        bus: &Bus<'_>,
+        from: (u16, &Descriptor),
+        status: Status,
+        begun: u64,
+    ) -> Option<u32> {
+        let number = self.medium.number();
+        let refused = self.medium.refuse(RefusedDescriptor { number, begun }, status);
+        self.note(bus, number, from, refused)
     }
 
     /// Keeps what is under way of a descriptor, or completes it; the completion's value where nothing was under way.

@@ -179,12 +179,25 @@ impl Tenant {
 fn a_descriptor_that_is_refused_costs_its_tenant_as_much_as_a_short_operation() {
     let pool = EnginePool::new(PoolOptions::default());
     let mut tenant = Tenant::new(&pool, 1);
-    for _ in 0..10 {
+    for _ in 0..8 {
         tenant.send_malformed();
         assert_eq!(tenant.wait().status >> 1, Status::InvalidOperation as u16);
     }
     let usage = pool.usage(TenantId(1)).unwrap();
-    assert!(usage.operations == 10 && usage.engine_ns >= 10 * 100, "{usage:?}");
+    assert!(usage.operations == 8 && usage.engine_ns >= 8 * 100, "{usage:?}");
+    // So does one that waits in vain, and what is behind it.
+    let at = tenant.sent as usize * DESCRIPTOR_SIZE;
+    let wait = Descriptor { stages: [Operation::Wait as u8, 0, 0, 0], ..Descriptor::default() };
+    tenant
+        .memory
+        .whole()
+        .write_obj(at, &Descriptor { input: 1 << 50, input_length: 4, associated: 1000, ..wait });
+    tenant.sent += 1;
+    tenant.send(Operation::Copy, 4096);
+    for _ in 0..2 {
+        assert_eq!(tenant.wait().status >> 1, Status::Transfer as u16);
+    }
+    assert_eq!(pool.usage(TenantId(1)).unwrap().operations, 10);
     // One that lets one operation through each second lets one of these through.
     pool.set_level(TenantId(1), Some(&"copy 0 op/s max 1 op/s".parse().unwrap())).unwrap();
     let mut other = Tenant::new(&pool, 2);
