@@ -454,7 +454,14 @@ fn plugs_in(mut stream: UnixStream, told: &Mutex<Vec<String>>) {
 /// By command and by the API: who borrows a function for a running VM has it there when that is answered, or not at all.
 #[test]
 fn a_function_is_plugged_into_a_running_vm_by_its_node() {
-    let lab = Lab::up();
+    let compositions = [("well", "alpha/nvme0"), ("ill", "alpha/nvme1")].map(|(name, first)| {
+        format!(
+            "[[composition]]\nname = \"{name}\"\nhost = \"beta\"\nfunctions = [\"{first}\", \"gamma/nvme0\"]\n"
+        )
+    });
+    let third =
+        "[hosts.gamma.devices.nvme0]\nkind = \"nvme\"\nsize = \"16 MiB\"\nbacking = \"memory\"\n";
+    let lab = Lab::of(&format!("{THREE_HOSTS}{third}{}", compositions.concat()), PROGRAM);
     let run = lab.run(&["--detach"]);
     lab.await_start("vm1", || false);
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -483,6 +490,17 @@ fn a_function_is_plugged_into_a_running_vm_by_its_node() {
     let listed = lab.rack.json(&["leases"]);
     assert_eq!(listed[0]["vm"], "vm1", "{listed}");
     lab.rack.good(&["return", "alpha/nvme0"]);
+
+    // Several of them: all, or none.
+    let refused = lab.rack.bad(1, &["composition", "borrow", "ill", "--vm", "vm1"]);
+    assert!(refused.contains("this function is broken"), "{refused}");
+    ["alpha/nvme1", "gamma/nvme0"].map(|it| lab.rack.wait_device(it, DeviceState::Offered));
+    let before = asked("device_add");
+    let borrowed = lab.rack.json(&["composition", "borrow", "well", "--vm", "vm1"]);
+    assert_eq!((asked("device_add"), borrowed["state"].as_str()), (before + 2, Some("borrowed")));
+    let leases = borrowed["leases"].as_array().unwrap();
+    assert!(leases.len() == 2 && leases.iter().all(|it| it["vm"] == "vm1"), "{borrowed}");
+    lab.rack.good(&["composition", "return", "well"]);
     lab.rack.good(&["vm", "stop", "--kill", "vm1"]);
 }
 

@@ -41,6 +41,10 @@ pub struct CompositionRequest {
     pub wait_ms: Option<u64>,
     /// Of those who wait, the greatest comes first.
     pub priority: u8,
+    /// The running VM of its host that its functions are plugged into: answered when all are, and refused where one cannot
+    /// be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
 }
 
 /// A composition as it is now.

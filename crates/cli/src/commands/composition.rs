@@ -20,6 +20,7 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus composition save db --for beta alpha/nvme0 gamma/nvme0 gamma/ram0
   rackbus composition borrow db                    all three, or none
   rackbus composition borrow db --wait=10min       as soon as others have returned what they have of it
+  rackbus composition borrow db --vm web           plugged into beta's running VM web, all three or none
   rackbus vm run --host beta --composition db      for a VM; it is returned when the VM ends
   rackbus composition return db
   rackbus composition list --json | jq '.[].state'")]
@@ -77,6 +78,9 @@ struct BorrowArgs {
     /// Of those who wait, the greatest priority comes first, from 0 to 255
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     priority: u8,
+    /// The running VM of its host that its functions are plugged into
+    #[arg(long, value_name = "NAME")]
+    vm: Option<String>,
 }
 
 impl Args {
@@ -107,7 +111,8 @@ impl Args {
             }
             Command::Borrow(args) => {
                 let wait_ms = args.wait.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX));
-                let request = CompositionRequest { wait_ms, priority: args.priority };
+                let request =
+                    CompositionRequest { wait_ms, priority: args.priority, vm: args.vm.clone() };
                 let borrowed = client.borrow_composition(&args.name, &request).await?;
                 output.result(&borrowed, |o| {
                     for lease in &borrowed.leases {

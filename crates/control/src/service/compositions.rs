@@ -169,14 +169,17 @@ impl Service {
         request: &CompositionRequest,
         key: Option<String>,
     ) -> Result<Composition, ApiError> {
-        let CompositionRequest { wait_ms, priority } = *request;
-        let wait = BorrowRequest { wait_ms, ..BorrowRequest::new("", "") }.wait()?;
+        let CompositionRequest { wait_ms, priority, vm } = request.clone();
+        let checked = BorrowRequest { wait_ms, vm, ..BorrowRequest::new("", "") };
+        let (wait, Terms { vm, .. }) = (checked.wait()?, checked.terms()?);
         let composition = self.find_composition(name)?;
         let now = self.composition(name)?;
         if now.state == CompositionState::Borrowed {
             // Who asked first may have gone, and this be the same request again: what is answered stays so.
             let its = |lease: &&Lease| {
-                lease.stage == LeaseStage::Active && now.functions.contains(&lease.function)
+                lease.stage == LeaseStage::Active
+                    && now.functions.contains(&lease.function)
+                    && lease.vm == vm
             };
             let leases = now.leases.iter().filter(its).map(|lease| lease.lease).collect();
             if self.writing.ask(|answer| WriterRequest::Told { leases, answer }).await? {
@@ -184,7 +187,7 @@ impl Service {
             }
         }
         let Saved { borrower, functions, placement, .. } = composition;
-        let terms = Terms { placement, group: Some(name.to_owned()), ..Terms::default() };
+        let terms = Terms { placement, group: Some(name.to_owned()), vm, level: None };
         let asked = FunctionsRequest { functions, borrower: &borrower, terms, key };
         let what = format!("the composition {name}");
         match self.grant(asked, wait, priority).await? {
