@@ -1,12 +1,42 @@
-//! `rackbus accel experiment`: what programs get of it, and what people look at.
+//! `rackbus accel experiment` and `rackbus accel profile`: what programs get of them, and what people look at.
 
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-fn experiment(arguments: &[&str]) -> Output {
+fn accel(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rackbus"));
-    command.args(["accel", "experiment"]).args(arguments).output().unwrap()
+    command.arg("accel").args(arguments).output().unwrap()
+}
+
+fn experiment(arguments: &[&str]) -> Output {
+    accel(&[&["experiment"], arguments].concat())
+}
+
+#[test]
+fn a_profile_is_measured_and_drawn_by_size_and_by_ratio() {
+    let folder = tempfile::tempdir().unwrap();
+    let [by_size, by_ratio] =
+        ["size.svg", "ratio.svg"].map(|name| folder.path().join(name).display().to_string());
+    let options = ["--json", "--picture", &by_size, "--ratio-picture", &by_ratio];
+    let output = accel(&[&["profile", "lz4", "unlz4"], &options[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let measured: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ratios = |operation: &str| -> Vec<u64> {
+        let all = measured.as_array().unwrap().iter();
+        let mixed = all.filter(|it| it["content"] == "mixed" && it["operation"] == operation);
+        mixed.map(|it| it["ratio"].as_u64().unwrap()).collect()
+    };
+    // What compresses worse leaves more, and what it is made of again gives less for each byte.
+    let (packed, unpacked) = (ratios("lz4"), ratios("unlz4"));
+    assert!(packed.len() == 9 && packed.is_sorted(), "{packed:?}");
+    assert!(unpacked.len() == 9 && unpacked.is_sorted_by(|a, b| a >= b), "{unpacked:?}");
+    for file in [by_size, by_ratio] {
+        let picture = std::fs::read_to_string(file).unwrap();
+        assert!(picture.contains("unlz4") && picture.contains("throughput"), "{picture}");
+    }
+    let output = accel(&["profile", "sha256", "--ratio-picture", "/tmp/unused.svg"]);
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]

@@ -22,9 +22,14 @@ pub enum Content {
     Text,
     /// Random bytes, which do not compress.
     Noise,
+    /// Of each [`PARTS`] stretches of 64 bytes so many are random, and the others zero.
+    Mixed(u8),
 }
 
-/// All kinds of content, each of which is measured.
+/// Into how many parts [`Content::Mixed`] is divided.
+pub const PARTS: u8 = 16;
+
+/// The kinds of content that a device measures when it starts.
 pub const CONTENTS: [Content; 3] = [Content::Zeroes, Content::Text, Content::Noise];
 
 /// Sizes that a device measures when it starts, in bytes.
@@ -197,6 +202,11 @@ fn plain(size: usize, content: Content) -> Vec<u8> {
         match content {
             Content::Zeroes => data.push(0),
             Content::Noise => data.extend_from_slice(&next().to_le_bytes()),
+            Content::Mixed(random) => {
+                let nth = (data.len() / 64 % usize::from(PARTS)) as u8;
+                let word = if nth < random { next() } else { 0 };
+                data.extend_from_slice(&word.to_le_bytes());
+            }
             Content::Text => data.extend_from_slice(WORDS[(next() % 8) as usize].as_bytes()),
         }
     }

@@ -1,9 +1,9 @@
 //! `rackbus accel profile`: what operations cost on this machine, by size and content.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rackbus_devices::accel::profile::{CONTENTS, Content, measure, rentable};
+use rackbus_devices::accel::profile::{CONTENTS, Content, PARTS, measure, rentable};
 use rackbus_model::picture::chart::{Chart, Series};
 use rackbus_model::picture::{Axis, Scale, Unit};
 use rackbus_qos::Point;
@@ -19,6 +19,7 @@ use crate::output::{Failure, Output};
   rackbus accel profile
   rackbus accel profile aes256gcm deflate
   rackbus accel profile --picture profile.svg
+  rackbus accel profile zstd unzstd --ratio-picture ratio.svg    by how far messages shrink or grow
   rackbus accel profile --json | jq '.[] | select(.operation == \"zstd\")'")]
 pub struct Args {
     /// The operations; without any, all.
@@ -27,9 +28,15 @@ pub struct Args {
     /// Draw throughput against message size into this file (SVG).
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
+    /// Measure messages that compress better and worse, too, and draw throughput against the ratio of output to input
+    /// into this file (SVG); for operations that compress, or undo that.
+    #[arg(long, value_name = "FILE")]
+    ratio_picture: Option<PathBuf>,
 }
 
 const SIZES: [usize; 8] = [64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576];
+/// Bytes of a message of mixed content, before it is compressed.
+const MIXED: usize = 65_536;
 /// For how long each point is measured.
 const LENGTH: Duration = Duration::from_millis(3);
 
@@ -47,25 +54,32 @@ struct Measured {
 impl Args {
     pub fn run(&self, output: &Output) -> Result<(), Failure> {
         let operations = self.operations()?;
+        let varies = |operation: &Operation| contents(*operation).len() > 1;
+        if self.ratio_picture.is_some() && !operations.iter().any(varies) {
+            let error = "none of these operations has a ratio of output to input that varies";
+            return Err(Failure::usage(error, "name some that compress: deflate, zstd, lz4"));
+        }
         output.progress("measuring on one processor");
         let mut measured = Vec::new();
         for operation in &operations {
             for content in contents(*operation) {
                 for size in SIZES {
-                    let point = measure(*operation, size, *content, LENGTH).map_err(|status| {
-                        let error = format!("{} failed: {status}", operation.name());
-                        Failure::new(error, "report this")
-                    })?;
-                    let bytes_per_second = point.message as f64 * 1e9 / point.cost_ns;
-                    let (operation, content) = (operation.name(), name(*content));
-                    measured.push(Measured { operation, content, point, bytes_per_second });
+                    measured.push(measure_one(*operation, size, *content)?);
                 }
             }
         }
+        if let Some(file) = &self.ratio_picture {
+            let mut mixed = Vec::new();
+            for operation in operations.iter().filter(|it| varies(it)) {
+                for random in (0..=PARTS).step_by(2) {
+                    mixed.push(measure_one(*operation, MIXED, Content::Mixed(random))?);
+                }
+            }
+            draw(file, &ratio_picture(&mixed))?;
+            measured.append(&mut mixed);
+        }
         if let Some(file) = &self.picture {
-            std::fs::write(file, picture(&measured).svg()).map_err(|cause| {
-                Failure::usage(format!("{}: {cause}", file.display()), "name another file")
-            })?;
+            draw(file, &picture(&measured))?;
         }
         output.result(&measured, |o| {
             let head = ["operation", "content", "bytes", "output/input", "ns", "MB/s"];
@@ -99,6 +113,21 @@ impl Args {
     }
 }
 
+/// What one operation costs with messages of one size and content.
+fn measure_one(operation: Operation, size: usize, content: Content) -> Result<Measured, Failure> {
+    let point = measure(operation, size, content, LENGTH).map_err(|status| {
+        Failure::new(format!("{} failed: {status}", operation.name()), "report this")
+    })?;
+    let bytes_per_second = point.message as f64 * 1e9 / point.cost_ns;
+    Ok(Measured { operation: operation.name(), content: name(content), point, bytes_per_second })
+}
+
+fn draw(file: &Path, chart: &Chart) -> Result<(), Failure> {
+    std::fs::write(file, chart.svg()).map_err(|cause| {
+        Failure::usage(format!("{}: {cause}", file.display()), "name another file")
+    })
+}
+
 /// Contents that make a difference to an operation.
 fn contents(operation: Operation) -> &'static [Content] {
     match operation {
@@ -117,6 +146,7 @@ fn name(content: Content) -> &'static str {
         Content::Zeroes => "zeroes",
         Content::Text => "text",
         Content::Noise => "noise",
+        Content::Mixed(_) => "mixed",
     }
 }
 
@@ -136,6 +166,29 @@ fn picture(measured: &[Measured]) -> Chart {
         title: "What an engine does each second depends on the message".into(),
         subtitle: "input bytes each second on one processor, measured".into(),
         x: Axis::new("message", Unit::Bytes, Scale::Log2),
+        y: Axis::new("throughput", Unit::BytesPerSecond, Scale::Log2),
+        series,
+    }
+}
+
+/// A line for each operation: throughput by how much comes out of a byte.
+fn ratio_picture(mixed: &[Measured]) -> Chart {
+    let mut series: Vec<Series> = Vec::new();
+    for m in mixed {
+        if series.last().is_none_or(|last| last.name != m.operation) {
+            series.push(Series::line(m.operation.to_owned(), Vec::new()));
+        }
+        if let Some(last) = series.last_mut() {
+            last.line.push((f64::from(m.point.ratio.max(1)) / 1000.0, m.bytes_per_second));
+        }
+    }
+    for one in &mut series {
+        one.line.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    Chart {
+        title: "What an engine does each second depends on what comes out".into(),
+        subtitle: "input bytes each second on one processor, messages of 64 KiB before compression, measured".into(),
+        x: Axis::new("output for a byte of input", Unit::Plain("B".into()), Scale::Log2),
         y: Axis::new("throughput", Unit::BytesPerSecond, Scale::Log2),
         series,
     }
