@@ -494,7 +494,9 @@ fn a_function_is_plugged_into_a_running_vm_by_its_node() {
     // Several of them: all, or none.
     let refused = lab.rack.bad(1, &["composition", "borrow", "ill", "--vm", "vm1"]);
     assert!(refused.contains("this function is broken"), "{refused}");
-    ["alpha/nvme1", "gamma/nvme0"].map(|it| lab.rack.wait_device(it, DeviceState::Offered));
+    for function in ["alpha/nvme1", "gamma/nvme0"] {
+        lab.rack.wait_device(function, DeviceState::Offered);
+    }
     let before = asked("device_add");
     let borrowed = lab.rack.json(&["composition", "borrow", "well", "--vm", "vm1"]);
     assert_eq!((asked("device_add"), borrowed["state"].as_str()), (before + 2, Some("borrowed")));
