@@ -25,7 +25,8 @@ impl<M: Medium> Front<M> {
                 NextDescriptor::Over(Ok(())) => Some(0),
                 // It costs what one costs that is refused.
                 NextDescriptor::Over(Err(status)) => {
-                    self.refuse(bus, (number, &descriptor), status, looked)
+                    let refused = RefusedDescriptor { number: self.medium.number(), begun: looked };
+                    self.refuse(bus, (number, &descriptor), refused, status)
                 }
                 NextDescriptor::Begin => {
                     queue.take();
@@ -53,22 +54,27 @@ impl<M: Medium> Front<M> {
             let order = OperationOrder { number, queue, descriptor: from, plan: &plan };
             self.medium.begin(bus.dma, &order)
         });
-        let begun = outcome.unwrap_or_else(|status| {
-            self.medium.refuse(RefusedDescriptor { number, begun }, status)
-        });
-        self.note(bus, number, (queue, from), begun)
+        match outcome {
+            Ok(begun) => self.note(bus, number, (queue, from), begun),
+            Err(status) => {
+                // What making a context took is charged already, also where it failed.
+                let is_context = from.stages[0] == Operation::CreateContext as u8;
+                let begun = if is_context { ticks::now() } else { begun };
+                self.refuse(bus, (queue, from), RefusedDescriptor { number, begun }, status)
+            }
+        }
     }
 
-    /// Ends with `status` what was looked at since `begun`, in the turn of its tenant.
+    /// Ends with `status` what is refused, in the turn of its tenant.
     fn refuse(
         &mut self,
         bus: &Bus<'_>,
         from: (u16, &Descriptor),
+        refused: RefusedDescriptor,
         status: Status,
-        begun: u64,
     ) -> Option<u32> {
-        let number = self.medium.number();
-        let refused = self.medium.refuse(RefusedDescriptor { number, begun }, status);
+        let number = refused.number;
+        let refused = self.medium.refuse(refused, status);
         self.note(bus, number, from, refused)
     }
 
