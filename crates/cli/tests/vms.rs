@@ -502,6 +502,11 @@ fn a_function_is_plugged_into_a_running_vm_by_its_node() {
     assert_eq!((asked("device_add"), borrowed["state"].as_str()), (before + 2, Some("borrowed")));
     let leases = borrowed["leases"].as_array().unwrap();
     assert!(leases.len() == 2 && leases.iter().all(|it| it["vm"] == "vm1"), "{borrowed}");
+    // It is there already; without the VM, or for another, it is not the same.
+    lab.rack.good(&["composition", "borrow", "well", "--vm", "vm1"]);
+    lab.rack.bad(1, &["composition", "borrow", "well"]);
+    lab.rack.bad(1, &["composition", "borrow", "well", "--vm", "other"]);
+    assert_eq!(asked("device_add"), before + 2);
     lab.rack.good(&["composition", "return", "well"]);
     lab.rack.good(&["vm", "stop", "--kill", "vm1"]);
 }

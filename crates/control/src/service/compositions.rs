@@ -181,8 +181,11 @@ impl Service {
                     && now.functions.contains(&lease.function)
                     && lease.vm == vm
             };
-            let leases = now.leases.iter().filter(its).map(|lease| lease.lease).collect();
-            if self.writing.ask(|answer| WriterRequest::Told { leases, answer }).await? {
+            let leases: Vec<LeaseId> = now.leases.iter().filter(its).map(|it| it.lease).collect();
+            // One that is for another VM is not the same request: it is refused as whatever somebody has.
+            if leases.len() == now.functions.len()
+                && self.writing.ask(|answer| WriterRequest::Told { leases, answer }).await?
+            {
                 return self.composition(name);
             }
         }

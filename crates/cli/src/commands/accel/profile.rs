@@ -68,6 +68,9 @@ impl Args {
                 }
             }
         }
+        if let Some(file) = &self.picture {
+            draw(file, &picture(&measured))?;
+        }
         if let Some(file) = &self.ratio_picture {
             let mut mixed = Vec::new();
             for operation in operations.iter().filter(|it| varies(it)) {
@@ -77,9 +80,6 @@ impl Args {
             }
             draw(file, &ratio_picture(&mixed))?;
             measured.append(&mut mixed);
-        }
-        if let Some(file) = &self.picture {
-            draw(file, &picture(&measured))?;
         }
         output.result(&measured, |o| {
             let head = ["operation", "content", "bytes", "output/input", "ns", "MB/s"];

@@ -57,9 +57,6 @@ impl<M: Medium> Front<M> {
         match outcome {
             Ok(begun) => self.note(bus, number, (queue, from), begun),
             Err(status) => {
-                // What making a context took is charged already, also where it failed.
-                let is_context = from.stages[0] == Operation::CreateContext as u8;
-                let begun = if is_context { ticks::now() } else { begun };
                 self.refuse(bus, (queue, from), RefusedDescriptor { number, begun }, status)
             }
         }

@@ -45,6 +45,8 @@ pub struct Local {
     contexts: Contexts,
     /// Operations with keys were passed to the engines, and their threads have not wiped what that left.
     left_keys: bool,
+    /// When the making of a context ended, which failed and is charged; until that is refused.
+    charged_until: Option<u64>,
     /// What has begun and was not submitted, each with the input bytes of it that are done.
     begun: Vec<(Arc<EngineJob>, usize)>,
     /// Names that were given to operations so far. What an engine has ended may come when its operation was given
@@ -109,6 +111,7 @@ impl Local {
             own: OwnEngine::default(),
             contexts: Contexts::default(),
             left_keys: false,
+            charged_until: None,
             begun: Vec::new(),
             numbers: 0,
             recorded: Usage::default(),
@@ -205,6 +208,7 @@ impl Local {
         let before = thread_ns();
         let created = self.contexts.create(of, data);
         self.pool.charge(self.tenant, thread_ns().saturating_sub(before));
+        self.charged_until = created.is_err().then(ticks::now);
         created
     }
 
@@ -302,6 +306,7 @@ impl Medium for Local {
 
     fn refuse(&mut self, refused: RefusedDescriptor, status: Status) -> Begun<LocalWork> {
         let RefusedDescriptor { number, begun } = refused;
+        let begun = self.charged_until.take().unwrap_or(begun);
         let memory = <(Gather, Gather)>::default();
         if self.begun.is_empty() {
             let (kind, profile_ns) = (REFUSED, 0.0);
