@@ -21,7 +21,7 @@ impl Until {
     /// `within` milliseconds for a guest from now, or [`UNPLUG`] where nobody said, and `grace` for a program.
     fn from_now(within: Option<Millis>, grace: Millis) -> Until {
         let now = Instant::now();
-        // A time that no clock has is as good as the longest that somebody may ask for, a day.
+        // A day is longer than anybody may ask for; the sum of a greater time may overflow.
         let after = |time: Duration| now + time.min(Duration::from_secs(24 * 60 * 60));
         Until {
             guest: after(within.map_or(UNPLUG, Duration::from_millis)),
