@@ -237,6 +237,29 @@ fn operations_of_an_accelerator_go_on() {
     give_back(&rack, &beta, lease.lease, "alpha/accel0.vf1");
 }
 
+/// Requests of a machine wait for the process that goes on in the place of the one that listened.
+#[test]
+fn commands_of_a_machine_are_answered_while_its_node_is_restarted() {
+    let rack = Machines::start(RACK);
+    let [_alpha, mut beta] = joined(&rack);
+    for _ in 0..5 {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let mut ask = beta.command(&["leases", "--json"]);
+            let done = &done;
+            let asking = scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    let output = ask.output().unwrap();
+                    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+                }
+            });
+            restart(&mut beta, "beta");
+            done.store(true, Ordering::Relaxed);
+            asking.join().unwrap();
+        });
+    }
+}
+
 /// A program at `path` that answers as this script says.
 fn program(path: &Path, script: &str) -> String {
     use std::os::unix::fs::PermissionsExt;

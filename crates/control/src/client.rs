@@ -154,7 +154,7 @@ impl ControlClient {
     /// # Errors
     /// [`ControlClientError`].
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ControlClientError> {
-        self.call(Method::GET, path, &()).await
+        self.repeat(Method::GET, path, &(), None).await
     }
 
     /// What changes in the rack, from now on.

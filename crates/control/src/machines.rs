@@ -8,6 +8,7 @@ mod admission;
 pub(crate) mod counted;
 mod listener;
 
+use std::os::unix::net::UnixListener;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::Duration;
@@ -219,12 +220,13 @@ pub async fn serve(
     Ok(())
 }
 
-/// Passes what processes of this machine ask at `socket` on to the control plane that leads, until the process ends.
+/// Passes what processes of this machine ask at `listener`, which [`listen`](crate::node::listen) made, on to the control
+/// plane that leads, until the process ends.
 ///
 /// # Errors
-/// When the socket cannot be made, or fails.
-pub async fn forward(socket: &FilePath, leaders: Arc<Leaders>) -> std::io::Result<()> {
-    serve_on(leaders.routes(), tokio::net::UnixListener::from_std(listen_at(socket)?)?).await
+/// When the socket fails.
+pub async fn forward(listener: UnixListener, leaders: Arc<Leaders>) -> std::io::Result<()> {
+    serve_on(leaders.routes(), tokio::net::UnixListener::from_std(listener)?).await
 }
 
 /// Shows and demands what the credentials have at that moment.

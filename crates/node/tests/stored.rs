@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -31,7 +32,9 @@ use tokio::sync::Notify;
 
 /// Version 1 knew no devices that are offered, and nobody that takes turns; nor did version 2 at first. Their files are
 /// those of version 3 without that.
-const NEWEST: u32 = 3;
+const NEWEST: u32 = 4;
+/// The first version with the socket that requests of the host are answered at.
+const REQUESTS: u32 = 4;
 
 const RACK: &str = "name = \"test\"\n\
     [hosts.alpha.devices.ram0]\nkind = \"memory\"\nsize = \"4 MiB\"\n\
@@ -117,6 +120,8 @@ struct Stored {
     options: Box<dyn Fn() -> NodeOptions + Send + Sync>,
     runtime: Handle,
     replaced: Arc<Notify>,
+    /// What it listens on beside the node.
+    requests: UnixListener,
     /// Until the test ends: whoever was replaced does nothing any more.
     ends: Mutex<mpsc::Receiver<()>>,
 }
@@ -147,13 +152,23 @@ impl HandoverProgram for Stored {
         "what the program passes on".to_owned()
     }
 
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.requests.as_fd())
+    }
+
     fn check(&self, _: &Path, versions: &StateVersions) -> Result<(), String> {
         versions.check()
     }
 
     fn replace(&self, _: &Path, parcel: OwnedFd) -> std::io::Error {
-        let inherited = self.inherited(parcel);
+        let mut inherited = self.inherited(parcel);
         assert_eq!(inherited.carried(), self.carried());
+        let requests = inherited.take_requests().unwrap().map(UnixListener::from);
+        assert_eq!(requests.is_some(), self.version >= REQUESTS);
+        let address = |it: UnixListener| it.local_addr().unwrap().as_pathname().unwrap().to_owned();
+        if let Some(requests) = requests {
+            assert_eq!(address(requests), address(self.requests.try_clone().unwrap()));
+        }
         self.runtime.spawn(rackbus_node::resume((self.options)(), inherited));
         self.replaced.notify_one();
         let _ = self.ends.lock().unwrap().recv();
@@ -172,6 +187,7 @@ struct Nodes {
 impl Nodes {
     async fn start(version: u32) -> Nodes {
         let (replaced, ends) = (Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
+        let sockets = tempfile::tempdir().unwrap();
         let program = |Start { host, options }| {
             let name = match host {
                 "alpha" => "lender",
@@ -183,7 +199,9 @@ impl Nodes {
             let notified = Arc::<Notify>::default();
             replaced.lock().unwrap().insert(host, notified.clone());
             let (runtime, ends) = (Handle::current(), Mutex::new(waits));
-            let program = Stored { name, version, options, runtime, replaced: notified, ends };
+            let requests = UnixListener::bind(sockets.path().join(host)).unwrap();
+            let replaced = notified;
+            let program = Stored { name, version, options, runtime, replaced, requests, ends };
             Some(Arc::new(program) as Arc<dyn HandoverProgram>)
         };
         let rack = Rack::start_programs(RACK, |link| Arc::new(link), |_| (), program).await;

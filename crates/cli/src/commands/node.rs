@@ -68,9 +68,9 @@ impl Args {
         process::detach();
         log::start(self.log.as_deref());
         process::make_room();
-        let inherited = self.resume.then(succession::inherited).transpose()?;
+        let mut inherited = self.resume.then(succession::inherited).transpose()?;
         let carried = inherited.as_ref().map(|it| RackSource::carried(it.carried())).transpose()?;
-        let joined = match &carried {
+        let mut joined = match &carried {
             Some(from) => self.joining.again(&self.host, common, from)?,
             None => self.joining.join(&self.host, common).await?,
         };
@@ -88,6 +88,9 @@ impl Args {
             Some(_) => Vec::new(),
             None => self.hold_parts(&run_dir, &state_dir)?,
         };
+        if let Some(joined) = &mut joined {
+            joined.listen(inherited.as_mut())?;
+        }
         let Built { options, ntbs, taker, own_devices } =
             self.build(&from, run_dir, state_dir, joined.as_ref(), held)?;
         if let Some(own) = own_devices {
@@ -177,7 +180,9 @@ impl Args {
         let own: Vec<PciAddress> = ntbs.addresses().values().copied().collect();
         vfio::give_back(&taker, &vfio::functions_of(&self.host, &devices), &own);
         let (host, args, source) = (self.host.clone(), self.again(&run_dir, joined), from.clone());
-        let program = NodeProgram { host, args, from: source, devices: self.devices.clone(), held };
+        let requests = joined.map(joined::JoinedHost::requests).transpose()?.flatten();
+        let own = self.devices.clone();
+        let program = NodeProgram { host, args, from: source, devices: own, held, requests };
         let options = NodeOptions {
             offered: Some(self.offered(from, &folders, &ntbs)),
             rack: rack.name.clone(),

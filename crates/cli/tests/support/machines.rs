@@ -79,8 +79,8 @@ impl Machine {
     /// Runs `rackbus --json` on this machine, which must succeed; what it printed.
     pub fn json(&self, args: &[&str]) -> Value {
         let output = self.run(&[args, &["--json"]].concat());
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "rackbus {args:?}: {errors}{}", self.log());
+        let said = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
+        assert!(output.status.success(), "rackbus {args:?}: {said}{}", self.log());
         serde_json::from_slice(&output.stdout).unwrap()
     }
 

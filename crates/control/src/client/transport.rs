@@ -59,10 +59,21 @@ impl ControlClient {
         body: &impl Serialize,
         key: &str,
     ) -> Result<T, ControlClientError> {
+        self.repeat(method, path, body, Some(key)).await
+    }
+
+    /// Asks again while the answer is lost: what only reads, or carries a key.
+    pub(super) async fn repeat<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        key: Option<&str>,
+    ) -> Result<T, ControlClientError> {
         let (mut sent, mut lost_since) = (false, None);
         loop {
             let asked = Instant::now();
-            let outcome = self.ask(method.clone(), path, body, Some(key)).await;
+            let outcome = self.ask(method.clone(), path, body, key).await;
             let lost = match &outcome {
                 Err(ControlClientError::Broken(_)) => true,
                 Err(ControlClientError::Refused(refused)) => refused.code == "ending",

@@ -16,7 +16,7 @@ pub(crate) mod state;
 
 pub use state::StateVersions;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -132,6 +132,12 @@ pub trait HandoverProgram: Send + Sync {
     /// What it passes on to the program that continues.
     fn carried(&self) -> String;
 
+    /// The socket at which it answers requests of its host, if it does. It is passed on, so that none is turned away
+    /// meanwhile.
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Whether `program` can continue as this node, with what was written in these versions.
     ///
     /// # Errors
@@ -166,6 +172,16 @@ impl InheritedNode {
     /// What the [program](HandoverProgram::carried) before passed on.
     pub fn carried(&self) -> &str {
         &self.state.carried
+    }
+
+    /// The socket at which the program before answered [requests](HandoverProgram::requests) of its host; what came
+    /// meanwhile waits in it. `None` where it had none.
+    ///
+    /// # Errors
+    /// When it was named and not passed on.
+    pub fn take_requests(&mut self) -> std::io::Result<Option<OwnedFd>> {
+        let number = self.state.listeners.requests.take();
+        number.map(|number| self.descriptors.take(number)).transpose()
     }
 }
 
@@ -245,15 +261,19 @@ impl HandOver {
         self.check_use()?;
         let mut parcel = Parcel::default();
         let listeners = self.listeners.as_ref().ok_or(HandOverError::Link)?;
-        let mut put = |fd: &OwnedFd| parcel.put(std::os::fd::AsFd::as_fd(fd));
-        let listeners = Listeners {
-            link: put(&listeners.link)?,
-            segments: put(&listeners.segments)?,
-            questions: put(&listeners.questions)?,
+        let mut put = |fd: BorrowedFd<'_>| parcel.put(fd);
+        let mut listeners = Listeners {
+            link: put(listeners.link.as_fd())?,
+            segments: put(listeners.segments.as_fd())?,
+            questions: put(listeners.questions.as_fd())?,
+            requests: None,
         };
         // Taken back when this returns: until then no function does anything.
         let mut borrowed = self.borrower.save(&mut parcel)?;
         let mut saved = self.lender.save(&mut parcel)?;
+        // The last one, so that the numbers of the others are those of every version.
+        let requests = self.program.requests();
+        listeners.requests = requests.map(|it| parcel.put(it)).transpose()?;
         let state = NodeState {
             version: VERSION,
             carried: self.program.carried(),

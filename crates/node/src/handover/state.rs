@@ -24,8 +24,9 @@ use super::parcel::{Parcel, ParcelDescriptors};
 use crate::lent_out::LentRange;
 use crate::sessions::{LentSession, LentSessionState};
 
-/// The version of [`NodeState`]. Since version 3 it has sessions with other machines.
-pub const VERSION: u32 = 3;
+/// The version of [`NodeState`]. Since version 3 it has sessions with other machines, since version 4 the socket that
+/// requests of the host are answered at.
+pub const VERSION: u32 = 4;
 
 /// The versions of all that is written down: whoever goes on knows these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +118,14 @@ pub struct Listeners<T> {
     pub segments: T,
     /// For questions, and the request to restart.
     pub questions: T,
+    /// Where the program around the node answers requests of its host.
+    #[serde(default = "none", skip_serializing_if = "Option::is_none")]
+    pub requests: Option<T>,
+}
+
+/// `None` of whatever there is: `Option`'s own default would demand one of `T`.
+fn none<T>() -> Option<T> {
+    None
 }
 
 /// A function of this host.

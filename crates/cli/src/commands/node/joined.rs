@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -15,6 +17,7 @@ use rackbus_control::api::HostStatus;
 use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::machines::{JoinRequest, forward, tls_of};
+use rackbus_control::node::listen;
 use rackbus_control::{ControlClient, certificates};
 use rackbus_devices::class::parse_rack;
 use rackbus_identity::{
@@ -22,6 +25,7 @@ use rackbus_identity::{
     joining_config, now, write_private,
 };
 use rackbus_link::tcp::TcpLink;
+use rackbus_node::InheritedNode;
 
 use super::succession::RackSource;
 use crate::Common;
@@ -74,6 +78,8 @@ pub struct JoinedHost {
     revocations: Revocations,
     control: Arc<Leaders>,
     state_dir: PathBuf,
+    /// Where this machine's commands ask.
+    requests: Option<UnixListener>,
 }
 
 impl JoinArgs {
@@ -158,7 +164,17 @@ impl JoinArgs {
         locate_others(&link, &control);
         let mut again = vec!["--join".into(), self.join.join(",").into()];
         again.extend(["--listen".into(), listen.into(), "--advertise".into(), advertised.into()]);
-        Ok(JoinedHost { run_dir, link, again, credentials, revocations, control, state_dir })
+        let requests = None;
+        Ok(JoinedHost {
+            run_dir,
+            link,
+            again,
+            credentials,
+            revocations,
+            control,
+            state_dir,
+            requests,
+        })
     }
 
     /// The first certificate, for a token.
@@ -207,11 +223,36 @@ fn check_subject(credentials: &Credentials, host: &str, state_dir: &Path) -> Res
 }
 
 impl JoinedHost {
+    /// Listens to this machine's commands, at the socket that the process before did or a new one.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn listen(&mut self, inherited: Option<&mut InheritedNode>) -> Result<(), Failure> {
+        let socket = rackbus_node::control_socket(&self.run_dir);
+        let taken = inherited.map(InheritedNode::take_requests).transpose();
+        let listener = taken.and_then(|taken| match taken.flatten() {
+            Some(taken) => Ok(taken.into()),
+            None => listen(&socket),
+        });
+        self.requests = Some(listener.map_err(|cause| not_written(&socket, &cause))?);
+        Ok(())
+    }
+
+    /// That socket once more, for the process that goes on; `None` where nobody listens.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn requests(&self) -> Result<Option<OwnedFd>, Failure> {
+        let copy = self.requests.as_ref().map(|it| it.as_fd().try_clone_to_owned()).transpose();
+        copy.map_err(|cause| not_written(&rackbus_node::control_socket(&self.run_dir), &cause))
+    }
+
     /// Passes on what this machine's commands ask, and renews the certificate, until the process ends.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// When the socket fails.
     pub async fn serve(self) -> Result<(), Failure> {
+        let Some(listener) = self.requests else { return std::future::pending().await };
         let socket = rackbus_node::control_socket(&self.run_dir);
         tokio::spawn(follow(self.control.clone(), self.state_dir.clone()));
         let folder = self.state_dir.clone();
@@ -223,7 +264,7 @@ impl JoinedHost {
         tokio::spawn(following);
         let renewing = renew(self.credentials, self.control.clone(), self.state_dir);
         tokio::spawn(renewing);
-        let forwarded = forward(&socket, self.control).await;
+        let forwarded = forward(listener, self.control).await;
         forwarded.map_err(|cause| not_written(&socket, &cause))
     }
 }

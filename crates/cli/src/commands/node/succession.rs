@@ -5,7 +5,7 @@
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -120,6 +120,8 @@ pub struct NodeProgram {
     pub devices: Option<PathBuf>,
     /// The locks by which others know the process. They end when a file is closed once.
     pub held: Vec<File>,
+    /// Where it passes requests of its machine on to the control plane.
+    pub requests: Option<OwnedFd>,
 }
 
 impl NodeProgram {
@@ -141,6 +143,10 @@ impl NodeProgram {
 impl HandoverProgram for NodeProgram {
     fn carried(&self) -> String {
         serde_json::to_string(&self.from).unwrap_or_default()
+    }
+
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        self.requests.as_ref().map(AsFd::as_fd)
     }
 
     fn check(&self, program: &Path, versions: &StateVersions) -> Result<(), String> {
