@@ -1,4 +1,5 @@
-//! Requests over HTTP, each on a connection of its own; those that change something are repeated with the same key.
+//! Requests over HTTP, each on a connection of its own. One whose answer was lost is repeated: what changes something with
+//! the same key, and what only reads.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};

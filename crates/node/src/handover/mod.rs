@@ -180,7 +180,7 @@ impl InheritedNode {
     /// # Errors
     /// When it was named and not passed on.
     pub fn take_requests(&mut self) -> std::io::Result<Option<OwnedFd>> {
-        let number = self.state.listeners.requests.take();
+        let number = self.state.requests.take();
         number.map(|number| self.descriptors.take(number)).transpose()
     }
 }
@@ -262,18 +262,17 @@ impl HandOver {
         let mut parcel = Parcel::default();
         let listeners = self.listeners.as_ref().ok_or(HandOverError::Link)?;
         let mut put = |fd: BorrowedFd<'_>| parcel.put(fd);
-        let mut listeners = Listeners {
+        let listeners = Listeners {
             link: put(listeners.link.as_fd())?,
             segments: put(listeners.segments.as_fd())?,
             questions: put(listeners.questions.as_fd())?,
-            requests: None,
         };
         // Taken back when this returns: until then no function does anything.
         let mut borrowed = self.borrower.save(&mut parcel)?;
         let mut saved = self.lender.save(&mut parcel)?;
         // The last one, so that the numbers of the others are those of every version.
         let requests = self.program.requests();
-        listeners.requests = requests.map(|it| parcel.put(it)).transpose()?;
+        let requests = requests.map(|it| parcel.put(it)).transpose()?;
         let state = NodeState {
             version: VERSION,
             carried: self.program.carried(),
@@ -285,6 +284,7 @@ impl HandOver {
             lent: std::mem::take(&mut saved.states),
             borrowed: std::mem::take(&mut borrowed.states),
             listeners,
+            requests,
         };
         let parcel = parcel.send(&state.to_bytes()?)?;
         Ok(self.program.replace(program, parcel))

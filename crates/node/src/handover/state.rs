@@ -96,6 +96,9 @@ pub struct NodeState {
     pub borrowed: Vec<SavedBorrow>,
     /// The sockets that the node listens on.
     pub listeners: Listeners<u32>,
+    /// The socket at which the program around the node answers requests of its host, where it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u32>,
 }
 
 /// What the agent goes on with.
@@ -118,14 +121,6 @@ pub struct Listeners<T> {
     pub segments: T,
     /// For questions, and the request to restart.
     pub questions: T,
-    /// Where the program around the node answers requests of its host.
-    #[serde(default = "none", skip_serializing_if = "Option::is_none")]
-    pub requests: Option<T>,
-}
-
-/// `None` of whatever there is: `Option`'s own default would demand one of `T`.
-fn none<T>() -> Option<T> {
-    None
 }
 
 /// A function of this host.

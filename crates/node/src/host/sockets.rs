@@ -30,8 +30,7 @@ impl Sockets {
         host: &str,
         folder: &Path,
     ) -> Result<Sockets, NodeError> {
-        if let Some(Listeners { link: at, segments, questions, .. }) = state.map(|it| &it.listeners)
-        {
+        if let Some(Listeners { link: at, segments, questions }) = state.map(|it| &it.listeners) {
             let mut take = |number: &u32| descriptors.take(*number).map_err(NodeError::Inherited);
             return Ok(Sockets {
                 link: link.listen_on(host, take(at)?).map_err(NodeError::Link)?,
@@ -62,7 +61,6 @@ impl Sockets {
             link: copy(link)?,
             segments: copy(segments)?,
             questions: copy(questions)?,
-            requests: None,
         }))
     }
 }

@@ -250,10 +250,11 @@ impl JoinedHost {
     /// Passes on what this machine's commands ask, and renews the certificate, until the process ends.
     ///
     /// # Errors
-    /// When the socket fails.
+    /// When the socket cannot be made, or fails.
     pub async fn serve(self) -> Result<(), Failure> {
-        let Some(listener) = self.requests else { return std::future::pending().await };
         let socket = rackbus_node::control_socket(&self.run_dir);
+        let listener = self.requests.map_or_else(|| listen(&socket), Ok);
+        let listener = listener.map_err(|cause| not_written(&socket, &cause))?;
         tokio::spawn(follow(self.control.clone(), self.state_dir.clone()));
         let folder = self.state_dir.clone();
         let following = certificates::follow(
