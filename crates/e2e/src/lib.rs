@@ -8,6 +8,7 @@ pub mod metal;
 pub mod programs;
 pub mod rack;
 pub mod sisci;
+pub mod soak;
 
 pub use guest::Guest;
 pub use rack::RackProcesses;

@@ -4,6 +4,7 @@
 //! a machine is a network namespace on one bridge, with a mount namespace in which it sees none of the others'
 //! files, and an IPC namespace: what machines have of each other goes over the network. Cables can be pulled.
 
+mod cable;
 mod metal;
 
 use std::ffi::OsString;
@@ -55,6 +56,8 @@ exec \"$@\"";
   rackbus testbed up examples/machines/rack.toml
   rackbus testbed on beta -- rackbus borrow alpha/nvme0 --for beta
   rackbus testbed cut alpha       its cable is pulled
+  rackbus testbed cut alpha --to beta             what alpha sends to beta is lost
+  rackbus testbed slow alpha --rate '10 Mbit/s'   what comes faster is dropped
   rackbus testbed mend alpha
   rackbus testbed down
   rackbus testbed metal 3         virtual machines with NTBs between them, until Ctrl-C")]
@@ -90,20 +93,31 @@ enum Action {
     Cut {
         /// The host, or `control`.
         machine: String,
+        /// Only what it sends to this machine is lost; what that one sends arrives.
+        #[arg(long, value_name = "MACHINE")]
+        to: Option<String>,
     },
-    /// Plug it in again.
+    /// Have a machine's cable pass less, and drop what comes faster.
+    Slow {
+        /// The host, or `control`.
+        machine: String,
+        /// What it passes in each direction, as `10 Mbit/s`.
+        #[arg(long, value_name = "RATE", value_parser = cable::parse_rate)]
+        rate: u32,
+    },
+    /// Undo `cut` and `slow`.
     Mend {
         /// The host, or `control`.
         machine: String,
     },
-    /// End a host's node at once, as a crash would.
+    /// End a host's node, or the control plane, at once, as a crash would.
     Kill {
-        /// The host whose node is ended.
+        /// The host, or `control`.
         machine: String,
     },
-    /// Start the node of a host again.
+    /// Start what was killed again.
     Start {
-        /// The host whose node is started.
+        /// The host, or `control`.
         machine: String,
     },
 }
@@ -188,26 +202,6 @@ impl Testbed {
         self.namespace(BRIDGE_MACHINE)
     }
 
-    /// Makes the namespaces and what joins them.
-    fn join(&self) -> Result<(), Failure> {
-        let bridge = self.bridge();
-        let ip = |args: &str| run("ip", &args.split(' ').collect::<Vec<_>>());
-        ip(&format!("netns add {bridge}"))?;
-        ip(&format!("-n {bridge} link add br0 type bridge"))?;
-        ip(&format!("-n {bridge} link set br0 up"))?;
-        for (number, machine) in self.machines.iter().enumerate() {
-            let own = self.namespace(&machine.name);
-            ip(&format!("netns add {own}"))?;
-            ip(&format!("-n {bridge} link add p{number} type veth peer name eth0 netns {own}"))?;
-            ip(&format!("-n {bridge} link set p{number} master br0"))?;
-            ip(&format!("-n {bridge} link set p{number} up"))?;
-            ip(&format!("-n {own} addr add {}/16 dev eth0", machine.address))?;
-            ip(&format!("-n {own} link set lo up"))?;
-            ip(&format!("-n {own} link set eth0 up"))?;
-        }
-        Ok(())
-    }
-
     /// Takes the namespaces away, as far as there are any.
     fn part(&self) {
         let machines = self.machines.iter().map(|machine| self.namespace(&machine.name));
@@ -274,6 +268,26 @@ impl Testbed {
         self.start(dir, machine, &[&args[..], &["--token-file", &token]].concat())
     }
 
+    /// Starts the control plane, and waits until it answers.
+    async fn start_control(&self, dir: &Path) -> Result<(), Failure> {
+        let control = &self.machines[0];
+        let own = dir.join(CONTROL_MACHINE).join("rack.toml").display().to_string();
+        let listen = format!("{}:{CONTROL}", control.address);
+        self.start(dir, control, &["control", &own, "--listen", &listen])?;
+        let (client, begun) = (self.client(dir), Instant::now());
+        while client.status().await.is_err() {
+            if begun.elapsed() > PATIENCE {
+                let log = dir.join(CONTROL_MACHINE).join("log");
+                return Err(failed(format!(
+                    "the control plane does not start; see {}",
+                    log.display()
+                )));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
     /// A client of the control plane.
     fn client(&self, dir: &Path) -> ControlClient {
         let run_dir = dir.join(CONTROL_MACHINE).join("run");
@@ -334,14 +348,21 @@ impl Args {
                 Ok(())
             }
             Action::On { machine, command } => on(&dir, machine, command),
-            Action::Cut { machine } => cable(&dir, machine, "down", output),
-            Action::Mend { machine } => cable(&dir, machine, "up", output),
+            Action::Cut { machine, to: None } => cable::plug(&dir, machine, "down", output),
+            Action::Cut { machine, to: Some(to) } => cable::cut_towards(&dir, machine, to, output),
+            Action::Slow { machine, rate } => cable::slow(&dir, machine, *rate, output),
+            Action::Mend { machine } => cable::plug(&dir, machine, "up", output),
             Action::Kill { machine } => kill(&dir, machine, output),
             Action::Start { machine } => {
                 let testbed = Testbed::load(&dir)?;
                 let (_, machine) = testbed.machine(machine)?;
-                testbed.start_node(&dir, machine)?;
-                up_again(&testbed.client(&dir), &[&machine.name]).await?;
+                match machine.name.as_str() {
+                    CONTROL_MACHINE => testbed.start_control(&dir).await?,
+                    _ => {
+                        testbed.start_node(&dir, machine)?;
+                        up_again(&testbed.client(&dir), &[&machine.name]).await?;
+                    }
+                }
                 done(output, &machine.name, "started");
                 Ok(())
             }
@@ -356,7 +377,14 @@ impl Args {
             Action::Up { .. } | Action::Metal(_) => return Err(taken(dir)),
             Action::On { machine, command } => return metal::on(dir, machine, command, output),
             Action::Down => (TestbedRequest::End, "ended"),
-            Action::Cut { machine } => {
+            Action::Slow { .. } | Action::Cut { to: Some(_), .. } => {
+                let remedy = "cut it off as a whole, or use `rackbus testbed up`";
+                return Err(Failure::new(
+                    "virtual machines of a testbed have no such cable",
+                    remedy,
+                ));
+            }
+            Action::Cut { machine, to: None } => {
                 (TestbedRequest::Cable { machine: machine.clone(), plugged_in: false }, "cut off")
             }
             Action::Mend { machine } => (
@@ -425,30 +453,22 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
 }
 
 async fn begin(testbed: &mut Testbed, dir: &Path, output: &Output) -> Result<(), Failure> {
-    testbed.join()?;
+    cable::lay(testbed)?;
     for number in 0..testbed.machines.len() {
         let process = testbed.begin(dir, &testbed.machines[number])?;
         testbed.machines[number].process = process;
         testbed.note(dir)?;
     }
-    let [control, hosts @ ..] = &testbed.machines[..] else {
+    let [_, hosts @ ..] = &testbed.machines[..] else {
         return Err(failed("there are no machines"));
     };
     output.progress(&format!("{} machines, joined by a bridge", testbed.machines.len()));
     // The rack file is the control plane's own.
     let own = dir.join(CONTROL_MACHINE).join("rack.toml");
-    std::fs::copy(&testbed.file, &own).map_err(|cause| failed(cause.to_string()))?;
-    let (own, listen) = (own.display().to_string(), format!("{}:{CONTROL}", control.address));
-    testbed.start(dir, control, &["control", &own, "--listen", &listen])?;
-    let client = testbed.client(dir);
+    std::fs::copy(&testbed.file, own).map_err(|cause| failed(cause.to_string()))?;
     let begun = Instant::now();
-    while client.status().await.is_err() {
-        if begun.elapsed() > PATIENCE {
-            let log = dir.join(CONTROL_MACHINE).join("log");
-            return Err(failed(format!("the control plane does not start; see {}", log.display())));
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    testbed.start_control(dir).await?;
+    let client = testbed.client(dir);
     for host in hosts {
         let token = client.token(&host.name, PATIENCE).await?;
         let path = dir.join(&host.name).join("token");
@@ -490,22 +510,16 @@ fn on(dir: &Path, machine: &str, command: &[String]) -> Result<(), Failure> {
     Err(failed(format!("nsenter: {cause}")))
 }
 
-fn cable(dir: &Path, machine: &str, state: &str, output: &Output) -> Result<(), Failure> {
-    let testbed = Testbed::load(dir)?;
-    let (number, machine) = testbed.machine(machine)?;
-    run("ip", &["-n", &testbed.bridge(), "link", "set", &format!("p{number}"), state])?;
-    done(output, &machine.name, if state == "up" { "reached again" } else { "cut off" });
-    Ok(())
-}
-
 fn kill(dir: &Path, machine: &str, output: &Output) -> Result<(), Failure> {
     let testbed = Testbed::load(dir)?;
     let (_, machine) = testbed.machine(machine)?;
     let run_dir = dir.join(&machine.name).join("run");
-    let file = process::pid_file(&run_dir, Some(&machine.name));
+    let host = (machine.name != CONTROL_MACHINE).then_some(machine.name.as_str());
+    let file = process::pid_file(&run_dir, host);
     // Who holds the file, not what is in it: that process may be gone, and its number another's.
     let pid = rackbus_link::presence::holder(&file);
-    let pid = pid.ok_or_else(|| failed(format!("the node of {} does not run", machine.name)))?;
+    let what = host.map_or("the control plane".to_owned(), |host| format!("the node of {host}"));
+    let pid = pid.ok_or_else(|| failed(format!("{what} does not run")))?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)
         .map_err(|error| failed(error.to_string()))?;
     done(output, &machine.name, "killed");

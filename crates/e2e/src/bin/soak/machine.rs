@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rackbus_driver::{Drive, DriveOptions};
+use rackbus_e2e::soak::{BLOCK, DriveModel};
 use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use rackbus_seeds::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::model::{BLOCK, DriveModel};
-use crate::{HOSTS, MACHINE_DRIVE, Soak, lock};
+use crate::{HOSTS, MACHINE_DRIVE, Soak};
 
 /// Blocks that guests use, each written by a command of its own.
 const BLOCKS: usize = 16;
@@ -66,7 +66,7 @@ impl<'a> Machines<'a> {
     /// # Errors
     /// What is wrong in a guest.
     pub fn run(mut self) -> Result<Done> {
-        while !self.soak.stop.load(Ordering::Relaxed) {
+        while !self.soak.load.stop.load(Ordering::Relaxed) {
             self.life += 1;
             let host = HOSTS[self.random.below(HOSTS.len())];
             let name = format!("soak{}", self.life);
@@ -97,7 +97,7 @@ impl<'a> Machines<'a> {
             let name = guest.name().to_owned();
             let asked = ["borrow", MACHINE_DRIVE, "--for", host, "--vm", &name, "--wait=2s"];
             let Ok(lease) = self.soak.rack.json(&asked) else { return Ok(()) };
-            self.soak.leases.fetch_add(1, Ordering::Relaxed);
+            self.soak.load.leases.fetch_add(1, Ordering::Relaxed);
             self.done.plugged += 1;
             let number = lease["lease"].as_u64().unwrap_or(0);
             // Nobody else returns it while the machine uses it; where that cannot, it is returned like all others.
@@ -105,7 +105,7 @@ impl<'a> Machines<'a> {
             let within = if self.random.chance(30) { "0s" } else { "2s" };
             match self.soak.rack.json(&["return", &number.to_string(), "--within", within]) {
                 Ok(_) => self.done.unplugged += 1,
-                Err(_) => drop(lock(&self.soak.owed).insert(number)),
+                Err(_) => self.soak.load.owe(number),
             }
             lived?;
             if guest.wait_drives(0).is_err() {
@@ -123,7 +123,7 @@ impl<'a> Machines<'a> {
         }
         let rounds = 1 + self.random.below(30);
         for _ in 0..rounds {
-            if self.soak.stop.load(Ordering::Relaxed) {
+            if self.soak.load.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
             let block = self.random.below(BLOCKS);

@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_e2e::{CheckFailure, Result};
+use rackbus_e2e::Result;
+use rackbus_e2e::soak::{BLOCK, BLOCKS};
 use rackbus_memory::Region;
 use rackbus_pci::vfio_user::Client;
 use rackbus_seeds::Random;
 use rackbus_spec::vfio_user::region;
 
-use crate::model::{BLOCK, BLOCKS};
-use crate::{FUNCTIONS, HOSTS, MEMORY, Soak, lock};
+use crate::{FUNCTIONS, HOSTS, MEMORY, Soak};
 
 /// Bytes of a memory function.
 const LENGTH: usize = 1 << 20;
@@ -53,8 +53,8 @@ impl Target {
 /// told to stop.
 pub fn work(soak: &Soak, number: usize, mut random: Random) -> Result<()> {
     let group = format!("peers{number}");
-    while !soak.stop.load(Ordering::Relaxed) {
-        soak.return_owed();
+    while !soak.load.stop.load(Ordering::Relaxed) {
+        soak.load.return_owed(&soak.rack);
         let host = HOSTS[random.below(HOSTS.len())];
         let memory = MEMORY[random.below(MEMORY.len())];
         let first = random.below(FUNCTIONS.len());
@@ -62,7 +62,7 @@ pub fn work(soak: &Soak, number: usize, mut random: Random) -> Result<()> {
         let borrow = |function: &str| {
             let asked = ["borrow", function, "--for", host, "--group", &group, "--wait=1s"];
             let lease = soak.rack.json(&asked).ok()?;
-            soak.leases.fetch_add(1, Ordering::Relaxed);
+            soak.load.leases.fetch_add(1, Ordering::Relaxed);
             Some(lease)
         };
         let Some(target) = borrow(memory) else { continue };
@@ -72,7 +72,7 @@ pub fn work(soak: &Soak, number: usize, mut random: Random) -> Result<()> {
         let socket = target["socket"].as_str().unwrap_or_default();
         let used = use_all(soak, Path::new(socket), &leases, count, &mut random);
         let all = leases.iter().map(|(_, lease)| lease).chain([&target]);
-        lock(&soak.owed).extend(all.filter_map(|lease| lease["lease"].as_u64()));
+        all.filter_map(|lease| lease["lease"].as_u64()).for_each(|lease| soak.load.owe(lease));
         used?;
     }
     Ok(())
@@ -97,8 +97,8 @@ fn use_all(
         let nth = random.below(drives.len());
         let Some((drive, epoch, opened)) = drives.get_mut(nth) else { return Ok(()) };
         let (block, place) = (random.below(BLOCKS), random.below(LENGTH / BLOCK) * BLOCK);
-        soak.operations.fetch_add(1, Ordering::Relaxed);
-        if !lock(&soak.drives[*drive]).is_current(*epoch) {
+        soak.load.operations.fetch_add(1, Ordering::Relaxed);
+        if !soak.load.is_current(*drive, *epoch) {
             return Ok(());
         }
         let lba = (block * BLOCK / 512) as u64;
@@ -110,10 +110,7 @@ fn use_all(
         if copied.is_none() || !target.is_there() {
             return Ok(());
         }
-        let right = lock(&soak.drives[*drive]).read(*epoch, block, &data);
-        right.map_err(|error| {
-            CheckFailure(format!("{}, epoch {epoch}, by peer-to-peer: {error}", FUNCTIONS[*drive]))
-        })?;
+        soak.load.check(*drive, *epoch, block, &data, ", by peer-to-peer")?;
         soak.moved.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())

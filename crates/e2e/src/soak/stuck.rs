@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use rackbus_e2e::{RackProcesses, Result, ensure};
-
-/// The longest that a lease may be armed, opened or closed: its time to live and the time for its return, five times,
-/// because each of the four processes that it needs may be killed or stall meanwhile.
-const LONGEST: Duration = Duration::from_secs(5 * (2 + 2));
+use crate::{RackProcesses, Result, ensure};
 
 /// Since when leases have been seen on their way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct LeasesUnderWay {
+    /// The longest that a lease may be armed, opened or closed.
+    limit: Duration,
     since: BTreeMap<(u64, String), Instant>,
     longest: Duration,
     /// Leases on their way, each as often as it was seen.
@@ -19,6 +17,13 @@ pub struct LeasesUnderWay {
 }
 
 impl LeasesUnderWay {
+    /// None may be on its way for longer than `limit`.
+    #[must_use]
+    pub fn new(limit: Duration) -> LeasesUnderWay {
+        let (since, longest, seen) = (BTreeMap::new(), Duration::ZERO, 0);
+        LeasesUnderWay { limit, since, longest, seen }
+    }
+
     /// Looks at all leases. While the control plane does not answer nothing is known of them.
     ///
     /// # Errors
@@ -41,7 +46,7 @@ impl LeasesUnderWay {
             let since = self.since.get(&key).copied().unwrap_or(now);
             let time = now.duration_since(since);
             self.longest = self.longest.max(time);
-            ensure!(time <= LONGEST, "for {} s there is no progress of {lease}", time.as_secs());
+            ensure!(time <= self.limit, "for {} s there is no progress of {lease}", time.as_secs());
             seen.insert(key, since);
         }
         self.since = seen;

@@ -1,0 +1,265 @@
+//! What the soaks share: programs that borrow drives, use them by a driver in user space and return them, as long as
+//! they are told to, and what they know together of each block. What the rack is made of, and what happens to it, is
+//! each soak's own.
+
+mod census;
+mod model;
+mod stuck;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rackbus_driver::{Drive, DriveOptions};
+use rackbus_seeds::Random;
+
+use crate::{CheckFailure, RackProcesses, Result, ensure};
+
+pub use census::{Census, check_census};
+pub use model::{BLOCK, BLOCKS, DriveModel, content};
+pub use stuck::LeasesUnderWay;
+
+/// Programs that use drives at the same time, and what they have done.
+#[derive(Debug)]
+pub struct DriveLoad {
+    /// The drives, as `HOST/DEVICE`.
+    functions: &'static [&'static str],
+    /// How many programs there are.
+    workers: usize,
+    /// What each drive must hold.
+    drives: Vec<Mutex<DriveModel>>,
+    /// Set when everybody is to come to an end.
+    pub stop: AtomicBool,
+    /// Operations that were begun.
+    pub operations: AtomicU64,
+    /// Leases that were obtained.
+    pub leases: AtomicU64,
+    /// Writes that were acknowledged, and reads that were checked, of each drive.
+    done: Vec<[AtomicU64; 2]>,
+    /// Leases that could not be returned yet.
+    owed: Mutex<BTreeSet<u64>>,
+}
+
+/// A drive under a lease.
+#[derive(Debug)]
+struct LentDrive {
+    lease: u64,
+    epoch: u64,
+    socket: PathBuf,
+}
+
+impl LentDrive {
+    /// What `rackbus borrow --json` says.
+    fn of(lease: &serde_json::Value) -> LentDrive {
+        let field = |name: &str| lease[name].as_u64().unwrap_or(0);
+        let socket = PathBuf::from(lease["socket"].as_str().unwrap_or_default());
+        LentDrive { lease: field("lease"), epoch: field("epoch"), socket }
+    }
+}
+
+impl DriveLoad {
+    /// So many programs for these drives, which hold zeroes.
+    #[must_use]
+    pub fn new(functions: &'static [&'static str], workers: usize) -> DriveLoad {
+        DriveLoad {
+            functions,
+            workers,
+            drives: functions.iter().map(|_| Mutex::default()).collect(),
+            stop: AtomicBool::new(false),
+            operations: AtomicU64::new(0),
+            leases: AtomicU64::new(0),
+            done: functions.iter().map(|_| Default::default()).collect(),
+            owed: Mutex::default(),
+        }
+    }
+
+    /// Borrows, uses and returns drives until it is told to stop, as the program with this number. `borrow` asks for one,
+    /// for any host. What is refused or lost is tried again; what must not be is a failure.
+    ///
+    /// # Errors
+    /// When a drive holds what it must not.
+    pub fn work(
+        &self,
+        number: usize,
+        mut random: Random,
+        rack: &RackProcesses,
+        mut borrow: impl FnMut(&str, &mut Random) -> Result<serde_json::Value>,
+    ) -> Result<()> {
+        let mut value = number as u64;
+        while !self.stop.load(Ordering::Relaxed) {
+            self.return_owed(rack);
+            let drive = random.below(self.functions.len());
+            let Ok(lease) = borrow(self.functions[drive], &mut random) else { continue };
+            self.leases.fetch_add(1, Ordering::Relaxed);
+            let lent = LentDrive::of(&lease);
+            let count = 1 + random.below(400);
+            let used = self.use_drive(drive, &lent, count, (number, &mut value), &mut random);
+            self.owe(lent.lease);
+            used?;
+        }
+        Ok(())
+    }
+
+    /// Uses a drive under one lease, until that is lost or enough was done.
+    fn use_drive(
+        &self,
+        drive: usize,
+        lent: &LentDrive,
+        count: usize,
+        (worker, value): (usize, &mut u64),
+        random: &mut Random,
+    ) -> Result<()> {
+        let epoch = lent.epoch;
+        let options = DriveOptions { depth: 4, data: 64 << 10 };
+        let Ok(mut opened) = Drive::open(&lent.socket, options) else { return Ok(()) };
+        for _ in 0..count {
+            let block = random.below(BLOCKS);
+            let lba = (block * BLOCK / 512) as u64;
+            self.operations.fetch_add(1, Ordering::Relaxed);
+            match random.below(100) {
+                0..3 => {
+                    if opened.flush().is_err() {
+                        return Ok(());
+                    }
+                }
+                3..50 => {
+                    *value += self.workers as u64;
+                    let written = *value * 64 + worker as u64;
+                    if !self.model(drive).begin(epoch, block, written) {
+                        return Ok(());
+                    }
+                    let fua = random.chance(10);
+                    if opened.write(lba, &content(block, written), fua).is_err() {
+                        return Ok(());
+                    }
+                    self.model(drive).written(epoch, block, written);
+                    self.done[drive][0].fetch_add(1, Ordering::Relaxed);
+                }
+                _ => {
+                    if !self.is_current(drive, epoch) {
+                        return Ok(());
+                    }
+                    let mut data = vec![0; BLOCK];
+                    if opened.read(lba, &mut data).is_err() {
+                        return Ok(());
+                    }
+                    self.check(drive, epoch, block, &data, "")?;
+                    self.done[drive][1].fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nobody with a newer epoch has come to the drive with this number since.
+    pub fn is_current(&self, drive: usize, epoch: u64) -> bool {
+        self.model(drive).is_current(epoch)
+    }
+
+    /// A block was read: it holds what it must. `how` is said where it does not.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(
+        &self,
+        drive: usize,
+        epoch: u64,
+        block: usize,
+        data: &[u8],
+        how: &str,
+    ) -> Result<()> {
+        let wrong = |error: String| {
+            CheckFailure(format!("{}, epoch {epoch}{how}: {error}", self.functions[drive]))
+        };
+        self.model(drive).read(epoch, block, data).map_err(wrong)
+    }
+
+    /// The lease is to be returned by whoever comes next, as soon as it can be.
+    pub fn owe(&self, lease: u64) {
+        lock(&self.owed).insert(lease);
+    }
+
+    /// Whether every lease was returned.
+    pub fn owes_nothing(&self) -> bool {
+        lock(&self.owed).is_empty()
+    }
+
+    /// Tries to return what could not be returned before.
+    pub fn return_owed(&self, rack: &RackProcesses) {
+        let owed: Vec<u64> = lock(&self.owed).iter().copied().collect();
+        for lease in owed {
+            let returned = rack.json(&["return", &lease.to_string()]);
+            let over = match &returned {
+                Ok(_) => true,
+                Err(CheckFailure(why)) => {
+                    why.contains("has ended already") || why.contains("no lease")
+                }
+            };
+            if over {
+                lock(&self.owed).remove(&lease);
+            }
+        }
+    }
+
+    /// Every block of every drive holds what was acknowledged, and each drive was written and read.
+    ///
+    /// # Errors
+    /// What is not so.
+    pub fn verify(&self, rack: &RackProcesses, host: &str) -> Result<()> {
+        for (drive, function) in self.functions.iter().enumerate() {
+            let [written, read] =
+                self.done[drive].each_ref().map(|count| count.load(Ordering::Relaxed));
+            ensure!(
+                written > 0 && read > 0,
+                "{function}: {written} writes and {read} reads succeeded"
+            );
+            let lent = LentDrive::of(&rack.json(&["borrow", function, "--for", host])?);
+            let mut opened = Drive::open(&lent.socket, DriveOptions::default())?;
+            for block in 0..BLOCKS {
+                let mut data = vec![0; BLOCK];
+                opened.read((block * BLOCK / 512) as u64, &mut data)?;
+                self.check(drive, lent.epoch, block, &data, ", at the end")?;
+            }
+            drop(opened);
+            rack.give_back(lent.lease)?;
+        }
+        Ok(())
+    }
+
+    fn model(&self, drive: usize) -> MutexGuard<'_, DriveModel> {
+        lock(&self.drives[drive])
+    }
+}
+
+/// Every lease that is over says why, and an event tells of it.
+///
+/// # Errors
+/// For the first one of which that is not so.
+pub fn check_reasons(rack: &RackProcesses) -> Result<()> {
+    let leases = rack.json(&["leases", "--all"])?;
+    let events = rack.json(&["events", "--last", "10000"])?;
+    let events = events.as_array().into_iter().flatten();
+    let told: BTreeSet<u64> = events.filter_map(|event| event["lease"].as_u64()).collect();
+    // Events are kept for a while only.
+    let first = told.first().copied().unwrap_or(0);
+    for lease in leases.as_array().into_iter().flatten() {
+        let number = lease["lease"].as_u64().unwrap_or(0);
+        ensure!(lease["reason"].is_string(), "lease {number} is over without a reason: {lease}");
+        ensure!(number <= first || told.contains(&number), "no event tells of lease {number}");
+    }
+    Ok(())
+}
+
+/// Whether all of a rack's functions, so many, are offered, and nobody has any.
+pub fn is_settled(rack: &RackProcesses, functions: usize) -> Option<()> {
+    let devices = rack.json(&["devices"]).ok()?;
+    let offered = devices.as_array()?.iter().filter(|it| it["state"] == "offered").count();
+    let leases = rack.json(&["leases"]).ok()?;
+    (offered == functions && leases.as_array()?.is_empty()).then_some(())
+}
+
+/// Locks what no panic leaves half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
