@@ -111,6 +111,9 @@ impl KeyedChange {
     }
 }
 
+/// Between the names of functions that are asked for together. No name has a blank.
+pub(crate) const TOGETHER: &str = ", ";
+
 /// A request with a key, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptAnswer {
@@ -223,6 +226,24 @@ impl KeptAnswers {
 
 /// The answer to a request, as soon as there is one.
 fn answer(authority: &Authority, request: &KeyedRequest, lease: LeaseId) -> Option<BorrowAnswer> {
+    if let KeyedRequest::Borrow { function, .. } = request {
+        // The first that is refused, or else, when all can be used, the first.
+        let count = function.split(TOGETHER).count();
+        let answers = (lease..).take(count).map(|lease| answer_of(authority, request, lease));
+        let answers: Vec<Option<BorrowAnswer>> = answers.collect();
+        let refused = answers.iter().flatten().find(|answer| answer.is_err());
+        let all = answers.iter().all(Option::is_some);
+        return refused.cloned().or_else(|| answers.into_iter().next().flatten().filter(|_| all));
+    }
+    answer_of(authority, request, lease)
+}
+
+/// The answer as far as one lease decides it.
+fn answer_of(
+    authority: &Authority,
+    request: &KeyedRequest,
+    lease: LeaseId,
+) -> Option<BorrowAnswer> {
     let Some(record) = authority.lease(lease) else {
         return Some(Err(problem(
             "unknown_lease",

@@ -67,6 +67,22 @@ pub struct Composition {
     pub leases: Vec<Lease>,
 }
 
+impl Composition {
+    /// What is answered of a composition that an earlier request with the same key has removed: of what it consisted is
+    /// not known any more.
+    pub(crate) fn removed(name: &str) -> Composition {
+        Composition {
+            name: name.to_owned(),
+            borrower: String::new(),
+            functions: Vec::new(),
+            placement: Placement::default(),
+            in_rack_file: false,
+            state: CompositionState::Free,
+            leases: Vec::new(),
+        }
+    }
+}
+
 /// How much of a composition is borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -108,7 +124,7 @@ async fn save(
 /// Forgets a composition of which nothing is borrowed.
 ///
 /// Who repeats the request with the same `Idempotency-Key` within a day changes nothing more: one of the same name
-/// that was saved since stays. Where there is none, it is unknown.
+/// that was saved since stays. Where there is none, the answer has its name, and no functions.
 #[utoipa::path(delete, path = "/v1/compositions/{name}", params(("name" = String, Path, description = "Its name"),
         ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = Composition), (status = 404, body = ApiError),
@@ -126,7 +142,7 @@ async fn remove(
 /// answered as it is.
 ///
 /// Who repeats the request with the same `Idempotency-Key` within a day has the leases of the first one as they
-/// stand, or, where one of them has ended, a refusal, and the others are given back.
+/// stand, or, where one of them has ended, a refusal; the others stay as they are.
 #[utoipa::path(post, path = "/v1/compositions/{name}/borrow", request_body = CompositionRequest,
     params(("name" = String, Path, description = "Its name"),
         ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")), responses(

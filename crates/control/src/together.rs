@@ -46,7 +46,7 @@ pub struct BorrowAllRequest {
 /// Borrows functions, whole or not at all, in one step; answers when all can be used.
 ///
 /// Who repeats the request with the same `Idempotency-Key` within a day gets the leases of the first one as they stand,
-/// or, where one of them has ended, a refusal, and the others are given back.
+/// or, where one of them has ended, a refusal; the others stay as they are.
 #[utoipa::path(post, path = "/v1/leases/together", request_body = BorrowAllRequest,
     params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = Vec<Lease>), (status = 404, body = ApiError),

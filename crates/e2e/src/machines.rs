@@ -39,6 +39,12 @@ impl MachineTestbed {
         Ok(())
     }
 
+    /// The folder with a folder for each machine's files.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The rack as it is seen on a machine.
     ///
     /// # Errors

@@ -10,6 +10,9 @@ pub struct NewestTerm {
     newest: u64,
 }
 
+/// Greater than every term: none is new enough.
+const UNKNOWN: u64 = u64::MAX;
+
 impl NewestTerm {
     /// What the file has; 0 where there is none. Where it cannot be read, no term is new enough: a leader that was
     /// replaced must not be obeyed.
@@ -26,7 +29,7 @@ impl NewestTerm {
                 "the newest term of a control plane is not known, so none is obeyed; put it right, or remove the file \
                  if no control plane was ever replaced"
             );
-            u64::MAX
+            UNKNOWN
         });
         NewestTerm { path, newest }
     }
@@ -34,6 +37,11 @@ impl NewestTerm {
     /// The newest term that was heard; 0 before any.
     pub fn newest(&self) -> u64 {
         self.newest
+    }
+
+    /// Whether the newest term is known. Where its file cannot be read, no control plane is obeyed.
+    pub fn is_known(&self) -> bool {
+        self.newest != UNKNOWN
     }
 
     /// Whether what is said in `term` may be taken: no later one is known. A later one is kept before that is said.
@@ -71,6 +79,17 @@ mod tests {
         let mut again = NewestTerm::open(path);
         assert_eq!(again.newest(), 3);
         assert!(!again.take(2).unwrap() && again.take(4).unwrap());
+    }
+
+    #[test]
+    fn no_term_is_taken_where_the_newest_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.term");
+        std::fs::write(&path, "no number").unwrap();
+        let mut term = NewestTerm::open(path.clone());
+        assert!(!term.is_known() && !term.take(3).unwrap());
+        std::fs::write(&path, "3\n").unwrap();
+        assert!(NewestTerm::open(path).is_known());
     }
 
     #[test]

@@ -248,13 +248,17 @@ pub fn find(run_dir: &Path, host: &str, name: &str) -> Result<VmRecord> {
 /// The VM of a host into which the function behind `socket` is plugged, and QEMU's id for it.
 ///
 /// # Errors
-/// When the folder cannot be read. A VM that does not answer is passed over.
+/// When the folder cannot be read. A VM that does not answer is passed over; one into which it was not plugged is not asked,
+/// so that nobody waits for another guest's QEMU.
 pub fn find_by_socket(
     run_dir: &Path,
     host: &str,
     socket: &Path,
 ) -> Result<Option<(VmRecord, String)>> {
-    for record in list(run_dir, host)? {
+    let meant = |record: &VmRecord| {
+        record.noted().is_ok_and(|all| all.iter().any(|plugged| plugged.socket == socket))
+    };
+    for record in list(run_dir, host)?.into_iter().filter(meant) {
         let plugged = record.qmp().and_then(|mut qmp| plugged(&record, &mut qmp));
         let device = plugged.unwrap_or_default().into_iter().find(|p| p.socket == socket);
         if let Some(device) = device {
@@ -371,18 +375,41 @@ fn read_record(dir: &Path, host: &str) -> Option<VmRecord> {
 mod tests {
     use super::*;
 
+    fn record(dir: &Path) -> VmRecord {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let record = serde_json::json!({
+            "name": name, "host": "beta", "pid": 1, "started": 0, "memory_mib": 64, "cpus": 1,
+            "accel": "tcg", "boot": "uefi", "ports": 1,
+        });
+        let mut record: VmRecord = serde_json::from_value(record).unwrap();
+        dir.clone_into(&mut record.dir);
+        record
+    }
+
+    /// A QEMU that stands still would be waited for as long as the guest has that the function is taken from.
+    #[test]
+    fn a_vm_that_a_function_was_not_plugged_into_is_not_asked() {
+        let run_dir = std::env::temp_dir().join(format!("rackbus-asked-{}", std::process::id()));
+        let dir = vms_dir(&run_dir, "beta").join("other");
+        fs::create_dir_all(&dir).unwrap();
+        let pid = std::process::id();
+        VmRecord { pid, birth: birth(pid), ..record(&dir) }.write().unwrap();
+        let silent = std::os::unix::net::UnixListener::bind(dir.join("qmp.sock")).unwrap();
+        silent.set_nonblocking(true).unwrap();
+        assert_eq!(list(&run_dir, "beta").unwrap().len(), 1);
+        let found = find_by_socket(&run_dir, "beta", Path::new("/run/nvme0.1.sock")).unwrap();
+        assert_eq!(found, None);
+        assert!(silent.accept().is_err(), "it was asked");
+        fs::remove_dir_all(&run_dir).unwrap();
+    }
+
     /// Whoever looks for VMs removes the folder of one that has ended, also while it is being moved.
     #[test]
     fn a_firmwares_variables_outlive_the_folder_of_their_vm() {
         let host = std::env::temp_dir().join(format!("rackbus-registry-{}", std::process::id()));
         let dir = host.join("vm1");
         fs::create_dir_all(&dir).unwrap();
-        let record = serde_json::json!({
-            "name": "vm1", "host": "beta", "pid": 1, "started": 0, "memory_mib": 64, "cpus": 1,
-            "accel": "tcg", "boot": "uefi", "ports": 1,
-        });
-        let mut record: VmRecord = serde_json::from_value(record).unwrap();
-        record.dir = dir.clone();
+        let record = record(&dir);
         assert_eq!(record.keep_variables().unwrap(), None, "a VM without firmware has none");
         fs::write(variables_file(&dir), "first").unwrap();
         record.keep_variables().unwrap();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_control::ControlClient;
-use rackbus_devices::Folders;
+use rackbus_devices::{Folders, RackDevice};
 use rackbus_fabric::pool::{Exported, MemoryPool};
 use rackbus_fabric::sharing::Rules;
 use rackbus_fabric::{derive, rack};
@@ -91,8 +91,11 @@ impl Args {
         if let Some(joined) = &mut joined {
             joined.listen(inherited.as_mut())?;
         }
-        let Built { options, ntbs, taker, own_devices } =
-            self.build(&from, run_dir, state_dir, joined.as_ref(), held)?;
+        let built = self.build(&from, run_dir, state_dir, joined.as_ref(), held)?;
+        if inherited.is_none() {
+            built.give_back_unnamed();
+        }
+        let Built { options, ntbs, taker, own_devices, .. } = built;
         if let Some(own) = own_devices {
             let control = rackbus_node::control_socket(&options.run_dir);
             tokio::spawn(own_devices::offer(ControlClient::new(&control), self.host.clone(), own));
@@ -176,9 +179,6 @@ impl Args {
         let own_file = self.devices.as_deref();
         let own_file = own_file.map(|file| own_devices::read(file, &from.text, &self.host));
         let own_devices = own_file.transpose()?;
-        // What a former life took, and the rack file does not name any more.
-        let own: Vec<PciAddress> = ntbs.addresses().values().copied().collect();
-        vfio::give_back(&taker, &vfio::functions_of(&self.host, &devices), &own);
         let (host, args, source) = (self.host.clone(), self.again(&run_dir, joined), from.clone());
         let requests = joined.map(joined::JoinedHost::requests).transpose()?.flatten();
         let own = self.devices.clone();
@@ -200,7 +200,7 @@ impl Args {
             term,
             program: Some(Arc::new(program)),
         };
-        Ok(Built { options, ntbs, taker, own_devices })
+        Ok(Built { options, ntbs, taker, devices, own_devices })
     }
 
     /// Makes the functions of devices that are offered while the node runs.
@@ -238,7 +238,22 @@ struct Built {
     ntbs: Arc<vfio::Ntbs>,
     /// By which name functions of the machine are taken.
     taker: String,
+    /// The devices of the rack file.
+    devices: Vec<RackDevice>,
     own_devices: Option<own_devices::OwnDevices>,
+}
+
+impl Built {
+    /// Gives back what a life that has ended took, and nothing names any more. One that goes on has what it took, also where
+    /// nobody uses it just now.
+    fn give_back_unnamed(&self) {
+        let own = self.own_devices.iter().flat_map(|devices| devices.values());
+        let named = own.map(|device| &device.functions[..]).chain([&self.devices[..]]);
+        let host = &self.options.host;
+        let still: Vec<_> = named.flat_map(|devices| vfio::functions_of(host, devices)).collect();
+        let own: Vec<PciAddress> = self.ntbs.addresses().values().copied().collect();
+        vfio::give_back(&self.taker, &still, &own);
+    }
 }
 
 /// The settings of the host's segment service, from the rack file.

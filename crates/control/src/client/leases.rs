@@ -116,12 +116,12 @@ impl ControlClient {
         self.change(Method::POST, "/v1/compositions", spec).await
     }
 
-    /// Forgets a composition; as it was.
+    /// Forgets a composition; as it was, or without functions where an answer was lost before.
     ///
     /// # Errors
     /// [`ControlClientError`].
     pub async fn remove_composition(&self, name: &str) -> Result<Composition, ControlClientError> {
-        self.call(Method::DELETE, &format!("/v1/compositions/{}", escape(name)), &()).await
+        self.change(Method::DELETE, &format!("/v1/compositions/{}", escape(name)), &()).await
     }
 
     /// The devices of the rack, each as a whole.

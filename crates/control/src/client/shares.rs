@@ -23,12 +23,13 @@ impl ControlClient {
         self.change_as(Method::POST, "/v1/shares", spec, &ControlClient::new_key()).await
     }
 
-    /// Takes no more turns; as it was.
+    /// Takes no more turns; as it was. A control plane that is restarted meanwhile is asked again: no other share has its
+    /// number, so one that is unknown then has left.
     ///
     /// # Errors
     /// [`ControlClientError`].
     pub async fn leave_share(&self, share: u64) -> Result<Share, ControlClientError> {
-        self.call(Method::DELETE, &format!("/v1/shares/{share}"), &()).await
+        self.repeat(Method::DELETE, &format!("/v1/shares/{share}"), &(), None).await
     }
 
     /// Gives a share's turn back early, once: a control plane that is restarted meanwhile is asked again, under the

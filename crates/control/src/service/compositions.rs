@@ -123,7 +123,7 @@ impl Service {
     }
 
     /// Forgets a composition of which nothing is borrowed; as it was. Asked again with the same idempotency key,
-    /// one of that name that was saved since stays.
+    /// one of that name that was saved since stays; where there is none, the answer has its name alone.
     ///
     /// # Errors
     /// [`ApiError`]; nothing changes then.
@@ -132,7 +132,12 @@ impl Service {
         name: &str,
         key: Option<String>,
     ) -> Result<Composition, ApiError> {
-        let composition = self.composition(name)?;
+        let keyed = KeyedChange::new(key, "remove composition", &name);
+        let composition = match self.composition(name) {
+            Ok(composition) => composition,
+            Err(_) if self.was_made(&keyed).await? => return Ok(Composition::removed(name)),
+            Err(unknown) => return Err(unknown),
+        };
         if composition.in_rack_file {
             let said = format!("the rack file has the composition {name}");
             return Err(problem("in_rack_file", said, "remove it there"));
@@ -142,7 +147,6 @@ impl Service {
             let help = format!("return it first: `rackbus composition return {name}`");
             return Err(problem("held", said, &help));
         }
-        let keyed = KeyedChange::new(key, "remove composition", &name);
         self.change_composition(CompositionChange::Remove(name.to_owned()), keyed).await?;
         Ok(composition)
     }
@@ -195,7 +199,7 @@ impl Service {
         let what = format!("the composition {name}");
         match self.grant(asked, wait, priority).await? {
             Granted::Leases(wanted) => drop(self.settle(wanted, &what, &borrower).await?),
-            Granted::Answered(answer) => drop(self.still_lent(*answer)?),
+            Granted::Answered(answer, leases) => drop(self.still_lent(*answer, &leases)?),
         }
         self.composition(name)
     }

@@ -59,7 +59,7 @@ impl Service {
         };
         let wait = request.wait_ms.map(Duration::from_millis);
         match self.grant(asked, wait, request.priority).await? {
-            Granted::Answered(answer) => *answer,
+            Granted::Answered(answer, _) => *answer,
             Granted::Leases(wanted) => {
                 let mut leases = self.settle(wanted, &request.function, &request.borrower).await?;
                 Ok(leases.remove(0))

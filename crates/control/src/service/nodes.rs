@@ -6,7 +6,7 @@ use rackbus_lease::Message;
 use tokio::sync::mpsc;
 
 use super::writer::WriterRequest;
-use super::{InventoryDevice, Service, WriterShared};
+use super::{InventoryDevice, Service, WriterShared, problem};
 use crate::api::{ApiError, Change, NodeMessages, NodeReport};
 use crate::events::Draft;
 
@@ -49,15 +49,20 @@ impl Service {
     /// is later, the records are an older copy, and this continues in one that is later yet.
     ///
     /// # Errors
-    /// [`ApiError`], when that cannot be stored.
+    /// [`ApiError`], when that cannot be stored, or is further ahead than records can have fallen behind: each such request
+    /// would use up numbers, and a write to the store.
     pub async fn term(&self, known: u64) -> Result<u64, ApiError> {
         let term = self.shared.term.load(Ordering::Acquire);
         if known <= term {
             return Ok(term);
         }
-        // A node that tells of more would use up the numbers.
-        let above = known.min(term.saturating_add(MOST_LOST));
-        self.writing.ask(|answer| WriterRequest::RaiseTerm { above, answer }).await
+        if known > term.saturating_add(MOST_LOST) {
+            let error =
+                format!("no control plane can have led in term {known}, this is term {term}");
+            let remedy = "put the host's `control.term` right, and start its node again";
+            return Err(problem("implausible_term", error, remedy));
+        }
+        self.writing.ask(|answer| WriterRequest::RaiseTerm { above: known, answer }).await
     }
 }
 

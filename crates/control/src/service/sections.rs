@@ -277,8 +277,17 @@ impl Service {
         }
     }
 
+    /// Whether a request is repeated whose change was made.
+    ///
+    /// # Errors
+    /// [`ApiError`] where its key belongs to another one.
+    pub(super) async fn was_made(&self, keyed: &Option<KeyedChange>) -> Result<bool, ApiError> {
+        let Some(keyed) = keyed.clone() else { return Ok(false) };
+        self.writing.ask(|answer| WriterRequest::WasMade { keyed, answer }).await
+    }
+
     /// Withdraws a device and waits until its node has released it, if that is there. Asked again with the same
-    /// idempotency key, one that was offered again since stays in the rack.
+    /// idempotency key, one that was offered again since stays in the rack; of one that is gone since, its name is answered.
     ///
     /// # Errors
     /// [`ApiError`], which names the holder when there is one.
@@ -297,7 +306,12 @@ impl Service {
             let text = change.section.or(change.was)?;
             Some(DescribedDevice { text, functions: change.functions, listed: change.listed })
         };
+        let keyed = KeyedChange::new(idempotency_key, "withdraw", &(&key, force));
         let Some(section) = inventory.sections.get(&key).cloned().or_else(left_out) else {
+            if self.was_made(&keyed).await? {
+                let gone = DescribedDevice::default();
+                return Ok(shown(&key, &gone, false, SectionState::Withdrawn, None));
+            }
             let error = format!("the rack has no device {host}/{device}");
             let whole = inventory.sections.iter().find(|((at, _), section)| {
                 at == host && section.functions.iter().any(|function| function == device)
@@ -321,7 +335,6 @@ impl Service {
             by_node: false,
             answer: None,
         };
-        let keyed = KeyedChange::new(idempotency_key, "withdraw", &(&key, force));
         let ask = |answer| WriterRequest::Withdraw { change, force, keyed, answer };
         self.writing.ask(ask).await?.map_err(refused)?;
         let patience = self.return_patience(None);

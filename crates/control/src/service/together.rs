@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rackbus_lease::LeaseState;
+use rackbus_lease::{LeaseId, LeaseState};
 
 use super::Service;
 use super::leases::{FunctionsRequest, function_id};
@@ -34,25 +34,33 @@ impl Service {
             Granted::Leases(wanted) => {
                 self.settle(wanted, &request.functions.join(", "), borrower).await
             }
-            Granted::Answered(answer) => self.still_lent(*answer).map(|lease| vec![lease]),
+            Granted::Answered(answer, leases) => self.still_lent(*answer, &leases),
         }
     }
 
-    /// The lease that a repeated request for several functions was answered with, where it asks for one: as it is now.
+    /// The leases that a repeated request was answered with: as they are now.
     ///
     /// # Errors
-    /// [`ApiError`] when the request was refused, or the lease is over.
-    pub(super) fn still_lent(&self, answered: BorrowAnswer) -> Result<Lease, ApiError> {
-        let lease = answered?.lease;
+    /// [`ApiError`] when the request was refused, or one of them is over; the others stay.
+    pub(super) fn still_lent(
+        &self,
+        answered: BorrowAnswer,
+        leases: &[LeaseId],
+    ) -> Result<Vec<Lease>, ApiError> {
+        answered?;
         let known = self.shared.known();
-        let over = || {
-            problem("failed", format!("lease {lease} is over"), "ask with another idempotency key")
+        let lent = |lease: &LeaseId| {
+            let over = || {
+                let error = format!("lease {lease} is over");
+                problem("failed", error, "ask with another idempotency key")
+            };
+            let record = known.leases.get(lease).ok_or_else(over)?;
+            match &record.state {
+                LeaseState::Ended { reason } => Err(not_lent(record, reason)),
+                _ => Ok(present(record)),
+            }
         };
-        let record = known.leases.get(&lease).ok_or_else(over)?;
-        match &record.state {
-            LeaseState::Ended { reason } => Err(not_lent(record, reason)),
-            _ => Ok(present(record)),
-        }
+        leases.iter().map(lent).collect()
     }
 
     /// What a request asks for, if that can be.

@@ -201,6 +201,10 @@ impl Writer {
             WriterRequest::Borrow { functions, borrower, terms, key, asker, answer } => {
                 let _ = answer.send(self.borrow(&functions, &borrower, terms, key, asker));
             }
+            WriterRequest::WasMade { keyed: KeyedChange { key, request }, answer } => {
+                let found = self.answers.find(&key, &request);
+                let _ = answer.send(found.map(|found| found != KeyLookup::New));
+            }
             WriterRequest::Told { leases, answer } => {
                 let _ = answer.send(Ok(self.told(&leases)));
             }

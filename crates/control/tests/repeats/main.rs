@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use life::{Answers, DEVICES, Life};
 use rackbus_control::access::ApiPeer;
-use rackbus_control::api::{ApiError, BorrowRequest, Isolation};
+use rackbus_control::api::{ApiError, BorrowRequest, Isolation, LeaseStage};
 use rackbus_control::compositions::{CompositionRequest, CompositionSpec, CompositionState};
 use rackbus_control::levels::LevelRequest;
 use rackbus_control::offers::{OfferRequest, RackSection, SectionState};
@@ -81,9 +81,8 @@ async fn a_key_has_one_lease_and_one_answer() {
     }
 }
 
-/// Asks for two functions together until the nodes are there.
-async fn together(life: &Life, key: &str) -> Vec<u64> {
-    let request = BorrowAllRequest {
+fn two_functions() -> BorrowAllRequest {
+    BorrowAllRequest {
         functions: vec!["alpha/nvme1".to_owned(), "alpha/nvme0".to_owned()],
         borrower: "beta".to_owned(),
         placement: Placement::Lender,
@@ -91,7 +90,12 @@ async fn together(life: &Life, key: &str) -> Vec<u64> {
         vm: None,
         wait_ms: None,
         priority: 0,
-    };
+    }
+}
+
+/// Asks for two functions together until the nodes are there.
+async fn together(life: &Life, key: &str) -> Vec<u64> {
+    let request = two_functions();
     loop {
         match life.service.borrow_together(&request, Some(key.to_owned())).await {
             Ok(leases) => return leases.into_iter().map(|lease| lease.lease).collect(),
@@ -117,10 +121,37 @@ async fn functions_borrowed_together_under_a_key_are_borrowed_once() {
         assert_eq!(together(&life, "move").await, first);
         let live = life.service.leases(false);
         assert_eq!(live.len(), 2, "{live:?}");
-        // Whole or not at all: where one has ended, the other is given back, and both are lent anew.
-        life.service.give_back(first[1], None, None).await.unwrap();
+        life.crash().await;
+    });
+    ended.await.expect("it ends");
+}
+
+/// Whole or not at all: where one has ended, the other is given back, and both are lent anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_borrowed_together_that_nobody_was_told_of_are_borrowed_whole() {
+    let ended = tokio::time::timeout(PATIENCE, async {
+        let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+        let life = Life::start(&store, &full);
+        life.service.give_back(together(&life, "first").await[0], None, None).await.unwrap();
+        life.service.give_back(life.service.leases(false)[0].lease, None, None).await.unwrap();
+        let request = two_functions();
+        let mut asked = Box::pin(life.service.borrow_together(&request, key("move")));
+        let active = || {
+            let leases = life.service.leases(false);
+            let all = leases.iter().filter(|lease| lease.stage == LeaseStage::Active);
+            all.map(|lease| lease.lease).collect::<Vec<_>>()
+        };
+        let now = poll_fn(|context| Poll::Ready(asked.as_mut().poll(context))).await;
+        assert!(now.is_pending(), "{now:?}");
+        while active().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        let lost = active();
+        drop(asked);
+        life.service.give_back(lost[1], None, None).await.unwrap();
         let second = together(&life, "move").await;
-        assert!(second.iter().all(|lease| !first.contains(lease)), "{first:?} {second:?}");
+        assert!(second.iter().all(|lease| !lost.contains(lease)), "{lost:?} {second:?}");
+        assert_eq!(active(), second);
         life.crash().await;
     });
     ended.await.expect("it ends");
@@ -312,6 +343,38 @@ async fn what_was_returned_is_not_borrowed_by_the_key_of_before() {
     life.crash().await;
 }
 
+/// The caller has both since the first answer: to ask again takes neither away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_stays_when_its_request_is_repeated_after_another_one_of_it_has_ended() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let mut life = Life::start(&store, &full);
+    let request = CompositionRequest::default();
+    settled(async || life.service.save_composition(&composition("both"), None).await).await;
+    settled(async || life.service.borrow_composition("both", &request, key("both")).await).await;
+    let leases: Vec<u64> = life.service.leases(false).iter().map(|lease| lease.lease).collect();
+    life.service.give_back(leases[1], None, None).await.unwrap();
+    for round in ["as it is", "after a restart"] {
+        let repeated = life.service.borrow_composition("both", &request, key("both")).await;
+        let refused = repeated.unwrap_err();
+        assert_eq!(refused.code, "failed", "{round}: {refused:?}");
+        // What the writer does next, it does after what the refusal led to.
+        let other = CompositionSpec { name: round.replace(' ', "-"), ..composition("") };
+        settled(async || life.service.save_composition(&other, None).await).await;
+        let left = life.service.leases(false);
+        assert_eq!(
+            left.iter().map(|lease| lease.lease).collect::<Vec<_>>(),
+            [leases[0]],
+            "{round}"
+        );
+        assert_eq!(left[0].stage, LeaseStage::Active, "{round}");
+        if round == "as it is" {
+            life.crash().await;
+            life = Life::start(&store, &full);
+        }
+    }
+    life.crash().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_borrowed_or_saved_since_is_not_undone_by_a_repeated_request() {
     let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
@@ -334,6 +397,10 @@ async fn what_was_borrowed_or_saved_since_is_not_undone_by_a_repeated_request() 
     service.remove_composition("both", key("remove")).await.unwrap();
     let repeated = service.save_composition(&spec, key("save")).await.unwrap_err();
     assert_eq!(repeated.code, "unknown_composition", "it is saved again");
+    let removed = service.remove_composition("both", key("remove")).await.unwrap();
+    assert_eq!((removed.name.as_str(), removed.functions.len()), ("both", 0));
+    let unknown = service.remove_composition("both", key("remove 2")).await.unwrap_err();
+    assert_eq!(unknown.code, "unknown_composition");
     service.save_composition(&spec, key("save 2")).await.unwrap();
     service.remove_composition("both", key("remove")).await.unwrap();
     assert_eq!(state(), CompositionState::Free, "it is removed again");
@@ -412,6 +479,8 @@ async fn a_device_stays_offered_or_withdrawn_when_an_earlier_request_is_repeated
     let repeated = offer("offer").await.unwrap_err();
     assert_eq!(repeated.error, "alpha/nvme7 cannot be offered: it was withdrawn");
     assert_eq!(states(), []);
+    assert_eq!(withdraw("withdraw").await.unwrap().state, SectionState::Withdrawn);
+    assert_eq!(withdraw("another").await.unwrap_err().code, "unknown_function");
     settled(async || offer("offer 2").await).await;
     let borrowed = BorrowRequest::new("alpha/nvme7", "beta");
     settled(async || service.borrow(&borrowed, None).await).await;

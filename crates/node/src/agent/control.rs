@@ -72,6 +72,10 @@ pub(super) async fn listen(
     mut newest: NewestTerm,
 ) {
     let (mut lost, mut wait) = (false, RECONNECT);
+    if !newest.is_known() {
+        // It was said why. No control plane is obeyed, so none is asked for anything.
+        heard.closed().await;
+    }
     while !heard.is_closed() {
         match client.listen(&host, newest.newest()).await {
             Ok(mut said) => {
@@ -112,7 +116,7 @@ pub(super) async fn listen(
                 }
                 // Not where another one is to lead in a moment.
                 wait = match refused.code.as_str() {
-                    "forbidden" => (wait * 2).min(REFUSED),
+                    "forbidden" | "implausible_term" => (wait * 2).min(REFUSED),
                     _ => RECONNECT,
                 };
             }

@@ -71,6 +71,11 @@ impl AgentHandle {
     pub(super) fn is_closed(&self) -> bool {
         self.heard.is_closed()
     }
+
+    /// Waits until nothing is heard any more.
+    pub(super) async fn closed(&self) {
+        self.heard.closed().await;
+    }
 }
 
 impl AgentInbox {

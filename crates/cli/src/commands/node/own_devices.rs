@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rackbus_control::offers::OfferRequest;
 use rackbus_control::{ControlClient, ControlClientError};
+use rackbus_devices::RackDevice;
 use toml::{Table, Value};
 
 use crate::commands::offers;
@@ -18,8 +19,17 @@ const AGAIN: Duration = Duration::from_millis(500);
 const PASSES: [&str; 7] =
     ["silent", "unreachable", "not_the_leader", "ending", "not_stored", "timeout", "returning"];
 
-/// What a file says of devices: the text below the head of each section, by name.
-pub type OwnDevices = BTreeMap<String, String>;
+/// The devices of a file, by name.
+pub type OwnDevices = BTreeMap<String, OwnDevice>;
+
+/// A device of a file.
+#[derive(Debug)]
+pub struct OwnDevice {
+    /// The text below the head of its section.
+    section: String,
+    /// Its functions, at least one.
+    pub functions: Vec<RackDevice>,
+}
 
 /// Reads the file, whose devices are those of `host` in the rack of which `rack` is the file.
 ///
@@ -43,7 +53,7 @@ pub fn read(file: &Path, rack: &str, host: &str) -> Result<OwnDevices, Failure> 
         if functions.is_empty() {
             return Err(wrong(format!("{name} has no function")));
         }
-        devices.insert(name.clone(), section);
+        devices.insert(name.clone(), OwnDevice { section, functions });
     }
     Ok(devices)
 }
@@ -63,7 +73,7 @@ pub async fn offer(client: ControlClient, host: String, devices: OwnDevices) {
     for device in gone.filter(|device| !devices.contains_key(*device)) {
         say(device, until_heard(|| client.withdraw(&host, device, true)).await);
     }
-    for (device, section) in devices {
+    for (device, OwnDevice { section, .. }) in devices {
         let name = format!("{host}/{device}");
         let former = known.iter().find(|it| it.by_node && it.device == name);
         if former.is_some_and(|former| former.section != section) {

@@ -141,8 +141,8 @@ pub(super) async fn run(
     };
     match client.leave_share(share.share).await {
         Ok(_) => outcome,
-        // It left by itself, as it was told.
-        Err(ControlClientError::Refused(_)) => outcome,
+        // It has left, as it was told before.
+        Err(ControlClientError::Refused(refused)) if refused.code == "unknown_share" => outcome,
         Err(error) => outcome.and(Err(error.into())),
     }
 }

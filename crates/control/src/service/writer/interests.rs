@@ -137,6 +137,14 @@ impl Interests {
         }
     }
 
+    /// Whether somebody has the lease, as far as is known: nobody waits for its answer, and nobody has gone without one.
+    pub fn is_owned(&self, lease: LeaseId) -> bool {
+        match self.newest.get(&lease).and_then(|(_, it)| it.upgrade()) {
+            Some(interest) => interest.kept.load(Ordering::Acquire),
+            None => !self.unwanted.contains_key(&lease) && !self.ended.lock().contains_key(&lease),
+        }
+    }
+
     /// Whatever was said of a lease until now means nothing; the number of what comes next.
     fn supersede(&mut self, lease: LeaseId) -> u64 {
         self.unwanted.remove(&lease);
@@ -268,6 +276,23 @@ mod tests {
         drop(interests.want(LEASE, false));
         interests.told(LEASE);
         assert!(unwanted(&mut interests, &ends).is_empty(), "told before its end is heard");
+    }
+
+    #[test]
+    fn a_lease_is_owned_when_its_caller_was_told() {
+        let (mut interests, ends) = interests();
+        let waits = interests.want(LEASE, true);
+        assert!(!interests.is_owned(LEASE));
+        waits.keep();
+        assert!(interests.is_owned(LEASE));
+        drop(waits);
+        assert!(interests.is_owned(LEASE));
+        drop(interests.want(LEASE, true));
+        assert!(!interests.is_owned(LEASE), "before its end is heard");
+        let end = ends.take().unwrap();
+        interests.ended(0, end);
+        assert!(!interests.is_owned(LEASE), "while it may be asked for again");
+        assert!(interests.is_owned(LEASE + 1), "of an earlier life nothing else is known");
     }
 
     /// Callers come and go faster than the writer looks.

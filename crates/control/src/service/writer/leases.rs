@@ -6,7 +6,7 @@ use rackbus_lease::{
 
 use super::requests::{AwaitedLease, Granted, QueueStanding, Returned};
 use super::{Step, Writer};
-use crate::answers::{KeptAnswer, KeyLookup, KeyedRequest};
+use crate::answers::{BorrowAnswer, KeptAnswer, KeyLookup, KeyedRequest, TOGETHER};
 use crate::api::ApiError;
 use crate::events::lease_span;
 use crate::service::turns::is_busy;
@@ -48,14 +48,16 @@ impl Writer {
     ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
         let Terms { placement, group, level, vm } = terms.clone();
         let names: Vec<String> = functions.iter().map(FunctionId::to_string).collect();
-        let (function, host) = (names.join(", "), borrower.to_owned());
+        let (function, host) = (names.join(TOGETHER), borrower.to_owned());
         let request =
             KeyedRequest::Borrow { function, borrower: host, placement, group, level, vm };
         match self.find(key.as_deref(), &request)? {
             KeyLookup::New => {}
-            KeyLookup::Answered(lease, answer) if functions.len() == 1 => {
-                self.interests.told(lease);
-                return Ok(Ok(Granted::Answered(answer)));
+            // Its caller has them since: nobody takes one back because another has ended.
+            KeyLookup::Answered(first, answer) if self.is_told(first, functions.len(), &answer) => {
+                let leases: Vec<LeaseId> = (first..).take(functions.len()).collect();
+                leases.iter().for_each(|lease| self.interests.told(*lease));
+                return Ok(Ok(Granted::Answered(answer, leases)));
             }
             // The answer that is kept tells of the first; what was granted in one step has numbers in a row.
             KeyLookup::Pending(first) | KeyLookup::Answered(first, _) => {
@@ -91,6 +93,14 @@ impl Writer {
                 Err(refused)
             }
         })
+    }
+
+    /// Whether a request for so many functions, of which the first has the lease `first`, need not wait to be answered as it
+    /// was before. Of one function the answer is all there is to know. One of several that nobody was told of is whole or
+    /// not at all, also where one of them has ended meanwhile.
+    fn is_told(&self, first: LeaseId, count: usize, answer: &BorrowAnswer) -> bool {
+        let owned = || (first..).take(count).all(|lease| self.interests.is_owned(lease));
+        count == 1 || answer.is_err() || owned()
     }
 
     /// Whether it is this request's turn, where the function is available.

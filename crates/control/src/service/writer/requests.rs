@@ -76,6 +76,8 @@ pub(in crate::service) enum WriterRequest {
         keyed: Option<KeyedChange>,
         answer: Answer<Result<LeaseId, DeviceRefused>>,
     },
+    /// Whether this change was made before under its key.
+    WasMade { keyed: KeyedChange, answer: Answer<bool> },
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
     /// A certificate is given out, or something is revoked.
@@ -133,8 +135,8 @@ pub(in crate::service) enum QueueStanding {
 pub(in crate::service) enum Granted {
     /// A lease for each function, on its way to its borrower.
     Leases(Vec<AwaitedLease>),
-    /// The request was answered before.
-    Answered(Box<Kept>),
+    /// The request was answered before, about these leases.
+    Answered(Box<Kept>, Vec<LeaseId>),
 }
 
 /// The outcome of a request to end a lease.
