@@ -140,18 +140,32 @@ fn a_changed_rack_file_is_followed_where_that_can_be_done() {
     rack.good(&["up", &file]);
     assert!(!rack.good(&["devices"]).contains("ram7"));
     // What cannot become another one is as it was.
-    let drive = |size| {
-        let section = format!("kind = \"nvme\"\nsize = \"{size}\"\nbacking = \"file\"");
-        std::fs::write(&file, format!("{before}\n[hosts.gamma.devices.d7]\n{section}\n")).unwrap();
+    // Nor does the next one of the file leave for that.
+    let drives = |size: &str, next: &str| {
+        let section = |name: &str, size: &str| {
+            format!(
+                "[hosts.gamma.devices.{name}]\nkind = \"nvme\"\nsize = \"{size}\"\nbacking = \"file\"\n"
+            )
+        };
+        let both = section("d7", size) + &section("d8", next);
+        std::fs::write(&file, format!("{before}\n{both}")).unwrap();
     };
-    drive("4 MiB");
+    drives("4 MiB", "4 MiB");
     rack.good(&["up", &file]);
-    drive("8 MiB");
+    drives("8 MiB", "8 MiB");
     let refused = rack.bad(1, &["up", &file]);
     assert!(refused.contains("d7"), "{refused}");
+    rack.wait_device("gamma/d8", DeviceState::Offered);
     rack.wait_device("gamma/d7", DeviceState::Offered);
     rack.borrow("gamma/d7", "beta");
     rack.good(&["return", "gamma/d7"]);
+    // Nor does one become another one that the rack was started with.
+    let size = "\"16 MiB\"";
+    assert!(before.contains(size), "{before}");
+    std::fs::write(&file, before.replacen(size, "\"32 MiB\"", 1)).unwrap();
+    let refused = rack.bad(1, &["up", &file]);
+    assert!(refused.contains("was started with another"), "{refused}");
+    assert!(rack.good(&["devices"]).contains("d8"), "something was changed");
     std::fs::write(&file, format!("{before}\n[hosts.delta]\n")).unwrap();
     let refused = rack.bad(1, &["up", &file]);
     assert!(refused.contains("hosts.delta"), "{refused}");

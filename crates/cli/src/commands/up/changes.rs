@@ -9,7 +9,7 @@ use toml::Table;
 
 use crate::commands::{offers, read_text};
 use crate::output::{Failure, Output};
-use crate::paths;
+use crate::paths::{self, RunningRack};
 
 /// What is to be done so that the rack is as its file says.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -50,7 +50,12 @@ pub async fn apply(
     }
     let client = ControlClient::new(&rackbus_node::control_socket(run_dir));
     let known = client.sections().await?;
-    let changes = between(&known, &running.joined, &offers::sections(devices, &text));
+    let wanted = offers::sections(devices, &text);
+    if let Some(device) = listed_otherwise(&known, &wanted) {
+        let error = format!("the rack was started with another {device}; nothing was changed");
+        return Err(Failure::new(error, "stop the rack with `rackbus down` and start it again"));
+    }
+    let changes = between(&known, &running.joined, &wanted);
     let devices = client.devices().await?;
     let leaves = |function: &str| {
         let section = known.iter().find(|it| it.functions.iter().any(|name| name == function));
@@ -66,52 +71,89 @@ pub async fn apply(
         true => output.progress("the rack is up, and as the file says"),
         false => lines.iter().for_each(|line| output.progress(line)),
     }
-    let Changes { withdrawn, offered } = changes;
-    for device in withdrawn {
-        let (host, name) = device.split_once('/').unwrap_or_default();
-        client.withdraw(host, name, false).await?;
-        running.joined.retain(|joined| *joined != device);
-        running.note(run_dir)?;
-        output.progress(&format!("{device}: out of the rack"));
+    let mut followed = Following { client: &client, running: &mut running, run_dir, output };
+    let joins = |device: &String| changes.offered.iter().any(|it| it.device == *device);
+    for device in changes.withdrawn.iter().filter(|device| !joins(device)) {
+        followed.withdraw(device).await?;
     }
-    for request in offered {
-        // Noted before: where this ends in between, the device is still one of the file's.
-        running.joined.push(request.device.clone());
-        running.note(run_dir)?;
+    // One after the other, so that one that cannot be offered leaves the next ones as they are.
+    for request in &changes.offered {
         let before = known.iter().find(|it| it.device == request.device && was_there(it));
-        if let Err(error) = client.offer(&request).await {
-            match before {
-                Some(before) => offer_as_before(&client, &request, before, output).await,
-                None => {
-                    running.joined.retain(|joined| *joined != request.device);
-                    running.note(run_dir)?;
-                }
-            }
-            return Err(error.into());
+        if changes.withdrawn.contains(&request.device) {
+            followed.withdraw(&request.device).await?;
         }
-        output.progress(&format!("{}: joined the rack", request.device));
+        followed.offer(request, before).await?;
     }
     super::status::show(&client, output).await
 }
 
-/// Offers a device as what it was, where it cannot become another one: a drive's file of another size, for example, is
-/// refused.
-async fn offer_as_before(
-    client: &ControlClient,
-    request: &OfferRequest,
-    before: &RackSection,
-    output: &Output,
-) {
-    let again = OfferRequest { section: Some(before.section.clone()), ..request.clone() };
-    let said = match client.offer(&again).await {
-        Ok(_) => "as it was before",
-        Err(_) => "out of the rack",
-    };
-    output.progress(&format!("{}: {said}", request.device));
+/// A rack that becomes as its file says, and the note of what of it an earlier file listed.
+struct Following<'a> {
+    client: &'a ControlClient,
+    running: &'a mut RunningRack,
+    run_dir: &'a Path,
+    output: &'a Output,
+}
+
+impl Following<'_> {
+    async fn withdraw(&mut self, device: &str) -> Result<(), Failure> {
+        let (host, name) = device.split_once('/').unwrap_or_default();
+        self.client.withdraw(host, name, false).await?;
+        self.running.joined.retain(|joined| joined != device);
+        self.running.note(self.run_dir)?;
+        self.output.progress(&format!("{device}: out of the rack"));
+        Ok(())
+    }
+
+    /// Offers a device; where that fails, as what it was `before`: a drive's file of another size, for example, is refused.
+    async fn offer(
+        &mut self,
+        request: &OfferRequest,
+        before: Option<&RackSection>,
+    ) -> Result<(), Failure> {
+        let OfferRequest { device, .. } = request;
+        // Noted before: where this ends in between, the device is still one of the file's.
+        self.running.joined.push(device.clone());
+        self.running.note(self.run_dir)?;
+        let Err(error) = self.client.offer(request).await else {
+            self.output.progress(&format!("{device}: joined the rack"));
+            return Ok(());
+        };
+        match before {
+            Some(before) => {
+                let section = Some(before.section.clone());
+                let again = OfferRequest { section, ..request.clone() };
+                let said = match self.client.offer(&again).await {
+                    Ok(_) => "as it was before",
+                    Err(_) => "out of the rack",
+                };
+                self.output.progress(&format!("{device}: {said}"));
+            }
+            None => {
+                self.running.joined.retain(|joined| joined != device);
+                self.running.note(self.run_dir)?;
+            }
+        }
+        Err(error.into())
+    }
 }
 
 fn was_there(section: &RackSection) -> bool {
     matches!(section.state, SectionState::Offered | SectionState::Joining)
+}
+
+/// A device that the rack was started with, and that the file describes otherwise now: it cannot become another one while
+/// the rack runs, as its description is that of the rack's own file.
+fn listed_otherwise<'a>(
+    known: &'a [RackSection],
+    wanted: &rackbus_control::service::Sections,
+) -> Option<&'a str> {
+    let differs = |it: &&RackSection| {
+        let (host, device) = it.device.split_once('/').unwrap_or_default();
+        let wanted = wanted.get(&(host.to_owned(), device.to_owned()));
+        it.listed && wanted.is_some_and(|wanted| wanted.text != it.section)
+    };
+    known.iter().find(differs).map(|it| it.device.as_str())
 }
 
 /// What leads from the devices that are `known` to those that are `wanted`. `joined` are those that an earlier file listed
@@ -215,7 +257,15 @@ mod tests {
         assert!(others(BEFORE, &more).is_empty());
         let less = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n";
         assert_eq!(changes(less).withdrawn, ["a/n"]);
-        let other = changes(&BEFORE.replace("1 MiB", "2 MiB"));
+        let joined = |text: &str| {
+            let known = known(text).into_iter().map(|it| RackSection { listed: false, ..it });
+            known.collect::<Vec<_>>()
+        };
+        let (_, devices) = parse_rack("rack.toml", &BEFORE.replace("1 MiB", "2 MiB")).unwrap();
+        let wanted = offers::sections(&devices, &BEFORE.replace("1 MiB", "2 MiB"));
+        assert_eq!(listed_otherwise(&known(BEFORE), &wanted), Some("a/n"));
+        assert_eq!(listed_otherwise(&joined(BEFORE), &wanted), None);
+        let other = between(&joined(BEFORE), &[], &wanted);
         assert_eq!(
             (&other.withdrawn[..], &other.offered[0].device[..]),
             (&["a/n".into()][..], "a/n")
