@@ -26,7 +26,8 @@ help:
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
 	@echo "make test-upgrade  a rack of machines that is upgraded one at a time, from PREVIOUS=COMMIT (built once)"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number), fewer of long ones"
-	@echo "make soak    a rack under load whose processes die and stand still, SOAK_SECONDS=600"
+	@echo "make soak    a rack under load whose processes die and stand still, and then machines whose network fails as well"
+	@echo "             (as root); SOAK_SECONDS=600 each"
 	@echo "make fuzz    coverage-guided fuzzing of every parser, FUZZ_SECONDS=30 each"
 	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
 	@echo "make check   formatting, lints, documentation: what .ci/run does before make test"
@@ -103,13 +104,17 @@ test-e2e: setup
 	target/debug/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci
 	target/debug/e2e target/e2e
 	target/debug/soak target/soak 45
-	@if [ "$$(id -u)" = 0 ]; then target/debug/demo-machines examples/machines/rack.toml; \
-		else echo "demo-machines: left out, it needs root"; fi
+	@if [ "$$(id -u)" = 0 ]; then target/debug/demo-machines examples/machines/rack.toml && \
+		target/debug/soak-machines target/soak-machines 45; \
+		else echo "demo-machines and soak-machines: left out, they need root"; fi
 
-# A rack under load whose processes die and stand still: SOAK_SECONDS of it, a minute in `make test`.
+# A rack under load whose processes die and stand still, and one of machines whose network fails as well: SOAK_SECONDS of
+# each, a minute of each in `make test`.
 soak:
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
 	target/release/soak target/soak $(SOAK_SECONDS)
+	@if [ "$$(id -u)" = 0 ]; then target/release/soak-machines target/soak-machines $(SOAK_SECONDS); \
+		else echo "soak-machines: left out, it needs root"; fi
 
 sim:
 	@CARGO="$(CARGO)" scripts/sim

@@ -16,7 +16,7 @@ use rackbus_identity::rustls::ClientConfig;
 use serde::de::DeserializeOwned;
 
 pub use lines::JsonLines;
-pub(crate) use transport::speak;
+pub(crate) use transport::{REPEATED, speak};
 use transport::{checked, escape};
 
 use crate::api::{ApiError, Change, Device, EventKind, EventRecord, Lease, RackStatus};

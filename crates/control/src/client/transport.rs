@@ -21,7 +21,7 @@ use crate::leaders::RepeatableRequest;
 use crate::versions::{VERSIONS, check_answer};
 
 /// How long a request whose answer was lost is repeated.
-const REPEATED: Duration = Duration::from_secs(10);
+pub(crate) const REPEATED: Duration = Duration::from_secs(10);
 /// How long is waited before it is repeated.
 const BEFORE_REPEATING: Duration = Duration::from_millis(100);
 

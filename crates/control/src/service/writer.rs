@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rackbus_lease::{Authority, Decision, LeaseId, Message};
+use rackbus_lease::{Authority, Decision, LeaseId, LeaseRecord, LeaseState, Message};
 use tokio::sync::{mpsc, oneshot};
 
 use interests::{InterestEnds, Interests};
@@ -38,6 +38,12 @@ use crate::store::{Commit, Store, StoreError};
 /// Requests that may wait for the writer.
 const BACKLOG: usize = 256;
 
+/// Whether a lease was on its way to whoever asked for it when the control plane before this one died. That of a turn nobody
+/// waits for.
+fn is_lost(record: &LeaseRecord) -> bool {
+    record.turn.is_none() && matches!(record.state, LeaseState::Arming | LeaseState::Opening)
+}
+
 /// A way to the writer.
 #[derive(Debug)]
 pub(super) struct Writing {
@@ -56,6 +62,12 @@ impl Writing {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let (requests, inbox) = mpsc::channel(BACKLOG);
         let ends = Arc::<InterestEnds>::default();
+        let mut interests = Interests::new(ends.clone());
+        let now = shared.clock.now();
+        authority
+            .leases()
+            .filter(|lease| is_lost(lease))
+            .for_each(|it| interests.lost(now, it.lease));
         let mut writer = Writer {
             authority,
             store,
@@ -63,7 +75,7 @@ impl Writing {
             shared,
             refusals: RefusalLimiter::default(),
             unstored: Unstored::default(),
-            interests: Interests::new(ends.clone()),
+            interests,
             again: Instant::now(),
             by: None,
         };

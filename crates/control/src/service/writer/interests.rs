@@ -11,9 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rackbus_lease::LeaseId;
 use tokio::sync::Notify;
 
+use crate::client::REPEATED;
+
 /// How long a lease is kept whose caller went away without an answer and may ask again, in milliseconds: clients of
 /// ours connect again after 100 ms.
 const UNTIL_REPEATED: u64 = 2_000;
+
+/// How long a lease is kept that was on its way to its caller when the control plane died, in milliseconds: clients repeat
+/// their requests for a while, and this one's successor has to be found.
+const UNTIL_REPEATED_ANEW: u64 = REPEATED.as_millis() as u64 + 5_000;
 
 /// All who wait for one lease: a request that is asked again waits beside the first.
 #[derive(Debug)]
@@ -112,6 +118,12 @@ impl Interests {
     /// None yet; their ends are told to `ended`.
     pub fn new(ended: Arc<InterestEnds>) -> Interests {
         Interests { newest: BTreeMap::new(), next: 0, unwanted: BTreeMap::new(), ended }
+    }
+
+    /// A lease was on its way when the former control plane died, so nobody was told of it. It is given back unless its
+    /// request is repeated. `now` in milliseconds.
+    pub fn lost(&mut self, now: u64, lease: LeaseId) {
+        self.unwanted.insert(lease, now.saturating_add(UNTIL_REPEATED_ANEW));
     }
 
     /// Somebody waits for a lease, and may ask again for it where the request has a key (`repeatable`).
@@ -263,6 +275,19 @@ mod tests {
         let end = ends.take().unwrap();
         interests.ended(300, end);
         assert_eq!(interests.take_unwanted(300 + UNTIL_REPEATED), [LEASE], "it did not come again");
+    }
+
+    #[test]
+    fn a_lease_that_nobody_was_told_of_in_an_earlier_life_is_given_back_unless_it_is_asked_for() {
+        let (mut interests, _) = interests();
+        for lease in LEASE..LEASE + 3 {
+            interests.lost(100, lease);
+        }
+        interests.told(LEASE);
+        let waits = interests.want(LEASE + 1, true);
+        assert!(interests.take_unwanted(100 + REPEATED.as_millis() as u64).is_empty());
+        assert_eq!(interests.take_unwanted(100 + UNTIL_REPEATED_ANEW), [LEASE + 2]);
+        drop(waits);
     }
 
     /// The same request came again and was answered with what was stored.
