@@ -82,7 +82,7 @@ test-upgrade:
 # what was changed; `make sim` tries others. All tests run, also behind one that fails.
 test-cargo: export PROPTEST_RNG_SEED ?= 1
 test-cargo:
-	@scripts/setup browser gpio etcd libfabric
+	@scripts/setup browser gpio etcd libfabric programs
 	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium RACKBUS_GPIO=$(CACHE)/gpio/bin/gpio RACKBUS_ETCD=$(CACHE)/etcd/run/etcd \
 		RACKBUS_LIBFABRIC=$(CACHE)/libfabric/run/libfabric.so.1 LD_LIBRARY_PATH=$(CACHE)/libfabric/run \
 		$(CARGO) test --workspace --no-fail-fast

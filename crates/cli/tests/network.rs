@@ -263,6 +263,59 @@ fn a_file_is_the_same_at_the_other_end() {
     assert_eq!(arrived[..64], sent[..64]);
 }
 
+/// Many connections at once, kept and made anew for each request, over both protocols.
+#[test]
+fn a_web_server_answers_the_clients_of_other_hosts() {
+    let Some(lab) = Lab::up("web", "queues = 2") else { return };
+    if !has("nginx") || !has("wrk") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().display().to_string();
+    let settings = folder.path().join("nginx.conf");
+    let text = format!(
+        "daemon off; master_process off; user root; error_log stderr; pid {own}/pid;
+        events {{ worker_connections 1024; }}
+        http {{ access_log off; client_body_temp_path {own}; proxy_temp_path {own}; fastcgi_temp_path {own};
+        uwsgi_temp_path {own}; scgi_temp_path {own};
+        server {{ listen 80; listen [::]:80; root {own}; keepalive_requests 1000; }} }}"
+    );
+    std::fs::write(&settings, text).unwrap();
+    std::fs::write(folder.path().join("page"), vec![b'x'; 300_000]).unwrap();
+    let settings = settings.display().to_string();
+    let mut server = lab.command("beta", &["nginx", "-p", &own, "-c", &settings]);
+    let _server = Server(server.stderr(Stdio::inherit()).spawn().unwrap());
+    eventually("the server answers", &lab.rack, || {
+        let one = ["wrk", "-t", "1", "-c", "1", "-d", "1", "http://10.77.0.2/page"];
+        wrk_requests(&lab.try_on("alpha", &one)).is_some_and(|requests| requests > 0)
+    });
+    for (from, url) in [
+        ("alpha", "http://10.77.0.2/page"),
+        ("gamma", "http://[fd72:6163:6b62::2]/page"),
+        ("beta", "http://10.77.0.2/page"),
+    ] {
+        for more in [&[][..], &["-H", "Connection: close"]] {
+            let program = [&["wrk", "-t", "2", "-c", "64", "-d", "2"], more, &[url]].concat();
+            let output = lab.try_on(from, &program);
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let requests = wrk_requests(&output).unwrap_or(0);
+            assert!(output.status.success() && requests > 64, "{from} {more:?}: {output:?}");
+            // It tells of errors only where there were any.
+            assert!(
+                !said.contains("errors") && !said.contains("Non-2xx"),
+                "{from} {more:?}: {said}"
+            );
+        }
+    }
+}
+
+/// How many requests `wrk` says that were answered.
+fn wrk_requests(output: &Output) -> Option<u64> {
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = said.lines().find(|line| line.contains(" requests in "))?;
+    line.trim().split(' ').next()?.parse().ok()
+}
+
 #[test]
 fn a_host_that_is_killed_or_stalls_stops_nobody_and_comes_back_by_itself() {
     let Some(mut lab) = Lab::up("death", "") else { return };

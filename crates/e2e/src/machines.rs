@@ -21,8 +21,20 @@ impl MachineTestbed {
     pub fn start(file: &Path) -> Result<MachineTestbed> {
         let dir = std::env::temp_dir().join(format!("rb-{}", std::process::id()));
         let testbed = MachineTestbed { rackbus: beside("rackbus")?, dir };
+        testbed.end_when_interrupted();
         testbed.run(&["up", &file.display().to_string()])?;
         Ok(testbed)
+    }
+
+    /// An interrupted test leaves no machines behind.
+    fn end_when_interrupted(&self) {
+        let (rackbus, dir) = (self.rackbus.clone(), self.dir.clone());
+        // A second testbed of the same process finds the handler there; both are of one folder.
+        let _ = ctrlc::set_handler(move || {
+            let again = MachineTestbed { rackbus: rackbus.clone(), dir: dir.clone() };
+            drop(again);
+            std::process::exit(130);
+        });
     }
 
     /// Runs a command of the testbed, which must succeed.

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rackbus_control::api::Lease;
 use serde_json::Value;
 
-use super::PATIENCE;
+use super::{PATIENCE, programs};
 
 /// A port that nobody listens at, another one each time: below those that the system gives to connections by itself,
 /// so that none of them takes it before it is listened at.
@@ -63,6 +63,7 @@ impl Machine {
             .env("RACKBUS_STATE_DIR", self.folder.join("state"))
             .env("XDG_CONFIG_HOME", self.folder.join("config"))
             .env_remove("RACKBUS_CONTEXT")
+            .env("PATH", programs::path())
             .stdin(Stdio::null());
         if self.is_desk {
             // No rack of its own is named: what runs there is looked for as usual.

@@ -186,6 +186,7 @@ impl Rack {
             .args(args)
             .env("RACKBUS_RUN_DIR", self.run_dir())
             .env("RACKBUS_STATE_DIR", self.folder.path().join("state"))
+            .env("PATH", programs::path())
             .stdin(Stdio::null());
         command
     }

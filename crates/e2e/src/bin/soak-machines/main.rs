@@ -127,7 +127,7 @@ impl Soak {
         let testbed = MachineTestbed::start(file)?;
         let [alpha, beta, gamma] = HOSTS.map(|host| testbed.on(host));
         let (control, hosts) = (testbed.on(CONTROL)?, [alpha?, beta?, gamma?]);
-        Ok(Soak { testbed, control, hosts, load: DriveLoad::new(&FUNCTIONS, WORKERS) })
+        Ok(Soak { testbed, control, hosts, load: DriveLoad::new(&FUNCTIONS) })
     }
 
     fn run(&self, length: Duration, random: Random) -> Result<String> {

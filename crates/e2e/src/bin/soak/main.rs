@@ -2,8 +2,9 @@
 //! A rack under load whose processes are killed, frozen, restarted and deprived of devices at random moments.
 //!
 //! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them. Others
-//! (`peers`) borrow several functions and have drives read into the memory of another, and a virtual machine (`machine`)
-//! uses a drive until it is killed or stopped, and the next begins. All the while
+//! (`peers`) borrow several functions and have drives read into the memory of another, or borrow two whole or not at all
+//! (`compositions`), or take turns on a drive (`sharers`), and a virtual machine (`machine`) uses a drive until it is killed
+//! or stopped, and the next begins. All the while
 //! `disturb` does what happens to racks. What each block may hold is known ([`rackbus_e2e::soak`]): no wrong data, no acknowledged
 //! write lost, nothing of a lease that has ended, and no lease that is on its way for too long. At the end
 //! everything is available again, every lease that ended says why, no process has kept descriptors or memory, and none is
@@ -11,9 +12,11 @@
 //!
 //! Usage: `soak DIR [SECONDS [SEED]]`; the last line is `soak: ok` and what was done.
 
+mod compositions;
 mod disturb;
 mod machine;
 mod peers;
+mod sharers;
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +33,7 @@ use rackbus_seeds::Random;
 use disturb::Disturber;
 use machine::Machines;
 
-/// Four drives of two hosts and one for virtual machines, in files: what was acknowledged outlives a killed process. And
+/// Four drives of two hosts, one that is shared and one for virtual machines, in files: what was acknowledged outlives a killed process. And
 /// memory of two hosts, for peer-to-peer.
 const RACK: &str = r#"
 name = "soak"
@@ -64,6 +67,11 @@ kind = "nvme"
 size = "4 MiB"
 backing = "file"
 
+[hosts.gamma.devices.nvme5]
+kind = "nvme"
+size = "4 MiB"
+backing = "file"
+
 [hosts.alpha.devices.ram0]
 kind = "memory"
 size = "1 MiB"
@@ -71,21 +79,41 @@ size = "1 MiB"
 [hosts.gamma.devices.ram1]
 kind = "memory"
 size = "1 MiB"
+
+[[composition]]
+name = "pair"
+host = "gamma"
+functions = ["alpha/nvme0", "beta/nvme2"]
 "#;
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
-const FUNCTIONS: [&str; 4] = ["alpha/nvme0", "alpha/nvme1", "beta/nvme2", "beta/nvme3"];
+const FUNCTIONS: [&str; 5] =
+    ["alpha/nvme0", "alpha/nvme1", "beta/nvme2", "beta/nvme3", "gamma/nvme5"];
+/// Those that are borrowed; the last one is shared most of the time.
+const BORROWED: usize = 4;
+/// The drive on which programs take turns.
+const SHARED_DRIVE: &str = FUNCTIONS[BORROWED];
 /// The drive of the virtual machines.
 const MACHINE_DRIVE: &str = "beta/nvme4";
 /// Memory that drives read into.
 const MEMORY: [&str; 2] = ["alpha/ram0", "gamma/ram1"];
 /// Everything that the rack lends.
-const DEVICES: [&str; 7] =
-    [FUNCTIONS[0], FUNCTIONS[1], FUNCTIONS[2], FUNCTIONS[3], MACHINE_DRIVE, MEMORY[0], MEMORY[1]];
+const DEVICES: [&str; 8] = [
+    FUNCTIONS[0],
+    FUNCTIONS[1],
+    FUNCTIONS[2],
+    FUNCTIONS[3],
+    SHARED_DRIVE,
+    MACHINE_DRIVE,
+    MEMORY[0],
+    MEMORY[1],
+];
 /// More than there are drives: they wait for each other.
 const WORKERS: usize = 6;
 /// Programs with several functions.
 const PEERS: usize = 2;
+/// Programs that take turns on a drive.
+const SHARERS: usize = 2;
 /// How long everything may take to be there again after the last disturbance. A lease's time to live, its return, and
 /// the driver's own limits are in it.
 const SETTLE: Duration = Duration::from_secs(60);
@@ -100,6 +128,10 @@ struct Soak {
     load: DriveLoad,
     /// Blocks that drives have read into memory functions, and that were checked there.
     moved: AtomicU64,
+    /// Turns on the shared drive that were used.
+    turns: AtomicU64,
+    /// Compositions that were borrowed whole.
+    whole: AtomicU64,
 }
 
 fn main() -> ExitCode {
@@ -138,19 +170,22 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
     fs::write(&file, RACK)?;
     let rack = RackProcesses::start(&file, dir)?;
     let fresh = census(&rack)?;
-    let load = DriveLoad::new(&FUNCTIONS, WORKERS);
-    let soak = Soak { rack, load, moved: AtomicU64::new(0) };
+    let load = DriveLoad::new(&FUNCTIONS);
+    let [moved, turns, whole] = std::array::from_fn(|_| AtomicU64::new(0));
+    let soak = Soak { rack, load, moved, turns, whole };
     let (disturbed, machines) = soak.run(length, Random(seed))?;
     soak.settle()?;
     soak.load.verify(&soak.rack, "gamma")?;
     check_reasons(&soak.rack)?;
     check_census(&fresh, || census(&soak.rack))?;
-    let [operations, leases, moved] = [&soak.load.operations, &soak.load.leases, &soak.moved]
-        .map(|count| count.load(Ordering::Relaxed));
+    let counts = [&soak.load.operations, &soak.load.leases, &soak.moved, &soak.turns, &soak.whole];
+    let [operations, leases, moved, turns, whole] = counts.map(|it| it.load(Ordering::Relaxed));
     ensure!(moved > 0, "nothing was moved by peer-to-peer");
+    ensure!(turns > 0 && whole > 0, "{turns} turns were used and {whole} compositions borrowed");
     let machines = machines.describe();
     Ok(format!(
-        "{operations} operations under {leases} leases, {moved} by peer-to-peer; {machines}; {disturbed}"
+        "{operations} operations under {leases} leases, {moved} by peer-to-peer; {turns} turns, {whole} compositions; \
+         {machines}; {disturbed}"
     ))
 }
 
@@ -169,6 +204,12 @@ impl Soak {
                 let random = random.fork();
                 scope.spawn(move || peers::work(soak, number, random))
             }));
+            workers.extend((0..SHARERS).map(|number| {
+                let random = random.fork();
+                scope.spawn(move || sharers::work(soak, WORKERS + number, random))
+            }));
+            let whole = random.fork();
+            workers.push(scope.spawn(move || compositions::work(soak, WORKERS + SHARERS, whole)));
             let machines = Machines::new(soak, random.fork());
             let machines = scope.spawn(move || machines.run());
             let mut disturber = Disturber::new(&soak.rack, random.fork());
@@ -204,6 +245,10 @@ impl Soak {
 /// Borrows drives for any host, uses them and returns them.
 fn work(soak: &Soak, number: usize, random: Random) -> Result<()> {
     soak.load.work(number, random, &soak.rack, |function, random| {
+        // Where others take turns it is refused, mostly.
+        if function == SHARED_DRIVE && !random.chance(10) {
+            return Err(CheckFailure("left to those who take turns".to_owned()));
+        }
         let host = HOSTS[random.below(HOSTS.len())];
         let placement = if random.chance(30) { "borrower" } else { "lender" };
         soak.rack.json(&["borrow", function, "--for", host, "--placement", placement, "--wait=2s"])
