@@ -1,5 +1,6 @@
 //! Network functions in stock guests: their own virtio-net finds each, and they reach each other.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rackbus_driver::net::{Net, NetOptions};
@@ -77,16 +78,85 @@ pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
     unplug(rack, new, "alpha/nic0.vf2")
 }
 
-/// The interfaces of the rack's hosts are neighbours of a guest, where this process may make any.
+/// What is outside of the rack, in a namespace: the other end of an uplink's cable. It ends with this.
+struct Outside {
+    namespace: String,
+}
+
+impl Outside {
+    /// The uplink of the rack file.
+    const UPLINK: &str = "rbe2e0";
+    /// Who is there.
+    const ADDRESS: &str = "10.77.200.1";
+
+    fn new() -> Result<Outside> {
+        let outside = Outside { namespace: format!("rackbus-outside-{}", std::process::id()) };
+        let name = outside.namespace.as_str();
+        let uplink = Outside::UPLINK;
+        ip(&["netns", "add", name])?;
+        ip(&["link", "add", uplink, "type", "veth", "peer", "name", "far0", "netns", name])?;
+        ip(&["link", "set", uplink, "up"])?;
+        let address = format!("{}/16", Outside::ADDRESS);
+        ip(&["-n", name, "addr", "add", &address, "dev", "far0"])?;
+        ip(&["-n", name, "link", "set", "far0", "up"])?;
+        Ok(outside)
+    }
+
+    /// Whether somebody outside opens a connection to a guest and gets what it sends.
+    fn fetch(&self, from: &str) -> Result<String> {
+        let script = format!(
+            "for try in $(seq 200); do exec 3<>/dev/tcp/{from}/7001 && break; sleep 0.05; done 2>/dev/null
+             sha256sum <&3"
+        );
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace, "bash", "-c", &script]);
+        let output = command.output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        // The uplink goes with the other end of its cable.
+        let _ = ip(&["netns", "delete", &self.namespace]);
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("ip").args(arguments).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ip {}: {}", arguments.join(" "), said.trim());
+    Ok(())
+}
+
+/// A guest and somebody outside of the rack reach each other by an uplink, each opening connections to the other.
+fn reach_outside(guest: &mut Guest, outside: &Outside) -> Result<()> {
+    let to = Outside::ADDRESS;
+    guest.run(&format!("ping -c 2 -W 10 {to} && ping -c 2 -W 10 -s 4000 {to}"))?;
+    let limit = Duration::from_secs(60);
+    let server = format!(
+        "dd if=/dev/urandom of=/tmp/sent bs=1M count={MIB} status=none; sha256sum </tmp/sent
+         nc -l -p 7001 </tmp/sent >/dev/null; rm /tmp/sent"
+    );
+    let listening = guest.begin(&server, limit)?;
+    let came = outside.fetch(FIRST)?;
+    let sent = succeeded(guest.name(), &server, &listening.wait()?)?;
+    ensure!(!sent.is_empty() && sent == came, "what was sent is {sent}; what came outside {came}");
+    Ok(())
+}
+
+/// The interfaces of the rack's hosts are neighbours of a guest, and so is what is outside, where this process may make any.
 fn reach_hosts(rack: &RackProcesses, guest: &mut Guest) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         println!("           no host has an interface: that takes root");
         return Ok(());
     }
+    let outside = Outside::new()?;
     rack.json(&["net", "up", "alpha", "gamma"])?;
     for host in ["10.77.0.1", "10.77.0.3"] {
         guest.run(&format!("ping -c 2 -W 10 {host} && ping -c 2 -W 10 -s 60000 {host}"))?;
     }
+    reach_outside(guest, &outside)?;
     rack.json(&["net", "down"])?;
     Ok(())
 }
