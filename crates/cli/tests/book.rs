@@ -56,7 +56,7 @@ fn every_command_is_described() {
     let mut groups: Vec<Vec<String>> = vec![Vec::new()];
     while let Some(before) = groups.pop() {
         for name in commands(&before) {
-            let command = [&before[..], &[name.clone()]].concat();
+            let command = [&before[..], std::slice::from_ref(&name)].concat();
             let words = command.join(" ");
             // On its own, or where its group is described.
             let own = text.contains(&format!("## `rackbus {words}"));
