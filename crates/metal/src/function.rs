@@ -1,5 +1,6 @@
 //! A function that is lent through an NTB: its control area, what its borrower asks for, and its end.
 
+use std::any::Any;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,8 +13,8 @@ use crate::device::{ReadyDevice, WindowDevice, event, table_of};
 use crate::error::MetalError;
 use crate::lender::{BEAT, LentStatus, locked};
 use crate::ntb::{DOORBELL, Ntb};
-use crate::requests::{FunctionRequest, RequestRing};
-use crate::window::{ControlArea, DIRECT, FunctionStatus, Offer, WindowBar};
+use crate::requests::{FunctionRequest, RequestRing, Writable};
+use crate::window::{ControlArea, DIRECT, FunctionStatus, Offer, RING_ENTRIES, WindowBar};
 
 /// Mappings in the IOMMU domain, until this is dropped.
 #[derive(Debug)]
@@ -53,8 +54,9 @@ pub type OnTakenAway = Box<dyn Fn(&str) + Send + Sync>;
 pub(crate) struct ControlledFunction {
     device: Box<dyn WindowDevice>,
     area: ControlArea,
-    /// While it is lent. Who changes the device for the borrower holds this; nothing is changed after the end.
-    mappings: Mutex<Option<Mappings>>,
+    /// What is mapped for the borrower, while it is lent: dropped, it is not mapped any more. Who changes the device for
+    /// the borrower holds this; nothing is changed after the end.
+    mappings: Mutex<Option<Box<dyn Any + Send>>>,
     requests: Mutex<RequestRing>,
     /// Offset of its control area in the borrower's window 1.
     control: u64,
@@ -110,10 +112,23 @@ impl ControlledFunction {
             doorbell: DOORBELL,
             bars: shown,
         };
-        let function = ControlledFunction {
+        let lent = (device, Box::new(mappings) as Box<dyn Any + Send>, area);
+        let function = ControlledFunction::assemble(lent, image.writable, (control, epoch), lost)?;
+        function.area.publish(&offer, &image.bytes);
+        Ok(function)
+    }
+
+    /// A device, what is mapped of it, and its area, in which nothing is shown yet.
+    fn assemble(
+        (device, mappings, area): (Box<dyn WindowDevice>, Box<dyn Any + Send>, ControlArea),
+        writable: Writable,
+        (control, epoch): (u64, u64),
+        lost: OnTakenAway,
+    ) -> Result<ControlledFunction, MetalError> {
+        Ok(ControlledFunction {
             area,
             mappings: Mutex::new(Some(mappings)),
-            requests: Mutex::new(RequestRing::new(epoch, image.writable)),
+            requests: Mutex::new(RequestRing::new(epoch, writable)),
             control,
             epoch,
             lost,
@@ -125,9 +140,7 @@ impl ControlledFunction {
             ended: AtomicBool::new(false),
             wake: event()?,
             device,
-        };
-        function.area.publish(&offer, &image.bytes);
-        Ok(function)
+        })
     }
 
     /// Gives its heartbeat another value.
@@ -155,10 +168,12 @@ impl ControlledFunction {
     /// Does what the borrower asks for, until it is taken away.
     pub fn serve(&self) {
         let mut asked = Instant::now();
+        let mut more = false;
         loop {
             let mut events = vec![self.wake.as_fd()];
             events.extend(self.device.alarm());
-            Event::wait_any(&events, Some(BEAT.as_nanos() as u64));
+            let wait = if more { 0 } else { BEAT.as_nanos() as u64 };
+            Event::wait_any(&events, Some(wait));
             self.wake.drain();
             // Where there is no alarm the device itself is asked: not for each doorbell, which others ring too.
             if self.device.alarm().is_some() || asked.elapsed() >= BEAT {
@@ -170,21 +185,33 @@ impl ControlledFunction {
             if self.ended.load(Ordering::Acquire) {
                 return self.end();
             }
-            loop {
-                match self.serve_one() {
-                    Served::Ended => return self.end(),
-                    Served::All => break,
-                    Served::One => {}
-                }
+            more = match self.serve_some() {
+                Served::Ended => return self.end(),
+                Served::All => false,
+                Served::One => true,
+            };
+        }
+    }
+
+    /// Does what the borrower asks for, and no more than a ring has room for or a beat takes: a borrower may fill its
+    /// ring as fast as it is worked off, and the device is to be looked at meanwhile.
+    fn serve_some(&self) -> Served {
+        let begun = Instant::now();
+        for _ in 0..RING_ENTRIES {
+            match self.serve_one() {
+                Served::One if begun.elapsed() < BEAT => {}
+                served => return served,
             }
         }
+        Served::One
     }
 
     /// Does one thing that the borrower asks for.
     fn serve_one(&self) -> Served {
         let mut requests = locked(&self.requests);
         let mappings = locked(&self.mappings);
-        if mappings.is_none() {
+        // Who takes it away may wait for these locks, which are not fair: it is not to wait for a borrower's next requests.
+        if mappings.is_none() || self.ended.load(Ordering::Acquire) {
             return Served::Ended;
         }
         let producer = self.area.producer();
@@ -280,4 +307,137 @@ enum Served {
     One,
     /// The function is not lent any more.
     Ended,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::window::{CONSUMER, ENTRIES, PRODUCER};
+
+    const EPOCH: u64 = 7;
+    const RESET: Duration = Duration::from_millis(20);
+
+    /// A device whose resets take their time, and how many it was asked for.
+    struct SlowDevice {
+        resets: Arc<AtomicU64>,
+        broken: Arc<AtomicBool>,
+    }
+
+    impl WindowDevice for SlowDevice {
+        fn name(&self) -> String {
+            "slow".to_owned()
+        }
+
+        fn cut(&self) -> bool {
+            false
+        }
+
+        fn set_master(&self, _on: bool) -> Result<(), MetalError> {
+            Ok(())
+        }
+
+        fn set_device_control(&self, _bits: u16) -> Result<(), MetalError> {
+            Ok(())
+        }
+
+        fn reset(&self) -> Result<(), MetalError> {
+            self.resets.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(RESET);
+            Ok(())
+        }
+
+        fn trouble(&self) -> Option<&'static str> {
+            self.broken.load(Ordering::Relaxed).then_some("it is broken")
+        }
+
+        fn alarm(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    /// A lent device whose borrower keeps its ring full of resets, until `stop`.
+    struct Flooded {
+        function: Arc<ControlledFunction>,
+        resets: Arc<AtomicU64>,
+        broken: Arc<AtomicBool>,
+        stop: Arc<AtomicBool>,
+        threads: Vec<std::thread::JoinHandle<()>>,
+    }
+
+    fn flooded() -> Flooded {
+        let (resets, broken) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let device = SlowDevice { resets: resets.clone(), broken: broken.clone() };
+        let lent = (Box::new(device) as _, Box::new(()) as _, ControlArea::new().unwrap());
+        let writable = Writable { msix_control: 0, device_control: 0 };
+        let lost = Box::new(|_: &str| ());
+        let function = ControlledFunction::assemble(lent, writable, (0, EPOCH), lost).unwrap();
+        let function = Arc::new(function);
+        let stop = Arc::<AtomicBool>::default();
+        let (borrower, stopped) = (function.clone(), stop.clone());
+        let flood = move || {
+            let [_, (_, ring, _)] = borrower.area.parts();
+            let ring = ring.whole();
+            let mut producer = 0u32;
+            while !stopped.load(Ordering::Relaxed) {
+                let consumer = ring.load_u32(CONSUMER, Ordering::Acquire).unwrap();
+                while producer.wrapping_sub(consumer) < RING_ENTRIES {
+                    let at = ENTRIES + 16 * (producer % RING_ENTRIES) as usize;
+                    ring.write_obj(at, &[producer, 2, 0, EPOCH as u32]);
+                    producer += 1;
+                }
+                ring.store_u32(PRODUCER, producer, Ordering::Release);
+                std::thread::yield_now();
+            }
+        };
+        let serving = function.clone();
+        let threads = vec![std::thread::spawn(flood), std::thread::spawn(move || serving.serve())];
+        Flooded { function, resets, broken, stop, threads }
+    }
+
+    impl Flooded {
+        fn until_served(&self) {
+            let begun = Instant::now();
+            while self.resets.load(Ordering::Relaxed) < 3 {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nothing is served");
+                std::thread::yield_now();
+            }
+        }
+
+        /// Stops both threads, and says how often the device was reset.
+        fn stop(self) -> u64 {
+            self.function.end();
+            self.stop.store(true, Ordering::Relaxed);
+            self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+            self.resets.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn a_borrower_that_keeps_its_ring_full_does_not_hold_off_the_end() {
+        let flooded = flooded();
+        flooded.until_served();
+        let (before, begun) = (flooded.resets.load(Ordering::Relaxed), Instant::now());
+        flooded.function.end();
+        let (took, after) = (begun.elapsed(), flooded.resets.load(Ordering::Relaxed));
+        // One that begins at this moment, and the end's own.
+        assert!(after - before <= 2, "{} resets", after - before);
+        assert!(took < 20 * RESET, "{took:?}");
+        assert_eq!(flooded.stop(), after, "nothing is carried out after the end");
+    }
+
+    #[test]
+    fn trouble_is_seen_while_the_ring_is_kept_full() {
+        let flooded = flooded();
+        flooded.until_served();
+        flooded.broken.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
+        while flooded.function.status().trouble.is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(2), "nobody looks");
+            std::thread::yield_now();
+        }
+        flooded.stop();
+    }
 }

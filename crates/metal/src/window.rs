@@ -30,10 +30,10 @@ pub(crate) const RING: usize = 2 * PAGE;
 const STATE: usize = 0x10;
 const HEARTBEAT: usize = 0x14;
 /// Inside of the ring's page.
-const PRODUCER: usize = 0x00;
-const CONSUMER: usize = 0x40;
+pub(crate) const PRODUCER: usize = 0x00;
+pub(crate) const CONSUMER: usize = 0x40;
 const REFUSED: usize = 0x44;
-const ENTRIES: usize = 0x80;
+pub(crate) const ENTRIES: usize = 0x80;
 
 /// Whether the function can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
