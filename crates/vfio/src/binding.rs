@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::container;
 use crate::error::{VfioError, file};
 use crate::facts::{Facts, PciAddress, Sysfs, is_vfio};
+use crate::taker::TakerProcess;
 
 /// The driver that hands functions to programs.
 pub const DRIVER: &str = "vfio-pci";
@@ -35,6 +36,28 @@ pub struct Binding {
     pub virtual_functions: u16,
     /// Who took it: the node's host and rack, or the command.
     pub taker: String,
+    /// The process that did; none in notes of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<TakerProcess>,
+}
+
+/// A function that was taken, and what there is to undo.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenFunction {
+    /// What is to be done to give it back.
+    pub binding: Binding,
+    change: Change,
+}
+
+/// What taking a function has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Change {
+    /// Nothing: it was bound to `vfio-pci`, and no note of it was there.
+    Nothing,
+    /// Who has it: it was taken already, by this note.
+    Taker(Binding),
+    /// Its driver.
+    Driver,
 }
 
 /// Takes functions and gives them back, and knows which are taken.
@@ -77,20 +100,22 @@ impl Bindings {
     /// `vfio-pci` is used as it is, and nothing is noted of it. With `force`, what uses it is not looked at.
     ///
     /// # Errors
-    /// [`VfioError`]; what was changed is taken back then.
+    /// [`VfioError`]; what was changed is taken back then. [`VfioError::TakenBy`] when another taker has it that still
+    /// runs; what one has left behind that ended is taken over.
     pub fn take(
         &self,
         address: PciAddress,
         taker: &str,
         force: bool,
-    ) -> Result<Binding, VfioError> {
+    ) -> Result<TakenFunction, VfioError> {
         let facts = self.sysfs.check(address)?;
-        let known = self.note(address)?.filter(|note| note.virtual_functions == 0);
+        let known = self.check_taker(address, taker)?.filter(|note| note.virtual_functions == 0);
         let bound = facts.driver.as_deref().is_some_and(is_vfio);
+        let process = TakerProcess::this();
         if let (Some(known), true) = (&known, bound) {
-            let binding = Binding { taker: taker.to_owned(), ..known.clone() };
+            let binding = Binding { taker: taker.to_owned(), process, ..known.clone() };
             self.write_note(&binding)?;
-            return Ok(binding);
+            return Ok(TakenFunction { binding, change: Change::Taker(known.clone()) });
         }
         if !force && !bound {
             self.sysfs.check_unused(address)?;
@@ -101,9 +126,10 @@ impl Bindings {
             former: facts.driver.clone().filter(|driver| !is_vfio(driver)),
             virtual_functions: 0,
             taker: taker.to_owned(),
+            process,
         };
         if bound {
-            return Ok(binding);
+            return Ok(TakenFunction { binding, change: Change::Nothing });
         }
         self.write_note(&binding)?;
         let outcome = self.bind(&facts);
@@ -111,7 +137,37 @@ impl Bindings {
             // Its own driver gets it again, as far as that is possible; the first error is what is told.
             let _ = self.give_back(address);
         }
-        outcome.map(|()| binding)
+        outcome.map(|()| TakenFunction { binding, change: Change::Driver })
+    }
+
+    /// Undoes what taking a function has changed, and nothing else: one that was taken before stays with who had it.
+    ///
+    /// # Errors
+    /// When somebody has it open, or its driver does not take it. The note stays then, so that it can be tried again.
+    pub fn undo(&self, taken: TakenFunction) -> Result<(), VfioError> {
+        let address = taken.binding.address;
+        match taken.change {
+            Change::Nothing => Ok(()),
+            Change::Taker(before) => self.write_note(&before),
+            Change::Driver => match self.check_free(address) {
+                Err(busy @ VfioError::Busy { .. }) => Err(busy),
+                // Whatever else is wrong, nobody is waited for.
+                _ => self.give_back(address).map(drop),
+            },
+        }
+    }
+
+    /// What is noted of a function that `taker` may have: nobody took it, or `taker` itself, or who did has ended and
+    /// does not use it.
+    fn check_taker(&self, address: PciAddress, taker: &str) -> Result<Option<Binding>, VfioError> {
+        let note = self.note(address)?;
+        if let Some(other) = note.as_ref().filter(|note| note.taker != taker) {
+            let runs = other.process.is_some_and(|process| process.is_running());
+            if runs || matches!(self.check_free(address), Err(VfioError::Busy { .. })) {
+                return Err(VfioError::TakenBy { address, taker: other.taker.clone() });
+            }
+        }
+        Ok(note)
     }
 
     fn bind(&self, facts: &Facts) -> Result<(), VfioError> {
@@ -140,8 +196,7 @@ impl Bindings {
         } else {
             self.rebind(&binding)?;
         }
-        let path = self.note_path(address);
-        fs::remove_file(&path).map_err(file(path))?;
+        self.forget(address)?;
         Ok(Some(binding))
     }
 
@@ -166,10 +221,10 @@ impl Bindings {
     }
 
     /// Makes virtual functions of a function, and takes them; it stays with its own driver. As many as there are
-    /// already stay.
+    /// already stay. Another number of them is removed first, unless one is in use.
     ///
     /// # Errors
-    /// [`VfioError`]; what was changed is taken back then.
+    /// [`VfioError`]; what was changed is taken back then, and virtual functions that were there are there again.
     pub fn make_virtual(
         &self,
         address: PciAddress,
@@ -184,36 +239,88 @@ impl Bindings {
                 wanted,
             });
         }
-        let binding = Binding {
+        let noted = self.check_taker(address, taker)?;
+        let are_there = facts.virtual_functions.len() == usize::from(wanted);
+        if !are_there {
+            for function in &facts.virtual_functions {
+                self.check_removable(*function, taker)?;
+            }
+        }
+        self.write_note(&Binding {
             address,
             kind: facts.kind().to_owned(),
             former: facts.driver.clone(),
             virtual_functions: wanted,
             taker: taker.to_owned(),
+            process: TakerProcess::this(),
+        })?;
+        let mut taken = Vec::new();
+        let made = match are_there {
+            true => Ok(()),
+            false => self.make(&facts, wanted),
         };
-        self.write_note(&binding)?;
-        let made = self.make(&facts, wanted, taker);
+        let made = made.and_then(|()| self.take_virtual(address, taker, &mut taken));
         if made.is_err() {
-            let _ = self.give_back(address);
+            // As far as that is possible; the first error is what is told.
+            for function in taken.into_iter().filter(|_| are_there) {
+                let _ = self.undo(function);
+            }
+            let unmade = if are_there { Ok(()) } else { self.unmake(&facts, noted.as_ref()) };
+            let _ = unmade.and_then(|()| match &noted {
+                Some(note) => self.write_note(note),
+                None => self.forget(address),
+            });
         }
         made
     }
 
-    fn make(&self, facts: &Facts, wanted: u16, taker: &str) -> Result<Vec<PciAddress>, VfioError> {
-        let address = facts.address;
-        if facts.virtual_functions.len() != usize::from(wanted) {
-            // A driver of this machine is not to take them first; and another number is made from none.
-            self.write(address, "sriov_drivers_autoprobe", "0")?;
-            if !facts.virtual_functions.is_empty() {
-                self.write(address, "sriov_numvfs", "0")?;
-            }
-            self.write(address, "sriov_numvfs", &wanted.to_string())?;
+    /// Refuses when a virtual function must not vanish: somebody has it, or this machine uses it.
+    fn check_removable(&self, function: PciAddress, taker: &str) -> Result<(), VfioError> {
+        self.check_taker(function, taker)?;
+        match self.check_free(function) {
+            Err(busy @ VfioError::Busy { .. }) => Err(busy),
+            _ => self.sysfs.check_unused(function),
         }
+    }
+
+    fn make(&self, facts: &Facts, wanted: u16) -> Result<(), VfioError> {
+        let address = facts.address;
+        // A driver of this machine is not to take them first; and another number is made from none.
+        self.write(address, "sriov_drivers_autoprobe", "0")?;
+        if !facts.virtual_functions.is_empty() {
+            self.write(address, "sriov_numvfs", "0")?;
+        }
+        self.write(address, "sriov_numvfs", &wanted.to_string())
+    }
+
+    /// Takes all virtual functions of a function, as long as that succeeds.
+    fn take_virtual(
+        &self,
+        address: PciAddress,
+        taker: &str,
+        taken: &mut Vec<TakenFunction>,
+    ) -> Result<Vec<PciAddress>, VfioError> {
         let made = self.sysfs.facts(address)?.virtual_functions;
         for function in &made {
-            self.take(*function, taker, false)?;
+            taken.push(self.take(*function, taker, false)?);
         }
         Ok(made)
+    }
+
+    /// Has a function have as many virtual functions as it had `before`, with the drivers that they had.
+    fn unmake(&self, before: &Facts, noted: Option<&Binding>) -> Result<(), VfioError> {
+        let (address, number) = (before.address, before.virtual_functions.len());
+        let facts = self.sysfs.facts(address)?;
+        let is_other = facts.virtual_functions.len() != number;
+        if is_other {
+            self.drop_virtual(&facts)?;
+        }
+        let were_made_here = noted.is_some_and(|note| note.virtual_functions > 0);
+        self.write(address, "sriov_drivers_autoprobe", if were_made_here { "0" } else { "1" })?;
+        if is_other && number > 0 {
+            self.write(address, "sriov_numvfs", &number.to_string())?;
+        }
+        Ok(())
     }
 
     fn remove_virtual(&self, binding: &Binding) -> Result<(), VfioError> {
@@ -221,20 +328,19 @@ impl Bindings {
             Err(VfioError::NotFound(_)) => return Ok(()),
             facts => facts?,
         };
-        for function in &facts.virtual_functions {
-            // They vanish; nobody gets them back.
-            let path = self.note_path(*function);
-            match fs::remove_file(&path) {
-                Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                    return Err(file(path)(cause));
-                }
-                _ => {}
-            }
-        }
-        if !facts.virtual_functions.is_empty() {
-            self.write(binding.address, "sriov_numvfs", "0")?;
-        }
+        self.drop_virtual(&facts)?;
         self.write(binding.address, "sriov_drivers_autoprobe", "1")
+    }
+
+    /// Removes the virtual functions that a function has. They vanish; nobody gets them back.
+    fn drop_virtual(&self, facts: &Facts) -> Result<(), VfioError> {
+        for function in &facts.virtual_functions {
+            self.forget(*function)?;
+        }
+        match facts.virtual_functions.is_empty() {
+            true => Ok(()),
+            false => self.write(facts.address, "sriov_numvfs", "0"),
+        }
     }
 
     /// What is taken, in the order of the addresses.
@@ -288,6 +394,14 @@ impl Bindings {
         serde_json::from_slice(&text).map(Some).map_err(|error| file(path)(error.into()))
     }
 
+    fn forget(&self, address: PciAddress) -> Result<(), VfioError> {
+        let path = self.note_path(address);
+        match fs::remove_file(&path) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(file(path)(cause)),
+            _ => Ok(()),
+        }
+    }
+
     fn write_note(&self, binding: &Binding) -> Result<(), VfioError> {
         fs::create_dir_all(&self.notes).map_err(file(&self.notes))?;
         let path = self.note_path(binding.address);
@@ -330,92 +444,4 @@ impl Bindings {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::facts::tests::Tree;
-
-    /// A tree in which nothing happens when a file is written, as in a kernel that refuses everything.
-    fn deaf() -> (Tree, Bindings) {
-        let tree = Tree::new();
-        tree.function("0000:03:00.0", "0x010802\n", 7, Some("nvme"));
-        tree.write("sys/bus/pci/drivers/vfio-pci/unbind", "");
-        let notes = tree.0.path().join("notes");
-        let bindings = Bindings::of(tree.sysfs(), &notes);
-        (tree, bindings)
-    }
-
-    fn rebound(tree: &Tree, driver: &str) {
-        let link = tree.0.path().join("sys/devices/pci0000:00/0000:03:00.0/driver");
-        fs::remove_file(&link).unwrap();
-        std::os::unix::fs::symlink(tree.sysfs().driver(driver), link).unwrap();
-    }
-
-    fn text(tree: &Tree, path: &str) -> String {
-        fs::read_to_string(tree.0.path().join(path)).unwrap()
-    }
-
-    #[test]
-    fn a_function_whose_driver_does_not_release_it_is_refused_and_what_was_changed_is_taken_back() {
-        let (tree, bindings) = deaf();
-        let address = "03:00.0".parse().unwrap();
-        let refused = bindings.take(address, "alpha", false).unwrap_err();
-        let VfioError::NotBound { found, .. } = refused else { panic!("{refused}") };
-        assert_eq!(found, "nvme");
-        assert_eq!(text(&tree, "sys/devices/pci0000:00/0000:03:00.0/driver_override"), "\n");
-        assert_eq!(text(&tree, "sys/bus/pci/drivers/nvme/unbind"), "0000:03:00.0");
-        assert!(bindings.taken().unwrap().is_empty());
-    }
-
-    #[test]
-    fn the_record_names_the_driver_to_go_back_to_also_for_another_process() {
-        let (tree, bindings) = deaf();
-        let address = "03:00.0".parse().unwrap();
-        let facts = tree.sysfs().facts(address).unwrap();
-        let taken = Binding {
-            address,
-            kind: facts.kind().to_owned(),
-            former: facts.driver,
-            virtual_functions: 0,
-            taker: "alpha".to_owned(),
-        };
-        bindings.write_note(&taken).unwrap();
-        rebound(&tree, "vfio-pci");
-        let later = Bindings::of(tree.sysfs(), &tree.0.path().join("notes"));
-        assert_eq!(later.taken().unwrap(), std::slice::from_ref(&taken));
-        // Taking it again changes who has it, and nothing else.
-        let again = later.take(address, "beta", false).unwrap();
-        assert_eq!(again, Binding { taker: "beta".to_owned(), ..taken });
-        // The driver does not take it: the note stays.
-        assert!(matches!(later.give_back(address), Err(VfioError::NotBound { .. })));
-        assert_eq!(later.taken().unwrap().len(), 1);
-        rebound(&tree, "nvme");
-        assert_eq!(later.give_back(address).unwrap().unwrap().former.as_deref(), Some("nvme"));
-        assert!(later.taken().unwrap().is_empty());
-        assert_eq!(later.give_back(address).unwrap(), None);
-    }
-
-    #[test]
-    fn what_was_bound_to_vfio_before_stays_so() {
-        let (tree, bindings) = deaf();
-        rebound(&tree, "vfio-pci");
-        let address = "03:00.0".parse().unwrap();
-        assert_eq!(bindings.take(address, "alpha", false).unwrap().former, None);
-        assert_eq!(bindings.give_back(address).unwrap(), None);
-        assert_eq!(text(&tree, "sys/bus/pci/drivers/vfio-pci/unbind"), "");
-    }
-
-    #[test]
-    fn virtual_functions_are_made_within_what_the_function_can_have() {
-        let (tree, bindings) = deaf();
-        let folder = "sys/devices/pci0000:00/0000:03:00.0";
-        tree.write(&format!("{folder}/sriov_totalvfs"), "2\n");
-        let address = "03:00.0".parse().unwrap();
-        let refused = bindings.make_virtual(address, 3, "alpha").unwrap_err().to_string();
-        assert!(refused.contains("can have 2 virtual functions, not 3"), "{refused}");
-        assert_eq!(bindings.make_virtual(address, 2, "alpha").unwrap(), []);
-        assert_eq!(text(&tree, &format!("{folder}/sriov_numvfs")), "2");
-        assert_eq!(text(&tree, &format!("{folder}/sriov_drivers_autoprobe")), "0");
-        bindings.give_back(address).unwrap();
-        assert_eq!(text(&tree, &format!("{folder}/sriov_drivers_autoprobe")), "1");
-    }
-}
+mod tests;

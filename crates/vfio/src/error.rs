@@ -60,6 +60,16 @@ pub enum VfioError {
         /// Number of the group that somebody has open.
         group: u32,
     },
+    /// Somebody else took it, and still runs or uses it.
+    #[error(
+        "{address} is taken by {taker}; end that first, or have it given back: rackbus lend {address} --return"
+    )]
+    TakenBy {
+        /// PCI address of the function.
+        address: PciAddress,
+        /// Who took it, as the note has it.
+        taker: String,
+    },
     /// The function is what this machine runs on.
     #[error("{address} is in use: {what}; {hint}")]
     InUse {

@@ -6,7 +6,8 @@
 //!
 //! * [`facts`]: functions, their IOMMU groups, drivers, BARs and virtual functions as sysfs has them; reads a
 //!   folder that is given.
-//! * [`binding`]: takes functions from their drivers and gives them back, also after a crash.
+//! * [`binding`]: takes functions from their drivers and gives them back, also after a crash. [`taker`]: whether who took
+//!   one still runs.
 //! * [`container`]: IOMMU domains. [`faults`]: what they refused.
 //! * [`device`]: functions in use. [`reset`]: how they are reset.
 //! * `kernel`: the requests themselves.
@@ -25,11 +26,13 @@ pub mod facts;
 pub mod faults;
 mod kernel;
 pub mod reset;
+pub mod taker;
 
-pub use binding::{Binding, Bindings};
+pub use binding::{Binding, Bindings, TakenFunction};
 pub use container::{Container, RangeTarget};
 pub use device::{InterruptIndex, RegionFacts, VfioDevice};
 pub use error::VfioError;
 pub use facts::{Facts, PciAddress, Sysfs};
 pub use faults::{FaultLog, IommuFault};
 pub use reset::ResetMethod;
+pub use taker::TakerProcess;

@@ -112,7 +112,10 @@ impl Args {
                     let made = bindings.make_virtual(address, count, TAKER);
                     taken_functions = made.map_err(failure)?;
                 }
-                None => former = bindings.take(address, TAKER, self.force).map_err(failure)?.former,
+                None => {
+                    let taken = bindings.take(address, TAKER, self.force).map_err(failure)?;
+                    former = taken.binding.former;
+                }
             }
         }
         let facts = sysfs.facts(address).map_err(failure)?;
