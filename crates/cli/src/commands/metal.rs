@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rackbus_metal::borrower::{self, BorrowedState, Module, ModuleStatus, WantedFunction};
 use rackbus_metal::{LentWindow, MetalError};
-use rackbus_vfio::{Bindings, PciAddress, VfioError};
+use rackbus_vfio::{Bindings, PciAddress, TakenFunction, VfioError};
 use serde_json::json;
 
 use crate::output::{Cell, Failure, Output, Tone};
@@ -138,41 +138,54 @@ async fn lend(
     let mut end = process::EndRequests::listen();
     let bindings = Bindings::here();
     bindings.load_driver();
-    bindings.take(ntb, TAKER, false).map_err(failure)?;
-    let lent = take_and_lend(&bindings, device, ntb, epoch, force);
-    if let Ok((_, lent)) = &lent {
-        let status = lent.status();
-        output.result(&status, |o| {
-                o.line(&format!("ready: {device} at offset {:#x}, epoch {epoch}", status.offset));
-                o.line(&format!(
-                    "at the borrower: rackbus metal borrow NAME --ntb NTB --offset {:#x} --epoch {epoch}",
-                    status.offset
-                ));
-                o.line(
-                    "through the window the device reaches all of the borrower's memory, if that host has no IOMMU in between",
-                );
-            });
-        end.wait().await;
-    }
+    let mut taken = Vec::new();
+    let lent = take_and_lend(&bindings, (device, ntb), epoch, force, &mut taken);
+    let lent = lent.inspect_err(|_| undo(&bindings, taken))?;
+    let status = lent.1.status();
+    output.result(&status, |o| {
+        o.line(&format!("ready: {device} at offset {:#x}, epoch {epoch}", status.offset));
+        o.line(&format!(
+            "at the borrower: rackbus metal borrow NAME --ntb NTB --offset {:#x} --epoch {epoch}",
+            status.offset
+        ));
+        o.line(
+            "through the window the device reaches all of the borrower's memory, if that host has no IOMMU in between",
+        );
+    });
+    end.wait().await;
     // The function is taken away before its driver gets it back.
-    let outcome = lent.map(drop);
-    for address in [device, ntb] {
-        bindings.give_back(address).map_err(failure)?;
-    }
-    outcome
+    drop(lent);
+    let given = [device, ntb].map(|address| bindings.give_back(address).map(drop));
+    given.into_iter().collect::<Result<(), _>>().map_err(failure)
 }
 
-/// Who takes functions here, as the notes have it.
-const TAKER: &str = "rackbus metal lend";
+/// Gives back what was taken for a lending that failed, the last first, and leaves alone what others had taken. Why that
+/// failed is told; what goes wrong here is logged.
+fn undo(bindings: &Bindings, taken: Vec<TakenFunction>) {
+    for function in taken.into_iter().rev() {
+        if let Err(error) = bindings.undo(function) {
+            tracing::error!(%error, "it is not given back; rackbus lend --return does it");
+        }
+    }
+}
 
+/// Who takes functions here, as the notes have it: each process by itself, as another one may lend at the same time.
+fn taker() -> String {
+    format!("rackbus metal lend, process {}", std::process::id())
+}
+
+/// What is taken is added to `taken`, also when it is not lent then.
 fn take_and_lend(
     bindings: &Bindings,
-    device: PciAddress,
-    ntb: PciAddress,
+    (device, ntb): (PciAddress, PciAddress),
     epoch: u64,
     force: bool,
+    taken: &mut Vec<TakenFunction>,
 ) -> Result<(LentWindow, rackbus_metal::WindowLoan), Failure> {
-    bindings.take(device, TAKER, force).map_err(failure)?;
+    let taker = taker();
+    for (address, force) in [(ntb, false), (device, force)] {
+        taken.push(bindings.take(address, &taker, force).map_err(failure)?);
+    }
     let facts = |address| bindings.sysfs().facts(address).map_err(failure);
     let window = LentWindow::open(facts(ntb)?).map_err(failure)?;
     let lost = Box::new(|reason: &str| tracing::error!(reason, "the borrower lost it"));
