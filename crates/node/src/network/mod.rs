@@ -24,7 +24,7 @@ mod uplink;
 mod wire;
 mod worker;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -224,13 +224,18 @@ impl NetworkService {
     /// Makes the host's interface, if it has none, and uses those that lead outside.
     ///
     /// # Errors
-    /// [`NetworkError`]; then the host is not in the network.
+    /// [`NetworkError`]; then the host is in the network as it was before, or is not.
     pub fn up(&self) -> Result<(), NetworkError> {
         let _one = self.0.change();
-        self.make_interface()?;
+        let made = self.make_interface()?;
+        let before: HashSet<usize> =
+            self.0.lock().uplinks.iter().map(|uplink| uplink.state().0).collect();
         let started = self.start_uplinks();
         if started.is_err() {
-            self.take_away()?;
+            self.end_uplinks(|station| !before.contains(&station));
+            if made && let Err(error) = self.take_interface() {
+                tracing::warn!(%error, "the host's interface is not taken away");
+            }
         }
         started
     }
@@ -251,7 +256,8 @@ impl NetworkService {
         Ok(())
     }
 
-    fn make_interface(&self) -> Result<(), NetworkError> {
+    /// Makes the host's interface; false when it has one.
+    fn make_interface(&self) -> Result<bool, NetworkError> {
         let shared = &self.0;
         let Some((station, own)) = shared.stations.named(&shared.host) else {
             return Err(NetworkError::NoPort(shared.host.clone()));
@@ -259,7 +265,7 @@ impl NetworkService {
         // Held, so that nobody else makes it meanwhile; nothing that is sent waits for this.
         let mut state = shared.lock();
         if state.ports.contains_key(&station) {
-            return Ok(());
+            return Ok(false);
         }
         let of_interface = NetworkError::of_interface;
         let namespace = namespace::create(&shared.namespace()).map_err(of_interface)?;
@@ -276,7 +282,7 @@ impl NetworkService {
         state.workers = workers;
         state.ports.insert(station, LocalPort { queues, captured: false });
         tracing::info!(host = shared.host, mac = %own.mac, address = %own.ipv4, "interface up");
-        Ok(())
+        Ok(true)
     }
 
     /// Takes the host's interface and its namespace away.
@@ -289,14 +295,23 @@ impl NetworkService {
     }
 
     fn take_away(&self) -> Result<(), NetworkError> {
+        self.end_uplinks(|_| true);
+        self.take_interface()
+    }
+
+    /// Ends the uplinks whose stations are meant.
+    fn end_uplinks(&self, is_meant: impl Fn(usize) -> bool) {
+        let ended: Vec<RunningUplink> =
+            self.0.lock().uplinks.extract_if(.., |uplink| is_meant(uplink.state().0)).collect();
+        // Their threads end here: they ask nothing of the service that waits.
+        drop(ended);
+    }
+
+    fn take_interface(&self) -> Result<(), NetworkError> {
         let shared = &self.0;
         let Some((station, _)) = shared.stations.named(&shared.host) else { return Ok(()) };
-        let (workers, uplinks) = {
-            let mut state = shared.lock();
-            (std::mem::take(&mut state.workers), std::mem::take(&mut state.uplinks))
-        };
-        // Their threads end here: they ask nothing of the service that waits.
-        drop((workers, uplinks));
+        let workers = std::mem::take(&mut shared.lock().workers);
+        drop(workers);
         shared.close_port(station);
         namespace::remove(&shared.namespace()).map_err(NetworkError::of_interface)
     }

@@ -14,9 +14,16 @@ const FUNCTION: &str = "alpha/nic0.vf1";
 
 /// The network of alpha, whose hosts have two queues each.
 pub(super) fn network() -> NetworkService {
-    let text = "name = \"t\"\n[network]\nqueues = 2\n[hosts.alpha.devices.nic0]\nkind = \"nic\"\n\
-                functions = 1\n[hosts.beta]\n";
-    let (rack, _) = rackbus_devices::class::parse_rack("rack.toml", text).unwrap();
+    network_with("")
+}
+
+/// The same, with another line of its section.
+fn network_with(line: &str) -> NetworkService {
+    let text = format!(
+        "name = \"t\"\n[network]\nqueues = 2\n{line}\n[hosts.alpha.devices.nic0]\nkind = \"nic\"\n\
+         functions = 1\n[hosts.beta]\n"
+    );
+    let (rack, _) = rackbus_devices::class::parse_rack("rack.toml", &text).unwrap();
     let rack: Rack = rack;
     let ports = BTreeMap::from([(FUNCTION.to_owned(), PortOptions::default())]);
     let link = ShmLink::new("t", std::path::Path::new("/nowhere"), ["alpha", "beta"]);
@@ -109,6 +116,16 @@ fn an_interface_that_sleeps_does_not_poll() {
     let port = status.ports.iter().find(|port| port.port == "alpha").unwrap();
     let polling = port.polling.unwrap();
     assert!(polling < 0.02, "{polling}");
+}
+
+#[test]
+fn an_uplink_that_fails_leaves_a_network_that_is_up_alone() {
+    let network = network_with("uplinks = [\"alpha/nowhere0\"]");
+    let _queues = host_queues(&network);
+    let station = network.0.stations.named("alpha").unwrap().0;
+    let failed = network.up().unwrap_err();
+    assert!(matches!(failed, NetworkError::Uplink(..)), "{failed}");
+    assert!(network.0.lock().ports.contains_key(&station));
 }
 
 #[test]
