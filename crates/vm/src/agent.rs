@@ -24,6 +24,9 @@ use crate::{Result, VmError};
 /// The longest reply taken from a guest, bytes: what a guest sends must not fill the host.
 const LONGEST_REPLY: u64 = 64 << 20;
 
+/// The longest that a command may run, a year: a longer limit is taken as this.
+pub const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// What a command in the guest left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandOutput {
@@ -143,7 +146,7 @@ impl GuestAgent {
         Ok(Self { path: socket.to_owned(), writer, waiting, next: AtomicU64::new(first) })
     }
 
-    /// Runs `command` (a bash script) in the guest and waits for it, up to `limit`.
+    /// Runs `command` (a bash script) in the guest and waits for it, up to `limit` or the [`LONGEST_LIMIT`].
     ///
     /// # Errors
     /// When the guest does not answer in time or goes away. A command that fails is not an error:
@@ -157,6 +160,7 @@ impl GuestAgent {
     /// # Errors
     /// When the VM has gone, or takes no requests for as long as the command may run.
     pub fn start(&self, command: &str, limit: Duration) -> Result<RunningCommand> {
+        let limit = limit.min(LONGEST_LIMIT);
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
@@ -295,6 +299,20 @@ mod tests {
         assert!(commands[0] == long.as_bytes(), "the first request is not whole");
         assert_eq!(commands[1], b"next");
         drop(next);
+    }
+
+    #[test]
+    fn a_limit_without_an_end_is_taken_as_the_longest() {
+        let (agent, guest) = connected("endless");
+        let running = agent.start("true", Duration::MAX).expect("start");
+        let mut line = String::new();
+        BufReader::new(guest.try_clone().expect("clone")).read_line(&mut line).expect("a request");
+        let longest = LONGEST_LIMIT.as_secs().to_string();
+        assert_eq!(line.split(' ').nth(1), Some(longest.as_str()));
+        let waiting = std::thread::spawn(move || running.wait());
+        drop(guest);
+        let gone = waiting.join().expect("no panic").expect_err("the guest went away");
+        assert!(matches!(gone, VmError::Protocol { .. }), "{gone}");
     }
 
     #[test]

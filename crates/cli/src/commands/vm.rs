@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use rackbus_control::ControlClient;
+use rackbus_vm::agent::LONGEST_LIMIT;
 use rackbus_vm::spec::DEFAULT_SPARE_PORTS;
 use rackbus_vm::{GuestRelease, VmError, VmRecord, registry};
 
@@ -160,7 +161,7 @@ struct ExecArgs {
     /// The VM, by the name that `rackbus vm list` shows
     name: String,
     /// Stop the command after this many seconds
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=LONGEST_LIMIT.as_secs()))]
     seconds: u64,
     /// The command and its arguments, run by bash
     #[arg(last = true, required = true)]
@@ -272,4 +273,30 @@ fn free_name(context: &Context<'_>) -> Result<String, Failure> {
     let mut names = (1u32..).map(|n| format!("vm{n}"));
     let free = names.find(|n| !taken.contains(n));
     free.ok_or_else(|| Failure::new("no free VM name", "give one with --name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        exec: ExecArgs,
+    }
+
+    #[test]
+    fn a_command_in_a_guest_may_take_a_second_to_a_year() {
+        let parse = |seconds: &str| {
+            Line::try_parse_from(["exec", "vm1", "--seconds", seconds, "--", "true"])
+        };
+        for taken in ["1", "31536000"] {
+            assert_eq!(parse(taken).unwrap().exec.seconds.to_string(), taken);
+        }
+        for refused in ["0", "31536001", "18446744073709551615"] {
+            assert_eq!(parse(refused).unwrap_err().exit_code(), 2, "{refused}");
+        }
+    }
 }
