@@ -414,17 +414,28 @@ pub fn bind(sysfs: &Sysfs, ntb: PciAddress) -> Result<(), MetalError> {
         }
         None => {}
     }
+    let bound = override_and_probe(sysfs, ntb, DRIVER).and_then(|()| {
+        match sysfs.facts(ntb)?.driver.as_deref() {
+            Some(DRIVER) => Ok(()),
+            _ => {
+                let reason = "the module does not take it; the kernel's log says why".to_owned();
+                Err(MetalError::NotBound { address: ntb, reason })
+            }
+        }
+    });
+    if bound.is_err() {
+        // The kernel's own driver may have it again; an empty line takes the override away. The first error is told.
+        let _ = override_and_probe(sysfs, ntb, "\n");
+    }
+    bound
+}
+
+/// Says which driver alone is to have an NTB, and has the kernel look for one.
+fn override_and_probe(sysfs: &Sysfs, ntb: PciAddress, driver: &str) -> Result<(), MetalError> {
     let failed = |cause| MetalError::System { what: "binding the NTB to the module", cause };
     let write = |path: PathBuf, text: &str| std::fs::write(path, text).map_err(failed);
-    write(sysfs.function(ntb).join("driver_override"), DRIVER)?;
-    write(sysfs.probe(), &ntb.to_string())?;
-    match sysfs.facts(ntb)?.driver.as_deref() {
-        Some(DRIVER) => Ok(()),
-        _ => {
-            let reason = "the module does not take it; the kernel's log says why".to_owned();
-            Err(MetalError::NotBound { address: ntb, reason })
-        }
-    }
+    write(sysfs.function(ntb).join("driver_override"), driver)?;
+    write(sysfs.probe(), &ntb.to_string())
 }
 
 #[cfg(test)]
@@ -476,5 +487,31 @@ mod tests {
         ];
         let places = places.map(|place| place as u64);
         assert_eq!(found, [&requests[..], &places].concat());
+    }
+
+    /// A tree with an NTB that no driver takes, however it is asked.
+    #[test]
+    fn an_ntb_that_the_module_does_not_take_is_left_to_other_drivers() {
+        let tree = tempfile::tempdir().unwrap();
+        let name = "0000:05:00.0";
+        let folder = tree.path().join("sys/bus/pci/devices").join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        for (file, text) in
+            [("vendor", "0x8086\n"), ("device", "0x201c\n"), ("class", "0x068000\n")]
+        {
+            std::fs::write(folder.join(file), text).unwrap();
+        }
+        let sysfs = Sysfs::below(tree.path());
+        let refused = bind(&sysfs, name.parse().unwrap()).unwrap_err();
+        assert!(matches!(refused, MetalError::NotBound { .. }), "{refused}");
+        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+        assert_eq!(read(folder.join("driver_override")), "\n");
+        assert_eq!(read(sysfs.probe()), name);
+        // The kernel cannot be asked: the override goes, too.
+        std::fs::remove_file(sysfs.probe()).unwrap();
+        std::fs::create_dir(sysfs.probe()).unwrap();
+        let failed = bind(&sysfs, name.parse().unwrap()).unwrap_err();
+        assert!(matches!(failed, MetalError::System { .. }), "{failed}");
+        assert_eq!(read(folder.join("driver_override")), "\n");
     }
 }
