@@ -2,7 +2,9 @@
 //!
 //! The conversation with the lender stays open for as long as the function is borrowed; its end is the function's
 //! loss. A node that ends returns what it had, and one that starts returns what its predecessor left, which its
-//! lenders have taken away by then.
+//! lenders have taken away by then. A return that does not end well is tried again until it does.
+
+mod late;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -20,6 +22,7 @@ use rustix::io::Errno;
 
 use super::fence::FrontSlot;
 use crate::remote::OnLost;
+use late::{LateReturns, is_gone, is_under_way};
 
 /// A name's most bytes, as the module has it.
 const NAME_BYTES: usize = 63;
@@ -59,13 +62,13 @@ pub struct HostFunctions {
     ntbs: BTreeMap<String, PciAddress>,
     /// Each with what lets it reach this host's memory.
     functions: Mutex<BTreeMap<u64, (Arc<HostFunction>, FrontSlot)>>,
+    /// What could not be returned yet.
+    late: LateReturns,
 }
 
 struct HostFunction {
     grant: Grant,
-    handle: u32,
-    /// The NTB, the offset and the epoch that it was borrowed with.
-    place: (PciAddress, u64, u64),
+    known: KnownFunction,
     path: PathBuf,
     stream: Arc<dyn Conversation>,
     /// The lease has ended here: the end of the conversation is no loss.
@@ -76,10 +79,11 @@ impl HostFunctions {
     /// For a host with these NTBs, by the host that each leads to. What a former node borrowed through them is
     /// returned.
     pub fn new(ntbs: BTreeMap<String, PciAddress>) -> HostFunctions {
+        let late = LateReturns::default();
         if !ntbs.is_empty() {
-            return_all(|ntb| ntbs.values().any(|own| *own == ntb));
+            return_all(|ntb| ntbs.values().any(|own| *own == ntb), &late);
         }
-        HostFunctions { ntbs, functions: Mutex::default() }
+        HostFunctions { ntbs, functions: Mutex::default(), late }
     }
 
     /// Makes the function that `place` says appear in this host, for as long as `stream` is open; its directory in
@@ -96,6 +100,7 @@ impl HostFunctions {
         slot: FrontSlot,
         lost: OnLost,
     ) -> Result<PathBuf, HostError> {
+        self.late.work_off();
         let lender = &grant.function.host;
         let ntb = self.ntbs.get(lender).copied();
         let ntb = ntb.ok_or_else(|| HostError::NoNtb(lender.clone()))?;
@@ -111,8 +116,7 @@ impl HostFunctions {
         let lease = grant.lease;
         let function = Arc::new(HostFunction {
             grant,
-            handle: borrowed.handle,
-            place: (ntb, offset, epoch),
+            known: KnownFunction { handle: borrowed.handle, place: (ntb, offset, epoch) },
             path: path.into(),
             stream,
             ended: AtomicBool::new(false),
@@ -124,7 +128,7 @@ impl HostFunctions {
             }
         };
         if let Err(cause) = std::thread::Builder::new().name("host function".into()).spawn(watch) {
-            function.give_back(slot);
+            function.give_back(slot, &self.late);
             return Err(HostError::Thread(cause));
         }
         let path = function.path.clone();
@@ -149,11 +153,12 @@ impl HostFunctions {
         self.all().get(&lease).map(|(function, _)| function.path.clone())
     }
 
-    /// Ends a lease's function: on return it is gone, and its lender is detached. False when there is none.
+    /// Ends a lease's function: on return it is gone, or will be, and its lender is detached. False when there is none.
     pub fn close(&self, lease: u64) -> bool {
+        self.late.work_off();
         let Some((function, slot)) = self.all().remove(&lease) else { return false };
         function.ended.store(true, Ordering::Release);
-        function.give_back(slot);
+        function.give_back(slot, &self.late);
         // Only now: the function's driver may have written to it until here.
         function.stream.shut_down();
         true
@@ -173,28 +178,49 @@ impl Drop for HostFunctions {
     }
 }
 
-impl HostFunction {
-    /// Has its driver release it. Who uses it still, loses it. `slot` is let go when it is gone.
-    fn give_back(&self, slot: FrontSlot) {
-        let outcome = Module::open().and_then(|module| {
-            if !self.is_there(&module) {
-                return Ok(());
-            }
-            match module.give_back(self.handle, false, PATIENCE) {
-                Err(MetalError::Refused { errno: Errno::BUSY, .. }) => {
-                    tracing::warn!(function = %self.grant.function, "it is returned although it is in use");
-                    module.give_back(self.handle, true, PATIENCE)
-                }
-                outcome => outcome,
-            }
-        });
-        after_return(self.handle, &self.grant.function.to_string(), Some(slot), outcome);
+/// A function that the module had when it was borrowed.
+#[derive(Debug, Clone, Copy)]
+struct KnownFunction {
+    handle: u32,
+    /// The NTB, the offset and the epoch that it was borrowed with.
+    place: (PciAddress, u64, u64),
+}
+
+impl KnownFunction {
+    /// Whether the module's function of that handle is this one: handles begin anew with the module.
+    fn is_there(self, module: &Module) -> Result<bool, MetalError> {
+        match module.status(self.handle) {
+            Ok(it) => Ok((it.ntb, it.offset, it.epoch) == self.place),
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Whether the module's function of that handle is this one: handles begin anew with the module.
-    fn is_there(&self, module: &Module) -> bool {
-        let status = module.status(self.handle);
-        status.is_ok_and(|it| (it.ntb, it.offset, it.epoch) == self.place)
+    /// Has its driver release it; done when the module does not have it any more.
+    fn give_back(self, force: bool) -> Result<(), MetalError> {
+        let returned = Module::open().and_then(|module| match self.is_there(&module)? {
+            true => module.give_back(self.handle, force, PATIENCE),
+            false => Ok(()),
+        });
+        match returned {
+            // Somebody else returned it.
+            Err(error) if is_gone(&error) => Ok(()),
+            returned => returned,
+        }
+    }
+}
+
+impl HostFunction {
+    /// Has its driver release it. Who uses it still, loses it. `slot` is let go when it is gone.
+    fn give_back(&self, slot: FrontSlot, late: &LateReturns) {
+        let outcome = match self.known.give_back(false) {
+            Err(MetalError::Refused { errno: Errno::BUSY, .. }) => {
+                tracing::warn!(function = %self.grant.function, "it is returned although it is in use");
+                self.known.give_back(true)
+            }
+            outcome => outcome,
+        };
+        after_return(self.known, &self.grant.function.to_string(), Some(slot), outcome, late);
     }
 
     /// Waits until it has ended; why, where that was a loss.
@@ -214,8 +240,8 @@ impl HostFunction {
             }
             let Ok(module) = &module else { continue };
             module.changes();
-            let reason = match module.status(self.handle) {
-                Ok(it) if (it.ntb, it.offset, it.epoch) != self.place => {
+            let reason = match module.status(self.known.handle) {
+                Ok(it) if (it.ntb, it.offset, it.epoch) != self.known.place => {
                     "the module was loaded anew"
                 }
                 Ok(it) if it.state == BorrowedState::Borrowed => continue,
@@ -228,8 +254,8 @@ impl HostFunction {
 
     /// Its lender is gone.
     fn lose(&self) {
-        let outcome = Module::open().and_then(|module| match self.is_there(&module) {
-            true => module.lost(self.handle),
+        let outcome = Module::open().and_then(|module| match self.known.is_there(&module)? {
+            true => module.lost(self.known.handle),
             false => Ok(()),
         });
         if let Err(error) = outcome {
@@ -257,7 +283,7 @@ fn is_of_lease(name: &str) -> bool {
 }
 
 /// Returns all that was borrowed through some NTBs by leases.
-fn return_all(through: impl Fn(PciAddress) -> bool) {
+fn return_all(through: impl Fn(PciAddress) -> bool, late: &LateReturns) {
     // Without the module nothing is borrowed.
     let Ok(module) = Module::open() else { return };
     let handles = module.handles().unwrap_or_default();
@@ -266,64 +292,34 @@ fn return_all(through: impl Fn(PciAddress) -> bool) {
             continue;
         }
         tracing::info!(function = status.name, "a lease that a former node left was returned");
-        let outcome = module.give_back(status.handle, true, PATIENCE);
-        after_return(status.handle, &status.name, None, outcome);
+        let place = (status.ntb, status.offset, status.epoch);
+        let known = KnownFunction { handle: status.handle, place };
+        after_return(known, &status.name, None, known.give_back(true), late);
     }
 }
 
-/// Looks at how a return ended. One whose driver needs longer goes on in a thread: until then the module keeps the
-/// function's place in the window, and nothing else can be borrowed there. It has `slot` until it ends.
+/// Looks at how a return ended. One that is not done goes on in a thread: until then the function may reach this host's
+/// memory, and the module keeps its place in the window, where nothing else can be borrowed. It has `slot` until it ends.
 fn after_return(
-    handle: u32,
+    known: KnownFunction,
     function: &str,
     slot: Option<FrontSlot>,
     outcome: Result<(), MetalError>,
+    late: &LateReturns,
 ) {
-    let name = function.to_owned();
     match outcome {
-        Ok(()) => {}
+        Ok(()) => return,
         Err(error) if is_under_way(&error) => {
             tracing::warn!(
                 function,
                 "its driver has not released it yet; it is returned when it does"
             );
-            let again = move || {
-                let returned = Module::open()
-                    .and_then(|module| until_gone(|| module.give_back(handle, true, PATIENCE)));
-                match returned {
-                    Ok(()) => tracing::info!(function = name, "it is returned, late"),
-                    Err(error) => {
-                        tracing::error!(function = name, %error, "the function could not be returned")
-                    }
-                }
-                drop(slot);
-            };
-            let thread = std::thread::Builder::new().name("late return".into());
-            if let Err(cause) = thread.spawn(again) {
-                tracing::error!(function, %cause, "no thread waits for the end of its return");
-            }
         }
         Err(error) => {
-            tracing::error!(function, %error, "the function could not be returned");
+            tracing::error!(function, %error, "the function is not returned; it is tried again");
         }
     }
-}
-
-/// Whether the module goes on with a return whose end it has not told.
-fn is_under_way(error: &MetalError) -> bool {
-    matches!(error, MetalError::Refused { errno: Errno::TIMEDOUT | Errno::INTR, .. })
-}
-
-/// Asks for a return again until the module has forgotten the function.
-fn until_gone(mut again: impl FnMut() -> Result<(), MetalError>) -> Result<(), MetalError> {
-    loop {
-        match again() {
-            Err(error) if is_under_way(&error) => {}
-            // Somebody else returned it.
-            Err(MetalError::Refused { errno: Errno::NOENT, .. }) => return Ok(()),
-            outcome => return outcome,
-        }
-    }
+    late.add(function, Box::new(move || known.give_back(true)), slot);
 }
 
 #[cfg(test)]

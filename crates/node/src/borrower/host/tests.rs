@@ -1,3 +1,5 @@
+//! What was borrowed for this host, by the names that the module keeps.
+
 use super::*;
 
 #[test]
@@ -11,22 +13,5 @@ fn what_was_borrowed_by_a_lease_is_known_by_its_name_however_long_that_is() {
     assert!(is_of_lease("alpha/nvme0 by lease 7"), "of an earlier version");
     for by_hand in ["alpha/nvme0", "lease", "lease x: y", "lease 7", "released: 7"] {
         assert!(!is_of_lease(by_hand), "{by_hand}");
-    }
-}
-
-#[test]
-fn a_return_is_asked_for_again_until_the_module_has_forgotten_the_function() {
-    let refused = |errno| Err(MetalError::Refused { what: "returning".into(), errno });
-    for (answers, ends_well) in [
-        (
-            vec![refused(Errno::TIMEDOUT), refused(Errno::INTR), refused(Errno::TIMEDOUT), Ok(())],
-            true,
-        ),
-        (vec![refused(Errno::TIMEDOUT), refused(Errno::NOENT)], true),
-        (vec![refused(Errno::INTR), refused(Errno::PERM)], false),
-    ] {
-        let mut answers = answers.into_iter();
-        assert_eq!(until_gone(|| answers.next().unwrap()).is_ok(), ends_well);
-        assert!(answers.next().is_none());
     }
 }
