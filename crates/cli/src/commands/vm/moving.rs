@@ -12,13 +12,14 @@ use rackbus_control::api::Lease;
 use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{ControlClient, ControlClientError};
 use rackbus_vm::{Assets, Boot, InterruptChoice, Vm, VmRecord, VmSpec, registry};
+use tokio::task::JoinHandle;
 
 use super::leases::{function, give_back_all, leases_of, show};
 use super::memory::{check_host, plugged_mib};
 use super::running::described;
 use super::{Context, find, joined};
 use crate::output::Failure;
-use crate::process;
+use crate::process::{self, EndRequests};
 
 /// How long a guest may take to switch itself off.
 const OFF: Duration = Duration::from_secs(60);
@@ -53,49 +54,55 @@ struct Moving<'a> {
     kept: Option<PathBuf>,
 }
 
-/// Moves a VM to another host.
+/// Moves a VM to another host. Who asks this process to end before the VM is switched off leaves it as it is. Later the move
+/// comes to its end first: only this process knows how the VM is to be started, and its functions may be the new host's already.
 pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failure> {
+    let mut requests = EndRequests::listen();
     let record = find(context, &args.name)?;
-    let mut moving = Moving::check(context, &record, &args.host).await?;
-    let names: Vec<&str> = moving.leases.iter().map(|lease| lease.function.as_str()).collect();
-    let names = names.join(", ");
-    let waiting = moving.wait_first().await?;
+    let prepared = async {
+        let moving = Moving::check(context, &record, &args.host).await?;
+        let waiting = moving.wait_first().await?;
+        Ok::<_, Failure>((moving, waiting))
+    };
+    let (mut moving, waiting) = tokio::select! {
+        biased;
+        // What waits at the control plane goes with this process.
+        () = requests.wait() => {
+            return Err(Failure::new("interrupted", format!("VM {} goes on where it is", args.name)));
+        }
+        prepared = prepared => prepared?,
+    };
     if let Err(failure) = moving.switch_off(&record, &args.name).await {
         waiting.abort();
         return Err(failure);
     }
     joined(tokio::task::spawn_blocking(move || Vm::attach(record).kill()).await)?;
-    // Without effect where the control plane is away for long: whoever borrows below tries it again.
-    let ended = tokio::time::timeout(HAND_OVER, moving.end(&moving.leases)).await;
-    if !matches!(ended, Ok(Ok(()))) {
-        waiting.abort();
-    }
-    let there = match waiting.await {
-        Ok(Ok(leases)) => Ok(leases),
-        Ok(Err(error)) if !is_lost(&error) => Err(error.into()),
-        // A control plane that is away for long has forgotten who waited.
-        _ => moving.borrow(moving.to, &moving.key, &moving.leases).await,
-    };
     let mut former = moving.leases.clone();
-    let outcome = match there {
+    let outcome = match moving.hand_over(waiting).await {
         Ok(leases) => {
             former.extend(leases.iter().cloned());
             moving.start(moving.to, leases).await
         }
         Err(failure) => Err(failure),
     };
-    match outcome {
-        Ok(record) => {
-            context.output.result(&described(&record), |o| {
-                let with = if names.is_empty() { "nothing" } else { &names };
-                o.line(&format!(
-                    "VM {} moved from {} to {} with {with}",
-                    args.name, moving.from, args.host
-                ));
-            });
-            Ok(())
-        }
-        Err(failure) => Err(moving.put_back(args, &former, &failure.error).await),
+    let record = match outcome {
+        Ok(record) => record,
+        Err(failure) => return Err(moving.put_back(args, &former, &failure.error).await),
+    };
+    context.output.result(&described(&record), |o| {
+        let names: Vec<&str> = moving.leases.iter().map(|it| it.function.as_str()).collect();
+        let with = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+        o.line(&format!(
+            "VM {} moved from {} to {} with {with}",
+            args.name, moving.from, args.host
+        ));
+    });
+    match requests.is_asked().await {
+        true => Err(Failure::new(
+            format!("VM {} is moved: the request to end came too late", args.name),
+            "move it back with `rackbus vm move`",
+        )),
+        false => Ok(()),
     }
 }
 
@@ -130,6 +137,24 @@ impl<'a> Moving<'a> {
             (self.kept, self.spec.variables) = (Some(path), Some(variables));
         }
         Ok(())
+    }
+
+    /// Ends what it had, and has what it gets at the new host, for which `waiting` asks.
+    async fn hand_over(
+        &self,
+        waiting: JoinHandle<Result<Vec<Lease>, ControlClientError>>,
+    ) -> Result<Vec<Lease>, Failure> {
+        // Without effect where the control plane is away for long: whoever borrows below tries it again.
+        let ended = tokio::time::timeout(HAND_OVER, self.end(&self.leases)).await;
+        if !matches!(ended, Ok(Ok(()))) {
+            waiting.abort();
+        }
+        match waiting.await {
+            Ok(Ok(leases)) => Ok(leases),
+            Ok(Err(error)) if !is_lost(&error) => Err(error.into()),
+            // A control plane that is away for long has forgotten who waited.
+            _ => self.borrow(self.to, &self.key, &self.leases).await,
+        }
     }
 
     /// Starts it where it was, since it could not be moved because of `error`; what to tell the user.
@@ -239,7 +264,7 @@ impl<'a> Moving<'a> {
     /// Has all functions asked for at the new host, before they are free; returns when that request waits.
     async fn wait_first(
         &self,
-    ) -> Result<tokio::task::JoinHandle<Result<Vec<Lease>, ControlClientError>>, Failure> {
+    ) -> Result<JoinHandle<Result<Vec<Lease>, ControlClientError>>, Failure> {
         let (client, request) = (self.context.client.clone(), self.request(self.to));
         let key = self.key.clone();
         let mut asked = tokio::spawn(async move {
