@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rackbus_control::network::{CaptureDone, CaptureRequest};
@@ -24,21 +25,20 @@ const LOOK: Duration = Duration::from_millis(100);
 const PORTION: usize = 256;
 
 /// The queues of a port that send copies; they stop when this is dropped.
-struct Copies<'s> {
+pub(super) struct Copies<'s> {
     shared: &'s Shared,
     station: usize,
     queues: Vec<PortQueueHandle>,
     rings: Vec<FrameReceiver>,
     /// The ring that is looked at first.
     turn: usize,
+    /// By which the port knows that it is captured. Another one that takes its place does not have it.
+    mark: Arc<()>,
 }
 
 impl Drop for Copies<'_> {
     fn drop(&mut self) {
         self.queues.iter().for_each(|port_queue| port_queue.tell(News::Capture(None)));
-        if let Some(port) = self.shared.lock().ports.get_mut(&self.station) {
-            port.captured = false;
-        }
     }
 }
 
@@ -65,6 +65,8 @@ impl NetworkService {
         // What was copied after this is not wanted any more.
         let mut end_ns = None;
         loop {
+            // First: what was copied before it went is written.
+            let is_gone = !copies.are_of_port();
             let mut portion = 0;
             while portion < PORTION
                 && done.frames < most
@@ -81,6 +83,9 @@ impl NetworkService {
             if done.frames >= most || end_ns.is_some() && portion < PORTION {
                 break;
             }
+            if is_gone && portion < PORTION {
+                return Err(NetworkError::PortGone(request.port.clone()));
+            }
             // On a busy port there is always more.
             if stop() || limit.is_some_and(|limit| begun.elapsed() >= limit) {
                 end_ns.get_or_insert_with(|| (self.0.clock)());
@@ -94,13 +99,13 @@ impl NetworkService {
         Ok(done)
     }
 
-    fn copies(&self, name: &str) -> Result<Copies<'_>, NetworkError> {
+    pub(super) fn copies(&self, name: &str) -> Result<Copies<'_>, NetworkError> {
         let shared = &*self.0;
         let no_port = || NetworkError::NoPort(name.to_owned());
         let (station, _) = shared.stations.named(name).ok_or_else(no_port)?;
         let mut state = shared.lock();
         let port = state.ports.get_mut(&station).ok_or_else(no_port)?;
-        if port.captured {
+        if port.captured.strong_count() > 0 {
             return Err(NetworkError::Captured(name.to_owned()));
         }
         // All of them before a queue is told: none copies into a ring that nobody reads.
@@ -110,10 +115,11 @@ impl NetworkService {
         for (port_queue, sender) in port.queues.iter().zip(senders) {
             port_queue.tell(News::Capture(Some(sender)));
         }
-        port.captured = true;
+        let mark = Arc::new(());
+        port.captured = Arc::downgrade(&mark);
         let queues = port.queues.clone();
         drop(state);
-        Ok(Copies { shared, station, queues, rings, turn: 0 })
+        Ok(Copies { shared, station, queues, rings, turn: 0, mark })
     }
 }
 
@@ -136,6 +142,13 @@ impl Copies<'_> {
             return Some(captured);
         }
         None
+    }
+
+    /// Whether the port is there still whose queues send the copies: one that is made anew has others.
+    fn are_of_port(&self) -> bool {
+        let state = self.shared.lock();
+        let port = state.ports.get(&self.station);
+        port.is_some_and(|port| std::ptr::eq(port.captured.as_ptr(), Arc::as_ptr(&self.mark)))
     }
 
     fn missed(&self) -> u64 {

@@ -71,6 +71,9 @@ pub enum NetworkError {
     /// A capture is under way.
     #[error("the frames of {0} are captured already")]
     Captured(String),
+    /// Its port went while it was captured.
+    #[error("the capture of {0} has ended: its port was closed, or made anew")]
+    PortGone(String),
     /// A file cannot be written.
     #[error("{0}")]
     File(String),
@@ -89,6 +92,7 @@ impl NetworkError {
             NetworkError::NoTap(_) => "load the module `tun`, and look for /dev/net/tun",
             NetworkError::Uplink(..) => "make the interface, or correct `uplinks` in the rack file",
             NetworkError::Captured(_) => "end the other capture first",
+            NetworkError::PortGone(_) => "begin another one when it is up",
             NetworkError::File(_) => "name a file that the node can write",
             NetworkError::Interface(_) => "see the node's log",
             NetworkError::NoPort(_) => "see `rackbus net status`",
@@ -155,8 +159,8 @@ struct State {
 /// A port of this host.
 struct LocalPort {
     queues: Vec<PortQueueHandle>,
-    /// Whether somebody captures its frames.
-    captured: bool,
+    /// Held by who captures its frames.
+    captured: Weak<()>,
 }
 
 impl NetworkService {
@@ -280,7 +284,7 @@ impl NetworkService {
             workers.push(worker);
         }
         state.workers = workers;
-        state.ports.insert(station, LocalPort { queues, captured: false });
+        state.ports.insert(station, LocalPort { queues, captured: Weak::new() });
         tracing::info!(host = shared.host, mac = %own.mac, address = %own.ipv4, "interface up");
         Ok(true)
     }
@@ -406,7 +410,7 @@ impl PortSource for NetworkService {
         }
         state.ports.insert(
             station,
-            LocalPort { queues: vec![port_queue.handle().clone()], captured: false },
+            LocalPort { queues: vec![port_queue.handle().clone()], captured: Weak::new() },
         );
         Ok(Box::new(FunctionPort { port_queue, station, shared: shared.clone(), attended: false }))
     }

@@ -36,7 +36,7 @@ pub(super) fn host_queues(network: &NetworkService) -> Vec<PortQueue> {
     let queues: Vec<_> =
         (0..2).map(|number| network.0.port_queue(station, number).unwrap()).collect();
     let handles = queues.iter().map(|queue| queue.handle().clone()).collect();
-    network.0.lock().ports.insert(station, LocalPort { queues: handles, captured: false });
+    network.0.lock().ports.insert(station, LocalPort { queues: handles, captured: Weak::new() });
     queues
 }
 
@@ -100,6 +100,46 @@ fn a_capture_of_a_busy_port_ends_in_time_and_has_frames_of_all_queues() {
     for number in 0..2 {
         assert!(bytes.windows(1400).any(|it| it == [0xa0 + number; 1400]), "queue {number}");
     }
+}
+
+#[test]
+fn a_capture_ends_with_an_error_when_its_port_is_made_anew() {
+    let network = network();
+    let _queues = host_queues(&network);
+    let file = std::env::temp_dir().join(format!("rackbus-capture-gone-{}", std::process::id()));
+    // It ends by itself after a while, where nobody notices.
+    let request = CaptureRequest {
+        port: "alpha".to_owned(),
+        file: file.clone(),
+        ms: Some(5000),
+        frames: None,
+    };
+    let (station, _) = network.0.stations.named("alpha").unwrap();
+    let is_captured = || network.0.lock().ports[&station].captured.strong_count() > 0;
+    let ended = std::thread::scope(|scope| {
+        let capture = scope.spawn(|| network.capture_into(&request, &|| false));
+        while !is_captured() && !capture.is_finished() {
+            std::thread::yield_now();
+        }
+        let _anew = host_queues(&network);
+        capture.join().unwrap()
+    });
+    std::fs::remove_file(&file).unwrap();
+    let error = ended.unwrap_err();
+    assert!(matches!(error, NetworkError::PortGone(_)), "{error}");
+}
+
+#[test]
+fn the_end_of_a_capture_is_not_that_of_the_next_one() {
+    let network = network();
+    let _queues = host_queues(&network);
+    let former = network.copies("alpha").unwrap();
+    let _anew = host_queues(&network);
+    let next = network.copies("alpha").unwrap();
+    drop(former);
+    assert!(matches!(network.copies("alpha"), Err(NetworkError::Captured(_))));
+    drop(next);
+    assert!(network.copies("alpha").is_ok());
 }
 
 #[test]

@@ -169,7 +169,10 @@ impl Outside {
             Ok(port_queue) => port_queue,
             Err(error) => return tracing::error!(%error, "an uplink has no queue"),
         };
-        let port = LocalPort { queues: vec![port_queue.handle().clone()], captured: false };
+        let port = LocalPort {
+            queues: vec![port_queue.handle().clone()],
+            captured: std::sync::Weak::new(),
+        };
         shared.lock().ports.insert(self.station, port);
         let stations = shared.stations.all();
         let own = stations.iter().filter(|it| it.kind != StationKind::Uplink).map(|it| it.mac);
