@@ -9,8 +9,9 @@
 use std::collections::BTreeMap;
 
 use crate::SECOND;
-use crate::level::{LevelError, Rate, RateUnit, ServiceLevel};
+use crate::level::{LevelError, Rate, ServiceLevel};
 use crate::profile::EngineProfile;
+use crate::room::{self, LevelNeed, LevelRoom, ResourcesLeft};
 use crate::sharing::Shaping;
 use crate::tenant::TenantShare;
 
@@ -94,20 +95,31 @@ pub enum LevelRefused {
     },
 }
 
-/// What one level needs each second.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Need {
-    engine_ns: f64,
-    ingress: f64,
-    egress: f64,
+impl LevelRefused {
+    /// The largest minimum that could be kept, where that is what `said`, the text of a refusal, ends with.
+    pub fn offered(said: &str) -> Option<Rate> {
+        let (before, _) = said.rsplit_once(FITS)?;
+        before.rsplit_once("; ")?.1.parse().ok()
+    }
+
+    /// The largest minimum that could be kept, where the level is too much.
+    pub fn fits(&self) -> Option<Rate> {
+        match self {
+            LevelRefused::TooMuch { fits, .. } => Some(*fits),
+            _ => None,
+        }
+    }
 }
+
+/// What a refusal says after the largest minimum that could be kept.
+const FITS: &str = " would fit";
 
 /// The levels that are promised, by who has them.
 #[derive(Debug, Clone)]
 pub struct LevelAdmission {
     capacity: Capacity,
     profiles: BTreeMap<String, EngineProfile>,
-    promised: BTreeMap<u64, (ServiceLevel, Need)>,
+    promised: BTreeMap<u64, (ServiceLevel, LevelNeed)>,
     shaping: Shaping,
     /// What is promised before anybody comes for it.
     reserved: Option<Reserved>,
@@ -116,7 +128,7 @@ pub struct LevelAdmission {
 #[derive(Debug, Clone)]
 struct Reserved {
     level: ServiceLevel,
-    need: Need,
+    need: LevelNeed,
     /// Who has it now.
     taken: Option<u64>,
 }
@@ -194,43 +206,15 @@ impl LevelAdmission {
         &self,
         holder: Option<u64>,
         level: &ServiceLevel,
-    ) -> Result<(Need, TenantShare), LevelRefused> {
-        if self.shaping == Shaping::Off {
-            return Err(LevelRefused::Unshaped);
-        }
-        level.check()?;
-        let Some(profile) = self.profiles.get(&level.engine) else {
-            let there: Vec<_> = self.profiles.keys().map(String::as_str).collect();
-            let there = there.join(", ");
-            return Err(LevelRefused::Engine { engine: level.engine.clone(), there });
-        };
-        let cost_ns = profile.cost_ns(level.message, level.ratio);
-        let (ingress, egress) = level.directions();
-        let need = Need { engine_ns: level.operations() * cost_ns, ingress, egress };
-        let left = self.left(holder);
-        let mut least: Option<(f64, Resource)> = None;
-        for (needed, left, what) in [
-            (need.engine_ns, Some(left.engine_ns), Resource::EngineTime),
-            (need.ingress, self.capacity.ingress.map(|_| left.ingress), Resource::Ingress),
-            (need.egress, self.capacity.egress.map(|_| left.egress), Resource::Egress),
-        ] {
-            let Some(left) = left else { continue };
-            let part = left / needed.max(f64::MIN_POSITIVE);
-            if needed > left && least.is_none_or(|(least, _)| part < least) {
-                least = Some((part, what));
-            }
-        }
-        if let Some((part, what)) = least {
-            let per_second = (level.min.per_second as f64 * part.max(0.0)).floor() as u64;
-            return Err(LevelRefused::TooMuch {
-                asked: level.min,
-                engine: level.engine.clone(),
-                message: level.message,
-                what,
-                fits: rounded(Rate { per_second, unit: level.min.unit }),
-            });
-        }
+    ) -> Result<(LevelNeed, TenantShare), LevelRefused> {
+        let (need, cost_ns) = room::need(&self.profiles, self.shaping, level)?;
+        room::check(&need, &self.left(holder), level)?;
         Ok((need, TenantShare::of(level, cost_ns)))
+    }
+
+    /// What could still be promised, beside what is: as a value, for whoever chooses among devices.
+    pub fn room(&self) -> LevelRoom {
+        LevelRoom { shaping: self.shaping, left: self.left(None), profiles: self.profiles.clone() }
     }
 
     /// What `holder` was promised, it has no more.
@@ -250,32 +234,20 @@ impl LevelAdmission {
         (self.left(None).engine_ns / self.capacity.engine_ns.max(1) as f64 * 1000.0).max(0.0) as u32
     }
 
-    fn left(&self, but: Option<u64>) -> Need {
+    fn left(&self, but: Option<u64>) -> ResourcesLeft {
         let of = |whole: f64| whole * f64::from(1000 - RESERVE) / 1000.0;
-        let whole = Need {
+        let whole = ResourcesLeft {
             engine_ns: of(self.capacity.engine_ns as f64),
-            ingress: of(self.capacity.ingress.unwrap_or(0) as f64),
-            egress: of(self.capacity.egress.unwrap_or(0) as f64),
+            ingress: self.capacity.ingress.map(|whole| of(whole as f64)),
+            egress: self.capacity.egress.map(|whole| of(whole as f64)),
         };
         let others = self.promised.iter().filter(|(holder, _)| Some(**holder) != but);
         // What somebody else has of what is reserved is among these.
         let free = |reserved: &&Reserved| reserved.taken.is_none() || reserved.taken == but;
         let reserved = self.reserved.iter().filter(free).map(|reserved| &reserved.need);
-        others.map(|(_, (_, need))| need).chain(reserved).fold(whole, |left, need| Need {
-            engine_ns: left.engine_ns - need.engine_ns,
-            ingress: left.ingress - need.ingress,
-            egress: left.egress - need.egress,
-        })
+        let needs = others.map(|(_, (_, need))| need).chain(reserved);
+        needs.fold(whole, |left, need| left.without(need))
     }
-}
-
-/// A rate that can be written down and asked for: rounded down to three digits.
-fn rounded(rate: Rate) -> Rate {
-    // In bits, for bytes are written so.
-    let bits = if rate.unit == RateUnit::Bytes { 8 } else { 1 };
-    let value = rate.per_second.saturating_mul(bits);
-    let step = 10u64.pow(value.checked_ilog10().unwrap_or(0).saturating_sub(2));
-    Rate { per_second: value / step * step / bits, unit: rate.unit }
 }
 
 #[cfg(test)]
@@ -283,6 +255,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::level::RateUnit;
     use crate::profile::Point;
 
     fn profiles() -> BTreeMap<String, EngineProfile> {
@@ -313,6 +286,10 @@ mod tests {
             panic!("{refused}");
         };
         let said = refused.to_string();
+        let embedded = format!("its lender could not lend it: {said}; see the status");
+        assert_eq!(LevelRefused::offered(&embedded), Some(*fits));
+        assert_eq!(refused.fits(), Some(*fits));
+        assert_eq!(LevelRefused::offered("there is no engine `lzma`; there are copy"), None);
         assert!(said.starts_with("2 Gbit/s of deflate with messages of 4096 B is more"), "{said}");
         let more = Rate { per_second: fits.per_second * 101 / 100, ..*fits };
         assert!(admission.admit(2, &ServiceLevel { min: more, ..asked.clone() }).is_err());

@@ -12,6 +12,7 @@
 //! * [`level`]: what a tenant asks for.
 //! * [`profile`]: what operations cost by size and output. [`estimate`]: what this tenant's will.
 //! * [`admission`]: which levels can be kept together, and what would fit instead.
+//! * [`room`]: what a device could still promise, as a value; [`choice`]: which of several devices is asked first.
 //! * [`arbiter`]: who is served next, with [`drr`] and [`bucket`] as its parts; [`turn`]: what it is given and
 //!   gives out. [`kept`]: how far tenants got what they were promised.
 //! * [`sharing`]: that, or nothing of it ([`unshaped`]), as a device is asked for.
@@ -22,11 +23,13 @@
 pub mod admission;
 pub mod arbiter;
 pub mod bucket;
+pub mod choice;
 pub mod drr;
 pub mod estimate;
 pub mod kept;
 pub mod level;
 pub mod profile;
+pub mod room;
 pub mod sharing;
 pub mod simulation;
 mod tenant;
@@ -35,10 +38,12 @@ pub mod unshaped;
 
 pub use admission::{Capacity, LevelAdmission, LevelRefused};
 pub use arbiter::TenantArbiter;
+pub use choice::{CandidateDevice, CandidateFunction, Outlook, RankedDevice, rank};
 pub use estimate::Estimate;
 pub use kept::MinimumRecord;
 pub use level::{LevelError, Rate, RateUnit, ServiceLevel};
 pub use profile::{EngineProfile, Point, ProfileError};
+pub use room::{LevelRoom, ResourcesLeft};
 pub use sharing::{EngineSharing, Shaping};
 pub use tenant::{Guarantee, RateLimit, TenantShare};
 pub use turn::{
