@@ -23,6 +23,9 @@ pub const MOST_KEYS: usize = 10_000;
 /// Bytes of the longest idempotency key.
 const LONGEST_KEY: usize = 128;
 
+/// In the place of a function's name: whichever accelerator keeps the level. No function has this name.
+pub const ANY_ACCELERATOR: &str = "accelerator";
+
 /// What is answered to a request.
 pub type BorrowAnswer = Result<Lease, ApiError>;
 
@@ -32,7 +35,8 @@ pub type BorrowAnswer = Result<Lease, ApiError>;
 pub enum KeyedRequest {
     /// A function for a host, or several together.
     Borrow {
-        /// Name of the function, `HOST/DEVICE`; of several, all names with a comma and a space between.
+        /// Name of the function, `HOST/DEVICE`; of several, all names with a comma and a space between; of whichever
+        /// accelerator keeps a level, [`ANY_ACCELERATOR`].
         function: String,
         /// The host that shall have it.
         borrower: String,

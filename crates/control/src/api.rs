@@ -1,5 +1,6 @@
 //! What the API says: the bodies of requests and answers, as programs and the command line see them.
 
+mod accelerator;
 mod borrow;
 mod device;
 mod event;
@@ -8,6 +9,9 @@ mod path;
 mod rack;
 mod report;
 
+pub use accelerator::{
+    ACCELERATOR, AcceleratorChoice, AcceleratorOffer, AcceleratorRoom, EngineCost, device_of,
+};
 pub use borrow::{BorrowRequest, Isolation, LONGEST_LEVEL, LONGEST_WAIT_MS};
 pub use device::{Device, DeviceState, PeerReport, PeerWindowReport};
 pub use event::{Change, EventKind, EventRecord};
@@ -38,4 +42,23 @@ pub struct ApiError {
     /// Number of the lease that has the function, where one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<u64>,
+    /// Of an accelerator that was asked for by its level: what each one that has a function free would keep, the largest
+    /// offer first; nothing with other errors. In a box, as errors are passed on often, and these seldom.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<AcceleratorOffer>>)]
+    pub offers: Option<Box<Vec<AcceleratorOffer>>>,
+}
+
+impl ApiError {
+    /// An error with its word for programs and its remedy.
+    pub fn new(code: &str, error: String, remedy: &str) -> ApiError {
+        ApiError {
+            code: code.to_owned(),
+            error,
+            remedy: remedy.to_owned(),
+            holder: None,
+            lease: None,
+            offers: None,
+        }
+    }
 }

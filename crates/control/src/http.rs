@@ -111,8 +111,8 @@ impl IntoResponse for ApiError {
             | "unknown_certificate"
             | "unknown_share"
             | "no_way" => StatusCode::NOT_FOUND,
-            "shared" | "level_refused" | "exists" | "in_rack_file" | "held" | "returning"
-            | "queued" | "withdrawn" | "over" | "too_many" | "cannot_restart" => {
+            "none_free" | "shared" | "level_refused" | "exists" | "in_rack_file" | "held"
+            | "returning" | "queued" | "withdrawn" | "over" | "too_many" | "cannot_restart" => {
                 StatusCode::CONFLICT
             }
             "key_reused" | "contradiction" | "inseparable" | "no_window" => {
@@ -186,7 +186,7 @@ pub(crate) fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     headers.get(IDEMPOTENCY_KEY).map(|value| check_key(value.as_bytes())).transpose()
 }
 
-/// Borrows a function; answers when it can be used.
+/// Borrows a function, or whichever accelerator keeps a service level; answers when it can be used.
 ///
 /// Who repeats the request with the same `Idempotency-Key` within a day gets the answer to the first
 /// one, and no second lease. A refusal changed nothing: then the request is decided anew.
@@ -194,7 +194,7 @@ pub(crate) fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
     responses((status = 200, body = Lease),
     (status = 404, body = ApiError, description = "No such function or host"),
-    (status = 409, body = ApiError, description = "Somebody has it; `holder` and `lease` tell who"),
+    (status = 409, body = ApiError, description = "Somebody has it; `holder` and `lease` tell who. No accelerator keeps the level; `offers` tells what would fit"),
     (status = 422, body = ApiError, description = "The key belongs to another request, or what is asked for contradicts itself"),
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(

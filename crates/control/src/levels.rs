@@ -10,7 +10,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
 use crate::access::ApiPeer;
-use crate::api::{ApiError, LONGEST_LEVEL, Lease};
+use crate::api::{
+    AcceleratorChoice, AcceleratorOffer, AcceleratorRoom, ApiError, EngineCost, LONGEST_LEVEL,
+    Lease,
+};
 use crate::http::key;
 use crate::service::{Service, problem};
 
@@ -64,7 +67,16 @@ async fn change(
 
 /// What of the OpenAPI document is about service levels.
 #[derive(OpenApi)]
-#[openapi(paths(change), components(schemas(LevelRequest)))]
+#[openapi(
+    paths(change),
+    components(schemas(
+        LevelRequest,
+        AcceleratorChoice,
+        AcceleratorOffer,
+        AcceleratorRoom,
+        EngineCost
+    ))
+)]
 pub(crate) struct Document;
 
 /// The routes of service levels.

@@ -4,6 +4,8 @@
 //! devices, how they are described, how their models are made, and the front that runs at a
 //! borrower. Whoever lends, borrows or lists devices asks here and names no class.
 
+mod levels;
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -14,6 +16,9 @@ use rackbus_fabric::text::{Parsed, list, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_net::PortOptions;
 use rackbus_pci::{Function, MediumAccess};
+use rackbus_qos::LevelRoom;
+
+pub use levels::{LentTo, no_levels};
 
 use crate::lost::Lost;
 use crate::upstream::{UpstreamClass, UpstreamServer};
@@ -141,6 +146,11 @@ pub trait DeviceConfig: Debug + Send + Sync {
         None
     }
 
+    /// What its device, with all of its functions, could still promise; nothing for a class without levels.
+    fn room(&self) -> Option<LevelRoom> {
+        None
+    }
+
     /// Another user comes, or nobody: promises it this service level, or what the rack file says.
     ///
     /// # Errors
@@ -205,28 +215,6 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// The function of the machine that it is, which then has no model here.
     fn physical(&self) -> Option<PhysicalFunction> {
         None
-    }
-}
-
-/// Who a function is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LentTo {
-    /// Nobody: it is given back.
-    Nobody,
-    /// The host that it is in.
-    Owner,
-    /// A host other than the device's own.
-    Borrower,
-}
-
-/// The answer of a class that has no service levels.
-///
-/// # Errors
-/// That there are none, where one is asked for.
-pub fn no_levels(level: Option<&str>) -> Result<(), String> {
-    match level {
-        None => Ok(()),
-        Some(_) => Err("there are no service levels for functions of this class".to_owned()),
     }
 }
 

@@ -234,8 +234,8 @@ impl Agent {
     /// What the node says of itself. While that changes it is said more often.
     fn report(&mut self, now: Millis) -> NodeReport {
         let (devices, fronts) = (self.lender.report(), self.borrower.fronts());
-        let peers = self.borrower.peers();
-        let report = NodeReport { devices, fronts, peers, ..(self.observe)() };
+        let (peers, accelerators) = (self.borrower.peers(), self.lender.rooms());
+        let report = NodeReport { devices, fronts, peers, accelerators, ..(self.observe)() };
         let next = if report == self.reported.0 { u64::MAX } else { now.saturating_add(REPORT) };
         self.reported = (report.clone(), next);
         NodeReport { counted_ms: now, ..report }

@@ -17,6 +17,7 @@ use rackbus_memory::{Carried, CarriedSession, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{EngineDevice, RestingConversation, SavedSession, ServedDevice};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
+use rackbus_qos::LevelRoom;
 
 use crate::report;
 use crate::upstream::Upstream;
@@ -71,6 +72,11 @@ pub trait Lendable: Debug + Send + Sync {
     /// As [`set_level`](Lendable::set_level).
     fn resume_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
         no_levels(level)
+    }
+
+    /// What its device could still promise; nothing where there are no levels.
+    fn room(&self) -> Option<LevelRoom> {
+        None
     }
 
     /// Gives it to the user at the other end of `stream`, whose memory `lending` lends, for as long as
@@ -282,6 +288,10 @@ impl Lendable for Modelled {
             Some(config) => config.resume_level(level, to),
             None => no_levels(level),
         }
+    }
+
+    fn room(&self) -> Option<LevelRoom> {
+        self.config.as_ref()?.room()
     }
 
     fn arm(&self, limit: Duration) -> Result<(), NotReady> {

@@ -6,15 +6,20 @@ use rackbus_lease::{Placement, Terms};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::ApiError;
+use super::{AcceleratorChoice, ApiError};
 use crate::levels::check_level;
 
 /// Asks for a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BorrowRequest {
-    /// Name of the function that is asked for, `HOST/DEVICE`.
+    /// Name of the function that is asked for, `HOST/DEVICE`; nothing where an `accelerator` is asked for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub function: String,
+    /// In place of a function: whichever accelerator keeps a service level. The control plane chooses among those with a
+    /// free function the one where most is left for that engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<AcceleratorChoice>,
     /// The host that shall have it.
     pub borrower: String,
     /// What the lender must not be able to do.
@@ -69,6 +74,7 @@ impl BorrowRequest {
         let (function, borrower) = (function.to_owned(), borrower.to_owned());
         BorrowRequest {
             function,
+            accelerator: None,
             borrower,
             isolation: Isolation::Shared,
             placement: None,
@@ -80,19 +86,40 @@ impl BorrowRequest {
         }
     }
 
+    /// Whichever accelerator keeps `level`, for a host, with nothing else asked for.
+    pub fn of_accelerator(level: &str, borrower: &str) -> BorrowRequest {
+        let accelerator = Some(AcceleratorChoice { level: level.to_owned() });
+        BorrowRequest { accelerator, ..BorrowRequest::new("", borrower) }
+    }
+
+    /// Refuses a request that names neither a function nor an accelerator's level, or both.
+    ///
+    /// # Errors
+    /// [`ApiError`] of code `bad_request`.
+    pub fn check_target(&self) -> Result<(), ApiError> {
+        let error = match (&self.accelerator, self.function.is_empty()) {
+            (None, false) => return Ok(()),
+            (Some(_), true) if self.level.is_none() => return Ok(()),
+            (None, true) => "the request names nothing to borrow",
+            (Some(_), false) => "the request names a function and an accelerator's level",
+            (Some(_), true) => "the request has two levels",
+        };
+        let remedy =
+            "name either `function`, with or without a `level`, or `accelerator` with its `level`";
+        Err(ApiError::new("bad_request", error.to_owned(), remedy))
+    }
+
     /// How long to wait for a function that others have.
     ///
     /// # Errors
     /// When that is too long.
     pub fn wait(&self) -> Result<Option<Duration>, ApiError> {
         match self.wait_ms {
-            Some(ms) if ms > LONGEST_WAIT_MS => Err(ApiError {
-                code: "bad_request".to_owned(),
-                error: format!("a request cannot wait for {ms} ms"),
-                remedy: "wait for a day at most, and ask again".to_owned(),
-                holder: None,
-                lease: None,
-            }),
+            Some(ms) if ms > LONGEST_WAIT_MS => Err(ApiError::new(
+                "bad_request",
+                format!("a request cannot wait for {ms} ms"),
+                "wait for a day at most, and ask again",
+            )),
             wait => Ok(wait.map(Duration::from_millis)),
         }
     }
@@ -107,14 +134,11 @@ impl BorrowRequest {
         check_level(self.level.as_deref())?;
         let placement = self.placed()?;
         if placement == Placement::Host && self.vm.is_some() {
-            return Err(ApiError {
-                code: "contradiction".to_owned(),
-                error: "a function in its host's own PCI tree cannot be plugged into a VM"
-                    .to_owned(),
-                remedy: "ask for no placement, or for no VM".to_owned(),
-                holder: None,
-                lease: None,
-            });
+            return Err(ApiError::new(
+                "contradiction",
+                "a function in its host's own PCI tree cannot be plugged into a VM".to_owned(),
+                "ask for no placement, or for no VM",
+            ));
         }
         let (group, level, vm) = (self.group.clone(), self.level.clone(), self.vm.clone());
         Ok(Terms { placement, group, level, vm })
@@ -126,24 +150,12 @@ impl BorrowRequest {
     /// When what is asked for contradicts itself.
     pub fn placed(&self) -> Result<Placement, ApiError> {
         match (self.isolation, self.placement) {
-            (Isolation::Strict, Some(Placement::Lender)) => Err(ApiError {
-                code: "contradiction".to_owned(),
-                error: "strict isolation and a front at the lender exclude each other: the lender \
+            (Isolation::Strict, Some(Placement::Lender)) => Err(ApiError::new("contradiction", "strict isolation and a front at the lender exclude each other: the lender \
                         would have memory of the borrower's"
-                    .to_owned(),
-                remedy: "ask for placement `borrower`, or for no placement".to_owned(),
-                holder: None,
-                lease: None,
-            }),
-            (Isolation::Strict, Some(Placement::Host)) => Err(ApiError {
-                code: "contradiction".to_owned(),
-                error: "strict isolation and placement `host` exclude each other: through an NTB's window the \
+                    .to_owned(), "ask for placement `borrower`, or for no placement")),
+            (Isolation::Strict, Some(Placement::Host)) => Err(ApiError::new("contradiction", "strict isolation and placement `host` exclude each other: through an NTB's window the \
                         lender's device reaches all of the borrower's memory that the window covers"
-                    .to_owned(),
-                remedy: "ask for placement `borrower`, or do without strict isolation".to_owned(),
-                holder: None,
-                lease: None,
-            }),
+                    .to_owned(), "ask for placement `borrower`, or do without strict isolation")),
             (Isolation::Strict, _) => Ok(Placement::Borrower),
             (Isolation::Shared, asked) => Ok(asked.unwrap_or_default()),
         }
@@ -156,12 +168,10 @@ fn check_name(what: &str, name: Option<&str>) -> Result<(), ApiError> {
     let named = |name: &str| (1..=64).contains(&name.len()) && name.chars().all(known);
     match name.filter(|name| !named(name)) {
         None => Ok(()),
-        Some(name) => Err(ApiError {
-            code: "bad_name".to_owned(),
-            error: format!("`{name}` is no name of {what}"),
-            remedy: "write up to 64 letters, digits, dots, underscores and hyphens".to_owned(),
-            holder: None,
-            lease: None,
-        }),
+        Some(name) => Err(ApiError::new(
+            "bad_name",
+            format!("`{name}` is no name of {what}"),
+            "write up to 64 letters, digits, dots, underscores and hyphens",
+        )),
     }
 }

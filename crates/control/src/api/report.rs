@@ -4,7 +4,7 @@ use rackbus_lease::Message;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::PeerReport;
+use super::{AcceleratorRoom, PeerReport};
 use crate::usage::LeaseReport;
 
 /// What a node says of one of its functions, every few seconds. Counts are since the function's
@@ -195,6 +195,8 @@ pub struct NodeReport {
     pub restart_pause_us: u64,
     /// Whether it plugs functions into running VMs when they are borrowed for one: older nodes ignore that they are.
     pub plugs_into_vms: bool,
+    /// What its accelerators could still promise, by their names there; older nodes say nothing of that.
+    pub accelerators: std::collections::BTreeMap<String, AcceleratorRoom>,
 }
 
 /// Messages of the lending protocol from a node, and what it says of itself.

@@ -12,6 +12,12 @@ use crate::levels::LevelRequest;
 use crate::offers::{OfferRequest, RackSection};
 use crate::together::BorrowAllRequest;
 
+/// What a control plane answers that knows no requests for whichever accelerator keeps a level.
+const UNKNOWN_FIELD: &str = "unknown field `accelerator`";
+/// The same for people.
+const OLDER: &str = "the control plane is older and does not choose among accelerators: name one, HOST/DEVICE, or upgrade \
+     rackbus of the control plane";
+
 impl ControlClient {
     /// Borrows a function; answers when it can be used. A control plane that is restarted meanwhile
     /// is asked again; a request that waits does so at the end of its queue.
@@ -31,7 +37,7 @@ impl ControlClient {
     /// # Errors
     /// As [`borrow`](ControlClient::borrow).
     pub async fn borrow_as(&self, request: &BorrowRequest) -> Result<Lease, ControlClientError> {
-        self.change(Method::POST, "/v1/leases", request).await
+        self.borrow_under(request, &ControlClient::new_key()).await
     }
 
     /// As [`borrow_as`](ControlClient::borrow_as) under an idempotency key: who asks again with the same key gets the
@@ -44,7 +50,15 @@ impl ControlClient {
         request: &BorrowRequest,
         key: &str,
     ) -> Result<Lease, ControlClientError> {
-        self.change_as(Method::POST, "/v1/leases", request, key).await
+        let lease = self.change_as(Method::POST, "/v1/leases", request, key).await;
+        lease.map_err(|error| match error {
+            ControlClientError::Answer(said)
+                if request.accelerator.is_some() && said.contains(UNKNOWN_FIELD) =>
+            {
+                ControlClientError::Version(OLDER.to_owned())
+            }
+            error => error,
+        })
     }
 
     /// Borrows functions whole or not at all, in one step, under an idempotency key ([`new_key`](ControlClient::new_key)): who

@@ -195,7 +195,7 @@ impl Service {
         }
         let Saved { borrower, functions, placement, .. } = composition;
         let terms = Terms { placement, group: Some(name.to_owned()), vm, level: None };
-        let asked = FunctionsRequest { functions, borrower: &borrower, terms, key };
+        let asked = FunctionsRequest { functions, borrower: &borrower, terms, key, chosen: None };
         let what = format!("the composition {name}");
         match self.grant(asked, wait, priority).await? {
             Granted::Leases(wanted) => drop(self.settle(wanted, &what, &borrower).await?),

@@ -3,14 +3,16 @@
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
-    BorrowRefused, FunctionId, LeaseRecord, LeaseState, Placement, Priority, ReturnRefused, Terms,
+    BorrowRefused, FunctionId, LeaseRecord, LeaseState, Priority, ReturnRefused, Terms,
 };
 
 use super::Service;
 use super::known::Known;
 use super::turns::{Turn, is_busy};
 use super::views::{not_lent, present, problem};
-use super::writer::{AwaitedLease, Granted, QueueStanding, Returned, WriterRequest};
+use super::writer::{
+    AwaitedLease, ChosenFunction, Granted, QueueStanding, Returned, WriterRequest,
+};
 use crate::api::{ApiError, BorrowRequest, EventKind, Lease};
 use crate::events::{Draft, shortened};
 
@@ -32,6 +34,8 @@ pub(super) struct FunctionsRequest<'a> {
     pub(super) terms: Terms,
     /// The idempotency key of the request.
     pub(super) key: Option<String>,
+    /// That the request names no function, and this one was chosen for it.
+    pub(super) chosen: Option<ChosenFunction>,
 }
 
 pub(super) fn function_id(name: &str) -> Result<FunctionId, ApiError> {
@@ -53,6 +57,9 @@ impl Service {
         request: &BorrowRequest,
         key: Option<String>,
     ) -> Result<Lease, ApiError> {
+        if let Some(wanted) = &request.accelerator {
+            return self.borrow_accelerator(request, wanted, key).await;
+        }
         let asked = match self.asked(request, key) {
             Ok(asked) => asked,
             Err(refused) => return Err(self.refuse(&request.borrower, refused).await),
@@ -73,19 +80,12 @@ impl Service {
         request: &'a BorrowRequest,
         key: Option<String>,
     ) -> Result<FunctionsRequest<'a>, ApiError> {
+        request.check_target()?;
         let id = function_id(&request.function)?;
         request.wait()?;
-        if self.shared.inventory().apart && request.placement == Some(Placement::Lender) {
-            return Err(problem(
-                "inseparable",
-                format!(
-                    "the hosts of this rack are machines: the front of {id} can run at its borrower only"
-                ),
-                "ask for placement `borrower` or, where an NTB joins the two, `host`, or for no placement",
-            ));
-        }
+        self.shared.check_apart(request.placement, &request.function)?;
         let (functions, terms) = (vec![id], request.terms()?);
-        Ok(FunctionsRequest { functions, borrower: &request.borrower, terms, key })
+        Ok(FunctionsRequest { functions, borrower: &request.borrower, terms, key, chosen: None })
     }
 
     /// Notes what `borrower` is refused before anything is decided.
@@ -103,10 +103,8 @@ impl Service {
         wait: Option<Duration>,
         priority: Priority,
     ) -> Result<Granted, ApiError> {
-        let FunctionsRequest { functions, borrower, mut terms, key } = asked;
-        if self.shared.inventory().apart && terms.placement != Placement::Host {
-            terms.placement = Placement::Borrower;
-        }
+        let FunctionsRequest { functions, borrower, mut terms, key, chosen } = asked;
+        terms.placement = self.shared.placed(terms.placement);
         let checked = self
             .shared
             .check_placement(&functions, terms.placement, borrower)
@@ -123,8 +121,15 @@ impl Service {
         let granted = loop {
             let (functions, borrower) = (functions.clone(), borrower.to_owned());
             let (terms, key) = (terms.clone(), key.clone());
-            let ask =
-                |answer| WriterRequest::Borrow { functions, borrower, terms, key, asker, answer };
+            let ask = |answer| WriterRequest::Borrow {
+                functions,
+                borrower,
+                terms,
+                key,
+                chosen,
+                asker,
+                answer,
+            };
             let refused = match self.writing.ask(ask).await? {
                 Err(refused) => refused,
                 granted => break granted,

@@ -3,6 +3,7 @@
 //!
 //! `writer` takes the steps, on a thread of its own; `known` is what everybody sees of them.
 
+mod accelerators;
 mod access;
 mod asked;
 mod certificates;

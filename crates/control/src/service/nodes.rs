@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::writer::WriterRequest;
 use super::{InventoryDevice, Service, WriterShared, problem};
-use crate::api::{ApiError, Change, NodeMessages, NodeReport};
+use crate::api::{ApiError, Change, NodeMessages, NodeReport, device_of};
 use crate::events::Draft;
 
 /// Terms that records can have lost.
@@ -84,6 +84,8 @@ impl WriterShared {
         let functions = report.devices.values_mut().chain(report.fronts.values_mut());
         functions.for_each(|function| function.counted_ms = counted_ms);
         report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
+        let has = |device: &String| own.iter().any(|own| device_of(&own.function.device) == device);
+        report.accelerators.retain(|name, room| has(name) && room.is_bounded());
         let mut known = self.known();
         report.fronts.retain(|name, _| known.borrows(host, name));
         report.peers.retain(|name, _| known.borrows(host, name));

@@ -87,6 +87,6 @@ impl Service {
             let error = "functions that are borrowed together are at least one, each once";
             return Err(problem("bad_request", error.to_owned(), "name each of them once"));
         }
-        Ok(FunctionsRequest { functions: named, borrower, terms, key })
+        Ok(FunctionsRequest { functions: named, borrower, terms, key, chosen: None })
     }
 }

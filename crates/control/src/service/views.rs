@@ -85,6 +85,34 @@ impl WriterShared {
         }
     }
 
+    /// Where a front that is asked for at `placement` runs: of hosts that are machines, at its borrower or in that host's own
+    /// PCI tree.
+    pub(super) fn placed(&self, placement: Placement) -> Placement {
+        match placement {
+            Placement::Host => Placement::Host,
+            _ if self.inventory().apart => Placement::Borrower,
+            placement => placement,
+        }
+    }
+
+    /// Refuses a front of `what` at a lender that is another machine.
+    pub(super) fn check_apart(
+        &self,
+        placement: Option<Placement>,
+        what: &str,
+    ) -> Result<(), ApiError> {
+        if !self.inventory().apart || placement != Some(Placement::Lender) {
+            return Ok(());
+        }
+        Err(problem(
+            "inseparable",
+            format!(
+                "the hosts of this rack are machines: the front of {what} can run at its borrower only"
+            ),
+            "ask for placement `borrower` or, where an NTB joins the two, `host`, or for no placement",
+        ))
+    }
+
     /// Whether the fronts of all of `functions` can run at `placement` for `borrower`. One that there is not is
     /// refused elsewhere.
     pub(super) fn check_placement(
@@ -295,13 +323,13 @@ impl WriterShared {
             | BorrowRefused::Returning { borrower, lease, .. } => (Some(borrower), Some(lease)),
             _ => (None, None),
         };
-        ApiError { code: code.to_owned(), error, remedy, holder, lease }
+        ApiError { holder, lease, ..problem(code, error, &remedy) }
     }
 }
 
 /// An error with its remedy.
 pub(crate) fn problem(code: &str, error: String, remedy: &str) -> ApiError {
-    ApiError { code: code.to_owned(), error, remedy: remedy.to_owned(), holder: None, lease: None }
+    ApiError::new(code, error, remedy)
 }
 
 /// A lease ended before its borrower could use its function.

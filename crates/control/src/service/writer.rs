@@ -16,14 +16,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rackbus_lease::{Authority, Decision, LeaseId, LeaseRecord, LeaseState, Message};
+use rackbus_lease::{
+    Authority, ChangeRefused, CompositionRefused, Decision, LeaseId, LeaseRecord, LeaseState,
+    Message,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use interests::{InterestEnds, Interests};
 use requests::Answer;
 pub(super) use requests::{
-    AwaitedLease, CompositionChange, Granted, QueueStanding, RegisterRequest, Returned,
-    ShareChange, WriterRequest,
+    AwaitedLease, ChosenFunction, CompositionChange, Granted, QueueStanding, RegisterRequest,
+    Returned, ShareChange, WriterRequest,
 };
 
 use unstored::Unstored;
@@ -210,8 +213,12 @@ impl Writer {
     fn serve(&mut self, request: WriterRequest) {
         match request {
             // Nobody there any more: then the lease is dropped, and so given back.
-            WriterRequest::Borrow { functions, borrower, terms, key, asker, answer } => {
-                let _ = answer.send(self.borrow(&functions, &borrower, terms, key, asker));
+            WriterRequest::Borrow { functions, borrower, terms, key, chosen, asker, answer } => {
+                let keyed = (key, chosen);
+                let _ = answer.send(self.borrow(&functions, &borrower, &terms, keyed, asker));
+            }
+            WriterRequest::Recall { borrower, terms, key, answer } => {
+                let _ = answer.send(self.recall(&key, &borrower, &terms));
             }
             WriterRequest::WasMade { keyed: KeyedChange { key, request }, answer } => {
                 let found = self.answers.find(&key, &request);
@@ -221,13 +228,7 @@ impl Writer {
                 let _ = answer.send(Ok(self.told(&leases)));
             }
             WriterRequest::Compose { change, keyed, answer } => {
-                let _ = answer.send(self.once(keyed, |authority, now| {
-                    let changed = match change {
-                        CompositionChange::Save(composition) => authority.compose(now, composition),
-                        CompositionChange::Remove(name) => authority.dissolve(now, &name),
-                    };
-                    changed.map(|outcome| (0, outcome))
-                }));
+                let _ = answer.send(self.compose(change, keyed));
             }
             WriterRequest::Share { change, answer } => drop(answer.send(self.share(change))),
             WriterRequest::Offer { change, keyed, answer } => {
@@ -240,11 +241,7 @@ impl Writer {
                 let _ = answer.send(self.once(keyed, withdraw));
             }
             WriterRequest::ChangeLevel { lease, level, keyed, answer } => {
-                let _ = answer.send(self.once(keyed, |authority, now| {
-                    let outcome = authority.change_level(now, lease, level)?;
-                    let change = authority.lease(lease).and_then(|it| it.change.as_ref());
-                    Ok((change.map_or(0, |change| change.number), outcome))
-                }));
+                let _ = answer.send(self.change_level(lease, level, keyed));
             }
             WriterRequest::GiveBack { lease, within, key, answer } => {
                 let _ = answer.send(self.give_back(lease, within, key));
@@ -280,6 +277,35 @@ impl Writer {
                 self.refused_alike(&alike, host.as_deref(), &text);
             }
         }
+    }
+
+    /// Asks a lease's lender for another service level; the answer is which change of it that is.
+    fn change_level(
+        &mut self,
+        lease: LeaseId,
+        level: Option<String>,
+        keyed: Option<KeyedChange>,
+    ) -> Result<Result<LeaseId, ChangeRefused>, ApiError> {
+        self.once(keyed, |authority, now| {
+            let outcome = authority.change_level(now, lease, level)?;
+            let change = authority.lease(lease).and_then(|it| it.change.as_ref());
+            Ok((change.map_or(0, |change| change.number), outcome))
+        })
+    }
+
+    /// Saves or forgets a composition, which has no number.
+    fn compose(
+        &mut self,
+        change: CompositionChange,
+        keyed: Option<KeyedChange>,
+    ) -> Result<Result<LeaseId, CompositionRefused>, ApiError> {
+        self.once(keyed, |authority, now| {
+            let changed = match change {
+                CompositionChange::Save(composition) => authority.compose(now, composition),
+                CompositionChange::Remove(name) => authority.dissolve(now, &name),
+            };
+            changed.map(|outcome| (0, outcome))
+        })
     }
 
     /// Goes on in a later term than `above`, unless that was done meanwhile.

@@ -7,7 +7,7 @@ use rackbus_fabric::rack::DeviceSection;
 use rackbus_fabric::text::{Parsed, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
-use rackbus_qos::{ServiceLevel, Shaping, TenantId};
+use rackbus_qos::{LevelRoom, ServiceLevel, Shaping, TenantId};
 use rackbus_spec::accel::{CLASS_CODE, DEVICE_ID, VENDOR_ID};
 
 use super::CLASS;
@@ -215,6 +215,10 @@ impl DeviceConfig for AcceleratorFunction {
 
     fn level(&self) -> Option<String> {
         self.pool.level(self.tenant).map(|level| level.to_string())
+    }
+
+    fn room(&self) -> Option<LevelRoom> {
+        self.pool.room()
     }
 
     fn set_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {

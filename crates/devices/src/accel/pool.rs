@@ -17,8 +17,8 @@ use std::time::Instant;
 use rackbus_memory::ticks;
 use rackbus_qos::{
     Capacity, EngineProfile, EngineSharing, EngineTurn, Estimate, LevelAdmission, LevelRefused,
-    MinimumRecord, QueuedMessage, SECOND, ServiceLevel, Shaping, SharingSettings, TenantId,
-    TenantShare, Usage,
+    LevelRoom, MinimumRecord, QueuedMessage, SECOND, ServiceLevel, Shaping, SharingSettings,
+    TenantId, TenantShare, Usage,
 };
 use rackbus_spec::accel::{OPERATIONS, Operation};
 
@@ -371,6 +371,11 @@ impl PoolEngines {
     /// What a tenant has used since it came.
     pub fn usage(&self, tenant: TenantId) -> Option<Usage> {
         self.lock().sharing.usage(tenant)
+    }
+
+    /// What could still be promised; nothing before the pool is started.
+    pub fn room(&self) -> Option<LevelRoom> {
+        self.started.get().map(|_| self.lock().admission.room())
     }
 
     /// The level that a tenant has.

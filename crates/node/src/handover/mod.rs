@@ -117,13 +117,7 @@ impl HandOverError {
 
     /// As the node answers it.
     pub fn problem(&self) -> ApiError {
-        ApiError {
-            code: "cannot_restart".to_owned(),
-            error: self.to_string(),
-            remedy: self.remedy().to_owned(),
-            holder: None,
-            lease: None,
-        }
+        ApiError::new("cannot_restart", self.to_string(), self.remedy())
     }
 }
 

@@ -1,9 +1,10 @@
 //! What a function's leases are promised and use: the counters when one begins, and what that makes of the counters
 //! now.
 
+use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 
-use rackbus_control::api::DeviceReport;
+use rackbus_control::api::{AcceleratorRoom, DeviceReport, device_of};
 use rackbus_control::usage::LeaseReport;
 use rackbus_lease::{Epoch, LeaseId, LenderAction};
 
@@ -64,6 +65,23 @@ impl LentFunctions {
         let outcome = outcome.map_err(|error| error.to_string());
         tracing::info!(device, level, ?outcome, "the service level was changed");
         self.fence.lock().level_done(device, epoch, number, outcome)
+    }
+}
+
+impl LentFunctions {
+    /// What accelerators could still promise, by the names of the devices. One function of each is asked.
+    pub fn rooms(&self) -> BTreeMap<String, AcceleratorRoom> {
+        let all = self.read().clone();
+        let mut rooms = BTreeMap::new();
+        for (name, lent) in all {
+            let device = device_of(&name);
+            if !rooms.contains_key(device)
+                && let Some(room) = lent.lendable.room()
+            {
+                rooms.insert(device.to_owned(), AcceleratorRoom::of(&room));
+            }
+        }
+        rooms
     }
 }
 

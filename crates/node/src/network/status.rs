@@ -19,13 +19,7 @@ impl NetworkError {
             NetworkError::Rights(_) => "no_rights",
             _ => "network",
         };
-        ApiError {
-            code: code.to_owned(),
-            error: self.to_string(),
-            remedy: self.remedy().to_owned(),
-            holder: None,
-            lease: None,
-        }
+        ApiError::new(code, self.to_string(), self.remedy())
     }
 }
 

@@ -4,12 +4,27 @@ use rackbus_lease::{
     Availability, BorrowRefused, FunctionId, LeaseId, LeaseState, ReturnRefused, Terms,
 };
 
-use super::requests::{AwaitedLease, Granted, QueueStanding, Returned};
+use super::requests::{AwaitedLease, ChosenFunction, Granted, QueueStanding, Returned};
 use super::{Step, Writer};
-use crate::answers::{BorrowAnswer, KeptAnswer, KeyLookup, KeyedRequest, TOGETHER};
+use crate::answers::{
+    ANY_ACCELERATOR, BorrowAnswer, KeptAnswer, KeyLookup, KeyedRequest, TOGETHER,
+};
 use crate::api::ApiError;
 use crate::events::lease_span;
 use crate::service::turns::is_busy;
+
+/// A request for functions as it is kept under its key. Where the function was `chosen`, the request names none.
+fn borrow_request(
+    functions: &[FunctionId],
+    borrower: &str,
+    terms: &Terms,
+    chosen: bool,
+) -> KeyedRequest {
+    let Terms { placement, group, level, vm } = terms.clone();
+    let names: Vec<String> = functions.iter().map(FunctionId::to_string).collect();
+    let function = if chosen { ANY_ACCELERATOR.to_owned() } else { names.join(TOGETHER) };
+    KeyedRequest::Borrow { function, borrower: borrower.to_owned(), placement, group, level, vm }
+}
 
 impl Writer {
     pub(super) fn give_back_unwanted(&mut self) {
@@ -42,17 +57,17 @@ impl Writer {
         &mut self,
         functions: &[FunctionId],
         borrower: &str,
-        terms: Terms,
-        key: Option<String>,
+        terms: &Terms,
+        (key, chosen): (Option<String>, Option<ChosenFunction>),
         asker: QueueStanding,
     ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
-        let Terms { placement, group, level, vm } = terms.clone();
-        let names: Vec<String> = functions.iter().map(FunctionId::to_string).collect();
-        let (function, host) = (names.join(TOGETHER), borrower.to_owned());
-        let request =
-            KeyedRequest::Borrow { function, borrower: host, placement, group, level, vm };
+        let request = borrow_request(functions, borrower, terms, chosen.is_some());
         match self.find(key.as_deref(), &request)? {
             KeyLookup::New => {}
+            // The same request, which goes on with another function.
+            KeyLookup::Pending(before) | KeyLookup::Answered(before, _)
+                if chosen.is_some_and(|chosen| chosen.instead_of == Some(before)) => {}
+            KeyLookup::Answered(_, answer) if chosen.is_some() && answer.is_err() => {}
             // Its caller has them since: nobody takes one back because another has ended.
             KeyLookup::Answered(first, answer) if self.is_told(first, functions.len(), &answer) => {
                 let leases: Vec<LeaseId> = (first..).take(functions.len()).collect();
@@ -73,7 +88,7 @@ impl Writer {
         }
         let repeatable = key.is_some();
         let granted = self.step(|authority, at_ms| {
-            match authority.borrow_all(at_ms, functions, borrower, &terms) {
+            match authority.borrow_all(at_ms, functions, borrower, terms) {
                 Ok((leases, outcome)) => {
                     let lease = leases[0];
                     let keep = |key| KeptAnswer { key, request, lease, at_ms, answer: None };
@@ -101,6 +116,26 @@ impl Writer {
     fn is_told(&self, first: LeaseId, count: usize, answer: &BorrowAnswer) -> bool {
         let owned = || (first..).take(count).all(|lease| self.interests.is_owned(lease));
         count == 1 || answer.is_err() || owned()
+    }
+
+    /// What was granted before to a request that names no function; nothing where it was refused, for it is decided
+    /// anew then.
+    pub(super) fn recall(
+        &mut self,
+        key: &str,
+        borrower: &str,
+        terms: &Terms,
+    ) -> Result<Option<Granted>, ApiError> {
+        let request = borrow_request(&[], borrower, terms, true);
+        Ok(match self.find(Some(key), &request)? {
+            KeyLookup::New => None,
+            KeyLookup::Answered(_, answer) if answer.is_err() => None,
+            KeyLookup::Answered(lease, answer) => {
+                self.interests.told(lease);
+                Some(Granted::Answered(answer, vec![lease]))
+            }
+            KeyLookup::Pending(lease) => Some(Granted::Leases(vec![self.want(lease, true)])),
+        })
     }
 
     /// Whether it is this request's turn, where the function is available.

@@ -31,9 +31,14 @@ pub(in crate::service) enum WriterRequest {
         borrower: String,
         terms: Terms,
         key: Option<String>,
+        /// That the request names no function, and this one was chosen for it.
+        chosen: Option<ChosenFunction>,
         asker: QueueStanding,
         answer: Answer<Result<Granted, BorrowRefused>>,
     },
+    /// What a request that names no function came to when it was made before with this key; nothing where it was not, or
+    /// was refused.
+    Recall { borrower: String, terms: Terms, key: String, answer: Answer<Option<Granted>> },
     /// Ends a lease in order.
     GiveBack {
         lease: LeaseId,
@@ -128,6 +133,13 @@ pub(in crate::service) enum QueueStanding {
     Now(Priority),
     /// It waits, and asks again.
     Waits(QueuePlace),
+}
+
+/// That a request names no function, and the control plane chose one.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::service) struct ChosenFunction {
+    /// The lease that the same request had before, and that was refused: this one takes its place under the request's key.
+    pub instead_of: Option<LeaseId>,
 }
 
 /// The outcome of a request for a function.
