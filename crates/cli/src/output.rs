@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use rackbus_control::ControlClientError;
+use rackbus_control::api::AcceleratorOffer;
 use serde::Serialize;
 use serde_json::json;
 
@@ -18,13 +19,15 @@ pub struct Failure {
     pub remedy: String,
     /// Wrong usage (exit code 2), not a failure (1).
     pub usage: bool,
+    /// What accelerators would keep in place of a level that none keeps, the largest offer first.
+    pub offers: Vec<AcceleratorOffer>,
 }
 
 impl Failure {
     /// A failure with its remedy.
     pub fn new(error: impl Into<String>, remedy: impl Into<String>) -> Self {
         let (error, remedy) = (error.into(), remedy.into());
-        Failure { code: "failed".into(), error, remedy, usage: false }
+        Failure { code: "failed".into(), error, remedy, usage: false, offers: Vec::new() }
     }
 
     /// The user asked for something that cannot be meant.
@@ -41,7 +44,12 @@ impl From<ControlClientError> for Failure {
                 error: refused.error,
                 remedy: refused.remedy,
                 usage: false,
+                offers: refused.offers.map(|offers| *offers).unwrap_or_default(),
             },
+            ControlClientError::Version(error) => Failure::new(
+                error,
+                "command lines and control planes of adjacent versions work together",
+            ),
             other => Failure::new(other.to_string(), "start the rack with `rackbus up`"),
         }
     }
@@ -140,9 +148,13 @@ impl Output {
 
     /// What went wrong: one line with its remedy, or the same as JSON.
     pub fn failure(&self, failure: &Failure) -> ExitCode {
-        let Failure { code, error, remedy, usage } = failure;
+        let Failure { code, error, remedy, usage, offers } = failure;
         if self.json {
-            self.line(&json!({ "code": code, "error": error, "remedy": remedy }).to_string());
+            let mut said = json!({ "code": code, "error": error, "remedy": remedy });
+            if !offers.is_empty() {
+                said["offers"] = json!(offers);
+            }
+            self.line(&said.to_string());
         } else {
             let _ = writeln!(std::io::stderr(), "rackbus: {error}; {remedy}");
         }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use rackbus_control::api::DeviceState;
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
+use rackbus_qos::{Rate, ServiceLevel};
 use rackbus_spec::accel::{Descriptor, Operation};
 use support::{PATIENCE, Rack};
 
@@ -86,6 +87,61 @@ fn an_accelerator_is_rented_at_a_level_that_is_kept_and_used_from_the_command_li
 
     rack.good(&["return", "1"]);
     rack.wait_device("alpha/accel0.vf1", DeviceState::Offered);
+}
+
+/// Of several accelerators the control plane chooses the one where most is left; where none keeps the level, each says
+/// what would fit.
+#[test]
+fn the_accelerator_with_most_room_is_chosen_and_a_refusal_says_what_each_would_keep() {
+    let rack = Rack::up(&format!(
+        "{RACK}[hosts.gamma.devices.accel0]\nkind = \"accelerator\"\nfunctions = 2\n"
+    ));
+    let offered = || {
+        for function in ["alpha/accel0.vf1", "gamma/accel0.vf1"] {
+            rack.wait_device(function, DeviceState::Offered);
+        }
+    };
+    offered();
+    let borrow = |level: &str, json: &[&str]| {
+        rack.run(&[&["borrow", "--accel", level, "--for", "beta"], json].concat())
+    };
+    let said = borrow("crc32c 90000 Gbit/s message 64 KiB", &["--json"]);
+    assert_eq!(said.status.code(), Some(1));
+    let refused: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(refused["code"], "level_refused");
+    let offers = refused["offers"].as_array().unwrap();
+    let device = |number: usize| offers[number]["device"].as_str().unwrap();
+    let fits = |number: usize| -> ServiceLevel {
+        offers[number]["fits"].as_str().unwrap().parse().unwrap()
+    };
+    let mut devices = [device(0), device(1)];
+    devices.sort();
+    assert_eq!((devices, offers.len()), (["alpha/accel0", "gamma/accel0"], 2));
+    let (most, less) = (fits(0), fits(1));
+    assert!(most.min.per_second >= less.min.per_second, "{refused:#}");
+    assert!(refused["remedy"].as_str().unwrap().contains(&most.to_string()), "{refused:#}");
+    // People read the same.
+    let said = borrow("crc32c 90000 Gbit/s message 64 KiB", &[]);
+    let error = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(error.contains("alpha/accel0: ") && error.contains("gamma/accel0: "), "{error}");
+
+    // What is left at its device after this is less than what the other has, before its node has said so.
+    let per_second = most.min.per_second - less.min.per_second / 10;
+    offered();
+    let large = ServiceLevel { min: Rate { per_second, ..most.min }, ..most.clone() }.to_string();
+    let first = rack.json(&["borrow", "--accel", &large, "--for", "beta"]);
+    let chosen = first["function"].as_str().unwrap();
+    // Offers are rounded: of two that look alike either may be the larger one.
+    if most != less {
+        assert_eq!(chosen, format!("{}.vf1", device(0)));
+    }
+    assert_eq!(first["level"], large);
+    let small = "crc32c 8 Mbit/s message 64 KiB";
+    let second = rack.json(&["borrow", "--accel", small, "--for", "beta"]);
+    assert_ne!(second["lender"], first["lender"]);
+    rack.good(&["return", &first["lease"].to_string()]);
+    let third = rack.json(&["borrow", "--accel", &large, "--for", "beta"]);
+    assert_eq!(third["function"], chosen);
 }
 
 /// A borrowed drive's data through a borrowed accelerator: the command tells both, and takes results.

@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, Lease, Placement};
-use rackbus_control::{ControlClient, ControlClientError};
-use rackbus_devices::accel::CLASS;
+use rackbus_control::ControlClient;
+use rackbus_control::api::{AcceleratorChoice, BorrowRequest, Isolation, Lease, Placement};
 use rackbus_vm::interrupts::InterruptChoice;
 
 use crate::Common;
@@ -33,7 +32,7 @@ pub struct Args {
     #[arg(long = "for", value_name = "HOST")]
     host: String,
     /// An accelerator with this service level: an engine and what it does each second at least. Without
-    /// DEVICE, whichever has a function free and can keep it.
+    /// DEVICE, of those that have a function free and keep it the one where most is left for that engine.
     #[arg(long = "accel", value_name = "LEVEL")]
     level: Option<String>,
     #[command(flatten)]
@@ -132,18 +131,19 @@ impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let wait_ms = self.wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
         let client = client(common).await?;
-        let request = |device: &str| BorrowRequest {
+        // Which accelerator keeps a level that is asked for without a device, the control plane knows.
+        let anywhere = self.level.clone().filter(|_| self.device.is_none());
+        let accelerator = anywhere.map(|level| AcceleratorChoice { level });
+        let request = BorrowRequest {
             group: self.group.clone(),
             vm: self.vm.clone(),
             wait_ms,
             priority: self.priority,
-            level: self.level.clone(),
-            ..self.trust.request(device, &self.host)
+            level: self.level.clone().filter(|_| accelerator.is_none()),
+            accelerator,
+            ..self.trust.request(self.device.as_deref().unwrap_or_default(), &self.host)
         };
-        let lease = match &self.device {
-            Some(device) => client.borrow_as(&request(device)).await?,
-            None => anywhere(&client, request).await?,
-        };
+        let lease = client.borrow_as(&request).await?;
         if let (true, Some(socket)) = (self.msix && !self.trust.in_host(), &lease.socket)
             && let Err(error) = InterruptChoice::Msix.note(Path::new(socket))
         {
@@ -191,41 +191,4 @@ fn place(lease: &Lease) -> String {
         Placement::Host => format!("function {path}"),
         Placement::Lender | Placement::Borrower => format!("socket {path}"),
     }
-}
-
-/// Whether a function was refused because others have it, or come before.
-fn is_taken(error: &ControlClientError) -> bool {
-    let ControlClientError::Refused(error) = error else { return false };
-    ["held", "returning", "queued"].contains(&error.code.as_str())
-}
-
-/// Borrows the first accelerator that keeps what is asked for. One function of each device is asked: its
-/// others would answer the same.
-async fn anywhere(
-    client: &ControlClient,
-    request: impl Fn(&str) -> BorrowRequest,
-) -> Result<Lease, Failure> {
-    let mut asked: Vec<String> = Vec::new();
-    let mut refused = None;
-    for device in client.devices().await? {
-        let name = device.function.split(".vf").next().unwrap_or_default().to_owned();
-        let free = device.kind == CLASS && device.state == DeviceState::Offered;
-        if !free || asked.contains(&name) {
-            continue;
-        }
-        match client.borrow_as(&request(&device.function)).await {
-            Ok(lease) => return Ok(lease),
-            // Somebody else came first; the device's other functions may be free.
-            Err(error) if is_taken(&error) => refused = Some(Failure::from(error)),
-            Err(error) => {
-                refused = Some(Failure::from(error));
-                asked.push(name);
-            }
-        }
-    }
-    let none = || {
-        let remedy = "see `rackbus accel list`, and return one";
-        Failure::new("no accelerator has a function free", remedy)
-    };
-    Err(refused.unwrap_or_else(none))
 }
