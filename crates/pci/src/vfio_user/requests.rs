@@ -81,6 +81,22 @@ impl State {
     fn unanswered(&self) -> usize {
         self.open.values().filter(|open| !matches!(open, Open::Answered(_))).count()
     }
+
+    /// Nobody waits any more for the read of this number. The answer, where it has come; otherwise it may still come,
+    /// and must not be taken for that to another request.
+    fn give_up(&mut self, id: u16) -> Option<Result<Vec<u8>, RequestError>> {
+        match self.open.remove(&id)? {
+            Open::Answered(answer) => Some(answer),
+            Open::Read { .. } | Open::Abandoned => {
+                self.open.insert(id, Open::Abandoned);
+                None
+            }
+            Open::Write => {
+                self.open.insert(id, Open::Write);
+                None
+            }
+        }
+    }
 }
 
 /// The requests of one device to the client that has it, from any thread.
@@ -211,11 +227,10 @@ impl Requests {
         let mut state = match waited {
             Ok(state) => state,
             Err(error) => {
-                // The answer may still come, and must not be taken for that to another request.
-                if let Some(open) = self.lock().open.get_mut(&id) {
-                    *open = Open::Abandoned;
-                }
-                return Err(error);
+                // The answer may have come since that wait ended.
+                let came = self.lock().give_up(id);
+                self.changed.notify_all();
+                return came.unwrap_or(Err(error));
             }
         };
         match state.open.remove(&id) {

@@ -185,3 +185,18 @@ fn a_client_whose_device_panicked_is_told_so() {
     assert!(client.is_closed());
     assert_eq!(device.requests.write(0, &[0]), Err(RequestError::Gone));
 }
+
+#[test]
+fn an_answer_that_comes_as_the_wait_for_it_ends_is_taken_and_its_place_is_free() {
+    let mut state = State::default();
+    state.open.insert(1, Open::Answered(Ok(vec![7])));
+    state.open.insert(2, Open::Read { count: 4 });
+    state.open.insert(3, Open::Write);
+    assert_eq!(state.give_up(1), Some(Ok(vec![7])));
+    assert!(!state.open.contains_key(&1), "nothing more comes that would free it");
+    assert_eq!(state.give_up(2), None);
+    assert!(matches!(state.open.get(&2), Some(Open::Abandoned)), "its answer may still come");
+    assert_eq!(state.give_up(3), None);
+    assert_eq!(state.give_up(4), None, "the client went, and its requests with it");
+    assert_eq!(state.unanswered(), 2);
+}
