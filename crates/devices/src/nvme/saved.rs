@@ -403,7 +403,13 @@ impl Nvme {
             (Owner::Shutdown, JobRestart::Command) => {
                 CommandOutcome::failed(Status::INTERNAL_ERROR)
             }
-            (_, JobRestart::Ended(status)) => CommandOutcome::failed(Status(status)),
+            (_, JobRestart::Ended(status)) => {
+                // It was with others of its batch: the host is told of the failure by this answer first.
+                if status == NOT_DURABLE {
+                    self.check_health();
+                }
+                CommandOutcome::failed(Status(status))
+            }
             (owner, JobRestart::Steps { steps, cache_off }) => {
                 let finish = if cache_off { Finish::CacheOff } else { Finish::Plain };
                 let steps = steps.into_iter().map(MediumRequest::from).collect();

@@ -24,6 +24,10 @@ pub struct Control {
     /// How further requests end.
     pub fail_with: Option<MediaError>,
     pub flushes: u32,
+    /// How what is held has ended, where it only waits for others to be reported with.
+    pub outcome: Option<Result<(), MediaError>>,
+    /// It was told that it failed in an earlier life.
+    failed: bool,
     pub data: Vec<u8>,
 }
 
@@ -77,6 +81,12 @@ impl Backing for Slow {
     fn background(&mut self) -> Option<&mut dyn Background> {
         Some(self)
     }
+    fn has_failed(&self) -> bool {
+        self.0.lock().unwrap().failed
+    }
+    fn inherit_failure(&mut self) {
+        self.0.lock().unwrap().failed = true;
+    }
 }
 
 impl Background for Slow {
@@ -99,6 +109,10 @@ impl Background for Slow {
             !matches!(request, MediumRequest::Flush | MediumRequest::Zero { .. })
         };
         self.0.lock().unwrap().held.iter().any(|(_, request)| buffers(request))
+    }
+    fn outcome(&self, tag: u32) -> Option<Result<(), MediaError>> {
+        let control = self.0.lock().unwrap();
+        control.outcome.filter(|_| control.held.iter().any(|(held, _)| *held == tag))
     }
     fn abort(&mut self) {
         let mut control = self.0.lock().unwrap();

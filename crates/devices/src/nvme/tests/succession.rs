@@ -4,12 +4,14 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use rackbus_pci::{FunctionState, RestoreError, Saved};
-use rackbus_spec::nvme::NSID_ALL;
+use rackbus_spec::nvme::command::RwCdw12;
 use rackbus_spec::nvme::data::DsmRange;
-use rackbus_spec::nvme::features as fid;
+use rackbus_spec::nvme::features::{self as fid, AsyncEvent, AsyncEventConfig};
 use rackbus_spec::nvme::registers::{SHST_COMPLETE, SHST_OCCURRING};
+use rackbus_spec::nvme::{NSID_ALL, log};
 use serde_json::Value;
 
+use super::super::backing::MediaError;
 use super::background::{Control, slow_drive};
 use super::*;
 
@@ -78,6 +80,28 @@ fn commands_in_flight_are_done_again_and_complete_once() {
     let control = control.lock().unwrap();
     assert_eq!(control.data[3 * 512..4 * 512], [7; 512]);
     assert_eq!(control.data[20 * 512..21 * 512], [0; 512]);
+}
+
+/// A write with FUA that failed and whose batch had not ended: nobody has been told when the state is taken.
+#[test]
+fn a_failure_that_nobody_heard_of_is_an_event_of_the_next_life() {
+    let (mut host, control) = slow();
+    let event = host.submit(0, admin(AdminOpcode::AsyncEventRequest));
+    let wanted = AsyncEventConfig::new().with_smart(log::WARNING_RELIABILITY);
+    let mut set = admin(AdminOpcode::SetFeatures);
+    (set.cdw10, set.cdw11) = (fid::ASYNC_EVENT_CONFIG.into(), wanted.into());
+    assert_eq!(host.run(0, set).status(), Status::SUCCESS);
+    let buffer = host.scratch();
+    let mut write = transfer(IoOpcode::Write, 3, 512, buffer);
+    write.cdw12 = RwCdw12::from(write.cdw12).with_fua(true).into();
+    let cid = host.submit(1, write);
+    host.poll();
+    control.lock().unwrap().outcome = Some(Err(MediaError::NotDurable));
+
+    succeed(&mut host, &control);
+    assert_eq!(host.wait(1, cid).status().code(), Status::WRITE_FAULT);
+    let event = AsyncEvent::from(host.wait(0, event).dw0);
+    assert_eq!((event.event_type(), event.info()), (fid::EVENT_SMART, fid::SMART_RELIABILITY));
 }
 
 #[test]
