@@ -384,6 +384,7 @@ impl Nvme {
         for job in jobs {
             self.do_again(bus, job);
         }
+        self.counts.end(bus.user.ticks());
         self.submit();
         // Those whose last command was answered just now.
         for qid in 0..self.state.sqs.len() as u16 {
@@ -427,6 +428,7 @@ impl Nvme {
             }
             (CommandOutcome::Done(status, dw0), Owner::Command(qid, sqe)) => {
                 self.complete(bus, qid, &sqe, status, dw0);
+                self.counts.done(qid, &sqe, status.is_success());
             }
             (CommandOutcome::Background, Owner::Command(qid, _)) => self.reserve(qid),
             (CommandOutcome::Background, Owner::Shutdown) | (CommandOutcome::Outstanding, _) => {}

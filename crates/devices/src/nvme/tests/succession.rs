@@ -84,7 +84,7 @@ fn commands_in_flight_are_done_again_and_complete_once() {
 
 /// A write with FUA that failed and whose batch had not ended: nobody has been told when the state is taken.
 #[test]
-fn a_failure_that_nobody_heard_of_is_an_event_of_the_next_life() {
+fn a_failure_that_nobody_heard_of_is_an_event_and_a_failed_command_of_the_next_life() {
     let (mut host, control) = slow();
     let event = host.submit(0, admin(AdminOpcode::AsyncEventRequest));
     let wanted = AsyncEventConfig::new().with_smart(log::WARNING_RELIABILITY);
@@ -102,6 +102,9 @@ fn a_failure_that_nobody_heard_of_is_an_event_of_the_next_life() {
     assert_eq!(host.wait(1, cid).status().code(), Status::WRITE_FAULT);
     let event = AsyncEvent::from(host.wait(0, event).dw0);
     assert_eq!((event.event_type(), event.info()), (fid::EVENT_SMART, fid::SMART_RELIABILITY));
+    let counted = host.endpoint.operations().counts(&[]);
+    let (_, writes) = counted.iter().find(|(kind, _)| *kind == "write").unwrap();
+    assert_eq!((writes.done, writes.failed), (1, 1), "it is counted where it is answered");
 }
 
 #[test]
