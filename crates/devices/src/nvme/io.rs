@@ -181,7 +181,7 @@ impl Nvme {
     fn write_zeroes(&mut self, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
         let Extent { offset, length } = self.extent(sqe)?;
         self.cost = length;
-        let deallocate = RwCdw12::from(sqe.cdw12).deac();
+        let deallocate = deallocates(sqe);
         let mut steps = Steps::from([MediumRequest::Zero { offset, length, deallocate }]);
         if self.must_be_durable(sqe) {
             steps.push_back(MediumRequest::Flush);
@@ -211,7 +211,8 @@ impl Nvme {
             let (offset, length) = found.ok_or(Status::LBA_OUT_OF_RANGE.do_not_retry())?;
             if length > 0 {
                 self.cost = self.cost.saturating_add(length);
-                steps.push_back(MediumRequest::Zero { offset, length, deallocate: true });
+                let deallocate = deallocates(sqe);
+                steps.push_back(MediumRequest::Zero { offset, length, deallocate });
             }
         }
         if !self.state.features.write_cache() {
@@ -338,6 +339,17 @@ impl Nvme {
             }
         }
         true
+    }
+}
+
+/// Whether a command gives the space of its ranges back. That counts for nothing against a limit in bytes, wherever the
+/// drive's front is: where the blocks are on another node, that node learns it from what the front asks for.
+#[inline]
+pub(super) fn deallocates(sqe: &Sqe) -> bool {
+    match IoOpcode::from_u8(sqe.cdw0.opcode()) {
+        Some(IoOpcode::DatasetManagement) => true,
+        Some(IoOpcode::WriteZeroes) => RwCdw12::from(sqe.cdw12).deac(),
+        _ => false,
     }
 }
 

@@ -9,6 +9,7 @@ use rackbus_spec::nvme::{Cqe, IoOpcode, Sqe, Status};
 
 use super::arbitration::TurnEnd;
 use super::controller::{CommandOutcome, Nvme};
+use super::io::deallocates;
 use super::jobs::makes_zeroes;
 use super::polled::Side;
 use super::queue::{CompletionQueue, SubmissionQueue};
@@ -17,8 +18,6 @@ use super::state::HeldCompletion;
 
 /// Entries of a queue that are asked to come near at once.
 const PREFETCHED: u16 = 64;
-/// What only gives space back moves no data.
-const DEALLOCATES: u8 = IoOpcode::DatasetManagement as u8;
 /// How far ahead of the copy data is asked to come near.
 const LOOKAHEAD: u16 = 2;
 
@@ -187,7 +186,8 @@ impl Nvme {
             let outcome = if qid == 0 { self.admin(bus, &sqe) } else { self.io(bus, qid, &sqe) };
             self.arbiter.spend(self.cost);
             if qid != 0 {
-                self.meter.spend(if sqe.cdw0.opcode() == DEALLOCATES { 0 } else { self.cost });
+                // What only gives space back moves no data.
+                self.meter.spend(if deallocates(&sqe) { 0 } else { self.cost });
             }
             match outcome {
                 CommandOutcome::Done(status, dw0) => {

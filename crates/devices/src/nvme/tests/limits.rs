@@ -2,9 +2,12 @@
 
 use rackbus_pci::Work;
 use rackbus_spec::nvme::AdminOpcode;
+use rackbus_spec::nvme::command::RwCdw12;
 
 use super::super::limits::{LimitDelays, Limits};
+use super::super::medium;
 use super::*;
+use crate::lost::Lost;
 
 const MS: u64 = 1_000_000;
 
@@ -95,4 +98,42 @@ fn bytes_come_at_their_rate_and_administration_does_not_wait() {
     }
     let bytes = done * 8192;
     assert!((1 << 20..=(1 << 20) * 21 / 20 + 3 * 8192).contains(&bytes), "{bytes}");
+}
+
+/// How many of ten commands that make the whole drive zeroes are answered at once, and how often one waited; with the
+/// front beside the blocks, or elsewhere.
+fn zeroed_at_once(deallocate: bool, elsewhere: bool) -> (u64, u64) {
+    let (limits, delays) =
+        (Limits { bytes: Some(1 << 20), operations: None }, LimitDelays::default());
+    let config = NvmeConfig { limits, delays: delays.clone(), ..NvmeConfig::memory(1 << 20, "L1") };
+    let mut lender = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
+    let mut host = match elsewhere {
+        true => {
+            let offer = lender.serve_medium(None).unwrap();
+            let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
+            Host::around(front)
+        }
+        false => Host::plain(&config),
+    };
+    host.enable();
+    host.create_pair(1, ENTRIES);
+    let mut zeroes = transfer(IoOpcode::WriteZeroes, 0, 1 << 20, 0);
+    zeroes.cdw12 = RwCdw12::from(zeroes.cdw12).with_deac(deallocate).into();
+    for _ in 0..10 {
+        host.submit(1, zeroes);
+    }
+    for _ in 0..1000 {
+        host.poll();
+        lender.poll(host.now);
+    }
+    (completed(&mut host, 1), delays.count())
+}
+
+#[test]
+fn giving_space_back_counts_as_no_bytes_wherever_the_front_is() {
+    for elsewhere in [false, true] {
+        assert_eq!(zeroed_at_once(true, elsewhere), (10, 0), "elsewhere: {elsewhere}");
+        let (done, waits) = zeroed_at_once(false, elsewhere);
+        assert!(done < 10 && waits > 0, "elsewhere: {elsewhere}, {done} and {waits}");
+    }
 }
