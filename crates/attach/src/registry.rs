@@ -3,7 +3,7 @@
 //! Events come on a socket of their own, in an order that holds; those about things whose making has not been
 //! heard of yet are kept until it is. The thread that listens answers what concerns moved memory by itself.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -49,13 +49,19 @@ pub(crate) struct FinishedCall {
 #[derive(Debug, Default)]
 struct Outcomes {
     by_ticket: HashMap<Handle, Result<(), Refusal>>,
+    /// Tickets that nobody waits for any more, until they are told of.
+    given_up: HashSet<Handle>,
     /// Nothing will be told any more.
     ended: bool,
 }
 
 impl FinishedCall {
     fn tell(&self, ticket: Handle, outcome: Result<(), Refusal>) {
-        lock(&self.state).by_ticket.insert(ticket, outcome);
+        let mut state = lock(&self.state);
+        if !state.given_up.remove(&ticket) {
+            state.by_ticket.insert(ticket, outcome);
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -65,6 +71,7 @@ impl FinishedCall {
         self.changed.notify_all();
     }
 
+    /// How what `ticket` is for ended; [`AttachError::Busy`] when it goes on after `limit`.
     pub(crate) fn wait(&self, ticket: Handle, limit: Duration) -> Result<(), AttachError> {
         let going_on =
             |state: &mut Outcomes| !state.by_ticket.contains_key(&ticket) && !state.ended;
@@ -73,7 +80,10 @@ impl FinishedCall {
         match state.by_ticket.remove(&ticket) {
             Some(outcome) => Ok(outcome?),
             None if state.ended => Err(AttachError::Gone(StreamError::Closed)),
-            None => Err(AttachError::Gone(StreamError::TimedOut)),
+            None => {
+                state.given_up.insert(ticket);
+                Err(AttachError::Busy)
+            }
         }
     }
 }
@@ -475,6 +485,16 @@ mod tests {
         finished.tell(Handle(1), Ok(()));
         finished.end();
         finished.wait(Handle(1), MOVED).unwrap();
+    }
+
+    #[test]
+    fn a_move_that_takes_too_long_is_no_lost_node_and_its_end_is_not_kept() {
+        let finished = FinishedCall::default();
+        let late = finished.wait(Handle(1), Duration::ZERO);
+        assert!(matches!(late, Err(AttachError::Busy)), "{late:?}");
+        finished.tell(Handle(1), Ok(()));
+        let state = lock(&finished.state);
+        assert!(state.by_ticket.is_empty() && state.given_up.is_empty(), "{state:?}");
     }
 
     /// Whoever has looked and does not sleep yet would miss it, and sleep for as long as moves may

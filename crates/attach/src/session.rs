@@ -372,7 +372,8 @@ impl Session {
         outcome
     }
 
-    /// Asks the node for something that has no result, and waits until it is done.
+    /// Asks the node for something that has no result, and waits until it is done; [`AttachError::Busy`] where memory is
+    /// still being moved for it after [`MOVED`].
     pub(crate) fn done(&self, request: &SessionRequest) -> Result<(), AttachError> {
         match self.call(request)? {
             (Reply::Done, _) => Ok(()),
