@@ -1,6 +1,7 @@
 //! Block transfers, at once or behind the caller.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use super::BlockCallback;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, SciResult, check_flags, fail};
+use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find};
 use crate::local::Argument;
 use crate::maps::Map;
@@ -32,6 +34,59 @@ pub(super) struct Progress {
     /// The thread that is in the program's callback.
     calling: Option<ThreadId>,
     done: bool,
+}
+
+/// The handles of those that ended last with a call of the program, and that nobody has waited for: a program that is
+/// called need not wait, and may.
+static CALLED: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
+/// How many are remembered.
+const MOST_CALLED: usize = 1024;
+
+fn called() -> MutexGuard<'static, VecDeque<usize>> {
+    CALLED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the handle of a transfer whose program has been called. A wait for it that comes later is good once.
+fn let_go(handle: RawHandle) {
+    // Held over both steps: whoever waits finds it in one of the two places.
+    let mut called = called();
+    if Block::table().take(handle).is_some() {
+        if called.len() >= MOST_CALLED {
+            called.pop_front();
+        }
+        called.push_back(handle.addr());
+    }
+}
+
+/// Somebody has waited for the transfer of a handle; whether it was known as one.
+fn waited_for(handle: RawHandle) -> bool {
+    let mut called = called();
+    if Block::table().take(handle).is_some() {
+        return true;
+    }
+    match called.iter().position(|it| *it == handle.addr()) {
+        Some(at) => called.remove(at).is_some(),
+        None => false,
+    }
+}
+
+/// Ends those that are under way, and waits for them.
+pub(super) fn end_blocks() {
+    for block in Block::table().clear() {
+        block.wait(None);
+    }
+    called().clear();
+}
+
+/// The locks of it all, in the order in which they are taken, held while the process forks.
+pub(super) fn hold_blocks() -> [Option<HeldLock>; 2] {
+    [crate::forks::hold_mutex(&CALLED), Block::table().hold()]
+}
+
+/// What a fork has of its parent's.
+pub(super) fn forget_blocks() {
+    std::mem::forget(Block::table().clear());
+    called().clear();
 }
 
 /// A copy between two mappings: source, destination and bytes.
@@ -122,6 +177,9 @@ pub(super) fn transfer_behind(
             unsafe { call(argument.get(), raw(own), status) };
         }
         progress.now(Progress { calling: None, done: true });
+        if call.is_some() {
+            let_go(raw(own));
+        }
     };
     if std::thread::Builder::new().name("rackbus block".into()).spawn(work).is_err() {
         Block::table().take(handle);
@@ -132,11 +190,37 @@ pub(super) fn transfer_behind(
 
 pub(super) fn wait_block(block: RawHandle, timeout: u32, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
-    match find::<Block>(block)?.wait(crate::local::duration(timeout)) {
-        true => {
-            Block::table().take(block);
+    match find::<Block>(block) {
+        Ok(under_way) if !under_way.wait(crate::local::duration(timeout)) => fail(SCI_ERR_TIMEOUT),
+        // Another thread that waited may have been first.
+        Ok(_) => {
+            waited_for(block);
             Ok(())
         }
-        false => fail(SCI_ERR_TIMEOUT),
+        Err(_) if waited_for(block) => Ok(()),
+        Err(unknown) => Err(unknown),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_that_are_only_called_for_are_not_kept() {
+        let begin = || Block::table().add(|_| Block { progress: Arc::default() });
+        let handles: Vec<RawHandle> = (0..2 * MOST_CALLED).map(|_| begin()).collect();
+        handles.iter().for_each(|handle| let_go(*handle));
+        assert!(Block::table().all().is_empty());
+        assert_eq!(called().len(), MOST_CALLED);
+        let (first, last) = (handles[0], handles[handles.len() - 1]);
+        assert_eq!(wait_block(last, 0, 0), Ok(()), "it has ended");
+        assert_eq!(wait_block(last, 0, 0), fail(SCI_ERR_ILLEGAL_PARAMETER), "waited for already");
+        assert_eq!(wait_block(first, 0, 0), fail(SCI_ERR_ILLEGAL_PARAMETER), "too long ago");
+        // One that was waited for while it was under way is no handle any more when its call returns.
+        let waited = begin();
+        assert!(waited_for(waited));
+        let_go(waited);
+        assert_eq!(wait_block(waited, 0, 0), fail(SCI_ERR_ILLEGAL_PARAMETER));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use super::Block;
+use super::block::{end_blocks, forget_blocks, hold_blocks};
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, SciResult, check_flags, fail};
@@ -47,20 +47,18 @@ pub(super) fn remove_sequence(sequence: RawHandle, flags: u32) -> SciResult<()> 
 /// Ends every sequence and block transfer of the process.
 pub(crate) fn end_all() {
     drop(Sequence::table().clear());
-    for block in Block::table().clear() {
-        block.wait(None);
-    }
+    end_blocks();
 }
 
 /// The locks of it all, held while the process forks.
 pub(crate) fn hold() -> Vec<HeldLock> {
-    [Sequence::table().hold(), Block::table().hold()].into_iter().flatten().collect()
+    [Sequence::table().hold()].into_iter().chain(hold_blocks()).flatten().collect()
 }
 
 /// What a fork has of its parent's.
 pub(crate) fn forget_all() {
     std::mem::forget(Sequence::table().clear());
-    std::mem::forget(Block::table().clear());
+    forget_blocks();
 }
 
 /// Stores that were made arrive in order, as the memory is coherent; whether there is somebody at
