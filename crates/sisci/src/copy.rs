@@ -26,12 +26,13 @@ pub(crate) use sequence::end_all;
 pub(crate) use sequence::end_sequences;
 pub(crate) use sequence::forget_all;
 pub(crate) use sequence::hold;
-use sequence::{check, create_sequence, remove_sequence, start};
+use sequence::{Disorder, check, create_sequence, remove_sequence, start};
 
 /// How a sequence is (`sci_sequence_status_t`).
 type Status = u32;
 const OK: Status = 0;
 const NOT_RETRIABLE: Status = 2;
+const PENDING: Status = 3;
 
 kind!(Sequence, 5);
 
@@ -127,14 +128,14 @@ unsafe fn copy(
     Ok(())
 }
 
+/// Tells a program how a sequence is.
+///
 /// # Safety
 /// `error` is null or can be written to.
-unsafe fn status(error: *mut u32, outcome: SciResult<()>) -> Status {
+unsafe fn status(error: *mut u32, outcome: Result<(), Disorder>) -> Status {
     // SAFETY: as the caller says.
-    match unsafe { finish(error, outcome) } {
-        Some(()) => OK,
-        None => NOT_RETRIABLE,
-    }
+    unsafe { finish(error, outcome.map_err(|disorder| disorder.code)) };
+    outcome.map_or_else(|disorder| disorder.status, |()| OK)
 }
 
 unsafe extern "C" {
@@ -214,12 +215,16 @@ api! {
     /// Begins to look for errors.
     fn SCIStartSequence(sequence: RawHandle, flags: u32, error: *mut u32) -> Status {
         // SAFETY: as the caller says.
-        unsafe { status(error, check_flags(flags, 0).and_then(|()| start(sequence))) }
+        unsafe {
+            let known = check_flags(flags, 0).map_err(Disorder::from);
+            status(error, known.and_then(|()| start(sequence)))
+        }
     }
 
     /// Whether all stores since the last look arrived.
     fn SCICheckSequence(sequence: RawHandle, flags: u32, error: *mut u32) -> Status {
         let known = check_flags(flags, SCI_FLAG_NO_FLUSH | SCI_FLAG_NO_STORE_BARRIER);
+        let known = known.map_err(Disorder::from);
         // SAFETY: as the caller says.
         unsafe { status(error, known.and_then(|()| check(sequence, flags & SCI_FLAG_NO_FLUSH == 0))) }
     }

@@ -27,6 +27,17 @@ pub struct Map {
 }
 kind!(Map, 4);
 
+/// What a flush tells of what was stored before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// It is where it is to be.
+    There,
+    /// Another machine did not answer in time: it may still come.
+    NotYet,
+    /// It does not come any more.
+    Failed,
+}
+
 /// The segment that a mapping is of.
 #[derive(Debug)]
 enum Of {
@@ -62,13 +73,25 @@ impl Map {
         }
     }
 
-    /// Waits until what was stored before is where it is to be, or fails when it cannot be any more.
+    /// Waits until what was stored before is where it is to be, or fails when it cannot be any more, or is not in time.
     pub(crate) fn flush(&self) -> SciResult<()> {
+        match self.arrival() {
+            Arrival::There => Ok(()),
+            Arrival::NotYet | Arrival::Failed => fail(SCI_ERR_TRANSFER_FAILED),
+        }
+    }
+
+    /// Waits until what was stored before is where it is to be, and says whether it is.
+    pub(crate) fn arrival(&self) -> Arrival {
         let flushed = match &self.of {
             Of::Local(local) => local.flush(),
             Of::Remote(remote) => remote.flush(),
         };
-        flushed.map_err(|_| Code(SCI_ERR_TRANSFER_FAILED))
+        match flushed {
+            Ok(()) => Arrival::There,
+            Err(Code(SCI_ERR_NODE_NOT_RESPONDING)) => Arrival::NotYet,
+            Err(_) => Arrival::Failed,
+        }
     }
 
     /// Whether its segment is gone for good, or some of its memory: stores there reach nobody.

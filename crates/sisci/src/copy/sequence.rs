@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use super::block::{end_blocks, forget_blocks, hold_blocks};
+use super::{NOT_RETRIABLE, PENDING, Status};
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, SciResult, check_flags, fail};
+use crate::error::{Code, SciResult, check_flags};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find};
-use crate::maps::Map;
+use crate::maps::{Arrival, Map};
 use crate::remote::{Left, SciRemoteSegment};
 
 /// A sequence (`sci_sequence_t`): the stores to a mapping between two checks.
@@ -61,33 +62,106 @@ pub(crate) fn forget_all() {
     forget_blocks();
 }
 
+/// Why a sequence is not in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Disorder {
+    /// How the sequence is.
+    pub(super) status: Status,
+    /// The error beside it.
+    pub(super) code: Code,
+}
+
+impl Disorder {
+    /// Stores are lost, or nobody takes them any more.
+    const FAILED: Disorder =
+        Disorder { status: NOT_RETRIABLE, code: Code(SCI_ERR_TRANSFER_FAILED) };
+    /// Nobody says yet whether stores arrived: it is to be asked again.
+    const PENDING: Disorder = Disorder { status: PENDING, code: Code(SCI_ERR_TRANSFER_FAILED) };
+}
+
+impl From<Code> for Disorder {
+    fn from(code: Code) -> Disorder {
+        Disorder { status: NOT_RETRIABLE, code }
+    }
+}
+
 /// Stores that were made arrive in order, as the memory is coherent; whether there is somebody at
 /// the other end is what can be wrong with them.
-pub(super) fn start(sequence: RawHandle) -> SciResult<()> {
+pub(super) fn start(sequence: RawHandle) -> Result<(), Disorder> {
     fence(Ordering::SeqCst);
     let sequence = find::<Sequence>(sequence)?;
-    let flushed = sequence.map.flush();
+    let arrival = sequence.map.arrival();
     let gone = sequence.map.lost();
     sequence.seen_gone.store(gone, Ordering::Release);
-    if gone { fail(SCI_ERR_TRANSFER_FAILED) } else { flushed }
+    judge(arrival, if gone { Place::Gone } else { Place::There })
 }
 
 /// The same for the stores since the last look. Those that were made before the owner left arrived,
 /// so the first look after it is good; not so where the memory was taken away, or the host is gone. To
 /// another machine they arrive here, unless the program wants that not.
-pub(super) fn check(sequence: RawHandle, flush: bool) -> SciResult<()> {
+pub(super) fn check(sequence: RawHandle, flush: bool) -> Result<(), Disorder> {
     fence(Ordering::SeqCst);
     let sequence = find::<Sequence>(sequence)?;
     let left = || sequence.map.remote().and_then(SciRemoteSegment::left);
     // Who has left takes nothing any more; who leaves during it may not have had all.
-    let flushed = if flush && left().is_none() { sequence.map.flush() } else { Ok(()) };
+    let asks = flush && left().is_none();
+    let arrival = if asks { sequence.map.arrival() } else { Arrival::There };
     if sequence.map.truncated() {
-        return fail(SCI_ERR_TRANSFER_FAILED);
+        return judge(arrival, Place::Gone);
     }
-    let Some(left) = left() else { return flushed };
-    let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
-    match left {
-        Left::InPlace if !seen => flushed,
-        Left::InPlace | Left::Away => fail(SCI_ERR_TRANSFER_FAILED),
+    let place = match left() {
+        None => Place::There,
+        Some(left) => {
+            let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
+            match left {
+                Left::InPlace if !seen => Place::Leaving,
+                Left::InPlace | Left::Away => Place::Gone,
+            }
+        }
+    };
+    judge(arrival, place)
+}
+
+/// Where the memory of a sequence is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// At its owner, who takes what is stored.
+    There,
+    /// The owner has left since the last look, and had what came before.
+    Leaving,
+    /// Nobody takes what is stored, or some of it went elsewhere.
+    Gone,
+}
+
+/// How a sequence is. A link that stands still for a moment loses nothing, as long as somebody is at its end.
+fn judge(arrival: Arrival, place: Place) -> Result<(), Disorder> {
+    match (place, arrival) {
+        (Place::There | Place::Leaving, Arrival::There) => Ok(()),
+        (Place::There, Arrival::NotYet) => Err(Disorder::PENDING),
+        _ => Err(Disorder::FAILED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_that_is_late_is_pending_only_while_the_owner_is_there() {
+        for (place, arrival, status) in [
+            (Place::There, Arrival::NotYet, PENDING),
+            (Place::There, Arrival::Failed, NOT_RETRIABLE),
+            (Place::Leaving, Arrival::NotYet, NOT_RETRIABLE),
+            (Place::Leaving, Arrival::Failed, NOT_RETRIABLE),
+            (Place::Gone, Arrival::There, NOT_RETRIABLE),
+            (Place::Gone, Arrival::NotYet, NOT_RETRIABLE),
+            (Place::Gone, Arrival::Failed, NOT_RETRIABLE),
+        ] {
+            let ended = judge(arrival, place).map_err(|it| it.status);
+            assert_eq!(ended, Err(status), "{place:?}, {arrival:?}");
+        }
+        for place in [Place::There, Place::Leaving] {
+            assert_eq!(judge(Arrival::There, place), Ok(()));
+        }
     }
 }
