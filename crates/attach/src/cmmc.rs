@@ -33,8 +33,8 @@ pub enum CopyError {
     /// The copy was aborted.
     #[error("the copy was aborted; not all bytes arrived")]
     Aborted,
-    /// The bytes arrived, but the receiver was not told.
-    #[error("the bytes arrived, but the receiver was not told: {0}")]
+    /// The bytes arrived, but the receiver was not told, or, with [`InterruptError::Unconfirmed`], may not have been.
+    #[error("the bytes arrived, but nobody says that the receiver was told: {0}")]
     Signal(#[from] InterruptError),
 }
 

@@ -41,6 +41,9 @@ pub enum InterruptError {
     /// Its host is gone.
     #[error("the interrupt's host does not answer; is it up?")]
     Unreachable,
+    /// Between machines: it was sent, and nobody answered in time that it is there.
+    #[error("nobody says that the interrupt arrived; it may have")]
+    Unconfirmed,
     /// The receiver has not taken what was sent before.
     #[error("the receiver has no room; it must take messages first")]
     Full,

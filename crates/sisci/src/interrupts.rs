@@ -38,6 +38,7 @@ impl From<InterruptError> for Code {
             InterruptError::TimedOut => SCI_ERR_TIMEOUT,
             InterruptError::Gone => SCI_ERR_CANCELLED,
             InterruptError::Unreachable => SCI_ERR_NOT_CONNECTED,
+            InterruptError::Unconfirmed => SCI_ERR_NODE_NOT_RESPONDING,
             InterruptError::Full | InterruptError::BufferTooShort(_) => SCI_ERR_NOSPC,
             InterruptError::TooLong => SCI_ERR_OUT_OF_RANGE,
         })
@@ -230,7 +231,7 @@ fn trigger(handle: RawHandle, flags: u32) -> SciResult<()> {
 }
 
 /// A trigger is a posted write: its sender does not learn whether anybody is there, only that the
-/// host is not.
+/// host is not, or that it did not answer in time.
 fn posted(sent: Result<(), InterruptError>) -> SciResult<()> {
     match sent {
         Ok(()) | Err(InterruptError::Gone) => Ok(()),

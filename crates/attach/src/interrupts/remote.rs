@@ -59,11 +59,9 @@ impl Sender {
             return self.heard(!self.bell.is_closed()).and(Err(error));
         }
         self.bell.ring();
-        if self.far && self.session.flush(self.handle).is_err() {
-            return self.heard(false);
-        }
+        let confirmed = !self.far || self.session.flush(self.handle).is_ok();
         // The line is near now. Before, asking for it would have doubled what a ring costs.
-        self.heard(!self.bell.is_closed())
+        unless_unconfirmed(confirmed, self.heard(!self.bell.is_closed()))
     }
 
     #[inline]
@@ -73,6 +71,18 @@ impl Sender {
             false if self.watch.is_unreachable() => Err(InterruptError::Unreachable),
             false => Err(InterruptError::Gone),
         }
+    }
+}
+
+/// How a ring ended: where it is known that nobody hears it, that says more than that nobody confirmed it.
+#[inline]
+fn unless_unconfirmed(
+    confirmed: bool,
+    heard: Result<(), InterruptError>,
+) -> Result<(), InterruptError> {
+    match confirmed {
+        true => heard,
+        false => heard.and(Err(InterruptError::Unconfirmed)),
     }
 }
 
@@ -92,7 +102,8 @@ impl RemoteInterrupt {
     /// Triggers it. What was stored before is seen by who is woken.
     ///
     /// # Errors
-    /// [`InterruptError::Gone`], [`InterruptError::Unreachable`].
+    /// [`InterruptError::Gone`], [`InterruptError::Unreachable`], and [`InterruptError::Unconfirmed`] where its host, another
+    /// machine, did not answer in time.
     #[inline]
     pub fn trigger(&self) -> Result<(), InterruptError> {
         self.0.ring_after(|| Ok(()))
@@ -108,7 +119,7 @@ impl RemoteDataInterrupt {
     ///
     /// # Errors
     /// [`InterruptError::Full`], [`InterruptError::TooLong`], [`InterruptError::Unreachable`],
-    /// [`InterruptError::Gone`]; of several receivers the first error, after all have been sent to,
+    /// [`InterruptError::Unconfirmed`] (it may arrive all the same), [`InterruptError::Gone`]; of several receivers the first error, after all have been sent to,
     /// one that is gone only when nothing else was wrong.
     pub fn send(&self, message: &[u8]) -> Result<(), InterruptError> {
         let one = |(sender, producer): &(Sender, Mutex<Producer>)| {
@@ -123,5 +134,21 @@ impl RemoteDataInterrupt {
         let errors: Vec<InterruptError> = self.0.iter().filter_map(|it| one(it).err()).collect();
         let worse = errors.iter().find(|error| **error != InterruptError::Gone);
         worse.or(errors.first()).map_or(Ok(()), |error| Err(*error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_that_nobody_confirms_is_not_one_that_nobody_hears() {
+        assert_eq!(unless_unconfirmed(true, Ok(())), Ok(()));
+        assert_eq!(unless_unconfirmed(false, Ok(())), Err(InterruptError::Unconfirmed));
+        for known in [InterruptError::Gone, InterruptError::Unreachable] {
+            for confirmed in [true, false] {
+                assert_eq!(unless_unconfirmed(confirmed, Err(known)), Err(known));
+            }
+        }
     }
 }
