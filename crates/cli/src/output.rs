@@ -48,7 +48,7 @@ impl From<ControlClientError> for Failure {
             },
             ControlClientError::Version(error) => Failure::new(
                 error,
-                "command lines and control planes of adjacent versions work together",
+                "upgrade the older side: what both know works with adjacent versions",
             ),
             other => Failure::new(other.to_string(), "start the rack with `rackbus up`"),
         }

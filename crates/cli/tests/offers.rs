@@ -152,6 +152,23 @@ fn a_changed_rack_file_is_followed_where_that_can_be_done() {
     };
     drives("4 MiB", "4 MiB");
     rack.good(&["up", &file]);
+    // Two that change places: neither can have the other's file before both have left.
+    let swapped = |first: &str, second: &str| {
+        let section = |name: &str, file: &str| {
+            format!(
+                "[hosts.gamma.devices.{name}]\nkind = \"nvme\"\nsize = \"1 MiB\"\nbacking = \"{file}\"\n"
+            )
+        };
+        let both = section("e7", first) + &section("e8", second);
+        std::fs::write(&file, format!("{before}\n{both}")).unwrap();
+    };
+    let [one, two] = ["one", "two"].map(|name| format!("{}.{name}.img", file));
+    swapped(&one, &two);
+    rack.good(&["up", &file]);
+    swapped(&two, &one);
+    rack.good(&["up", &file]);
+    drives("4 MiB", "4 MiB");
+    rack.good(&["up", &file]);
     drives("8 MiB", "8 MiB");
     let refused = rack.bad(1, &["up", &file]);
     assert!(refused.contains("d7"), "{refused}");

@@ -133,6 +133,17 @@ pub struct KeptAnswer {
     pub answer: Option<BorrowAnswer>,
 }
 
+impl KeptAnswer {
+    /// The leases that it asked for: what was granted in one step has numbers in a row. None of another request.
+    fn leases(&self) -> impl Iterator<Item = LeaseId> + use<> {
+        let count = match &self.request {
+            KeyedRequest::Borrow { function, .. } => function.split(TOGETHER).count(),
+            _ => 0,
+        };
+        (self.lease..).take(count)
+    }
+}
+
 /// The result of looking an idempotency key up.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeyLookup {
@@ -185,17 +196,21 @@ impl KeptAnswers {
     pub fn settled(&self, authority: &Authority) -> Vec<KeptAnswer> {
         let pending = self.pending.iter().filter_map(|key| self.by_key.get(key));
         let answered = pending.filter_map(|kept| {
-            let answer = answer(authority, &kept.request, kept.lease)?;
+            let answer = answer(authority, kept)?;
             Some(KeptAnswer { answer: Some(answer), ..kept.clone() })
         });
         answered.collect()
     }
 
-    /// The keys under which `lease` was asked for.
+    /// The leases that are asked for by requests that have no answer yet: those of a request that dies with the control
+    /// plane are nobody's, or all somebody's.
+    pub fn pending_leases(&self) -> impl Iterator<Item = LeaseId> {
+        self.pending.iter().filter_map(|key| self.by_key.get(key)).flat_map(KeptAnswer::leases)
+    }
+
+    /// The keys under which `lease` was asked for, also beside others.
     pub fn borrow_keys(&self, lease: LeaseId) -> Vec<String> {
-        let borrowed = |kept: &&KeptAnswer| {
-            kept.lease == lease && matches!(kept.request, KeyedRequest::Borrow { .. })
-        };
+        let borrowed = |kept: &&KeptAnswer| kept.leases().any(|of_key| of_key == lease);
         self.by_key.values().filter(borrowed).map(|kept| kept.key.clone()).collect()
     }
 
@@ -229,12 +244,12 @@ impl KeptAnswers {
 }
 
 /// The answer to a request, as soon as there is one.
-fn answer(authority: &Authority, request: &KeyedRequest, lease: LeaseId) -> Option<BorrowAnswer> {
-    if let KeyedRequest::Borrow { function, .. } = request {
+fn answer(authority: &Authority, kept: &KeptAnswer) -> Option<BorrowAnswer> {
+    let (request, lease) = (&kept.request, kept.lease);
+    if let KeyedRequest::Borrow { .. } = request {
         // The first that is refused, or else, when all can be used, the first.
-        let count = function.split(TOGETHER).count();
-        let answers = (lease..).take(count).map(|lease| answer_of(authority, request, lease));
-        let answers: Vec<Option<BorrowAnswer>> = answers.collect();
+        let answers: Vec<Option<BorrowAnswer>> =
+            kept.leases().map(|lease| answer_of(authority, request, lease)).collect();
         let refused = answers.iter().flatten().find(|answer| answer.is_err());
         let all = answers.iter().all(Option::is_some);
         return refused.cloned().or_else(|| answers.into_iter().next().flatten().filter(|_| all));

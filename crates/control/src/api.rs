@@ -43,7 +43,8 @@ pub struct ApiError {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<u64>,
     /// Of an accelerator that was asked for by its level: what each one that has a function free would keep, the largest
-    /// offer first; nothing with other errors. In a box, as errors are passed on often, and these seldom.
+    /// offer first; nothing with other errors.
+    // In a box, as errors are passed on often, and these seldom.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<AcceleratorOffer>>)]
     pub offers: Option<Box<Vec<AcceleratorOffer>>>,

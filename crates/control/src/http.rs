@@ -111,10 +111,9 @@ impl IntoResponse for ApiError {
             | "unknown_certificate"
             | "unknown_share"
             | "no_way" => StatusCode::NOT_FOUND,
-            "none_free" | "shared" | "level_refused" | "exists" | "in_rack_file" | "held"
-            | "returning" | "queued" | "withdrawn" | "over" | "too_many" | "cannot_restart" => {
-                StatusCode::CONFLICT
-            }
+            "none_free" | "implausible_term" | "shared" | "level_refused" | "exists"
+            | "in_rack_file" | "held" | "returning" | "queued" | "withdrawn" | "over"
+            | "too_many" | "cannot_restart" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" | "inseparable" | "no_window" => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
@@ -323,7 +322,8 @@ struct ListenQuery {
 /// What the control plane says to a host's node, from now on: one message a line, with the leader's term. For nodes.
 #[utoipa::path(get, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host"), ListenQuery),
     responses((status = 200, body = Object, content_type = "application/x-ndjson"), (status = 404, body = ApiError),
-        (status = 403, body = ApiError, description = "Another process is the host's node")))]
+        (status = 403, body = ApiError, description = "Another process is the host's node"),
+        (status = 409, body = ApiError, description = "No control plane can have led in the term that it names")))]
 async fn listen(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,

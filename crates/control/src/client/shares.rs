@@ -24,12 +24,21 @@ impl ControlClient {
     }
 
     /// Takes no more turns; as it was. A control plane that is restarted meanwhile is asked again: no other share has its
-    /// number, so one that is unknown then has left.
+    /// number, so one that was there and is unknown then has left.
     ///
     /// # Errors
     /// [`ControlClientError`].
     pub async fn leave_share(&self, share: u64) -> Result<Share, ControlClientError> {
-        self.repeat(Method::DELETE, &format!("/v1/shares/{share}"), &(), None).await
+        let before = self.shares().await?.into_iter().find(|it| it.share == share);
+        let path = format!("/v1/shares/{share}");
+        match (self.repeat(Method::DELETE, &path, &(), None).await, before) {
+            (Err(ControlClientError::Refused(refused)), Some(before))
+                if refused.code == "unknown_share" =>
+            {
+                Ok(before)
+            }
+            (outcome, _) => outcome,
+        }
     }
 
     /// Gives a share's turn back early, once: a control plane that is restarted meanwhile is asked again, under the

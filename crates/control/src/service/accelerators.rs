@@ -38,7 +38,7 @@ struct AcceleratorSearch<'a> {
 enum AskOutcome {
     /// It can be used.
     Lent(Box<Lease>),
-    /// Others have it, or come first.
+    /// Others have it or come first, or its lender is gone.
     Busy,
     /// It is not lent, for this reason: another device may be.
     Refused(String),
@@ -109,6 +109,11 @@ impl Service {
             AskOutcome::Busy | AskOutcome::Refused(_) => {}
         }
         let wait_until = request.wait()?.map(|wait| Instant::now() + wait);
+        if !self.shared.nodes_come(borrower).await {
+            let error = format!("nothing is heard of {borrower}");
+            let remedy = format!("see whether the node of {borrower} runs: `rackbus status`");
+            return Err(self.refuse(borrower, problem("silent", error, &remedy)).await);
+        }
         loop {
             let mut steps = self.shared.steps.subscribe();
             let ranked = rank(&search.level, self.shared.candidates(request, &search.terms));
@@ -220,8 +225,9 @@ impl Service {
         match self.grant(asked, None, search.request.priority).await {
             Ok(granted) => self.come_of(search, granted, function).await,
             Err(error) => match error.code.as_str() {
-                "held" | "returning" | "queued" | "shared" => AskOutcome::Busy,
-                "silent" | "withdrawn" | "unknown_function" => AskOutcome::Refused(error.error),
+                // Somebody else was faster, or its lender went meanwhile: it has said nothing to the level.
+                "held" | "returning" | "queued" | "shared" | "silent" | "withdrawn"
+                | "unknown_function" => AskOutcome::Busy,
                 _ => AskOutcome::Over(error),
             },
         }

@@ -67,10 +67,8 @@ impl Writing {
         let ends = Arc::<InterestEnds>::default();
         let mut interests = Interests::new(ends.clone());
         let now = shared.clock.now();
-        authority
-            .leases()
-            .filter(|lease| is_lost(lease))
-            .for_each(|it| interests.lost(now, it.lease));
+        let lost = authority.leases().filter(|lease| is_lost(lease)).map(|lease| lease.lease);
+        lost.chain(answers.pending_leases()).for_each(|lease| interests.lost(now, lease));
         let mut writer = Writer {
             authority,
             store,

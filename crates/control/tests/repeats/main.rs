@@ -157,6 +157,45 @@ async fn functions_borrowed_together_that_nobody_was_told_of_are_borrowed_whole(
     ended.await.expect("it ends");
 }
 
+/// One fails before the other is usable, and the caller has gone: its repeated request is refused, and nothing stays lent.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_borrowed_together_of_which_one_failed_are_given_back_when_that_is_asked_for_again()
+ {
+    let ended = tokio::time::timeout(PATIENCE, async {
+        let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+        let life = Life::start(&store, &full);
+        let request = two_functions();
+        for round in 0..20 {
+            let name = format!("round {round}");
+            // Both are available then.
+            for lease in together(&life, &format!("before {name}")).await {
+                life.service.give_back(lease, None, None).await.unwrap();
+            }
+            let mut asked = Box::pin(life.service.borrow_together(&request, key(&name)));
+            let now = poll_fn(|context| Poll::Ready(asked.as_mut().poll(context))).await;
+            assert!(now.is_pending(), "{now:?}");
+            let second = loop {
+                match life.service.leases(false)[..] {
+                    [_, ref second] => break second.lease,
+                    _ => tokio::task::yield_now().await,
+                }
+            };
+            drop(asked);
+            life.service.give_back(second, None, None).await.unwrap();
+            let again = life.service.borrow_together(&request, key(&name)).await;
+            // Refused, or, where the first was given back by then, decided anew.
+            for lease in again.unwrap_or_default() {
+                life.service.give_back(lease.lease, None, None).await.unwrap();
+            }
+            while !life.service.leases(false).is_empty() {
+                tokio::task::yield_now().await;
+            }
+        }
+        life.crash().await;
+    });
+    ended.await.expect("it ends");
+}
+
 /// Whoever joins again under the same key, as after an answer that was lost, has one share.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_has_one_share_also_in_the_next_life() {

@@ -72,18 +72,11 @@ pub async fn apply(
         false => lines.iter().for_each(|line| output.progress(line)),
     }
     let mut followed = Following { client: &client, running: &mut running, run_dir, output };
-    let joins = |device: &String| changes.offered.iter().any(|it| it.device == *device);
-    for device in changes.withdrawn.iter().filter(|device| !joins(device)) {
-        followed.withdraw(device).await?;
+    let outcome = followed.follow(&changes).await;
+    if outcome.is_err() {
+        followed.put_back(&known, &changes).await;
     }
-    // One after the other, so that one that cannot be offered leaves the next ones as they are.
-    for request in &changes.offered {
-        let before = known.iter().find(|it| it.device == request.device && was_there(it));
-        if changes.withdrawn.contains(&request.device) {
-            followed.withdraw(&request.device).await?;
-        }
-        followed.offer(request, before).await?;
-    }
+    outcome?;
     super::status::show(&client, output).await
 }
 
@@ -96,6 +89,34 @@ struct Following<'a> {
 }
 
 impl Following<'_> {
+    /// First all that leaves: a device that is described otherwise may take what another one had, its file for example.
+    async fn follow(&mut self, changes: &Changes) -> Result<(), Failure> {
+        for device in &changes.withdrawn {
+            self.withdraw(device).await?;
+        }
+        for request in &changes.offered {
+            self.offer(request).await?;
+        }
+        Ok(())
+    }
+
+    /// Offers what was to become another device and did not, as what it was: a drive's file of another size, for example,
+    /// is refused, and the next ones of the file are not to leave the rack for that.
+    async fn put_back(&mut self, known: &[RackSection], changes: &Changes) {
+        let Ok(now) = self.client.sections().await else { return };
+        let is_there = |device: &str| now.iter().any(|it| it.device == device && was_there(it));
+        for request in changes.offered.iter().filter(|it| !is_there(&it.device)) {
+            let before = known.iter().find(|it| it.device == request.device && was_there(it));
+            let Some(before) = before else { continue };
+            let again = OfferRequest { section: Some(before.section.clone()), ..request.clone() };
+            let said = match self.offer(&again).await {
+                Ok(()) => "as it was before",
+                Err(_) => "out of the rack",
+            };
+            self.output.progress(&format!("{}: {said}", request.device));
+        }
+    }
+
     async fn withdraw(&mut self, device: &str) -> Result<(), Failure> {
         let (host, name) = device.split_once('/').unwrap_or_default();
         self.client.withdraw(host, name, false).await?;
@@ -105,36 +126,18 @@ impl Following<'_> {
         Ok(())
     }
 
-    /// Offers a device; where that fails, as what it was `before`: a drive's file of another size, for example, is refused.
-    async fn offer(
-        &mut self,
-        request: &OfferRequest,
-        before: Option<&RackSection>,
-    ) -> Result<(), Failure> {
+    async fn offer(&mut self, request: &OfferRequest) -> Result<(), Failure> {
         let OfferRequest { device, .. } = request;
         // Noted before: where this ends in between, the device is still one of the file's.
         self.running.joined.push(device.clone());
         self.running.note(self.run_dir)?;
-        let Err(error) = self.client.offer(request).await else {
-            self.output.progress(&format!("{device}: joined the rack"));
-            return Ok(());
-        };
-        match before {
-            Some(before) => {
-                let section = Some(before.section.clone());
-                let again = OfferRequest { section, ..request.clone() };
-                let said = match self.client.offer(&again).await {
-                    Ok(_) => "as it was before",
-                    Err(_) => "out of the rack",
-                };
-                self.output.progress(&format!("{device}: {said}"));
-            }
-            None => {
-                self.running.joined.retain(|joined| joined != device);
-                self.running.note(self.run_dir)?;
-            }
+        if let Err(error) = self.client.offer(request).await {
+            self.running.joined.retain(|joined| joined != device);
+            self.running.note(self.run_dir)?;
+            return Err(error.into());
         }
-        Err(error.into())
+        self.output.progress(&format!("{device}: joined the rack"));
+        Ok(())
     }
 }
 

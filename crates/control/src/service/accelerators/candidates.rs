@@ -7,6 +7,7 @@ use rackbus_qos::{CandidateDevice, CandidateFunction, ServiceLevel};
 use tokio::time::Instant;
 
 use super::super::known::Known;
+use super::super::leases::PATIENCE;
 use super::super::{InventoryDevice, WriterShared};
 use crate::api::{ACCELERATOR, ApiError, BorrowRequest, device_of};
 
@@ -87,6 +88,21 @@ impl WriterShared {
             }
         }
         devices.into_values().collect()
+    }
+
+    /// Whether the node of `borrower` is there. Just after a start the nodes are on their way: then it is waited for those
+    /// that have accelerators as well, or functions would seem to be nobody's to lend.
+    pub(super) async fn nodes_come(&self, borrower: &str) -> bool {
+        let until = Instant::from_std(self.clock.begun) + PATIENCE;
+        let all_there = |known: &Known| {
+            let inventory = self.inventory();
+            let mut all = inventory.devices.iter().filter(|device| device.kind == ACCELERATOR);
+            let there = all.all(|device| known.listens(&device.function.host));
+            (there && known.listens(borrower)).then_some(())
+        };
+        // Where one does not come, the others are asked.
+        let _ = self.wait(until, all_there).await;
+        self.known().listens(borrower)
     }
 
     /// Waits until an accelerator has a function free; false where none has until then.

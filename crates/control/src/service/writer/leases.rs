@@ -1,7 +1,7 @@
 //! Leases are granted and returned, each request with its key and its place among those who wait.
 
 use rackbus_lease::{
-    Availability, BorrowRefused, FunctionId, LeaseId, LeaseState, ReturnRefused, Terms,
+    Availability, BorrowRefused, FunctionId, LeaseId, LeaseRecord, LeaseState, ReturnRefused, Terms,
 };
 
 use super::requests::{AwaitedLease, ChosenFunction, Granted, QueueStanding, Returned};
@@ -112,10 +112,15 @@ impl Writer {
 
     /// Whether a request for so many functions, of which the first has the lease `first`, need not wait to be answered as it
     /// was before. Of one function the answer is all there is to know. One of several that nobody was told of is whole or
-    /// not at all, also where one of them has ended meanwhile.
+    /// not at all: where one of them has ended meanwhile, the others are given back.
     fn is_told(&self, first: LeaseId, count: usize, answer: &BorrowAnswer) -> bool {
-        let owned = || (first..).take(count).all(|lease| self.interests.is_owned(lease));
-        count == 1 || answer.is_err() || owned()
+        let mut leases = (first..).take(count);
+        let is_live = |lease| self.authority.lease(lease).is_some_and(LeaseRecord::is_live);
+        match answer {
+            _ if count == 1 => true,
+            Ok(_) => leases.all(|lease| self.interests.is_owned(lease)),
+            Err(_) => !leases.any(is_live),
+        }
     }
 
     /// What was granted before to a request that names no function; nothing where it was refused, for it is decided
