@@ -3,6 +3,7 @@
 //! command line as a person uses it, and guests in it.
 
 pub mod guest;
+mod interrupt;
 pub mod machines;
 pub mod metal;
 pub mod programs;

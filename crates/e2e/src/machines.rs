@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::interrupt::when_interrupted;
 use crate::rack::beside;
 use crate::{RackProcesses, Result, ensure};
 
@@ -29,11 +30,8 @@ impl MachineTestbed {
     /// An interrupted test leaves no machines behind.
     fn end_when_interrupted(&self) {
         let (rackbus, dir) = (self.rackbus.clone(), self.dir.clone());
-        // A second testbed of the same process finds the handler there; both are of one folder.
-        let _ = ctrlc::set_handler(move || {
-            let again = MachineTestbed { rackbus: rackbus.clone(), dir: dir.clone() };
-            drop(again);
-            std::process::exit(130);
+        when_interrupted(move || {
+            drop(MachineTestbed { rackbus: rackbus.clone(), dir: dir.clone() });
         });
     }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::interrupt::when_interrupted;
 use crate::{CheckFailure, Result, ensure};
 
 /// How long hosts may take to come up (again).
@@ -329,11 +330,9 @@ impl RackProcesses {
     /// An interrupted test leaves no rack behind.
     fn end_when_interrupted(&self) {
         let run_dir = self.run_dir.clone();
-        // A second rack of the same process finds the handler there; both are of one folder.
-        let _ = ctrlc::set_handler(move || {
+        when_interrupted(move || {
             kill_all(&run_dir, |_| true);
             let _ = fs::remove_dir_all(&run_dir);
-            std::process::exit(130);
         });
     }
 }

@@ -6,6 +6,7 @@
 
 mod cable;
 mod metal;
+mod processes;
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -352,20 +353,8 @@ impl Args {
             Action::Cut { machine, to: Some(to) } => cable::cut_towards(&dir, machine, to, output),
             Action::Slow { machine, rate } => cable::slow(&dir, machine, *rate, output),
             Action::Mend { machine } => cable::plug(&dir, machine, "up", output),
-            Action::Kill { machine } => kill(&dir, machine, output),
-            Action::Start { machine } => {
-                let testbed = Testbed::load(&dir)?;
-                let (_, machine) = testbed.machine(machine)?;
-                match machine.name.as_str() {
-                    CONTROL_MACHINE => testbed.start_control(&dir).await?,
-                    _ => {
-                        testbed.start_node(&dir, machine)?;
-                        up_again(&testbed.client(&dir), &[&machine.name]).await?;
-                    }
-                }
-                done(output, &machine.name, "started");
-                Ok(())
-            }
+            Action::Kill { machine } => processes::kill(&dir, machine, output),
+            Action::Start { machine } => processes::start(&dir, machine, output).await,
         }
     }
 }
@@ -508,20 +497,4 @@ fn on(dir: &Path, machine: &str, command: &[String]) -> Result<(), Failure> {
     };
     let cause = testbed.on(dir, machine, program).args(arguments).exec();
     Err(failed(format!("nsenter: {cause}")))
-}
-
-fn kill(dir: &Path, machine: &str, output: &Output) -> Result<(), Failure> {
-    let testbed = Testbed::load(dir)?;
-    let (_, machine) = testbed.machine(machine)?;
-    let run_dir = dir.join(&machine.name).join("run");
-    let host = (machine.name != CONTROL_MACHINE).then_some(machine.name.as_str());
-    let file = process::pid_file(&run_dir, host);
-    // Who holds the file, not what is in it: that process may be gone, and its number another's.
-    let pid = rackbus_link::presence::holder(&file);
-    let what = host.map_or("the control plane".to_owned(), |host| format!("the node of {host}"));
-    let pid = pid.ok_or_else(|| failed(format!("{what} does not run")))?;
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL)
-        .map_err(|error| failed(error.to_string()))?;
-    done(output, &machine.name, "killed");
-    Ok(())
 }

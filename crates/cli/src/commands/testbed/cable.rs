@@ -12,12 +12,14 @@ use serde_json::json;
 use super::{Testbed, run};
 use crate::output::{Failure, Output};
 
-/// Bits a second of the slowest cable: an acknowledgement passes within milliseconds.
+/// Kilobits a second of the slowest cable: a packet takes 120 ms.
 const SLOWEST_KBIT: u32 = 100;
-/// Milliseconds that a packet waits in a slow cable's queue before the next ones are dropped.
+/// Milliseconds that a packet waits in a slow cable's queue before the next ones are dropped, where two have room.
 const QUEUE_MS: u32 = 20;
-/// Bytes that pass at once: more than the largest packet that the interfaces segment by themselves.
-const BURST: u32 = 70_000;
+/// Bytes of a packet with its header. Behind a slow cable an interface passes no larger ones on, to be cut later.
+const PACKET: u64 = 1514;
+/// What Linux has otherwise.
+const LARGEST: &str = "65536";
 
 /// Makes the machines' namespaces, and what joins them.
 pub fn lay(testbed: &Testbed) -> Result<(), Failure> {
@@ -76,6 +78,7 @@ pub fn slow(dir: &Path, machine: &str, rate_kbit: u32, output: &Output) -> Resul
     for (namespace, interface) in &ends {
         let mut all = vec!["-n", namespace, "qdisc", "replace", "dev", interface, "root", "tbf"];
         all.extend(words.iter().map(String::as_str));
+        segments(namespace, interface, &PACKET.to_string())?;
         run("tc", &all)?;
     }
     let shown = json!({ "machine": machine.name, "is": "slow", "kbit_per_second": rate_kbit });
@@ -92,19 +95,25 @@ fn ends(testbed: &Testbed, number: usize, machine: &str) -> [(String, String); 2
 fn clear(testbed: &Testbed, number: usize, machine: &str) {
     for (namespace, interface) in ends(testbed, number, machine) {
         let _ = run("tc", &["-n", &namespace, "qdisc", "delete", "dev", &interface, "root"]);
+        let _ = segments(&namespace, &interface, LARGEST);
     }
     let own = testbed.namespace(machine);
     let _ = run("ip", &["-n", &own, "route", "flush", "type", "blackhole"]);
 }
 
+/// The largest packet that an interface passes on, in bytes.
+fn segments(namespace: &str, interface: &str, largest: &str) -> Result<(), Failure> {
+    run("ip", &["-n", namespace, "link", "set", "dev", interface, "gso_max_size", largest])
+}
+
 /// The token bucket of a slow cable, as tc(8) takes it.
 fn bucket(rate_kbit: u32) -> [String; 6] {
-    let queued = u64::from(rate_kbit) * u64::from(QUEUE_MS) / 8;
-    let limit = u64::from(BURST) + queued;
+    let in_ms = |ms: u32| u64::from(rate_kbit) * u64::from(ms) / 8;
     let pairs = [
         ("rate", format!("{rate_kbit}kbit")),
-        ("burst", format!("{BURST}b")),
-        ("limit", format!("{limit}b")),
+        // What passes at once: what a millisecond brings, or a fast cable would be slower than it says.
+        ("burst", format!("{}b", in_ms(1).max(2 * PACKET))),
+        ("limit", format!("{}b", in_ms(QUEUE_MS).max(2 * PACKET))),
     ];
     let mut words = pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
     std::array::from_fn(|_| words.next().unwrap_or_default())
@@ -147,11 +156,12 @@ mod tests {
 
     #[test]
     fn the_queue_of_a_slow_cable_is_short() {
-        // 10 Mbit/s for 20 ms are 25,000 bytes.
+        // 10 Mbit/s for 20 ms are 25,000 bytes, and 1 Gbit/s for 1 ms are 125,000.
+        assert_eq!(bucket(1_000_000)[3], "125000b");
         let words = bucket(10_000);
         assert_eq!(
             words.each_ref().map(String::as_str),
-            ["rate", "10000kbit", "burst", "70000b", "limit", "95000b"]
+            ["rate", "10000kbit", "burst", "3028b", "limit", "25000b"]
         );
     }
 }

@@ -79,21 +79,22 @@ pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
 }
 
 /// What is outside of the rack, in a namespace: the other end of an uplink's cable. It ends with this.
-struct Outside {
-    namespace: String,
-}
+struct Outside;
 
 impl Outside {
     /// The uplink of the rack file.
     const UPLINK: &str = "rbe2e0";
+    const NAMESPACE: &str = "rackbus-e2e-outside";
     /// Who is there.
     const ADDRESS: &str = "10.77.200.1";
 
     fn new() -> Result<Outside> {
-        let outside = Outside { namespace: format!("rackbus-outside-{}", std::process::id()) };
-        let name = outside.namespace.as_str();
-        let uplink = Outside::UPLINK;
+        let (name, uplink) = (Outside::NAMESPACE, Outside::UPLINK);
+        // What a run left that was killed: mostly there is nothing.
+        let _ = ip(&["link", "delete", uplink]);
+        let _ = ip(&["netns", "delete", name]);
         ip(&["netns", "add", name])?;
+        let outside = Outside;
         ip(&["link", "add", uplink, "type", "veth", "peer", "name", "far0", "netns", name])?;
         ip(&["link", "set", uplink, "up"])?;
         let address = format!("{}/16", Outside::ADDRESS);
@@ -102,14 +103,14 @@ impl Outside {
         Ok(outside)
     }
 
-    /// Whether somebody outside opens a connection to a guest and gets what it sends.
+    /// The digest of what somebody outside is sent who opens a connection to a guest.
     fn fetch(&self, from: &str) -> Result<String> {
         let script = format!(
-            "for try in $(seq 200); do exec 3<>/dev/tcp/{from}/7001 && break; sleep 0.05; done 2>/dev/null
+            "for try in $(seq 600); do exec 3<>/dev/tcp/{from}/7001 && break; sleep 0.05; done 2>/dev/null
              sha256sum <&3"
         );
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.namespace, "bash", "-c", &script]);
+        command.args(["netns", "exec", Outside::NAMESPACE, "timeout", "60", "bash", "-c", &script]);
         let output = command.output()?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
@@ -118,7 +119,7 @@ impl Outside {
 impl Drop for Outside {
     fn drop(&mut self) {
         // The uplink goes with the other end of its cable.
-        let _ = ip(&["netns", "delete", &self.namespace]);
+        let _ = ip(&["netns", "delete", Outside::NAMESPACE]);
     }
 }
 
@@ -133,14 +134,13 @@ fn ip(arguments: &[&str]) -> Result<()> {
 fn reach_outside(guest: &mut Guest, outside: &Outside) -> Result<()> {
     let to = Outside::ADDRESS;
     guest.run(&format!("ping -c 2 -W 10 {to} && ping -c 2 -W 10 -s 4000 {to}"))?;
-    let limit = Duration::from_secs(60);
-    let server = format!(
-        "dd if=/dev/urandom of=/tmp/sent bs=1M count={MIB} status=none; sha256sum </tmp/sent
-         nc -l -p 7001 </tmp/sent >/dev/null; rm /tmp/sent"
-    );
-    let listening = guest.begin(&server, limit)?;
+    let sent = guest.run(&format!(
+        "dd if=/dev/urandom of=/tmp/sent bs=1M count={MIB} status=none; sha256sum </tmp/sent"
+    ))?;
+    let server = "nc -l -p 7001 </tmp/sent >/dev/null; rm /tmp/sent";
+    let listening = guest.begin(server, Duration::from_secs(120))?;
     let came = outside.fetch(FIRST)?;
-    let sent = succeeded(guest.name(), &server, &listening.wait()?)?;
+    succeeded(guest.name(), server, &listening.wait()?)?;
     ensure!(!sent.is_empty() && sent == came, "what was sent is {sent}; what came outside {came}");
     Ok(())
 }
