@@ -135,21 +135,33 @@ async fn functions_borrowed_together_that_nobody_was_told_of_are_borrowed_whole(
         life.service.give_back(together(&life, "first").await[0], None, None).await.unwrap();
         life.service.give_back(life.service.leases(false)[0].lease, None, None).await.unwrap();
         let request = two_functions();
-        let mut asked = Box::pin(life.service.borrow_together(&request, key("move")));
         let active = || {
             let leases = life.service.leases(false);
             let all = leases.iter().filter(|lease| lease.stage == LeaseStage::Active);
             all.map(|lease| lease.lease).collect::<Vec<_>>()
         };
-        let now = poll_fn(|context| Poll::Ready(asked.as_mut().poll(context))).await;
-        assert!(now.is_pending(), "{now:?}");
+        let mut attempt = 0;
+        let (asked, name) = loop {
+            attempt += 1;
+            let name = format!("move {attempt}");
+            let mut asked = Box::pin(life.service.borrow_together(&request, key(&name)));
+            match poll_fn(|context| Poll::Ready(asked.as_mut().poll(context))).await {
+                Poll::Pending => break (asked, name),
+                // On a busy machine all of it may be done meanwhile.
+                Poll::Ready(done) => {
+                    for lease in done.unwrap() {
+                        life.service.give_back(lease.lease, None, None).await.unwrap();
+                    }
+                }
+            }
+        };
         while active().len() < 2 {
             tokio::task::yield_now().await;
         }
         let lost = active();
         drop(asked);
         life.service.give_back(lost[1], None, None).await.unwrap();
-        let second = together(&life, "move").await;
+        let second = together(&life, &name).await;
         assert!(second.iter().all(|lease| !lost.contains(lease)), "{lost:?} {second:?}");
         assert_eq!(active(), second);
         life.crash().await;
@@ -173,7 +185,13 @@ async fn functions_borrowed_together_of_which_one_failed_are_given_back_when_tha
             }
             let mut asked = Box::pin(life.service.borrow_together(&request, key(&name)));
             let now = poll_fn(|context| Poll::Ready(asked.as_mut().poll(context))).await;
-            assert!(now.is_pending(), "{now:?}");
+            if let Poll::Ready(done) = now {
+                // On a busy machine all of it may be done meanwhile.
+                for lease in done.unwrap() {
+                    life.service.give_back(lease.lease, None, None).await.unwrap();
+                }
+                continue;
+            }
             let second = loop {
                 match life.service.leases(false)[..] {
                     [_, ref second] => break second.lease,
@@ -332,7 +350,8 @@ async fn a_composition_that_is_borrowed_again_under_its_key_is_borrowed_once() {
         {
             let mut first = Box::pin(borrow(&life, &name));
             let asked = poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await;
-            assert!(asked.is_pending(), "round {round}: {asked:?}");
+            // On a busy machine all of it may be done meanwhile; the answer is lost in any case.
+            assert!(!matches!(asked, Poll::Ready(Err(_))), "round {round}: {asked:?}");
         }
         if round % 2 == 0 {
             life.crash().await;
