@@ -23,7 +23,7 @@ pub struct CandidateFunction {
 /// A device that may be asked, with all of its functions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CandidateDevice {
-    /// Its name.
+    /// Name of the device, by which equal ones are ordered.
     pub name: String,
     /// Its functions, in the order in which they are lent.
     pub functions: Vec<CandidateFunction>,
@@ -39,14 +39,14 @@ pub enum Outlook {
     Keeps(f64),
     /// Nothing is known of it.
     Unknown,
-    /// It refuses.
+    /// By what is known of it, its admission refuses the level, for this reason.
     Refuses(LevelRefused),
 }
 
 /// A device in the order in which they are asked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankedDevice {
-    /// Its name.
+    /// Name of the device, as in [`CandidateDevice`].
     pub name: String,
     /// Its free functions, in the order in which they are asked for.
     pub functions: Vec<String>,

@@ -56,7 +56,7 @@ enum Change {
     Nothing,
     /// Who has it: it was taken already, by this note.
     Taker(Binding),
-    /// Its driver.
+    /// Its own driver has released it, and `vfio-pci` has it.
     Driver,
 }
 

@@ -3,7 +3,9 @@
 //! each soak's own.
 
 mod census;
+mod disturb;
 mod model;
+mod program;
 mod stuck;
 
 use std::collections::BTreeSet;
@@ -17,7 +19,9 @@ use rackbus_seeds::Random;
 use crate::{CheckFailure, RackProcesses, Result, ensure};
 
 pub use census::{Census, check_census};
+pub use disturb::Disturbances;
 pub use model::{BLOCK, BLOCKS, DriveModel, content};
+pub use program::run_as_program;
 pub use stuck::LeasesUnderWay;
 
 /// Programs that use drives at the same time, and what they have done.

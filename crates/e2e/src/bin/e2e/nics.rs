@@ -85,7 +85,7 @@ impl Outside {
     /// The uplink of the rack file.
     const UPLINK: &str = "rbe2e0";
     const NAMESPACE: &str = "rackbus-e2e-outside";
-    /// Who is there.
+    /// The address at the other end of the cable.
     const ADDRESS: &str = "10.77.200.1";
 
     fn new() -> Result<Outside> {

@@ -1,35 +1,31 @@
 //! What happens to machines: their network fails, and their processes die, stall and are replaced.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rackbus_e2e::Result;
+use rackbus_e2e::soak::Disturbances;
 use rackbus_seeds::Random;
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{CONTROL, FUNCTIONS, HOSTS, Soak};
 
-/// All machines.
+/// The machines of the hosts, and that of the control plane.
 const MACHINES: [&str; 4] = [CONTROL, HOSTS[0], HOSTS[1], HOSTS[2]];
 
 /// Disturbs machines, one thing after the other.
 pub struct Disturber<'a> {
     soak: &'a Soak,
-    random: Random,
-    counts: BTreeMap<&'static str, u64>,
-    /// A process that stalls.
-    stalled: Option<Pid>,
+    done: Disturbances,
 }
 
 impl<'a> Disturber<'a> {
     pub fn new(soak: &'a Soak, random: Random) -> Disturber<'a> {
-        Disturber { soak, random, counts: BTreeMap::new(), stalled: None }
+        Disturber { soak, done: Disturbances::new(random) }
     }
 
     /// Waits a moment, and disturbs.
     pub fn disturb(&mut self) -> Result<()> {
-        self.pause(700);
-        match self.random.below(14) {
+        self.done.pause(700);
+        match self.done.random.below(14) {
             0..3 => self.cut(),
             3..5 => self.cut_one_way(),
             5..7 => self.slow(),
@@ -37,17 +33,17 @@ impl<'a> Disturber<'a> {
             8..10 => self.kill(),
             10..12 => self.stall(),
             12 => {
-                self.count("restarted in place");
-                let host = HOSTS[self.random.below(HOSTS.len())];
+                self.done.count("restarted in place");
+                let host = HOSTS[self.done.random.below(HOSTS.len())];
                 // It is refused while something is under way.
                 drop(self.soak.control.output(&["restart", host])?);
                 Ok(())
             }
             _ => {
-                self.count("withdrawn");
-                let function = FUNCTIONS[self.random.below(FUNCTIONS.len())];
+                self.done.count("withdrawn");
+                let function = FUNCTIONS[self.done.random.below(FUNCTIONS.len())];
                 drop(self.soak.control.output(&["withdraw", function, "--force"])?);
-                self.pause(200);
+                self.done.pause(200);
                 drop(self.soak.control.output(&["offer", function])?);
                 Ok(())
             }
@@ -56,73 +52,67 @@ impl<'a> Disturber<'a> {
 
     /// A machine is cut off, now and then for longer than its fronts wait for their links.
     fn cut(&mut self) -> Result<()> {
-        self.count("cut off");
+        self.done.count("cut off");
         let machine = self.machine();
         self.soak.testbed.run(&["cut", machine])?;
-        let most_ms = if self.random.chance(20) { 8000 } else { 2500 };
-        self.pause(most_ms);
+        let most_ms = if self.done.random.chance(20) { 8000 } else { 2500 };
+        self.done.pause(most_ms);
         self.soak.testbed.run(&["mend", machine])
     }
 
     /// What one machine sends to another is lost; what that one sends arrives.
     fn cut_one_way(&mut self) -> Result<()> {
-        self.count("cut off in one direction");
-        let from = self.random.below(MACHINES.len());
-        let to = (from + 1 + self.random.below(MACHINES.len() - 1)) % MACHINES.len();
+        self.done.count("cut off in one direction");
+        let from = self.done.random.below(MACHINES.len());
+        let to = (from + 1 + self.done.random.below(MACHINES.len() - 1)) % MACHINES.len();
         self.soak.testbed.run(&["cut", MACHINES[from], "--to", MACHINES[to]])?;
-        let most_ms = if self.random.chance(20) { 8000 } else { 2500 };
-        self.pause(most_ms);
+        let most_ms = if self.done.random.chance(20) { 8000 } else { 2500 };
+        self.done.pause(most_ms);
         self.soak.testbed.run(&["mend", MACHINES[from]])
     }
 
     /// A machine's cable passes little, and drops the rest.
     fn slow(&mut self) -> Result<()> {
-        self.count("slow and lossy");
+        self.done.count("slow and lossy");
         let machine = self.machine();
         let rates = ["300 kbit/s", "2 Mbit/s", "20 Mbit/s"];
-        let rate = rates[self.random.below(rates.len())];
+        let rate = rates[self.done.random.below(rates.len())];
         self.soak.testbed.run(&["slow", machine, "--rate", rate])?;
-        self.pause(3000);
+        self.done.pause(3000);
         self.soak.testbed.run(&["mend", machine])
     }
 
     /// A cable has a bad contact.
     fn flap(&mut self) -> Result<()> {
-        self.count("flapping");
+        self.done.count("flapping");
         let machine = self.machine();
-        for _ in 0..2 + self.random.below(5) {
+        for _ in 0..2 + self.done.random.below(5) {
             self.soak.testbed.run(&["cut", machine])?;
-            self.pause(300);
+            self.done.pause(300);
             self.soak.testbed.run(&["mend", machine])?;
-            self.pause(300);
+            self.done.pause(300);
         }
         Ok(())
     }
 
     fn kill(&mut self) -> Result<()> {
-        self.count("killed");
+        self.done.count("killed");
         let machine = self.machine();
         self.soak.testbed.run(&["kill", machine])?;
-        self.pause(500);
+        self.done.pause(500);
         self.soak.testbed.run(&["start", machine])
     }
 
     fn stall(&mut self) -> Result<()> {
-        self.count("frozen");
         let machine = self.machine();
         let process = self.soak.on(machine).process(machine)?;
-        kill_process(process, Signal::STOP)?;
-        self.stalled = Some(process);
         // Now and then for longer than a lease lives.
-        let most_ms = if self.random.chance(20) { 5000 } else { 1500 };
-        self.pause(most_ms);
-        self.go_on();
-        Ok(())
+        self.done.stall(process, 1500, 5000)
     }
 
     /// All cables are whole, everything runs, and every drive is offered.
     pub fn calm(&mut self) -> Result<()> {
-        self.go_on();
+        self.done.go_on();
         for machine in MACHINES {
             self.soak.testbed.run(&["mend", machine])?;
         }
@@ -142,34 +132,11 @@ impl<'a> Disturber<'a> {
     }
 
     /// What was done, for people.
-    pub fn counts(&self) -> String {
-        let counts: Vec<String> =
-            self.counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
-        counts.join(", ")
+    pub fn describe(&self) -> String {
+        self.done.describe()
     }
 
     fn machine(&mut self) -> &'static str {
-        MACHINES[self.random.below(MACHINES.len())]
-    }
-
-    fn count(&mut self, what: &'static str) {
-        *self.counts.entry(what).or_default() += 1;
-    }
-
-    fn pause(&mut self, most_ms: usize) {
-        std::thread::sleep(Duration::from_millis(self.random.below(most_ms) as u64));
-    }
-
-    fn go_on(&mut self) {
-        if let Some(process) = self.stalled.take() {
-            // It may have been ended meanwhile.
-            let _ = kill_process(process, Signal::CONT);
-        }
-    }
-}
-
-impl Drop for Disturber<'_> {
-    fn drop(&mut self) {
-        self.go_on();
+        MACHINES[self.done.random.below(MACHINES.len())]
     }
 }

@@ -15,11 +15,11 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rackbus_e2e::machines::MachineTestbed;
 use rackbus_e2e::soak::{
-    Census, DriveLoad, LeasesUnderWay, check_census, check_reasons, is_settled,
+    Census, DriveLoad, LeasesUnderWay, check_census, check_reasons, is_settled, run_as_program,
 };
 use rackbus_e2e::{CheckFailure, RackProcesses, Result};
 use rackbus_seeds::Random;
@@ -72,31 +72,7 @@ const SETTLE: Duration = Duration::from_secs(60);
 const LONGEST_UNDER_WAY: Duration = Duration::from_secs(5 * (3 + 2 + 5));
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize| arguments.get(at).map(|text| text.parse::<u64>());
-    let (Some(dir), Some(Ok(seconds)), Some(Ok(seed))) =
-        (arguments.first(), number(1).or(Some(Ok(600))), number(2).or_else(|| Some(Ok(now()))))
-    else {
-        eprintln!("usage: soak-machines DIR [SECONDS [SEED]]");
-        return ExitCode::from(2);
-    };
-    println!("soak: {seconds} s, seed {seed}");
-    match run(Path::new(dir), Duration::from_secs(seconds), seed) {
-        Ok(done) => {
-            println!("soak: ok, {done}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!(
-                "soak: FAILED: {failure}\nagain, with the same choices: soak-machines {dir} {seconds} {seed}"
-            );
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    run_as_program("soak-machines", run)
 }
 
 fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
@@ -170,7 +146,7 @@ impl Soak {
             for worker in workers {
                 worker.join().map_err(|_| CheckFailure("a worker panicked".to_owned()))??;
             }
-            let disturbed = format!("{}; {}", disturber.counts(), under_way.describe());
+            let disturbed = format!("{}; {}", disturber.describe(), under_way.describe());
             outcome.and(calmed).map(|()| disturbed)
         })
     }

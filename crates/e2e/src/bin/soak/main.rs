@@ -22,10 +22,10 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rackbus_e2e::soak::{
-    Census, DriveLoad, LeasesUnderWay, check_census, check_reasons, is_settled,
+    Census, DriveLoad, LeasesUnderWay, check_census, check_reasons, is_settled, run_as_program,
 };
 use rackbus_e2e::{CheckFailure, RackProcesses, Result, ensure};
 use rackbus_seeds::Random;
@@ -135,31 +135,7 @@ struct Soak {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize| arguments.get(at).map(|text| text.parse::<u64>());
-    let (Some(dir), Some(Ok(seconds)), Some(Ok(seed))) =
-        (arguments.first(), number(1).or(Some(Ok(600))), number(2).or_else(|| Some(Ok(now()))))
-    else {
-        eprintln!("usage: soak DIR [SECONDS [SEED]]");
-        return ExitCode::from(2);
-    };
-    println!("soak: {seconds} s, seed {seed}");
-    match run(Path::new(dir), Duration::from_secs(seconds), seed) {
-        Ok(done) => {
-            println!("soak: ok, {done}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!(
-                "soak: FAILED: {failure}\nagain, with the same choices: soak {dir} {seconds} {seed}"
-            );
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    run_as_program("soak", run)
 }
 
 fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
@@ -236,7 +212,7 @@ impl Soak {
             let done = machines
                 .join()
                 .map_err(|_| CheckFailure("the VMs' thread panicked".to_owned()))??;
-            let disturbed = format!("{}; {}", disturber.counts(), under_way.describe());
+            let disturbed = format!("{}; {}", disturber.describe(), under_way.describe());
             outcome.and(calmed).map(|()| (disturbed, done))
         })
     }
