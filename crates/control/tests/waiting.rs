@@ -1,22 +1,23 @@
 //! Nobody who waits keeps the runtime's threads from others, and what waits is bounded. The runtime of these tests has one
 //! thread: what holds that holds everything.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use rackbus_control::access::ApiPeer;
-use rackbus_control::api::ApiError;
+use rackbus_control::api::{ApiError, NodeMessages};
 use rackbus_control::metrics::{MetricsPage, serve_on};
 use rackbus_control::network::{CaptureDone, CaptureRequest, NetworkStatus, NodeNetwork};
 use rackbus_control::node::{NodeProcess, NodeSources, RestartRequest, listen, serve_node};
-use rackbus_control::offers::OfferRequest;
-use rackbus_control::service::{Inventory, IsNode, ReadRack};
+use rackbus_control::offers::{OfferRequest, SectionState};
+use rackbus_control::service::{DescribedDevice, Inventory, IsNode, OfferedDevice, ReadRack};
 use rackbus_control::store::MemoryStore;
 use rackbus_control::{ControlClient, Service, ServiceOptions};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
-use rackbus_lease::Config;
+use rackbus_lease::{Config, Message};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -122,6 +123,81 @@ async fn reading_what_is_offered_holds_up_nobody_else() {
     let peer = ApiPeer::Local(None);
     let (refused, ()) = tokio::join!(service.offer(&request, &peer, None), let_go(go_on));
     assert_eq!(refused.unwrap_err().error, "it is no device");
+}
+
+/// The node of alpha, which can take on nothing.
+async fn node_without_room(service: Arc<Service>) {
+    let mut told = service.listen("alpha").unwrap();
+    let say = async |message: Message| {
+        let said = NodeMessages { messages: vec![message], report: None };
+        service.receive("alpha", said).await.unwrap();
+    };
+    let (devices, address) = (BTreeMap::new(), "alpha".to_owned());
+    say(Message::Register { incarnation: 1, devices, newest_lease: 0, address }).await;
+    while let Some(message) = told.recv().await {
+        match message {
+            Message::Offer { incarnation, device, number, .. } => {
+                let outcome = Err("no room".to_owned());
+                say(Message::Offered { incarnation, device, number, outcome }).await;
+            }
+            Message::Withdraw { incarnation, device, number, .. } => {
+                say(Message::Withdrawn { incarnation, device, number }).await;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The inventory is read anew between two of its states, which takes long: who looks then sees the one or the other.
+#[tokio::test]
+async fn a_device_that_could_not_be_taken_on_is_never_shown_as_offered() {
+    let looks: Arc<OnceLock<Weak<Service>>> = Arc::default();
+    let seen: Arc<Mutex<Vec<SectionState>>> = Arc::default();
+    let read: ReadRack = {
+        let (looks, seen) = (looks.clone(), seen.clone());
+        Arc::new(move |offered| {
+            if let Some(service) = looks.get().and_then(Weak::upgrade) {
+                let states = service.sections().into_iter().map(|section| section.state);
+                seen.lock().unwrap().extend(states);
+            }
+            let section = |it: &OfferedDevice| {
+                let (text, functions) = (it.section.clone(), vec![it.device.clone()]);
+                let described = DescribedDevice { text, functions, listed: false };
+                ((it.host.clone(), it.device.clone()), described)
+            };
+            let sections = offered.iter().map(section).collect();
+            Ok(Inventory { sections, ..inventory() })
+        })
+    };
+    let service = service(Arc::new(|_, _| false), Some(read));
+    looks.set(Arc::downgrade(&service)).unwrap();
+    let node = tokio::spawn(node_without_room(service.clone()));
+    let request = OfferRequest {
+        device: "alpha/nvme0".to_owned(),
+        section: Some("kind = \"nvme\"".to_owned()),
+        by_node: false,
+    };
+    let refused = async {
+        loop {
+            match service.offer(&request, &ApiPeer::Local(None), None).await {
+                // Its node is not there yet.
+                Err(error) if error.code == "silent" => tokio::task::yield_now().await,
+                answer => break answer.unwrap_err(),
+            }
+        }
+    };
+    let refused = tokio::time::timeout(PATIENCE, refused).await.unwrap();
+    assert!(refused.error.ends_with("no room"), "{refused}");
+    let forgotten = async {
+        while !service.sections().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, forgotten).await.unwrap();
+    let seen = seen.lock().unwrap();
+    assert!(seen.contains(&SectionState::Leaving), "{seen:?}");
+    assert!(!seen.contains(&SectionState::Offered), "{seen:?}");
+    node.abort();
 }
 
 struct NoNetwork;

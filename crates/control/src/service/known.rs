@@ -46,6 +46,17 @@ pub(super) struct Known {
     pub store_failures: u64,
 }
 
+/// Notes what a record says of the devices that differ from the rack file's, if it says something of them.
+pub(super) fn note_device(devices: &mut BTreeMap<(String, String), DeviceChange>, record: &Record) {
+    match record {
+        Record::Device(change) => drop(devices.insert(key_of(change), change.clone())),
+        Record::DeviceRemoved { host, device } => {
+            devices.remove(&(host.clone(), device.clone()));
+        }
+        _ => {}
+    }
+}
+
 fn key_of(change: &DeviceChange) -> (String, String) {
     (change.host.clone(), change.device.clone())
 }
@@ -163,9 +174,8 @@ impl Known {
                 Record::Forgotten { lease } => drop(self.leases.remove(&lease)),
                 Record::Composition(it) => drop(self.compositions.insert(it.name.clone(), it)),
                 Record::Dissolved { name } => drop(self.compositions.remove(&name)),
-                Record::Device(change) => drop(self.devices.insert(key_of(&change), change)),
-                Record::DeviceRemoved { host, device } => {
-                    self.devices.remove(&(host, device));
+                Record::Device(_) | Record::DeviceRemoved { .. } => {
+                    note_device(&mut self.devices, &record);
                 }
                 Record::Share(share) => drop(self.shares.insert(share.share, *share)),
                 Record::ShareRemoved { share, .. } => drop(self.shares.remove(&share)),

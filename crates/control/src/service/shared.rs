@@ -9,7 +9,7 @@ use rackbus_lease::{Decision, Record, WaitingQueue};
 use tokio::sync::{broadcast, watch};
 
 use super::clock::WallClock;
-use super::known::Known;
+use super::known::{Known, note_device};
 use super::{Inventory, ReadRack, present};
 use crate::api::{Change, EventRecord};
 use crate::register::CertificateRegister;
@@ -57,26 +57,40 @@ impl WriterShared {
         self.inventory.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Devices were offered or withdrawn.
+    /// Reads the inventory as it is by the changes that are known.
     pub(super) fn renew_inventory(&self) {
         let changes: Vec<_> = self.known().devices.values().cloned().collect();
         if let Some(inventory) = self.read_inventory(&changes) {
-            *self.inventory.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(inventory);
+            self.set_inventory(inventory);
         }
+    }
+
+    fn set_inventory(&self, inventory: Inventory) {
+        *self.inventory.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(inventory);
+    }
+
+    /// The inventory as it will be when these records are known. None where they change no device, or it cannot be read.
+    fn inventory_after(&self, records: &[Record]) -> Option<Inventory> {
+        let changes = |it: &Record| matches!(it, Record::Device(_) | Record::DeviceRemoved { .. });
+        if !records.iter().any(changes) {
+            return None;
+        }
+        let mut devices = self.known().devices.clone();
+        records.iter().for_each(|record| note_device(&mut devices, record));
+        self.read_inventory(&devices.into_values().collect::<Vec<_>>())
     }
 
     /// A step is stored: lets everybody know.
     pub(super) fn publish(&self, outcome: Decision, events: Vec<EventRecord>, first_event: u64) {
         let Decision { records, messages } = outcome;
-        let changes = |it: &Record| matches!(it, Record::Device(_) | Record::DeviceRemoved { .. });
+        // Read before it is needed, since that takes long: what is known and the inventory change together. A device whose
+        // change is not known any more would be taken for one that the rack file lists.
+        let inventory = self.inventory_after(&records);
         let mut known = self.known();
         known.log.put(&events, first_event);
         known.note(records.clone());
-        if records.iter().any(changes) {
-            drop(known);
-            // Before a node is told of a device, whose answer is read by it.
-            self.renew_inventory();
-            known = self.known();
+        if let Some(inventory) = inventory {
+            self.set_inventory(inventory);
         }
         known.say(messages);
         records.iter().for_each(|record| self.announce(&known, record));

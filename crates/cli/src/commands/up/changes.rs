@@ -110,8 +110,8 @@ impl Following<'_> {
             let Some(before) = before else { continue };
             let again = OfferRequest { section: Some(before.section.clone()), ..request.clone() };
             let said = match self.offer(&again).await {
-                Ok(()) => "as it was before",
-                Err(_) => "out of the rack",
+                Ok(()) => "as it was before".to_owned(),
+                Err(failure) => format!("out of the rack: {}", failure.error),
             };
             self.output.progress(&format!("{}: {said}", request.device));
         }
