@@ -3,11 +3,14 @@
 //! On one machine it is a descriptor and where the memory begins in its file. Nobody above the link
 //! looks into it.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_fabric::{LentMemory, ObjectKey};
+use rackbus_fabric::{Access, BarPlace, LentMemory, ObjectKey};
+
+use crate::region::{Region, RegionError};
 
 /// Memory that somebody lends; cheap to clone.
 #[derive(Debug, Clone)]
@@ -46,9 +49,45 @@ impl MemoryHandle {
         MemoryHandle { file: Arc::new(file.into()), object, offset, device: true }
     }
 
+    /// The memory in `file` from `offset` on, which a peer says is behind `place`. A file by which VFIO gives a function
+    /// of this machine is that function's BARs. The kernel does not tell two such files apart, so `place` does.
+    ///
+    /// # Errors
+    /// As [`new`](MemoryHandle::new).
+    pub fn of_bar(
+        file: impl Into<OwnedFd>,
+        offset: u64,
+        place: &BarPlace,
+    ) -> io::Result<MemoryHandle> {
+        let file = file.into();
+        if !is_of_vfio(file.as_fd())? {
+            return MemoryHandle::new(file, offset);
+        }
+        let mut number = DefaultHasher::new();
+        place.function.hash(&mut number);
+        // As above, and not among the numbers of devices that this process holds.
+        let object = ObjectKey(u64::MAX - 1, number.finish());
+        Ok(MemoryHandle { file: Arc::new(file), object, offset, device: true })
+    }
+
     /// Whether it is the memory of a device.
-    pub(crate) fn is_of_device(&self) -> bool {
+    pub fn is_of_device(&self) -> bool {
         self.device
+    }
+
+    /// Maps `length` bytes of it. What a function's BAR has behind it may be a file on a disk of this machine, or a device's
+    /// memory; memory of users may not.
+    ///
+    /// # Errors
+    /// As [`Region::map`], [`Region::map_stored`] and [`Region::map_device`].
+    pub fn map(&self, length: u64, access: Access, is_bar: bool) -> Result<Region, RegionError> {
+        let (file, offset) = self.parts();
+        match is_bar {
+            _ if self.device => Region::map_device(file, offset, length, access),
+            // That of a persistent memory region.
+            true => Region::map_stored(file, offset, length, access),
+            false => Region::map(file, offset, length, access),
+        }
     }
 
     /// The file, and where the memory begins in it.
@@ -71,7 +110,34 @@ impl LentMemory for MemoryHandle {
     }
 }
 
+/// Whether VFIO gives a function by this file. The kernel names it; a file of anybody else has a path, which begins with a
+/// slash, or another of the kernel's names. Nothing is asked of the file itself: whoever serves one need not answer.
+fn is_of_vfio(file: BorrowedFd<'_>) -> io::Result<bool> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(std::fs::read_link(link)?.as_os_str() == "anon_inode:[vfio-device]")
+}
+
 fn object(file: BorrowedFd<'_>) -> io::Result<ObjectKey> {
     let stat = rustix::fs::fstat(file)?;
     Ok(ObjectKey(stat.st_dev, stat.st_ino))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_a_peer_is_a_devices_only_where_the_kernel_says_so() {
+        let place = BarPlace { function: "alpha/gpu0".to_owned(), bar: 2, offset: 0 };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("anon_inode:[vfio-device]");
+        let named = std::fs::File::create(path).unwrap();
+        let memory = rustix::fs::memfd_create("vfio-device", rustix::fs::MemfdFlags::empty());
+        let event = crate::Event::new().unwrap();
+        let event = event.as_fd().try_clone_to_owned().unwrap();
+        for file in [OwnedFd::from(named), memory.unwrap(), event] {
+            let handle = MemoryHandle::of_bar(file, 0, &place).unwrap();
+            assert!(!handle.is_of_device());
+        }
+    }
 }

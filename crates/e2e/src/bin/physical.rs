@@ -12,6 +12,8 @@
 //!   stray      tells the drive to read into memory that nobody lent it; ends with 0 when the memory beside it is
 //!              as it was
 //!   keep       maps registers, releases the function and keeps the mapping; says `kept` when they are taken away
+//!   reach      reads from the drive into BAR 2 of the function whose socket follows, and writes to the drive from there,
+//!              by the address that the BAR is programmed to
 //!   card       raises an interrupt of a network card's virtual function by software, and waits for it
 
 use std::os::fd::AsFd;
@@ -48,8 +50,11 @@ fn main() -> ExitCode {
         [function, "stray"] => drive(function).and_then(stray),
         [function, "keep"] => keep(function),
         [function, "card"] => card(function),
+        [function, "reach", target] => drive(function).and_then(|drive| reach(drive, target)),
         _ => {
-            eprintln!("usage: physical FUNCTION open|write|verify|busy|interrupt|stray|keep|card");
+            eprintln!(
+                "usage: physical FUNCTION open|write|verify|busy|interrupt|stray|keep|card|reach TARGET"
+            );
             return ExitCode::from(2);
         }
     };
@@ -193,6 +198,45 @@ fn stray(mut drive: Drive) -> Result<String> {
         .map(|it| it.copy_to(&mut after));
     ensure!(after == before, "memory of the driver changed");
     Ok(format!("the drive said: {said}"))
+}
+
+/// Where the memory of another function is programmed to be, and what of it is reached.
+const WINDOW: u64 = 1 << 35;
+const WINDOW_PART: (u64, usize) = (4096, 32 << 10);
+/// The BAR that has it, and the offset of that one's register (PCI Local Bus 3.0, section 6.1).
+const TARGET: u32 = 2;
+const TARGET_REGISTER: u64 = 0x10 + 4 * TARGET as u64;
+
+fn reach(mut drive: Drive, target: &str) -> Result<String> {
+    let client = connect(Path::new(target), LIMIT)?;
+    client.write(region::CONFIG, TARGET_REGISTER, &WINDOW.to_le_bytes())?;
+    client.write(region::CONFIG, 4, &2u16.to_le_bytes())?;
+    let (part, length) = WINDOW_PART;
+    let bar = region::BAR0 + TARGET;
+    let sent: Vec<u8> = (0..length).map(|n| (n * 13 + n / 251) as u8).collect();
+    drive.write(BLOCK, &sent, false)?;
+    drive.read_to(BLOCK, length, WINDOW + part)?;
+    let mut came = vec![0; length];
+    in_words(&mut came, |at, word| client.read(bar, part + at, word))?;
+    ensure!(came == sent, "other bytes came into the BAR");
+    let mut stored: Vec<u8> = sent.iter().map(|byte| byte.wrapping_mul(5) ^ 0x5a).collect();
+    in_words(&mut stored, |at, word| client.write(bar, part + at, word))?;
+    drive.write_from(BLOCK, length, WINDOW + part)?;
+    let mut back = vec![0; length];
+    drive.read(BLOCK, &mut back)?;
+    ensure!(back == stored, "other bytes came from the BAR");
+    client.write(region::CONFIG, 4, &0u16.to_le_bytes())?;
+    let refused = drive.read_to(BLOCK, length, WINDOW + part);
+    ensure!(refused.is_err(), "the drive reaches what decodes nothing");
+    Ok(format!("{length} bytes each way between {} and {target}", drive.info().serial))
+}
+
+/// Moves what `data` has by accesses as drivers make them.
+fn in_words<E>(
+    data: &mut [u8],
+    mut access: impl FnMut(u64, &mut [u8]) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    data.chunks_mut(8).zip(0u64..).try_for_each(|(word, nth)| access(nth * 8, word))
 }
 
 /// Offset of the version register of an NVMe controller (NVMe base 2.0, section 3.1.3.2).

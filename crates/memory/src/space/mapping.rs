@@ -7,7 +7,6 @@ use rackbus_fabric::{Access, BarPlace, Loan};
 use super::limits::{MappingSlot, max_mappings};
 use super::{Behind, DmaSpace, MapError, Mapped, Window};
 use crate::handle::MemoryHandle;
-use crate::region::Region;
 
 /// Memory that is mapped into this process, and not yet for a function.
 #[derive(Debug)]
@@ -97,14 +96,7 @@ impl DmaSpace {
             return Err(MapError::Revoked);
         }
         let slot = MappingSlot::take()?;
-        let (file, offset) = memory.parts();
-        let map = match place {
-            _ if memory.is_of_device() => Region::map_device,
-            // A BAR may be a file: that of a persistent memory region.
-            Some(_) => Region::map_stored,
-            None => Region::map,
-        };
-        let region = Arc::new(map(file, offset, length, access)?);
+        let region = Arc::new(memory.map(length, access, place.is_some())?);
         Ok(PreparedMapping(Some(Mapped { region, _slot: slot })))
     }
 

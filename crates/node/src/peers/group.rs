@@ -111,7 +111,7 @@ impl GroupState {
         let place = BarPlace { function, bar: part.bar, offset: part.offset };
         let memory = shared.memory.descriptor();
         let at = shared.offset.saturating_add(part.offset);
-        let memory = memory.and_then(|file| MemoryHandle::new(file, at));
+        let memory = memory.and_then(|file| MemoryHandle::of_bar(file, at, &place));
         let memory = memory.map_err(|error| error.to_string())?;
         windows.open(address, part.length, &place, &memory)?;
         let initiator = self.peers.name(initiator);

@@ -9,6 +9,7 @@ use rackbus_memory::{Access, Carried, MapError, MemoryHandle, UnmapError};
 use rackbus_pci::MediumOffer;
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{DeviceShape, RequestRefused, ServedDevice};
+use rustix::io::Errno;
 
 use super::{end, locked};
 use crate::lendable::Attached;
@@ -195,6 +196,11 @@ impl ServedDevice for Session {
         place: BarPlace,
         memory: MemoryHandle,
     ) -> Result<(), RequestRefused> {
+        if memory.is_of_device() {
+            let said =
+                "another program serves the function, and is not given the registers of a device";
+            return Err(RequestRefused::new(Errno::NOTSUP, said));
+        }
         let mut loans = locked(&self.loans);
         if is_passed(&loans, (iova, length), access, Some(&memory)) {
             return Ok(());

@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rackbus_fabric::{BarPlace, LentMemory, Loan};
-use rackbus_memory::{
-    Access, Carried, Lending, MapError, MemoryHandle, Region as Mapping, Stream, UnmapError,
-};
+use rackbus_memory::{Access, Carried, Lending, MapError, MemoryHandle, Stream, UnmapError};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{
     DeviceShape, RegionShape, RequestRefused, ServedDevice as User, SharedPart,
@@ -210,8 +208,7 @@ impl PhysicalSession {
     ) -> Result<(), RequestRefused> {
         let ((iova, length), access) = (loan.range(), loan.access());
         if let Some(memory) = loan.memory() {
-            let (file, offset) = memory.parts();
-            let region = Mapping::map(file, offset, length, access).map_err(MapError::from)?;
+            let region = memory.map(length, access, place.is_some()).map_err(MapError::from)?;
             let revoked = locked(&self.opened.revoked);
             if *revoked {
                 return Err(MapError::Revoked.into());

@@ -13,8 +13,8 @@ const SCRIPT: Duration = Duration::from_secs(300);
 /// Whose guest the machine is.
 const HOST: &str = "gamma";
 
-/// An IOMMU; a drive, and a card, each behind a port of its own. Virtual functions of the card are on another bus.
-const DEVICES: [&str; 10] = [
+/// An IOMMU; a drive, a card and memory, each behind a port of its own. Virtual functions of the card are on another bus.
+const DEVICES: [&str; 16] = [
     "-device",
     "intel-iommu,intremap=on,caching-mode=on",
     "-device",
@@ -25,6 +25,12 @@ const DEVICES: [&str; 10] = [
     "pcie-root-port,id=own1,chassis=101,slot=101,bus-reserve=2",
     "-device",
     "igb,bus=own1",
+    "-object",
+    "memory-backend-ram,id=shared0,size=1M,share=on",
+    "-device",
+    "pcie-root-port,id=own2,chassis=102,slot=102",
+    "-device",
+    "ivshmem-plain,bus=own2,memdev=shared0",
 ];
 
 /// What the scripts have in common.
@@ -159,6 +165,42 @@ const CARD: &str = r#"
     [ -z "$(ls /run/rackbus-lent)" ]
 "#;
 
+/// Peer-to-peer: a drive of the machine, and a modelled one, reach a BAR of the machine's memory and a modelled one.
+/// When the memory is given back, nobody reaches it, and the next user has it.
+const PEERS: &str = r#"
+    shared=$(at 0x050000)
+    printf 'name = "peers"
+        [hosts.alpha.devices.d0]
+        kind = "vfio"
+        address = "%s"
+        [hosts.alpha.devices.s0]
+        kind = "vfio"
+        address = "%s"
+        [hosts.beta.devices.n0]
+        kind = "nvme"
+        size = "4 MiB"
+        [hosts.beta.devices.m0]
+        kind = "memory"
+        size = "1 MiB"
+        [hosts.gamma]
+        ' $drive $shared >peers.toml
+    rackbus up peers.toml >/dev/null 2>&1
+    for name in alpha/d0 alpha/s0 beta/n0 beta/m0; do
+        borrow $name --for gamma --group p
+        eval "${name#*/}=$socket; lease_${name#*/}=$lease"
+    done
+    physical $d0 reach $m0
+    physical $d0 reach $s0
+    physical $n0 reach $s0
+    physical $n0 reach $m0
+    rackbus reach alpha/d0
+    rackbus return $lease_s0
+    borrow alpha/s0 --for beta
+    rackbus return $lease
+    rackbus down >/dev/null 2>&1
+    [ -z "$(ls /run/rackbus-lent)" ]
+"#;
+
 fn start(rack: &RackProcesses) -> Result<Guest> {
     let disk = programs::qemu_arguments(&programs::disk(rack, &["rackbus", "physical"])?);
     let medium = rack.run_dir().join("physical.img");
@@ -194,5 +236,6 @@ pub fn lent(world: &mut RackWithGuests) -> Result<()> {
     ensure!(said.contains("maps registers"), "who keeps it is not said: {said}");
     run(&mut guest, TAKEN_AWAY)?;
     run(&mut guest, CARD)?;
+    run(&mut guest, PEERS)?;
     guest.stop(rack)
 }

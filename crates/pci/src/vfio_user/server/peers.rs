@@ -32,7 +32,7 @@ pub(super) fn map(
     let (Some(fd), true) = (message.fds.pop(), message.fds.is_empty()) else {
         return Err(invalid("PEER_MAP takes one descriptor"));
     };
-    let memory = MemoryHandle::new(fd, peer.map.offset);
+    let memory = MemoryHandle::of_bar(fd, peer.map.offset, &place);
     let memory = memory.map_err(|cause| invalid(cause.to_string()))?;
     device.open_window(peer.map.address, peer.map.size, access, place, memory)?;
     Ok(Reply::default())
