@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rackbus_control::api::{
-    BorrowRequest, DeviceReport, EventKind, EventRecord, Isolation, Lease, LeaseStage,
-    NodeMessages, NodeReport, Placement,
+    BorrowRequest, DeviceReport, DeviceState, EventKind, EventRecord, HostState, Isolation, Lease,
+    LeaseStage, NodeMessages, NodeReport, Placement,
 };
 use rackbus_control::client::JsonLines;
 use rackbus_control::compositions::CompositionSpec;
@@ -317,6 +317,25 @@ async fn what_a_node_says_of_itself_is_shown_while_it_is_there() {
     let left_out: Vec<u64> = status.hosts.iter().map(|host| host.log_lines_left_out).collect();
     assert_eq!((left_out, status.log_lines_left_out), (vec![5, 0], 7));
     drop(listening);
+}
+
+/// Until its new life has registered, what is known of it is of the life before.
+#[tokio::test]
+async fn a_node_is_up_when_it_has_registered_since_it_listens() {
+    let control = Control::start().await;
+    let shown = async || {
+        let (status, devices) = (control.client.status().await, control.client.devices().await);
+        (status.unwrap().hosts.remove(0).state, devices.unwrap().remove(0).state)
+    };
+    let first = control.client.listen("alpha", 0).await.unwrap();
+    assert_eq!(shown().await, (HostState::Down, DeviceState::Unreachable));
+    control.say("alpha", vec![register("alpha", true)]).await.unwrap();
+    assert_eq!(shown().await, (HostState::Up, DeviceState::Offered));
+    drop(first);
+    let _second = control.client.listen("alpha", 0).await.unwrap();
+    assert_eq!(shown().await, (HostState::Down, DeviceState::Unreachable));
+    control.say("alpha", vec![register("alpha", true)]).await.unwrap();
+    assert_eq!(shown().await, (HostState::Up, DeviceState::Offered));
 }
 
 /// An older node takes the lease and ignores the VM: it would be said that the function is plugged in.
@@ -649,6 +668,7 @@ async fn what_is_counted_is_served_to_prometheus() {
     let said = NodeMessages { messages: Vec::new(), report: Some(report) };
     let _listening = control.client.listen("alpha", 0).await.unwrap();
     control.client.say("alpha", &said).await.unwrap();
+    control.say("alpha", vec![register("alpha", true)]).await.unwrap();
 
     let text = control.client.metrics().await.unwrap();
     for line in [

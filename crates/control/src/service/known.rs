@@ -33,7 +33,7 @@ pub(super) struct Known {
     /// Who takes turns on functions.
     pub shares: BTreeMap<LeaseId, ShareRecord>,
     /// The nodes that listen now.
-    nodes: BTreeMap<String, mpsc::Sender<Message>>,
+    nodes: BTreeMap<String, ListeningNode>,
     /// How often each node was cut off because it took nothing.
     pub overruns: BTreeMap<String, u64>,
     /// What each node said of itself last.
@@ -44,6 +44,14 @@ pub(super) struct Known {
     pub refused: u64,
     /// Decisions that could not be stored, and were taken back.
     pub store_failures: u64,
+}
+
+/// A node that listens.
+#[derive(Debug)]
+struct ListeningNode {
+    told: mpsc::Sender<Message>,
+    /// It has said since then who it is and what it has.
+    registered: bool,
 }
 
 /// Notes what a record says of the devices that differ from the rack file's, if it says something of them.
@@ -194,7 +202,7 @@ impl Known {
 
     fn send(&mut self, host: &str, message: Message) {
         let Some(node) = self.nodes.get(host) else { return };
-        match node.try_send(message) {
+        match node.told.try_send(message) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Closed(_)) => drop(self.nodes.remove(host)),
             Err(mpsc::error::TrySendError::Full(_)) => {
@@ -211,8 +219,15 @@ impl Known {
     /// A node listens from now on. A later listener takes an earlier one's place.
     pub fn listen(&mut self, host: &str) -> mpsc::Receiver<Message> {
         let (sender, receiver) = mpsc::channel(NODE_BACKLOG);
-        self.nodes.insert(host.to_owned(), sender);
+        self.nodes.insert(host.to_owned(), ListeningNode { told: sender, registered: false });
         receiver
+    }
+
+    /// The node of a host has registered.
+    pub fn registered(&mut self, host: &str) {
+        if let Some(node) = self.nodes.get_mut(host) {
+            node.registered = true;
+        }
     }
 
     /// What the node of a function's host says of it, while it is there.
@@ -246,6 +261,12 @@ impl Known {
 
     /// Whether the node of a host listens.
     pub fn listens(&self, host: &str) -> bool {
-        self.nodes.get(host).is_some_and(|node| !node.is_closed())
+        self.nodes.get(host).is_some_and(|node| !node.told.is_closed())
+    }
+
+    /// Whether the node of a host listens, and has registered since it does: what is known of the host is of the life that
+    /// it is in, and not of one before it.
+    pub fn is_up(&self, host: &str) -> bool {
+        self.listens(host) && self.nodes.get(host).is_some_and(|node| node.registered)
     }
 }

@@ -69,7 +69,12 @@ impl Service {
 impl WriterShared {
     /// A host was heard at `now`.
     pub(super) fn heard(&self, host: &str, now: u64, registers: bool) {
-        self.known().heard.insert(host.to_owned(), now);
+        let mut known = self.known();
+        known.heard.insert(host.to_owned(), now);
+        if registers {
+            known.registered(host);
+        }
+        drop(known);
         if registers {
             self.tell_host(host);
         }

@@ -182,7 +182,7 @@ impl Service {
         match answer.await {
             Some(Ok(())) => {}
             Some(Err(reason)) => {
-                self.forget(&key, number).await;
+                self.forget(&key, number, deadline).await;
                 let error = format!("{} cannot be offered: {reason}", request.device);
                 return Err(problem("failed", error, "see to the cause, and offer it again"));
             }
@@ -265,8 +265,9 @@ impl Service {
         })
     }
 
-    /// Takes an offer back that its node could not take on, unless somebody made another one.
-    async fn forget(&self, key: &(String, String), number: u64) {
+    /// Takes an offer back that its node could not take on, unless somebody made another one, and waits until the rack has
+    /// no such device.
+    async fn forget(&self, key: &(String, String), number: u64, deadline: tokio::time::Instant) {
         let change = self.shared.known().devices.get(key).cloned();
         let its = |it: &DeviceChange| it.number >= number && it.failure().is_some() && !it.listed;
         let Some(change) = change.filter(its) else { return };
@@ -274,7 +275,9 @@ impl Service {
         let ask = |answer| WriterRequest::Withdraw { change, force: false, keyed: None, answer };
         if let Err(error) = self.writing.ask(ask).await {
             tracing::warn!(error = error.error, "a device that failed cannot be removed");
+            return;
         }
+        self.wait_gone(key, deadline).await;
     }
 
     /// Whether a request is repeated whose change was made.

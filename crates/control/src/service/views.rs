@@ -213,7 +213,7 @@ impl WriterShared {
             host: host.to_owned(),
             state: match registered {
                 None => HostState::NeverSeen,
-                Some(_) if listens => HostState::Up,
+                Some(_) if known.is_up(host) => HostState::Up,
                 Some(_) => HostState::Down,
             },
             heard_ms_ago: registered
@@ -240,7 +240,7 @@ impl WriterShared {
             Availability::Lent { lease } | Availability::Revoking { lease } => Some(lease),
             _ => None,
         });
-        let up = known.listens(&device.function.host);
+        let up = known.is_up(&device.function.host);
         let state = match record.map(|r| &r.state) {
             None | Some(Availability::Withdrawn) => DeviceState::Absent,
             Some(_) if !up => DeviceState::Unreachable,
