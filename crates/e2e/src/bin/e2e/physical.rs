@@ -193,7 +193,6 @@ const PEERS: &str = r#"
     physical $d0 reach $s0
     physical $n0 reach $s0
     physical $n0 reach $m0
-    rackbus reach alpha/d0
     rackbus return $lease_s0
     borrow alpha/s0 --for beta
     rackbus return $lease
