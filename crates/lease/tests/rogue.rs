@@ -20,13 +20,16 @@ struct Rack {
     authority: Authority,
     /// What anybody said to the control plane, and it to anybody.
     heard: Vec<Message>,
+    /// The rogue's host is its owner's again.
+    is_reformed: bool,
 }
 
 impl Rack {
     /// Alpha lends two functions, the rogue one; beta has borrowed the first.
     fn new(seed: u64) -> (Rack, LeaseId) {
         let authority = Authority::new(CONFIG);
-        let mut rack = Rack { random: Random(seed), now: 1, authority, heard: Vec::new() };
+        let (random, heard) = (Random(seed), Vec::new());
+        let mut rack = Rack { random, now: 1, authority, heard, is_reformed: false };
         for (host, devices) in
             [("alpha", &["nvme0", "nvme1"][..]), ("beta", &[]), (ROGUE, &["ram0"])]
         {
@@ -53,7 +56,7 @@ impl Rack {
         let mut said = outcome.messages;
         while let Some((host, message)) = said.pop() {
             self.heard.push(message.clone());
-            if host == ROGUE {
+            if host == ROGUE && !self.is_reformed {
                 continue;
             }
             let answer = match message {
@@ -145,6 +148,29 @@ impl Rack {
         self.perform(outcome);
     }
 
+    /// The rogue's host has its own node again, which begins as any node does.
+    fn reform(&mut self) {
+        self.is_reformed = true;
+        // By its clock.
+        let mut incarnation = 1000;
+        for _ in 0..2 {
+            let devices = [("ram0".to_owned(), 0)].into();
+            let address = ROGUE.to_owned();
+            let register = Message::Register { incarnation, devices, newest_lease: 0, address };
+            let outcome = self.authority.receive(self.now, ROGUE, register);
+            let later = outcome.messages.iter().find_map(|(_, message)| match message {
+                Message::StaleIncarnation { latest, .. } => Some(*latest),
+                _ => None,
+            });
+            self.perform(outcome);
+            match later {
+                Some(latest) => incarnation = latest.checked_add(1).expect("a later life"),
+                None => return,
+            }
+        }
+        panic!("its host is kept out");
+    }
+
     /// The lease that is none of the rogue's is as it was, and its function is lent by it.
     fn is_kept(&self, lease: LeaseId) {
         let record = self.authority.lease(lease).expect("it is known");
@@ -217,6 +243,17 @@ fn a_lying_lender_harms_what_it_lends_only() {
         let live = rack.authority.leases().filter(|it| it.is_live());
         let own = live.filter(|it| it.function.host == ROGUE && it.function.device == "ram0");
         assert!(own.count() <= 1, "seed {seed}");
+        // When the host is its owner's again, what it has is lent again, and each time under a later epoch.
+        rack.reform();
+        let mut epoch = 0;
+        for _ in 0..3 {
+            let lease = rack.borrow("gamma/ram0", "beta").expect("it is offered again");
+            let record = rack.authority.lease(lease).expect("it is known").clone();
+            assert!(record.epoch > epoch, "seed {seed}: epoch {} follows {epoch}", record.epoch);
+            epoch = record.epoch;
+            let outcome = rack.authority.give_back(rack.now, lease, None).unwrap();
+            rack.perform(outcome);
+        }
     }
 }
 

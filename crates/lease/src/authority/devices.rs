@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::device::{DeviceAnswer, DeviceChange, DeviceRefused};
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Message, Millis};
 
+use super::nodes::plausible_epoch;
 use super::{
     Authority, Availability, Decision, EndReason, FunctionRecord, LeaseState, Record, Undo, put,
 };
@@ -236,7 +237,7 @@ impl Authority {
             for function in change.function_ids() {
                 let newest = newest.get(&function.device).copied().unwrap_or(0);
                 let known = self.functions.get(&function);
-                let epoch = known.map_or(0, |record| record.epoch).max(newest);
+                let epoch = plausible_epoch(known.map_or(0, |record| record.epoch), newest);
                 let lendable = known.is_none_or(|it| it.state == Availability::Withdrawn);
                 if lendable {
                     let state = Availability::Offered;

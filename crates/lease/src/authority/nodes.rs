@@ -8,8 +8,15 @@ use super::{
     Authority, Availability, EndReason, FunctionRecord, HostRecord, LeaseRecord, LeaseState,
 };
 
-/// Leases that records can have lost: a node that tells of more would use up the numbers.
-const LOST_AT_MOST: LeaseId = 1_000_000;
+/// Leases, epochs and lives that records can have lost: a node that tells of more would use up the numbers.
+pub(super) const LOST_AT_MOST: u64 = 1_000_000;
+/// No clock numbers a later life: nanoseconds until the year 2262. Later ones are those that the authority has named.
+const LATEST_BY_CLOCK: Incarnation = u64::MAX / 2;
+
+/// The newest epoch of a function, of which the records have `known`, and its node says that it has `told`.
+pub(super) fn plausible_epoch(known: Epoch, told: Epoch) -> Epoch {
+    told.clamp(known, known.saturating_add(LOST_AT_MOST))
+}
 
 impl Authority {
     /// A node is there: `devices` says what it lends, and the newest epoch of each that it knows.
@@ -22,7 +29,9 @@ impl Authority {
     ) {
         let (host, incarnation) = (life.host.clone(), life.incarnation);
         let latest = self.hosts.get(&host).map_or(0, |h| h.incarnation);
-        if incarnation < latest {
+        // Whoever was given a number that nothing follows could never start anew.
+        let plausible = latest.saturating_add(LOST_AT_MOST).max(LATEST_BY_CLOCK);
+        if incarnation < latest || incarnation > plausible {
             self.send(&host, Message::StaleIncarnation { incarnation, latest });
             return;
         }
@@ -75,7 +84,8 @@ impl Authority {
             let Some(record) = self.functions.get(&function).filter(|f| f.epoch < *newest) else {
                 continue;
             };
-            self.put_function(FunctionRecord { epoch: *newest, ..record.clone() });
+            let epoch = plausible_epoch(record.epoch, *newest);
+            self.put_function(FunctionRecord { epoch, ..record.clone() });
             if let Availability::Lent { lease } = self.functions[&function].state {
                 // Its lender was told of a newer epoch, and so has taken this one's function back.
                 self.finish(now, lease, EndReason::RecordsLost);
