@@ -398,6 +398,8 @@ fn no_more_memory_is_plugged_in_than_the_host_has() {
         lab.answer(name);
         assert!(run.wait_with_output().unwrap().status.success());
     }
+    let told = lab.rack.bad(1, &[&run[..6], &["--memory", "384M"]].concat());
+    assert!(told.contains("768 MiB of memory, and 384 MiB more"), "{told}");
     let told = lab.rack.bad(1, &["vm", "add", "first", "--memory", "512M"]);
     assert!(told.contains("768 MiB of memory, and 512 MiB more"), "{told}");
     lab.rack.good(&["vm", "stop", "--kill", "second"]);

@@ -81,7 +81,7 @@ pub(super) fn plugged_mib(record: &VmRecord) -> Result<u32, VmError> {
 /// Plugs memory into a VM that runs.
 pub(super) async fn add_memory(name: &str, mib: u32, context: &Context<'_>) -> Result<(), Failure> {
     let record = find(context, name)?;
-    check_room(context, &record, mib)?;
+    check_room(context, &record.host, mib, "stop another VM of that host, or plug in less")?;
     check_functions(context, &record).await?;
     let added = Vm::attach(record.clone()).add_memory(mib)?;
     let value = json!({"plugged": added, "vm": described(&record)});
@@ -94,11 +94,16 @@ pub(super) async fn add_memory(name: &str, mib: u32, context: &Context<'_>) -> R
     Ok(())
 }
 
-/// QEMU ends when a lender refuses memory that is plugged in: the host lends no more than the rack file says that it has,
-/// to all of its VMs together.
-fn check_room(context: &Context<'_>, record: &VmRecord, mib: u32) -> Result<(), Failure> {
+/// Whether the host has so much more memory for its VMs; `remedy` says what to do where not. QEMU ends when a lender refuses
+/// memory that is mapped: the host lends no more than the rack file says that it has, to all of its VMs together.
+pub(super) fn check_room(
+    context: &Context<'_>,
+    host: &str,
+    mib: u32,
+    remedy: &str,
+) -> Result<(), Failure> {
     let rack = running(&context.run_dir)?.rack()?;
-    let host = named_host(&rack, &record.host)?;
+    let host = named_host(&rack, host)?;
     if !host.memory_stated {
         return Ok(());
     }
@@ -114,7 +119,7 @@ fn check_room(context: &Context<'_>, record: &VmRecord, mib: u32) -> Result<(), 
         host.name,
         format_size(host.memory)
     );
-    Err(Failure::new(error, "stop another VM of that host, or plug in less"))
+    Err(Failure::new(error, remedy))
 }
 
 /// QEMU ends, too, when nobody answers for a function that is plugged in: one whose lease is over is such a one.

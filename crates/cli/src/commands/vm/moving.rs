@@ -15,7 +15,7 @@ use rackbus_vm::{Assets, Boot, InterruptChoice, Vm, VmRecord, VmSpec, registry};
 use tokio::task::JoinHandle;
 
 use super::leases::{function, give_back_all, leases_of, show};
-use super::memory::{check_host, plugged_mib};
+use super::memory::{check_host, check_room, plugged_mib};
 use super::running::described;
 use super::{Context, find, joined};
 use crate::output::Failure;
@@ -197,6 +197,7 @@ impl<'a> Moving<'a> {
         if from == to {
             return refused(format!("VM {name} runs on {to} already"), "name another host");
         }
+        check_room(context, to, memory, "stop a VM of that host, or name another host")?;
         if record.fabric {
             let error = format!("VM {name} shares memory with the rack, which ends when it does");
             return refused(error, "stop it, and run it on the other host with --fabric");

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::fabric::GuestHelper;
 use super::leases::{borrow_all, borrow_composition, function, give_back_all, interrupted, show};
+use super::memory::check_room;
 use super::running::described;
 use super::{Context, OwnArgs, RunArgs, all, free_name, joined};
 use crate::output::Failure;
@@ -19,6 +20,8 @@ use crate::process::{self, EndRequests};
 
 pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
     args.memory.check(context, &args.host)?;
+    let remedy = "stop another VM of that host, or run this one with less --memory";
+    check_room(context, &args.host, args.memory.memory, remedy)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
     let mut requests = EndRequests::listen();
     let leases = borrow(args, context, &mut requests).await?;
