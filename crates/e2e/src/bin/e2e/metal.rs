@@ -1,25 +1,28 @@
 //! A host borrows another host's drive through a bridge, and its own kernel drives it: the hosts are machines with stock
 //! kernels, the lender with an IOMMU.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use rackbus_e2e::metal::{ENDS, bridge_address, start_bridge};
 use rackbus_e2e::{Result, programs};
-use rackbus_vm::metal::BridgeProcess;
+use rackbus_vm::metal::{BridgeProcess, FILES};
 use rackbus_vm::{Assets, BareMetalMachine, GuestRelease, SharedNetwork, VmIommu};
 
 /// What the scripts have in common.
 const PRELUDE: &str = r#"
     set -e
     cd /tmp
-    export LD_LIBRARY_PATH=/mnt/files PATH=/mnt/files:$PATH XDG_STATE_HOME=/tmp/state
+    export PATH=/mnt/files/bin:$PATH XDG_STATE_HOME=/tmp/state
     until_ok() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); [ $n -lt 600 ] || return 1; sleep 0.05; done; }
     at() { basename $(dirname $(grep -l $1 /sys/bus/pci/devices/*/class)); }
     value() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^\",}]*\).*/\1/p" $2 | head -n 1; }
     refused() { if "$@" >refused 2>&1; then echo "not refused: $*"; return 1; fi; cat refused; }
     back() { [ $(basename $(readlink /sys/bus/pci/devices/$(at 0x010802)/driver)) = nvme ]; }
     gone() { [ ! -e /dev/nvme0n1 ] && [ $(rackbus leases | grep -c alpha) = 0 ]; }
+    drives() { grep -l 0x010802 /sys/bus/pci/devices/*/class | cut -d/ -f6; }
     write() {
         mke2fs -q /dev/nvme0n1
         mount /dev/nvme0n1 /mnt/a
@@ -42,23 +45,26 @@ const LIMIT: Duration = Duration::from_secs(300);
 const DRIVE: [&str; 2] =
     ["-device", "nvme,serial=metal0,drive=medium,x-max-bounce-buffer-size=33554432"];
 
-struct Hosts {
+/// A lender and a borrower.
+pub struct Hosts {
     bridge: BridgeProcess,
-    lender: BareMetalMachine,
-    borrower: BareMetalMachine,
+    pub lender: BareMetalMachine,
+    pub borrower: BareMetalMachine,
     /// The bridge's address at either.
-    ntb: [String; 2],
+    pub ntb: [String; 2],
     /// Of either on the network.
     address: [String; 2],
     /// Behind the machines that it joins.
     _switch: SharedNetwork,
 }
 
-fn start(dir: &Path, guest: GuestRelease) -> Result<Hosts> {
+/// Starts hosts of which the lender has these devices on the block node `medium`.
+pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<Hosts> {
     let bridge = start_bridge(&dir.join("bridge"), &[])?;
     let assets = Assets::of_user();
     let files = dir.join("files");
     programs::collect(&files, &["rackbus"])?;
+    wrap(&files.join("bin"))?;
     std::fs::copy(assets.kernel_module(guest)?, files.join("rackbus.ko"))?;
     let medium = dir.join("medium.img");
     std::fs::File::create(&medium)?.set_len(64 << 20)?;
@@ -74,7 +80,7 @@ fn start(dir: &Path, guest: GuestRelease) -> Result<Hosts> {
     (spec.cable, spec.memory_mib) = (Some(near), 512);
     let medium = format!("driver=file,node-name=medium,filename={}", medium.display());
     spec.devices = vec!["-blockdev".to_owned(), medium];
-    spec.devices.extend(DRIVE.map(str::to_owned));
+    spec.devices.extend(devices.iter().map(|it| (*it).to_owned()));
     let mut lender = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
     let mut spec = bridge.machine(ENDS[1], guest);
     (spec.files, spec.cable) = (Some(files), Some(far));
@@ -87,10 +93,19 @@ fn start(dir: &Path, guest: GuestRelease) -> Result<Hosts> {
     Ok(Hosts { bridge, lender, borrower, ntb, address, _switch: switch })
 }
 
+/// A program `rackbus` in this folder, which is the machines', whatever libraries they have.
+fn wrap(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let program = folder.join("rackbus");
+    std::fs::write(&program, format!("#!/bin/sh\nexec {FILES}/run rackbus \"$@\"\n"))?;
+    Ok(std::fs::set_permissions(&program, Permissions::from_mode(0o755))?)
+}
+
 /// The network that joins the machines.
 const SUBNET: u8 = 17;
 
-fn run(machine: &mut BareMetalMachine, script: &str) -> Result<String> {
+/// Runs a script at a machine, and tells what it wrote.
+pub fn run(machine: &mut BareMetalMachine, script: &str) -> Result<String> {
     let said = machine.run(&format!("{PRELUDE}{script}"))?;
     let name = machine.name().to_owned();
     said.lines().for_each(|line| println!("           {name}: {line}"));
@@ -98,7 +113,7 @@ fn run(machine: &mut BareMetalMachine, script: &str) -> Result<String> {
 }
 
 /// Starts what continues in the background, with what it says in a file.
-fn begin(machine: &mut BareMetalMachine, log: &str, command: &str) -> Result<()> {
+pub fn begin(machine: &mut BareMetalMachine, log: &str, command: &str) -> Result<()> {
     machine.begin(&format!("{PRELUDE}exec {command} >/tmp/{log} 2>&1"), LIMIT)?;
     Ok(())
 }
@@ -106,12 +121,17 @@ fn begin(machine: &mut BareMetalMachine, log: &str, command: &str) -> Result<()>
 /// The stock driver of the borrower's kernel finds the drive, and everything that is written to it: first by the
 /// commands alone, then by leases.
 pub fn borrowed(dir: &Path) -> Result<()> {
-    let mut hosts = start(dir, GuestRelease::Bookworm)?;
+    let mut hosts = start(dir, GuestRelease::Bookworm, &DRIVE)?;
     let outcome = by_hand(&mut hosts).and_then(|()| by_lease(&mut hosts));
+    explained(&mut hosts, outcome)
+}
+
+/// What came of a test; when it failed, what the hosts say is told.
+pub fn explained(hosts: &mut Hosts, outcome: Result<()>) -> Result<()> {
     if outcome.is_err() {
         println!("{}", hosts.bridge.counters()?);
         for machine in [&mut hosts.lender, &mut hosts.borrower] {
-            println!("{}", machine.run("tail -n 40 /tmp/*.log; dmesg | tail -n 30; LD_LIBRARY_PATH=/mnt/files /mnt/files/rackbus --json metal list || true; grep -i rackbus /proc/interrupts || true")?);
+            println!("{}", machine.run("tail -n 40 /tmp/*.log; dmesg | tail -n 30; /mnt/files/bin/rackbus --json metal list || true; grep -i rackbus /proc/interrupts || true")?);
         }
     }
     outcome
@@ -153,7 +173,7 @@ fn by_hand(hosts: &mut Hosts) -> Result<()> {
     )?;
     run(
         lender,
-        "pkill -TERM -x rackbus
+        "pkill -TERM -f 'files/rackbus --json metal lend'
         until_ok back",
     )?;
     Ok(())
@@ -161,11 +181,63 @@ fn by_hand(hosts: &mut Hosts) -> Result<()> {
 
 /// The lender's node lends, the borrower's borrows, and a control plane decides; the lender dies under load.
 fn by_lease(hosts: &mut Hosts) -> Result<()> {
+    join(hosts)?;
+    let Hosts { lender, borrower, address: [own, _], .. } = hosts;
+    run(
+        borrower,
+        "borrow() { rackbus --json borrow alpha/d0 --for beta --placement host >lease || cat lease; }
+        until_ok rackbus borrow alpha/d0 --for beta --placement host
+        rackbus leases
+        until_ok test -b /dev/nvme0n1
+        verify
+        refused rackbus borrow alpha/d0 --for alpha
+        rackbus return 1
+        [ ! -e /dev/nvme0n1 ]
+        refused rackbus borrow alpha/d0 --for beta --placement host --isolation strict
+        borrow
+        value socket lease
+        until_ok test -b /dev/nvme0n1
+        verify",
+    )?;
+    // A node that ends in order takes back what it lends, and gives it to its driver.
+    run(lender, "pkill -TERM -f 'files/rackbus node'; until_ok back")?;
+    run(borrower, "until_ok gone")?;
+    begin(lender, "node.log", &format!("rackbus node --host alpha --join https://{own}:7420"))?;
+    run(
+        borrower,
+        "until_ok rackbus borrow alpha/d0 --for beta --placement host
+        until_ok test -b /dev/nvme0n1
+        verify",
+    )?;
+    begin(
+        borrower,
+        "load.log",
+        "sh -c 'while dd if=/dev/nvme0n1 of=/dev/null bs=64k iflag=direct; do :; done; date +%s.%N'",
+    )?;
+    run(borrower, "until_ok grep -q copied load.log")?;
+    run(lender, "pkill -KILL -f 'files/rackbus node'")?;
+    run(
+        borrower,
+        "until_ok gone
+        rackbus events | tail -n 4
+        dmesg | grep -i -e lost -e removed | tail -n 3
+        dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace; }",
+    )?;
+    Ok(())
+}
+
+/// Starts a control plane and the node of either host, alpha and beta. alpha's drives are lent: d0, d1 and so on.
+pub fn join(hosts: &mut Hosts) -> Result<()> {
     let Hosts { lender, borrower, ntb: [near, far], address: [own, _], .. } = hosts;
     run(
         lender,
         &format!(
-            "printf 'name = \"metal\"\n[hosts.alpha.devices.d0]\nkind = \"vfio\"\naddress = \"%s\"\n' $(at 0x010802) >rack.toml
+            "printf 'name = \"metal\"\n' >rack.toml
+            n=0
+            for drive in $(drives); do
+                printf '[hosts.alpha.devices.d%s]\nkind = \"vfio\"\naddress = \"%s\"\n' $n $drive >>rack.toml
+                n=$((n + 1))
+            done
             printf '[hosts.alpha.ntb.beta]\naddress = \"{near}\"\n[hosts.beta.ntb.alpha]\naddress = \"{far}\"\n' >>rack.toml"
         ),
     )?;
@@ -187,45 +259,5 @@ fn by_lease(hosts: &mut Hosts) -> Result<()> {
         begin(machine, "node.log", &join)?;
         run(machine, "until_ok rackbus devices")?;
     }
-    run(
-        borrower,
-        "borrow() { rackbus --json borrow alpha/d0 --for beta --placement host >lease || cat lease; }
-        until_ok rackbus borrow alpha/d0 --for beta --placement host
-        rackbus leases
-        until_ok test -b /dev/nvme0n1
-        verify
-        refused rackbus borrow alpha/d0 --for alpha
-        rackbus return 1
-        [ ! -e /dev/nvme0n1 ]
-        refused rackbus borrow alpha/d0 --for beta --placement host --isolation strict
-        borrow
-        value socket lease
-        until_ok test -b /dev/nvme0n1
-        verify",
-    )?;
-    // A node that ends in order takes back what it lends, and gives it to its driver.
-    run(lender, "pkill -TERM -f '^rackbus node'; until_ok back")?;
-    run(borrower, "until_ok gone")?;
-    begin(lender, "node.log", &format!("rackbus node --host alpha --join https://{own}:7420"))?;
-    run(
-        borrower,
-        "until_ok rackbus borrow alpha/d0 --for beta --placement host
-        until_ok test -b /dev/nvme0n1
-        verify",
-    )?;
-    begin(
-        borrower,
-        "load.log",
-        "sh -c 'while dd if=/dev/nvme0n1 of=/dev/null bs=64k iflag=direct; do :; done; date +%s.%N'",
-    )?;
-    run(borrower, "until_ok grep -q copied load.log")?;
-    run(lender, "pkill -KILL -f '^rackbus node'")?;
-    run(
-        borrower,
-        "until_ok gone
-        rackbus events | tail -n 4
-        dmesg | grep -i -e lost -e removed | tail -n 3
-        dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace; }",
-    )?;
     Ok(())
 }
