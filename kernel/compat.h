@@ -5,6 +5,7 @@
 #ifndef _RACKBUS_COMPAT_H
 #define _RACKBUS_COMPAT_H
 
+#include <linux/blkdev.h>
 #include <linux/dma-map-ops.h>
 #include <linux/msi.h>
 #include <linux/pci.h>
@@ -29,6 +30,42 @@
 #else
 #define RACKBUS_ALLOC_PAGES alloc_pages
 #endif
+
+/* A block device that is open for reading, and that nobody else has exclusively. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
+typedef struct file *rackbus_claim;
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
+typedef struct bdev_handle *rackbus_claim;
+#else
+typedef struct block_device *rackbus_claim;
+#endif
+
+/* Or an ERR_PTR(). */
+static inline rackbus_claim rackbus_claim_get(dev_t number, void *holder)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
+	return bdev_file_open_by_dev(number, BLK_OPEN_READ, holder, NULL);
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
+	return bdev_open_by_dev(number, BLK_OPEN_READ, holder, NULL);
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)
+	return blkdev_get_by_dev(number, BLK_OPEN_READ, holder, NULL);
+#else
+	return blkdev_get_by_dev(number, FMODE_READ | FMODE_EXCL, holder);
+#endif
+}
+
+static inline void rackbus_claim_put(rackbus_claim claim, void *holder)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
+	bdev_fput(claim);
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
+	bdev_release(claim);
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)
+	blkdev_put(claim, holder);
+#else
+	blkdev_put(claim, FMODE_READ | FMODE_EXCL);
+#endif
+}
 
 /*
  * PCI domains of ACPI are below 0x10000. IOMMU drivers compare the low 16 bits

@@ -49,20 +49,13 @@ struct rackbus_function *rackbus_find(u32 handle)
 	return NULL;
 }
 
-/* Its PCI device with a reference, or NULL. */
-static struct pci_dev *device_locked(struct rackbus_function *fn)
-{
-	return fn->bus ? pci_get_slot(fn->bus, 0) : NULL;
-}
-
+/*
+ * With rackbus_lock: its PCI device with a reference, or NULL.  Drivers may be
+ * letting go of it under who removes the bus.
+ */
 struct pci_dev *rackbus_device(struct rackbus_function *fn)
 {
-	struct pci_dev *pdev;
-
-	mutex_lock(&rackbus_lock);
-	pdev = device_locked(fn);
-	mutex_unlock(&rackbus_lock);
-	return pdev;
+	return fn->bus ? pci_get_slot(fn->bus, 0) : pci_dev_get(fn->leaving);
 }
 
 /* With rackbus_lock: begins to take it away. */
@@ -113,8 +106,7 @@ void rackbus_lose_locked(struct rackbus_function *fn,
 	fn->reason = reason;
 	fn->lost_at = ktime_get();
 	rackbus_silence(fn);
-	/* Its driver may be letting go of it under who removes the bus. */
-	pdev = fn->bus ? device_locked(fn) : pci_dev_get(fn->leaving);
+	pdev = rackbus_device(fn);
 	if (pdev) {
 		disconnect_locked(fn, pdev);
 		pci_warn(pdev, "rackbus: %s is lost (reason %d)\n", fn->name,
@@ -196,11 +188,12 @@ static void detach(struct rackbus_function *fn)
 	bool lost;
 
 	mutex_lock(&rackbus_lock);
-	pdev = device_locked(fn);
 	bus = fn->bus;
-	if (bus)
+	if (bus) {
+		pdev = rackbus_device(fn);
 		fn->leaving = pdev;
-	fn->bus = NULL;
+		fn->bus = NULL;
+	}
 	mutex_unlock(&rackbus_lock);
 	if (!bus)
 		return;
@@ -233,9 +226,13 @@ static void removal(struct work_struct *work)
 {
 	struct rackbus_function *fn =
 		container_of(work, struct rackbus_function, removal);
-	struct pci_dev *pdev = rackbus_device(fn);
+	struct pci_dev *pdev;
 	struct pci_dev *ntb;
 
+	mutex_lock(&rackbus_lock);
+	/* NULL too when the NTB's driver removes it. */
+	pdev = fn->bus ? rackbus_device(fn) : NULL;
+	mutex_unlock(&rackbus_lock);
 	if (pdev) {
 		device_release_driver(&pdev->dev);
 		pci_dev_put(pdev);

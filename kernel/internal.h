@@ -6,6 +6,7 @@
  *   ntb.c       the NTB that functions are behind: registers, link, vectors
  *   function.c  a borrowed function: its watch, its loss, its end
  *   borrow.c    how it comes, return.c how it is given back
+ *   users.c     who uses its disks, which a return asks
  *   bus.c       its root bus, configuration space, and ring of requests
  *   irq.c       its interrupts
  *   dma.c       its DMA
@@ -168,6 +169,11 @@ void rackbus_return_all(void);
 int rackbus_lost(u32 handle);
 u32 rackbus_list(u32 *handles, u32 capacity);
 int rackbus_status(struct rackbus_status *status);
+
+/* users.c */
+int rackbus_look_at_disks(struct rackbus_function *fn, struct list_head *disks);
+int rackbus_claim_disks(struct list_head *disks);
+void rackbus_release_disks(struct list_head *disks);
 
 /* bus.c */
 extern struct notifier_block rackbus_bus_notifier;

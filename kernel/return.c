@@ -2,7 +2,6 @@
 /*
  * RACKBUS_RETURN and RACKBUS_LOST, and what is known of a function meanwhile.
  */
-#include <linux/blkdev.h>
 #include <linux/delay.h>
 #include <linux/io.h>
 #include <linux/jiffies.h>
@@ -26,46 +25,52 @@ static struct rackbus_function *get(u32 handle)
 	return fn;
 }
 
-/* Counts who has disks open that are below this device. */
-static int count_openers(struct device *dev, void *data)
-{
-	unsigned int *openers = data;
-
-	if (dev->class && !strcmp(dev->class->name, "block") && dev->type &&
-	    !strcmp(dev->type->name, "disk"))
-		*openers += disk_openers(dev_to_disk(dev));
-	return device_for_each_child(dev, data, count_openers);
-}
-
-static bool in_use(struct rackbus_function *fn)
-{
-	struct pci_dev *pdev = rackbus_device(fn);
-	unsigned int openers = 0;
-
-	if (pdev)
-		count_openers(&pdev->dev, &openers);
-	pci_dev_put(pdev);
-	return openers;
-}
-
-/* Programs that look at a new disk close it soon. */
-static int wait_for_users(struct rackbus_function *fn, unsigned long until)
-{
-	while (!READ_ONCE(fn->gone) && in_use(fn)) {
-		if (time_after(jiffies, until))
-			return -EBUSY;
-		if (msleep_interruptible(LOOK_MS))
-			return -EINTR;
-	}
-	return 0;
-}
-
 static void begin_return(struct rackbus_function *fn)
 {
 	mutex_lock(&rackbus_lock);
 	if (fn->state == RACKBUS_STATE_BORROWED)
 		rackbus_take_away(fn, RACKBUS_STATE_RETURNING);
 	mutex_unlock(&rackbus_lock);
+}
+
+/* The same, unless somebody uses it: -EBUSY.  Fills disks; see users.c. */
+static int begin_unused(struct rackbus_function *fn, struct list_head *disks)
+{
+	int ret;
+
+	for (;;) {
+		mutex_lock(&rackbus_lock);
+		ret = 0;
+		if (fn->state == RACKBUS_STATE_BORROWED) {
+			ret = rackbus_look_at_disks(fn, disks);
+			if (!ret)
+				rackbus_take_away(fn, RACKBUS_STATE_RETURNING);
+		}
+		mutex_unlock(&rackbus_lock);
+		if (ret != -EAGAIN)
+			return ret;
+		ret = rackbus_claim_disks(disks);
+		if (ret)
+			return ret;
+	}
+}
+
+/* Programs that look at a new disk close it soon. */
+static int begin_when_unused(struct rackbus_function *fn,
+			     struct list_head *disks, unsigned long until)
+{
+	int ret;
+
+	for (;;) {
+		ret = begin_unused(fn, disks);
+		if (ret != -EBUSY)
+			return ret;
+		rackbus_release_disks(disks);
+		if (time_after(jiffies, until))
+			return -EBUSY;
+		if (msleep_interruptible(LOOK_MS))
+			return -EINTR;
+	}
 }
 
 static void forget(struct rackbus_function *fn)
@@ -77,24 +82,32 @@ static void forget(struct rackbus_function *fn)
 	rackbus_changed();
 }
 
-static int give_back(struct rackbus_function *fn, bool force,
-		     unsigned long until)
+static int wait_until_away(struct rackbus_function *fn, unsigned long until)
 {
-	long left;
-	int ret;
+	long left = time_before(jiffies, until) ? until - jiffies : 1;
 
-	ret = force ? 0 : wait_for_users(fn, until);
-	if (ret)
-		return ret;
-	begin_return(fn);
-	left = time_before(jiffies, until) ? until - jiffies : 1;
 	left = wait_for_completion_interruptible_timeout(&fn->away, left);
 	if (left < 0)
 		return -EINTR;
-	if (!left)
-		return -ETIMEDOUT;
-	forget(fn);
-	return 0;
+	return left ? 0 : -ETIMEDOUT;
+}
+
+static int give_back(struct rackbus_function *fn, bool force,
+		     unsigned long until)
+{
+	LIST_HEAD(disks);
+	int ret = 0;
+
+	if (force)
+		begin_return(fn);
+	else
+		ret = begin_when_unused(fn, &disks, until);
+	if (!ret)
+		ret = wait_until_away(fn, until);
+	rackbus_release_disks(&disks);
+	if (!ret)
+		forget(fn);
+	return ret;
 }
 
 int rackbus_return(u32 handle, bool force, unsigned int timeout_ms)

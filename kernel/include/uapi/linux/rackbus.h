@@ -57,7 +57,7 @@ struct rackbus_borrow {
 	__u32 domain;		/* out: the PCI domain */
 };
 
-/* Return although block devices of the function are open. */
+/* Return although block devices that go with the function are open. */
 #define RACKBUS_RETURN_FORCE	0x00000001u
 
 /*
@@ -65,8 +65,8 @@ struct rackbus_borrow {
  * function that is lost already it forgets what is left.
  *
  * ENOENT    no such handle
- * EBUSY     block devices of the function are open (mounted, say) after
- *           timeout_ms; the function stays
+ * EBUSY     block devices that go with the function are open (mounted, say)
+ *           after timeout_ms; the function stays
  * ETIMEDOUT the driver has not let go after timeout_ms; the function goes away
  *           when it does, and is forgotten by another RACKBUS_RETURN
  */

@@ -7,6 +7,7 @@
 
 mod accelerators;
 mod bridges;
+mod controllers;
 mod crashes;
 mod cycles;
 mod endings;
@@ -50,10 +51,12 @@ type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 5] = [
+const ALONE: [Alone; 7] = [
     ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
+    ("Linux 6.1 returns no way to a drive that is in use by its last one", controllers::bookworm),
+    ("Linux 6.12 returns no way to a drive that is in use by its last one", controllers::trixie),
     ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),
     ("guests on two machines use a third one's network card and memory", machines::functions),
 ];
