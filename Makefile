@@ -10,7 +10,7 @@ CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 SOAK_SECONDS ?= 600
 AREA ?= nvme lending model datapath memory guests accel machines net metal
 
-.PHONY: help build install package setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-upgrade soak sim fuzz bench check clean
+.PHONY: help build install package setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-e2e-more test-upgrade soak sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
@@ -24,6 +24,7 @@ help:
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make kernel  the kernel module for borrowing through an NTB, for the guests; for this host: make -C kernel"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
+	@echo "make test-e2e-more  what the end-to-end tests leave out for time: the same on another version of Linux"
 	@echo "make test-upgrade  a rack of machines that is upgraded one at a time, from PREVIOUS=COMMIT (built once)"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number), fewer of long ones"
 	@echo "make soak    a rack under load whose processes die and stand still, and then machines whose network fails as well"
@@ -107,6 +108,12 @@ test-e2e: setup
 	@if [ "$$(id -u)" = 0 ]; then target/debug/demo-machines examples/machines/rack.toml && \
 		target/debug/soak-machines target/soak-machines 45; \
 		else echo "demo-machines and soak-machines: left out, they need root"; fi
+
+# Scenarios that `make test` leaves out, since it has others that are the same on another version of Linux.
+test-e2e-more: setup
+	@scripts/setup kernel
+	$(CARGO) build --workspace
+	target/debug/e2e target/e2e-more "Linux 6.1 returns no way"
 
 # A rack under load whose processes die and stand still, and one of machines whose network fails as well: SOAK_SECONDS of
 # each, a minute of each in `make test`.
