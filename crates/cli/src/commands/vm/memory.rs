@@ -109,8 +109,7 @@ pub(super) fn check_room(
     }
     let vms = all(context)?;
     let there = vms.iter().filter(|vm| vm.host == host.name);
-    let each = there.map(|vm| Ok(u64::from(vm.memory_mib) + u64::from(plugged_mib(vm)?)));
-    let has: u64 = each.sum::<Result<u64, VmError>>()?;
+    let has: u64 = there.map(|vm| u64::from(counted_mib(vm))).sum();
     if (has + u64::from(mib)) << 20 <= host.memory {
         return Ok(());
     }
@@ -120,6 +119,14 @@ pub(super) fn check_room(
         format_size(host.memory)
     );
     Err(Failure::new(error, remedy))
+}
+
+/// The memory of a VM, MiB. One whose QEMU does not answer may have all that it may have: others start meanwhile.
+fn counted_mib(vm: &VmRecord) -> u32 {
+    match plugged_mib(vm) {
+        Ok(plugged) => vm.memory_mib.saturating_add(plugged),
+        Err(_) => vm.spec().ok().and_then(|it| it.max_memory_mib).unwrap_or(vm.memory_mib),
+    }
 }
 
 /// QEMU ends, too, when nobody answers for a function that is plugged in: one whose lease is over is such a one.
