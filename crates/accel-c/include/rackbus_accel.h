@@ -27,7 +27,7 @@ extern "C" {
 #define RACKBUS_ACCEL_OPERATION (-4)   /* an operation failed; the text says how */
 #define RACKBUS_ACCEL_LOST (-5)        /* the function failed, or is gone; close it */
 #define RACKBUS_ACCEL_MEMORY (-6)      /* memory to share with the function could not be had */
-#define RACKBUS_ACCEL_NO_ANSWER (-7)   /* no answer in time */
+#define RACKBUS_ACCEL_NO_ANSWER (-7)   /* no answer in time; new requests are INVALID until what was given up has ended */
 #define RACKBUS_ACCEL_INTERNAL (-8)    /* a defect of this library */
 #define RACKBUS_ACCEL_ENDED (-9)       /* the program wanted no more results */
 

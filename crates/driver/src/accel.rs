@@ -148,7 +148,7 @@ pub struct Accel {
     /// What rings for each vector.
     events: Vec<Event>,
     data_size: usize,
-    /// What is under way in queue 0 is of a whole request that gave up waiting for it.
+    /// Something under way in a queue was given up by who waited for it.
     late: bool,
 }
 
@@ -308,13 +308,14 @@ impl Accel {
         Ok(self.device.unshare(address, length)?)
     }
 
-    /// Puts a descriptor into a queue; the function sees it after [`ring`](Accel::ring). Who does so also takes what
-    /// still completes of a request that failed.
+    /// Puts a descriptor into a queue; the function sees it after [`ring`](Accel::ring). Nothing is put into any queue
+    /// while a whole request that failed is under way: the function may still read and write the memory for data.
     ///
     /// # Errors
-    /// [`AccelError::Request`] when the queue is full, or not there.
+    /// [`AccelError::Full`]; [`AccelError::Request`] when the queue is not there, or such a request is under way.
     #[inline]
     pub fn push(&mut self, queue: usize, descriptor: &Descriptor) -> Result<(), AccelError> {
+        self.check_late()?;
         let Some(ring) = self.queues.get_mut(queue) else {
             return Err(AccelError::Request("there is no such queue"));
         };
@@ -322,7 +323,6 @@ impl Accel {
             return Err(AccelError::Full);
         }
         ring.push(&self.memory, descriptor);
-        self.late = false;
         Ok(())
     }
 
@@ -338,13 +338,18 @@ impl Accel {
         }
     }
 
-    /// The next completion of a queue, if there is one.
+    /// The next completion of a queue, if there is one; none of what was given up.
     ///
     /// # Errors
     /// When the connection failed.
     #[inline]
     pub fn poll(&mut self, queue: usize) -> Result<Option<Completion>, AccelError> {
-        let Some(ring) = self.queues.get_mut(queue) else { return Ok(None) };
+        if self.late {
+            self.forget()?;
+        }
+        let Some(ring) = self.queues.get_mut(queue).filter(|ring| !ring.given_up) else {
+            return Ok(None);
+        };
         let taken = ring.take(&self.memory, &mut *self.device)?;
         if taken.is_none() {
             self.device.progress();

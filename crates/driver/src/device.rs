@@ -352,6 +352,14 @@ pub(crate) mod stoppable {
             self.0.start(iova, memory)
         }
 
+        fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+            self.0.share(iova, memory)
+        }
+
+        fn unshare(&mut self, iova: u64, length: usize) -> Result<(), DriveError> {
+            self.0.unshare(iova, length)
+        }
+
         fn progress(&mut self) -> bool {
             self.1.load(Ordering::Relaxed) || self.0.progress()
         }

@@ -158,14 +158,41 @@ impl Accel {
         self.finish(&work, &descriptor).map(drop)
     }
 
+    /// What is under way in a queue was given up: its completions are forgotten when they come. Their identifiers say
+    /// nothing of whose they are, so nothing else is under way until then.
+    pub(super) fn give_up(&mut self, queue: usize) {
+        let Some(ring) = self.queues.get_mut(queue) else { return };
+        ring.given_up = ring.under_way > 0;
+        self.late |= ring.given_up;
+    }
+
+    /// Forgets what has ended of what was given up.
+    #[cold]
+    pub(super) fn forget(&mut self) -> Result<(), AccelError> {
+        self.device.progress();
+        for ring in &mut self.queues {
+            ring.take_given_up(&self.memory, &mut *self.device)?;
+        }
+        self.late = self.queues.iter().any(|ring| ring.given_up);
+        Ok(())
+    }
+
+    /// Refuses what is new as long as something that was given up is under way.
+    #[inline]
+    pub(super) fn check_late(&mut self) -> Result<(), AccelError> {
+        if self.late {
+            self.forget()?;
+        }
+        match self.late {
+            true => Err(AccelError::Request("a request that was given up is still under way")),
+            false => Ok(()),
+        }
+    }
+
     /// A whole request waits for the next completion, which has to be its own, and uses memory for data that a descriptor
     /// under way may still read or write. A former request's descriptor may have ended meanwhile.
-    fn check_idle(&mut self) -> Result<(), AccelError> {
-        if self.late {
-            self.device.progress();
-            while self.poll(0)?.is_some() {}
-            self.late = self.under_way(0) > 0;
-        }
+    pub(super) fn check_idle(&mut self) -> Result<(), AccelError> {
+        self.check_late()?;
         match self.under_way(0) {
             0 => Ok(()),
             _ => Err(AccelError::Request("the queue has other descriptors under way")),
@@ -180,7 +207,8 @@ impl Accel {
         self.check_idle()?;
         self.push(0, from)?;
         let completion = self.ring(0).and_then(|()| self.wait(0));
-        self.late = self.under_way(0) > 0;
+        // Nothing is under way, unless that failed.
+        self.give_up(0);
         let completion = completion?;
         match Status::from_number(completion.status) {
             Some(Status::Success) => Ok(completion),

@@ -24,6 +24,8 @@ pub struct AccelRing {
     head: u32,
     phase: bool,
     pub under_way: u32,
+    /// What is under way was given up by who waited for it: its completions are nobody's.
+    pub given_up: bool,
     /// The interrupt of its completions: all ones for none.
     pub vector: u32,
 }
@@ -41,6 +43,7 @@ impl AccelRing {
             head: 0,
             phase: true,
             under_way: 0,
+            given_up: false,
             vector: u32::MAX,
         }
     }
@@ -138,6 +141,18 @@ impl AccelRing {
             status: (high >> 32) as u16 >> 1,
             reserved: 0,
         }))
+    }
+
+    /// Takes the completions that there are of what was given up, for nobody.
+    pub fn take_given_up(
+        &mut self,
+        memory: &SharedMemory,
+        device: &mut dyn DrivenFunction,
+    ) -> Result<(), AccelError> {
+        while self.given_up && self.take(memory, device)?.is_some() {
+            self.given_up = self.under_way > 0;
+        }
+        Ok(())
     }
 
     /// Says whether the driver polls, or wants interrupts from now on.

@@ -218,9 +218,7 @@ impl DriveSource {
                 "the accelerator is open with too few descriptors under way: it takes 6",
             ));
         }
-        if accel.under_way(0) > 0 {
-            return Err(SourceError::Request("other descriptors are under way"));
-        }
+        accel.check_idle()?;
         self.check_idle()?;
         let room = (room.min(accel.data_size()) / TOLD).min(accel.info().largest as usize);
         let (asked, told, under_way) = (0, 0, VecDeque::new());
@@ -238,6 +236,8 @@ impl DriveSource {
             }
             let Some(oldest) = range.under_way.front_mut() else {
                 self.drain();
+                // What is under way still is of this range, whose failure was another one.
+                accel.give_up(0);
                 return outcome;
             };
             if oldest.read.is_none() {
@@ -424,4 +424,60 @@ fn take(accel: &mut Accel, range: &mut Range<'_>, each: &mut Take<'_>) -> Result
         from.copy_to(&mut result);
     }
     each(offset, &result)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
+    use rackbus_devices::nvme::{Nvme, NvmeConfig};
+    use rackbus_qos::TenantId;
+
+    use super::super::AccelOptions;
+    use super::*;
+    use crate::InThreadFunction;
+    use crate::device::stoppable::Stoppable;
+
+    #[test]
+    fn a_range_is_possible_again_when_what_was_given_up_of_another_has_ended() {
+        const MESSAGE: usize = 64 << 10;
+        let pool = EnginePool::new(PoolOptions::default());
+        let model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
+        let (device, stopped) = Stoppable::new(Box::new(model));
+        let mut accel = Accel::start(Box::new(device), AccelOptions::default()).unwrap();
+        let model = Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap();
+        let options = DriveOptions { depth: 1, data: 3 * MESSAGE };
+        let mut drive =
+            Drive::with_device(Box::new(InThreadFunction::new(Box::new(model))), options).unwrap();
+        drive.write(0, &[7; 1 << 20], false).unwrap();
+        let mut source = DriveSource::with_drive(&mut accel, drive, MESSAGE).unwrap();
+        let stages = [(Operation::Copy, 0)];
+        let work = MessageWork { stages: &stages, ..MessageWork::default() };
+        let (range, room) = (DriveRange { offset: 0, length: 1 << 20 }, accel.data_size());
+        let late = source.run(&mut accel, room, &work, range, |_, _| {
+            stopped.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        assert!(matches!(late, Err(SourceError::Accel(AccelError::Device(_)))), "{late:?}");
+        assert!(accel.under_way(0) > 0, "nothing was given up");
+        let refused = source.run(&mut accel, room, &work, range, |_, _| Ok(()));
+        assert!(matches!(refused, Err(SourceError::Accel(AccelError::Request(_)))), "{refused:?}");
+        stopped.store(false, Ordering::Relaxed);
+        let begun = Instant::now();
+        let mut taken = 0;
+        loop {
+            let each = |_, result: &[u8]| {
+                assert!(result.iter().all(|byte| *byte == 7));
+                taken += result.len();
+                Ok(())
+            };
+            match source.run(&mut accel, room, &work, range, each) {
+                Ok(()) => break assert_eq!(taken, 1 << 20),
+                Err(SourceError::Accel(AccelError::Request(_)))
+                    if begun.elapsed() < Duration::from_secs(10) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
 }

@@ -225,3 +225,52 @@ impl Submitter {
         self.accel.run(work, input, room)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::time::Instant;
+
+    use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
+    use rackbus_qos::TenantId;
+
+    use super::*;
+    use crate::device::stoppable::Stoppable;
+
+    const COPY: MessageWork<'_> =
+        MessageWork { stages: &[(Operation::Copy, 0)], nonce: [0; 16], associated: 0 };
+
+    /// The completion of what was given up is not that of what is submitted next, in whichever queue.
+    #[test]
+    fn what_is_submitted_behind_a_request_that_was_given_up_ends_as_itself() {
+        for queue in [0, 1] {
+            let pool = EnginePool::new(PoolOptions::default());
+            let model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
+            let (device, stopped) = Stoppable::new(Box::new(model));
+            let options = AccelOptions { queues: 2, ..AccelOptions::default() };
+            let start = |options| Accel::start(Box::new(device), options);
+            let mut submitter = Submitter::start(options, 16, start).unwrap();
+            stopped.store(true, Ordering::Relaxed);
+            let late = submitter.run(&COPY, &[1; 32], 32);
+            assert!(matches!(late, Err(AccelError::Device(_))), "{late:?}");
+            let (input, output) = ([(0, 64)], [(64, 64)]);
+            let mut submit = |token| submitter.submit(queue, &COPY, (&input, &output), token);
+            let refused = submit(7);
+            assert!(matches!(refused, Err(AccelError::Request(_))), "{refused:?}");
+            stopped.store(false, Ordering::Relaxed);
+            let begun = Instant::now();
+            while let Err(error) = submit(8) {
+                let waits = matches!(error, AccelError::Request(_));
+                assert!(waits && begun.elapsed() < Duration::from_secs(10), "{error}");
+            }
+            submitter.data(0, 64).unwrap().copy_from(&[4; 64]);
+            submitter.ring(queue).unwrap();
+            let ended = submitter.wait_for(queue, Duration::from_secs(10)).unwrap().unwrap();
+            assert_eq!((ended.token, ended.status, ended.output), (8, Status::Success, 64));
+            let mut copy = [0; 64];
+            submitter.data(64, 64).unwrap().copy_to(&mut copy);
+            assert_eq!(copy, [4; 64]);
+            assert_eq!(submitter.run(&COPY, b"on", 2).unwrap(), b"on");
+        }
+    }
+}
