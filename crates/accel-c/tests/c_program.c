@@ -139,6 +139,10 @@ int main(int count, char **arguments)
 	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 4 << 20, 64 << 10, each, &drive) ==
 	      RACKBUS_ACCEL_OK);
 	CHECK(drive.offset == 4 << 20);
+	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 512, (size_t)-512, each, &drive) ==
+	      RACKBUS_ACCEL_INVALID);
+	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 512, (size_t)1 << 44, each, &drive) ==
+	      RACKBUS_ACCEL_INVALID);
 	drive.offset = 0;
 	drive.wanted = 3;
 	CHECK(rackbus_accel_run_drive(accel, &request, arguments[2], 0, 4 << 20, 64 << 10, each, &drive) ==

@@ -159,6 +159,11 @@ fn a_drive_at_a_socket_reads_ahead_of_the_accelerator() {
     drive.write(0, &content, false).unwrap();
     drop(drive);
     let mut accel = accel();
+    // Before any memory is taken for them.
+    for message in [0, accel.info().largest as usize + 512, 1 << 44, usize::MAX - 511] {
+        let refused = DriveSource::open(&mut accel, &socket, message).unwrap_err();
+        assert!(matches!(refused, SourceError::Request(_)), "{message}: {refused}");
+    }
     for (message, queues) in [(MESSAGE, 8), (1 << 20, 6)] {
         let mut source = DriveSource::open(&mut accel, &socket, message).unwrap();
         assert_eq!(source.drive().queues(), queues);

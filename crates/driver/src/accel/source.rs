@@ -35,6 +35,11 @@ const WAIT_LIMIT: Duration = Duration::from_secs(15);
 /// Set in the identifier of a descriptor that waits.
 const WAITS: u16 = 0x8000;
 
+/// Bytes that a message cannot have.
+const NO_MESSAGE: SourceError = SourceError::Request(
+    "a message is whole blocks, and no more than drive and accelerator take at once (1 MiB mostly)",
+);
+
 /// Why data did not come through.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
@@ -141,9 +146,13 @@ impl DriveSource {
         path: &Path,
         message: usize,
     ) -> Result<DriveSource, SourceError> {
-        let most = (MEMORY / message.max(1)).saturating_sub(READ).clamp(1, READS);
+        if message == 0 || message > accel.info().largest as usize {
+            return Err(NO_MESSAGE);
+        }
+        let most = (MEMORY / message).saturating_sub(READ).clamp(1, READS);
+        let data = message.checked_mul(most + READ).ok_or(NO_MESSAGE)?;
         // One read at a time in each queue: where its completion will be is known then.
-        let options = DriveOptions { depth: 1, data: (most + READ) * message };
+        let options = DriveOptions { depth: 1, data };
         let device = Box::new(connect(path, TIME_LIMIT)?);
         DriveSource::with_drive(accel, Drive::with_queues(device, options, most as u16)?, message)
     }
@@ -161,9 +170,7 @@ impl DriveSource {
         let info = drive.info();
         let most = info.max_transfer.min(accel.info().largest as usize);
         if message == 0 || !message.is_multiple_of(info.block_size as usize) || message > most {
-            return Err(SourceError::Request(
-                "a message is whole blocks, and no more than drive and accelerator take at once (1 MiB mostly)",
-            ));
+            return Err(NO_MESSAGE);
         }
         let slots = drive.queues() + READ;
         if drive.parts().0.depth() != 1 || drive.buffer(0, slots * message).is_none() {
