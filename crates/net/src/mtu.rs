@@ -6,7 +6,7 @@
 //! inside.
 
 use crate::ethernet::{EthernetHeader, IPV4, IPV6};
-use crate::offload::{GSO_ECN, GSO_NONE, GSO_UDP_L4, Offload};
+use crate::offload::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, Offload};
 
 /// Bytes of a frame that are enough to decide about it.
 pub const LOOK: usize = 22 + 1280;
@@ -15,6 +15,10 @@ pub const LOOK: usize = 22 + 1280;
 const IPV4_HEADER: usize = 20;
 /// Bytes of an IPv6 header.
 const IPV6_HEADER: usize = 40;
+/// Bytes of the header that makes an IPv6 packet a fragment.
+const FRAGMENT_HEADER: usize = 8;
+/// Bytes of a UDP header.
+const UDP_HEADER: usize = 8;
 /// Bytes of an ICMP error before the packet that it is about.
 const ICMP_HEADER: usize = 8;
 /// Bytes of an ICMPv4 error at most (RFC 1812, section 4.3.2.3), and of an ICMPv6 error (RFC 4443, section 2.4).
@@ -22,7 +26,10 @@ const MOST: [usize; 2] = [576, 1280];
 
 const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
+const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ICMPV6: u8 = 58;
+/// Headers of IPv6 before that of the transport: options for each hop, routing, options for the destination.
+const EXTENSIONS: [u8; 3] = [0, 43, 60];
 
 /// What becomes of a packet at a network with a smaller MTU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,14 +48,7 @@ pub fn fit(start: &[u8], length: usize, offload: &Offload, mtu: u16) -> Fit {
     let Some(header) = EthernetHeader::read(start) else { return Fit::Drop };
     let packet = &start[header.length..];
     let Some(bytes) = length.checked_sub(header.length) else { return Fit::Drop };
-    let largest = match offload.gso_type {
-        GSO_NONE => bytes,
-        _ => match transport(header.kind, packet, offload) {
-            Some(headers) => (headers + usize::from(offload.gso_size.get())).min(bytes),
-            None => bytes,
-        },
-    };
-    if largest <= usize::from(mtu) {
+    if longest_packet(header.kind, packet, bytes, offload) <= usize::from(mtu) {
         return Fit::Fits;
     }
     let answer = match header.kind {
@@ -69,20 +69,45 @@ pub fn fit(start: &[u8], length: usize, offload: &Offload, mtu: u16) -> Fit {
     }
 }
 
+/// Bytes of the longest packet on a wire of one of `bytes` bytes that begins with `packet`, behind an Ethernet header that
+/// says `kind`: of its longest piece where it is to be cut. What nobody can cut as its sender asks stays as long as it is.
+pub fn longest_packet(kind: u16, packet: &[u8], bytes: usize, offload: &Offload) -> usize {
+    if offload.gso_type == GSO_NONE {
+        return bytes;
+    }
+    match headers_of_pieces(kind, packet, offload) {
+        Some(headers) => (headers + usize::from(offload.gso_size.get())).min(bytes),
+        None => bytes,
+    }
+}
+
 /// Bytes of the network and transport headers that each piece of a cut packet has.
-fn transport(kind: u16, packet: &[u8], offload: &Offload) -> Option<usize> {
+fn headers_of_pieces(kind: u16, packet: &[u8], offload: &Offload) -> Option<usize> {
     let (network, protocol) = match kind {
         IPV4 => (usize::from(*packet.first()? & 0xf) * 4, *packet.get(9)?),
-        IPV6 => (IPV6_HEADER, *packet.get(6)?),
+        IPV6 => behind_extensions(packet)?,
         _ => return None,
     };
-    if offload.gso_type & !GSO_ECN == GSO_UDP_L4 {
-        return Some(network + 8);
-    }
-    match protocol {
-        PROTOCOL_TCP => Some(network + usize::from(*packet.get(network + 12)? >> 4) * 4),
+    match (offload.gso_type & !GSO_ECN, protocol) {
+        (GSO_TCPV4 | GSO_TCPV6, PROTOCOL_TCP) => {
+            Some(network + usize::from(*packet.get(network + 12)? >> 4) * 4)
+        }
+        (GSO_UDP_L4, PROTOCOL_UDP) => Some(network + UDP_HEADER),
+        // The first fragment has the header of UDP among its payload.
+        (GSO_UDP, PROTOCOL_UDP) if kind == IPV6 => Some(network + FRAGMENT_HEADER),
+        (GSO_UDP, PROTOCOL_UDP) => Some(network),
         _ => None,
     }
+}
+
+/// Where the transport header of an IPv6 packet is, behind those headers that each piece has as well, and its protocol.
+fn behind_extensions(packet: &[u8]) -> Option<(usize, u8)> {
+    let (mut at, mut next) = (IPV6_HEADER, *packet.get(6)?);
+    while EXTENSIONS.contains(&next) {
+        let units = usize::from(*packet.get(at + 1)?);
+        (next, at) = (*packet.get(at)?, at + 8 * (1 + units));
+    }
+    Some((at, next))
 }
 
 fn answer_v4(packet: &[u8], mtu: u16) -> Option<Vec<u8>> {
@@ -174,7 +199,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::offload::{GSO_TCPV4, GSO_TCPV6};
 
     const TO: [u8; 6] = [2, 0, 0, 0, 0, 9];
     const FROM: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -16,6 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::address::MacAddress;
 use crate::addressing::{Station, StationKind};
 use crate::learning::{AddressLimit, LearningTable};
+use crate::mtu::longest_packet;
 use crate::offload::{GSO_NONE, NEEDS_CSUM, Offload};
 use crate::port::{Cause, MAX_FRAME, MIN_FRAME};
 use crate::vlan::{FrameVlan, Rewrite, VlanMembership};
@@ -224,7 +225,7 @@ impl StationSwitch {
         now_ns: impl Fn() -> u64,
     ) -> Result<(FrameTarget, FrameVlan), Cause> {
         let header = Header::of(head).filter(|_| length <= MAX_FRAME).ok_or(Cause::Length)?;
-        self.check_size(offload, &header, length)?;
+        self.check_size(offload, &header, head, length)?;
         self.check_checksum(from, offload, &header, head)?;
         let vlan = self.members[from].vlans.classify(head, &self.named)?;
         self.check_source(from, vlan.id(), &header, head, &now_ns)?;
@@ -315,18 +316,23 @@ impl StationSwitch {
         Some(self.by_mac[place].1)
     }
 
-    fn check_size(&self, offload: &Offload, header: &Header, length: usize) -> Result<(), Cause> {
+    fn check_size(
+        &self,
+        offload: &Offload,
+        header: &Header,
+        head: &[u8],
+        length: usize,
+    ) -> Result<(), Cause> {
         if !offload.is_sound(length) {
             return Err(Cause::Offload);
         }
-        let packet = length.saturating_sub(header.network);
-        if offload.gso_type == GSO_NONE && packet > self.mtu {
-            return Err(Cause::Length);
+        let packet = head.get(header.network..).unwrap_or_default();
+        let bytes = length.saturating_sub(header.network);
+        match longest_packet(header.kind, packet, bytes, offload) <= self.mtu {
+            true => Ok(()),
+            false if offload.gso_type == GSO_NONE => Err(Cause::Length),
+            false => Err(Cause::Offload),
         }
-        if usize::from(offload.gso_size.get()) > self.mtu {
-            return Err(Cause::Offload);
-        }
-        Ok(())
     }
 
     /// A checksum that is still to be written must not change what is decided by: addresses, tags, and what functions say

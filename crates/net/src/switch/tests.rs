@@ -5,7 +5,7 @@ use rackbus_fabric::rack::Rack;
 
 use super::*;
 use crate::addressing::Stations;
-use crate::offload::{GSO_TCPV4, NEEDS_CSUM};
+use crate::offload::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, NEEDS_CSUM};
 
 const ALPHA: usize = 0;
 const BETA: usize = 1;
@@ -258,10 +258,55 @@ fn what_is_longer_than_the_network_takes_is_to_be_cut() {
         csum_offset: 16.into(),
         ..Offload::default()
     };
-    assert_eq!(decide(cut(1448), 65_000), Ok(()));
-    assert_eq!(decide(cut(1501), 65_000), Err(Cause::Offload));
     assert_eq!(decide(cut(1448), MAX_FRAME + 1), Err(Cause::Length));
     assert_eq!(decide(Offload { gso_type: 9, ..whole }, 64), Err(Cause::Offload));
+    // Nobody knows how to cut what is no segment.
+    assert_eq!(decide(cut(1448), 65_000), Err(Cause::Offload));
+    assert_eq!(decide(cut(1448), 1514), Ok(()));
+}
+
+/// Pieces have headers, too, of as many bytes as the sender's.
+#[test]
+fn what_is_to_be_cut_has_pieces_that_the_network_takes() {
+    let switch = switch();
+    let decide = |kind: u16, packet: &[u8], (gso_type, size): (u8, u16)| {
+        let frame = frame(mac(BETA), mac(ALPHA), kind, packet);
+        let offload = Offload { gso_type, gso_size: size.into(), ..Offload::default() };
+        let head = &frame[..frame.len().min(HEAD)];
+        switch.decide(ALPHA, &offload, head, 65_000, || 0).map(drop)
+    };
+    let v4 = |protocol: u8, transport: &[u8]| {
+        let mut packet = [ipv4(Ipv4Addr::UNSPECIFIED), transport.to_vec()].concat();
+        (packet[0], packet[9]) = (0x45, protocol);
+        packet
+    };
+    let own = eui64(mac(ALPHA));
+    let mut tcp = [0; 32];
+    tcp[12] = 8 << 4;
+    // A header of eight bytes with options for the destination, before that of TCP.
+    let mut options = [0; 40];
+    (options[0], options[20]) = (6, 8 << 4);
+    let cases = [
+        (IPV4, v4(6, &tcp), GSO_TCPV4, 20 + 32),
+        (IPV6, ipv6(6, own, &tcp), GSO_TCPV6, 40 + 32),
+        (IPV6, ipv6(DESTINATION, own, &options), GSO_TCPV6, 40 + 8 + 32),
+        (IPV4, v4(17, &[0; 8]), GSO_UDP_L4, 20 + 8),
+        (IPV6, ipv6(17, own, &[0; 8]), GSO_UDP_L4, 40 + 8),
+        // Fragments.
+        (IPV4, v4(17, &[0; 8]), GSO_UDP, 20),
+        (IPV6, ipv6(17, own, &[0; 8]), GSO_UDP, 40 + 8),
+    ];
+    for (kind, packet, gso_type, headers) in cases {
+        for gso_type in [gso_type, gso_type | GSO_ECN] {
+            assert_eq!(decide(kind, &packet, (gso_type, 1500 - headers)), Ok(()), "{gso_type}");
+            let large = decide(kind, &packet, (gso_type, 1501 - headers));
+            assert_eq!(large, Err(Cause::Offload), "{gso_type}");
+        }
+    }
+    for (protocol, gso_type) in [(1, GSO_TCPV4), (17, GSO_TCPV4), (1, GSO_UDP), (6, GSO_UDP_L4)] {
+        let whole = decide(IPV4, &v4(protocol, &tcp), (gso_type, 1000));
+        assert_eq!(whole, Err(Cause::Offload), "{protocol} is not cut as {gso_type}");
+    }
 }
 
 proptest! {
