@@ -76,6 +76,13 @@ pub(crate) fn note_replaced() {
     REPLACED_COUNT.fetch_add(1, Ordering::SeqCst);
 }
 
+/// Handles SIGBUS from now on, as from the first region on, and SIGSEGV if a region was ever frozen, before whoever took
+/// them since: for what changes the signals of the whole process, and must not take the guard's.
+pub fn catch_signals() {
+    signals::catch_truncation();
+    signals::catch_again();
+}
+
 fn note_truncated() {
     REPLACED_COUNT.fetch_add(1, Ordering::Relaxed);
 }

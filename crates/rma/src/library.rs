@@ -1,8 +1,11 @@
 //! libfabric itself, loaded at run time.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
+
+use rackbus_memory::guard;
 
 use crate::RmaError;
 use crate::abi::{FabricAttr, FidFabric, Info};
@@ -151,22 +154,148 @@ impl Library {
     }
 }
 
-/// Does `what`, and puts back what the process does about signals: providers take some for themselves, which this
-/// process needs (a fault in memory that a peer truncated is handled by `rackbus_memory::guard`).
+/// Does `what`, which loads a library, and puts back what that changed of what the process does about signals: providers
+/// take some for themselves, which this process needs (a fault in memory that a peer truncated is handled by
+/// [`rackbus_memory::guard`]). What other threads of the process changed meanwhile stays.
 fn keep_signals<T>(what: impl FnOnce() -> T) -> T {
-    let actions: Vec<_> = (1..=SIGNALS)
-        .filter_map(|signal| {
-            // SAFETY: an action of zeroes is one, and it is overwritten.
-            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-            // SAFETY: it asks and changes nothing.
-            let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
-            (asked == 0).then_some((signal, action))
-        })
-        .collect();
+    // Its handler is among those that are put back, also where memory is mapped for the first time meanwhile.
+    guard::catch_signals();
+    let before: Vec<_> =
+        (1..=SIGNALS).filter_map(|signal| Some((signal, action(signal, None)?))).collect();
+    let code = code();
     let result = what();
-    for (signal, action) in &actions {
-        // SAFETY: the action is the one that there was.
-        unsafe { libc::sigaction(*signal, action, null_mut()) };
+    for (signal, before) in &before {
+        put_back(*signal, before, &code);
     }
+    // A provider may have taken a signal that the guard took meanwhile.
+    guard::catch_signals();
     result
+}
+
+/// What is done about a signal, and `change` from now on.
+fn action(signal: c_int, change: Option<&libc::sigaction>) -> Option<libc::sigaction> {
+    // SAFETY: an action of zeroes is one, and it is overwritten.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let change = change.map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `change` is none, or one that there was.
+    (unsafe { libc::sigaction(signal, change, &raw mut action) } == 0).then_some(action)
+}
+
+/// Has `before` done about a signal again, unless that is so, or code of before handles it, which a thread of this process
+/// chose meanwhile.
+fn put_back(signal: c_int, before: &libc::sigaction, code: &[Range<usize>]) {
+    let stays = |now: &libc::sigaction| {
+        let same = (now.sa_sigaction, now.sa_flags) == (before.sa_sigaction, before.sa_flags);
+        same || code.iter().any(|range| range.contains(&now.sa_sigaction))
+    };
+    if action(signal, None).is_none_or(|now| stays(&now)) {
+        return;
+    }
+    // A thread may have come in between.
+    if let Some(now) = action(signal, Some(before)).filter(stays) {
+        action(signal, Some(&now));
+    }
+}
+
+/// Where the process has code; nothing where the system does not tell.
+fn code() -> Vec<Range<usize>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let range = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (from, to) = range.split_once('-').filter(|_| rest.get(2..3) == Some("x"))?;
+        Some(usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?)
+    };
+    maps.lines().filter_map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rackbus_memory::{Access, Region};
+    use rustix::fs::MemfdFlags;
+
+    use super::*;
+
+    /// Set in a process that does nothing else: what is known of signals is the whole process's.
+    const ALONE: &str = "RACKBUS_TEST_SIGNALS";
+
+    /// Who runs this test again, by itself.
+    fn runs_alone(test: &str) -> bool {
+        if std::env::var_os(ALONE).is_some() {
+            return true;
+        }
+        let ended = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(ALONE, "1")
+            .status();
+        assert!(ended.as_ref().is_ok_and(|it| it.success()), "{ended:?}");
+        false
+    }
+
+    fn set(signal: c_int, handler: usize) {
+        // SAFETY: an action of zeroes is one; the signals of these tests are never raised.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler;
+            assert_eq!(libc::sigaction(signal, &raw const action, null_mut()), 0);
+        }
+    }
+
+    fn handler_of(signal: c_int) -> usize {
+        // SAFETY: it asks and changes nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            assert_eq!(libc::sigaction(signal, std::ptr::null(), &raw mut action), 0);
+            action.sa_sigaction
+        }
+    }
+
+    extern "C" fn nothing(_: c_int) {}
+
+    #[test]
+    fn memory_that_is_mapped_while_the_library_is_loaded_is_guarded() {
+        if !runs_alone(
+            "library::tests::memory_that_is_mapped_while_the_library_is_loaded_is_guarded",
+        ) {
+            return;
+        }
+        let file = rustix::fs::memfd_create("first", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        let region = keep_signals(|| {
+            let map = || Region::map(file.as_fd(), 0, 4096, Access::READ | Access::WRITE).unwrap();
+            let region = std::thread::scope(|scope| scope.spawn(map).join().unwrap());
+            // A provider takes the signal after that.
+            set(libc::SIGBUS, 0x1000);
+            region
+        });
+        rustix::fs::ftruncate(&file, 0).unwrap();
+        region.whole().copy_from(&[1; 4096]);
+        assert!(region.truncated());
+    }
+
+    #[test]
+    fn what_the_library_changed_is_put_back_and_what_the_program_did_meanwhile_stays() {
+        if !runs_alone(
+            "library::tests::what_the_library_changed_is_put_back_and_what_the_program_did_meanwhile_stays",
+        ) {
+            return;
+        }
+        set(libc::SIGUSR1, nothing as *const () as usize);
+        keep_signals(|| {
+            // Where no code is that was there before, as that of a library that is loaded now.
+            for signal in [libc::SIGUSR1, libc::SIGTERM] {
+                set(signal, 0x1000);
+            }
+            set(libc::SIGINT, libc::SIG_IGN);
+            let other = std::thread::spawn(|| {
+                set(libc::SIGUSR2, nothing as *const () as usize);
+            });
+            other.join().unwrap();
+        });
+        assert_eq!(handler_of(libc::SIGUSR1), nothing as *const () as usize);
+        assert_eq!(handler_of(libc::SIGTERM), libc::SIG_DFL);
+        assert_eq!(handler_of(libc::SIGINT), libc::SIG_DFL);
+        assert_eq!(handler_of(libc::SIGUSR2), nothing as *const () as usize);
+    }
 }

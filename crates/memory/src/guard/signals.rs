@@ -54,12 +54,24 @@ pub(super) fn catch_truncation() {
     INSTALL.call_once(|| install(libc::SIGBUS, &BUS));
 }
 
+/// Who looks whether the guard's handlers are there: one at a time.
+static CHECK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 /// Sees to it that SIGSEGV is handled, whatever the program has installed meanwhile.
 pub(super) fn catch_writes() {
-    static CHECK: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = CHECK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     FREEZER.store(std::process::id(), Ordering::Relaxed);
     install(libc::SIGSEGV, &SEGV);
+}
+
+/// The same of each signal that was handled before.
+pub(super) fn catch_again() {
+    let _one = CHECK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for (signal, chain) in [(libc::SIGBUS, &BUS), (libc::SIGSEGV, &SEGV)] {
+        if !chain.first.load(Ordering::Acquire).is_null() {
+            install(signal, chain);
+        }
+    }
 }
 
 /// Writers that are about to be handled may try again.
