@@ -19,6 +19,7 @@
 //! hold as much as the segment's size of it, and no more.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Bytes of the pieces that memory is compared in.
 pub const PAGE: usize = 4096;
@@ -169,6 +170,9 @@ impl Shadow {
             let (now, later) = rest.split_at(rest.len().min(PAGE - within));
             let page = self.0.entry(offset / PAGE as u64).or_insert_with(|| Box::new(ZEROES));
             page[within..within + now.len()].copy_from_slice(now);
+            if now.iter().all(|byte| *byte == 0) && **page == ZEROES {
+                self.0.remove(&(offset / PAGE as u64));
+            }
             (offset, rest) = (offset + now.len() as u64, later);
         }
     }
@@ -233,6 +237,11 @@ impl ConnectionWindow {
     /// What the other side has of a page, or will have: whole pages, beyond the end of the memory zeroes.
     pub fn known(&self, page: u64) -> &[u8; PAGE] {
         self.shadow.page(page)
+    }
+
+    /// The pages among `pages` of which the other side has something else than zeroes, or will have.
+    pub fn known_pages(&self, pages: Range<u64>) -> impl Iterator<Item = u64> {
+        self.shadow.0.range(pages).map(|(page, _)| *page)
     }
 
     /// Takes a snapshot of the pages that differ (`pages`, by their numbers, in rising order), of which the last
@@ -416,6 +425,8 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(&replica, &memory);
+                let used = pages(&memory).into_iter().filter(|(_, bytes)| bytes.iter().any(|it| *it != 0));
+                prop_assert!(here.known_pages(0..u64::MAX).eq(used.map(|(page, _)| page)));
                 here.applied(batch.number()).unwrap();
             }
         }

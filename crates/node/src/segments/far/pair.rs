@@ -10,6 +10,7 @@
 //! effect in one with it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,25 +58,45 @@ type Pages = BTreeMap<u64, Box<[u8; PAGE]>>;
 impl State {
     /// Reads once, and notes what is another than was noted, or is known of the other side; whether anything was.
     fn differing(&self, object: &Object, pages: &mut Pages) -> bool {
-        let mut differs = false;
+        let (mut differs, mut next) = (false, 0);
         let Ok(region) = object.region() else { return false };
         let memory = region.whole();
         let mut now = [0; PAGE];
         let size = self.window.size();
         sparse::each_data(object.fd().as_fd(), size, |from, to| {
-            for page in from / PAGE as u64..to.div_ceil(PAGE as u64) {
+            let (first, end) = (from / PAGE as u64, to.div_ceil(PAGE as u64));
+            differs |= self.emptied(next..first, pages);
+            next = end;
+            for page in first..end {
                 let at = page * PAGE as u64;
                 let length = (size - at).min(PAGE as u64) as usize;
                 let Some(part) = memory.part(at as usize, length) else { return };
                 part.copy_to(&mut now[..length]);
                 now[length..].fill(0);
-                let before = pages.get(&page).map_or(self.window.known(page), |noted| noted);
-                if *before != now {
-                    pages.insert(page, Box::new(now));
-                    differs = true;
-                }
+                differs |= self.note(page, &now, pages);
             }
         });
+        differs | self.emptied(next..size.div_ceil(PAGE as u64), pages)
+    }
+
+    /// Notes those of `holes`, pages that the file does not have (any more), that were noted or are known to be something
+    /// else than zeroes; whether there are any. They are not read: that would make the file have them again.
+    fn emptied(&self, holes: Range<u64>, pages: &mut Pages) -> bool {
+        if holes.is_empty() {
+            return false;
+        }
+        let noted = pages.range(holes.clone()).map(|(page, _)| *page);
+        let found: Vec<u64> = self.window.known_pages(holes).chain(noted).collect();
+        found.into_iter().fold(false, |differs, page| self.note(page, &[0; PAGE], pages) | differs)
+    }
+
+    /// Notes what a page has, unless that was noted or is known of the other side; whether it did.
+    fn note(&self, page: u64, now: &[u8; PAGE], pages: &mut Pages) -> bool {
+        let before = pages.get(&page).map_or(self.window.known(page), |noted| noted);
+        let differs = before != now;
+        if differs {
+            pages.insert(page, Box::new(*now));
+        }
         differs
     }
 
@@ -254,5 +275,72 @@ impl CommonMemory {
     /// [`Violation`].
     pub fn applied(&self, batch: u64) -> Result<(), Violation> {
         self.lock().window.applied(batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_segment::Objects;
+
+    use super::super::super::objects::ObjectStore;
+    use super::*;
+
+    /// Sends what differs, which takes effect at once: where each store is, and its bytes.
+    fn send(pair: &Arc<CommonMemory>) -> Vec<(u64, Vec<u8>)> {
+        let (batches, all) = collect(std::slice::from_ref(pair));
+        assert!(all, "something is left");
+        let mut sent = Vec::new();
+        for (_, batch) in &batches {
+            pair.applied(batch.number()).unwrap();
+            sent.extend(batch.stores().iter().map(|(offset, bytes)| (offset, bytes.to_vec())));
+        }
+        sent
+    }
+
+    #[test]
+    fn a_page_that_is_taken_away_after_it_was_sent_is_sent_as_zeroes() {
+        const PAGES: usize = 6;
+        let size = (PAGES * PAGE) as u64;
+        let mut store = ObjectStore::default();
+        let id = store.memory(size).unwrap();
+        let object = store.get(id).unwrap().clone();
+        let memory = object.region().unwrap();
+        let pair = CommonMemory::new(object.clone(), ConnectionSide::Home, size, true);
+        let places = |pages: &[usize], value: u8| -> Vec<(u64, Vec<u8>)> {
+            pages.iter().map(|page| ((page * PAGE + 8) as u64, vec![value; 4])).collect()
+        };
+        assert_eq!(send(&pair), [], "a home tells all at first, and there is nothing");
+        for gone in [&[0, 5][..], &[0, 2, 5]] {
+            for page in [0, 2, 5] {
+                memory.whole().part(page * PAGE + 8, 4).unwrap().copy_from(&[7; 4]);
+            }
+            send(&pair);
+            for page in gone {
+                sparse::empty(&**object.fd(), (page * PAGE) as u64, PAGE as u64).unwrap();
+            }
+            assert_eq!(send(&pair), places(gone, 0));
+            assert_eq!(send(&pair), []);
+        }
+        for page in [0, 2, 5] {
+            memory.whole().part(page * PAGE + 8, 4).unwrap().copy_from(&[7; 4]);
+        }
+        assert_eq!(send(&pair), places(&[0, 2, 5], 7));
+    }
+
+    /// Pages that were noted in one turn, and are taken away before the next.
+    #[test]
+    fn a_page_that_is_taken_away_while_a_snapshot_is_taken_is_noted_as_zeroes() {
+        let size = 3 * PAGE as u64;
+        let mut store = ObjectStore::default();
+        let id = store.memory(size).unwrap();
+        let object = store.get(id).unwrap().clone();
+        object.region().unwrap().whole().part(PAGE, 4).unwrap().copy_from(&[7; 4]);
+        let pair = CommonMemory::new(object.clone(), ConnectionSide::Home, size, true);
+        let (state, mut pages) = (pair.lock(), Pages::new());
+        assert!(state.differing(&object, &mut pages) && pages[&1][0] == 7);
+        sparse::empty(&**object.fd(), 0, size).unwrap();
+        assert!(state.differing(&object, &mut pages), "it is as it was noted");
+        assert_eq!(*pages[&1], [0; PAGE]);
+        assert!(!state.differing(&object, &mut pages));
     }
 }
