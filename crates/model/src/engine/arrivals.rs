@@ -172,7 +172,9 @@ impl World {
             [] => (flow.bytes, self.bytes_of(flow.script)),
             jobs => {
                 let both = jobs.iter().map(|job| (job.bytes, self.bytes_of(job.script)));
-                both.fold((0, 0), |all, job| (all.0 + job.0, all.1 + job.1))
+                both.fold((0, 0), |all: (u64, u64), job| {
+                    (all.0.saturating_add(job.0), all.1.saturating_add(job.1))
+                })
             }
         };
         let stats = FlowStats { of_job, ..FlowStats::default() };
@@ -284,10 +286,17 @@ impl World {
         }
     }
 
+    /// Whether so many more jobs may be under way. If not, none of them begins, and the run ends.
+    pub(super) fn has_room(&mut self, count: u64) -> bool {
+        let left = self.most_jobs.saturating_sub(self.jobs.used());
+        let has = count <= left as u64;
+        self.crowded |= !has;
+        has
+    }
+
     /// Starts a flow's next job; `later`, with an event of its own.
     fn start(&mut self, flow: u32, later: bool) {
-        if self.jobs.used() >= self.most_jobs {
-            self.crowded = true;
+        if !self.has_room(1) {
             return;
         }
         let source = &mut self.flows[flow as usize];

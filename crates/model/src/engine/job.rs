@@ -178,16 +178,18 @@ impl World {
         self.share(Time::from_ps(taken / u64::from(here.units.max(1))))
     }
 
-    /// Bytes that the steps of a script move.
+    /// Bytes that the steps of a script move; where a number has no room for more, that many.
     pub(super) fn bytes_of(&self, script: ScriptId) -> u64 {
         let of = |step: &Step| match step {
             Step::Write { bytes, .. } | Step::Read { bytes, .. } => *bytes,
-            Step::Copy { bytes, .. } => 2 * bytes,
-            Step::Each(script, count, _) => count * self.bytes_of(*script),
-            Step::All(first, count) => first.following(*count).map(|of| self.bytes_of(of)).sum(),
+            Step::Copy { bytes, .. } => bytes.saturating_mul(2),
+            Step::Each(script, count, _) => count.saturating_mul(self.bytes_of(*script)),
+            Step::All(first, count) => {
+                first.following(*count).map(|of| self.bytes_of(of)).fold(0, u64::saturating_add)
+            }
             _ => 0,
         };
-        self.scripts[script.index()].iter().map(of).sum()
+        self.scripts[script.index()].iter().map(of).fold(0, u64::saturating_add)
     }
 
     /// The steps of a flow's jobs.
@@ -327,6 +329,8 @@ impl World {
                 self.begin_copy(stream, (from, to), addresses, bytes, (flow, job, until));
                 !waits
             }
+            Step::Each(_, count, _) if !self.has_room(count) => false,
+            Step::All(_, count) if !self.has_room(count.into()) => false,
             Step::Each(script, count, stride) => {
                 self.jobs[id].children = count as u32;
                 (0..count).for_each(|nth| self.child(id, script, base + nth * stride));
@@ -413,5 +417,60 @@ impl World {
             // Jobs that take no time must not follow each other without end.
             self.follow(job.flow, job.started == now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{JobFlow, Stuck};
+    use super::*;
+
+    fn run(world: &mut World, script: ScriptId) -> Result<(), Stuck> {
+        world.add_flow(JobFlow { count: 1, ..JobFlow::new(script, Arrivals::Depth(1), 64) });
+        world.run(Time::MAX, 1_000_000)
+    }
+
+    /// None of them is made where there would be too many.
+    #[test]
+    fn jobs_that_others_wait_for_are_refused_before_there_are_too_many() {
+        for (outer, inner, fits) in [(9, 10, true), (9, 11, false), (99, 1, false), (100, 0, false)]
+        {
+            for listed in [false, true] {
+                let mut world = World::new(1);
+                world.most_jobs = 100;
+                let wait = vec![Step::Wait(Time::from_ns(1))];
+                let first = world.add_script(wait.clone());
+                for _ in 1..inner {
+                    world.add_script(wait.clone());
+                }
+                let step = match listed {
+                    true => Step::All(first, inner),
+                    false => Step::Each(first, inner.into(), 0),
+                };
+                let wide = world.add_script(vec![step]);
+                let all = world.add_script(vec![Step::Each(wide, outer, 0)]);
+                let end = run(&mut world, all);
+                let refused = matches!(end, Err(Stuck::Crowd { jobs: ..=100, .. }));
+                assert!(if fits { end.is_ok() } else { refused }, "{outer} of {inner}: {end:?}");
+                assert!(world.jobs.items.len() <= 100);
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_of_jobs_and_bytes_beyond_all_bounds_are_refused_as_too_many() {
+        let (stream, route, until) = (StreamId(0), RouteId(0), Until::Landed);
+        let bytes = u64::MAX / 2;
+        let mut world = World::new(1);
+        world.most_jobs = 100;
+        let write = Step::Write { stream, route, address: 0, bytes, until };
+        let mut inner = world.add_script(vec![write; 3]);
+        for _ in 0..4 {
+            inner = world.add_script(vec![Step::Each(inner, 1 << 20, 0); 2]);
+        }
+        let (from, to) = (route, route);
+        let copy = Step::Copy { stream, from, source: 0, to, target: 0, bytes, until };
+        let all = world.add_script(vec![Step::All(inner, 1), Step::Each(inner, 1, 0), copy]);
+        assert!(matches!(run(&mut world, all), Err(Stuck::Crowd { .. })));
     }
 }

@@ -202,7 +202,7 @@ pub struct World {
     /// trace.
     numbers: Vec<(u64, u64)>,
     made: u64,
-    /// Jobs of flows under way at a time, at most, as each takes memory; and whether more were to begin.
+    /// Jobs under way at a time, at most, as each takes memory; and whether more were to begin.
     most_jobs: usize,
     crowded: bool,
 }
