@@ -7,6 +7,7 @@
 
 #include <linux/blkdev.h>
 #include <linux/dma-map-ops.h>
+#include <linux/file.h>
 #include <linux/msi.h>
 #include <linux/pci.h>
 #include <linux/version.h>
@@ -57,7 +58,8 @@ static inline rackbus_claim rackbus_claim_get(dev_t number, void *holder)
 static inline void rackbus_claim_put(rackbus_claim claim, void *holder)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
-	bdev_fput(claim);
+	/* bdev_fput() leaves it open until this task is back in user mode. */
+	__fput_sync(claim);
 #elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
 	bdev_release(claim);
 #elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)

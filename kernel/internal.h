@@ -173,7 +173,7 @@ int rackbus_status(struct rackbus_status *status);
 /* users.c */
 int rackbus_look_at_disks(struct rackbus_function *fn, struct list_head *disks);
 int rackbus_claim_disks(struct list_head *disks);
-void rackbus_release_disks(struct list_head *disks);
+void rackbus_release_disks(struct list_head *disks, bool all);
 
 /* bus.c */
 extern struct notifier_block rackbus_bus_notifier;

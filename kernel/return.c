@@ -65,7 +65,7 @@ static int begin_when_unused(struct rackbus_function *fn,
 		ret = begin_unused(fn, disks);
 		if (ret != -EBUSY)
 			return ret;
-		rackbus_release_disks(disks);
+		rackbus_release_disks(disks, true);
 		if (time_after(jiffies, until))
 			return -EBUSY;
 		if (msleep_interruptible(LOOK_MS))
@@ -102,9 +102,10 @@ static int give_back(struct rackbus_function *fn, bool force,
 		begin_return(fn);
 	else
 		ret = begin_when_unused(fn, &disks, until);
+	rackbus_release_disks(&disks, false);
 	if (!ret)
 		ret = wait_until_away(fn, until);
-	rackbus_release_disks(&disks);
+	rackbus_release_disks(&disks, true);
 	if (!ret)
 		forget(fn);
 	return ret;

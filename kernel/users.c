@@ -20,6 +20,7 @@ struct rackbus_disk {
 	struct list_head entry;
 	dev_t number;
 	bool asked;			/* has been tried to be had exclusively */
+	bool goes;			/* the last look found that it goes */
 	rackbus_claim claim;		/* NULL: it is not */
 };
 
@@ -111,12 +112,15 @@ static int look_at_disk(struct look *look, struct gendisk *gendisk)
 
 	if (disk_openers(gendisk) > own)
 		look->open = true;
-	if (disk)
+	if (disk) {
+		disk->goes = true;
 		return 0;
+	}
 	disk = kzalloc(sizeof(*disk), GFP_KERNEL);
 	if (!disk)
 		return -ENOMEM;
 	disk->number = number;
+	disk->goes = true;
 	list_add_tail(&disk->entry, look->disks);
 	look->error = -EAGAIN;
 	return 0;
@@ -160,8 +164,12 @@ int rackbus_look_at_disks(struct rackbus_function *fn, struct list_head *disks)
 {
 	struct look look = { .fn = fn, .disks = disks };
 	struct pci_dev *pdev = rackbus_device(fn);
-	int ret = pdev ? look_below(&pdev->dev, &look) : 0;
+	struct rackbus_disk *disk;
+	int ret;
 
+	list_for_each_entry(disk, disks, entry)
+		disk->goes = false;
+	ret = pdev ? look_below(&pdev->dev, &look) : 0;
 	pci_dev_put(pdev);
 	if (ret)
 		return ret;
@@ -191,12 +199,17 @@ int rackbus_claim_disks(struct list_head *disks)
 	return 0;
 }
 
-/* Empties the list. */
-void rackbus_release_disks(struct list_head *disks)
+/*
+ * Takes disks out of the list: all, or those that have another way by now and
+ * stay.
+ */
+void rackbus_release_disks(struct list_head *disks, bool all)
 {
 	struct rackbus_disk *disk, *next;
 
 	list_for_each_entry_safe(disk, next, disks, entry) {
+		if (disk->goes && !all)
+			continue;
 		if (disk->claim)
 			rackbus_claim_put(disk->claim, disk);
 		list_del(&disk->entry);

@@ -9,7 +9,6 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::RwLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_control::ControlClient;
 use rackbus_control::api::{
@@ -18,7 +17,7 @@ use rackbus_control::api::{
 use rackbus_identity::{CertificateAuthority, Subject};
 use rackbus_lease::{Message, TurnUse};
 use rackbus_link::tcp::TcpLink;
-use rackbus_link::{Connect, Hello, Purpose, VERSIONS};
+use rackbus_link::{Connect, Hello, LinkError, Purpose, VERSIONS};
 use rackbus_seeds::Random;
 use serde_json::Value;
 use support::load::Load;
@@ -140,9 +139,15 @@ async fn against_the_control_plane(client: &ControlClient, mut inventor: Invento
     }
 }
 
-/// It connects to nodes as itself, for what others have, and says nothing further to those that let it in.
-fn against_a_node(link: &TcpLink, address: &str, to: &str, mut inventor: Inventor) -> usize {
-    let mut admitted = Vec::new();
+/// It connects to nodes as itself, for what others have, and says nothing further to those that let it in. How many times it
+/// was let in for a lease, and how many times it was answered at all.
+fn against_a_node(
+    link: &TcpLink,
+    address: &str,
+    to: &str,
+    mut inventor: Inventor,
+) -> (usize, usize) {
+    let (mut admitted, mut heard) = (Vec::new(), 0);
     for _ in 0..ROUNDS / 4 {
         let (device, lease) = (inventor.device(), inventor.number(inventor.lease));
         let epoch = inventor.number(inventor.epoch);
@@ -160,10 +165,11 @@ fn against_a_node(link: &TcpLink, address: &str, to: &str, mut inventor: Invento
         let hello = Hello { versions: VERSIONS, rack, from, to, service };
         match link.connect(address, &hello) {
             Ok(conversation) if is_of_a_lease => admitted.push(conversation),
-            _ => {}
+            Ok(_) | Err(LinkError::Refused { .. }) => heard += 1,
+            Err(_) => {}
         }
     }
-    admitted.len()
+    (admitted.len(), heard)
 }
 
 fn resident(pid: u32) -> u64 {
@@ -197,25 +203,26 @@ fn a_rogue_node_harms_no_lease_of_others_in_a_whole_rack() {
     let listen = format!("127.0.0.1:{}", free_port());
     let link = TcpLink::new("lab", &listen, &listen, Arc::new(RwLock::new(stolen)));
     let targets = ["alpha", "beta"].map(|host| (host, address_of(&rack, host)));
-    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let nodes = targets.each_ref().map(|(host, address)| {
             let (link, inventor) = (&link, inventor(2));
             scope.spawn(move || against_a_node(link, address, host, inventor))
         });
-        scope.spawn(|| {
+        let control = scope.spawn(|| {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(against_the_control_plane(&client, inventor(1)));
-            done.store(true, Ordering::Relaxed);
         });
         // Meanwhile the others lend and return.
-        while !done.load(Ordering::Relaxed) {
+        while !control.is_finished() {
             let other = beta.borrow("alpha/nvme1", "beta");
             load.progress(1, || alpha.log());
             beta.json(&["return", &other.lease.to_string()]);
         }
+        control.join().unwrap();
         for node in nodes {
-            assert_eq!(node.join().unwrap(), 0, "somebody who has no lease was let in");
+            let (admitted, heard) = node.join().unwrap();
+            assert_eq!(admitted, 0, "somebody who has no lease was let in");
+            assert!(heard > 0, "the node was not reached");
         }
     });
     load.progress(20, || alpha.log());

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rackbus_control::api::{
-    BorrowRequest, DeviceReport, DeviceState, EventKind, EventRecord, HostState, Isolation, Lease,
-    LeaseStage, NodeMessages, NodeReport, Placement,
+    BorrowRequest, Change, DeviceReport, DeviceState, EventKind, EventRecord, HostState, Isolation,
+    Lease, LeaseStage, NodeMessages, NodeReport, Placement,
 };
 use rackbus_control::client::JsonLines;
 use rackbus_control::compositions::CompositionSpec;
@@ -334,8 +334,29 @@ async fn a_node_is_up_when_it_has_registered_since_it_listens() {
     drop(first);
     let _second = control.client.listen("alpha", 0).await.unwrap();
     assert_eq!(shown().await, (HostState::Down, DeviceState::Unreachable));
+    // A life that is over does not count.
+    let stale = Message::Register {
+        incarnation: 0,
+        devices: Default::default(),
+        newest_lease: 0,
+        address: "alpha".to_owned(),
+    };
+    control.say("alpha", vec![stale]).await.unwrap();
+    assert_eq!(shown().await, (HostState::Down, DeviceState::Unreachable));
+    let mut changes = control.client.changes().await.unwrap();
     control.say("alpha", vec![register("alpha", true)]).await.unwrap();
     assert_eq!(shown().await, (HostState::Up, DeviceState::Offered));
+    // Who follows what changes is told the same.
+    let told = async {
+        loop {
+            if let Change::Device(device) = changes.next().await.unwrap()
+                && device.function == "alpha/nvme0"
+            {
+                return device.state;
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(PATIENCE, told).await.unwrap(), DeviceState::Offered);
 }
 
 /// An older node takes the lease and ignores the VM: it would be said that the function is plugged in.

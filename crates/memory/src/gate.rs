@@ -176,7 +176,8 @@ mod tests {
                 done.send(()).unwrap();
             }
         });
-        assert_eq!(gate.close(Duration::from_millis(1)).unwrap_err(), NotClosed::Busy(1));
+        // Long enough for the other one to rest.
+        assert_eq!(gate.close(Duration::from_secs(1)).unwrap_err(), NotClosed::Busy(1));
         ended.recv_timeout(LONG).expect("it was opened again");
         resting.join().unwrap();
         drop(busy);

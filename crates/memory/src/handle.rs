@@ -54,20 +54,15 @@ impl MemoryHandle {
     ///
     /// # Errors
     /// As [`new`](MemoryHandle::new).
-    pub fn of_bar(
-        file: impl Into<OwnedFd>,
-        offset: u64,
-        place: &BarPlace,
-    ) -> io::Result<MemoryHandle> {
-        let file = file.into();
+    pub fn of_bar(file: Arc<OwnedFd>, offset: u64, place: &BarPlace) -> io::Result<MemoryHandle> {
         if !is_of_vfio(file.as_fd())? {
-            return MemoryHandle::new(file, offset);
+            return MemoryHandle::shared(file, offset);
         }
         let mut number = DefaultHasher::new();
         place.function.hash(&mut number);
         // As above, and not among the numbers of devices that this process holds.
         let object = ObjectKey(u64::MAX - 1, number.finish());
-        Ok(MemoryHandle { file: Arc::new(file), object, offset, device: true })
+        Ok(MemoryHandle { file, object, offset, device: true })
     }
 
     /// Whether it is the memory of a device.
@@ -136,7 +131,7 @@ mod tests {
         let event = crate::Event::new().unwrap();
         let event = event.as_fd().try_clone_to_owned().unwrap();
         for file in [OwnedFd::from(named), memory.unwrap(), event] {
-            let handle = MemoryHandle::of_bar(file, 0, &place).unwrap();
+            let handle = MemoryHandle::of_bar(Arc::new(file), 0, &place).unwrap();
             assert!(!handle.is_of_device());
         }
     }

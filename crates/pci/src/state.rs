@@ -373,9 +373,24 @@ impl Descriptors {
 
     /// The memory in the file of this number, from `offset` on.
     pub fn memory(&self, number: u32, offset: u64) -> Result<MemoryHandle, RestoreError> {
+        let memory = MemoryHandle::shared(self.file(number)?, offset);
+        memory.map_err(|cause| unreadable(number, &cause))
+    }
+
+    /// The same, of what is behind a BAR: a device's file is such a one again.
+    pub fn bar(
+        &self,
+        number: u32,
+        offset: u64,
+        place: &BarPlace,
+    ) -> Result<MemoryHandle, RestoreError> {
+        let memory = MemoryHandle::of_bar(self.file(number)?, offset, place);
+        memory.map_err(|cause| unreadable(number, &cause))
+    }
+
+    fn file(&self, number: u32) -> Result<Arc<OwnedFd>, RestoreError> {
         let file = self.0.get(number as usize).and_then(Option::as_ref);
-        let memory = MemoryHandle::shared(file.ok_or_else(|| missing(number))?.clone(), offset);
-        memory.map_err(|cause| RestoreError::Invalid(format!("descriptor {number}: {cause}")))
+        Ok(file.ok_or_else(|| missing(number))?.clone())
     }
 
     /// The one with this number, to keep. It is not a memory file's.
@@ -383,6 +398,10 @@ impl Descriptors {
         let taken = self.0.get_mut(number as usize).and_then(Option::take);
         taken.and_then(Arc::into_inner).ok_or_else(|| missing(number))
     }
+}
+
+fn unreadable(number: u32, cause: &std::io::Error) -> RestoreError {
+    RestoreError::Invalid(format!("descriptor {number}: {cause}"))
 }
 
 fn missing(number: u32) -> RestoreError {

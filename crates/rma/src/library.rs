@@ -282,6 +282,10 @@ mod tests {
             return;
         }
         set(libc::SIGUSR1, nothing as *const () as usize);
+        // Whoever started this process may have it ignore them.
+        for signal in [libc::SIGTERM, libc::SIGINT] {
+            set(signal, libc::SIG_DFL);
+        }
         keep_signals(|| {
             // Where no code is that was there before, as that of a library that is loaded now.
             for signal in [libc::SIGUSR1, libc::SIGTERM] {

@@ -1,6 +1,8 @@
 //! Memory that is plugged into a VM while it runs, and unplugged again: a DIMM each, as shared with lenders as what the VM
 //! has from the start. QEMU tells the borrowed functions of it, so they reach it as soon as the guest uses it.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -26,6 +28,14 @@ impl Vm {
     /// When QEMU does not answer.
     pub fn plugged_memory(&self) -> Result<Vec<PluggedMemory>> {
         plugged(&mut self.record().qmp()?)
+    }
+
+    /// The same, where its QEMU is not waited for longer than `limit`.
+    ///
+    /// # Errors
+    /// When it does not answer until then.
+    pub fn plugged_memory_within(&self, limit: Duration) -> Result<Vec<PluggedMemory>> {
+        plugged(&mut self.record().qmp_within(limit)?)
     }
 
     /// Plugs in memory. Its guest finds it some milliseconds later, and uses it when it is set online there.

@@ -57,7 +57,8 @@ impl Qmp {
         Self::connect_within(socket, ANSWER)
     }
 
-    fn connect_within(socket: &Path, limit: Duration) -> Result<Self> {
+    /// The same, where nothing takes longer than `limit`.
+    pub(crate) fn connect_within(socket: &Path, limit: Duration) -> Result<Self> {
         let stream = dial(socket, limit).map_err(io("connect to QEMU at", socket))?;
         let (stream, partial, events) = (BufReader::new(stream), Vec::new(), VecDeque::new());
         let mut qmp = Self { stream, partial, events, limit };

@@ -175,6 +175,11 @@ impl VmRecord {
     pub fn qmp(&self) -> Result<Qmp> {
         Qmp::connect(&self.dir.join("qmp.sock"))
     }
+
+    /// The same, where its QEMU is not waited for longer than `limit`.
+    pub(crate) fn qmp_within(&self, limit: Duration) -> Result<Qmp> {
+        Qmp::connect_within(&self.dir.join("qmp.sock"), limit)
+    }
 }
 
 /// When a process began, in the kernel's ticks since it started; `None` when there is none.

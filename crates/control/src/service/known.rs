@@ -223,11 +223,10 @@ impl Known {
         receiver
     }
 
-    /// The node of a host has registered.
-    pub fn registered(&mut self, host: &str) {
-        if let Some(node) = self.nodes.get_mut(host) {
-            node.registered = true;
-        }
+    /// The node of a host has registered, and that was taken. Whether it had not before, since it listens.
+    pub fn registered(&mut self, host: &str) -> bool {
+        let node = self.nodes.get_mut(host);
+        node.is_some_and(|node| !std::mem::replace(&mut node.registered, true))
     }
 
     /// What the node of a function's host says of it, while it is there.

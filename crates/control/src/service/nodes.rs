@@ -69,12 +69,7 @@ impl Service {
 impl WriterShared {
     /// A host was heard at `now`.
     pub(super) fn heard(&self, host: &str, now: u64, registers: bool) {
-        let mut known = self.known();
-        known.heard.insert(host.to_owned(), now);
-        if registers {
-            known.registered(host);
-        }
-        drop(known);
+        self.known().heard.insert(host.to_owned(), now);
         if registers {
             self.tell_host(host);
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use prometheus_client::metrics::histogram::Histogram;
 use rackbus_identity::Revocations;
-use rackbus_lease::{Decision, Record, WaitingQueue};
+use rackbus_lease::{Decision, Message, Record, WaitingQueue};
 use tokio::sync::{broadcast, watch};
 
 use super::clock::WallClock;
@@ -92,8 +92,15 @@ impl WriterShared {
         if let Some(inventory) = inventory {
             self.set_inventory(inventory);
         }
+        // Before anybody is told of what it has: that is of the life that registered.
+        let registered = messages.iter().filter_map(|(host, message)| {
+            let registered = matches!(message, Message::Registered { .. });
+            (registered && known.registered(host)).then(|| host.clone())
+        });
+        let came_up: Vec<String> = registered.collect();
         known.say(messages);
         records.iter().for_each(|record| self.announce(&known, record));
+        came_up.iter().for_each(|host| self.announce_devices(&known, host));
         drop(known);
         self.steps.send_modify(|step| *step = step.wrapping_add(1));
         // Last: nobody waits for the lines of the log.
@@ -115,6 +122,14 @@ impl WriterShared {
         if let Some(change) = change {
             // Nobody listening is no failure.
             let _ = self.changes.send(change);
+        }
+    }
+
+    /// All that a host has is another thing than before.
+    fn announce_devices(&self, known: &Known, host: &str) {
+        let inventory = self.inventory();
+        for device in inventory.devices.iter().filter(|device| device.function.host == host) {
+            let _ = self.changes.send(Change::Device(Box::new(self.device(known, device))));
         }
     }
 

@@ -29,6 +29,8 @@ impl Authority {
     ) {
         let (host, incarnation) = (life.host.clone(), life.incarnation);
         let latest = self.hosts.get(&host).map_or(0, |h| h.incarnation);
+        // Nothing follows the greatest number, which a former version took.
+        let latest = if latest == Incarnation::MAX { LATEST_BY_CLOCK } else { latest };
         // Whoever was given a number that nothing follows could never start anew.
         let plausible = latest.saturating_add(LOST_AT_MOST).max(LATEST_BY_CLOCK);
         if incarnation < latest || incarnation > plausible {

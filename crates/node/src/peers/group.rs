@@ -1,7 +1,7 @@
 //! The functions of one user: the steps that [`PeerFunctions`] decides are carried out, one after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_control::api::{PeerReport, PeerWindowReport};
 use rackbus_fabric::BarPlace;
@@ -111,7 +111,7 @@ impl GroupState {
         let place = BarPlace { function, bar: part.bar, offset: part.offset };
         let memory = shared.memory.descriptor();
         let at = shared.offset.saturating_add(part.offset);
-        let memory = memory.and_then(|file| MemoryHandle::of_bar(file, at, &place));
+        let memory = memory.and_then(|file| MemoryHandle::of_bar(Arc::new(file), at, &place));
         let memory = memory.map_err(|error| error.to_string())?;
         windows.open(address, part.length, &place, &memory)?;
         let initiator = self.peers.name(initiator);

@@ -110,8 +110,8 @@ impl Endpoint {
         for WindowState { mapping, function, bar, offset } in &state.windows {
             let no_memory = || RestoreError::Invalid("a window without memory".to_owned());
             let (number, at) = mapping.memory.ok_or_else(no_memory)?;
-            let memory = descriptors.memory(number, at)?;
             let place = BarPlace { function: function.clone(), bar: *bar, offset: *offset };
+            let memory = descriptors.bar(number, at, &place)?;
             let (iova, length) = (mapping.iova, mapping.length);
             let opened = self.open_window(iova, length, mapping.access(), place, memory);
             opened.map_err(|cause| RestoreError::Map { iova, cause })?;

@@ -1,5 +1,7 @@
 //! The memory of VMs: how much they start with, and what is plugged in and unplugged while they run.
 
+use std::time::Duration;
+
 use rackbus_fabric::rack::format_size;
 use rackbus_vm::spec::{DEFAULT_MEMORY_MIB, check_memory};
 use rackbus_vm::{Vm, VmError, VmRecord};
@@ -11,6 +13,9 @@ use super::{Context, all, find};
 use crate::commands::named_host;
 use crate::output::Failure;
 use crate::paths::running;
+
+/// How long the QEMU of another VM may take to say what is plugged into that.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// How much memory a VM has, and may have later.
 #[derive(Debug, clap::Args)]
@@ -121,12 +126,15 @@ pub(super) fn check_room(
     Err(Failure::new(error, remedy))
 }
 
-/// The memory of a VM, MiB. One whose QEMU does not answer may have all that it may have: others start meanwhile.
+/// The memory of a VM, MiB. Another one that starts does not wait for a QEMU that stands still, or serves somebody else: what
+/// is plugged into that is left out.
 fn counted_mib(vm: &VmRecord) -> u32 {
-    match plugged_mib(vm) {
-        Ok(plugged) => vm.memory_mib.saturating_add(plugged),
-        Err(_) => vm.spec().ok().and_then(|it| it.max_memory_mib).unwrap_or(vm.memory_mib),
-    }
+    let may_have_more = vm.spec().is_ok_and(|spec| spec.max_memory_mib.is_some());
+    let plugged = match may_have_more {
+        true => Vm::attach(vm.clone()).plugged_memory_within(ANSWER).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    plugged.iter().fold(vm.memory_mib, |sum, it| sum.saturating_add(it.mib))
 }
 
 /// QEMU ends, too, when nobody answers for a function that is plugged in: one whose lease is over is such a one.

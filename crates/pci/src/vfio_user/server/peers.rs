@@ -3,6 +3,8 @@
 //! The borrower's node sends them to a function's lender. Who opens a borrowed function's socket cannot: the
 //! devices that a node serves there know no windows.
 
+use std::sync::Arc;
+
 use rackbus_fabric::BarPlace;
 use rackbus_memory::MemoryHandle;
 use rackbus_spec::vfio_user::{DmaUnmap, PeerMap};
@@ -32,7 +34,7 @@ pub(super) fn map(
     let (Some(fd), true) = (message.fds.pop(), message.fds.is_empty()) else {
         return Err(invalid("PEER_MAP takes one descriptor"));
     };
-    let memory = MemoryHandle::of_bar(fd, peer.map.offset, &place);
+    let memory = MemoryHandle::of_bar(Arc::new(fd), peer.map.offset, &place);
     let memory = memory.map_err(|cause| invalid(cause.to_string()))?;
     device.open_window(peer.map.address, peer.map.size, access, place, memory)?;
     Ok(Reply::default())
