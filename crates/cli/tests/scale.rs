@@ -28,6 +28,8 @@ const CROWD: u32 = 200;
 const EACH: u32 = 20;
 /// Segments of one process, and connections to them.
 const PLENTY: u32 = 3000;
+/// How many milliseconds a connect may take that is answered, whatever the answer is.
+const LIMIT: u32 = 30_000;
 const KIB: u64 = 1 << 10;
 const GIB: u64 = 1 << 30;
 
@@ -56,7 +58,7 @@ fn lab() -> Lab {
     let sessions = NODES.map(|(host, _)| {
         let session =
             Session::open(&Location { run_dir: rack.run_dir(), host: host.to_owned() }).unwrap();
-        assert!(NODES.iter().all(|(_, node)| session.connect(*node, 7, 1_000).is_err()));
+        assert!(NODES.iter().all(|(_, node)| session.connect(*node, 7, LIMIT).is_err()));
         session
     });
     let before = possessions(&rack);
@@ -195,7 +197,7 @@ fn one_of_the_crowd(number: u32) {
         .map(|n| {
             let other = (number + n + 1) % CROWD;
             let id = other * EACH + n;
-            let remote = session.connect(host_of(other).1, id, 10_000).unwrap();
+            let remote = session.connect(host_of(other).1, id, LIMIT).unwrap();
             let mapping = remote.map(0, 4 * KIB).unwrap();
             assert_eq!(word(&mapping, 0), id);
             set_word(&mapping, 4092, id ^ number);
@@ -244,7 +246,7 @@ fn plenty() {
             let mapping = segment.map(0, KIB).unwrap();
             set_word(&mapping, 0, id);
             segment.set_available().unwrap();
-            let remote = there.connect(ALPHA, id, 1_000).unwrap();
+            let remote = there.connect(ALPHA, id, LIMIT).unwrap();
             let reached = remote.map(0, KIB).unwrap();
             (segment, mapping, remote, reached)
         })
@@ -284,7 +286,7 @@ fn without_room() {
     let id = made.len() as u32;
     assert_eq!(session.segments().unwrap().len(), made.len());
     made.iter().for_each(|segment| segment.set_available().unwrap());
-    assert!(matches!(session.connect(ALPHA, 0, 1_000), Err(AttachError::NoDescriptors)));
+    assert!(matches!(session.connect(ALPHA, 0, LIMIT), Err(AttachError::NoDescriptors)));
     made.pop();
     // With room again, the number that could not be obtained is free.
     made.push(make(id).unwrap());
@@ -326,7 +328,7 @@ fn segments_of_any_size_are_shared_and_taken_away() {
         let segment = alpha.create_segment(&SegmentOptions::shared(id, size)).unwrap();
         segment.set_available().unwrap();
         let mapping = segment.map(0, size).unwrap();
-        let remote = beta.connect(ALPHA, id, 1_000).unwrap();
+        let remote = beta.connect(ALPHA, id, LIMIT).unwrap();
         assert_eq!(remote.size(), size);
         assert!(remote.map(0, size + 1).is_err() && remote.map(size, 1).is_err());
         let reached = remote.map(0, size).unwrap();

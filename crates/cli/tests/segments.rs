@@ -17,6 +17,8 @@ use support::{PATIENCE, Process, Rack};
 const HOSTS: &str = "name = \"lab\"\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n";
 const ALPHA: u32 = 4;
 const SIZE: u64 = 64 << 20;
+/// How many milliseconds a connect may take that is answered, whatever the answer is.
+const LIMIT: u32 = 20_000;
 /// Bounded time: far above what it takes, far below what one would call hanging.
 const SOON: Option<Duration> = Some(Duration::from_secs(30));
 
@@ -77,13 +79,13 @@ fn part() {
             copy_for_ever(&mapping);
         }
         "connector" => {
-            let remote = session.unwrap().connect(ALPHA, 7, 1_000).unwrap();
+            let remote = session.unwrap().connect(ALPHA, 7, LIMIT).unwrap();
             copy_for_ever(&remote.map(0, SIZE).unwrap());
         }
         "connecting" => {
             let session = session.unwrap();
             loop {
-                let remote = session.connect(ALPHA, 7, 1_000).unwrap();
+                let remote = session.connect(ALPHA, 7, LIMIT).unwrap();
                 remote.map(0, 4096).unwrap().whole().fill(1);
             }
         }
@@ -118,7 +120,7 @@ fn threads_have_started(session: &Session) {
     let callback = Box::new(move |_| called.send(()).is_ok());
     let segment = session.create_segment_watched(&options, Some(callback)).unwrap();
     segment.set_available().unwrap();
-    drop(session.connect(ALPHA, 9, 1_000).unwrap());
+    drop(session.connect(ALPHA, 9, LIMIT).unwrap());
     was_called.recv().unwrap();
 }
 
@@ -135,7 +137,7 @@ fn copy_for_ever(mapping: &Mapping) {
 fn connect(session: &Session) -> rackbus_attach::RemoteSegment {
     let begun = Instant::now();
     loop {
-        match session.connect(ALPHA, 7, 1_000) {
+        match session.connect(ALPHA, 7, LIMIT) {
             Ok(remote) => return remote,
             Err(AttachError::Refused(Refusal::NoSuchSegment)) => {}
             Err(error) => panic!("{error}"),
@@ -257,7 +259,7 @@ fn a_node_that_is_killed_is_missed_on_both_sides_and_can_be_replaced() {
     }
     assert!(copying.finish() > 0);
     assert!(matches!(
-        beta.connect(ALPHA, 7, 100),
+        beta.connect(ALPHA, 7, LIMIT),
         Err(AttachError::Refused(Refusal::NotResponding))
     ));
     // The owner lives, knows it, and cannot go on before it attaches anew.
@@ -298,18 +300,18 @@ fn the_rack_file_and_the_command_line_say_who_may_use_what() {
     let (alpha, beta) = (session(&rack, "alpha"), session(&rack, "beta"));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
-    let refused = session(&rack, "gamma").connect(ALPHA, 7, 100);
+    let refused = session(&rack, "gamma").connect(ALPHA, 7, LIMIT);
     assert!(matches!(refused, Err(AttachError::Refused(Refusal::Denied))));
-    let remote = beta.connect(ALPHA, 7, 100).unwrap();
+    let remote = beta.connect(ALPHA, 7, LIMIT).unwrap();
     let listed = rack.json(&["mem", "segments", "alpha"]);
     assert_eq!(listed[0]["segment"], 7);
     assert_eq!(listed[0]["connected"], serde_json::json!(["beta"]));
 
     rack.good(&["mem", "share", "alpha", "0-0x10", "--with", "gamma", "--access", "read"]);
-    assert!(!session(&rack, "gamma").connect(ALPHA, 7, 100).unwrap().writable());
+    assert!(!session(&rack, "gamma").connect(ALPHA, 7, LIMIT).unwrap().writable());
     rack.good(&["mem", "share", "alpha", "7", "--with", "beta", "--access", "none"]);
     assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Revoked)));
-    assert!(beta.connect(ALPHA, 7, 100).is_err());
+    assert!(beta.connect(ALPHA, 7, LIMIT).is_err());
     rack.bad(2, &["mem", "segments", "delta"]);
 }
 
@@ -355,7 +357,7 @@ fn nothing_is_left_after_a_thousand_rounds() {
         segment.set_available().unwrap();
         let interrupt = alpha.create_data_interrupt(Some(7)).unwrap();
         let remote = connect(&beta);
-        let sender = beta.connect_data_interrupt(ALPHA, 7, 1_000).unwrap();
+        let sender = beta.connect_data_interrupt(ALPHA, 7, LIMIT).unwrap();
         sender.send(b"round").unwrap();
         interrupt.receive(&mut [0; 8], SOON).unwrap();
         remote.map(0, 1 << 20).unwrap().whole().fill(1);
@@ -363,7 +365,7 @@ fn nothing_is_left_after_a_thousand_rounds() {
         assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Lost)));
     };
     // The nodes' conversation with each other stays.
-    assert!(beta.connect(ALPHA, 7, 1_000).is_err());
+    assert!(beta.connect(ALPHA, 7, LIMIT).is_err());
     let now = || ["alpha", "beta"].map(|host| possessions(&rack, host));
     let before = now();
     (1..=1_000).for_each(round);

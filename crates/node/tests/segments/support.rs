@@ -13,6 +13,8 @@ use rackbus_segment::message::{
 
 use crate::common::segments::{Hosts, name};
 
+/// How many milliseconds a connect may take that is answered, whatever the answer is.
+pub const LIMIT: u32 = 20_000;
 pub const SOON: Option<Duration> = Some(Duration::from_secs(30));
 
 /// A process that speaks the protocol itself.
@@ -61,7 +63,7 @@ impl Stranger {
     /// Connects to a segment, as one of those who keep it.
     pub fn connect(&self, node: u32, id: u32) -> Handle {
         let request =
-            SessionRequest::Connect { node, id, timeout_ms: 1000, what: TargetKind::Segment };
+            SessionRequest::Connect { node, id, timeout_ms: LIMIT, what: TargetKind::Segment };
         match self.ask(&request, &[]) {
             Some(Reply::Connected(connected)) => connected.connection,
             other => panic!("{other:?}"),
