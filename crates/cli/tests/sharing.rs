@@ -5,13 +5,14 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use rackbus_control::shares::{Share, ShareState};
-use rackbus_driver::{Drive, DriveOptions};
+use rackbus_driver::{Drive, DriveError, DriveOptions};
 use serde_json::Value;
-use support::{Rack, pattern};
+use support::{PATIENCE, Rack, pattern};
 
-const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"2 s\"\nreturn_grace = \"2 s\"\n\
+const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"15 s\"\nreturn_grace = \"2 s\"\n\
     [hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"16 MiB\"\nbacking = \"file\"\n\
     [hosts.beta]\n[hosts.gamma]\n[hosts.delta]\n";
 
@@ -20,7 +21,7 @@ const NOTES: &str = "RACKBUS_TEST_NOTES";
 /// Which part of the drive is its own.
 const REGION: &str = "RACKBUS_TEST_REGION";
 /// How many turns it takes until its work is done.
-const TURNS: usize = 3;
+const TURNS: usize = 2;
 /// Blocks of 4 KiB in a region.
 const BLOCKS: u64 = 64;
 
@@ -77,16 +78,28 @@ fn borrower() {
     }
 }
 
+/// A turn that is not used within half of this is taken back, and who has three of these in a row has no more: a program
+/// on a busy machine is to have begun by then.
+const SLICE: &str = "1500ms";
+
 /// Has a borrower take turns for `host`.
 fn run(rack: &Rack, host: &str, region: u64, folder: &Path) -> Child {
     let notes = folder.join(host);
     let program = std::env::current_exe().unwrap();
     let program = program.to_str().unwrap();
-    let args = ["share", "run", "alpha/nvme0", "--for", host, "--slice", "400ms", "--grace", "1s"];
+    let args = ["share", "run", "alpha/nvme0", "--for", host, "--slice", SLICE, "--grace", "3s"];
     let program = ["--", program, "--exact", "borrower", "--nocapture", "--test-threads", "1"];
     let mut command: Command = rack.command(&[&args[..], &program[..]].concat());
     command.env(NOTES, notes).env(REGION, region.to_string());
     command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap()
+}
+
+fn try_open(socket: &Path) -> Result<Drive, DriveError> {
+    Drive::open(socket, DriveOptions { depth: 4, data: 1 << 20 })
+}
+
+fn open(socket: &Path) -> Drive {
+    try_open(socket).unwrap()
 }
 
 fn shares(rack: &Rack) -> Vec<Share> {
@@ -105,10 +118,18 @@ fn wait(rack: &Rack, share: u64, ready: impl Fn(&Share) -> bool) -> Share {
     })
 }
 
-fn events(rack: &Rack) -> Vec<String> {
-    let events = rack.json(&["events", "--last", "2000"]);
-    let text = |event: &Value| event["text"].as_str().unwrap().to_owned();
-    events.as_array().unwrap().iter().map(text).collect()
+/// All events, as soon as `text` is in so many of them: they are stored some time after what they tell of can be seen.
+fn wait_for_events(rack: &Rack, text: &str, count: usize) -> Vec<String> {
+    let begun = Instant::now();
+    loop {
+        let events = rack.json(&["events", "--last", "2000"]);
+        let told = |event: &Value| event["text"].as_str().unwrap().to_owned();
+        let events: Vec<String> = events.as_array().unwrap().iter().map(told).collect();
+        if events.iter().filter(|event| event.contains(text)).count() >= count {
+            return events;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{text}: {events:#?}{}", rack.logs());
+    }
 }
 
 #[test]
@@ -127,9 +148,9 @@ fn three_programs_take_turns_on_one_drive_and_find_their_own_data_there() {
     let refused = rack.bad(1, &["borrow", "alpha/nvme0", "--for", "beta"]);
     assert!(refused.contains("lent in turns to 3 who share it"), "{refused}");
     let other = rack.bad(1, &["share", "join", "alpha/nvme0", "--for", "beta", "--slice", "1s"]);
-    assert!(other.contains("are of 400 ms already"), "{other}");
+    assert!(other.contains("are of 1500 ms already"), "{other}");
     let shown = rack.good(&["devices", "alpha/nvme0"]);
-    assert!(shown.contains("3 take turns of 0.4 s"), "{shown}");
+    assert!(shown.contains("3 take turns of 1.5 s"), "{shown}");
     let page = rack.good(&["metrics"]);
     assert!(page.contains("rackbus_shares{function=\"alpha/nvme0\"} 3"), "{page}");
     for child in borrowers {
@@ -140,10 +161,11 @@ fn three_programs_take_turns_on_one_drive_and_find_their_own_data_there() {
         let notes = notes(&folder.path().join(host));
         let rounds = notes.iter().filter(|line| *line == "round").count();
         assert!(rounds > 0, "{host} wrote nothing: {notes:?}");
-        assert_eq!(notes.len() - rounds, TURNS + 1, "{host}: {notes:?}");
+        // A turn may be over just when its program has noted it: then it takes another one.
+        assert!(notes.len() - rounds > TURNS, "{host}: {notes:?}");
     }
     assert_eq!(shares(&rack), []);
-    let events = events(&rack);
+    let events = wait_for_events(&rack, "takes no more turns on alpha/nvme0", 3);
     let told = |text: &str| events.iter().filter(|event| event.contains(text)).count();
     assert!(told("handed over in ") >= 3, "{events:#?}");
     assert!(told(" is over: ") >= 3, "{events:#?}");
@@ -160,27 +182,23 @@ fn three_programs_take_turns_on_one_drive_and_find_their_own_data_there() {
 #[test]
 fn a_program_that_does_not_release_it_loses_the_function_and_owes_the_time() {
     let rack = Rack::up(RACK);
-    let join =
-        |host| ["join", "alpha/nvme0", "--for", host, "--slice", "300ms", "--grace", "700ms"];
+    // A turn is to be used within a second.
+    let join = |host| ["join", "alpha/nvme0", "--for", host, "--slice", "2s", "--grace", "2500ms"];
     let stubborn = share(&rack, &join("beta"));
     let got = wait(&rack, stubborn.share, |it| it.state == ShareState::Turn);
-    let mut drive =
-        Drive::open(Path::new(&got.socket.unwrap()), DriveOptions { depth: 4, data: 1 << 20 })
-            .unwrap();
-    drive.write(0, &[7; 4096], true).unwrap();
+    let mut lost = open(Path::new(&got.socket.unwrap()));
+    lost.write(0, &[7; 4096], true).unwrap();
     let other = share(&rack, &join("gamma"));
-    assert_eq!(other.slice_ms, 300);
+    assert_eq!(other.slice_ms, 2000);
     // It is asked first.
     wait(&rack, stubborn.share, |it| it.state == ShareState::Asked);
     let next = wait(&rack, other.share, |it| it.state == ShareState::Turn);
     assert!(next.handovers == 1, "{next:?}");
+    let mut drive = open(Path::new(&next.socket.unwrap()));
     let owes = wait(&rack, stubborn.share, |it| it.state == ShareState::Waiting);
     assert!(owes.allowance_ms <= -100, "{owes:?}");
-    drive.read(0, &mut [0; 4096]).expect_err("it reaches a function that others have");
-    let socket = next.socket.unwrap();
+    lost.read(0, &mut [0; 4096]).expect_err("it reaches a function that others have");
     let mut data = [0; 4096];
-    let mut drive =
-        Drive::open(Path::new(&socket), DriveOptions { depth: 4, data: 1 << 20 }).unwrap();
     drive.read(0, &mut data).unwrap();
     assert_eq!(data, [7; 4096], "what was acknowledged");
     // Who is done early gives back by releasing it.
@@ -195,29 +213,38 @@ fn a_program_that_does_not_release_it_loses_the_function_and_owes_the_time() {
 #[test]
 fn turns_that_nobody_uses_end_and_a_restarted_control_plane_goes_on_with_the_ring() {
     let mut rack = Rack::up(RACK);
-    let join = |host| ["join", "alpha/nvme0", "--for", host, "--slice", "500ms", "--weight", "2"];
-    let unused = share(&rack, &join("beta"));
+    // A turn is to be used within a second.
+    let join = |host| ["join", "alpha/nvme0", "--for", host, "--slice", "2s", "--weight", "2"];
     let used = share(&rack, &join("gamma"));
+    // A path of the share's leads to each turn's socket.
+    let path = rack.run_dir().join(format!("gamma/functions/share-{}.sock", used.share));
+    let turn = wait(&rack, used.share, |it| it.state == ShareState::Turn);
+    let drive = open(&path);
+    let unused = share(&rack, &join("beta"));
+    drop(drive);
     wait(&rack, unused.share, |it| it.state == ShareState::Turn);
     rack.process(None).crash();
     rack.restart(None);
     rack.wait_up(&["alpha", "beta", "gamma", "delta"]);
     let numbers: Vec<u64> = shares(&rack).iter().map(|it| it.share).collect();
     assert!(numbers.contains(&used.share), "{numbers:?}");
-    // A path of the share's leads to each turn's socket.
-    let path = rack.run_dir().join(format!("gamma/functions/share-{}.sock", used.share));
-    let wait_turn = |known: u64| {
-        wait(&rack, used.share, |it| it.state == ShareState::Turn && it.lease != Some(known))
+    // Nobody is at beta: after some turns it leaves. At gamma each turn is used, and given back.
+    let (mut last, mut opened) = (turn.lease, 0);
+    let next_turn = |last: Option<u64>| {
+        rack.wait(async |client| {
+            let shares = client.shares().await.ok()?;
+            let is_left = !shares.iter().any(|it| it.share == unused.share);
+            let ours = shares.into_iter().find(|it| it.share == used.share);
+            assert!(ours.is_some(), "gamma takes no more turns");
+            let turn = ours.filter(|it| it.state == ShareState::Turn && it.lease != last);
+            (is_left || turn.is_some()).then_some(turn.filter(|_| !is_left))
+        })
     };
-    let turn = wait_turn(0);
-    let drive = Drive::open(&path, DriveOptions { depth: 4, data: 1 << 20 }).unwrap();
-    // Nobody is at beta: after some turns it leaves.
-    rack.wait(async |client| {
-        let shares = client.shares().await.ok()?;
-        (!shares.iter().any(|it| it.share == unused.share)).then_some(())
-    });
-    drop((drive, turn));
-    let told = events(&rack);
-    let left = |event: &String| event.contains("nobody used its last 3 turns");
-    assert!(told.iter().any(left), "{told:#?}");
+    while let Some(turn) = next_turn(last) {
+        last = turn.lease;
+        // A busy machine may come too late for one of them.
+        opened += usize::from(try_open(&path).is_ok());
+    }
+    assert!(opened > 0, "no turn of gamma's could be used{}", rack.logs());
+    wait_for_events(&rack, "nobody used its last 3 turns", 1);
 }
