@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use support::{PATIENCE, Rack};
 
-const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"2 s\"\nreturn_grace = \"500 ms\"\n\
+const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"15 s\"\nreturn_grace = \"500 ms\"\n\
     [hosts.alpha.devices.ram0]\nkind = \"memory\"\nsize = \"4 MiB\"\n\
     [hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"4 MiB\"\nbacking = \"memory\"\n\
     [hosts.beta]\n\

@@ -10,10 +10,15 @@ use std::time::{Duration, Instant};
 use rackbus_control::api::{DeviceState, Lease, LeaseStage, Placement};
 use rackbus_driver::{Drive, DriveOptions};
 use rustix::process::Signal;
-use support::{Rack, THREE_HOSTS, open, socket};
+use support::{Rack, THREE_HOSTS, open, socket, with_leases_of};
 
-/// The time to live of leases in [`THREE_HOSTS`].
+/// The time to live of leases where a test waits for it.
 const TTL: Duration = Duration::from_secs(2);
+
+/// A rack with such leases.
+fn with_short_leases() -> Rack {
+    Rack::up(&with_leases_of("2 s", THREE_HOSTS))
+}
 
 /// A thread that writes and reads without pause; what it has done, and how it ended.
 struct Load {
@@ -64,7 +69,7 @@ impl Load {
 
 #[test]
 fn without_the_control_plane_everything_goes_on() {
-    let mut rack = Rack::up(THREE_HOSTS);
+    let mut rack = with_short_leases();
     let lease = rack.borrow("alpha/nvme1", "beta");
     let load = Load::start(socket(&lease).to_owned());
     for _ in 0..2 {
@@ -89,7 +94,7 @@ fn without_the_control_plane_everything_goes_on() {
 
 #[test]
 fn a_frozen_control_plane_ends_no_lease() {
-    let rack = Rack::up(THREE_HOSTS);
+    let rack = with_short_leases();
     let lease = rack.borrow("alpha/nvme1", "beta");
     let load = Load::start(socket(&lease).to_owned());
     for _ in 0..2 {
@@ -119,7 +124,7 @@ fn a_frozen_control_plane_ends_no_lease() {
 
 #[test]
 fn a_borrower_that_dies_is_revoked_and_the_drive_offered_again() {
-    let rack = Rack::up(THREE_HOSTS);
+    let rack = with_short_leases();
     let lease = rack.borrow("alpha/nvme1", "beta");
     let load = Load::start(socket(&lease).to_owned());
     load.progress(100);

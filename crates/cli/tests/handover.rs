@@ -112,23 +112,20 @@ fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
     let load = Load::start(&lease);
     load.progress(50, || rack.logs());
     let folder = tempfile::tempdir().unwrap();
-    let silent = program(&folder.path().join("silent"), "true");
     let older =
         "echo 'rackbus: the state of a node has version 9, this program knows 8; x' >&2; exit 1";
-    let older = program(&folder.path().join("older"), older);
     // It says that it can, and is gone when it is to.
     let gone = "cat >/dev/null; rm \"$0\"; echo 'ready to go on'";
-    let gone = program(&folder.path().join("gone"), gone);
-    for (program, why) in [
-        (silent, "it is no rackbus that can"),
+    for (script, why) in [
+        ("true", "it is no rackbus that can"),
         (older, "has version 9, this program knows 8"),
         (gone, "No such file"),
     ] {
         for host in ["alpha", "beta"] {
-            if !Path::new(&program).exists() {
-                continue;
-            }
-            let said = rack.bad(1, &["restart", host, "--program", &program]);
+            let said = support::not_for_being_busy(|| {
+                let program = program(&folder.path().join("program"), script);
+                rack.bad(1, &["restart", host, "--program", &program])
+            });
             assert!(said.contains(why) && said.contains("goes on"), "{said}");
             load.progress(20, || rack.logs());
         }
@@ -243,7 +240,7 @@ fn a_node_is_not_restarted_while_processes_share_memory() {
     let rack = Rack::up(RACK);
     let place = Location { run_dir: rack.run_dir(), host: "alpha".to_owned() };
     let session = Session::open(&place).unwrap();
-    let said = rack.bad(1, &["restart", "alpha"]);
+    let said = rack.restart_refused("alpha");
     assert!(said.contains("share memory") && said.contains("sessions: 1"), "{said}");
     drop(session);
     // Its node hears of that.

@@ -44,6 +44,7 @@ fn a_lender_that_dies_leaves_all_ones_and_a_reason() {
         rack.wait_device("alpha/nvme1", DeviceState::Offered);
     }
     times.sort();
-    // The median: what else runs on the machine may hold up one.
-    assert!(times[ROUNDS / 2] < Duration::from_millis(1), "all ones after {times:?}");
+    // The median: what else runs on the machine may hold up one. The limit is far below all times that something waits
+    // for. How long it takes where nothing else runs is measured by the benchmarks.
+    assert!(times[ROUNDS / 2] < Duration::from_millis(50), "all ones after {times:?}");
 }

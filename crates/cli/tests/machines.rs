@@ -18,7 +18,7 @@ const RACK: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "2 s"
+lease_ttl = "15 s"
 return_grace = "500 ms"
 
 [link]

@@ -279,14 +279,16 @@ fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
     // It says that it can, and is gone when it is to: all was saved by then, and is taken back.
     let script = "cat >/dev/null; rm \"$0\"; echo 'ready to go on'";
     for (machine, host) in [(&mut alpha, "alpha"), (&mut beta, "beta")] {
-        let gone = program(&folder.path().join("gone"), script);
-        let said = machine.bad(&["restart", host, "--program", &gone]);
+        let said = support::not_for_being_busy(|| {
+            let gone = program(&folder.path().join("gone"), script);
+            machine.bad(&["restart", host, "--program", &gone])
+        });
         assert!(said.contains("No such file") && said.contains("goes on"), "{said}");
         load.progress(20, || machine.log());
         // Without its certificate the next program could not speak to anybody.
         let (own, aside) = (machine.state_dir().join("identity.pem"), folder.path().join("aside"));
         std::fs::rename(&own, &aside).unwrap();
-        let said = machine.bad(&["restart", host]);
+        let said = machine.restart_refused(host);
         assert!(said.contains("has no certificate that is good"), "{said}");
         std::fs::rename(&aside, &own).unwrap();
         load.progress(20, || machine.log());
@@ -296,7 +298,7 @@ fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
     // Shared memory is refused as before.
     let session =
         Session::open(&Location { run_dir: beta.run_dir(), host: "beta".to_owned() }).unwrap();
-    let said = beta.bad(&["restart", "beta"]);
+    let said = beta.restart_refused("beta");
     assert!(said.contains("processes of the host share memory"), "{said}");
     drop(session);
     load.progress(20, || logs(&[&alpha, &beta]));
@@ -313,7 +315,7 @@ fn a_session_that_is_not_held_is_not_lost_by_a_restart() {
     let load = Load::start(&lease);
     for (machine, host) in [(&alpha, "alpha"), (&beta, "beta")] {
         load.progress(20, || machine.log());
-        let said = machine.bad(&["restart", host]);
+        let said = machine.restart_refused(host);
         assert!(said.contains("`hold` of 0"), "{said}");
     }
     load.progress(20, || logs(&[&alpha, &beta]));

@@ -15,10 +15,10 @@ const SIZE: u64 = 4 << 20;
 /// The BAR that is the memory.
 const BAR: u32 = 2;
 
-/// Memory that is zeroed, and some in a file of `folder`, which is kept.
-fn rack(folder: &str) -> String {
+/// Memory that is zeroed, and some in a file of `folder`, which is kept; and how long a lease lives.
+fn rack(folder: &str, ttl: &str) -> String {
     format!(
-        "name = \"lab\"\n[control]\nlease_ttl = \"2 s\"\nreturn_grace = \"500 ms\"\n\
+        "name = \"lab\"\n[control]\nlease_ttl = \"{ttl}\"\nreturn_grace = \"500 ms\"\n\
          [hosts.alpha.devices.ram0]\nkind = \"memory\"\nsize = \"4 MiB\"\n\
          [hosts.alpha.devices.ram1]\nkind = \"memory\"\nsize = \"4 MiB\"\nat_return = \"keep\"\n\
          backing = \"{folder}/ram.img\"\n[hosts.beta]\n[hosts.gamma]\n"
@@ -46,7 +46,7 @@ fn load(memory: &Mapping) -> [u8; 8] {
 fn memory_is_taken_away_with_its_lease_whoever_is_killed() {
     // Only files in memory are mapped by programs of ours.
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let mut rack = Rack::up(&rack(&folder.path().display().to_string()));
+    let mut rack = Rack::up(&rack(&folder.path().display().to_string(), "4 s"));
     let listed = rack.good(&["devices"]);
     assert!(listed.contains("4 MiB, memory, zeroed at return"), "{listed}");
     assert!(listed.contains("ram.img, kept at return"), "{listed}");
@@ -80,7 +80,7 @@ fn memory_is_taken_away_with_its_lease_whoever_is_killed() {
 
 #[test]
 fn who_waits_gets_a_function_when_it_is_returned_and_leaves_when_it_is_ended() {
-    let rack = Rack::up(&rack("/dev/shm"));
+    let rack = Rack::up(&rack("/dev/shm", "15 s"));
     let held = rack.borrow("alpha/ram0", "beta");
     let refused = rack.bad(1, &["borrow", "alpha/ram0", "--for", "gamma", "--wait=10ms"]);
     assert!(refused.contains("is lent to beta") && refused.contains("--wait"), "{refused}");

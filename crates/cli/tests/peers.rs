@@ -15,13 +15,13 @@ use rackbus_spec::nvme::Status;
 use rackbus_spec::vfio_user::region;
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{PATIENCE, Rack, open, socket};
+use support::{PATIENCE, Rack, open, socket, with_leases_of};
 
 const RACK: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "2 s"
+lease_ttl = "15 s"
 return_grace = "500 ms"
 
 [hosts.alpha.devices.nvme0]
@@ -126,10 +126,10 @@ fn what_a_dead_lender_had_is_reached_no_more_and_the_drive_goes_on() {
     program.drive.read(0, &mut [0; 4096]).unwrap();
 }
 
-/// It cannot close its windows: the lenders take back what they lent.
+/// It cannot close its windows: the lenders take back what they lent when that has expired.
 #[test]
 fn a_borrower_that_stalls_leaves_no_window() {
-    let rack = Rack::up(RACK);
+    let rack = Rack::up(&with_leases_of("4 s", RACK));
     let mut program = Program::start(&rack);
     program.read().unwrap();
     let beta = rack.process(Some("beta"));
@@ -162,7 +162,7 @@ fn what_a_region_acknowledged_is_there_when_its_lender_was_killed() {
 name = "lab"
 
 [control]
-lease_ttl = "2 s"
+lease_ttl = "15 s"
 return_grace = "500 ms"
 
 [hosts.alpha.devices.nvme0]

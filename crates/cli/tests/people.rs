@@ -11,7 +11,7 @@ const RACK: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "2 s"
+lease_ttl = "15 s"
 return_grace = "500 ms"
 
 [hosts.alpha.devices.nvme0]
@@ -47,6 +47,11 @@ fn logged_in(rack: &Machines, user: &str, args: &[&str]) -> Machine {
 fn events(rack: &Machines, kind: &str) -> Vec<Value> {
     let all = rack.control.json(&["events", "--kind", kind]);
     all.as_array().unwrap().clone()
+}
+
+/// Waits until the events tell of a refusal of somebody: they are stored some time after the answer.
+fn wait_for_refusal(rack: &Machines, is_theirs: impl Fn(&Value) -> bool) {
+    rack.wait(|rack| events(rack, "refusal").iter().any(|it| is_theirs(&it["by"])));
 }
 
 #[test]
@@ -114,12 +119,10 @@ fn a_role_is_what_somebody_may_do() {
     let granted = events(&rack, "lease");
     let by = |who: &str| granted.iter().filter(|it| it["by"]["user"] == who).count();
     assert!(by("ann") >= 2 && by("bob") >= 2 && by("eve") == 0, "{granted:#?}");
-    let refused = events(&rack, "refusal");
     for (user, role) in [("eve", "reader"), ("bob", "borrower"), ("ann", "operator")] {
-        let named = |it: &&Value| it["by"]["user"] == user && it["by"]["role"] == role;
-        assert!(refused.iter().any(|it| named(&it)), "{user}: {refused:#?}");
+        wait_for_refusal(&rack, |by| by["user"] == user && by["role"] == role);
     }
-    assert!(refused.iter().any(|it| it["by"]["host"] == "beta"), "{refused:#?}");
+    wait_for_refusal(&rack, |by| by["host"] == "beta");
     let let_in = events(&rack, "access");
     let text = |text: &str| let_in.iter().find(|it| it["text"] == text).cloned();
     assert!(text("ann logged in as operator").is_some(), "{let_in:#?}");
@@ -142,6 +145,7 @@ fn who_is_refused_again_and_again_is_counted_and_does_not_fill_the_events() {
     let metrics = String::from_utf8(rack.control.run(&["metrics"]).stdout).unwrap();
     assert!(metrics.contains("rackbus_requests_forbidden_total{role=\"reader\"} 40"), "{metrics}");
     // The fewer the more there are; each tells how many there were since the one before.
+    wait_for_refusal(&rack, |by| by["user"] == "eve");
     let refused = events(&rack, "refusal");
     assert!(refused.len() < 10, "{refused:#?}");
     let told = refused.iter().map(|it| {

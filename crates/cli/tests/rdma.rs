@@ -16,7 +16,7 @@ const RACK: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "2 s"
+lease_ttl = "15 s"
 return_grace = "500 ms"
 
 [link]
@@ -91,8 +91,8 @@ fn data_move_beside_the_link(provider: &str) {
     assert!(way["link"] == "TLS over TCP" && way["lane"].is_null(), "gamma has none: {way}");
     let shown = String::from_utf8(beta.run(&["path", "beta", "alpha/nvme0"]).stdout).unwrap();
     assert!(shown.contains("between the machines: TLS over TCP, and data by"), "{shown}");
-    let events = rack.control.json(&["events"]).to_string();
-    assert!(events.contains("move by an RDMA lane"), "{events}");
+    // Events are stored some time after what they tell of can be seen.
+    rack.wait(|rack| rack.control.json(&["events"]).to_string().contains("move by an RDMA lane"));
     // Small ones, and what is no multiple of a page.
     for (at, blocks) in [(0, 1), (8, 7), (100, 8), (200, 9), (300, 255)] {
         let written = &pattern(at as u32)[..blocks * 512];

@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::{Change, DeviceState, Lease, LeaseStage};
-use support::{PATIENCE, Process, Rack, THREE_HOSTS, open, pattern};
+use support::{PATIENCE, Process, Rack, THREE_HOSTS, open, pattern, with_leases_of};
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 
@@ -133,7 +133,7 @@ fn fill_disk(control: &Process, full: bool) {
 /// borrower died ends as soon as that can be stored.
 #[test]
 fn a_database_that_cannot_be_written_changes_nothing_and_then_goes_on() {
-    let mut rack = Rack::up(THREE_HOSTS);
+    let mut rack = Rack::up(&with_leases_of("4 s", THREE_HOSTS));
     rack.process(None).crash();
     rack.restart_on_small_disk();
     rack.wait_up(&HOSTS);
@@ -150,7 +150,7 @@ fn a_database_that_cannot_be_written_changes_nothing_and_then_goes_on() {
     // The end of gamma's lease is tried again and again, and beta's is renewed meanwhile.
     let seen = failures();
     let begun = Instant::now();
-    while failures() < seen + 3 || begun.elapsed() < Duration::from_secs(5) {
+    while failures() < seen + 3 || begun.elapsed() < Duration::from_secs(6) {
         assert!(begun.elapsed() < PATIENCE, "nothing is tried any more");
         let leases = rack.json(&["leases", "--all"]);
         assert_eq!(leases, before, "something happened that is not stored");

@@ -10,7 +10,7 @@ const RACK: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "1 s"
+lease_ttl = "4 s"
 return_grace = "500 ms"
 
 [link]
@@ -34,6 +34,14 @@ fn of(rack: &Machines, subject: &str, good: bool) -> Vec<String> {
     let all = certificates(rack).into_iter();
     let own = all.filter(|it| it["subject"] == subject && it["revoked"].is_null() == good);
     own.map(|it| it["serial"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Waits until the events tell of a refusal of somebody: they are stored some time after the answer.
+fn wait_for_refusal(rack: &Machines, is_theirs: impl Fn(&Value) -> bool) {
+    rack.wait(|rack| {
+        let refused = rack.control.json(&["events", "--kind", "refusal"]);
+        refused.as_array().unwrap().iter().any(|it| is_theirs(&it["by"]))
+    });
 }
 
 fn logged_in(rack: &Machines, user: &str, role: &str) -> Machine {
@@ -66,9 +74,7 @@ fn a_person_who_is_revoked_is_out_until_there_is_a_new_token() {
     assert!(said.contains("of ann.operator.user.rackbus, was revoked"), "{said}");
     assert!(ann.bad(&["whoami"]).contains("was revoked"));
     bob.json(&["status"]);
-    let refused = rack.control.json(&["events", "--kind", "refusal"]);
-    let by = |it: &Value| it["by"]["role"] == "revoked" && it["by"]["user"] == "ann";
-    assert!(refused.as_array().unwrap().iter().any(by), "{refused:#}");
+    wait_for_refusal(&rack, |by| by["role"] == "revoked" && by["user"] == "ann");
     let access = rack.control.json(&["events", "--kind", "access"]);
     let told = access.as_array().unwrap().iter().find(|it| it["by"]["user"] == "root").cloned();
     assert_eq!(told.unwrap()["text"], "user ann is revoked: 1 certificates that were good");
@@ -107,9 +113,7 @@ fn a_host_that_is_revoked_reaches_neither_control_plane_nor_nodes() {
     let said =
         beta.bad(&["node", "--host", "beta", "--join", &rack.url, "--listen", "127.0.0.1:0"]);
     assert!(said.contains("of beta.node.rackbus, was revoked"), "{said}");
-    let refused = rack.control.json(&["events", "--kind", "refusal"]);
-    let by = |it: &Value| it["by"]["role"] == "revoked" && it["by"]["host"] == "beta";
-    assert!(refused.as_array().unwrap().iter().any(by), "{refused:#}");
+    wait_for_refusal(&rack, |by| by["role"] == "revoked" && by["host"] == "beta");
     // Another machine joins as beta, with a token.
     let (mut other, token) = (rack.machine("beta2"), rack.token("beta"));
     rack.node(&mut other, "beta", Some(&token));

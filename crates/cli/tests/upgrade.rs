@@ -17,7 +17,7 @@ const RACK: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "1 s"
+lease_ttl = "10 s"
 return_grace = "500 ms"
 
 [link]
@@ -77,8 +77,7 @@ fn joined(rack: &Machines, host: &str, program: &std::path::Path) -> Machine {
 #[test]
 fn in_place_while_a_drive_is_in_use() {
     let Some(previous) = previous() else { return };
-    let rack = RACK.replace("lease_ttl = \"1 s\"", "lease_ttl = \"10 s\"");
-    let rack = rack.replace("hold = \"1 s\"", "hold = \"20 s\"");
+    let rack = RACK.replace("hold = \"1 s\"", "hold = \"20 s\"");
     for order in [[0, 1], [1, 0]] {
         let mut rack = Machines::start_with(&rack, &previous);
         let mut machines = ["alpha", "beta"].map(|host| joined(&rack, host, &previous));

@@ -16,7 +16,7 @@ use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::irq;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
-use support::{PATIENCE, Process, Rack, THREE_HOSTS};
+use support::{PATIENCE, Process, Rack, THREE_HOSTS, with_leases_of};
 
 /// What stands for QEMU: asked what it can do, with a machine that does not run, it says nothing.
 const PROGRAM: &str = "#!/bin/sh\ncase \" $* \" in *' -S '*) exit 1 ;; esac\nexec sleep 1000\n";
@@ -224,7 +224,9 @@ fn vm_args_that_fail_leave_no_lease() {
 #[test]
 fn who_ends_vm_args_or_vm_run_while_they_borrow_leaves_no_lease() {
     let drive = "kind = \"nvme\"\nsize = \"16 MiB\"\nbacking = \"memory\"\n";
-    let lab = Lab::of(&format!("{THREE_HOSTS}[hosts.gamma.devices.nvme2]\n{drive}"), PROGRAM);
+    // No lease expires while it does.
+    let rack = with_leases_of("60 s", THREE_HOSTS);
+    let lab = Lab::of(&format!("{rack}[hosts.gamma.devices.nvme2]\n{drive}"), PROGRAM);
     let gamma = lab.rack.process(Some("gamma"));
     gamma.signal(Signal::STOP);
     let both = ["--borrow", "alpha/nvme0", "--borrow", "gamma/nvme2"];

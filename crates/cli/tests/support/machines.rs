@@ -90,6 +90,11 @@ impl Machine {
         super::restarted(|| self.run(&["restart", host, "--json"]), || self.log())
     }
 
+    /// Asks for a restart of its node in place, which must be refused, and not because the machine is busy; what it said.
+    pub fn restart_refused(&self, host: &str) -> String {
+        super::not_for_being_busy(|| self.bad(&["restart", host]))
+    }
+
     /// Runs `rackbus` on this machine, which must fail; what it said.
     pub fn bad(&self, args: &[&str]) -> String {
         let output = self.run(args);

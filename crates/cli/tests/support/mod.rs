@@ -28,12 +28,16 @@ use serde_json::Value;
 /// After this long a test fails instead of waiting on.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Three hosts; two drives of 16 MiB, one in memory and one in a file.
+/// What the rack files of tests say of leases that are to live on while a busy machine keeps their borrower from renewing them.
+const LONG_LEASES: &str = "lease_ttl = \"15 s\"";
+
+/// Three hosts; two drives of 16 MiB, one in memory and one in a file. No test waits until a lease of it expires: those
+/// that do say [how long](with_leases_of) leases live there.
 pub const THREE_HOSTS: &str = r#"
 name = "lab"
 
 [control]
-lease_ttl = "2 s"
+lease_ttl = "15 s"
 return_grace = "500 ms"
 
 [hosts.alpha.devices.nvme0]
@@ -49,6 +53,12 @@ backing = "file"
 [hosts.beta]
 [hosts.gamma]
 "#;
+
+/// The same rack file, with another time to live of its leases, such as "2 s".
+pub fn with_leases_of(ttl: &str, rack: &str) -> String {
+    assert!(rack.contains(LONG_LEASES), "{rack}");
+    rack.replace(LONG_LEASES, &format!("lease_ttl = \"{ttl}\""))
+}
 
 /// A process that is looked at from outside.
 #[derive(Debug)]
@@ -199,6 +209,12 @@ impl Rack {
     /// Restarts a node in place; its row.
     pub fn restart_in_place(&self, host: &str) -> Value {
         restarted(|| self.run(&["restart", host, "--json"]), || self.logs())
+    }
+
+    /// Asks for a restart of a node in place, which must be refused, and not because the machine is busy; its one line of
+    /// error.
+    pub fn restart_refused(&self, host: &str) -> String {
+        not_for_being_busy(|| self.bad(1, &["restart", host]))
     }
 
     /// Runs `rackbus`, which must succeed; what it printed.
@@ -409,10 +425,25 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Asks for a restart in place, which must be done; its row. A machine that is busy may keep an engine from answering in the
-/// time that a pause may take: then the node goes on as it was, and is asked again.
+/// How often a restart in place is asked for again that was refused because the machine is busy.
+const RESTARTS: usize = 20;
+
+/// Whether a restart in place was refused because the machine is busy: that may keep an engine from answering in the time
+/// that a pause may take. The node goes on as it was then.
+fn is_busy(said: &str) -> bool {
+    said.contains("does not answer") || said.contains("did not come to rest")
+}
+
+/// Asks for a restart in place again and again, until it is refused for another reason than that the machine is busy; what
+/// was said.
+pub fn not_for_being_busy(ask: impl Fn() -> String) -> String {
+    let mut said = std::iter::repeat_with(ask).take(RESTARTS);
+    said.find(|said| !is_busy(said)).expect("a machine is always busy")
+}
+
+/// Asks for a restart in place, which must be done; its row. Asked again where the machine is busy.
 pub fn restarted(ask: impl Fn() -> Output, log: impl Fn() -> String) -> Value {
-    for _ in 0..20 {
+    for _ in 0..RESTARTS {
         let output = ask();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -421,8 +452,7 @@ pub fn restarted(ask: impl Fn() -> Output, log: impl Fn() -> String) -> Value {
             return rows[0].clone();
         }
         let said = format!("{said}{errors}");
-        let busy = said.contains("does not answer") || said.contains("did not come to rest");
-        assert!(busy, "{said}{}", log());
+        assert!(is_busy(&said), "{said}{}", log());
     }
-    panic!("it was asked for a restart twenty times: {}", log());
+    panic!("it was asked for a restart {RESTARTS} times: {}", log());
 }
