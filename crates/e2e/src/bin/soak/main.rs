@@ -118,8 +118,12 @@ const SHARERS: usize = 2;
 /// the driver's own limits are in it.
 const SETTLE: Duration = Duration::from_secs(60);
 /// The longest that a lease may be armed, opened or closed: its time to live and the time for its return, five times,
-/// because each of the four processes that it needs may be killed or stall meanwhile.
-const LONGEST_UNDER_WAY: Duration = Duration::from_secs(5 * (2 + 2));
+/// because each of the four processes that it needs may be killed or stall meanwhile; and that three times, for a busy
+/// machine.
+const LONGEST_UNDER_WAY: Duration = Duration::from_secs(3 * 5 * (2 + 2));
+/// How long all go on at most until each of what is counted was done at least once, where the time of the run is too short
+/// for that on a busy machine.
+const LONGEST: Duration = Duration::from_secs(3 * 60);
 
 /// What all workers know.
 struct Soak {
@@ -195,7 +199,9 @@ impl Soak {
                 || workers.iter().any(|worker| worker.is_finished()) || machines.is_finished();
             let mut outcome = Ok(());
             let mut under_way = LeasesUnderWay::new(LONGEST_UNDER_WAY);
-            while begun.elapsed() < length && !failed() && outcome.is_ok() {
+            let goes_on =
+                |so_far| so_far < length || (so_far < LONGEST && !soak.did_all_at_least_once());
+            while goes_on(begun.elapsed()) && !failed() && outcome.is_ok() {
                 outcome = disturber.disturb().and_then(|()| under_way.look(&soak.rack));
                 if told.elapsed() > Duration::from_secs(10) {
                     told = Instant::now();
@@ -232,6 +238,11 @@ fn work(soak: &Soak, number: usize, random: Random) -> Result<()> {
 }
 
 impl Soak {
+    /// Whether something was moved by peer-to-peer, a turn used, and a composition borrowed.
+    fn did_all_at_least_once(&self) -> bool {
+        [&self.moved, &self.turns, &self.whole].iter().all(|it| it.load(Ordering::Relaxed) > 0)
+    }
+
     /// Everything is returned and available again.
     fn settle(&self) -> Result<()> {
         self.rack.wait_hosts(&HOSTS)?;
