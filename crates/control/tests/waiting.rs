@@ -222,6 +222,7 @@ async fn requests_for_a_restart_wait_with_their_callers() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("node.sock");
     let (restarts, mut asked) = mpsc::channel(1);
+    let room = restarts.clone();
     let sources = NodeSources {
         metrics: Arc::new(MetricsPage::default),
         fabric: FabricHandle::new(Fabric::new(Topology::default())),
@@ -232,7 +233,18 @@ async fn requests_for_a_restart_wait_with_their_callers() {
     tokio::spawn(serve_node(sources, listen(&socket).unwrap()));
     let client = ControlClient::new(&socket);
     let request = |nth: usize| RestartRequest { program: Path::new("/").join(nth.to_string()) };
-    for nth in 0..20 {
+    // The first one stays until it is the one that is looked at, and there is no room for another one.
+    let first = request(0);
+    let is_taken = async {
+        while room.capacity() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        answer = client.restart_node(&first) => panic!("{answer:?}"),
+        taken = tokio::time::timeout(PATIENCE, is_taken) => taken.unwrap(),
+    }
+    for nth in 1..20 {
         let request = request(nth);
         let gone = client.restart_node(&request);
         let gone = tokio::time::timeout(Duration::from_millis(20), gone).await;
@@ -251,7 +263,7 @@ async fn requests_for_a_restart_wait_with_their_callers() {
         programs
     });
     refused.unwrap_err();
-    assert_eq!(programs[0], request(0).program);
+    assert_eq!(programs[0], first.program);
     // That one of the last has gone may not have been noticed yet.
     assert!(programs.len() < 5, "those in between have gone: {programs:?}");
 }

@@ -121,15 +121,20 @@ fn tree(hosts: usize) -> Topology {
 /// A search that looks at every host takes a hundred times as long in a rack of a hundred times as many.
 #[test]
 fn a_way_in_a_large_rack_is_found_in_far_less_than_a_time_for_each_host() {
-    let (hosts, pairs) = (20_000, 20_000);
+    let (hosts, pairs) = (20_000, 5_000);
     let (small, large) = (find_ways(hosts / 100, pairs), find_ways(hosts, pairs));
     println!("{pairs} ways among {} hosts: {small:?}, among {hosts}: {large:?}", hosts / 100);
     assert!(large < 30 * small, "{large:?}, and {small:?} in the small rack");
 }
 
-/// How long it takes to find ways from devices to memory of random hosts.
+/// How long it takes to find ways from devices to memory of random hosts: the shortest of several times, which what else
+/// runs on the machine has held up the least.
 fn find_ways(hosts: usize, pairs: usize) -> Duration {
     let topology = tree(hosts);
+    (0..5).map(|_| find_ways_in(&topology, hosts, pairs)).min().unwrap()
+}
+
+fn find_ways_in(topology: &Topology, hosts: usize, pairs: usize) -> Duration {
     let mut seed = 1u64;
     let mut host = || {
         seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);

@@ -92,7 +92,7 @@ fn a_capture_of_a_busy_port_ends_in_time_and_has_frames_of_all_queues() {
         let took = begun.elapsed();
         stop.store(true, Ordering::Relaxed);
         let done = watched.join().unwrap().unwrap();
-        assert!(took < Duration::from_secs(2), "{took:?}");
+        assert!(took < Duration::from_secs(10), "{took:?}");
         assert!(done.frames > 0);
     });
     let bytes = std::fs::read(&file).unwrap();
