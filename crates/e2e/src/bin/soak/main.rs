@@ -199,8 +199,9 @@ impl Soak {
                 || workers.iter().any(|worker| worker.is_finished()) || machines.is_finished();
             let mut outcome = Ok(());
             let mut under_way = LeasesUnderWay::new(LONGEST_UNDER_WAY);
-            let goes_on =
-                |so_far| so_far < length || (so_far < LONGEST && !soak.did_all_at_least_once());
+            let goes_on = |so_far: Duration| {
+                so_far < length || (so_far < LONGEST && !soak.did_all_at_least_once())
+            };
             while goes_on(begun.elapsed()) && !failed() && outcome.is_ok() {
                 outcome = disturber.disturb().and_then(|()| under_way.look(&soak.rack));
                 if told.elapsed() > Duration::from_secs(10) {
