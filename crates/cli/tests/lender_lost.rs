@@ -44,7 +44,8 @@ fn a_lender_that_dies_leaves_all_ones_and_a_reason() {
         rack.wait_device("alpha/nvme1", DeviceState::Offered);
     }
     times.sort();
-    // The median: what else runs on the machine may hold up one. The limit is far below all times that something waits
-    // for. How long it takes where nothing else runs is measured by the benchmarks.
+    // The median: what else runs on the machine may hold up some. The limit is far below all times that something waits
+    // for. The shortest one is that of a machine with nothing else to do.
+    assert!(times[0] < Duration::from_millis(5), "all ones after {times:?}");
     assert!(times[ROUNDS / 2] < Duration::from_millis(50), "all ones after {times:?}");
 }

@@ -159,14 +159,16 @@ fn against_a_node(
             _ => Purpose::Segments,
         };
         let is_of_a_lease = service != Purpose::Segments;
+        // The link refuses to ask for one that only shared memory has.
+        let is_asked = !matches!(service, Purpose::Function { .. });
         // As whom it says it comes changes nothing: its certificate says it.
         let from = ["beta", ROGUE][inventor.random.below(2)].to_owned();
         let (rack, to) = ("lab".to_owned(), to.to_owned());
         let hello = Hello { versions: VERSIONS, rack, from, to, service };
         match link.connect(address, &hello) {
             Ok(conversation) if is_of_a_lease => admitted.push(conversation),
-            Ok(_) | Err(LinkError::Refused { .. }) => heard += 1,
-            Err(_) => {}
+            Ok(_) | Err(LinkError::Refused { .. }) if is_asked => heard += 1,
+            _ => {}
         }
     }
     (admitted.len(), heard)

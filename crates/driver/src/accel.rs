@@ -150,6 +150,8 @@ pub struct Accel {
     data_size: usize,
     /// Something under way in a queue was given up by who waited for it.
     late: bool,
+    /// When was looked last whether that can still end.
+    looked: Option<Instant>,
 }
 
 impl std::fmt::Debug for Accel {
@@ -228,8 +230,19 @@ impl Accel {
             rings.push(ring);
         }
         let data_size = layout.length - layout.data;
-        let (queues, late) = (rings, false);
-        Ok(Accel { device, memory, addresses, layout, info, queues, events, data_size, late })
+        let (queues, late, looked) = (rings, false, None);
+        Ok(Accel {
+            device,
+            memory,
+            addresses,
+            layout,
+            info,
+            queues,
+            events,
+            data_size,
+            late,
+            looked,
+        })
     }
 
     /// What the function says of itself.

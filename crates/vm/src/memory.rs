@@ -30,7 +30,7 @@ impl Vm {
         plugged(&mut self.record().qmp()?)
     }
 
-    /// The same, where its QEMU is not waited for longer than `limit`.
+    /// The same, where its QEMU is not waited for longer than `limit` to accept, to greet, and to answer each.
     ///
     /// # Errors
     /// When it does not answer until then.

@@ -176,7 +176,7 @@ impl VmRecord {
         Qmp::connect(&self.dir.join("qmp.sock"))
     }
 
-    /// The same, where its QEMU is not waited for longer than `limit`.
+    /// The same, where its QEMU is not waited for longer than `limit` at each step.
     pub(crate) fn qmp_within(&self, limit: Duration) -> Result<Qmp> {
         Qmp::connect_within(&self.dir.join("qmp.sock"), limit)
     }

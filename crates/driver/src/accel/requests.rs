@@ -1,6 +1,6 @@
 //! Whole requests: descriptors for them, messages through the memory for data, contexts.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_spec::accel::{
     Completion, Condition, Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Status,
@@ -8,7 +8,8 @@ use rackbus_spec::accel::{
 use zerocopy::transmute;
 
 use super::layout::CONTEXT;
-use super::{Accel, AccelError, MessageSpan, MessageWork, layout};
+use super::{Accel, AccelError, LOOK, MessageSpan, MessageWork, layout};
+use crate::DriveError;
 
 impl Accel {
     /// A descriptor for `work` on data at offset `input` with room for output at offset `output`.
@@ -184,9 +185,31 @@ impl Accel {
             self.forget()?;
         }
         match self.late {
-            true => Err(AccelError::Request("a request that was given up is still under way")),
+            true => self.look_at_given_up(),
             false => Ok(()),
         }
+    }
+
+    /// Of what was given up, nothing ever ends when the function is gone: then that is said, and not to try again.
+    #[cold]
+    fn look_at_given_up(&mut self) -> Result<(), AccelError> {
+        if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+            self.looked = Some(Instant::now());
+            for queue in 0..self.queues.len() {
+                if !self.queues[queue].given_up {
+                    continue;
+                }
+                match self.look(queue) {
+                    // Whoever did not answer in time is not known to be gone.
+                    Ok(()) | Err(AccelError::Device(DriveError::TimedOut(_))) => {}
+                    Err(error) => {
+                        self.looked = None;
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Err(AccelError::Request("a request that was given up is still under way"))
     }
 
     /// A whole request waits for the next completion, which has to be its own, and uses memory for data that a descriptor

@@ -14,7 +14,7 @@ use crate::commands::named_host;
 use crate::output::Failure;
 use crate::paths::running;
 
-/// How long the QEMU of another VM may take to say what is plugged into that.
+/// How long the QEMU of another VM may take for each step of saying what is plugged into that.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// How much memory a VM has, and may have later.
@@ -114,7 +114,8 @@ pub(super) fn check_room(
     }
     let vms = all(context)?;
     let there = vms.iter().filter(|vm| vm.host == host.name);
-    let has: u64 = there.map(|vm| u64::from(counted_mib(vm))).sum();
+    let mut silent = Vec::new();
+    let has: u64 = there.map(|vm| u64::from(counted_mib(vm, &mut silent))).sum();
     if (has + u64::from(mib)) << 20 <= host.memory {
         return Ok(());
     }
@@ -123,18 +124,29 @@ pub(super) fn check_room(
         host.name,
         format_size(host.memory)
     );
-    Err(Failure::new(error, remedy))
+    match silent.is_empty() {
+        true => Err(Failure::new(error, remedy)),
+        false => {
+            let silent = silent.join(", ");
+            let error =
+                format!("{error}; {silent} did not answer, and is counted as it may be at most");
+            Err(Failure::new(error, format!("try again, or {remedy}")))
+        }
+    }
 }
 
-/// The memory of a VM, MiB. Another one that starts does not wait for a QEMU that stands still, or serves somebody else: what
-/// is plugged into that is left out.
-fn counted_mib(vm: &VmRecord) -> u32 {
-    let may_have_more = vm.spec().is_ok_and(|spec| spec.max_memory_mib.is_some());
-    let plugged = match may_have_more {
-        true => Vm::attach(vm.clone()).plugged_memory_within(ANSWER).unwrap_or_default(),
-        false => Vec::new(),
-    };
-    plugged.iter().fold(vm.memory_mib, |sum, it| sum.saturating_add(it.mib))
+/// The memory of a VM, MiB. One whose QEMU stands still, or serves somebody else, is not waited for: it may have all that it
+/// was given room for, and is named in `silent`.
+fn counted_mib<'a>(vm: &'a VmRecord, silent: &mut Vec<&'a str>) -> u32 {
+    let most = vm.spec().ok().and_then(|spec| spec.max_memory_mib);
+    let Some(most) = most else { return vm.memory_mib };
+    match Vm::attach(vm.clone()).plugged_memory_within(ANSWER) {
+        Ok(plugged) => plugged.iter().fold(vm.memory_mib, |sum, it| sum.saturating_add(it.mib)),
+        Err(_) => {
+            silent.push(&vm.name);
+            most
+        }
+    }
 }
 
 /// QEMU ends, too, when nobody answers for a function that is plugged in: one whose lease is over is such a one.
