@@ -2,26 +2,13 @@
 
 mod support;
 
-use support::Rack;
-
-/// Runs a scenario of two processes on two machines, each way round.
-fn between(scenario: &str) {
-    let rack = Rack::of_machines();
-    for (owner_host, owner_node, peer_host) in [("alpha", "4", "beta"), ("beta", "8", "alpha")] {
-        let peer_node = if peer_host == "beta" { "8" } else { "4" };
-        let mut owner = rack.on(owner_host, &format!("tests/{scenario}"));
-        owner.args(["owner", peer_node]);
-        let mut peer = rack.on(peer_host, &format!("tests/{scenario}++"));
-        peer.args(["peer", owner_node]);
-        rack.both(owner, peer);
-    }
-}
+use support::{Rack, between_machines};
 
 macro_rules! between {
     ($($scenario:ident),*) => {$(
         #[test]
         fn $scenario() {
-            between(stringify!($scenario));
+            between_machines(stringify!($scenario));
         }
     )*};
 }
@@ -37,16 +24,6 @@ between!(
     removals,
     reflective
 );
-
-/// Where much else runs, threads stop between any two steps: what only seldom comes in another order does here.
-#[test]
-fn connections_come_and_go_on_a_busy_machine() {
-    std::thread::scope(|scope| {
-        for scenario in ["segments", "segment_events", "segments", "segment_events"] {
-            scope.spawn(move || (0..12).for_each(|_| between(scenario)));
-        }
-    });
-}
 
 /// The group's memory is on alpha's machine; beta's and gamma's both have it, and hear a client on each of the three.
 #[test]

@@ -171,6 +171,19 @@ impl Rack {
     }
 }
 
+/// Runs a scenario of two processes on two machines, each way round.
+pub fn between_machines(scenario: &str) {
+    let rack = Rack::of_machines();
+    for (owner_host, owner_node, peer_host) in [("alpha", "4", "beta"), ("beta", "8", "alpha")] {
+        let peer_node = if peer_host == "beta" { "8" } else { "4" };
+        let mut owner = rack.on(owner_host, &format!("tests/{scenario}"));
+        owner.args(["owner", peer_node]);
+        let mut peer = rack.on(peer_host, &format!("tests/{scenario}++"));
+        peer.args(["peer", owner_node]);
+        rack.both(owner, peer);
+    }
+}
+
 /// A program that was built so, to be run on a host of the rack in `run_dir`.
 fn program_on(run_dir: &Path, host: &str, program: &Path, build: Build) -> Command {
     let mut command = match build == Build::Thread && addresses_are_spread() {
