@@ -1,6 +1,7 @@
 //! Interrupts of others, to be triggered or sent data.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rackbus_memory::Region;
 use rackbus_memory::doorbell::Doorbell;
@@ -60,6 +61,11 @@ impl Sender {
         }
         self.bell.ring();
         let confirmed = !self.far || self.session.flush(self.handle).is_ok();
+        // One that was just ended is not confirmed either, and its end is told a moment later.
+        let begun = Instant::now();
+        while !confirmed && self.heard(true).is_ok() && begun.elapsed() < END_IS_TOLD {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // The line is near now. Before, asking for it would have doubled what a ring costs.
         unless_unconfirmed(confirmed, self.heard(!self.bell.is_closed()))
     }
@@ -73,6 +79,9 @@ impl Sender {
         }
     }
 }
+
+/// How long the end of an interrupt may take to be told, after a flush of its connection has failed for that.
+const END_IS_TOLD: Duration = Duration::from_millis(500);
 
 /// How a ring ended: where it is known that nobody hears it, that says more than that nobody confirmed it.
 #[inline]
