@@ -18,7 +18,7 @@ pub struct Disturbances {
 }
 
 impl Disturbances {
-    /// None so far.
+    /// Nothing is disturbed yet; what is, is drawn from `random`.
     #[must_use]
     pub fn new(random: Random) -> Disturbances {
         Disturbances { random, counts: BTreeMap::new(), stalled: None }
