@@ -99,11 +99,11 @@ test-loom:
 # By the profile of the other tests, of which most is built by then: guests under TCG take most of the time, and a
 # release build would take longer than it saves. Arithmetic that overflows ends a process here.
 test-e2e: setup
-	@scripts/setup kernel trixie-backports
+	@scripts/setup kernel trixie-backports system
 	$(CARGO) build --workspace
 	target/debug/demo examples/demo/rack.toml target/demo
 	target/debug/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci
-	target/debug/e2e target/e2e
+	PATH="$(CACHE)/ssh/run:$$PATH" target/debug/e2e target/e2e
 	target/debug/soak target/soak 45
 	@if [ "$$(id -u)" = 0 ]; then target/debug/demo-machines examples/machines/rack.toml && \
 		target/debug/soak-machines target/soak-machines 45; \

@@ -3,6 +3,7 @@
 mod support;
 
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -53,8 +54,43 @@ fn a_guest_that_is_no_host_of_the_rack_is_refused() {
     assert!(refused.contains("[hosts.db]") && refused.contains("--fabric=HOST"), "{refused}");
     let refused = rack.bad(2, &["vm", "args", "--host", "beta", "--fabric", "db"]);
     assert!(refused.contains("has no host db"), "{refused}");
+    // One that has a host's name is not that host unless that is said.
+    let refused = rack.bad(2, &["vm", "run", "--host", "beta", "--name", "alpha", "--fabric"]);
+    assert!(refused.contains("--fabric=alpha"), "{refused}");
     let refused = rack.bad(1, &["guest", "install", "db"]);
     assert!(refused.contains("no VM named 'db'"), "{refused}");
     let printed = rack.good(&["guest", "install", "--print"]);
     assert!(printed.contains("mount -t virtiofs rackbus /run/rackbus"), "{printed}");
+}
+
+#[test]
+fn what_becomes_of_an_installation_by_ssh_is_said() {
+    let rack = Rack::up(THREE_HOSTS);
+    let programs = tempfile::tempdir().unwrap();
+    let library = programs.path().join("libsisci.so");
+    std::fs::write(&library, "not looked at").unwrap();
+    let library = library.display().to_string();
+    let install = |ssh: &str| {
+        let program = programs.path().join("ssh");
+        std::fs::write(&program, format!("#!/bin/sh\n{ssh}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let args = ["guest", "install", "--ssh", "me@db", "--ssh-option", "Port=22"];
+        let mut command = rack.command(&[&args[..], &["--library", &library]].concat());
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", programs.path().display()));
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = install("echo refused >&2; exit 255");
+    assert!(code == Some(1) && said.contains("me@db is not reached: refused"), "{said}");
+    let (code, said) = install("echo no space >&2; exit 2");
+    assert!(code == Some(1) && said.contains("the guest refuses: no space"), "{said}");
+    // What it is given: the options first, then where to, what to do, and the files.
+    let (code, said) = install(
+        "[ \"$1 $2 $3 $4 $5\" = '-o Port=22 -T -- me@db' ] && tar -t | grep -qx lib/libsisci.so",
+    );
+    assert!(code == Some(0), "{said}");
+    for wrong in [&["--ssh", "-oX"][..], &["db", "--ssh", "me@db"], &["--ssh-option", "Port=1"]] {
+        rack.bad(2, &[&["guest", "install"], wrong].concat());
+    }
 }

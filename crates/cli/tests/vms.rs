@@ -264,6 +264,22 @@ fn two_that_are_started_at_once_have_two_names() {
 }
 
 #[test]
+fn a_name_is_taken_in_the_whole_rack_from_the_moment_that_its_vm_starts() {
+    let lab = Lab::up();
+    let first = lab.run(&["--name", "db", "--detach"]);
+    // Its QEMU cannot be spoken to yet, so nobody finds it by its record.
+    lab.await_start("db", || false);
+    let begin = ["vm", "run", "--host", "alpha", "--kernel", "/dev/null", "--detach"];
+    let named = lab.command(&[&begin[..], &["--name", "db"]].concat()).output().unwrap();
+    assert_eq!(named.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&named.stderr).into_owned();
+    assert!(said.contains("'db' already runs"), "{said}");
+    lab.serve("db").unwrap();
+    assert!(first.wait_with_output().unwrap().status.success());
+    lab.rack.good(&["vm", "stop", "--kill", "db"]);
+}
+
+#[test]
 fn a_running_vm_is_known_by_its_process_however_its_folder_is_spelled() {
     let lab = Lab::up();
     let run = lab.run(&["--detach"]);
@@ -290,8 +306,12 @@ fn a_vms_host_and_name_are_no_paths() {
     let told = lab.rack.bad(2, &["vm", "run", "--host", "../x", "--kernel", "/dev/null"]);
     assert!(told.contains("alpha, beta, gamma"), "{told}");
     assert!(!lab.rack.run_dir().join("../x").exists());
-    let run = lab.run(&["--name", "../y", "--detach"]).wait_with_output().unwrap();
-    assert!(!run.status.success() && !lab.folder("../y").exists());
+    for more in [&["--detach"][..], &["--detach", "--fabric=alpha"]] {
+        let run = lab.run(&[&["--name", "../y"], more].concat()).wait_with_output().unwrap();
+        assert_eq!(run.status.code(), Some(2));
+        assert!(!lab.folder("../y").exists());
+        assert!(!lab.rack.run_dir().join("beta/y.log").exists());
+    }
 }
 
 /// The sockets of the functions that QEMU is given.

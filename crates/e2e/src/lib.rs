@@ -10,9 +10,11 @@ pub mod programs;
 pub mod rack;
 pub mod sisci;
 pub mod soak;
+pub mod system;
 
 pub use guest::Guest;
 pub use rack::RackProcesses;
+pub use system::SystemGuest;
 
 /// A step's condition that did not hold, described for people.
 #[derive(Debug)]

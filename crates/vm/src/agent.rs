@@ -1,11 +1,15 @@
 //! Runs commands in a guest: the host's side of `guest/agent`, over a virtio-serial port.
 //!
+//! QEMU serves one connection of a port at a time, so a VM has several ports, and each connection locks the one that it
+//! uses.
+//!
 //! A request is a line `ID SECONDS COMMAND`, a reply `ID STATUS STDOUT STDERR`, the last fields
 //! base64. Commands run at the same time and their replies come as they end, so one connection
 //! serves any number of threads. What the guest sends is not trusted: a reply that does not parse
 //! or that nobody waits for is dropped.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -17,6 +21,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::error::io;
 use crate::{Result, VmError};
@@ -52,6 +58,43 @@ impl CommandOutput {
     }
 }
 
+/// How many connections a VM has at the same time; `guest/agent` serves as many ports.
+pub(crate) const PORTS: usize = 4;
+
+/// Name of a port's socket, in the VM's folder. VMs of older versions have the first only.
+pub(crate) fn socket_name(port: usize) -> String {
+    match port {
+        0 => "agent.sock".to_owned(),
+        port => format!("agent.{port}.sock"),
+    }
+}
+
+/// Takes a port of the VM whose folder this is: nobody else does for as long as the lock is open.
+///
+/// # Errors
+/// All are taken, or the folder cannot be written to.
+fn take_port(dir: &Path) -> Result<(PathBuf, File)> {
+    for port in 0..PORTS {
+        let socket = dir.join(socket_name(port));
+        if !socket.exists() {
+            continue;
+        }
+        let path = dir.join(format!("agent.{port}.lock"));
+        let lock = File::options().create(true).append(true).open(&path);
+        let lock = lock.map_err(io("make", &path))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok((socket, lock)),
+            Err(Errno::WOULDBLOCK) => {}
+            Err(cause) => return Err(io("lock", &path)(cause.into())),
+        }
+    }
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    match dir.join(socket_name(0)).exists() {
+        true => Err(VmError::AgentBusy(name.into_owned())),
+        false => Err(io("connect to the agent at", dir)(ErrorKind::NotFound.into())),
+    }
+}
+
 type Waiting = Arc<Mutex<HashMap<u64, Sender<CommandOutput>>>>;
 
 /// A connection to a guest's agent.
@@ -61,6 +104,8 @@ pub struct GuestAgent {
     writer: Mutex<RequestWriter>,
     waiting: Waiting,
     next: AtomicU64,
+    /// Of its port, from other processes.
+    _lock: Option<File>,
 }
 
 /// Sends requests to a guest, which may not take any for a while.
@@ -126,11 +171,19 @@ impl Drop for RunningCommand {
 }
 
 impl GuestAgent {
-    /// Connects to the agent port of a VM. The guest need not have started: requests wait for it.
+    /// Connects to the agent of the VM whose folder this is, by a port that nobody else uses. The guest need not have
+    /// started: requests wait for it.
     ///
     /// # Errors
-    /// When no VM serves the socket.
-    pub fn connect(socket: &Path) -> Result<Self> {
+    /// When the VM does not run, or others use all of its ports.
+    pub fn of_vm(dir: &Path) -> Result<Self> {
+        let (socket, lock) = take_port(dir)?;
+        let mut agent = Self::connect(&socket)?;
+        agent._lock = Some(lock);
+        Ok(agent)
+    }
+
+    fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).map_err(io("connect to the agent at", socket))?;
         let reader = stream.try_clone().map_err(io("use", socket))?;
         let waiting = Waiting::default();
@@ -143,7 +196,8 @@ impl GuestAgent {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let first = u64::try_from(now.as_micros()).unwrap_or(1);
         let writer = Mutex::new(RequestWriter { stream, rest: Vec::new() });
-        Ok(Self { path: socket.to_owned(), writer, waiting, next: AtomicU64::new(first) })
+        let (path, next) = (socket.to_owned(), AtomicU64::new(first));
+        Ok(Self { path, writer, waiting, next, _lock: None })
     }
 
     /// Runs `command` (a bash script) in the guest and waits for it, up to `limit` or the [`LONGEST_LIMIT`].
@@ -299,6 +353,23 @@ mod tests {
         assert!(commands[0] == long.as_bytes(), "the first request is not whole");
         assert_eq!(commands[1], b"next");
         drop(next);
+    }
+
+    #[test]
+    fn each_connection_has_a_port_of_its_own_and_the_last_is_refused() {
+        let dir = std::env::temp_dir().join(format!("rackbus-ports-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let bind = |port| std::os::unix::net::UnixListener::bind(dir.join(socket_name(port)));
+        let _served: Vec<_> = (0..PORTS).map(|port| bind(port).expect("bind")).collect();
+        let mut agents: Vec<_> =
+            (0..PORTS).map(|_| GuestAgent::of_vm(&dir).expect("a free port")).collect();
+        let used: std::collections::BTreeSet<_> = agents.iter().map(|it| it.path.clone()).collect();
+        assert_eq!(used.len(), PORTS);
+        let refused = GuestAgent::of_vm(&dir).expect_err("all are taken");
+        assert!(matches!(refused, VmError::AgentBusy(_)), "{refused}");
+        agents.remove(1);
+        assert!(GuestAgent::of_vm(&dir).is_ok(), "one was given back");
+        std::fs::remove_dir_all(&dir).expect("remove");
     }
 
     #[test]

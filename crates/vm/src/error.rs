@@ -75,6 +75,11 @@ pub enum VmError {
         "a VM named '{0}' already runs: stop it ('rackbus vm stop {0}') or choose another --name"
     )]
     Exists(String),
+    /// As many commands as can run at the same time run in the guest.
+    #[error(
+        "the agent in the guest of VM '{0}' is busy with as many commands as it takes at a time"
+    )]
+    AgentBusy(String),
     /// Every hot-plug port of the VM is taken.
     #[error("the VM '{0}' has no free hot-plug port: start it with more (--spare-ports)")]
     NoFreePort(String),

@@ -27,6 +27,9 @@ pub(crate) const ASKED_AGAIN: Duration = Duration::from_secs(2);
 /// How long a guest may take to release a function, or memory. A Linux guest takes some 0.1 s for a function.
 pub const UNPLUG: Duration = Duration::from_secs(20);
 
+/// QEMU's id of the disk that [`Vm::with_disk`] plugs in, and of its file.
+const DISK: &str = "rackbus-disk";
+
 /// How long a guest may take to switch itself off before it is ended.
 const SHUTDOWN: Duration = Duration::from_secs(20);
 
@@ -144,13 +147,13 @@ impl Vm {
         }
     }
 
-    /// The guest's agent. The connection is kept: the agent serves one at a time.
+    /// The guest's agent, by a connection that is kept.
     ///
     /// # Errors
-    /// When the VM does not run.
+    /// When the VM does not run, or others have as many connections as there can be.
     pub fn agent(&mut self) -> Result<&GuestAgent> {
         if self.agent.is_none() {
-            self.agent = Some(GuestAgent::connect(&self.record.dir.join("agent.sock"))?);
+            self.agent = Some(GuestAgent::of_vm(&self.record.dir)?);
         }
         self.agent.as_ref().ok_or_else(|| VmError::Invalid("no agent".into()))
     }
@@ -191,39 +194,47 @@ impl Vm {
     }
 
     /// Plugs in a disk with the bytes of `file`, to be read only, for as long as `work` takes: more than
-    /// goes through the agent. The guest finds it by its serial number, some milliseconds later.
+    /// goes through the agent. The guest finds it by its serial number, some milliseconds later. One at a time: others
+    /// are refused, and what is left of one whose process was ended goes first.
     ///
     /// # Errors
-    /// When no port is free, QEMU refuses, or `work` fails.
+    /// When another process does this, no port is free, QEMU refuses, or `work` fails.
     pub fn with_disk<T>(
         &mut self,
         file: &Path,
         serial: &str,
         work: impl FnOnce(&mut Vm) -> Result<T>,
     ) -> Result<T> {
-        const ID: &str = "rackbus-disk";
+        let _claim = NameClaim::take(&self.record.dir.join(DISK))?.ok_or_else(|| {
+            VmError::Invalid("another program gives this VM a disk just now".into())
+        })?;
+        match self.hot_remove(DISK, UNPLUG) {
+            Err(VmError::Refused { message, .. }) if message.contains("not found") => {}
+            outcome => outcome?,
+        }
         let mut qmp = self.record.qmp()?;
+        // Mostly there is none.
+        let _ = qmp.command("blockdev-del", &json!({"node-name": DISK}));
         let port = free_port(&mut qmp, self.record.ports)?
             .ok_or_else(|| VmError::NoFreePort(self.record.name.clone()))?;
         let name = file.display().to_string();
-        let node = json!({"driver": "raw", "node-name": ID, "read-only": true, "file": {
+        let node = json!({"driver": "raw", "node-name": DISK, "read-only": true, "file": {
             "driver": "file", "filename": name, "locking": "off"}});
         qmp.command("blockdev-add", &node)?;
-        let device = json!({"driver": "virtio-blk-pci", "id": ID, "drive": ID, "bus": port,
+        let device = json!({"driver": "virtio-blk-pci", "id": DISK, "drive": DISK, "bus": port,
             "serial": serial});
         let outcome = match qmp.command("device_add", &device) {
             Ok(_) => {
-                // One conversation at a time.
                 drop(qmp);
                 let outcome = work(self);
-                let gone = self.hot_remove(ID, UNPLUG);
+                let gone = self.hot_remove(DISK, UNPLUG);
                 qmp = self.record.qmp()?;
                 outcome.and_then(|done| gone.map(|()| done))
             }
             Err(error) => Err(error),
         };
         // It fails only where the device is still there, which was said.
-        let _ = qmp.command("blockdev-del", &json!({"node-name": ID}));
+        let _ = qmp.command("blockdev-del", &json!({"node-name": DISK}));
         outcome
     }
 

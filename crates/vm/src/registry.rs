@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::io;
-use crate::spec::{VmSpec, device_id, variables_file};
+use crate::spec::{VmSpec, check_name, device_id, variables_file};
 use crate::{Qmp, Result, VmError};
 
 /// What is kept of a VM in `vm.json`.
@@ -196,11 +196,22 @@ pub(crate) fn birth(pid: u32) -> Option<u64> {
 
 /// A name that nobody else can take or clear away for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct NameClaim {
+pub struct NameClaim {
     _lock: fs::File,
 }
 
 impl NameClaim {
+    /// Claims a name for a VM of whichever host of this machine; who has it looks for a VM of that name after that, and
+    /// keeps it until the VM is found by its record.
+    ///
+    /// # Errors
+    /// The name is none, somebody else has claimed it, or the run directory cannot be written to.
+    pub fn of_rack(run_dir: &Path, name: &str) -> Result<NameClaim> {
+        check_name(name)?;
+        let claim = NameClaim::take(&run_dir.join(format!("vm-{name}")))?;
+        claim.ok_or_else(|| VmError::Exists(name.to_owned()))
+    }
+
     /// Claims the name that `dir` is the folder of; `None` when somebody else has it.
     pub(crate) fn take(dir: &Path) -> Result<Option<NameClaim>> {
         // No VM's name begins with a dot.

@@ -178,10 +178,7 @@ impl VmSpec {
 
     fn check(&self) -> Result<()> {
         let invalid = |text: String| Err(VmError::Invalid(text));
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(plain) {
-            return invalid(format!("VM name '{}': use letters, digits, '-', '_', '.'", self.name));
-        }
+        check_name(&self.name)?;
         check_memory(self.memory_mib, self.max_memory_mib)?;
         if let Some(device) = self.extra.iter().find(|argument| ends_at_boot(argument)) {
             return invalid(format!(
@@ -282,9 +279,14 @@ impl VmSpec {
         let unix = |name: &str| socket(name).replacen("path=", "unix:", 1);
         args.put("-qmp", &unix("qmp.sock"));
         args.put("-qmp-pretty", &unix("monitor.sock"));
-        args.put("-chardev", &format!("socket,id=agent,{}", socket("agent.sock")));
         args.put("-device", "virtio-serial-pci");
-        args.put("-device", "virtserialport,chardev=agent,name=org.rackbus.agent.0");
+        for port in 0..crate::agent::PORTS {
+            let path = socket(&crate::agent::socket_name(port));
+            args.put("-chardev", &format!("socket,id=agent{port},{path}"));
+            let device =
+                format!("virtserialport,chardev=agent{port},name=org.rackbus.agent.{port}");
+            args.put("-device", &device);
+        }
         let log = self.dir.join("console.log").display().to_string().replace(',', ",,");
         match self.console {
             Console::Terminal => {
@@ -402,6 +404,19 @@ impl Args {
             ),
         );
     }
+}
+
+/// A VM's name is part of paths.
+///
+/// # Errors
+/// It has other characters than letters, digits, `-`, `_` and `.`, begins with a dot, or is empty.
+pub fn check_name(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
+        let text = format!("VM name '{name}': use letters, digits, '-', '_', '.'");
+        return Err(VmError::Invalid(text));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use rackbus_control::ControlClient;
 use rackbus_vm::agent::LONGEST_LIMIT;
+use rackbus_vm::registry::NameClaim;
 use rackbus_vm::spec::DEFAULT_SPARE_PORTS;
 use rackbus_vm::{GuestRelease, VmError, VmRecord, registry};
 
@@ -239,6 +240,7 @@ impl From<VmError> for Failure {
             VmError::Exists(_) => "stop it with `rackbus vm stop`, or choose another --name",
             VmError::FixedMemory(_) => "for example `rackbus vm run --max-memory 4G`",
             VmError::NoFreePort(_) => "start the VM with more --spare-ports",
+            VmError::AgentBusy(_) => "wait until one of them has ended",
             VmError::Ended { .. } => "correct what QEMU says",
             _ => "see qemu.log and console.log in the VM's folder",
         };
@@ -268,11 +270,26 @@ fn find(context: &Context<'_>, name: &str) -> Result<VmRecord, Failure> {
     found.ok_or_else(|| Failure::new(error(), "see `rackbus vm list`"))
 }
 
-fn free_name(context: &Context<'_>) -> Result<String, Failure> {
-    let taken: Vec<String> = all(context)?.into_iter().map(|vm| vm.name).collect();
-    let mut names = (1u32..).map(|n| format!("vm{n}"));
-    let free = names.find(|n| !taken.contains(n));
-    free.ok_or_else(|| Failure::new("no free VM name", "give one with --name"))
+/// Takes a name for a VM, of which there is none in the rack and nobody begins one.
+fn claim(context: &Context<'_>, name: &str) -> Result<NameClaim, Failure> {
+    let claim = NameClaim::of_rack(&context.run_dir, name)?;
+    match all(context)?.iter().any(|vm| vm.name == name) {
+        true => Err(VmError::Exists(name.to_owned()).into()),
+        false => Ok(claim),
+    }
+}
+
+fn free_name(context: &Context<'_>) -> Result<(String, NameClaim), Failure> {
+    for name in (1u32..).map(|n| format!("vm{n}")) {
+        match NameClaim::of_rack(&context.run_dir, &name) {
+            Ok(claim) if !all(context)?.iter().any(|vm| vm.name == name) => {
+                return Ok((name, claim));
+            }
+            Ok(_) | Err(VmError::Exists(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Failure::new("no free VM name", "give one with --name"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `rackbus guest install`: library, headers, tools and the mount, in a guest.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use rackbus_segment::guest::TAG;
 use rackbus_vm::{Vm, VmRecord, registry};
 use serde_json::json;
 
+use super::ssh::Ssh;
 use crate::Common;
 use crate::output::{Failure, Output};
 use crate::paths::find_run_dir;
@@ -25,15 +27,17 @@ const MOUNT: &str = "/run/rackbus";
 
 /// How long the guest may take for a step.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The serial number of the disk by which the files come.
-const SERIAL: &str = "rackbus-install";
+/// How long the guest's agent may take to answer at all.
+const ANSWERS: Duration = Duration::from_secs(20);
 
 /// Put the library into a running guest.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The VM, by the name that `rackbus vm list` shows
-    #[arg(required_unless_present = "print")]
+    #[arg(required_unless_present_any = ["print", "destination"], conflicts_with = "destination")]
     vm: Option<String>,
+    #[command(flatten)]
+    ssh: Ssh,
     /// The library [default: libsisci.so beside this program]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
@@ -43,22 +47,36 @@ pub struct Args {
     /// Where in the guest [default: /opt/DIS; /var/DIS in a prepared guest]
     #[arg(long, value_name = "DIR")]
     prefix: Option<String>,
-    /// Print what to do in a guest that rackbus cannot run commands in
-    #[arg(long, conflicts_with = "vm")]
+    /// Print what to do in a guest that is reached in neither way
+    #[arg(long, conflicts_with_all = ["vm", "destination"])]
     print: bool,
 }
 
 impl Args {
     pub fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let Some(name) = self.vm.as_deref().filter(|_| !self.print) else {
-            let prefix = self.prefix.as_deref().unwrap_or(PREFIX);
-            let script = by_hand(prefix);
+        if self.print {
+            let script = by_hand(self.prefix.as_deref().unwrap_or(PREFIX));
             output.result(&json!({"script": script}), |o| o.line(script.trim_end()));
             return Ok(());
+        }
+        let (guest, prefix) = match (&self.vm, &self.ssh.destination) {
+            (Some(name), _) => (name, self.by_agent(find(&find_run_dir(common)?, name)?)?),
+            (None, Some(destination)) => (destination, self.by_ssh(destination, output)?),
+            (None, None) => return Err(Failure::usage("no guest is named", "name a VM")),
         };
-        let record = find(&find_run_dir(common)?, name)?;
+        output.result(&json!({"vm": guest, "prefix": prefix, "mount": MOUNT}), |o| {
+            o.line(&format!(
+                "the library is in {prefix}/lib of {guest}, and the rack is at {MOUNT}"
+            ));
+        });
+        Ok(())
+    }
+
+    /// By the agent that runs commands in a VM of rackbus'. Gives where the files went.
+    fn by_agent(&self, record: VmRecord) -> Result<&str, Failure> {
         if !record.fabric {
-            let error = format!("VM {name} was started without the device that shares memory");
+            let error =
+                format!("VM {} was started without the device that shares memory", record.name);
             return Err(Failure::new(
                 error,
                 "it cannot be plugged into a guest that runs; stop the VM and run it with --fabric",
@@ -69,16 +87,32 @@ impl Args {
         let prefix = self.prefix.as_deref().unwrap_or(default);
         let archive = self.archive()?;
         let mut vm = Vm::attach(record);
-        let unpacked =
-            vm.with_disk(archive.path(), SERIAL, |vm| vm.exec(&unpack(prefix), LIMIT))?;
+        if let Err(error) = vm.exec("true", ANSWERS) {
+            return Err(Failure::new(
+                format!("nobody in the guest runs commands for rackbus: {error}"),
+                "install by SSH (--ssh root@GUEST), or by hand (--print)",
+            ));
+        }
+        // The guest may still show the disk of one that was interrupted.
+        let serial = format!("rackbus-{}", std::process::id());
+        let script = unpack(prefix, &serial);
+        let unpacked = vm.with_disk(archive.path(), &serial, |vm| vm.exec(&script, LIMIT))?;
         succeeded(&unpacked)?;
         succeeded(&vm.exec(&set_up(prefix), LIMIT)?)?;
-        output.result(&json!({"vm": name, "prefix": prefix, "mount": MOUNT}), |o| {
-            o.line(&format!(
-                "the library is in {prefix}/lib of VM {name}, and the rack is at {MOUNT}"
-            ));
-        });
-        Ok(())
+        Ok(prefix)
+    }
+
+    /// By SSH, where the files are what the script reads. Gives where they went.
+    fn by_ssh(&self, destination: &str, output: &Output) -> Result<&str, Failure> {
+        let prefix = self.prefix.as_deref().unwrap_or(PREFIX);
+        let archive = self.archive()?;
+        let to = quote(prefix);
+        // The mount first: without the device nothing is left in the guest.
+        let script =
+            format!("{}mkdir -p {to}\ntar -xf - -C {to}\n{}", mount(), at_each_boot(prefix));
+        output.progress(&format!("copying to {destination} by SSH"));
+        self.ssh.run(destination, &script, archive.path())?;
+        Ok(prefix)
     }
 
     /// What goes into the guest, as a tar file.
@@ -116,29 +150,29 @@ impl Args {
     }
 }
 
-/// A file that is gone when this is dropped.
-struct Archive(PathBuf);
+/// A file without a name, which is gone when this is dropped, or with this process.
+struct Archive {
+    path: PathBuf,
+    _file: File,
+}
 
 impl Archive {
     fn new() -> Result<Archive, Failure> {
-        let name = format!("rackbus-install-{}.tar", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let made = File::options().write(true).create_new(true).open(&path);
-        let failed =
-            |cause| Failure::new(format!("{}: {cause}", path.display()), "make room there");
-        made.map_err(failed)?;
-        Ok(Archive(path))
+        let dir = std::env::temp_dir();
+        let failed = |cause: std::io::Error| {
+            Failure::new(format!("{}: {cause}", dir.display()), "make room there, or set TMPDIR")
+        };
+        let name = dir.join(format!("rackbus-install-{}.tar", std::process::id()));
+        let options = File::options().read(true).write(true).create_new(true).open(&name);
+        let file = options.map_err(failed)?;
+        std::fs::remove_file(&name).map_err(failed)?;
+        // By which other processes open it: tar, and QEMU.
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        Ok(Archive { path: path.into(), _file: file })
     }
 
     fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Archive {
-    fn drop(&mut self) {
-        // Nobody needs it.
-        let _ = std::fs::remove_file(&self.0);
+        &self.path
     }
 }
 
@@ -154,11 +188,11 @@ fn find(run_dir: &Path, name: &str) -> Result<VmRecord, Failure> {
 }
 
 /// Unpacks the disk, which may take a moment to appear.
-fn unpack(prefix: &str) -> String {
+fn unpack(prefix: &str, serial: &str) -> String {
     let prefix = quote(prefix);
     format!(
         "for try in $(seq 200); do for disk in /sys/block/vd*; do\n\
-         [ \"$(cat $disk/serial 2>/dev/null)\" = {SERIAL} ] || continue\n\
+         [ \"$(cat $disk/serial 2>/dev/null)\" = {serial} ] || continue\n\
          mkdir -p {prefix} && tar -xf /dev/$(basename $disk) -C {prefix}; exit $?\n\
          done; sleep 0.1; done; echo 'no disk with the files appears' >&2; exit 1\n"
     )
@@ -174,22 +208,27 @@ fn succeeded(output: &rackbus_vm::CommandOutput) -> Result<(), Failure> {
 
 /// Mounts the rack now, and where systemd runs at each boot; and tells the guest's loader.
 fn set_up(prefix: &str) -> String {
-    let lib = quote(&format!("{prefix}/lib"));
-    format!(
-        "{}{unit}\
-         if [ -d /etc/ld.so.conf.d ] && [ -w /etc ]; then echo {lib} >/etc/ld.so.conf.d/rackbus.conf; ldconfig; fi\n",
-        mount(),
-        unit = unit(),
-    )
+    format!("{}{}", mount(), at_each_boot(prefix))
 }
 
+/// Mounts the rack, where that is not done. Ends with an error where it cannot be.
 fn mount() -> String {
     format!(
         "set -e\n\
          modprobe virtiofs 2>/dev/null || true\n\
          mkdir -p {MOUNT}\n\
-         mountpoint -q {MOUNT} || mount -t virtiofs {TAG} {MOUNT}\n\
-         [ -e {MOUNT}/session ]\n"
+         mountpoint -q {MOUNT} || mount -t virtiofs {TAG} {MOUNT} || {{\n\
+         echo 'no device that shares memory; start the VM with --fabric' >&2; exit 1; }}\n\
+         [ -e {MOUNT}/session ] || {{ echo 'something else is mounted at {MOUNT}' >&2; exit 1; }}\n"
+    )
+}
+
+/// What makes the mount appear at each boot, and the guest's loader find the library.
+fn at_each_boot(prefix: &str) -> String {
+    let lib = quote(&format!("{prefix}/lib"));
+    format!(
+        "{}if [ -d /etc/ld.so.conf.d ] && [ -w /etc ]; then echo {lib} >/etc/ld.so.conf.d/rackbus.conf; ldconfig; fi\n",
+        unit(),
     )
 }
 

@@ -2,6 +2,7 @@
 
 mod install;
 mod serve;
+mod ssh;
 
 use clap::Subcommand;
 
@@ -14,7 +15,8 @@ use crate::output::{Failure, Output};
   rackbus vm run --host alpha --name vm1 --fabric --detach   a guest that is the host vm1 of the rack file
   rackbus guest install vm1                          libsisci.so for its programs, and the mount
   rackbus vm exec vm1 -- /opt/DIS/bin/scipp -server  they run as on a host
-  rackbus guest install --print                      what to do in a guest without rackbus' agent")]
+  rackbus guest install --ssh root@guest             the same in a guest that is reached by SSH
+  rackbus guest install --print                      what to do in any other guest")]
 pub struct Args {
     #[command(subcommand)]
     command: GuestCommand,

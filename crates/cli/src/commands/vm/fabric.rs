@@ -72,10 +72,18 @@ impl Drop for GuestHelper {
     }
 }
 
-/// Whom the guest of the VM `vm` is in the rack: the host that was asked for, or the one of the VM's name.
-pub fn identity(run_dir: &Path, asked: &str, vm: &str) -> Result<String, Failure> {
+/// Who the guest of the VM `vm` on `host` is in the rack: the host that was asked for, or the one of the VM's name.
+pub fn identity(run_dir: &Path, asked: &str, (host, vm): (&str, &str)) -> Result<String, Failure> {
     let name = if asked.is_empty() { vm } else { asked };
     let rack = running(run_dir)?.rack()?;
+    let found = rack.host(name);
+    if asked.is_empty() && found.is_some_and(|it| name == host || !it.devices.is_empty()) {
+        let error = format!(
+            "{name} is a host with more than this guest, which could do all that its programs can"
+        );
+        let remedy = format!("give --fabric={name} where that is meant, or the VM another --name");
+        return Err(Failure::usage(error, remedy));
+    }
     if asked.is_empty() && rack.host(name).is_none() {
         let error = format!("the rack has no host {name} for the guest of VM {name} to be");
         let remedy = format!(

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rackbus_control::api::Lease;
-use rackbus_vm::spec::own_vm_args;
+use rackbus_vm::spec::{check_name, own_vm_args};
 use rackbus_vm::{
     Assets, Boot, Console, FunctionSpec, InterruptChoice, Vm, VmError, VmRecord, VmSpec, registry,
 };
@@ -14,12 +14,16 @@ use super::fabric::GuestHelper;
 use super::leases::{borrow_all, borrow_composition, function, give_back_all, interrupted, show};
 use super::memory::check_room;
 use super::running::described;
-use super::{Context, OwnArgs, RunArgs, all, free_name, joined};
+use super::{Context, OwnArgs, RunArgs, claim, free_name, joined};
 use crate::output::Failure;
 use crate::process::{self, EndRequests};
 
 pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
     args.memory.check(context, &args.host)?;
+    if let Some(name) = &args.name {
+        let refused = |error: VmError| Failure::usage(error.to_string(), "choose another --name");
+        check_name(name).map_err(refused)?;
+    }
     let remedy = "stop another VM of that host, or run this one with less --memory";
     check_room(context, &args.host, args.memory.memory, remedy)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
@@ -100,17 +104,15 @@ async fn borrow(
 /// Starts the VM, under a name that is free when the user gave none.
 async fn launch(args: &RunArgs, leases: &[Lease], context: &Context<'_>) -> Result<Vm, Failure> {
     loop {
-        let name = match args.name.clone() {
-            Some(name) if all(context)?.iter().any(|vm| vm.name == name) => {
-                return Err(VmError::Exists(name).into());
-            }
-            Some(name) => name,
+        // No other VM of this machine takes the name until this one is found by it.
+        let (name, _claim) = match &args.name {
+            Some(name) => (name.clone(), claim(context, name)?),
             None => free_name(context)?,
         };
         let mut spec = spec(args, &name, leases, context);
         let helper = match &args.fabric {
             Some(asked) => {
-                let guest = super::fabric::identity(&context.run_dir, asked, &name)?;
+                let guest = super::fabric::identity(&context.run_dir, asked, (&args.host, &name))?;
                 let vm = (args.host.as_str(), name.as_str());
                 Some(GuestHelper::start(&context.run_dir, vm, &guest, false)?)
             }
@@ -205,7 +207,7 @@ fn arguments(
     }
     let helper = match &args.fabric {
         Some(asked) => {
-            let guest = super::fabric::identity(&context.run_dir, asked, asked)?;
+            let guest = super::fabric::identity(&context.run_dir, asked, (&args.host, asked))?;
             Some(GuestHelper::start(&context.run_dir, (&args.host, "own"), &guest, true)?)
         }
         None => None,

@@ -24,6 +24,7 @@ mod programs;
 mod restarts;
 mod segments;
 mod sharing;
+mod systems;
 mod testbed;
 
 use std::path::{Path, PathBuf};

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::sisci::node_id;
-use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure, sisci};
-use serde_json::Value;
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, SystemGuest, ensure, sisci};
+use serde_json::{Value, json};
 
 use crate::RackWithGuests;
 use crate::programs::HostProgram;
+use crate::systems::{AS_NOBODY, SYSTEM, installed_by_ssh};
 
 /// What builds the conformance tests.
 const CRATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sisci");
@@ -59,8 +60,9 @@ const TOGETHER: [(&str, &str); 9] = [
 ];
 
 /// One side of an exchange.
-enum Side<'a> {
+pub enum Side<'a> {
     Guest(&'a mut Guest),
+    System(&'a SystemGuest),
     Host(&'a RackProcesses),
 }
 
@@ -68,12 +70,13 @@ impl Side<'_> {
     fn name(&self) -> String {
         match self {
             Side::Guest(guest) => guest.name().to_owned(),
+            Side::System(guest) => guest.name().to_owned(),
             Side::Host(_) => HOST.to_owned(),
         }
     }
 }
 
-/// A tool that runs.
+/// A tool that runs, on a host or by a program of a host's.
 pub enum Running {
     Guest(String, rackbus_vm::agent::RunningCommand),
     Host(HostProgram),
@@ -86,6 +89,10 @@ impl Running {
                 let name = guest.name().to_owned();
                 let script = format!("{TOOLS}/{tool} {arguments}");
                 Ok(Running::Guest(name, guest.begin(&script, LIMIT)?))
+            }
+            Side::System(guest) => {
+                let script = format!("{AS_NOBODY} {}/{tool} {arguments}", crate::systems::TOOLS);
+                Ok(Running::Host(HostProgram::start(guest.command(&script))?))
             }
             Side::Host(rack) => Running::host(rack, &format!("{tools}/bin/{tool}"), arguments),
         }
@@ -138,7 +145,7 @@ pub fn installed(rack: &RackProcesses) -> Result<PathBuf> {
 }
 
 /// Runs a tool between two sides, and looks that the client printed rows of measures.
-fn between(
+pub fn between(
     mut server: Side<'_>,
     mut client: Side<'_>,
     tool: &str,
@@ -185,10 +192,11 @@ pub fn conformance(
 }
 
 /// Ping-pong through segments, interrupts and transfers: two guests of two hosts with each other, and each
-/// with a host, with either as the owner.
+/// with a host, with either as the owner; and two guests of one host.
 pub fn in_guests(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let folder = installed(rack)?.display().to_string();
+    let system = SystemGuest::start(rack, SYSTEM.0, SYSTEM.1)?;
     let mut guests = Vec::new();
     for (name, host, release) in GUESTS {
         let functions: &[&str] = if guests.is_empty() { &[] } else { &[DRIVE] };
@@ -201,6 +209,7 @@ pub fn in_guests(world: &mut RackWithGuests) -> Result<()> {
         let window = guest.run("dmesg | grep 'Cache len'")?;
         println!("          {name}: {}", window.trim());
     }
+    interrupted_install(rack, &mut guests[0], &folder)?;
     let [first, second] = &mut guests[..] else { return Err(CheckFailure("two guests".into())) };
     let rounds = format!("-loops {ROUNDS} -size 64");
     between(Side::Guest(first), Side::Guest(second), "scipp", &rounds, &folder)?;
@@ -224,12 +233,32 @@ pub fn in_guests(world: &mut RackWithGuests) -> Result<()> {
         conformance(rack, guest, name, &folder)?;
     }
     killed(rack, guests.remove(0), &folder)?;
+    installed_by_ssh(rack, system, &mut guests[0], &folder)?;
     for guest in guests {
         guest.stop(rack)?;
     }
     let refused = rack.refused(&["guest", "install", "new"])?;
     ensure!(refused.contains("--fabric"), "what to do is not said: {refused}");
     Ok(())
+}
+
+/// An installation that ends in its middle leaves nothing that is in the way of the next.
+fn interrupted_install(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result<()> {
+    let (name, record) = (guest.name().to_owned(), guest.vm().record().clone());
+    let mut command = Command::new(rackbus_e2e::rack::beside("rackbus")?);
+    command.args(["guest", "install", &name, "--from", folder]);
+    let install = HostProgram::start({
+        command.env("RACKBUS_RUN_DIR", rack.run_dir());
+        command
+    })?;
+    rack.wait("the disk is plugged in", LIMIT, |_| {
+        let path = json!({"path": "/machine/peripheral"});
+        let mut qmp = record.qmp().ok()?;
+        qmp.command("qom-list", &path).ok()?.to_string().contains("rackbus-disk").then_some(())
+    })?;
+    // Killed.
+    drop(install);
+    rack.json(&["guest", "install", &name, "--from", folder]).map(drop)
 }
 
 /// A segment of a host, mapped by two guests on two hosts and by a program on a third at once: the drive of one
