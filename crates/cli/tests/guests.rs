@@ -90,7 +90,7 @@ fn what_becomes_of_an_installation_by_ssh_is_said() {
         "[ \"$1 $2 $3 $4 $5\" = '-o Port=22 -T -- me@db' ] && tar -t | grep -qx lib/libsisci.so",
     );
     assert!(code == Some(0), "{said}");
-    for wrong in [&["--ssh", "-oX"][..], &["db", "--ssh", "me@db"], &["--ssh-option", "Port=1"]] {
+    for wrong in [&["--ssh=-oX"][..], &["db", "--ssh", "me@db"], &["--ssh-option", "Port=1"]] {
         rack.bad(2, &[&["guest", "install"], wrong].concat());
     }
 }

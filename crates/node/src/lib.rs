@@ -27,6 +27,7 @@ pub mod lanes;
 pub mod lendable;
 pub mod lender;
 pub mod lent_out;
+mod mappings;
 pub mod metrics;
 pub mod network;
 pub mod peers;

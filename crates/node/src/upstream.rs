@@ -269,7 +269,7 @@ impl Lendable for Upstream {
         Ok(Box::new(Session {
             device,
             lending,
-            loans: Mutex::default(),
+            mappings: Mutex::default(),
             process: is_run.then(|| self.process.clone()),
             conversation: self.conversation.clone(),
             unsettled: self.unsettled.clone(),

@@ -4,21 +4,23 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use common::user::{Memory, SIZE, is_refused};
+use common::user::{Memory, SIZE, is_refused, socket as socket_of};
 use common::{Rack, blocking};
 use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, Lease};
 use rackbus_control::reach::{ReachedPlace, ReachedRange};
 use rackbus_control::{ControlClient as NodeClient, ControlClientError};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveError, DriveOptions};
+use rackbus_memory::{Access, SharedMemory};
 use rackbus_node::metrics::SOCKET;
 use rackbus_pci::engine::EngineOptions;
-use rackbus_pci::vfio_user::{Client, LocalFunction, serve_function};
+use rackbus_pci::vfio_user::{Client, ClientError, LocalFunction, serve_function};
 use rackbus_spec::vfio_user::{irq, region};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -57,6 +59,30 @@ async fn borrow(rack: &Rack) -> Lease {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// What has no memory behind it takes no mapping's place: what is unmapped is reached no more.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_unmapped_is_reached_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("d0.sock");
+    let _server = serve(&socket);
+    let rack = Rack::start(&rack_file(&format!("socket = {socket:?}"))).await;
+    let lease = borrow(&rack).await;
+    blocking(move || {
+        const AT: u64 = 1 << 40;
+        let user = Client::connect(socket_of(&lease), Duration::from_secs(5)).unwrap();
+        let memory = SharedMemory::create("own", 8192).unwrap();
+        user.dma_map(AT, 8192, Access::all(), Some((memory.as_fd(), 0))).unwrap();
+        for length in [8192, 4096] {
+            let mapped = user.dma_map(AT, length, Access::all(), None);
+            assert!(matches!(mapped, Err(ClientError::Refused(_))), "{mapped:?}");
+        }
+        user.dma_unmap(AT, 8192).unwrap();
+        let unmapped = user.dma_unmap(AT, 8192);
+        assert!(matches!(unmapped, Err(ClientError::Refused(_))), "{unmapped:?}");
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -169,6 +169,12 @@ impl ConfigSpace {
             let mask = self.writable[index];
             self.bytes[index] = (self.bytes[index] & !mask) | (value & mask);
         }
+        // A state that the function does not have (section 7.5.2.2): the write is dropped as far as the state goes.
+        if !matches!(self.power_state(), 0 | pm::PMCSR_STATE) {
+            let at = usize::from(PM_AT + pm::PMCSR);
+            self.bytes[at] =
+                (self.bytes[at] & !pm::PMCSR_STATE.to_le_bytes()[0]) | before.1.to_le_bytes()[0];
+        }
         let left_d3 = before.1 == pm::PMCSR_STATE && self.power_state() == 0;
         Effects {
             command: before.0 != self.command() || before.1 != self.power_state(),

@@ -1,8 +1,11 @@
 //! A function shown with one kind of interrupts: what its driver finds, and what reaches it.
 
-use rackbus_pci::endpoint::FunctionRegion;
+use rackbus_memory::{Access, MemoryHandle};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::engine::{Engine, EngineOptions};
-use rackbus_pci::vfio_user::{DeviceShape, EngineDevice, ServedDevice, ShownInterrupts, ShownWith};
+use rackbus_pci::vfio_user::{
+    DeviceShape, EngineDevice, RequestRefused, ServedDevice, ShownInterrupts, ShownWith,
+};
 use rackbus_pci::{Bus, Function, FunctionInfo, Mode, ResetKind, Work};
 use rackbus_spec::pcie::{capability, express, header, msi, msix, pm};
 use rackbus_spec::vfio_user::irq;
@@ -165,5 +168,71 @@ fn interrupts_enabled_after_a_reset_are_enabled() {
         assert_eq!((byte(&view, control) & 1, mode(&view)), (0, 0));
         write(&view, control, &[0x51, 0]);
         assert_eq!(mode(&view), 32);
+    }
+}
+
+/// A device of configuration space alone.
+struct Configured {
+    shape: DeviceShape,
+    config: Vec<u8>,
+}
+
+impl ServedDevice for Configured {
+    fn shape(&self) -> &DeviceShape {
+        &self.shape
+    }
+    fn read(&self, _: FunctionRegion, at: u64, count: usize) -> Result<Vec<u8>, RequestRefused> {
+        let at = usize::try_from(at).unwrap();
+        Ok(self.config[at..at + count].to_vec())
+    }
+    fn write(&self, _: FunctionRegion, _: u64, _: Vec<u8>, _: bool) -> Result<(), RequestRefused> {
+        Ok(())
+    }
+    fn map(
+        &self,
+        _: u64,
+        _: u64,
+        _: Access,
+        _: Option<MemoryHandle>,
+    ) -> Result<(), RequestRefused> {
+        Ok(())
+    }
+    fn unmap(&self, _: u64, _: u64) -> Result<(), RequestRefused> {
+        Ok(())
+    }
+    fn unmap_all(&self) -> Result<(), RequestRefused> {
+        Ok(())
+    }
+    fn set_irqs(&self, _: IrqChange) -> Result<(), RequestRefused> {
+        Ok(())
+    }
+    fn reset(&self) -> Result<(), RequestRefused> {
+        Ok(())
+    }
+}
+
+/// MSI has four forms; what lies right behind the one that is hidden is shown.
+#[test]
+fn a_capability_behind_a_short_msi_is_shown() {
+    for (control, size) in [(0u16, 0xau8), (0x80, 0xe), (0x100, 0x14), (0x180, 0x18)] {
+        let mut config = vec![0; 256];
+        config[usize::from(header::CAPABILITIES_POINTER)] = 0x50;
+        let behind = 0x50 + size.next_multiple_of(4);
+        config[0x50..0x54].copy_from_slice(&[
+            capability::MSI,
+            behind,
+            control as u8,
+            (control >> 8) as u8,
+        ]);
+        config[usize::from(behind)] = capability::MSIX;
+        config[usize::from(behind) + 1] = 0xc0;
+        config[0xc0] = capability::PCI_EXPRESS;
+        let shape = DeviceShape { regions: Vec::new(), irqs: vec![1; irq::COUNT as usize] };
+        let view = ShownWith::new(Configured { shape, config }, ShownInterrupts::Msix).unwrap();
+        let byte = |at: u8| view.read(FunctionRegion::Config, at.into(), 1).unwrap()[0];
+        let first = byte(header::CAPABILITIES_POINTER as u8);
+        assert_eq!((first, byte(first)), (behind, capability::MSIX), "{control:#x}");
+        assert_eq!(byte(byte(first + 1)), capability::PCI_EXPRESS);
+        assert_eq!(byte(0x50), 0, "MSI itself is hidden");
     }
 }

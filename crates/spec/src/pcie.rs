@@ -177,6 +177,19 @@ pub mod msi {
     pub const MAX_VECTORS: u16 = 32;
     /// Message control: the address has 64 bits.
     pub const CONTROL_64BIT: u16 = 1 << 7;
+    /// Message control: there are bits that mask vectors, and pending bits.
+    pub const CONTROL_MASKABLE: u16 = 1 << 8;
+
+    /// Bytes of a capability with this message control: of one with masks the pending bits end it.
+    #[must_use]
+    pub fn size(control: u16) -> u16 {
+        match (control & CONTROL_64BIT != 0, control & CONTROL_MASKABLE != 0) {
+            (false, false) => 0xa,
+            (true, false) => SIZE,
+            (false, true) => 0x14,
+            (true, true) => 0x18,
+        }
+    }
 }
 
 /// The MSI-X capability and table (section 7.7.2), offsets from its start.

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_memory::{Access, MappedRegisters, Region, SharedMemory};
@@ -72,6 +73,8 @@ pub struct Container {
     file: File,
     /// What is mapped: bytes and backing by first address.
     mapped: Mutex<BTreeMap<u64, (u64, RangeTarget)>>,
+    /// Nothing is mapped any more.
+    revoked: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -100,7 +103,12 @@ impl Container {
         let file = open(&path).map_err(missing(path.clone()))?;
         let known = kernel::has_iommu(&file, kernel::TYPE1_V2);
         match known.map_err(refused("the version", path.display()))? {
-            true => Ok(Container { groups: Mutex::default(), file, mapped: Mutex::default() }),
+            true => Ok(Container {
+                groups: Mutex::default(),
+                file,
+                mapped: Mutex::default(),
+                revoked: AtomicBool::new(false),
+            }),
             false => Err(VfioError::NoType1),
         }
     }
@@ -150,7 +158,7 @@ impl Container {
     /// Lets its functions reach `backing` from `iova` on. There must be a function in it already.
     ///
     /// # Errors
-    /// When the addresses are taken or the IOMMU has none such, or the memory cannot be pinned.
+    /// When the addresses are taken or the IOMMU has none such, the memory cannot be pinned, or it was revoked.
     pub fn map(
         &self,
         iova: u64,
@@ -160,6 +168,9 @@ impl Container {
         let backing = backing.into();
         let (at, length) = backing.span();
         let mut mapped = locked(&self.mapped);
+        if self.revoked.load(Ordering::Relaxed) {
+            return Err(VfioError::Revoked);
+        }
         match kernel::map(&self.file, iova, (at, length), access) {
             Ok(()) => {}
             Err(Errno::NOMEM) => {
@@ -192,6 +203,9 @@ impl Container {
     pub fn unmap(&self, iova: u64, length: u64) -> Result<(), VfioError> {
         let wrong = VfioError::NotMapped { iova, length };
         let mut mapped = locked(&self.mapped);
+        if self.revoked.load(Ordering::Relaxed) {
+            return Err(VfioError::Revoked);
+        }
         let Some(inside) = inside(&mapped, iova, length) else { return Err(wrong) };
         for at in inside {
             if let Some((length, _)) = mapped.get(&at) {
@@ -203,12 +217,15 @@ impl Container {
         Ok(())
     }
 
-    /// Takes every mapping away. From any thread, however its functions are.
+    /// Takes every mapping away, for good: nothing is mapped any more from then on. From any thread, however its functions
+    /// are; a mapping that is being made comes to its end first.
     ///
     /// # Errors
     /// When the kernel refuses; what it refused stays mapped.
-    pub fn unmap_all(&self) -> Result<(), VfioError> {
+    pub fn revoke(&self) -> Result<(), VfioError> {
         let mut mapped = locked(&self.mapped);
+        // Read under the same lock.
+        self.revoked.store(true, Ordering::Relaxed);
         while let Some(entry) = mapped.first_entry() {
             let (at, length) = (*entry.key(), entry.get().0);
             let unmapped = kernel::unmap(&self.file, at, length);
@@ -229,7 +246,7 @@ impl Drop for Container {
     fn drop(&mut self) {
         // Whoever was given a function's file keeps the kernel's container with it. What is not unmapped now ends
         // with that.
-        let _ = self.unmap_all();
+        let _ = self.revoke();
     }
 }
 

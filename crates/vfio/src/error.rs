@@ -11,6 +11,9 @@ use crate::facts::PciAddress;
 /// Why a function cannot be taken, opened, mapped or given back. Each says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum VfioError {
+    /// All memory was taken away, and no more is given.
+    #[error("the function's memory was taken away from it")]
+    Revoked,
     /// It is no address of a PCI function.
     #[error(
         "{0:?} is no PCI address; it is DOMAIN:BUS:DEVICE.FUNCTION, such as 0000:03:00.0 (`lspci -D`)"

@@ -1,13 +1,12 @@
 //! A physical function in its user's hands.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rackbus_fabric::{BarPlace, LentMemory, Loan};
-use rackbus_memory::{Access, Carried, Lending, MapError, MemoryHandle, Stream, UnmapError};
+use rackbus_fabric::BarPlace;
+use rackbus_memory::{Access, Carried, Lending, MapError, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{
     DeviceShape, RegionShape, RequestRefused, ServedDevice as User, SharedPart,
@@ -22,14 +21,13 @@ use super::watch::WatchThread;
 use super::wiring::{Wiring, WiringStep};
 use super::{Shared, locked};
 use crate::lendable::Attached;
+use crate::mappings::{Mappings, MapsMemory};
 
 /// A function that is open, for its session and for who takes it away.
 #[derive(Debug)]
 pub(super) struct OpenedFunction {
     device: VfioDevice,
     wiring: Mutex<Wiring<OwnedFd>>,
-    /// Held while memory is mapped; what is revoked is mapped no more.
-    revoked: Mutex<bool>,
     /// It was removed, or failed: it answers as an absent one.
     gone: AtomicBool,
 }
@@ -37,10 +35,9 @@ pub(super) struct OpenedFunction {
 impl OpenedFunction {
     /// Takes all of the user's memory and interrupts away, whatever the session is doing.
     pub(super) fn revoke(&self) {
-        *locked(&self.revoked) = true;
-        // A function that is gone masters nothing.
+        // Before all that may wait. A function that is gone masters nothing.
         let _ = self.device.stop_mastering();
-        if let Err(error) = self.device.container().unmap_all() {
+        if let Err(error) = self.device.container().revoke() {
             tracing::error!(address = %self.device.address(), %error, "memory is not taken away");
         }
         for kind in [InterruptIndex::Intx, InterruptIndex::Msi, InterruptIndex::Msix] {
@@ -50,9 +47,6 @@ impl OpenedFunction {
     }
 }
 
-/// What is mapped: the loan, and whether the IOMMU has it.
-type Loans = BTreeMap<u64, (Loan<Option<MemoryHandle>>, Option<BarPlace>)>;
-
 /// The function in its user's hands.
 pub(super) struct PhysicalSession {
     name: String,
@@ -61,7 +55,7 @@ pub(super) struct PhysicalSession {
     shape: DeviceShape,
     shown: Mutex<ShownConfiguration>,
     lending: Lending,
-    loans: Mutex<Loans>,
+    mappings: Mutex<Mappings>,
     watch: Option<WatchThread>,
 }
 
@@ -90,7 +84,6 @@ impl PhysicalSession {
         let opened = Arc::new(OpenedFunction {
             device,
             wiring: Mutex::new(wiring),
-            revoked: Mutex::new(false),
             gone: AtomicBool::new(false),
         });
         *locked(&shared.opened) = Some(opened.clone());
@@ -101,7 +94,7 @@ impl PhysicalSession {
             shape,
             shown: Mutex::new(shown),
             lending,
-            loans: Mutex::default(),
+            mappings: Mutex::default(),
             watch: None,
         };
         let (name, opened, shared) =
@@ -169,78 +162,42 @@ impl PhysicalSession {
         Ok(())
     }
 
-    /// Takes mappings inside of a range away. A `window` is a part of another function's BAR.
-    fn unmap_within(&self, iova: u64, length: u64, windows: bool) -> Result<(), RequestRefused> {
-        let wrong = UnmapError { start: iova, length };
-        let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(wrong)?;
-        let mut loans = locked(&self.loans);
-        let touched =
-            loans.range(..=last).map(|(_, (loan, place))| (loan.range(), place.is_some()));
-        let touched = touched.filter(|((at, length), _)| at + (length - 1) >= iova);
-        let inside: Vec<(u64, u64)> =
-            touched.filter(|(_, window)| *window == windows).map(|(range, _)| range).collect();
-        let cut = inside.iter().any(|(at, length)| *at < iova || at + (length - 1) > last);
-        if inside.is_empty() || cut {
-            return Err(wrong.into());
-        }
-        for (at, length) in inside {
-            self.unmap_range(&mut loans, at, length)?;
-        }
-        Ok(())
-    }
-
-    fn unmap_range(&self, loans: &mut Loans, at: u64, length: u64) -> Result<(), RequestRefused> {
-        let mapped = loans.get(&at).is_some_and(|(loan, _)| loan.memory().is_some());
-        if mapped && !*locked(&self.opened.revoked) {
-            self.device().container().unmap(at, length).map_err(refusal)?;
-        }
-        // Only now: nothing reaches it any more.
-        loans.remove(&at);
+    /// Counts a mapping, or says why it is none: its user hears of a number only.
+    fn told(&self, mapped: Result<(), RequestRefused>) -> Result<(), RequestRefused> {
         self.shared.count();
-        Ok(())
-    }
-
-    /// Maps what a loan leads to.
-    fn enter(
-        &self,
-        loan: Loan<Option<MemoryHandle>>,
-        place: Option<BarPlace>,
-    ) -> Result<(), RequestRefused> {
-        let ((iova, length), access) = (loan.range(), loan.access());
-        if let Some(memory) = loan.memory() {
-            let region = memory.map(length, access, place.is_some()).map_err(MapError::from)?;
-            let revoked = locked(&self.opened.revoked);
-            if *revoked {
-                return Err(MapError::Revoked.into());
-            }
-            let mapped = self.device().container().map(iova, Arc::new(region), access);
-            if let Err(error) = &mapped {
-                // Its user hears of a number only.
-                tracing::warn!(device = self.name, %error, "memory is not mapped");
-            }
-            mapped.map_err(refusal)?;
-        }
-        locked(&self.loans).insert(iova, (loan, place));
-        self.shared.count();
-        Ok(())
-    }
-
-    /// Whether just that is mapped there.
-    fn has(&self, range: (u64, u64), access: Access, memory: Option<&MemoryHandle>) -> bool {
-        let loans = locked(&self.loans);
-        let same = |(loan, _): &(Loan<Option<MemoryHandle>>, Option<BarPlace>)| {
-            let key = |memory: &MemoryHandle| (memory.object(), memory.offset());
-            loan.range() == range
-                && loan.access() == access
-                && loan.memory().as_ref().map(key) == memory.map(key)
-        };
-        loans.get(&range.0).is_some_and(same)
+        mapped.inspect_err(|error| {
+            tracing::warn!(device = self.name, %error, "memory is not mapped");
+        })
     }
 
     fn after_reset(&self, method: ResetMethod) {
         tracing::debug!(device = self.name, %method, "reset by its user");
         locked(&self.shown).reset();
         self.shared.count();
+    }
+}
+
+impl MapsMemory for PhysicalSession {
+    fn map(
+        &self,
+        (iova, length): (u64, u64),
+        access: Access,
+        memory: &MemoryHandle,
+        window: bool,
+    ) -> Result<(), RequestRefused> {
+        let region = memory.map(length, access, window).map_err(MapError::from)?;
+        match self.device().container().map(iova, Arc::new(region), access) {
+            Err(VfioError::Revoked) => Err(MapError::Revoked.into()),
+            mapped => mapped.map_err(refusal),
+        }
+    }
+
+    fn unmap(&self, (iova, length): (u64, u64)) -> Result<(), RequestRefused> {
+        match self.device().container().unmap(iova, length) {
+            // It was taken away.
+            Err(VfioError::Revoked) => Ok(()),
+            unmapped => unmapped.map_err(refusal),
+        }
     }
 }
 
@@ -371,29 +328,20 @@ impl User for PhysicalSession {
         access: Access,
         memory: Option<MemoryHandle>,
     ) -> Result<(), RequestRefused> {
-        if self.is_gone() || self.has((iova, length), access, memory.as_ref()) {
+        if self.is_gone() {
             return Ok(());
         }
-        // What has no memory behind it may be another function's BAR, to which there is a window.
-        let window = locked(&self.loans).get(&iova).is_some_and(|(_, place)| place.is_some());
-        if window && memory.is_none() {
-            return Ok(());
-        }
-        let loan = self.lending.lend(iova, length, access, memory).inspect_err(|error| {
-            tracing::warn!(device = self.name, %error, "memory is not lent");
-        });
-        self.enter(loan.map_err(MapError::from)?, None)
+        let by = (&self.lending, self);
+        let mapped = locked(&self.mappings).map(by, (iova, length), access, memory);
+        self.told(mapped)
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
-        self.unmap_within(iova, length, false)
+        locked(&self.mappings).unmap(self, (iova, length))
     }
 
     fn unmap_all(&self) -> Result<(), RequestRefused> {
-        let mut loans = locked(&self.loans);
-        let own = loans.iter().filter(|(_, (_, place))| place.is_none());
-        let own: Vec<(u64, u64)> = own.map(|(_, (loan, _))| loan.range()).collect();
-        own.into_iter().try_for_each(|(at, length)| self.unmap_range(&mut loans, at, length))
+        locked(&self.mappings).unmap_all(self)
     }
 
     fn open_window(
@@ -404,24 +352,13 @@ impl User for PhysicalSession {
         place: BarPlace,
         memory: MemoryHandle,
     ) -> Result<(), RequestRefused> {
-        if self.has((iova, length), access, Some(&memory)) {
-            return Ok(());
-        }
-        // QEMU maps the BARs of its other functions itself, without memory behind them.
-        let bare = |(loan, _): &(Loan<Option<MemoryHandle>>, _)| {
-            loan.range() == (iova, length) && loan.memory().is_none()
-        };
-        let mut loans = locked(&self.loans);
-        if loans.get(&iova).is_some_and(bare) {
-            loans.remove(&iova);
-        }
-        drop(loans);
-        let loan = self.lending.lend_bar(iova, length, access, &place, memory);
-        self.enter(loan.map_err(MapError::from)?, Some(place))
+        let by = (&self.lending, self);
+        let opened = locked(&self.mappings).open_window(by, (iova, length), access, place, memory);
+        self.told(opened)
     }
 
     fn close_window(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
-        self.unmap_within(iova, length, true)
+        locked(&self.mappings).close_window(self, (iova, length))
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {

@@ -101,8 +101,13 @@ fn writes_with_effects_are_reported() {
     assert!(space.write(control, &[0, 0x80]).reset);
     assert_eq!(read32(&space, EXPRESS_AT + express::DEVICE_CONTROL) & 0x8000, 0);
     let pmcsr = u64::from(PM_AT + pm::PMCSR);
+    for not_there in [1, 2] {
+        assert!(!space.write(pmcsr, &[not_there]).command);
+        assert_eq!(read32(&space, PM_AT + pm::PMCSR) & 3, 0);
+    }
     assert!(space.write(pmcsr, &[3]).command);
     assert!(!space.masters_bus());
+    assert!(!space.write(pmcsr, &[2]).reset, "it is in D3hot still");
     let back = space.write(pmcsr, &[0]);
     assert!(back.reset && back.command);
 }

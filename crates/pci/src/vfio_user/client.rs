@@ -440,7 +440,11 @@ fn size_u32<T: Immutable>() -> u32 {
     count(size_of::<T>())
 }
 
-/// The mappable areas that a region's reply lists; all of it when it lists none but can be mapped.
+/// How many mappable areas of a region are looked at: a table, its pending bits and doorbells part one into a handful,
+/// and each costs whoever maps it. The rest is reached by messages.
+const MOST_AREAS: usize = 64;
+
+/// The mappable areas that a region's reply lists, up to [`MOST_AREAS`]; all of it when it lists none but can be mapped.
 fn areas(body: &[u8], info: &RegionInfo) -> Vec<(u64, u64)> {
     let flags = RegionInfoFlags::from_bits_truncate(info.flags);
     if !flags.contains(RegionInfoFlags::MMAP) {
@@ -457,7 +461,7 @@ fn areas(body: &[u8], info: &RegionInfo) -> Vec<(u64, u64)> {
             && let Ok((sparse, mut rest)) = SparseMmap::read_from_prefix(&body[at..])
         {
             let mut areas = Vec::new();
-            while areas.len() < sparse.nr_areas as usize
+            while areas.len() < (sparse.nr_areas as usize).min(MOST_AREAS)
                 && let Ok((area, more)) = SparseArea::read_from_prefix(rest)
             {
                 areas.push((area.offset, area.size));

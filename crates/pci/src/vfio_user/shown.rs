@@ -43,10 +43,10 @@ impl ShownInterrupts {
         }
     }
 
-    /// The capabilities that are not shown: identifier, length, and interrupt index.
-    fn hidden(self) -> &'static [(u8, u16, u32)] {
-        const MSI: (u8, u16, u32) = (capability::MSI, msi::SIZE, irq::MSI);
-        const MSIX: (u8, u16, u32) = (capability::MSIX, msix::SIZE, irq::MSIX);
+    /// The capabilities that are not shown: identifier, and interrupt index.
+    fn hidden(self) -> &'static [(u8, u32)] {
+        const MSI: (u8, u32) = (capability::MSI, irq::MSI);
+        const MSIX: (u8, u32) = (capability::MSIX, irq::MSIX);
         match self {
             ShownInterrupts::Msix => &[MSI],
             ShownInterrupts::Msi => &[MSIX],
@@ -76,9 +76,10 @@ impl<D: ServedDevice> ShownWith<D> {
         // The byte that points at the next capability that is shown.
         let mut pointer = header::CAPABILITIES_POINTER;
         for Capability { at, id, next } in list(&device)? {
-            match shown.hidden().iter().find(|(hidden, ..)| *hidden == id) {
-                Some((_, length, index)) => {
-                    fixed.extend((0..*length).map(|byte| (u64::from(u16::from(at) + byte), 0)));
+            match shown.hidden().iter().find(|(hidden, _)| *hidden == id) {
+                Some((_, index)) => {
+                    let length = length(&device, at, id)?;
+                    fixed.extend((0..length).map(|byte| (u64::from(u16::from(at) + byte), 0)));
                     if let Some(count) = shape.irqs.get_mut(*index as usize) {
                         *count = 0;
                     }
@@ -117,6 +118,16 @@ struct Capability {
     at: u8,
     id: u8,
     next: u8,
+}
+
+/// Bytes of the interrupt capability at `at`.
+fn length(device: &dyn ServedDevice, at: u8, id: u8) -> Result<u16, RequestRefused> {
+    if id == capability::MSIX {
+        return Ok(msix::SIZE);
+    }
+    let control = u64::from(u16::from(at) + msi::CONTROL);
+    let control = device.read(FunctionRegion::Config, control, 2)?;
+    Ok(msi::size(control.first_chunk().map_or(0, |word| u16::from_le_bytes(*word))))
 }
 
 /// Walks the list of capabilities.
