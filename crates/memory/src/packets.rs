@@ -116,11 +116,22 @@ impl Packets {
     /// # Errors
     /// When nobody listens there, or the path is too long for a socket.
     pub fn connect(path: &Path) -> std::io::Result<Packets> {
+        Packets::connect_until(path, None)
+    }
+
+    /// Connects to who listens at `path`, and gives up at `deadline` where the listener's queue is full until then.
+    ///
+    /// # Errors
+    /// As [`connect`](Packets::connect); [`TimedOut`](std::io::ErrorKind::TimedOut) after the deadline.
+    pub fn connect_until(path: &Path, deadline: Option<Instant>) -> std::io::Result<Packets> {
         let socket = packet_socket()?;
         loop {
             match connect(&socket, &SocketAddrUnix::new(path)?) {
                 Ok(()) => return Ok(Packets(socket)),
                 Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if deadline.is_some_and(|at| Instant::now() >= at) => {
+                    return Err(std::io::ErrorKind::TimedOut.into());
+                }
                 // The listener's queue is full: it will be there in a moment.
                 Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
                 Err(error) => return Err(error.into()),
@@ -348,7 +359,10 @@ impl PacketListener {
     /// # Errors
     /// When another process listens there, or the path cannot be made.
     pub fn bind(path: &Path) -> std::io::Result<PacketListener> {
-        crate::socket::place(path, Packets::connect(path).is_ok(), |path| {
+        let found = Packets::connect_until(path, Some(Instant::now()));
+        // One whose queue is full is there as well.
+        let full = |error: std::io::Error| error.kind() == std::io::ErrorKind::TimedOut;
+        crate::socket::place(path, found.map_or_else(full, |_| true), |path| {
             let socket = packet_socket()?;
             bind(&socket, &SocketAddrUnix::new(path)?)?;
             listen(&socket, 1024)?;
@@ -410,6 +424,31 @@ mod tests {
         assert_eq!(b.try_receive(&mut buffer).unwrap_err(), StreamError::TimedOut);
         drop(a);
         assert_eq!(b.try_receive(&mut buffer).unwrap_err(), StreamError::Closed);
+    }
+
+    #[test]
+    fn a_listener_that_takes_nobody_is_waited_for_until_the_deadline() {
+        let path = std::env::temp_dir().join(format!("rackbus-full-{}", std::process::id()));
+        let socket = packet_socket().unwrap();
+        bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&socket, 0).unwrap();
+        let now = || Packets::connect_until(&path, Some(Instant::now()));
+        let mut waiting = Vec::new();
+        let error = loop {
+            match now() {
+                Ok(packets) => waiting.push(packets),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((waiting.len(), error.kind()), (1, std::io::ErrorKind::TimedOut));
+        assert!(PacketListener::bind(&path).is_err());
+        // When one of them is taken, there is room.
+        let listener = PacketListener::resume(socket);
+        let _taken = listener.accept().unwrap();
+        assert!(now().is_ok());
+        drop(listener);
+        assert_eq!(now().unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+        let _ = std::fs::remove_file(&path);
     }
 
     #[test]

@@ -45,6 +45,7 @@ use kept::{DeviceParts, KeptFile};
 use ledger::Ledger;
 use link::StandbyLink;
 use relay::Relay;
+use sessions::SessionThreads;
 use window::{QemuWindow, WindowJob};
 
 pub use standby::{StandbyStart, stand_by};
@@ -105,6 +106,7 @@ struct Device {
     ledger: Arc<Ledger>,
     window: QemuWindow,
     bells: Bells,
+    threads: SessionThreads,
     /// Queues that another process served, or that were stopped, and that have not been looked at since.
     inherited: Mutex<[bool; QUEUES]>,
     /// Queues whose driver did what none may do: they are not served until they were stopped.
@@ -246,6 +248,7 @@ impl Device {
             ledger,
             window: QemuWindow::default(),
             bells: Bells::new().map_err(system("epoll"))?,
+            threads: SessionThreads::default(),
             over: AtomicBool::new(false),
         })
     }

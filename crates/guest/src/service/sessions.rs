@@ -2,6 +2,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{Packets, SharedMemory, StreamError};
@@ -12,23 +14,61 @@ use super::Device;
 use super::kept::kinds;
 use super::ledger::LeftOnSocket;
 use crate::journal::JournalRecord;
-use crate::state::DescriptorKind;
+use crate::state::{DescriptorKind, MOST_SESSIONS};
 
 /// Bytes of the page that proves that stores are seen on both sides.
 const PAGE: u64 = 4096;
 
+/// How long a node may take to have room for a connection. Others are still connecting for sessions that the guest
+/// has given up meanwhile.
+const CONNECTING: Duration = Duration::from_secs(3);
+/// Threads of sessions at a time: two for each that there may be, and as many again that still connect.
+pub(super) const MOST_THREADS: usize = 3 * MOST_SESSIONS;
+
+/// How many threads hear a node, or connect to it.
+#[derive(Debug, Default)]
+pub(super) struct SessionThreads(pub AtomicUsize);
+
+impl SessionThreads {
+    fn take(&self) -> bool {
+        let more = |count: usize| (count < MOST_THREADS).then_some(count + 1);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    fn give_back(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl Device {
+    /// Has a thread of a session's do something, unless there are too many of them.
+    fn start(
+        self: &Arc<Self>,
+        name: &str,
+        work: impl FnOnce(&Arc<Device>) + Send + 'static,
+    ) -> std::io::Result<()> {
+        if !self.threads.take() {
+            return Err(std::io::Error::other("too many threads of sessions"));
+        }
+        let device = self.clone();
+        let counted = move || {
+            work(&device);
+            device.threads.give_back();
+        };
+        let started = std::thread::Builder::new().name(name.into()).spawn(counted);
+        started.map(drop).inspect_err(|_| self.threads.give_back())
+    }
+
     /// Connects to the node, and hears what it says in a session until that ends, on threads of its own.
     pub(super) fn connect(self: &Arc<Self>, session: u64) {
-        let device = self.clone();
-        let talk = move || match device.reach(session) {
+        let talk = move |device: &Arc<Device>| match device.reach(session) {
             Ok(()) => device.converse(session),
             Err(error) => {
                 tracing::info!(%error, node = %device.node.display(), "no node for the guest");
                 device.act(&JournalRecord::Unreachable { session });
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("session".into()).spawn(talk) {
+        if let Err(error) = self.start("session", talk) {
             tracing::error!(%error, "a process of the guest was refused: cannot start a thread for it");
             self.act(&JournalRecord::Unreachable { session });
         }
@@ -36,7 +76,8 @@ impl Device {
 
     /// Has the two sockets and the page of a session, unless it is over already.
     fn reach(self: &Arc<Self>, session: u64) -> std::io::Result<()> {
-        let calls = Packets::connect(&self.node)?;
+        let deadline = Instant::now() + CONNECTING;
+        let calls = Packets::connect_until(&self.node, Some(deadline))?;
         let (events, theirs) = Packets::pair()?;
         let page = SharedMemory::reserve("rackbus proof", PAGE).map_err(std::io::Error::other)?;
         let page_kind = DescriptorKind::Memory { size: PAGE, write: true };
@@ -47,9 +88,7 @@ impl Device {
 
     /// Goes on with a session that is connected.
     pub(super) fn go_on(self: &Arc<Self>, session: u64) {
-        let device = self.clone();
-        let talk = move || device.converse(session);
-        if std::thread::Builder::new().name("session".into()).spawn(talk).is_err() {
+        if self.start("session", move |device| device.converse(session)).is_err() {
             self.end_session(session);
         }
     }
@@ -62,7 +101,7 @@ impl Device {
         self.act(&JournalRecord::Over { session });
     }
 
-    fn converse(self: &Arc<Self>, session: u64) {
+    pub(super) fn converse(self: &Arc<Self>, session: u64) {
         let (sockets, slot) = {
             let inner = self.lock();
             let conversation = inner.kept.sessions.get(&session);
@@ -70,11 +109,15 @@ impl Device {
             (sockets, inner.kept.core.state.slot(session))
         };
         let Some(((calls, events), slot)) = sockets.zip(slot) else { return };
-        let (device, heard) = (self.clone(), events.clone());
-        let listen = move || device.hear((session, slot), GuestChannel::Events, &heard);
-        let listening = std::thread::Builder::new().name("session's events".into()).spawn(listen);
-        if listening.is_ok() {
-            self.hear((session, slot), GuestChannel::Calls, &calls);
+        let heard = events.clone();
+        let listen =
+            move |device: &Arc<Device>| device.hear((session, slot), GuestChannel::Events, &heard);
+        match self.start("session's events", listen) {
+            Ok(()) => self.hear((session, slot), GuestChannel::Calls, &calls),
+            Err(error) => {
+                tracing::error!(%error, session, "a process of the guest is disconnected: nobody can hear its events");
+                self.act(&JournalRecord::Over { session });
+            }
         }
         calls.shut_down();
         events.shut_down();

@@ -5,11 +5,15 @@ use std::sync::mpsc::Receiver;
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{AdaptiveSpin, Packets, SharedMemory, StreamError};
 use rackbus_segment::guest::GuestChannel;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 use vhost_user_backend::VhostUserBackend;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::EventSet;
 
 use super::backend::QUEUE_SIZE;
+use super::sessions::MOST_THREADS;
 use super::*;
 use crate::state::DescriptorKind;
 
@@ -36,12 +40,17 @@ struct Driver {
 
 impl Driver {
     fn new() -> Driver {
+        Driver::of_node("/nowhere".into())
+    }
+
+    /// With the node's socket there.
+    fn of_node(node: PathBuf) -> Driver {
         let ranges = [(GuestAddress(0), 2 << 20)];
         let memory = GuestMemoryMmap::<()>::from_ranges(&ranges).unwrap();
         let memory = GuestMemoryAtomic::new(memory);
         let start: Arc<standby::StartStandby> =
             Arc::new(|_| Err(std::io::ErrorKind::Unsupported.into()));
-        let helper = StandbyStart { socket: "/nowhere".into(), node: "/nowhere".into(), start };
+        let helper = StandbyStart { socket: "/nowhere".into(), node, start };
         let (jobs, jobs_to_do) = std::sync::mpsc::channel();
         let parts = (DeviceParts::new(Core::new(WINDOW)), Ledger::new().unwrap());
         let device = Arc::new(Device::new(helper, parts, jobs, &memory, false).unwrap());
@@ -298,4 +307,50 @@ fn a_message_of_the_nodes_is_heard_once_where_another_process_goes_on() {
     });
     assert!(heard_all);
     assert_eq!(own.peek(&mut buffer).unwrap_err(), StreamError::Closed);
+}
+
+/// Threads of sessions are counted; this many are said to be there.
+fn set_threads(driver: &Driver, count: usize) {
+    driver.device.threads.0.store(count, Ordering::SeqCst);
+}
+
+#[test]
+fn a_session_whose_events_nobody_can_hear_is_over() {
+    let mut driver = Driver::new();
+    let (session, calls, events) = driver.session(0);
+    set_threads(&driver, MOST_THREADS);
+    driver.device.converse(session);
+    assert_eq!(driver.device.lock().kept.core.state.phases(), (vec![], vec![]));
+    assert!(ends(&calls) && ends(&events));
+    assert_eq!(driver.device.threads.0.load(Ordering::SeqCst), MOST_THREADS);
+}
+
+/// A node that stands still has a queue of connections that is full.
+#[test]
+fn a_node_that_stands_still_is_not_waited_for_without_an_end() {
+    let path = std::env::temp_dir().join(format!("rackbus-still-{}", std::process::id()));
+    let still = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let still = still.unwrap();
+    bind(&still, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&still, 0).unwrap();
+    let _queued = Packets::connect(&path).unwrap();
+    let mut driver = Driver::of_node(path.clone());
+    // One more thread may be started, and none beyond it.
+    set_threads(&driver, MOST_THREADS - 1);
+    driver.post(0, 14, CONTROL, &[0; 8]);
+    driver.post(2, 14, CONTROL, &[0; 8]);
+    driver.kick();
+    assert_eq!(driver.answered(), 1);
+    while driver.answered() < 2 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let error = |head: u64| -> i32 {
+        let place = GuestAddress(ANSWERS + head * u64::from(ROOM) + 4);
+        driver.memory.memory().read_obj(place).unwrap()
+    };
+    assert_eq!((error(0), error(2)), (-107, -107));
+    while driver.device.threads.0.load(Ordering::SeqCst) != MOST_THREADS - 1 {
+        std::thread::yield_now();
+    }
+    let _ = std::fs::remove_file(&path);
 }
