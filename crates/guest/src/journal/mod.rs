@@ -287,13 +287,14 @@ impl Core {
             && let Some(base) = self.frontend.base(queue)
             && let Some(next) = self.next.get_mut(usize::from(queue))
         {
-            // A VM that was stopped continues where it was, and waits for the same answers; one that was
-            // reset begins anew.
-            if *next != base || base == 0 {
-                self.requests.retain(|_, request| request.queue != queue);
-                self.places.retain(|(other, _), _| *other != queue);
+            // A VM that was stopped continues where it was, and waits for the same answers: at 0, too, when its ring
+            // has gone round. One that was reset begins anew in both queues, of which one may just be there.
+            let reset = base == 0 && *next != 0;
+            if *next != base {
+                self.requests.retain(|_, request| !reset && request.queue != queue);
+                self.places.retain(|(other, _), _| !reset && *other != queue);
             }
-            if base == 0 && *next != 0 {
+            if reset {
                 // QEMU says of a reset only this. The guest may not mount the file system again.
                 self.state.clear(&mut actions);
             }

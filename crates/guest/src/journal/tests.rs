@@ -130,6 +130,30 @@ fn a_vm_that_goes_on_gets_its_answers_and_one_that_was_reset_none() {
     assert_eq!(core.requests(1).count(), 0);
 }
 
+/// A ring's index has 16 bits, and is 0 again after so many requests.
+#[test]
+fn a_vm_whose_ring_has_gone_round_goes_on_and_gets_its_answers() {
+    let mut core = Core::new(WINDOW);
+    core.take(&base(0, 0));
+    core.take(&base(1, 0));
+    let forget =
+        JournalRecord::Request { now: 0, queue: 0, head: 0, room: Vec::new(), bytes: Vec::new() };
+    core.take(&forget);
+    let nothing = ask(20, CONTROL, &[], 1);
+    (0..u16::MAX).for_each(|_| drop(core.take(&nothing)));
+    core.take(&ask(14, CONTROL, &words(&[0]), 3));
+    let waits = |core: &Core| core.requests(1).filter(|(_, it)| it.answer.is_none()).count();
+    assert_eq!((core.next, waits(&core)), ([1, 0], 1));
+    for queue in 0..2 {
+        assert_eq!(core.take(&base(queue, 1 - queue)).actions, []);
+    }
+    assert_eq!((waits(&core), core.state.counts()[0]), (1, 1));
+    // It is reset, which only the other queue tells.
+    core.take(&base(0, 0));
+    core.take(&base(1, 0));
+    assert_eq!((core.requests(1).count(), core.state.counts()[0]), (0, 0));
+}
+
 /// The guest of a VM that was reset may never mount the file system again.
 #[test]
 fn sessions_end_when_a_vm_that_was_reset_starts_its_queues() {
