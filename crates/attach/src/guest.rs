@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_memory::packets::Packet;
-use rackbus_memory::window::ReadBuffer;
+use rackbus_memory::window::{AskingPace, ReadBuffer};
 use rackbus_memory::{Access, AdaptiveSpin, PacketStream, Region, StreamError, window};
 use rackbus_segment::guest::{
     EXCHANGE, GREETING, GuestChannel, GuestFrame, MAX_FRAME, SESSION, TAG, object_name, proof,
@@ -130,6 +130,7 @@ struct Incoming {
     buffer: ReadBuffer,
     /// The frame that an exchange gave.
     exchanged: Option<Vec<u8>>,
+    pace: AskingPace,
 }
 
 /// What an error of the file means for the conversation.
@@ -142,7 +143,8 @@ fn broken(error: &std::io::Error) -> StreamError {
 
 impl Conversation {
     fn new(session: &Arc<Session>, place: GuestChannel) -> Result<Conversation, AttachError> {
-        let incoming = Incoming { buffer: ReadBuffer::new(MAX_FRAME)?, exchanged: None };
+        let (buffer, pace) = (ReadBuffer::new(MAX_FRAME)?, AskingPace::default());
+        let incoming = Incoming { buffer, exchanged: None, pace };
         let (incoming, no_exchange) = (Mutex::new(incoming), (place != GuestChannel::Calls).into());
         Ok(Conversation { session: session.clone(), place, incoming, no_exchange })
     }
@@ -179,8 +181,9 @@ impl Conversation {
     /// The next message with its files.
     fn next(&self, deadline: Option<Instant>) -> Result<(GuestFrame, Vec<OwnedFd>), StreamError> {
         let mut incoming = lock(&self.incoming);
-        let Incoming { buffer, exchanged } = &mut *incoming;
+        let Incoming { buffer, exchanged, pace } = &mut *incoming;
         loop {
+            let asked = Instant::now();
             if self.session.over.load(Ordering::Acquire) {
                 return Err(StreamError::Closed);
             }
@@ -191,8 +194,16 @@ impl Conversation {
                     Ok(0) if deadline.is_some_and(|at| Instant::now() >= at) => {
                         return Err(StreamError::TimedOut);
                     }
-                    Ok(0) => continue,
-                    Ok(length) => buffer.bytes(length),
+                    Ok(0) => {
+                        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                        let pause = pace.nothing(asked.elapsed());
+                        std::thread::sleep(pause.min(left.unwrap_or(pause)));
+                        continue;
+                    }
+                    Ok(length) => {
+                        pace.found();
+                        buffer.bytes(length)
+                    }
                     Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                     Err(error) => return Err(broken(&error)),
                 },
@@ -300,6 +311,27 @@ impl PacketStream for Conversation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A far side that has no room for anybody to wait answers at once that there is nothing.
+    #[test]
+    fn a_reader_whom_the_far_side_lets_go_at_once_does_not_spin() {
+        let file = rackbus_memory::SharedMemory::create("test", 8).unwrap().descriptor().unwrap();
+        let (folder, over) = (PathBuf::new(), false.into());
+        let session = Arc::new(Session { file: file.into(), folder, over });
+        let events = Conversation::new(&session, GuestChannel::Events).unwrap();
+        let used = || -> std::time::Duration {
+            let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            used.try_into().unwrap()
+        };
+        let (before, time) = (used(), std::time::Duration::from_millis(400));
+        let begun = Instant::now();
+        let error = events.next(Some(begun + time)).unwrap_err();
+        assert_eq!(error, StreamError::TimedOut);
+        // Not later than the deadline because of the pauses, but for what the machine does meanwhile.
+        assert!(begun.elapsed() >= time && begun.elapsed() < time * 20);
+        let used = used() - before;
+        assert!(used < time / 4, "{used:?} of a processor in {time:?}");
+    }
 
     #[test]
     fn the_racks_file_system_is_found_among_the_mounts() {

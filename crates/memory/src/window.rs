@@ -16,10 +16,12 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use crate::doorbell::RECHECK;
 use crate::region::{Region, RegionError};
 
 /// Which file systems are windows, each by its device number and a bit that says that there is one: one that is to
@@ -44,6 +46,33 @@ impl Admitted {
 
 /// How long to wait with the next look when the far side cannot be asked.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// How soon the far side lets go of somebody whom it has no room to let wait: it keeps others for longer. It is also the
+/// longest pause before the next question, so that nothing is noticed later than after [`RECHECK`].
+const SOON: Duration = RECHECK.checked_div(2).expect("by two");
+/// The first pause.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(8);
+
+/// How long to wait before the far side is asked again that had nothing to tell. Where more wait than it has room for,
+/// it lets go of those who came first; if they asked at once, they would drive out the next ones, for ever.
+#[derive(Debug, Default)]
+pub struct AskingPace(Duration);
+
+impl AskingPace {
+    /// There was something to tell.
+    pub fn found(&mut self) {
+        self.0 = Duration::ZERO;
+    }
+
+    /// The far side had nothing to tell, and has waited for so long; the pause from then on.
+    pub fn nothing(&mut self, waited: Duration) -> Duration {
+        self.0 = match waited < SOON {
+            true => (self.0 * 2).clamp(SHORTEST_PAUSE, SOON),
+            false => Duration::ZERO,
+        };
+        self.0
+    }
+}
 
 /// Lets files of the file system that `file` is on be mapped as memory, and no other window's.
 ///
@@ -162,6 +191,8 @@ pub struct WindowEvent {
     file: OwnedFd,
     /// The number of the last ring that is known here.
     seen: AtomicU64,
+    /// That of all who wait here.
+    pace: Mutex<AskingPace>,
 }
 
 impl WindowEvent {
@@ -169,7 +200,7 @@ impl WindowEvent {
     pub(crate) fn new(file: OwnedFd) -> Result<WindowEvent, OwnedFd> {
         match rustix::fs::fstat(&file) {
             Ok(stat) if is_admitted(stat.st_dev) => {
-                Ok(WindowEvent { file, seen: AtomicU64::new(0) })
+                Ok(WindowEvent { file, seen: AtomicU64::new(0), pace: Mutex::default() })
             }
             _ => Err(file),
         }
@@ -190,9 +221,17 @@ impl WindowEvent {
     /// Sleeps until there was a ring after the one with the number `seen`; at most as long as the far side
     /// lets anybody wait, which is less than a second.
     pub(crate) fn wait(&self, seen: u64) {
+        let begun = Instant::now();
+        let pace = || self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         match number_at(&self.file, seen) {
-            Ok(Some(number)) => self.seen.store(number, Ordering::Release),
-            Ok(None) => {}
+            Ok(Some(number)) if number != seen => {
+                self.seen.store(number, Ordering::Release);
+                pace().found();
+            }
+            Ok(_) => {
+                let pause = pace().nothing(begun.elapsed());
+                std::thread::sleep(pause);
+            }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             // The caller looks at the count again, and finds its end there.
             Err(_) => std::thread::sleep(PAUSE),
@@ -236,6 +275,44 @@ mod tests {
         assert_eq!(number_at(&descriptor, 0).unwrap(), Some(u64::from_le_bytes(*b"01234567")));
         assert_eq!(number_at(&descriptor, 12).unwrap(), None);
         assert!(buffer.read_at(&descriptor, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn who_is_let_go_soon_asks_less_and_less_often_and_often_enough() {
+        let mut pace = AskingPace::default();
+        assert_eq!(pace.nothing(RECHECK), Duration::ZERO);
+        assert_eq!(pace.nothing(SOON), Duration::ZERO);
+        let pauses: Vec<u128> = (0..8).map(|_| pace.nothing(Duration::ZERO).as_millis()).collect();
+        assert_eq!(pauses, [8, 16, 32, 64, 128, 250, 250, 250]);
+        // What comes in a pause is noticed within the time that a waiter may be late anyway.
+        assert!(SOON + pace.nothing(SOON - Duration::from_nanos(1)) <= RECHECK);
+        pace.found();
+        assert_eq!(pace.nothing(Duration::ZERO), SHORTEST_PAUSE);
+        pace.nothing(Duration::ZERO);
+        assert_eq!(pace.nothing(RECHECK), Duration::ZERO);
+        assert_eq!(pace.nothing(Duration::ZERO), SHORTEST_PAUSE);
+    }
+
+    /// A far side that has no room for anybody to wait answers at once.
+    #[test]
+    fn a_waiter_whom_the_far_side_lets_go_at_once_does_not_spin() {
+        // What is read at offset 8 is the number of the last ring.
+        let file = crate::SharedMemory::create("test", 16).unwrap();
+        let rings = |number| file.whole().store_u64(8, number, Ordering::SeqCst).unwrap();
+        rings(8);
+        let seen = AtomicU64::new(0);
+        let event = WindowEvent { file: file.descriptor().unwrap(), seen, pace: Mutex::default() };
+        let (begun, mut looks) = (Instant::now(), 0);
+        while begun.elapsed() < RECHECK {
+            event.wait(8);
+            looks += 1;
+        }
+        assert!(looks <= 8, "{looks} looks");
+        // A ring is another number: nobody pauses then, and the next pause is a short one.
+        rings(5);
+        event.wait(8);
+        assert_eq!(event.pace.lock().unwrap().0, Duration::ZERO);
+        assert_eq!(event.seen(), 5);
     }
 
     #[test]

@@ -41,6 +41,9 @@ pub const MOST_OBJECTS: usize = 8192;
 pub const MOST_PARKED: usize = 192;
 /// Messages that wait for a process, and bytes of them; then its session ends.
 const MOST_WAITING: (usize, usize) = (1024, 1 << 20);
+/// Bytes of messages that wait for all processes of a guest: 64 KiB for each session that there may be. Half of them for
+/// those of one user but the guest's root.
+const MOST_UNREAD: usize = 16 << 20;
 
 /// Posts of a session that the node has not answered: as many as surely fit the socket to it. Whoever has more waits for
 /// an answer.
@@ -244,10 +247,10 @@ impl GuestState {
             }
             FuseOperation::Open => Some(fuse::opened(unique, 0, self.open_object(node)?)),
             FuseOperation::Read { handle, offset, size } if node == CONTROL => {
-                self.read_session(now, asked, handle, (offset, size))?
+                self.read_session(now, (asked, head.user), handle, (offset, size))?
             }
             FuseOperation::Read { offset, size, .. } => {
-                self.read_object(now, asked, node, (offset, size))?
+                self.read_object(now, (asked, head.user), node, (offset, size))?
             }
             FuseOperation::Write { handle, offset, data } if node == CONTROL => {
                 self.write_session(asked, handle, (offset, data), actions)?
@@ -257,7 +260,7 @@ impl GuestState {
                 Some(fuse::written(unique, data.len() as u32))
             }
             FuseOperation::Control { handle, command, data, room } if node == CONTROL => {
-                self.exchange(now, asked, (handle, command), (data, room), actions)?
+                self.exchange(now, (asked, head.user), (handle, command), (data, room), actions)?
             }
             FuseOperation::Control { .. } => return Err(Errno::NOTTY),
             FuseOperation::Release { handle } => {
@@ -332,11 +335,18 @@ impl GuestState {
         self.parked().map(|parked| parked.until).min()
     }
 
-    /// Answers the one that has waited for longest, where there are too many: it asks again if nothing came for it.
+    /// Where too many wait, answers the one that has waited for longest, of those of the user who has most of them: it
+    /// asks again if nothing came for it, and others wait on.
     fn make_room(&mut self, actions: &mut Vec<GuestAction>) {
-        if self.parked().count() > MOST_PARKED
-            && let Some(oldest) = self.parked().map(|parked| parked.asked.token).min()
-        {
+        if self.parked().count() <= MOST_PARKED {
+            return;
+        }
+        let mut users: BTreeMap<u32, (usize, u64)> = BTreeMap::new();
+        for Parked { user, asked, .. } in self.parked() {
+            let it = users.entry(*user).or_insert((0, asked.token));
+            *it = (it.0 + 1, it.1.min(asked.token));
+        }
+        if let Some((_, oldest)) = users.into_values().max() {
             actions.extend(self.answer_parked(|parked| parked.asked.token == oldest));
         }
     }
@@ -388,6 +398,7 @@ impl GuestState {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Parked {
     asked: PendingRequest,
+    user: u32,
     until: u64,
     /// It is not a read, but waits for the answer in an exchange.
     exchange: bool,

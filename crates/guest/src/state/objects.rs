@@ -136,7 +136,7 @@ impl GuestState {
     pub(super) fn read_object(
         &mut self,
         now: u64,
-        asked: PendingRequest,
+        (asked, user): (PendingRequest, u32),
         node: u64,
         (offset, size): (u64, u32),
     ) -> Result<Option<Vec<u8>>, Errno> {
@@ -147,7 +147,7 @@ impl GuestState {
                 Ok(Some(fuse::data(asked.unique, &object.rings.to_le_bytes())))
             }
             DescriptorKind::Bell => {
-                object.parked.push(Parked { asked, until: now + RING_WAIT, exchange: false });
+                object.parked.push(Parked { asked, user, until: now + RING_WAIT, exchange: false });
                 Ok(None)
             }
             // A kernel that asks for memory's bytes would keep them in its page cache.

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::objects::GuestFile;
 use super::{
-    DescriptorKind, GuestAction, GuestState, MESSAGE_WAIT, MOST_POSTS, MOST_SESSIONS, MOST_WAITING,
-    Parked, PendingRequest, Received,
+    DescriptorKind, GuestAction, GuestState, MESSAGE_WAIT, MOST_POSTS, MOST_SESSIONS, MOST_UNREAD,
+    MOST_WAITING, Parked, PendingRequest, Received,
 };
 use crate::fuse::{self, Errno, RequestHead};
 
@@ -85,6 +85,11 @@ impl GuestSession {
             GuestChannel::Events => Some(&mut self.events),
             GuestChannel::Proof | GuestChannel::End | GuestChannel::Posts => None,
         }
+    }
+
+    /// Bytes of messages that wait for the process.
+    pub(super) fn unread(&self) -> usize {
+        self.calls.bytes + self.events.bytes
     }
 
     pub(super) fn parked(&self) -> impl Iterator<Item = &Parked> {
@@ -180,7 +185,7 @@ impl GuestState {
     pub(super) fn read_session(
         &mut self,
         now: u64,
-        asked: PendingRequest,
+        (asked, user): (PendingRequest, u32),
         handle: u64,
         (offset, size): (u64, u32),
     ) -> Result<Option<Vec<u8>>, Errno> {
@@ -200,7 +205,7 @@ impl GuestState {
         if queue.parked.is_some() {
             return Err(Errno::AGAIN);
         }
-        queue.parked = Some(Parked { asked, until: now + MESSAGE_WAIT, exchange: false });
+        queue.parked = Some(Parked { asked, user, until: now + MESSAGE_WAIT, exchange: false });
         Ok(None)
     }
 
@@ -252,7 +257,7 @@ impl GuestState {
     pub(super) fn exchange(
         &mut self,
         now: u64,
-        asked: PendingRequest,
+        (asked, user): (PendingRequest, u32),
         (handle, command): (u64, u32),
         (data, room): (&[u8], u32),
         actions: &mut Vec<GuestAction>,
@@ -272,7 +277,8 @@ impl GuestState {
         let place = GuestChannel::Calls.offset();
         self.write_session(asked, handle, (place, message), actions)?;
         let session = self.sessions.get_mut(&handle).ok_or(Errno::BADF)?;
-        session.calls.parked = Some(Parked { asked, until: now + MESSAGE_WAIT, exchange: true });
+        let until = now + MESSAGE_WAIT;
+        session.calls.parked = Some(Parked { asked, user, until, exchange: true });
         Ok(None)
     }
 
@@ -320,6 +326,14 @@ impl GuestState {
         actions
     }
 
+    /// Whether messages of so many bytes more may wait for a user's processes.
+    fn has_room_to_wait(&self, user: u32, more: usize) -> bool {
+        let all: usize = self.sessions.values().map(GuestSession::unread).sum();
+        let of_user = self.sessions.values().filter(|it| it.user.0 == user);
+        let own = || of_user.map(GuestSession::unread).sum::<usize>();
+        all + more <= MOST_UNREAD && (user == 0 || own() + more <= MOST_UNREAD / 2)
+    }
+
     /// The node says something. The numbers of what came along, which the shell holds from now on.
     pub fn received(
         &mut self,
@@ -334,6 +348,7 @@ impl GuestState {
             true => received.objects.iter().map(|_| self.number()).collect(),
             false => Vec::new(),
         };
+        let unread = self.has_room_to_wait(user, received.message.len());
         let Some(it) = self.sessions.get_mut(&session).filter(|it| it.phase == Phase::Open) else {
             return (Vec::new(), actions);
         };
@@ -342,15 +357,16 @@ impl GuestState {
             return (Vec::new(), actions);
         }
         let Some(queue) = it.queue(place) else { return (Vec::new(), actions) };
-        if queue.is_full() {
+        let lost = received.lost || !room;
+        let message = received.message.to_vec();
+        let frame = GuestFrame { objects: numbers.clone(), lost, message }.encode();
+        let waits = queue.parked.is_none_or(|it| !it.has_room(frame.len()));
+        if queue.is_full() || (waits && !unread) {
             tracing::warn!(session, "a process of the guest reads nothing and is disconnected");
             it.close(&mut actions);
             actions.push(GuestAction::End { session });
             return (Vec::new(), actions);
         }
-        let lost = received.lost || !room;
-        let message = received.message.to_vec();
-        let frame = GuestFrame { objects: numbers.clone(), lost, message }.encode();
         queue.push(frame, &mut actions);
         let (user, (keeper, revoked)) = (it.user, meaning(place, received.message));
         for (number, kind) in numbers.iter().zip(&received.objects) {

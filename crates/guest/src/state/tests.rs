@@ -1,5 +1,7 @@
 //! What a guest's kernel asks for, and what it must not get.
 
+mod bounds;
+
 use proptest::prelude::*;
 use rackbus_segment::Handle;
 use rackbus_segment::guest::{
@@ -375,64 +377,6 @@ fn whoever_waits_is_woken_by_a_ring_by_time_or_by_the_end() {
     let over = guest.state.session_ended(session);
     assert_eq!(answer_in(&over, guest.token), Err(Errno::NOTCONN.0));
     assert_eq!(guest.read(session, GuestChannel::Events), Err(Errno::NOTCONN.0));
-}
-
-#[test]
-fn those_who_wait_leave_room_for_others_in_the_queue() {
-    let mut guest = Guest::new();
-    let session = guest.open_session();
-    let bell = guest.connected(session, 1, DescriptorKind::Bell);
-    let mut waiting = std::collections::VecDeque::new();
-    let mut arguments = words(&[0, 0]);
-    arguments.extend(8_u32.to_le_bytes());
-    assert_eq!(guest.read(session, GuestChannel::Events), Err(-1));
-    waiting.push_back(guest.token);
-    for _ in 0..300 {
-        assert_eq!(guest.ask(15, bell, &arguments), Err(-1));
-        waiting.push_back(guest.token);
-        let answered = (waiting.len() > MOST_PARKED).then(|| waiting.pop_front().unwrap());
-        let tokens = guest.actions.iter().filter_map(|action| match action {
-            GuestAction::Answer { token, .. } => Some(*token),
-            _ => None,
-        });
-        assert_eq!(tokens.collect::<Vec<_>>(), answered.into_iter().collect::<Vec<_>>());
-        assert!(guest.state.parked().count() <= MOST_PARKED);
-    }
-    assert_eq!(guest.state.rang(bell).len(), MOST_PARKED);
-}
-
-#[test]
-fn one_user_has_not_all_sessions_and_files() {
-    let mut guest = Guest::new();
-    let sessions: Vec<u64> = (0..MOST_SESSIONS / 2).map(|_| guest.open_session()).collect();
-    assert_eq!(guest.ask(14, CONTROL, &words(&[0])), Err(Errno::NFILE.0));
-    let open = |guest: &mut Guest, user: u32| {
-        guest.user = user;
-        guest.ask(14, CONTROL, &words(&[0])) == Err(-1)
-    };
-    assert!(open(&mut guest, 1001) && open(&mut guest, 0));
-    guest.user = 1000;
-    let files = |guest: &mut Guest, count: usize| {
-        let message = encode(&Reply::Done);
-        let received = Received { message: &message, objects: vec![SEGMENT; count], lost: false };
-        guest.state.received(sessions[0], GuestChannel::Calls, received).0.len()
-    };
-    let left = MOST_OBJECTS / 2 - sessions.len();
-    assert_eq!((files(&mut guest, left + 1), files(&mut guest, left)), (0, left));
-    assert_eq!((files(&mut guest, 1), guest.state.has_room(0, 1)), (0, true));
-}
-
-#[test]
-fn a_process_that_reads_nothing_is_disconnected_and_can_read_what_came_before() {
-    let mut guest = Guest::new();
-    let session = guest.open_session();
-    let event = SessionEvent::Connected { segment: Handle(1), node: 4 };
-    let mut ended = Vec::new();
-    for _ in 0..=MOST_WAITING.0 {
-        ended.extend(guest.told(session, &event));
-    }
-    assert_eq!(ended, [GuestAction::End { session }]);
-    assert!(guest.read(session, GuestChannel::Events).is_ok());
 }
 
 proptest! {
