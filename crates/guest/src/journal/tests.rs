@@ -27,7 +27,8 @@ fn said(session: u64) -> JournalRecord {
     let connection = Handle(1);
     let connected = Connected { connection, size: 1, write: true, address: None };
     let message = encode(&Reply::Connected(connected));
-    let kinds = vec![DescriptorKind::Memory { size: 1 << 20, write: true }, DescriptorKind::Bell];
+    // Of two, one is let go when they have ended.
+    let kinds = vec![DescriptorKind::Memory { size: 40 << 20, write: true }, DescriptorKind::Bell];
     JournalRecord::Received { session, events: false, message, kinds, lost: false }
 }
 

@@ -4,7 +4,9 @@ use std::sync::mpsc::Receiver;
 
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{AdaptiveSpin, Packets, SharedMemory, StreamError};
+use rackbus_segment::Handle;
 use rackbus_segment::guest::GuestChannel;
+use rackbus_segment::message::{Connected, ConnectionChange, Reply, SessionEvent, decode, encode};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -353,4 +355,58 @@ fn a_node_that_stands_still_is_not_waited_for_without_an_end() {
         std::thread::yield_now();
     }
     let _ = std::fs::remove_file(&path);
+}
+
+/// Memory whose owner has ended is released by the process that serves and by its standby, when it is too much.
+#[test]
+fn memory_that_has_ended_is_kept_up_to_a_bound_in_both_processes() {
+    let mut driver = Driver::new();
+    let (session, _calls, _events) = driver.session(0);
+    let core = encode(&driver.device.lock().kept.core);
+    let mut standby = DeviceParts::new(decode(&core).unwrap());
+    let size = WINDOW / 2 + 4096;
+    let mut happens = |record: JournalRecord, memory: Option<OwnedFd>| {
+        let beside = |memory: &Option<OwnedFd>| -> Vec<OwnedFd> {
+            memory.iter().map(|it| it.try_clone().unwrap()).collect()
+        };
+        let outcome = standby.take(&record, beside(&memory));
+        standby.release(&outcome.actions);
+        driver.device.act_with(&record, beside(&memory));
+        let sorted = |parts: &DeviceParts| {
+            let memory = parts.held.iter().filter(|(_, it)| matches!(it, KeptFile::Memory(_)));
+            memory.map(|(number, _)| *number).collect::<std::collections::BTreeSet<_>>()
+        };
+        (sorted(&driver.device.lock().kept), sorted(&standby))
+    };
+    let mut held = Vec::new();
+    for connection in 0..3 {
+        let memory = SharedMemory::reserve("segment", size).unwrap();
+        let connection = Handle(connection);
+        let connected = Connected { connection, size, write: true, address: None };
+        let message = encode(&Reply::Connected(connected));
+        let kinds = vec![DescriptorKind::Memory { size, write: true }];
+        let record =
+            JournalRecord::Received { session, events: false, message, kinds, lost: false };
+        held.push(happens(record, Some(memory)).1);
+    }
+    let mut now = held[2].clone();
+    for connection in [1, 0, 2] {
+        let change = ConnectionChange::Removed;
+        let connection = Handle(connection);
+        let message = encode(&SessionEvent::Remote { connection, change });
+        let record = JournalRecord::Received {
+            session,
+            events: true,
+            message,
+            kinds: Vec::new(),
+            lost: false,
+        };
+        let (serving, follows) = happens(record, None);
+        // The standby was not told of the page that was there before.
+        assert_eq!(serving.difference(&follows).count(), 1);
+        assert!(follows.is_subset(&now));
+        now = follows;
+    }
+    // Those that ended first and second are gone.
+    assert_eq!(now, held[2].difference(&held[1]).copied().collect());
 }

@@ -4,11 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DescriptorKind, GuestAction, GuestState, PendingRequest};
+use super::{DescriptorKind, GuestAction, GuestState, PAGE, PendingRequest};
 use crate::fuse::{self, Errno};
-
-/// Everything is in whole pages.
-const PAGE: u64 = 4096;
 
 /// A mapping, as QEMU has it, or will have it when it was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +29,10 @@ pub(super) struct Maps {
 impl Maps {
     pub(super) fn new(window: u64) -> Maps {
         Maps { window, by_place: BTreeMap::new(), waiting: BTreeMap::new(), next_job: 0 }
+    }
+
+    pub(super) fn window(&self) -> u64 {
+        self.window
     }
 
     pub(super) fn len(&self) -> usize {

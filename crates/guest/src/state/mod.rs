@@ -9,6 +9,7 @@
 //! guest, at a place in the window where nothing else is: that is looked at here, for QEMU ends the VM, or
 //! refuses, where it is not so.
 
+mod keepers;
 mod maps;
 mod objects;
 mod sessions;
@@ -17,7 +18,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use rackbus_segment::Handle;
 use rackbus_segment::guest::{EXCHANGE_BYTES, GuestChannel};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,9 @@ use crate::fuse::{self, Attributes, Errno, FuseOperation};
 use maps::Maps;
 use objects::GuestFile;
 use sessions::GuestSession;
+
+/// Everything is in whole pages.
+const PAGE: u64 = 4096;
 
 /// Inode number of the only folder.
 const ROOT: u64 = 1;
@@ -168,13 +171,16 @@ pub struct GuestState {
     maps: Maps,
     /// Numbers that were given to sessions and files so far. None is given twice.
     next: u64,
+    /// How many files' keepers have ended so far.
+    ends: u64,
 }
 
 impl GuestState {
     /// That of a guest that has not mounted anything yet, with a window of so many bytes.
     pub fn new(window: u64) -> GuestState {
         let maps = Maps::new(window);
-        GuestState { sessions: BTreeMap::new(), objects: BTreeMap::new(), maps, next: FIRST }
+        let (sessions, objects) = (BTreeMap::new(), BTreeMap::new());
+        GuestState { sessions, objects, maps, next: FIRST, ends: 0 }
     }
 
     fn number(&mut self) -> u64 {
@@ -355,7 +361,7 @@ impl GuestState {
     /// others have some.
     fn has_room(&self, user: u32, more: usize) -> bool {
         let all = self.objects.len() + more <= MOST_OBJECTS;
-        let own = || self.objects.values().filter(|it| it.is_of(user)).count();
+        let own = || self.objects.values().filter(|it| it.user() == user).count();
         all && (user == 0 || own() + more <= MOST_OBJECTS / 2)
     }
 
@@ -378,19 +384,6 @@ impl GuestState {
             object.answer_parked(which, &mut actions);
         }
         actions
-    }
-
-    /// Takes everything that came for `keeper` of a session away from the guest.
-    fn revoke(&mut self, session: u64, keeper: Handle, actions: &mut Vec<GuestAction>) {
-        for (number, object) in &mut self.objects {
-            if object.session == session && object.keeper == Some(keeper) {
-                object.revoked = true;
-                let ranges = self.maps.take_of(*number);
-                if !ranges.is_empty() {
-                    actions.push(GuestAction::Unmap { ranges, asked: None });
-                }
-            }
-        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Files that came with messages: memory, and events to wait for and to ring.
 
-use rackbus_segment::Handle;
 use rackbus_segment::guest::{SESSION, object_number};
 use serde::{Deserialize, Serialize};
 
+use super::keepers::FileKeeper;
 use super::{
     CONTROL, DescriptorKind, GuestAction, GuestState, Parked, PendingRequest, RING_WAIT, ROOT,
 };
@@ -13,10 +13,13 @@ use crate::fuse::{self, Attributes, Errno};
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct GuestFile {
     pub session: u64,
-    /// What it belongs to, as the node calls it.
-    pub keeper: Option<Handle>,
+    pub keeper: FileKeeper,
     pub kind: DescriptorKind,
     pub revoked: bool,
+    /// What it belongs to has ended: as which of all that have.
+    pub ended: Option<u64>,
+    /// Its memory is kept no more.
+    pub released: bool,
     user: u32,
     group: u32,
     /// How often the guest's kernel has it from looking it up.
@@ -28,12 +31,19 @@ pub(super) struct GuestFile {
 }
 
 impl GuestFile {
-    pub(super) fn new(session: u64, (user, group): (u32, u32), kind: DescriptorKind) -> GuestFile {
+    pub(super) fn new(
+        session: u64,
+        (user, group): (u32, u32),
+        keeper: FileKeeper,
+        kind: DescriptorKind,
+    ) -> GuestFile {
         GuestFile {
             session,
-            keeper: None,
+            keeper,
             kind,
             revoked: false,
+            ended: None,
+            released: false,
             user,
             group,
             lookups: 0,
@@ -53,8 +63,8 @@ impl GuestFile {
         Attributes { node, size, mode, links, user: self.user, group: self.group, dax }
     }
 
-    pub(super) fn is_of(&self, user: u32) -> bool {
-        self.user == user
+    pub(super) fn user(&self) -> u32 {
+        self.user
     }
 
     pub(super) fn parked(&self) -> impl Iterator<Item = &Parked> {

@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 
-use rackbus_segment::Handle;
 use rackbus_segment::guest::{
     EXCHANGE, EXCHANGE_BYTES, GREETING, GuestChannel, GuestFrame, MAX_FRAME, MAX_MESSAGE,
     exchanged, is_refused,
 };
-use rackbus_segment::message::{ConnectionChange, Reply, SessionEvent, decode};
 use serde::{Deserialize, Serialize};
 
+use super::keepers::{FileKeeper, MessageMeaning, RequestSubject};
 use super::objects::GuestFile;
 use super::{
     DescriptorKind, GuestAction, GuestState, MESSAGE_WAIT, MOST_POSTS, MOST_SESSIONS, MOST_UNREAD,
@@ -30,8 +29,15 @@ pub(super) struct GuestSession {
     events: Queue,
     /// How many messages of the node's there were in each conversation: calls and events.
     received: [u64; 2],
-    /// For each request that the node has not answered, whether anybody reads its reply.
-    asked: VecDeque<bool>,
+    /// Requests that the node has not answered.
+    asked: VecDeque<OpenRequest>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct OpenRequest {
+    /// Whether anybody reads its reply.
+    read: bool,
+    subject: RequestSubject,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,7 +182,7 @@ impl GuestState {
         let greeting =
             GuestFrame { objects: vec![number], lost: false, message: GREETING.to_vec() }.encode();
         it.calls.push(greeting, &mut actions);
-        self.objects.insert(number, GuestFile::new(session, it.user, kind));
+        self.objects.insert(number, GuestFile::new(session, it.user, FileKeeper::default(), kind));
         let bytes = fuse::opened(asked.unique, session, false);
         actions.push(GuestAction::Answer { token: asked.token, bytes });
         (Some(number), actions)
@@ -223,6 +229,7 @@ impl GuestState {
             GuestChannel::End => {
                 session.close(actions);
                 actions.push(GuestAction::End { session: handle });
+                self.end_memory_of(handle, actions);
             }
             _ if session.phase != Phase::Open => return Err(Errno::NOTCONN),
             GuestChannel::Proof => {
@@ -244,7 +251,8 @@ impl GuestState {
                     if session.asked.len() >= most {
                         return Err(Errno::AGAIN);
                     }
-                    session.asked.push_back(!posted);
+                    let subject = RequestSubject::of(data);
+                    session.asked.push_back(OpenRequest { read: !posted, subject });
                 }
                 let message = data.to_vec();
                 actions.push(GuestAction::Send { session: handle, place, message });
@@ -293,6 +301,7 @@ impl GuestState {
         if let Some(it) = self.sessions.remove(&session) {
             it.end(session, actions);
             self.drop_unopened(session, actions);
+            self.end_memory_of(session, actions);
         }
     }
 
@@ -322,6 +331,7 @@ impl GuestState {
         let mut actions = Vec::new();
         if let Some(it) = self.sessions.get_mut(&session) {
             it.close(&mut actions);
+            self.end_memory_of(session, &mut actions);
         }
         actions
     }
@@ -353,9 +363,14 @@ impl GuestState {
             return (Vec::new(), actions);
         };
         it.received[usize::from(place == GuestChannel::Events)] += 1;
-        if place == GuestChannel::Calls && it.asked.pop_front() == Some(false) {
+        let asked = (place == GuestChannel::Calls).then(|| it.asked.pop_front()).flatten();
+        let subject = asked.map_or(RequestSubject::Other, |it| it.subject);
+        let meaning = MessageMeaning::of(place, received.message, subject);
+        if asked.is_some_and(|it| !it.read) {
+            self.follow(session, &meaning, &mut actions);
             return (Vec::new(), actions);
         }
+        let user = it.user;
         let Some(queue) = it.queue(place) else { return (Vec::new(), actions) };
         let lost = received.lost || !room;
         let message = received.message.to_vec();
@@ -365,37 +380,16 @@ impl GuestState {
             tracing::warn!(session, "a process of the guest reads nothing and is disconnected");
             it.close(&mut actions);
             actions.push(GuestAction::End { session });
+            self.end_memory_of(session, &mut actions);
             return (Vec::new(), actions);
         }
         queue.push(frame, &mut actions);
-        let (user, (keeper, revoked)) = (it.user, meaning(place, received.message));
-        for (number, kind) in numbers.iter().zip(&received.objects) {
-            let mut object = GuestFile::new(session, user, *kind);
-            object.keeper = keeper;
+        // Before its files are there, which what has moved does not concern.
+        self.follow(session, &meaning, &mut actions);
+        for (at, (number, kind)) in numbers.iter().zip(&received.objects).enumerate() {
+            let object = GuestFile::new(session, user, meaning.keeper(at, *kind), *kind);
             self.objects.insert(*number, object);
         }
-        if let Some(keeper) = keeper.filter(|_| revoked) {
-            self.revoke(session, keeper, &mut actions);
-        }
         (numbers, actions)
-    }
-}
-
-/// What a message of the node's is about, and whether it takes that away.
-fn meaning(place: GuestChannel, message: &[u8]) -> (Option<Handle>, bool) {
-    if place == GuestChannel::Calls {
-        return match decode(message) {
-            Some(Reply::Connected(connected)) => (Some(connected.connection), false),
-            Some(Reply::Pages { connection, .. }) => (Some(connection), false),
-            Some(Reply::Created { segment, .. }) => (Some(segment), false),
-            _ => (None, false),
-        };
-    }
-    match decode(message) {
-        Some(SessionEvent::Adopt { keeper, .. }) => (Some(keeper), false),
-        Some(SessionEvent::Remote { connection, change: ConnectionChange::Revoked }) => {
-            (Some(connection), true)
-        }
-        _ => (None, false),
     }
 }

@@ -1,6 +1,7 @@
 //! What a guest's kernel asks for, and what it must not get.
 
 mod bounds;
+mod ended;
 
 use proptest::prelude::*;
 use rackbus_segment::Handle;
