@@ -27,15 +27,21 @@ pub(super) const MOST_THREADS: usize = 3 * MOST_SESSIONS;
 
 /// How many threads hear a node, or connect to it.
 #[derive(Debug, Default)]
-pub(super) struct SessionThreads(pub AtomicUsize);
+pub(super) struct SessionThreads(pub Arc<AtomicUsize>);
+
+/// One of them, for as long as this is there.
+struct CountedThread(Arc<AtomicUsize>);
 
 impl SessionThreads {
-    fn take(&self) -> bool {
+    fn one_more(&self) -> Option<CountedThread> {
         let more = |count: usize| (count < MOST_THREADS).then_some(count + 1);
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+        let counted = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        counted.is_ok().then(|| CountedThread(self.0.clone()))
     }
+}
 
-    fn give_back(&self) {
+impl Drop for CountedThread {
+    fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -47,16 +53,14 @@ impl Device {
         name: &str,
         work: impl FnOnce(&Arc<Device>) + Send + 'static,
     ) -> std::io::Result<()> {
-        if !self.threads.take() {
-            return Err(std::io::Error::other("too many threads of sessions"));
-        }
+        let thread = self.threads.one_more();
+        let thread = thread.ok_or_else(|| std::io::Error::other("too many threads of sessions"))?;
         let device = self.clone();
         let counted = move || {
+            let _thread = thread;
             work(&device);
-            device.threads.give_back();
         };
-        let started = std::thread::Builder::new().name(name.into()).spawn(counted);
-        started.map(drop).inspect_err(|_| self.threads.give_back())
+        std::thread::Builder::new().name(name.into()).spawn(counted).map(drop)
     }
 
     /// Connects to the node, and hears what it says in a session until that ends, on threads of its own.
