@@ -190,7 +190,8 @@ impl Shell {
             0 => (GuestChannel::Calls, encode(&Reply::Connected(connected))),
             1 => (GuestChannel::Calls, input.short().to_vec()),
             2 => {
-                let change = ConnectionChange::Revoked;
+                let ended = [ConnectionChange::Revoked, ConnectionChange::Removed];
+                let change = ended[usize::from(connection == Handle(2))];
                 (GuestChannel::Events, encode(&SessionEvent::Remote { connection, change }))
             }
             _ => (GuestChannel::Events, input.short().to_vec()),
@@ -249,6 +250,9 @@ impl Shell {
                     }
                 }
                 GuestAction::Ring { object } => assert!(self.held.contains_key(&object)),
+                GuestAction::Release { object } => {
+                    assert!(self.held.insert(object, false).is_some());
+                }
                 GuestAction::Forget { object } => assert!(self.held.remove(&object).is_some()),
             }
         }
@@ -266,7 +270,7 @@ impl Shell {
     }
 }
 
-/// A guest that mounts, opens a session, connects, maps, and releases it again.
+/// A guest that mounts, opens a session, connects, maps, and releases it again; and one that keeps too much.
 pub fn seeds() -> Vec<Vec<u8>> {
     let (init, open) = ([0, 8, 0, 0], [0, 3, 0xc0, 0, 0]);
     let greeting = [0, 4, 0xc0, 0, 0, 0, 0];
@@ -277,7 +281,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let session: Vec<u8> = [&init[..], &open, &greeting, &connected, &look_up, &map].concat();
     let revoked = [&session[..], &[12, 0, 1, 2, 0, 0], &map].concat();
     let ended = [&session[..], &remove, &[0, 5, 0xc0, 3, 0, 1, 0, 0], &[13, 0xff, 0xff]].concat();
-    vec![session, revoked, ended]
+    // More memory than the window shows, of which some is released when all of it has ended.
+    let crowded =
+        [&session[..], &[11, 0, 1, 0, 3, 0xfc, 0xfc, 0xfc], &[12, 0, 1, 2, 0, 0]].concat();
+    vec![session, revoked, ended, crowded]
 }
 
 #[cfg(test)]
@@ -287,6 +294,6 @@ mod tests {
     #[test]
     fn the_seeds_map_and_take_away() {
         let counts: Vec<_> = seeds().iter().map(|seed| drive(seed)).collect();
-        assert_eq!(counts, [(1, 1); 3]);
+        assert_eq!(counts, [(1, 1); 4]);
     }
 }

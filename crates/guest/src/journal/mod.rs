@@ -324,7 +324,10 @@ impl Core {
             }
             GuestAction::Send { session, .. } => self.step(JournalStep::Sent(*session)),
             GuestAction::Ring { object } => self.step(JournalStep::Rung(*object)),
-            GuestAction::Connect { .. } | GuestAction::End { .. } | GuestAction::Forget { .. } => {}
+            GuestAction::Connect { .. }
+            | GuestAction::End { .. }
+            | GuestAction::Release { .. }
+            | GuestAction::Forget { .. } => {}
         }
     }
 

@@ -106,7 +106,9 @@ impl DeviceParts {
     pub(super) fn release(&mut self, actions: &[GuestAction]) {
         for action in actions {
             match action {
-                GuestAction::Forget { object } => drop(self.held.remove(object)),
+                GuestAction::Release { object } | GuestAction::Forget { object } => {
+                    drop(self.held.remove(object));
+                }
                 // The serving process shuts the sockets down, or whoever takes over when it could not.
                 GuestAction::End { session } => drop(self.sessions.remove(session)),
                 GuestAction::Send { session, place: GuestChannel::Calls, .. } => {

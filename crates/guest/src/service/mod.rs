@@ -345,7 +345,7 @@ impl Device {
         while let Some(action) = todo.pop_front() {
             match action {
                 GuestAction::Map { .. } | GuestAction::Unmap { .. } => inner.order(&action, false),
-                GuestAction::Forget { object } => {
+                GuestAction::Release { object } | GuestAction::Forget { object } => {
                     if let Some(KeptFile::Bell(bell, _)) = inner.kept.held.remove(&object) {
                         self.bells.forget(&bell);
                     }

@@ -239,7 +239,7 @@ impl GuestState {
         if !ranges.is_empty() {
             actions.push(GuestAction::Unmap { ranges, asked: None });
         }
-        actions.push(GuestAction::Forget { object: number });
+        actions.push(GuestAction::Release { object: number });
     }
 }
 

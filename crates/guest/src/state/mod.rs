@@ -156,6 +156,11 @@ pub enum GuestAction {
         /// Number of the event's file.
         object: u64,
     },
+    /// Release the memory of a file that the guest has still.
+    Release {
+        /// Number of the file.
+        object: u64,
+    },
     /// Release a file's descriptor.
     Forget {
         /// Number of the file.

@@ -65,7 +65,7 @@ impl Guest {
 /// What is done with a file that is let go, which was mapped at a quarter.
 fn let_go(object: u64, at: u64) -> [GuestAction; 2] {
     let ranges = vec![(at * QUARTER, QUARTER)];
-    [GuestAction::Unmap { ranges, asked: None }, GuestAction::Forget { object }]
+    [GuestAction::Unmap { ranges, asked: None }, GuestAction::Release { object }]
 }
 
 #[test]
@@ -86,12 +86,12 @@ fn segments_that_a_guest_has_removed_and_still_maps_are_kept_up_to_the_windows_s
         }
         let actions = guest.remove(session, turn);
         let forgotten: Vec<&GuestAction> =
-            actions.iter().filter(|it| matches!(it, GuestAction::Forget { .. })).collect();
+            actions.iter().filter(|it| matches!(it, GuestAction::Release { .. })).collect();
         if turn < 4 {
             assert_eq!(forgotten, Vec::<&GuestAction>::new());
         } else {
             let object = nodes[turn as usize - 4];
-            assert_eq!(forgotten, [&GuestAction::Forget { object }]);
+            assert_eq!(forgotten, [&GuestAction::Release { object }]);
         }
     }
     // What is gone is not there any more, and the rest is.
@@ -142,7 +142,7 @@ fn connections_that_are_given_up_without_an_answer_count() {
     let place = (GuestChannel::Posts, &request);
     assert_eq!(guest.call(session, place, &Reply::Done, &[]).1, []);
     (0..3).for_each(|turn| assert_eq!(guest.remove(session, turn), []));
-    assert_eq!(guest.remove(session, 3), [GuestAction::Forget { object: first }]);
+    assert_eq!(guest.remove(session, 3), [GuestAction::Release { object: first }]);
 }
 
 /// Memory that is given later, of extents and of rings belongs to what the node calls so.
