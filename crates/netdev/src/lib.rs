@@ -6,6 +6,7 @@
 //! * [`xdp`]: the same past the kernel's network stack.
 //! * [`configure`]: an interface's addresses and neighbours.
 
+mod bpf;
 pub mod configure;
 pub mod namespace;
 pub mod packet;

@@ -1,11 +1,14 @@
 //! TAP devices with several queues, whose frames come with what is left to do to
-//! them (`IFF_VNET_HDR`), so that one large segment is one frame.
+//! them (`IFF_VNET_HDR`), so that one large segment is one frame. A program chooses the queue of each frame (`steering`),
+//! so that those of a flow stay in order.
 //!
 //! Source of the numbers: Linux, `include/uapi/linux/if_tun.h`.
 #![allow(unsafe_code)] // system calls that no library has
 
+mod steering;
+
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::ioctl::{IntegerSetter, Setter, ioctl, opcode};
@@ -34,12 +37,27 @@ struct Request {
 }
 
 /// Opens the queues of an interface, which is made where there is none of that name, in the network namespace of
-/// the calling thread. It is there for as long as one of them is open.
+/// the calling thread. It is there for as long as one of them is open. Those that are several are to be
+/// [steered](steer).
 ///
 /// # Errors
 /// What the system says.
 pub fn open(name: &str, queues: u16) -> io::Result<Vec<OwnedFd>> {
     (0..queues).map(|_| open_queue(name)).collect()
+}
+
+/// Has the queue of each frame chosen by its flow, for the interface that has this one. Otherwise the kernel moves flows
+/// from one queue to another, and their frames come out of order.
+///
+/// # Errors
+/// What the system says: `PermissionDenied` without the right to load a program.
+pub fn steer(queue: &OwnedFd) -> io::Result<()> {
+    let program = steering::program()?;
+    let number = program.as_raw_fd();
+    // SAFETY: the request reads a descriptor's number; the interface keeps what that leads to.
+    let set = unsafe { Setter::<{ opcode::read::<i32>(b'T', 224) }, i32>::new(number) };
+    // SAFETY: as above.
+    Ok(unsafe { ioctl(queue.as_fd(), set) }?)
 }
 
 fn open_queue(name: &str) -> io::Result<OwnedFd> {
@@ -71,3 +89,6 @@ fn offload(queue: &OwnedFd, offloads: u32) -> io::Result<()> {
     // SAFETY: as above.
     Ok(unsafe { ioctl(queue.as_fd(), set) }?)
 }
+
+#[cfg(test)]
+mod tests;

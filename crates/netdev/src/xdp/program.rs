@@ -1,14 +1,13 @@
-//! The program that hands frames to sockets, by the system call bpf(2): no compiler and no library is needed for five
-//! instructions.
+//! The program that hands frames to sockets.
 
 use std::io;
-use std::mem::size_of;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use crate::bpf::{Instruction, bpf, instruction, load, made};
 
 /// Commands of bpf(2), which <linux/bpf.h> defines.
 const MAP_CREATE: libc::c_int = 0;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
-const PROG_LOAD: libc::c_int = 5;
 const LINK_CREATE: libc::c_int = 28;
 
 /// Kinds of maps, programs and places where programs are attached.
@@ -22,21 +21,6 @@ const XDP_PASS: i32 = 2;
 const REDIRECT_MAP: i32 = 51;
 /// Where the number of the receive queue is in `struct xdp_md`.
 const QUEUE: i16 = 16;
-
-/// An instruction (`struct bpf_insn`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Instruction {
-    code: u8,
-    /// The source register in the upper half, the destination in the lower one.
-    registers: u8,
-    offset: i16,
-    value: i32,
-}
-
-const fn instruction(code: u8, registers: u8, offset: i16, value: i32) -> Instruction {
-    Instruction { code, registers, offset, value }
-}
 
 /// `return bpf_redirect_map(map, context->rx_queue_index, XDP_PASS)`.
 fn instructions(map: libc::c_int) -> [Instruction; 6] {
@@ -76,24 +60,6 @@ struct MapUpdate {
 
 #[repr(C, align(8))]
 #[derive(Default)]
-struct ProgramLoad {
-    kind: u32,
-    count: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_bytes: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-    name: [u8; 16],
-    interface: u32,
-    attach: u32,
-    rest: [u64; 8],
-}
-
-#[repr(C, align(8))]
-#[derive(Default)]
 struct LinkCreate {
     program: u32,
     interface: u32,
@@ -123,17 +89,7 @@ impl XdpProgram {
         // SAFETY: the attributes are those of the command and name no memory.
         let map = unsafe { made(bpf(MAP_CREATE, &create)) }?;
         let code = instructions(map.as_raw_fd());
-        let load = ProgramLoad {
-            kind: PROG_TYPE_XDP,
-            count: code.len() as u32,
-            instructions: code.as_ptr() as u64,
-            license: c"MIT".as_ptr() as u64,
-            name: *b"rackbus_uplink\0\0",
-            attach: ATTACH_XDP,
-            ..ProgramLoad::default()
-        };
-        // SAFETY: the kernel reads instructions and license, which are there as long as the call lasts.
-        let program = unsafe { made(bpf(PROG_LOAD, &load)) }?;
+        let program = load(PROG_TYPE_XDP, ATTACH_XDP, b"rackbus_uplink\0\0", &code)?;
         Ok(XdpProgram { map, program, link: None })
     }
 
@@ -164,26 +120,5 @@ impl XdpProgram {
         // SAFETY: the attributes are those of the command and name no memory.
         self.link = Some(unsafe { made(bpf(LINK_CREATE, &create)) }?);
         Ok(())
-    }
-}
-
-/// Makes the system call `bpf` (bpf(2)).
-///
-/// # Safety
-/// The attributes are those of the command, and what addresses in them lead to is as the command says.
-unsafe fn bpf<T>(command: libc::c_int, attributes: &T) -> libc::c_long {
-    // SAFETY: the attributes are readable for their length; the rest says the caller.
-    unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) }
-}
-
-/// A descriptor that a call made.
-///
-/// # Safety
-/// It is the outcome of a call that makes one, and nobody else has it.
-unsafe fn made(outcome: libc::c_long) -> io::Result<OwnedFd> {
-    match libc::c_int::try_from(outcome) {
-        // SAFETY: the descriptor was made just now, says the caller.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -24,7 +24,13 @@ pub fn create(
 ) -> io::Result<Vec<OwnedFd>> {
     let settings = settings(stations, station);
     namespace::within(namespace, move || {
-        let queues = tap::open(NAME, queues)?;
+        let mut queues = tap::open(NAME, queues)?;
+        if let [first, _, ..] = queues.as_slice()
+            && let Err(error) = tap::steer(first)
+        {
+            tracing::warn!(%error, "the interface has one queue: the kernel does not let flows be kept to one of several");
+            queues.truncate(1);
+        }
         configure(NAME, &settings)?;
         Ok(queues)
     })
