@@ -5,6 +5,7 @@
 //!
 //! Sources: RFC 1071 (the checksum), RFC 9293 (TCP), RFC 791 and RFC 8200 (IP); virtio 1.2, section 5.1.6.2.
 
+use crate::ipv6;
 use crate::offload::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, Offload};
 
 const ETHERNET: usize = 14;
@@ -60,6 +61,9 @@ pub fn complete_checksum(frame: &mut [u8], offload: &Offload) {
     put(frame, field, value);
 }
 
+/// The protocol of what is behind headers that are not all there: none (RFC 8200, section 4.7).
+const NONE: u8 = 59;
+
 /// Where the headers of a frame are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Headers {
@@ -67,10 +71,12 @@ pub struct Headers {
     pub network: usize,
     /// Whether that is of version 6.
     pub is_v6: bool,
-    /// The transport header: right behind it.
+    /// The transport header: behind it and those that IPv6 has between.
     pub transport: usize,
-    /// The transport protocol's number: 6 for TCP, 17 for UDP.
+    /// The transport protocol's number: 6 for TCP, 17 for UDP; 59, which is none, where headers before it are missing.
     pub protocol: u8,
+    /// Where the address is that a checksum counts as the destination, if that is known.
+    destination: Option<usize>,
     /// A fragment has no transport header, but the first.
     pub is_fragment: bool,
 }
@@ -96,16 +102,22 @@ impl Headers {
                     is_v6: false,
                     transport: network + length,
                     protocol,
+                    destination: Some(network + 16),
                     is_fragment: fragment != 0,
                 })
             }
-            IPV6 => Some(Headers {
-                network,
-                is_v6: true,
-                transport: network + 40,
-                protocol: *frame.get(network + 6)?,
-                is_fragment: false,
-            }),
+            IPV6 => {
+                let packet = frame.get(network..).filter(|packet| packet.len() >= ipv6::HEADER)?;
+                let upper = ipv6::upper(packet);
+                Some(Headers {
+                    network,
+                    is_v6: true,
+                    transport: upper.map_or(frame.len(), |upper| network + upper.at),
+                    protocol: upper.map_or(NONE, |upper| upper.protocol),
+                    destination: upper.and_then(|upper| upper.destination).map(|at| network + at),
+                    is_fragment: upper.is_some_and(|upper| upper.fragment.is_some()),
+                })
+            }
             _ => None,
         }
     }
@@ -116,6 +128,13 @@ impl Headers {
             false => frame.get(self.network + 12..self.network + 20),
             true => frame.get(self.network + 8..self.network + 40),
         }
+    }
+
+    /// The sum of the addresses that a checksum counts; `None` where they are not known.
+    fn counted_addresses(&self, frame: &[u8]) -> Option<u64> {
+        let addresses = self.addresses(frame)?;
+        let to = frame.get(self.destination?..)?.get(..addresses.len() / 2)?;
+        Some(sum(&addresses[..addresses.len() / 2]) + sum(to))
     }
 }
 
@@ -131,16 +150,19 @@ pub fn missing_checksum(frame: &[u8]) -> Offload {
         _ => return whole,
     };
     let length = match headers.is_v6 {
-        true => get(frame, headers.network + 4).map(usize::from),
+        true => get(frame, headers.network + 4).and_then(|it| {
+            let between = headers.transport.checked_sub(headers.network + ipv6::HEADER)?;
+            usize::from(it).checked_sub(between)
+        }),
         false => get(frame, headers.network + 2)
             .and_then(|it| usize::from(it).checked_sub(headers.transport - headers.network)),
     };
     let (Some(length), Some(found), Some(addresses)) =
-        (length, get(frame, headers.transport + offset), headers.addresses(frame))
+        (length, get(frame, headers.transport + offset), headers.counted_addresses(frame))
     else {
         return whole;
     };
-    let pseudo = sum(addresses) + u64::from(headers.protocol) + length as u64;
+    let pseudo = addresses + u64::from(headers.protocol) + length as u64;
     if found == 0 || found != !fold(pseudo) {
         return whole;
     }
@@ -182,7 +204,8 @@ impl Cut {
             GSO_UDP_L4 => headers.protocol == UDP,
             _ => false,
         };
-        if !fits || headers.is_fragment || size == 0 {
+        let counted = headers.counted_addresses(&frame).is_some();
+        if !fits || headers.is_fragment || size == 0 || !counted {
             return Err(NotCut);
         }
         let length = match headers.protocol {
@@ -219,7 +242,7 @@ impl Cut {
         let at = self.headers.network;
         let length = piece.len() - at;
         if self.headers.is_v6 {
-            return put(piece, at + 4, (length - 40) as u16);
+            return put(piece, at + 4, (length - ipv6::HEADER) as u16);
         }
         put(piece, at + 2, length as u16);
         let id = get(piece, at + 4).unwrap_or(0).wrapping_add(self.pieces);
@@ -252,7 +275,7 @@ impl Cut {
             }
         };
         put(piece, field, 0);
-        let pseudo = self.headers.addresses(piece).map_or(0, sum)
+        let pseudo = self.headers.counted_addresses(piece).unwrap_or(0)
             + u64::from(self.headers.protocol)
             + length as u64;
         let value = match fold(pseudo + sum(&piece[at..])) {
@@ -271,6 +294,18 @@ mod tests {
 
     /// A frame of TCP or UDP with this payload, as a sender that leaves its checksum to others has it.
     fn frame(v6: bool, protocol: u8, payload: &[u8], tagged: bool) -> (Vec<u8>, usize) {
+        frame_behind(&[], v6, protocol, payload, tagged)
+    }
+
+    /// One with these headers of IPv6 before that of its transport: the number of each, and its bytes behind the first
+    /// two.
+    fn frame_behind(
+        headers: &[(u8, Vec<u8>)],
+        v6: bool,
+        protocol: u8,
+        payload: &[u8],
+        tagged: bool,
+    ) -> (Vec<u8>, usize) {
         let mut frame = vec![2; 12];
         if tagged {
             frame.extend([0x81, 0, 0, 7]);
@@ -279,9 +314,15 @@ mod tests {
         let length = transport + payload.len();
         if v6 {
             frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-            frame.extend((length as u16).to_be_bytes());
-            frame.extend([protocol, 64]);
+            let between: usize = headers.iter().map(|(_, rest)| rest.len() + 2).sum();
+            frame.extend(((between + length) as u16).to_be_bytes());
+            frame.extend([headers.first().map_or(protocol, |(number, _)| *number), 64]);
             frame.extend((0..32).map(|n| n * 3));
+            for (nth, (_, rest)) in headers.iter().enumerate() {
+                let next = headers.get(nth + 1).map_or(protocol, |(number, _)| *number);
+                frame.extend([next, (rest.len() / 8) as u8]);
+                frame.extend(rest);
+            }
         } else {
             frame.extend([8, 0, 0x45, 0]);
             frame.extend((length as u16 + 20).to_be_bytes());
@@ -305,7 +346,7 @@ mod tests {
     fn checks(piece: &[u8]) -> Headers {
         let headers = Headers::of(piece).unwrap();
         let segment = &piece[headers.transport..];
-        let pseudo = sum(headers.addresses(piece).unwrap());
+        let pseudo = headers.counted_addresses(piece).unwrap();
         let all = pseudo + u64::from(headers.protocol) + segment.len() as u64 + sum(segment);
         assert_eq!(fold(all), 0, "the transport checksum");
         if !headers.is_v6 {
@@ -401,6 +442,38 @@ mod tests {
                 while cut.next(&mut piece) {}
             }
         }
+    }
+
+    #[test]
+    fn pieces_have_all_headers_before_that_of_the_transport() {
+        const SEGMENTS: u8 = 4;
+        // Options, and one more stop on the way, whose address the header before has.
+        let options = vec![(0, vec![0; 6]), (60, vec![0; 30])];
+        let mut stops = vec![SEGMENTS, 1, 1, 0, 0, 0];
+        stops.extend(0..32);
+        let routed = vec![(43, stops.clone()), (60, vec![0; 206])];
+        for (protocol, gso_type) in [(TCP, GSO_TCPV6), (UDP, GSO_UDP_L4)] {
+            for headers in [&options, &routed] {
+                let (whole, start) = frame_behind(headers, true, protocol, &[5; 4000], false);
+                let cut = Offload { gso_type, gso_size: 900.into(), ..Offload::default() };
+                let mut cut = Cut::new(whole.clone(), &cut).unwrap();
+                let (mut piece, mut count) = (Vec::new(), 0);
+                while cut.next(&mut piece) {
+                    let found = checks(&piece);
+                    assert_eq!(found.transport, start);
+                    assert_eq!(piece[ETHERNET + 40..start], whole[ETHERNET + 40..start]);
+                    let length = get(&piece, ETHERNET + 4).unwrap();
+                    assert_eq!(usize::from(length), piece.len() - ETHERNET - 40);
+                    count += 1;
+                }
+                assert_eq!(count, 5);
+            }
+        }
+        // Nobody knows for whom a header of another kind has it.
+        stops[0] = 9;
+        let (whole, _) = frame_behind(&[(43, stops)], true, TCP, &[5; 4000], false);
+        let cut = Offload { gso_type: GSO_TCPV6, gso_size: 900.into(), ..Offload::default() };
+        assert_eq!(Cut::new(whole, &cut).unwrap_err(), NotCut);
     }
 
     #[test]

@@ -18,10 +18,12 @@
 pub mod address;
 pub mod addressing;
 pub mod announce;
+mod beginning;
 pub mod capture;
 pub mod counters;
 pub mod cut;
 pub mod ethernet;
+mod ipv6;
 pub mod learning;
 pub mod local;
 pub mod mtu;

@@ -16,9 +16,10 @@ use rackbus_memory::{DmaSlice, Event, SharedMemory};
 
 use crate::address::MacAddress;
 use crate::addressing::{Station, StationKind};
+use crate::beginning::Beginning;
 use crate::offload::Offload;
 use crate::port::{Cause, Frame, NetworkPort, PortOptions, PortSource, Sent};
-use crate::switch::{FrameTarget, HEAD, StationSwitch};
+use crate::switch::{FrameTarget, StationSwitch};
 use crate::vlan::Rewrite;
 
 /// Bytes of a port's ring.
@@ -294,25 +295,22 @@ impl NetworkPort for LocalPort {
     fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
         let length: usize = parts.iter().map(DmaSlice::len).sum();
         // Its owner may change the frame at any time: what is decided by is read once.
-        let mut head = [0; HEAD];
-        let mut done = 0;
-        for part in parts {
-            done += part.copy_to(&mut head[done..]);
-        }
-        let found = self.members.receivers(&self.inbox, &offload, &head[..done], length);
+        let head = Beginning::of(parts);
+        let head = head.bytes();
+        let found = self.members.receivers(&self.inbox, &offload, head, length);
         let (to, receivers) = match found {
             Ok(found) => found,
             Err(cause) => return Sent::Dropped(cause),
         };
         let mut sent = Sent::Done;
         for (receiver, rewrite) in receivers {
-            let rewritten = rewrite.apply(&head[..done]).filter(|_| !rewrite.is_none());
+            let rewritten = rewrite.apply(head).filter(|_| !rewrite.is_none());
             let (begin, rest) = match &rewritten {
                 Some((begin, length, rest)) => (&begin[..*length], *rest),
-                None => (&head[..done], &[][..]),
+                None => (head, &[][..]),
             };
             let offload = rewrite.offload(&offload);
-            let put = receiver.put(&self.inbox, offload, (begin, rest), (parts, done));
+            let put = receiver.put(&self.inbox, offload, (begin, rest), (parts, head.len()));
             if let FrameTarget::Station(_) = to {
                 sent = put;
             }

@@ -6,6 +6,7 @@
 //! inside.
 
 use crate::ethernet::{EthernetHeader, IPV4, IPV6};
+use crate::ipv6;
 use crate::offload::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, Offload};
 
 /// Bytes of a frame that are enough to decide about it.
@@ -28,8 +29,6 @@ const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ICMPV6: u8 = 58;
-/// Headers of IPv6 before that of the transport: options for each hop, routing, options for the destination.
-const EXTENSIONS: [u8; 3] = [0, 43, 60];
 
 /// What becomes of a packet at a network with a smaller MTU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +84,11 @@ pub fn longest_packet(kind: u16, packet: &[u8], bytes: usize, offload: &Offload)
 fn headers_of_pieces(kind: u16, packet: &[u8], offload: &Offload) -> Option<usize> {
     let (network, protocol) = match kind {
         IPV4 => (usize::from(*packet.first()? & 0xf) * 4, *packet.get(9)?),
-        IPV6 => behind_extensions(packet)?,
+        // A fragment is cut already.
+        IPV6 => {
+            let upper = ipv6::upper(packet).filter(|it| it.fragment.is_none())?;
+            (upper.at, upper.protocol)
+        }
         _ => return None,
     };
     match (offload.gso_type & !GSO_ECN, protocol) {
@@ -98,16 +101,6 @@ fn headers_of_pieces(kind: u16, packet: &[u8], offload: &Offload) -> Option<usiz
         (GSO_UDP, PROTOCOL_UDP) => Some(network),
         _ => None,
     }
-}
-
-/// Where the transport header of an IPv6 packet is, behind those headers that each piece has as well, and its protocol.
-fn behind_extensions(packet: &[u8]) -> Option<(usize, u8)> {
-    let (mut at, mut next) = (IPV6_HEADER, *packet.get(6)?);
-    while EXTENSIONS.contains(&next) {
-        let units = usize::from(*packet.get(at + 1)?);
-        (next, at) = (*packet.get(at)?, at + 8 * (1 + units));
-    }
-    Some((at, next))
 }
 
 fn answer_v4(packet: &[u8], mtu: u16) -> Option<Vec<u8>> {

@@ -20,11 +20,12 @@ use rustix::event::epoll;
 use zerocopy::FromBytes;
 
 use crate::address::MacAddress;
+use crate::beginning::Beginning;
 use crate::capture::Captured;
 use crate::counters::LaneCounters;
 use crate::offload::Offload;
 use crate::port::{Cause, Frame, MAX_FRAME, NetworkPort, Sent};
-use crate::switch::{HEAD, StationSwitch};
+use crate::switch::StationSwitch;
 
 use incoming::IncomingRings;
 use outgoing::Outgoing;
@@ -321,12 +322,8 @@ impl NetworkPort for PortQueue {
 
     fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
         // A guest may change what it sends: what is decided by is what is sent.
-        let mut head = [0; HEAD];
-        let mut read = 0;
-        for part in parts {
-            read += part.copy_to(&mut head[read..]);
-        }
-        self.send_checked(offload, &head[..read], parts)
+        let head = Beginning::of(parts);
+        self.send_checked(offload, head.bytes(), parts)
     }
 
     fn flush(&mut self) {

@@ -15,29 +15,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::address::MacAddress;
 use crate::addressing::{Station, StationKind};
+use crate::ipv6;
 use crate::learning::{AddressLimit, LearningTable};
 use crate::mtu::longest_packet;
 use crate::offload::{GSO_NONE, NEEDS_CSUM, Offload};
 use crate::port::{Cause, MAX_FRAME, MIN_FRAME};
 use crate::vlan::{FrameVlan, Rewrite, VlanMembership};
 
-/// Bytes at the beginning of a frame that decisions are made by; whoever sends what a guest can change reads
-/// them once, and sends what was looked at.
+/// Bytes at the beginning of a frame that decisions are made by, where its headers end there; whoever sends what a
+/// guest can change reads them once, and sends what was looked at.
 pub const HEAD: usize = 128;
 
 const IPV4: u16 = 0x0800;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 const VLAN: [u16; 2] = [0x8100, 0x88a8];
-
-/// Next headers of IPv6.
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const ICMPV6: u8 = 58;
-const DESTINATION: u8 = 60;
-/// Those after which another header comes.
-const EXTENSIONS: [u8; 4] = [HOP_BY_HOP, ROUTING, FRAGMENT, DESTINATION];
 
 /// Neighbour discovery: router solicitation to redirect.
 const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
@@ -212,7 +204,7 @@ impl StationSwitch {
     }
 
     /// Who receives a frame of `length` bytes that `from` sends at `now_ns` and that begins with `head`: all of it, or
-    /// its first [`HEAD`] bytes. And its VLAN.
+    /// its first [`HEAD`] bytes if its headers end there. And its VLAN.
     ///
     /// # Errors
     /// Why nobody does.
@@ -353,16 +345,15 @@ impl StationSwitch {
         let bound = self.members[from].bound.is_some();
         let behind_all = match header.kind {
             IPV4 => start >= 20,
-            IPV6 if bound => match behind(packet) {
-                Behind::Icmp(at) => start == at && offload.csum_offset.get() == 2,
-                // Behind other headers it could change which protocol they say comes next.
-                Behind::Other => {
-                    let direct = packet.get(6).is_some_and(|next| !EXTENSIONS.contains(next));
-                    direct && start >= 40
+            IPV6 if bound => match ipv6::upper(packet) {
+                Some(upper) if is_icmp(&upper) => {
+                    start == upper.at && offload.csum_offset.get() == 2
                 }
-                Behind::Unknown => false,
+                // Before it could change which protocol the headers say comes next.
+                Some(upper) => start >= upper.at,
+                None => false,
             },
-            IPV6 => start >= 40,
+            IPV6 => start >= ipv6::HEADER,
             ARP => false,
             _ => true,
         };
@@ -414,12 +405,12 @@ impl StationSwitch {
 
     /// Whether what a function says by neighbour discovery is about itself.
     fn is_honest_icmp(&self, from: usize, packet: &[u8], own: Ipv6Addr) -> bool {
-        let direct = packet.get(6) == Some(&ICMPV6);
-        let at = match behind(packet) {
-            Behind::Icmp(at) => at,
-            Behind::Other => return true,
-            Behind::Unknown => return false,
+        let at = match ipv6::upper(packet) {
+            Some(upper) if is_icmp(&upper) => upper.at,
+            Some(_) => return true,
+            None => return false,
         };
+        let direct = at == ipv6::HEADER;
         let Some(kind) = packet.get(at).copied() else { return false };
         if !DISCOVERY.contains(&kind) {
             return true;
@@ -434,41 +425,9 @@ impl StationSwitch {
     }
 }
 
-/// What is behind the headers of an IPv6 packet.
-enum Behind {
-    /// An ICMPv6 message, at this place.
-    Icmp(usize),
-    /// Any protocol other than ICMPv6.
-    Other,
-    /// Nobody knows: it begins behind what is looked at.
-    Unknown,
-}
-
-fn behind(packet: &[u8]) -> Behind {
-    let Some(mut next) = packet.get(6).copied() else { return Behind::Unknown };
-    let mut at = 40;
-    loop {
-        let length = match next {
-            ICMPV6 => return Behind::Icmp(at),
-            // Behind the first fragment comes what was cut, and no header.
-            FRAGMENT => match fragment_offset(packet, at) {
-                None => return Behind::Unknown,
-                Some(0) => 8,
-                Some(_) => return Behind::Other,
-            },
-            HOP_BY_HOP | DESTINATION | ROUTING => match packet.get(at + 1) {
-                None => return Behind::Unknown,
-                Some(units) => 8 * (1 + usize::from(*units)),
-            },
-            _ => return Behind::Other,
-        };
-        let Some(following) = packet.get(at).copied() else { return Behind::Unknown };
-        (next, at) = (following, at + length);
-    }
-}
-
-fn fragment_offset(packet: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(packet.get(at + 2..at + 4)?.try_into().ok()?) >> 3)
+/// Whether an ICMPv6 message is behind the headers of a packet, or the beginning of one.
+fn is_icmp(upper: &ipv6::Upper) -> bool {
+    upper.protocol == ipv6::ICMPV6 && upper.fragment.is_none_or(|offset| offset == 0)
 }
 
 /// Whether each link-layer address in the options of neighbour discovery is `mac`.

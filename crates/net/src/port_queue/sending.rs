@@ -7,11 +7,12 @@ use zerocopy::IntoBytes;
 
 use super::PortQueue;
 use super::outgoing::{Outgoing, Ready};
+use crate::beginning::looked_at;
 use crate::capture::Captured;
 use crate::ethernet::TAG;
 use crate::offload::Offload;
 use crate::port::{Cause, MAX_FRAME, Sent};
-use crate::switch::{FrameTarget, HEAD};
+use crate::switch::FrameTarget;
 use crate::vlan::Rewrite;
 
 impl PortQueue {
@@ -20,7 +21,7 @@ impl PortQueue {
     pub fn send_checked(&mut self, offload: Offload, head: &[u8], parts: &[DmaSlice<'_>]) -> Sent {
         self.hear();
         let length = parts.iter().map(DmaSlice::len).sum::<usize>().max(head.len());
-        let looked_at = head.get(..HEAD).unwrap_or(head);
+        let looked_at = &head[..looked_at(head, length).min(head.len())];
         let (own, clock) = (self.id.station, &*self.clock);
         let decided = self.switch.decide(own, &offload, looked_at, length, clock);
         let frame = Sending { offload, head, parts };

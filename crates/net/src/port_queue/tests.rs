@@ -15,6 +15,8 @@ use super::*;
 use crate::addressing::Stations;
 use crate::port::Cause;
 
+mod headers;
+
 const STATIONS: usize = 4;
 /// Its rings' memory is what the hostile one writes into.
 const HOSTILE: usize = 3;

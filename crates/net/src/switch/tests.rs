@@ -5,6 +5,8 @@ use rackbus_fabric::rack::Rack;
 
 use super::*;
 use crate::addressing::Stations;
+use crate::beginning::looked_at;
+use crate::ipv6::{DESTINATION, FRAGMENT, HOP_BY_HOP, ICMPV6};
 use crate::offload::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, NEEDS_CSUM};
 
 const ALPHA: usize = 0;
@@ -31,7 +33,7 @@ fn frame(to: MacAddress, from: MacAddress, kind: u16, packet: &[u8]) -> Vec<u8> 
 }
 
 fn decided(from: usize, frame: &[u8]) -> Result<FrameTarget, Cause> {
-    let head = &frame[..frame.len().min(HEAD)];
+    let head = &frame[..looked_at(frame, frame.len())];
     switch().decide(from, &Offload::default(), head, frame.len(), || 0).map(|(to, _)| to)
 }
 
@@ -133,7 +135,7 @@ fn neighbour_discovery_hides_behind_no_header_and_a_fragment_of_data_is_none() {
     assert_eq!(sends(HOP_BY_HOP, &behind([ICMPV6, 0, 5, 2, 0, 0, 1, 0])), Err(Cause::Spoofed));
     assert_eq!(sends(FRAGMENT, &behind([ICMPV6, 0, 0, 1, 0, 0, 0, 7])), Err(Cause::Spoofed));
     assert_eq!(sends(FRAGMENT, &behind([ICMPV6, 0, 5, 0xa9, 0, 0, 0, 7])), Ok(()));
-    // Behind as many headers as there is room for, or beyond what is looked at.
+    // Behind as many headers as there is room for in what is looked at of other frames, or more.
     let nine = [
         &[DESTINATION, 0, 1, 4, 0, 0, 0, 0].repeat(7)[..],
         &[ICMPV6, 0, 1, 4, 0, 0, 0, 0],
@@ -142,6 +144,13 @@ fn neighbour_discovery_hides_behind_no_header_and_a_fragment_of_data_is_none() {
     assert_eq!(sends(DESTINATION, &nine.concat()), Err(Cause::Spoofed));
     let long = [&[DESTINATION, 9][..], &[0; 78], &[ICMPV6, 0, 1, 4, 0, 0, 0, 0], &router].concat();
     assert_eq!(sends(DESTINATION, &long), Err(Cause::Spoofed));
+    assert_eq!(
+        sends(DESTINATION, &long[..87]),
+        Err(Cause::Spoofed),
+        "it ends before its headers do"
+    );
+    let echo = [&long[..88], &[128, 0, 0, 0, 0, 0, 0, 0]].concat();
+    assert_eq!(sends(DESTINATION, &echo), Ok(()));
     // A report of group membership, and an echo.
     let report = [&[ICMPV6, 0, 5, 2, 0, 0, 1, 0][..], &[143; 8]].concat();
     assert_eq!(sends(HOP_BY_HOP, &report), Ok(()));
@@ -272,7 +281,7 @@ fn what_is_to_be_cut_has_pieces_that_the_network_takes() {
     let decide = |kind: u16, packet: &[u8], (gso_type, size): (u8, u16)| {
         let frame = frame(mac(BETA), mac(ALPHA), kind, packet);
         let offload = Offload { gso_type, gso_size: size.into(), ..Offload::default() };
-        let head = &frame[..frame.len().min(HEAD)];
+        let head = &frame[..looked_at(&frame, 65_000).min(frame.len())];
         switch.decide(ALPHA, &offload, head, 65_000, || 0).map(drop)
     };
     let v4 = |protocol: u8, transport: &[u8]| {
@@ -286,10 +295,14 @@ fn what_is_to_be_cut_has_pieces_that_the_network_takes() {
     // A header of eight bytes with options for the destination, before that of TCP.
     let mut options = [0; 40];
     (options[0], options[20]) = (6, 8 << 4);
+    // The same with so many of them that the transport's is behind what is looked at of other frames.
+    let mut long = [0; 232];
+    (long[0], long[1], long[212]) = (6, 24, 8 << 4);
     let cases = [
         (IPV4, v4(6, &tcp), GSO_TCPV4, 20 + 32),
         (IPV6, ipv6(6, own, &tcp), GSO_TCPV6, 40 + 32),
         (IPV6, ipv6(DESTINATION, own, &options), GSO_TCPV6, 40 + 8 + 32),
+        (IPV6, ipv6(DESTINATION, own, &long), GSO_TCPV6, 40 + 200 + 32),
         (IPV4, v4(17, &[0; 8]), GSO_UDP_L4, 20 + 8),
         (IPV6, ipv6(17, own, &[0; 8]), GSO_UDP_L4, 40 + 8),
         // Fragments.
