@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use support::programs::has;
 use support::{PATIENCE, Rack, programs};
 
@@ -150,6 +151,11 @@ fn hosts_reach_what_is_outside_by_the_first_uplink_that_works() {
     assert!(lab.ping("gamma", &[], OUTSIDE[0]), "by the second uplink{}", lab.rack.logs());
     beyond.cable(0, "up");
     lab.wait_uplinks(&["active", "standby"]);
+    lab.rack.process(Some("alpha")).signal(Signal::STOP);
+    assert!(lab.ping("gamma", &[], OUTSIDE[0]), "with the first one frozen{}", lab.rack.logs());
+    lab.rack.process(Some("alpha")).signal(Signal::CONT);
+    lab.wait_uplinks(&["active", "standby"]);
+    assert!(lab.ping("gamma", &[], OUTSIDE[0]), "when it goes on{}", lab.rack.logs());
     lab.rack.process(Some("alpha")).crash();
     assert!(
         lab.ping("gamma", &[], OUTSIDE[0]),

@@ -9,7 +9,8 @@
 //! * [`port`]: the end of the network that a device model or an interface holds.
 //! * [`switch`]: who receives a frame, and who may send it (pure). [`vlan`]: the VLANs that a port is in.
 //! * [`learning`]: addresses behind ports that are no stations' own (pure).
-//! * [`pressure`]: for how long a sender waits for a receiver (pure).
+//! * [`pressure`]: for how long a sender waits for a receiver (pure). [`liveness`]: whether that is frozen (pure).
+//! * [`uplink`]: which of the uplinks is used.
 //! * [`port_queue`]: a port over rings in shared memory. [`counters`]: what it counts.
 //! * [`capture`]: frames as a file for Wireshark.
 
@@ -25,6 +26,7 @@ pub mod cut;
 pub mod ethernet;
 mod ipv6;
 pub mod learning;
+pub mod liveness;
 pub mod local;
 pub mod mtu;
 pub mod offload;
@@ -32,6 +34,7 @@ pub mod port;
 pub mod port_queue;
 pub mod pressure;
 pub mod switch;
+pub mod uplink;
 pub mod vlan;
 
 pub use address::MacAddress;

@@ -6,6 +6,7 @@
 //! on, and finds what came of it in its inbox ([`PortQueueHandle`]). Nothing here waits.
 
 mod incoming;
+mod leading_out;
 mod outgoing;
 mod sending;
 

@@ -2,6 +2,7 @@
 
 use rackbus_memory::FrameSender;
 
+use crate::liveness::Liveness;
 use crate::pressure::Pressure;
 
 /// How long after a failure a ring is not asked for again.
@@ -22,6 +23,9 @@ pub(super) enum Outgoing {
     Open {
         sender: Box<FrameSender>,
         pressure: Pressure,
+        /// Frames that went into it.
+        sent: u64,
+        liveness: Liveness,
         /// Something was sent since the last flush.
         touched: bool,
     },
@@ -45,7 +49,13 @@ impl Default for Outgoing {
 
 impl Outgoing {
     pub fn open(sender: FrameSender) -> Outgoing {
-        Outgoing::Open { sender: Box::new(sender), pressure: Pressure::default(), touched: false }
+        Outgoing::Open {
+            sender: Box::new(sender),
+            pressure: Pressure::default(),
+            sent: 0,
+            liveness: Liveness::default(),
+            touched: false,
+        }
     }
 
     /// After a ring was lost at `now_ns`.

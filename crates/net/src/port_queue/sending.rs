@@ -116,14 +116,6 @@ impl PortQueue {
         Sent::Done
     }
 
-    /// The station that leads outside now: the first that works, or is about to.
-    pub fn way_out(&mut self) -> Option<usize> {
-        let switch = self.switch.clone();
-        let own = self.id.station;
-        let mut uplinks = switch.uplinks().iter().copied();
-        uplinks.find(|uplink| *uplink == own || self.ready(*uplink) != Ready::Down)
-    }
-
     /// Whether the ring to a station can be used; it is asked for where there is none.
     pub(super) fn ready(&mut self, to: usize) -> Ready {
         if let Outgoing::Open { .. } = self.outgoing[to] {
@@ -138,7 +130,8 @@ impl PortQueue {
     }
 
     pub(super) fn sent(&mut self, to: usize, length: usize) {
-        let Outgoing::Open { pressure, touched, .. } = &mut self.outgoing[to] else { return };
+        let Outgoing::Open { pressure, sent, touched, .. } = &mut self.outgoing[to] else { return };
+        *sent = sent.wrapping_add(1);
         if pressure.is_on() {
             pressure.took((self.clock)());
         }

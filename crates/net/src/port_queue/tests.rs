@@ -16,6 +16,7 @@ use crate::addressing::Stations;
 use crate::port::Cause;
 
 mod headers;
+mod uplinks;
 
 const STATIONS: usize = 4;
 /// Its rings' memory is what the hostile one writes into.

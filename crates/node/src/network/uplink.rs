@@ -2,7 +2,7 @@
 //!
 //! It is a station while its interface is up, and nobody finds it when it is not: then the next uplink of the rack
 //! file is used. One of them at a time takes what comes from outside, and sends what is for all: the first that
-//! works. Who begins to be that tells the network outside where the rack's stations are.
+//! works (`rackbus_net::uplink`). Who begins to be that tells the network outside where the rack's stations are.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +15,8 @@ use rackbus_memory::Event;
 use rackbus_net::announce::announcement;
 use rackbus_net::ethernet::EthernetHeader;
 use rackbus_net::mtu::{Fit, LOOK, fit};
+use rackbus_net::port_queue::NanosecondClock;
+use rackbus_net::uplink::UplinkSeat;
 use rackbus_net::{Cause, Frame, MacAddress, Offload, PortQueue, StationKind, StationSwitch};
 use rackbus_netdev::packet::LinkMonitor;
 use rackbus_qos::bucket::Bucket;
@@ -25,8 +27,6 @@ use super::{LocalPort, Shared};
 
 /// Senders of packets that are too large are told so often in a second, at most.
 const ANSWERS: u64 = 100;
-/// How often an uplink that stands in for another looks whether that is back.
-const STANDING_IN_NS: u64 = 500_000_000;
 /// Frames that are for nobody here and are taken from the interface at once, at most.
 const UNWANTED: usize = 64;
 /// How often a busy uplink looks whether its interface has changed, and what that had no room for.
@@ -44,6 +44,14 @@ pub enum UplinkState {
 }
 
 impl UplinkState {
+    fn of(stored: &AtomicU8) -> UplinkState {
+        match stored.load(Ordering::Relaxed) {
+            1 => UplinkState::Standby,
+            2 => UplinkState::Active,
+            _ => UplinkState::Down,
+        }
+    }
+
     /// The state in one word, as commands print it.
     pub fn word(self) -> &'static str {
         match self {
@@ -107,12 +115,7 @@ impl RunningUplink {
 
     /// Its station, and what it does now.
     pub fn state(&self) -> (usize, UplinkState) {
-        let state = match self.state.load(Ordering::Relaxed) {
-            1 => UplinkState::Standby,
-            2 => UplinkState::Active,
-            _ => UplinkState::Down,
-        };
-        (self.station, state)
+        (self.station, UplinkState::of(&self.state))
     }
 }
 
@@ -183,11 +186,11 @@ impl Outside {
             station: self.station,
             monitor: self.monitor.clone(),
             stop: self.event.clone(),
-            standby: true,
+            seat: UplinkSeat::new(&shared.switch, self.station, port_queue.now_ns()),
+            clock: shared.clock.clone(),
             answers: Bucket::full(ANSWERS, ANSWERS, port_queue.now_ns()),
             now_ns: port_queue.now_ns(),
             look_at_ns: 0,
-            is_first: port_queue.switch().uplinks().first() == Some(&self.station),
             state: self.state.clone(),
             largest: port_queue.switch().mtu() as u16,
             wire,
@@ -213,12 +216,10 @@ struct Interface {
     station: usize,
     monitor: Arc<LinkMonitor>,
     stop: Arc<Event>,
-    /// Another uplink takes what comes from outside.
-    standby: bool,
+    seat: UplinkSeat,
+    clock: NanosecondClock,
     answers: Bucket,
     now_ns: u64,
-    /// No other uplink goes before it.
-    is_first: bool,
     /// When to look next whether the interface has changed.
     look_at_ns: u64,
     state: Arc<AtomicU8>,
@@ -243,6 +244,12 @@ impl Interface {
         }
     }
 
+    /// Whether another uplink may be active, since its host stood still.
+    fn is_fenced(&mut self) -> bool {
+        let clock = &self.clock;
+        self.seat.is_fenced(|| clock())
+    }
+
     /// An answer, if not too many were given lately.
     fn answer(&mut self, frame: Vec<u8>) -> Option<Vec<u8>> {
         let ready = self.answers.ready(self.now_ns);
@@ -259,7 +266,7 @@ impl FrameDevice for Interface {
             let (offload, length) = self.wire.read(buffer)?;
             let start = &buffer[..length.min(LOOK)];
             let wanted = EthernetHeader::read(start).is_some_and(|header| self.is_wanted(&header));
-            if self.standby || !wanted {
+            if !wanted || self.is_fenced() || !self.seat.is_active() {
                 continue;
             }
             // What is too long for the rack continues, to be counted as that.
@@ -278,8 +285,14 @@ impl FrameDevice for Interface {
         let mut start = [0; LOOK];
         let length = frame.bytes.copy_to(&mut start);
         let start = &start[..length];
+        if self.seat.hear(&self.switch, start) {
+            return WriteOutcome::Done;
+        }
+        if self.is_fenced() {
+            return WriteOutcome::Dropped(Cause::Down);
+        }
         let is_group = start.first().is_some_and(|first| first & 1 != 0);
-        if self.standby && is_group {
+        if !self.seat.is_active() && is_group {
             return WriteOutcome::Done;
         }
         match fit(start, frame.bytes.len(), &frame.offload, self.mtu) {
@@ -298,6 +311,10 @@ impl FrameDevice for Interface {
         }
     }
 
+    fn forwards(&mut self) -> bool {
+        !self.is_fenced()
+    }
+
     fn flush(&mut self) {
         self.wire.flush();
     }
@@ -311,29 +328,29 @@ impl FrameDevice for Interface {
     }
 
     fn attend_within_ns(&self) -> Option<u64> {
-        // One that stands in for another looks whether that is back, for nobody tells.
-        (!self.standby && !self.is_first).then_some(STANDING_IN_NS)
+        self.seat.look_within_ns()
     }
 
     fn attend(&mut self, port_queue: &mut PortQueue) -> bool {
         self.now_ns = port_queue.now_ns();
-        let standby = port_queue.way_out() != Some(port_queue.station());
-        if self.standby && !standby {
+        let was_active = UplinkState::of(&self.state) == UplinkState::Active;
+        self.seat.look(port_queue);
+        let active = self.seat.is_active();
+        if active && !was_active {
             self.announce();
         }
-        if self.standby != standby {
-            let state = if standby { UplinkState::Standby } else { UplinkState::Active };
+        if active != was_active {
+            let state = if active { UplinkState::Active } else { UplinkState::Standby };
             self.state.store(state as u8, Ordering::Relaxed);
             tracing::info!(interface = self.wire.name(), ?state, "the uplink's state changed");
         }
-        self.standby = standby;
         self.wire.flush_rest();
         if self.now_ns < self.look_at_ns {
             return true;
         }
         self.look_at_ns = self.now_ns + LOOK_NS;
         let missed = self.wire.missed();
-        if !standby {
+        if active {
             port_queue.handle().counters().drops.add(Cause::Full, missed);
         }
         if self.monitor.has_changed() {

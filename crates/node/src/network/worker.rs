@@ -45,6 +45,11 @@ pub trait FrameDevice: Send {
     /// Gives a frame to the interface.
     fn write(&mut self, frame: &Frame<'_>) -> WriteOutcome;
 
+    /// Whether a frame that was read may go to its receiver; otherwise it is dropped.
+    fn forwards(&mut self) -> bool {
+        true
+    }
+
     /// Has the interface send what was given to it since the last call. Called after each burst.
     fn flush(&mut self) {}
 
@@ -246,6 +251,11 @@ impl<D: FrameDevice> Running<D> {
                     None => break,
                 },
             };
+            if !self.device.forwards() {
+                self.port_queue.handle().counters().drops.count(Cause::Down);
+                done += 1;
+                continue;
+            }
             let frame = &self.buffer[..length];
             if self.port_queue.send_checked(self.offload, frame, &[]) == Sent::Full {
                 self.held = Some(length);

@@ -1,0 +1,225 @@
+//! Three uplinks whose hosts freeze and go on, at any step, driven by a seed. What is checked: no frame from outside comes
+//! into the rack twice, none goes out by an uplink that was frozen and whose place is taken, and while hosts run
+//! frames go both ways.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::liveness::SILENT_NS;
+use crate::uplink::{FENCE_NS, LOOK_NS, UplinkSeat};
+
+const UPLINKS: std::ops::Range<usize> = STATIONS..STATIONS + 3;
+const OUTSIDE: [u8; 6] = [2, 9, 9, 9, 9, 9];
+const MS: u64 = 1_000_000;
+/// How long after the first of the running hosts has changed frames may be lost.
+const CHANGES_NS: u64 = 2 * SILENT_NS + SILENT_NS / 2;
+
+/// An uplink, and frames that came to its interface and were not read yet, by number.
+struct Uplink {
+    seat: UplinkSeat,
+    arrived: Vec<u64>,
+    frozen_until: u64,
+    /// It has looked, and froze before it did anything.
+    looked: bool,
+}
+
+struct Rack {
+    world: World,
+    uplinks: Vec<Uplink>,
+    /// When each frame came from outside, and those that were forwarded, by number.
+    came: Vec<u64>,
+    forwarded: BTreeSet<u64>,
+    /// When a host sent each frame outside, and those that left.
+    sent: Vec<u64>,
+    left: BTreeSet<u64>,
+    /// Since when the first of the uplinks that run is the same.
+    steady: (Option<usize>, u64),
+}
+
+/// A frame goes one way, once, and not when it is as old as one that lay with a frozen host.
+fn once(gone: &mut BTreeSet<u64>, number: u64, age: u64, way: &str) -> Result<(), String> {
+    match gone.insert(number) {
+        true if age <= FENCE_NS + 100 * MS => Ok(()),
+        true => Err(format!("frame {number} went {way} {} ms after it was sent", age / MS)),
+        false => Err(format!("frame {number} went {way} twice")),
+    }
+}
+
+impl Rack {
+    fn new(seed: u64) -> Rack {
+        let world = World::with("uplinks = [\"a/eth1\", \"b/eth1\", \"c/eth1\"]\n", seed);
+        let switch = world.queues[0].switch();
+        let uplink = |own| Uplink {
+            seat: UplinkSeat::new(switch, own, 1),
+            arrived: Vec::new(),
+            frozen_until: 0,
+            looked: false,
+        };
+        let uplinks = UPLINKS.map(uplink).collect();
+        let (forwarded, left) = (BTreeSet::new(), BTreeSet::new());
+        let (came, sent) = (Vec::new(), Vec::new());
+        Rack { world, uplinks, came, forwarded, sent, left, steady: (None, 0) }
+    }
+
+    /// The uplink that is to be used, if it has been the same for long enough; `first` is the first that had a turn.
+    fn expected(&mut self, first: Option<usize>) -> Option<usize> {
+        let now = self.world.now();
+        if self.steady.0 != first {
+            self.steady = (first, now);
+        }
+        let runs = |nth: &usize| self.uplinks[*nth].frozen_until <= now;
+        first.filter(|nth| runs(nth) && now - self.steady.1 > CHANGES_NS)
+    }
+
+    /// A frame from outside comes to all uplinks, as on one network.
+    fn arrive(&mut self) {
+        let number = self.came.len() as u64;
+        self.came.push(self.world.now());
+        self.uplinks.iter_mut().for_each(|it| it.arrived.push(number));
+    }
+
+    fn freeze(&mut self, nth: usize) {
+        let now = self.world.now();
+        self.uplinks[nth].frozen_until = now + self.world.random.next() % (5 * SILENT_NS);
+    }
+
+    /// What an uplink's thread does in a turn. It may freeze after each part of it.
+    fn turn(&mut self, nth: usize) -> Result<(), String> {
+        let own = STATIONS + nth;
+        if !std::mem::take(&mut self.uplinks[nth].looked) {
+            self.uplinks[nth].seat.look(&mut self.world.queues[own]);
+            if self.world.random.chance(1) {
+                self.uplinks[nth].looked = true;
+                self.freeze(nth);
+                return Ok(());
+            }
+        }
+        let clock = self.world.clock.clone();
+        let now = || clock.load(Ordering::Relaxed);
+        let Rack { world, uplinks, came, forwarded, sent, left, .. } = self;
+        let (uplink, queue) = (&mut uplinks[nth], &mut world.queues[own]);
+        for number in std::mem::take(&mut uplink.arrived) {
+            if uplink.seat.is_active() && !uplink.seat.is_fenced(now) {
+                once(forwarded, number, now() - came[number as usize], "in")?;
+            }
+        }
+        let switch = queue.switch.clone();
+        while let Some(frame) = queue.next() {
+            let mut bytes = vec![0; frame.bytes.len()];
+            frame.bytes.copy_to(&mut bytes);
+            if !uplink.seat.hear(&switch, &bytes) && !uplink.seat.is_fenced(now) {
+                let number = u64::from_le_bytes(bytes[14..22].try_into().unwrap());
+                once(left, number, now() - sent[number as usize], "out")?;
+            }
+            queue.consume();
+        }
+        Ok(())
+    }
+
+    /// The first host sends a frame outside.
+    fn send(&mut self) {
+        let number = self.sent.len() as u64;
+        self.sent.push(self.world.now());
+        let own = self.world.stations.all()[0].mac.0;
+        let frame = [&OUTSIDE[..], &own, &KIND, &number.to_le_bytes(), &[0; 60]].concat();
+        let _ = self.world.queues[0].send_checked(Offload::default(), &frame, &[]);
+        self.world.queues[0].flush();
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let now =
+            self.world.clock.fetch_add(self.world.random.next() % (20 * MS), Ordering::Relaxed);
+        self.world.answer(true);
+        if self.world.random.below(400) == 0 {
+            let nth = self.world.random.below(UPLINKS.len());
+            self.freeze(nth);
+        }
+        self.arrive();
+        self.send();
+        let turns = (0..self.uplinks.len()).filter(|nth| self.uplinks[*nth].frozen_until <= now);
+        let turns: Vec<usize> = turns.collect();
+        for nth in &turns {
+            self.turn(*nth)?;
+        }
+        let (came, sent) = (self.came.len() as u64 - 1, self.sent.len() as u64 - 1);
+        if let Some(nth) = self.expected(turns.first().copied()) {
+            let (in_time, out) = (self.forwarded.contains(&came), self.left.contains(&sent));
+            if !self.uplinks[nth].seat.is_active() || !in_time || !out {
+                return Err(format!(
+                    "uplink {nth} runs and is not used: active {}, frame {came} in {in_time}, {sent} out {out}",
+                    self.uplinks[nth].seat.is_active(),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn one_uplink_at_a_time_is_used_however_hosts_freeze() {
+    const { assert!(LOOK_NS + FENCE_NS < SILENT_NS) };
+    let simulation = Simulation { test: "-p rackbus-net tests::uplinks::one", usual: 40 };
+    simulation.run(|seed, _| {
+        let mut rack = Rack::new(seed);
+        (0..4000).try_for_each(|_| rack.step())
+    });
+}
+
+/// A rack that has run for a while, whose first uplink is active.
+fn running() -> Rack {
+    let mut rack = Rack::new(1);
+    rack.uplinks[2].frozen_until = u64::MAX;
+    for _ in 0..100 {
+        rack.tick();
+    }
+    assert!(rack.uplinks[0].seat.is_active() && !rack.uplinks[1].seat.is_active());
+    rack
+}
+
+impl Rack {
+    /// 10 ms without surprises.
+    fn tick(&mut self) {
+        let now = self.world.clock.fetch_add(10 * MS, Ordering::Relaxed);
+        self.world.answer(true);
+        self.arrive();
+        self.send();
+        for nth in 0..UPLINKS.len() {
+            if self.uplinks[nth].frozen_until <= now {
+                self.uplinks[nth].seat.look(&mut self.world.queues[STATIONS + nth]);
+                self.uplinks[nth].looked = true;
+                self.turn(nth).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn another_uplink_takes_over_from_a_frozen_one_which_stays_back_when_it_goes_on() {
+    let mut rack = running();
+    rack.uplinks[0].frozen_until = u64::MAX;
+    let ticks = (0..).take_while(|_| {
+        rack.tick();
+        !rack.uplinks[1].seat.is_active()
+    });
+    let ticks = ticks.count();
+    assert!((90..130).contains(&ticks), "{ticks} times 10 ms");
+    for _ in 0..50 {
+        rack.tick();
+    }
+    let last = rack.came.len() as u64 - 1;
+    assert!(rack.forwarded.contains(&last) && rack.left.contains(&last));
+    // It goes on where it was: it is active as far as it knows, and has old frames of both directions.
+    let before = (rack.forwarded.len(), rack.left.len());
+    rack.uplinks[0].looked = true;
+    rack.turn(0).unwrap();
+    assert_eq!((rack.forwarded.len(), rack.left.len()), before);
+    assert!(!rack.uplinks[0].seat.is_active());
+    rack.uplinks[0].frozen_until = 0;
+    let ticks = (0..).take_while(|_| {
+        rack.tick();
+        !rack.uplinks[0].seat.is_active()
+    });
+    let ticks = ticks.count();
+    assert!((20..60).contains(&ticks), "{ticks} times 10 ms");
+    assert!(!rack.uplinks[1].seat.is_active());
+}
