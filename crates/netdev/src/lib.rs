@@ -8,6 +8,7 @@
 
 mod bpf;
 pub mod configure;
+mod mapped;
 pub mod namespace;
 pub mod packet;
 pub mod tap;

@@ -2,8 +2,11 @@
 //! what is left to do to them (`PACKET_VNET_HDR`), so that one large segment stays one frame where the interface has
 //! it so.
 //!
+//! Frames come by a ring that is shared with the kernel (`ring`), and large ones by system calls.
 //! The kernel takes the outer VLAN tag out of a frame and tells it beside; it is put back.
 #![allow(unsafe_code)] // socket options and messages that no library has
+
+mod ring;
 
 use std::cell::Cell;
 use std::io;
@@ -13,6 +16,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use ring::{ReceiveRing, Slot};
 
 /// Bytes of a frame's header of what is left to do (`struct virtio_net_hdr`).
 pub const HEADER: usize = 10;
@@ -32,6 +37,8 @@ const RECEIVE_BUFFER: libc::c_int = 4 << 20;
 pub struct PacketSocket {
     socket: OwnedFd,
     name: String,
+    /// None where the kernel has no memory for it.
+    ring: Option<ReceiveRing>,
     /// Frames that did not fit into a buffer.
     cut_off: Cell<u64>,
 }
@@ -67,8 +74,9 @@ impl PacketSocket {
         set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &RECEIVE_BUFFER)
             .or_else(|_| set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &RECEIVE_BUFFER))
             .map_err(fail)?;
+        let ring = ReceiveRing::new(&socket, mtu(&socket, name).map_err(fail)?).ok();
         bind(&socket, index).map_err(fail)?;
-        Ok(PacketSocket { socket, name: name.to_owned(), cut_off: Cell::new(0) })
+        Ok(PacketSocket { socket, name: name.to_owned(), ring, cut_off: Cell::new(0) })
     }
 
     /// Name of its interface.
@@ -104,15 +112,33 @@ impl PacketSocket {
     ///
     /// # Errors
     /// The system's: `WouldBlock` when there is none now.
-    pub fn read(&self, buffer: &mut [u8]) -> io::Result<([u8; HEADER], usize)> {
+    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<([u8; HEADER], usize)> {
         loop {
-            let Received { mut header, length, tag } = self.receive(buffer)?;
+            let Received { mut header, length, tag } = self.next(buffer)?;
+            if length.is_none() {
+                self.cut_off.set(self.cut_off.get() + 1);
+            }
             let Some(length) = length.filter(|length| *length >= ADDRESSES) else { continue };
             let Some(tag) = tag else { return Ok((header, length)) };
             buffer.copy_within(ADDRESSES..length, ADDRESSES + TAG);
             buffer[ADDRESSES..ADDRESSES + TAG].copy_from_slice(&tag);
             move_on(&mut header);
             return Ok((header, length + TAG));
+        }
+    }
+
+    fn next(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
+        let Some(ring) = &mut self.ring else { return self.receive(buffer) };
+        match ring.take(buffer) {
+            Slot::Empty => Err(io::ErrorKind::WouldBlock.into()),
+            Slot::Taken(received) => Ok(received),
+            Slot::Queued => {
+                let received = self.receive(buffer);
+                if let Some(ring) = &mut self.ring {
+                    ring.release();
+                }
+                received
+            }
         }
     }
 
@@ -134,9 +160,6 @@ impl PacketSocket {
         let read = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, 0) };
         let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
         let whole = message.msg_flags & libc::MSG_TRUNC == 0;
-        if !whole {
-            self.cut_off.set(self.cut_off.get() + 1);
-        }
         let length = read.checked_sub(HEADER).filter(|_| whole);
         Ok(Received { header, length, tag: tag(&message) })
     }
@@ -313,19 +336,22 @@ fn tag(message: &libc::msghdr) -> Option<[u8; TAG]> {
             // SAFETY: the header's data is this structure, and may lie anywhere.
             let told: libc::tpacket_auxdata =
                 unsafe { libc::CMSG_DATA(next).cast::<libc::tpacket_auxdata>().read_unaligned() };
-            if told.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
-                let kind = match told.tp_status & libc::TP_STATUS_VLAN_TPID_VALID {
-                    0 => 0x8100,
-                    _ => told.tp_vlan_tpid,
-                };
-                let ([a, b], [c, d]) = (kind.to_be_bytes(), told.tp_vlan_tci.to_be_bytes());
-                return Some([a, b, c, d]);
-            }
+            return tag_of(told.tp_status, told.tp_vlan_tpid, told.tp_vlan_tci);
         }
         // SAFETY: as for the first.
         next = unsafe { libc::CMSG_NXTHDR(message, next) };
     }
     None
+}
+
+/// A tag as the kernel tells it beside a frame.
+fn tag_of(status: u32, kind: u16, value: u16) -> Option<[u8; TAG]> {
+    if status & libc::TP_STATUS_VLAN_VALID == 0 {
+        return None;
+    }
+    let kind = if status & libc::TP_STATUS_VLAN_TPID_VALID == 0 { 0x8100 } else { kind };
+    let ([a, b], [c, d]) = (kind.to_be_bytes(), value.to_be_bytes());
+    Some([a, b, c, d])
 }
 
 /// What is left to do to a frame lies a tag further on.
@@ -394,31 +420,4 @@ pub(crate) fn bind_to<T>(socket: &OwnedFd, address: &T) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Needs the rights to a packet socket, as the node does.
-    #[test]
-    fn what_the_kernel_has_no_room_for_is_told_once() {
-        let socket = match PacketSocket::open("lo") {
-            Ok(socket) => socket,
-            Err(PacketError::NotPermitted(_)) => return,
-            Err(other) => panic!("{other}"),
-        };
-        let room = get(&socket.socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 0 as libc::c_int);
-        assert!(room.unwrap() >= RECEIVE_BUFFER, "whatever others may have");
-        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let to = sender.local_addr().unwrap();
-        let sent = 2 * RECEIVE_BUFFER as usize / 60_000 + 200;
-        for _ in 0..sent {
-            sender.send_to(&[0; 60_000], to).unwrap();
-        }
-        let missed = socket.missed();
-        assert!(missed > 0);
-        // Whoever else sends to this interface meanwhile finds no room either.
-        assert!(socket.missed() < missed);
-        // One that a buffer has no room for.
-        assert!(socket.read(&mut [0; 1000]).is_err());
-        assert!(socket.missed() > 0);
-    }
-}
+mod tests;

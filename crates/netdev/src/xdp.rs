@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 
+use crate::mapped::MappedArea;
 use crate::packet::{self, PacketError};
 use program::XdpProgram;
-use ring::{MappedArea, XdpRing};
+use ring::XdpRing;
 
 /// Bytes of a place for a frame: a page, which every driver takes.
 const PLACE: usize = 4096;
@@ -226,7 +227,7 @@ impl Queue {
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let places = MappedArea::new(2 * ENTRIES as usize * PLACE)?;
         let registered = Places {
-            address: places.address(),
+            address: places.address.as_ptr() as u64,
             length: places.len() as u64,
             place: PLACE as u32,
             headroom: 0,

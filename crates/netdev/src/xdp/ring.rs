@@ -4,86 +4,9 @@ use std::io;
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Pages of this process, or of a socket, until this is dropped.
-#[derive(Debug)]
-pub struct MappedArea {
-    address: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: the pages are this value's alone and stay where they are, whichever thread has it.
-unsafe impl Send for MappedArea {}
-
-impl MappedArea {
-    /// Anonymous pages of this process, zeroed and populated.
-    pub fn new(length: usize) -> io::Result<MappedArea> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        MappedArea::map(length, flags, -1, 0)
-    }
-
-    fn map(length: usize, flags: libc::c_int, fd: libc::c_int, at: i64) -> io::Result<MappedArea> {
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the kernel chooses an address that nothing else is at.
-        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, flags, fd, at) };
-        if mapped == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let address = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(MappedArea { address, length })
-    }
-
-    /// Address of the mapping in this process.
-    pub fn address(&self) -> u64 {
-        self.address.as_ptr() as u64
-    }
-
-    /// Length of the mapping in bytes.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Copies bytes out of it; false where they are not all in it.
-    pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
-        let inside = at.checked_add(to.len()).is_some_and(|end| end <= self.length);
-        if inside {
-            // SAFETY: the bytes are in the area, and the kernel leaves them alone while they are the receiver's.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    self.address.as_ptr().add(at),
-                    to.as_mut_ptr(),
-                    to.len(),
-                );
-            }
-        }
-        inside
-    }
-
-    /// Copies bytes into it; false where they do not all fit.
-    pub fn write(&mut self, at: usize, from: &[u8]) -> bool {
-        let inside = at.checked_add(from.len()).is_some_and(|end| end <= self.length);
-        if inside {
-            // SAFETY: the bytes are in the area, and the kernel leaves them alone before they are sent.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    from.as_ptr(),
-                    self.address.as_ptr().add(at),
-                    from.len(),
-                );
-            }
-        }
-        inside
-    }
-}
-
-impl Drop for MappedArea {
-    fn drop(&mut self) {
-        // SAFETY: the pages were mapped here with this length, and nothing points into them any more.
-        unsafe { libc::munmap(self.address.as_ptr().cast(), self.length) };
-    }
-}
+use crate::mapped::MappedArea;
 
 /// A ring with one side here and one in the kernel. Which one writes entries depends on the ring.
 #[derive(Debug)]
