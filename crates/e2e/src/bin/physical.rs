@@ -89,8 +89,10 @@ fn open(function: &str) -> Result<String> {
     ensure!(matches!(refused, Err(VfioError::Range { .. })), "mapped twice: {refused:?}");
     ensure!(container.unmap(0, 4096).is_err(), "a half of a mapping is unmapped");
     container.unmap(0, 8192)?;
-    container.unmap_all()?;
+    container.revoke()?;
     ensure!(container.mapped() == (0, 0), "mapped: {:?}", container.mapped());
+    let after = container.map(0, &memory, access);
+    ensure!(matches!(after, Err(VfioError::Revoked)), "mapped after all was revoked: {after:?}");
     let method = device.reset()?;
     device.enable(false)?;
     ensure!(
