@@ -188,6 +188,9 @@ pub struct Cut {
     pieces: u16,
 }
 
+/// Bytes of headers that the pieces of a frame have together, at most. The shortest pieces of ordinary frames have less.
+const MOST_HEADERS: usize = 4 << 16;
+
 impl Cut {
     /// Begins to cut `frame`.
     ///
@@ -215,6 +218,11 @@ impl Cut {
         let head = headers.transport + length;
         let least = if headers.protocol == TCP { 20 } else { 8 };
         if length < least || head >= frame.len() {
+            return Err(NotCut);
+        }
+        // Each piece has the headers once more, which may be long.
+        let pieces = (frame.len() - head).div_ceil(size);
+        if pieces * head > MOST_HEADERS {
             return Err(NotCut);
         }
         Ok(Cut { frame, headers, head, size, done: 0, pieces: 0 })
@@ -341,6 +349,22 @@ mod tests {
         frame.extend(head);
         frame.extend(payload);
         (frame, start)
+    }
+
+    /// Long headers are not repeated in thousands of pieces: that would be some hundred times the frame.
+    #[test]
+    fn the_headers_of_all_pieces_are_bounded() {
+        let options = vec![(60, vec![0; 8 * 200 - 2])];
+        let (long, _) = frame_behind(&options, true, TCP, &[7; 40_000], false);
+        let (short, _) = frame(true, TCP, &[7; 40_000], false);
+        let offload = |size: u16| Offload {
+            gso_type: GSO_TCPV6,
+            gso_size: size.into(),
+            ..Offload::default()
+        };
+        assert!(Cut::new(long.clone(), &offload(32)).is_err());
+        assert!(Cut::new(long, &offload(1000)).is_ok());
+        assert!(Cut::new(short, &offload(32)).is_ok());
     }
 
     fn checks(piece: &[u8]) -> Headers {

@@ -80,7 +80,7 @@ mod tests {
         it.look(3_600_000 * MS, 7, 1);
         it.look(2 * 3_600_000 * MS, 7, 1);
         assert!(!it.is_silent());
-        assert!(!it.is_due(2 * 3_600_000 * MS + 1) && it.is_due(2 * 3_600_001 * MS));
+        assert!(!it.is_due(2 * 3_600_000 * MS + 1) && it.is_due(2 * 3_600_000 * MS + LOOK_NS));
         it.look(3 * 3_600_000 * MS, 7, 1);
         assert!(it.is_silent());
     }

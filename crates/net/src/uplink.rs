@@ -45,8 +45,8 @@ pub struct UplinkSeat {
     before: Vec<usize>,
     after: Vec<usize>,
     active: bool,
-    /// It said that it will be active.
-    claims: bool,
+    /// When it said that it will be active.
+    claims: Option<u64>,
     looked_ns: u64,
     said_ns: Option<u64>,
     /// What those after it said last: that they are active, or not.
@@ -73,7 +73,7 @@ impl UplinkSeat {
             before,
             after,
             active: false,
-            claims: false,
+            claims: None,
             looked_ns: now_ns,
             said_ns: None,
             words: BTreeMap::new(),
@@ -87,7 +87,7 @@ impl UplinkSeat {
 
     /// How long it may sleep before it looks again; `None` where it has nobody to look at.
     pub fn look_within_ns(&self) -> Option<u64> {
-        let within = if self.claims { CLAIM_NS } else { LOOK_NS };
+        let within = if self.claims.is_some() { CLAIM_NS } else { LOOK_NS };
         (!self.is_alone()).then_some(within)
     }
 
@@ -110,9 +110,13 @@ impl UplinkSeat {
         if now_ns.saturating_sub(self.looked_ns) < FENCE_NS {
             return;
         }
-        let awaited = std::mem::take(&mut self.words).into_keys().collect();
+        let mut awaited: Vec<usize> = std::mem::take(&mut self.words).into_keys().collect();
+        // Frozen once more: who was to speak then still is.
+        awaited.extend(self.fence.take().into_iter().flat_map(|before| before.awaited));
+        awaited.sort_unstable();
+        awaited.dedup();
         self.fence = Some(Fence { since_ns: now_ns, awaited });
-        (self.active, self.claims) = (false, false);
+        (self.active, self.claims) = (false, None);
     }
 
     /// Looks what the others do, and tells them what it does. `port_queue` is its own.
@@ -129,10 +133,11 @@ impl UplinkSeat {
         }
         // Others are looked at also while it is fenced.
         let first = port_queue.look_for_way_out() == Some(self.own) && self.fence.is_none();
-        let active = first && (self.claims || self.active || self.before.is_empty());
+        let claimed = self.claims.is_some_and(|at| now.saturating_sub(at) >= CLAIM_NS);
+        let active = first && (claimed || self.active || self.before.is_empty());
         let says = first && !self.before.is_empty();
-        let changed = says != (self.claims || self.active) && !self.before.is_empty();
-        self.claims = first && !active;
+        let changed = says != (self.claims.is_some() || self.active) && !self.before.is_empty();
+        self.claims = (first && !active).then(|| self.claims.unwrap_or(now));
         self.active = active;
         if changed || self.said_ns.is_none_or(|at| now.saturating_sub(at) >= LOOK_NS) {
             self.say(port_queue, says, changed);

@@ -7,8 +7,7 @@ use std::ptr::NonNull;
 /// Pages of this process, or of a socket, until this is dropped.
 #[derive(Debug)]
 pub struct MappedArea {
-    /// Where they begin.
-    pub address: NonNull<u8>,
+    address: NonNull<u8>,
     length: usize,
 }
 
@@ -22,13 +21,14 @@ impl MappedArea {
         MappedArea::map(length, flags, -1, 0)
     }
 
-    /// Pages that a mapping of `fd` from `at` on has (mmap(2)).
+    /// Pages that a mapping of `fd` from `at` on has (mmap(2)), where the kernel has room for them.
     pub fn map(
         length: usize,
         flags: libc::c_int,
         fd: libc::c_int,
         at: i64,
     ) -> io::Result<MappedArea> {
+        let flags = flags & !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the kernel chooses an address that nothing else is at.
         let mapped = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, flags, fd, at) };
@@ -37,6 +37,11 @@ impl MappedArea {
         }
         let address = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(MappedArea { address, length })
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> NonNull<u8> {
+        self.address
     }
 
     /// Length of the mapping in bytes.

@@ -92,8 +92,10 @@ impl PacketSocket {
         mtu(&self.socket, &self.name)
     }
 
-    /// Whether the interface is up and has a carrier.
+    /// Whether the interface is up and has a carrier. That it was down is forgotten with this: the system calls the socket
+    /// readable until somebody has heard of it, and who takes frames out of the ring does not.
     pub fn is_up(&self) -> bool {
+        let _ = get(&self.socket, libc::SOL_SOCKET, libc::SO_ERROR, 0 as libc::c_int);
         is_up(&self.socket, &self.name)
     }
 
@@ -133,8 +135,14 @@ impl PacketSocket {
             Slot::Empty => Err(io::ErrorKind::WouldBlock.into()),
             Slot::Taken(received) => Ok(received),
             Slot::Queued => {
-                let received = self.receive(buffer);
-                if let Some(ring) = &mut self.ring {
+                // An error of the interface's (it was down) is told once, before the frame, which stays in the queue.
+                let is_of_interface = |error: &io::Error| error.kind() != io::ErrorKind::WouldBlock;
+                let received = match self.receive(buffer) {
+                    Err(error) if is_of_interface(&error) => self.receive(buffer),
+                    received => received,
+                };
+                let stays = received.as_ref().is_err_and(is_of_interface);
+                if let Some(ring) = self.ring.as_mut().filter(|_| !stays) {
                     ring.release();
                 }
                 received

@@ -227,7 +227,7 @@ impl Queue {
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let places = MappedArea::new(2 * ENTRIES as usize * PLACE)?;
         let registered = Places {
-            address: places.address.as_ptr() as u64,
+            address: places.address().as_ptr() as u64,
             length: places.len() as u64,
             place: PLACE as u32,
             headroom: 0,

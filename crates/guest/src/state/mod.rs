@@ -231,10 +231,8 @@ impl GuestState {
     ) -> Result<Option<Vec<u8>>, Errno> {
         let fuse::RequestHead { unique, node, .. } = head;
         Ok(match operation {
-            FuseOperation::Init { major, minor, flags_2 } => {
-                if major != fuse::MAJOR {
-                    return Err(Errno::INVAL);
-                }
+            FuseOperation::Init { major, .. } if major != fuse::MAJOR => return Err(Errno::INVAL),
+            FuseOperation::Init { minor, flags_2, .. } => {
                 self.clear(actions);
                 Some(fuse::ready(unique, minor, flags_2))
             }
@@ -242,10 +240,8 @@ impl GuestState {
                 self.clear(actions);
                 Some(fuse::done(unique))
             }
-            FuseOperation::Lookup { name } if node == ROOT => {
-                Some(fuse::entry(unique, &self.look_up(name)?))
-            }
-            FuseOperation::Lookup { .. } => return Err(Errno::NOENT),
+            FuseOperation::Lookup { .. } if node != ROOT => return Err(Errno::NOENT),
+            FuseOperation::Lookup { name } => Some(fuse::entry(unique, &self.look_up(name)?)),
             FuseOperation::Forget(list) => {
                 list.iter().for_each(|(node, count)| self.forget(*node, *count, actions));
                 Some(Vec::new())

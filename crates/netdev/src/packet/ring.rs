@@ -1,7 +1,7 @@
 //! The ring that the kernel puts the frames of a packet socket into (`PACKET_RX_RING`, version 2), so that taking them
 //! makes no system calls.
 //!
-//! A slot of the ring holds a frame of the interface's MTU. Of a larger one, a segment that is still to be cut, the slot says
+//! A slot of the ring holds a frame of the interface's MTU, up to some 4,000 bytes. Of a larger one the slot says
 //! that all of it is in the socket's own queue (`PACKET_COPY_THRESH`), so that frames stay in order. Version 3 has slots of
 //! any length, but hands them over in blocks, and one that is not full no sooner than a millisecond later.
 //!
@@ -19,8 +19,8 @@ use crate::mapped::MappedArea;
 const BYTES: usize = 4 << 20;
 /// Bytes of its memory that the kernel has in one piece.
 const BLOCK: usize = 64 << 10;
-/// Bytes of a slot, at least and at most.
-const SLOT: [usize; 2] = [2048, 16 << 10];
+/// Bytes of a slot, at least and at most: the larger they are, the fewer small frames can wait.
+const SLOT: [usize; 2] = [2048, 4096];
 /// What is in a slot before a packet, at most: the slot's header, an address, what is left to do, Ethernet's header and tags.
 const BEFORE: usize = 160;
 
@@ -63,7 +63,13 @@ impl ReceiveRing {
             tp_frame_nr: slots as libc::c_uint,
         };
         set(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
-        let area = MappedArea::map(BYTES, libc::MAP_SHARED, socket.as_raw_fd(), 0)?;
+        let area = MappedArea::map(BYTES, libc::MAP_SHARED, socket.as_raw_fd(), 0);
+        let area = area.inspect_err(|_| {
+            // Frames would go where nobody looks.
+            // SAFETY: a request is plain numbers.
+            let none: libc::tpacket_req = unsafe { std::mem::zeroed() };
+            let _ = set(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &none);
+        })?;
         Ok(ReceiveRing { area, slot_bytes, slots, at: 0 })
     }
 
@@ -91,7 +97,7 @@ impl ReceiveRing {
         // SAFETY: it is the first word of a slot in the area, and aligned, as slots have whole pages or parts of them; both
         // sides use it as an atomic.
         unsafe {
-            let slot = self.area.address.as_ptr().add(self.at * self.slot_bytes);
+            let slot = self.area.address().as_ptr().add(self.at * self.slot_bytes);
             AtomicU32::from_ptr(slot.cast())
         }
     }

@@ -15,6 +15,11 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const MORE_FRAGMENTS: u16 = 0x2000;
 
+/// In a container there may be no TAP, or no right to programs in the kernel.
+fn is_without_rights(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+}
+
 /// The two queues of an interface in a network namespace of the calling thread's, and a socket that sends by it; `None`
 /// without the rights.
 fn interface() -> Option<(Vec<OwnedFd>, PacketSocket)> {
@@ -24,10 +29,13 @@ fn interface() -> Option<(Vec<OwnedFd>, PacketSocket)> {
     }
     let queues = match open(NAME, 2) {
         Ok(queues) => queues,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) if is_without_rights(&error) => return None,
         Err(error) => panic!("{error}"),
     };
-    steer(&queues[0]).unwrap();
+    match steer(&queues[0]) {
+        Err(error) if is_without_rights(&error) => return None,
+        steered => steered.unwrap(),
+    }
     let mac = [2, 0, 0, 0, 0, 1];
     let settings = InterfaceSettings { mac, mtu: 1500, addresses: vec![], neighbours: vec![] };
     configure(NAME, &settings).unwrap();

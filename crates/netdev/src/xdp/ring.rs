@@ -50,13 +50,13 @@ impl<T: Copy> XdpRing<T> {
 
     fn word(&self, at: usize) -> &AtomicU32 {
         // SAFETY: the kernel said that a word of the ring is there; it is aligned, and both sides access it atomically.
-        unsafe { AtomicU32::from_ptr(self.area.address.as_ptr().add(at).cast()) }
+        unsafe { AtomicU32::from_ptr(self.area.address().as_ptr().add(at).cast()) }
     }
 
     fn entry(&self, number: u32) -> *mut T {
         let place = (number & self.mask) as usize;
         // SAFETY: entries lie behind each other, as many as the mask says, and all of them were mapped.
-        unsafe { self.area.address.as_ptr().add(self.entries).cast::<T>().add(place) }
+        unsafe { self.area.address().as_ptr().add(self.entries).cast::<T>().add(place) }
     }
 
     /// The next entry that the kernel wrote.
