@@ -1,6 +1,9 @@
 # Shared by the set-up scripts (sourced): the cache, messages, and folders that appear whole or not
 # at all.
 
+# What is made is for all users, as programs of a guest's see it.
+umask 022
+
 cache=${RACKBUS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rackbus}
 mkdir -p "$cache"
 

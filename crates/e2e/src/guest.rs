@@ -98,7 +98,7 @@ impl Guest {
     /// # Errors
     /// When that fails.
     pub fn stop(self, rack: &RackProcesses) -> Result<()> {
-        // The agent serves one connection at a time, and the command needs it.
+        // The agent serves few connections, and the command needs one.
         drop(self.vm);
         rack.json(&["vm", "stop", &self.name]).map(drop)
     }
@@ -109,8 +109,8 @@ impl Guest {
         &self.name
     }
 
-    /// Releases the guest's agent, which serves one at a time, so that a command can use it; the next
-    /// request takes it again.
+    /// Ends this connection to the guest's agent, of which there are few, so that commands can have it; the next request
+    /// makes another one.
     pub fn release(&mut self) {
         self.vm = Vm::attach(self.vm.record().clone());
     }

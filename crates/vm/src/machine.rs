@@ -158,6 +158,17 @@ impl Vm {
         self.agent.as_ref().ok_or_else(|| VmError::Invalid("no agent".into()))
     }
 
+    /// The guest's agent, once others leave it a connection.
+    fn free_agent(&mut self, deadline: Instant) -> Result<&GuestAgent> {
+        while let Err(error) = self.agent() {
+            if !matches!(error, VmError::AgentBusy(_)) || Instant::now() >= deadline {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.agent()
+    }
+
     /// Runs a command in the guest; see [`GuestAgent::exec`].
     ///
     /// # Errors
@@ -300,13 +311,13 @@ impl Vm {
     /// # Errors
     /// When it does not switch itself off within `limit`: it goes on then.
     pub fn power_off(&mut self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
         if self.record.boot.starts_with("guest ") {
             // The prepared guests have nobody who listens for the power button.
-            self.agent()?.start("sync; poweroff -f", limit)?;
+            self.free_agent(deadline)?.start("sync; poweroff -f", limit)?;
         } else {
             self.record.qmp()?.command("system_powerdown", &json!({}))?;
         }
-        let deadline = Instant::now() + limit;
         while self.alive() {
             if Instant::now() >= deadline {
                 let what = format!("the shutdown of the guest in '{}'", self.record.name);

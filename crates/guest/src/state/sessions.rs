@@ -338,10 +338,14 @@ impl GuestState {
 
     /// Whether messages of so many bytes more may wait for a user's processes.
     fn has_room_to_wait(&self, user: u32, more: usize) -> bool {
-        let all: usize = self.sessions.values().map(GuestSession::unread).sum();
-        let of_user = self.sessions.values().filter(|it| it.user.0 == user);
-        let own = || of_user.map(GuestSession::unread).sum::<usize>();
-        all + more <= MOST_UNREAD && (user == 0 || own() + more <= MOST_UNREAD / 2)
+        let of = |whose: &dyn Fn(u32) -> bool| -> usize {
+            let sessions = self.sessions.values().filter(|it| whose(it.user.0));
+            sessions.map(GuestSession::unread).sum()
+        };
+        // All users but root have half of it, and each of them a quarter.
+        let others = || of(&|it| it != 0) + more <= MOST_UNREAD / 2;
+        let own = || of(&|it| it == user) + more <= MOST_UNREAD / 4;
+        of(&|_| true) + more <= MOST_UNREAD && (user == 0 || others() && own())
     }
 
     /// The node says something. The numbers of what came along, which the shell holds from now on.

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rackbus_segment::guest::TAG;
-use rackbus_vm::{Vm, VmRecord, registry};
+use rackbus_vm::{Vm, VmError, VmRecord, registry};
 use serde_json::json;
 
 use super::ssh::Ssh;
@@ -27,8 +27,6 @@ const MOUNT: &str = "/run/rackbus";
 
 /// How long the guest may take for a step.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long the guest's agent may take to answer at all.
-const ANSWERS: Duration = Duration::from_secs(20);
 
 /// Put the library into a running guest.
 #[derive(Debug, clap::Args)]
@@ -87,11 +85,15 @@ impl Args {
         let prefix = self.prefix.as_deref().unwrap_or(default);
         let archive = self.archive()?;
         let mut vm = Vm::attach(record);
-        if let Err(error) = vm.exec("true", ANSWERS) {
-            return Err(Failure::new(
-                format!("nobody in the guest runs commands for rackbus: {error}"),
-                "install by SSH (--ssh root@GUEST), or by hand (--print)",
-            ));
+        match vm.exec("true", LIMIT) {
+            Err(error @ VmError::TimedOut { .. }) => {
+                return Err(Failure::new(
+                    format!("nobody in the guest runs commands for rackbus: {error}"),
+                    "wait until it has booted; a guest without rackbus' agent takes the library by SSH (--ssh root@GUEST), \
+                     or by hand (--print)",
+                ));
+            }
+            outcome => drop(outcome?),
         }
         // The guest may still show the disk of one that was interrupted.
         let serial = format!("rackbus-{}", std::process::id());
@@ -217,7 +219,7 @@ fn mount() -> String {
         "set -e\n\
          modprobe virtiofs 2>/dev/null || true\n\
          mkdir -p {MOUNT}\n\
-         mountpoint -q {MOUNT} || mount -t virtiofs {TAG} {MOUNT} || {{\n\
+         mountpoint -q {MOUNT} || mount -t virtiofs {TAG} {MOUNT} || {{ rmdir {MOUNT}\n\
          echo 'no device that shares memory; start the VM with --fabric' >&2; exit 1; }}\n\
          [ -e {MOUNT}/session ] || {{ echo 'something else is mounted at {MOUNT}' >&2; exit 1; }}\n"
     )

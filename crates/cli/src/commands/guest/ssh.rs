@@ -65,14 +65,18 @@ impl Ssh {
     }
 }
 
-/// A command for whatever shell the user has there: `script` by its `sh`, as root.
+/// A command for whatever shell the user has there: `script` by `sh`, as root.
 fn as_root(script: &str) -> String {
     let script = quote(script);
-    format!("if test \"`id -u`\" = 0; then sh -c {script}; else sudo -n sh -c {script}; fi")
+    let chosen =
+        format!("if test \"`id -u`\" = 0; then sh -c {script}; else sudo -n sh -c {script}; fi");
+    format!("sh -c {}", quote(&chosen))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -85,10 +89,18 @@ mod tests {
     #[test]
     fn a_script_arrives_as_it_is() {
         let script = "printf %s 'it'\\''s'";
-        for user in ["id() { echo 0; };", "id() { echo 5; }; sudo() { shift; \"$@\"; };"] {
-            let command = format!("{user} {}", as_root(script));
-            let ran = Command::new("sh").args(["-c", &command]).output().unwrap();
-            assert_eq!(ran.stdout, b"it's", "{command}");
+        let root: &[(&str, &str)] = &[("id", "echo 0")];
+        for user in [root, &[("id", "echo 5"), ("sudo", "shift; exec \"$@\"")]] {
+            let folder = tempfile::tempdir().unwrap();
+            for (name, text) in user {
+                let program = folder.path().join(name);
+                std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
+                std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            let path = format!("{}:/usr/bin:/bin", folder.path().display());
+            let mut command = Command::new("sh");
+            let ran = command.args(["-c", &as_root(script)]).env("PATH", path).output().unwrap();
+            assert_eq!(ran.stdout, b"it's", "{user:?}");
         }
     }
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use rackbus_control::api::Lease;
 use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{ControlClient, ControlClientError};
-use rackbus_vm::{Assets, Boot, InterruptChoice, Vm, VmRecord, VmSpec, registry};
+use rackbus_vm::registry::NameClaim;
+use rackbus_vm::{Assets, Boot, InterruptChoice, Vm, VmError, VmRecord, VmSpec, registry};
 use tokio::task::JoinHandle;
 
 use super::leases::{function, give_back_all, leases_of, show};
@@ -72,6 +73,14 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
         }
         prepared = prepared => prepared?,
     };
+    // Nobody else takes the name while there is no VM that has it.
+    let _claim = match NameClaim::of_rack(&context.run_dir, &args.name) {
+        Ok(claim) => claim,
+        Err(error) => {
+            waiting.abort();
+            return Err(error.into());
+        }
+    };
     if let Err(failure) = moving.switch_off(&record, &args.name).await {
         waiting.abort();
         return Err(failure);
@@ -118,6 +127,9 @@ impl<'a> Moving<'a> {
         if let Err(error) = off {
             // It has them itself, where it goes on.
             kept.map(std::fs::remove_file);
+            if matches!(error, VmError::AgentBusy(_)) {
+                return Err(error.into());
+            }
             return Err(Failure::new(
                 format!(
                     "VM {name} is not moved: {error}; its guest was asked to switch itself off, and may still do so"
