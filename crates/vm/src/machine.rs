@@ -88,7 +88,12 @@ impl Vm {
         }
         let child = start_qemu(&assets.qemu()?, &args, spec)?;
         let mut vm = Self { record, child: Some(child), agent: None };
-        match vm.wait_controllable() {
+        let limit = match spec.prealloc {
+            // At the slowest that memory is cleared.
+            true => START + Duration::from_millis(4) * spec.memory_mib,
+            false => START,
+        };
+        match vm.wait_controllable(limit) {
             Ok(()) => Ok(vm),
             Err(error) => {
                 vm.kill();
@@ -366,8 +371,8 @@ impl Vm {
         Ok(())
     }
 
-    fn wait_controllable(&mut self) -> Result<()> {
-        let deadline = Instant::now() + START;
+    fn wait_controllable(&mut self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
         self.record.pid = self.child.as_ref().map_or(0, Child::id);
         self.record.birth = birth(self.record.pid);
         // From now on it is found, and not cleared away, also when this process ends.
@@ -375,7 +380,7 @@ impl Vm {
         while !self.record.dir.join("agent.sock").exists() || self.record.qmp().is_err() {
             self.check_running()?;
             if Instant::now() >= deadline {
-                return Err(VmError::TimedOut { what: "the start of QEMU".into(), limit: START });
+                return Err(VmError::TimedOut { what: "the start of QEMU".into(), limit });
             }
             std::thread::sleep(Duration::from_millis(5));
         }

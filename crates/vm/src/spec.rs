@@ -97,6 +97,9 @@ pub struct VmSpec {
     pub console: Console,
     /// The socket of the helper through which the guest shares memory with the rack.
     pub fabric: Option<PathBuf>,
+    /// All of its memory is there from the beginning, and not as it is first used.
+    #[serde(default)]
+    pub prealloc: bool,
     /// The file that is to be its memory; without one it is anonymous.
     pub memory_file: Option<PathBuf>,
     /// What the VM has of an IOMMU, unless `extra` has one.
@@ -132,6 +135,7 @@ impl VmSpec {
             spare_ports: DEFAULT_SPARE_PORTS,
             console: Console::Socket,
             fabric: None,
+            prealloc: false,
             memory_file: None,
             iommu: VmIommu::default(),
             append: String::new(),
@@ -165,7 +169,11 @@ impl VmSpec {
         }
         args.put("-m", &size_option(self.memory_mib, self.max_memory_mib));
         let file = self.memory_file.as_deref();
-        args.json("-object", &memory_backend("ram", self.memory_mib, file)?);
+        let mut memory = memory_backend("ram", self.memory_mib, file)?;
+        if self.prealloc {
+            memory["prealloc"] = true.into();
+        }
+        args.json("-object", &memory);
         self.boot_args(assets, &mut args)?;
         self.control_args(&mut args);
         if let Some(socket) = &self.fabric {
@@ -325,6 +333,7 @@ impl VmSpec {
 pub fn own_vm_args(
     memory_mib: u32,
     max_memory_mib: Option<u32>,
+    prealloc: bool,
     functions: &[FunctionSpec],
     fabric: Option<&Path>,
 ) -> Vec<String> {
@@ -333,7 +342,9 @@ pub fn own_vm_args(
     args.put("-m", &size_option(memory_mib, max_memory_mib));
     args.put("-machine", "q35,memory-backend=rackbus-ram,kernel-irqchip=split");
     args.put("-device", REMAPPER);
-    args.put("-object", &format!("memory-backend-memfd,id=rackbus-ram,size={size},share=on"));
+    let prealloc = if prealloc { ",prealloc=on" } else { "" };
+    let memory = format!("memory-backend-memfd,id=rackbus-ram,size={size},share=on{prealloc}");
+    args.put("-object", &memory);
     for (index, function) in functions.iter().enumerate() {
         let port = format!("rackbus-port{index}");
         // Chassis numbers must differ from those of the user's own ports.
@@ -470,7 +481,18 @@ mod tests {
         for own in ["intel-iommu,intremap=on,caching-mode=on", "virtio-iommu-pci", REMAPPER] {
             assert_eq!(iommus(&["-device", own]), [own]);
         }
-        assert!(own_vm_args(256, None, &[], None).contains(&REMAPPER.to_owned()));
+        assert!(own_vm_args(256, None, false, &[], None).contains(&REMAPPER.to_owned()));
+    }
+
+    #[test]
+    fn memory_is_there_from_the_beginning_where_that_is_asked_for() {
+        let asked = |args: &[String]| args.iter().any(|it| it.contains("prealloc"));
+        let mut spec = spec();
+        assert!(!asked(&spec.args(&Assets::of_user()).expect("args")));
+        spec.prealloc = true;
+        assert!(asked(&spec.args(&Assets::of_user()).expect("args")));
+        assert!(asked(&own_vm_args(256, None, true, &[], None)));
+        assert!(!asked(&own_vm_args(256, None, false, &[], None)));
     }
 
     #[test]
@@ -485,7 +507,7 @@ mod tests {
         let args = spec.args(&Assets::of_user()).expect("args");
         assert!(args.contains(&format!("socket,id={FABRIC_ID},path=/run/r/f,,1.sock")));
         assert!(device(args));
-        assert!(device(own_vm_args(256, None, &[], Some(Path::new("/run/s")))));
+        assert!(device(own_vm_args(256, None, false, &[], Some(Path::new("/run/s")))));
     }
 
     #[test]

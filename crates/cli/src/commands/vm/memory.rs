@@ -26,6 +26,10 @@ pub(super) struct MemoryArgs {
     /// How much memory it may have when more is plugged in while it runs: 4G. Without it nothing can be plugged in
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub max_memory: Option<u32>,
+    /// Have all of its memory from the beginning, and not as the guest first uses it: for a physical function, whose
+    /// lender pins all of it while QEMU waits
+    #[arg(long)]
+    pub prealloc: bool,
 }
 
 impl MemoryArgs {

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::fabric::GuestHelper;
 use super::leases::{borrow_all, borrow_composition, function, give_back_all, interrupted, show};
-use super::memory::check_room;
+use super::memory::{MemoryArgs, check_room};
 use super::running::described;
 use super::{Context, OwnArgs, RunArgs, claim, free_name, joined};
 use crate::output::Failure;
@@ -149,6 +149,7 @@ pub(super) fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Conte
     let dir = registry::vms_dir(&context.run_dir, &args.host).join(name);
     let mut spec = VmSpec::new(name, &dir, boot);
     (spec.memory_mib, spec.max_memory_mib) = (args.memory.memory, args.memory.max_memory);
+    spec.prealloc = args.memory.prealloc;
     spec.cpus = args.cpus;
     spec.spare_ports = args.spare_ports;
     spec.functions = leases.iter().filter_map(function).collect();
@@ -213,6 +214,6 @@ fn arguments(
         None => None,
     };
     let socket = helper.as_ref().map(|helper| helper.socket.as_path());
-    let memory = (args.memory.memory, args.memory.max_memory);
-    Ok((own_vm_args(memory.0, memory.1, &functions, socket), helper))
+    let MemoryArgs { memory, max_memory, prealloc } = args.memory;
+    Ok((own_vm_args(memory, max_memory, prealloc, &functions, socket), helper))
 }
