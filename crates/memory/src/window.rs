@@ -50,7 +50,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How soon the far side lets go of somebody whom it has no room to let wait: it keeps others for longer. It is also the
 /// longest pause before the next question, so that nothing is noticed later than after [`RECHECK`].
 const SOON: Duration = RECHECK.checked_div(2).expect("by two");
-/// The first pause.
+/// How long who was answered too soon pauses at first; each further time it is twice as long.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(8);
 
 /// How long to wait before the far side is asked again that had nothing to tell. Where more wait than it has room for,

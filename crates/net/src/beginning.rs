@@ -31,7 +31,7 @@ fn goes_on(start: &[u8]) -> bool {
 pub(crate) enum Beginning {
     /// The first bytes, so many of them.
     Short([u8; HEAD], usize),
-    /// All of it.
+    /// The whole frame, whose headers are longer than that.
     Long(Vec<u8>),
 }
 

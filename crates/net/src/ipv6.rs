@@ -24,7 +24,7 @@ const BEFORE_ADDRESSES: usize = 8;
 /// What is behind the headers of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Upper {
-    /// Its protocol.
+    /// Number of the transport protocol, such as 6 for TCP.
     pub protocol: u8,
     /// Where it begins, in bytes from the packet's beginning; that may be behind its end.
     pub at: usize,

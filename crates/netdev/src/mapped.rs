@@ -39,7 +39,7 @@ impl MappedArea {
         Ok(MappedArea { address, length })
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn address(&self) -> NonNull<u8> {
         self.address
     }

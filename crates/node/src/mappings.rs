@@ -97,7 +97,7 @@ impl Mappings {
         own.into_iter().try_for_each(|range| self.release(function, range))
     }
 
-    /// Takes everything away.
+    /// Takes away what the user mapped, and closes all windows.
     ///
     /// # Errors
     /// As [`unmap_all`](Mappings::unmap_all).

@@ -45,7 +45,7 @@ pub const MOST_PARKED: usize = 192;
 /// Messages that wait for a process, and bytes of them; then its session ends.
 const MOST_WAITING: (usize, usize) = (1024, 1 << 20);
 /// Bytes of messages that wait for all processes of a guest: 64 KiB for each session that there may be. Half of them for
-/// those of one user but the guest's root.
+/// all users but the guest's root, and a quarter for each of those.
 const MOST_UNREAD: usize = 16 << 20;
 
 /// Posts of a session that the node has not answered: as many as surely fit the socket to it. Whoever has more waits for

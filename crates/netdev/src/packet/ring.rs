@@ -30,13 +30,13 @@ pub(super) struct ReceiveRing {
     area: MappedArea,
     slot_bytes: usize,
     slots: usize,
-    /// The next slot.
+    /// Index of the slot that the next frame will be in.
     at: usize,
 }
 
 /// What is in the next slot.
 pub(super) enum Slot {
-    /// Nothing yet.
+    /// The kernel has put no frame into it yet.
     Empty,
     /// The frame was taken out of it.
     Taken(Received),

@@ -150,7 +150,7 @@ fn instructions() -> Vec<Instruction> {
     code
 }
 
-/// Loads the program.
+/// Loads the program that chooses queues into the kernel; the descriptor keeps it there.
 ///
 /// # Errors
 /// The system's: `PermissionDenied` without the right to.
