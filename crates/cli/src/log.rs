@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::FlockOperation;
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
@@ -182,20 +183,38 @@ impl Target {
     /// guest and the one that stands by write to the same.
     fn make_room(&self) {
         let Some(path) = &self.path else { return };
-        if let Ok(there) = path.metadata()
-            && stderr_file() == Some((there.dev(), there.ino()))
+        if let Some(length) = own_length(path)
+            && (length < self.largest || !self.rename(path))
         {
-            let mut before = path.clone().into_os_string();
-            before.push(".1");
-            // What cannot be renamed is written on.
-            if there.len() < self.largest || std::fs::rename(path, before).is_err() {
-                return;
-            }
+            return;
         }
         if let Ok(file) = File::options().create(true).append(true).open(path) {
+            // Ends this process' lock on the old file.
             exchange_stderr(&file);
         }
     }
+
+    /// Makes the file the one before; false where it cannot be renamed, and is written on. The file is locked for this
+    /// process then, for another one that finds it full at the same moment must not do that to the new file.
+    fn rename(&self, path: &Path) -> bool {
+        let lock = |operation| rustix::fs::fcntl_lock(std::io::stderr(), operation);
+        if lock(FlockOperation::LockExclusive).is_err() {
+            return false;
+        }
+        let mut before = path.as_os_str().to_owned();
+        before.push(".1");
+        let done = own_length(path).is_none() || std::fs::rename(path, before).is_ok();
+        if !done {
+            let _ = lock(FlockOperation::Unlock);
+        }
+        done
+    }
+}
+
+/// Bytes of the file at `path` where it is the one that stderr is.
+fn own_length(path: &Path) -> Option<u64> {
+    let there = path.metadata().ok()?;
+    (stderr_file() == Some((there.dev(), there.ino()))).then_some(there.len())
 }
 
 /// The device and number of the file that stderr is; nothing where it is a terminal or a pipe.
@@ -249,13 +268,51 @@ mod tests {
         assert!(limits.left_out(begun + WHILE)[0].contains("1 lines as of 0 s ago, 119981 ever"));
     }
 
-    /// The test runs itself as two processes whose stderr is one file, as a node's or a helper's is.
+    const LOG: &str = "RACKBUS_TEST_LOG";
+    const LARGEST: u64 = 1000;
+
+    /// The log that a test is to write what it reads into, where it was started by [`writer`].
+    fn log_to_write() -> Option<(PathBuf, Log)> {
+        let path = PathBuf::from(std::env::var_os(LOG)?);
+        let log = Log::new(Some(&path), LARGEST);
+        Some((path, log))
+    }
+
+    /// The test of that name as a process whose stderr is the log, as a node's or a helper's is.
+    fn writer(name: &str, log: &Path) -> std::process::Child {
+        let file = File::options().create(true).append(true).open(log).unwrap();
+        let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+        process.args(["--exact", "--nocapture", name]).env(LOG, log);
+        let (stdin, stdout) = (std::process::Stdio::piped(), std::process::Stdio::piped());
+        process.stdin(stdin).stdout(stdout).stderr(file).spawn().unwrap()
+    }
+
+    #[test]
+    fn of_two_processes_that_find_a_log_full_at_once_one_exchanges_it() {
+        const LINES: u64 = 30_000;
+        let line = format!("{}\n", "x".repeat(99));
+        if let Some((path, mut log)) = log_to_write() {
+            let before = path.with_extension("log.1");
+            for nth in 0..LINES {
+                log.write_all(line.as_bytes()).unwrap();
+                let length = before.metadata().map(|it| it.len());
+                assert!(length.is_ok_and(|it| it >= LARGEST) || nth < 10, "lost after {nth} lines");
+            }
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.log");
+        let name = "log::tests::of_two_processes_that_find_a_log_full_at_once_one_exchanges_it";
+        let writers = [(); 2].map(|()| writer(name, &path));
+        for writer in writers {
+            let said = writer.wait_with_output().unwrap();
+            assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+        }
+    }
+
     #[test]
     fn a_log_that_has_grown_becomes_the_one_before_for_all_who_write_to_it() {
-        const LOG: &str = "RACKBUS_TEST_LOG";
-        const LARGEST: u64 = 1000;
-        if let Some(path) = std::env::var_os(LOG) {
-            let mut log = Log::new(Some(Path::new(&path)), LARGEST);
+        if let Some((_, mut log)) = log_to_write() {
             for line in std::io::stdin().lines() {
                 log.write_all(format!("{}\n", line.unwrap()).as_bytes()).unwrap();
                 println!("\nwritten");
@@ -266,14 +323,7 @@ mod tests {
         let path = folder.path().join("node.log");
         let name =
             "log::tests::a_log_that_has_grown_becomes_the_one_before_for_all_who_write_to_it";
-        let start = || {
-            let file = File::options().create(true).append(true).open(&path).unwrap();
-            let mut process = std::process::Command::new(std::env::current_exe().unwrap());
-            process.args(["--exact", "--nocapture", name]).env(LOG, &path);
-            let (stdin, stdout) = (std::process::Stdio::piped(), std::process::Stdio::piped());
-            process.stdin(stdin).stdout(stdout).stderr(file).spawn().unwrap()
-        };
-        let mut writers = [start(), start()];
+        let mut writers = [(); 2].map(|()| writer(name, &path));
         let mut answers =
             [0, 1].map(|at| std::io::BufReader::new(writers[at].stdout.take().unwrap()).lines());
         for nth in 0..100 {
