@@ -11,7 +11,14 @@
 //! stand in for it have said that they do not, for which they have to see first that it is back. What it may still do
 //! after it was frozen is the one step with a frame that it was in.
 //!
-//! This holds while the clock goes on for a host that is frozen.
+//! An uplink that works, but is taken for frozen, hears that another one is about to stand in: it is fenced as well.
+//! One whose interface has just come up begins so, for another is used at that moment.
+//!
+//! A host that stops again and again, each time for less than others wait for it, would be fenced most of the time and
+//! stood in for by nobody. So an uplink that stops too often [rests](UplinkSteadiness): it ends its rings, as if its
+//! interface was down.
+//!
+//! This holds while the clock goes on for a host that is frozen, or asleep.
 
 use std::collections::BTreeMap;
 
@@ -52,13 +59,17 @@ pub struct UplinkSeat {
     /// What those after it said last: that they are active, or not.
     words: BTreeMap<usize, bool>,
     fence: Option<Fence>,
+    /// How many times its host stood still for as long as a fence takes.
+    stops: u64,
 }
 
 #[derive(Debug)]
 struct Fence {
     since_ns: u64,
-    /// Those who spoke before, and are to speak again.
+    /// Those who are to speak.
     awaited: Vec<usize>,
+    /// How long one of them says nothing who is not active, or is fenced itself.
+    silence_ns: u64,
 }
 
 impl UplinkSeat {
@@ -67,7 +78,12 @@ impl UplinkSeat {
         let all = switch.uplinks();
         let place = all.iter().position(|it| *it == own).unwrap_or(0);
         let before = all[..place].to_vec();
-        let after = all.iter().skip(place + 1).copied().collect();
+        let after: Vec<usize> = all.iter().skip(place + 1).copied().collect();
+        let fence = (!after.is_empty()).then(|| Fence {
+            since_ns: now_ns,
+            awaited: after.clone(),
+            silence_ns: FENCE_NS + 2 * LOOK_NS,
+        });
         UplinkSeat {
             own,
             before,
@@ -77,7 +93,8 @@ impl UplinkSeat {
             looked_ns: now_ns,
             said_ns: None,
             words: BTreeMap::new(),
-            fence: None,
+            fence,
+            stops: 0,
         }
     }
 
@@ -115,8 +132,15 @@ impl UplinkSeat {
         awaited.extend(self.fence.take().into_iter().flat_map(|before| before.awaited));
         awaited.sort_unstable();
         awaited.dedup();
-        self.fence = Some(Fence { since_ns: now_ns, awaited });
+        // Where nobody could have its place, it stops as often as it does.
+        self.stops += u64::from(!awaited.is_empty());
+        self.fence = Some(Fence { since_ns: now_ns, awaited, silence_ns: SETTLE_MOST_NS });
         (self.active, self.claims) = (false, None);
+    }
+
+    /// How many times it has stood still for so long that others, which were there, may stand in for it.
+    pub fn stops(&self) -> u64 {
+        self.stops
     }
 
     /// Looks what the others do, and tells them what it does. `port_queue` is its own.
@@ -149,7 +173,8 @@ impl UplinkSeat {
         let passed = now_ns.saturating_sub(fence.since_ns);
         let all_spoke = fence.awaited.iter().all(|it| self.words.contains_key(it));
         let nobody_stands_in = self.words.values().all(|active| !active);
-        passed >= SETTLE_MOST_NS || passed >= SETTLE_NS && all_spoke && nobody_stands_in
+        let heard = all_spoke && passed >= SETTLE_NS || passed >= fence.silence_ns;
+        passed >= SETTLE_MOST_NS || heard && nobody_stands_in
     }
 
     /// Tells those before it whether it is active. One that has not taken the word before is not told the same again.
@@ -169,10 +194,63 @@ impl UplinkSeat {
             return false;
         };
         let from = self.after.iter().find(|it| switch.mac(**it).0[..] == word[6..12]);
-        if let Some(from) = from.filter(|_| switch.mac(self.own).0[..] == word[..6]) {
-            self.words.insert(*from, word[15] != 0);
-            return true;
+        let Some(from) = from.filter(|_| switch.mac(self.own).0[..] == word[..6]) else {
+            return false;
+        };
+        let stands_in = word[15] != 0;
+        self.words.insert(*from, stands_in);
+        if stands_in && self.active {
+            // Taken for frozen: that one will be active in a moment, and looks at this one only later.
+            let (since_ns, silence_ns) = (self.looked_ns, SETTLE_MOST_NS);
+            self.fence = Some(Fence { since_ns, awaited: Vec::new(), silence_ns });
+            (self.active, self.claims) = (false, None);
         }
-        false
+        true
+    }
+}
+
+/// How many stops in [`WITHIN_NS`] are too many.
+const MOST_STOPS: usize = 3;
+const WITHIN_NS: u64 = 10_000_000_000;
+/// How long an uplink rests that stops too often: at first, and at most. Each rest is twice as long as the one before.
+const REST_NS: u64 = 5_000_000_000;
+const REST_MOST_NS: u64 = 16 * REST_NS;
+
+/// How often the host of an uplink stood still, and whether the uplink had better leave its place to another for now. It
+/// outlives a seat.
+#[derive(Debug, Default)]
+pub struct UplinkSteadiness {
+    /// Stops of the seat that are known.
+    known: u64,
+    /// When the latest were noticed.
+    stops_ns: Vec<u64>,
+    /// The last rest: when it ended, and how long it was.
+    rested: Option<(u64, u64)>,
+}
+
+impl UplinkSteadiness {
+    /// The next stops are those of another seat.
+    pub fn begin_seat(&mut self) {
+        self.known = 0;
+    }
+
+    /// Looks at the stops of a seat; says how long to rest from `now_ns` if there were too many.
+    pub fn rest_ns(&mut self, stops: u64, now_ns: u64) -> Option<u64> {
+        let fresh = stops.saturating_sub(std::mem::replace(&mut self.known, stops));
+        if fresh == 0 {
+            return None;
+        }
+        self.stops_ns.retain(|at| now_ns.saturating_sub(*at) < WITHIN_NS);
+        self.stops_ns.push(now_ns);
+        if self.stops_ns.len() < MOST_STOPS {
+            return None;
+        }
+        self.stops_ns.clear();
+        let before = self
+            .rested
+            .filter(|(ended, rest)| now_ns.saturating_sub(*ended) < 2 * rest + WITHIN_NS);
+        let rest = before.map_or(REST_NS, |(_, rest)| (2 * rest).min(REST_MOST_NS));
+        self.rested = Some((now_ns.saturating_add(rest), rest));
+        Some(rest)
     }
 }

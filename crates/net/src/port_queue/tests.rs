@@ -3,7 +3,7 @@
 //! frames of a flow come in order, once and whole, nobody gets what is not for it, and whoever takes what is
 //! sent to it gets all of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 
 use rackbus_fabric::rack::Rack;
@@ -53,10 +53,24 @@ struct World {
     /// The newest ring of each pair, its number and memory.
     rings: BTreeMap<(usize, usize), (u64, SharedMemory)>,
     next: u64,
+    /// Stations whose interface is not up.
+    down: BTreeSet<usize>,
 }
 
 fn sound<T>(outcome: std::io::Result<T>) -> T {
     outcome.expect("the process has descriptors")
+}
+
+fn queue(
+    station: usize,
+    switch: &Arc<StationSwitch>,
+    clock: &Arc<AtomicU64>,
+    asked: &Arc<Asked>,
+) -> PortQueue {
+    let clock = clock.clone();
+    let read: NanosecondClock = Arc::new(move || clock.load(Ordering::Relaxed));
+    let id = PortQueueId { station, number: 0 };
+    sound(PortQueue::new(id, switch.clone(), asked.clone(), read))
 }
 
 impl World {
@@ -74,16 +88,7 @@ impl World {
         let limit = rack.network.flood_limit;
         let switch = Arc::new(StationSwitch::new(stations.all(), 1500, limit));
         let (clock, asked) = (Arc::new(AtomicU64::new(1)), Arc::new(Asked::default()));
-        let port_queue = |station| {
-            let clock = clock.clone();
-            let read: NanosecondClock = Arc::new(move || clock.load(Ordering::Relaxed));
-            sound(PortQueue::new(
-                PortQueueId { station, number: 0 },
-                switch.clone(),
-                asked.clone(),
-                read,
-            ))
-        };
+        let port_queue = |station| queue(station, &switch, &clock, &asked);
         World {
             random: Random(seed),
             queues: (0..stations.all().len()).map(port_queue).collect(),
@@ -95,6 +100,7 @@ impl World {
             flows: BTreeMap::new(),
             rings: BTreeMap::new(),
             next: 0,
+            down: BTreeSet::new(),
         }
     }
 
@@ -120,10 +126,26 @@ impl World {
         self.queues[from.station].handle().tell(News::Opened(to, sender));
     }
 
+    /// A station goes as its interface does, and its next queue is another one: rings from it and to it end.
+    fn close(&mut self, station: usize) {
+        self.down.insert(station);
+        for ((from, to), (number, _)) in &self.rings {
+            if *from == station {
+                self.queues[*to].handle().tell(News::Ended(*number));
+            } else if *to == station {
+                self.queues[*from].handle().tell(News::Gone(station));
+            }
+        }
+        self.rings.retain(|(from, to), _| *from != station && *to != station);
+        self.asked.0.lock().unwrap().retain(|(from, _)| from.station != station);
+        let switch = self.queues[station].switch.clone();
+        self.queues[station] = queue(station, &switch, &self.clock, &self.asked);
+    }
+
     fn answer(&mut self, reliable: bool) {
         let asked = std::mem::take(&mut *self.asked.0.lock().unwrap());
         for (from, to) in asked {
-            if !reliable && self.random.chance(20) {
+            if self.down.contains(&to) || !reliable && self.random.chance(20) {
                 self.queues[from.station].handle().tell(News::Failed(to));
             } else {
                 self.open(from, to);

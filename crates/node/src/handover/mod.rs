@@ -181,7 +181,16 @@ impl InheritedNode {
 
 /// Nanoseconds of the clock that all processes of a host have in common.
 pub(crate) fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
+    nanoseconds(ClockId::Monotonic)
+}
+
+/// The same, of one that goes on while the machine sleeps.
+pub(crate) fn boot_time_ns() -> u64 {
+    nanoseconds(ClockId::Boottime)
+}
+
+fn nanoseconds(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }

@@ -39,7 +39,7 @@ use rackbus_net::{
 };
 use rackbus_netdev::namespace;
 
-use crate::handover::monotonic_ns;
+use crate::handover::boot_time_ns;
 
 use peers::{AskingNode, Peer};
 use requests::{AskedRings, RingRequests, ring_requests};
@@ -185,7 +185,8 @@ impl NetworkService {
             host: host.to_owned(),
             stations,
             switch,
-            clock: Arc::new(monotonic_ns),
+            // An uplink is to know that its machine was asleep.
+            clock: Arc::new(boot_time_ns),
             link,
             apart,
             requests,
@@ -271,6 +272,25 @@ impl NetworkService {
         if state.ports.contains_key(&station) {
             return Ok(false);
         }
+        // A namespace that is there says that the interface is wanted.
+        let was_there = namespace::open(&shared.namespace()).is_ok();
+        let made = self.make_port(&mut state, station, own);
+        if made.is_err()
+            && !was_there
+            && let Err(error) = namespace::remove(&shared.namespace())
+        {
+            tracing::warn!(%error, "the namespace of an interface that could not be made stays");
+        }
+        made.map(|()| true)
+    }
+
+    fn make_port(
+        &self,
+        state: &mut State,
+        station: usize,
+        own: &Station,
+    ) -> Result<(), NetworkError> {
+        let shared = &self.0;
         let of_interface = NetworkError::of_interface;
         let namespace = namespace::create(&shared.namespace()).map_err(of_interface)?;
         let count = shared.stations.network().queues;
@@ -286,7 +306,7 @@ impl NetworkService {
         state.workers = workers;
         state.ports.insert(station, LocalPort { queues, captured: Weak::new() });
         tracing::info!(host = shared.host, mac = %own.mac, address = %own.ipv4, "interface up");
-        Ok(true)
+        Ok(())
     }
 
     /// Takes the host's interface and its namespace away.

@@ -16,8 +16,10 @@ use rackbus_net::announce::announcement;
 use rackbus_net::ethernet::EthernetHeader;
 use rackbus_net::mtu::{Fit, LOOK, fit};
 use rackbus_net::port_queue::NanosecondClock;
-use rackbus_net::uplink::UplinkSeat;
-use rackbus_net::{Cause, Frame, MacAddress, Offload, PortQueue, StationKind, StationSwitch};
+use rackbus_net::uplink::{UplinkSeat, UplinkSteadiness};
+use rackbus_net::{
+    Cause, Frame, MacAddress, Offload, PortQueue, Station, StationKind, StationSwitch,
+};
 use rackbus_netdev::packet::LinkMonitor;
 use rackbus_qos::bucket::Bucket;
 
@@ -41,6 +43,8 @@ pub enum UplinkState {
     Standby = 1,
     /// Frames for outside go out here.
     Active = 2,
+    /// Its host stood still too often; another one is used for a while.
+    Resting = 3,
 }
 
 impl UplinkState {
@@ -48,6 +52,7 @@ impl UplinkState {
         match stored.load(Ordering::Relaxed) {
             1 => UplinkState::Standby,
             2 => UplinkState::Active,
+            3 => UplinkState::Resting,
             _ => UplinkState::Down,
         }
     }
@@ -58,6 +63,7 @@ impl UplinkState {
             UplinkState::Down => "down",
             UplinkState::Standby => "standby",
             UplinkState::Active => "active",
+            UplinkState::Resting => "resting",
         }
     }
 }
@@ -147,6 +153,7 @@ impl Outside {
     /// while, where drivers start again for that.
     fn run(self, wire: UplinkWire) {
         let mut kept = Some(wire);
+        let mut steadiness = UplinkSteadiness::default();
         while !self.stop.load(Ordering::Acquire) {
             // First, so that no change after the look is missed.
             self.monitor.has_changed();
@@ -155,7 +162,11 @@ impl Outside {
                 None => UplinkWire::open(&self.interface, self.mode),
             };
             match wire {
-                Ok(wire) if wire.is_up() => self.serve(wire),
+                Ok(wire) if wire.is_up() => {
+                    if let Some(rest_ns) = self.serve(wire, &mut steadiness) {
+                        self.rest(rest_ns);
+                    }
+                }
                 Ok(wire) => kept = Some(wire),
                 Err(error) => tracing::warn!(%error, "an uplink cannot be used"),
             }
@@ -165,12 +176,29 @@ impl Outside {
         }
     }
 
-    /// Is a station while the interface is up.
-    fn serve(&self, wire: UplinkWire) {
-        let Some(shared) = self.shared.upgrade() else { return };
+    /// Is no station for a while.
+    fn rest(&self, rest_ns: u64) {
+        self.state.store(UplinkState::Resting as u8, Ordering::Relaxed);
+        let seconds = rest_ns / 1_000_000_000;
+        tracing::warn!(
+            interface = self.interface,
+            seconds,
+            "the host stood still too often; another uplink is used for a while"
+        );
+        // The event is rung when this ends.
+        Event::wait_any(&[self.event.as_fd()], Some(rest_ns));
+        self.state.store(UplinkState::Down as u8, Ordering::Relaxed);
+    }
+
+    /// Is a station while the interface is up. Says how long to rest when it ends for its host, which stands still too often.
+    fn serve(&self, wire: UplinkWire, steadiness: &mut UplinkSteadiness) -> Option<u64> {
+        let shared = self.shared.upgrade()?;
         let port_queue = match shared.port_queue(self.station, 0) {
             Ok(port_queue) => port_queue,
-            Err(error) => return tracing::error!(%error, "an uplink has no queue"),
+            Err(error) => {
+                tracing::error!(%error, "an uplink has no queue");
+                return None;
+            }
         };
         let port = LocalPort {
             queues: vec![port_queue.handle().clone()],
@@ -178,10 +206,16 @@ impl Outside {
         };
         shared.lock().ports.insert(self.station, port);
         let stations = shared.stations.all();
-        let own = stations.iter().filter(|it| it.kind != StationKind::Uplink).map(|it| it.mac);
-        let device = Interface {
+        let is_uplink = |it: &&Station| it.kind == StationKind::Uplink;
+        let own = stations.iter().filter(|it| !is_uplink(it)).map(|it| it.mac);
+        let uplinks = stations.iter().filter(is_uplink).map(|it| it.mac);
+        steadiness.begin_seat();
+        let mut device = Interface {
             mtu: wire.mtu().unwrap_or(1500),
             own: own.collect(),
+            uplinks: uplinks.collect(),
+            steadiness,
+            rest_ns: None,
             switch: shared.switch.clone(),
             station: self.station,
             monitor: self.monitor.clone(),
@@ -197,26 +231,32 @@ impl Outside {
         };
         *self.way.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.wire.way());
         self.state.store(UplinkState::Standby as u8, Ordering::Relaxed);
-        work(port_queue, device, &self.stop);
+        work(port_queue, &mut device, &self.stop);
+        let rest_ns = device.rest_ns;
         self.state.store(UplinkState::Down as u8, Ordering::Relaxed);
         tracing::info!(interface = self.interface, "uplink down");
         shared.close_port(self.station);
+        rest_ns
     }
 }
 
 /// The interface of an uplink while it is up.
-struct Interface {
+struct Interface<'a> {
     wire: UplinkWire,
     /// Bytes of the longest IP packet outside, and in the rack.
     mtu: u16,
     largest: u16,
-    /// Addresses of the rack's stations.
+    /// Addresses of the rack's stations that send and take frames, and of its uplinks, which none outside has.
     own: HashSet<MacAddress>,
+    uplinks: HashSet<MacAddress>,
     switch: Arc<StationSwitch>,
     station: usize,
     monitor: Arc<LinkMonitor>,
     stop: Arc<Event>,
     seat: UplinkSeat,
+    steadiness: &'a mut UplinkSteadiness,
+    /// How long to rest, when it ends for that.
+    rest_ns: Option<u64>,
     clock: NanosecondClock,
     answers: Bucket,
     now_ns: u64,
@@ -225,9 +265,13 @@ struct Interface {
     state: Arc<AtomicU8>,
 }
 
-impl Interface {
+impl Interface<'_> {
     /// Whether it is for the rack what came from outside, or what to do otherwise.
     fn is_wanted(&self, header: &EthernetHeader) -> bool {
+        // Uplinks have theirs for what they say to each other.
+        if [header.from, header.to].iter().any(|it| self.uplinks.contains(it)) {
+            return false;
+        }
         // Where addresses are learned, the switch knows which are in the rack.
         let for_rack =
             header.to.is_group() || self.switch.learns() || self.own.contains(&header.to);
@@ -260,7 +304,7 @@ impl Interface {
     }
 }
 
-impl FrameDevice for Interface {
+impl FrameDevice for Interface<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
         for _ in 0..UNWANTED {
             let (offload, length) = self.wire.read(buffer)?;
@@ -343,6 +387,10 @@ impl FrameDevice for Interface {
             let state = if active { UplinkState::Active } else { UplinkState::Standby };
             self.state.store(state as u8, Ordering::Relaxed);
             tracing::info!(interface = self.wire.name(), ?state, "the uplink's state changed");
+        }
+        self.rest_ns = self.steadiness.rest_ns(self.seat.stops(), self.now_ns);
+        if self.rest_ns.is_some() {
+            return false;
         }
         self.wire.flush_rest();
         if self.now_ns < self.look_at_ns {

@@ -151,7 +151,7 @@ impl Worker {
     pub fn start(name: &str, port_queue: PortQueue, queue: TapQueue) -> std::io::Result<Worker> {
         let (handle, stop) = (port_queue.handle().clone(), Arc::new(AtomicBool::new(false)));
         let stopped = stop.clone();
-        let run = move || work(port_queue, queue, &stopped);
+        let run = move || work(port_queue, &mut { queue }, &stopped);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Worker { handle, stop, thread: Some(thread) })
     }
@@ -169,14 +169,14 @@ impl Drop for Worker {
 }
 
 /// Carries frames between a queue and a device until `stop` says so, or the device.
-pub fn work(port_queue: PortQueue, device: impl FrameDevice, stop: &AtomicBool) {
+pub fn work(port_queue: PortQueue, device: &mut impl FrameDevice, stop: &AtomicBool) {
     let (buffer, offload) = (vec![0; MAX_FRAME], Offload::default());
     Running { port_queue, device, buffer, offload, held: None }.run(stop);
 }
 
-struct Running<D> {
+struct Running<'a, D> {
     port_queue: PortQueue,
-    device: D,
+    device: &'a mut D,
     /// A frame as it was read, and what is left to do to it.
     buffer: Vec<u8>,
     offload: Offload,
@@ -184,7 +184,7 @@ struct Running<D> {
     held: Option<usize>,
 }
 
-impl<D: FrameDevice> Running<D> {
+impl<D: FrameDevice> Running<'_, D> {
     fn run(mut self, stop: &AtomicBool) {
         let begun = self.port_queue.now_ns();
         let handle = self.port_queue.handle().clone();

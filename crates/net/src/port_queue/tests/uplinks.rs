@@ -2,11 +2,9 @@
 //! into the rack twice, none goes out by an uplink that was frozen and whose place is taken, and while hosts run
 //! frames go both ways.
 
-use std::collections::BTreeSet;
-
 use super::*;
 use crate::liveness::SILENT_NS;
-use crate::uplink::{FENCE_NS, LOOK_NS, UplinkSeat};
+use crate::uplink::{FENCE_NS, LOOK_NS, UplinkSeat, UplinkSteadiness};
 
 const UPLINKS: std::ops::Range<usize> = STATIONS..STATIONS + 3;
 const OUTSIDE: [u8; 6] = [2, 9, 9, 9, 9, 9];
@@ -19,6 +17,9 @@ struct Uplink {
     seat: UplinkSeat,
     arrived: Vec<u64>,
     frozen_until: u64,
+    steadiness: UplinkSteadiness,
+    /// Its interface counts as down until then.
+    rests_until: u64,
     /// It has looked, and froze before it did anything.
     looked: bool,
 }
@@ -53,6 +54,8 @@ impl Rack {
             seat: UplinkSeat::new(switch, own, 1),
             arrived: Vec::new(),
             frozen_until: 0,
+            steadiness: UplinkSteadiness::default(),
+            rests_until: 0,
             looked: false,
         };
         let uplinks = UPLINKS.map(uplink).collect();
@@ -67,8 +70,7 @@ impl Rack {
         if self.steady.0 != first {
             self.steady = (first, now);
         }
-        let runs = |nth: &usize| self.uplinks[*nth].frozen_until <= now;
-        first.filter(|nth| runs(nth) && now - self.steady.1 > CHANGES_NS)
+        first.filter(|nth| self.has_turn(*nth) && now - self.steady.1 > CHANGES_NS)
     }
 
     /// A frame from outside comes to all uplinks, as on one network.
@@ -83,17 +85,50 @@ impl Rack {
         self.uplinks[nth].frozen_until = now + self.world.random.next() % (5 * SILENT_NS);
     }
 
+    /// Whether the host of an uplink stood still too often, which then has no interface for a while.
+    fn rests(&mut self, nth: usize) -> bool {
+        let now = self.world.now();
+        let uplink = &mut self.uplinks[nth];
+        let Some(rest) = uplink.steadiness.rest_ns(uplink.seat.stops(), now) else { return false };
+        uplink.rests_until = now + rest;
+        self.world.close(STATIONS + nth);
+        true
+    }
+
+    fn has_turn(&self, nth: usize) -> bool {
+        self.uplinks[nth].frozen_until.max(self.uplinks[nth].rests_until) <= self.world.now()
+    }
+
+    /// An uplink looks at the others; false when it rests instead.
+    fn look(&mut self, nth: usize) -> bool {
+        let own = STATIONS + nth;
+        if self.world.down.remove(&own) {
+            let switch = self.world.queues[own].switch();
+            self.uplinks[nth].seat = UplinkSeat::new(switch, own, self.world.now());
+            self.uplinks[nth].steadiness.begin_seat();
+            self.uplinks[nth].arrived.clear();
+        }
+        self.uplinks[nth].seat.look(&mut self.world.queues[own]);
+        !self.rests(nth)
+    }
+
     /// What an uplink's thread does in a turn. It may freeze after each part of it.
     fn turn(&mut self, nth: usize) -> Result<(), String> {
-        let own = STATIONS + nth;
         if !std::mem::take(&mut self.uplinks[nth].looked) {
-            self.uplinks[nth].seat.look(&mut self.world.queues[own]);
+            if !self.look(nth) {
+                return Ok(());
+            }
             if self.world.random.chance(1) {
                 self.uplinks[nth].looked = true;
                 self.freeze(nth);
                 return Ok(());
             }
         }
+        self.forward(nth)
+    }
+
+    fn forward(&mut self, nth: usize) -> Result<(), String> {
+        let own = STATIONS + nth;
         let clock = self.world.clock.clone();
         let now = || clock.load(Ordering::Relaxed);
         let Rack { world, uplinks, came, forwarded, sent, left, .. } = self;
@@ -127,8 +162,7 @@ impl Rack {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        let now =
-            self.world.clock.fetch_add(self.world.random.next() % (20 * MS), Ordering::Relaxed);
+        self.world.clock.fetch_add(self.world.random.next() % (20 * MS), Ordering::Relaxed);
         self.world.answer(true);
         if self.world.random.below(400) == 0 {
             let nth = self.world.random.below(UPLINKS.len());
@@ -136,8 +170,7 @@ impl Rack {
         }
         self.arrive();
         self.send();
-        let turns = (0..self.uplinks.len()).filter(|nth| self.uplinks[*nth].frozen_until <= now);
-        let turns: Vec<usize> = turns.collect();
+        let turns: Vec<usize> = (0..self.uplinks.len()).filter(|nth| self.has_turn(*nth)).collect();
         for nth in &turns {
             self.turn(*nth)?;
         }
@@ -179,18 +212,62 @@ fn running() -> Rack {
 impl Rack {
     /// 10 ms without surprises.
     fn tick(&mut self) {
-        let now = self.world.clock.fetch_add(10 * MS, Ordering::Relaxed);
+        self.world.clock.fetch_add(10 * MS, Ordering::Relaxed);
         self.world.answer(true);
         self.arrive();
         self.send();
         for nth in 0..UPLINKS.len() {
-            if self.uplinks[nth].frozen_until <= now {
-                self.uplinks[nth].seat.look(&mut self.world.queues[STATIONS + nth]);
-                self.uplinks[nth].looked = true;
-                self.turn(nth).unwrap();
+            if self.has_turn(nth) {
+                if self.look(nth) {
+                    self.forward(nth).unwrap();
+                }
             }
         }
     }
+}
+
+#[test]
+fn an_uplink_whose_host_stops_again_and_again_rests_and_another_takes_over() {
+    let mut rack = running();
+    let mut rests = Vec::new();
+    for nth in 0..4000 {
+        // It runs for 200 ms of each 900 ms, so that nobody finds it frozen.
+        rack.uplinks[0].frozen_until = if nth % 90 < 70 { u64::MAX } else { 0 };
+        rack.tick();
+        if rests.last().is_none_or(|at| *at != rack.uplinks[0].rests_until) {
+            rests.push(rack.uplinks[0].rests_until);
+        }
+    }
+    let lost = (0..rack.came.len() as u64).filter(|it| !rack.forwarded.contains(it)).count();
+    // The first three stops, and those between a rest and the next one.
+    assert!(rests.len() >= 3 && lost < 1500, "{rests:?} {lost} of {}", rack.came.len());
+    assert!(rack.uplinks[1].seat.is_active());
+    rack.uplinks[0].frozen_until = 0;
+    while !rack.uplinks[0].seat.is_active() {
+        rack.tick();
+        assert!(rack.came.len() < 20_000, "it is used again when it runs");
+    }
+    assert!(!rack.uplinks[1].seat.is_active());
+}
+
+#[test]
+fn an_uplink_that_hears_that_another_stands_in_drops_frames_until_that_one_does_not() {
+    let mut rack = running();
+    let switch = rack.world.queues[0].switch.clone();
+    let word = |says: u8| {
+        let [to, from] = [0, 1].map(|nth| switch.mac(STATIONS + nth).0);
+        [&to[..], &from, &[0x88, 0xb5, b'u', says]].concat()
+    };
+    assert!(rack.uplinks[0].seat.hear(&switch, &word(1)));
+    let now = rack.world.now();
+    assert!(!rack.uplinks[0].seat.is_active() && rack.uplinks[0].seat.is_fenced(|| now));
+    assert!(rack.uplinks[0].seat.hear(&switch, &word(0)));
+    let ticks = (0..).take_while(|_| {
+        rack.tick();
+        !rack.uplinks[0].seat.is_active()
+    });
+    let ticks = ticks.count();
+    assert!((20..40).contains(&ticks), "{ticks} times 10 ms");
 }
 
 #[test]
@@ -210,8 +287,7 @@ fn another_uplink_takes_over_from_a_frozen_one_which_stays_back_when_it_goes_on(
     assert!(rack.forwarded.contains(&last) && rack.left.contains(&last));
     // It goes on where it was: it is active as far as it knows, and has old frames of both directions.
     let before = (rack.forwarded.len(), rack.left.len());
-    rack.uplinks[0].looked = true;
-    rack.turn(0).unwrap();
+    rack.forward(0).unwrap();
     assert_eq!((rack.forwarded.len(), rack.left.len()), before);
     assert!(!rack.uplinks[0].seat.is_active());
     rack.uplinks[0].frozen_until = 0;
