@@ -273,6 +273,7 @@ impl DeviceConfig for NicFunction {
         vec![
             ("filtered", get(&counters.filtered)),
             ("too_large", get(&counters.too_large)),
+            ("no_buffers", get(&counters.no_buffers)),
             ("no_queue", get(&counters.no_queue)),
             ("not_cut", get(&counters.not_cut)),
             ("not_sent", get(&counters.not_sent)),

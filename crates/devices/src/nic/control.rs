@@ -28,8 +28,13 @@ pub struct NicSettings {
 impl NicSettings {
     /// As its driver begins, which accepted these features, at this address.
     pub fn new(features: u64, mac: MacAddress) -> NicSettings {
+        let mut filter = Filter::new(features & feature::CTRL_VLAN != 0);
+        if features & feature::CTRL_RX == 0 {
+            // Its driver has no words for what it wants: IPv6 needs groups.
+            (filter.all_unicast, filter.all_multicast) = (true, true);
+        }
         NicSettings {
-            filter: Filter::new(features & feature::CTRL_VLAN != 0),
+            filter,
             mac: mac.0,
             pairs: 1,
             offloads: features & feature::GUEST_OFFLOADS,

@@ -53,6 +53,8 @@ pub struct NicCounters {
     pub filtered: AtomicU64,
     /// Frames that did not fit into the buffers that their driver has.
     pub too_large: AtomicU64,
+    /// Frames whose driver made no buffers available for too long.
+    pub no_buffers: AtomicU64,
     /// Frames for a queue that there is not.
     pub no_queue: AtomicU64,
     /// Frames that could not be cut for a driver that takes none so large.
@@ -84,6 +86,8 @@ pub(super) struct PollOutcome {
     pub stalled: bool,
     /// When it is to be looked at again.
     pub until: Option<u64>,
+    /// When it gives up what its driver may let it do at any moment before.
+    pub patient_until: Option<u64>,
 }
 
 impl PollOutcome {
@@ -115,6 +119,8 @@ pub struct Nic {
     pub(super) delivery: Delivery,
     /// A frame that is handed over in pieces.
     pub(super) cutting: Option<Cutting>,
+    /// Since when each pair has had no buffers for its frames.
+    pub(super) without_buffers: [Option<u64>; MOST_PAIRS as usize],
     /// The pair that transmits first in the next poll.
     pub(super) first_pair: u16,
     /// Queues and port were asked to ring.
@@ -184,6 +190,7 @@ impl Nic {
             chain: Chain::default(),
             delivery: Delivery::default(),
             cutting: None,
+            without_buffers: [None; MOST_PAIRS as usize],
             first_pair: 0,
             parked: false,
             stalled: [false; 2],
@@ -193,6 +200,11 @@ impl Nic {
     /// The number of the control queue: behind all others that the driver knows of.
     fn control_queue(&self) -> u16 {
         if self.transport.has(feature::MQ) { 2 * self.most_pairs } else { 2 }
+    }
+
+    /// Pairs that may transmit: the command that sets how many are used is about what its driver receives.
+    pub(super) fn sending_pairs(&self) -> u16 {
+        if self.transport.has(feature::MQ) { self.most_pairs } else { 1 }
     }
 
     /// The device's configuration as it reads.
@@ -335,6 +347,10 @@ impl Nic {
         if announce != self.settings.announce {
             self.transport.config_moved();
         }
+        if let Some(cutting) = &mut self.cutting {
+            // Nothing more comes to a pair that is not used.
+            cutting.pair %= self.settings.pairs;
+        }
         let value = if good { control::OK } else { control::ERROR };
         dma.write(answer.address, &[value]).map_err(|_| QueueError::Unreachable)
     }
@@ -342,7 +358,7 @@ impl Nic {
     /// The queues that hold requests which nothing but polling would find.
     fn has_work(&self) -> bool {
         let work = |queue| self.transport.has_work(queue);
-        let pairs = 0..self.settings.pairs;
+        let pairs = 0..self.sending_pairs();
         let [outward, _] = self.stalled;
         let control = self.transport.has(feature::CTRL_VQ) && work(self.control_queue());
         control || (!outward && pairs.into_iter().any(|pair| work(2 * pair + 1)))
@@ -381,6 +397,7 @@ impl Function for Nic {
             RegisterWrite::Reset => self.reset(bus, ResetKind::FunctionLevel),
             RegisterWrite::DriverOk => {
                 self.settings = NicSettings::new(self.transport.accepted(), self.mac);
+                self.without_buffers.fill(None);
                 self.transport.poll_queues(true);
                 self.attend(true);
             }
@@ -424,9 +441,10 @@ impl Function for Nic {
         if control.done || outward.done || inward.done {
             return Work::Done;
         }
-        match until {
-            Some(until) => Work::Asleep(Some(until)),
-            None => Work::Idle,
+        match (until, inward.patient_until) {
+            (Some(until), patient) => Work::Asleep(Some(patient.map_or(until, |it| it.min(until)))),
+            (None, Some(patient)) => Work::Watch(patient.saturating_sub(bus.now_ns)),
+            (None, None) => Work::Idle,
         }
     }
 
@@ -436,7 +454,11 @@ impl Function for Nic {
             return served.rest(port);
         }
         let quiet = self.port.get_mut().is_none_or(|port| port.park());
-        if !self.transport.runs() || !bus.dma.master() {
+        if !self.transport.runs() {
+            // The port drops what has come, and is to ring for what comes next.
+            return quiet;
+        }
+        if !bus.dma.master() {
             return true;
         }
         self.transport.refresh(bus.dma);

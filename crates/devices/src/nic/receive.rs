@@ -20,6 +20,9 @@ const BURST: usize = 64;
 /// none of them before.
 const TOGETHER: usize = 16;
 
+/// How long a frame waits for buffers: where its pair is the only one, and where it holds up those of others.
+const PATIENCE_NS: [u64; 2] = [100_000_000, 20_000_000];
+
 /// A frame that its driver takes in pieces only.
 #[derive(Debug)]
 pub(super) struct Cutting {
@@ -95,6 +98,7 @@ impl Delivery {
         offload: &Offload,
         source: Source<'_>,
     ) -> Result<Delivered, QueueError> {
+        ring.load_ahead(dma, Access::WRITE);
         let cursor = ring.cursor();
         self.first = self.used.len();
         let delivered = self.take(dma, ring, size, mergeable, HEADER_SIZE + source.len());
@@ -222,7 +226,7 @@ impl Nic {
             }
             begun.get_or_insert_with(|| bus.user.before_access());
             let taken = match self.cutting.is_some() {
-                true => self.receive_piece(bus, &mut tally),
+                true => self.receive_piece(bus, &mut tally, &mut outcome),
                 false => self.receive_frame(bus, &mut tally, &mut outcome),
             };
             match taken {
@@ -303,17 +307,47 @@ impl Nic {
                 return Ok(Taken::Gone);
             }
         };
-        match delivered.map_err(|error| (2 * pair, error))? {
-            Delivered::NoBuffers => return Ok(Taken::Waits),
-            Delivered::TooLarge => count(&self.counters.too_large),
-            Delivered::Done => {}
+        let delivered = delivered.map_err(|error| (2 * pair, error))?;
+        if delivered != Delivered::NoBuffers {
+            self.inward.spend(length);
+            tally.count(length as u64, delivered == Delivered::Done);
+            port.consume();
         }
-        let good = delivered == Ok(Delivered::Done);
-        self.inward.spend(length);
-        tally.count(length as u64, good);
-        port.consume();
+        let taken = self.after(delivered, pair, bus.now_ns, outcome);
+        if let (Delivered::NoBuffers, Taken::Gone, Some(port)) =
+            (delivered, &taken, self.port.get_mut())
+        {
+            port.consume();
+        }
+        Ok(taken)
+    }
+
+    /// What becomes of a frame whose queue could be reached: without buffers for too long it is gone.
+    fn after(
+        &mut self,
+        delivered: Delivered,
+        pair: u16,
+        now_ns: u64,
+        outcome: &mut PollOutcome,
+    ) -> Taken {
         self.reached(2 * pair);
-        Ok(Taken::Delivered(pair))
+        let several = usize::from(self.settings.pairs > 1);
+        let since = &mut self.without_buffers[usize::from(pair)];
+        match delivered {
+            Delivered::Done => *since = None,
+            Delivered::TooLarge => count(&self.counters.too_large),
+            Delivered::NoBuffers => {
+                let until = since.get_or_insert(now_ns).saturating_add(PATIENCE_NS[several]);
+                if now_ns < until {
+                    outcome.patient_until = Some(until);
+                    return Taken::Waits;
+                }
+                // Those behind it do not wait, either, until there are some.
+                count(&self.counters.no_buffers);
+                return Taken::Gone;
+            }
+        }
+        Taken::Delivered(pair)
     }
 
     /// Hands the next piece of a frame over.
@@ -321,6 +355,7 @@ impl Nic {
         &mut self,
         bus: &Bus<'_>,
         tally: &mut Tally,
+        outcome: &mut PollOutcome,
     ) -> Result<Taken, (u16, QueueError)> {
         let Some(cutting) = &mut self.cutting else { return Ok(Taken::Gone) };
         if cutting.piece.is_empty() && !cutting.cut.next(&mut cutting.piece) {
@@ -339,15 +374,16 @@ impl Nic {
         let source = Source::Own(&cutting.piece);
         let (none, how) = (Offload::default(), (size, mergeable));
         let delivered = self.delivery.deliver(bus.dma, ring, how, &none, source);
-        match delivered.map_err(|error| (2 * pair, error))? {
-            Delivered::NoBuffers => return Ok(Taken::Waits),
-            Delivered::TooLarge => count(&self.counters.too_large),
-            Delivered::Done => {}
+        let delivered = delivered.map_err(|error| (2 * pair, error))?;
+        if delivered != Delivered::NoBuffers {
+            tally.count(cutting.piece.len() as u64, delivered == Delivered::Done);
+            cutting.piece.clear();
         }
-        tally.count(cutting.piece.len() as u64, delivered == Ok(Delivered::Done));
-        cutting.piece.clear();
-        self.reached(2 * pair);
-        Ok(Taken::Delivered(pair))
+        let taken = self.after(delivered, pair, bus.now_ns, outcome);
+        if matches!((delivered, &taken), (Delivered::NoBuffers, Taken::Gone)) {
+            self.cutting = None;
+        }
+        Ok(taken)
     }
 
     fn reached(&mut self, queue: u16) {

@@ -17,7 +17,10 @@ use crate::virtio::layout;
 const IOVA: u64 = 1 << 32;
 /// Bytes from one queue's areas to the next one's, each area in a page.
 const QUEUE: u64 = 0x3000;
-const DATA: u64 = 0xa000;
+const DATA: u64 = 0x10000;
+const MEMORY: u64 = 0x20000;
+
+mod pairs;
 
 struct Guest {
     endpoint: Endpoint,
@@ -30,17 +33,21 @@ struct Guest {
 impl Guest {
     /// A driver with a receive and a transmit queue, and a port beside its function's.
     fn new(features: u64) -> Guest {
+        Guest::with_pairs(1, features)
+    }
+
+    fn with_pairs(pairs: u16, features: u64) -> Guest {
         let network = LocalNetwork::new([]);
         let name = "alpha/nic0.vf1".to_owned();
         let port = Some(network.port(&name).unwrap());
         let mut peer = network.port("alpha/nic0.vf2").unwrap();
         peer.attend(true);
-        let options = NicOptions { mac: MacAddress::derived(&name), name, pairs: 1, rate: None };
+        let options = NicOptions { mac: MacAddress::derived(&name), name, pairs, rate: None };
         let counters = Arc::new(NicCounters::default());
         let mut endpoint = Endpoint::new(Box::new(Nic::new(&options, port, counters.clone())));
-        let memory = SharedMemory::create("driver", 0x10000).unwrap();
+        let memory = SharedMemory::create("driver", MEMORY).unwrap();
         let access = Access::READ | Access::WRITE;
-        endpoint.map(IOVA, 0x10000, access, Some(memory.handle(0))).unwrap();
+        endpoint.map(IOVA, MEMORY, access, Some(memory.handle(0))).unwrap();
         endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
         let mut guest = Guest { endpoint, memory, peer, counters, now: 0 };
         guest.enable(features);
@@ -66,7 +73,11 @@ impl Guest {
             self.write(reg::DRIVER_FEATURE, &word.to_le_bytes());
         }
         self.write(reg::DEVICE_STATUS, &[status::FEATURES_OK]);
-        let queues: u16 = if features & feature::CTRL_VQ != 0 { 3 } else { 2 };
+        let queues: u16 = match features & (feature::CTRL_VQ | feature::MQ) {
+            0 => 2,
+            feature::CTRL_VQ => 3,
+            _ => 5,
+        };
         for queue in 0..queues {
             self.write(reg::QUEUE_SELECT, &queue.to_le_bytes());
             self.write(reg::QUEUE_SIZE, &8u16.to_le_bytes());
@@ -161,7 +172,7 @@ fn a_driver_that_breaks_its_function_is_told_and_goes_on_after_a_reset() {
 fn a_frame_waits_for_buffers_and_one_that_never_fits_is_dropped() {
     let mut guest = Guest::new(0);
     guest.send(100);
-    assert_eq!(guest.poll(), Work::Idle, "there are no buffers");
+    assert_eq!(guest.poll(), Work::Watch(100_000_000), "there are no buffers");
     assert!(guest.endpoint.park(), "which only a notification can change");
     guest.offer(0, IOVA + DATA, 50, flags::WRITE, 1);
     assert_eq!(guest.poll(), Work::Done);
@@ -208,12 +219,12 @@ fn a_frame_that_needs_more_buffers_is_handed_over_when_they_come() {
     };
     guest.send(300);
     offer(&guest, 2);
-    assert_eq!(guest.poll(), Work::Idle);
+    assert!(matches!(guest.poll(), Work::Watch(_)));
     assert!(guest.endpoint.park());
     let event = guest.memory.whole().load_u16(0x2004 + 8 * 8, Ordering::Relaxed);
     assert_eq!(event, Some(2), "the index that it wants to be notified of");
     offer(&guest, 3);
-    assert_eq!(guest.poll(), Work::Idle, "still too few");
+    assert!(matches!(guest.poll(), Work::Watch(_)), "still too few");
     // They come while it is about to sleep.
     offer(&guest, 4);
     assert!(!guest.endpoint.park());

@@ -22,7 +22,7 @@ impl Nic {
     /// Sends what the transmit queues hold, a bounded number from each.
     pub(super) fn transmit(&mut self, bus: &Bus<'_>) -> PollOutcome {
         let mut outcome = PollOutcome::default();
-        let pairs = self.settings.pairs;
+        let pairs = self.sending_pairs();
         let first = self.first_pair;
         for turn in 0..pairs {
             let pair = (first + turn) % pairs;
@@ -56,9 +56,13 @@ impl Nic {
             let accepted = self.transport.accepted();
             let Some(queue_registers) = self.transport.queue(queue) else { break };
             let Some(ring) = &mut queue_registers.ring else { break };
+            ring.load_ahead(bus.dma, Access::READ);
             let cursor = ring.cursor();
             let sent = match ring.take(bus.dma, &mut self.chain) {
-                Ok(false) => break,
+                Ok(false) => {
+                    queue_registers.unreachable_since = None;
+                    break;
+                }
                 Ok(true) => send(bus.dma, &self.chain, accepted, self.port.get_mut(), &mut parts),
                 Err(error) => Err(error),
             };
@@ -66,6 +70,7 @@ impl Nic {
             match sent {
                 Ok((Sent::Full, _)) => {
                     ring.rewind(cursor);
+                    queue_registers.unreachable_since = None;
                     outcome.wait_until(bus.now_ns.saturating_add(RETRY_NS));
                     break;
                 }
