@@ -191,6 +191,7 @@ impl BorrowedFunctions {
         }
         // The function reaches this host's memory, as a front here does.
         let slot = self.fence.begin_front(grant.lease, host::SUCCESSION)?;
+        self.in_host.ready(&grant.function.host)?;
         let hello = self.hello(&grant);
         let stream = self.link.connect(&grant.address, &hello)?;
         let place = InWindow::receive(&*stream, &hello.to)?;

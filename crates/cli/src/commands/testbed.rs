@@ -141,7 +141,8 @@ struct Machine {
 
 /// The network namespace of a machine of `rack`: another one than that of its host's interface in the rack's network.
 fn namespace(rack: &str, machine: &str) -> String {
-    format!("rackbus-testbed-{rack}-{machine}")
+    // No name has the dot, so that no two testbeds have one of these.
+    format!("rackbus-testbed-{rack}.{machine}")
 }
 
 /// The processes in the machines' network namespaces.

@@ -86,6 +86,18 @@ impl HostFunctions {
         HostFunctions { ntbs, functions: Mutex::default(), late }
     }
 
+    /// The NTB that leads to a lender, with the module as its driver, and the module. To be asked before the lender is: that one
+    /// gives a place in its window away for as long as the link is up, also where nothing comes of it here.
+    ///
+    /// # Errors
+    /// [`HostError`]; nothing can be borrowed from there now.
+    pub(super) fn ready(&self, lender: &str) -> Result<(PciAddress, Module), HostError> {
+        let ntb = self.ntbs.get(lender).copied();
+        let ntb = ntb.ok_or_else(|| HostError::NoNtb(lender.to_owned()))?;
+        bind(&Sysfs::here(), ntb)?;
+        Ok((ntb, Module::open()?))
+    }
+
     /// Makes the function that `place` says appear in this host, for as long as `stream` is open; its directory in
     /// sysfs. It has `slot` until it is gone, which is after its driver has released it. `lost` is called when the lender
     /// goes.
@@ -102,16 +114,14 @@ impl HostFunctions {
     ) -> Result<PathBuf, HostError> {
         self.late.work_off();
         let lender = &grant.function.host;
-        let ntb = self.ntbs.get(lender).copied();
-        let ntb = ntb.ok_or_else(|| HostError::NoNtb(lender.clone()))?;
-        bind(&Sysfs::here(), ntb)?;
+        let (ntb, module) = self.ready(lender)?;
         let InWindow { offset, epoch } = place;
         if epoch != grant.epoch {
             return Err(HostError::Epoch { lender: lender.clone(), epoch, lease: grant.epoch });
         }
         let name = lease_name(grant.lease, &grant.function.to_string());
         let wanted = WantedFunction { ntb, offset, epoch, name, vectors: None };
-        let borrowed = Module::open()?.borrow(&wanted)?;
+        let borrowed = module.borrow(&wanted)?;
         let path = format!("/sys/bus/pci/devices/{:04x}:00:00.0", borrowed.domain);
         let lease = grant.lease;
         let function = Arc::new(HostFunction {
