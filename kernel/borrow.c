@@ -100,14 +100,30 @@ static int check_dma(struct rackbus_function *fn)
 {
 	struct device *dev = &fn->ntb->pdev->dev;
 	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
-	u64 mask = DMA_BIT_MASK(ilog2(fn->offer.dma_size));
 
 	if (fn->offer.direct && domain &&
 	    domain->type != IOMMU_DOMAIN_IDENTITY)
 		return refused(fn, -EPERM,
 			       "the NTB's window passes by this host's IOMMU, which translates (boot with iommu=pt)");
-	/* Memory that the window does not cover is bounced. */
-	mask = min(mask, dma_get_mask(dev));
+	return 0;
+}
+
+/*
+ * Memory that the window does not cover is bounced.  The mask that says so is
+ * the NTB's, and so that of all functions behind it: it is made for the first
+ * one, and is not changed under those that have mapped memory with it.
+ */
+static int set_dma_mask(struct rackbus_function *fn)
+{
+	struct device *dev = &fn->ntb->pdev->dev;
+	u64 mask = DMA_BIT_MASK(ilog2(fn->offer.dma_size));
+
+	if (rackbus_any_behind(fn->ntb)) {
+		if (mask < dma_get_mask(dev))
+			return refused(fn, -ERANGE,
+				       "the window onto memory is smaller than what functions that are borrowed need");
+		return 0;
+	}
 	if (dma_set_mask_and_coherent(dev, mask))
 		return refused(fn, -ERANGE,
 			       "the window onto this host's memory is too small");
@@ -142,6 +158,9 @@ static int prepare(struct rackbus_function *fn,
 		ret = read_config(fn);
 	if (!ret)
 		ret = open_ring(fn);
+	/* Last: an offer that is refused changes nothing for others. */
+	if (!ret)
+		ret = set_dma_mask(fn);
 	return ret;
 }
 

@@ -311,6 +311,19 @@ bool rackbus_any(void)
 	return any;
 }
 
+/* With the NTB's device_lock(): it holds still. */
+bool rackbus_any_behind(struct rackbus_ntb *ntb)
+{
+	struct rackbus_function *fn;
+	bool any = false;
+
+	mutex_lock(&rackbus_lock);
+	list_for_each_entry(fn, &rackbus_functions, entry)
+		any |= fn->ntb == ntb;
+	mutex_unlock(&rackbus_lock);
+	return any;
+}
+
 /* Enters it among the others, from where on it can be lost. */
 int rackbus_enter(struct rackbus_function *fn)
 {

@@ -158,6 +158,7 @@ void rackbus_probing(struct rackbus_function *fn, struct pci_dev *pdev,
 void rackbus_detach_all(struct rackbus_ntb *ntb);
 void rackbus_quiesce_all(struct rackbus_ntb *ntb);
 bool rackbus_any(void);
+bool rackbus_any_behind(struct rackbus_ntb *ntb);
 
 /* borrow.c */
 int rackbus_borrow(struct rackbus_borrow *borrow);

@@ -44,7 +44,8 @@ struct rackbus_address {
  * EEXIST  the area overlaps that of a function that is borrowed already
  * ENOSPC  the NTB has no vector left, or too many functions are borrowed
  * EPERM   the window passes by this host's IOMMU, which is on for the NTB
- * ERANGE  the device cannot reach this host's memory through the window
+ * ERANGE  the device cannot reach this host's memory through the window, or less
+ *         of it than functions that are borrowed through this NTB
  */
 struct rackbus_borrow {
 	struct rackbus_address ntb;
