@@ -81,8 +81,14 @@ out:
 	return ret;
 }
 
+/*
+ * The lender may be resetting the device for who has just let it go: what this
+ * host would write meanwhile were lost.  Who borrows tries again.
+ */
 static int open_ring(struct rackbus_function *fn)
 {
+	int ret;
+
 	fn->ring = map_page(fn, fn->offer.ring_offset);
 	if (!fn->ring)
 		return -ENOMEM;
@@ -90,9 +96,11 @@ static int open_ring(struct rackbus_function *fn)
 						 producer));
 	fn->consumer = readl(fn->ring + offsetof(struct rackbus_window_ring,
 						 consumer));
-	if (fn->producer - fn->consumer > fn->offer.ring_entries)
-		return refused(fn, -EPROTO, "the ring has more than it holds");
-	return 0;
+	ret = rackbus_ring_idle(fn->producer, fn->consumer,
+				fn->offer.ring_entries);
+	if (ret == -EPROTO)
+		refused(fn, ret, "the ring has more than it holds");
+	return ret;
 }
 
 /* Whether the device and this host can reach each other. */

@@ -65,6 +65,18 @@ static inline bool rackbus_ring_passed(u32 consumer, u32 after)
 	return (s32)(consumer - after) >= 0;
 }
 
+/*
+ * Whether a ring can be gone on with that was found so.  -EAGAIN: the lender is
+ * still carrying out what the function's former user has asked for, its reset
+ * among it.  -EPROTO: it is nonsense.
+ */
+static inline int rackbus_ring_idle(u32 producer, u32 consumer, u32 entries)
+{
+	if (producer - consumer > entries)
+		return -EPROTO;
+	return producer == consumer ? 0 : -EAGAIN;
+}
+
 struct rackbus_window_request rackbus_ring_entry(u32 seq, u32 kind, u32 size,
 						 u32 offset, u32 value,
 						 u64 epoch);

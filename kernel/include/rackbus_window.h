@@ -187,8 +187,9 @@ enum rackbus_request {
 	RACKBUS_REQUEST_RESET	= 2,
 	/*
 	 * The borrower's host has let the function go: no driver has it, and
-	 * none uses the windows.  The lender switches bus mastering off.  The
-	 * same epoch may be borrowed again while the area is ready.
+	 * none uses the windows.  The lender resets the device, as for
+	 * RACKBUS_REQUEST_RESET.  The same epoch may be borrowed again when
+	 * consumer has passed the request, while the area is ready.
 	 */
 	RACKBUS_REQUEST_RELEASE	= 3,
 };

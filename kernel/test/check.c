@@ -191,6 +191,13 @@ static void check_ring(void)
 	CHECK(!rackbus_ring_passed(4, 5));
 	CHECK(rackbus_ring_passed(1, 0xfffffffe));
 	CHECK(!rackbus_ring_passed(0xffffffff, 3));
+	CHECK(rackbus_ring_idle(0, 0, 64) == 0);
+	CHECK(rackbus_ring_idle(0xffffffff, 0xffffffff, 64) == 0);
+	CHECK(rackbus_ring_idle(7, 6, 64) == -EAGAIN);
+	CHECK(rackbus_ring_idle(64, 0, 64) == -EAGAIN);
+	CHECK(rackbus_ring_idle(3, 0xfffffffe, 64) == -EAGAIN);
+	CHECK(rackbus_ring_idle(65, 0, 64) == -EPROTO);
+	CHECK(rackbus_ring_idle(6, 7, 64) == -EPROTO);
 	entry = rackbus_ring_entry(9, RACKBUS_REQUEST_WRITE, 2, 0x42, 0x8007,
 				   EPOCH);
 	CHECK(le32_to_cpu(entry.seq) == 9);

@@ -26,8 +26,9 @@ const VECTORS: usize = 32;
 const MOST_FUNCTIONS: usize = 64;
 const GROUP: u8 = 0xbc;
 const FORCE: u32 = 1;
-/// How long a link may take to come up, and between two looks.
+/// How long a link may take to come up, a lender to reset a function for its last user, and between two looks.
 const LINK_UP: Duration = Duration::from_secs(3);
+const RESET: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(50);
 
 #[repr(C)]
@@ -276,6 +277,10 @@ impl Module {
                 Ok(()) => break,
                 // The link takes a moment to come up, after both sides have enabled it.
                 Err(Errno::NOLINK) if begun.elapsed() < LINK_UP => std::thread::sleep(AGAIN),
+                // So does the lender, to carry out what the last user asked for.
+                Err(Errno::AGAIN) if begun.elapsed() < LINK_UP + RESET => {
+                    std::thread::sleep(AGAIN);
+                }
                 Err(errno) => return refused(what())(errno),
             }
         }

@@ -95,6 +95,7 @@ fn explain(errno: Errno) -> &'static str {
     match errno {
         Errno::NODEV => "there is no such NTB, or it is not bound to the module rackbus",
         Errno::NOLINK => "the NTB's link is down; is the lender there?",
+        Errno::AGAIN => "its lender is still resetting it for its last user; try again",
         Errno::NXIO => "nothing is lent there",
         Errno::STALE => "another lease has that function now",
         Errno::PROTO => "what the lender says is wrong; the kernel's log says what",

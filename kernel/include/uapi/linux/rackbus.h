@@ -38,6 +38,7 @@ struct rackbus_address {
  *
  * ENODEV  no such NTB, or it is not bound to this module
  * ENOLINK the NTB's link is down; it needs a moment when both ends are enabled
+ * EAGAIN  the lender is still resetting it for its last user; needs a moment too
  * ENXIO   nothing is lent there: the area is not ready, or has no magic
  * ESTALE  the area is of another epoch
  * EPROTO  what the lender says is wrong; the kernel's log says what
