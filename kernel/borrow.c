@@ -190,7 +190,7 @@ static int attach(struct rackbus_function *fn,
 	ret = rackbus_bus_create(fn);
 	if (ret)
 		goto remove_irqs;
-	queue_delayed_work(rackbus_workqueue, &fn->watch, 0);
+	queue_delayed_work(rackbus_watches, &fn->watch, 0);
 	pci_info(fn->ntb->pdev, "%s is borrowed: domain %04x, %u vectors\n",
 		 fn->name, fn->sysdata.domain, fn->vectors);
 	pci_bus_add_devices(fn->bus);

@@ -66,7 +66,7 @@ void rackbus_take_away(struct rackbus_function *fn, enum rackbus_state state)
 	fn->state = state;
 	if (idle) {
 		kref_get(&fn->ref);
-		queue_work(rackbus_workqueue, &fn->removal);
+		queue_work(rackbus_removals, &fn->removal);
 	}
 	rackbus_changed();
 }
@@ -176,7 +176,7 @@ static void watch(struct work_struct *work)
 		return;
 	look(fn);
 	left = silence - ktime_ms_delta(ktime_get(), fn->heartbeat_at);
-	queue_delayed_work(rackbus_workqueue, &fn->watch,
+	queue_delayed_work(rackbus_watches, &fn->watch,
 			   msecs_to_jiffies(clamp(left, 1, silence / LOOKS)));
 }
 

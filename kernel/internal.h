@@ -123,7 +123,8 @@ static inline struct rackbus_function *to_rackbus_function(struct pci_bus *bus)
 
 /* main.c */
 extern struct mutex rackbus_lock;
-extern struct workqueue_struct *rackbus_workqueue;
+extern struct workqueue_struct *rackbus_watches;
+extern struct workqueue_struct *rackbus_removals;
 extern unsigned int rackbus_silence_ms;
 
 /* device.c */

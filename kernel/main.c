@@ -11,7 +11,14 @@
 
 /* What functions there are, and their states; see internal.h. */
 DEFINE_MUTEX(rackbus_lock);
-struct workqueue_struct *rackbus_workqueue;
+
+/*
+ * Losses are noticed on the first one, which never waits for memory: memory may
+ * wait for I/O that fails only when the loss is noticed.  Functions are taken
+ * away on the other one, as drivers wait for works of queues of any kind.
+ */
+struct workqueue_struct *rackbus_watches;
+struct workqueue_struct *rackbus_removals;
 
 #define MIN_SILENCE_MS	100
 #define MAX_SILENCE_MS	60000
@@ -53,17 +60,38 @@ static struct notifier_block suspend_notifier = {
 	.notifier_call = suspend_notify,
 };
 
+static int make_workqueues(void)
+{
+	rackbus_watches = alloc_workqueue("rackbus", WQ_UNBOUND | WQ_HIGHPRI |
+					  WQ_MEM_RECLAIM, 0);
+	if (!rackbus_watches)
+		return -ENOMEM;
+	rackbus_removals = alloc_workqueue("rackbus-removal", WQ_UNBOUND |
+					   WQ_HIGHPRI, 0);
+	if (!rackbus_removals) {
+		destroy_workqueue(rackbus_watches);
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+/* A watch may begin a removal, until all are over. */
+static void destroy_workqueues(void)
+{
+	destroy_workqueue(rackbus_watches);
+	destroy_workqueue(rackbus_removals);
+}
+
 static int __init rackbus_init(void)
 {
 	int ret;
 
-	rackbus_workqueue = alloc_workqueue("rackbus", WQ_UNBOUND | WQ_HIGHPRI,
-					    0);
-	if (!rackbus_workqueue)
-		return -ENOMEM;
+	ret = make_workqueues();
+	if (ret)
+		return ret;
 	ret = bus_register_notifier(&pci_bus_type, &rackbus_bus_notifier);
 	if (ret)
-		goto destroy_workqueue;
+		goto destroy_workqueues;
 	ret = register_pm_notifier(&suspend_notifier);
 	if (ret)
 		goto unregister_bus;
@@ -81,8 +109,8 @@ unregister_pm:
 	unregister_pm_notifier(&suspend_notifier);
 unregister_bus:
 	bus_unregister_notifier(&pci_bus_type, &rackbus_bus_notifier);
-destroy_workqueue:
-	destroy_workqueue(rackbus_workqueue);
+destroy_workqueues:
+	destroy_workqueues();
 	return ret;
 }
 
@@ -94,7 +122,7 @@ static void __exit rackbus_exit(void)
 	pci_unregister_driver(&rackbus_ntb_driver);
 	unregister_pm_notifier(&suspend_notifier);
 	bus_unregister_notifier(&pci_bus_type, &rackbus_bus_notifier);
-	destroy_workqueue(rackbus_workqueue);
+	destroy_workqueues();
 	rackbus_wait_for_bridges();
 }
 

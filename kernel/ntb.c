@@ -104,7 +104,7 @@ static irqreturn_t link_interrupt(int irq, void *data)
 	struct rackbus_ntb *ntb = data;
 
 	writeq(BIT_ULL(LINK_DOORBELL), ntb->regs + INTERRUPT_STATUS);
-	queue_work(rackbus_workqueue, &ntb->link_work);
+	queue_work(rackbus_watches, &ntb->link_work);
 	return IRQ_HANDLED;
 }
 

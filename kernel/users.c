@@ -116,7 +116,8 @@ static int look_at_disk(struct look *look, struct gendisk *gendisk)
 		disk->goes = true;
 		return 0;
 	}
-	disk = kzalloc(sizeof(*disk), GFP_KERNEL);
+	/* The loss of a function is noticed with rackbus_lock: no I/O for it. */
+	disk = kzalloc(sizeof(*disk), GFP_NOIO);
 	if (!disk)
 		return -ENOMEM;
 	disk->number = number;
