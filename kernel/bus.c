@@ -249,6 +249,8 @@ static int rackbus_bus_notify(struct notifier_block *block,
 	struct device *dev = data;
 	struct pci_dev *pdev;
 
+	if (action == BUS_NOTIFY_DEL_DEVICE)
+		rackbus_ntb_gone(dev);
 	if (!dev_is_pci(dev) || to_pci_dev(dev)->bus->ops != &rackbus_pci_ops)
 		return NOTIFY_OK;
 	pdev = to_pci_dev(dev);

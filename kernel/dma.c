@@ -9,7 +9,7 @@
  * that mean the lender's own memory.
  *
  * A driver may free memory when its device is long away (nvme does, when the
- * last file on a lost disk is closed).
+ * last file on a lost disk is closed), and even the NTB.
  */
 #include <linux/dma-mapping.h>
 #include <linux/scatterlist.h>
@@ -25,6 +25,19 @@ static struct rackbus_function *function_of(struct device *dev)
 static struct device *inner(struct device *dev)
 {
 	return function_of(dev)->dma_device;
+}
+
+/*
+ * With the NTB itself gone from this host, so is what an IOMMU knew of it, and
+ * the kernel would look for that.  What is freed now stays as it is: it is not
+ * much, and an NTB is seldom removed.
+ */
+static bool is_left(struct device *dev)
+{
+	if (likely(!READ_ONCE(function_of(dev)->dma_gone)))
+		return false;
+	pr_warn_once("rackbus: memory of a borrowed device is freed after its NTB was removed, and stays behind\n");
+	return true;
 }
 
 static dma_addr_t inward(struct device *dev, dma_addr_t address)
@@ -68,6 +81,8 @@ static void *rackbus_alloc(struct device *dev, size_t size, dma_addr_t *handle,
 static void rackbus_free(struct device *dev, size_t size, void *memory,
 			 dma_addr_t handle, unsigned long attrs)
 {
+	if (is_left(dev))
+		return;
 	dma_free_attrs(inner(dev), size, memory, inward(dev, handle), attrs);
 }
 
@@ -93,6 +108,8 @@ static void rackbus_free_pages(struct device *dev, size_t size,
 			       struct page *page, dma_addr_t handle,
 			       enum dma_data_direction dir)
 {
+	if (is_left(dev))
+		return;
 	dma_free_pages(inner(dev), size, page, inward(dev, handle), dir);
 }
 
@@ -135,6 +152,8 @@ static dma_addr_t rackbus_map(struct device *dev, phys_addr_t phys, size_t size,
 static void rackbus_unmap(struct device *dev, dma_addr_t handle, size_t size,
 			  enum dma_data_direction dir, unsigned long attrs)
 {
+	if (is_left(dev))
+		return;
 	dma_unmap_phys(inner(dev), inward(dev, handle), size, dir, attrs);
 }
 #else
@@ -156,6 +175,8 @@ static dma_addr_t rackbus_map(struct device *dev, struct page *page,
 static void rackbus_unmap(struct device *dev, dma_addr_t handle, size_t size,
 			  enum dma_data_direction dir, unsigned long attrs)
 {
+	if (is_left(dev))
+		return;
 	dma_unmap_page_attrs(inner(dev), inward(dev, handle), size, dir, attrs);
 }
 #endif
@@ -201,6 +222,8 @@ static void rackbus_unmap_sg(struct device *dev, struct scatterlist *sg,
 			     int entries, enum dma_data_direction dir,
 			     unsigned long attrs)
 {
+	if (is_left(dev))
+		return;
 	sg_inward(dev, sg, entries);
 	dma_unmap_sg_attrs(inner(dev), sg, entries, dir, attrs);
 }

@@ -23,11 +23,19 @@ LIST_HEAD(rackbus_functions);		/* rackbus_lock, as all here */
 static unsigned int function_count;
 static u32 last_handle;
 
+/* All, also those that are returned and that somebody has memory of. */
+static LIST_HEAD(alive);
+static DEFINE_SPINLOCK(alive_lock);
+
 static void rackbus_function_release(struct kref *ref)
 {
 	struct rackbus_function *fn =
 		container_of(ref, struct rackbus_function, ref);
+	unsigned long flags;
 
+	spin_lock_irqsave(&alive_lock, flags);
+	list_del(&fn->alive);
+	spin_unlock_irqrestore(&alive_lock, flags);
 	put_device(fn->dma_device);
 	kfree(fn->config);
 	kfree(fn);
@@ -36,6 +44,22 @@ static void rackbus_function_release(struct kref *ref)
 void rackbus_function_put(struct rackbus_function *fn)
 {
 	kref_put(&fn->ref, rackbus_function_release);
+}
+
+/*
+ * An NTB is leaving this host, after its functions, and its IOMMU's mappings
+ * next: what was mapped for it cannot be unmapped any more.
+ */
+void rackbus_ntb_gone(struct device *ntb)
+{
+	struct rackbus_function *fn;
+	unsigned long flags;
+
+	spin_lock_irqsave(&alive_lock, flags);
+	list_for_each_entry(fn, &alive, alive)
+		if (fn->dma_device == ntb)
+			WRITE_ONCE(fn->dma_gone, true);
+	spin_unlock_irqrestore(&alive_lock, flags);
 }
 
 /* With rackbus_lock. */
@@ -361,6 +385,7 @@ struct rackbus_function *
 rackbus_function_make(const struct rackbus_borrow *borrow, struct pci_dev *ntb)
 {
 	struct rackbus_function *fn = kzalloc(sizeof(*fn), GFP_KERNEL);
+	unsigned long flags;
 
 	if (!fn)
 		return NULL;
@@ -372,5 +397,8 @@ rackbus_function_make(const struct rackbus_borrow *borrow, struct pci_dev *ntb)
 	fn->address = borrow->ntb;
 	fn->dma_device = get_device(&ntb->dev);
 	memcpy(fn->name, borrow->name, sizeof(fn->name));
+	spin_lock_irqsave(&alive_lock, flags);
+	list_add(&fn->alive, &alive);
+	spin_unlock_irqrestore(&alive_lock, flags);
 	return fn;
 }

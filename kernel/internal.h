@@ -60,6 +60,8 @@ struct rackbus_function {
 	struct kref ref;
 	struct rackbus_ntb *ntb;	/* until it is detached */
 	struct device *dma_device;	/* the NTB's, as long as it is itself */
+	bool dma_gone;			/* that one has left this host */
+	struct list_head alive;		/* alive_lock */
 
 	/* Constant since it was borrowed. */
 	u32 handle;
@@ -154,6 +156,7 @@ void rackbus_take_away(struct rackbus_function *fn, enum rackbus_state state);
 void rackbus_lose_locked(struct rackbus_function *fn,
 			 enum rackbus_reason reason);
 void rackbus_lose_all(struct rackbus_ntb *ntb, enum rackbus_reason reason);
+void rackbus_ntb_gone(struct device *ntb);
 void rackbus_probing(struct rackbus_function *fn, struct pci_dev *pdev,
 		     bool probed);
 void rackbus_detach_all(struct rackbus_ntb *ntb);

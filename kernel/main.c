@@ -121,9 +121,10 @@ static void __exit rackbus_exit(void)
 	rackbus_return_all();
 	pci_unregister_driver(&rackbus_ntb_driver);
 	unregister_pm_notifier(&suspend_notifier);
-	bus_unregister_notifier(&pci_bus_type, &rackbus_bus_notifier);
 	destroy_workqueues();
 	rackbus_wait_for_bridges();
+	/* Who was waited for has to hear when an NTB is removed. */
+	bus_unregister_notifier(&pci_bus_type, &rackbus_bus_notifier);
 }
 
 module_init(rackbus_init);
