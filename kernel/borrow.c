@@ -100,6 +100,11 @@ static int open_ring(struct rackbus_function *fn)
 				fn->offer.ring_entries);
 	if (ret == -EPROTO)
 		refused(fn, ret, "the ring has more than it holds");
+	if (ret) {
+		/* Nothing is to be said in it. */
+		iounmap(fn->ring);
+		fn->ring = NULL;
+	}
 	return ret;
 }
 
@@ -157,6 +162,11 @@ static int prepare(struct rackbus_function *fn,
 	if (!rackbus_ntb_link_up(fn->ntb))
 		return refused(fn, -ENOLINK, "the NTB's link is down");
 	ret = read_offer(fn, borrow->offset, borrow->epoch);
+	if (!ret && rackbus_overlaps(fn))
+		ret = -EEXIST;
+	/* Early: the lender hears of what is refused from here on. */
+	if (!ret)
+		ret = open_ring(fn);
 	if (!ret)
 		ret = check_dma(fn);
 	if (!ret)
@@ -164,8 +174,6 @@ static int prepare(struct rackbus_function *fn,
 					      min(wanted, fn->offer.vectors));
 	if (!ret)
 		ret = read_config(fn);
-	if (!ret)
-		ret = open_ring(fn);
 	/* Last: an offer that is refused changes nothing for others. */
 	if (!ret)
 		ret = set_dma_mask(fn);
@@ -203,6 +211,9 @@ leave:
 	rackbus_leave(fn);
 	mutex_unlock(&rackbus_lock);
 forget:
+	/* The lender keeps its place in the window for who may be using it. */
+	if (fn->ring)
+		rackbus_release_request(fn, rackbus_release_time());
 	rackbus_silence(fn);
 	rackbus_ntb_vectors_put(fn->ntb, fn);
 	rackbus_close(fn);

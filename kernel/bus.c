@@ -12,6 +12,7 @@
 #include <linux/io.h>
 #include <linux/io-64-nonatomic-lo-hi.h>
 #include <linux/irqdomain.h>
+#include <linux/jiffies.h>
 #include <linux/rcupdate.h>
 #include <linux/wait.h>
 
@@ -24,6 +25,12 @@
  */
 #define PATIENCE	5
 #define MOST_PATIENCE_MS	100
+
+/*
+ * A lender that misses a release keeps the function's place in the window from
+ * others until the link goes down.  It may be at a reset of the device.
+ */
+#define RELEASE_PATIENCE_MS	1000
 
 #define PRODUCER	offsetof(struct rackbus_window_ring, producer)
 #define CONSUMER	offsetof(struct rackbus_window_ring, consumer)
@@ -196,22 +203,41 @@ static struct pci_ops rackbus_pci_ops = {
 	.write = rackbus_config_set,
 };
 
-/*
- * The host has let the function go. Said once, and only to who is there; it has
- * arrived on return, as the host may be off or its link down right after.
- */
-void rackbus_release_request(struct rackbus_function *fn)
+static int try_release(struct rackbus_function *fn)
 {
 	unsigned long flags;
+	int ret = 0;
 
 	raw_spin_lock_irqsave(&fn->config_lock, flags);
 	if (!fn->gone) {
-		if (say(fn, RACKBUS_REQUEST_RELEASE, 0, 0, 0))
-			atomic64_inc(&fn->writes_lost);
+		ret = say(fn, RACKBUS_REQUEST_RELEASE, 0, 0, 0);
 		/* A read passes no write. */
 		readl(fn->ring + CONSUMER);
 	}
 	raw_spin_unlock_irqrestore(&fn->config_lock, flags);
+	return ret;
+}
+
+/* Until when a lender that lives has made room in its ring. */
+unsigned long rackbus_release_time(void)
+{
+	return jiffies + msecs_to_jiffies(RELEASE_PATIENCE_MS);
+}
+
+/*
+ * The host has let the function go. Said only to who is there, and again while
+ * the ring is full, until the time is over; it has arrived on return, as the
+ * host may be off or its link down right after.  May sleep.
+ */
+void rackbus_release_request(struct rackbus_function *fn, unsigned long until)
+{
+	while (try_release(fn)) {
+		if (time_after(jiffies, until)) {
+			atomic64_inc(&fn->writes_lost);
+			return;
+		}
+		usleep_range(1000, 2000);
+	}
 }
 
 /* From now on all reads give all ones and nothing is said to the lender. */

@@ -228,7 +228,7 @@ static void detach(struct rackbus_function *fn)
 	mutex_unlock(&rackbus_lock);
 	pci_dev_put(pdev);
 	cancel_delayed_work_sync(&fn->watch);
-	rackbus_release_request(fn);
+	rackbus_release_request(fn, rackbus_release_time());
 	rackbus_silence(fn);
 	rackbus_irq_remove(fn);
 	rackbus_ntb_vectors_put(fn->ntb, fn);
@@ -313,13 +313,14 @@ void rackbus_detach_all(struct rackbus_ntb *ntb)
 /* The host shuts down: the devices stay in the tree, and the lenders hear. */
 void rackbus_quiesce_all(struct rackbus_ntb *ntb)
 {
+	unsigned long until = rackbus_release_time();
 	struct rackbus_function *fn;
 
 	mutex_lock(&rackbus_lock);
 	list_for_each_entry(fn, &rackbus_functions, entry) {
 		if (fn->ntb != ntb)
 			continue;
-		rackbus_release_request(fn);
+		rackbus_release_request(fn, until);
 		rackbus_silence(fn);
 	}
 	mutex_unlock(&rackbus_lock);
@@ -348,19 +349,28 @@ bool rackbus_any_behind(struct rackbus_ntb *ntb)
 	return any;
 }
 
+/* With the NTB's device_lock(): whether another one has a place of its. */
+bool rackbus_overlaps(struct rackbus_function *fn)
+{
+	struct rackbus_function *other;
+	bool overlaps = false;
+
+	mutex_lock(&rackbus_lock);
+	list_for_each_entry(other, &rackbus_functions, entry)
+		overlaps |= other->ntb == fn->ntb &&
+			    rackbus_offers_overlap(&other->offer, &fn->offer);
+	mutex_unlock(&rackbus_lock);
+	return overlaps;
+}
+
 /* Enters it among the others, from where on it can be lost. */
 int rackbus_enter(struct rackbus_function *fn)
 {
-	struct rackbus_function *other;
 	int ret = 0;
 
 	mutex_lock(&rackbus_lock);
 	if (function_count == RACKBUS_MAX_FUNCTIONS)
 		ret = -ENOSPC;
-	list_for_each_entry(other, &rackbus_functions, entry)
-		if (other->ntb == fn->ntb &&
-		    rackbus_offers_overlap(&other->offer, &fn->offer))
-			ret = -EEXIST;
 	if (!ret) {
 		fn->handle = ++last_handle;
 		fn->state = RACKBUS_STATE_BORROWED;

@@ -148,6 +148,7 @@ extern struct list_head rackbus_functions;
 struct rackbus_function *
 rackbus_function_make(const struct rackbus_borrow *borrow, struct pci_dev *ntb);
 void rackbus_function_put(struct rackbus_function *fn);
+bool rackbus_overlaps(struct rackbus_function *fn);
 int rackbus_enter(struct rackbus_function *fn);
 void rackbus_leave(struct rackbus_function *fn);
 struct rackbus_function *rackbus_find(u32 handle);
@@ -184,7 +185,8 @@ void rackbus_release_disks(struct list_head *disks, bool all);
 extern struct notifier_block rackbus_bus_notifier;
 int rackbus_bus_create(struct rackbus_function *fn);
 void rackbus_bus_remove(struct rackbus_function *fn, struct pci_bus *bus);
-void rackbus_release_request(struct rackbus_function *fn);
+unsigned long rackbus_release_time(void);
+void rackbus_release_request(struct rackbus_function *fn, unsigned long until);
 void rackbus_silence(struct rackbus_function *fn);
 void rackbus_wait_for_bridges(void);
 
