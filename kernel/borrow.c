@@ -8,6 +8,7 @@
 #include <linux/log2.h>
 #include <linux/slab.h>
 
+#include "compat.h"
 #include "internal.h"
 
 #define DEFAULT_VECTORS		8
@@ -180,9 +181,12 @@ static int prepare(struct rackbus_function *fn,
 	return ret;
 }
 
-/* With all locks. What fails leaves nothing behind. */
+/*
+ * With all locks. What fails leaves nothing behind.  Drivers are held off from
+ * the device, which is returned with a reference.
+ */
 static int attach(struct rackbus_function *fn,
-		  const struct rackbus_borrow *borrow)
+		  const struct rackbus_borrow *borrow, struct pci_dev **device)
 {
 	int ret;
 
@@ -201,6 +205,8 @@ static int attach(struct rackbus_function *fn,
 	queue_delayed_work(rackbus_watches, &fn->watch, 0);
 	pci_info(fn->ntb->pdev, "%s is borrowed: domain %04x, %u vectors\n",
 		 fn->name, fn->sysdata.domain, fn->vectors);
+	*device = pci_get_slot(fn->bus, 0);
+	rackbus_hold_off(*device, &fn->held);
 	pci_bus_add_devices(fn->bus);
 	return 0;
 
@@ -220,8 +226,28 @@ forget:
 	return ret;
 }
 
+/*
+ * Without locks: a driver takes as long as it likes, minutes with a device that
+ * hangs, and all that is plugged into this host would wait.
+ */
+static void find_driver(struct rackbus_function *fn, struct pci_dev *device)
+{
+	bool wanted;
+	int ret;
+
+	rackbus_let_on(device, &fn->held);
+	mutex_lock(&rackbus_lock);
+	wanted = fn->state == RACKBUS_STATE_BORROWED;
+	mutex_unlock(&rackbus_lock);
+	ret = wanted ? device_attach(&device->dev) : 0;
+	if (ret < 0 && ret != -EPROBE_DEFER)
+		pci_warn(device, "rackbus: no driver could be bound (%d)\n",
+			 ret);
+}
+
 int rackbus_borrow(struct rackbus_borrow *borrow)
 {
+	struct pci_dev *device = NULL;
 	struct rackbus_function *fn;
 	struct pci_dev *pdev;
 	int ret = -ENODEV;
@@ -239,11 +265,15 @@ int rackbus_borrow(struct rackbus_borrow *borrow)
 	device_lock(&pdev->dev);
 	if (pci_dev_driver(pdev) == &rackbus_ntb_driver) {
 		fn->ntb = pci_get_drvdata(pdev);
-		ret = attach(fn, borrow);
+		ret = attach(fn, borrow, &device);
 	}
 	device_unlock(&pdev->dev);
 	pci_unlock_rescan_remove();
 	pci_dev_put(pdev);
+	if (device)
+		find_driver(fn, device);
+	complete_all(&fn->tried);
+	pci_dev_put(device);
 	borrow->handle = fn->handle;
 	borrow->domain = fn->sysdata.domain;
 	rackbus_function_put(fn);

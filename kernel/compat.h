@@ -10,6 +10,8 @@
 #include <linux/file.h>
 #include <linux/msi.h>
 #include <linux/pci.h>
+#include <linux/slab.h>
+#include <linux/string.h>
 #include <linux/version.h>
 
 /* A function's interrupts are a domain of PCI MSIs, or the parent of such. */
@@ -93,6 +95,52 @@ static inline void rackbus_domain_put(int domain)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 18, 0)
 	pci_bus_release_emul_domain_nr(domain);
+#endif
+}
+
+/*
+ * An override that no driver has keeps them all off a device.  One that user
+ * space has set stays, and is obeyed.  Where there is neither kind of override
+ * (see Kbuild), or no memory, the device gets its driver when it is added.
+ *
+ * What is in held is freed with the function, as a driver that looks for its
+ * devices may be reading it without a lock.
+ */
+#define RACKBUS_NO_DRIVER "rackbus-none"
+
+static inline void rackbus_hold_off(struct pci_dev *pdev, const char **held)
+{
+#if defined(RACKBUS_PCI_OVERRIDE)
+	const char *none = kstrdup(RACKBUS_NO_DRIVER, GFP_KERNEL);
+
+	device_lock(&pdev->dev);
+	if (!pdev->driver_override) {
+		pdev->driver_override = none;
+		*held = none;
+		none = NULL;
+	}
+	device_unlock(&pdev->dev);
+	kfree(none);
+#elif defined(RACKBUS_DEVICE_OVERRIDE)
+	if (!device_has_driver_override(&pdev->dev))
+		device_set_driver_override(&pdev->dev, RACKBUS_NO_DRIVER);
+#endif
+}
+
+static inline void rackbus_let_on(struct pci_dev *pdev, const char **held)
+{
+#if defined(RACKBUS_PCI_OVERRIDE)
+	device_lock(&pdev->dev);
+	if (pdev->driver_override == *held)
+		pdev->driver_override = NULL;
+	else
+		*held = NULL;	/* Whoever has set another one has freed it. */
+	device_unlock(&pdev->dev);
+#elif defined(RACKBUS_DEVICE_OVERRIDE)
+	static const struct device_driver none = { .name = RACKBUS_NO_DRIVER };
+
+	if (device_match_driver_override(&pdev->dev, &none) > 0)
+		device_set_driver_override(&pdev->dev, "");
 #endif
 }
 

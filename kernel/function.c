@@ -38,6 +38,7 @@ static void rackbus_function_release(struct kref *ref)
 	spin_unlock_irqrestore(&alive_lock, flags);
 	put_device(fn->dma_device);
 	kfree(fn->config);
+	kfree(fn->held);
 	kfree(fn);
 }
 
@@ -253,6 +254,8 @@ static void removal(struct work_struct *work)
 	struct pci_dev *pdev;
 	struct pci_dev *ntb;
 
+	/* Or a driver may be bound below the locks after all. */
+	wait_for_completion(&fn->tried);
 	mutex_lock(&rackbus_lock);
 	/* NULL too when the NTB's driver removes it. */
 	pdev = fn->bus ? rackbus_device(fn) : NULL;
@@ -402,6 +405,7 @@ rackbus_function_make(const struct rackbus_borrow *borrow, struct pci_dev *ntb)
 	kref_init(&fn->ref);
 	raw_spin_lock_init(&fn->config_lock);
 	init_completion(&fn->away);
+	init_completion(&fn->tried);
 	INIT_DELAYED_WORK(&fn->watch, watch);
 	INIT_WORK(&fn->removal, removal);
 	fn->address = borrow->ntb;

@@ -77,6 +77,8 @@ struct rackbus_function {
 	struct pci_bus *bus;		/* NULL: is away, or on its way */
 	struct pci_dev *leaving;	/* with a reference, while on its way */
 	bool probed;			/* a driver is being bound just now */
+	const char *held;		/* rackbus_hold_off() */
+	struct completion tried;	/* a driver was looked for */
 	ktime_t lost_at;
 	u32 removal_ms;
 

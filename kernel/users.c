@@ -116,7 +116,7 @@ static int look_at_disk(struct look *look, struct gendisk *gendisk)
 		disk->goes = true;
 		return 0;
 	}
-	/* The loss of a function is noticed with rackbus_lock: no I/O for it. */
+	/* Losses are noticed with rackbus_lock: no I/O for memory. */
 	disk = kzalloc(sizeof(*disk), GFP_NOIO);
 	if (!disk)
 		return -ENOMEM;

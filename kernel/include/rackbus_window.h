@@ -186,10 +186,11 @@ enum rackbus_request {
 	/* Reset the device; offset, size and value are 0. */
 	RACKBUS_REQUEST_RESET	= 2,
 	/*
-	 * The borrower's host has let the function go, or could not borrow it: no
-	 * driver has it, and none uses the windows.  The lender resets the device, as for
-	 * RACKBUS_REQUEST_RESET.  The same epoch may be borrowed again when
-	 * consumer has passed the request, while the area is ready.
+	 * The borrower's host has let the function go, or could not borrow
+	 * it: no driver has it, and none uses the windows.  The lender resets
+	 * the device, as for RACKBUS_REQUEST_RESET.  The same epoch may be
+	 * borrowed again when consumer has passed the request, while the area
+	 * is ready.
 	 */
 	RACKBUS_REQUEST_RELEASE	= 3,
 };
@@ -207,8 +208,8 @@ struct rackbus_window_request {
  * equal.  The borrower writes an entry, then producer, then rings the doorbell
  * by writing 1 to its NTB's register; PCI Express keeps these in order.  When
  * the ring is full it reads consumer again, for 100 ms at most (by default; a
- * second for a release), and then counts the request as lost; the register keeps
- * its old value.
+ * second for a release), and then counts the request as lost; the register
+ * keeps its old value.
  */
 struct rackbus_window_ring {
 	__le32 producer;	/* written by the borrower */

@@ -38,15 +38,15 @@ struct rackbus_address {
  *
  * ENODEV  no such NTB, or it is not bound to this module
  * ENOLINK the NTB's link is down; it needs a moment when both ends are enabled
- * EAGAIN  the lender is still resetting it for its last user; needs a moment too
+ * EAGAIN  the lender still resets it for its last user, which needs a moment
  * ENXIO   nothing is lent there: the area is not ready, or has no magic
  * ESTALE  the area is of another epoch
  * EPROTO  what the lender says is wrong; the kernel's log says what
  * EEXIST  the area overlaps that of a function that is borrowed already
  * ENOSPC  the NTB has no vector left, or too many functions are borrowed
  * EPERM   the window passes by this host's IOMMU, which is on for the NTB
- * ERANGE  the device cannot reach this host's memory through the window, or less
- *         of it than functions that are borrowed through this NTB
+ * ERANGE  the device cannot reach this host's memory through the window, or
+ *         less of it than functions that are borrowed through this NTB
  */
 struct rackbus_borrow {
 	struct rackbus_address ntb;
