@@ -188,17 +188,20 @@ impl Target {
         {
             return;
         }
-        if let Ok(file) = File::options().create(true).append(true).open(path) {
+        match File::options().create(true).append(true).open(path) {
             // Ends this process' lock on the old file.
-            exchange_stderr(&file);
+            Ok(file) => exchange_stderr(&file),
+            // The old one goes on.
+            Err(_) => drop(rustix::fs::fcntl_lock(std::io::stderr(), FlockOperation::Unlock)),
         }
     }
 
-    /// Makes the file the one before; false where it cannot be renamed, and is written on. The file is locked for this
-    /// process then, for another one that finds it full at the same moment must not do that to the new file.
+    /// Makes the file the one before; false where it cannot be renamed, or another process is just doing so, and it is written
+    /// on. The file is locked for this process then, for another one that finds it full at the same moment must not do
+    /// that to the new file.
     fn rename(&self, path: &Path) -> bool {
         let lock = |operation| rustix::fs::fcntl_lock(std::io::stderr(), operation);
-        if lock(FlockOperation::LockExclusive).is_err() {
+        if lock(FlockOperation::NonBlockingLockExclusive).is_err() {
             return false;
         }
         let mut before = path.as_os_str().to_owned();

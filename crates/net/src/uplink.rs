@@ -12,7 +12,7 @@
 //! after it was frozen is the one step with a frame that it was in.
 //!
 //! An uplink that works, but is taken for frozen, hears that another one is about to stand in: it is fenced as well.
-//! One whose interface has just come up begins so, for another is used at that moment.
+//! One whose interface has just come up begins so if others come after it, for one of them is used at that moment.
 //!
 //! A host that stops again and again, each time for less than others wait for it, would be fenced most of the time and
 //! stood in for by nobody. So an uplink that stops too often [rests](UplinkSteadiness): it ends its rings, as if its
@@ -59,7 +59,8 @@ pub struct UplinkSeat {
     /// What those after it said last: that they are active, or not.
     words: BTreeMap<usize, bool>,
     fence: Option<Fence>,
-    /// How many times its host stood still for as long as a fence takes.
+    /// Its host stood still since it looked, and how many times it did where others could have its place.
+    stopped: bool,
     stops: u64,
 }
 
@@ -68,8 +69,6 @@ struct Fence {
     since_ns: u64,
     /// Those who are to speak.
     awaited: Vec<usize>,
-    /// How long one of them says nothing who is not active, or is fenced itself.
-    silence_ns: u64,
 }
 
 impl UplinkSeat {
@@ -79,11 +78,7 @@ impl UplinkSeat {
         let place = all.iter().position(|it| *it == own).unwrap_or(0);
         let before = all[..place].to_vec();
         let after: Vec<usize> = all.iter().skip(place + 1).copied().collect();
-        let fence = (!after.is_empty()).then(|| Fence {
-            since_ns: now_ns,
-            awaited: after.clone(),
-            silence_ns: FENCE_NS + 2 * LOOK_NS,
-        });
+        let fence = (!after.is_empty()).then(|| Fence { since_ns: now_ns, awaited: after.clone() });
         UplinkSeat {
             own,
             before,
@@ -94,6 +89,7 @@ impl UplinkSeat {
             said_ns: None,
             words: BTreeMap::new(),
             fence,
+            stopped: false,
             stops: 0,
         }
     }
@@ -132,10 +128,8 @@ impl UplinkSeat {
         awaited.extend(self.fence.take().into_iter().flat_map(|before| before.awaited));
         awaited.sort_unstable();
         awaited.dedup();
-        // Where nobody could have its place, it stops as often as it does.
-        self.stops += u64::from(!awaited.is_empty());
-        self.fence = Some(Fence { since_ns: now_ns, awaited, silence_ns: SETTLE_MOST_NS });
-        (self.active, self.claims) = (false, None);
+        self.fence = Some(Fence { since_ns: now_ns, awaited });
+        (self.active, self.claims, self.stopped) = (false, None, true);
     }
 
     /// How many times it has stood still for so long that others, which were there, may stand in for it.
@@ -152,6 +146,10 @@ impl UplinkSeat {
         }
         self.reckon(now);
         self.looked_ns = now;
+        let others = self.before.iter().chain(&self.after);
+        let is_countable = std::mem::take(&mut self.stopped)
+            && others.into_iter().any(|it| port_queue.is_joined(*it));
+        self.stops += u64::from(is_countable);
         if self.fence.as_ref().is_some_and(|fence| self.lifts(fence, now)) {
             self.fence = None;
         }
@@ -173,8 +171,7 @@ impl UplinkSeat {
         let passed = now_ns.saturating_sub(fence.since_ns);
         let all_spoke = fence.awaited.iter().all(|it| self.words.contains_key(it));
         let nobody_stands_in = self.words.values().all(|active| !active);
-        let heard = all_spoke && passed >= SETTLE_NS || passed >= fence.silence_ns;
-        passed >= SETTLE_MOST_NS || heard && nobody_stands_in
+        passed >= SETTLE_MOST_NS || passed >= SETTLE_NS && all_spoke && nobody_stands_in
     }
 
     /// Tells those before it whether it is active. One that has not taken the word before is not told the same again.
@@ -201,8 +198,7 @@ impl UplinkSeat {
         self.words.insert(*from, stands_in);
         if stands_in && self.active {
             // Taken for frozen: that one will be active in a moment, and looks at this one only later.
-            let (since_ns, silence_ns) = (self.looked_ns, SETTLE_MOST_NS);
-            self.fence = Some(Fence { since_ns, awaited: Vec::new(), silence_ns });
+            self.fence = Some(Fence { since_ns: self.looked_ns, awaited: Vec::new() });
             (self.active, self.claims) = (false, None);
         }
         true

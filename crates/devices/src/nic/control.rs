@@ -30,7 +30,7 @@ impl NicSettings {
     pub fn new(features: u64, mac: MacAddress) -> NicSettings {
         let mut filter = Filter::new(features & feature::CTRL_VLAN != 0);
         if features & feature::CTRL_RX == 0 {
-            // Its driver has no words for what it wants: IPv6 needs groups.
+            // Its driver has no words for what it wants: it gets all that comes to its port. IPv6 needs groups.
             (filter.all_unicast, filter.all_multicast) = (true, true);
         }
         NicSettings {

@@ -342,10 +342,13 @@ impl Nic {
         }
         let whole = self.chain.readable_bytes <= LONGEST as u64;
         let accepted = self.transport.accepted();
-        let announce = self.settings.announce;
+        let NicSettings { announce, pairs, .. } = self.settings;
         let good = whole && self.settings.execute(accepted, self.most_pairs, &said);
         if announce != self.settings.announce {
             self.transport.config_moved();
+        }
+        if pairs != self.settings.pairs {
+            self.without_buffers.fill(None);
         }
         if let Some(cutting) = &mut self.cutting {
             // Nothing more comes to a pair that is not used.
@@ -402,10 +405,19 @@ impl Function for Nic {
                 self.attend(true);
             }
             RegisterWrite::QueueReset(queue) => {
+                if queue % 2 == 0
+                    && let Some(since) = self.without_buffers.get_mut(usize::from(queue / 2))
+                {
+                    *since = None;
+                }
                 if self.cutting.as_ref().is_some_and(|cutting| 2 * cutting.pair == queue) {
                     self.cutting = None;
                 }
             }
+        }
+        // Also by a register that has what none may have.
+        if self.transport.is_broken() {
+            self.attend(false);
         }
     }
 

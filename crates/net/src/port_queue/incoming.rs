@@ -67,6 +67,11 @@ impl IncomingRings {
         }
     }
 
+    /// Whether there is a ring of a station, which has not ended.
+    pub fn has_from(&self, station: usize) -> bool {
+        self.rings.iter().any(|ring| ring.from.station == station && !ring.ended)
+    }
+
     /// The ring of the next frame for station `to`.
     #[inline]
     pub fn find(

@@ -52,6 +52,11 @@ impl PortQueue {
         liveness.is_silent()
     }
 
+    /// Whether a station sends to this one by a ring, or this one to it.
+    pub(crate) fn is_joined(&self, station: usize) -> bool {
+        self.incoming.has_from(station) || matches!(self.outgoing[station], Outgoing::Open { .. })
+    }
+
     /// Whether nothing lies in the ring to a station, if it has one.
     pub(crate) fn has_taken_all(&self, to: usize) -> bool {
         match &self.outgoing[to] {

@@ -273,7 +273,8 @@ impl NetworkService {
             return Ok(false);
         }
         // A namespace that is there says that the interface is wanted.
-        let was_there = namespace::open(&shared.namespace()).is_ok();
+        let is_absent = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+        let was_there = !namespace::open(&shared.namespace()).is_err_and(is_absent);
         let made = self.make_port(&mut state, station, own);
         if made.is_err()
             && !was_there

@@ -60,6 +60,15 @@ impl Peer {
         self.voice.as_ref().is_none_or(|voice| voice.say(ask, &[]))
     }
 
+    /// What the sender of a ring to a station is told when its receiver has ended it. What goes to another machine is
+    /// counted by who has the other end of its ring.
+    fn news_of_loss(&self, to: usize) -> News {
+        match self.voice {
+            Some(Voice::Packets(_)) => News::Gone(to),
+            _ => News::Lost(to),
+        }
+    }
+
     /// A port of this host's is closed: nothing will be sent from it any more.
     pub fn sender_gone(&mut self, station: usize) {
         let gone: Vec<u64> = (self.rings.iter())
@@ -266,8 +275,11 @@ impl Shared {
             }
             ReceiverMessage::Closed { ring } => {
                 let Some((from, to)) = peer.rings.remove(&ring) else { return true };
-                if let Some(port_queue) = state.port_queue(from) {
-                    port_queue.tell(News::Lost(to));
+                // Its queue has another one since, which this may be told after.
+                let is_replaced = peer.rings.values().any(|ends| *ends == (from, to));
+                let news = peer.news_of_loss(to);
+                if let Some(port_queue) = state.port_queue(from).filter(|_| !is_replaced) {
+                    port_queue.tell(news);
                 }
             }
         }
@@ -277,16 +289,14 @@ impl Shared {
     /// A node is gone: what was asked of it is answered by that, and its rings are of no more use.
     pub(super) fn peer_lost(&self, state: &mut State, host: &str) {
         let Some(peer) = state.peers.remove(host) else { return };
-        for (from, to) in peer.pending.into_values() {
-            if let Some(port_queue) = state.port_queue(from) {
-                port_queue.tell(News::Failed(to));
+        for (from, to) in peer.pending.values() {
+            if let Some(port_queue) = state.port_queue(*from) {
+                port_queue.tell(News::Failed(*to));
             }
         }
-        // What goes to another machine is counted by who has the other end of its rings.
-        let has_their_memory = matches!(peer.voice, Some(Voice::Packets(_)));
-        for (from, to) in peer.rings.into_values() {
-            if let Some(port_queue) = state.port_queue(from) {
-                port_queue.tell(if has_their_memory { News::Gone(to) } else { News::Lost(to) });
+        for (from, to) in peer.rings.values() {
+            if let Some(port_queue) = state.port_queue(*from) {
+                port_queue.tell(peer.news_of_loss(*to));
             }
         }
     }
@@ -492,16 +502,36 @@ mod tests {
 
     #[test]
     fn what_a_host_of_this_machine_had_not_taken_when_it_was_gone_is_counted() {
-        let (network, mut queue, frame) = asking(&[1]);
-        assert!(opened(&network, 1));
-        for _ in 0..3 {
-            assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Done);
+        let closed = |network: &NetworkService| {
+            network.0.told("beta", ReceiverMessage::Closed { ring: 7 }, |_, _| unreachable!());
+        };
+        let gone = |network: &NetworkService| {
+            network.0.peer_lost(&mut network.0.lock(), "beta");
+        };
+        for end in [&closed as &dyn Fn(&NetworkService), &gone] {
+            let (network, mut queue, frame) = asking(&[1]);
+            assert!(opened(&network, 1));
+            for _ in 0..3 {
+                assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Done);
+            }
+            network.0.begin_with("beta", Voice::Packets(Arc::new(Silent)));
+            end(&network);
+            queue.unpark();
+            let to = network.0.stations.named("beta").unwrap().0;
+            let mut drops = queue.handle().counters().peers[to].drops.all();
+            assert_eq!(drops.find(|(cause, _)| *cause == Cause::Down).unwrap().1, 3);
         }
-        network.0.begin_with("beta", Voice::Packets(Arc::new(Silent)));
-        network.0.peer_lost(&mut network.0.lock(), "beta");
-        queue.unpark();
-        let to = network.0.stations.named("beta").unwrap().0;
-        let mut drops = queue.handle().counters().peers[to].drops.all();
-        assert_eq!(drops.find(|(cause, _)| *cause == Cause::Down).unwrap().1, 3);
+    }
+
+    #[test]
+    fn the_end_of_a_ring_that_was_replaced_is_not_that_of_the_next_one() {
+        let (network, mut queue, frame) = asking(&[1, 2]);
+        let told = |tell| network.0.told("beta", tell, |_, _| Ok(ring_of_this_machine()?.0));
+        assert!(told(ReceiverMessage::Opened { request: 1, ring: 7 }));
+        assert!(told(ReceiverMessage::Opened { request: 2, ring: 8 }));
+        assert!(told(ReceiverMessage::Closed { ring: 7 }));
+        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Done);
+        assert!(told(ReceiverMessage::Closed { ring: 8 }));
+        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Full);
     }
 }

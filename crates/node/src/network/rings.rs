@@ -117,7 +117,8 @@ impl State {
             Some(asker) => asker.ring_closed(number),
             None => {
                 if let Some(sender) = self.port_queue(ring.from) {
-                    sender.tell(News::Lost(ring.to));
+                    // What lies in it is lost where its receiver is gone. One that is replaced has no sender any more.
+                    sender.tell(News::Gone(ring.to));
                 }
             }
         }

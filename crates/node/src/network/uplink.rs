@@ -165,6 +165,7 @@ impl Outside {
                 Ok(wire) if wire.is_up() => {
                     if let Some(rest_ns) = self.serve(wire, &mut steadiness) {
                         self.rest(rest_ns);
+                        continue;
                     }
                 }
                 Ok(wire) => kept = Some(wire),
