@@ -4,7 +4,8 @@
 //! places, and those of others stay free. Those who have said nothing have places of their own: however many of them come, they
 //! take none from those who have said something, as a handshake of an honest one begins with what it says. Where somebody has
 //! enough addresses to take all places, whoever comes next takes the place of the one that began first among those of
-//! the address that has most: an honest handshake takes milliseconds, so it is over before its turn to be ended comes.
+//! the address that has most: an honest handshake takes milliseconds, so it is over before its turn to be ended comes. In the same
+//! way whoever comes from an address, or a network, that has all places it may have takes that of one there who says nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,6 +36,8 @@ struct Places {
     heard: Peers,
     /// How many were told to end and have not.
     ending: usize,
+    /// And how many of them each address has.
+    ending_of: BTreeMap<IpAddr, usize>,
 }
 
 /// Peers that were not told to end.
@@ -61,6 +64,33 @@ impl Places {
         let of = |peers: &Peers| peers.of_address.get(address).copied().unwrap_or_default();
         of(&self.silent) + of(&self.heard)
     }
+
+    /// One that has this address was told to end.
+    fn note_ending(&mut self, address: IpAddr) {
+        self.ending += 1;
+        *self.ending_of.entry(address).or_default() += 1;
+    }
+
+    fn note_ended(&mut self, address: &IpAddr) {
+        self.ending -= 1;
+        if let Some(own) = self.ending_of.get_mut(address) {
+            *own -= 1;
+            if *own == 0 {
+                self.ending_of.remove(address);
+            }
+        }
+    }
+
+    /// Takes the first one of an address out that has said nothing, unless as many of its were told to end already and
+    /// have not.
+    fn give_up_silent(&mut self, address: &IpAddr, most: usize) -> Option<End> {
+        let ending = self.ending_of.get(address).copied().unwrap_or_default();
+        let mut silent = self.silent.begun.iter();
+        let (first, _) = silent.find(|(_, (of, _))| of == address).filter(|_| ending < most)?;
+        let (_, end) = self.silent.take(*first)?;
+        self.note_ending(*address);
+        Some(end)
+    }
 }
 
 impl Peers {
@@ -71,10 +101,10 @@ impl Peers {
         self.begun.iter().find(|(_, (address, _))| of_most(address)).map(|(number, _)| *number)
     }
 
-    /// Takes out the one that is to end where somebody else needs its place; what ends it.
-    fn give_up(&mut self) -> Option<End> {
+    /// Takes out the one that is to end where somebody else needs its place: where it is, and what ends it.
+    fn give_up(&mut self) -> Option<(IpAddr, End)> {
         let first = self.first_of_most()?;
-        self.take(first).map(|(_, end)| end)
+        self.take(first)
     }
 
     fn add(&mut self, number: u64, address: IpAddr, end: End) {
@@ -111,7 +141,7 @@ impl Handshakes {
     }
 
     /// A place for somebody at `address`, who has `spoken` or said nothing yet, until it is dropped; `None` where its address
-    /// has as many as it may. Where all are taken, somebody else's is given up: `end` is how this one is told, from any
+    /// has as many as it may, who all have spoken. Where all are taken, somebody else's is given up: `end` is how this one is told, from any
     /// thread, that it is to end. `None` as well where as many as there are places were told to end and have not yet; who
     /// has spoken gets one until those are twice as many, so that silent peers that are slow to end keep nobody else out.
     pub fn begin(
@@ -124,17 +154,19 @@ impl Handshakes {
         let mut places = self.places();
         // Of those, too, memory is taken.
         let most_ending = self.most * if spoken { 2 } else { 1 };
-        if places.of(&network) >= self.of_one || places.ending >= most_ending {
+        if places.ending >= most_ending {
             return None;
         }
+        let silent = match places.of(&network) >= self.of_one {
+            true => Some(places.give_up_silent(&network, self.of_one)?),
+            false => None,
+        };
         let number = places.next;
         places.next += 1;
         let given_up = self.enter(&mut places, (number, network), spoken, Box::new(end));
         drop(places);
-        if let Some(end) = given_up {
-            end();
-        }
-        Some(Handshake { of: self.clone(), number })
+        silent.into_iter().chain(given_up).for_each(|end| end());
+        Some(Handshake { of: self.clone(), number, network })
     }
 
     /// Takes a place among those who have spoken, or have not; what ends the one whose place it was.
@@ -148,8 +180,10 @@ impl Handshakes {
         let peers = if spoken { &mut places.heard } else { &mut places.silent };
         let given_up = if peers.begun.len() >= self.most { peers.give_up() } else { None };
         peers.add(number, network, end);
-        places.ending += usize::from(given_up.is_some());
-        given_up
+        given_up.map(|(address, end)| {
+            places.note_ending(address);
+            end
+        })
     }
 }
 
@@ -168,6 +202,7 @@ fn network(address: IpAddr) -> IpAddr {
 pub struct Handshake {
     of: Handshakes,
     number: u64,
+    network: IpAddr,
 }
 
 impl Handshake {
@@ -193,7 +228,7 @@ impl Drop for Handshake {
     fn drop(&mut self) {
         let mut places = self.of.places();
         if places.silent.take(self.number).or_else(|| places.heard.take(self.number)).is_none() {
-            places.ending -= 1;
+            places.note_ended(&self.network);
         }
     }
 }
@@ -209,7 +244,7 @@ mod tests {
     #[test]
     fn one_address_does_not_take_the_places_of_others() {
         let handshakes = Handshakes::new(200);
-        let begin = |address: &str| handshakes.begin(at(address), false, || {});
+        let begin = |address: &str| handshakes.begin(at(address), true, || {});
         let mut held: Vec<Handshake> = (0..OF_ONE).map(|_| begin("10.0.0.1").unwrap()).collect();
         assert!(begin("10.0.0.1").is_none() && begin("::ffff:10.0.0.1").is_none());
         held.push(begin("10.0.0.2").unwrap());
@@ -217,15 +252,45 @@ mod tests {
         assert!(begin("fd00::ffff:1:2:3").is_none(), "the same network");
         held.extend((held.len()..200).map(|n| begin(&format!("10.1.0.{n}")).unwrap()));
         let few = Handshakes::with(3, 1);
-        let _one = few.begin(at("10.0.0.1"), false, || {}).unwrap();
-        assert!(few.begin(at("10.0.0.1"), false, || {}).is_none());
-        assert!(few.begin(at("10.0.0.2"), false, || {}).is_some());
+        let _one = few.begin(at("10.0.0.1"), true, || {}).unwrap();
+        assert!(few.begin(at("10.0.0.1"), true, || {}).is_none());
+        assert!(few.begin(at("10.0.0.2"), true, || {}).is_some());
         drop(held.remove(0));
         drop(begin("10.0.0.1").unwrap());
         held.clear();
         let places = handshakes.places();
         assert_eq!(places.ending, 0);
         assert!(places.silent.of_address.is_empty() && places.heard.of_address.is_empty());
+    }
+
+    #[test]
+    fn who_says_nothing_keeps_nobody_else_of_its_network_out() {
+        let handshakes = Handshakes::with(200, 4);
+        let ended: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let begin = |address: &str, name: u32, spoken: bool| {
+            let ended = ended.clone();
+            handshakes.begin(at(address), spoken, move || ended.lock().unwrap().push(name))
+        };
+        let take_ended = || std::mem::take(&mut *ended.lock().unwrap());
+        let mut held: Vec<_> =
+            (0..4).map(|name| begin("fd00::1", name, false).unwrap()).map(Some).collect();
+        for name in 4..8 {
+            held.push(begin("fd00::2", name, name % 2 == 0));
+            assert_eq!(take_ended(), [name - 4]);
+        }
+        assert!(held.iter().all(Option::is_some));
+        // As many were told to end and have not.
+        assert!(begin("fd00::2", 8, true).is_none());
+        held[0] = None;
+        held.push(begin("fd00::2", 8, true));
+        assert_eq!(take_ended(), [5], "the first who said nothing");
+        held.drain(..4).for_each(drop);
+        held.push(begin("fd00::2", 9, true));
+        assert_eq!(take_ended(), [7]);
+        assert!(begin("fd00::3", 10, true).is_none(), "all have spoken");
+        held.clear();
+        let places = handshakes.places();
+        assert!(places.ending == 0 && places.ending_of.is_empty());
     }
 
     #[test]

@@ -25,6 +25,8 @@ const SILENCE: Duration = Duration::from_secs(1);
 const UNACKNOWLEDGED: Duration = Duration::from_millis(750);
 /// Bytes that TLS holds at most before the socket takes them.
 const BUFFER: usize = 256 << 10;
+/// Times that records are taken in before others have a turn, where they carry nothing.
+const RECEIVES: usize = 16;
 
 /// A conversation over TLS.
 #[derive(Debug, Clone)]
@@ -281,14 +283,16 @@ impl Stream for TlsConversation {
 }
 
 impl TlsConversation {
-    /// Receives what is there; 0 when there is nothing.
+    /// Receives what is there; 0 when there is nothing, or nothing yet in the records that were taken: the socket is readable
+    /// then where there are more.
     pub(crate) fn receive_some(
         &self,
         buffer: &mut [u8],
         failed: fn(&std::io::Error) -> StreamError,
     ) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
-        loop {
+        // Records may be empty, as many as the peer likes.
+        for _ in 0..RECEIVES {
             match tls.reader().read(buffer) {
                 Ok(0) if !buffer.is_empty() => return Err(StreamError::Closed),
                 Ok(count) => return Ok(count),
@@ -299,6 +303,7 @@ impl TlsConversation {
                 return Ok(0);
             }
         }
+        Ok(0)
     }
 }
 

@@ -347,28 +347,40 @@ fn locate_others(link: &TcpLink, control: &Arc<Leaders>) {
 }
 
 async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) {
+    let mut is_saved = true;
     loop {
-        let current = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut current = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
         if current.is_due() {
-            match renewed(&control, &state_dir).await {
-                Ok(next) => *credentials.write().unwrap_or_else(PoisonError::into_inner) = next,
+            match renewed(&control).await {
+                Ok(next) => {
+                    // Used also where it cannot be saved: the one before ends soon.
+                    *credentials.write().unwrap_or_else(PoisonError::into_inner) = next.clone();
+                    (current, is_saved) = (next, false);
+                }
                 Err(failure) => {
                     tracing::error!(error = failure.error, "the certificate was not renewed");
                 }
+            }
+        }
+        if !is_saved {
+            match current.save(&state_dir) {
+                Ok(()) => is_saved = true,
+                Err(error) => tracing::error!(
+                    %error,
+                    "the renewed certificate is not saved, and would be missing after a restart"
+                ),
             }
         }
         tokio::time::sleep(RENEWALS).await;
     }
 }
 
-async fn renewed(control: &Arc<Leaders>, state_dir: &Path) -> Result<Credentials, Failure> {
+async fn renewed(control: &Arc<Leaders>) -> Result<Credentials, Failure> {
     let request = CertificateRequest::new().map_err(unusable)?;
     let client = ControlClient::of(control.clone());
     let certificates =
         client.renew(request.text()).await.map_err(|error| not_reached(error, AGAIN))?;
-    let next = request.answered(&certificates).map_err(unusable)?;
-    next.save(state_dir).map_err(unusable)?;
-    Ok(next)
+    request.answered(&certificates).map_err(unusable)
 }
 
 /// Where others reach who listens at `listen`, if they reach it as the control plane does.

@@ -217,10 +217,8 @@ impl Rack {
         self.arrive();
         self.send();
         for nth in 0..UPLINKS.len() {
-            if self.has_turn(nth) {
-                if self.look(nth) {
-                    self.forward(nth).unwrap();
-                }
+            if self.has_turn(nth) && self.look(nth) {
+                self.forward(nth).unwrap();
             }
         }
     }
