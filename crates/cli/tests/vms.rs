@@ -384,6 +384,46 @@ fn vm_remove_says_that_the_qemu_ended_and_what_is_returned() {
     lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
 }
 
+#[test]
+fn a_vm_that_is_being_moved_is_neither_stopped_nor_changed() {
+    let lab = Lab::up();
+    let run = lab.run(&["--detach", "--name", "db"]);
+    lab.answer("db");
+    assert!(run.wait_with_output().unwrap().status.success());
+    let moves = rackbus_vm::registry::NameClaim::of_rack(lab.rack.run_dir(), "db").unwrap();
+    for args in [
+        &["vm", "stop", "db"][..],
+        &["vm", "stop", "--kill", "db"],
+        &["vm", "add", "db", "alpha/nvme0"],
+        &["vm", "remove", "db", "alpha/nvme0"],
+    ] {
+        let told = lab.rack.bad(1, args);
+        assert!(told.contains("just being started, moved or stopped"), "{args:?}: {told}");
+    }
+    drop(moves);
+    lab.rack.good(&["vm", "stop", "--kill", "db"]);
+}
+
+/// What is beside the options may name files by where the VM was started, and it is started again from elsewhere.
+#[test]
+fn a_vm_runs_in_the_folder_that_it_was_first_started_in() {
+    let lab = Lab::with(
+        "#!/bin/sh\ncase \" $* \" in *' -S '*) exit 1 ;; esac\ntest -e disk.img || exit 1\nexec sleep 1000\n",
+    );
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("disk.img"), "").unwrap();
+    let mut run = lab.command(&["vm", "run", "--host", "beta", "--kernel", "/dev/null"]);
+    run.args(["--detach", "--name", "db", "--", "-drive", "file=disk.img"]);
+    let run = run.current_dir(folder.path()).stdout(Stdio::piped()).spawn().unwrap();
+    lab.answer("db");
+    assert!(run.wait_with_output().unwrap().status.success());
+    let record = std::fs::read_dir(lab.folder("db")).unwrap().flatten();
+    let written = record.filter_map(|file| std::fs::read_to_string(file.path()).ok());
+    let folder = folder.path().to_str().unwrap();
+    assert!(written.into_iter().any(|text| text.contains(folder)), "the folder is not kept");
+    lab.rack.good(&["vm", "stop", "--kill", "db"]);
+}
+
 /// This QEMU cannot be asked whether it bears that a function with MSI-X is unplugged.
 #[test]
 fn msix_is_shown_where_the_user_asks_for_it() {

@@ -100,7 +100,8 @@ pub fn unplugs_msix<S>(
         _ => {}
     }
     tracing::info!("finding out whether this QEMU unplugs functions with MSI-X (once)");
-    let dir = std::env::temp_dir().join(format!("rackbus-msix-probe-{}", std::process::id()));
+    // In a folder of the user's own: others may make one that has this name where all may.
+    let dir = answer.with_file_name(format!("msix-probe-{}", std::process::id()));
     fs::create_dir_all(&dir).map_err(io("make", &dir))?;
     let socket = dir.join("function.sock");
     let served = serve(&socket).map_err(io("serve", &socket));

@@ -305,9 +305,12 @@ impl Vm {
     /// # Errors
     /// When QEMU's folder cannot be removed.
     pub fn shutdown(mut self) -> Result<()> {
-        // One that does not is ended anyway.
-        let _ = self.power_off(SHUTDOWN);
-        self.kill();
+        match self.power_off(SHUTDOWN) {
+            // The guest was not asked, and may be in the middle of something.
+            Err(error @ VmError::AgentBusy(_)) => return Err(error),
+            // One that does not is ended anyway.
+            Ok(()) | Err(_) => self.kill(),
+        }
         Ok(())
     }
 
@@ -316,13 +319,14 @@ impl Vm {
     /// # Errors
     /// When it does not switch itself off within `limit`: it goes on then.
     pub fn power_off(&mut self, limit: Duration) -> Result<()> {
-        let deadline = Instant::now() + limit;
         if self.record.boot.starts_with("guest ") {
             // The prepared guests have nobody who listens for the power button.
-            self.free_agent(deadline)?.start("sync; poweroff -f", limit)?;
+            self.free_agent(Instant::now() + limit)?.start("sync; poweroff -f", limit)?;
         } else {
             self.record.qmp()?.command("system_powerdown", &json!({}))?;
         }
+        // However long it took until the guest could be asked.
+        let deadline = Instant::now() + limit;
         while self.alive() {
             if Instant::now() >= deadline {
                 let what = format!("the shutdown of the guest in '{}'", self.record.name);
@@ -445,6 +449,9 @@ fn start_qemu(qemu: &PathBuf, args: &[String], spec: &VmSpec) -> Result<Child> {
     let file = File::create(&log).map_err(io("write", &log))?;
     let mut command = Command::new(qemu);
     command.args(args).stderr(file.try_clone().map_err(io("write", &log))?);
+    if let Some(folder) = &spec.folder {
+        command.current_dir(folder);
+    }
     match spec.console {
         Console::Terminal => {}
         Console::Socket => {

@@ -108,6 +108,9 @@ pub struct VmSpec {
     pub append: String,
     /// More QEMU arguments, passed on as they are.
     pub extra: Vec<String>,
+    /// The folder that QEMU runs in, which paths in `extra` may be relative to; without one that of whoever starts it.
+    #[serde(default)]
+    pub folder: Option<PathBuf>,
     /// The firmware's variables that it goes on with; without them, those that a VM begins with. Its folder has a file of
     /// them once it is started.
     #[serde(skip)]
@@ -140,6 +143,7 @@ impl VmSpec {
             iommu: VmIommu::default(),
             append: String::new(),
             extra: Vec::new(),
+            folder: None,
             variables: None,
         }
     }

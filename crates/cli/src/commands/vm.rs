@@ -270,6 +270,19 @@ fn find(context: &Context<'_>, name: &str) -> Result<VmRecord, Failure> {
     found.ok_or_else(|| Failure::new(error(), "see `rackbus vm list`"))
 }
 
+/// A VM that runs, and its name: for as long as that is held, nobody moves the VM or starts it.
+fn hold(context: &Context<'_>, name: &str) -> Result<(VmRecord, NameClaim), Failure> {
+    let claim = match NameClaim::of_rack(&context.run_dir, name) {
+        Ok(claim) => claim,
+        Err(VmError::Exists(_)) => {
+            let error = format!("VM '{name}' is just being started, moved or stopped");
+            return Err(Failure::new(error, "try again when that is done"));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok((find(context, name)?, claim))
+}
+
 /// Takes a name for a VM, of which there is none in the rack and nobody begins one.
 fn claim(context: &Context<'_>, name: &str) -> Result<NameClaim, Failure> {
     let claim = NameClaim::of_rack(&context.run_dir, name)?;

@@ -407,7 +407,7 @@ fn check_files(spec: &VmSpec) -> Result<(), Failure> {
         }
         Boot::Disk(image) => vec![image.clone()],
     };
-    for file in files {
+    for file in files.into_iter().chain(spec.folder.clone()) {
         if let Err(cause) = std::fs::metadata(&file) {
             let (name, file) = (&spec.name, file.display());
             let error = format!("VM {name} could not be started again: {file}: {cause}");

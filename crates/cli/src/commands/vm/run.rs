@@ -155,6 +155,9 @@ pub(super) fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Conte
     spec.functions = leases.iter().filter_map(function).collect();
     spec.console = if args.detach { Console::Socket } else { Console::Terminal };
     spec.extra = args.extra.clone();
+    if !spec.extra.is_empty() {
+        spec.folder = std::env::current_dir().ok();
+    }
     spec
 }
 

@@ -9,7 +9,7 @@ use rackbus_vm::{InterruptChoice, Vm, VmRecord};
 use serde_json::{Value, json};
 
 use super::leases::{give_back, give_back_all, interrupted, leases_at, leases_of};
-use super::{Context, ExecArgs, StopArgs, all, find};
+use super::{Context, ExecArgs, StopArgs, all, find, hold};
 use crate::commands::borrow::Trust;
 use crate::output::{Cell, Failure};
 use crate::process::{EndRequests, Undertaking};
@@ -38,7 +38,8 @@ pub(super) fn list(context: &Context<'_>) -> Result<(), Failure> {
 }
 
 pub(super) async fn stop(args: &StopArgs, context: &Context<'_>) -> Result<(), Failure> {
-    let record = find(context, &args.name)?;
+    // A move would take the guest's end for what it has asked for, and start it elsewhere.
+    let (record, _claim) = hold(context, &args.name)?;
     // What it uses is asked before it ends, and returned after: nobody needs to release it then.
     let used = match args.kill {
         // Neither its guest nor the control plane needs to answer for that.
@@ -94,7 +95,7 @@ pub(super) async fn add(
     trust: Trust,
     context: &Context<'_>,
 ) -> Result<(), Failure> {
-    let record = find(context, name)?;
+    let (record, _) = hold(context, name)?;
     let request = BorrowRequest {
         vm: Some(name.to_owned()),
         ..trust.request_for_vm(function_name, &record.host)?
@@ -121,7 +122,7 @@ pub(super) async fn remove(
     function: &str,
     context: &Context<'_>,
 ) -> Result<(), Failure> {
-    let record = find(context, name)?;
+    let (record, _) = hold(context, name)?;
     let used = leases_of(context, &record).await?;
     let Some(lease) = used.iter().find(|l| l.function == function) else {
         let have: Vec<&str> = used.iter().map(|l| l.function.as_str()).collect();

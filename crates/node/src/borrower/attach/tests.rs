@@ -15,6 +15,7 @@ use super::*;
 use crate::BorrowError;
 use crate::borrower::BorrowedFunctions;
 use crate::borrower::fence_tests::{Follows, ended, grant};
+use crate::borrower::host::HostError;
 
 const FUNCTION: &str = "alpha/nvme0";
 const LONG: Duration = Duration::from_secs(30);
@@ -170,9 +171,9 @@ fn a_function_in_this_hosts_tree_appears_only_when_a_front_of_it_may_begin() {
     borrowing.functions.decide(|it| it.receive(0, ended(1)));
     let refused = borrowing.functions.open(in_host(1)).unwrap_err();
     assert!(matches!(refused, BorrowError::Front(FrontRefused::NotServed(1))), "{refused}");
-    // One that its lender lets go is none that still reaches anything.
+    // One that cannot appear is none that still reaches anything, and its lender is not asked for it.
     begin(2);
-    borrowing.connect.send(Arc::new(UnixStream::pair().unwrap().0)).unwrap();
-    assert!(matches!(borrowing.functions.open(in_host(2)), Err(BorrowError::Link(_))));
+    let refused = borrowing.functions.open(in_host(2)).unwrap_err();
+    assert!(matches!(refused, BorrowError::Host(HostError::NoNtb(_))), "{refused}");
     borrowing.functions.fence.begin_front(2, Duration::ZERO).unwrap();
 }
