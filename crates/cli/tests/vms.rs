@@ -390,7 +390,7 @@ fn a_vm_that_is_being_moved_is_neither_stopped_nor_changed() {
     let run = lab.run(&["--detach", "--name", "db"]);
     lab.answer("db");
     assert!(run.wait_with_output().unwrap().status.success());
-    let moves = rackbus_vm::registry::NameClaim::of_rack(lab.rack.run_dir(), "db").unwrap();
+    let moves = rackbus_vm::registry::NameClaim::of_rack(&lab.rack.run_dir(), "db").unwrap();
     for args in [
         &["vm", "stop", "db"][..],
         &["vm", "stop", "--kill", "db"],
