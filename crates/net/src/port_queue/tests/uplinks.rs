@@ -201,8 +201,9 @@ fn one_uplink_at_a_time_is_used_however_hosts_freeze() {
 /// A rack that has run for a while, whose first uplink is active.
 fn running() -> Rack {
     let mut rack = Rack::new(1);
+    // It says nothing: the first one waits for that for two seconds.
     rack.uplinks[2].frozen_until = u64::MAX;
-    for _ in 0..100 {
+    for _ in 0..300 {
         rack.tick();
     }
     assert!(rack.uplinks[0].seat.is_active() && !rack.uplinks[1].seat.is_active());
