@@ -383,15 +383,6 @@ impl DmaSpace {
         self.try_slice(iova, length, access).ok()
     }
 
-    /// The memory at `iova`, as much as is in one mapping of the user's, for who has it loaded into the cache: nothing is
-    /// counted.
-    #[inline]
-    pub fn look_ahead(&self, iova: u64, length: usize, access: Access) -> Option<DmaSlice<'_>> {
-        let hit = self.domain.resolve(iova, length as u64, access).ok().filter(|_| self.master)?;
-        let region = &hit.target.region.as_ref()?.region;
-        region.slice(usize::try_from(hit.offset).ok()?, hit.length.min(length as u64) as usize)
-    }
-
     fn try_slice(&self, iova: u64, length: usize, access: Access) -> Result<DmaSlice<'_>, ()> {
         if !self.master {
             return Err(());

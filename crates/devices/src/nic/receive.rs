@@ -98,7 +98,6 @@ impl Delivery {
         offload: &Offload,
         source: Source<'_>,
     ) -> Result<Delivered, QueueError> {
-        ring.load_ahead(dma, Access::WRITE);
         let cursor = ring.cursor();
         self.first = self.used.len();
         let delivered = self.take(dma, ring, size, mergeable, HEADER_SIZE + source.len());

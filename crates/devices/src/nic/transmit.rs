@@ -56,7 +56,6 @@ impl Nic {
             let accepted = self.transport.accepted();
             let Some(queue_registers) = self.transport.queue(queue) else { break };
             let Some(ring) = &mut queue_registers.ring else { break };
-            ring.load_ahead(bus.dma, Access::READ);
             let cursor = ring.cursor();
             let sent = match ring.take(bus.dma, &mut self.chain) {
                 Ok(false) => {

@@ -9,7 +9,7 @@ use rackbus_spec::virtio::ring::{
 
 use super::chain::table;
 use super::ring::{Cursor, QueueAddresses, QueueError, RingArea, UsedRequest};
-use super::{Buffer, Chain, DriverFault};
+use super::{Chain, DriverFault};
 
 /// The queue. What was taken is completed in order, so a completion goes where its request came from.
 #[derive(Debug)]
@@ -126,16 +126,6 @@ impl Packed {
             at = self.beyond(Cursor { next: at, wrap }, 1).next;
         }
         Err(DriverFault::Chain.into())
-    }
-
-    /// The descriptor that comes so many after the next one, if it is available: a buffer of a request, or its table.
-    #[inline]
-    pub fn peek(&self, ahead: u16) -> Option<Buffer> {
-        let Cursor { next, wrap } = self.beyond(self.next, ahead.min(self.size));
-        Packed::is_available(self.flags(next)?, wrap).then_some(())?;
-        let place = self.ring.at(usize::from(next) * DESCRIPTOR_SIZE, DESCRIPTOR_SIZE)?;
-        let descriptor: PackedDescriptor = place.read_obj(0)?;
-        Some(Buffer { address: descriptor.address, length: descriptor.length })
     }
 
     /// `count` places on, at most once around.

@@ -7,12 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::packed::Packed;
 use super::split::Split;
-use super::{Buffer, Chain, DriverFault};
-
-/// How many requests ahead memory is loaded into the cache.
-const AHEAD: u16 = 6;
-/// And how many bytes of it: of what is longer the processor finds by itself what comes next.
-const LOADED: usize = 256;
+use super::{Chain, DriverFault};
 
 /// Why a request could not be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -142,22 +137,6 @@ impl VirtioRing {
         match self {
             VirtioRing::Split(ring) => ring.take(dma, chain),
             VirtioRing::Packed(ring) => ring.take(dma, chain),
-        }
-    }
-
-    /// Has the memory of a request that is taken soon loaded into the cache, for reading or for writing: it was used on
-    /// another processor. What the request looks like now may not be its driver's last word.
-    #[inline]
-    pub fn load_ahead(&self, dma: &DmaSpace, access: Access) {
-        let next = match self {
-            VirtioRing::Split(ring) => ring.peek(AHEAD),
-            VirtioRing::Packed(ring) => ring.peek(AHEAD),
-        };
-        if let Some(Buffer { address, length }) = next
-            && let length = LOADED.min(length as usize)
-            && let Some(start) = dma.look_ahead(address, length, access)
-        {
-            if access.contains(Access::WRITE) { start.prefetch_write() } else { start.prefetch() }
         }
     }
 

@@ -7,7 +7,7 @@ use rackbus_memory::{Access, DmaSpace};
 use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags, passes, split as layout};
 
 use super::ring::{Cursor, QueueAddresses, QueueError, RingArea, UsedRequest};
-use super::{Buffer, Chain, DriverFault};
+use super::{Chain, DriverFault};
 
 /// The device's side of a split ring.
 #[derive(Debug)]
@@ -112,21 +112,6 @@ impl Split {
         self.walk(dma, head, chain)?;
         self.next = self.next.wrapping_add(1);
         Ok(true)
-    }
-
-    /// The first buffer of the request that comes so many after the next one, or its table, as far as that can be seen
-    /// without another look at what the driver writes.
-    #[inline]
-    pub fn peek(&self, ahead: u16) -> Option<Buffer> {
-        if self.seen.wrapping_sub(self.next) <= ahead {
-            return None;
-        }
-        let slot = usize::from(self.next.wrapping_add(ahead) & (self.size - 1));
-        let entry = self.available.at(layout::RING + slot * layout::AVAILABLE_SIZE, 2)?;
-        let head = u16::from_le(entry.load_u16(0, Ordering::Relaxed)?);
-        let at = usize::from(head & (self.size - 1)) * DESCRIPTOR_SIZE;
-        let descriptor: Descriptor = self.descriptors.at(at, DESCRIPTOR_SIZE)?.read_obj(0)?;
-        Some(Buffer { address: descriptor.address, length: descriptor.length })
     }
 
     fn walk(&self, dma: &DmaSpace, head: u16, chain: &mut Chain) -> Result<(), QueueError> {
