@@ -396,6 +396,8 @@ fn a_vm_that_is_being_moved_is_neither_stopped_nor_changed() {
         &["vm", "stop", "--kill", "db"],
         &["vm", "add", "db", "alpha/nvme0"],
         &["vm", "remove", "db", "alpha/nvme0"],
+        &["vm", "add", "db", "--memory", "512M"],
+        &["vm", "remove", "db", "memory0"],
     ] {
         let told = lab.rack.bad(1, args);
         assert!(told.contains("just being started, moved or stopped"), "{args:?}: {told}");

@@ -291,16 +291,16 @@ impl TlsConversation {
         failed: fn(&std::io::Error) -> StreamError,
     ) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
-        // Records may be empty, as many as the peer likes.
-        for _ in 0..RECEIVES {
+        for turn in 0.. {
             match tls.reader().read(buffer) {
                 Ok(0) if !buffer.is_empty() => return Err(StreamError::Closed),
                 Ok(count) => return Ok(count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(failed(&error)),
             }
-            if !self.0.take_in(&mut tls).map_err(|error| failed(&error))? {
-                return Ok(0);
+            // Records may be empty, as many as the peer likes. Nothing that was taken in is left when this ends.
+            if turn == RECEIVES || !self.0.take_in(&mut tls).map_err(|error| failed(&error))? {
+                break;
             }
         }
         Ok(0)
