@@ -98,9 +98,10 @@ test-loom:
 
 # By the profile of the other tests, of which most is built by then: guests under TCG take most of the time, and a
 # release build would take longer than it saves. Arithmetic that overflows ends a process here.
+# With the targets of tests, so that dependencies have the features that test-cargo has built them with.
 test-e2e: setup
 	@scripts/setup kernel trixie-backports system
-	$(CARGO) build --workspace
+	$(CARGO) build --workspace --all-targets
 	target/debug/demo examples/demo/rack.toml target/demo
 	target/debug/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci
 	PATH="$(CACHE)/ssh/run:$$PATH" target/debug/e2e target/e2e
@@ -112,8 +113,8 @@ test-e2e: setup
 # Scenarios that `make test` leaves out, since it has others that are the same on another version of Linux.
 test-e2e-more: setup
 	@scripts/setup kernel
-	$(CARGO) build --workspace
-	target/debug/e2e target/e2e-more "Linux 6.1 returns no way"
+	$(CARGO) build --workspace --all-targets
+	target/debug/e2e target/e2e-more --more
 
 # A rack under load whose processes die and stand still, and one of machines whose network fails as well: SOAK_SECONDS of
 # each, a minute of each in `make test`.

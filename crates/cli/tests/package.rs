@@ -36,7 +36,8 @@ fn built() -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_rackbus")).parent().unwrap().to_owned();
     let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
     let mut build = Command::new(cargo);
-    build.args(["build", "-p", "rackbus-sisci", "-p", "rackbus-accel-c"]);
+    // As a whole, with the features that the tests have built the dependencies with.
+    build.args(["build", "--workspace", "--all-targets"]);
     run(build.env("CARGO_TARGET_DIR", folder.parent().unwrap()).current_dir(top()));
     folder
 }

@@ -2,8 +2,9 @@
 //! The end-to-end tests: one rack of real processes, two unmodified guests, and what a user of
 //! the rack relies on, crash by crash.
 //!
-//! Usage: `e2e DIR [SCENARIO]...`; without names all scenarios run, in order. The guests boot once
-//! and are shared; a scenario leaves them as it found them.
+//! Usage: `e2e DIR [SCENARIO]...`; without names all scenarios run, in order, but those that are the same as another one on
+//! another version of Linux: `e2e DIR --more` runs these. The guests boot once and are shared; a scenario leaves them as
+//! it found them.
 
 mod accelerators;
 mod bridges;
@@ -52,8 +53,7 @@ type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 6] = [
-    ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
+const ALONE: [Alone; 5] = [
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
     ("Linux 6.12 returns no way to a drive that is in use by its last one", controllers::trixie),
@@ -61,9 +61,15 @@ const ALONE: [Alone; 6] = [
     ("guests on two machines use a third one's network card and memory", machines::functions),
 ];
 
-/// Those that run only when they are named: another one is the same on another version of Linux.
-const ON_REQUEST: [Alone; 1] =
-    [("Linux 6.1 returns no way to a drive that is in use by its last one", controllers::bookworm)];
+/// Those without a rack that are the same as another one on another version of Linux.
+const MORE_ALONE: [Alone; 2] = [
+    ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
+    ("Linux 6.1 returns no way to a drive that is in use by its last one", controllers::bookworm),
+];
+
+/// The same of those with a rack.
+const MORE: [Scenario; 1] =
+    [("the library conforms in guests of two older kernels", segments::conformance_in_guests)];
 
 /// In this order: those that kill nodes come last.
 const SCENARIOS: [Scenario; 32] = [
@@ -106,7 +112,7 @@ fn main() -> ExitCode {
     // A folder of that name would be emptied.
     let dir = arguments.next().filter(|first| !first.starts_with('-')).map(PathBuf::from);
     let Some(dir) = dir else {
-        eprintln!("usage: e2e DIR [SCENARIO]...");
+        eprintln!("usage: e2e DIR [--more | SCENARIO]...");
         return ExitCode::from(2);
     };
     let wanted: Vec<String> = arguments.collect();
@@ -132,25 +138,32 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     if dir.exists() {
         std::fs::remove_dir_all(dir)?;
     }
-    let alone = || ALONE.iter().chain(&ON_REQUEST);
-    let names = || alone().map(|(name, _)| *name).chain(SCENARIOS.iter().map(|(name, _)| *name));
-    if let Some(unknown) = wanted.iter().find(|w| !names().any(|name| name.contains(w.as_str()))) {
+    let is_more = |name: &str| {
+        MORE_ALONE.iter().any(|(more, _)| *more == name)
+            || MORE.iter().any(|(more, _)| *more == name)
+    };
+    let alone = || ALONE.iter().chain(&MORE_ALONE);
+    let with_rack = || SCENARIOS.iter().chain(&MORE);
+    let names = || alone().map(|(name, _)| *name).chain(with_rack().map(|(name, _)| *name));
+    let wants_more = wanted == ["--more"];
+    let unknown = wanted.iter().find(|w| !names().any(|name| name.contains(w.as_str())));
+    if let Some(unknown) = unknown.filter(|_| !wants_more) {
         return Err(CheckFailure(format!("there is no scenario {unknown:?}")));
     }
     println!("guests run under {}", Assets::of_user().accel()?);
-    let named = |name: &str| wanted.iter().any(|w| name.contains(w.as_str()));
-    let chosen = |name: &str| wanted.is_empty() || named(name);
-    let on_request = |name: &str| ON_REQUEST.iter().any(|(other, _)| *other == name);
+    let chosen = |name: &str| match wanted {
+        [] => !is_more(name),
+        _ if wants_more => is_more(name),
+        named => named.iter().any(|w| name.contains(w.as_str())),
+    };
     let mut count = 0;
-    for (name, scenario) in
-        alone().filter(|(name, _)| if on_request(name) { named(name) } else { chosen(name) })
-    {
+    for (name, scenario) in alone().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
         scenario(dir).map_err(|e| CheckFailure(format!("{name}: {e}")))?;
         println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
         count += 1;
     }
-    if !SCENARIOS.iter().any(|(name, _)| chosen(name)) {
+    if !with_rack().any(|(name, _)| chosen(name)) {
         return Ok(count);
     }
     let begun = Instant::now();
@@ -163,7 +176,7 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     new.booted()?;
     println!("{:>7.1} s  the rack and two guests are up", begun.elapsed().as_secs_f64());
     let mut world = RackWithGuests { rack, old, new };
-    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| chosen(name)) {
+    for (name, scenario) in with_rack().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
         let outcome = scenario(&mut world).and_then(|()| nothing_left(&world));
         outcome.map_err(|e| CheckFailure(format!("{name}: {e}\n{}", world.rack.tail())))?;
