@@ -38,6 +38,7 @@ use crate::peers::PeerGroups;
 use crate::remote::OnLost;
 use crate::report;
 use crate::sessions::HOLD;
+use crate::users::VmUser;
 #[cfg(test)]
 pub(crate) use fence::tests as fence_tests;
 pub(crate) use fence::{BorrowerFence, FrontSlot};
@@ -77,9 +78,9 @@ pub trait UseListener: Send + Sync {
     /// The VM of this host that the function at `socket` is meant for; nothing where it is a program's.
     fn vm_of(&self, socket: &Path) -> Option<String>;
 
-    /// A process opened the socket of `grant`'s lease. `ended` says later whether the lease has ended,
-    /// or somebody else's.
-    fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded);
+    /// A VM uses the function of `grant`, or did last. `ended` says later whether the lease has ended, or has
+    /// another user.
+    fn used(&self, grant: &Grant, user: &VmUser, ended: LeaseEnded);
 
     /// The front of a lease that is being closed has ended, and this follows.
     fn front_ended(&self, actions: Vec<BorrowerAction>);
@@ -236,10 +237,10 @@ impl BorrowedFunctions {
     /// A lease without its server.
     fn opened(&self, grant: Grant) -> Arc<Open> {
         let path = socket_path(&self.folder, &grant.function.device, grant.lease);
-        let (server, attachment, fixed, membership) = Default::default();
+        let (server, attachment, fixed, membership, user) = Default::default();
         let lent_out = LentOut::new(self.fabric.clone(), &self.host);
         let fence = self.fence.clone();
-        Arc::new(Open { grant, path, server, lent_out, attachment, fixed, fence, membership })
+        Arc::new(Open { grant, path, server, lent_out, attachment, fixed, fence, membership, user })
     }
 
     fn opener(&self, open: &Arc<Open>) -> AttachOpener {

@@ -38,7 +38,7 @@ use crate::metrics::{self, LinkCounters};
 use crate::network::NetworkService;
 use crate::segments::SOCKET;
 use crate::unplug::Unplugger;
-use crate::users::Users;
+use crate::users::{Users, VmUser};
 
 /// What a node is started with.
 #[derive(Clone)]
@@ -273,8 +273,8 @@ impl UseListener for Listener {
         self.users.vm_of(socket)
     }
 
-    fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded) {
-        self.users.watch(grant.lease, socket, process, ended);
+    fn used(&self, grant: &Grant, user: &VmUser, ended: LeaseEnded) {
+        self.users.watch(grant.lease, user, ended);
     }
 
     fn front_ended(&self, actions: Vec<BorrowerAction>) {

@@ -8,6 +8,9 @@ use rackbus_lease::TurnUse;
 use rackbus_vm::registry::VmRecord;
 use rackbus_vm::{Assets, InterruptChoice, UNPLUG, Vm, VmError, interrupts, registry};
 
+/// How long until VMs are looked through again, where that failed.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Finds a host's VMs by the vfio-user sockets they use.
 #[derive(Debug, Clone)]
 pub struct Unplugger {
@@ -56,18 +59,23 @@ impl Unplugger {
         if stays(socket) {
             return;
         }
-        let found = match registry::find_by_socket(&self.run_dir, &self.host, socket) {
-            Ok(Some(found)) => found,
-            Ok(None) => {
-                tracing::info!(socket = %socket.display(), "used by no VM of this host's");
-                return;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the host's VMs cannot be looked through");
-                return;
+        let (record, device) = loop {
+            match registry::find_by_socket(&self.run_dir, &self.host, socket) {
+                Ok(Some(found)) => break found,
+                Ok(None) => {
+                    tracing::info!(socket = %socket.display(), "used by no VM of this host's");
+                    return;
+                }
+                Err(error) if left() > LOOK => {
+                    tracing::info!(%error, "the host's VMs cannot be looked through yet");
+                    std::thread::sleep(LOOK);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the host's VMs cannot be looked through");
+                    return;
+                }
             }
         };
-        let (record, device) = found;
         let name = record.name.clone();
         let noted = record.clone();
         // Under the same name the guest may have the function of the next lease by then.

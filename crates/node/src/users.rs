@@ -11,9 +11,40 @@ use rackbus_vm::registry;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
 
 /// How long until a control plane that does not answer is asked again: at first, and at most.
 pub(crate) const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+
+/// A VM of this host that uses a borrowed function, or did until it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmUser {
+    /// The VM's name on this host.
+    pub vm: String,
+    /// Process id of its QEMU.
+    pub process: u32,
+    /// When that process began: another one of the same id is not the VM. `None` when it had ended by then.
+    pub birth: Option<u64>,
+}
+
+impl VmUser {
+    /// The VM `vm` that this process runs now.
+    pub fn new(vm: String, process: u32) -> Self {
+        VmUser { vm, process, birth: registry::birth(process) }
+    }
+
+    /// Its process, to wait for; `None` when it has ended.
+    fn watched(&self) -> Result<Option<OwnedFd>, Errno> {
+        let pid = i32::try_from(self.process).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            // Looked at last: a process that began then is the one that was opened.
+            Ok(process) => Ok((registry::birth(self.process) == self.birth).then_some(process)),
+            Err(Errno::SRCH) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
 
 /// Watches the VMs of one host.
 #[derive(Debug)]
@@ -36,24 +67,19 @@ impl Users {
         registry::noted_with(&self.run_dir, &self.host, socket)
     }
 
-    /// Process `process` uses the function of `lease` at `socket` from now on. If it is a VM, the
-    /// lease is returned when it ends, unless `lease_ended` says then that there is nothing to return.
+    /// `user` uses the function of `lease`, or did: the lease is returned when the VM has ended, unless `lease_ended` says
+    /// then that there is nothing to return.
     pub fn watch(
         &self,
         lease: u64,
-        socket: &Path,
-        process: u32,
+        user: &VmUser,
         lease_ended: impl Fn() -> bool + Send + Sync + 'static,
     ) {
-        let Some(vm) = self.vm_of(socket) else { return };
-        let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
-        let watched = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-        let ended = match watched {
-            Some(Ok(ended)) => Some(ended),
-            // It has ended already.
-            Some(Err(Errno::SRCH)) => None,
-            other => {
-                tracing::warn!(vm, process, ?other, "the VM cannot be watched: its lease stays");
+        let VmUser { vm, process, .. } = user.clone();
+        let ended = match user.watched() {
+            Ok(ended) => ended,
+            Err(error) => {
+                tracing::warn!(vm, process, %error, "the VM cannot be watched: its lease stays");
                 return;
             }
         };
@@ -87,7 +113,7 @@ fn wait_readable(process: &OwnedFd) -> rustix::io::Result<()> {
 /// Whether a refusal with this code leaves open what becomes of a request: the control plane could not store it, ends, or
 /// is not reached by who passes it on.
 pub(crate) fn is_open(code: &str) -> bool {
-    matches!(code, "not_stored" | "ending" | "unreachable" | "silent")
+    matches!(code, "not_stored" | "ending" | "unreachable")
 }
 
 /// Returns a lease. While the control plane does not answer, it is asked again.
@@ -113,8 +139,6 @@ pub(crate) mod tests {
     use std::io::{BufRead, BufReader, Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::process::{Child, Command, Stdio};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -139,6 +163,11 @@ pub(crate) mod tests {
         std::fs::create_dir_all(&notes).unwrap();
         std::fs::write(notes.join("fn-x"), format!("alpha/nvme0\n{}", socket.display())).unwrap();
         socket
+    }
+
+    /// The user that `process` is, which has the function at the socket.
+    fn vm_user(users: &Users, socket: &Path, process: &Child) -> VmUser {
+        VmUser::new(users.vm_of(socket).expect("it is a VM"), process.id())
     }
 
     /// Answers a request; what was asked.
@@ -187,7 +216,7 @@ pub(crate) mod tests {
         let path = folder.path().join("control.sock");
         let users = Users::new(folder.path(), "beta", ControlClient::new(&path));
         let mut vm = vm();
-        users.watch(LEASE, &socket, vm.id(), || false);
+        users.watch(LEASE, &vm_user(&users, &socket, &vm), || false);
         drop(vm.stdin.take());
         // Nobody answers at first: then it cannot be stored, or passed on to who could; then it is.
         tokio::time::sleep(AGAIN[0] / 2).await;
@@ -215,7 +244,7 @@ pub(crate) mod tests {
         let mut vm = vm();
         drop(vm.stdin.take());
         vm.wait().unwrap();
-        users.watch(LEASE, &socket, vm.id(), || false);
+        users.watch(LEASE, &vm_user(&users, &socket, &vm), || false);
         let asked = tokio::task::spawn_blocking(move || {
             answer(listener.accept().unwrap().0, 200, RETURNED)
         });
@@ -240,23 +269,34 @@ pub(crate) mod tests {
         assert!(listener.accept().is_err(), "it was returned again");
     }
 
+    /// The process with that id now began later than the VM.
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_lease_of_a_program_stays_when_it_ends() {
+    async fn what_a_vm_had_is_returned_although_another_process_has_its_id() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = host(folder.path());
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let users = Users::new(folder.path(), "beta", ControlClient::new(&path));
+        let mut other = vm();
+        let mut user = vm_user(&users, &socket, &other);
+        user.birth = user.birth.map(|birth| birth - 1);
+        users.watch(LEASE, &user, || false);
+        let asked = tokio::task::spawn_blocking(move || {
+            answer(listener.accept().unwrap().0, 200, RETURNED)
+        });
+        assert!(asked.await.unwrap().starts_with("DELETE /v1/leases/7 "));
+        drop(other.stdin.take());
+        other.wait().unwrap();
+    }
+
+    #[test]
+    fn the_socket_of_a_program_is_no_vms() {
         let folder = tempfile::tempdir().unwrap();
         host(folder.path());
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _entered = runtime.enter();
         let users =
             Users::new(folder.path(), "beta", ControlClient::new(&folder.path().join("none")));
-        let looked = Arc::new(AtomicBool::new(false));
-        let mut program = vm();
-        let looking = looked.clone();
-        users.watch(LEASE, &folder.path().join("nvme0.8.sock"), program.id(), move || {
-            looking.store(true, Ordering::Release);
-            true
-        });
-        // Whoever watched it would have this as well.
-        assert_eq!(Arc::strong_count(&looked), 1, "it is watched");
-        drop(program.stdin.take());
-        program.wait().unwrap();
-        assert!(!looked.load(Ordering::Acquire));
+        assert_eq!(users.vm_of(&folder.path().join("nvme0.8.sock")), None);
     }
 }

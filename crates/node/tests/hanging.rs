@@ -18,6 +18,7 @@ use rackbus_memory::{Access, DmaSpace, Event, GatePassage, PinnedSlice, SharedMe
 use rackbus_node::agent::{Agent, AgentIdentity, inbox};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
+use rackbus_node::users::VmUser;
 use rackbus_node::{LendError, LentFunctions, Modelled, RemoteDevice, control_socket};
 use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::engine::EngineOptions;
@@ -352,7 +353,7 @@ impl UseListener for Unheard {
         None
     }
     fn lender_lost(&self, _: &Grant, _: &str) {}
-    fn opened(&self, _: &Grant, _: &Path, _: u32, _: LeaseEnded) {}
+    fn used(&self, _: &Grant, _: &VmUser, _: LeaseEnded) {}
     fn front_ended(&self, _: Vec<BorrowerAction>) {}
 }
 

@@ -277,7 +277,10 @@ impl Vm {
                 return Err(VmError::TimedOut { what, limit: begun.elapsed() });
             }
             // QEMU speaks with one at a time: others have their turn between two questions.
-            let mut qmp = self.record.qmp()?;
+            let mut qmp = match self.record.qmp() {
+                Err(VmError::TimedOut { .. }) if !left().is_zero() => continue,
+                connected => connected?,
+            };
             match qmp.unplug(id, ASKED_AGAIN, now.min(ASKED_AGAIN)) {
                 Err(VmError::TimedOut { what, .. }) if left().is_zero() => {
                     return Err(VmError::TimedOut { what, limit: begun.elapsed() });

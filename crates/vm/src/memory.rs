@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::machine::{ASKED_AGAIN, UNPLUG};
+use crate::machine::UNPLUG;
 use crate::spec::{MEMORY_BLOCK_MIB, memory_backend};
 use crate::{Acceleration, Qmp, Result, Vm, VmError};
 
@@ -88,14 +88,14 @@ impl Vm {
     /// # Errors
     /// When there is none of that name, or the guest does not release it in time: it keeps it then.
     pub fn remove_memory(&self, id: &str) -> Result<()> {
-        let mut qmp = self.record().qmp()?;
-        qmp.unplug(id, ASKED_AGAIN, UNPLUG)?;
+        // Others who ask QEMU have their turn meanwhile.
+        self.hot_remove(id, UNPLUG)?;
         // QEMU's translator (11.1) keeps what it has translated of memory that is gone, and runs it when other memory is in
         // its place: programs of the guest crash then. So that memory is kept, for the next that is plugged in.
         if self.record().accel == Acceleration::Tcg.name() {
             return Ok(());
         }
-        qmp.command("object-del", &json!({"id": backend_id(id)})).map(drop)
+        self.record().qmp()?.command("object-del", &json!({"id": backend_id(id)})).map(drop)
     }
 }
 

@@ -183,7 +183,8 @@ impl VmRecord {
 }
 
 /// When a process began, in the kernel's ticks since it started; `None` when there is none.
-pub(crate) fn birth(pid: u32) -> Option<u64> {
+#[must_use]
+pub fn birth(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Behind the name, which may have anything in it: the state, and the 19th field after that.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -264,8 +265,9 @@ pub fn find(run_dir: &Path, host: &str, name: &str) -> Result<VmRecord> {
 /// The VM of a host into which the function behind `socket` is plugged, and QEMU's id for it.
 ///
 /// # Errors
-/// When the folder cannot be read. A VM that does not answer is passed over; one into which it was not plugged is not asked,
-/// so that nobody waits for another guest's QEMU.
+/// When the folder cannot be read, or a VM into which it was plugged does not say whether it still is: its QEMU speaks with
+/// somebody else all the time, say. One into which it was not plugged is not asked, so that nobody waits for another
+/// guest's QEMU.
 pub fn find_by_socket(
     run_dir: &Path,
     host: &str,
@@ -274,14 +276,19 @@ pub fn find_by_socket(
     let meant = |record: &VmRecord| {
         record.noted().is_ok_and(|all| all.iter().any(|plugged| plugged.socket == socket))
     };
+    let mut silent = None;
     for record in list(run_dir, host)?.into_iter().filter(meant) {
-        let plugged = record.qmp().and_then(|mut qmp| plugged(&record, &mut qmp));
-        let device = plugged.unwrap_or_default().into_iter().find(|p| p.socket == socket);
-        if let Some(device) = device {
-            return Ok(Some((record, device.id)));
+        match record.qmp().and_then(|mut qmp| plugged(&record, &mut qmp)) {
+            Ok(plugged) => match plugged.into_iter().find(|it| it.socket == socket) {
+                Some(device) => return Ok(Some((record, device.id))),
+                None => {}
+            },
+            Err(error) if record.alive() => silent = Some(error),
+            // It has ended meanwhile.
+            Err(_) => {}
         }
     }
-    Ok(None)
+    silent.map_or(Ok(None), Err)
 }
 
 /// The name of the VM of a host that the function behind `socket` was meant for, running or not.
@@ -416,6 +423,23 @@ mod tests {
         let found = find_by_socket(&run_dir, "beta", Path::new("/run/nvme0.1.sock")).unwrap();
         assert_eq!(found, None);
         assert!(silent.accept().is_err(), "it was asked");
+        fs::remove_dir_all(&run_dir).unwrap();
+    }
+
+    /// A function that is taken for unplugged is never unplugged.
+    #[test]
+    fn a_vm_whose_qemu_does_not_answer_is_an_error_while_it_runs() {
+        let run_dir = std::env::temp_dir().join(format!("rackbus-silent-{}", std::process::id()));
+        let dir = vms_dir(&run_dir, "beta").join("vm1");
+        fs::create_dir_all(&dir).unwrap();
+        let pid = std::process::id();
+        let vm = VmRecord { pid, birth: birth(pid), ..record(&dir) };
+        vm.write().unwrap();
+        let socket = Path::new("/run/nvme0.1.sock");
+        vm.note_plugged("alpha/nvme0", socket).unwrap();
+        // Nobody listens at its socket, as while a QEMU hangs before it does.
+        let asked = find_by_socket(&run_dir, "beta", socket);
+        assert!(matches!(asked, Err(VmError::Io { .. })), "{asked:?}");
         fs::remove_dir_all(&run_dir).unwrap();
     }
 

@@ -23,6 +23,7 @@ use crate::lanes::Lanes;
 use crate::peers::{Followed, PeerGroups, PeerMembership, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::{HeldSession, hold_session};
+use crate::users::VmUser;
 
 /// How long a former front of the same function may take to end.
 const SUCCESSION: Duration = Duration::from_secs(5);
@@ -110,14 +111,25 @@ pub(super) fn show(
 }
 
 impl AttachOpener {
-    /// Tells who watches users of the one that is there.
+    /// Tells who watches users of the one that is there, if that is a VM.
     pub(super) fn tell_use(&self, open: &Arc<Open>) {
         let Some(process) = open.process() else { return };
-        let lease = self.open.clone();
+        let known = open.user().as_ref().is_some_and(|user| user.process == process);
+        if !known {
+            let vm = self.listener.vm_of(&open.path);
+            *open.user() = vm.map(|vm| VmUser::new(vm, process));
+        }
+        self.tell_last_use(open);
+    }
+
+    /// The same of the VM that is, or was, its last user.
+    pub(super) fn tell_last_use(&self, open: &Arc<Open>) {
+        let Some(user) = open.user().clone() else { return };
+        let (lease, process) = (self.open.clone(), user.process);
         // Nobody is there any more, or still that one.
         let same = move |open: &Arc<Open>| open.process().is_none_or(|now| now == process);
         let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
-        self.listener.opened(&open.grant, &open.path, process, ended);
+        self.listener.used(&open.grant, &user, ended);
     }
 
     /// Tells once that the lender is lost.

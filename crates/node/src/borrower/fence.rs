@@ -93,6 +93,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::borrower::LeaseEnded;
+    use crate::users::VmUser;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -104,7 +105,7 @@ pub(crate) mod tests {
         fn vm_of(&self, _socket: &Path) -> Option<String> {
             None
         }
-        fn opened(&self, _grant: &Grant, _socket: &Path, _process: u32, _ended: LeaseEnded) {}
+        fn used(&self, _grant: &Grant, _user: &VmUser, _ended: LeaseEnded) {}
         fn front_ended(&self, actions: Vec<BorrowerAction>) {
             let _ = self.0.send(actions);
         }

@@ -13,6 +13,7 @@ use crate::front::MediumConversation;
 use crate::lent_out::LentOut;
 use crate::peers::PeerMembership;
 use crate::remote::LenderConversation;
+use crate::users::VmUser;
 
 /// A borrowed function, from the grant of its lease to its end.
 pub(super) struct Open {
@@ -29,6 +30,8 @@ pub(super) struct Open {
     pub(super) fence: BorrowerFence,
     /// Among the functions of its user, while that has it open.
     pub(super) membership: Mutex<Option<Arc<PeerMembership>>>,
+    /// The VM that uses it, or the last user if that was one: when it has ended, the lease is returned.
+    pub(super) user: Mutex<Option<VmUser>>,
 }
 
 /// The conversation with a lender.
@@ -57,6 +60,10 @@ impl Open {
     /// The process that uses it now.
     pub(super) fn process(&self) -> Option<u32> {
         self.server().as_ref().and_then(Server::client_pid)
+    }
+
+    pub(super) fn user(&self) -> MutexGuard<'_, Option<VmUser>> {
+        self.user.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn fixed(&self) -> MutexGuard<'_, Vec<(u64, u8)>> {

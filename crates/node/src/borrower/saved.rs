@@ -63,7 +63,8 @@ impl BorrowedFunctions {
                 None => None,
             };
             if listener.is_some() || client.is_some() {
-                all.states.push(SavedBorrow { grant: open.grant.clone(), listener, client });
+                let user = open.user().clone();
+                all.states.push(SavedBorrow { grant: open.grant.clone(), listener, client, user });
             }
         }
         Ok(all)
@@ -83,7 +84,7 @@ impl BorrowedFunctions {
         self.decide(|borrower| *borrower = decided);
         // Until all are there, none of them knows what it is to reach.
         let resuming = self.peers.resuming();
-        for SavedBorrow { grant, listener, client } in states {
+        for SavedBorrow { grant, listener, client, user } in states {
             let open = self.opened(grant);
             let listener = listener.map(|number| descriptors.take(number)).transpose()?;
             let ended = listener.is_none();
@@ -107,7 +108,13 @@ impl BorrowedFunctions {
             if ended {
                 self.ended().push(open);
             } else {
-                self.opener(&open).tell_use(&open);
+                *open.user() = user;
+                let opener = self.opener(&open);
+                match open.process() {
+                    Some(_) => opener.tell_use(&open),
+                    // It may have ended while the control plane did not answer: then this returns the lease.
+                    None => opener.tell_last_use(&open),
+                }
                 self.all().insert(open.grant.lease, open);
             }
         }

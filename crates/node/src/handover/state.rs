@@ -23,10 +23,11 @@ use super::parcel::{Parcel, ParcelDescriptors};
 
 use crate::lent_out::LentRange;
 use crate::sessions::{LentSession, LentSessionState};
+use crate::users::VmUser;
 
 /// The version of [`NodeState`]. Since version 3 it has sessions with other machines, since version 4 the socket that
-/// requests of the host are answered at.
-pub const VERSION: u32 = 4;
+/// requests of the host are answered at, since version 5 the VMs whose leases end with them.
+pub const VERSION: u32 = 5;
 
 /// The versions of all that is written down: whoever goes on knows these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -207,6 +208,9 @@ pub struct SavedBorrow {
     /// The socket on which users are accepted; none when the lease has ended.
     pub listener: Option<u32>,
     pub client: Option<ClientState>,
+    /// The VM that uses it, or did last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<VmUser>,
 }
 
 /// The user of a borrowed function.
