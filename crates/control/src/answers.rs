@@ -214,14 +214,22 @@ impl KeptAnswers {
         self.by_key.values().filter(borrowed).map(|kept| kept.key.clone()).collect()
     }
 
-    /// The keys that are to be forgotten at `now`, before `new` more are kept.
+    /// The keys that are to be forgotten at `now`, before `new` more are kept: the oldest, but not those of requests that have
+    /// no answer yet, whose leases would be asked for twice. Those are as many as there are leases at most.
     pub fn outdated(&self, now: u64, new: usize) -> Vec<String> {
-        let excess = (self.by_key.len() + new).saturating_sub(MOST_KEYS);
-        let old = |(nth, (at, _)): &(usize, &(u64, String))| {
-            *nth < excess || at.saturating_add(KEPT_MS) <= now
-        };
-        let oldest = self.by_time.iter().enumerate().take_while(old);
-        oldest.map(|(_, (_, key))| key.clone()).collect()
+        let mut excess = (self.by_key.len() + new).saturating_sub(MOST_KEYS);
+        let mut outdated = Vec::new();
+        for (at, key) in &self.by_time {
+            let over = at.saturating_add(KEPT_MS) <= now;
+            if !over && excess == 0 {
+                break;
+            }
+            if over || !self.pending.contains(key) {
+                excess = excess.saturating_sub(1);
+                outdated.push(key.clone());
+            }
+        }
+        outdated
     }
 
     /// Keeps what is stored now.
@@ -315,17 +323,27 @@ mod tests {
         KeptAnswer { key: key.to_owned(), request, lease: 1, at_ms, answer: None }
     }
 
+    /// One whose request has its answer.
+    fn answered(key: &str, at_ms: u64) -> KeptAnswer {
+        let answer = Some(Err(problem("over", String::new(), "")));
+        KeptAnswer { answer, ..kept(key, at_ms) }
+    }
+
     #[test]
     fn keys_are_kept_for_a_day_and_not_without_limit() {
-        let mut answers = KeptAnswers::of([kept("old", 5), kept("young", 6)]);
+        let mut answers = KeptAnswers::of([answered("old", 5), answered("young", 6)]);
         assert_eq!(answers.outdated(KEPT_MS, 1), [] as [&str; 0]);
         assert_eq!(answers.outdated(KEPT_MS + 5, 1), ["old"]);
         for number in answers.by_key.len()..MOST_KEYS {
-            answers.put(kept(&format!("key {number}"), 7 + number as u64));
+            answers.put(answered(&format!("key {number}"), 7 + number as u64));
         }
         assert_eq!(answers.outdated(10, 0), [] as [&str; 0]);
         assert_eq!(answers.outdated(10, 2), ["old", "young"]);
-        answers.put(kept("old", 7));
+        // Nobody pushes out a request that has no answer yet: its lease would be another one when it is repeated.
+        answers.put(kept("young", 6));
+        assert_eq!(answers.outdated(10, 2), ["old", "key 2"]);
+        assert_eq!(answers.outdated(KEPT_MS + 6, 1), ["old", "young"]);
+        answers.put(answered("old", 7));
         assert_eq!((answers.by_key.len(), answers.by_time.len()), (MOST_KEYS, MOST_KEYS));
     }
 

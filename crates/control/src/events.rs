@@ -3,6 +3,7 @@
 
 mod kept;
 mod refusals;
+mod reports;
 mod shares;
 
 use rackbus_lease::{Availability, EndReason, FunctionRecord, LeaseRecord, LeaseState};
@@ -13,6 +14,7 @@ use crate::usage::LeaseReport;
 
 pub use kept::{KEPT_MS, Log, MOST_EVENTS, MOST_REFUSAL_EVENTS};
 pub use refusals::RefusalLimiter;
+pub use reports::ReportLimiter;
 
 /// Bytes of an event's text, and of each name in it, at most. A store takes a commit of bounded size only: a longer one
 /// would never be stored, and keep those behind it from it.

@@ -114,7 +114,7 @@ impl IntoResponse for ApiError {
             "none_free" | "implausible_term" | "shared" | "level_refused" | "exists"
             | "in_rack_file" | "held" | "returning" | "queued" | "withdrawn" | "over"
             | "too_many" | "cannot_restart" => StatusCode::CONFLICT,
-            "key_reused" | "contradiction" | "inseparable" | "no_window" => {
+            "key_reused" | "contradiction" | "inseparable" | "no_window" | "bad_time" => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rackbus_control::api::{BorrowRequest, EventKind, Lease, LeaseStage, NodeMessages};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::MemoryStore;
+use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{Service, ServiceOptions};
 use rackbus_lease::{Config, Message};
 use tokio::task::JoinHandle;
@@ -253,4 +254,45 @@ async fn who_waits_for_a_node_asks_again_when_something_has_happened_only() {
     }
     register(&service, "beta").await;
     borrow.await.unwrap().unwrap();
+}
+
+/// A request for several functions, which waits.
+fn together(functions: &[&str]) -> BorrowAllRequest {
+    let functions: Vec<String> = functions.iter().map(|name| (*name).to_owned()).collect();
+    let request = serde_json::json!({
+        "functions": functions, "borrower": "beta", "wait_ms": LONG, "priority": 255,
+    });
+    serde_json::from_value(request).unwrap()
+}
+
+/// Whoever waits keeps its place before others, who would not get what is free either.
+#[tokio::test]
+async fn nobody_waits_for_a_function_that_is_not_there() {
+    let service = service().await;
+    let held = service.borrow(&request(None, 0), None).await.unwrap();
+    let refused = service.borrow_together(&together(&[FUNCTION, "alpha/nvme9"]), None).await;
+    assert_eq!(refused.unwrap_err().code, "unknown_function");
+    assert_eq!(waiting(&service), 0);
+    service.give_back(held.lease, None, None).await.unwrap();
+}
+
+/// The same where it goes while somebody waits for it.
+#[tokio::test]
+async fn whoever_waits_for_a_function_that_goes_is_told_so() {
+    let service = service().await;
+    service.borrow(&request(None, 0), None).await.unwrap();
+    let waits = tokio::spawn({
+        let service = service.clone();
+        async move { service.borrow_together(&together(&[FUNCTION]), None).await }
+    });
+    while waiting(&service) == 0 {
+        tokio::task::yield_now().await;
+    }
+    // The lender's node begins anew without the device.
+    let address = "alpha".to_owned();
+    let devices = BTreeMap::new();
+    say(&service, "alpha", Message::Register { incarnation: 2, devices, newest_lease: 1, address })
+        .await;
+    assert_eq!(waits.await.unwrap().unwrap_err().code, "withdrawn");
+    assert_eq!(waiting(&service), 0);
 }

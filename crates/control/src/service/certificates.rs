@@ -16,9 +16,10 @@ impl WriterShared {
         self.register.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The service's clock in seconds since 1970, which never goes back.
+    /// What certificates are dated by and compared with, in seconds since 1970: as whoever is shown one does, by the machine's
+    /// clock as it is set now.
     pub(super) fn seconds(&self) -> u64 {
-        self.clock.now() / 1000
+        rackbus_identity::now()
     }
 }
 

@@ -164,7 +164,7 @@ impl Service {
         known.log = Log::of(state.events);
         let (register, revocations) =
             (CertificateRegister::of(state.certificates), Revocations::default());
-        revocations.learn(register.revoked(), clock.now() / 1000);
+        revocations.learn(register.revoked(), rackbus_identity::now());
         let shared = Arc::new(WriterShared {
             inventory: RwLock::new(Arc::new(options.inventory)),
             read_rack: options.read_rack,

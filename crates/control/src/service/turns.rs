@@ -39,8 +39,9 @@ impl Turn {
         QueueStanding::Waits(self.place)
     }
 
-    /// Waits until all functions are available and nobody comes first; false when that is not so until
-    /// `until`. Nobody is asked meanwhile: those who wait cost the writer nothing.
+    /// Waits until all functions are available and nobody comes first, or one of them is not there any more: the writer says
+    /// what follows. False when neither is so until `until`. Nobody is asked meanwhile: those who wait cost the writer
+    /// nothing.
     pub async fn come(&self, until: Instant) -> bool {
         let come = self.shared.wait(until, |known| {
             let queue = self.shared.queue();
@@ -50,7 +51,11 @@ impl Turn {
                     && queue.before(function, self.place) == 0
                     && known.ring(function).next().is_none()
             };
-            self.functions.iter().all(mine).then_some(())
+            let gone = |function: &FunctionId| {
+                let state = known.functions.get(function).map(|record| &record.state);
+                state.is_none_or(|state| *state == Availability::Withdrawn)
+            };
+            (self.functions.iter().all(mine) || self.functions.iter().any(gone)).then_some(())
         });
         come.await.is_some()
     }

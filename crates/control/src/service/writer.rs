@@ -35,7 +35,7 @@ use super::{WriterShared, problem};
 use crate::access::{self, RequestOrigin as By};
 use crate::answers::{KeptAnswer, KeptAnswers, KeyLookup, KeyedChange, KeyedRequest};
 use crate::api::ApiError;
-use crate::events::{Draft, LONGEST_TEXT, RefusalLimiter, shortened};
+use crate::events::{Draft, LONGEST_TEXT, RefusalLimiter, ReportLimiter, shortened};
 use crate::store::{Commit, Store, StoreError};
 
 /// Requests that may wait for the writer.
@@ -75,6 +75,7 @@ impl Writing {
             answers,
             shared,
             refusals: RefusalLimiter::default(),
+            reports: ReportLimiter::default(),
             unstored: Unstored::default(),
             interests,
             again: Instant::now(),
@@ -149,6 +150,7 @@ struct Writer {
     answers: KeptAnswers,
     shared: Arc<WriterShared>,
     refusals: RefusalLimiter,
+    reports: ReportLimiter,
     unstored: Unstored,
     /// Who waits for which lease.
     interests: Interests,
@@ -253,6 +255,7 @@ impl Writer {
             }
             WriterRequest::Heard { host, messages, events, answer } => {
                 let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
+                let events = self.reports.kept(self.shared.clock.now(), &host, events);
                 let hear = |authority: &mut Authority, now| {
                     let outcome = authority.receive_all(now, &host, messages);
                     (now, Step { events, ..outcome.into() })

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Composition, Host};
+use super::{Composition, DeclaredFunction, Host};
 use crate::names::{self, is_name};
 use crate::text::{Parsed, list, mismatch, subsection, wrong};
 
@@ -15,13 +15,18 @@ const FUNCTIONS: &str = "write an array of functions of the rack: [\"alpha/nvme0
 
 const ISOLATION: &str = "`isolation` is \"shared\" or \"strict\"";
 
-pub(super) fn all(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Parsed<Vec<Composition>> {
+/// All compositions; `knows_functions`: whether it is known which virtual functions the devices of `hosts` have.
+pub(super) fn all(
+    value: &Spanned<DeValue<'_>>,
+    hosts: &[Host],
+    knows_functions: bool,
+) -> Parsed<Vec<Composition>> {
     let DeValue::Array(entries) = value.get_ref() else {
         return wrong(value.span(), mismatch("composition", value.get_ref()), FORM);
     };
     let mut names = BTreeSet::new();
     let mut read = |entry: &Spanned<DeValue<'_>>| {
-        let (composition, place) = one(entry, hosts)?;
+        let (composition, place) = one(entry, hosts, knows_functions)?;
         if !names.insert(composition.name.clone()) {
             let what = format!("there is a composition `{}` already", composition.name);
             return wrong(place, what, "each composition has a name of its own");
@@ -33,7 +38,17 @@ pub(super) fn all(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Parsed<Vec<Co
 
 type Place = std::ops::Range<usize>;
 
-fn one(entry: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Parsed<(Composition, Place)> {
+/// The name of the device that `function` is a virtual function of, as far as names tell.
+fn device_of(function: &str) -> Option<&str> {
+    let (device, number) = function.rsplit_once(".vf")?;
+    number.parse::<u16>().is_ok_and(|number| number > 0).then_some(device)
+}
+
+fn one(
+    entry: &Spanned<DeValue<'_>>,
+    hosts: &[Host],
+    knows_functions: bool,
+) -> Parsed<(Composition, Place)> {
     let keys = &["name", "host", "functions", "isolation"];
     let section = subsection(entry, "composition", keys)?;
     let (name, place) = section.require("name", section.text("name", FORM)?, FORM)?;
@@ -53,8 +68,11 @@ fn one(entry: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Parsed<(Composition, Pla
     }
     for (nth, function) in functions.iter().enumerate() {
         let there = function.split_once('/').is_some_and(|(host, device)| {
-            let mut hosts = hosts.iter().filter(|known| known.name == host);
-            hosts.any(|host| host.devices.iter().any(|known| known.name == device))
+            let has = |known: &DeclaredFunction| {
+                known.function() == device
+                    || !knows_functions && device_of(device) == Some(&*known.name)
+            };
+            hosts.iter().any(|known| known.name == host && known.devices.iter().any(has))
         });
         if !there {
             return wrong(at, format!("there is no function `{function}`"), FUNCTIONS);

@@ -20,8 +20,9 @@ use physical::fabric;
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
-/// Reads a rack file; its devices' sections go to `read`, one after the other.
-pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Parsed<Rack> {
+/// Reads a rack file; its devices' sections go to `read`, one after the other. Without one, nothing is known of virtual
+/// functions.
+pub(super) fn parse(text: &str, read: Option<ReadDevice<'_>>) -> Parsed<Rack> {
     let root = document(text)?;
     let top = Section::new(
         root.get_ref(),
@@ -47,6 +48,9 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Parsed<Rack> {
     }
     let entries = top.tables("hosts")?;
     let ids = node_ids(&entries)?;
+    let knows_functions = read.is_some();
+    let mut none = |_: &DeviceSection<'_>| Ok(0);
+    let read = read.unwrap_or(&mut none);
     let hosts = entries.iter().zip(ids).map(|(entry, id)| host(entry, id, read));
     let hosts = hosts.collect::<Parsed<Vec<_>>>()?;
     if hosts.is_empty() {
@@ -58,7 +62,7 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Parsed<Rack> {
         None => Vec::new(),
     };
     let compositions = match top.get("composition") {
-        Some(value) => composition::all(value, &hosts)?,
+        Some(value) => composition::all(value, &hosts, knows_functions)?,
         None => Vec::new(),
     };
     let control = match top.get("control") {

@@ -354,12 +354,13 @@ pub struct Cable {
 
 impl Rack {
     /// Reads a rack file's `text`; `file` is its name, for messages. Of devices, nothing but `kind` is
-    /// looked at: which classes there are and what they want to be told is not the fabric's to know.
+    /// looked at: which classes there are and what they want to be told is not the fabric's to know. A composition may name
+    /// any virtual function of them.
     ///
     /// # Errors
     /// [`RackError`] for the first thing that is wrong.
     pub fn parse(file: &str, text: &str) -> Result<Rack, RackError> {
-        Rack::parse_with(file, text, |_| Ok(0))
+        file::parse(text, None).map_err(|problem| problem.locate(file, text))
     }
 
     /// The same, with `read` for the sections of the devices, in the order of the hosts and of the
@@ -373,7 +374,7 @@ impl Rack {
         text: &str,
         mut read: impl FnMut(&DeviceSection<'_>) -> Parsed<u16>,
     ) -> Result<Rack, RackError> {
-        file::parse(text, &mut read).map_err(|problem| problem.locate(file, text))
+        file::parse(text, Some(&mut read)).map_err(|problem| problem.locate(file, text))
     }
 
     /// The host of that name.

@@ -310,6 +310,27 @@ fn wrong_compositions_are_named_with_their_place() {
     assert_eq!(rack.compositions[0].functions, ["a/d"]);
 }
 
+/// Of a device with virtual functions those are lent, and not the device.
+#[test]
+fn compositions_name_the_functions_that_are_lent() {
+    let file = |function: &str| {
+        format!(
+            "name = \"lab\"\n[hosts.a.devices.d]\nkind = \"gpu\"\n[hosts.b]\n[[composition]]\n\
+             name = \"x\"\nhost = \"b\"\nfunctions = [\"a/{function}\"]\n"
+        )
+    };
+    let with = |function: &str| Rack::parse_with("rack.toml", &file(function), |_| Ok(2));
+    assert_eq!(with("d.vf2").unwrap().compositions[0].functions, ["a/d.vf2"]);
+    for wrong in ["d", "d.vf0", "d.vf3", "d.vfx"] {
+        let error = with(wrong).unwrap_err().to_string();
+        assert!(error.contains(&format!("there is no function `a/{wrong}`")), "{error}");
+    }
+    // Who knows nothing of classes reads such a file as well.
+    let without = |function: &str| Rack::parse("rack.toml", &file(function));
+    assert!(without("d.vf2").is_ok() && without("d").is_ok());
+    assert!(without("d.vf0").is_err() && without("e.vf1").is_err());
+}
+
 #[test]
 fn bridges_to_other_hosts_are_read_or_refused_where_they_are_wrong() {
     let file = |ntb: &str| format!("name = \"lab\"\n[hosts.a]\n{ntb}[hosts.b]\n");

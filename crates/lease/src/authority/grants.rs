@@ -1,5 +1,6 @@
 //! Leases are granted, and returned in order.
 
+use super::restore::RETURN;
 use super::{
     Authority, Availability, BorrowRefused, Decision, EndReason, FunctionRecord, LeaseRecord,
     LeaseState, ReturnRefused,
@@ -27,7 +28,8 @@ impl Authority {
     /// Lends all of `functions`, each named once, to `borrower` on these terms, if every one of them can be obtained.
     ///
     /// # Errors
-    /// [`BorrowRefused`] for the first that cannot be obtained; nothing changes then.
+    /// [`BorrowRefused`] for the first that is not there, or else for the first that cannot be obtained now; nothing changes
+    /// then.
     pub fn borrow_all(
         &mut self,
         now: Millis,
@@ -37,11 +39,24 @@ impl Authority {
     ) -> Result<(Vec<LeaseId>, Decision), BorrowRefused> {
         let now = self.enter(now);
         self.check_contact(now, borrower)?;
+        // Of what others have, one that waits may wait for all; not for what never comes.
+        functions.iter().try_for_each(|function| self.check_there(function))?;
         functions.iter().try_for_each(|function| self.check_unshared(function))?;
         functions.iter().try_for_each(|function| self.check_free(now, function))?;
         let grant = |function| self.grant(now, function, borrower, terms, None);
         let leases = functions.iter().map(grant).collect();
         Ok((leases, self.take()))
+    }
+
+    /// Whether a function is in the rack, or on its way there.
+    fn check_there(&self, function: &FunctionId) -> Result<(), BorrowRefused> {
+        match self.functions.get(function).map(|record| &record.state) {
+            None => Err(BorrowRefused::Unknown(function.clone())),
+            Some(Availability::Withdrawn) if !self.is_joining(function) => {
+                Err(BorrowRefused::Withdrawn(function.clone()))
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     /// Whether a function can be obtained now.
@@ -50,13 +65,9 @@ impl Authority {
         now: Millis,
         function: &FunctionId,
     ) -> Result<(), BorrowRefused> {
-        let record = self.functions.get(function);
-        let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
-        match record.state {
-            Availability::Withdrawn if self.is_joining(function) => {
-                return Err(BorrowRefused::Joining(function.clone()));
-            }
-            Availability::Withdrawn => return Err(BorrowRefused::Withdrawn(function.clone())),
+        self.check_there(function)?;
+        match self.functions[function].state {
+            Availability::Withdrawn => return Err(BorrowRefused::Joining(function.clone())),
             Availability::Lent { lease } | Availability::Revoking { lease } => {
                 return Err(self.held(function, lease));
             }
@@ -98,7 +109,7 @@ impl Authority {
             vm,
             state,
         };
-        self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
+        self.set_deadline(lease, Some(now.saturating_add(self.config.ttl.max(RETURN))));
         self.put_lease(record);
         self.put_function(FunctionRecord { function, epoch, state: Availability::Lent { lease } });
         self.say(lease);

@@ -150,7 +150,7 @@ impl Authority {
                     if let Some(change) = change.filter(|change| change.outcome.is_some()) {
                         self.level_set(lease, change);
                     }
-                    self.armed(lease);
+                    self.armed(now, lease);
                 }
             }
             Message::ArmFailed { incarnation, device, epoch, reason } => {
@@ -192,6 +192,8 @@ impl Authority {
         for lease in due.into_iter().take(AT_ONCE) {
             let reason = match &self.leases[&lease].state {
                 LeaseState::Closing { reason, .. } => reason.clone(),
+                // Its borrower knows nothing of it yet.
+                LeaseState::Arming => EndReason::LenderFailed("it did not answer in time".into()),
                 _ => EndReason::Expired,
             };
             self.finish(now, lease, reason);

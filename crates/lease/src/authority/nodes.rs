@@ -151,10 +151,12 @@ impl Authority {
     }
 
     /// The lender lets the lease's borrower in.
-    pub(super) fn armed(&mut self, lease: LeaseId) {
+    pub(super) fn armed(&mut self, now: Millis, lease: LeaseId) {
         let confirmed = self.confirm(lease);
         if self.leases.get(&lease).is_some_and(|l| l.state == LeaseState::Arming) {
             self.set_lease_state(lease, LeaseState::Opening);
+            // The borrower hears of it now, and renews from then on.
+            self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
             self.say(lease);
         } else if confirmed {
             self.say(lease);

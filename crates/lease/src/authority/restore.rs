@@ -6,9 +6,9 @@ use super::steps::time_to_release;
 use super::{Authority, Config, Contact, Decision, LeaseRecord, LeaseState, Record};
 use crate::message::Millis;
 
-/// How long nodes may take at least to come back to an authority that was made anew, whatever the time to live: they look
-/// for it again, and write down that it is another one before they answer.
-const RETURN: Millis = 3_000;
+/// How long nodes may take at least, whatever the time to live, to come back to an authority that was made anew (they look
+/// for it again, and write down that it is another one before they answer), and a lender to let a borrower in.
+pub(super) const RETURN: Millis = 3_000;
 
 impl Authority {
     /// The authority that stored `records`, going on at `now`. Every live lease gets a whole time

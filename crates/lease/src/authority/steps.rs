@@ -93,12 +93,13 @@ impl Authority {
             self.turn_ended(now, &record, &reason);
             let state = LeaseState::Ended { reason };
             self.put_lease(LeaseRecord { state, until: Some(now), ..record });
-            self.forget();
+            self.forget(now);
         }
     }
 
-    /// Releases the oldest lease that is over and back, when there are too many.
-    pub(super) fn forget(&mut self) {
+    /// Releases the lease that has been over and back for longest, when there are too many. What ended at `now` stays: whoever
+    /// waits for that has not seen it yet.
+    fn forget(&mut self, now: Millis) {
         if self.leases.len() <= REMEMBERED {
             return;
         }
@@ -107,8 +108,11 @@ impl Authority {
                 matches!(f.state, Availability::Lent { lease: l } | Availability::Revoking { lease: l } if l == lease)
             })
         };
-        let oldest = self.leases.values().find(|l| !l.is_live() && !wanted(l.lease));
-        if let Some(lease) = oldest.map(|l| l.lease) {
+        let over = |lease: &LeaseRecord| (!lease.is_live()).then_some((lease.until, lease.lease));
+        let mut over: Vec<_> = self.leases.values().filter_map(over).collect();
+        over.sort_unstable();
+        let mut before = over.into_iter().take_while(|(until, _)| *until < Some(now));
+        if let Some((_, lease)) = before.find(|(_, lease)| !wanted(*lease)) {
             let before = self.leases.remove(&lease);
             self.undo.push(Undo::Lease(lease, before));
             self.outcome.records.push(Record::Forgotten { lease });

@@ -159,7 +159,13 @@ impl World {
             }
             LeaseState::Ended { reason: EndReason::Expired } => self.patience.expired(number)?,
             LeaseState::Closing { .. } | LeaseState::Ended { .. } => self.patience.end(number),
-            LeaseState::Opening => {}
+            LeaseState::Opening => {
+                let before = self.stored.get(&Record::Lease(lease.clone()).key());
+                // The borrower hears of it now.
+                if matches!(before, Some(Record::Lease(l)) if l.state == LeaseState::Arming) {
+                    self.patience.begin(number);
+                }
+            }
         }
         Ok(())
     }
