@@ -1,5 +1,8 @@
 //! From this library's errors to the API's numbers.
 
+use std::fmt::Display;
+use std::io::Write;
+
 use rackbus_attach::{AttachError, Refusal};
 use rackbus_memory::region::RegionError;
 
@@ -52,6 +55,12 @@ impl From<Refusal> for Code {
             Refusal::NotLent(_) => SCI_ERR_NOT_SUPPORTED,
         })
     }
+}
+
+/// Tells a person what an error's number does not say. Where nobody can read it that is no error of the call's: `eprintln`
+/// would panic when the standard error output is full or closed, and a panic in a function of C ends the program.
+pub(crate) fn explain(reason: impl Display) {
+    let _ = writeln!(std::io::stderr(), "libsisci: {reason}");
 }
 
 /// The error that a program finds as `code`.

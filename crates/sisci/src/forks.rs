@@ -10,6 +10,8 @@ use std::cell::RefCell;
 use std::sync::{Mutex, Once, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
+use crate::error::explain;
+
 /// A lock that is held.
 pub(crate) type HeldLock = Box<dyn Any>;
 
@@ -29,7 +31,7 @@ pub(crate) fn expect() {
         // SAFETY: the functions are there as long as the library; glibc forgets them with it.
         let failed = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
         if failed != 0 {
-            eprintln!("libsisci: no memory to see to forks: a fork may hang in its calls");
+            explain("no memory to see to forks: a fork may hang in its calls");
         }
     });
 }

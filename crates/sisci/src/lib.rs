@@ -14,6 +14,9 @@
 //! * [`query`]: facts, asked for by `SCIQuery`.
 //! * [`unsupported`]: what needs hardware that is not here: the documented error, never a pretence.
 
+// It panics when nothing can be written there: `error::explain` does not.
+#![deny(clippy::print_stderr)]
+
 #[macro_use]
 mod export;
 

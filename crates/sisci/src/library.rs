@@ -8,7 +8,7 @@ use rackbus_attach::{NodeAddress, Session};
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, SciResult, check_adapter, check_flags, fail, finish, put};
+use crate::error::{Code, SciResult, check_adapter, check_flags, explain, fail, finish, put};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find, kind};
 
@@ -98,7 +98,7 @@ pub(crate) fn session() -> SciResult<Session> {
         }
         Err(error) => {
             // The API has numbers only; this says what to do.
-            eprintln!("libsisci: {error}");
+            explain(error);
             fail(SCI_ERR_NO_LINK_ACCESS)
         }
     }

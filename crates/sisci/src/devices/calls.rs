@@ -9,7 +9,7 @@ use rackbus_attach::devices::DeviceError;
 use super::{DeviceUse, Mapped, Of, SciDevice, Wanted, code, devices};
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, SciResult, check_adapter, check_flags, fail};
+use crate::error::{Code, SciResult, check_adapter, check_flags, explain, fail};
 use crate::handles::{HandleKind, RawHandle, find};
 use crate::library::Child;
 use crate::local::SciLocalSegment;
@@ -26,7 +26,7 @@ pub(super) fn borrow(sd: RawHandle, fdid: u64, flags: u32) -> SciResult<RawHandl
         Err(_) | Ok("" | "shared") => false,
         Ok("strict") => true,
         Ok(other) => {
-            eprintln!("libsisci: {ISOLATION} is {other:?}; it is `shared` or `strict`");
+            explain(format_args!("{ISOLATION} is {other:?}; it is `shared` or `strict`"));
             return fail(SCI_ERR_ILLEGAL_PARAMETER);
         }
     };
@@ -134,9 +134,9 @@ pub(super) fn create_segment(
     }
     if flags & DEVICE_SIDE != 0 {
         // The API has numbers only; this says what to do.
-        eprintln!(
-            "libsisci: memory of the device's host is not given to a borrower; leave \
-             SCI_FLAG_DEVICE_SIDE_ONLY out, or connect to a segment that a process there offers"
+        explain(
+            "memory of the device's host is not given to a borrower; leave \
+             SCI_FLAG_DEVICE_SIDE_ONLY out, or connect to a segment that a process there offers",
         );
         return fail(SCI_ERR_NOT_SUPPORTED);
     }

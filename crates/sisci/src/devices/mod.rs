@@ -12,7 +12,7 @@ use rackbus_attach::NodeAddress;
 use rackbus_attach::devices::{BorrowedDevice, DeviceError, DeviceMapping, Devices};
 
 use crate::constants::errors::*;
-use crate::error::{Code, SciResult, fail};
+use crate::error::{Code, SciResult, explain, fail};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, kind};
 use crate::library::{Child, session};
@@ -114,7 +114,7 @@ fn devices() -> SciResult<Devices> {
         return Ok(devices.clone());
     }
     let place = NodeAddress::from_environment().map_err(|error| {
-        eprintln!("libsisci: {error}");
+        explain(error);
         Code(SCI_ERR_NO_LINK_ACCESS)
     })?;
     let opened = Devices::open(&session, place).map_err(|error| code("devices", error))?;
@@ -148,7 +148,7 @@ fn code(what: &str, error: DeviceError) -> Code {
     };
     if tell {
         // The API has numbers only; this says what to do.
-        eprintln!("libsisci: {what}: {text}");
+        explain(format_args!("{what}: {text}"));
     }
     code
 }

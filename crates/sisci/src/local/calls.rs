@@ -9,7 +9,7 @@ use rackbus_attach::{AttachError, Refusal, SegmentKind, SegmentOptions, Withdraw
 use super::{Argument, LateHandle, LocalCallback, REMOVED, SciLocalSegment, Source, calling};
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, SciResult, check_adapter, check_flags, fail};
+use crate::error::{Code, SciResult, check_adapter, check_flags, explain, fail};
 use crate::handles::{HandleKind, RawHandle, find};
 use crate::library::Child;
 
@@ -47,7 +47,7 @@ pub(super) fn create(
     let segment = segment.inspect_err(|error| {
         if let AttachError::Refused(Refusal::OtherSize { .. } | Refusal::Illegal(_)) = error {
             // The API has numbers only; this says what to do.
-            eprintln!("libsisci: multicast segment {id:#x} of {size} bytes: {error}");
+            explain(format_args!("multicast segment {id:#x} of {size} bytes: {error}"));
         }
     })?;
     Ok(add(Source::Own(segment), child, &handle))
