@@ -9,6 +9,7 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::copy::Parties;
+use rackbus_memory::threads;
 use rackbus_segment::NodeId;
 use rackbus_segment::message::ConnectionChange;
 
@@ -204,7 +205,7 @@ impl Calls {
                 watch.call(event);
             }
         };
-        std::thread::Builder::new().name("rackbus callbacks".into()).spawn(call)?;
+        threads::spawn("rackbus callbacks", call)?;
         Ok(Calls(sender))
     }
 }

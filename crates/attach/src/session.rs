@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::copy::published;
 use rackbus_memory::region::RegionError;
-use rackbus_memory::{PacketStream, Packets, StreamError};
+use rackbus_memory::{PacketStream, Packets, StreamError, threads};
 use rackbus_segment::message::{
     LockHolder, NodeId, Refusal, Reply, SegmentAccess, SegmentEntry, SegmentId, SessionRequest,
     VERSION, Welcome,
@@ -187,10 +187,7 @@ impl Session {
         let registry = Arc::new(Registry::new(calls));
         let (listening, registered) = (events.clone(), registry.clone());
         let listen = move || registered.listen(&*listening);
-        std::thread::Builder::new()
-            .name("rackbus events".into())
-            .spawn(listen)
-            .map_err(failed("a thread for events"))?;
+        threads::spawn("rackbus events", listen).map_err(failed("a thread for events"))?;
         let (calls, process) = (Mutex::new(line), std::process::id());
         Ok(Session(Arc::new(Inner { welcome, calls, events, in_guest, registry, process })))
     }

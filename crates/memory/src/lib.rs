@@ -22,6 +22,7 @@
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stalled.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
+//! * [`threads`]: threads that leave a program's signals to the program.
 //! * [`socket`]: sockets that others find by a path.
 //! * [`descriptors`]: room for those.
 //! * [`vectored`]: system calls that move shared memory.
@@ -53,6 +54,7 @@ pub mod sparse;
 pub mod spin;
 pub mod stream;
 mod sync;
+pub mod threads;
 pub mod ticks;
 pub mod vectored;
 pub mod window;

@@ -14,6 +14,7 @@ use rackbus_attach::{
     BROADCAST_NODE, DataInterrupt, Interrupt, InterruptError, MAX_DATA, RemoteDataInterrupt,
     RemoteInterrupt,
 };
+use rackbus_memory::threads;
 
 use crate::calling::Calling;
 use crate::constants::errors::*;
@@ -57,8 +58,7 @@ impl Caller {
     fn start(work: impl FnOnce(&Calling) + Send + 'static) -> SciResult<Caller> {
         let calling = Arc::<Calling>::default();
         let gate = calling.clone();
-        let thread =
-            std::thread::Builder::new().name("rackbus interrupt".into()).spawn(move || work(&gate));
+        let thread = threads::spawn("rackbus interrupt", move || work(&gate));
         let thread = Mutex::new(Some(thread.map_err(|_| Code(SCI_ERR_SYSTEM))?));
         Ok(Caller { calling, thread })
     }

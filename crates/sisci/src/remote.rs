@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rackbus_attach::{
     BROADCAST_NODE, Callback, ConnectionChange, RemoteSegment, SegmentEvent, Watch,
 };
-use rackbus_memory::Region;
+use rackbus_memory::{Region, threads};
 
 use crate::calling::Calling;
 use crate::constants::errors::*;
@@ -217,7 +217,7 @@ fn connect_behind(
         // Its answer is about what happens to the segment, which is called for elsewhere.
         call.call(late(&known), CONNECT, status);
     };
-    match std::thread::Builder::new().name("rackbus connect".into()).spawn(connect) {
+    match threads::spawn("rackbus connect", connect) {
         Ok(_) => Ok(handle),
         Err(_) => {
             SciRemoteSegment::table().take(handle);

@@ -186,7 +186,7 @@ impl Channel {
         });
         let published = PublishedSlot::take();
         let runner = Runner { shared: shared.clone(), spin, taken: 0, published };
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let thread = crate::threads::spawn(name, move || {
             if let Some(cpu) = cpu {
                 pin(cpu);
             }

@@ -6,6 +6,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use rackbus_memory::copy::copy_bytes;
+use rackbus_memory::threads;
 
 use super::BlockCallback;
 use crate::constants::errors::*;
@@ -181,7 +182,7 @@ pub(super) fn transfer_behind(
             let_go(raw(own));
         }
     };
-    if std::thread::Builder::new().name("rackbus block".into()).spawn(work).is_err() {
+    if threads::spawn("rackbus block", work).is_err() {
         Block::table().take(handle);
         return fail(SCI_ERR_SYSTEM);
     }

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
+use rackbus_memory::threads;
+
 use super::DmaCallbackFn;
 use crate::calling::Calling;
 use crate::constants::errors::*;
@@ -37,7 +39,7 @@ pub(super) fn callbacks() -> SciResult<mpsc::Sender<PendingCallback>> {
             calling.during(|| unsafe { function(argument.get(), own, status) });
         }
     };
-    let thread = std::thread::Builder::new().name("rackbus dma callbacks".into()).spawn(call);
+    let thread = threads::spawn("rackbus dma callbacks", call);
     let thread = thread.map_err(|_| Code(SCI_ERR_SYSTEM))?;
     Ok(callbacks.insert((sender, thread)).0.clone())
 }

@@ -190,6 +190,67 @@ static void interrupted(struct scenario *scenario)
     TRY(SCIRemoveInterrupt(own, 0, &error));
 }
 
+/* ---- signals that the program blocks, to take them itself ---- */
+
+static unsigned int called;
+
+static sci_callback_action_t on_interrupt(void *arg, sci_local_interrupt_t interrupt,
+                                          sci_error_t status)
+{
+    (void)arg;
+    (void)interrupt;
+    (void)status;
+    __atomic_add_fetch(&called, 1, __ATOMIC_SEQ_CST);
+    return SCI_CALLBACK_CONTINUE;
+}
+
+static sci_callback_action_t on_transfer(void *arg, sci_dma_queue_t queue, sci_error_t status)
+{
+    (void)arg;
+    (void)queue;
+    (void)status;
+    __atomic_add_fetch(&called, 1, __ATOMIC_SEQ_CST);
+    return SCI_CALLBACK_CONTINUE;
+}
+
+/* With all of its threads started, the library takes no signal from the program. */
+static void blocked(struct scenario *scenario)
+{
+    sigset_t taken, before;
+    struct timespec patience = {30, 0};
+    sci_local_segment_t segment;
+    sci_remote_segment_t remote;
+    sci_local_interrupt_t own;
+    sci_remote_interrupt_t trigger;
+    sci_dma_queue_t queue;
+    unsigned int number = NUMBER, i;
+    TRY(SCICreateSegment(scenario->sd, &segment, ID, SIZE, NULL, NULL, 0, &error));
+    TRY(SCIPrepareSegment(segment, 0, 0, &error));
+    TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
+    TRY(SCIConnectSegment(scenario->sd, &remote, scenario->local, ID, 0, NULL, NULL, SOON, 0, &error));
+    TRY(SCICreateInterrupt(scenario->sd, &own, 0, &number, on_interrupt, NULL,
+                           SCI_FLAG_FIXED_INTNO | SCI_FLAG_USE_CALLBACK, &error));
+    TRY(SCIConnectInterrupt(scenario->sd, &trigger, scenario->local, 0, NUMBER, SOON, 0, &error));
+    TRY(SCITriggerInterrupt(trigger, 0, &error));
+    TRY(SCICreateDMAQueue(scenario->sd, &queue, 0, 1, 0, &error));
+    TRY(SCIStartDmaTransfer(queue, segment, remote, 0, 64, 4096, on_transfer, NULL,
+                            SCI_FLAG_USE_CALLBACK, &error));
+    AWAIT(__atomic_load_n(&called, __ATOMIC_SEQ_CST) == 2);
+    sigemptyset(&taken);
+    sigaddset(&taken, SIGTERM);
+    CHECK(pthread_sigmask(SIG_BLOCK, &taken, &before) == 0);
+    for (i = 0; i < 50; i++) {
+        CHECK(kill(getpid(), SIGTERM) == 0);
+        CHECK(sigtimedwait(&taken, NULL, &patience) == SIGTERM);
+    }
+    CHECK(pthread_sigmask(SIG_SETMASK, &before, NULL) == 0);
+    TRY(SCIRemoveDMAQueue(queue, 0, &error));
+    TRY(SCIDisconnectInterrupt(trigger, 0, &error));
+    TRY(SCIRemoveInterrupt(own, 0, &error));
+    TRY(SCIDisconnectSegment(remote, 0, &error));
+    TRY(SCIRemoveSegment(segment, 0, &error));
+}
+
 int main(int argc, char **argv)
 {
     struct scenario scenario;
@@ -197,6 +258,7 @@ int main(int argc, char **argv)
     scenario_begin(&scenario, argc, argv);
     written_while_it_moves(&scenario);
     interrupted(&scenario);
+    blocked(&scenario);
     scenario_end(&scenario);
     return 0;
 }
