@@ -55,8 +55,10 @@ impl Parties for Watch {
 #[derive(Default)]
 struct State {
     queue: VecDeque<SegmentEvent>,
-    /// Whether there is somebody to call.
+    /// Whether there is somebody to call, or was.
     called: bool,
+    /// Who was called wants to be called no more.
+    cancelled: bool,
     /// This end has ended: who waits is to stop.
     ended: bool,
     /// The thread that is in the callback.
@@ -102,13 +104,14 @@ impl Watch {
     }
 
     /// Waits for the next event. `None` after `timeout` (`None` waits for ever), or when this
-    /// end has ended meanwhile ([`has_ended`](Watch::has_ended)).
+    /// end has ended meanwhile ([`has_ended`](Watch::has_ended)). Where there is a callback, events are for that alone.
     pub fn wait(&self, timeout: Option<Duration>) -> Option<SegmentEvent> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.lock();
         loop {
-            if let Some(event) = state.queue.pop_front() {
-                return Some(event);
+            let event = if state.called { None } else { state.queue.pop_front() };
+            if event.is_some() {
+                return event;
             }
             if state.ended {
                 return None;
@@ -124,6 +127,11 @@ impl Watch {
                 }
             };
         }
+    }
+
+    /// Whether its events are for a callback, and cannot be waited for.
+    pub fn has_callback(&self) -> bool {
+        self.lock().called
     }
 
     /// Whether this end has ended: removed, disconnected, or its session has ended.
@@ -155,26 +163,34 @@ impl Watch {
             }
         }
         let mut state = self.lock();
-        if state.called {
-            // The thread lives as long as the session.
-            let _ = calls.0.send((self.clone(), event));
+        if state.called && (state.cancelled || state.ended) {
             return;
         }
-        if state.queue.len() >= MOST {
+        let full = state.queue.len() >= MOST;
+        if full {
             state.queue.pop_front();
         }
         state.queue.push_back(event);
-        self.arrived.notify_all();
+        if !state.called {
+            self.arrived.notify_all();
+        } else if !full {
+            // As many calls are asked for as there are events, so that events of several are in their order. The thread
+            // lives as long as the session.
+            let _ = calls.0.send(self.clone());
+        }
     }
 
-    fn call(&self, event: SegmentEvent) {
-        {
+    /// Calls for the oldest event, if it is still wanted.
+    fn call(&self) {
+        let event = {
             let mut state = self.lock();
             if state.ended {
                 return;
             }
+            let Some(event) = state.queue.pop_front() else { return };
             state.calling = Some(std::thread::current().id());
-        }
+            event
+        };
         let mut callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner);
         let mut goes_on = || callback.as_mut().is_none_or(|call| call(event));
         // One that panics is not called again: who ends its watch does not wait for it, and others are called.
@@ -182,29 +198,32 @@ impl Watch {
         if goes_on.is_err() {
             tracing::error!("a callback for an event of a segment panicked, and is called no more");
         }
-        if !goes_on.unwrap_or(false) {
+        let goes_on = goes_on.unwrap_or(false);
+        if !goes_on {
             *callback = None;
         }
         drop(callback);
-        self.lock().calling = None;
+        let mut state = self.lock();
+        state.calling = None;
+        if !goes_on {
+            state.cancelled = true;
+            state.queue = VecDeque::new();
+        }
+        drop(state);
         self.arrived.notify_all();
     }
 }
 
-/// Where callbacks are asked for.
+/// Where callbacks are asked for: what has an event to be called for, once for each event.
 #[derive(Debug, Clone)]
-pub(crate) struct Calls(mpsc::Sender<(Arc<Watch>, SegmentEvent)>);
+pub(crate) struct Calls(mpsc::Sender<Arc<Watch>>);
 
 impl Calls {
     /// With a thread that calls, one after the other in the order in which things happened, until
     /// the last sender is gone.
     pub(crate) fn start() -> std::io::Result<Calls> {
-        let (sender, receiver) = mpsc::channel::<(Arc<Watch>, SegmentEvent)>();
-        let call = move || {
-            for (watch, event) in receiver {
-                watch.call(event);
-            }
-        };
+        let (sender, receiver) = mpsc::channel::<Arc<Watch>>();
+        let call = move || receiver.into_iter().for_each(|watch| watch.call());
         threads::spawn("rackbus callbacks", call)?;
         Ok(Calls(sender))
     }
@@ -247,6 +266,56 @@ mod tests {
         last.deliver(SegmentEvent::Connected(4), &calls);
         was_called.recv().unwrap();
         assert!(is_in.try_recv().is_err());
+    }
+
+    #[test]
+    fn events_for_a_call_that_does_not_return_are_not_kept_without_end() {
+        let calls = Calls::start().unwrap();
+        let (entered, is_in) = mpsc::channel();
+        let (go_on, may_return) = mpsc::channel::<bool>();
+        let watch = Watch::new(Some(Box::new(move |event| {
+            entered.send(event).unwrap();
+            may_return.recv().unwrap()
+        })));
+        watch.deliver(SegmentEvent::Connected(0), &calls);
+        assert_eq!(is_in.recv().unwrap(), SegmentEvent::Connected(0));
+        let last = 3 * MOST as u32;
+        (1..=last).for_each(|node| watch.deliver(SegmentEvent::Connected(node), &calls));
+        assert_eq!(watch.lock().queue.len(), MOST);
+        // The newest are called for, in their order.
+        let first = last - MOST as u32 + 1;
+        for node in first..first + 10 {
+            go_on.send(true).unwrap();
+            assert_eq!(is_in.recv().unwrap(), SegmentEvent::Connected(node));
+        }
+        go_on.send(false).unwrap();
+        let others = || Arc::strong_count(&watch) > 1;
+        while others() {
+            std::thread::yield_now();
+        }
+        // It is cancelled: nothing is kept, and nobody asks for a call.
+        watch.deliver(SegmentEvent::Connected(4), &calls);
+        assert!(watch.lock().queue.is_empty() && !others());
+        assert!(is_in.try_recv().is_err());
+    }
+
+    #[test]
+    fn calls_for_several_are_in_the_order_of_what_happened() {
+        let calls = Calls::start().unwrap();
+        let (called, was_called) = mpsc::channel();
+        let both: Vec<Arc<Watch>> = (0..2)
+            .map(|number| {
+                let called = called.clone();
+                Watch::new(Some(Box::new(move |event| called.send((number, event)).is_ok())))
+            })
+            .collect();
+        let order = [0, 0, 1, 0, 1, 1, 1, 0];
+        for (node, number) in (0..).zip(order) {
+            both[number].deliver(SegmentEvent::Connected(node), &calls);
+        }
+        for (node, number) in (0..).zip(order) {
+            assert_eq!(was_called.recv().unwrap(), (number, SegmentEvent::Connected(node)));
+        }
     }
 
     #[test]

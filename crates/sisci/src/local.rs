@@ -261,8 +261,12 @@ fn wait(handle: RawHandle, timeout: u32, flags: u32) -> SciResult<(Reason, u32)>
     wait_on(&watch, timeout).map(|event| reason(event, own_node))
 }
 
-/// Waits for something to happen, as programs say how long.
+/// Waits for something to happen, as programs say how long. Not where a callback is told what happens: nothing would ever
+/// come here.
 pub(crate) fn wait_on(watch: &Watch, timeout: u32) -> SciResult<SegmentEvent> {
+    if watch.has_callback() {
+        return fail(SCI_ERR_ILLEGAL_OPERATION);
+    }
     watch.wait(duration(timeout)).map_or_else(
         || fail(if watch.has_ended() { SCI_ERR_CANCELLED } else { SCI_ERR_TIMEOUT }),
         Ok,

@@ -136,6 +136,9 @@ static void local_callbacks(struct scenario *scenario)
         sci_local_segment_t segment;
         watch(&calls, SCI_CALLBACK_CONTINUE);
         segment = offer(scenario, on_local, &calls, SCI_FLAG_USE_CALLBACK);
+        /* What is told to a callback cannot be waited for as well. */
+        REFUSED(SCI_ERR_ILLEGAL_OPERATION,
+                SCIWaitForLocalSegmentEvent(segment, &i, &i, SCI_INFINITE_TIMEOUT, 0, &error));
         scenario_meet(scenario);
         AWAIT(count_of(&calls) >= 6);
         CHECK(count_of(&calls) == 6 && calls.segment == (const void *)segment);
@@ -192,6 +195,8 @@ static void withdrawn(struct scenario *scenario, unsigned int flags)
         watch(&calls, SCI_CALLBACK_CONTINUE);
         segment = connect_to(scenario, on_remote, &calls, SCI_FLAG_USE_CALLBACK);
         waiting = connect_to(scenario, NULL, NULL, 0);
+        REFUSED(SCI_ERR_ILLEGAL_OPERATION,
+                SCIWaitForRemoteSegmentEvent(segment, &status, SCI_INFINITE_TIMEOUT, 0, &error));
         TRY(word = (volatile uint32_t *)SCIMapRemoteSegment(segment, &map, 0, 4096, NULL, 0,
                                                             &error));
         scenario_meet(scenario);
