@@ -119,7 +119,6 @@ impl Line {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.session.registry().forget(self.handle);
         match self.shared || !self.session.is_own() {
             // Others of this host go on with it; and a fork's end is not its parent's.
             true => self.bell.leave(),
@@ -127,6 +126,8 @@ impl Line {
         }
         // A node that is gone has ended it already.
         let _ = self.session.done(&SessionRequest::RemoveInterrupt { interrupt: self.handle });
+        // Last: until the node has answered, it may tell of senders, and their rings are beside that.
+        self.session.registry().forget(self.handle);
     }
 }
 

@@ -22,13 +22,14 @@ use crate::session::{AttachError, Session, lock};
 
 /// Events kept for what is not known yet.
 const MOST_EARLY: usize = 1024;
+/// Handles that were given back and are remembered: more than a node tells of before it hears of the last of them.
+const MOST_FORGOTTEN: usize = 1024;
 
 /// What events are about.
 #[derive(Debug)]
 pub(crate) struct Registry {
     watched: Mutex<HashMap<Handle, Watched>>,
-    /// Events about things whose making has not been heard of yet: they come on another socket.
-    early: Mutex<VecDeque<(Handle, SessionEvent, Vec<OwnedFd>)>>,
+    unwatched: Mutex<Unwatched>,
     /// Ranges that are hidden of memory that is not known yet.
     hidden: Mutex<HashMap<Handle, (u64, u64)>>,
     /// Held while an event is dealt with: they are in the order in which they came, those that
@@ -37,6 +38,43 @@ pub(crate) struct Registry {
     pub(crate) finished: FinishedCall,
     pub(crate) gone: AtomicBool,
     pub(crate) calls: Calls,
+}
+
+/// What nobody watches: not yet, or not any more.
+#[derive(Debug, Default)]
+struct Unwatched {
+    /// Events about things whose making has not been heard of yet: they come on another socket. The last one is first.
+    early: VecDeque<(Handle, SessionEvent, Vec<OwnedFd>)>,
+    /// What was given back last. Events about it may still come, which nobody is to keep, nor the descriptors beside them.
+    forgotten: VecDeque<Handle>,
+}
+
+impl Unwatched {
+    fn keep(&mut self, handle: Handle, event: SessionEvent, fds: Vec<OwnedFd>) {
+        if self.forgotten.contains(&handle) {
+            return;
+        }
+        // What is forgotten already is soon the oldest.
+        self.early.truncate(MOST_EARLY);
+        self.early.push_front((handle, event, fds));
+    }
+
+    /// Takes the events that came early for `handle`, the first one last.
+    fn take(&mut self, handle: Handle) -> Vec<(Handle, SessionEvent, Vec<OwnedFd>)> {
+        self.forgotten.retain(|it| *it != handle);
+        let (mine, others): (Vec<_>, Vec<_>) =
+            self.early.drain(..).partition(|(about, ..)| *about == handle);
+        self.early = others.into();
+        mine
+    }
+
+    fn forget(&mut self, handle: Handle) {
+        self.early.retain(|(about, ..)| *about != handle);
+        if self.forgotten.len() >= MOST_FORGOTTEN {
+            self.forgotten.pop_front();
+        }
+        self.forgotten.push_back(handle);
+    }
 }
 
 /// What has taken longer, and is done.
@@ -101,7 +139,7 @@ impl Registry {
     pub(crate) fn new(calls: Calls) -> Registry {
         Registry {
             watched: Mutex::default(),
-            early: Mutex::default(),
+            unwatched: Mutex::default(),
             hidden: Mutex::default(),
             order: Mutex::default(),
             finished: FinishedCall::default(),
@@ -118,13 +156,10 @@ impl Registry {
     fn watch_from(&self, handle: Handle, watched: Watched, events: &dyn PacketStream) {
         // What comes from now on waits until this is done with what came before.
         let _order = lock(&self.order);
-        let early: Vec<_> = {
-            let mut early = lock(&self.early);
+        let early = {
+            let mut unwatched = lock(&self.unwatched);
             lock(&self.watched).insert(handle, watched);
-            let (mine, others): (Vec<_>, Vec<_>) =
-                early.drain(..).partition(|(about, ..)| *about == handle);
-            *early = others.into();
-            mine
+            unwatched.take(handle)
         };
         let hidden = lock(&self.hidden).get(&handle).copied();
         if let (Some((offset, length)), Some(memory)) = (hidden, self.memory(handle)) {
@@ -138,8 +173,12 @@ impl Registry {
         }
     }
 
+    /// What `handle` stood for was given back: whatever comes of it from now on is for nobody.
     pub(crate) fn forget(&self, handle: Handle) {
+        // Both under one lock: no event is kept between the two steps.
+        let mut unwatched = lock(&self.unwatched);
         lock(&self.watched).remove(&handle);
+        unwatched.forget(handle);
     }
 
     fn get(&self, handle: Handle) -> Option<Watched> {
@@ -198,12 +237,9 @@ impl Registry {
     /// Deals with an event; the caller holds `order`.
     fn heard(&self, event: SessionEvent, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
         if let Some(handle) = about(&event) {
-            let mut early = lock(&self.early);
+            let mut unwatched = lock(&self.unwatched);
             if !lock(&self.watched).contains_key(&handle) {
-                // What is forgotten already is soon the oldest.
-                early.truncate(MOST_EARLY);
-                early.push_front((handle, event, fds));
-                return;
+                return unwatched.keep(handle, event, fds);
             }
         }
         match event {
@@ -324,195 +360,4 @@ fn answer(events: &dyn PacketStream, notice: Notice) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use rackbus_memory::{Packets, SharedMemory};
-
-    use super::*;
-
-    /// Far above what anything here takes.
-    const MOVED: Duration = Duration::from_secs(120);
-
-    const NOW: Option<Duration> = Some(Duration::ZERO);
-
-    /// More answers than the system keeps for a node that is busy.
-    #[test]
-    fn no_answer_is_lost_while_the_node_reads_nothing() {
-        const ASKED: u64 = 2000;
-        let (events, node) = Packets::pair().unwrap();
-        let registry = Registry::new(Calls::start().unwrap());
-        let asked = std::thread::spawn(move || {
-            for turn in 0..ASKED {
-                let hide = SessionEvent::Hide { turn, keeper: Handle(1), offset: 0, length: 1 };
-                registry.came(hide, Vec::new(), &events);
-            }
-        });
-        // Until it cannot go on without being read.
-        let begun = std::time::Instant::now();
-        while !asked.is_finished() && begun.elapsed() < Duration::from_millis(300) {
-            std::thread::yield_now();
-        }
-        let mut buffer = vec![0; rackbus_memory::packets::MAX_PACKET];
-        for turn in 0..ASKED {
-            let deadline = Some(std::time::Instant::now() + MOVED);
-            let packet = node.receive(&mut buffer, &mut AdaptiveSpin::default(), deadline).unwrap();
-            assert_eq!(decode(&buffer[..packet.length]), Some(Notice::Hidden { turn }));
-        }
-        asked.join().unwrap();
-    }
-
-    #[test]
-    fn what_came_early_stays_before_what_comes_next() {
-        let (events, _node) = Packets::pair().unwrap();
-        let registry = Registry::new(Calls::start().unwrap());
-        for number in 0..50 {
-            let segment = Handle(number);
-            let event = |node| match node {
-                0 => SessionEvent::Connected { segment, node: 4 },
-                _ => SessionEvent::Disconnected { segment, node: 4 },
-            };
-            let watch = Watch::new(None);
-            let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
-            registry.came(event(0), Vec::new(), &events);
-            // Many that came early take long enough for the next one to come meanwhile.
-            (0..64).for_each(|_| registry.came(event(0), Vec::new(), &events));
-            std::thread::scope(|scope| {
-                scope.spawn(|| registry.watch_from(segment, watched, &events));
-                while lock(&registry.early).iter().any(|(about, ..)| *about == segment) {
-                    std::hint::spin_loop();
-                }
-                registry.came(event(1), Vec::new(), &events);
-            });
-            (0..64).for_each(|_| assert_eq!(watch.wait(NOW), Some(SegmentEvent::Connected(4))));
-            let heard = [watch.wait(NOW), watch.wait(NOW)].map(Option::unwrap);
-            assert_eq!(heard, [SegmentEvent::Connected(4), SegmentEvent::Disconnected(4)]);
-        }
-    }
-
-    /// Brings `first` before `watched` is known, and `second` while what came early is dealt with.
-    fn one_early_one_late(
-        watched: Watched,
-        first: (SessionEvent, Option<OwnedFd>),
-        second: SessionEvent,
-    ) {
-        let (events, _node) = Packets::pair().unwrap();
-        let registry = Registry::new(Calls::start().unwrap());
-        let (early, fds) = first;
-        let handle = about(&early).unwrap();
-        // Many that came early take long enough for the next one to come meanwhile.
-        let other = SessionEvent::Connected { segment: handle, node: 4 };
-        (0..64).for_each(|_| registry.came(other.clone(), Vec::new(), &events));
-        registry.came(early, fds.into_iter().collect(), &events);
-        std::thread::scope(|scope| {
-            scope.spawn(|| registry.watch_from(handle, watched, &events));
-            while lock(&registry.early).iter().any(|(about, ..)| *about == handle) {
-                std::hint::spin_loop();
-            }
-            registry.came(second, Vec::new(), &events);
-        });
-    }
-
-    #[test]
-    fn a_freeze_that_came_early_ends_with_the_loss_that_followed_it() {
-        for number in 0..50 {
-            let file = SharedMemory::reserve("test", 4096).unwrap();
-            let (memory, keeper) = (MappedMemory::new(Some(file), true, 4096), Handle(number));
-            let watch = Watch::new(None);
-            let watched = Watched {
-                watch: Arc::downgrade(&watch),
-                memory: Arc::downgrade(&memory),
-                size: 4096,
-                ..Watched::default()
-            };
-            let freeze =
-                SessionEvent::Freeze { ticket: Handle(1), keeper, offset: 0, length: 4096 };
-            let lost = SessionEvent::Remote { connection: keeper, change: ConnectionChange::Lost };
-            one_early_one_late(watched, (freeze, None), lost);
-            assert!(!memory.is_frozen(), "its writers wait for ever");
-        }
-    }
-
-    #[test]
-    fn what_is_hidden_before_it_is_known_is_until_it_is_shown() {
-        let (events, node) = Packets::pair().unwrap();
-        let registry = Registry::new(Calls::start().unwrap());
-        for (number, shown_before) in [(1, false), (2, true)] {
-            let keeper = Handle(number);
-            let file = SharedMemory::reserve("test", 4096).unwrap();
-            let memory = MappedMemory::new(Some(file), true, 4096);
-            let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };
-            let hide = SessionEvent::Hide { turn: number, keeper, offset: 0, length: 16 };
-            registry.came(hide, Vec::new(), &events);
-            let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
-            let answer = node.receive(&mut buffer, &mut spin, None).unwrap();
-            assert_eq!(decode(&buffer[..answer.length]), Some(Notice::Hidden { turn: number }));
-            if shown_before {
-                registry.came(SessionEvent::Show { keeper }, Vec::new(), &events);
-            }
-            registry.watch_from(keeper, watched, &events);
-            assert_eq!(memory.is_hidden(), !shown_before);
-            registry.came(SessionEvent::Show { keeper }, Vec::new(), &events);
-            assert!(!memory.is_hidden());
-        }
-    }
-
-    #[test]
-    fn a_sender_that_came_early_goes_when_it_is_gone() {
-        for number in 0..50 {
-            let (rings, interrupt) = (Rings::silent(), Handle(number));
-            let watched = Watched { rings: Arc::downgrade(&rings), ..Watched::default() };
-            let ring = Handle(7);
-            let file = SharedMemory::reserve("ring", 1 << 20).unwrap();
-            let sender = (SessionEvent::Sender { interrupt, ring }, Some(file));
-            one_early_one_late(watched, sender, SessionEvent::SenderGone { interrupt, ring });
-            assert_eq!(rings.count(), 0, "its ring stays for ever");
-        }
-    }
-
-    #[test]
-    fn who_waits_for_the_end_of_a_move_learns_that_the_node_is_gone() {
-        for number in 0..2_000 {
-            let finished = FinishedCall::default();
-            std::thread::scope(|scope| {
-                let waiting = scope.spawn(|| finished.wait(Handle(number), MOVED));
-                finished.end();
-                let gone = waiting.join().unwrap();
-                assert!(matches!(gone, Err(AttachError::Gone(StreamError::Closed))));
-            });
-        }
-        let finished = FinishedCall::default();
-        finished.tell(Handle(1), Ok(()));
-        finished.end();
-        finished.wait(Handle(1), MOVED).unwrap();
-    }
-
-    #[test]
-    fn a_move_that_takes_too_long_is_no_lost_node_and_its_end_is_not_kept() {
-        let finished = FinishedCall::default();
-        let late = finished.wait(Handle(1), Duration::ZERO);
-        assert!(matches!(late, Err(AttachError::Busy)), "{late:?}");
-        finished.tell(Handle(1), Ok(()));
-        let state = lock(&finished.state);
-        assert!(state.by_ticket.is_empty() && state.given_up.is_empty(), "{state:?}");
-    }
-
-    /// Whoever has looked and does not sleep yet would miss it, and sleep for as long as moves may
-    /// take.
-    #[test]
-    fn that_the_node_is_gone_is_not_told_between_a_look_and_the_sleep_that_follows() {
-        let finished = FinishedCall::default();
-        std::thread::scope(|scope| {
-            let looking = lock(&finished.state);
-            let (told, telling) = std::sync::mpsc::channel();
-            let finished = &finished;
-            scope.spawn(move || {
-                finished.end();
-                told.send(()).unwrap();
-            });
-            assert!(telling.recv_timeout(Duration::from_millis(20)).is_err(), "nobody is woken");
-            drop(looking);
-            telling.recv().unwrap();
-        });
-    }
-}
+mod tests;
