@@ -231,18 +231,28 @@ impl Session {
         if node != BROADCAST_NODE {
             return Ok(RemoteDataInterrupt(vec![one(node)?]));
         }
-        let mut all = Vec::new();
-        for (node, _) in self.hosts() {
-            match one(*node) {
-                Ok(sender) => all.push(sender),
-                Err(AttachError::Refused(Refusal::NoSuchInterrupt | Refusal::NotResponding)) => {}
-                Err(error) => return Err(error),
-            }
+        let attempts = self.hosts().iter().map(|(node, _)| one(*node));
+        Ok(RemoteDataInterrupt(not_refused(attempts)?))
+    }
+}
+
+/// What was not refused, of attempts to connect to several hosts. Where all refused, the first refusal that says more than
+/// that a host has no such interrupt or does not answer: who is told that there is none yet tries again.
+fn not_refused<T>(
+    attempts: impl Iterator<Item = Result<T, AttachError>>,
+) -> Result<Vec<T>, AttachError> {
+    let (mut all, mut refused) = (Vec::new(), None);
+    for attempt in attempts {
+        match attempt {
+            Ok(made) => all.push(made),
+            Err(AttachError::Refused(Refusal::NoSuchInterrupt | Refusal::NotResponding)) => {}
+            Err(AttachError::Refused(refusal)) => refused = refused.or(Some(refusal)),
+            Err(error) => return Err(error),
         }
-        match all.is_empty() {
-            true => Err(Refusal::NoSuchInterrupt.into()),
-            false => Ok(RemoteDataInterrupt(all)),
-        }
+    }
+    match all.is_empty() {
+        true => Err(refused.unwrap_or(Refusal::NoSuchInterrupt).into()),
+        false => Ok(all),
     }
 }
 
@@ -275,5 +285,25 @@ impl Interrupt {
     /// Ends it now; who waits for it is woken.
     pub fn remove(&self) {
         self.line.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_refuses_does_not_keep_others_from_being_connected() {
+        let refused = |refusal: Refusal| Err::<u32, _>(AttachError::Refused(refusal));
+        let made = not_refused([refused(Refusal::Denied), Ok(8), Ok(12)].into_iter());
+        assert_eq!(made.unwrap(), [8, 12]);
+        let all =
+            [Refusal::NotResponding, Refusal::NoSuchInterrupt, Refusal::Denied, Refusal::Busy];
+        let none = not_refused(all.into_iter().map(refused));
+        assert!(matches!(none, Err(AttachError::Refused(Refusal::Denied))), "{none:?}");
+        let none = not_refused([refused(Refusal::NotResponding)].into_iter());
+        assert!(matches!(none, Err(AttachError::Refused(Refusal::NoSuchInterrupt))), "{none:?}");
+        let gone = not_refused([Ok(8), Err(AttachError::Protocol)].into_iter());
+        assert!(matches!(gone, Err(AttachError::Protocol)), "{gone:?}");
     }
 }
