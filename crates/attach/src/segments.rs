@@ -188,8 +188,9 @@ impl LocalSegment {
     /// Makes the segment available: from now on, other processes may connect to it.
     ///
     /// # Errors
-    /// [`AttachError::Refused`] for private segments, and empty ones without memory.
+    /// [`AttachError::Refused`] for private segments, [`AttachError::NoMemory`] for empty ones without memory.
     pub fn set_available(&self) -> Result<(), AttachError> {
+        self.check_memory()?;
         self.session.done(&SessionRequest::SetAvailable { segment: self.handle })
     }
 
@@ -214,9 +215,19 @@ impl LocalSegment {
     /// Lets other processes of this host attach.
     ///
     /// # Errors
-    /// [`AttachError::Refused`] for empty segments without memory.
+    /// [`AttachError::NoMemory`] for empty segments without memory.
     pub fn share(&self) -> Result<(), AttachError> {
+        self.check_memory()?;
         self.session.done(&SessionRequest::Share { segment: self.handle })
+    }
+
+    /// Fails for an empty segment whose memory this process has not got. Its node may have made it: then nobody here could
+    /// see what others store there.
+    fn check_memory(&self) -> Result<(), AttachError> {
+        match self.kind == SegmentKind::Empty && !self.has_memory() {
+            true => Err(AttachError::NoMemory),
+            false => Ok(()),
+        }
     }
 
     /// Maps `length` bytes from `offset`.
@@ -275,7 +286,7 @@ impl LocalSegment {
     /// process, which is not unmapped or mapped anew before the mapping is dropped.
     ///
     /// # Errors
-    /// [`AttachError`] when the segment is not empty, or the memory cannot be replaced.
+    /// [`AttachError`] when the segment is not empty, or the memory cannot be replaced: then other memory may be registered.
     #[allow(unsafe_code)]
     pub unsafe fn register(&self, address: usize) -> Result<Mapping, AttachError> {
         let file = self.ask_memory()?;

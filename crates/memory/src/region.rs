@@ -6,11 +6,11 @@ mod shared;
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_fabric::Access;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, msync};
 
 use crate::guard::{self, Registration};
 use crate::slice::DmaSlice;
@@ -39,6 +39,9 @@ pub enum RegionError {
          put it on ext4, XFS, Btrfs, F2FS or tmpfs"
     )]
     NotStored,
+    /// Memory of the process cannot be replaced: not all of it is mapped, or may be protected.
+    #[error("the memory is not all mapped, or may not be protected, and cannot be replaced: {0}")]
+    NotReplaceable(rustix::io::Errno),
     /// The operating system refused what was tried.
     #[error("{what}: {cause}")]
     System {
@@ -263,8 +266,15 @@ impl Region {
         let access = Access::READ | Access::WRITE;
         let file = Region::map(fd, 0, length, access)?;
         let mapped = file.len();
+        // SAFETY: writes nothing back at once, and fails where not all of the range is mapped. What freezes it may not.
+        unsafe { msync(with_exposed_provenance_mut(address), mapped, MsyncFlags::ASYNC) }
+            .map_err(RegionError::NotReplaceable)?;
         let registration = Registration::new(address, mapped);
-        registration.freeze(address, mapped).map_err(system("mprotect"))?;
+        if let Err(cause) = registration.freeze(address, mapped) {
+            // A part of it may be protected by now. That this could not be either is no news.
+            let _ = registration.unfreeze();
+            return Err(RegionError::NotReplaceable(cause));
+        }
         // SAFETY: the caller owns the range, and nobody writes to it.
         let outcome = unsafe { lent::put_over(address, mapped, fd, &file) };
         registration.unfreeze().map_err(system("mprotect"))?;

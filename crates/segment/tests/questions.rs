@@ -2,6 +2,8 @@
 
 #[path = "questions/locks.rs"]
 mod locks;
+#[path = "questions/memory.rs"]
+mod memory;
 
 use locks::{Locks, with_connection};
 use rackbus_fabric::FabricHandle;

@@ -22,6 +22,7 @@ impl From<AttachError> for Code {
             AttachError::Forked => SCI_ERR_NOT_INITIALIZED,
             AttachError::Protocol => SCI_ERR_INCONSISTENT_VERSIONS,
             AttachError::Region(RegionError::OutOfFile { .. }) => SCI_ERR_OUT_OF_RANGE,
+            AttachError::Region(RegionError::NotReplaceable(_)) => SCI_ERR_ILLEGAL_ADDRESS,
             AttachError::Region(_) | AttachError::System { .. } => SCI_ERR_SYSTEM,
             AttachError::Busy => SCI_ERR_BUSY,
             AttachError::NoDescriptors => SCI_ERR_NOSPC,

@@ -135,10 +135,18 @@ impl Directory {
         objects: &mut dyn Objects,
     ) -> Answer {
         let segment = self.own_segment(session, handle)?;
-        if segment.kind != SegmentKind::Empty || segment.memory.is_some() {
-            return Err(Refusal::Illegal("only an empty segment can be given memory, once".into()));
-        }
-        let memory = objects.memory(segment.size).map_err(system)?;
+        let unseen = !segment.available && !segment.shared && segment.guests.is_empty();
+        let memory = match segment.memory {
+            _ if segment.kind != SegmentKind::Empty => None,
+            None => Some(objects.memory(segment.size).map_err(system)?),
+            // The process could not map it where it wanted, and tries again.
+            Some(memory) => Some(memory).filter(|_| unseen && segment.moving.is_none()),
+        };
+        let memory = memory.ok_or_else(|| {
+            Refusal::Illegal(
+                "only an empty segment can be given memory, before others use it".into(),
+            )
+        })?;
         segment.memory = Some(memory);
         Ok(Some((Reply::Memory, vec![AttachedObject::whole(memory)])))
     }

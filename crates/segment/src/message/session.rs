@@ -29,7 +29,8 @@ pub enum SessionRequest {
         /// Shared, private, without memory yet, or a member of a multicast group.
         kind: SegmentKind,
     },
-    /// Asks for the memory of an empty segment: [`Reply::Memory`].
+    /// Asks for the memory of an empty segment: [`Reply::Memory`]. Asked again before others can use the segment, the same
+    /// memory: for a process that could not map it.
     GiveMemory {
         /// Handle of the segment.
         segment: Handle,

@@ -82,6 +82,24 @@ static void shared(struct scenario *scenario, char *program)
 }
 
 /*
+ * Memory that is not all there cannot be a segment's: it stays as it is, and so does the segment, which
+ * nobody is offered before it has other memory.
+ */
+static void not_registered(sci_local_segment_t segment, size_t size)
+{
+    unsigned char *own = (unsigned char *)mmap(NULL, size, PROT_READ | PROT_WRITE,
+                                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(own != MAP_FAILED);
+    CHECK(munmap(own + size - 4096, 4096) == 0);
+    REFUSED(SCI_ERR_ILLEGAL_ADDRESS, SCIRegisterSegmentMemory(own, size, segment, 0, &error));
+    memset(own, 0x41, size - 4096);
+    CHECK(munmap(own, size - 4096) == 0);
+    TRY(SCIPrepareSegment(segment, 0, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_OPERATION, SCISetSegmentAvailable(segment, 0, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_OPERATION, SCIShareSegment(segment, 0, &error));
+}
+
+/*
  * The program's own memory as a segment: who connects sees what the program stores, and the
  * reverse.
  */
@@ -105,6 +123,7 @@ static void registered(struct scenario *scenario)
     REFUSED(SCI_ERR_OUT_OF_RANGE,
             SCIRegisterSegmentMemory(own, PAGES + 4096, segment, 0, &error));
     REFUSED(SCI_ERR_ILLEGAL_ADDRESS, SCIRegisterSegmentMemory(NULL, PAGES, segment, 0, &error));
+    not_registered(segment, PAGES);
     TRY(SCIRegisterSegmentMemory(own, PAGES, segment, SCI_FLAG_LOCK_USER_MEM, &error));
     CHECK(own[0] == 0x31 && own[PAGES - 1] == 0x31); /* what was in it is still there */
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
