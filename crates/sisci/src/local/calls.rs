@@ -144,8 +144,10 @@ pub(super) fn end(local: &SciLocalSegment) -> SciResult<()> {
     // First the memory, then the segment: what the program goes on to write is its own again.
     let registered = local.registered.lock().unwrap_or_else(PoisonError::into_inner).take();
     drop(registered);
-    if let Source::Own(segment) = &local.source {
-        segment.remove()?;
+    match &local.source {
+        Source::Own(segment) => segment.remove()?,
+        // The connection stays for as long as its memory is mapped; who waits, or is called, learns the end now.
+        Source::Attached(segment) => segment.end_watch(),
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 
 #include "scenario.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,40 @@
 #include <unistd.h>
 
 enum { SHARED = 0x5a4e, HIDDEN = 0x5a4f, SIZE = 5000 };
+
+static int waiting;
+
+static void *wait_in_thread(void *arg)
+{
+    unsigned int node, adapter;
+    sci_error_t answer;
+    __atomic_store_n(&waiting, 1, __ATOMIC_SEQ_CST);
+    SCIWaitForLocalSegmentEvent(*(sci_local_segment_t *)arg, &node, &adapter, SCI_INFINITE_TIMEOUT,
+                                0, &answer);
+    scenario_expect(__FILE__, __LINE__, "waiting for what is removed", answer, SCI_ERR_CANCELLED);
+    return NULL;
+}
+
+/* Removed by force while it is mapped, an attached segment ends a wait for it, as an own one does. */
+static void removed_by_force(sci_desc_t sd)
+{
+    sci_local_segment_t segment;
+    sci_map_t map;
+    pthread_t thread;
+    size_t size;
+    unsigned int i;
+    alarm(30);
+    TRY(SCIAttachLocalSegment(sd, &segment, SHARED, &size, NULL, NULL, 0, &error));
+    TRY(SCIMapLocalSegment(segment, &map, 0, size, NULL, 0, &error));
+    CHECK(pthread_create(&thread, NULL, wait_in_thread, &segment) == 0);
+    AWAIT(__atomic_load_n(&waiting, __ATOMIC_SEQ_CST));
+    for (i = 0; i < 200; i++) /* the thread is at the wait, or inside of it */
+        scenario_pause();
+    REFUSED(SCI_ERR_BUSY, SCIRemoveSegment(segment, 0, &error));
+    TRY(SCIRemoveSegment(segment, SCI_FLAG_FORCE_REMOVE, &error));
+    CHECK(pthread_join(thread, NULL) == 0);
+    TRY(SCIUnmapSegment(map, 0, &error));
+}
 
 /* The other process: attaches to the shared one, and changes a byte that is told. */
 static int attacher(void)
@@ -38,6 +73,7 @@ static int attacher(void)
     bytes[SIZE - 1] = 0x22;
     TRY(SCIUnmapSegment(map, 0, &error));
     TRY(SCIRemoveSegment(segment, 0, &error));
+    removed_by_force(sd);
     TRY(SCIClose(sd, 0, &error));
     SCITerminate();
     return 0;
