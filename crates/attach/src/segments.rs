@@ -400,6 +400,18 @@ impl RemoteSegment {
         }
     }
 
+    /// As [`LocalSegment::flush`], of a segment that another process of this host shares: between machines, waits until what
+    /// was stored before has taken effect at everybody who is connected.
+    ///
+    /// # Errors
+    /// [`AttachError`] when somebody did not answer in time.
+    pub fn flush_to_all(&self) -> Result<(), AttachError> {
+        match self.keeper {
+            Keeper::Node(handle) => self.session.flush(handle),
+            Keeper::Device(_) => Ok(()),
+        }
+    }
+
     /// Whether the segment is on another machine, and what is mapped stands for it.
     pub fn is_far(&self) -> bool {
         let of_node = matches!(self.keeper, Keeper::Node(_));

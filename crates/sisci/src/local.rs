@@ -139,7 +139,7 @@ impl SciLocalSegment {
     pub(crate) fn flush(&self) -> SciResult<()> {
         match &self.source {
             Source::Own(segment) => Ok(segment.flush()?),
-            Source::Attached(_) => Ok(()),
+            Source::Attached(segment) => Ok(segment.flush_to_all()?),
         }
     }
 

@@ -2,6 +2,9 @@
 
 mod support;
 
+use std::sync::atomic::Ordering;
+
+use rackbus_attach::{SegmentOptions, Session};
 use support::{Rack, between_machines};
 
 macro_rules! between {
@@ -24,6 +27,25 @@ between!(
     removals,
     reflective
 );
+
+/// A second process on the owner's host shares the segment: its stores are as far as the owner's.
+#[test]
+fn what_an_attached_process_has_flushed_is_on_other_machines() {
+    let rack = Rack::of_machines();
+    let open = |host| Session::open(&rack.location(host)).unwrap();
+    let (owner, sharer, peer) = (open("alpha"), open("alpha"), open("beta"));
+    let segment = owner.create_segment(&SegmentOptions::shared(0x5a4e, 4096)).unwrap();
+    segment.share().unwrap();
+    segment.set_available().unwrap();
+    let attached = sharer.attach(0x5a4e, None).unwrap();
+    let remote = peer.connect(4, 0x5a4e, 3_000).unwrap();
+    let (here, there) = (attached.map(0, 4096).unwrap(), remote.map(0, 4096).unwrap());
+    for round in 1..=100 {
+        here.whole().store_u64(64, round, Ordering::Release).unwrap();
+        attached.flush_to_all().unwrap();
+        assert_eq!(there.whole().load_u64(64, Ordering::Acquire), Some(round));
+    }
+}
 
 /// The group's memory is on alpha's machine; beta's and gamma's both have it, and hear a client on each of the three.
 #[test]

@@ -12,6 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 
+use rackbus_attach::Location;
 use rackbus_fabric::FabricHandle;
 use rackbus_identity::{CertificateAuthority, Subject};
 use rackbus_link::Link;
@@ -152,6 +153,11 @@ impl Rack {
             start(folder.path(), node, name, Linked { link: Arc::new(link), machines: true });
         }
         Rack { folder, build: Build::Plain }
+    }
+
+    /// Where a process on a host finds its node.
+    pub fn location(&self, host: &str) -> Location {
+        Location { run_dir: self.folder.path().to_owned(), host: host.to_owned() }
     }
 
     /// A program of [`programs`], to be run on a host.
