@@ -28,6 +28,7 @@ use crate::spin::AdaptiveSpin;
 
 pub use bytes::{copy as copy_bytes, own_caches};
 pub use channel::{Channel, Statistics};
+pub use pages::calibrate;
 pub use published::{published, read_published};
 pub use ticket::{CopyFailure, Ticket, TransactionState};
 pub use transaction::{CopyLocation, Parties, PieceError, Transaction};

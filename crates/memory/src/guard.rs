@@ -20,7 +20,7 @@ pub(crate) mod uffd;
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use slot::GuardSlot;
 
@@ -66,9 +66,14 @@ pub fn replaced_count() -> u64 {
 }
 
 /// Keeps regions from being registered or taken out until what it returns is dropped: for a thread
-/// that forks, so that its child does not find the registry held by a thread that it has not got.
-pub fn hold_registrations() -> impl Sized {
-    registry()
+/// that forks, so that its child does not find the registry held by a thread that it has not got. `None` while somebody is
+/// at it, which may be the caller itself, in a handler of a signal.
+pub fn try_hold_registrations() -> Option<impl Sized> {
+    match REGISTRY.try_lock() {
+        Ok(held) => Some(held),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Counts a replacement that is not the guard's: a region is being revoked.

@@ -359,16 +359,13 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<HeldLock> {
-    [
+pub(crate) fn hold() -> Vec<Option<HeldLock>> {
+    vec![
         crate::forks::hold_mutex(&CALLBACKS),
         crate::forks::hold_lock(&ENGINE),
         DmaQueue::table().hold(),
         DmaChannel::table().hold(),
     ]
-    .into_iter()
-    .flatten()
-    .collect()
 }
 
 /// What a fork has of its parent's.

@@ -3,10 +3,13 @@
 //!
 //! While a process forks, the forking thread holds every lock of the library that a child could
 //! want. So none of them is held by a thread that the child has not got, and what they protect is
-//! whole there. The child then forgets what is its parent's, and begins anew.
+//! whole there. The child then forgets what is its parent's, and begins anew. Where a lock could not be had in time, the
+//! child must not touch what it protects, and cannot tell when it may: the library is unusable there, and each call says
+//! that it is not initialised, or that a handle is none.
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -20,14 +23,26 @@ pub(crate) type HeldLock = Box<dyn Any>;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// What this thread holds while it forks.
-    static HELD: RefCell<Vec<HeldLock>> = const { RefCell::new(Vec::new()) };
+    /// What this thread holds while it forks; `None` for a lock that it could not have.
+    static HELD: RefCell<Vec<Option<HeldLock>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The process is a fork, and some lock may be held for ever by a thread that it has not got.
+static UNUSABLE: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process is a fork that must not use the library.
+#[inline]
+pub(crate) fn is_unusable() -> bool {
+    UNUSABLE.load(Ordering::Relaxed)
 }
 
 /// Sees to forks from now on.
 pub(crate) fn expect() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        // Once for a process, and not held while it forks: a child must not find them under way in another thread.
+        rackbus_memory::copy::calibrate();
+        let _ = rackbus_memory::copy::published();
         // SAFETY: the functions are there as long as the library; glibc forgets them with it.
         let failed = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
         if failed != 0 {
@@ -70,7 +85,11 @@ fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
 }
 
 extern "C" fn before() {
-    let mut held = Vec::new();
+    if is_unusable() {
+        // Neither is the fork of such a fork usable.
+        return HELD.set(vec![None]);
+    }
+    let mut held: Vec<Option<HeldLock>> = Vec::new();
     // In the order in which calls take them one inside of the other.
     held.extend(crate::library::hold());
     held.extend(crate::dma::hold());
@@ -80,7 +99,8 @@ extern "C" fn before() {
     held.extend(crate::devices::hold());
     held.extend(crate::remote::hold());
     held.extend(crate::local::hold());
-    held.push(Box::new(rackbus_memory::guard::hold_registrations()) as HeldLock);
+    let registrations = patiently(rackbus_memory::guard::try_hold_registrations);
+    held.push(registrations.map(|held| Box::new(held) as HeldLock));
     HELD.set(held);
 }
 
@@ -89,6 +109,75 @@ extern "C" fn after() {
 }
 
 extern "C" fn in_child() {
-    after();
-    crate::library::begin_anew();
+    let held = HELD.take();
+    let all = held.iter().all(Option::is_some);
+    drop(held);
+    match all {
+        true => crate::library::begin_anew(),
+        false => {
+            UNUSABLE.store(true, Ordering::Relaxed);
+            crate::library::end_in_fork();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::constants::errors::{SCI_ERR_NOT_INITIALIZED, SCI_ERR_OK};
+    use crate::library::{SCIInitialize, SCITerminate};
+
+    /// Runs a function in a fork of this process, which is to end in time; what the child answers.
+    fn in_fork(child: impl FnOnce() -> i32) -> Option<i32> {
+        // SAFETY: the child of a test with several threads calls nothing but what is tested, and ends at once.
+        let process = unsafe { libc::fork() };
+        if process == 0 {
+            let answer = child();
+            // SAFETY: ends the child without what the parent would do at its end.
+            unsafe { libc::_exit(answer) };
+        }
+        assert!(process > 0);
+        let begun = Instant::now();
+        loop {
+            let mut status = 0;
+            // SAFETY: the child is this test's, and `status` can be written to.
+            if unsafe { libc::waitpid(process, &raw mut status, libc::WNOHANG) } == process {
+                return libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
+            }
+            if begun.elapsed() > Duration::from_secs(20) {
+                // SAFETY: the child was not waited for yet, so the number is still its.
+                unsafe { libc::kill(process, libc::SIGKILL) };
+                // SAFETY: as above.
+                unsafe { libc::waitpid(process, &raw mut status, 0) };
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// As with a fork in a handler of a signal that came during a call: the lock is not free before the fork is over.
+    #[test]
+    fn a_fork_without_a_lock_ends_and_is_told_that_the_library_is_not_initialised() {
+        expect();
+        let (held, is_held) = std::sync::mpsc::channel();
+        let (over, is_over) = std::sync::mpsc::channel::<()>();
+        let holder = std::thread::spawn(move || {
+            let _held = rackbus_memory::guard::try_hold_registrations();
+            held.send(()).unwrap();
+            let _ = is_over.recv();
+        });
+        is_held.recv().unwrap();
+        let answer = in_fork(|| {
+            let mut error = SCI_ERR_OK;
+            // SAFETY: `error` can be written to.
+            unsafe { SCIInitialize(0, &raw mut error) };
+            // SAFETY: there is nothing to be promised.
+            unsafe { SCITerminate() };
+            i32::from(error == SCI_ERR_NOT_INITIALIZED)
+        });
+        over.send(()).unwrap();
+        holder.join().unwrap();
+        assert_eq!(answer, Some(1));
+        assert!(!is_unusable(), "the parent goes on");
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::constants::errors::SCI_ERR_ILLEGAL_PARAMETER;
 use crate::error::{SciResult, fail};
-use crate::forks::HeldLock;
+use crate::forks::{HeldLock, is_unusable};
 
 /// A handle as programs have it.
 pub type RawHandle = *mut c_void;
@@ -82,7 +82,7 @@ impl<T: HandleKind> HandleTable<T> {
 
     /// The object of a handle.
     pub fn get(&self, handle: RawHandle) -> Option<Arc<T>> {
-        let (index, generation) = decode::<T>(handle)?;
+        let (index, generation) = decode::<T>(handle).filter(|_| !is_unusable())?;
         let slots = self.read();
         let slot = slots.slots.get(index as usize)?;
         slot.value.as_ref().filter(|_| slot.generation == generation).cloned()
@@ -90,7 +90,7 @@ impl<T: HandleKind> HandleTable<T> {
 
     /// The object of a handle, which is no handle any more.
     pub fn take(&self, handle: RawHandle) -> Option<Arc<T>> {
-        let (index, generation) = decode::<T>(handle)?;
+        let (index, generation) = decode::<T>(handle).filter(|_| !is_unusable())?;
         let mut slots = self.write();
         let slot = slots.slots.get_mut(index as usize)?;
         if slot.generation != generation {

@@ -385,16 +385,13 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<HeldLock> {
-    [
+pub(crate) fn hold() -> Vec<Option<HeldLock>> {
+    vec![
         LocalInterrupt::table().hold(),
         RemotePlain::table().hold(),
         LocalData::table().hold(),
         RemoteData::table().hold(),
     ]
-    .into_iter()
-    .flatten()
-    .collect()
 }
 
 /// What a fork has of its parent's.

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_attach::{NodeAddress, Session};
 
@@ -18,6 +18,8 @@ const NODE_LIST: usize = 8;
 const RACKBUS_ADAPTER: c_int = 1;
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
+/// The process that attached, and its session. Never held while a session is opened, which may take many seconds: a fork
+/// waits for it.
 static SESSION: Mutex<Option<(u32, Session)>> = Mutex::new(None);
 
 /// What a program opens to use an adapter (`sci_desc_t`).
@@ -74,34 +76,58 @@ pub(crate) fn between_machines() -> bool {
 /// The process' session with its node. A new one where there is none yet, the node has started
 /// anew, or the process is a fork of the one that had it.
 pub(crate) fn session() -> SciResult<Session> {
-    let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
-    match session.as_ref() {
-        Some((owner, session)) if *owner == process && !session.is_gone() => {
-            return Ok(session.clone());
-        }
-        Some((owner, _)) if *owner != process => {
-            // Its sockets are the parent's, too: they stay open, and are never used here.
-            std::mem::forget(session.take());
-            forget_parents();
-        }
-        _ => {}
+    if crate::forks::is_unusable() {
+        return fail(SCI_ERR_NOT_INITIALIZED);
+    }
+    forget_parents_session();
+    if let Some(session) = current(&lock_session()) {
+        return Ok(session);
     }
     let opened = NodeAddress::from_environment()
         .map_err(|error| error.to_string())
         .and_then(|place| Session::open(place).map_err(|error| error.to_string()));
     match opened {
-        Ok(opened) => {
-            BETWEEN_MACHINES.store(opened.between_machines(), Ordering::Release);
-            *session = Some((process, opened.clone()));
-            Ok(opened)
-        }
+        Ok(opened) => Ok(begin(opened)),
         Err(error) => {
             // The API has numbers only; this says what to do.
             explain(error);
             fail(SCI_ERR_NO_LINK_ACCESS)
         }
     }
+}
+
+fn lock_session() -> MutexGuard<'static, Option<(u32, Session)>> {
+    SESSION.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The session of this process, while its node is there.
+fn current(session: &Option<(u32, Session)>) -> Option<Session> {
+    let (owner, session) = session.as_ref()?;
+    (*owner == std::process::id() && !session.is_gone()).then(|| session.clone())
+}
+
+/// Makes a session the process', unless another thread that opened one at the same time was first: then that thread's, and
+/// this one ends.
+fn begin(opened: Session) -> Session {
+    let mut session = lock_session();
+    if let Some(first) = current(&session) {
+        return first;
+    }
+    BETWEEN_MACHINES.store(opened.between_machines(), Ordering::Release);
+    *session = Some((std::process::id(), opened.clone()));
+    opened
+}
+
+/// Lets go of a session that is a parent's, with all that was had through it; whether there was one.
+fn forget_parents_session() -> bool {
+    let parents = lock_session().take_if(|(owner, _)| *owner != std::process::id());
+    let found = parents.is_some();
+    if found {
+        // Its sockets are the parent's, too: they stay open, and are never used here.
+        std::mem::forget(parents);
+        forget_parents();
+    }
+    found
 }
 
 fn initialize(flags: u32) -> SciResult<()> {
@@ -133,18 +159,21 @@ fn close(sd: RawHandle, flags: u32) -> SciResult<()> {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<HeldLock> {
-    [crate::forks::hold_mutex(&SESSION), SciDescriptor::table().hold()]
-        .into_iter()
-        .flatten()
-        .collect()
+pub(crate) fn hold() -> Vec<Option<HeldLock>> {
+    vec![crate::forks::hold_mutex(&SESSION), SciDescriptor::table().hold()]
 }
 
-/// The process is a new fork: nothing that it finds is its own.
-pub(crate) fn begin_anew() {
+/// The process is a new fork: nothing that it finds is its own. Takes no lock.
+pub(crate) fn end_in_fork() {
     INITIALIZED.store(false, Ordering::Release);
+    crate::copy::forget_last();
+}
+
+/// The same, with all locks free: forgets what is the parent's.
+pub(crate) fn begin_anew() {
+    end_in_fork();
     // Its sockets are the parent's, too: they stay open, and are never used here.
-    std::mem::forget(SESSION.lock().unwrap_or_else(PoisonError::into_inner).take());
+    std::mem::forget(lock_session().take());
     forget_parents();
 }
 
@@ -164,13 +193,8 @@ fn forget_parents() {
 /// Ends everything that was not ended, in the order in which things need each other.
 fn terminate() {
     INITIALIZED.store(false, Ordering::Release);
-    {
-        let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
-        if session.as_ref().is_some_and(|(process, _)| *process != std::process::id()) {
-            std::mem::forget(session.take());
-            forget_parents();
-            return;
-        }
+    if crate::forks::is_unusable() || forget_parents_session() {
+        return;
     }
     crate::interrupts::end_all();
     crate::dma::end_all();
@@ -180,7 +204,7 @@ fn terminate() {
     crate::remote::end_all();
     crate::local::end_all();
     drop(SciDescriptor::table().clear());
-    let session = SESSION.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let session = lock_session().take();
     if let Some((_, session)) = session {
         session.close();
     }

@@ -243,8 +243,8 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<HeldLock> {
-    [SciLocalSegment::table().hold()].into_iter().flatten().collect()
+pub(crate) fn hold() -> Vec<Option<HeldLock>> {
+    vec![SciLocalSegment::table().hold()]
 }
 
 /// What a fork has of its parent's.

@@ -238,8 +238,8 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<HeldLock> {
-    [Map::table().hold()].into_iter().flatten().collect()
+pub(crate) fn hold() -> Vec<Option<HeldLock>> {
+    vec![Map::table().hold()]
 }
 
 /// What a fork has of its parent's.

@@ -15,7 +15,7 @@ use crate::constants::errors::*;
 use crate::constants::*;
 use crate::devices::DeviceUse;
 use crate::error::{Code, SciResult, check_adapter, check_flags, fail, finish, put};
-use crate::forks::HeldLock;
+use crate::forks::{HeldLock, is_unusable};
 use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::library::{Child, SciDescriptor, node_id};
 use crate::local::{Argument, CANCEL, CONNECT, LateHandle, Reason, late, remote_reason, wait_on};
@@ -60,6 +60,9 @@ const MOST_FORMER: usize = 1024;
 fn asked(handle: RawHandle) -> Option<(u32, u32)> {
     if let Ok(remote) = find::<SciRemoteSegment>(handle) {
         return Some(remote.asked);
+    }
+    if is_unusable() {
+        return None;
     }
     let former = FORMER.lock().unwrap_or_else(PoisonError::into_inner);
     former.iter().rev().find(|(it, _)| *it == handle.addr()).map(|(_, asked)| *asked)
@@ -283,11 +286,8 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<HeldLock> {
-    [SciRemoteSegment::table().hold(), crate::forks::hold_mutex(&FORMER)]
-        .into_iter()
-        .flatten()
-        .collect()
+pub(crate) fn hold() -> Vec<Option<HeldLock>> {
+    vec![SciRemoteSegment::table().hold(), crate::forks::hold_mutex(&FORMER)]
 }
 
 /// What a fork has of its parent's.

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
+use rackbus_memory::AdaptiveSpin;
+use rackbus_memory::packets::{MAX_PACKET, PacketListener};
 use sisci::constants::errors::{SCI_ERR_NO_LINK_ACCESS, SCI_ERR_OK};
 use sisci::library::SCIInitialize;
 
@@ -38,5 +41,54 @@ fn a_full_standard_error_output_is_no_end_of_the_program() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let test = "a_full_standard_error_output_is_no_end_of_the_program";
     let status = again(test, Path::new("/nonexistent"), full.into());
+    assert!(status.success(), "{status}");
+}
+
+/// Waits for the end of a child of this process, which is to come in time.
+fn ends(child: libc::pid_t) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(10) {
+        let mut status = 0;
+        // SAFETY: the child is this process', and `status` can be written to.
+        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+            return libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // SAFETY: the child was not waited for, so the number is still its.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    false
+}
+
+/// A process forks while another of its threads waits for a node that does not answer; whether the child ends.
+fn forks_while_a_node_is_waited_for() -> bool {
+    let socket =
+        Path::new(&std::env::var_os("RACKBUS_RUN_DIR").unwrap()).join("alpha/segments.sock");
+    let listener = PacketListener::bind(&socket).unwrap();
+    let opening = std::thread::spawn(initialize);
+    let node = listener.accept().unwrap();
+    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+    // It has said hello, and waits for the answer.
+    node.receive(&mut buffer, &mut spin, None).unwrap();
+    // SAFETY: the child calls nothing but the library's own handler of forks, and ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child without what the parent would do at its end.
+        unsafe { libc::_exit(0) };
+    }
+    let ended = ends(child);
+    drop(node);
+    ended && opening.join().unwrap() == SCI_ERR_NO_LINK_ACCESS
+}
+
+#[test]
+fn a_fork_ends_while_a_node_does_not_answer() {
+    if is_other() {
+        std::process::exit(i32::from(!forks_while_a_node_is_waited_for()));
+    }
+    let run_dir = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
+    std::fs::create_dir(run_dir.path().join("alpha")).unwrap();
+    let test = "a_fork_ends_while_a_node_does_not_answer";
+    let status = again(test, run_dir.path(), Stdio::inherit());
     assert!(status.success(), "{status}");
 }

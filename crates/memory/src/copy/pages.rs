@@ -21,8 +21,8 @@ pub(super) fn is_page(length: usize) -> bool {
     length.wrapping_sub(LEAST) < SPAN.load(Ordering::Relaxed)
 }
 
-/// Measures which way is faster here, the first time.
-pub(crate) fn calibrate() {
+/// Measures which way of copying pages is faster here, the first time: when the process maps its first memory, or before.
+pub fn calibrate() {
     static MEASURED: Once = Once::new();
     MEASURED.call_once(|| {
         // A quarter of the first cache: source and destination leave room for what the program has there.

@@ -12,7 +12,7 @@ use super::BlockCallback;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, SciResult, check_flags, fail};
-use crate::forks::HeldLock;
+use crate::forks::{HeldLock, is_unusable};
 use crate::handles::{HandleKind, RawHandle, find};
 use crate::local::Argument;
 use crate::maps::Map;
@@ -61,6 +61,9 @@ fn let_go(handle: RawHandle) {
 
 /// Somebody has waited for the transfer of a handle; whether it was known as one.
 fn waited_for(handle: RawHandle) -> bool {
+    if is_unusable() {
+        return false;
+    }
     let mut called = called();
     if Block::table().take(handle).is_some() {
         return true;

@@ -52,8 +52,8 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<HeldLock> {
-    [Sequence::table().hold()].into_iter().chain(hold_blocks()).flatten().collect()
+pub(crate) fn hold() -> Vec<Option<HeldLock>> {
+    [Sequence::table().hold()].into_iter().chain(hold_blocks()).collect()
 }
 
 /// What a fork has of its parent's.

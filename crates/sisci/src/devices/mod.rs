@@ -179,8 +179,8 @@ pub(crate) fn end_all() {
 }
 
 /// The locks of it all, held while the process forks.
-pub(crate) fn hold() -> Vec<HeldLock> {
-    [SciDevice::table().hold(), crate::forks::hold_mutex(&DEVICES)].into_iter().flatten().collect()
+pub(crate) fn hold() -> Vec<Option<HeldLock>> {
+    vec![SciDevice::table().hold(), crate::forks::hold_mutex(&DEVICES)]
 }
 
 /// What a fork has of its parent's.
