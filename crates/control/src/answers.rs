@@ -214,17 +214,19 @@ impl KeptAnswers {
         self.by_key.values().filter(borrowed).map(|kept| kept.key.clone()).collect()
     }
 
-    /// The keys that are to be forgotten at `now`, before `new` more are kept: the oldest, but not those of requests that have
+    /// The keys that are to be forgotten at `now`, before `new` more are kept: the oldest, but not those of borrows that have
     /// no answer yet, whose leases would be asked for twice. Those are as many as there are leases at most.
     pub fn outdated(&self, now: u64, new: usize) -> Vec<String> {
         let mut excess = (self.by_key.len() + new).saturating_sub(MOST_KEYS);
         let mut outdated = Vec::new();
+        let borrows = |kept: &KeptAnswer| matches!(kept.request, KeyedRequest::Borrow { .. });
         for (at, key) in &self.by_time {
             let over = at.saturating_add(KEPT_MS) <= now;
             if !over && excess == 0 {
                 break;
             }
-            if over || !self.pending.contains(key) {
+            let open = || self.pending.contains(key) && self.by_key.get(key).is_some_and(borrows);
+            if over || !open() {
                 excess = excess.saturating_sub(1);
                 outdated.push(key.clone());
             }

@@ -14,6 +14,7 @@ use rackbus_lease::{Config, Message};
 use tokio::task::JoinHandle;
 
 const FUNCTION: &str = "alpha/nvme0";
+const OTHER: &str = "alpha/nvme1";
 const LONG: u64 = 60_000;
 
 /// A control plane with nodes that do at once what they are told.
@@ -26,8 +27,8 @@ async fn service() -> Arc<Service> {
 }
 
 fn options() -> ServiceOptions {
-    let nvme0 = InventoryDevice {
-        function: FUNCTION.parse().unwrap(),
+    let drive = |function: &str| InventoryDevice {
+        function: function.parse().unwrap(),
         kind: "nvme".to_owned(),
         detail: String::new(),
         separable: true,
@@ -37,7 +38,7 @@ fn options() -> ServiceOptions {
         sections: Default::default(),
         rack: "lab".to_owned(),
         hosts: vec!["alpha".to_owned(), "beta".to_owned()],
-        devices: vec![nvme0],
+        devices: vec![drive(FUNCTION), drive(OTHER)],
         ..Inventory::default()
     };
     ServiceOptions {
@@ -52,8 +53,8 @@ fn options() -> ServiceOptions {
 
 async fn register(service: &Arc<Service>, host: &'static str) {
     let told = service.listen(host).unwrap();
-    let devices =
-        if host == "alpha" { BTreeMap::from([("nvme0".to_owned(), 0)]) } else { BTreeMap::new() };
+    let devices: &[&str] = if host == "alpha" { &["nvme0", "nvme1"] } else { &[] };
+    let devices = devices.iter().map(|device| ((*device).to_owned(), 0)).collect();
     let address = host.to_owned();
     let register = Message::Register { incarnation: 1, devices, newest_lease: 0, address };
     say(service, host, register).await;
@@ -274,6 +275,18 @@ async fn nobody_waits_for_a_function_that_is_not_there() {
     assert_eq!(refused.unwrap_err().code, "unknown_function");
     assert_eq!(waiting(&service), 0);
     service.give_back(held.lease, None, None).await.unwrap();
+    // Nor for its turn with another one, which is kept for who came first.
+    service.borrow(&BorrowRequest::new(OTHER, "beta"), None).await.unwrap();
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { service.borrow_together(&together(&[FUNCTION, OTHER]), None).await }
+    });
+    while waiting(&service) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let refused = service.borrow_together(&together(&[FUNCTION, "alpha/nvme9"]), None).await;
+    assert_eq!(refused.unwrap_err().code, "unknown_function");
+    first.abort();
 }
 
 /// The same where it goes while somebody waits for it.

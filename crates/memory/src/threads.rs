@@ -10,9 +10,11 @@ use std::thread::JoinHandle;
 
 /// Signals that a thread causes by what it does itself. They must reach it: the handler of shared memory mends faults
 /// ([`guard`](crate::guard)), and a thread that blocks the signal of a fault ends the process.
-const OWN_FAULTS: [libc::c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
+const OWN_FAULTS: [libc::c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// Starts a thread that takes no signal but those of its own faults.
+/// Starts a thread that takes no signal but those of its own faults. Threads and programs that it starts take no others
+/// either, unless they change that.
 ///
 /// # Errors
 /// When the system has no room for another thread.
@@ -79,7 +81,7 @@ mod tests {
             assert_eq!(std::thread::current().name(), Some("test"));
             (blocks(&signals), blocks(&OWN_FAULTS))
         });
-        assert_eq!(thread.unwrap().join().unwrap(), (vec![true; 5], vec![false; 4]));
+        assert_eq!(thread.unwrap().join().unwrap(), (vec![true; 5], vec![false; OWN_FAULTS.len()]));
         assert_eq!(blocks(&signals), before, "the caller takes what it took");
     }
 }

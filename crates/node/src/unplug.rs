@@ -60,7 +60,7 @@ impl Unplugger {
             return;
         }
         let (record, device) = loop {
-            match registry::find_by_socket(&self.run_dir, &self.host, socket) {
+            match registry::find_by_socket(&self.run_dir, &self.host, socket, left()) {
                 Ok(Some(found)) => break found,
                 Ok(None) => {
                     tracing::info!(socket = %socket.display(), "used by no VM of this host's");

@@ -24,7 +24,7 @@ pub struct VmUser {
     pub vm: String,
     /// Process id of its QEMU.
     pub process: u32,
-    /// When that process began: another one of the same id is not the VM. `None` when it had ended by then.
+    /// When that process began: another one of the same id is not the VM. `None` when that could not be seen.
     pub birth: Option<u64>,
 }
 
@@ -39,10 +39,21 @@ impl VmUser {
         let pid = i32::try_from(self.process).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
         match pidfd_open(pid, PidfdFlags::empty()) {
             // Looked at last: a process that began then is the one that was opened.
-            Ok(process) => Ok((registry::birth(self.process) == self.birth).then_some(process)),
+            Ok(process) => Ok((!self.is_other(registry::birth(self.process))).then_some(process)),
             Err(Errno::SRCH) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether a process of its id that began then is another one. What cannot be seen is no reason to think so: a VM that
+    /// runs would lose what it uses.
+    fn is_other(&self, birth: Option<u64>) -> bool {
+        birth.zip(self.birth).is_some_and(|(found, own)| found != own)
+    }
+
+    /// Whether it is the VM that this process runs now.
+    pub fn is(&self, process: u32) -> bool {
+        self.process == process && !self.is_other(registry::birth(process))
     }
 }
 
@@ -287,6 +298,15 @@ pub(crate) mod tests {
         assert!(asked.await.unwrap().starts_with("DELETE /v1/leases/7 "));
         drop(other.stdin.take());
         other.wait().unwrap();
+    }
+
+    /// Nodes of this version and later ones read it.
+    #[test]
+    fn a_vm_is_written_down_as_it_is_read() {
+        let text = r#"{"vm":"vm1","process":12,"birth":34}"#;
+        let vm: VmUser = serde_json::from_str(text).unwrap();
+        assert_eq!(vm, VmUser { vm: "vm1".into(), process: 12, birth: Some(34) });
+        assert_eq!(serde_json::to_string(&vm).unwrap(), text);
     }
 
     #[test]

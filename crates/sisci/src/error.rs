@@ -1,7 +1,6 @@
 //! From this library's errors to the API's numbers.
 
 use std::fmt::Display;
-use std::io::Write;
 
 use rackbus_attach::{AttachError, Refusal};
 use rackbus_memory::region::RegionError;
@@ -59,9 +58,12 @@ impl From<Refusal> for Code {
 }
 
 /// Tells a person what an error's number does not say. Where nobody can read it that is no error of the call's: `eprintln`
-/// would panic when the standard error output is full or closed, and a panic in a function of C ends the program.
+/// would panic when writing fails, and a panic in a function of C ends the program. Its lock would be held for ever in a
+/// fork of the process, if another thread wrote meanwhile.
 pub(crate) fn explain(reason: impl Display) {
-    let _ = writeln!(std::io::stderr(), "libsisci: {reason}");
+    let line = format!("libsisci: {reason}\n");
+    // SAFETY: the bytes are there for as long as the call lasts.
+    let _ = unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
 /// The error that a program finds as `code`.

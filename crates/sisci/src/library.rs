@@ -120,7 +120,9 @@ fn begin(opened: Session) -> Session {
 
 /// Lets go of a session that is a parent's, with all that was had through it; whether there was one.
 fn forget_parents_session() -> bool {
-    let parents = lock_session().take_if(|(owner, _)| *owner != std::process::id());
+    // Held to the end: nobody else begins a session before what was the parent's is gone.
+    let mut session = lock_session();
+    let parents = session.take_if(|(owner, _)| *owner != std::process::id());
     let found = parents.is_some();
     if found {
         // Its sockets are the parent's, too: they stay open, and are never used here.

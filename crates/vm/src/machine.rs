@@ -14,6 +14,7 @@ use serde_json::json;
 
 use crate::assets::Assets;
 use crate::error::io;
+use crate::qmp::turn_within;
 use crate::registry::{NameClaim, Plugged, VmRecord, birth, free_port, plugged, remove};
 use crate::spec::{Boot, Console, VmSpec, device};
 use crate::{CommandOutput, GuestAgent, Result, VmError};
@@ -277,7 +278,7 @@ impl Vm {
                 return Err(VmError::TimedOut { what, limit: begun.elapsed() });
             }
             // QEMU speaks with one at a time: others have their turn between two questions.
-            let mut qmp = match self.record.qmp() {
+            let mut qmp = match self.record.qmp_within(turn_within(now)) {
                 Err(VmError::TimedOut { .. }) if !left().is_zero() => continue,
                 connected => connected?,
             };

@@ -88,11 +88,16 @@ impl Vm {
     /// # Errors
     /// When there is none of that name, or the guest does not release it in time: it keeps it then.
     pub fn remove_memory(&self, id: &str) -> Result<()> {
-        // Others who ask QEMU have their turn meanwhile.
-        self.hot_remove(id, UNPLUG)?;
         // QEMU's translator (11.1) keeps what it has translated of memory that is gone, and runs it when other memory is in
         // its place: programs of the guest crash then. So that memory is kept, for the next that is plugged in.
-        if self.record().accel == Acceleration::Tcg.name() {
+        let keeps = self.record().accel == Acceleration::Tcg.name();
+        // Others who ask QEMU have their turn meanwhile.
+        match self.hot_remove(id, UNPLUG) {
+            // The guest released it before, and QEMU did not answer then.
+            Err(VmError::Refused { message, .. }) if !keeps && message.contains("not found") => {}
+            removed => removed?,
+        }
+        if keeps {
             return Ok(());
         }
         self.record().qmp()?.command("object-del", &json!({"id": backend_id(id)})).map(drop)

@@ -21,6 +21,11 @@ use crate::{Result, VmError};
 /// meanwhile, for which QEMU itself waits up to 5 s a message.
 pub const ANSWER: Duration = Duration::from_secs(20);
 
+/// How long whoever has `left` to do something waits for its turn with QEMU: others may be speaking with it.
+pub(crate) fn turn_within(left: Duration) -> Duration {
+    left.clamp(ANSWER / 4, ANSWER)
+}
+
 /// The longest line taken from QEMU, bytes. `query-qmp-schema`, the longest answer, has 300 kB.
 const LONGEST_LINE: usize = 16 << 20;
 
@@ -59,7 +64,13 @@ impl Qmp {
 
     /// The same, where nothing takes longer than `limit`.
     pub(crate) fn connect_within(socket: &Path, limit: Duration) -> Result<Self> {
-        let stream = dial(socket, limit).map_err(io("connect to QEMU at", socket))?;
+        let stream = match dial(socket, limit) {
+            Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
+                let what = "a place among those who wait for QEMU".into();
+                return Err(VmError::TimedOut { what, limit });
+            }
+            connected => connected.map_err(io("connect to QEMU at", socket))?,
+        };
         let (stream, partial, events) = (BufReader::new(stream), Vec::new(), VecDeque::new());
         let mut qmp = Self { stream, partial, events, limit };
         let greeting = qmp.line("QEMU's greeting", Instant::now() + limit, limit)?;

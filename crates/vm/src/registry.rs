@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::io;
+use crate::qmp::turn_within;
 use crate::spec::{VmSpec, check_name, device_id, variables_file};
 use crate::{Qmp, Result, VmError};
 
@@ -262,7 +263,8 @@ pub fn find(run_dir: &Path, host: &str, name: &str) -> Result<VmRecord> {
         .ok_or_else(|| VmError::NoSuchVm { name: name.into(), host: host.into() })
 }
 
-/// The VM of a host into which the function behind `socket` is plugged, and QEMU's id for it.
+/// The VM of a host into which the function behind `socket` is plugged, and QEMU's id for it; whoever asks has so much time
+/// `left`.
 ///
 /// # Errors
 /// When the folder cannot be read, or a VM into which it was plugged does not say whether it still is: its QEMU speaks with
@@ -272,17 +274,20 @@ pub fn find_by_socket(
     run_dir: &Path,
     host: &str,
     socket: &Path,
+    left: Duration,
 ) -> Result<Option<(VmRecord, String)>> {
     let meant = |record: &VmRecord| {
         record.noted().is_ok_and(|all| all.iter().any(|plugged| plugged.socket == socket))
     };
     let mut silent = None;
     for record in list(run_dir, host)?.into_iter().filter(meant) {
-        match record.qmp().and_then(|mut qmp| plugged(&record, &mut qmp)) {
-            Ok(plugged) => match plugged.into_iter().find(|it| it.socket == socket) {
-                Some(device) => return Ok(Some((record, device.id))),
-                None => {}
-            },
+        let qmp = record.qmp_within(turn_within(left));
+        match qmp.and_then(|mut qmp| plugged(&record, &mut qmp)) {
+            Ok(plugged) => {
+                if let Some(device) = plugged.into_iter().find(|it| it.socket == socket) {
+                    return Ok(Some((record, device.id)));
+                }
+            }
             Err(error) if record.alive() => silent = Some(error),
             // It has ended meanwhile.
             Err(_) => {}
@@ -397,6 +402,7 @@ fn read_record(dir: &Path, host: &str) -> Option<VmRecord> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qmp::ANSWER;
 
     fn record(dir: &Path) -> VmRecord {
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
@@ -420,7 +426,8 @@ mod tests {
         let silent = std::os::unix::net::UnixListener::bind(dir.join("qmp.sock")).unwrap();
         silent.set_nonblocking(true).unwrap();
         assert_eq!(list(&run_dir, "beta").unwrap().len(), 1);
-        let found = find_by_socket(&run_dir, "beta", Path::new("/run/nvme0.1.sock")).unwrap();
+        let found =
+            find_by_socket(&run_dir, "beta", Path::new("/run/nvme0.1.sock"), ANSWER).unwrap();
         assert_eq!(found, None);
         assert!(silent.accept().is_err(), "it was asked");
         fs::remove_dir_all(&run_dir).unwrap();
@@ -438,7 +445,7 @@ mod tests {
         let socket = Path::new("/run/nvme0.1.sock");
         vm.note_plugged("alpha/nvme0", socket).unwrap();
         // Nobody listens at its socket, as while a QEMU hangs before it does.
-        let asked = find_by_socket(&run_dir, "beta", socket);
+        let asked = find_by_socket(&run_dir, "beta", socket, ANSWER);
         assert!(matches!(asked, Err(VmError::Io { .. })), "{asked:?}");
         fs::remove_dir_all(&run_dir).unwrap();
     }

@@ -4,16 +4,17 @@
 use std::collections::BTreeMap;
 
 use super::Draft;
+use crate::api::EventKind;
 
-/// So many events of one host are kept at once.
+/// So many events of one host are kept at once, of leases and of all else.
 const AT_ONCE: u64 = 200;
-/// One more is kept each time that so many milliseconds have passed.
-const EVERY_MS: u64 = 60_000;
+/// After so many milliseconds one more is kept: of what leases used, which is said once for each, and of all else.
+const EVERY_MS: [u64; 2] = [1000, 60_000];
 
 /// Keeps one host from filling the log.
 #[derive(Debug, Default)]
 pub struct ReportLimiter {
-    hosts: BTreeMap<String, Allowance>,
+    hosts: BTreeMap<String, [Allowance; 2]>,
 }
 
 /// What one host may still say.
@@ -23,36 +24,54 @@ struct Allowance {
     kept: u64,
     /// Until when time that has passed is counted.
     counted_ms: u64,
-    /// How many were left out since the last that was kept.
+    /// How many were left out since the last time that this was said.
     left_out: u64,
 }
 
+impl Allowance {
+    /// Takes as many of `events` as there is room for, one each `every_ms`.
+    fn take(&mut self, now: u64, every_ms: u64, mut events: Vec<Draft>) -> Vec<Draft> {
+        let passed = now.saturating_sub(self.counted_ms) / every_ms;
+        self.kept = self.kept.saturating_sub(passed);
+        self.counted_ms = match self.kept {
+            0 => now,
+            _ => self.counted_ms.saturating_add(passed.saturating_mul(every_ms)),
+        };
+        let room = usize::try_from(AT_ONCE.saturating_sub(self.kept)).unwrap_or(usize::MAX);
+        let too_many = events.len().saturating_sub(room) as u64;
+        events.truncate(room);
+        self.kept = self.kept.saturating_add(events.len() as u64);
+        self.left_out = self.left_out.saturating_add(too_many);
+        events
+    }
+}
+
 impl ReportLimiter {
-    /// Those of `events` that are kept, which a report of `host` brings about at `now`; the first of them says how many were
-    /// left out before it. `host` is one of the rack's.
-    pub fn kept(&mut self, now: u64, host: &str, mut events: Vec<Draft>) -> Vec<Draft> {
+    /// Those of `events` that are kept, which a report of `host` brings about at `now`. With the next ones that are kept it is
+    /// said how many were not. `host` is one of the rack's.
+    pub fn kept(&mut self, now: u64, host: &str, events: Vec<Draft>) -> Vec<Draft> {
         if events.is_empty() {
             return events;
         }
-        let host = self.hosts.entry(host.to_owned()).or_default();
-        let passed = now.saturating_sub(host.counted_ms) / EVERY_MS;
-        host.kept = host.kept.saturating_sub(passed);
-        host.counted_ms = match host.kept {
-            0 => now,
-            _ => host.counted_ms.saturating_add(passed.saturating_mul(EVERY_MS)),
-        };
-        let room = usize::try_from(AT_ONCE.saturating_sub(host.kept)).unwrap_or(usize::MAX);
-        let too_many = events.len().saturating_sub(room) as u64;
-        events.truncate(room);
-        host.kept = host.kept.saturating_add(events.len() as u64);
-        if let Some(first) = events.first_mut()
-            && host.left_out > 0
+        let allowances = self.hosts.entry(host.to_owned()).or_default();
+        let (of_leases, others): (Vec<_>, Vec<_>) =
+            events.into_iter().partition(Draft::is_of_lease);
+        let mut kept = Vec::new();
+        for ((allowance, every_ms), events) in
+            allowances.iter_mut().zip(EVERY_MS).zip([of_leases, others])
         {
-            let left_out = std::mem::take(&mut host.left_out);
-            first.text = format!("{} ({left_out} events of this host were left out)", first.text);
+            let before = allowance.left_out;
+            let events = allowance.take(now, every_ms, events);
+            if before > 0 && !events.is_empty() {
+                allowance.left_out -= before;
+                let text = format!(
+                    "{before} events that the node of {host} brought about were left out: too many at once"
+                );
+                kept.push(Draft::of_host(EventKind::Refusal, Some(host), text));
+            }
+            kept.extend(events);
         }
-        host.left_out = host.left_out.saturating_add(too_many);
-        events
+        kept
     }
 }
 
@@ -71,9 +90,21 @@ mod tests {
         for second in 0..3600 {
             kept += limiter.kept(second * 1000, "beta", restarts(3)).len() as u64;
         }
-        assert!((AT_ONCE + 55..=AT_ONCE + 60).contains(&kept), "{kept}");
+        // One a minute, and beside each that others were left out.
+        assert!((AT_ONCE + 110..=AT_ONCE + 120).contains(&kept), "{kept}");
         // Others are not concerned.
         assert_eq!(limiter.kept(3_600_000, "alpha", restarts(3)).len(), 3);
+    }
+
+    /// It is said once, and nobody keeps it beside.
+    #[test]
+    fn what_leases_used_is_kept_while_other_events_are_left_out() {
+        let mut limiter = ReportLimiter::default();
+        limiter.kept(0, "beta", restarts(500));
+        let used = Draft { lease: Some(7), ..restarts(1).remove(0) };
+        assert!(used.is_of_lease());
+        let kept = limiter.kept(0, "beta", vec![used.clone(), restarts(1).remove(0)]);
+        assert_eq!(kept, [used]);
     }
 
     #[test]
@@ -81,10 +112,11 @@ mod tests {
         let mut limiter = ReportLimiter::default();
         assert_eq!(limiter.kept(0, "beta", restarts(205)).len() as u64, AT_ONCE);
         assert!(limiter.kept(1, "beta", restarts(2)).is_empty());
-        let next = limiter.kept(EVERY_MS, "beta", restarts(1));
-        assert!(next[0].text.ends_with("(7 events of this host were left out)"), "{next:?}");
+        let next = limiter.kept(EVERY_MS[1], "beta", restarts(1));
+        assert!(next[0].text.starts_with("7 events that the node of beta"), "{next:?}");
+        assert_eq!(next[1..], restarts(1));
         // A quiet time makes up for all.
-        let later = EVERY_MS.saturating_mul(2 * AT_ONCE);
+        let later = EVERY_MS[1].saturating_mul(2 * AT_ONCE);
         assert_eq!(limiter.kept(later, "beta", restarts(205)).len() as u64, AT_ONCE);
     }
 }

@@ -48,13 +48,18 @@ impl Authority {
         Ok((leases, self.take()))
     }
 
-    /// Whether a function is in the rack, or on its way there.
-    fn check_there(&self, function: &FunctionId) -> Result<(), BorrowRefused> {
+    /// Whether a function is in the rack: nobody has to wait for those who have it or come first, where it is not.
+    ///
+    /// # Errors
+    /// [`BorrowRefused::Unknown`], [`BorrowRefused::Withdrawn`], or [`BorrowRefused::Joining`] where its node has still to take
+    /// it on.
+    pub fn check_there(&self, function: &FunctionId) -> Result<(), BorrowRefused> {
         match self.functions.get(function).map(|record| &record.state) {
             None => Err(BorrowRefused::Unknown(function.clone())),
-            Some(Availability::Withdrawn) if !self.is_joining(function) => {
-                Err(BorrowRefused::Withdrawn(function.clone()))
+            Some(Availability::Withdrawn) if self.is_joining(function) => {
+                Err(BorrowRefused::Joining(function.clone()))
             }
+            Some(Availability::Withdrawn) => Err(BorrowRefused::Withdrawn(function.clone())),
             Some(_) => Ok(()),
         }
     }
@@ -67,14 +72,13 @@ impl Authority {
     ) -> Result<(), BorrowRefused> {
         self.check_there(function)?;
         match self.functions[function].state {
-            Availability::Withdrawn => return Err(BorrowRefused::Joining(function.clone())),
             Availability::Lent { lease } | Availability::Revoking { lease } => {
                 return Err(self.held(function, lease));
             }
             Availability::Offered if self.is_withdrawn(function) => {
                 return Err(BorrowRefused::Withdrawn(function.clone()));
             }
-            Availability::Offered => {}
+            Availability::Offered | Availability::Withdrawn => {}
         }
         self.check_contact(now, &function.host)
     }

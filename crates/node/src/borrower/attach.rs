@@ -111,19 +111,15 @@ pub(super) fn show(
 }
 
 impl AttachOpener {
-    /// Tells who watches users of the one that is there, if that is a VM.
+    /// Tells who watches users of the one that is there, or was there last, if that is a VM. One may have ended while the
+    /// control plane did not answer: then this returns the lease.
     pub(super) fn tell_use(&self, open: &Arc<Open>) {
-        let Some(process) = open.process() else { return };
-        let known = open.user().as_ref().is_some_and(|user| user.process == process);
-        if !known {
+        if let Some(process) = open.process()
+            && !open.user().as_ref().is_some_and(|user| user.is(process))
+        {
             let vm = self.listener.vm_of(&open.path);
             *open.user() = vm.map(|vm| VmUser::new(vm, process));
         }
-        self.tell_last_use(open);
-    }
-
-    /// The same of the VM that is, or was, its last user.
-    pub(super) fn tell_last_use(&self, open: &Arc<Open>) {
         let Some(user) = open.user().clone() else { return };
         let (lease, process) = (self.open.clone(), user.process);
         // Nobody is there any more, or still that one.

@@ -109,12 +109,7 @@ impl BorrowedFunctions {
                 self.ended().push(open);
             } else {
                 *open.user() = user;
-                let opener = self.opener(&open);
-                match open.process() {
-                    Some(_) => opener.tell_use(&open),
-                    // It may have ended while the control plane did not answer: then this returns the lease.
-                    None => opener.tell_last_use(&open),
-                }
+                self.opener(&open).tell_use(&open);
                 self.all().insert(open.grant.lease, open);
             }
         }

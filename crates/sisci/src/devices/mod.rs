@@ -102,22 +102,29 @@ impl SciDevice {
 }
 
 /// The rack's devices, for this process and the session that it has now.
+/// Never held while they are opened, which may take many seconds: a fork waits for it.
 static DEVICES: Mutex<Option<(u64, Devices)>> = Mutex::new(None);
 
 fn devices() -> SciResult<Devices> {
     let session = session()?;
     let number = session.holder().session.0;
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((of, devices)) = devices.as_ref()
-        && *of == number
-    {
-        return Ok(devices.clone());
+    let current = |devices: &Option<(u64, Devices)>| {
+        devices.as_ref().filter(|(of, _)| *of == number).map(|(_, devices)| devices.clone())
+    };
+    let lock = || DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(devices) = current(&lock()) {
+        return Ok(devices);
     }
     let place = NodeAddress::from_environment().map_err(|error| {
         explain(error);
         Code(SCI_ERR_NO_LINK_ACCESS)
     })?;
     let opened = Devices::open(&session, place).map_err(|error| code("devices", error))?;
+    let mut devices = lock();
+    // Another thread may have opened them at the same time, and been first.
+    if let Some(first) = current(&devices) {
+        return Ok(first);
+    }
     *devices = Some((number, opened.clone()));
     Ok(opened)
 }

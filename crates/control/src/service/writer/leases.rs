@@ -81,10 +81,12 @@ impl Writer {
                 return Ok(Ok(Granted::Leases(wanted)));
             }
         }
-        let turn = functions.iter().try_for_each(|function| self.check_turn(function, asker));
-        if let Err(queued) = turn {
-            self.refused_borrow(borrower, &queued, asker);
-            return Ok(Err(queued));
+        // Whoever waits for its turn is woken when one of them goes, and is told of that and not of its turn.
+        let there = functions.iter().try_for_each(|function| self.authority.check_there(function));
+        let turn = || functions.iter().try_for_each(|function| self.check_turn(function, asker));
+        if let Err(refused) = there.and_then(|()| turn()) {
+            self.refused_borrow(borrower, &refused, asker);
+            return Ok(Err(refused));
         }
         let repeatable = key.is_some();
         let granted = self.step(|authority, at_ms| {
