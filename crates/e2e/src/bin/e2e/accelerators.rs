@@ -57,37 +57,45 @@ fn run(guest: &mut Guest, script: &str) -> Result<()> {
     Ok(())
 }
 
+/// The kernels of two releases.
+const RELEASES: [&str; 2] = ["bookworm", "trixie"];
+
 /// For root, in a guest without an IOMMU: with no driver, and with the kernel's for user space.
 pub fn without_iommu(world: &mut RackWithGuests) -> Result<()> {
-    for release in ["bookworm", "trixie"] {
-        let mut guest = start(&world.rack, "uio", release, "alpha/accel0.vf1", &[])?;
-        let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
-        ensure!(said.contains("nr_hugepages"), "without huge pages: {said}");
-        run(&mut guest, "echo 4 >/proc/sys/vm/nr_hugepages; tried 'no driver'")?;
-        run(&mut guest, "modprobe uio_pci_generic; bind uio_pci_generic; tried uio_pci_generic")?;
-        guest.stop(&world.rack)?;
-    }
-    Ok(())
+    without_iommu_in(world, RELEASES[0])
 }
 
 /// For anybody who may, in a guest that translates its functions' DMA.
 pub fn with_iommu(world: &mut RackWithGuests) -> Result<()> {
+    with_iommu_in(world, RELEASES[1])
+}
+
+/// Both, each on the other kernel.
+pub fn in_other_guests(world: &mut RackWithGuests) -> Result<()> {
+    without_iommu_in(world, RELEASES[1])?;
+    with_iommu_in(world, RELEASES[0])
+}
+
+fn without_iommu_in(world: &mut RackWithGuests, release: &str) -> Result<()> {
+    let mut guest = start(&world.rack, "uio", release, "alpha/accel0.vf1", &[])?;
+    let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
+    ensure!(said.contains("nr_hugepages"), "without huge pages: {said}");
+    run(&mut guest, "echo 4 >/proc/sys/vm/nr_hugepages; tried 'no driver'")?;
+    run(&mut guest, "modprobe uio_pci_generic; bind uio_pci_generic; tried uio_pci_generic")?;
+    guest.stop(&world.rack)
+}
+
+fn with_iommu_in(world: &mut RackWithGuests, release: &str) -> Result<()> {
     let iommu = ["-device", "intel-iommu,intremap=on,caching-mode=on"];
-    for release in ["bookworm", "trixie"] {
-        let mut guest = start(&world.rack, "vfio", release, "alpha/accel0.vf2", &iommu)?;
-        let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
-        ensure!(said.contains("bind it to vfio-pci"), "with an IOMMU and no driver: {said}");
-        run(
-            &mut guest,
-            "modprobe vfio_iommu_type1; modprobe vfio-pci; bind vfio-pci; tried vfio-pci",
-        )?;
-        run(
-            &mut guest,
-            "chown 65534 /dev/vfio/$(basename $(readlink $function/iommu_group))
-             accel() { setpriv --reuid 65534 --clear-groups /tmp/programs/run rackbus accel run \"$@\"; }
-             tried 'vfio-pci, not root'",
-        )?;
-        guest.stop(&world.rack)?;
-    }
-    Ok(())
+    let mut guest = start(&world.rack, "vfio", release, "alpha/accel0.vf2", &iommu)?;
+    let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
+    ensure!(said.contains("bind it to vfio-pci"), "with an IOMMU and no driver: {said}");
+    run(&mut guest, "modprobe vfio_iommu_type1; modprobe vfio-pci; bind vfio-pci; tried vfio-pci")?;
+    run(
+        &mut guest,
+        "chown 65534 /dev/vfio/$(basename $(readlink $function/iommu_group))
+         accel() { setpriv --reuid 65534 --clear-groups /tmp/programs/run rackbus accel run \"$@\"; }
+         tried 'vfio-pci, not root'",
+    )?;
+    guest.stop(&world.rack)
 }

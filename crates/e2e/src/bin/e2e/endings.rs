@@ -11,11 +11,11 @@ use rackbus_vm::agent::RunningCommand;
 use serde_json::{Value, json};
 
 use crate::RackWithGuests;
-use crate::segments::{HOST, LIMIT, Running, TOOLS, conformance, installed};
+use crate::segments::{HOST, LIMIT, Running, TOOLS, conformance_of_two, installed};
 
 /// The guest: a host of the rack, that it runs on, and its release. Of the releases this is the one that no other
 /// scenario shares memory with.
-const GUEST: (&str, &str, &str) = ("inside", "beta", "trixie-backports");
+pub const GUEST: (&str, &str, &str) = ("inside", "beta", "trixie-backports");
 /// How long any call of the library may take when somebody ends: about three seconds is its own bound for a
 /// connect, and the guests share their processors with all else.
 const LONGEST_MS: f64 = 10_000.0;
@@ -73,7 +73,7 @@ fn installed_in(rack: &RackProcesses, guest: &mut Guest, folder: &str) -> Result
 }
 
 /// A guest that shares memory, with the programs in it.
-fn started(rack: &RackProcesses, folder: &str) -> Result<Guest> {
+pub fn started(rack: &RackProcesses, folder: &str) -> Result<Guest> {
     let (name, host, release) = GUEST;
     let mut guest = Guest::start_with(rack, name, host, release, &[], &["--fabric"])?;
     installed_in(rack, &mut guest, folder)?;
@@ -86,7 +86,7 @@ pub fn in_the_middle(world: &mut RackWithGuests) -> Result<()> {
     let folder = installed(rack)?.display().to_string();
     let mut guest = started(rack, &folder)?;
     println!("          Linux {}", guest.run("uname -r")?.trim());
-    conformance(rack, &mut guest, GUEST.0, &folder)?;
+    conformance_of_two(rack, &mut guest, GUEST.0, &folder)?;
     owners(rack, &mut guest, &folder)?;
     users(rack, &mut guest, &folder)?;
     nodes(rack, &mut guest, &folder)?;

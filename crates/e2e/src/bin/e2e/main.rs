@@ -68,8 +68,10 @@ const MORE_ALONE: [Alone; 2] = [
 ];
 
 /// The same of those with a rack.
-const MORE: [Scenario; 1] =
-    [("the library conforms in guests of two older kernels", segments::conformance_in_guests)];
+const MORE: [Scenario; 2] = [
+    ("programs in guests of the other kernels use accelerators", accelerators::in_other_guests),
+    ("the library conforms in guests of all kernels", segments::conformance_in_guests),
+];
 
 /// In this order: those that kill nodes come last.
 const SCENARIOS: [Scenario; 32] = [

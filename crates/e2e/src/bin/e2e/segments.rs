@@ -178,6 +178,16 @@ pub fn conformance(
             .begin(&format!("{TESTS}/{test}"), LIMIT)
             .and_then(|it| succeeded(name, test, &it.wait()?))?;
     }
+    conformance_of_two(rack, guest, name, folder)
+}
+
+/// Those of the conformance tests that are about two programs.
+pub fn conformance_of_two(
+    rack: &RackProcesses,
+    guest: &mut Guest,
+    name: &str,
+    folder: &str,
+) -> Result<()> {
     let id = |host| node_id(rack, host);
     for (test, role) in TOGETHER {
         let other = if role == "owner" { "peer" } else { "owner" };
@@ -208,7 +218,7 @@ fn started(rack: &RackProcesses, folder: &str) -> Result<Vec<Guest>> {
     Ok(guests)
 }
 
-/// The conformance tests in the guests. On another kernel they run with programs that end in the middle.
+/// The conformance tests in guests of all kernels. Where programs end in the middle, some of them run as well.
 pub fn conformance_in_guests(world: &mut RackWithGuests) -> Result<()> {
     let rack = &world.rack;
     let folder = installed(rack)?.display().to_string();
@@ -216,7 +226,10 @@ pub fn conformance_in_guests(world: &mut RackWithGuests) -> Result<()> {
     for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
         conformance(rack, guest, name, &folder)?;
     }
-    guests.into_iter().try_for_each(|guest| guest.stop(rack))
+    guests.into_iter().try_for_each(|guest| guest.stop(rack))?;
+    let mut newest = crate::endings::started(rack, &folder)?;
+    conformance(rack, &mut newest, crate::endings::GUEST.0, &folder)?;
+    newest.stop(rack)
 }
 
 /// Ping-pong through segments, interrupts and transfers: two guests of two hosts with each other, and each

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The hosts' network; other tests have others.
 const SUBNET: &str = "20";
 /// How often the drive is borrowed and returned, unless `RACKBUS_CYCLES` says otherwise.
-const CYCLES: &str = "10";
+const CYCLES: &str = "6";
 /// The hosts are translated, and busy with other tests: a heartbeat may be late.
 const SETTLE: &str = "until_ok test -b /dev/nvme0n1";
 
