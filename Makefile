@@ -112,7 +112,7 @@ test-e2e: setup
 
 # Scenarios that `make test` leaves out, since it has others that are the same on another version of Linux.
 test-e2e-more: setup
-	@scripts/setup kernel
+	@scripts/setup kernel trixie-backports
 	$(CARGO) build --workspace --all-targets
 	target/debug/e2e target/e2e-more --more
 
