@@ -115,10 +115,12 @@ impl DmaSpace {
         self.generation += 1;
         for window in windows {
             // A mapping without memory may be where a window is.
-            if window.region.is_some() {
+            let has_memory = window.region.is_some();
+            // First: whoever revokes meanwhile finds it, or nothing of it is reached any more.
+            release(window.region);
+            if has_memory {
                 self.revoker.forget(window.loan.range().0);
             }
-            release(window.region);
         }
     }
 
@@ -134,7 +136,6 @@ impl DmaSpace {
     /// memory is behind, until their owner takes them away; windows are closed.
     pub fn drop_memory(&mut self) {
         self.close_windows();
-        self.revoker.forget_all();
         self.generation += 1;
         for window in self.domain.targets_mut() {
             window.loan.end();
@@ -142,6 +143,8 @@ impl DmaSpace {
             window.behind = Behind::Nothing;
             release(window.region.take());
         }
+        // Last: whoever revokes meanwhile finds what is reached still.
+        self.revoker.forget_all();
     }
 
     /// What takes all memory away, from any thread.

@@ -113,9 +113,10 @@ impl DmaSpace {
     /// When there is no such window.
     pub fn close_window(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
         let window = self.peers.windows.unmap(iova, length)?;
-        self.revoker.forget(iova);
         self.generation += 1;
+        // First: whoever revokes meanwhile finds it, or nothing of it is reached any more.
         release(window.region);
+        self.revoker.forget(iova);
         Ok(())
     }
 

@@ -238,9 +238,11 @@ impl Directory {
         if self.by_id.get(&segment.id) == Some(&handle) {
             self.by_id.remove(&segment.id);
         }
+        // It is emptied then, also for those who lose no right.
+        let told = if segment.moving.is_some() { ConnectionChange::Revoked } else { change };
         for (node, connection) in segment.guests.into_keys() {
             self.guests.remove(&(node, connection));
-            let tell = OwnerMessage::Remote { connection, change };
+            let tell = OwnerMessage::Remote { connection, change: told };
             self.send(Recipient::Tell(node, tell), Vec::new());
         }
         if let Some(connection) = segment.group {

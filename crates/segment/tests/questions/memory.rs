@@ -1,11 +1,12 @@
 //! When the memory of an empty segment is given.
 
 use rackbus_segment::message::{
-    ConnectorMessage, Question, Refusal, Reply, SegmentKind, SessionRequest, TargetKind,
+    ConnectionChange, ConnectorMessage, OwnerMessage, Question, Refusal, Reply, SegmentAccess,
+    SegmentKind, SessionRequest, TargetKind,
 };
 use rackbus_segment::{Directory, DirectoryAction, Handle, ObjectId, Recipient};
 
-use super::{Memories, SESSION, directory};
+use super::{Memories, SESSION, directory, directory_at};
 
 /// The memory that a request is answered with, or the refusal.
 fn asked(
@@ -54,4 +55,36 @@ fn memory_is_given_again_until_others_use_it() {
     };
     let refused = ask(SessionRequest::GiveMemory { segment });
     assert!(matches!(refused, Err(Refusal::Illegal(_))), "it is not empty");
+}
+
+/// Those who lose no right are not told that they keep what they had last: it is emptied for the one that does.
+#[test]
+fn a_segment_that_ends_while_it_is_taken_from_one_host_is_revoked_for_all() {
+    let hosts = [(4, "alpha"), (8, "beta"), (12, "gamma")];
+    let mut directory = directory_at(&hosts, true, 1 << 20);
+    let (mut memories, kind) = (Memories::default(), SegmentKind::Shared);
+    let create = SessionRequest::CreateSegment { id: 7, choose: false, size: 4096, kind };
+    let Ok((Reply::Created { segment, .. }, memory)) = asked(&mut directory, &mut memories, create)
+    else {
+        panic!("no segment")
+    };
+    asked(&mut directory, &mut memories, SessionRequest::SetAvailable { segment }).unwrap();
+    for (node, connection) in [(8, Handle(1)), (12, Handle(2))] {
+        let what = Question::Segment { id: 7, what: TargetKind::Segment };
+        let connect = ConnectorMessage::Question { request: 1, connection, what };
+        directory.asked(0, node, connect, &mut memories);
+    }
+    let (node, share) = (Some(8), SegmentAccess::None);
+    let withdraw = SessionRequest::SetShare { first: 7, last: 7, node, share };
+    directory.request(0, SESSION, withdraw, &mut memories);
+    let ended = directory.closed(0, SESSION, &mut memories);
+    let told = ended.iter().find_map(|it| match it {
+        DirectoryAction::Send(Recipient::Tell(12, OwnerMessage::Remote { change, .. }), _) => {
+            Some(*change)
+        }
+        _ => None,
+    });
+    let empties = |it: &DirectoryAction| matches!(it, DirectoryAction::Empty { object, .. } if memory.contains(object));
+    assert!(ended.iter().any(empties), "{ended:?}");
+    assert_eq!(told, Some(ConnectionChange::Revoked), "{ended:?}");
 }

@@ -24,6 +24,14 @@ use crate::stream::{Stream, StreamError};
 /// Between two looks of a session that was saved whether it has ended.
 const REST: Duration = Duration::from_millis(100);
 
+/// How long to wait for what is `due`. What is overdue is its engine's to do, which may hang for as long as a disk does.
+fn rest_until(due: Millis, now: Millis) -> Duration {
+    match due.checked_sub(now) {
+        Some(left) if left > 0 => Duration::from_millis(left),
+        _ => REST,
+    }
+}
+
 /// Nanoseconds of the clock that all processes of a host have in common, and of which [`Instant`]s are moments.
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -193,9 +201,8 @@ impl CarriedSession {
             if attempt.is_some() {
                 return attempt;
             }
-            let due = state.contact.due().unwrap_or(now).max(now + 1);
-            let rest = if state.saved { REST } else { Duration::ZERO };
-            let limit = Duration::from_millis(due - now).max(rest);
+            let due = state.contact.due().unwrap_or(now);
+            let limit = rest_until(due, now).max(if state.saved { REST } else { Duration::ZERO });
             let waited = self.0.changed.wait_timeout(state, limit);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -421,7 +428,8 @@ impl CarriedSession {
             if self.is_over() {
                 return;
             }
-            let limit = due.map_or(1, |due| due.saturating_sub(now).max(1)) * 1_000_000;
+            let limit = due.map_or(Duration::ZERO, |due| rest_until(due, now));
+            let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1_000_000);
             let over = self.0.over.as_fd();
             let woken = match other {
                 Some(other) => Event::wait_any(&[over, other], Some(limit)),
