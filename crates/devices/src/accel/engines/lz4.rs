@@ -6,6 +6,7 @@ use lz4_flex::frame::{BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
 use rackbus_spec::accel::Status;
 
 use super::{EngineStep, OperationRequest, Portion, RunningOperation};
+use crate::accel::LARGEST;
 
 pub struct Compress {
     encoder: FrameEncoder<Vec<u8>>,
@@ -99,7 +100,7 @@ fn walk_frame(input: &[u8]) -> Option<usize> {
     }
 }
 
-/// The library reads a frame when all of it is there. A decoder is for one frame: what it has of that, it would have for
+/// The library reads a frame when all of it is there, which has as many bytes as a message at most. A decoder is for one frame: what it has of that, it would have for
 /// the next one too, and its memory is as large as the frame's header says.
 pub struct Decompress {
     decoder: FrameDecoder<Cursor<Vec<u8>>>,
@@ -116,6 +117,10 @@ impl Default for Decompress {
 impl RunningOperation for Decompress {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let frame = self.decoder.get_mut();
+        // In a chain it may come from what makes gigabytes of a message.
+        if frame.get_ref().len().saturating_add(input.len()) > LARGEST as usize {
+            return Err(Status::CorruptInput);
+        }
         frame.get_mut().extend_from_slice(input);
         if !last {
             return Ok(EngineStep { read: input.len(), ..EngineStep::default() });

@@ -180,10 +180,13 @@ fn a_frame_that_would_fill_the_memory_ends_where_its_room_does() {
     giant.push(0xe0);
     giant.extend_from_slice(&(1u64 << 60).to_le_bytes());
     giant.extend_from_slice(&[0x03, 0, 0, 7]);
-    for (operation, bomb, expected) in [
-        (Operation::ZstdDecompress, zstd_bomb(), Status::OutputTooSmall),
-        (Operation::Lz4Decompress, lz4_bomb(), Status::OutputTooSmall),
-        (Operation::ZstdDecompress, giant, Status::CorruptInput),
+    let (zstd, lz4) = (Operation::ZstdDecompress, Operation::Lz4Decompress);
+    for (operation, behind, bomb, expected) in [
+        (zstd, None, zstd_bomb(), Status::OutputTooSmall),
+        (lz4, None, lz4_bomb(), Status::OutputTooSmall),
+        (zstd, None, giant, Status::CorruptInput),
+        // It takes all of a frame before it puts anything out.
+        (zstd, Some(lz4), zstd_bomb(), Status::CorruptInput),
     ] {
         assert!(bomb.len() <= 1 << 20, "{operation:?}: {} bytes", bomb.len());
         let room = 128 << 10;
@@ -191,7 +194,7 @@ fn a_frame_that_would_fill_the_memory_ends_where_its_room_does() {
         tenant.memory.whole().part(OUTPUT as usize, 1 << 20).unwrap().fill(9);
         let before = pool.usage(TenantId(1)).unwrap().engine_ns;
         let asked = Descriptor {
-            stages: [operation as u8, 0, 0, 0],
+            stages: [operation as u8, behind.map_or(0, |it| it as u8), 0, 0],
             input: IOVA + INPUT,
             output: IOVA + OUTPUT,
             input_length: bomb.len() as u32,
