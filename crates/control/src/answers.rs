@@ -341,8 +341,13 @@ mod tests {
         }
         assert_eq!(answers.outdated(10, 0), [] as [&str; 0]);
         assert_eq!(answers.outdated(10, 2), ["old", "young"]);
-        // Nobody pushes out a request that has no answer yet: its lease would be another one when it is repeated.
+        // Nobody pushes out a borrow that has no answer yet: its lease would be another one when it is repeated. A return is
+        // of the same lease then.
         answers.put(kept("young", 6));
+        assert_eq!(answers.outdated(10, 2), ["old", "young"]);
+        let borrow = r#"{"request":"borrow","function":"alpha/nvme0","borrower":"beta"}"#;
+        let request = serde_json::from_str(borrow).unwrap();
+        answers.put(KeptAnswer { request, ..kept("young", 6) });
         assert_eq!(answers.outdated(10, 2), ["old", "key 2"]);
         assert_eq!(answers.outdated(KEPT_MS + 6, 1), ["old", "young"]);
         answers.put(answered("old", 7));
