@@ -150,7 +150,7 @@ impl Authority {
                     if let Some(change) = change.filter(|change| change.outcome.is_some()) {
                         self.level_set(lease, change);
                     }
-                    self.armed(now, lease);
+                    self.armed(lease);
                 }
             }
             Message::ArmFailed { incarnation, device, epoch, reason } => {

@@ -151,14 +151,10 @@ impl Authority {
     }
 
     /// The lender lets the lease's borrower in.
-    pub(super) fn armed(&mut self, now: Millis, lease: LeaseId) {
+    pub(super) fn armed(&mut self, lease: LeaseId) {
         let confirmed = self.confirm(lease);
         if self.leases.get(&lease).is_some_and(|l| l.state == LeaseState::Arming) {
             self.set_lease_state(lease, LeaseState::Opening);
-            // The borrower hears of it now, and renews from then on. One that comes back to an authority made anew has more.
-            let renewed = now.saturating_add(self.config.ttl);
-            let given = self.deadlines.get(&lease).copied();
-            self.set_deadline(lease, Some(given.map_or(renewed, |given| given.max(renewed))));
             self.say(lease);
         } else if confirmed {
             self.say(lease);

@@ -159,13 +159,7 @@ impl World {
             }
             LeaseState::Ended { reason: EndReason::Expired } => self.patience.expired(number)?,
             LeaseState::Closing { .. } | LeaseState::Ended { .. } => self.patience.end(number),
-            LeaseState::Opening => {
-                let before = self.stored.get(&Record::Lease(lease.clone()).key());
-                // The borrower hears of it now.
-                if matches!(before, Some(Record::Lease(l)) if l.state == LeaseState::Arming) {
-                    self.patience.begin(number);
-                }
-            }
+            LeaseState::Opening => {}
         }
         Ok(())
     }
