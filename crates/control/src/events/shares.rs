@@ -1,9 +1,16 @@
 //! What is told of borrowers that take turns on a function.
 
-use rackbus_lease::{LeaveReason, ShareRecord};
+use rackbus_lease::{EndReason, LeaseRecord, LeaseState, LeaveReason, ShareRecord};
 
 use super::Draft;
 use crate::api::EventKind;
+
+/// Whether a share's own events tell how `lease` begins and ends, which may be one of its turns. That its device was
+/// withdrawn they do not: a turn that had not begun would end without a word.
+pub fn is_told_by_share(lease: &LeaseRecord) -> bool {
+    let withdrawn = LeaseState::Ended { reason: EndReason::Withdrawn };
+    lease.turn.is_some() && lease.state != withdrawn
+}
 
 impl Draft {
     /// Whether it is news of a lease, also where that is a turn: of these, what a share's own events do not tell.
@@ -84,7 +91,30 @@ impl Draft {
 
 #[cfg(test)]
 mod tests {
+    use rackbus_lease::TurnOf;
+
     use super::*;
+
+    /// Found by a soak: of a turn that was withdrawn before it had begun nothing was told.
+    #[test]
+    fn that_its_device_was_withdrawn_is_told_of_a_turn_as_well() {
+        let ended = |reason: EndReason, turn: Option<TurnOf>| {
+            let (function, borrower) = ("gamma/nvme5".parse().unwrap(), "alpha".to_owned());
+            let state = LeaseState::Ended { reason };
+            let [(group, level), (vm, change)] = Default::default();
+            let (since, until, placement) = (1, Some(2), Default::default());
+            #[rustfmt::skip]
+            let lease = LeaseRecord {
+                lease: 168, function, epoch: 58, borrower, placement, group, level, change, since, until, turn, vm, state,
+            };
+            Draft::of_lease(None, &lease).filter(|draft| draft.is_news(|_| is_told_by_share(&lease)))
+        };
+        let turn = || Some(TurnOf { share: 149, grace: 1, claim: 1, vm: None });
+        let told = ended(EndReason::Withdrawn, turn()).unwrap();
+        assert_eq!(told.lease, Some(168));
+        assert!(ended(EndReason::TurnOver, turn()).is_none());
+        assert!(ended(EndReason::TurnOver, None).is_some());
+    }
 
     #[test]
     fn of_turns_only_what_goes_wrong_is_told_beside_the_events_of_shares() {

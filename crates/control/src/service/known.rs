@@ -12,7 +12,7 @@ use rackbus_lease::{
 use tokio::sync::mpsc;
 
 use crate::api::{DeviceReport, EventKind, NodeReport, PeerReport};
-use crate::events::{Draft, Log};
+use crate::events::{Draft, Log, is_told_by_share};
 
 /// Messages that a node may be behind. One that takes nothing for longer is cut off, and told what
 /// it still has to know when it comes back: the authority repeats what was not answered.
@@ -106,7 +106,7 @@ impl Known {
     pub fn events_of(&self, records: &[Record]) -> Vec<Draft> {
         let event = |record: &Record| match record {
             Record::Lease(lease) => Draft::of_lease(self.leases.get(&lease.lease), lease)
-                .filter(|draft| draft.is_news(|_| lease.turn.is_some())),
+                .filter(|draft| draft.is_news(|_| is_told_by_share(lease))),
             // What is withdrawn is told of its device.
             Record::Function(state) if self.is_leaving(&state.function) => None,
             Record::Function(state) if self.is_back_from_turn(state) => None,

@@ -100,7 +100,10 @@ fn walk_frame(input: &[u8]) -> Option<usize> {
     }
 }
 
-/// The library reads a frame when all of it is there, which has as many bytes as a message at most. A decoder is for one frame: what it has of that, it would have for
+/// So many bytes a frame has at most. What does not get smaller is a little longer as a frame than as a message.
+const LONGEST_FRAME: usize = 2 * LARGEST as usize;
+
+/// The library reads a frame when all of it is there. A decoder is for one frame: what it has of that, it would have for
 /// the next one too, and its memory is as large as the frame's header says.
 pub struct Decompress {
     decoder: FrameDecoder<Cursor<Vec<u8>>>,
@@ -118,7 +121,7 @@ impl RunningOperation for Decompress {
     fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
         let frame = self.decoder.get_mut();
         // In a chain it may come from what makes gigabytes of a message.
-        if frame.get_ref().len().saturating_add(input.len()) > LARGEST as usize {
+        if frame.get_ref().len().saturating_add(input.len()) > LONGEST_FRAME {
             return Err(Status::CorruptInput);
         }
         frame.get_mut().extend_from_slice(input);
