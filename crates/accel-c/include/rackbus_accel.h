@@ -180,8 +180,10 @@ typedef int (*rackbus_accel_each)(void *argument, uint64_t offset, const void *o
  * Does the operations of a request (its segments are not used) on what the drive at a vfio-user socket has: length
  * bytes from offset on, in messages of so many bytes (whole blocks, at most the info's largest; 0: 1 MiB, or half of it
  * where more may come out than goes in). The drive reads into memory that the accelerator takes it from; the program only
- * tells both, and takes results, in the order of the drive. Each message has the same nonce. It takes the memory for data, and nothing is under way in queue 0, whose depth is
- * 6 at least. It ends with RACKBUS_ACCEL_ENDED when each did not return 0.
+ * tells both, and takes results, in the order of the drive. AES-CTR counts on from message to message, as if all were
+ * one; it is the first operation then. AES-GCM needs a nonce for each message: with it, length is one message at most. It
+ * takes the memory for data, and nothing is under way in queue 0, whose depth is 6 at least. It ends with
+ * RACKBUS_ACCEL_ENDED when each did not return 0.
  */
 int rackbus_accel_run_drive(rackbus_accel *accel, const rackbus_accel_request *request, const char *drive,
 			    uint64_t offset, uint64_t length, size_t message, rackbus_accel_each each,

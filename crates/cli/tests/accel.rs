@@ -170,8 +170,17 @@ fn what_a_drive_has_goes_through_an_accelerator_on_its_way() {
         assert_eq!(places, expected);
         let copied = run(&["zstd+unzstd", "--length", "1536K"]);
         assert_eq!((copied.status.success(), copied.stdout.len()), (true, 1536 << 10));
+        // Counted on from message to message.
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key").display().to_string();
+        std::fs::write(&key, [7; 32]).unwrap();
+        let cipher = ["aes256ctr", "--key", &key, "--counter", "ffffffffffffffffffffffffffffff00"];
+        let whole = through(&rack, &[&["accel", "run"], &cipher[..]].concat(), &[0; 1 << 20]);
+        let parts = run(&[&cipher[..], &["--length", "1M", "--message", "256K"]].concat());
+        assert!(parts.stdout == whole, "{}", String::from_utf8_lossy(&parts.stderr));
         for (args, expected) in [
             (&["aes256gcm"][..], "use another operation"),
+            (&["copy+aes256ctr"], "use another operation"),
             (&["copy", "--from", "8M"], "beyond the drive's end"),
             (&["copy", "--from", "100"], "whole blocks"),
             (&["copy", "--message", "100"], "whole blocks"),

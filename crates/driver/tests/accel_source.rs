@@ -80,7 +80,9 @@ fn each_message_of_a_range_comes_out_once_in_its_order() {
                 results.iter().zip(whole.chunks(MESSAGE).enumerate())
             {
                 assert_eq!(*at, offset + (nth * MESSAGE) as u64);
-                let work = MessageWork { stages, ..MessageWork::default() };
+                // Counted on, as in one message of the whole range: a message is 4096 blocks.
+                let nonce = ((nth * MESSAGE / 16) as u128).to_be_bytes();
+                let work = MessageWork { stages, nonce, ..MessageWork::default() };
                 assert!(*result == accel.run(&work, input, 1 << 20).unwrap(), "{stages:?} at {at}");
             }
         }
@@ -90,6 +92,41 @@ fn each_message_of_a_range_comes_out_once_in_its_order() {
         accel.run(&MessageWork { stages: chains[0], ..MessageWork::default() }, b"on", 2).unwrap(),
         b"on"
     );
+}
+
+/// What is enciphered under one nonce, or counter block, twice is given away.
+#[test]
+fn no_nonce_is_used_for_two_messages() {
+    let mut accel = accel();
+    let mut source = source(&mut accel);
+    let seal = accel.create_context(Operation::Aes256GcmSeal, &[5; 32]).unwrap();
+    let count = accel.create_context(Operation::Aes256Ctr, &[5; 32]).unwrap();
+    let chains: [&[(Operation, u16)]; 4] = [
+        &[(Operation::Aes256GcmSeal, seal)],
+        &[(Operation::Aes256GcmOpen, seal)],
+        &[(Operation::ZstdCompress, 0), (Operation::Aes256Ctr, count)],
+        &[(Operation::Aes256Ctr, count), (Operation::Aes256Ctr, count)],
+    ];
+    for stages in chains {
+        let refused = run(&mut source, &mut accel, stages, (0, MESSAGE as u64 + 512)).unwrap_err();
+        assert!(matches!(refused, SourceError::Request(_)), "{stages:?}: {refused}");
+        let one = run(&mut source, &mut accel, stages, (0, MESSAGE as u64));
+        let fails = stages[0].0 == Operation::Aes256GcmOpen;
+        assert_eq!(one.is_err(), fails, "{stages:?}: {one:?}");
+    }
+    // In messages, as at once.
+    let (stages, nonce) = ([(Operation::Aes256Ctr, count)], [0xff; 16]);
+    let work = MessageWork { stages: &stages, nonce, ..MessageWork::default() };
+    let whole = &content()[4096..4096 + 3 * MESSAGE + 512];
+    let expected = accel.run(&work, whole, 1 << 20).unwrap();
+    let (mut all, room) = (Vec::new(), accel.data_size());
+    let range = DriveRange { offset: 4096, length: whole.len() as u64 };
+    let each = |_: u64, result: &[u8]| {
+        all.extend_from_slice(result);
+        Ok(())
+    };
+    source.run(&mut accel, room, &work, range, each).unwrap();
+    assert!(all == expected);
 }
 
 #[test]

@@ -35,6 +35,9 @@ const WAIT_LIMIT: Duration = Duration::from_secs(15);
 /// Set in the identifier of a descriptor that waits.
 const WAITS: u16 = 0x8000;
 
+/// Blocks of AES, of which a counter block counts one each.
+const AES_BLOCK: u64 = 16;
+
 /// Bytes that a message cannot have.
 const NO_MESSAGE: SourceError = SourceError::Request(
     "a message is whole blocks, and no more than drive and accelerator take at once (1 MiB mostly)",
@@ -116,6 +119,8 @@ struct Message {
 /// What is done with the messages of a range.
 struct Range<'a> {
     work: &'a MessageWork<'a>,
+    /// Where it began.
+    first: u64,
     /// What is left of it begins here, and ends there.
     at: u64,
     end: u64,
@@ -133,6 +138,36 @@ impl Range<'_> {
     /// Messages that the accelerator knows of and that are under way.
     fn known(&self) -> usize {
         self.under_way.len() - (self.asked - self.told)
+    }
+}
+
+/// What is done with the message that begins `at` bytes behind the beginning of a range: AES-CTR counts on, as if the
+/// range were one message. A counter block that is used twice gives away both texts.
+fn work_at<'a>(work: &MessageWork<'a>, at: u64) -> MessageWork<'a> {
+    let mut work = *work;
+    if work.stages.iter().any(|(operation, _)| *operation == Operation::Aes256Ctr) {
+        let first = u128::from_be_bytes(work.nonce);
+        work.nonce = first.wrapping_add((at / AES_BLOCK).into()).to_be_bytes();
+    }
+    work
+}
+
+/// Refuses what would use a nonce, or a counter block, for more than one message.
+fn check_nonces(stages: &[(Operation, u16)]) -> Result<(), SourceError> {
+    use Operation::{Aes256Ctr, Aes256GcmOpen, Aes256GcmSeal, Copy};
+    let operations = || stages.iter().map(|(operation, _)| *operation);
+    if operations().any(|it| matches!(it, Aes256GcmSeal | Aes256GcmOpen)) {
+        return Err(SourceError::Request(
+            "each message that AES-GCM seals has a nonce of its own: ask for one message at a time",
+        ));
+    }
+    // Behind what changes lengths, blocks of one message would be counted like those of the next.
+    let behind = operations().skip_while(|it| *it == Copy).skip(1);
+    match behind.into_iter().any(|it| it == Aes256Ctr) {
+        true => Err(SourceError::Request(
+            "AES-CTR counts the drive's bytes, so it is the first operation: ask for one message at a time",
+        )),
+        false => Ok(()),
     }
 }
 
@@ -199,6 +234,9 @@ impl DriveSource {
     /// of the drive. It uses `room` bytes of the accelerator's memory for data and its first queue, where nothing else
     /// is under way. What fails ends it, when nothing is under way any more.
     ///
+    /// AES-CTR counts on from message to message, as if the range were one; it is the first operation then. What is
+    /// sealed or opened by AES-GCM needs a nonce for each message, so a range is one message there.
+    ///
     /// # Errors
     /// [`SourceError`].
     pub fn run(
@@ -225,12 +263,15 @@ impl DriveSource {
                 "the accelerator is open with too few descriptors under way: it takes 6",
             ));
         }
+        if length > self.message as u64 {
+            check_nonces(work.stages)?;
+        }
         accel.check_idle()?;
         self.check_idle()?;
         let room = (room.min(accel.data_size()) / TOLD).min(accel.info().largest as usize);
         let (asked, told, under_way) = (0, 0, VecDeque::new());
         let (at, end) = (offset, offset + length);
-        let mut range = Range { work, at, end, room, asked, told, under_way };
+        let mut range = Range { work, first: offset, at, end, room, asked, told, under_way };
         let mut outcome = Ok(());
         loop {
             if outcome.is_ok() {
@@ -318,10 +359,11 @@ impl DriveSource {
             let place = range.told % TOLD;
             let output = accel.span(place * range.room, range.room)?;
             let Some(message) = range.under_way.get(range.known()) else { break };
-            let Message { buffer, awaited: (at, condition), .. } = message;
+            let Message { offset, buffer, awaited: (at, condition), .. } = message;
             let address = self.address + buffer.offset() as u64;
             let input = MessageSpan { address, segments: 0, length: buffer.len() as u32 };
-            let mut operations = Accel::describe_spans(range.work, input, output)?;
+            let work = work_at(range.work, offset - range.first);
+            let mut operations = Accel::describe_spans(&work, input, output)?;
             let mut wait = Accel::describe_wait(self.address + *at as u64, *condition, WAIT_LIMIT);
             (wait.id, operations.id) = (place as u16 | WAITS, place as u16);
             [&wait, &operations].into_iter().try_for_each(|it| accel.push(0, it))?;

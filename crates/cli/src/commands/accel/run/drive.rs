@@ -62,15 +62,12 @@ impl DriveArgs {
     }
 }
 
-/// Whether messages that are put out one behind the other can be told apart again.
-fn is_framed(operation: Operation) -> bool {
-    !matches!(
-        operation,
-        Operation::Aes256Ctr
-            | Operation::Aes256GcmSeal
-            | Operation::Aes256GcmOpen
-            | Operation::Deflate
-    )
+/// Whether what comes out of a drive's messages, one behind the other, can be read again: what has a nonce of its own or
+/// no end that can be found cannot, and blocks are counted where the drive's bytes are.
+fn is_readable(operations: &[Operation]) -> bool {
+    use Operation::{Aes256Ctr, Aes256GcmOpen, Aes256GcmSeal, Deflate};
+    let never = |it: &Operation| matches!(it, Aes256GcmSeal | Aes256GcmOpen | Deflate);
+    !operations.iter().any(never) && !operations.iter().skip(1).any(|it| *it == Aes256Ctr)
 }
 
 impl super::Args {
@@ -82,13 +79,17 @@ impl super::Args {
         operations: &[Operation],
         output: &Output,
     ) -> Result<(), Failure> {
-        if operations.iter().any(|operation| !is_framed(*operation)) {
+        if !is_readable(operations) {
             let error = "each message of a drive would need a nonce of its own, or an end that can be found";
             return Err(Failure::usage(
                 error,
-                "use another operation with --drive, such as zstd, lz4 or sha256",
+                "use another operation with --drive, such as zstd, lz4, sha256 or, as the first one, aes256ctr",
             ));
         }
+        let nonce = match operations.contains(&Operation::Aes256Ctr) {
+            true => super::counter(self.counter.as_deref())?,
+            false => [0; 16],
+        };
         let mut accel = place.open(DEPTH)?;
         let stages = self.stages(&mut accel, operations)?;
         let largest = accel.info().largest as usize;
@@ -101,7 +102,7 @@ impl super::Args {
         let info = drive.drive().info();
         let end = info.blocks.saturating_mul(info.block_size.into());
         let length = source.length.unwrap_or(end.saturating_sub(source.from));
-        let work = MessageWork { stages: &stages, ..MessageWork::default() };
+        let work = MessageWork { stages: &stages, nonce, associated: 0 };
         let last = operations.last().copied().unwrap_or(Operation::Copy);
         let (mut listed, mut told) = (Vec::new(), Instant::now());
         let range = DriveRange { offset: source.from, length };
