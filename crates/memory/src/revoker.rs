@@ -3,7 +3,11 @@
 //! That thread may hang for as long as a disk does, with addresses of its user's memory in its
 //! hands or in the kernel's. So its mappings are kept here as well, and [`Revoker::revoke`]
 //! replaces each by private memory: what the thread or the kernel still writes reaches nobody.
+//!
+//! A host may stall, too, with threads that are about to touch that memory, while its user gives the function up
+//! and others get the memory. Such threads look first: see [`Revoker::before_access`].
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,19 +15,58 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rackbus_fabric::LoanEnd;
 
 use crate::region::Region;
+use crate::stream::Stream;
+use crate::ticks;
 
 /// A hold on all memory that one [`DmaSpace`](crate::DmaSpace) leads to; cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Revoker(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shared {
     revoked: AtomicBool,
     /// What is mapped now, by its address, and the loans.
     regions: Mutex<BTreeMap<u64, (Weak<Region>, LoanEnd)>>,
+    /// The conversation of the user that has the function, where it may end unseen.
+    user: Mutex<Option<Arc<dyn Stream>>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("revoked", &self.revoked).finish_non_exhaustive()
+    }
 }
 
 impl Revoker {
+    /// The function has this user from now on, or none.
+    pub fn used_by(&self, conversation: Option<Arc<dyn Stream>>) {
+        *self.user() = conversation;
+    }
+
+    /// Takes everything away if the user has given the function up.
+    #[cold]
+    pub fn check_user(&self) {
+        let user = self.user().clone();
+        if user.is_some_and(|user| user.is_closed()) && !self.is_revoked() {
+            tracing::warn!("the user gave the function up while this host stalled");
+            self.revoke();
+        }
+    }
+
+    /// Something in memory is about to be used or written by a thread that says so each time. If it stalled since the
+    /// last time, and the user has given the function up meanwhile, everything is taken away first: whatever is done with it
+    /// afterwards reaches nobody.
+    #[inline]
+    pub fn before_access(&self) {
+        thread_local! {
+            static LOOKED: Cell<u64> = const { Cell::new(0) };
+        }
+        let now = ticks::now();
+        if ticks::is_gap(LOOKED.replace(now), now) {
+            self.check_user();
+        }
+    }
+
     /// Takes everything away that is mapped now, and lets nothing be mapped until the next user
     /// [begins](crate::DmaSpace::begin). On return nothing reaches the memory any more, whatever
     /// the function's thread does, and the loans have ended; the thread finds its mappings as they were.
@@ -70,6 +113,10 @@ impl Revoker {
         self.0.revoked.store(false, Ordering::Release);
     }
 
+    fn user(&self) -> MutexGuard<'_, Option<Arc<dyn Stream>>> {
+        self.0.user.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn regions(&self) -> MutexGuard<'_, BTreeMap<u64, (Weak<Region>, LoanEnd)>> {
         // Entries come and go whole.
         self.0.regions.lock().unwrap_or_else(PoisonError::into_inner)
@@ -87,9 +134,48 @@ pub(crate) fn revoke_region(region: &Region) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
     use crate::region::SharedMemory;
     use crate::space::{DmaSpace, MapError};
+    use crate::ticks;
     use rackbus_fabric::{Access, Lending};
+
+    /// Any thread that says so before each access, and not the function's alone.
+    #[test]
+    fn a_thread_that_stalled_while_the_user_left_reaches_nothing() {
+        let memory = SharedMemory::create("user", 0x1000).unwrap();
+        let mut space = DmaSpace::new();
+        space.set_master(true);
+        let lent = Lending::alone().lend(0, 0x1000, Access::all(), Some(memory.handle(0)));
+        space.map(lent.unwrap()).unwrap();
+        let (conversation, user) = UnixStream::pair().unwrap();
+        space.revoker().used_by(Some(Arc::new(conversation)));
+        let pinned = space.pin(0, 16, Access::WRITE).unwrap();
+        let revoker = space.revoker().clone();
+        let (stall, stalled) = channel();
+        let thread = std::thread::spawn(move || {
+            revoker.before_access();
+            pinned.get().fill(1);
+            stalled.recv().unwrap();
+            revoker.before_access();
+            pinned.get().fill(2);
+        });
+        while memory.region().whole().read_obj::<u8>(0).unwrap() != 1 {
+            std::thread::yield_now();
+        }
+        drop(user);
+        let begun = ticks::now();
+        while !ticks::is_gap(begun, ticks::now()) {
+            std::thread::yield_now();
+        }
+        stall.send(()).unwrap();
+        thread.join().unwrap();
+        assert!(space.revoker().is_revoked());
+        assert_eq!(memory.region().whole().read_obj::<u8>(0), Some(1), "it reaches the memory");
+    }
 
     #[test]
     fn what_is_taken_away_elsewhere_is_reached_by_nobody_until_the_next_user() {

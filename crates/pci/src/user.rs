@@ -23,8 +23,7 @@ pub struct UserWatch {
     clock: Box<dyn Clock>,
     /// The counter at the last look.
     looked: Cell<u64>,
-    /// The conversation of the user that has the function, where it may end unseen.
-    conversation: Option<Arc<dyn Stream>>,
+    /// Knows the user's conversation.
     revoker: Revoker,
 }
 
@@ -36,7 +35,7 @@ impl std::fmt::Debug for UserWatch {
 
 impl UserWatch {
     pub(crate) fn new(clock: Box<dyn Clock>, revoker: Revoker) -> UserWatch {
-        UserWatch { looked: Cell::new(clock.ticks()), clock, conversation: None, revoker }
+        UserWatch { looked: Cell::new(clock.ticks()), clock, revoker }
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
@@ -45,7 +44,7 @@ impl UserWatch {
 
     /// The function has this user from now on, or none.
     pub(crate) fn is_of(&mut self, conversation: Option<Arc<dyn Stream>>) {
-        self.conversation = conversation;
+        self.revoker.used_by(conversation);
     }
 
     /// Something in memory is about to be used or written. If this thread stalled since the
@@ -68,12 +67,7 @@ impl UserWatch {
     }
 
     /// Takes all memory away if the user has gone.
-    #[cold]
     pub(crate) fn check(&self) {
-        let gone = self.conversation.as_ref().is_some_and(|user| user.is_closed());
-        if gone && !self.revoker.is_revoked() {
-            tracing::warn!("the user gave the function up while this host stalled");
-            self.revoker.revoke();
-        }
+        self.revoker.check_user();
     }
 }

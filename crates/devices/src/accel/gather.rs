@@ -1,7 +1,7 @@
 //! A message's memory: ranges of a tenant's, one after the other, as the function reached them when it
 //! took the descriptor.
 
-use rackbus_memory::{DmaSlice, PinnedPieces, PinnedSlice};
+use rackbus_memory::{DmaSlice, PinnedPieces, PinnedSlice, Revoker};
 
 /// Pieces of memory that are used as one.
 #[derive(Debug, Default)]
@@ -11,9 +11,17 @@ pub struct Gather {
     /// The others, each with its place in the whole.
     rest: Vec<(usize, PinnedSlice)>,
     length: usize,
+    /// Of the memory's user. A thread that is an engine stalls with its host as well, and asks for itself before each
+    /// access.
+    revoker: Option<Revoker>,
 }
 
 impl Gather {
+    /// Pieces that are taken away by `revoker`.
+    pub fn of(revoker: &Revoker) -> Gather {
+        Gather { revoker: Some(revoker.clone()), ..Gather::default() }
+    }
+
     /// Adds a piece behind those that there are.
     pub fn push(&mut self, piece: PinnedSlice) {
         let length = piece.get().len();
@@ -109,6 +117,9 @@ impl Gather {
     /// Visits what there is of `length` bytes from `offset` on, in order.
     pub fn each(&self, offset: usize, length: usize, mut visit: impl FnMut(DmaSlice<'_>)) {
         let Some(first) = &self.first else { return };
+        if let Some(revoker) = &self.revoker {
+            revoker.before_access();
+        }
         let end = offset.saturating_add(length).min(self.length);
         let mut at = offset;
         let mut within = |start: usize, piece: &PinnedSlice| {
@@ -132,5 +143,41 @@ impl Gather {
                 break;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use rackbus_fabric::Lending;
+    use rackbus_memory::{Access, DmaSpace, SharedMemory, ticks};
+
+    use super::*;
+
+    /// Invariant I4 after a stall: an engine's thread finds out by itself that the memory may be somebody else's.
+    #[test]
+    fn what_an_engine_puts_out_after_its_host_stalled_does_not_reach_a_user_who_left() {
+        let memory = SharedMemory::create("user", 0x1000).unwrap();
+        let mut space = DmaSpace::new();
+        space.set_master(true);
+        let access = Access::READ | Access::WRITE;
+        let lent = Lending::alone().lend(0, 0x1000, access, Some(memory.handle(0)));
+        space.map(lent.unwrap()).unwrap();
+        let (conversation, user) = UnixStream::pair().unwrap();
+        space.revoker().used_by(Some(Arc::new(conversation)));
+        let mut gather = Gather::of(space.revoker());
+        gather.append(space.pin_pieces(0, 0x1000, access).unwrap());
+        gather.write(0, &[1; 16]);
+        drop(user);
+        let begun = ticks::now();
+        while !ticks::is_gap(begun, ticks::now()) {
+            std::thread::yield_now();
+        }
+        gather.write(0, &[2; 16]);
+        let mut found = [0; 16];
+        memory.whole().copy_to(&mut found);
+        assert_eq!(found, [1; 16]);
     }
 }

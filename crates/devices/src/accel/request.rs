@@ -153,7 +153,7 @@ fn range(
     segments: u16,
     access: Access,
 ) -> Result<Gather, Status> {
-    let mut gather = Gather::default();
+    let mut gather = Gather::of(dma.revoker());
     let mut add = |address: u64, length: u32| {
         if length > 0 {
             let range = dma.pin_pieces(address, length as usize, access);
