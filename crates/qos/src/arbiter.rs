@@ -103,21 +103,25 @@ impl TenantArbiter {
         left
     }
 
-    /// Nothing of a tenant waits any more. What waited is returned.
-    pub fn clear(&mut self, id: TenantId, now: u64) -> Vec<QueuedMessage> {
+    /// Those of a tenant's waiting messages that `which` says, of a queue each, wait no more. They are returned.
+    pub fn take_out(
+        &mut self,
+        id: TenantId,
+        now: u64,
+        mut which: impl FnMut(u16, &QueuedMessage) -> bool,
+    ) -> Vec<QueuedMessage> {
         let Some(tenant) = self.tenants.get_mut(&id) else { return Vec::new() };
-        tenant.waiting = 0;
+        let mut out = Vec::new();
+        for (queue, messages) in &mut tenant.queues {
+            messages.retain(|message| {
+                let goes = which(*queue, message);
+                out.extend(goes.then_some(*message));
+                !goes
+            });
+        }
+        tenant.waiting -= out.len();
         tenant.note(now);
-        tenant.queues.values_mut().flat_map(std::mem::take).collect()
-    }
-
-    /// Nothing of one of a tenant's queues waits any more. What waited is returned.
-    pub fn clear_queue(&mut self, id: TenantId, queue: u16, now: u64) -> Vec<QueuedMessage> {
-        let Some(tenant) = self.tenants.get_mut(&id) else { return Vec::new() };
-        let cleared = tenant.queues.get_mut(&queue).map(std::mem::take).unwrap_or_default();
-        tenant.waiting -= cleared.len();
-        tenant.note(now);
-        cleared.into()
+        out
     }
 
     /// The share of a tenant.

@@ -64,19 +64,16 @@ impl EngineSharing {
         }
     }
 
-    /// Nothing of a tenant waits any more. What waited is returned.
-    pub fn clear(&mut self, id: TenantId, now: u64) -> Vec<QueuedMessage> {
+    /// Those of a tenant's waiting messages that `which` says, of a queue each, wait no more. They are returned.
+    pub fn take_out(
+        &mut self,
+        id: TenantId,
+        now: u64,
+        which: impl FnMut(u16, &QueuedMessage) -> bool,
+    ) -> Vec<QueuedMessage> {
         match self {
-            Shaped(arbiter) => arbiter.clear(id, now),
-            Unshaped(queues) => queues.clear(id),
-        }
-    }
-
-    /// Nothing of one of a tenant's queues waits any more. What waited is returned.
-    pub fn clear_queue(&mut self, id: TenantId, queue: u16, now: u64) -> Vec<QueuedMessage> {
-        match self {
-            Shaped(arbiter) => arbiter.clear_queue(id, queue, now),
-            Unshaped(queues) => queues.clear_queue(id, queue),
+            Shaped(arbiter) => arbiter.take_out(id, now, which),
+            Unshaped(queues) => queues.take_out(id, which),
         }
     }
 

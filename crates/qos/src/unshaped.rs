@@ -68,7 +68,7 @@ impl MessageRoundRobin {
     /// A tenant goes. Its waiting messages are returned; what an engine has of it is not waited for.
     pub fn remove(&mut self, id: TenantId) -> Vec<QueuedMessage> {
         self.tenants.remove(&id);
-        self.clear(id)
+        self.take_out(id, |..| true)
     }
 
     /// Another tenant comes in the place of one. What waited of that one is returned; what was counted continues.
@@ -82,25 +82,25 @@ impl MessageRoundRobin {
         left
     }
 
-    /// Nothing of a tenant waits any more. What waited is returned.
-    pub fn clear(&mut self, id: TenantId) -> Vec<QueuedMessage> {
-        self.clear_where(|(tenant, _)| tenant == id)
-    }
-
-    /// Nothing of one of a tenant's queues waits any more. What waited is returned.
-    pub fn clear_queue(&mut self, id: TenantId, queue: u16) -> Vec<QueuedMessage> {
-        self.clear_where(|key| key == (id, queue))
-    }
-
-    fn clear_where(&mut self, which: impl Fn(QueueKey) -> bool) -> Vec<QueuedMessage> {
-        let begun = self.begun.iter().filter(|(key, _)| which(*key));
-        let mut left: Vec<_> = begun.map(|(_, message)| *message).collect();
-        self.begun.retain(|(key, _)| !which(*key));
-        let cleared = self.queues.iter_mut().filter(|(key, _)| which(**key));
-        left.extend(cleared.flat_map(|(_, messages)| std::mem::take(messages)));
-        self.queues.retain(|key, _| !which(*key));
-        self.turns.retain(|key| !which(*key));
-        left
+    /// Those of a tenant's waiting messages that `which` says, of a queue each, wait no more. They are returned.
+    pub fn take_out(
+        &mut self,
+        id: TenantId,
+        mut which: impl FnMut(u16, &QueuedMessage) -> bool,
+    ) -> Vec<QueuedMessage> {
+        let mut out = Vec::new();
+        let mut stays = |(tenant, queue): QueueKey, message: &QueuedMessage| {
+            let goes = tenant == id && which(queue, message);
+            out.extend(goes.then_some(*message));
+            !goes
+        };
+        self.begun.retain(|(key, message)| stays(*key, message));
+        for (key, messages) in &mut self.queues {
+            messages.retain(|message| stays(*key, message));
+        }
+        self.queues.retain(|_, messages| !messages.is_empty());
+        self.turns.retain(|key| self.queues.contains_key(key));
+        out
     }
 
     /// What a tenant has used so far. Of [`Usage`], that are operations, bytes, engine time and turns.
@@ -270,7 +270,7 @@ mod tests {
         let mut turn = run(&mut policy);
         work(&mut policy, &mut turn);
         let turn = run(&mut policy);
-        assert_eq!(tags(policy.clear_queue(A, 1)), [1, 3]);
+        assert_eq!(tags(policy.take_out(A, |queue, _| queue == 1)), [1, 3]);
         assert_eq!(tags(policy.renew(A)), [2]);
         assert!(!policy.complete(&turn, TurnResult::default()), "it is the former user's");
         assert!(!policy.has_waiting() && policy.usage(A).unwrap().engine_ns == 100);

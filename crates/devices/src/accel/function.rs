@@ -251,6 +251,9 @@ impl<M: Medium> Front<M> {
                 gone.push((*number, status));
             }
         }
+        if !gone.is_empty() {
+            self.medium.forget_given_up();
+        }
         for (number, status) in gone {
             self.finish(bus, FinishedJob { number, status, written: 0, value: 0 });
         }

@@ -198,6 +198,12 @@ impl EngineJob {
         self.lock().memory.is_none()
     }
 
+    /// Whether it was [given up](EngineJob::cancel). One that an engine has at this moment is not known to be.
+    pub fn is_given_up(&self) -> bool {
+        let state = self.state.try_lock();
+        state.is_ok_and(|it| it.memory.is_none() && matches!(it.engines, JobEngines::Over))
+    }
+
     /// Gives it up. On return nothing touches its memory, and its keys are wiped.
     pub fn cancel(&self) {
         let mut state = self.lock();

@@ -130,8 +130,8 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     /// Gives it up. On return nothing of it touches the tenant's memory, and it does not end.
     fn cancel(&mut self, work: &Self::Work);
 
-    /// What was given up in this queue pair is not done any more, as far as it has not begun.
-    fn clear_queue(&mut self, queue: u16);
+    /// What was [given up](Medium::cancel) has no place before the engines any more.
+    fn forget_given_up(&mut self);
 
     /// All was given up: as after power-on, without a context.
     fn stop(&mut self);

@@ -31,6 +31,9 @@ pub use held::HeldTurn;
 
 /// Input bytes between two places where an operation can be interrupted.
 const GRANULE: u64 = 4096;
+/// How often engines are measured at most until what their host is promised can be kept.
+const MEASUREMENTS: u32 = 3;
+
 /// How a device's engines are run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolOptions {
@@ -135,6 +138,15 @@ impl Shared {
         self.estimates.get(&(tenant, kind)).map_or(1.0, Estimate::factor)
     }
 
+    /// Takes those of a tenant's operations that `which` says from before the engines.
+    fn take_out(&mut self, tenant: TenantId, now: u64, which: impl Fn(Option<&EngineJob>) -> bool) {
+        let Shared { sharing, jobs, .. } = self;
+        let job = |message: &QueuedMessage| jobs.get(&message.tag).map(Arc::as_ref);
+        for message in sharing.take_out(tenant, now, |_, message| which(job(message))) {
+            jobs.remove(&message.tag);
+        }
+    }
+
     /// Promises a tenant a level in the place of what it has, or takes that away.
     fn promise(
         &mut self,
@@ -188,9 +200,7 @@ impl EnginePool {
     /// are not.
     pub fn start(&self) -> std::io::Result<()> {
         let started = self.started.get_or_init(|| {
-            let mut failed = None;
-            let profiles = measure_all();
-            let capacity = capacity::measure(self.options.workers);
+            let (profiles, capacity, admission, mut failed) = self.measured();
             if capacity.engine_ns < Capacity::of(self.options.workers).engine_ns {
                 let processors = capacity.engine_ns as f64 / SECOND as f64;
                 let engines = self.options.workers;
@@ -199,13 +209,6 @@ impl EnginePool {
                     processors,
                     "an accelerator has more engines than this machine has processors for"
                 );
-            }
-            let mut admission =
-                LevelAdmission::new(capacity, profiles.clone()).with_shaping(self.options.shaping);
-            if let Some(provider) = &self.options.provider
-                && let Err(refused) = admission.reserve(provider)
-            {
-                failed = Some(format!("`provider` cannot be kept: {refused}"));
             }
             self.lock().admission = admission;
             for number in 0..self.options.workers {
@@ -230,6 +233,27 @@ impl EnginePool {
 }
 
 impl PoolEngines {
+    /// What operations cost and the engines do together, what can be promised of that beside what the device's own host
+    /// has, and why that host's level cannot be kept. What else ran on the machine may have made it look slower than it
+    /// is: one that cannot be kept is tried with other measurements before it is refused.
+    fn measured(
+        &self,
+    ) -> (BTreeMap<String, EngineProfile>, Capacity, LevelAdmission, Option<String>) {
+        let PoolOptions { workers, provider, shaping, .. } = &self.options;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let (profiles, capacity) = (measure_all(), capacity::measure(*workers));
+            let mut admission =
+                LevelAdmission::new(capacity, profiles.clone()).with_shaping(*shaping);
+            let reserved = provider.as_ref().map_or(Ok(()), |provider| admission.reserve(provider));
+            let failed = reserved.err().map(|why| format!("`provider` cannot be kept: {why}"));
+            if failed.is_none() || attempts == MEASUREMENTS {
+                return (profiles, capacity, admission, failed);
+            }
+        }
+    }
+
     /// What operations cost here, by name; nothing before it is started.
     pub fn profiles(&self) -> Option<&BTreeMap<String, EngineProfile>> {
         self.started.get().map(|started| &started.profiles)
@@ -349,18 +373,14 @@ impl PoolEngines {
     /// Nothing that a tenant waits for is done any more.
     pub fn clear(&self, tenant: TenantId) {
         let mut shared = self.lock();
-        for message in shared.sharing.clear(tenant, self.now_ns()) {
-            shared.jobs.remove(&message.tag);
-        }
+        shared.take_out(tenant, self.now_ns(), |_| true);
         shared.estimates.retain(|(of, _), _| *of != tenant);
     }
 
-    /// Nothing that a tenant waits for in one of its queues is done any more.
-    pub fn clear_queue(&self, tenant: TenantId, queue: u16) {
-        let mut shared = self.lock();
-        for message in shared.sharing.clear_queue(tenant, queue, self.now_ns()) {
-            shared.jobs.remove(&message.tag);
-        }
+    /// What a tenant gave up has no place before the engines any more: it would have it until its turn came, which for
+    /// one that is let through slowly is never.
+    pub fn forget_given_up(&self, tenant: TenantId) {
+        self.lock().take_out(tenant, self.now_ns(), |job| job.is_none_or(EngineJob::is_given_up));
     }
 
     /// Operations before the engines.

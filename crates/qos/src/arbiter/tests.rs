@@ -127,11 +127,14 @@ fn a_queue_that_goes_takes_its_messages_with_it() {
         arbiter.submit(A, tag as u16 % 2, message(tag, 64, 100), 0);
     }
     let left = |messages: Vec<QueuedMessage>| messages.iter().map(|m| m.tag).collect::<Vec<_>>();
-    assert_eq!(left(arbiter.clear_queue(A, 1, 0)), [1, 3]);
-    assert_eq!((arbiter.waiting(A), arbiter.clear_queue(A, 1, 0)), (2, Vec::new()));
+    assert_eq!(left(arbiter.take_out(A, 0, |queue, _| queue == 1)), [1, 3]);
+    assert_eq!(
+        (arbiter.waiting(A), arbiter.take_out(A, 0, |queue, _| queue == 1)),
+        (2, Vec::new())
+    );
     let turn = run(&mut arbiter, 0);
     arbiter.complete(&turn, TurnResult { engine_ns: 100, egress: 64 }, 0);
-    assert_eq!(left(arbiter.clear_queue(A, 0, 0)), [2]);
+    assert_eq!(left(arbiter.take_out(A, 0, |queue, _| queue == 0)), [2]);
     assert_eq!(arbiter.waiting(A), 0);
     assert!(!matches!(arbiter.next(10 * SECOND), NextTurn::Run(_)));
 }

@@ -85,7 +85,7 @@ impl<M: Medium> Front<M> {
                     reg::ENABLE => {
                         queue.enable(value & 1 == 1);
                         self.cancel(|pending| usize::from(pending.queue) == number);
-                        self.medium.clear_queue(number as u16);
+                        self.medium.forget_given_up();
                     }
                     _ if queue.is_on() => {}
                     reg::SUBMISSION..reg::COMPLETION => {

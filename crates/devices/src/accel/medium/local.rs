@@ -212,6 +212,14 @@ impl Local {
         created
     }
 
+    /// Whether one of the contexts of work is not what its handle names any more.
+    pub(super) fn is_orphaned(&self, work: &LocalWork) -> bool {
+        let same = |(handle, used): &(u16, _)| {
+            self.contexts.get(*handle).is_some_and(|context| Arc::ptr_eq(&context, used))
+        };
+        !work.contexts.iter().all(same)
+    }
+
     /// Memory is there again for work that released it. Where an engine gave it up meanwhile, it is to be submitted.
     pub(super) fn resume(&mut self, work: &LocalWork, memory: (Gather, Gather)) {
         if let Some(done) = work.job.take_up(memory) {
@@ -366,8 +374,8 @@ impl Medium for Local {
         work.cancel();
     }
 
-    fn clear_queue(&mut self, queue: u16) {
-        self.pool.clear_queue(self.tenant, queue);
+    fn forget_given_up(&mut self) {
+        self.pool.forget_given_up(self.tenant);
     }
 
     fn stop(&mut self) {
@@ -449,10 +457,7 @@ impl Medium for Local {
 
     fn save_work(&self, order: &OperationOrder<'_>, work: &LocalWork) -> SavedLocalWork {
         let done = if order.plan.keeps_length() { work.job.written() as u32 } else { 0 };
-        let same = |(handle, used): &(u16, _)| {
-            self.contexts.get(*handle).is_some_and(|context| Arc::ptr_eq(&context, used))
-        };
-        SavedLocalWork { done, orphaned: !work.contexts.iter().all(same) }
+        SavedLocalWork { done, orphaned: self.is_orphaned(work) }
     }
 
     fn restore(&mut self, bus: &Bus<'_>, saved: &LocalState) -> Result<(), MediumError> {

@@ -65,6 +65,9 @@ impl std::fmt::Debug for Slot {
 pub struct PortState {
     asks: Vec<Vec<u8>>,
     over: bool,
+    /// Slots of those whose contexts are not what their handles name any more: another key may have the handle now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    orphaned: Vec<u16>,
 }
 
 impl Port {
@@ -111,7 +114,9 @@ impl Port {
         self.exchange.ring();
         let files = self.exchange.pass_on()?;
         let asks = self.slots.iter().flatten().map(|slot| slot.ask.as_bytes().to_vec());
-        Ok((PortState { asks: asks.collect(), over: self.over }, files))
+        let orphaned = self.slots.iter().flatten().filter(|slot| local.is_orphaned(&slot.work));
+        let orphaned = orphaned.map(|slot| slot.ask.slot.get()).collect();
+        Ok((PortState { asks: asks.collect(), over: self.over, orphaned }, files))
     }
 
     /// Goes on here after all with what was [saved](Port::save).
@@ -139,6 +144,11 @@ impl Port {
         for bytes in &state.asks {
             let ask = Ask::read_from_bytes(bytes).ok().filter(|ask| ask.kind == kind::RUN);
             let taken = ask.is_some_and(|ask| {
+                let slot = ask.slot.get();
+                if state.orphaned.contains(&slot) && slot < SLOTS {
+                    port.answer(slot, Status::InvalidContext, 0, 0);
+                    return true;
+                }
                 let taken = port.take(local, bus, &ask);
                 local.submit(ask.queue.into());
                 taken

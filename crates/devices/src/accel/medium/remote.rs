@@ -338,7 +338,7 @@ impl Medium for Remote {
     }
 
     // What was sent is done, and paid for.
-    fn clear_queue(&mut self, _queue: u16) {}
+    fn forget_given_up(&mut self) {}
 
     fn stop(&mut self) {
         // What is asked for from here on comes behind it.

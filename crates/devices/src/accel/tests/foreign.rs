@@ -89,6 +89,49 @@ fn rings_in_memory_that_a_tenant_does_not_own_end_their_queue_pair_alone() {
     }
 }
 
+/// A tenant that is let through slowly and unmaps what it asked about would else fill the lender's memory.
+#[test]
+fn what_was_given_up_waits_for_no_engine() {
+    const THERE: u64 = IOVA + (64 << 20);
+    let pool = EnginePool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    pool.set_level(TenantId(1), Some(&"copy 0 op/s in 1 kB/s".parse().unwrap())).unwrap();
+    for _ in 0..3 {
+        let own = Some(tenant.memory.handle(0));
+        tenant.endpoint.map(THERE, MEMORY, Access::READ, own).unwrap();
+        for _ in 0..5 {
+            let asked = Descriptor {
+                stages: [Operation::Copy as u8, 0, 0, 0],
+                input: THERE + INPUT,
+                output: IOVA + OUTPUT,
+                input_length: 64 << 10,
+                output_length: 64 << 10,
+                ..Descriptor::default()
+            };
+            let at = tenant.sent as usize % 16 * DESCRIPTOR_SIZE;
+            tenant.memory.whole().write_obj(at, &asked);
+            tenant.sent += 1;
+            tenant.write(reg::DOORBELL, &(tenant.sent % 16).to_le_bytes());
+            tenant.poll();
+        }
+        assert!(pool.waiting() > 0, "nothing waits, so nothing is tried");
+        tenant.endpoint.unmap(THERE, MEMORY).unwrap();
+        let begun = Instant::now();
+        // An engine may have had the first one at that moment.
+        while pool.waiting() > 0 {
+            tenant.poll();
+            assert!(begun.elapsed() < Duration::from_secs(5), "{} wait still", pool.waiting());
+        }
+    }
+    for _ in 0..15 {
+        let status = tenant.wait().status >> 1;
+        assert!(
+            [Status::Transfer, Status::Success].map(|it| it as u16).contains(&status),
+            "{status}"
+        );
+    }
+}
+
 /// Handles are small numbers, and each tenant's are its own.
 #[test]
 fn a_handle_of_another_tenants_context_names_none_or_ones_own() {

@@ -82,6 +82,27 @@ fn a_lender_that_goes_on_tells_a_front_that_rests_and_keeps_no_engine() {
     }
 }
 
+/// A handle may name another key by then, and what is done again is not done with that.
+#[test]
+fn what_uses_a_context_that_was_destroyed_does_not_get_another_one() {
+    let pools = [pool(), pool()];
+    pools[0].set_level(TenantId(9), None).unwrap();
+    let mut tenant = Tenant::apart(&pools[0]);
+    let key = tenant.create(Operation::Aes256Ctr, &[9; 32]);
+    let busy = pools[0].hold(TenantId(9), 3, 0.0, rackbus_memory::ticks::now()).unwrap();
+    tenant.put(INPUT, &message(64));
+    tenant.push(&Descriptor { id: 7, input_length: 64, ..ask(&[Operation::Aes256Ctr], &[key]) });
+    let stages = [Operation::DestroyContext as u8, 0, 0, 0];
+    tenant.push(&Descriptor { stages, contexts: [key, 0, 0, 0], ..Descriptor::default() });
+    assert_eq!(tenant.wait().0, Status::Success);
+    assert_eq!(tenant.create(Operation::Aes256Ctr, &[5; 32]), key);
+    tenant.hand_over(&pools[1], [false, true]);
+    pools[0].release(busy, 0);
+    assert_eq!(tenant.wait().0, Status::InvalidContext);
+    // Its front goes on.
+    assert_eq!(tenant.run(&ask(&[Operation::Aes256Ctr], &[key]), &[1; 9]).1.len(), 9);
+}
+
 /// Nor does one that is given up with an operation that it did itself.
 #[test]
 fn a_tenant_that_goes_holds_no_engine() {
