@@ -27,12 +27,59 @@ pub struct Settings {
     pub dir: PathBuf,
 }
 
-/// The part of a row that is compared.
+/// A row, as far as it is compared.
 #[derive(Debug, Clone, Deserialize)]
-struct Figure {
-    case: String,
+struct Row {
+    #[serde(flatten)]
+    of: RowKey,
     ours: f64,
     unit: String,
+}
+
+/// What tells the rows of a run apart: the same case may be there against several peers.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+struct RowKey {
+    area: String,
+    case: String,
+    peer_name: String,
+}
+
+impl std::fmt::Display for RowKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} ({})", self.area, self.case, self.peer_name)
+    }
+}
+
+/// One run's rows: what was measured, and its unit. Of those whose ratio is a difference to a peer ("us added"), too, what was
+/// measured is a time.
+type Rows = BTreeMap<RowKey, (f64, String)>;
+
+/// What pairs of runs have in common, and what not.
+#[derive(Debug, Default)]
+struct Pairs {
+    /// After / before, of each pair, and the unit.
+    ratios: BTreeMap<RowKey, (String, Vec<f64>)>,
+    /// Rows that were missing in a run of either program, or had nothing to divide by, and in which.
+    unpaired: BTreeMap<RowKey, &'static str>,
+}
+
+impl Pairs {
+    /// Adds the rows of a pair of runs.
+    fn add(&mut self, before: &Rows, after: Rows) {
+        for of in before.keys().filter(|of| !after.contains_key(of)) {
+            self.unpaired.insert(of.clone(), "not in each run of this build");
+        }
+        for (of, (new, unit)) in after {
+            match before.get(&of) {
+                None => drop(self.unpaired.insert(of, "not in each run of the earlier build")),
+                Some((old, _)) if *old > 0.0 && new >= 0.0 => {
+                    let ratios = self.ratios.entry(of).or_insert_with(|| (unit, Vec::new()));
+                    ratios.1.push(new / old);
+                }
+                Some(_) => drop(self.unpaired.insert(of, "nothing that could be divided")),
+            }
+        }
+    }
 }
 
 /// What the pairs say of one case.
@@ -85,12 +132,8 @@ fn verdict(interval: Interval, unit: &str) -> Verdict {
     }
 }
 
-/// Runs one of both and returns its figures by case.
-fn figures(
-    program: &Path,
-    settings: &Settings,
-    with_notes: bool,
-) -> Result<BTreeMap<String, Figure>, BenchError> {
+/// Runs one of both.
+fn rows_of(program: &Path, settings: &Settings, with_notes: bool) -> Result<Rows, BenchError> {
     // A folder each: an earlier build may not read what a later one leaves behind.
     let name = if program == settings.before { "before" } else { "after" };
     let folder = settings.dir.join(name);
@@ -116,20 +159,36 @@ fn figures(
     }
     let text = std::fs::read_to_string(&rows)
         .map_err(BenchError::io(format!("reading {}", rows.display())))?;
-    text.lines()
-        .map(|line| {
-            serde_json::from_str::<Figure>(line)
-                .map(|figure| (figure.case.clone(), figure))
-                .map_err(|error| BenchError::Peer(format!("{}: {error}", rows.display())))
-        })
-        .collect()
+    read(&text).map_err(|error| BenchError::Peer(format!("{}: {error}", rows.display())))
 }
 
-/// Runs the pairs and prints a line for each case. Returns the cases that became slower.
+/// The rows of a run. One that is there twice would count for one of the two only.
+fn read(text: &str) -> Result<Rows, String> {
+    let mut rows = Rows::new();
+    for line in text.lines() {
+        let Row { of, ours, unit } =
+            serde_json::from_str(line).map_err(|error| error.to_string())?;
+        if let Some(again) = rows.insert(of.clone(), (ours, unit)) {
+            return Err(format!("the row `{of}` is there twice, with {} and {ours}", again.0));
+        }
+    }
+    Ok(rows)
+}
+
+/// What became slower, and what could not be compared.
+#[derive(Debug, Default)]
+pub struct Comparison {
+    /// Cases that became slower.
+    pub slower: Vec<String>,
+    /// Rows that only one of both programs has.
+    pub unpaired: Vec<String>,
+}
+
+/// Runs the pairs and prints a line for each case.
 ///
 /// # Errors
 /// When there are too few pairs for an interval, or one of both programs fails.
-pub fn run(settings: &Settings) -> Result<Vec<String>, BenchError> {
+pub fn run(settings: &Settings) -> Result<Comparison, BenchError> {
     if places(settings.pairs).is_none() {
         let needs = "a confidence interval of 95 % takes 6 pairs or more; give --pairs";
         return Err(BenchError::Peer(needs.to_owned()));
@@ -138,47 +197,51 @@ pub fn run(settings: &Settings) -> Result<Vec<String>, BenchError> {
     let before = settings.before.canonicalize();
     let before = before.map_err(BenchError::io(format!("{}", settings.before.display())))?;
     let settings = &Settings { before, ..settings.clone() };
-    let mut ratios: BTreeMap<String, (String, Vec<f64>)> = BTreeMap::new();
+    let mut pairs = Pairs::default();
     for pair in 0..settings.pairs {
         eprintln!("pair {} of {}", pair + 1, settings.pairs);
         // What is left out is left out each time: once is enough.
-        let figures = |program: &Path| figures(program, settings, pair == 0);
+        let rows_of = |program: &Path| rows_of(program, settings, pair == 0);
         // Who is first changes, so that what only grows (heat, page cache) takes no side.
         let (old, new) = if pair % 2 == 0 {
-            let old = figures(&settings.before)?;
-            (old, figures(&after)?)
+            let old = rows_of(&settings.before)?;
+            (old, rows_of(&after)?)
         } else {
-            let new = figures(&after)?;
-            (figures(&settings.before)?, new)
+            let new = rows_of(&after)?;
+            (rows_of(&settings.before)?, new)
         };
-        // A difference has no ratio: it may be nothing, or negative.
-        for (case, new) in new.into_iter().filter(|(_, new)| !new.unit.ends_with("added")) {
-            if let Some(old) = old.get(&case) {
-                let entry = ratios.entry(case).or_insert_with(|| (new.unit.clone(), Vec::new()));
-                entry.1.push(new.ours / old.ours);
-            }
-        }
+        pairs.add(&old, new);
     }
-    println!("{:<40} {:>8} {:>18} {:<10}", "case", "ratio", "95 % interval", "unit");
-    let mut slower = Vec::new();
-    for (case, (unit, ratios)) in ratios {
-        let Some(found) = interval(&ratios) else {
-            println!("{case:<40} only in {} pairs", ratios.len());
+    Ok(show(&pairs))
+}
+
+/// Prints what the pairs say.
+fn show(pairs: &Pairs) -> Comparison {
+    println!("{:<60} {:>8} {:>18} {:<10}", "case", "ratio", "95 % interval", "unit");
+    let mut comparison = Comparison::default();
+    for (of, why) in &pairs.unpaired {
+        println!("{:<60} {why}", of.to_string());
+        comparison.unpaired.push(of.to_string());
+    }
+    for (of, (unit, ratios)) in &pairs.ratios {
+        let case = of.to_string();
+        let Some(found) = interval(ratios) else {
+            println!("{case:<60} only in {} pairs", ratios.len());
             continue;
         };
-        let verdict = verdict(found, &unit);
+        let verdict = verdict(found, unit);
         let word = match verdict {
             Verdict::Slower => "slower",
             Verdict::Faster => "faster",
             Verdict::Same => "",
         };
         let Interval { ratio, low, high } = found;
-        println!("{case:<40} {ratio:>8.3} {low:>8.3} to {high:<6.3} {unit:<10} {word}");
+        println!("{case:<60} {ratio:>8.3} {low:>8.3} to {high:<6.3} {unit:<10} {word}");
         if verdict == Verdict::Slower {
-            slower.push(case);
+            comparison.slower.push(case);
         }
     }
-    Ok(slower)
+    comparison
 }
 
 #[cfg(test)]
@@ -192,6 +255,49 @@ mod tests {
         assert_eq!(places(6), Some(0));
         assert_eq!(places(15), Some(3));
         assert_eq!(places(20), Some(5));
+    }
+
+    fn line(case: &str, peer: &str, ours: f64, unit: &str) -> String {
+        format!(
+            "{{\"area\":\"nvme\",\"case\":\"{case}\",\"ours\":{ours},\"peer\":1,\"peer_name\":\"{peer}\",\"unit\":\"{unit}\",\"ratio\":1,\"runs\":1}}\n"
+        )
+    }
+
+    #[test]
+    fn each_case_is_compared_against_each_peer_and_times_also_where_the_row_is_a_difference() {
+        let run = |psync: f64, uring: f64, added: f64| {
+            let rows = [
+                line("4k write", "fio psync", psync, "us"),
+                line("4k write", "fio io_uring", uring, "us"),
+                line("4k read qd1", "fio", added, "us added"),
+            ];
+            read(&rows.concat()).unwrap()
+        };
+        let mut pairs = Pairs::default();
+        for _ in 0..6 {
+            pairs.add(&run(10.0, 8.0, 3.0), run(10.0, 16.0, 6.0));
+        }
+        let slower = show(&pairs).slower;
+        assert_eq!(slower, ["nvme: 4k read qd1 (fio)", "nvme: 4k write (fio io_uring)"]);
+        assert!(pairs.unpaired.is_empty());
+    }
+
+    #[test]
+    fn a_row_that_only_one_of_both_has_is_said() {
+        let run = |case: &str| read(&line(case, "fio", 1.0, "us")).unwrap();
+        let mut pairs = Pairs::default();
+        pairs.add(&run("before"), run("after"));
+        assert_eq!(show(&pairs).unpaired, ["nvme: after (fio)", "nvme: before (fio)"]);
+        let nothing = read(&line("a", "fio", 0.0, "us")).unwrap();
+        pairs.add(&nothing, run("a"));
+        assert_eq!(show(&pairs).unpaired.len(), 3);
+    }
+
+    #[test]
+    fn a_row_that_counts_twice_is_refused() {
+        let twice = line("4k write", "fio", 1.0, "us").repeat(2);
+        assert!(read(&twice).unwrap_err().contains("twice"));
+        assert!(read("{}").is_err());
     }
 
     #[test]

@@ -274,8 +274,15 @@ pub fn run(command: BenchCommand, prefix: &[&str], json: bool) -> Result<(), Ben
             network::run(&settings, &regime, &mut report)
         }
         BenchCommand::Against { before, pairs, dir, arguments } => {
-            let slower = against::run(&against::Settings { before, arguments, pairs, dir })?;
-            if slower.is_empty() { Ok(()) } else { Err(BenchError::Slower(slower.join(", "))) }
+            let settings = against::Settings { before, arguments, pairs, dir };
+            let against::Comparison { slower, unpaired } = against::run(&settings)?;
+            if !slower.is_empty() {
+                return Err(BenchError::Slower(slower.join(", ")));
+            }
+            match unpaired.is_empty() {
+                true => Ok(()),
+                false => Err(BenchError::Unpaired(unpaired.join(", "))),
+            }
         }
         BenchCommand::Lender { socket, backing, file } => {
             let backing = match (file, backing) {

@@ -60,6 +60,9 @@ pub enum BenchError {
     /// Cases that an earlier build does better.
     #[error("slower than before: {0}")]
     Slower(String),
+    /// Rows that only one of two builds has: nothing is known of them.
+    #[error("rows that could not be compared: {0}; leave out what only one of both measures")]
+    Unpaired(String),
     /// Another system did not work as expected.
     #[error("{0}")]
     Peer(String),
