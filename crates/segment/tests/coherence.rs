@@ -341,10 +341,17 @@ fn all_memory_becomes_the_same_and_no_flag_is_before_its_data() {
 
 #[test]
 fn wrong_policies_are_found() {
-    for policy in
-        [Policy::Parts, Policy::Overwrite, Policy::WhileWriting, Policy::Early, Policy::Overtaking]
-    {
-        let found = (0..200).find_map(|seed| run(policy, seed, false).err());
+    // Each by what it does wrong.
+    let (flag, twice) = (" has flag ", "takes effect twice");
+    for (policy, reason) in [
+        (Policy::Parts, flag),
+        (Policy::Overwrite, twice),
+        (Policy::WhileWriting, flag),
+        (Policy::Early, twice),
+        (Policy::Overtaking, " at rest"),
+    ] {
+        let errors = (0..200).filter_map(|seed| run(policy, seed, false).err());
+        let found = errors.into_iter().find(|error| error.contains(reason));
         assert!(found.is_some(), "{policy:?} is not found");
         println!("{policy:?}: {}", found.unwrap_or_default());
     }

@@ -58,8 +58,16 @@ fn what_is_mapped_is_reached_and_nothing_else() {
 #[test]
 fn old_policies_are_found() {
     let files = Files::new();
-    for policy in [Policy::UnmapsTruncated, Policy::RefusesTheSame, Policy::RevokesByTheFunction] {
-        let find = |seed| Some((seed, run(&files, seed, policy, false).err()?));
+    // Each by what it does wrong.
+    for (policy, reason) in [
+        (Policy::UnmapsTruncated, ": mappings: "),
+        (Policy::RefusesTheSame, ": mapped: false, where the model has true"),
+        (Policy::RevokesByTheFunction, ": loans: "),
+    ] {
+        let find = |seed| {
+            let error = run(&files, seed, policy, false).err()?;
+            error.contains(reason).then_some((seed, error))
+        };
         let found = (0..FOUND_WITHIN).find_map(find);
         assert!(found.is_some(), "{policy:?} went unnoticed");
         println!("{policy:?} is found: {found:?}");

@@ -75,8 +75,15 @@ fn what_is_taken_away_is_gone_and_what_is_left_is_whole() {
 /// A simulation that does not find what once was wrong would prove nothing.
 #[test]
 fn old_policies_are_found() {
-    for policy in [Policy::TimeOfTheLastTick, Policy::EndsTheNextConversation] {
-        let find = |seed| Some((seed, run(policy, seed, false).err()?));
+    // Each by what it does wrong.
+    for (policy, reason) in [
+        (Policy::TimeOfTheLastTick, "answers, and is cut off"),
+        (Policy::EndsTheNextConversation, " connections to its memory"),
+    ] {
+        let find = |seed| {
+            let error = run(policy, seed, false).err()?;
+            error.contains(reason).then_some((seed, error))
+        };
         let found = (0..FOUND_WITHIN).find_map(find);
         assert!(found.is_some(), "{policy:?} went unnoticed");
         println!("{policy:?} is found: {found:?}");

@@ -42,6 +42,7 @@ use crate::nvme::BackingConfig;
 use disk::{BLOCK, BLOCKS, Character, Disk};
 use guest::Guest;
 use model::Promises;
+use old::FlushMistake;
 use succession::Mistake;
 
 /// Polls that a command may take while nothing hinders it, on a fast and on a slow medium: more
@@ -60,7 +61,7 @@ const SIZE: u64 = (BLOCK * BLOCKS) as u64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Policy {
     Current,
-    OldFlush,
+    OldFlush(FlushMistake),
     OldOrder,
     /// A process that goes on makes this mistake.
     Careless(Mistake),
@@ -119,7 +120,7 @@ impl World {
         };
         // The old backing knows one way to zero: it is to be found out by its flushes alone.
         let character = match policy {
-            Policy::OldFlush => Character { holes: true, coarse: false, ..character },
+            Policy::OldFlush(_) => Character { holes: true, coarse: false, ..character },
             _ => character,
         };
         let disk = Disk::new(random.fork(), character);
@@ -150,7 +151,7 @@ impl World {
     /// The drive over the file, as a process has it.
     fn drive(disk: &Disk, policy: Policy) -> Result<Endpoint, String> {
         let backing: Box<dyn Backing> = match policy {
-            Policy::OldFlush => Box::new(old::OldBacking::new(disk.clone())),
+            Policy::OldFlush(mistake) => Box::new(old::OldBacking::new(disk.clone(), mistake)),
             _ => Box::new(FileBacking::new(disk.clone(), SIZE, 1).map_err(|e| e.to_string())?),
         };
         World::controller(disk, policy, backing)
@@ -481,8 +482,9 @@ fn what_nvme_promises_holds_under_random_schedules() {
 #[test]
 fn policies_of_before_are_found_out() {
     let waits = "waits and nothing hinders it";
-    let reasons: [(Policy, &[&str]); 7] = [
-        (Policy::OldFlush, &["after a failure", "something newer was durable"]),
+    let reasons: [(Policy, &[&str]); 8] = [
+        (Policy::OldFlush(FlushMistake::Early), &["something newer was durable"]),
+        (Policy::OldFlush(FlushMistake::Forgets), &["after a failure"]),
         (Policy::OldOrder, &[waits]),
         (Policy::Careless(Mistake::CommandsForgotten), &[waits, "never ended"]),
         (Policy::Careless(Mistake::CommandsTwice), &["was not outstanding"]),

@@ -1,5 +1,5 @@
-//! The policy that acknowledged flushes too early, to show that the simulation finds it: a flag
-//! that is cleared when a flush starts, and flushes beside each other.
+//! A backing with flushes beside each other, as it was before, to show that the simulation finds each of the two mistakes
+//! that it made with them.
 
 use std::os::fd::BorrowedFd;
 
@@ -12,16 +12,29 @@ use super::super::super::backing::{
 };
 use super::disk::{BLOCK, BLOCKS, Disk};
 
+/// What was done wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlushMistake {
+    /// What is written counts as durable when a flush starts: a second flush beside it is acknowledged at once.
+    Early,
+    /// A flush that failed is tried again, and may be acknowledged then.
+    Forgets,
+}
+
 pub struct OldBacking {
+    mistake: FlushMistake,
     ring: Uring<Disk>,
     dirty: bool,
+    /// A flush failed, which is remembered.
+    failed: bool,
     flushes: Vec<u32>,
     buffers: usize,
 }
 
 impl OldBacking {
-    pub fn new(disk: Disk) -> OldBacking {
-        OldBacking { ring: Uring::new(disk), dirty: true, flushes: Vec::new(), buffers: 0 }
+    pub fn new(disk: Disk, mistake: FlushMistake) -> OldBacking {
+        let (ring, flushes) = (Uring::new(disk), Vec::new());
+        OldBacking { mistake, ring, dirty: true, failed: false, flushes, buffers: 0 }
     }
 
     fn take(&mut self, wait: bool, finished: &mut Vec<RequestResult>) {
@@ -35,7 +48,9 @@ impl OldBacking {
         for (tag, result) in reports {
             if let Some(at) = self.flushes.iter().position(|flush| *flush == tag) {
                 self.flushes.swap_remove(at);
-                self.dirty |= Result::is_err(&result);
+                let is_err = Result::is_err(&result);
+                self.dirty |= is_err;
+                self.failed |= is_err && self.mistake == FlushMistake::Early;
             } else {
                 self.dirty = true;
                 self.buffers -= 1;
@@ -62,6 +77,7 @@ impl Backing for OldBacking {
                     _ => InlineResult::WouldBlock,
                 }
             }
+            MediumRequest::Flush if self.failed => InlineResult::Done(Err(MediaError::NotDurable)),
             MediumRequest::Flush if !self.dirty => InlineResult::Done(Ok(())),
             _ => InlineResult::WouldBlock,
         }
@@ -93,7 +109,7 @@ impl Background for OldBacking {
                 }
             }
             MediumRequest::Flush => {
-                self.dirty = false;
+                self.dirty &= self.mistake != FlushMistake::Early;
                 self.flushes.push(tag);
                 return self.ring.start(tag, UringOperation::DataSync);
             }
