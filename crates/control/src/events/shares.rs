@@ -107,7 +107,8 @@ mod tests {
             let lease = LeaseRecord {
                 lease: 168, function, epoch: 58, borrower, placement, group, level, change, since, until, turn, vm, state,
             };
-            Draft::of_lease(None, &lease).filter(|draft| draft.is_news(|_| is_told_by_share(&lease)))
+            Draft::of_lease(None, &lease)
+                .filter(|draft| draft.is_news(|_| is_told_by_share(&lease)))
         };
         let turn = || Some(TurnOf { share: 149, grace: 1, claim: 1, vm: None });
         let told = ended(EndReason::Withdrawn, turn()).unwrap();
