@@ -68,7 +68,7 @@ impl MessageRoundRobin {
     /// A tenant goes. Its waiting messages are returned; what an engine has of it is not waited for.
     pub fn remove(&mut self, id: TenantId) -> Vec<QueuedMessage> {
         self.tenants.remove(&id);
-        self.take_out(id, |..| true)
+        self.take_out(id, |_, _| true)
     }
 
     /// Another tenant comes in the place of one. What waited of that one is returned; what was counted continues.

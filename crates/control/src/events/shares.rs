@@ -101,7 +101,7 @@ mod tests {
         let ended = |reason: EndReason, turn: Option<TurnOf>| {
             let (function, borrower) = ("gamma/nvme5".parse().unwrap(), "alpha".to_owned());
             let state = LeaseState::Ended { reason };
-            let [(group, level), (vm, change)] = Default::default();
+            let (group, level, change, vm) = Default::default();
             let (since, until, placement) = (1, Some(2), Default::default());
             #[rustfmt::skip]
             let lease = LeaseRecord {
