@@ -105,7 +105,7 @@ fn no_nonce_is_used_for_two_messages() {
         &[(Operation::Aes256GcmSeal, seal)],
         &[(Operation::Aes256GcmOpen, seal)],
         &[(Operation::ZstdCompress, 0), (Operation::Aes256Ctr, count)],
-        &[(Operation::Aes256Ctr, count), (Operation::Aes256Ctr, count)],
+        &[(Operation::Sha256, 0), (Operation::Aes256Ctr, count)],
     ];
     for stages in chains {
         let refused = run(&mut source, &mut accel, stages, (0, MESSAGE as u64 + 512)).unwrap_err();

@@ -62,7 +62,7 @@ struct Free {
 /// How often pages of registered regions have been replaced since the process started. A shell
 /// compares it before and after work on peers' memory: one load tells that nothing was replaced.
 pub fn replaced_count() -> u64 {
-    REPLACED_COUNT.load(Ordering::Relaxed)
+    REPLACED_COUNT.load(Ordering::Acquire)
 }
 
 /// Keeps regions from being registered or taken out until what it returns is dropped: for a thread
@@ -89,7 +89,8 @@ pub fn catch_signals() {
 }
 
 fn note_truncated() {
-    REPLACED_COUNT.fetch_add(1, Ordering::Relaxed);
+    // Behind the truncation itself: who sees the count sees that.
+    REPLACED_COUNT.fetch_add(1, Ordering::Release);
 }
 
 fn registry() -> MutexGuard<'static, Free> {

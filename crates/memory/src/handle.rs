@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rackbus_fabric::{Access, BarPlace, LentMemory, ObjectKey};
 
-use crate::region::{Region, RegionError};
+use crate::region::{Region, RegionError, is_memory};
 
 /// Memory that somebody lends; cheap to clone.
 #[derive(Debug, Clone)]
@@ -23,12 +23,18 @@ pub struct MemoryHandle {
 }
 
 impl MemoryHandle {
-    /// The memory in `file` from `offset` on. Whether it is memory at all is found out when it is mapped.
+    /// The memory in `file` from `offset` on, which a peer may have passed. Whether it is memory at all is found out when
+    /// it is mapped; until then, nobody who serves a file that is none is asked for anything.
     ///
     /// # Errors
     /// When the system does not tell which file it is.
     pub fn new(file: impl Into<OwnedFd>, offset: u64) -> io::Result<MemoryHandle> {
-        MemoryHandle::shared(Arc::new(file.into()), offset)
+        let file = Arc::new(file.into());
+        if is_memory(file.as_fd()) {
+            return MemoryHandle::shared(file, offset);
+        }
+        // No file system has this number.
+        Ok(MemoryHandle { file, object: ObjectKey(u64::MAX - 2, 0), offset, device: false })
     }
 
     /// The same of a file that others have as well.

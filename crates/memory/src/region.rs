@@ -14,6 +14,7 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, msync};
 
 use crate::guard::{self, Registration};
 use crate::slice::DmaSlice;
+pub(crate) use file::is_memory;
 use file::{FileRequirement, PAGE, ask_for_huge_pages, check_memory};
 pub use shared::SharedMemory;
 

@@ -39,6 +39,10 @@ impl Admitted {
         Admitted { tried: AtomicU64::new(0), kept: AtomicU64::new(0) }
     }
 
+    fn is_empty(&self) -> bool {
+        [&self.kept, &self.tried].iter().all(|it| it.load(Ordering::Acquire) == 0)
+    }
+
     fn has(&self, device: u64) -> bool {
         [&self.kept, &self.tried].iter().any(|it| it.load(Ordering::Acquire) == device | THERE)
     }
@@ -99,6 +103,12 @@ pub fn withdraw() {
     ADMITTED.tried.store(0, Ordering::Release);
 }
 
+/// Whether `file` is on a window to memory. Where there is none, the file is not asked: one of a peer may be on a file system
+/// that does not answer.
+pub(crate) fn has(file: BorrowedFd<'_>) -> bool {
+    !ADMITTED.is_empty() && rustix::fs::fstat(file).is_ok_and(|stat| is_admitted(stat.st_dev))
+}
+
 /// Whether files on the file system with this device number are windows to memory.
 pub(crate) fn is_admitted(device: u64) -> bool {
     ADMITTED.has(device)
@@ -149,7 +159,7 @@ pub const COMMAND_TYPE: u8 = b'r';
 /// `ENOTTY` where `file` is not on the admitted window; `EINVAL` when `bytes` are fewer than `command` says, or it is not
 /// a command of [`COMMAND_TYPE`] that gives and takes bytes; what the system says.
 pub fn control(file: impl AsFd, command: u32, bytes: &mut [u8]) -> std::io::Result<usize> {
-    if !is_admitted(rustix::fs::fstat(&file)?.st_dev) {
+    if !has(file.as_fd()) {
         return Err(Errno::NOTTY.into());
     }
     // As the system itself takes such a number apart.
@@ -198,11 +208,9 @@ pub struct WindowEvent {
 impl WindowEvent {
     /// Takes a file that is on an admitted window; gives back what is not.
     pub(crate) fn new(file: OwnedFd) -> Result<WindowEvent, OwnedFd> {
-        match rustix::fs::fstat(&file) {
-            Ok(stat) if is_admitted(stat.st_dev) => {
-                Ok(WindowEvent { file, seen: AtomicU64::new(0), pace: Mutex::default() })
-            }
-            _ => Err(file),
+        match has(file.as_fd()) {
+            true => Ok(WindowEvent { file, seen: AtomicU64::new(0), pace: Mutex::default() }),
+            false => Err(file),
         }
     }
 

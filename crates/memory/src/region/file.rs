@@ -38,6 +38,10 @@ pub(super) fn check_memory(
     length: u64,
     admitted: FileRequirement,
 ) -> Result<u64, RegionError> {
+    // What a peer says is memory may be on a file system that does not answer: nothing else is asked of that.
+    if admitted == FileRequirement::Memory && !is_memory(fd) {
+        return Err(RegionError::NotMemory);
+    }
     let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
     let kind = match window::is_admitted(stat.st_dev) {
         // Known already; a window's kernel would ask outside of its machine.
@@ -62,6 +66,12 @@ pub(super) fn check_memory(
     let page =
         if kind == HUGETLBFS_MAGIC { u64::try_from(stat.st_blksize).unwrap_or(0) } else { PAGE };
     Ok(page.max(PAGE).next_power_of_two())
+}
+
+/// Whether `fd` may be memory: a file that the kernel keeps in memory, on tmpfs or hugetlbfs, which alone have seals, or
+/// one of a window. Whoever serves the file is not asked.
+pub(crate) fn is_memory(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok() || window::has(fd)
 }
 
 /// The kind of file system that a file is on.

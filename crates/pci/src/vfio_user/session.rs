@@ -102,6 +102,11 @@ pub fn serve_until(
             if Event::wait_any(&[pause.as_fd()], Some(0)) {
                 return Ok(Ended::Paused(session.into_conversation()));
             }
+            // A signal ended the wait, or the pause was over before the second look: without a message to receive, a
+            // pause would not be noticed.
+            if !Event::wait_any(&[socket], Some(0)) {
+                continue;
+            }
         }
         if !session.answer_next(stream)? {
             return Ok(Ended::Closed);
