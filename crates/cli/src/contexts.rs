@@ -88,17 +88,33 @@ impl ContextStore {
     /// The names of all, in order.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.join("contexts")).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        // Without this there is none: it may be about to be made.
+        let whole = entries.filter(|entry| entry.path().join("context.json").exists());
+        let names = whole.filter_map(|entry| entry.file_name().into_string().ok());
         let mut names: Vec<String> = names.filter(|name| check_name(name).is_ok()).collect();
         names.sort();
         names
     }
 
     /// The one that is used where none is named.
-    pub fn current(&self) -> Option<String> {
-        let name = fs::read_to_string(self.folder.join("current")).ok()?;
-        let name = name.trim();
-        (check_name(name).is_ok() && self.of(name).exists()).then(|| name.to_owned())
+    ///
+    /// # Errors
+    /// When that cannot be read, or names none: what was meant for another rack is not done to that of this machine.
+    pub fn current(&self) -> Result<Option<String>, Failure> {
+        let path = self.folder.join("current");
+        let wrong = |cause: String| {
+            let remedy = "choose one anew: `rackbus context use NAME`, or `local`";
+            Failure::new(format!("{}: {cause}", path.display()), remedy)
+        };
+        let name = match fs::read_to_string(&path) {
+            Ok(name) => name.trim().to_owned(),
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(cause) => return Err(wrong(cause.to_string())),
+        };
+        match check_name(&name).is_ok() && self.of(&name).join("context.json").exists() {
+            true => Ok(Some(name)),
+            false => Err(wrong(format!("there is no context {name:?}"))),
+        }
     }
 
     /// Has `name` used where none is named; or none.
@@ -180,12 +196,17 @@ impl ContextStore {
     /// # Errors
     /// When there is none, or it cannot be removed.
     pub fn remove(&self, name: &str) -> Result<(), Failure> {
-        let context = self.get(name)?;
-        if self.current().as_deref() == Some(name) {
+        check_name(name)?;
+        let folder = self.of(name);
+        if !folder.exists() {
+            return self.get(name).map(drop);
+        }
+        if fs::read_to_string(self.folder.join("current")).is_ok_and(|it| it.trim() == name) {
             self.set_current(None)?;
         }
-        let _lock = context.lock(FlockOperation::LockExclusive)?;
-        fs::remove_dir_all(&context.folder).map_err(|cause| unwritable(&context.folder, &cause))
+        // What is noted of it may be damaged, and is not needed for this.
+        let _lock = lock(&folder, FlockOperation::LockExclusive)?;
+        fs::remove_dir_all(&folder).map_err(|cause| unwritable(&folder, &cause))
     }
 }
 
@@ -225,7 +246,7 @@ pub fn chosen(common: &Common) -> Result<Option<RackContext>, Failure> {
         None if common.run_dir.is_some() || common.rack.is_some() => Ok(None),
         None => {
             let Ok(contexts) = ContextStore::own() else { return Ok(None) };
-            contexts.current().map(|name| contexts.get(&name)).transpose()
+            contexts.current()?.map(|name| contexts.get(&name)).transpose()
         }
     }
 }
@@ -298,14 +319,7 @@ impl RackContext {
     /// Keeps other processes from changing it until what is returned is dropped. Nothing where another one does, and
     /// this is not to wait for it.
     fn lock(&self, operation: FlockOperation) -> Result<Option<fs::File>, Failure> {
-        let path = self.folder.join("renewal");
-        let lock = fs::File::options().create(true).append(true).open(&path);
-        let lock = lock.map_err(|cause| unwritable(&path, &cause))?;
-        match rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, operation)) {
-            Ok(()) => Ok(Some(lock)),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(errno) => Err(unwritable(&path, &errno.into())),
-        }
+        lock(&self.folder, operation)
     }
 
     /// The next certificate, and where the control planes are now. Nothing where another process gets it just now.
@@ -362,6 +376,18 @@ impl RackContext {
     }
 }
 
+/// Locks the context in `folder`, as [`RackContext::lock`] says.
+fn lock(folder: &Path, operation: FlockOperation) -> Result<Option<fs::File>, Failure> {
+    let path = folder.join("renewal");
+    let lock = fs::File::options().create(true).append(true).open(&path);
+    let lock = lock.map_err(|cause| unwritable(&path, &cause))?;
+    match rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, operation)) {
+        Ok(()) => Ok(Some(lock)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(errno) => Err(unwritable(&path, &errno.into())),
+    }
+}
+
 /// A moment in seconds since 1970, for people.
 pub fn moment(seconds: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
@@ -404,19 +430,50 @@ mod tests {
     fn contexts_are_kept_used_and_removed() {
         let folder = tempfile::tempdir().unwrap();
         let contexts = ContextStore { folder: folder.path().join("rackbus") };
-        assert!(contexts.names().is_empty() && contexts.current().is_none());
+        assert!(contexts.names().is_empty() && contexts.current().unwrap().is_none());
         assert!(contexts.get("lab").unwrap_err().remedy.contains("rackbus login"));
         contexts.put("lab", noted("lab"), &credentials()).unwrap();
         contexts.put("other", noted("lab2"), &credentials()).unwrap();
         assert_eq!(contexts.names(), ["lab", "other"]);
         assert_eq!(contexts.get("lab").unwrap().noted, noted("lab"));
         contexts.set_current(Some("lab")).unwrap();
-        assert_eq!(contexts.current().as_deref(), Some("lab"));
+        assert_eq!(contexts.current().unwrap().as_deref(), Some("lab"));
         assert!(contexts.set_current(Some("none")).is_err());
         contexts.remove("lab").unwrap();
-        assert_eq!((contexts.current(), contexts.names()), (None, vec!["other".to_owned()]));
+        let current = contexts.current().unwrap();
+        assert_eq!((current, contexts.names()), (None, vec!["other".to_owned()]));
         assert!(contexts.remove("lab").is_err());
         contexts.set_current(None).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_context_hides_no_other_one_and_can_be_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let contexts = ContextStore { folder: folder.path().join("rackbus") };
+        contexts.put("lab", noted("lab"), &credentials()).unwrap();
+        contexts.put("torn", noted("torn"), &credentials()).unwrap();
+        fs::write(contexts.of("torn").join("context.json"), "{").unwrap();
+        fs::create_dir(contexts.of("begun")).unwrap();
+        assert_eq!(contexts.names(), ["lab", "torn"]);
+        assert!(contexts.get("torn").is_err());
+        contexts.remove("torn").unwrap();
+        contexts.remove("begun").unwrap();
+        assert_eq!(contexts.names(), ["lab"]);
+    }
+
+    /// A command that was meant for another rack would else be carried out on this machine's.
+    #[test]
+    fn a_current_context_that_cannot_be_read_or_is_not_there_is_not_taken_for_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let contexts = ContextStore { folder: folder.path().join("rackbus") };
+        contexts.put("lab", noted("lab"), &credentials()).unwrap();
+        contexts.set_current(Some("lab")).unwrap();
+        let current = contexts.folder.join("current");
+        fs::write(&current, "gone").unwrap();
+        assert!(contexts.current().unwrap_err().error.contains("no context"));
+        fs::remove_file(&current).unwrap();
+        fs::create_dir(&current).unwrap();
+        assert!(contexts.current().is_err());
     }
 
     #[test]

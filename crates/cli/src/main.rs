@@ -156,10 +156,7 @@ fn main() -> std::process::ExitCode {
         Ok(runtime) => runtime.block_on(run(&cli, &output)),
         Err(cause) => Err(Failure::new(format!("no threads: {cause}"), "free some resources")),
     };
-    match outcome {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(failure) => output.failure(&failure),
-    }
+    output.finish(outcome)
 }
 
 async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
@@ -192,7 +189,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Accel(args) => args.run(common, output).await,
         Command::Model(args) => args.run(common, output).await,
         Command::Bench(args) => args.run(output),
-        Command::Completions(args) => args.run(),
+        Command::Completions(args) => args.run(output),
         Command::Token(args) => args.run(common, output).await,
         Command::Login(args) => args.run(common, output).await,
         Command::Whoami(args) => args.run(common, output).await,

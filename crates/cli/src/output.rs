@@ -2,6 +2,8 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_control::ControlClientError;
 use rackbus_control::api::AcceleratorOffer;
@@ -62,6 +64,11 @@ pub struct Output {
     colour: bool,
 }
 
+/// Why something that was said could not be written, the first time.
+static UNWRITTEN: OnceLock<String> = OnceLock::new();
+/// Whoever reads what is said has gone away.
+static UNHEARD: AtomicBool = AtomicBool::new(false);
+
 /// The meaning of a word in a table, for its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
@@ -107,10 +114,40 @@ impl Output {
         }
     }
 
-    /// A line for people.
+    /// A line for people. One that cannot be written fails the command when it is [over](Output::finish).
     pub fn line(&self, text: &str) {
-        // A reader that has gone away needs no words.
-        let _ = writeln!(std::io::stdout(), "{text}");
+        self.bytes(format!("{text}\n").as_bytes());
+    }
+
+    /// Bytes as they are, such as a file's; otherwise as a line.
+    pub fn bytes(&self, bytes: &[u8]) {
+        let mut stdout = std::io::stdout().lock();
+        match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+            Ok(()) => {}
+            // A reader that has gone away needs no words.
+            Err(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => {
+                UNHEARD.store(true, Ordering::Relaxed);
+            }
+            Err(cause) => drop(UNWRITTEN.set(cause.to_string())),
+        }
+    }
+
+    /// Whether whoever read the results has gone away: a command that tells of what happens ends then.
+    pub fn is_unheard(&self) -> bool {
+        UNHEARD.load(Ordering::Relaxed)
+    }
+
+    /// The command is over: what it ends with. What it did and could not say is a failure.
+    pub fn finish(&self, outcome: Result<(), Failure>) -> ExitCode {
+        match (outcome, UNWRITTEN.get()) {
+            (Err(failure), _) => self.failure(&failure),
+            (Ok(()), None) => ExitCode::SUCCESS,
+            (Ok(()), Some(cause)) => {
+                let error = format!("the result could not be written: {cause}");
+                let remedy = "it was done all the same; see to the cause, and ask for it again";
+                Output { json: false, ..*self }.failure(&Failure::new(error, remedy))
+            }
+        }
     }
 
     /// A table with aligned columns.

@@ -360,6 +360,35 @@ fn events_name_what_happened_and_why() {
     assert_eq!(rack.run(&["events", "--kind", "weather"]).status.code(), Some(2));
 }
 
+/// A token on a full disk, say, is lost otherwise without a word.
+#[test]
+fn what_cannot_be_written_is_a_failure_and_a_reader_that_left_is_none() {
+    let rack = Rack::up(THREE_HOSTS);
+    for args in [&["completions", "bash"][..], &["devices"], &["devices", "--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = rack.command(args).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("could not be written: No space"), "{args:?}: {said}");
+    }
+    let mut followed = rack.command(&["events", "--follow"]);
+    let mut follower = followed.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap());
+    lines.read_line(&mut String::new()).unwrap();
+    drop(lines);
+    let begun = Instant::now();
+    // Whoever follows notices with the next event.
+    let status = loop {
+        let lease = rack.borrow("alpha/nvme0", "beta");
+        rack.give_back(&lease);
+        if let Some(status) = follower.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it goes on without a reader");
+    };
+    assert_eq!(status.code(), Some(0));
+}
+
 #[test]
 fn metrics_count_what_is_done() {
     let rack = Rack::up(THREE_HOSTS);

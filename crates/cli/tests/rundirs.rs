@@ -50,6 +50,20 @@ fn down_stops_hosts_that_left_the_rack_file_and_needs_no_note_of_the_rack() {
     assert!(rack.bad(1, &["down"]).contains("no rack runs"));
 }
 
+/// Nodes and commands go by the note of the rack that runs.
+#[test]
+fn a_control_plane_that_is_refused_leaves_the_note_of_the_one_that_runs() {
+    let rack = Rack::up(THREE_HOSTS);
+    let note = rack.run_dir().join("rack.json");
+    let before = std::fs::read(&note).unwrap();
+    let other = rack.file().replace("rack.toml", "other.toml");
+    std::fs::write(&other, THREE_HOSTS.replace("[hosts.gamma]", "[hosts.delta]")).unwrap();
+    let elsewhere = rack.file().replace("rack.toml", "elsewhere");
+    let said = rack.bad(1, &["control", &other, "--state-dir", &elsewhere]);
+    assert!(said.contains("runs already"), "{said}");
+    assert_eq!(std::fs::read(&note).unwrap(), before);
+}
+
 #[test]
 fn one_state_directory_is_one_racks() {
     let rack = Rack::up(THREE_HOSTS);

@@ -6,7 +6,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::Cli;
-use crate::output::Failure;
+use crate::output::{Failure, Output};
 
 /// Print completions for a shell, or write the manual.
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub struct Args {
 }
 
 impl Args {
-    pub fn run(&self) -> Result<(), Failure> {
+    pub fn run(&self, output: &Output) -> Result<(), Failure> {
         let mut command = Cli::command();
         if let Some(folder) = &self.man {
             let written = clap_mangen::generate_to(command, folder);
@@ -34,7 +34,9 @@ impl Args {
             });
         }
         if let Some(shell) = self.shell {
-            clap_complete::generate(shell, &mut command, "rackbus", &mut std::io::stdout());
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut command, "rackbus", &mut text);
+            output.bytes(&text);
         }
         Ok(())
     }

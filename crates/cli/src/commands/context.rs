@@ -37,12 +37,16 @@ impl Args {
         let contexts = ContextStore::own()?;
         match &self.command {
             Command::List => {
-                let current = contexts.current();
+                // They are what is chosen from where none can be told.
+                let current = contexts.current().unwrap_or_default();
                 let all = contexts.names().into_iter().map(|name| {
                     let is_current = current.as_ref() == Some(&name);
-                    contexts.get(&name).and_then(|context| described(&context, is_current))
+                    let found = contexts.get(&name);
+                    found.and_then(|context| described(&context, is_current)).unwrap_or_else(
+                        |failure| json!({ "name": name, "current": is_current, "error": failure.error }),
+                    )
                 });
-                let all: Vec<Value> = all.collect::<Result<_, _>>()?;
+                let all: Vec<Value> = all.collect();
                 output.result(&all, |o| table(&all, o));
             }
             Command::Use { name } => {
@@ -62,7 +66,8 @@ impl Args {
                         Failure::usage("no context is used", remedy)
                     })?,
                 };
-                let is_current = contexts.current().as_ref() == Some(&context.name);
+                let is_current =
+                    contexts.current().is_ok_and(|it| it.as_ref() == Some(&context.name));
                 let shown = described(&context, is_current)?;
                 output.result(&shown, |o| {
                     for (key, value) in shown.as_object().into_iter().flatten() {
@@ -101,13 +106,17 @@ pub fn described(context: &RackContext, is_current: bool) -> Result<Value, Failu
 fn table(all: &[Value], output: &Output) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let rows = all.iter().map(|it| {
-        let tone = if it["over"] == true { Tone::Bad } else { Tone::Plain };
+        let (bad, until) = match it["error"].as_str() {
+            Some(error) => (true, error.to_owned()),
+            None => (it["over"] == true, text(&it["until"])),
+        };
+        let tone = if bad { Tone::Bad } else { Tone::Plain };
         vec![
             if it["current"] == true { "*" } else { "" }.into(),
             text(&it["name"]).into(),
             text(&it["rack"]).into(),
             text(&it["subject"]).trim_end_matches(".user.rackbus").to_owned().into(),
-            Cell(text(&it["until"]), tone),
+            Cell(until, tone),
         ]
     });
     output.table(&["", "context", "rack", "user and role", "good until"], rows.collect());

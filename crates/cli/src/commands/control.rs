@@ -96,7 +96,7 @@ impl Args {
     async fn serve(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
         log::start(self.log.as_deref());
-        let (run_dir, running) = self.place(common)?;
+        let (run_dir, running, is_new) = self.place(common)?;
         let text = running.text()?;
         let (rack, devices) =
             parse_rack(&running.file.display().to_string(), &text).map_err(misread)?;
@@ -104,6 +104,10 @@ impl Args {
             &process::pid_file(&run_dir, None),
             process::runs_already("the control plane"),
         )?;
+        // Not before: where one runs, its note is what others go by.
+        if is_new {
+            running.note(&run_dir)?;
+        }
         paths::make_private(&running.state_dir)?;
         let _state = process::own_state(&running.state_dir)?;
         let apart = self.listen.is_some();
@@ -163,20 +167,19 @@ impl Args {
         }
     }
 
-    /// The run directory, and what is in it: noted now where a file is named, else by who started the rack.
-    fn place(&self, common: &Common) -> Result<(PathBuf, RunningRack), Failure> {
+    /// The run directory, and what is in it: noted by who started the rack, or not yet where a file is named.
+    fn place(&self, common: &Common) -> Result<(PathBuf, RunningRack, bool), Failure> {
         let Some(file) = &self.file else {
             let run_dir = paths::find_run_dir(common)?;
             let running = paths::running(&run_dir)?;
-            return Ok((run_dir, running));
+            return Ok((run_dir, running, false));
         };
         let (rack, _) = read_devices(file)?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
         let state_dir = paths::state_dir(self.state_dir.as_deref(), &rack.name)?;
         let running = RunningRack::of(&rack, file, &state_dir)?;
-        running.note(&run_dir)?;
-        Ok((run_dir, running))
+        Ok((run_dir, running, true))
     }
 }
 

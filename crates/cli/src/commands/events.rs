@@ -65,6 +65,10 @@ impl Args {
             while let Some(event) = lines.next().await {
                 events.push(event);
             }
+            if lines.is_broken() {
+                let error = "the control plane ended before it had told all events";
+                return Err(Failure::new(error, "ask again"));
+            }
             output.result(&events, |o| {
                 o.table(&HEAD, events.iter().map(row).collect());
             });
@@ -74,6 +78,9 @@ impl Args {
             match output.is_json() {
                 true => output.line(&serde_json::to_string(&event).unwrap_or_default()),
                 false => output.row(&row(&event), &WIDTHS),
+            }
+            if output.is_unheard() {
+                return Ok(());
             }
         }
         let remedy = "see with `rackbus status` whether it runs, and follow again";

@@ -14,6 +14,7 @@ use rackbus_node::borrower::turns::turn_path;
 use crate::Common;
 use crate::commands::borrow::IsolationName;
 use crate::commands::client;
+use crate::contexts;
 use crate::output::{Cell, Failure, Output, Tone};
 use crate::paths::find_run_dir;
 
@@ -140,8 +141,12 @@ impl Args {
             Command::Join(args) => {
                 let spec = args.turns.spec(&args.function, &args.host);
                 let share = client.join_share(&ShareSpec { vm: args.vm.clone(), ..spec }).await?;
-                let run_dir = find_run_dir(common)?;
-                output.result(&share, |o| joined(&share, &run_dir, o));
+                // By a context, the borrower is on another machine.
+                let run_dir = match contexts::chosen(common)? {
+                    Some(_) => None,
+                    None => Some(find_run_dir(common)?),
+                };
+                output.result(&share, |o| joined(&share, run_dir.as_deref(), o));
             }
             Command::Leave(args) => {
                 let share = client.leave_share(args.share).await?;
@@ -166,16 +171,19 @@ impl Args {
     }
 }
 
-fn joined(share: &Share, run_dir: &Path, output: &Output) {
+fn joined(share: &Share, run_dir: Option<&Path>, output: &Output) {
     let Share { share: number, function, borrower, slice_ms, weight, .. } = share;
     let turn = slice_ms * u64::from(*weight);
     output.line(&format!(
         "share {number}: {borrower} takes turns of {:.1} s on {function}",
         turn as f64 / 1e3
     ));
-    match &share.vm {
-        Some(vm) => output.line(&format!("plugged into {vm} in each of them")),
-        None => {
+    match (&share.vm, run_dir) {
+        (Some(vm), _) => output.line(&format!("plugged into {vm} in each of them")),
+        (None, None) => output.line(&format!(
+            "on that machine, `rackbus share follow {number}` says its socket when it is its turn"
+        )),
+        (None, Some(run_dir)) => {
             let path = turn_path(&functions_folder(run_dir, borrower), *number);
             output.line(&format!("socket {}, while it is its turn", path.display()));
         }

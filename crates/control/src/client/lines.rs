@@ -10,12 +10,19 @@ use serde::de::DeserializeOwned;
 pub struct JsonLines<T> {
     body: Incoming,
     buffer: Vec<u8>,
+    broken: bool,
     kind: std::marker::PhantomData<T>,
 }
 
 impl<T: DeserializeOwned> JsonLines<T> {
     pub(super) fn new(response: Response<Incoming>) -> Self {
-        JsonLines { body: response.into_body(), buffer: Vec::new(), kind: std::marker::PhantomData }
+        let (buffer, kind) = (Vec::new(), std::marker::PhantomData);
+        JsonLines { body: response.into_body(), buffer, broken: false, kind }
+    }
+
+    /// Whether the stream broke off before its end: there would have been more.
+    pub fn is_broken(&self) -> bool {
+        self.broken
     }
 
     /// The next value; `None` when the stream has ended. A line that makes no sense is passed
@@ -33,9 +40,17 @@ impl<T: DeserializeOwned> JsonLines<T> {
                     }
                 }
             }
-            let frame = self.body.frame().await?.ok()?;
-            if let Ok(data) = frame.into_data() {
-                self.buffer.extend_from_slice(&data);
+            match self.body.frame().await? {
+                Ok(frame) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.buffer.extend_from_slice(&data);
+                    }
+                }
+                Err(cause) => {
+                    tracing::debug!(%cause, "a stream broke off");
+                    self.broken = true;
+                    return None;
+                }
             }
         }
     }

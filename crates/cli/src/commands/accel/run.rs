@@ -240,7 +240,8 @@ impl Args {
         match text {
             Some(text) => output.line(text.trim_end()),
             None => {
-                let written = std::io::stdout().lock().write_all(&prefix);
+                let mut stdout = std::io::stdout().lock();
+                let written = stdout.write_all(&prefix).and_then(|()| stdout.flush());
                 written.map_err(|cause| {
                     Failure::new(format!("standard output: {cause}"), "try again")
                 })?;

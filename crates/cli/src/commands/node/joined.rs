@@ -32,6 +32,7 @@ use crate::Common;
 use crate::commands::misread;
 use crate::output::Failure;
 use crate::paths::{self, RunningRack};
+use crate::process;
 use crate::remote::{address_of, not_reached};
 
 /// How long the control plane may take to say where others are.
@@ -107,9 +108,13 @@ impl JoinArgs {
         let text = client.rack_file().await.map_err(|error| not_reached(error, AGAIN))?;
         let file = state_dir.join("rack.toml");
         let (rack, _) = parse_rack(&file.display().to_string(), &text).map_err(misread)?;
-        std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
+        // A node of this host that runs goes by what is noted: nothing is changed where there is one.
+        paths::make_private(&run_dir.join(host))?;
+        let pid_file = process::pid_file(&run_dir, Some(host));
+        drop(process::hold(&pid_file, process::runs_already(&format!("the node of {host}")))?);
+        std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
         let text = None;
         let (rack_name, joined) = (rack.name.clone(), Vec::new());
         let known =

@@ -43,8 +43,11 @@ impl<'a> Turns<'a> {
                     Err(ControlClientError::Refused(error)) if error.code == "unknown_share" => {
                         return Ok(None);
                     }
-                    Err(error @ ControlClientError::Refused(_)) => return Err(error.into()),
-                    Err(_) => tokio::time::sleep(AGAIN).await,
+                    // It may be started again; what it says that is there does not change.
+                    Err(ControlClientError::Unreachable { .. } | ControlClientError::Broken(_)) => {
+                        tokio::time::sleep(AGAIN).await;
+                    }
+                    Err(error) => return Err(error.into()),
                 },
             }
         }
@@ -69,6 +72,9 @@ pub(super) async fn follow(
             output.line(&serde_json::to_string(&share).unwrap_or_default());
         } else {
             output.line(&told(&share));
+        }
+        if output.is_unheard() {
+            break;
         }
     }
     Ok(())

@@ -89,7 +89,7 @@ pub(super) fn plugged_mib(record: &VmRecord) -> Result<u32, VmError> {
 
 /// Plugs memory into a VM that runs.
 pub(super) async fn add_memory(name: &str, mib: u32, context: &Context<'_>) -> Result<(), Failure> {
-    let (record, _) = hold(context, name)?;
+    let (record, _claim) = hold(context, name)?;
     check_room(context, &record.host, mib, "stop another VM of that host, or plug in less")?;
     check_functions(context, &record).await?;
     let added = Vm::attach(record.clone()).add_memory(mib)?;
@@ -171,7 +171,7 @@ async fn check_functions(context: &Context<'_>, record: &VmRecord) -> Result<(),
 
 /// Unplugs memory from a VM that runs.
 pub(super) fn remove_memory(name: &str, id: &str, context: &Context<'_>) -> Result<(), Failure> {
-    let (record, _) = hold(context, name)?;
+    let (record, _claim) = hold(context, name)?;
     let vm = Vm::attach(record.clone());
     let there = vm.plugged_memory()?;
     if !there.iter().any(|it| it.id == id) {

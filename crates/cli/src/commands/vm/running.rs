@@ -95,7 +95,7 @@ pub(super) async fn add(
     trust: Trust,
     context: &Context<'_>,
 ) -> Result<(), Failure> {
-    let (record, _) = hold(context, name)?;
+    let (record, _claim) = hold(context, name)?;
     let request = BorrowRequest {
         vm: Some(name.to_owned()),
         ..trust.request_for_vm(function_name, &record.host)?
@@ -122,7 +122,7 @@ pub(super) async fn remove(
     function: &str,
     context: &Context<'_>,
 ) -> Result<(), Failure> {
-    let (record, _) = hold(context, name)?;
+    let (record, _claim) = hold(context, name)?;
     let used = leases_of(context, &record).await?;
     let Some(lease) = used.iter().find(|l| l.function == function) else {
         let have: Vec<&str> = used.iter().map(|l| l.function.as_str()).collect();

@@ -151,7 +151,11 @@ impl super::Args {
             Some(text) => {
                 text.trim_end().lines().for_each(|line| output.line(&format!("{line}  {at}")))
             }
-            None => std::io::stdout().lock().write_all(result)?,
+            None => {
+                let mut stdout = std::io::stdout().lock();
+                stdout.write_all(result)?;
+                stdout.flush()?;
+            }
         }
         Ok(())
     }
