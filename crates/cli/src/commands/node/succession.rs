@@ -4,11 +4,11 @@
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use rackbus_devices::RackDevice;
@@ -31,6 +31,8 @@ use crate::paths;
 const ANSWER: Duration = Duration::from_secs(10);
 /// What it says then, so that no program is taken for one that can.
 const READY: &str = "ready to go on";
+/// Bytes of what it says that are read.
+const MOST_SAID: u64 = 64 << 10;
 
 /// What the rack is, and where.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -153,30 +155,37 @@ impl HandoverProgram for NodeProgram {
         let question = Question { versions: versions.clone(), rack: self.from.clone() };
         let question = serde_json::to_vec(&question).map_err(|error| error.to_string())?;
         let failed = |cause: std::io::Error| format!("{}: {cause}", program.display());
+        // Files, and no pipes: whatever the program does with them, nobody waits for more than its end.
+        let asked = memory("question", &question).map_err(failed)?;
+        let [mut answer, mut errors] =
+            [memory("answer", &[]).map_err(failed)?, memory("errors", &[]).map_err(failed)?];
         let mut child = Command::new(program)
             .args(["node", "--can-resume", "--host", &self.host])
             .args(self.devices.iter().flat_map(|file| ["--devices".as_ref(), file.as_os_str()]))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stdin(asked)
+            .stdout(answer.try_clone().map_err(failed)?)
+            .stderr(errors.try_clone().map_err(failed)?)
             .spawn()
             .map_err(failed)?;
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let ended = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
-        if let Some(mut input) = child.stdin.take() {
-            // One that reads nothing says why.
-            let _ = input.write_all(&question);
-        }
         if !ended.is_some_and(|ended| wait(&ended, ANSWER)) {
             let _ = child.kill();
             let _ = child.wait();
             return Err(format!("{} does not say whether it can", program.display()));
         }
-        let output = child.wait_with_output().map_err(failed)?;
-        if output.status.success() && output.stdout.trim_ascii() == READY.as_bytes() {
+        let status = child.wait().map_err(failed)?;
+        let said = |file: &mut File| -> std::io::Result<Vec<u8>> {
+            let mut said = Vec::new();
+            file.rewind()?;
+            file.take(MOST_SAID).read_to_end(&mut said)?;
+            Ok(said)
+        };
+        if status.success() && said(&mut answer).map_err(failed)?.trim_ascii() == READY.as_bytes() {
             return Ok(());
         }
-        let errors = String::from_utf8_lossy(&output.stderr);
+        let errors = said(&mut errors).map_err(failed)?;
+        let errors = String::from_utf8_lossy(&errors);
         // An older rackbus says first that it does not know the question.
         let why = errors.lines().find(|line| !line.trim().is_empty());
         let why = why.unwrap_or("it is no rackbus that can").trim_start_matches("rackbus: ");
@@ -185,12 +194,24 @@ impl HandoverProgram for NodeProgram {
 
     fn replace(&self, program: &Path, parcel: OwnedFd) -> std::io::Error {
         let error = self.try_replace(program, &parcel).err();
+        for file in &self.held {
+            // Programs that this process starts have no part in them.
+            let _ = rustix::io::fcntl_setfd(file, FdFlags::CLOEXEC);
+        }
         if let Ok(nothing) = File::open("/dev/null") {
             // The parcel is of no use to anybody any more.
             let _ = rustix::stdio::dup2_stdin(&nothing);
         }
         error.unwrap_or_else(|| std::io::Error::other("it did not go on"))
     }
+}
+
+/// A file in memory with these bytes, to be read from its beginning.
+fn memory(name: &str, bytes: &[u8]) -> std::io::Result<File> {
+    let mut file = File::from(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// Waits until a process has ended; false after `limit`.
