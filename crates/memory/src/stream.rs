@@ -7,6 +7,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -86,6 +87,8 @@ pub trait Stream: Send + Sync {
     }
 }
 
+/// The time limits of the socket are for all that is received or sent at once, and not for each piece of it: a
+/// peer that gives or takes it byte by byte is given up as well.
 impl Stream for UnixStream {
     fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -95,10 +98,20 @@ impl Stream for UnixStream {
         }
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut sent = 0;
+        let begun = Instant::now();
+        // The system's own limit is for each piece of what is sent, so it is waited for here.
+        let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         while sent < total {
-            match sendmsg(self, &beyond(parts, sent), &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(self, &beyond(parts, sent), &mut control, flags) {
                 Ok(count) => sent += count,
                 Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) if flags.contains(SendFlags::DONTWAIT) => {
+                    match self.write_timeout().ok().flatten() {
+                        Some(limit) => wait(self, PollFlags::OUT, begun, limit)?,
+                        None => flags.remove(SendFlags::DONTWAIT),
+                    }
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             }
             control.clear();
@@ -109,7 +122,13 @@ impl Stream for UnixStream {
     fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut done = 0;
+        let begun = Instant::now();
         while done < buffer.len() {
+            if done > 0
+                && let Some(limit) = self.read_timeout().ok().flatten()
+            {
+                wait(self, PollFlags::IN, begun, limit)?;
+            }
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut slices = [IoSliceMut::new(&mut buffer[done..])];
             let received = match recvmsg(self, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
@@ -166,6 +185,26 @@ impl Stream for UnixStream {
     }
 }
 
+/// Waits until the socket is ready, at most until `limit` after what was `begun`.
+fn wait(
+    stream: &UnixStream,
+    ready: PollFlags,
+    begun: Instant,
+    limit: Duration,
+) -> Result<(), StreamError> {
+    loop {
+        let left = limit.checked_sub(begun.elapsed()).ok_or(StreamError::TimedOut)?;
+        // One that is too long for the system is none.
+        let left = left.try_into().ok();
+        match rustix::event::poll(&mut [PollFd::new(stream, ready)], left.as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(0) => return Err(StreamError::TimedOut),
+            Ok(_) => return Ok(()),
+        }
+    }
+}
+
 /// What is left of `parts` after `skip` bytes.
 fn beyond<'a>(parts: &[&'a [u8]], mut skip: usize) -> Vec<IoSlice<'a>> {
     let mut slices = Vec::with_capacity(parts.len());
@@ -211,6 +250,48 @@ mod tests {
         });
         drop(a);
         waiter.join().unwrap();
+    }
+
+    #[test]
+    fn the_time_limit_is_for_all_that_is_received_or_sent_at_once() {
+        let limit = Duration::from_millis(200);
+        let (a, b) = UnixStream::pair().unwrap();
+        a.set_read_timeout(Some(limit)).unwrap();
+        a.set_write_timeout(Some(limit)).unwrap();
+        b.set_read_timeout(Some(limit / 8)).unwrap();
+        // Gives and takes some as long as the other end is there.
+        let slow = std::thread::spawn(move || {
+            while b.send(&[b"x"], &[]).is_ok() {
+                let _ = b.receive(&mut [0; 1 << 15], &mut Vec::new());
+                std::thread::sleep(limit / 8);
+            }
+        });
+        let timed = |act: &dyn Fn() -> Result<(), StreamError>| {
+            let begun = Instant::now();
+            assert_eq!(act(), Err(StreamError::TimedOut));
+            assert!((limit..limit * 10).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        };
+        timed(&|| a.send(&[&vec![0; 4 << 20]], &[]));
+        timed(&|| a.receive(&mut [0; 1000], &mut Vec::new()));
+        drop(a);
+        slow.join().unwrap();
+    }
+
+    #[test]
+    fn pieces_that_come_in_time_are_received_whole() {
+        let (a, b) = UnixStream::pair().unwrap();
+        a.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let giver = std::thread::spawn(move || {
+            for piece in [&b"he"[..], b"l", b"lo"] {
+                b.send(&[piece], &[]).unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let mut bytes = [0; 5];
+        a.receive(&mut bytes, &mut Vec::new()).unwrap();
+        assert_eq!(&bytes, b"hello");
+        giver.join().unwrap();
+        assert_eq!(a.receive(&mut bytes, &mut Vec::new()), Err(StreamError::Closed));
     }
 
     #[test]
