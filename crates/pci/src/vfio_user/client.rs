@@ -19,6 +19,7 @@ use rackbus_spec::vfio_user::{
     Registers, SparseArea, SparseMmap, VERSION, Version, command,
 };
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::wire::{MAX_FDS, WireError, WireMessage, header, send_message};
@@ -52,7 +53,7 @@ pub struct RegionDescription {
     pub size: u64,
     /// What can be done with it.
     pub flags: RegionInfoFlags,
-    /// Parts that can be mapped, offset and length.
+    /// Parts of the region that can be mapped, offset and length.
     pub areas: Vec<(u64, u64)>,
     /// What to map them from, and where the region begins in it.
     pub memory: Option<(File, u64)>,
@@ -74,18 +75,18 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects to a device's socket and negotiates; requests then take at most `limit`.
+    /// Connects to a device's socket and negotiates. To be taken by the server, to send a request, and to receive
+    /// the header and the body of its reply then take at most `limit` each.
     ///
     /// # Errors
     /// [`ClientError`] when nobody listens, or the device turns the client away.
     pub fn connect(path: &Path, limit: Duration) -> Result<Client, ClientError> {
-        let io = |error: std::io::Error| {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            WireError::Stream(StreamError::Socket(errno))
-        };
-        let stream = UnixStream::connect(path).map_err(io)?;
-        stream.set_read_timeout(Some(limit)).map_err(io)?;
-        stream.set_write_timeout(Some(limit)).map_err(io)?;
+        let stream = connect_within(path, limit).map_err(|errno| {
+            WireError::Stream(match errno {
+                Errno::AGAIN => StreamError::TimedOut,
+                other => StreamError::Socket(other),
+            })
+        })?;
         Client::with_stream(Arc::new(stream))
     }
 
@@ -348,9 +349,9 @@ impl Client {
         length: u64,
     ) -> Result<Mapping, ClientError> {
         let info = self.region_info(region)?;
+        // The end of an area is a number of 64 bits: it is inside of the region.
         let inside = |(start, size): &(u64, u64)| {
-            offset >= *start
-                && offset.checked_add(length).is_some_and(|end| end <= start.saturating_add(*size))
+            offset >= *start && offset.checked_add(length).is_some_and(|end| end <= start + size)
         };
         let Some((file, at)) = info.memory.filter(|_| info.areas.iter().any(inside)) else {
             return Err(bad(command::DEVICE_GET_REGION_INFO, "that part cannot be mapped"));
@@ -417,6 +418,18 @@ impl Client {
     }
 }
 
+/// A connection whose time limit holds from the beginning: a server that takes nobody, behind whom others wait
+/// already, keeps nobody for ever.
+fn connect_within(path: &Path, limit: Duration) -> Result<UnixStream, Errno> {
+    let io = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let stream = UnixStream::from(socket_with(family, kind, SocketFlags::CLOEXEC, None)?);
+    stream.set_read_timeout(Some(limit)).map_err(io)?;
+    stream.set_write_timeout(Some(limit)).map_err(io)?;
+    rustix::net::connect(&stream, &SocketAddrUnix::new(path)?)?;
+    Ok(stream)
+}
+
 fn dma_map(address: u64, size: u64, access: Access, offset: u64) -> DmaMap {
     let mut flags = DmaMapFlags::empty();
     flags.set(DmaMapFlags::READ, access.contains(Access::READ));
@@ -444,12 +457,16 @@ fn size_u32<T: Immutable>() -> u32 {
 /// and each costs whoever maps it. The rest is reached by messages.
 const MOST_AREAS: usize = 64;
 
-/// The mappable areas that a region's reply lists, up to [`MOST_AREAS`]; all of it when it lists none but can be mapped.
+/// The mappable areas that a region's reply lists, up to [`MOST_AREAS`]; all of it when it lists none but can be
+/// mapped. What is not inside of the region is none of it, whatever its server says.
 fn areas(body: &[u8], info: &RegionInfo) -> Vec<(u64, u64)> {
     let flags = RegionInfoFlags::from_bits_truncate(info.flags);
     if !flags.contains(RegionInfoFlags::MMAP) {
         return Vec::new();
     }
+    let inside = |(offset, size): &(u64, u64)| {
+        *size > 0 && offset.checked_add(*size).is_some_and(|end| end <= info.size)
+    };
     let mut at = if flags.contains(RegionInfoFlags::CAPS) { info.cap_offset as usize } else { 0 };
     // Each capability lies behind the one before, so a chain ends.
     while at >= size_of::<RegionInfo>() {
@@ -460,19 +477,21 @@ fn areas(body: &[u8], info: &RegionInfo) -> Vec<(u64, u64)> {
         if cap.id == CAP_SPARSE_MMAP
             && let Ok((sparse, mut rest)) = SparseMmap::read_from_prefix(&body[at..])
         {
-            let mut areas = Vec::new();
-            while areas.len() < (sparse.nr_areas as usize).min(MOST_AREAS)
-                && let Ok((area, more)) = SparseArea::read_from_prefix(rest)
-            {
-                areas.push((area.offset, area.size));
+            let listed = std::iter::from_fn(|| {
+                let (area, more) = SparseArea::read_from_prefix(rest).ok()?;
                 rest = more;
-            }
-            return areas;
+                Some((area.offset, area.size))
+            });
+            let listed = listed.take(sparse.nr_areas as usize);
+            return listed.filter(inside).take(MOST_AREAS).collect();
         }
         match cap.next as usize {
             next if next > at => at = next,
             _ => break,
         }
     }
-    vec![(0, info.size)]
+    Some((0, info.size)).filter(inside).into_iter().collect()
 }
+
+#[cfg(test)]
+mod tests;
