@@ -10,6 +10,7 @@
 //! * [`input`]: bytes as choices.
 //! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands. [`nvme_medium`]: what the
 //!   two halves of a drive say to each other.
+//! * [`vfio_user_client`]: what a server answers to a vfio-user client, and to a borrower's node.
 //! * [`accel`]: what a tenant says to an accelerator's engines. [`accel_function`]: what it does to its function, and
 //!   what the two halves of one say to each other. [`nic`]: what a driver does to a network function. [`nic_medium`],
 //!   [`memory_medium`]: what the halves of functions between machines say to each other.
@@ -35,6 +36,7 @@ pub mod nvme_medium;
 pub mod segment;
 pub mod state;
 pub mod vfio_user;
+pub mod vfio_user_client;
 
 /// One thing to fuzz.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +54,12 @@ pub struct Target {
 /// All targets, in the order in which they run.
 pub const TARGETS: &[Target] = &[
     Target { name: "vfio-user", run: vfio_user::run, seeds: vfio_user::seeds, words: &[] },
+    Target {
+        name: "vfio-user-client",
+        run: vfio_user_client::run,
+        seeds: vfio_user_client::seeds,
+        words: &[],
+    },
     Target { name: "nvme", run: nvme::run, seeds: nvme::seeds, words: &[] },
     Target { name: "nvme-medium", run: nvme_medium::run, seeds: nvme_medium::seeds, words: &[] },
     Target { name: "accel", run: accel::run, seeds: accel::seeds, words: &[] },

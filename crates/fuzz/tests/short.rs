@@ -69,6 +69,7 @@ macro_rules! targets {
 
 targets! {
     vfio_user: "vfio-user", 2000;
+    vfio_user_client: "vfio-user-client", 5000;
     nvme: "nvme", 2000;
     nvme_medium: "nvme-medium", 2000;
     accel: "accel", 5000;
