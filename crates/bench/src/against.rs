@@ -184,6 +184,20 @@ pub struct Comparison {
     pub unpaired: Vec<String>,
 }
 
+impl Comparison {
+    /// Nothing became slower, and all was compared.
+    ///
+    /// # Errors
+    /// What is not so.
+    pub fn check(&self) -> Result<(), BenchError> {
+        match (self.slower.as_slice(), self.unpaired.as_slice()) {
+            ([], []) => Ok(()),
+            ([], unpaired) => Err(BenchError::Unpaired(unpaired.join(", "))),
+            (slower, _) => Err(BenchError::Slower(slower.join(", "))),
+        }
+    }
+}
+
 /// Runs the pairs and prints a line for each case.
 ///
 /// # Errors

@@ -274,15 +274,7 @@ pub fn run(command: BenchCommand, prefix: &[&str], json: bool) -> Result<(), Ben
             network::run(&settings, &regime, &mut report)
         }
         BenchCommand::Against { before, pairs, dir, arguments } => {
-            let settings = against::Settings { before, arguments, pairs, dir };
-            let against::Comparison { slower, unpaired } = against::run(&settings)?;
-            if !slower.is_empty() {
-                return Err(BenchError::Slower(slower.join(", ")));
-            }
-            match unpaired.is_empty() {
-                true => Ok(()),
-                false => Err(BenchError::Unpaired(unpaired.join(", "))),
-            }
+            against::run(&against::Settings { before, arguments, pairs, dir })?.check()
         }
         BenchCommand::Lender { socket, backing, file } => {
             let backing = match (file, backing) {

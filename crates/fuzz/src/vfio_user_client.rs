@@ -1,7 +1,7 @@
 //! A vfio-user server that answers anything it likes to a client, with descriptors beside its answers.
 //!
 //! The input is what a client does and what it is answered, in turn: by itself, as whoever has a socket uses it, or as
-//! the function of another host that a borrower's node serves ([`device`]). The server sees each request, and with it
+//! the function of another host that a borrower's node serves (`device`). The server sees each request, and with it
 //! that the client speaks as it must: one request at a time, well-formed, and none after the conversation has ended.
 
 mod device;
@@ -64,7 +64,7 @@ mod mode {
 /// Holds the conversation that `data` says.
 pub fn run(data: &[u8]) {
     let server = Arc::new(Server::new(data));
-    match server.take(Input::u8) % mode::COUNT {
+    match server.take(|input| input.u8()) % mode::COUNT {
         mode::CLIENT => {
             if let Ok(client) = Client::with_stream(server.clone()) {
                 for _ in 0..MOST {
@@ -86,10 +86,10 @@ pub fn run(data: &[u8]) {
 /// Has the client do one thing.
 fn ask(client: &Client, server: &Server) {
     // What it is answered is anything; what it makes of it is looked at where something must hold.
-    match server.take(Input::u8) % act::COUNT {
+    match server.take(|input| input.u8()) % act::COUNT {
         act::DEVICE_INFO => drop(client.device_info()),
         act::REGION_INFO => look_at_region(client, server),
-        act::IRQ_INFO => drop(client.irq_info(server.take(Input::u8).into())),
+        act::IRQ_INFO => drop(client.irq_info(server.take(|input| input.u8()).into())),
         act::READ => read(client, server),
         written @ (act::WRITE | act::POST) => {
             let (region, offset, length) = server.take(access);
@@ -122,7 +122,7 @@ fn ask(client: &Client, server: &Server) {
         act::RESET => drop(client.reset()),
         act::MAP_REGION => map_region(client, server),
         act::REGISTERS => {
-            if let Ok((file, length)) = client.registers(server.take(Input::u8)) {
+            if let Ok((file, length)) = client.registers(server.take(|input| input.u8())) {
                 look_at_registers(file, length);
             }
         }
@@ -185,7 +185,7 @@ fn check_areas(size: u64, areas: &[(u64, u64)]) {
 }
 
 fn look_at_region(client: &Client, server: &Server) {
-    if let Ok(region) = client.region_info(server.take(Input::u8).into()) {
+    if let Ok(region) = client.region_info(server.take(|input| input.u8()).into()) {
         check_areas(region.size, &region.areas);
     }
 }

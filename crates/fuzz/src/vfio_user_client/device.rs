@@ -23,7 +23,7 @@ pub(super) fn use_one(server: &Arc<Server>, foreign: bool) {
         device.shape().regions.iter().any(|region| region.mappable.is_some())
     };
     assert!(!foreign || !mappable(&device), "a foreign server's memory can be mapped");
-    let shown = ShownInterrupts::choose(device.shape(), server.take(Input::u8) & 1 != 0);
+    let shown = ShownInterrupts::choose(device.shape(), server.take(|input| input.u8()) & 1 != 0);
     let Ok(device) = ShownWith::new(device, shown) else { return };
     for _ in 0..MOST {
         if !server.says_more() {
@@ -47,7 +47,7 @@ fn check(shape: &DeviceShape) {
 
 /// Has its user do one thing. What is refused is refused by the server.
 fn do_one(device: &dyn ServedDevice, server: &Server) {
-    match server.take(Input::u8) % act::COUNT {
+    match server.take(|input| input.u8()) % act::COUNT {
         act::READ => {
             let (region, offset, length) = server.take(access);
             if let Ok(data) = device.read(part(region), offset, length) {
@@ -78,7 +78,7 @@ fn do_one(device: &dyn ServedDevice, server: &Server) {
         act::RESET => drop(device.reset()),
         // Twice: the second time those that are there already are given.
         act::REGISTERS => {
-            let bar = server.take(Input::u8);
+            let bar = server.take(|input| input.u8());
             for _ in 0..2 {
                 if let Ok((file, length)) = device.registers(bar) {
                     look_at_registers(file, length);

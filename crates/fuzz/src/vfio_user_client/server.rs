@@ -159,8 +159,11 @@ impl Server {
         }
         let (kind, beside) = state.take(|input| (input.u8(), input.u8()));
         let mut body = state.take(|input| input.short().to_vec());
-        let long =
-            if kind & answer::LONG != 0 { usize::from(state.take(Input::u16)) * 17 } else { 0 };
+        let long = if kind & answer::LONG != 0 {
+            usize::from(state.take(|input| input.u16())) * 17
+        } else {
+            0
+        };
         body.resize(body.len() + long, kind);
         if kind & answer::FITS != 0
             && let Some(access) = access
@@ -168,8 +171,11 @@ impl Server {
             body.resize(size_of::<RegionAccess>() + access.count as usize, kind);
         }
         let length = size_of::<Header>() + body.len();
-        let length =
-            if kind & answer::LENGTH != 0 { state.take(Input::u32) } else { length as u32 };
+        let length = if kind & answer::LENGTH != 0 {
+            state.take(|input| input.u32())
+        } else {
+            length as u32
+        };
         let right = Header { message_size: length, flags: Flags::REPLY.bits(), ..*request };
         let header = state.take(|input| match kind & HEADERS {
             0 => right,
