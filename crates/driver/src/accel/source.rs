@@ -7,12 +7,16 @@
 //! that it is known where each completion will be. Whichever of them the drive ends first, the accelerator works on them
 //! in the order of the drive's data.
 
+mod nonces;
+
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rackbus_spec::accel::{Completion, Condition, Operation, Status};
 use rackbus_spec::nvme::IoOpcode;
+
+use nonces::{check_nonces, work_at};
 
 use super::{Accel, AccelError, MessageSpan, MessageWork, TIME_LIMIT};
 use crate::device::connect;
@@ -34,9 +38,6 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 const WAIT_LIMIT: Duration = Duration::from_secs(15);
 /// Set in the identifier of a descriptor that waits.
 const WAITS: u16 = 0x8000;
-
-/// Blocks of AES, of which a counter block counts one each.
-const AES_BLOCK: u64 = 16;
 
 /// Bytes that a message cannot have.
 const NO_MESSAGE: SourceError = SourceError::Request(
@@ -119,7 +120,7 @@ struct Message {
 /// What is done with the messages of a range.
 struct Range<'a> {
     work: &'a MessageWork<'a>,
-    /// Where it began.
+    /// Where on the drive the range begins, in bytes.
     first: u64,
     /// What is left of it begins here, and ends there.
     at: u64,
@@ -138,36 +139,6 @@ impl Range<'_> {
     /// Messages that the accelerator knows of and that are under way.
     fn known(&self) -> usize {
         self.under_way.len() - (self.asked - self.told)
-    }
-}
-
-/// What is done with the message that begins `at` bytes behind the beginning of a range: AES-CTR counts on, as if the
-/// range were one message. A counter block that is used twice gives away both texts.
-fn work_at<'a>(work: &MessageWork<'a>, at: u64) -> MessageWork<'a> {
-    let mut work = *work;
-    if work.stages.iter().any(|(operation, _)| *operation == Operation::Aes256Ctr) {
-        let first = u128::from_be_bytes(work.nonce);
-        work.nonce = first.wrapping_add((at / AES_BLOCK).into()).to_be_bytes();
-    }
-    work
-}
-
-/// Refuses what would use a nonce, or a counter block, for more than one message.
-fn check_nonces(stages: &[(Operation, u16)]) -> Result<(), SourceError> {
-    use Operation::{Aes256Ctr, Aes256GcmOpen, Aes256GcmSeal, Copy};
-    let operations = || stages.iter().map(|(operation, _)| *operation);
-    if operations().any(|it| matches!(it, Aes256GcmSeal | Aes256GcmOpen)) {
-        return Err(SourceError::Request(
-            "each message that AES-GCM seals has a nonce of its own: ask for one message at a time",
-        ));
-    }
-    // Behind what changes lengths, blocks of one message would be counted like those of the next.
-    let behind = operations().skip_while(|it| *it == Copy).skip(1);
-    match behind.into_iter().any(|it| it == Aes256Ctr) {
-        true => Err(SourceError::Request(
-            "AES-CTR counts the drive's bytes, so it is the first operation: ask for one message at a time",
-        )),
-        false => Ok(()),
     }
 }
 

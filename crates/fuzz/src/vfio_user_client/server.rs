@@ -40,13 +40,13 @@ pub(super) mod beside {
     pub(in super::super) const SEALED: u8 = 0;
     /// Memory that the server truncates.
     pub(in super::super) const UNSEALED: u8 = 1;
-    /// No memory.
+    /// An eventfd, which is no memory.
     pub(in super::super) const EVENT: u8 = 2;
     /// No memory, and seen to be open for as long as it is.
     pub(in super::super) const SOCKET: u8 = 3;
     /// A folder, which is a file with a size.
     pub(in super::super) const FOLDER: u8 = 4;
-    /// A device.
+    /// A file that reads as zeroes and can be mapped: a character device.
     pub(in super::super) const DEVICE: u8 = 5;
 }
 
