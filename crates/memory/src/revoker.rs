@@ -7,9 +7,8 @@
 //! A host may stall, too, with threads that are about to touch that memory, while its user gives the function up
 //! and others get the memory. Such threads look first: see [`Revoker::before_access`].
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rackbus_fabric::LoanEnd;
@@ -29,6 +28,9 @@ struct Shared {
     regions: Mutex<BTreeMap<u64, (Weak<Region>, LoanEnd)>>,
     /// The conversation of the user that has the function, where it may end unseen.
     user: Mutex<Option<Arc<dyn Stream>>>,
+    /// The counter when this user's memory was last about to be accessed. Each user has its own: a look for one says
+    /// nothing of another.
+    looked: AtomicU64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -53,17 +55,19 @@ impl Revoker {
         }
     }
 
-    /// Something in memory is about to be used or written by a thread that says so each time. If it stalled since the
-    /// last time, and the user has given the function up meanwhile, everything is taken away first: whatever is done with it
+    /// Something in memory is about to be used or written by a thread that says so each time. If the host stalled since
+    /// the last time that any of them did, and the user has given the function up meanwhile, everything is taken away first: whatever is done with it
     /// afterwards reaches nobody.
     #[inline]
     pub fn before_access(&self) {
-        thread_local! {
-            static LOOKED: Cell<u64> = const { Cell::new(0) };
-        }
-        let now = ticks::now();
-        if ticks::is_gap(LOOKED.replace(now), now) {
+        let (now, looked) = (ticks::now(), self.0.looked.load(Ordering::Acquire));
+        if ticks::is_gap(looked, now) {
             self.check_user();
+        }
+        // Behind the check: until it is over, whoever else looks finds the gap as well. Not each time, since others have
+        // the same place in their caches.
+        if now.wrapping_sub(looked) > ticks::GAP / 8 {
+            self.0.looked.store(now, Ordering::Release);
         }
     }
 
@@ -175,6 +179,25 @@ mod tests {
         thread.join().unwrap();
         assert!(space.revoker().is_revoked());
         assert_eq!(memory.region().whole().read_obj::<u8>(0), Some(1), "it reaches the memory");
+    }
+
+    /// One thread works for many users.
+    #[test]
+    fn a_look_for_one_user_is_none_for_another() {
+        let users = [(); 2].map(|()| UnixStream::pair().unwrap());
+        let revokers = users.map(|(conversation, user)| {
+            let revoker = super::Revoker::default();
+            revoker.used_by(Some(Arc::new(conversation)));
+            revoker.before_access();
+            drop(user);
+            revoker
+        });
+        let begun = ticks::now();
+        while !ticks::is_gap(begun, ticks::now()) {
+            std::thread::yield_now();
+        }
+        revokers.iter().for_each(super::Revoker::before_access);
+        assert!(revokers.iter().all(super::Revoker::is_revoked));
     }
 
     #[test]
