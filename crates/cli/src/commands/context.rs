@@ -37,7 +37,7 @@ impl Args {
         let contexts = ContextStore::own()?;
         match &self.command {
             Command::List => {
-                // They are what is chosen from where none can be told.
+                // Where the current one cannot be told, this list is what another one is chosen from.
                 let current = contexts.current().unwrap_or_default();
                 let all = contexts.names().into_iter().map(|name| {
                     let is_current = current.as_ref() == Some(&name);

@@ -426,7 +426,9 @@ fn connect_within(path: &Path, limit: Duration) -> Result<UnixStream, Errno> {
     let stream = UnixStream::from(socket_with(family, kind, SocketFlags::CLOEXEC, None)?);
     stream.set_read_timeout(Some(limit)).map_err(io)?;
     stream.set_write_timeout(Some(limit)).map_err(io)?;
-    rustix::net::connect(&stream, &SocketAddrUnix::new(path)?)?;
+    let address = SocketAddrUnix::new(path)?;
+    // With a time limit, the system does not try again after a signal.
+    rustix::io::retry_on_intr(|| rustix::net::connect(&stream, &address))?;
     Ok(stream)
 }
 

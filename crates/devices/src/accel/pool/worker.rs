@@ -119,7 +119,7 @@ impl PoolEngines {
             }
         }
         let egress = ran.iter().map(|done| done.written as u64).sum();
-        self.settle(&turn, jobs, TurnResult { engine_ns, egress }, profile_ns);
+        self.settle(&mut turn, jobs, TurnResult { engine_ns, egress }, profile_ns);
         let failures =
             finished.iter().filter(|(_, end)| end.status == Status::EngineFailed).count();
         if failures > 0 {
@@ -133,13 +133,17 @@ impl PoolEngines {
     /// Tells what a turn did, by the profiles about `profile_ns` of work; the engine is free.
     fn settle(
         &self,
-        turn: &EngineTurn,
+        turn: &mut EngineTurn,
         jobs: &[Option<Arc<EngineJob>>],
         done: TurnResult,
         profile_ns: f64,
     ) {
         let mut shared = self.lock();
         shared.busy -= 1;
+        // What was given up meanwhile does not come before the engines again: whoever looked for it there has not seen it.
+        for (piece, job) in turn.pieces.iter_mut().zip(jobs) {
+            piece.over |= job.as_ref().is_some_and(|job| job.is_given_up());
+        }
         // Of a tenant that has gone meanwhile, nothing continues.
         let there = shared.sharing.complete(turn, done, self.now_ns());
         if let Some(Some(job)) = jobs.first()
