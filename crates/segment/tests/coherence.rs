@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use rackbus_seeds::{Random, Simulation};
 use rackbus_segment::coherence::{ConnectionSide, ConnectionWindow, PAGE};
 
-const SEEDS: u64 = 2_000;
+const SEEDS: u64 = 100_000;
 const HOSTS: usize = 3;
 /// Not whole pages, nor whole words.
 const SIZE: usize = 2 * PAGE + 99;

@@ -61,13 +61,21 @@ impl Sender {
         }
         self.bell.ring();
         let confirmed = !self.far || self.session.flush(self.handle).is_ok();
-        // One that was just ended is not confirmed either, and its end is told a moment later.
-        let begun = Instant::now();
-        while !confirmed && self.heard(true).is_ok() && begun.elapsed() < END_IS_TOLD {
-            std::thread::sleep(Duration::from_millis(1));
+        if !confirmed {
+            self.wait_for_its_end();
         }
         // The line is near now. Before, asking for it would have doubled what a ring costs.
         unless_unconfirmed(confirmed, self.heard(!self.bell.is_closed()))
+    }
+
+    /// After a ring that was not confirmed: one that was just ended is not confirmed either, and its end is told a moment
+    /// later.
+    #[cold]
+    fn wait_for_its_end(&self) {
+        let begun = Instant::now();
+        while self.heard(true).is_ok() && begun.elapsed() < END_IS_TOLD {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[inline]

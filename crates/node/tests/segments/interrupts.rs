@@ -1,11 +1,11 @@
 //! Interrupts between processes of several hosts, with data and without.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use rackbus_attach::{InterruptError, Refusal, SegmentAccess};
+use rackbus_attach::{Interrupt, InterruptError, Refusal, SegmentAccess};
 use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::{Access, Region};
 use rackbus_segment::message::{InterruptKind, SessionRequest};
@@ -85,6 +85,50 @@ fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
         (0..times).for_each(|_| interrupt.wait(SOON).unwrap());
         assert_eq!(interrupt.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
     }
+}
+
+/// Whoever joins while triggers come hears each one that begins after it has joined, and none that was over before it
+/// began to: the node that makes it a receiver says how many rings were before.
+#[test]
+fn who_joins_amid_triggers_hears_all_that_come_from_then_on() {
+    const ROUNDS: usize = 200;
+    const TRIGGERS: usize = 2_000;
+    let rack = Hosts::start(|link| Arc::new(link));
+    let first = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
+    let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, LIMIT).unwrap();
+    let joining = rack.session(ALPHA);
+    let (begun, over) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let round = Barrier::new(2);
+    let triggers = || {
+        round.wait();
+        for _ in 0..TRIGGERS {
+            begun.fetch_add(1, Ordering::SeqCst);
+            sender.trigger().unwrap();
+            over.fetch_add(1, Ordering::SeqCst);
+        }
+        round.wait();
+    };
+    let heard = |interrupt: &Interrupt| {
+        std::iter::from_fn(|| interrupt.wait(Some(Duration::ZERO)).ok()).count()
+    };
+    let bounds = std::thread::scope(|scope| {
+        scope.spawn(|| (0..ROUNDS).for_each(|_| triggers()));
+        let join = |nth| {
+            round.wait();
+            let before = over.load(Ordering::SeqCst);
+            let joined = joining.create_interrupt(Some(5), true, true).unwrap();
+            let after = begun.load(Ordering::SeqCst);
+            round.wait();
+            let all = (nth + 1) * TRIGGERS;
+            (all - after, heard(&joined), all - before)
+        };
+        (0..ROUNDS).map(join).collect::<Vec<_>>()
+    });
+    for (least, heard, most) in &bounds {
+        assert!((least..=most).contains(&heard), "{heard} of {least} to {most}");
+    }
+    assert!(bounds.iter().any(|(least, ..)| *least > 0), "nobody joined amid triggers");
+    assert_eq!(heard(&first), ROUNDS * TRIGGERS);
 }
 
 /// Threads wait for one interrupt, and leave and come again; each trigger is one wait's.

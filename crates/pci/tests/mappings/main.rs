@@ -30,7 +30,7 @@ use rackbus_seeds::{Random, Simulation};
 use subject::Policy;
 use world::World;
 
-const SEEDS: u64 = 3_000;
+const SEEDS: u64 = 100_000;
 /// So many show each old policy.
 const FOUND_WITHIN: u64 = 10_000;
 

@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 use rackbus_pci::vfio_user::Client;
-use rackbus_vm::Assets;
 use rackbus_vm::agent::RunningCommand;
 
 use crate::RackWithGuests;
 use crate::cycles::pattern;
-use crate::guests::{add, busy, remove};
+use crate::guests::{self, add, busy, remove};
 
 /// fio in the background, verifying, for some seconds.
 fn load(guest: &mut Guest, seconds: u32) -> Result<RunningCommand> {
@@ -98,10 +97,7 @@ pub fn kept_functions(world: &mut RackWithGuests) -> Result<()> {
         let kept = vms.as_array()?.iter().find(|vm| vm["vm"] == "kept")?.clone();
         Some(kept["functions"].as_array()?.len())
     };
-    let unplugs = rackbus_vm::interrupts::unplugs_msix(&Assets::of_user(), |_| {
-        Err::<(), _>(std::io::Error::other("the command line has found it out"))
-    })?;
-    if !unplugs {
+    if !guests::unplugs_msix()? {
         let refused = rack.refused(&["vm", "remove", "kept", "beta/nvme0"])?;
         ensure!(refused.contains("vm stop kept"), "it is not said what to do: {refused}");
         rack.kill("alpha")?;

@@ -27,6 +27,7 @@ mod segments;
 mod sharing;
 mod systems;
 mod testbed;
+mod translated;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -74,7 +75,7 @@ const MORE: [Scenario; 2] = [
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 32] = [
+const SCENARIOS: [Scenario; 33] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -88,6 +89,7 @@ const SCENARIOS: [Scenario; 32] = [
     ("programs in two guests share memory with each other and with a host", segments::in_guests),
     ("programs, nodes and VMs end in the middle of copies and connects", endings::in_the_middle),
     ("a machine with an IOMMU lends its own drive and virtual functions", physical::lent),
+    ("a guest that translates DMA by itself uses drives", translated::drives),
     ("a guest boots from a borrowed drive by UEFI", firmware::boots),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("the newest kernel has a queue for each processor, by MSI-X and by MSI", kernels::newest),

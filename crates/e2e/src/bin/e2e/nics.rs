@@ -8,7 +8,7 @@ use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use serde_json::Value;
 
-use crate::RackWithGuests;
+use crate::{RackWithGuests, guests};
 
 /// The interface that the guest's driver has made, once it is there, and its end.
 const FIND: &str = "
@@ -17,6 +17,13 @@ const FIND: &str = "
     for try in $(seq 400); do [ -n \"$(found)\" ] && break; sleep 0.05; done
     interface=$(found)
     [ -n \"$interface\" ]
+";
+
+/// How the function of that interface interrupts: `msix`, or `pin` and which one.
+const KIND_OF_INTERRUPT: &str = "
+    function=$(readlink -f /sys/class/net/$interface/device/..)
+    kind=$(cat $function/msi_irqs/* 2>/dev/null | sort -u)
+    echo ${kind:-pin $(od -An -tu1 -j61 -N1 $function/config)}
 ";
 
 /// Addresses of the rack's first two network functions.
@@ -36,6 +43,7 @@ pub fn plug(rack: &RackProcesses, guest: &mut Guest, function: &str, address: &s
          ip addr add {address}/16 dev $interface
          for try in $(seq 400); do [ \"$(cat /sys/class/net/$interface/carrier)\" = 1 ] && break; sleep 0.05; done
          cat /sys/class/net/$interface/carrier /sys/class/net/$interface/address
+         {KIND_OF_INTERRUPT}
          grep $interface /proc/net/dev || true; grep virtio /proc/interrupts || true"
     ))?;
     let mut lines = said.lines();
@@ -43,6 +51,10 @@ pub fn plug(rack: &RackProcesses, guest: &mut Guest, function: &str, address: &s
     let detail = rack.device(function)?["detail"].as_str().unwrap_or_default().to_owned();
     let mac = lines.next().unwrap_or_default();
     ensure!(detail.contains(mac), "{function} has the address {mac}, and is shown as {detail}");
+    // Its class knows MSI-X and INTx only, and what is unplugged live has no MSI-X where QEMU cannot do that.
+    let kind = if guests::unplugs_msix()? { "msix" } else { "pin 1" };
+    let interrupt = lines.next().unwrap_or_default();
+    ensure!(interrupt == kind, "{function} interrupts by {interrupt:?} and not by {kind}: {said}");
     Ok(())
 }
 
