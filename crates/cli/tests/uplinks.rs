@@ -50,27 +50,20 @@ impl Beyond {
         ip(&["netns", "add", &beyond.namespace]);
         let inside = |args: &[&str]| ip(&[&["-n", &beyond.namespace], args].concat());
         inside(&["link", "add", "br0", "type", "bridge"]);
-        for (nth, interface) in beyond.interfaces.iter().enumerate() {
-            let far = format!("far{nth}");
-            ip(&[
-                "link",
-                "add",
-                interface,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                &far,
-                "netns",
-                &beyond.namespace,
-            ]);
-            ip(&["link", "set", interface, "up"]);
-            inside(&["link", "set", &far, "master", "br0", "up"]);
-        }
+        (0..2).for_each(|nth| beyond.lay(nth));
         inside(&["addr", "add", &format!("{}/16", OUTSIDE[0]), "dev", "br0"]);
         inside(&["-6", "addr", "add", &format!("{}/64", OUTSIDE[1]), "dev", "br0", "nodad"]);
         inside(&["link", "set", "br0", "up"]);
         Some(beyond)
+    }
+
+    /// Makes an interface that leads there.
+    fn lay(&self, nth: usize) {
+        let (near, far) = (&self.interfaces[nth], format!("far{nth}"));
+        let pair = ["link", "add", near, "type", "veth", "peer", "name", &far];
+        ip(&[&pair[..], &["netns", &self.namespace]].concat());
+        ip(&["link", "set", near, "up"]);
+        ip(&["-n", &self.namespace, "link", "set", &far, "master", "br0", "up"]);
     }
 
     fn cable(&self, nth: usize, state: &str) {
@@ -307,4 +300,34 @@ fn an_uplink_that_is_not_there_is_refused_and_nothing_stays() {
     assert!(said.contains("there is no network interface \"none7\""), "{said}");
     let status = lab.rack.json(&["net", "status"]);
     assert_eq!(status[0]["up"], false, "{status}");
+}
+
+#[test]
+fn a_host_that_comes_back_without_one_of_its_uplinks_uses_the_other_one() {
+    let Some(beyond) = Beyond::new() else { return };
+    let name = format!("w{}", std::process::id());
+    let [first, second] = &beyond.interfaces;
+    let rack = Rack::up(&format!(
+        "name = \"{name}\"\n[network]\nuplinks = [\"alpha/{first}\", \"alpha/{second}\"]\n\
+         [hosts.alpha]\n[hosts.beta]\n"
+    ));
+    rack.good(&["net", "up"]);
+    let mut lab = Lab { rack, name };
+    lab.wait_uplinks(&["active", "standby"]);
+    lab.rack.process(Some("alpha")).crash();
+    ip(&["link", "delete", first]);
+    lab.rack.restart(Some("alpha"));
+    lab.wait_uplinks(&["down", "active"]);
+    assert!(lab.ping("beta", &[], OUTSIDE[0]));
+    // An interface of that name is one that nobody has a socket for.
+    beyond.lay(0);
+    lab.wait_uplinks(&["active", "standby"]);
+    assert!(lab.ping("beta", &[], OUTSIDE[0]));
+    // A test bed of the same rack would have the same interfaces.
+    let folder = tempfile::tempdir().unwrap();
+    let said = lab
+        .rack
+        .bad(1, &["testbed", "up", &lab.rack.file(), "--dir", folder.path().to_str().unwrap()]);
+    assert!(said.contains("has a network on this machine already"), "{said}");
+    assert!(lab.ping("beta", &[], OUTSIDE[0]));
 }

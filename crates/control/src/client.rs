@@ -40,12 +40,25 @@ pub enum ControlClientError {
     /// The conversation broke off.
     #[error("the conversation with the control plane broke off: {0}")]
     Broken(#[from] hyper::Error),
+    /// It was asked, and its process stands still: what was asked may have been done, or be done later.
+    #[error("the control plane at {} stands still", .place.display())]
+    Silent {
+        /// Its address.
+        place: PathBuf,
+    },
     /// It speaks no version of the API that is spoken here.
     #[error("{0}")]
     Version(String),
     /// The answer makes no sense.
     #[error("the control plane's answer cannot be understood: {0}")]
     Answer(String),
+}
+
+impl ControlClientError {
+    /// Whether the request may have been carried out all the same: its answer was lost.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, ControlClientError::Broken(_) | ControlClientError::Silent { .. })
+    }
 }
 
 /// A way to the control plane. Each request makes its own connection, so that a control plane

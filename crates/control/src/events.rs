@@ -42,6 +42,11 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// The host whose node was started again, where it tells of that.
+    pub fn restarted(&self) -> Option<&str> {
+        self.host.as_deref().filter(|_| self.kind == EventKind::Restart)
+    }
+
     /// That `asker` asked for it.
     #[must_use]
     pub fn by(self, asker: Option<RequestOrigin>) -> Draft {

@@ -37,6 +37,10 @@ const FINDING: Duration = Duration::from_secs(10);
 const BETWEEN: Duration = Duration::from_millis(200);
 /// How long one of several may take to be connected to.
 const CONNECT: Duration = Duration::from_millis(1000);
+/// How often is looked whether one of several that has not answered yet takes connections, and how many looks in a row may
+/// be in vain.
+const LOOKED_AFTER: Duration = Duration::from_secs(2);
+const IN_VAIN: u32 = 2;
 /// Control planes that are known at a time.
 const MOST: usize = 16;
 /// Bytes of the longest request that is passed on.
@@ -162,12 +166,6 @@ impl Leaders {
         }
     }
 
-    /// The one that is asked first does not answer as it should.
-    pub fn doubt(&self) {
-        let (first, _) = self.first();
-        self.pass(&first, None);
-    }
-
     /// Asks the leader, wherever it is.
     ///
     /// # Errors
@@ -182,7 +180,8 @@ impl Leaders {
             let (address, all) = self.first();
             let shown = (self.tls)();
             if let Some(mut asker) = self.kept.take(&address, &shown, all) {
-                match asker.send_request(asked.clone().request()?).await {
+                let answer = asker.send_request(asked.clone().request()?);
+                match self.answered(&address, all, &shown, answer).await {
                     Ok(response) if response.status() != StatusCode::MISDIRECTED_REQUEST => {
                         self.kept.keep(address, shown, asker);
                         return Ok(response);
@@ -190,11 +189,12 @@ impl Leaders {
                     // It is asked again below, and says who leads.
                     Ok(_) => {}
                     // The other side ended the connection before it heard this, or this changes nothing.
-                    Err(error) if error.is_canceled() || asked.method == Method::GET => continue,
+                    Err(ControlClientError::Broken(error))
+                        if error.is_canceled() || asked.method == Method::GET => {}
                     // It may have been carried out: whoever asks has to know.
                     Err(error) => {
                         self.pass(&address, None);
-                        return Err(error.into());
+                        return Err(error);
                     }
                 }
             }
@@ -202,7 +202,8 @@ impl Leaders {
             let round_is_over = tried % all.max(1) == 0;
             match self.open(&address, all, shown.clone()).await {
                 Ok(mut sender) => {
-                    let response = sender.send_request(asked.clone().request()?).await;
+                    let answer = sender.send_request(asked.clone().request()?);
+                    let response = self.answered(&address, all, &shown, answer).await;
                     let response = response.inspect_err(|_| self.pass(&address, None))?;
                     if response.status() != StatusCode::MISDIRECTED_REQUEST {
                         self.kept.keep(address, shown, sender);
@@ -226,6 +227,32 @@ impl Leaders {
             if round_is_over {
                 tokio::time::sleep(BETWEEN).await;
             }
+        }
+    }
+
+    /// What is answered, however long that takes, while whoever is asked lives: of several, one whose process stands still
+    /// takes requests and no new connections, and another one leads by then.
+    async fn answered(
+        &self,
+        address: &str,
+        all: usize,
+        shown: &Arc<ClientConfig>,
+        answer: impl Future<Output = hyper::Result<hyper::Response<Incoming>>>,
+    ) -> Result<hyper::Response<Incoming>, ControlClientError> {
+        let stands_still = async {
+            let mut in_vain = 0;
+            while all < 2 || in_vain < IN_VAIN {
+                tokio::time::sleep(LOOKED_AFTER).await;
+                if all > 1 {
+                    let opened = self.open(address, all, shown.clone()).await;
+                    in_vain = if opened.is_ok() { 0 } else { in_vain + 1 };
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            answered = answer => Ok(answered?),
+            () = stands_still => Err(ControlClientError::Silent { place: address.into() }),
         }
     }
 
@@ -278,11 +305,7 @@ impl Leaders {
                 let remedy =
                     "see that the machines of the control plane are up and reached from here";
                 // It may have been carried out: whoever has a key asks again.
-                let code = if matches!(error, ControlClientError::Broken(_)) {
-                    "ending"
-                } else {
-                    "unreachable"
-                };
+                let code = if error.is_lost() { "ending" } else { "unreachable" };
                 problem(code, error.to_string(), remedy).into_response()
             }
         }

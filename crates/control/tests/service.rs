@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rackbus_control::api::{
     BorrowRequest, Change, DeviceReport, DeviceState, EventKind, EventRecord, HostState, Isolation,
-    Lease, LeaseStage, NodeMessages, NodeReport, Placement,
+    LONGEST_LEVEL, Lease, LeaseStage, NodeMessages, NodeReport, Placement,
 };
 use rackbus_control::client::JsonLines;
 use rackbus_control::compositions::CompositionSpec;
@@ -17,7 +17,7 @@ use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
 use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{ControlClient, ControlClientError, Service, ServiceOptions, serve};
-use rackbus_lease::{Config, Message, Record};
+use rackbus_lease::{Config, LevelChange, Message, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -160,6 +160,11 @@ fn register(host: &str, lends: bool) -> Message {
     let devices = lends.then(|| ("nvme0".to_owned(), 0)).into_iter().collect();
     let address = host.to_owned();
     Message::Register { incarnation: 1, devices, newest_lease: 0, address }
+}
+
+fn register_again(host: &str, incarnation: u64) -> Message {
+    let devices = [("nvme0".to_owned(), 0)].into();
+    Message::Register { incarnation, devices, newest_lease: 0, address: host.to_owned() }
 }
 
 /// What is said next, beside that the control plane is there.
@@ -725,4 +730,54 @@ async fn what_is_counted_is_served_to_prometheus() {
     let mut answer = String::new();
     scrape.read_to_string(&mut answer).await.unwrap();
     assert!(answer.contains("openmetrics-text") && answer.ends_with("# EOF\n"), "{answer}");
+}
+
+/// What a node says of itself is kept of, and not more: the rack's events are others' as well, and records are read as a
+/// whole.
+#[tokio::test]
+async fn a_node_fills_neither_the_events_nor_the_records() {
+    let control = Control::start().await;
+    let first = control.events(None).await[0].id;
+    for post in 0..400_u64 {
+        let life = |nth| Message::Register {
+            incarnation: 2 + post * 50 + nth,
+            devices: Default::default(),
+            newest_lease: 0,
+            address: "alpha".to_owned(),
+        };
+        control.say("alpha", (0..50).map(life).collect()).await.unwrap();
+    }
+    let events = control.events(None).await;
+    let restarts = events.iter().filter(|event| event.kind == EventKind::Restart).count();
+    assert!((100..=250).contains(&restarts), "{restarts} events of 20,000 lives");
+    assert_eq!(events[0].id, first);
+    control.say("alpha", vec![register_again("alpha", 1 << 20)]).await.unwrap();
+    let client = control.client.clone();
+    let borrowing = tokio::spawn(async move { client.borrow("alpha/nvme0", "beta").await });
+    let lease = control.wait_stage(LeaseStage::Arming).await;
+    let device = || "nvme0".to_owned();
+    let change = |number| LevelChange {
+        number,
+        level: Some("x".repeat(60_000)),
+        outcome: Some(Err("y".repeat(3_000))),
+    };
+    let (incarnation, epoch) = (1 << 20, lease.epoch);
+    let armed = Message::Armed { incarnation, device: device(), epoch, change: Some(change(1)) };
+    control.say("alpha", vec![armed]).await.unwrap();
+    control.wait_stage(LeaseStage::Opening).await;
+    let opened = Message::Opened { lease: lease.lease, outcome: Ok("socket".to_owned()) };
+    control.say("beta", vec![opened]).await.unwrap();
+    borrowing.await.unwrap().unwrap();
+    let LevelChange { level, .. } = change(2);
+    let set = Message::LevelSet {
+        incarnation,
+        device: device(),
+        epoch,
+        number: 2,
+        level,
+        outcome: Ok(()),
+    };
+    control.say("alpha", vec![set]).await.unwrap();
+    let shown = control.wait_stage(LeaseStage::Active).await.level.unwrap_or_default();
+    assert_eq!(shown.len(), LONGEST_LEVEL);
 }

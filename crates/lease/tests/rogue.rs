@@ -105,7 +105,7 @@ impl Rack {
             (self.number(), self.device(), self.number());
         let lease = self.number();
         let text = || "made up".to_owned();
-        match self.random.below(11) {
+        match self.random.below(12) {
             0 => {
                 let devices = (0..self.random.below(4)).map(|_| (self.device(), self.number()));
                 let devices = devices.collect();
@@ -121,6 +121,11 @@ impl Rack {
             7 => Message::Lost { lease, reason: text() },
             8 => Message::Closed { lease },
             9 => Message::TurnUsed { lease, how: TurnUse::Gone(text()) },
+            10 => {
+                let (number, level) = (lease, Some(text()));
+                let outcome = if self.random.chance(70) { Ok(()) } else { Err(text()) };
+                Message::LevelSet { incarnation, device, epoch, number, level, outcome }
+            }
             _ => Message::Withdrawn { incarnation, device, number: lease },
         }
     }

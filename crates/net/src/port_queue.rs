@@ -29,7 +29,7 @@ use crate::port::{Cause, Frame, MAX_FRAME, NetworkPort, Sent};
 use crate::switch::StationSwitch;
 
 use incoming::IncomingRings;
-use outgoing::Outgoing;
+use outgoing::{OpeningPatience, Outgoing};
 
 /// How the ring of a queue lies in memory: room for 15 of the largest frames.
 pub const LAYOUT: FramesLayout = FramesLayout { ring_bytes: 1 << 20, longest: MAX_FRAME };
@@ -126,6 +126,7 @@ pub struct PortQueue {
     /// It waits for a receiver without room. An uplink does not: what comes from outside is for many, and who sends it
     /// is told by nothing but a loss.
     waits: bool,
+    patience: OpeningPatience,
     /// Stations that had no room for a frame of a length.
     blocked: Vec<(usize, usize)>,
     capture: Option<FrameSender>,
@@ -187,6 +188,7 @@ impl PortQueue {
             touched: Vec::new(),
             sent: 0,
             waits,
+            patience: OpeningPatience::new(waits),
             blocked: Vec::new(),
             capture: None,
             flood,

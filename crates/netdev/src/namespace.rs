@@ -6,8 +6,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+use rustix::mount::{
+    MountPropagationFlags, UnmountFlags, mount_bind, mount_bind_recursive, mount_change, unmount,
+};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// Where `ip netns` keeps them.
@@ -60,13 +63,17 @@ pub fn create(name: &str) -> io::Result<File> {
     open(name)
 }
 
-/// Namespaces are seen in all mount namespaces of the machine, as `ip netns` makes them.
+/// Namespaces are seen in all mount namespaces of the machine, as `ip netns` makes them. It locks the folder meanwhile,
+/// as newer versions of that do: of two that found it no mount yet, the second one's would hide what the first one made.
 fn share_folder() -> io::Result<()> {
+    let folder = File::open(FOLDER)?;
+    rustix::fs::flock(&folder, FlockOperation::LockExclusive)?;
     let share = || mount_change(FOLDER, MountPropagationFlags::SHARED | MountPropagationFlags::REC);
     match share() {
         // It is no mount yet.
         Err(Errno::INVAL) => {
-            mount_bind(FOLDER, FOLDER)?;
+            // With the namespaces that somebody has bound there before.
+            mount_bind_recursive(FOLDER, FOLDER)?;
             Ok(share()?)
         }
         outcome => Ok(outcome?),

@@ -12,8 +12,10 @@ use std::cell::Cell;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
@@ -36,7 +38,7 @@ const RECEIVE_BUFFER: libc::c_int = 4 << 20;
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: OwnedFd,
-    name: String,
+    interface: Interface,
     /// None where the kernel has no memory for it.
     ring: Option<ReceiveRing>,
     /// Frames that did not fit into a buffer.
@@ -66,7 +68,7 @@ impl PacketSocket {
     /// [`PacketError`].
     pub fn open(name: &str) -> Result<PacketSocket, PacketError> {
         let fail = |cause| refused(name, cause);
-        let (socket, index) = keeper(name)?;
+        let (socket, interface) = keeper(name)?;
         for option in [libc::PACKET_VNET_HDR, libc::PACKET_AUXDATA, libc::PACKET_IGNORE_OUTGOING] {
             set(&socket, libc::SOL_PACKET, option, &1 as &libc::c_int).map_err(fail)?;
         }
@@ -74,14 +76,14 @@ impl PacketSocket {
         set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &RECEIVE_BUFFER)
             .or_else(|_| set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &RECEIVE_BUFFER))
             .map_err(fail)?;
-        let ring = ReceiveRing::new(&socket, mtu(&socket, name).map_err(fail)?).ok();
-        bind(&socket, index).map_err(fail)?;
-        Ok(PacketSocket { socket, name: name.to_owned(), ring, cut_off: Cell::new(0) })
+        let ring = ReceiveRing::new(&socket, interface.mtu(&socket).map_err(fail)?).ok();
+        bind(&socket, interface.index).map_err(fail)?;
+        Ok(PacketSocket { socket, interface, ring, cut_off: Cell::new(0) })
     }
 
     /// Name of its interface.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.interface.name
     }
 
     /// Bytes of the longest IP packet that the interface takes.
@@ -89,14 +91,14 @@ impl PacketSocket {
     /// # Errors
     /// When it is gone.
     pub fn mtu(&self) -> io::Result<u16> {
-        mtu(&self.socket, &self.name)
+        self.interface.mtu(&self.socket)
     }
 
     /// Whether the interface is up and has a carrier. That it was down is forgotten with this: the system calls the socket
     /// readable until somebody has heard of it, and who takes frames out of the ring does not.
     pub fn is_up(&self) -> bool {
         let _ = get(&self.socket, libc::SOL_SOCKET, libc::SO_ERROR, 0 as libc::c_int);
-        is_up(&self.socket, &self.name)
+        self.interface.is_up(&self.socket)
     }
 
     /// Frames that came and were dropped since it was asked last: those that the kernel had no room for, and those that
@@ -182,9 +184,8 @@ pub(crate) fn refused(name: &str, cause: io::Error) -> PacketError {
     }
 }
 
-/// A socket that keeps the interface `name` promiscuous, and the interface's index. Nothing comes to it before it is
-/// bound to a protocol.
-pub(crate) fn keeper(name: &str) -> Result<(OwnedFd, libc::c_int), PacketError> {
+/// A socket that keeps the interface `name` promiscuous. Nothing comes to it before it is bound to a protocol.
+pub(crate) fn keeper(name: &str) -> Result<(OwnedFd, Interface), PacketError> {
     let fail = |cause| refused(name, cause);
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: the call takes numbers.
@@ -203,23 +204,43 @@ pub(crate) fn keeper(name: &str) -> Result<(OwnedFd, libc::c_int), PacketError> 
         mr_address: [0; 8],
     };
     set(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &promiscuous).map_err(fail)?;
-    Ok((socket, index))
+    Ok((socket, Interface { name: name.to_owned(), index }))
 }
 
-/// Bytes of the longest IP packet that the interface `name` takes.
-pub(crate) fn mtu(socket: &OwnedFd, name: &str) -> io::Result<u16> {
-    let mtu = asked(socket, name, libc::SIOCGIFMTU)?;
-    // SAFETY: the kernel wrote this member.
-    let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
-    Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+/// An interface that a socket is bound to: what its name means may change, and what the socket is bound to does not.
+#[derive(Debug)]
+pub(crate) struct Interface {
+    pub name: String,
+    pub index: libc::c_int,
 }
 
-/// Whether the interface `name` is up and has a carrier.
-pub(crate) fn is_up(socket: &OwnedFd, name: &str) -> bool {
-    let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: the kernel wrote this member.
-    asked(socket, name, libc::SIOCGIFFLAGS)
-        .is_ok_and(|flags| unsafe { flags.ifr_ifru.ifru_flags } & wanted == wanted)
+impl Interface {
+    /// Fails where its name is another interface's now, or nobody's.
+    pub fn is_there(&self, socket: &OwnedFd) -> io::Result<()> {
+        let index = rustix::net::netdevice::name_to_index(socket, &self.name)?;
+        match libc::c_int::try_from(index) {
+            Ok(index) if index == self.index => Ok(()),
+            _ => Err(Errno::NODEV.into()),
+        }
+    }
+
+    /// Bytes of the longest IP packet that it takes.
+    pub fn mtu(&self, socket: &OwnedFd) -> io::Result<u16> {
+        self.is_there(socket)?;
+        let mtu = asked(socket, &self.name, libc::SIOCGIFMTU)?;
+        // SAFETY: the kernel wrote this member.
+        let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
+        Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+    }
+
+    /// Whether it is up and has a carrier.
+    pub fn is_up(&self, socket: &OwnedFd) -> bool {
+        let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        // SAFETY: the kernel wrote this member.
+        let has = |flags: libc::ifreq| unsafe { flags.ifr_ifru.ifru_flags } & wanted == wanted;
+        self.is_there(socket).is_ok()
+            && asked(socket, &self.name, libc::SIOCGIFFLAGS).is_ok_and(has)
+    }
 }
 
 /// The interface takes VLAN tags out of the frames that it receives (`ETH_FLAG_RXVLAN`).
@@ -302,12 +323,13 @@ impl LinkMonitor {
         changed
     }
 
-    /// Waits until something has changed, or `other` is readable.
-    pub fn wait(&self, other: BorrowedFd<'_>) {
+    /// Waits until something has changed, or `other` is readable, for no longer than `timeout`.
+    pub fn wait(&self, other: BorrowedFd<'_>, timeout: Option<Duration>) {
         let mut both =
             [PollFd::new(&self.0, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        let timeout = timeout.and_then(|it| it.try_into().ok());
         // Interrupted, it is asked again.
-        let _ = poll(&mut both, None);
+        let _ = poll(&mut both, timeout.as_ref());
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod program;
 mod ring;
+mod turns;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -17,9 +18,10 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use crate::mapped::MappedArea;
-use crate::packet::{self, PacketError};
+use crate::packet::{self, Interface, PacketError};
 use program::XdpProgram;
 use ring::XdpRing;
+use turns::Turns;
 
 /// Bytes of a place for a frame: a page, which every driver takes.
 const PLACE: usize = 4096;
@@ -63,8 +65,7 @@ impl XdpMode {
 #[derive(Debug)]
 pub struct XdpPort {
     queues: Vec<Queue>,
-    /// Whose turn it is.
-    turn: usize,
+    turns: Turns,
     mode: XdpMode,
     /// Readable when one of the queues has frames.
     wake: OwnedFd,
@@ -97,9 +98,10 @@ impl XdpPort {
     /// [`PacketError`]; the interface is as it was.
     pub fn open(name: &str, copies: bool) -> Result<XdpPort, PacketError> {
         let fail = |cause: io::Error| packet::refused(name, cause);
-        let (socket, index) = packet::keeper(name)?;
-        let mut keeper = Keeper { socket, name: name.to_owned(), takes_tags_again: false };
-        if packet::mtu(&keeper.socket, name).map_err(fail)? as usize + 22 > LONGEST {
+        let (socket, interface) = packet::keeper(name)?;
+        let index = interface.index;
+        let mut keeper = Keeper { socket, interface, takes_tags_again: false };
+        if keeper.interface.mtu(&keeper.socket).map_err(fail)? as usize + 22 > LONGEST {
             let text =
                 format!("its MTU is too large for AF_XDP, which takes frames of {LONGEST} bytes");
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, text)));
@@ -124,7 +126,14 @@ impl XdpPort {
                     keeper.leave_tags_in_frames().map_err(fail)?;
                     let mut program = program;
                     program.attach(index).map_err(fail)?;
-                    return Ok(XdpPort { queues, turn: 0, mode, wake, _program: program, keeper });
+                    return Ok(XdpPort {
+                        turns: Turns::of(queues.len()),
+                        queues,
+                        mode,
+                        wake,
+                        _program: program,
+                        keeper,
+                    });
                 }
                 Err(cause) => refusal = Some(cause),
             }
@@ -139,7 +148,7 @@ impl XdpPort {
 
     /// Name of its interface.
     pub fn name(&self) -> &str {
-        &self.keeper.name
+        &self.keeper.interface.name
     }
 
     /// Bytes of the longest IP packet that the interface takes.
@@ -147,23 +156,17 @@ impl XdpPort {
     /// # Errors
     /// When it is gone.
     pub fn mtu(&self) -> io::Result<u16> {
-        packet::mtu(&self.keeper.socket, &self.keeper.name)
+        self.keeper.interface.mtu(&self.keeper.socket)
     }
 
     /// Whether the interface is up and has a carrier.
     pub fn is_up(&self) -> bool {
-        packet::is_up(&self.keeper.socket, &self.keeper.name)
+        self.keeper.interface.is_up(&self.keeper.socket)
     }
 
     /// The next frame, which goes into `buffer`; its length. What has no room is left out.
     pub fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        for _ in 0..self.queues.len() {
-            if let Some(length) = self.queues[self.turn].read(buffer) {
-                return Some(length);
-            }
-            self.turn = (self.turn + 1) % self.queues.len();
-        }
-        None
+        self.turns.next(|queue| self.queues[queue].read(buffer))
     }
 
     /// Frames that came and were dropped since it was asked last: those that the kernel had no room for, and those that
@@ -358,7 +361,7 @@ impl Queue {
 #[derive(Debug)]
 struct Keeper {
     socket: OwnedFd,
-    name: String,
+    interface: Interface,
     /// The interface took VLAN tags out of frames before.
     takes_tags_again: bool,
 }
@@ -368,16 +371,16 @@ impl Keeper {
     /// without its tag would be in another VLAN.
     fn leave_tags_in_frames(&mut self) -> io::Result<()> {
         // Without an answer it has no such feature.
-        let Ok(flags) = packet::offload_flags(&self.socket, &self.name, None) else {
+        let Ok(flags) = packet::offload_flags(&self.socket, &self.interface.name, None) else {
             return Ok(());
         };
         if flags & packet::TAKES_TAGS == 0 {
             return Ok(());
         }
         let without = flags & !packet::TAKES_TAGS;
-        let set = packet::offload_flags(&self.socket, &self.name, Some(without));
+        let set = packet::offload_flags(&self.socket, &self.interface.name, Some(without));
         self.takes_tags_again = set.is_ok();
-        match packet::offload_flags(&self.socket, &self.name, None) {
+        match packet::offload_flags(&self.socket, &self.interface.name, None) {
             Ok(flags) if flags & packet::TAKES_TAGS == 0 => Ok(()),
             _ => {
                 let text = "it takes VLAN tags out of frames, and cannot be told not to (rxvlan)";
@@ -390,11 +393,12 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         if self.takes_tags_again
-            && let Ok(flags) = packet::offload_flags(&self.socket, &self.name, None)
+            && self.interface.is_there(&self.socket).is_ok()
+            && let Ok(flags) = packet::offload_flags(&self.socket, &self.interface.name, None)
         {
             let flags = flags | packet::TAKES_TAGS;
             // It may be gone meanwhile.
-            let _ = packet::offload_flags(&self.socket, &self.name, Some(flags));
+            let _ = packet::offload_flags(&self.socket, &self.interface.name, Some(flags));
         }
     }
 }

@@ -145,13 +145,21 @@ fn namespace(rack: &str, machine: &str) -> String {
     format!("rackbus-testbed-{rack}.{machine}")
 }
 
-/// The processes in the machines' network namespaces.
+/// The processes that are in a machine: in its network namespace, or in its IPC namespace and in another network, as
+/// those that `rackbus on` has started there.
 fn inside(rack: &str, machines: &[Machine]) -> impl Fn(i32) -> bool {
     let number = |path: PathBuf| std::fs::metadata(path).ok().map(|file| file.ino());
-    let own: Vec<u64> = { machines.iter() }
-        .filter_map(|it| number(Path::new("/run/netns").join(namespace(rack, &it.name))))
-        .collect();
-    move |pid| number(format!("/proc/{pid}/ns/net").into()).is_some_and(|it| own.contains(&it))
+    let of = move |pid: i32, kind: &str| number(format!("/proc/{pid}/ns/{kind}").into());
+    let network = |it: &Machine| number(Path::new("/run/netns").join(namespace(rack, &it.name)));
+    let networks: Vec<u64> = machines.iter().filter_map(network).collect();
+    // The number of a process that held a machine may be another's by now.
+    let holds = |it: &&Machine| of(it.process, "net").is_some_and(|net| networks.contains(&net));
+    let ipc: Vec<u64> =
+        machines.iter().filter(holds).filter_map(|it| of(it.process, "ipc")).collect();
+    move |pid| {
+        of(pid, "net").is_some_and(|it| networks.contains(&it))
+            || of(pid, "ipc").is_some_and(|it| ipc.contains(&it))
+    }
 }
 
 fn failed(error: impl Into<String>) -> Failure {
@@ -210,9 +218,13 @@ impl Testbed {
         for namespace in machines.chain([self.bridge()]) {
             let _ = run("ip", &["netns", "delete", &namespace]);
         }
-        // A machine's own mounts ended with it; the names of what it mounted are in a folder of all.
+        // A machine's own mounts ended with it; the names of what it mounted are in a folder of all. One that is a
+        // namespace here is of a rack that runs on this machine itself.
         for machine in &self.machines {
-            let _ = rackbus_netdev::namespace::remove(&namespace_of(&self.rack, &machine.name));
+            let name = namespace_of(&self.rack, &machine.name);
+            if rackbus_netdev::namespace::open(&name).is_err() {
+                let _ = rackbus_netdev::namespace::remove(&name);
+            }
         }
     }
 
@@ -226,6 +238,8 @@ impl Testbed {
         command.args(["sh", "-c", APART, "sh"]).arg(dir).arg(&machine.name);
         command.args(["sh", "-c", "echo ready && exec sleep infinity"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // By this `end` finds it where it was not noted any more.
+        command.env(paths::RUN_DIR, folder.join("run"));
         // It outlives this command, and a terminal's interrupt is not for it.
         let mut child =
             command.process_group(0).spawn().map_err(|cause| failed(format!("ip: {cause}")))?;
@@ -422,6 +436,14 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
             "end it with `rackbus testbed down`, or give the rack another name",
         ));
     }
+    // The machines' nodes have the same names, and would take these for their own.
+    let of_rack = |host: &str| rackbus_netdev::namespace::open(&namespace_of(&rack.name, host));
+    if let Some(host) = rack.hosts.iter().find(|host| of_rack(&host.name).is_ok()) {
+        let error =
+            format!("rack {} has a network on this machine already (of {})", rack.name, host.name);
+        let remedy = "end it with `rackbus net down`, or give the rack another name";
+        return Err(Failure::new(error, remedy));
+    }
     paths::make_private(dir)?;
     let file = file.canonicalize().map_err(|cause| failed(cause.to_string()))?;
     let names = [CONTROL_MACHINE].into_iter().chain(rack.hosts.iter().map(|it| it.name.as_str()));
@@ -433,7 +455,11 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
     });
     let mut testbed = Testbed { rack: rack.name.clone(), file, machines: machines.collect() };
     testbed.note(dir)?;
-    let outcome = begin(&mut testbed, dir, output).await;
+    let mut requests = process::EndRequests::listen();
+    let outcome = tokio::select! {
+        outcome = begin(&mut testbed, dir, output) => outcome,
+        () = requests.wait() => Err(failed("interrupted")),
+    };
     if outcome.is_err() {
         testbed.end(dir);
         testbed.part();

@@ -9,6 +9,7 @@ mod history;
 mod moving;
 mod people;
 mod processes;
+mod standing_still;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -76,7 +76,7 @@ impl ControlClient {
             let asked = Instant::now();
             let outcome = self.ask(method.clone(), path, body, key).await;
             let lost = match &outcome {
-                Err(ControlClientError::Broken(_)) => true,
+                Err(error) if error.is_lost() => true,
                 Err(ControlClientError::Refused(refused)) => refused.code == "ending",
                 // It was there before, and is on its way back.
                 Err(ControlClientError::Unreachable { .. }) => sent,

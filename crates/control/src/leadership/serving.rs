@@ -292,14 +292,17 @@ async fn dispatch(
     let answered = answered.unwrap_or_else(|never| match never {});
     answered.map(|body| {
         let tenure = leading.tenure.clone();
-        let ended = Box::pin(async move { tenure.ended().await });
-        Body::new(WhileLeading { body, ended })
+        let waited = tenure.clone();
+        let ended = Box::pin(async move { waited.ended().await });
+        Body::new(WhileLeading { body, tenure, ended })
     })
 }
 
 /// A body that breaks off when its leader leads no more.
 struct WhileLeading {
     body: Body,
+    tenure: Arc<Tenure>,
+    /// Wakes who waits for the next of it.
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
@@ -311,7 +314,8 @@ impl HttpBody for WhileLeading {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        if self.ended.as_mut().poll(context).is_ready() {
+        // A machine that slept wakes up with timers that have not run meanwhile.
+        if self.ended.as_mut().poll(context).is_ready() || self.tenure.is_over() {
             let ended = std::io::Error::other("this control plane is no longer the leader");
             return Poll::Ready(Some(Err(axum::Error::new(ended))));
         }

@@ -3,7 +3,7 @@
 //! The writer changes it after each commit, in memory and at once; so nobody is told what is not on
 //! disk, and nobody who asks waits for the disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_lease::{
     Authority, Availability, CompositionRecord, DeviceChange, FunctionId, FunctionRecord,
@@ -138,7 +138,14 @@ impl Known {
             }
             Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
-        records.iter().filter_map(event).collect()
+        // A host that tells of several lives at once was started again once.
+        let mut hosts = BTreeSet::new();
+        let is_told = |record: &&Record| match record {
+            Record::Host(life) => hosts.insert(life.host.clone()),
+            _ => true,
+        };
+        let told: Vec<&Record> = records.iter().rev().filter(is_told).collect();
+        told.into_iter().rev().filter_map(event).collect()
     }
 
     /// Whether a lease is a turn that somebody takes on a function.

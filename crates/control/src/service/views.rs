@@ -7,7 +7,8 @@ use rackbus_lease::{
 
 use super::{INCIDENTS, InventoryDevice, Known, Service, WriterShared, millis};
 use crate::api::{
-    ApiError, Device, DeviceState, HostState, HostStatus, Lease, LeaseStage, RackStatus,
+    ApiError, Device, DeviceState, HostState, HostStatus, LONGEST_LEVEL, Lease, LeaseStage,
+    RackStatus,
 };
 
 use crate::leadership::members::StoreHealth;
@@ -17,6 +18,12 @@ use crate::leadership::serving::ControlStatus;
 const LONGEST_REASON: usize = 1024;
 /// Bytes of the longest message that a node sends, without the devices that it registers.
 const LONGEST_MESSAGE: usize = 64 << 10;
+
+/// Leaves of a text no more than so many bytes.
+fn shorten(text: &mut String, longest: usize) {
+    let end = (0..=longest.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or(0));
+}
 
 impl Service {
     /// The rack as a whole.
@@ -179,9 +186,21 @@ impl WriterShared {
         | Message::Offered { outcome: Err(text), .. } = message
         {
             // They are kept in records and events, of which there are many.
-            let longest = LONGEST_REASON.min(text.len());
-            let end = (0..=longest).rev().find(|at| text.is_char_boundary(*at));
-            text.truncate(end.unwrap_or(0));
+            shorten(text, LONGEST_REASON);
+        }
+        let level = match message {
+            Message::LevelSet { level, .. } => level.as_mut(),
+            Message::Armed { change: Some(change), .. } => {
+                if let Some(Err(reason)) = &mut change.outcome {
+                    shorten(reason, LONGEST_REASON);
+                }
+                change.level.as_mut()
+            }
+            _ => None,
+        };
+        // No level that was asked for is longer.
+        if let Some(level) = level {
+            shorten(level, LONGEST_LEVEL);
         }
         if let Message::Register { devices, .. } | Message::Offered { outcome: Ok(devices), .. } =
             message

@@ -430,8 +430,14 @@ impl Writer {
     }
 
     /// The events of a step, and which earlier ones are forgotten, as they are committed.
-    fn number(&self, now: u64, outcome: &Decision, mut drafts: Vec<Draft>) -> Commit {
-        drafts.extend(self.shared.known().events_of(&outcome.records));
+    fn number(&mut self, now: u64, outcome: &Decision, mut drafts: Vec<Draft>) -> Commit {
+        for draft in self.shared.known().events_of(&outcome.records) {
+            match draft.restarted().map(str::to_owned) {
+                // A node begins as many lives as it likes.
+                Some(host) => drafts.extend(self.reports.kept(now, &host, vec![draft])),
+                None => drafts.push(draft),
+            }
+        }
         self.numbered(now, drafts.into_iter().map(|draft| self.own(draft)).collect())
     }
 

@@ -138,17 +138,22 @@ impl Snapshot {
             ],
         )
         .await?;
+        // What was there is gone by now.
+        let incomplete = |error| match error {
+            SnapshotError::Interrupted => SnapshotError::Incomplete,
+            other => other,
+        };
         let mut batch = Vec::new();
         let mut bytes = 0;
         for op in operations(keys, &self.commit())? {
             bytes += op.bytes();
             batch.push(op);
             if batch.len() >= BATCH.0 || bytes >= BATCH.1 {
-                held.change(etcd, std::mem::take(&mut batch)).await?;
+                held.change(etcd, std::mem::take(&mut batch)).await.map_err(incomplete)?;
                 bytes = 0;
             }
         }
-        held.change(etcd, batch).await?;
+        held.change(etcd, batch).await.map_err(incomplete)?;
         let mut last = vec![EtcdOperation::Delete(keys.key("incomplete"))];
         if let Some((certificate, key)) = &self.identity {
             let authority = CertificateAuthority::from_pem(certificate, key)?;
@@ -157,7 +162,7 @@ impl Snapshot {
         if let Some(tokens) = &self.tokens {
             last.push(EtcdOperation::put(keys.key("tokens"), tokens.as_str()));
         }
-        held.change(etcd, last).await
+        held.change(etcd, last).await.map_err(incomplete)
     }
 }
 
@@ -223,6 +228,10 @@ impl LeaderKeyHold {
         etcd: &mut EtcdClient,
         then: Vec<EtcdOperation>,
     ) -> Result<(), SnapshotError> {
+        // Each takes as long as etcd takes, and there may be hundreds.
+        if etcd.renew(self.lease).await?.is_none() {
+            return Err(SnapshotError::Interrupted);
+        }
         let compares = vec![Compare::Created(self.keys.key("leader"), self.revision)];
         match etcd.txn(&Txn { compares, then, ..Txn::default() }).await?.succeeded {
             true => Ok(()),

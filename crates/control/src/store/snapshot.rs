@@ -99,6 +99,11 @@ pub enum SnapshotError {
     /// A control plane has begun to lead meanwhile.
     #[error("a control plane was started meanwhile; stop all of them, and do it again")]
     Interrupted,
+    /// It took longer than others were kept from leading, with a part of the state in its place.
+    #[error(
+        "etcd answered too late, and only a part of the state is there; no control plane begins with that"
+    )]
+    Incomplete,
 }
 
 impl From<KvError> for SnapshotError {
@@ -169,7 +174,7 @@ impl Snapshot {
             return Err(SnapshotError::Nothing(path.display().to_string()));
         }
         let rack = Sqlite::rack(path)?;
-        let mut store = Sqlite::open_any(path, &rack)?;
+        let mut store = Sqlite::copied(path)?;
         if let Some(to) = store.moved()?.filter(|to| Some(to.as_str()) != target) {
             return Err(StoreError::Moved { place: path.display().to_string(), to }.into());
         }
@@ -202,11 +207,21 @@ impl Snapshot {
             return Ok(self.term);
         }
         let place = path.display().to_string();
-        let found = Sqlite::rack(path)?;
+        let found = match Sqlite::rack(path) {
+            // It is not known whose it is, and to be replaced all the same.
+            Err(StoreError::Sqlite { .. }) if replace => return Ok(self.term),
+            found => found?,
+        };
         if found != self.rack {
             return Err(SnapshotError::OtherRack { place, found, rack: self.rack.clone() });
         }
-        let mut old = Sqlite::open_any(path, &self.rack)?;
+        let mut old = match Sqlite::open_any(path, &self.rack) {
+            // Nodes tell of later terms than the backup's.
+            Err(StoreError::Newer { .. } | StoreError::Sqlite { .. }) if replace => {
+                return Ok(self.term);
+            }
+            old => old?,
+        };
         match replace || old.moved()?.is_some() || old.is_empty()? {
             true => Ok(self.term.max(old.load()?.term)),
             false => Err(SnapshotError::Occupied(place)),
@@ -235,7 +250,8 @@ impl Snapshot {
         let mut store = Sqlite::open(&new, &self.rack)?;
         store.commit(&self.commit())?;
         store.raise_term(newest)?;
-        drop(store);
+        // All of it is in the file that is renamed, and nothing in the one beside it.
+        store.close()?;
         if let Some((certificate, key)) = &self.identity {
             let folder = path.with_file_name("identity");
             let mut private = std::fs::DirBuilder::new();
@@ -324,6 +340,54 @@ mod tests {
         assert_eq!(function.epoch, 7 + GAP);
         assert_eq!(ahead.records.last(), Some(&Record::NextLease { lease: 12 + GAP }));
         assert_eq!(ahead.term, 5);
+    }
+
+    /// The layout of the file at `path`.
+    fn layout(path: &Path) -> i64 {
+        let file = rusqlite::Connection::open(path).unwrap();
+        file.query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn a_backup_leaves_a_file_of_an_older_version_to_that_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.db");
+        state().put_sqlite(&path, false).unwrap();
+        let file = rusqlite::Connection::open(&path).unwrap();
+        file.execute_batch("DROP TABLE certificate; PRAGMA user_version = 5;").unwrap();
+        drop(file);
+        let read = Snapshot::of_sqlite(&path, None).unwrap();
+        assert_eq!((read.rack.as_str(), read.records.len()), ("lab", 3));
+        assert_eq!(layout(&path), 5);
+    }
+
+    #[test]
+    fn a_restore_takes_the_place_of_what_a_newer_version_wrote_and_of_what_nobody_can_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.db");
+        state().put_sqlite(&path, false).unwrap();
+        let file = rusqlite::Connection::open(&path).unwrap();
+        file.execute_batch("PRAGMA user_version = 1000;").unwrap();
+        drop(file);
+        assert!(state().put_sqlite(&path, false).is_err());
+        state().put_sqlite(&path, true).unwrap();
+        assert_eq!(Snapshot::of_sqlite(&path, None).unwrap().records.len(), 3);
+        std::fs::write(&path, [0x5a; 8192]).unwrap();
+        assert!(state().put_sqlite(&path, false).is_err());
+        state().put_sqlite(&path, true).unwrap();
+        assert_eq!(Snapshot::of_sqlite(&path, None).unwrap().records.len(), 3);
+    }
+
+    #[test]
+    fn what_is_put_into_a_file_is_in_the_file_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.db");
+        state().put_sqlite(&path, false).unwrap();
+        // Whatever is beside it.
+        let other = folder.path().join("copy.db");
+        std::fs::copy(&path, &other).unwrap();
+        assert_eq!(Snapshot::of_sqlite(&other, None).unwrap().records.len(), 3);
+        assert!(!folder.path().join("control.new-wal").exists());
     }
 
     #[test]

@@ -3,8 +3,11 @@
 //! The version of its layout is SQLite's `user_version`. A file of an older version is upgraded in
 //! place when it is opened, in one transaction; one of a newer version is left alone.
 
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rusqlite::backup::Backup;
 use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -32,6 +35,9 @@ const UPGRADES: [&str; 6] = [
     // Certificates that were given out, and what is revoked.
     "CREATE TABLE certificate (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
 ];
+
+/// Between two tries to copy a file that somebody else locks.
+const COPY_PAUSE: Duration = Duration::from_millis(10);
 
 /// A store in one SQLite file, open for as long as this lives.
 #[derive(Debug)]
@@ -68,6 +74,42 @@ impl Sqlite {
         let pragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;";
         connection.execute_batch(pragmas).map_err(sqlite)?;
         Ok(Sqlite { path: path.to_owned(), connection })
+    }
+
+    /// The state at `path`, wherever it may have gone, as it is at one moment: a copy in memory, so that a file of an older
+    /// version stays one of that version, for those who use it.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn copied(path: &Path) -> Result<Sqlite, StoreError> {
+        let sqlite = |cause| StoreError::Sqlite { path: path.to_owned(), cause };
+        let rack = Sqlite::rack(path)?;
+        let file = Connection::open(path).map_err(sqlite)?;
+        let mut connection = Connection::open_in_memory().map_err(sqlite)?;
+        let copy = Backup::new(&file, &mut connection).map_err(sqlite)?;
+        copy.run_to_completion(c_int::MAX, COPY_PAUSE, None).map_err(sqlite)?;
+        drop(copy);
+        let transaction = connection.transaction().map_err(sqlite)?;
+        upgrade(&transaction, path, &rack)?;
+        transaction.commit().map_err(sqlite)?;
+        Ok(Sqlite { path: path.to_owned(), connection })
+    }
+
+    /// Closes it with all of it in the file itself, and nothing in a log beside it.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then something of it may be in the log.
+    pub fn close(self) -> Result<(), StoreError> {
+        let sqlite = |cause| StoreError::Sqlite { path: self.path.clone(), cause };
+        let checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)";
+        let busy: i64 =
+            self.connection.query_row(checkpoint, [], |row| row.get(0)).map_err(sqlite)?;
+        if busy != 0 {
+            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+            let text = "somebody else has it open".to_owned();
+            return Err(sqlite(rusqlite::Error::SqliteFailure(code, Some(text))));
+        }
+        self.connection.close().map_err(|(_, cause)| sqlite(cause))
     }
 
     fn sqlite(&self, cause: rusqlite::Error) -> StoreError {

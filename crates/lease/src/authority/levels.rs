@@ -4,7 +4,13 @@
 use crate::change::{ChangeRefused, LevelChange};
 use crate::message::{LeaseId, Message, Millis};
 
+use super::nodes::LOST_AT_MOST;
 use super::{Authority, Decision, LeaseRecord, LeaseState};
+
+/// The number of the change after that one, which is never 0.
+fn next_number(number: u64) -> u64 {
+    number.saturating_add(1)
+}
 
 impl Authority {
     /// Asks the lender of `lease` for another service level. To ask for what it has, or again for what is under way,
@@ -33,7 +39,7 @@ impl Authority {
             None if record.level == level => return Ok(self.take()),
             None => {}
         }
-        let number = record.change.as_ref().map_or(0, |change| change.number) + 1;
+        let number = next_number(record.change.as_ref().map_or(0, |change| change.number));
         self.ask_level(record.clone(), LevelChange { number, level, outcome: None });
         Ok(self.take())
     }
@@ -47,7 +53,10 @@ impl Authority {
         let is_answer = asked.as_ref().is_some_and(|asked| {
             (asked.number, &asked.level) == (answered.number, &answered.level)
         });
-        let is_other = answered.number > known || answered.number == known && asked.is_some();
+        // Nothing follows the greatest number.
+        let is_plausible = answered.number <= known.saturating_add(LOST_AT_MOST);
+        let is_other =
+            answered.number > known && is_plausible || answered.number == known && asked.is_some();
         if !is_answer && !is_other {
             return;
         }
@@ -58,7 +67,9 @@ impl Authority {
         let number = answered.number;
         let record = LeaseRecord { level, change: Some(answered), ..record };
         match asked.filter(|_| !is_answer) {
-            Some(asked) => self.ask_level(record, LevelChange { number: number + 1, ..asked }),
+            Some(asked) => {
+                self.ask_level(record, LevelChange { number: next_number(number), ..asked })
+            }
             None => self.put_lease(record),
         }
     }

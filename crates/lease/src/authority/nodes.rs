@@ -8,8 +8,9 @@ use super::{
     Authority, Availability, EndReason, FunctionRecord, HostRecord, LeaseRecord, LeaseState,
 };
 
-/// Leases, epochs and lives that records can have lost: a node that tells of more would use up the numbers.
-const LOST_AT_MOST: u64 = 1_000_000;
+/// Leases, epochs, lives and changes of a level that records can have lost: a node that tells of more would use up the
+/// numbers.
+pub(super) const LOST_AT_MOST: u64 = 1_000_000;
 /// No clock numbers a later life: nanoseconds until the year 2262. Later ones are those that the authority has named.
 const LATEST_BY_CLOCK: Incarnation = u64::MAX / 2;
 

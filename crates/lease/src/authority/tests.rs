@@ -315,6 +315,22 @@ fn a_lender_that_knows_of_a_later_change_of_a_level_is_believed() {
     assert_eq!(levels(&returned, lease), (Some("new"), Some((2, true))));
 }
 
+/// Nothing would follow it, and the number of the next change would be one that says that there is none.
+#[test]
+fn a_lender_uses_up_no_numbers_of_changes_of_a_level() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let lease = lend(&mut authority, 0);
+    for number in [u64::MAX, 1 << 40] {
+        authority.receive(1, "alpha", level_set(number, "made up", Ok(())));
+        assert_eq!(levels(&authority, lease), (None, None));
+    }
+    authority.change_level(2, lease, Some("a".to_owned())).unwrap();
+    authority.receive(3, "alpha", level_set(u64::MAX, "made up", Ok(())));
+    assert_eq!(levels(&authority, lease), (None, Some((1, false))));
+    authority.receive(4, "alpha", level_set(1, "a", Ok(())));
+    assert_eq!(levels(&authority, lease), (Some("a"), Some((1, true))));
+}
+
 /// With a short time to live, what was being lent at a restart once expired before anybody was told of it: it was said at
 /// times of its own, and not when hosts came back.
 #[test]

@@ -122,7 +122,7 @@ impl PortQueue {
             return Ready::Open;
         }
         let now = (self.clock)();
-        let (ready, asks) = self.outgoing[to].ready(now);
+        let (ready, asks) = self.outgoing[to].ready(now, &mut self.patience);
         if asks {
             self.opener.open(self.id, to);
         }

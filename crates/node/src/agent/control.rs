@@ -77,8 +77,10 @@ pub(super) async fn listen(
         heard.closed().await;
     }
     while !heard.is_closed() {
-        match client.listen(&host, newest.newest()).await {
-            Ok(mut said) => {
+        // One whose process stands still takes the question, and answers nothing.
+        let asked = client.listen(&host, newest.newest());
+        match tokio::time::timeout(SILENCE, asked).await {
+            Ok(Ok(mut said)) => {
                 wait = RECONNECT;
                 let mut connected = false;
                 while let Some(NodeLine { term, message }) = next(&mut said, newest.newest()).await
@@ -110,7 +112,7 @@ pub(super) async fn listen(
                 }
             }
             // It is there, and this node has to be upgraded, say, or was revoked.
-            Err(ControlClientError::Refused(refused)) => {
+            Ok(Err(ControlClientError::Refused(refused))) => {
                 if !lost {
                     tracing::error!(%refused, "the control plane refuses this node");
                 }
@@ -120,10 +122,11 @@ pub(super) async fn listen(
                     _ => RECONNECT,
                 };
             }
-            Err(error) => {
+            Ok(Err(error)) => {
                 wait = RECONNECT;
                 tracing::debug!(%error, "no control plane");
             }
+            Err(_) => wait = RECONNECT,
         }
         if !std::mem::replace(&mut lost, true) {
             tracing::warn!(

@@ -219,7 +219,7 @@ impl NetworkService {
             if let Err(error) = self.make_interface() {
                 tracing::warn!(%error, "the host's interface could not be brought up again");
             }
-            if let Err(error) = self.start_uplinks() {
+            if let Err(error) = self.start_uplinks(RunningUplink::resume) {
                 tracing::warn!(%error, "an uplink could not be brought up again");
             }
         }
@@ -235,7 +235,7 @@ impl NetworkService {
         let made = self.make_interface()?;
         let before: HashSet<usize> =
             self.0.lock().uplinks.iter().map(|uplink| uplink.state().0).collect();
-        let started = self.start_uplinks();
+        let started = self.start_uplinks(RunningUplink::start);
         if started.is_err() {
             self.end_uplinks(|station| !before.contains(&station));
             if made && let Err(error) = self.take_interface() {
@@ -246,7 +246,10 @@ impl NetworkService {
     }
 
     /// Uses the host's interfaces that lead outside.
-    fn start_uplinks(&self) -> Result<(), NetworkError> {
+    fn start_uplinks(
+        &self,
+        start: fn(&Arc<Shared>, usize) -> std::io::Result<RunningUplink>,
+    ) -> Result<(), NetworkError> {
         let shared = &self.0;
         let is_own = |it: &Station| it.kind == StationKind::Uplink && it.host == shared.host;
         for (station, own) in shared.stations.all().iter().enumerate().filter(|(_, it)| is_own(it))
@@ -254,28 +257,31 @@ impl NetworkService {
             if shared.lock().uplinks.iter().any(|it| it.state().0 == station) {
                 continue;
             }
-            let uplink = RunningUplink::start(shared, station);
-            let uplink = uplink.map_err(|cause| NetworkError::Uplink(own.name.clone(), cause))?;
+            let uplink = start(shared, station)
+                .map_err(|cause| NetworkError::Uplink(own.name.clone(), cause))?;
             shared.lock().uplinks.push(uplink);
         }
         Ok(())
     }
 
-    /// Makes the host's interface; false when it has one.
+    /// Makes the host's interface; false when it has one. Under [`Shared::change`] alone: what is sent does not wait for it.
     fn make_interface(&self) -> Result<bool, NetworkError> {
         let shared = &self.0;
         let Some((station, own)) = shared.stations.named(&shared.host) else {
             return Err(NetworkError::NoPort(shared.host.clone()));
         };
-        // Held, so that nobody else makes it meanwhile; nothing that is sent waits for this.
-        let mut state = shared.lock();
-        if state.ports.contains_key(&station) {
+        if shared.lock().ports.contains_key(&station) {
             return Ok(false);
         }
         // A namespace that is there says that the interface is wanted.
         let is_absent = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
         let was_there = !namespace::open(&shared.namespace()).is_err_and(is_absent);
-        let made = self.make_port(&mut state, station, own);
+        let made = self.make_port(station, own).map_err(NetworkError::of_interface);
+        if made.is_err() {
+            // With the threads that were started.
+            drop(std::mem::take(&mut shared.lock().workers));
+            shared.close_port(station);
+        }
         if made.is_err()
             && !was_there
             && let Err(error) = namespace::remove(&shared.namespace())
@@ -285,27 +291,21 @@ impl NetworkService {
         made.map(|()| true)
     }
 
-    fn make_port(
-        &self,
-        state: &mut State,
-        station: usize,
-        own: &Station,
-    ) -> Result<(), NetworkError> {
+    fn make_port(&self, station: usize, own: &Station) -> std::io::Result<()> {
         let shared = &self.0;
-        let of_interface = NetworkError::of_interface;
-        let namespace = namespace::create(&shared.namespace()).map_err(of_interface)?;
+        let namespace = namespace::create(&shared.namespace())?;
         let count = shared.stations.network().queues;
-        let tap_queues = interface::create(&namespace, &shared.stations, own, count);
-        let (mut queues, mut workers) = (Vec::new(), Vec::new());
-        for (nth, queue) in tap_queues.map_err(of_interface)?.into_iter().enumerate() {
-            let port_queue = shared.port_queue(station, nth as u16).map_err(of_interface)?;
-            queues.push(port_queue.handle().clone());
-            let worker = Worker::start(&format!("net {nth}"), port_queue, TapQueue::new(queue));
-            let worker = worker.map_err(of_interface)?;
-            workers.push(worker);
+        let taps = interface::create(&namespace, &shared.stations, own, count)?;
+        let queue = |nth: usize| shared.port_queue(station, nth as u16);
+        let queues = (0..taps.len()).map(queue).collect::<std::io::Result<Vec<PortQueue>>>()?;
+        // Before the first frame is sent: whoever opens a ring for it answers a port.
+        let handles = queues.iter().map(|queue| queue.handle().clone()).collect();
+        let port = LocalPort { queues: handles, captured: Weak::new() };
+        shared.lock().ports.insert(station, port);
+        for (nth, (port_queue, tap)) in queues.into_iter().zip(taps).enumerate() {
+            let worker = Worker::start(&format!("net {nth}"), port_queue, TapQueue::new(tap))?;
+            shared.lock().workers.push(worker);
         }
-        state.workers = workers;
-        state.ports.insert(station, LocalPort { queues, captured: Weak::new() });
         tracing::info!(host = shared.host, mac = %own.mac, address = %own.ipv4, "interface up");
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rackbus_fabric::rack::UplinkMode;
 use rackbus_memory::Event;
@@ -31,6 +32,10 @@ use super::{LocalPort, Shared};
 const ANSWERS: u64 = 100;
 /// Frames that are for nobody here and are taken from the interface at once, at most.
 const UNWANTED: usize = 64;
+/// After this long an interface that could not be used is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// After this long what an interface has not sent yet is sent again.
+const UNSENT_NS: u64 = 1_000_000;
 /// How often a busy uplink looks whether its interface has changed, and what that had no room for.
 const LOOK_NS: u64 = 10_000_000;
 
@@ -85,33 +90,18 @@ impl RunningUplink {
     /// # Errors
     /// When the interface cannot be used, or there are no descriptors or threads left.
     pub(super) fn start(shared: &Arc<Shared>, station: usize) -> std::io::Result<RunningUplink> {
-        let name = &shared.stations.all()[station].name;
-        let interface = name.rsplit('/').next().unwrap_or(name).to_owned();
-        let monitor = LinkMonitor::open()?;
+        let outside = Outside::of(shared, station)?;
         // What is wrong for good is told now.
-        let mode = shared.stations.network().uplink_mode;
-        let wire = UplinkWire::open(&interface, mode).map_err(std::io::Error::other)?;
-        if shared.stations.network().uplink_vlans.is_some() && wire.loses_tags() {
-            let text = "AF_XDP does not see the VLAN tags of a virtual interface's frames: write uplink_mode = \"packet\"";
-            return Err(std::io::Error::other(text));
-        }
-        let (stop, event) = (Arc::new(AtomicBool::new(false)), Arc::new(Event::new()?));
-        let state = Arc::new(AtomicU8::new(UplinkState::Down as u8));
-        let way = Arc::new(Mutex::new(None));
-        let outside = Outside {
-            shared: Arc::downgrade(shared),
-            station,
-            interface,
-            mode,
-            monitor: Arc::new(monitor),
-            stop: stop.clone(),
-            event: event.clone(),
-            state: state.clone(),
-            way: way.clone(),
-        };
-        let thread =
-            std::thread::Builder::new().name("uplink".into()).spawn(move || outside.run(wire))?;
-        Ok(RunningUplink { station, state, way, stop, event, thread: Some(thread) })
+        let wire = outside.open()?;
+        outside.spawn(Some(wire))
+    }
+
+    /// The same of one that was used before: where its interface cannot be used now, it is tried again and again.
+    ///
+    /// # Errors
+    /// When there are no descriptors or threads left.
+    pub(super) fn resume(shared: &Arc<Shared>, station: usize) -> std::io::Result<RunningUplink> {
+        Outside::of(shared, station)?.spawn(None)
     }
 
     /// How its frames come, since its interface was up last.
@@ -141,6 +131,8 @@ struct Outside {
     station: usize,
     interface: String,
     mode: UplinkMode,
+    /// The rack has VLANs outside.
+    needs_tags: bool,
     monitor: Arc<LinkMonitor>,
     stop: Arc<AtomicBool>,
     event: Arc<Event>,
@@ -149,30 +141,78 @@ struct Outside {
 }
 
 impl Outside {
+    fn of(shared: &Arc<Shared>, station: usize) -> std::io::Result<Outside> {
+        let name = &shared.stations.all()[station].name;
+        Ok(Outside {
+            shared: Arc::downgrade(shared),
+            station,
+            interface: name.rsplit('/').next().unwrap_or(name).to_owned(),
+            mode: shared.stations.network().uplink_mode,
+            needs_tags: shared.stations.network().uplink_vlans.is_some(),
+            monitor: Arc::new(LinkMonitor::open()?),
+            stop: Arc::new(AtomicBool::new(false)),
+            event: Arc::new(Event::new()?),
+            state: Arc::new(AtomicU8::new(UplinkState::Down as u8)),
+            way: Arc::new(Mutex::new(None)),
+        })
+    }
+
+    fn open(&self) -> std::io::Result<UplinkWire> {
+        let wire = UplinkWire::open(&self.interface, self.mode).map_err(std::io::Error::other)?;
+        if self.needs_tags && wire.loses_tags() {
+            let text = "AF_XDP does not see the VLAN tags of a virtual interface's frames: write uplink_mode = \"packet\"";
+            return Err(std::io::Error::other(text));
+        }
+        Ok(wire)
+    }
+
+    fn spawn(self, wire: Option<UplinkWire>) -> std::io::Result<RunningUplink> {
+        let (station, state, way) = (self.station, self.state.clone(), self.way.clone());
+        let (stop, event) = (self.stop.clone(), self.event.clone());
+        let thread =
+            std::thread::Builder::new().name("uplink".into()).spawn(move || self.run(wire))?;
+        Ok(RunningUplink { station, state, way, stop, event, thread: Some(thread) })
+    }
+
     /// Serves the interface while it is up. One that is down is kept: to open it anew may take its carrier away for a
     /// while, where drivers start again for that.
-    fn run(self, wire: UplinkWire) {
-        let mut kept = Some(wire);
+    fn run(self, mut kept: Option<UplinkWire>) {
         let mut steadiness = UplinkSteadiness::default();
+        let mut complaint = None;
         while !self.stop.load(Ordering::Acquire) {
             // First, so that no change after the look is missed.
             self.monitor.has_changed();
             let wire = match kept.take().filter(|wire| wire.mtu().is_ok()) {
                 Some(wire) => Ok(wire),
-                None => UplinkWire::open(&self.interface, self.mode),
+                None => self.open(),
             };
-            match wire {
-                Ok(wire) if wire.is_up() => {
-                    if let Some(rest_ns) = self.serve(wire, &mut steadiness) {
-                        self.rest(rest_ns);
-                        continue;
-                    }
+            let outcome = match wire {
+                Ok(wire) if wire.is_up() => self.serve(wire, &mut steadiness),
+                Ok(wire) => {
+                    kept = Some(wire);
+                    Ok(None)
                 }
-                Ok(wire) => kept = Some(wire),
-                Err(error) => tracing::warn!(%error, "an uplink cannot be used"),
+                Err(error) => Err(error),
+            };
+            let failed = outcome.is_err();
+            match outcome {
+                Ok(Some(rest_ns)) => {
+                    self.rest(rest_ns);
+                    continue;
+                }
+                Ok(None) => complaint = None,
+                Err(error) => {
+                    let text = error.to_string();
+                    // Each cause once, however often it is tried.
+                    if complaint.as_ref() != Some(&text) {
+                        tracing::warn!(interface = self.interface, %error, "an uplink cannot be used");
+                    }
+                    complaint = Some(text);
+                }
             }
             if !self.stop.load(Ordering::Acquire) {
-                self.monitor.wait(self.event.as_fd());
+                // What failed may work later though nothing changes at the interface.
+                self.monitor.wait(self.event.as_fd(), failed.then_some(AGAIN));
             }
         }
     }
@@ -192,15 +232,16 @@ impl Outside {
     }
 
     /// Is a station while the interface is up. Says how long to rest when it ends for its host, which stands still too often.
-    fn serve(&self, wire: UplinkWire, steadiness: &mut UplinkSteadiness) -> Option<u64> {
-        let shared = self.shared.upgrade()?;
-        let port_queue = match shared.port_queue(self.station, 0) {
-            Ok(port_queue) => port_queue,
-            Err(error) => {
-                tracing::error!(%error, "an uplink has no queue");
-                return None;
-            }
-        };
+    ///
+    /// # Errors
+    /// When there is no descriptor for its queue.
+    fn serve(
+        &self,
+        wire: UplinkWire,
+        steadiness: &mut UplinkSteadiness,
+    ) -> std::io::Result<Option<u64>> {
+        let Some(shared) = self.shared.upgrade() else { return Ok(None) };
+        let port_queue = shared.port_queue(self.station, 0)?;
         let port = LocalPort {
             queues: vec![port_queue.handle().clone()],
             captured: std::sync::Weak::new(),
@@ -237,7 +278,7 @@ impl Outside {
         self.state.store(UplinkState::Down as u8, Ordering::Relaxed);
         tracing::info!(interface = self.interface, "uplink down");
         shared.close_port(self.station);
-        rest_ns
+        Ok(rest_ns)
     }
 }
 
@@ -373,7 +414,8 @@ impl FrameDevice for Interface<'_> {
     }
 
     fn attend_within_ns(&self) -> Option<u64> {
-        self.seat.look_within_ns()
+        let unsent = self.wire.has_unsent().then_some(UNSENT_NS);
+        self.seat.look_within_ns().into_iter().chain(unsent).min()
     }
 
     fn attend(&mut self, port_queue: &mut PortQueue) -> bool {

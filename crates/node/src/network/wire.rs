@@ -143,12 +143,15 @@ impl UplinkWire {
         matches!(self, UplinkWire::Xdp(_)) && !device.exists()
     }
 
+    /// Whether the interface had no room yet for something that was given to it.
+    pub fn has_unsent(&self) -> bool {
+        matches!(self, UplinkWire::Xdp(port) if port.has_unsent())
+    }
+
     /// Has the interface send what it had no room for before.
     pub fn flush_rest(&mut self) {
-        if let UplinkWire::Xdp(port) = self
-            && port.has_unsent()
-        {
-            port.flush();
+        if self.has_unsent() {
+            self.flush();
         }
     }
 

@@ -290,6 +290,7 @@ fn failed(error: SnapshotError) -> Failure {
         SnapshotError::Occupied(_) => "`rackbus control restore` puts a backup in its place",
         SnapshotError::Nothing(_) | SnapshotError::OtherRack { .. } => "name the rack's own store",
         SnapshotError::HasLeader(_) | SnapshotError::Interrupted => "nothing was changed",
+        SnapshotError::Incomplete => "do it again, when etcd answers faster",
         _ => "see to the cause, and do it again",
     };
     Failure::new(error.to_string(), remedy)

@@ -97,7 +97,8 @@ where
 {
     loop {
         match ask().await {
-            Err(ControlClientError::Unreachable { .. } | ControlClientError::Broken(_)) => {}
+            Err(ControlClientError::Unreachable { .. }) => {}
+            Err(error) if error.is_lost() => {}
             Err(ControlClientError::Refused(refused))
                 if PASSES.contains(&refused.code.as_str()) => {}
             answered => return answered,

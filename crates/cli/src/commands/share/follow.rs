@@ -44,7 +44,10 @@ impl<'a> Turns<'a> {
                         return Ok(None);
                     }
                     // It may be started again; what it says that is there does not change.
-                    Err(ControlClientError::Unreachable { .. } | ControlClientError::Broken(_)) => {
+                    Err(error)
+                        if error.is_lost()
+                            || matches!(error, ControlClientError::Unreachable { .. }) =>
+                    {
                         tokio::time::sleep(AGAIN).await;
                     }
                     Err(error) => return Err(error.into()),

@@ -14,6 +14,8 @@ use crate::output::{Failure, Output};
 
 /// Kilobits a second of the slowest cable: a packet takes 120 ms.
 const SLOWEST_KBIT: u32 = 100;
+/// Kilobits a second of the fastest: tc(8) takes no queue of 20 ms of much more.
+const FASTEST_KBIT: u32 = 4_000_000;
 /// Milliseconds that a packet waits in a slow cable's queue before the next ones are dropped, where two have room.
 const QUEUE_MS: u32 = 20;
 /// Bytes of a packet with its header. Behind a slow cable an interface passes no larger ones on, to be cut later.
@@ -75,12 +77,17 @@ pub fn slow(dir: &Path, machine: &str, rate_kbit: u32, output: &Output) -> Resul
     let (number, machine) = testbed.machine(machine)?;
     let ends = ends(&testbed, number, &machine.name);
     let words = bucket(rate_kbit);
-    for (namespace, interface) in &ends {
+    let slowed = ends.iter().try_for_each(|(namespace, interface)| {
         let mut all = vec!["-n", namespace, "qdisc", "replace", "dev", interface, "root", "tbf"];
         all.extend(words.iter().map(String::as_str));
         segments(namespace, interface, &PACKET.to_string())?;
-        run("tc", &all)?;
+        run("tc", &all)
+    });
+    if slowed.is_err() {
+        // A cable that is slow in one direction is nothing that was asked for.
+        unlimit(&testbed, number, &machine.name);
     }
+    slowed?;
     let shown = json!({ "machine": machine.name, "is": "slow", "kbit_per_second": rate_kbit });
     output.result(&shown, |o| o.line(&format!("{}: {rate_kbit} kbit/s", machine.name)));
     Ok(())
@@ -91,12 +98,17 @@ fn ends(testbed: &Testbed, number: usize, machine: &str) -> [(String, String); 2
     [(testbed.namespace(machine), "eth0".to_owned()), (testbed.bridge(), format!("p{number}"))]
 }
 
-/// Takes away what [`slow`] and [`cut_towards`] have done, as far as they have.
-fn clear(testbed: &Testbed, number: usize, machine: &str) {
+/// Takes away what [`slow`] has done, as far as it has.
+fn unlimit(testbed: &Testbed, number: usize, machine: &str) {
     for (namespace, interface) in ends(testbed, number, machine) {
         let _ = run("tc", &["-n", &namespace, "qdisc", "delete", "dev", &interface, "root"]);
         let _ = segments(&namespace, &interface, LARGEST);
     }
+}
+
+/// Takes away what [`slow`] and [`cut_towards`] have done, as far as they have.
+fn clear(testbed: &Testbed, number: usize, machine: &str) {
+    unlimit(testbed, number, machine);
     let own = testbed.namespace(machine);
     let _ = run("ip", &["-n", &own, "route", "flush", "type", "blackhole"]);
 }
@@ -134,7 +146,7 @@ pub fn parse_rate(text: &str) -> Result<u32, String> {
         _ => return Err(allowed()),
     };
     let rate = number.parse::<u32>().ok().and_then(|number| number.checked_mul(factor));
-    rate.filter(|rate| *rate >= SLOWEST_KBIT).ok_or_else(allowed)
+    rate.filter(|rate| (SLOWEST_KBIT..=FASTEST_KBIT).contains(rate)).ok_or_else(allowed)
 }
 
 #[cfg(test)]
@@ -148,7 +160,7 @@ mod tests {
             assert_eq!(parse_rate(text), Ok(kbit), "{text}");
         }
         for text in
-            ["", "10", "Mbit/s", "99 kbit/s", "0 Gbit/s", "5000 Gbit/s", "1.5 Mbit/s", "10 MB/s"]
+            ["", "10", "Mbit/s", "99 kbit/s", "0 Gbit/s", "5 Gbit/s", "1.5 Mbit/s", "10 MB/s"]
         {
             assert!(parse_rate(text).is_err(), "{text}");
         }
