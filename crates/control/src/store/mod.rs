@@ -88,6 +88,21 @@ pub enum StoreError {
     Other(String),
 }
 
+impl StoreError {
+    /// Whether there is something that this program cannot read: what is damaged, or of a newer version. A file that
+    /// somebody else is writing to is none of that.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
+        match self {
+            StoreError::Sqlite { cause, .. } => {
+                !matches!(cause.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked))
+            }
+            StoreError::Newer { .. } | StoreError::Value { .. } => true,
+            _ => false,
+        }
+    }
+}
+
 /// What one step changes: stored as a whole or not at all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Commit {

@@ -209,7 +209,7 @@ impl Snapshot {
         let place = path.display().to_string();
         let found = match Sqlite::rack(path) {
             // It is not known whose it is, and to be replaced all the same.
-            Err(StoreError::Sqlite { .. }) if replace => return Ok(self.term),
+            Err(error) if replace && error.is_unreadable() => return Ok(self.term),
             found => found?,
         };
         if found != self.rack {
@@ -217,13 +217,14 @@ impl Snapshot {
         }
         let mut old = match Sqlite::open_any(path, &self.rack) {
             // Nodes tell of later terms than the backup's.
-            Err(StoreError::Newer { .. } | StoreError::Sqlite { .. }) if replace => {
-                return Ok(self.term);
-            }
+            Err(error) if replace && error.is_unreadable() => return Ok(self.term),
             old => old?,
         };
         match replace || old.moved()?.is_some() || old.is_empty()? {
-            true => Ok(self.term.max(old.load()?.term)),
+            true => match old.load() {
+                Err(error) if replace && error.is_unreadable() => Ok(self.term),
+                old => Ok(self.term.max(old?.term)),
+            },
             false => Err(SnapshotError::Occupied(place)),
         }
     }
@@ -374,6 +375,7 @@ mod tests {
         assert_eq!(Snapshot::of_sqlite(&path, None).unwrap().records.len(), 3);
         std::fs::write(&path, [0x5a; 8192]).unwrap();
         assert!(state().put_sqlite(&path, false).is_err());
+        assert!(std::fs::read(&path).unwrap() == [0x5a; 8192], "what is refused is left as it is");
         state().put_sqlite(&path, true).unwrap();
         assert_eq!(Snapshot::of_sqlite(&path, None).unwrap().records.len(), 3);
     }

@@ -278,8 +278,9 @@ impl NetworkService {
         let was_there = !namespace::open(&shared.namespace()).is_err_and(is_absent);
         let made = self.make_port(station, own).map_err(NetworkError::of_interface);
         if made.is_err() {
-            // With the threads that were started.
-            drop(std::mem::take(&mut shared.lock().workers));
+            let started = std::mem::take(&mut shared.lock().workers);
+            // Their threads end here, and nobody waits for the state meanwhile.
+            drop(started);
             shared.close_port(station);
         }
         if made.is_err()
