@@ -62,6 +62,8 @@ struct Known {
     addresses: Vec<String>,
     /// The one that led last.
     at: usize,
+    /// It was said who leads: there are several, also where one address is known.
+    was_told: bool,
 }
 
 impl std::fmt::Debug for Leaders {
@@ -161,6 +163,7 @@ impl Leaders {
     pub fn lead_by(&self, address: &str) {
         self.learn([address.to_owned()]);
         let mut known = self.known();
+        known.was_told = true;
         if let Some(at) = known.addresses.iter().position(|it| it == address) {
             known.at = at;
         }
@@ -239,6 +242,7 @@ impl Leaders {
         shown: &Arc<ClientConfig>,
         answer: impl Future<Output = hyper::Result<hyper::Response<Incoming>>>,
     ) -> Result<hyper::Response<Incoming>, ControlClientError> {
+        let all = if self.known().was_told { all.max(2) } else { all };
         let stands_still = async {
             let mut in_vain = 0;
             while all < 2 || in_vain < IN_VAIN {

@@ -326,8 +326,9 @@ impl Testbed {
             let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
             let marked = environment.split(|byte| *byte == 0);
             let marked = { marked }.any(|it| marks.iter().any(|mark| mark.as_bytes() == it));
-            if let Some(pid) =
-                Pid::from_raw(pid).filter(|_| marked && pid.unsigned_abs() != own && inside(pid))
+            let holds = self.machines.iter().any(|machine| machine.process == pid);
+            if let Some(pid) = Pid::from_raw(pid)
+                .filter(|_| marked && !holds && pid.unsigned_abs() != own && inside(pid))
             {
                 process::end(pid);
             }

@@ -12,13 +12,13 @@ const AT_ONCE: u64 = 200;
 const EVERY_MS: [u64; 2] = [1000, 60_000];
 
 /// Keeps one host from filling the log.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ReportLimiter {
     hosts: BTreeMap<String, [Allowance; 2]>,
 }
 
 /// What one host may still say.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Allowance {
     /// Events that were kept and are not made up for yet.
     kept: u64,

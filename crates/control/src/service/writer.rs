@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_lease::{
     Authority, ChangeRefused, CompositionRefused, Decision, LeaseId, LeaseRecord, LeaseState,
-    Message,
+    Message, Record,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -400,6 +400,8 @@ impl Writer {
         if !answers.is_empty() {
             forgotten_keys.extend(self.answers.outdated(now, answers.len()));
         }
+        let is_life = |record: &Record| matches!(record, Record::Host(_));
+        let reports = outcome.records.iter().any(is_life).then(|| self.reports.clone());
         let numbered = self.number(now, &outcome, events.clone());
         let records = outcome.records.clone();
         let commit = Commit { records, answers, forgotten_keys, ..numbered };
@@ -407,6 +409,8 @@ impl Writer {
         if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
             self.authority.take_back();
+            // A node says again that it has begun a life, and what was left out is to be told then.
+            self.reports = reports.unwrap_or_else(|| std::mem::take(&mut self.reports));
             self.store_later(now, events);
             self.shared.known().store_failures += 1;
             return Err(not_stored(&error));

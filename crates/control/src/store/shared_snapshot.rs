@@ -81,7 +81,13 @@ impl Snapshot {
         let found = etcd.txn(&Txn { then, ..Txn::default() }).await?.found;
         let value = |n: usize| found.get(n).cloned().flatten().map(|it| it.value);
         let place = keys.key("");
-        if let Some(found) = value(0).map(|it| rack_of(&it)).transpose()? {
+        let rack = match value(0).map(|it| rack_of(&it)).transpose() {
+            // It names the rack in the prefix's place.
+            Err(SharedError::Newer { prefix: rack, .. }) if replace => Some(rack),
+            Err(SharedError::Value(..)) if replace => None,
+            rack => rack?,
+        };
+        if let Some(found) = rack {
             if found != self.rack {
                 return Err(SnapshotError::OtherRack { place, found, rack: self.rack.clone() });
             }

@@ -220,12 +220,12 @@ impl Snapshot {
             Err(error) if replace && error.is_unreadable() => return Ok(self.term),
             old => old?,
         };
-        match replace || old.moved()?.is_some() || old.is_empty()? {
-            true => match old.load() {
-                Err(error) if replace && error.is_unreadable() => Ok(self.term),
-                old => Ok(self.term.max(old?.term)),
-            },
-            false => Err(SnapshotError::Occupied(place)),
+        if !replace && old.moved()?.is_none() && !old.is_empty()? {
+            return Err(SnapshotError::Occupied(place));
+        }
+        match old.load() {
+            Err(error) if replace && error.is_unreadable() => Ok(self.term),
+            old => Ok(self.term.max(old?.term)),
         }
     }
 
@@ -369,6 +369,12 @@ mod tests {
         state().put_sqlite(&path, false).unwrap();
         let file = rusqlite::Connection::open(&path).unwrap();
         file.execute_batch("PRAGMA user_version = 1000;").unwrap();
+        drop(file);
+        assert!(state().put_sqlite(&path, false).is_err());
+        state().put_sqlite(&path, true).unwrap();
+        assert_eq!(Snapshot::of_sqlite(&path, None).unwrap().records.len(), 3);
+        let file = rusqlite::Connection::open(&path).unwrap();
+        file.execute_batch("UPDATE record SET value = 'nothing'").unwrap();
         drop(file);
         assert!(state().put_sqlite(&path, false).is_err());
         state().put_sqlite(&path, true).unwrap();

@@ -186,15 +186,19 @@ impl Outside {
                 Some(wire) => Ok(wire),
                 None => self.open(),
             };
+            let mut again = None;
             let outcome = match wire {
-                Ok(wire) if wire.is_up() => self.serve(wire, &mut steadiness),
+                Ok(wire) if wire.is_up() => {
+                    // What has changed meanwhile was heard while it was served.
+                    again = Some(AGAIN);
+                    self.serve(wire, &mut steadiness)
+                }
                 Ok(wire) => {
                     kept = Some(wire);
                     Ok(None)
                 }
                 Err(error) => Err(error),
             };
-            let failed = outcome.is_err();
             match outcome {
                 Ok(Some(rest_ns)) => {
                     self.rest(rest_ns);
@@ -208,11 +212,12 @@ impl Outside {
                         tracing::warn!(interface = self.interface, %error, "an uplink cannot be used");
                     }
                     complaint = Some(text);
+                    // It may work later though nothing changes at the interface.
+                    again = Some(AGAIN);
                 }
             }
             if !self.stop.load(Ordering::Acquire) {
-                // What failed may work later though nothing changes at the interface.
-                self.monitor.wait(self.event.as_fd(), failed.then_some(AGAIN));
+                self.monitor.wait(self.event.as_fd(), again);
             }
         }
     }
