@@ -49,7 +49,8 @@ impl Beyond {
         let beyond = Beyond { namespace, interfaces };
         ip(&["netns", "add", &beyond.namespace]);
         let inside = |args: &[&str]| ip(&[&["-n", &beyond.namespace], args].concat());
-        inside(&["link", "add", "br0", "type", "bridge"]);
+        // It would have that of one of its ports otherwise, and others keep for a while what they know of it.
+        inside(&["link", "add", "br0", "address", "0e:77:00:00:00:01", "type", "bridge"]);
         (0..2).for_each(|nth| beyond.lay(nth));
         inside(&["addr", "add", &format!("{}/16", OUTSIDE[0]), "dev", "br0"]);
         inside(&["-6", "addr", "add", &format!("{}/64", OUTSIDE[1]), "dev", "br0", "nodad"]);
