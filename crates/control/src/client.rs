@@ -43,7 +43,7 @@ pub enum ControlClientError {
     /// It was asked, and its process stands still: what was asked may have been done, or be done later.
     #[error("the control plane at {} stands still", .place.display())]
     Silent {
-        /// Its address.
+        /// The address at which it takes no connection any more.
         place: PathBuf,
     },
     /// It speaks no version of the API that is spoken here.

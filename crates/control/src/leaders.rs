@@ -244,13 +244,15 @@ impl Leaders {
     ) -> Result<hyper::Response<Incoming>, ControlClientError> {
         let all = if self.known().was_told { all.max(2) } else { all };
         let stands_still = async {
+            if all < 2 {
+                // Nobody else could answer.
+                return std::future::pending().await;
+            }
             let mut in_vain = 0;
-            while all < 2 || in_vain < IN_VAIN {
+            while in_vain < IN_VAIN {
                 tokio::time::sleep(LOOKED_AFTER).await;
-                if all > 1 {
-                    let opened = self.open(address, all, shown.clone()).await;
-                    in_vain = if opened.is_ok() { 0 } else { in_vain + 1 };
-                }
+                let opened = self.open(address, all, shown.clone()).await;
+                in_vain = if opened.is_ok() { 0 } else { in_vain + 1 };
             }
         };
         tokio::select! {
