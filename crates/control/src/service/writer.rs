@@ -410,7 +410,9 @@ impl Writer {
             tracing::error!(%error, "a decision could not be stored and is taken back");
             self.authority.take_back();
             // A node says again that it has begun a life, and what was left out is to be told then.
-            self.reports = reports.unwrap_or_else(|| std::mem::take(&mut self.reports));
+            if let Some(before) = reports {
+                self.reports = before;
+            }
             self.store_later(now, events);
             self.shared.known().store_failures += 1;
             return Err(not_stored(&error));
