@@ -69,23 +69,23 @@ pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Looks between two looks at the clock, which costs as much as many of them.
-const LOOKS_PER_CLOCK: u32 = 64;
+/// Looks between two looks at the clock, which costs as much as several of them with their pauses.
+const LOOKS_PER_CLOCK: u32 = 16;
 
 /// After this long a spin lets others have the processor between its looks: what it waits for may
-/// have to run there. Before, it looks without a pause, which takes from ten cycles to a hundred
-/// and forty, by the processor: the answer of a busy peer comes in between.
+/// have to run there.
 const ALONE: Duration = Duration::from_micros(4);
-/// Looks between two looks at the clock from then on.
-const PAUSED_LOOKS: u32 = 16;
 
 /// One spin, with the clock: `while spinning.goes_on() { look }`.
+///
+/// It pauses before each look, however short the wait. Looks without a pause keep fetching the line
+/// from the processor that is about to write it: a polled exchange took 1.4 times as long as one of
+/// bare lines, and 1.1 times with pauses.
 #[derive(Debug)]
 pub(crate) struct Spinning {
     budget: Duration,
     /// Looks until the next one at the clock.
     left: u32,
-    paused: bool,
     begun: Option<Instant>,
 }
 
@@ -94,33 +94,31 @@ impl Spinning {
     pub(crate) fn new(budget: Duration) -> Spinning {
         // The clock is for spins that last: an answer that is there soon comes before it.
         let left = if budget.is_zero() { 0 } else { LOOKS_PER_CLOCK };
-        Spinning { budget, left, paused: false, begun: None }
+        Spinning { budget, left, begun: None }
     }
 
     /// Whether to look once more.
     #[inline]
     pub(crate) fn goes_on(&mut self) -> bool {
-        if self.left == 0 {
-            return self.looks_at_the_clock();
+        if self.left == 0 && !self.has_time_left() {
+            return false;
         }
         self.left -= 1;
-        if self.paused {
-            std::hint::spin_loop();
-        }
+        std::hint::spin_loop();
         true
     }
 
-    fn looks_at_the_clock(&mut self) -> bool {
+    /// Looks at the clock.
+    fn has_time_left(&mut self) -> bool {
         let now = Instant::now();
         let spun = now - *self.begun.get_or_insert(now);
         if spun >= self.budget {
             return false;
         }
-        self.paused = spun > ALONE;
-        self.left = if self.paused { PAUSED_LOOKS } else { LOOKS_PER_CLOCK };
-        if self.paused {
+        if spun > ALONE {
             std::thread::yield_now();
         }
+        self.left = LOOKS_PER_CLOCK;
         true
     }
 }

@@ -1,0 +1,108 @@
+//! Lone reads of a drive that is lent through a rack, with nothing pinned: a user's normal case. One test in a program
+//! of its own, so that the processors are its own while it measures.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rackbus_driver::Drive;
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+use support::{Rack, open};
+
+const RACK: &str = "name = \"lab\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
+                    size = \"16 MiB\"\n[hosts.beta]\n";
+const STARTS: usize = 20;
+/// Reads of one start, in batches whose median counts: what else the machine does hits some of them.
+const BATCHES: usize = 25;
+const BATCH: u32 = 100;
+
+/// The thread of a node that serves `function`.
+fn engine(rack: &Rack, host: &str, function: &str) -> PathBuf {
+    let tasks = format!("/proc/{}/task", rack.process(Some(host)).pid.as_raw_nonzero());
+    let named = |task: &Path| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == function)
+    };
+    let mut tasks = std::fs::read_dir(tasks).unwrap().map(|task| task.unwrap().path());
+    tasks.find(|task| named(task)).expect("a node has a thread for each function that it lends")
+}
+
+/// Its processor time in nanoseconds, and how often it gave the processor back, by the kernel's account.
+fn usage(task: &Path) -> (u64, u64) {
+    let schedstat = std::fs::read_to_string(task.join("schedstat")).unwrap();
+    let status = std::fs::read_to_string(task.join("status")).unwrap();
+    let slept = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    let ns = schedstat.split_whitespace().next().unwrap();
+    (ns.parse().unwrap(), slept.unwrap().trim().parse().unwrap())
+}
+
+fn pinned_to(cpu: usize) -> CpuSet {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    set
+}
+
+/// How long a read of 4 KiB takes with nothing else in flight: the median of the batches.
+fn lone_read(drive: &mut Drive) -> Duration {
+    let mut block = vec![0; 4096];
+    let mut batches: Vec<Duration> = (0..BATCHES)
+        .map(|_| {
+            let begun = Instant::now();
+            (0..BATCH).for_each(|nth| drive.read(u64::from(nth) * 8, &mut block).unwrap());
+            begun.elapsed() / BATCH
+        })
+        .collect();
+    batches.sort();
+    batches[BATCHES / 2]
+}
+
+/// Waits until the thread does nothing any more: a spin is over after a hundred microseconds of its thread, which a busy
+/// machine may let run only later.
+fn at_rest(task: &Path) -> (u64, u64) {
+    let begun = Instant::now();
+    let mut before = usage(task);
+    loop {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = usage(task);
+        if now == before {
+            return now;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "it does not come to rest: {now:?}");
+        before = now;
+    }
+}
+
+/// The release build's figures are rows of `make bench`, which asks for 2; of this one, where what runs is not
+/// optimized, only that no start is of the other kind: with the two on one processor and asleep at each turn, a read
+/// takes twenty times as long.
+#[test]
+fn a_lone_read_is_fast_with_nothing_pinned_and_an_idle_drive_does_not_wake() {
+    let rack = Rack::up(RACK);
+    let everywhere = sched_getaffinity(None).unwrap();
+    let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| everywhere.is_set(*cpu)).collect();
+    let (mut free, mut pinned) = (Vec::new(), Vec::new());
+    for start in 0..STARTS {
+        let lease = rack.borrow("alpha/nvme0", "beta");
+        let mut drive = open(&lease);
+        free.push(lone_read(&mut drive));
+        let engine = engine(&rack, "alpha", "alpha/nvme0");
+        let thread: i32 = engine.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        let thread = Pid::from_raw(thread);
+        sched_setaffinity(None, &pinned_to(processors[0])).unwrap();
+        sched_setaffinity(thread, &pinned_to(*processors.last().unwrap())).unwrap();
+        pinned.push(lone_read(&mut drive));
+        sched_setaffinity(None, &everywhere).unwrap();
+        sched_setaffinity(thread, &everywhere).unwrap();
+        if start == STARTS - 1 {
+            let before = at_rest(&engine);
+            std::thread::sleep(Duration::from_secs(10));
+            assert_eq!(usage(&engine), before, "an idle drive's thread woke within 10 s");
+        }
+        drop(drive);
+        rack.give_back(&lease);
+    }
+    free.sort();
+    pinned.sort();
+    eprintln!("with nothing pinned {free:?}, pinned {pinned:?}");
+    assert!(free[STARTS - 2] <= 4 * pinned[STARTS / 2], "{free:?}, pinned {pinned:?}");
+}
