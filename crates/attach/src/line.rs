@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::descriptors::keep_room;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, PacketStream};
+use rackbus_memory::{AdaptiveSpin, PacketStream, StreamError};
 use rackbus_segment::message::{Reply, SessionRequest, decode, encode};
 
 use crate::session::AttachError;
@@ -41,7 +41,8 @@ impl RequestSocket {
         if self.owed == MOST_OWED {
             self.take_owed()?;
         }
-        let owed = self.packets.post(&encode(request)).map_err(AttachError::Gone)?;
+        let request = encode(request);
+        let owed = self.with_room(|packets| packets.post(&request))?;
         self.owed += usize::from(owed);
         Ok(())
     }
@@ -68,13 +69,32 @@ impl RequestSocket {
         request: &SessionRequest,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>, bool), AttachError> {
-        self.packets.send(&encode(request), fds).map_err(AttachError::Gone)?;
+        let request = encode(request);
+        self.with_room(|packets| packets.send(&request, fds))?;
         while self.owed > 0 {
             self.take_owed()?;
         }
         let packet = self.answer()?;
         let reply = self.buffer.get(..packet.length).and_then(decode);
         Ok((reply.ok_or(AttachError::Protocol)?, packet.fds, packet.lost))
+    }
+
+    /// Sends when the node has room for it: one that has none now is there all the same.
+    fn with_room<T>(
+        &mut self,
+        send: impl Fn(&dyn PacketStream) -> Result<T, StreamError>,
+    ) -> Result<T, AttachError> {
+        let begun = Instant::now();
+        loop {
+            match send(&*self.packets) {
+                Err(StreamError::TimedOut) if begun.elapsed() < ANSWER => {}
+                sent => return sent.map_err(AttachError::Gone),
+            }
+            match self.owed {
+                0 => std::thread::sleep(Duration::from_millis(1)),
+                _ => self.take_owed()?,
+            }
+        }
     }
 
     /// Takes in an answer that is owed, whatever it says.

@@ -1,5 +1,7 @@
 //! Memory that a process has through its node, and that the node may move elsewhere.
 
+mod follower;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -10,6 +12,7 @@ use rackbus_segment::Handle;
 
 use crate::events::Watch;
 use crate::session::AttachError;
+pub(crate) use follower::Follower;
 
 /// How long a new mapping waits for a move that is under way: longer than the node lets one last.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,15 +75,6 @@ impl Mapping {
     pub fn is_empty(&self) -> bool {
         false
     }
-}
-
-/// Somebody else than this process who has memory mapped, and is to be where it is.
-pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
-    /// The memory is about to move: on return nothing of it is read or written any more.
-    fn unmap(&self);
-
-    /// The memory is in this file from now on, which may be the one that it was in.
-    fn take_up(&self, file: &Arc<OwnedFd>);
 }
 
 /// The memory of a segment, a connection or an extent, with the mappings of it.
@@ -186,12 +180,24 @@ impl MappedMemory {
         range: (u64, u64),
         follower: &Arc<impl Follower + 'static>,
     ) -> Result<(), AttachError> {
-        let (mut state, file) = self.at_rest(range)?;
-        follower.take_up(&file);
-        let follower: Weak<dyn Follower> = Arc::<_>::downgrade(follower) as Weak<dyn Follower>;
+        let (mut state, mut file) = self.at_rest(range)?;
+        let added: Weak<dyn Follower> = Arc::<_>::downgrade(follower) as Weak<dyn Follower>;
         state.followers.retain(|follower| follower.strong_count() > 0);
-        state.followers.push(follower);
-        Ok(())
+        state.followers.push(added);
+        loop {
+            // Not under the lock: it may take long, and a move is not to wait for it.
+            drop(state);
+            follower.take_up(&file);
+            state = self.lock();
+            let stays = state.file.as_ref().is_some_and(|now| Arc::ptr_eq(now, &file));
+            if stays && !state.frozen {
+                return Ok(());
+            }
+            // It moved meanwhile. Nobody uses the mapping yet.
+            drop(state);
+            follower.unmap();
+            (state, file) = self.at_rest(range)?;
+        }
     }
 
     /// The node moves a range elsewhere: writers wait from now on.
@@ -206,7 +212,7 @@ impl MappedMemory {
         for region in state.regions.iter().filter_map(Weak::upgrade) {
             region.freeze(offset, length)?;
         }
-        state.followers.iter().filter_map(Weak::upgrade).for_each(|follower| follower.unmap());
+        follower::unmap_all(&followers(&state));
         Ok(())
     }
 
@@ -276,6 +282,11 @@ impl MappedMemory {
     }
 
     #[cfg(test)]
+    fn followers(&self) -> usize {
+        self.lock().followers.len()
+    }
+
+    #[cfg(test)]
     pub(crate) fn is_hidden(&self) -> bool {
         self.lock().hidden.is_some()
     }
@@ -290,11 +301,15 @@ impl MappedMemory {
             }
         }
         if let Some(file) = &state.file {
-            let followers = state.followers.iter().filter_map(Weak::upgrade);
-            followers.for_each(|follower| follower.take_up(file));
+            follower::take_up_all(&followers(state), file);
         }
         self.moved.notify_all();
     }
+}
+
+/// Those of a memory that still are there.
+fn followers(state: &State) -> Vec<Arc<dyn Follower>> {
+    state.followers.iter().filter_map(Weak::upgrade).collect()
 }
 
 #[cfg(test)]

@@ -79,7 +79,8 @@ fn at_rest(task: &Path) -> (u64, u64) {
 fn a_lone_read_is_fast_with_nothing_pinned_and_an_idle_drive_does_not_wake() {
     let rack = Rack::up(RACK);
     let everywhere = sched_getaffinity(None).unwrap();
-    let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| everywhere.is_set(*cpu)).collect();
+    let processors: Vec<usize> =
+        (0..CpuSet::MAX_CPU).filter(|cpu| everywhere.is_set(*cpu)).collect();
     let (mut free, mut pinned) = (Vec::new(), Vec::new());
     for start in 0..STARTS {
         let lease = rack.borrow("alpha/nvme0", "beta");

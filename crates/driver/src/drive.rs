@@ -118,16 +118,19 @@ impl Drive {
     /// # Errors
     /// As [`open`](Drive::open).
     pub fn with_queues(
-        mut device: Box<dyn DrivenFunction>,
+        device: Box<dyn DrivenFunction>,
         options: DriveOptions,
         queues: u16,
     ) -> Result<Drive, DriveError> {
+        let mut device = device;
         if !(1..=512).contains(&options.depth) {
             return Err(DriveError::Request("1 to 512 commands may be in flight"));
         }
         let (places, data) = place_pairs(options.depth, queues);
         let length = data + options.data.max(PAGE).next_multiple_of(PAGE);
         let memory = device.memory("nvme-driver", length)?;
+        // Declared behind the memory: where this fails, the function is stopped before its memory is given back.
+        let mut device = device;
         let iova = device.start(IOVA, &memory)?.whole();
         let iova = iova.ok_or(DriveError::Unsupported("it needs more memory in one piece"))?;
         let dstrd = enable(&mut *device, iova)?;

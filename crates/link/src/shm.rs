@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rackbus_memory::socket::connect_within;
 use rackbus_memory::{PacketStream, Stream, StreamError};
 use rustix::process::{Pid, getpid, getuid};
 
@@ -60,9 +61,7 @@ impl Connect for ShmLink {
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
         let unreachable = |cause| LinkError::Unreachable { address: address.to_owned(), cause };
         let broken = |cause| LinkError::Broken { peer: hello.to.clone(), cause };
-        let stream = UnixStream::connect(address).map_err(unreachable)?;
-        stream.set_read_timeout(Some(TIME_LIMIT)).map_err(unreachable)?;
-        stream.set_write_timeout(Some(TIME_LIMIT)).map_err(unreachable)?;
+        let stream = connect_within(Path::new(address), TIME_LIMIT).map_err(unreachable)?;
         send_frame(&stream, hello).map_err(broken)?;
         let reply = receive_frame(&stream).map_err(broken)?;
         let reply = reply.map_err(|what| LinkError::Protocol { peer: hello.to.clone(), what })?;

@@ -9,13 +9,41 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+/// How long it may take to see whether somebody listens at a path.
+const PROBE: Duration = Duration::from_millis(100);
 
 /// Listens at `path` for streams; a socket left there by a process that is gone is replaced.
 ///
 /// # Errors
 /// When another process listens there, or the path cannot be made.
 pub fn listen(path: &Path) -> Result<UnixListener> {
-    place(path, UnixStream::connect(path).is_ok(), |path| UnixListener::bind(path))
+    let taken = match connect_within(path, PROBE) {
+        Ok(_) => true,
+        // More wait there than its queue has places for.
+        Err(error) => error.kind() == ErrorKind::WouldBlock,
+    };
+    place(path, taken, |path| UnixListener::bind(path))
+}
+
+/// Connects to the stream socket at `path`. To be taken by who listens, and each reading and writing later, takes at
+/// most `limit`: a process that has stopped lets callers wait for as long as it stands still.
+///
+/// # Errors
+/// [`ErrorKind::WouldBlock`] when it was not taken in time; otherwise as `connect` says.
+pub fn connect_within(path: &Path, limit: Duration) -> Result<UnixStream> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let stream = UnixStream::from(socket_with(family, kind, SocketFlags::CLOEXEC, None)?);
+    stream.set_read_timeout(Some(limit))?;
+    // Linux waits as long for a place in the queue of those who connect.
+    stream.set_write_timeout(Some(limit))?;
+    let address = SocketAddrUnix::new(path)?;
+    // With a time limit, the system does not try again after a signal.
+    rustix::io::retry_on_intr(|| rustix::net::connect(&stream, &address))?;
+    Ok(stream)
 }
 
 /// Has `make` make a socket that listens at the path that it is given, and moves that to `path`, where another process
@@ -48,6 +76,23 @@ pub(crate) fn place<T>(
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    /// A process that has stopped takes nobody, and its queue is full at some time.
+    #[test]
+    fn who_listens_and_takes_nobody_is_found_and_lets_nobody_wait_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listener = listen(&path).unwrap();
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match connect_within(&path, Duration::from_millis(10)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), ErrorKind::WouldBlock, "{refused}");
+        assert_eq!(listen(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
+    }
 
     #[test]
     fn a_path_appears_when_its_socket_listens() {

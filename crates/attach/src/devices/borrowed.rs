@@ -264,6 +264,8 @@ impl BorrowedDevice {
 
     /// Has the device decode BAR `bar`, whose memory other devices reach; where.
     fn program(&self, bar: u8) -> Result<u64, DeviceError> {
+        // What there is to tell is told before the device decodes anything.
+        self.identity()?;
         let mut bars = lock(&self.0.bars);
         if let Some(address) = bars.get(&bar) {
             return Ok(*address);
@@ -277,12 +279,13 @@ impl BorrowedDevice {
         let address = self.0.shared.take(info.size, info.size)?;
         let at = u64::from(header::BAR0) + 4 * u64::from(bar);
         let written = self.0.client.write(region::CONFIG, at, &address.to_le_bytes());
-        if let Err(error) = written.map_err(DeviceError::from).and_then(|()| self.identity()) {
+        if let Err(error @ ClientError::Refused(_)) = written {
             self.0.shared.give_address_back(address);
-            return Err(error);
+            return Err(error.into());
         }
+        // Where its answer was lost, it may decode the address all the same: until it is returned.
         bars.insert(bar, address);
-        Ok(address)
+        Ok(written.map(|()| address)?)
     }
 
     /// Says that memory was lost to it.

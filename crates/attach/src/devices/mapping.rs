@@ -109,10 +109,19 @@ impl DmaFollower {
 impl Follower for DmaFollower {
     fn unmap(&self) {
         let mut state = lock(&self.state);
-        if std::mem::take(&mut state.mapped)
-            && let Err(error) = self.client.dma_unmap(self.address, self.pages.1)
-        {
-            tracing::debug!(%error, "a device that is gone cannot unmap");
+        if !std::mem::take(&mut state.mapped) {
+            return;
+        }
+        match self.client.dma_unmap(self.address, self.pages.1) {
+            Ok(()) => {}
+            Err(error @ ClientError::Wire(_)) => {
+                tracing::debug!(%error, "a device that is gone cannot unmap");
+                self.client.shut_down();
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a device does not unmap memory; it is given up");
+                self.give_up();
+            }
         }
     }
 
@@ -134,6 +143,15 @@ impl Follower for DmaFollower {
         if state.taken_up(outcome) {
             self.unreached.store(true, Ordering::Release);
         }
+    }
+
+    /// With its conversation the device loses all that it had mapped.
+    fn give_up(&self) {
+        tracing::warn!(
+            "a device's lender does not answer while memory moves; the device is given up"
+        );
+        self.unreached.store(true, Ordering::Release);
+        self.client.shut_down();
     }
 }
 

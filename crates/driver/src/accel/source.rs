@@ -179,7 +179,9 @@ impl DriveSource {
             return Err(NO_MESSAGE);
         }
         let slots = drive.queues() + READ;
-        if drive.parts().0.depth() != 1 || drive.buffer(0, slots * message).is_none() {
+        if drive.pair(0).is_none_or(|(queue, _)| queue.depth() != 1)
+            || drive.buffer(0, slots * message).is_none()
+        {
             return Err(SourceError::Request("the drive is open for something else"));
         }
         let address = accel.reach(drive.memory())?;
@@ -255,6 +257,7 @@ impl DriveSource {
             }
             let Some(oldest) = range.under_way.front_mut() else {
                 self.drain();
+                self.drive.abandon();
                 // What is under way still is of this range, whose failure was another one.
                 accel.give_up(0);
                 return outcome;
@@ -277,7 +280,7 @@ impl DriveSource {
     /// again.
     fn check_idle(&mut self) -> Result<(), SourceError> {
         for nth in 0..self.drive.queues() {
-            let Some((queue, device)) = self.drive.queue(nth) else { continue };
+            let Some((queue, device)) = self.drive.pair(nth) else { continue };
             if queue.in_flight() > 0 && queue.poll(device)?.is_none() {
                 return Err(SourceError::Request(
                     "the drive has not answered reads of an earlier range: open it again",
@@ -293,7 +296,7 @@ impl DriveSource {
         while begun.elapsed() < READ_LIMIT {
             let mut is_idle = true;
             for nth in 0..self.drive.queues() {
-                let Some((queue, device)) = self.drive.queue(nth) else { continue };
+                let Some((queue, device)) = self.drive.pair(nth) else { continue };
                 device.progress();
                 // What went wrong is known already.
                 is_idle &= queue.in_flight() == 0 || !matches!(queue.poll(device), Ok(None));
@@ -310,7 +313,7 @@ impl DriveSource {
     fn begin(&mut self, accel: &mut Accel, range: &mut Range<'_>) -> Result<(), SourceError> {
         while range.at < range.end && range.under_way.len() < self.slots {
             let nth = range.asked % self.drive.queues();
-            let Some((queue, device)) = self.drive.queue(nth) else { break };
+            let Some((queue, device)) = self.drive.pair(nth) else { break };
             if queue.in_flight() > 0 {
                 if queue.poll(device)?.is_none() {
                     break;
@@ -351,7 +354,7 @@ impl DriveSource {
         let none = SourceError::Request("the drive has no memory for it");
         let buffer = self.drive.buffer(number % self.slots * self.message, length);
         let nth = number % self.drive.queues();
-        let (Some(buffer), Some((queue, device))) = (buffer, self.drive.queue(nth)) else {
+        let (Some(buffer), Some((queue, device))) = (buffer, self.drive.pair(nth)) else {
             return Err(none);
         };
         let blocks = (length as u64 / block) as u32;
@@ -365,7 +368,7 @@ impl DriveSource {
     /// Waits until the drive has completed a message's read, with whatever status: the accelerator sees that, too.
     fn finish(&mut self, number: usize) -> Result<(), SourceError> {
         let nth = number % self.drive.queues();
-        let Some((queue, device)) = self.drive.queue(nth) else { return Ok(()) };
+        let Some((queue, device)) = self.drive.pair(nth) else { return Ok(()) };
         let begun = Instant::now();
         let mut looks = 0u32;
         // It may have been seen already, when the next one was to be asked for.

@@ -27,8 +27,8 @@ pub struct Submitter {
 struct Slots {
     /// Identifiers that are free.
     free: Vec<u16>,
-    /// What the requests under way are known by.
-    tokens: Vec<Option<u64>>,
+    /// What the requests under way are known by, and the bytes that each has for its output.
+    tokens: Vec<Option<(u64, u32)>>,
 }
 
 /// A request that has ended.
@@ -113,10 +113,11 @@ impl Submitter {
         let output = self.message(2 * slot + 1, output)?;
         let mut descriptor = Accel::describe_spans(work, input, output)?;
         descriptor.id = id;
+        let room = descriptor.output_length;
         self.accel.push(queue, &descriptor)?;
         let slots = &mut self.queues[queue];
         slots.free.pop();
-        slots.tokens[usize::from(id)] = Some(token);
+        slots.tokens[usize::from(id)] = Some((token, room));
         Ok(())
     }
 
@@ -180,7 +181,14 @@ impl Submitter {
             slots.free.push(from.id);
             Some(token)
         });
-        let token = token.ok_or(AccelError::Unsupported("it completed what it was not given"))?;
+        let (token, room) =
+            token.ok_or(AccelError::Unsupported("it completed what it was not given"))?;
+        // Programs read so many bytes of their memory.
+        if from.output > room {
+            return Err(AccelError::Unsupported(
+                "it says that more came out than there was room for",
+            ));
+        }
         let status = Status::from_number(from.status);
         let status =
             status.ok_or(AccelError::Unsupported("it answered with a status that is none"))?;
@@ -236,6 +244,22 @@ mod tests {
 
     use super::*;
     use crate::device::stoppable::Stoppable;
+
+    /// What a request wrote is for a program to read in its own memory.
+    #[test]
+    fn more_output_than_a_request_has_room_for_is_no_completion() {
+        let pool = EnginePool::new(PoolOptions::default());
+        let model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
+        let (device, _) = Stoppable::new(Box::new(model));
+        let start = |options| Accel::start(Box::new(device), options);
+        let mut submitter = Submitter::start(AccelOptions::default(), 16, start).unwrap();
+        for (output, is_possible) in [(u32::MAX, false), (65, false), (64, true)] {
+            submitter.submit(0, &COPY, (&[(0, 64)], &[(64, 64)]), 7).unwrap();
+            let told = Completion { output, ..Completion::default() };
+            let ended = submitter.finished(0, &told);
+            assert_eq!(ended.is_ok(), is_possible, "{output}: {ended:?}");
+        }
+    }
 
     const COPY: MessageWork<'_> =
         MessageWork { stages: &[(Operation::Copy, 0)], nonce: [0; 16], associated: 0 };

@@ -42,13 +42,27 @@ impl Drive {
 
     /// One of the queues, by its place among them, with the device that it is used with.
     pub fn queue(&mut self, nth: usize) -> Option<(&mut DriveQueue, &mut dyn DrivenFunction)> {
+        if nth == 0 {
+            // Who takes the queue takes what still completes of a request that failed.
+            self.late = false;
+        }
+        self.pair(nth)
+    }
+
+    /// The same for who leaves what still completes of a request that failed to the next request.
+    pub(crate) fn pair(
+        &mut self,
+        nth: usize,
+    ) -> Option<(&mut DriveQueue, &mut dyn DrivenFunction)> {
         let queue = match nth.checked_sub(1) {
-            None => {
-                self.late = false;
-                &mut self.queue
-            }
+            None => &mut self.queue,
             Some(nth) => self.others.get_mut(nth)?,
         };
         Some((queue, &mut *self.device))
+    }
+
+    /// Commands in flight are of nobody who waits for them: the next request takes their completions.
+    pub(crate) fn abandon(&mut self) {
+        self.late |= self.queue.in_flight() > 0;
     }
 }

@@ -144,6 +144,10 @@ impl VirtioRegisters {
             true => self.config16(device, config::MAX_PAIRS)?,
             false => 1,
         };
+        // Virtual I/O Device 1.2, section 5.1.4.1; with 0x8000 the control queue would have no number.
+        if !(1..0x8000).contains(&pairs) {
+            return Err(NetError::Unsupported("its number of queue pairs is none"));
+        }
         Ok(NetInfo { features, mac, mtu: self.config16(device, config::MTU)?, pairs })
     }
 

@@ -411,10 +411,12 @@ impl CarriedEnd {
         if self.is_closed() {
             return false;
         }
-        let quiet = self.rest_lane() & self.take_controls();
+        let quiet = self.take_controls();
         if self.has_unsent() {
             self.advance();
         }
+        // Last: what is above may take in what would have woken this end.
+        let quiet = quiet & self.rest_lane();
         let waits = self.has_unsent();
         if let Some(connection) = &mut self.connection {
             connection.wait_to_send(&self.readiness, waits);

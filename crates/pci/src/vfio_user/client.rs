@@ -5,7 +5,6 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +18,6 @@ use rackbus_spec::vfio_user::{
     Registers, SparseArea, SparseMmap, VERSION, Version, command,
 };
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::wire::{MAX_FDS, WireError, WireMessage, header, send_message};
@@ -81,8 +79,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`] when nobody listens, or the device turns the client away.
     pub fn connect(path: &Path, limit: Duration) -> Result<Client, ClientError> {
-        let stream = connect_within(path, limit).map_err(|errno| {
-            WireError::Stream(match errno {
+        let stream = rackbus_memory::socket::connect_within(path, limit).map_err(|error| {
+            WireError::Stream(match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
                 Errno::AGAIN => StreamError::TimedOut,
                 other => StreamError::Socket(other),
             })
@@ -416,20 +414,6 @@ impl Client {
             error.into()
         })
     }
-}
-
-/// A connection whose time limit holds from the beginning: a server that takes nobody, behind whom others wait
-/// already, keeps nobody for ever.
-fn connect_within(path: &Path, limit: Duration) -> Result<UnixStream, Errno> {
-    let io = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    let stream = UnixStream::from(socket_with(family, kind, SocketFlags::CLOEXEC, None)?);
-    stream.set_read_timeout(Some(limit)).map_err(io)?;
-    stream.set_write_timeout(Some(limit)).map_err(io)?;
-    let address = SocketAddrUnix::new(path)?;
-    // With a time limit, the system does not try again after a signal.
-    rustix::io::retry_on_intr(|| rustix::net::connect(&stream, &address))?;
-    Ok(stream)
 }
 
 fn dma_map(address: u64, size: u64, access: Access, offset: u64) -> DmaMap {

@@ -80,19 +80,21 @@ impl BridgeProcess {
         let log = file(dir, &ends, "log");
         let log_file = File::create(&log).map_err(io("create", &log))?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file);
-        let mut child = command.spawn().map_err(io("start", program))?;
+        let child = command.spawn().map_err(io("start", program))?;
+        let (dir, memory) = (dir.to_owned(), memory.clone());
+        // However this ends, the process does not outlive what is returned.
+        let mut bridge = BridgeProcess { program: program.to_owned(), child, dir, ends, memory };
         let mut said = String::new();
-        if let Some(out) = child.stdout.take() {
+        if let Some(out) = bridge.child.stdout.take() {
             BufReader::new(out).read_line(&mut said).map_err(io("read from", program))?;
         }
         if !said.starts_with("ready:") {
-            child.wait().map_err(io("wait for", program))?;
+            drop(bridge);
             let errors = std::fs::read_to_string(&log).map_err(io("read", &log))?;
             let error = format!("'rackbus ntb' does not start: {}", errors.trim());
             return Err(VmError::Invalid(error));
         }
-        let (program, dir, memory) = (program.to_owned(), dir.to_owned(), memory.clone());
-        Ok(BridgeProcess { program, child, dir, ends, memory })
+        Ok(bridge)
     }
 
     /// The machine of an end: its memory is the end's, and the end is its first function.

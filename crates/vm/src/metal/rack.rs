@@ -71,9 +71,10 @@ impl BareMetalRack {
     /// # Errors
     /// When set-up was not run for kernels, the network cannot be made (it takes root), or a machine does not boot.
     pub fn boot(assets: &Assets, spec: &BareMetalSpec, dir: &Path) -> Result<BareMetalRack> {
-        let [(lender, _), borrowers @ ..] = &spec.hosts[..] else {
+        let [(lender, _), _, ..] = &spec.hosts[..] else {
             return Err(VmError::Invalid("a rack has two hosts or more".into()));
         };
+        let borrowers = &spec.hosts[1..];
         let memory = MemoryFiles::new()?;
         let sockets = dir.join("bridges");
         let bridge = |(other, _): &(String, GuestRelease)| {

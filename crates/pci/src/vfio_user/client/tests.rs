@@ -1,6 +1,7 @@
 //! Servers that answer what they should not, or as slowly as they like.
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
