@@ -17,14 +17,14 @@ const STARTS: usize = 20;
 const BATCHES: usize = 25;
 const BATCH: u32 = 100;
 
-/// The thread of a node that serves `function`.
-fn engine(rack: &Rack, host: &str, function: &str) -> PathBuf {
+/// The thread of a node that serves `device`.
+fn engine(rack: &Rack, host: &str, device: &str) -> PathBuf {
     let tasks = format!("/proc/{}/task", rack.process(Some(host)).pid.as_raw_nonzero());
     let named = |task: &Path| {
-        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == function)
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == device)
     };
     let mut tasks = std::fs::read_dir(tasks).unwrap().map(|task| task.unwrap().path());
-    tasks.find(|task| named(task)).expect("a node has a thread for each function that it lends")
+    tasks.find(|task| named(task)).expect("a node has a thread for each device that it lends")
 }
 
 /// Its processor time in nanoseconds, and how often it gave the processor back, by the kernel's account.
@@ -86,7 +86,7 @@ fn a_lone_read_is_fast_with_nothing_pinned_and_an_idle_drive_does_not_wake() {
         let lease = rack.borrow("alpha/nvme0", "beta");
         let mut drive = open(&lease);
         free.push(lone_read(&mut drive));
-        let engine = engine(&rack, "alpha", "alpha/nvme0");
+        let engine = engine(&rack, "alpha", "nvme0");
         let thread: i32 = engine.file_name().unwrap().to_str().unwrap().parse().unwrap();
         let thread = Pid::from_raw(thread);
         sched_setaffinity(None, &pinned_to(processors[0])).unwrap();
