@@ -486,9 +486,13 @@ fn what_is_wrong_is_refused_with_its_place() {
 
 #[test]
 fn the_running_rack_is_a_model_too() {
-    let rack = Rack::up(THREE_HOSTS);
+    let ram = "[hosts.alpha.devices.ram0]\nkind = \"memory\"\nsize = \"1 MiB\"\n";
+    let rack = Rack::up(&format!("{THREE_HOSTS}{ram}"));
     let none = rack.bad(1, &["model", "run", "--live"]);
     assert!(none.contains("nothing is lent"), "{none}");
+    rack.borrow("alpha/ram0", "beta");
+    let none = rack.bad(1, &["model", "run", "--live"]);
+    assert!(none.contains("no drive is lent in the running rack, but alpha/ram0"), "{none}");
     let lease = rack.borrow("alpha/nvme0", "beta");
     let answer = rack.good(&["model", "run", "--live", "--json"]);
     let answer: Value = serde_json::from_str(&answer).unwrap();
@@ -496,4 +500,6 @@ fn the_running_rack_is_a_model_too() {
     assert_eq!(flow["name"], format!("lease-{}", lease.lease));
     assert_eq!(flow["ends"], serde_json::json!(["beta", "alpha/nvme0"]));
     assert!(flow["jobs"].as_u64() > Some(100));
+    let notes = answer["notes"].to_string();
+    assert!(notes.contains("left out as they are no drives: alpha/ram0"), "{notes}");
 }

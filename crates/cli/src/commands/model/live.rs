@@ -1,6 +1,7 @@
 //! The running rack, as the model takes it: its file's topology, and its leases as the workload.
 
 use rackbus_control::api::{Lease, LeaseStage};
+use rackbus_devices::class::parse_rack;
 
 use crate::Common;
 use crate::commands::client;
@@ -14,18 +15,28 @@ pub fn rack(common: &Common) -> Result<Source, Failure> {
     Source::read(&running(&find_run_dir(common)?)?.file)
 }
 
-/// A workload of its leases: random reads of each borrowed drive, 32 at a time.
-pub async fn leases(common: &Common) -> Result<Source, Failure> {
+/// A workload of the leases in `rack`: random reads of each borrowed drive, 32 at a time. With it the functions that are
+/// lent and are no drives as far as the rack's file tells, which have no flow.
+pub async fn leases(common: &Common, rack: &Source) -> Result<(Source, Vec<String>), Failure> {
+    let (described, _) = parse_rack(&rack.name, &rack.text).map_err(|error| rack.misread(error))?;
+    let is_drive = |function: &str| {
+        let mut functions = described.functions();
+        functions.any(|(name, device)| device.kind == "nvme" && name.to_string() == function)
+    };
     let leases = client(common).await?.leases(false).await?;
-    let text: String =
-        leases.iter().filter(|lease| lease.stage == LeaseStage::Active).map(flow).collect();
-    if text.is_empty() {
-        return Err(Failure::new(
-            "nothing is lent in the running rack",
-            "borrow something first, or name a workload file",
-        ));
+    let active = leases.into_iter().filter(|lease| lease.stage == LeaseStage::Active);
+    let (drives, others): (Vec<Lease>, Vec<Lease>) =
+        active.partition(|lease| is_drive(&lease.function));
+    let others: Vec<String> = others.into_iter().map(|lease| lease.function).collect();
+    if drives.is_empty() {
+        let what = match others.is_empty() {
+            true => "nothing is lent in the running rack".to_owned(),
+            false => format!("no drive is lent in the running rack, but {}", others.join(", ")),
+        };
+        return Err(Failure::new(what, "borrow a drive first, or name a workload file"));
     }
-    Ok(Source { name: "the rack's leases".into(), text, ..Source::default() })
+    let text = drives.iter().map(flow).collect();
+    Ok((Source { name: "the rack's leases".into(), text, ..Source::default() }, others))
 }
 
 fn flow(lease: &Lease) -> String {

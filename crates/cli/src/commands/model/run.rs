@@ -70,7 +70,7 @@ pub(super) struct VariantOutcome<T> {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let (rack, workload) = self.sources(common).await?;
+        let (rack, workload, others) = self.sources(common).await?;
         let (rack, workload, gone) = self.broken(rack, workload)?;
         let as_written = |why| variants::as_written(&rack, &workload, why);
         let variants = variants::all(&rack, &workload, &self.sweep).map_err(as_written)?;
@@ -78,6 +78,10 @@ impl Args {
         let mut cases: Vec<Case> = cases.collect::<Result<_, _>>().map_err(as_written)?;
         if !gone.is_empty() {
             let note = format!("left out, as they need what is gone: {}", gone.join(", "));
+            cases.iter_mut().for_each(|case| case.workload.notes.push(note.clone()));
+        }
+        if !others.is_empty() {
+            let note = format!("lent, but left out as they are no drives: {}", others.join(", "));
             cases.iter_mut().for_each(|case| case.workload.notes.push(note.clone()));
         }
         let (flows, duration) = match cases.first() {
@@ -164,11 +168,17 @@ impl Args {
         Ok((rack, workload, gone))
     }
 
-    async fn sources(&self, common: &Common) -> Result<(Source, Source), Failure> {
+    /// The rack, the workload, and what is lent in the running rack and has no flow.
+    async fn sources(&self, common: &Common) -> Result<(Source, Source, Vec<String>), Failure> {
+        let none = Vec::new();
         match (&self.files[..], self.live) {
-            ([rack, workload], false) => Ok((Source::read(rack)?, Source::read(workload)?)),
-            ([], true) => Ok((live::rack(common)?, live::leases(common).await?)),
-            ([workload], true) => Ok((live::rack(common)?, Source::read(workload)?)),
+            ([rack, workload], false) => Ok((Source::read(rack)?, Source::read(workload)?, none)),
+            ([], true) => {
+                let rack = live::rack(common)?;
+                let (workload, others) = live::leases(common, &rack).await?;
+                Ok((rack, workload, others))
+            }
+            ([workload], true) => Ok((live::rack(common)?, Source::read(workload)?, none)),
             _ => Err(Failure::usage(
                 "which rack and workload is not clear",
                 "write `rackbus model run RACK WORKLOAD`, or `rackbus model run --live [WORKLOAD]`",
