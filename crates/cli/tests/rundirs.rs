@@ -7,7 +7,9 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 
-use rackbus_pci::vfio_user::Client;
+use rackbus_memory::Access;
+use rackbus_pci::vfio_user::{Client, ClientError};
+use rackbus_spec::vfio_user::{IrqSetFlags, region};
 use support::{PATIENCE, Rack, THREE_HOSTS};
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
@@ -157,9 +159,22 @@ fn requests_that_a_function_refuses_are_counted_and_not_logged() {
     let rack = Rack::up(THREE_HOSTS);
     let lease = rack.borrow("alpha/nvme0", "beta");
     let user = Client::connect(support::socket(&lease), PATIENCE).unwrap();
+    const DATA_NONE: IrqSetFlags = IrqSetFlags::DATA_NONE;
+    const ACTION_TRIGGER: IrqSetFlags = IrqSetFlags::ACTION_TRIGGER;
+    let beyond = 1 << 40;
     for at in 0..REQUESTS {
-        // Behind the end of a region, as only the lender finds out.
-        user.read(if at % 2 == 0 { 0 } else { 7 }, 1 << 40, &mut [0; 4]).unwrap_err();
+        // Each is another cause, as only the lender finds out.
+        let refused = match at % 8 {
+            0 => user.read(region::BAR0, beyond, &mut [0; 4]),
+            1 => user.read(region::CONFIG, beyond, &mut [0; 4]),
+            2 => user.write(region::BAR0, beyond, &[0; 4]),
+            3 => user.region_info(1000).map(drop),
+            4 => user.irq_info(1000).map(drop),
+            5 => user.dma_unmap(at << 12, 4096),
+            6 => user.dma_map(1, 3, Access::READ, None),
+            _ => user.set_irqs(1000, 0, 1, DATA_NONE | ACTION_TRIGGER, &[], &[]),
+        };
+        assert!(matches!(refused, Err(ClientError::Refused(_))), "{}: {refused:?}", at % 8);
     }
     for host in ["alpha", "beta"] {
         let log = rack.run_dir().join(host).join("node.log");
