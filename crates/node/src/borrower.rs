@@ -310,6 +310,18 @@ impl BorrowedFunctions {
         open.iter().filter_map(report).collect()
     }
 
+    /// How many requests of their users were refused here, of the functions that run at their lenders.
+    pub fn refused(&self) -> Vec<(String, u64)> {
+        let open: Vec<Arc<Open>> = self.all().values().cloned().collect();
+        let count = |open: &Arc<Open>| match open.attachment().as_ref()? {
+            Attachment::Function(lender) => {
+                Some((open.grant.function.to_string(), lender.refused()))
+            }
+            Attachment::Medium(..) => None,
+        };
+        open.iter().filter_map(count).collect()
+    }
+
     /// What the functions reach of others of the same user, by their names in the rack.
     pub fn peers(&self) -> BTreeMap<String, PeerReport> {
         self.peers.report()

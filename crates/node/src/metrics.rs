@@ -182,6 +182,10 @@ pub fn source(
         let borrowed = fronts.iter().map(|(function, report)| (function.clone(), report));
         let here = |(function, report)| ((function, host.clone()), report);
         page.functions(own.chain(borrowed).map(here));
+        let refused = borrower.refused().into_iter();
+        let refused = refused.map(|(function, count)| (vec![("function", function)], count));
+        let help = "Requests of a borrowed function's user that this node refused by itself";
+        page.counter("borrowed_requests_refused", help, refused);
         let attached = lender.attached().into_iter().map(|(device, attached)| {
             let labels = vec![("function", format!("{host}/{device}"))];
             (labels, f64::from(u8::from(attached)))

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rackbus_fabric::BarPlace;
@@ -48,9 +48,23 @@ pub struct LenderConversation {
     gone: Arc<AtomicBool>,
     /// Registers that the user has as memory, by the BAR: what a lender that is lost cannot retire itself.
     registers: Arc<Mutex<BTreeMap<u8, PolledRegisters>>>,
+    refused: Arc<RefusedRequests>,
+}
+
+/// Requests of the user's that were refused on this side. What the lender refuses it counts itself.
+#[derive(Debug, Default)]
+struct RefusedRequests {
+    count: AtomicU64,
+    /// The request that is answered now was refused by the lender.
+    by_lender: AtomicBool,
 }
 
 impl LenderConversation {
+    /// How many requests of the user's were refused without the lender being asked.
+    pub fn refused(&self) -> u64 {
+        self.refused.count.load(Ordering::Relaxed)
+    }
+
     /// Lets the lender go. The device answers as an absent one from now on.
     pub fn end(&self) {
         self.gone.store(true, Ordering::Release);
@@ -130,8 +144,9 @@ impl RemoteDevice {
     }
 
     fn with(client: Client, shape: DeviceShape, on_lost: OnLost) -> Self {
-        let (client, gone, registers) = (Arc::new(client), Arc::default(), Arc::default());
-        let conversation = LenderConversation { client, gone, registers };
+        let (gone, registers, refused) = Default::default();
+        let conversation =
+            LenderConversation { client: Arc::new(client), gone, registers, refused };
         let watcher = std::thread::Builder::new().name("lender watch".into()).spawn({
             let conversation = conversation.clone();
             move || {
@@ -197,6 +212,7 @@ impl RemoteDevice {
         match outcome {
             Ok(value) => Ok(value),
             Err(ClientError::Refused(errno)) => {
+                self.conversation.refused.by_lender.store(true, Ordering::Relaxed);
                 Err(RequestRefused::new(errno, "the lender refused"))
             }
             Err(_) if self.conversation.gone.load(Ordering::Acquire) => Ok(absent),
@@ -329,6 +345,13 @@ impl ServedDevice for RemoteDevice {
             IrqChange::FireIntx => none(irq::INTX, 1, F::ACTION_TRIGGER),
         };
         self.or_absent(outcome, ())
+    }
+
+    fn count_refused(&self) {
+        let refused = &self.conversation.refused;
+        if !refused.by_lender.swap(false, Ordering::Relaxed) {
+            refused.count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn reset(&self) -> Result<(), RequestRefused> {
