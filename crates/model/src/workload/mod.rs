@@ -33,6 +33,7 @@
 
 pub mod blocks;
 mod divided;
+mod doubts;
 mod file;
 mod follow;
 mod limits;
