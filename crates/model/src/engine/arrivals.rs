@@ -105,6 +105,8 @@ pub(super) struct JobSource {
     pub(super) batch: usize,
     pub(super) batch_ends: Time,
     pub(super) batch_length: Time,
+    /// When bytes came last.
+    moved_at: Time,
     pub(super) stats: FlowStats,
 }
 
@@ -151,12 +153,22 @@ impl World {
         if now < source.measured_from {
             return;
         }
+        source.moved_at = now;
+        source.stats.moved += bytes;
+        // Batches are as long as each other: what comes behind the last is in none.
+        if now >= source.flow.end {
+            return;
+        }
         while now >= source.batch_ends && source.batch + 1 < BATCHES {
             source.batch += 1;
             source.batch_ends += source.batch_length;
         }
-        source.stats.moved += bytes;
         source.stats.batches[source.batch] += bytes;
+    }
+
+    /// When bytes of a flow came last in the measured time; zero where none did.
+    pub fn moved_at(&self, flow: FlowId) -> Time {
+        self.flows[flow.index()].moved_at
     }
 
     /// Whether a flow has ended by itself: no job of it is under way, and none will begin.
@@ -199,6 +211,7 @@ impl World {
             batch: 0,
             batch_ends: Time::MAX,
             batch_length: Time::MAX,
+            moved_at: Time::ZERO,
             stats,
             random,
             flow,

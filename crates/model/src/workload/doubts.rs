@@ -49,7 +49,7 @@ pub(super) fn doubt(
     match confidence {
         // Steps that move nothing are known by their jobs.
         None if jobs > 0 => None,
-        None => Some(format!("nothing moved in the measured time; {longer}")),
+        None if rate == 0.0 => Some(format!("nothing moved in the measured time; {longer}")),
         Some(width) if width > WIDE && !met(width) => {
             Some(format!("the rate is known to {:.0} % only; {longer}", width * 100.0))
         }

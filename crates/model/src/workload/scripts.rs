@@ -435,9 +435,13 @@ impl Run {
             return None;
         }
         let world = &self.assembly.world;
-        // Its last jobs may end after its end.
-        let ended = queues.iter().map(|queue| world.flow(*queue).ended).max().unwrap_or_default();
-        let until = spec.end.max(ended).min(world.now());
+        // Its last jobs may end after its end, and bytes come after the jobs that did not wait for them.
+        let last = |queue: &FlowId| match world.is_over(*queue) {
+            true => world.flow(*queue).ended.max(world.moved_at(*queue)),
+            false => world.now(),
+        };
+        let last = queues.iter().map(last).max().unwrap_or_default();
+        let until = spec.end.max(last).min(world.now());
         Some(until.since(spec.begin.max(self.workload.warmup)).seconds())
     }
 }

@@ -3,6 +3,7 @@
 
 mod ample;
 mod cxl;
+mod ends;
 mod groups;
 mod lab;
 mod links;
