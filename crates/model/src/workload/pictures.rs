@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{ComponentId, ComponentKind, Topology, derive};
 
-use super::divided::run;
 use super::follow::TraceStep;
 use super::results::Results;
-use super::scripts::Failed;
-use super::{FlowKind, Workload};
+use super::scripts::{Failed, Run};
+use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::AssemblyError;
 use crate::engine::Arrivals;
+use crate::flow::cost;
 use crate::picture::chart::{Chart, Series};
 use crate::picture::diagram::{Diagram, Edge, Node};
 use crate::picture::timeline::{Passage, Timeline};
@@ -23,8 +23,9 @@ use crate::timing::Timing;
 pub(crate) const LINES: usize = 12;
 /// Sizes of the picture of bandwidth over size: powers of two from 64 B to 1 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 6..=20;
-/// How long each of its points is simulated: in the time of a job, and at least.
+/// How long each of its points is simulated at least, and in the time of a lone job.
 const LEAST: Time = Time::from_us(100);
+const JOBS: f64 = 32.0;
 /// More events than a point takes.
 const MOST: u64 = 200_000_000;
 
@@ -107,36 +108,55 @@ fn depths(topology: &Topology) -> BTreeMap<ComponentId, usize> {
     }
 }
 
-/// Each flow's bandwidth, alone in the rack, over the size of its jobs.
+/// Each flow's bandwidth, alone in the rack, over the size of its jobs. Flows of steps are not drawn: their moves have
+/// sizes of their own.
 ///
 /// # Errors
-/// [`Failed`] as [`run`] has it.
+/// [`Failed`] as [`run`](super::run) has it.
 pub fn bandwidth(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<Chart, Failed> {
+    let sized = |spec: &&FlowSpec| !matches!(spec.kind, FlowKind::Steps { .. });
+    let flows: Vec<&FlowSpec> = workload.flows.iter().filter(sized).collect();
     let mut series = Vec::new();
-    for nth in 0..workload.flows.len().min(LINES) {
+    for spec in flows.iter().take(LINES) {
         let mut points = Vec::new();
         for size in SIZES.map(|power| 1 << power) {
-            let alone = resized(workload, nth, size);
-            let results = run(rack, timing, &alone, MOST)?;
-            let rate = results.flows.first().map_or(0.0, |flow| flow.bytes_per_second);
-            points.push((size as f64, rate));
+            let alone = resized(workload, spec, size);
+            points.push((size as f64, lasting(rack, timing, &alone)?));
         }
-        let name = workload.flows[nth].name.clone();
-        series.push(Series::line(name, points));
+        series.push(Series::line(spec.name.clone(), points));
     }
+    let steps = match flows.len() < workload.flows.len() {
+        true => ", without steps, whose moves have sizes of their own",
+        false => "",
+    };
     Ok(Chart {
         title: "Bandwidth over size".to_owned(),
-        subtitle: format!("Each flow alone in the rack{}", first(workload.flows.len())),
+        subtitle: format!("Each flow alone in the rack{}{steps}", first(flows.len())),
         x: Axis::new("Size of a job", Unit::Bytes, Scale::Log2),
         y: Axis::new("Bandwidth", Unit::BytesPerSecond, Scale::Linear),
         series,
     })
 }
 
-/// One flow of a workload, with jobs of another size; flows that ask for a rate take all they can get.
-fn resized(workload: &Workload, nth: usize, size: u64) -> Workload {
-    let mut spec = workload.flows[nth].clone();
-    spec.size = size;
+/// Bytes per second of the one flow of a workload, simulated for as long as some of its jobs take.
+fn lasting(rack: &Rack, timing: &Timing, alone: &Workload) -> Result<f64, Failed> {
+    let mut run = Run::new(rack, timing, alone)?;
+    let world = &run.assembly.world;
+    let took = run.flows().filter_map(|(spec, queues, _)| {
+        let queue = *queues.first()?;
+        let job = cost::alone(world, *world.addresses(queue), world.steps(queue)).1;
+        Some(job + spec.think.mean().ps() as f64)
+    });
+    let jobs = Time::from_ps((took.fold(0.0, f64::max) * JOBS) as u64);
+    run.last(alone.duration.max(jobs));
+    run.go(MOST)?;
+    Ok(run.results().flows.first().map_or(0.0, |flow| flow.bytes_per_second))
+}
+
+/// One flow of a workload, with jobs of another size and without end; one that asks for a rate takes all it can get.
+fn resized(workload: &Workload, spec: &FlowSpec, size: u64) -> Workload {
+    let mut spec = spec.clone();
+    (spec.size, spec.count) = (size, u64::MAX);
     if let FlowKind::Ring { input, output, .. } = &mut spec.kind {
         let change = |bytes: &mut u64| *bytes = if *bytes > 0 { size } else { 0 };
         change(input);
@@ -148,7 +168,7 @@ fn resized(workload: &Workload, nth: usize, size: u64) -> Workload {
     (spec.begin, spec.end, spec.bursts, spec.trace) = (Time::ZERO, Time::MAX, None, None);
     // Long enough for some jobs of this size at a gigabyte per second.
     let duration = LEAST.max(Time::from_ns(size * 8));
-    Workload { duration, warmup: duration / 4, flows: vec![spec], ..workload.clone() }
+    Workload { duration, flows: vec![spec], ..workload.clone() }
 }
 
 /// A job, hop by hop.

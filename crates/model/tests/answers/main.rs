@@ -10,6 +10,7 @@ mod links;
 mod lives;
 mod names;
 mod parts;
+mod pictures;
 mod refused;
 mod shaping;
 mod untried;
