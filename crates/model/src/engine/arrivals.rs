@@ -182,12 +182,7 @@ impl World {
         let id = self.flows.len() as u32;
         let of_job = match &flow.trace[..] {
             [] => (flow.bytes, self.bytes_of(flow.script)),
-            jobs => {
-                let both = jobs.iter().map(|job| (job.bytes, self.bytes_of(job.script)));
-                both.fold((0, 0), |all: (u64, u64), job| {
-                    (all.0.saturating_add(job.0), all.1.saturating_add(job.1))
-                })
-            }
+            _ => (0, 0),
         };
         let stats = FlowStats { of_job, ..FlowStats::default() };
         let mut random = Random::of(self.seed, flow.sequence.unwrap_or(id.into()));
@@ -307,6 +302,19 @@ impl World {
         has
     }
 
+    /// Counts a job that begins. What those of a trace move is of those that began in the measured time, and of the ones
+    /// before as long as none did.
+    fn count_begun(&mut self, flow: u32, traced: Option<TracedJob>) {
+        let moves = traced.map(|job| (job.bytes, self.bytes_of(job.script)));
+        let source = &mut self.flows[flow as usize];
+        let (measured, stats) = (self.now >= source.measured_from, &mut source.stats);
+        if let Some((bytes, all)) = moves {
+            let before = if measured && stats.begun == 0 { (0, 0) } else { stats.of_job };
+            stats.of_job = (before.0.saturating_add(bytes), before.1.saturating_add(all));
+        }
+        stats.begun += u64::from(measured);
+    }
+
     /// Starts a flow's next job; `later`, with an event of its own.
     fn start(&mut self, flow: u32, later: bool) {
         if !self.has_room(1) {
@@ -319,12 +327,10 @@ impl World {
             true => source.random.below(places),
             false => source.begun % places,
         };
-        let script = source.flow.trace.get(source.begun as usize).map(|job| job.script);
-        let script = script.unwrap_or(source.flow.script).0;
+        let traced = source.flow.trace.get(source.begun as usize).copied();
+        let script = traced.map_or(source.flow.script, |job| job.script).0;
         source.begun += 1;
-        if self.now >= source.measured_from {
-            source.stats.begun += 1;
-        }
+        self.count_begun(flow, traced);
         let job = self.jobs.put(Job {
             script,
             step: 0,

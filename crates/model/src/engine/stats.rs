@@ -141,7 +141,7 @@ pub struct FlowStats {
     pub moved: u64,
     /// The same, by parts of the measured time.
     pub batches: Batches,
-    /// Bytes that a job counts for, and those that all its steps move; of a trace, those of all jobs.
+    /// Bytes that a job counts for, and those that all its steps move; of a trace, those of all jobs that began.
     pub of_job: (u64, u64),
     /// How long each took.
     pub latency: Histogram,

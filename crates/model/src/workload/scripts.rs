@@ -102,7 +102,8 @@ pub fn watch(
         let now = run.counts();
         let since = found.last().map_or(warmup, |slice| slice.until);
         let seconds = until.since(since).seconds();
-        let per_second = |(now, before): (f64, f64)| (now - before) / seconds;
+        // What a trace's flow counts may become a job's descriptors less, as another job begins.
+        let per_second = |(now, before): (f64, f64)| (now - before).max(0.0) / seconds;
         let loads = now.0.iter().zip(&before.0);
         let loads = loads.map(|(now, before)| [0, 1].map(|of| per_second((now[of], before[of]))));
         let rates = now.1.iter().zip(&before.1).map(|(now, before)| per_second((*now, *before)));
@@ -399,7 +400,11 @@ impl Run {
         let seconds = self.measured(spec, queues).unwrap_or(seconds);
         // A flow of which nothing is measured may be there for no time.
         let rate = if bytes == 0 { 0.0 } else { bytes as f64 / seconds };
-        let jobs_per_second = rate / spec.size as f64;
+        let jobs_per_second = match (&spec.trace, jobs) {
+            (None, _) => rate / spec.size as f64,
+            (Some(_), 0) => 0.0,
+            (Some(_), jobs) => jobs as f64 / seconds,
+        };
         // What has ended by itself is exact.
         let ended = queues.iter().all(|queue| world.is_over(*queue));
         let asked = self.asked(spec, queues, seconds);

@@ -11,6 +11,7 @@ mod lives;
 mod names;
 mod parts;
 mod pictures;
+mod played;
 mod refused;
 mod shaping;
 mod untried;
