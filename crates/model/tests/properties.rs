@@ -290,6 +290,24 @@ proptest! {
     }
 
     #[test]
+    fn a_flow_is_held_up_by_links_that_it_uses(lab in lab(2..6)) {
+        let (_, results) = lab.run(12);
+        for (nth, flow) in results.flows.iter().enumerate() {
+            let named = flow.bottleneck.split(": ").next().unwrap_or_default();
+            if !named.contains(" to ") {
+                continue;
+            }
+            let (run, _) = Lab { flows: vec![lab.flows[nth].clone()], ..lab.clone() }.run(12);
+            let world = &run.assembly.world;
+            let uses = world.direction_ids().filter(|id| world.direction(*id).packets > 0).any(|id| {
+                let (from, to) = world.ends_of(id);
+                named == format!("{} to {}", run.assembly.name(from), run.assembly.name(to))
+            });
+            prop_assert!(uses, "{}: {}", &flow.name, &flow.bottleneck);
+        }
+    }
+
+    #[test]
     fn bytes_arrive_as_they_were_sent(mut lab in lab(1..2)) {
         // One flow, so that its bytes can be told on every direction of its route.
         let flow = &mut lab.flows[0];

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{DirectionId, FlowId, PartId, RouteId, Step, StreamId, World};
+use super::{DirectionId, FlowId, PacketClass, PartId, RouteId, Step, StreamId, World};
 
 /// Something that makes flows wait for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,13 +46,27 @@ impl World {
         found
     }
 
-    /// The directions by which the jobs of a flow send writes, along each route.
-    pub fn writes_by(&self, flow: FlowId) -> Vec<DirectionId> {
+    /// The directions by which packets of a flow's jobs go, and their classes, along each route; completions come back.
+    pub fn packets_of(&self, flow: FlowId) -> Vec<(DirectionId, PacketClass)> {
+        let writes = |found: &mut Vec<_>, route: RouteId| {
+            let directions = self.directions_of(route).into_iter();
+            found.extend(directions.map(|direction| (direction, PacketClass::Posted)));
+        };
+        let reads = |found: &mut Vec<_>, route: RouteId| {
+            found.extend(self.directions_of(route).into_iter().flat_map(|direction| {
+                let completions = (direction.back(), PacketClass::Completion);
+                [(direction, PacketClass::NonPosted), completions]
+            }));
+        };
         let mut found = Vec::new();
-        self.each_step(flow, &mut |step| {
-            if let Step::Write { route, .. } | Step::Copy { to: route, .. } = step {
-                found.extend(self.directions_of(*route));
+        self.each_step(flow, &mut |step| match *step {
+            Step::Write { route, .. } => writes(&mut found, route),
+            Step::Read { route, .. } => reads(&mut found, route),
+            Step::Copy { from, to, .. } => {
+                reads(&mut found, from);
+                writes(&mut found, to);
             }
+            _ => {}
         });
         found
     }

@@ -8,18 +8,15 @@ use super::scripts::Run;
 use super::{FlowKind, FlowSpec};
 use crate::engine::{Arrivals, DirectionId, FlowId, PacketClass, PartId, RequesterId, RouteId};
 
+/// The directions of a flow's packets, and their classes.
+type Packets = [(DirectionId, PacketClass)];
+
 /// From this share of the time on, what is used is full.
 const FULL: f64 = 0.95;
 /// From this share of the time on, what is waited for holds up.
 const AWAITED: f64 = 0.5;
 /// From this share on, what is waited for is a part of what holds up.
 const PART: f64 = 0.1;
-
-const CLASSES: [(PacketClass, &str); 3] = [
-    (PacketClass::Posted, "posted"),
-    (PacketClass::NonPosted, "non-posted"),
-    (PacketClass::Completion, "completion"),
-];
 
 impl Run {
     /// Jobs per second that a flow asks for in the `seconds` that it was measured for, where others' ends do
@@ -44,25 +41,21 @@ impl Run {
         of: (&[FlowId], &[RouteId]),
         (rate, asked): (f64, Option<f64>),
     ) -> String {
-        let (_, routes) = of;
+        let (queues, routes) = of;
         if asked.is_some_and(|asked| rate >= 0.95 * asked) {
             return "demand".to_owned();
         }
-        if let Some(rate) = self.held_by_rate(spec, &self.directions(routes), AWAITED) {
+        // All its queues do the same, on the same way.
+        let packets = queues.first().map(|flow| self.assembly.world.packets_of(*flow));
+        let packets = packets.unwrap_or_default();
+        let directions: Vec<DirectionId> =
+            packets.iter().map(|(direction, _)| *direction).collect();
+        if let Some(rate) = self.held_by_rate(spec, &directions, AWAITED) {
             return rate;
         }
-        let full = self.full(spec, routes);
-        full.or_else(|| self.awaited(spec, of)).unwrap_or_else(|| "latency".to_owned())
-    }
-
-    /// The directions that a flow's packets cross, completions too.
-    fn directions(&self, routes: &[RouteId]) -> Vec<DirectionId> {
-        let both = |direction: DirectionId| [direction, direction.back()];
-        routes
-            .iter()
-            .flat_map(|route| self.assembly.world.directions_of(*route))
-            .flat_map(both)
-            .collect()
+        let full = self.full(spec, routes, &directions);
+        full.or_else(|| self.awaited(spec, routes, &packets))
+            .unwrap_or_else(|| "latency".to_owned())
     }
 
     fn parts(&self, routes: &[RouteId]) -> Vec<PartId> {
@@ -85,12 +78,15 @@ impl Run {
     }
 
     /// What is used all the time: the fullest.
-    fn full(&self, spec: &FlowSpec, routes: &[RouteId]) -> Option<String> {
+    fn full(
+        &self,
+        spec: &FlowSpec,
+        routes: &[RouteId],
+        directions: &[DirectionId],
+    ) -> Option<String> {
         let world = &self.assembly.world;
-        let mut found: Vec<(f64, String)> = Vec::new();
-        for direction in self.directions(routes) {
-            found.push((world.utilization(direction), self.link(direction)));
-        }
+        let used = directions.iter().map(|id| (world.utilization(*id), self.link(*id)));
+        let mut found: Vec<(f64, String)> = used.collect();
         let parts = self.parts(routes);
         for part in &parts {
             let name = self.assembly.name(*part);
@@ -118,19 +114,15 @@ impl Run {
     }
 
     /// What was waited for most of the time; what makes others wait before those.
-    fn awaited(
-        &self,
-        spec: &FlowSpec,
-        (queues, routes): (&[FlowId], &[RouteId]),
-    ) -> Option<String> {
+    fn awaited(&self, spec: &FlowSpec, routes: &[RouteId], packets: &Packets) -> Option<String> {
         let world = &self.assembly.world;
         let mut parts = self.parts(routes).into_iter();
         if let Some(root) = parts.find(|part| world.tracked_share(*part) >= AWAITED) {
             return Some(format!("{}: split reads", self.assembly.name(root)));
         }
-        let writes = queues.first().map(|flow| world.writes_by(*flow)).unwrap_or_default();
+        let writes = packets.iter().filter(|(_, class)| *class == PacketClass::Posted);
         // What is full makes those before it wait, too.
-        for direction in writes.into_iter().rev() {
+        for (direction, _) in writes.rev().copied() {
             // Sending or waiting for room all the time: what keeps the receiver's room taken holds it up.
             let blocked = world.share(world.blocked(direction, PacketClass::Posted));
             if blocked >= PART && blocked + world.utilization(direction) >= FULL {
@@ -142,15 +134,22 @@ impl Run {
                 });
             }
         }
-        for direction in self.directions(routes) {
-            for (class, name) in CLASSES {
-                if world.share(world.blocked(direction, class)) >= AWAITED {
-                    return Some(format!("{}: {name} credits", self.link(direction)));
-                }
-            }
+        let waits =
+            |(direction, class): &&_| world.share(world.blocked(*direction, *class)) >= AWAITED;
+        if let Some((direction, class)) = packets.iter().find(waits) {
+            return Some(format!("{}: {} credits", self.link(*direction), named(*class)));
         }
         let requesters = self.requesters(spec);
         let tags = requesters.iter().find(|(_, at)| world.starved_share(*at) >= AWAITED);
         tags.map(|(name, _)| format!("{name}: tags"))
+    }
+}
+
+/// What the credits of a class are called.
+fn named(class: PacketClass) -> &'static str {
+    match class {
+        PacketClass::Posted => "posted",
+        PacketClass::NonPosted => "non-posted",
+        PacketClass::Completion => "completion",
     }
 }

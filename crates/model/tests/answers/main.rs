@@ -15,4 +15,5 @@ mod played;
 mod refused;
 mod shaping;
 mod untried;
+mod used;
 mod windows;
