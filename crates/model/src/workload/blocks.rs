@@ -1,7 +1,8 @@
 //! Traces of block I/O as text: what was read and written, when, and how many bytes. Three formats:
 //!
-//! * `fio-iolog`: what fio writes with `write_iolog`, version 2 or 3 (times of `wait` actions and times of
-//!   lines, both in microseconds: fio's `iolog.c`);
+//! * `fio-iolog`: what fio writes with `write_iolog`, version 2 or 3. Times of lines, and of version 2 those of
+//!   `wait` actions, are in microseconds: "Wait for `offset` microseconds", relative to the wait before (fio's HOWTO,
+//!   "Trace file format v2"). A wait has a length that tells nothing, as all I/O actions have one, or none;
 //! * `fio-log`: fio's logs of each I/O (`write_lat_log`, `write_bw_log` or `write_iops_log` without
 //!   `log_avg_msec`): milliseconds, a value, the direction, bytes. I/Os of the same millisecond are spread
 //!   evenly over it;
@@ -216,7 +217,8 @@ fn iolog(text: &str) -> Parsed<BlockTrace> {
                 let bytes = line.bytes(length, 1, IOLOG)?;
                 trace.add(BlockIo { at: now, write: own[1] == "write", bytes });
             }
-            [_, "wait", span] if version == 2 => {
+            [_, "wait", span, ref length @ ..] if version == 2 && length.len() < 2 => {
+                length.iter().try_for_each(|length| line.number(length, IOLOG).map(|_| ()))?;
                 let span = line.time(span, US, IOLOG)?;
                 let Some(later) = now.ps().checked_add(span.ps()).filter(|at| *at < u64::MAX / 4)
                 else {
@@ -380,6 +382,13 @@ mod tests {
                 vec![io(0, false, 4096), io(150_000, true, 1024)],
                 1,
             ),
+            // fio's own lines have four fields.
+            (
+                "fio version 2 iolog\n/dev/sda read 0 4096\n/dev/sda wait 150 0\n/dev/sda wait 50 7\n\
+                 /dev/sda write 4096 1024\n",
+                vec![io(0, false, 4096), io(200_000, true, 1024)],
+                0,
+            ),
             (
                 "1, 8100, 0, 4096, 0, 0\n3, 9100, 1, 8192, 4096, 0\r\n3, 9000, 0, 512, 0, 0\n\
                  4, 1, 2, 4096, 0, 0\n",
@@ -423,6 +432,9 @@ mod tests {
             ("fio version 3 iolog\n1 x read 0\n", "t:2:1: `1 x read 0` is no line of an iolog"),
             ("fio version 3 iolog\n1 x read 0 2000000000\n", "t:2:12: `2000000000` is too much"),
             ("fio version 2 iolog\nx wait 99999999999999\n", "t:2:8: `99999999999999` is too late"),
+            ("fio version 2 iolog\nx wait 1 y\n", "t:2:10: `y` is no number"),
+            ("fio version 2 iolog\nx wait 1 2 3\n", "t:2:1: `x wait 1 2 3` is no line of an iolog"),
+            ("fio version 3 iolog\n1 x wait 1 0\n", "t:2:1: `1 x wait 1 0` is no line of an iolog"),
             ("1, 2, 0, 0\n", "t:1:10: a line stands for several I/Os"),
             ("1, 2, 5, 4096\n", "t:1:7: `5` is no direction"),
             ("1, 2, 0, 4096\n1 2\n", "t:2:1: `1 2` is no line of a log"),
