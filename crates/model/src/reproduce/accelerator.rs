@@ -191,3 +191,26 @@ fn tiny() -> Vec<Row> {
         ),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the steps that published rates are held against, where others' bytes do not make a write take longer.
+    #[test]
+    fn flows_of_writes_have_the_rates_of_their_messages() {
+        let sizes: [&[u64]; 3] = [&[4096], &[4096; 3], &[4096, 256]];
+        for sizes in sizes {
+            let steps = queue_pairs(&sizes.iter().map(|bytes| (*bytes, false)).collect::<Vec<_>>());
+            let write = |bytes: &u64| {
+                let kind = FlowKind::Write { from: NIC.to_owned(), to: "host".to_owned() };
+                flow(kind, Arrivals::Depth(8), u64::MAX, *bytes)
+            };
+            let flows =
+                Lab::new("accelerator-connectx6").rates(sizes.iter().map(write).collect(), SPAN);
+            for (steps, flow) in steps.iter().zip(flows) {
+                assert!((flow / steps - 1.0).abs() < 0.05, "{sizes:?}: {flow} and {steps}");
+            }
+        }
+    }
+}

@@ -8,7 +8,8 @@ use super::scripts::{Failed, Run};
 use super::steps::{How, Move, StepSpec};
 use super::{FlowKind, FlowSpec, QueuesIn};
 use crate::assembly::{AssemblyError, End, Source};
-use crate::engine::{ResourceId, RouteId, Script, ScriptId, Step, TracedJob, Until};
+use crate::engine::{Addresses, ResourceId, RouteId, Script, ScriptId, Step, TracedJob, Until};
+use crate::flow::cost;
 use crate::random::Distribution;
 use crate::time::Time;
 
@@ -113,24 +114,42 @@ impl Writer<'_> {
         }
     }
 
-    pub(super) fn write_script(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
-        let size = self.spec.size;
-        // A queue pair's messages follow each other after what one costs the device.
+    /// A message of a queue pair: bytes that move, and the pair's next message begins after what one costs the device
+    /// besides. What it has sent till then is requests, which take no time, or all bytes of a write, as long as these take
+    /// alone. Messages are under way beside each other.
+    fn message(&mut self, bytes: u64, step: impl Fn(u64, u64) -> Step) {
+        let from = self.script.len();
+        self.moving(bytes, step);
         let message = match self.ends.first() {
             Some(End::Device(id)) => self.run.assembly.message(*id),
             _ => Time::ZERO,
         };
-        let pair = (message > Time::ZERO).then(|| self.run.assembly.world.add_resource(1));
-        let spec = self.spec;
+        if message == Time::ZERO {
+            return;
+        }
+        let moved = self.script.split_off(from);
+        let stride = bytes.next_multiple_of(64);
+        let (span, random) = (self.spec.span.max(stride), self.spec.random);
+        let addresses = Addresses { base: 0, stride, span, random };
+        let world = &mut self.run.assembly.world;
+        let sent = match self.spec.kind {
+            FlowKind::Write { .. } => cost::alone(world, addresses, &moved).0,
+            _ => 0.0,
+        };
+        let [turn, pair] = [(); 2].map(|()| world.add_resource(1));
+        let used = Step::Use(pair, message + Time::from_ps(sent as u64));
+        self.script.push(Step::Take(turn));
+        self.all(vec![moved, vec![used, Step::Give(turn)]]);
+    }
+
+    pub(super) fn write_script(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
+        let (spec, size) = (self.spec, self.spec.size);
         match &spec.kind {
             FlowKind::Write { .. } => {
                 let (source, route) = (self.source_towards(0, 1)?, self.route(0, 1)?);
-                self.script.extend(pair.map(Step::Take));
                 self.issue(0);
-                // A job's bytes count when they are seen; the pair goes on when they are sent.
-                let until = if pair.is_some() { Until::Issued } else { Until::Landed };
-                let stream = source.stream;
-                self.moving(size, |address, bytes| Step::Write {
+                let (stream, until) = (source.stream, Until::Landed);
+                self.message(size, |address, bytes| Step::Write {
                     stream,
                     route,
                     address,
@@ -140,17 +159,15 @@ impl Writer<'_> {
             }
             FlowKind::Read { .. } => {
                 let (source, route) = (self.source_towards(0, 1)?, self.route(0, 1)?);
-                self.script.extend(pair.map(Step::Take));
                 self.issue(0);
                 let stream = source.stream;
-                self.moving(size, |address, bytes| Step::Read { stream, route, address, bytes });
+                self.message(size, |address, bytes| Step::Read { stream, route, address, bytes });
             }
             FlowKind::Copy { .. } => {
                 let source = self.source(0)?;
                 let (from, to) = (self.route(0, 1)?, self.route(0, 2)?);
-                self.script.extend(pair.map(Step::Take));
                 let (stream, until) = (source.stream, Until::Landed);
-                self.moving(size, |at, bytes| Step::Copy {
+                self.message(size, |at, bytes| Step::Copy {
                     stream,
                     from,
                     source: at,
@@ -180,9 +197,6 @@ impl Writer<'_> {
                 self.script = self.steps(steps, &mut nth)?;
                 return Ok(());
             }
-        }
-        if let Some(pair) = pair {
-            self.script.extend([Step::Wait(message), Step::Give(pair)]);
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ mod groups;
 mod lab;
 mod links;
 mod lives;
+mod messages;
 mod names;
 mod parts;
 mod pictures;
