@@ -19,12 +19,13 @@ const AWAITED: f64 = 0.5;
 const PART: f64 = 0.1;
 
 impl Run {
-    /// Jobs per second that a flow asks for in the `seconds` that it was measured for, where others' ends do
+    /// Jobs per second that a flow asks for in the `seconds` that it was measured for, where the ends of jobs do
     /// not decide.
     pub(super) fn asked(&self, spec: &FlowSpec, queues: &[FlowId], seconds: f64) -> Option<f64> {
+        let ends = spec.count != u64::MAX || spec.end < self.workload().duration;
         match spec.arrivals {
             Arrivals::Depth(_) => None,
-            Arrivals::Every(span) | Arrivals::Poisson(span) if spec.bursts.is_none() => {
+            Arrivals::Every(span) | Arrivals::Poisson(span) if spec.bursts.is_none() && !ends => {
                 Some(f64::from(spec.queues) / span.seconds())
             }
             // As they came.

@@ -76,3 +76,29 @@ fn no_flow_is_faster_than_the_wire_whenever_it_begins_and_ends() {
         assert!(rate < full() * 1.001 + under_way, "{rate} of {}: {text}", full());
     }
 }
+
+/// Once `latency`, as it asked for no more at the end.
+#[test]
+fn a_flow_that_got_all_its_jobs_is_held_up_by_nothing() {
+    for life in ["count = 20\n", "end = \"200 us\"\n", "count = 20\nend = \"900 us\"\n"] {
+        for arrivals in ["every = \"10 us\"\n", "poisson = \"10 us\"\n", "rate = \"400 MB/s\"\n"] {
+            let text = format!("duration = \"1 ms\"\nwarmup = \"0 ns\"\n{WRITE}{arrivals}{life}");
+            let results = run(&rack(), &text);
+            let it = flow(&results, "it");
+            let said = (it.bottleneck.as_str(), &it.doubt);
+            assert_eq!(said, ("demand", &None), "{arrivals}{life}");
+        }
+    }
+}
+
+/// What asks for more than the wire is held up by it, whether it ends or not.
+#[test]
+fn a_flow_that_waits_for_its_jobs_is_not_told_to_get_all() {
+    for life in ["count = 20\n", "end = \"200 us\"\n"] {
+        let text = format!(
+            "duration = \"250 us\"\nwarmup = \"0 ns\"\n{WRITE}size = \"256 KiB\"\nevery = \"10 us\"\n{life}"
+        );
+        let results = run(&rack(), &text);
+        assert_eq!(flow(&results, "it").bottleneck, "near/gpu0 to near/root", "{life}");
+    }
+}
