@@ -85,6 +85,19 @@ fn slices_add_up_to_the_whole() {
     }
 }
 
+/// Once a slice's own part of the limit was told.
+#[test]
+fn a_report_that_takes_too_long_tells_the_limit_that_was_given() {
+    let rack = Rack::parse("rack.toml", RACK).unwrap();
+    let timing = timing::read_for("rack.toml", RACK, &rack).unwrap();
+    let workload = workload::parse("workload.toml", WORKLOAD).unwrap();
+    let events = workload::run(&rack, &timing, &workload, 100_000_000).unwrap().events;
+    for most in [0, 1, events / 2, events - 1] {
+        let error = report::simulate(&rack, &timing, &workload, most).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{most} events did not end it")), "{error}");
+    }
+}
+
 #[test]
 fn no_name_breaks_the_page() {
     // Files have no such names, but a page must not rest on that.

@@ -98,7 +98,11 @@ pub fn watch(
             false => warmup + duration.since(warmup) / slices as u64 * nth,
         };
         let left = most.saturating_sub(run.assembly.world.happened());
-        run.assembly.world.run(until, left)?;
+        run.assembly.world.run(until, left).map_err(|stuck| match stuck {
+            // Of all slices.
+            Stuck::TooLong { .. } => Stuck::TooLong { events: run.assembly.world.happened() },
+            other => other,
+        })?;
         let now = run.counts();
         let since = found.last().map_or(warmup, |slice| slice.until);
         let seconds = until.since(since).seconds();
