@@ -162,6 +162,10 @@ impl Writer<'_> {
                 self.issue(0);
                 let stream = source.stream;
                 self.message(size, |address, bytes| Step::Read { stream, route, address, bytes });
+                // As of a step that loads. CXL memory is cached, not read into a register.
+                if !matches!(self.ends[1], End::Cxl(_)) {
+                    self.issue(0);
+                }
             }
             FlowKind::Copy { .. } => {
                 let source = self.source(0)?;

@@ -8,6 +8,7 @@ mod groups;
 mod lab;
 mod links;
 mod lives;
+mod loads;
 mod messages;
 mod names;
 mod parts;
