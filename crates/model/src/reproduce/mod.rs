@@ -15,6 +15,7 @@ mod pictures;
 pub mod shaped;
 mod sisci;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -302,6 +303,32 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
+/// The numbers of the figures that `rows` are of, in their order: `DL1 to DL15, DL17, M1, M2`.
+pub fn numbers(rows: &[Row]) -> String {
+    let parts = |id: &'static str| {
+        let letters = id.trim_end_matches(|c: char| c.is_ascii_digit());
+        (letters, id[letters.len()..].parse::<u32>().unwrap_or(0))
+    };
+    let mut papers: Vec<(&str, BTreeSet<u32>)> = Vec::new();
+    for (letters, number) in rows.iter().map(|row| parts(row.id)) {
+        match papers.iter_mut().find(|(paper, _)| *paper == letters) {
+            Some((_, numbers)) => _ = numbers.insert(number),
+            None => papers.push((letters, BTreeSet::from([number]))),
+        }
+    }
+    let mut found = Vec::new();
+    for (paper, numbers) in papers {
+        let numbers: Vec<u32> = numbers.into_iter().collect();
+        for run in numbers.chunk_by(|one, next| *next == one + 1) {
+            match run {
+                [first, _, .., last] => found.push(format!("{paper}{first} to {paper}{last}")),
+                few => found.extend(few.iter().map(|number| format!("{paper}{number}"))),
+            }
+        }
+    }
+    found.join(", ")
+}
+
 /// What the hosts of each testbed are taken to be.
 ///
 /// # Panics
@@ -331,6 +358,17 @@ pub fn testbeds() -> &'static [(&'static str, &'static str)] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_numbers_of_figures_are_listed_with_their_gaps() {
+        let of = |ids: &[&'static str]| {
+            let row = |id: &&'static str| Row::exact((*id, "it"), 1.0, 1.0, "ratio");
+            numbers(&ids.iter().map(row).collect::<Vec<_>>())
+        };
+        let gaps = of(&["S1", "S2", "S5", "G3", "G1", "G2", "G2", "A9", "DL10", "DL9", "DL8"]);
+        assert_eq!(gaps, "S1, S2, S5, G1 to G3, A9, DL8 to DL10");
+        assert_eq!([of(&["P1", "P2"]), of(&[])], ["P1, P2", ""]);
+    }
 
     #[test]
     fn of_an_even_number_of_values_the_median_is_between_the_two_in_the_middle() {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rackbus_model::reproduce::{
-    Kind, Row, TestbedHosts, Verdict, headline, hosts, pictures, rows, sums,
+    Kind, Row, TestbedHosts, Verdict, headline, hosts, numbers, pictures, rows, sums,
 };
 
 use serde::Serialize;
@@ -19,7 +19,7 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model reproduce --pictures pictures/
   rackbus --json model reproduce         all rows, and what the testbeds' hosts are taken to be")]
 pub struct Args {
-    /// Only figures whose number begins so: DL, DL4, M, S, A, P.
+    /// Only the figures of a paper, or one: DL, DL4. What there is none of lists them all.
     #[arg(long, value_name = "ID")]
     only: Option<String>,
     /// Draw them into this folder (SVG).
@@ -43,10 +43,7 @@ impl Args {
             rows.retain(|row| matches(row.id, only));
             if rows.is_empty() {
                 let error = format!("no figure is called {only}");
-                return Err(Failure::usage(
-                    error,
-                    "they are DL1 to DL17, M1 to M16, S1 to S5, A4 to A9, P1 to P3",
-                ));
+                return Err(Failure::usage(error, format!("they are {}", numbers(&all))));
             }
         }
         if let Some(folder) = &self.pictures {
