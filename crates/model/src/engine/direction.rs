@@ -449,7 +449,7 @@ impl World {
         }
         if class == PacketClass::Completion {
             let tlp = &self.tlps[id];
-            if tlp.last && self.is_tracked(tlp) {
+            if tlp.last && self.answers(tlp) {
                 let level = self.level(tlp) as u8;
                 self.events.schedule(sent.tail, Event::Answered(level, direction));
             }

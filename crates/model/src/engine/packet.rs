@@ -66,8 +66,17 @@ pub(super) struct Request {
     pub(super) back: u32,
     /// Of these, those that wait there for more.
     pub(super) held: u32,
-    /// All that it asks for.
+    /// All that it asks for, and the address where that ends.
     pub(super) whole: u32,
+    pub(super) end: u64,
+}
+
+impl Request {
+    /// A request of an operation, of which nothing has come.
+    pub(super) fn new(op: u32, address: u64, whole: u32) -> Request {
+        let end = address + u64::from(whole);
+        Request { op, left: whole, split_at: NONE, back: 0, held: 0, whole, end }
+    }
 }
 
 /// A part on a route, and how packets go on from there: all that is asked for each packet at each part, in one

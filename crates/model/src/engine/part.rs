@@ -263,6 +263,23 @@ impl World {
             && self.parts[hop.part as usize].tracks()
     }
 
+    /// Whether a completion, the last of a request at the target, is the last too of one that the part where it is has
+    /// passed on and counts: parts behind may have cut that into several.
+    pub(super) fn answers(&self, tlp: &Tlp) -> bool {
+        if !self.is_tracked(tlp) {
+            return false;
+        }
+        let end = tlp.address + u64::from(tlp.bytes);
+        // Where the part, or one before it, cuts requests.
+        let first = self.routes[self.hop_of(tlp).route as usize].first;
+        let hops = self.hops[first as usize..=tlp.hop as usize].iter();
+        let mut splits = hops
+            .filter(|hop| hop.from_link_to_link)
+            .map(|hop| self.parts[hop.part as usize].parameters.split);
+        end == self.requests[tlp.owner].end
+            || splits.any(|split| split != 0 && upto(split, end) == split)
+    }
+
     /// Passes a request on.
     fn forward(&mut self, direction: u32, id: u32) {
         let tlp = &self.tlps[id];
@@ -358,7 +375,9 @@ impl World {
             return true;
         }
         let combined = &mut self.tlps[id];
+        combined.address += u64::from(combined.bytes);
         combined.bytes = std::mem::replace(&mut request.held, 0);
+        combined.address -= u64::from(combined.bytes);
         combined.last = last;
         false
     }
@@ -426,8 +445,8 @@ impl World {
         while left > 0 {
             let bytes = left.min(upto(most, address));
             left -= bytes;
-            address += u64::from(bytes);
             let completion = Tlp {
+                address,
                 class: PacketClass::Completion,
                 last: left == 0,
                 translated: true,
@@ -442,6 +461,7 @@ impl World {
                 order: 0,
                 ..tlp
             };
+            address += u64::from(bytes);
             let completion = self.make(completion);
             self.ready(completion);
         }

@@ -9,7 +9,7 @@ pub struct Passage {
     /// The packet, numbered in the order of making. Pieces of a request that was split, or of completions
     /// that were combined, have their own.
     pub packet: u64,
-    /// The packet of which it is a piece; itself where it is none.
+    /// The packet of which it is a piece, which may be one of another; itself where it is none.
     pub whole: u64,
     /// Its way; completions go it backwards.
     pub route: RouteId,
@@ -54,7 +54,7 @@ impl World {
     #[cold]
     pub(super) fn number_as_piece(&mut self, piece: u32, of: u32) {
         if self.trace.is_some() {
-            self.numbers[piece as usize].1 = self.numbers[of as usize].1;
+            self.numbers[piece as usize].1 = self.numbers[of as usize].0;
         }
     }
 

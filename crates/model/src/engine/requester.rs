@@ -392,9 +392,7 @@ impl World {
             id
         } else {
             here.tags -= 1;
-            let whole = bytes as u32;
-            let (back, held) = (0, 0);
-            self.requests.put(Request { op: id, left: whole, split_at: NONE, back, held, whole })
+            self.requests.put(Request::new(id, address, bytes as u32))
         };
         let packet = self.make(Tlp {
             class: if write { PacketClass::Posted } else { PacketClass::NonPosted },

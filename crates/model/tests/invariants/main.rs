@@ -3,6 +3,7 @@
 
 mod bound;
 mod plan;
+mod trackers;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -272,20 +273,19 @@ proptest! {
     fn more_latency_makes_no_flow_faster(plan in plan::single(), which in 0..10, more in 1u64..300) {
         let before = alone(&plan, None)?;
         let mut worse = plan.clone();
-        let timing = &mut worse.timing;
-        let time = match which {
-            0 => &mut timing.switch.latency,
-            1 => &mut timing.ntb.latency,
-            2 => &mut timing.ntb.translation,
-            3 => &mut timing.ntb.completion_translation,
-            4 => &mut timing.host.root.latency,
-            5 => &mut timing.host.root.completion_latency,
-            6 => &mut timing.host.memory.latency,
-            7 => &mut timing.device.latency,
-            8 => &mut timing.link.propagation,
-            _ => &mut timing.link.credit_return,
-        };
-        *time += Time::from_ns(more);
+        let (timing, more) = (&mut worse.timing, Time::from_ns(more));
+        match which {
+            0 => timing.switch.latency += more,
+            1 => timing.ntb.latency += more,
+            2 => timing.ntb.translation += more,
+            3 => timing.ntb.completion_translation += more,
+            4 => timing.every_host().for_each(|host| host.root.latency += more),
+            5 => timing.every_host().for_each(|host| host.root.completion_latency += more),
+            6 => timing.every_host().for_each(|host| host.memory.latency += more),
+            7 => timing.device.latency += more,
+            8 => timing.link.propagation += more,
+            _ => timing.link.credit_return += more,
+        }
         if !before.turns() {
             no_faster(&before, &alone(&worse, None)?)?;
         }

@@ -122,13 +122,19 @@ fn links(mps: u32) -> impl Strategy<Value = LinkTiming> {
     )
 }
 
+/// What a root splits, and combines again.
+fn splits() -> impl Strategy<Value = (u32, u32)> {
+    let split = prop_oneof![3 => Just(0u32), 4 => Just(64), 1 => Just(128), 1 => Just(256)];
+    (split, prop_oneof![Just(0u32), Just(128), Just(256)])
+}
+
 /// Timing with few credits, tags and places to wait.
 pub fn timings() -> impl Strategy<Value = Timing> {
     let power = |least: u32, most: u32| (least..=most).prop_map(|power| 1u32 << power);
     let latency = vec((0u64..200).prop_map(Time::from_ns), 9);
-    let device = (power(7, 9), power(7, 12), 1u32..=16, 1u32..=6, any::<[bool; 6]>());
-    let root = (1u32..=8, 1u32..=3, power(2, 4), prop_oneof![Just(0u32), power(7, 8)]);
-    (latency, device, root).prop_flat_map(|(latency, device, root)| {
+    let device = (power(7, 9), power(7, 12), 1u32..=16, 1u32..=6, any::<[bool; 5]>());
+    let root = (1u32..=8, 1u32..=3, power(2, 4));
+    (latency, device, root, vec(splits(), 4)).prop_flat_map(|(latency, device, root, splits)| {
         links(device.0).prop_map(move |link| {
             let mut timing = Timing { link, ..Timing::default() };
             let (mps, mrrs, tags, window, some) = device;
@@ -137,10 +143,8 @@ pub fn timings() -> impl Strategy<Value = Timing> {
             timing.device.alignment = if some[0] { 64 } else { 0 };
             timing.device.turn = if some[1] { 1024 } else { 0 };
             timing.device.engine = if some[2] { 2_000_000_000 } else { 0 };
-            timing.host.root.split = if some[3] { 64 } else { 0 };
-            timing.host.memory.completion = if some[4] { 64 } else { 0 };
-            timing.host.iommu.hit = if some[5] { Time::from_ns(5) } else { Time::ZERO };
-            timing.host.root.combine = root.3;
+            timing.host.memory.completion = if some[3] { 64 } else { 0 };
+            timing.host.iommu.hit = if some[4] { Time::from_ns(5) } else { Time::ZERO };
             (timing.host.root.trackers, timing.host.iommu.walkers, timing.host.iommu.entries) =
                 (root.0, root.1, root.2);
             timing.switch.latency = latency[0];
@@ -152,6 +156,11 @@ pub fn timings() -> impl Strategy<Value = Timing> {
             timing.host.memory.latency = latency[6];
             timing.host.memory.partial_write = latency[7];
             timing.device.latency = latency[8];
+            for (nth, (split, combine)) in splits.iter().enumerate() {
+                let mut host = timing.host.clone();
+                (host.root.split, host.root.combine) = (*split, *combine);
+                timing.hosts.insert(format!("h{nth}"), host);
+            }
             timing
         })
     })
