@@ -71,6 +71,25 @@ impl World {
         found
     }
 
+    /// The parts whose IOMMUs translate the addresses of a flow's jobs, each with the page tables where it looks them up.
+    pub fn translated_by(&self, flow: FlowId) -> BTreeSet<(PartId, u64)> {
+        let mut routes = BTreeSet::new();
+        self.each_step(flow, &mut |step| match step {
+            Step::Write { route, .. } | Step::Read { route, .. } => routes.extend([route.0]),
+            Step::Copy { from, to, .. } => routes.extend([from.0, to.0]),
+            _ => {}
+        });
+        let of = |route: u32| {
+            // What begins at a part is its own, and what ends there is not passed on.
+            let hops = &self.hops[self.routes[route as usize].hops()];
+            let pages = self.routes[route as usize].pages;
+            let inner = hops.iter().skip(1).filter(|hop| hop.next(false).is_some());
+            let parts = inner.map(|hop| PartId(hop.part));
+            parts.filter(|part| self.part(*part).iommu.is_some()).map(move |part| (part, pages))
+        };
+        routes.into_iter().flat_map(of).collect()
+    }
+
     /// Calls `each` with every step of a flow's jobs, those of scripts within scripts too.
     fn each_step(&self, flow: FlowId, each: &mut impl FnMut(&Step)) {
         let of = &self.flows[flow.index()].flow;

@@ -21,40 +21,60 @@ pub(super) struct Cost {
     pub uses: Vec<(Limit, f64)>,
     /// How long it takes alone, in picoseconds.
     pub unloaded: f64,
-    /// For how long it has a unit of each resource, in picoseconds.
-    pub held: Vec<(ResourceId, f64)>,
 }
 
-/// What a job of `flow` takes, of which `depth` are under way at a time.
-pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
-    steps(world, (*world.addresses(flow), depth), world.steps(flow), &mut Vec::new())
+/// By part with an IOMMU: how many pages all flows together ask it for.
+pub(super) type Pages = BTreeMap<PartId, u64>;
+
+/// How many pages of that size the jobs of a queue are in.
+pub(super) fn pages_of(addresses: &Addresses, page: u64) -> u64 {
+    addresses.span.max(addresses.stride).div_ceil(page.max(1)).max(1)
+}
+
+/// Where jobs are, how many of them are under way at a time, and what else is asked of IOMMUs.
+#[derive(Clone, Copy)]
+struct Jobs<'a> {
+    addresses: Addresses,
+    depth: u32,
+    pages: &'a Pages,
+}
+
+/// What a job of `flow` takes, of which `depth` are under way at a time, where all flows together ask for `pages`.
+pub(super) fn of(world: &World, flow: FlowId, depth: u32, pages: &Pages) -> Cost {
+    let jobs = Jobs { addresses: *world.addresses(flow), depth, pages };
+    steps(world, jobs, world.steps(flow), &mut Vec::new())
 }
 
 /// How long a job of these steps keeps busy what it uses most, in picoseconds, and how long it takes alone.
 pub(crate) fn alone(world: &World, addresses: Addresses, script: &[Step]) -> (f64, f64) {
-    let cost = steps(world, (addresses, 1), script, &mut Vec::new());
+    let jobs = Jobs { addresses, depth: 1, pages: &Pages::new() };
+    let cost = steps(world, jobs, script, &mut Vec::new());
+    (busiest(world, &cost), cost.unloaded)
+}
+
+/// How long a job keeps busy what it uses most, in picoseconds.
+fn busiest(world: &World, cost: &Cost) -> f64 {
     let mut used: BTreeMap<Limit, f64> = BTreeMap::new();
     cost.uses.iter().for_each(|(limit, amount)| *used.entry(*limit).or_default() += amount);
-    let limits = used.iter().map(|(limit, amount)| amount / limit.capacity(world) * SECOND);
-    let units = cost.held.iter().map(|(unit, span)| span / f64::from(world.units(*unit).max(1)));
-    (limits.chain(units).fold(0.0, f64::max), cost.unloaded)
+    let times = used.iter().map(|(limit, amount)| amount / limit.capacity(world) * SECOND);
+    times.fold(0.0, f64::max)
 }
 
 /// The course of bytes on a route, of a job whose steps before went the routes `walked`.
 fn course<'w>(
     world: &'w World,
-    (addresses, depth): (Addresses, u32),
+    jobs: Jobs<'w>,
     (stream, route, bytes): (StreamId, RouteId, u64),
     walked: &mut Vec<RouteId>,
 ) -> Course<'w> {
-    let mut course = Course::new(world, (stream, route), bytes, addresses, depth);
+    let mut course = Course::new(world, (stream, route), bytes, jobs);
     // A job's steps are in the same pages: the first that goes there has them translated.
     course.walks &= !walked.contains(&route);
     walked.push(route);
     course
 }
 
-fn steps(world: &World, of: (Addresses, u32), script: &[Step], walked: &mut Vec<RouteId>) -> Cost {
+fn steps(world: &World, of: Jobs<'_>, script: &[Step], walked: &mut Vec<RouteId>) -> Cost {
     let mut cost = Cost::default();
     let mut taken: Vec<(ResourceId, f64)> = Vec::new();
     for step in script {
@@ -66,17 +86,18 @@ fn steps(world: &World, of: (Addresses, u32), script: &[Step], walked: &mut Vec<
             Step::UseRandom(resource, drawn) => {
                 let span = world.distribution(drawn).mean().ps() as f64;
                 cost.unloaded += span;
-                cost.held.push((resource, span));
+                cost.uses.push((Limit::Units(resource), span));
             }
             Step::Use(resource, span) => {
                 cost.unloaded += span.ps() as f64;
-                cost.held.push((resource, span.ps() as f64));
+                cost.uses.push((Limit::Units(resource), span.ps() as f64));
             }
             Step::Take(resource) => taken.push((resource, cost.unloaded)),
             Step::Give(resource) => {
-                let since = taken.iter().find(|(other, _)| *other == resource);
-                let since = since.map_or(cost.unloaded, |(_, at)| *at);
-                cost.held.push((resource, cost.unloaded - since));
+                // The one that was taken last.
+                let nth = taken.iter().rposition(|(other, _)| *other == resource);
+                let since = nth.map_or(cost.unloaded, |nth| taken.remove(nth).1);
+                cost.uses.push((Limit::Units(resource), cost.unloaded - since));
             }
             Step::Write { stream, route, bytes, until, .. } => {
                 let course = course(world, of, (stream, route, bytes), walked);
@@ -94,13 +115,9 @@ fn steps(world: &World, of: (Addresses, u32), script: &[Step], walked: &mut Vec<
             Step::Each(script, count, _) => {
                 // Side by side, as far as what they use lets them.
                 let inner = steps(world, of, world.script(script), walked);
-                let slowest =
-                    |(limit, bytes): &(Limit, f64)| bytes / limit.capacity(world) * SECOND;
-                let slowest = inner.uses.iter().map(slowest).fold(0.0, f64::max);
                 let count = count as f64;
-                cost.unloaded += inner.unloaded + slowest * (count - 1.0).max(0.0);
+                cost.unloaded += inner.unloaded + busiest(world, &inner) * (count - 1.0).max(0.0);
                 cost.uses.extend(inner.uses.iter().map(|(limit, bytes)| (*limit, bytes * count)));
-                cost.held.extend(inner.held.iter().map(|(unit, span)| (*unit, span * count)));
             }
             Step::All(first, count) => {
                 let mut longest = 0.0_f64;
@@ -108,7 +125,6 @@ fn steps(world: &World, of: (Addresses, u32), script: &[Step], walked: &mut Vec<
                     let inner = steps(world, of, world.script(script), walked);
                     longest = longest.max(inner.unloaded);
                     cost.uses.extend(inner.uses);
-                    cost.held.extend(inner.held);
                 }
                 cost.unloaded += longest;
             }
@@ -185,8 +201,7 @@ struct Course<'a> {
     back_header: u32,
     target: PartId,
     bytes: f64,
-    addresses: Addresses,
-    depth: f64,
+    jobs: Jobs<'a>,
     /// Whether its pages may have to be looked up.
     walks: bool,
     uses: Vec<LimitUse>,
@@ -197,8 +212,7 @@ impl<'a> Course<'a> {
         world: &'a World,
         (stream, route): (StreamId, RouteId),
         bytes: u64,
-        addresses: Addresses,
-        depth: u32,
+        jobs: Jobs<'a>,
     ) -> Self {
         let requester = world.requester_of(stream);
         let (is, part) = world.requester(requester);
@@ -216,8 +230,7 @@ impl<'a> Course<'a> {
             back_header: world.header(route, 0, PacketClass::Completion),
             target,
             bytes: bytes as f64,
-            addresses,
-            depth: f64::from(depth),
+            jobs,
             walks: true,
             uses: Vec::new(),
         }
@@ -231,7 +244,7 @@ impl<'a> Course<'a> {
     /// How many packets its bytes are on average when they are cut at multiples of `most`.
     fn packets(&self, most: u32) -> f64 {
         let (most, bytes) = (u64::from(most.max(1)), self.bytes as u64);
-        let Addresses { stride, span, .. } = self.addresses;
+        let Addresses { stride, span, .. } = self.jobs.addresses;
         let (mut offset, mut places, mut packets) = (0, 0, 0);
         while places < (span / stride.max(1)).max(1) && (places == 0 || offset != 0) {
             packets += (offset + bytes).div_ceil(most);
@@ -295,26 +308,28 @@ impl<'a> Course<'a> {
         for nth in 1..self.directions.len() {
             let at = self.world.ends_of(self.directions[nth]).0;
             let Some(iommu) = self.world.part(at).iommu else { continue };
-            let (count, time) = (self.misses(&iommu), iommu.walk.ps() as f64);
+            let (count, time) = (self.misses(at, &iommu), iommu.walk.ps() as f64);
             if count > 0.0 {
                 self.limited_by(Limit::Walkers(at), count * time, f64::from(iommu.walkers) / count);
                 all.push(Walks { nth, count, time });
             }
             let hit = iommu.hit.ps() as f64;
-            waits += hit + (count * self.depth).min(1.0) * (time - hit);
+            waits += hit + (count * f64::from(self.jobs.depth)).min(1.0) * (time - hit);
         }
         (all, waits)
     }
 
-    /// How often a job asks an IOMMU for a page that is not in its cache: never when the flow's fit,
-    /// else for each page that it begins.
-    fn misses(&self, iommu: &IommuParameters) -> f64 {
-        let Addresses { stride, span, random, .. } = self.addresses;
-        if !self.walks || span <= u64::from(iommu.entries) * iommu.page {
+    /// How often a job asks a part's IOMMU for a page that is not in its cache: never when those of all flows fit. Else
+    /// for each page that it begins, of which those at random places are there as often as the cache has room for them.
+    fn misses(&self, at: PartId, iommu: &IommuParameters) -> f64 {
+        let Jobs { addresses, pages, .. } = self.jobs;
+        let own = pages_of(&addresses, iommu.page);
+        let (all, room) = (own.max(pages.get(&at).copied().unwrap_or(0)), u64::from(iommu.entries));
+        if !self.walks || all <= room {
             return 0.0;
         }
-        let pages = stride as f64 / iommu.page as f64;
-        if random { pages.ceil() } else { pages }
+        let begun = addresses.stride as f64 / iommu.page as f64;
+        if addresses.random { begun.ceil() * (1.0 - room as f64 / all as f64) } else { begun }
     }
 
     fn write(mut self) -> Operation {

@@ -1,6 +1,6 @@
 //! What bounds flows in a rack: each thing that only so much fits through, and how much that is.
 
-use crate::engine::{DirectionId, PartId, RequesterId, World};
+use crate::engine::{DirectionId, PartId, RequesterId, ResourceId, World};
 use crate::wire;
 
 /// Picoseconds of a second.
@@ -27,6 +27,8 @@ pub(super) enum Limit {
     Gap(RequesterId),
     /// Picoseconds of a requester's places for packets that wait for the first link.
     Window(RequesterId),
+    /// Picoseconds of the units of what jobs use or hold, of which only so many can at a time.
+    Units(ResourceId),
 }
 
 impl Limit {
@@ -46,18 +48,23 @@ impl Limit {
             Limit::Engine(id) => world.requester(id).0.engine.unwrap_or(1) as f64,
             Limit::Gap(_) => SECOND,
             Limit::Window(id) => f64::from(world.requester(id).0.window) * SECOND,
+            Limit::Units(id) => f64::from(world.units(id)) * SECOND,
         }
     }
 
-    /// The requester whose own it is.
-    pub(super) fn requester(self) -> Option<RequesterId> {
+    /// Whether each queue of a flow may have one for itself.
+    pub(super) fn may_be_own(self) -> bool {
         match self {
-            Limit::Tags(id) | Limit::Engine(id) | Limit::Gap(id) | Limit::Window(id) => Some(id),
+            Limit::Tags(_)
+            | Limit::Engine(_)
+            | Limit::Gap(_)
+            | Limit::Window(_)
+            | Limit::Units(_) => true,
             Limit::Direction(_)
             | Limit::Service(_)
             | Limit::Trackers(_)
             | Limit::Walkers(_)
-            | Limit::Peers(_) => None,
+            | Limit::Peers(_) => false,
         }
     }
 }

@@ -21,6 +21,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+mod caches;
 pub(crate) mod cost;
 mod limit;
 pub mod rack;

@@ -8,11 +8,12 @@
 //!   completions, as they are cut on the route), and the DLLPs for what comes the other way;
 //! * memories and devices as targets, and devices' engines;
 //! * tags of requesters, trackers of roots that split reads, and walkers of IOMMUs: so many at a
-//!   time, each for a round trip of the empty route, or a walk.
+//!   time, each for a round trip of the empty route, or a walk;
+//! * units that steps use or hold, drives' media and message gaps: so many at a time, each for as
+//!   long as in the empty rack.
 //!
-//! A flow asks for what its arrivals say, and for no more than its depth, its message gaps and its
-//! service units let through when jobs take as long as in the empty rack. Its weight is its number
-//! of queues.
+//! A flow asks for what its arrivals say, and for no more than its depth lets through when jobs take
+//! as long as in the empty rack. Its weight is its number of queues.
 //!
 //! What this leaves out: beginnings, ends and counts of flows; credits; the cuts of reads from
 //! unaligned addresses; jobs of several steps that fall into step with each other.
@@ -24,7 +25,7 @@
 //! stops all behind it; links that join take turns packet by packet, not byte by byte; full queues make round
 //! trips many times as long, and reads have only so many tags and trackers. Flows that ask for all they can get
 //! differ from their shares by half in the median, and by several times at worst. So a rate is given only
-//! where it is known (`sure`): in a hundred random racks (`tests/levels.rs`), those are within 0.2 % in the
+//! where it is known (`sure`): in a hundred random racks (`tests/levels`), those are within 0.2 % in the
 //! median and 10 % at worst.
 
 use std::collections::BTreeMap;
@@ -32,10 +33,11 @@ use std::collections::BTreeMap;
 use rackbus_fabric::rack::Rack;
 use serde::Serialize;
 
-use super::cost;
+use super::caches::Caches;
+use super::cost::{self, Pages};
 use super::limit::{Limit, SECOND};
-use super::sure::{self, Trips};
-use super::{Bottleneck, Flow, Use, fair_shares};
+use super::sure::{self, Jobs, Stands};
+use super::{Bottleneck, Flow, Shares, Use, fair_shares};
 use crate::engine::{Arrivals, FlowId, RouteId, World};
 use crate::timing::Timing;
 use crate::workload::{BlockTrace, Failed, FlowKind, FlowSpec, HostProfile, Run, Workload};
@@ -62,8 +64,9 @@ pub struct FlowShare {
     /// How long a job takes when no other flow is in the rack's way, in nanoseconds.
     pub unloaded_ns: f64,
     /// What keeps it from going faster: a full link by its ends, a memory or device by its name, a
-    /// requester's engine or tags, a root's split reads, `latency` when what is under way is too
-    /// little for the route's length, or `demand` when it gets all it asks for.
+    /// requester's engine or tags, a root's split reads, a drive's medium, units of steps by their name,
+    /// `latency` when what is under way is too little for the route's length, or `demand` when it gets
+    /// all it asks for.
     pub bottleneck: String,
     /// Components between its ends, on the longest of its routes.
     pub hops: usize,
@@ -113,27 +116,23 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
     }
     let mut flows = Vec::new();
     let mut notes = Vec::new();
+    let mut caches = Caches::default();
+    run.flows().for_each(|(_, queues, _)| caches.add(world, queues));
     for (spec, queues, _) in run.flows() {
-        let (flow, note) = limits.flow(world, spec, queues);
+        let (flow, note) = limits.flow(world, spec, queues, &caches.all);
         flows.push(flow);
         notes.push(note);
     }
     let Ok(shares) = fair_shares(&limits.capacities, &flows) else {
         unreachable!("limits have capacities, flows have weights and demands");
     };
-    // What is several steps may fall into step with itself.
-    let several: Vec<bool> = run.flows().map(|(spec, ..)| is_several(&spec.kind)).collect();
-    let trips = limits.all.iter().map(|limit| match limit {
-        Limit::Tags(_) | Limit::Window(_) => Some(Trips::Own),
-        Limit::Trackers(_) | Limit::Walkers(_) => Some(Trips::Shared),
-        _ => None,
-    });
-    let doubts = sure::doubts(&flows, &shares, &several, &trips.collect::<Vec<_>>());
+    let doubts = limits.doubts((&flows, &shares), run.flows().map(|(spec, ..)| spec), &notes);
     let share = |nth: usize, (spec, _, routes): (&FlowSpec, &[FlowId], &[RouteId])| {
         let (share, note) = (&shares.flows[nth], &notes[nth]);
         let shaped = (!workload.shaping.is_empty())
             .then_some("tenants are shaped in this workload; simulate it");
-        let doubt = uneven(spec, workload).or(shaped).or(doubts[nth]);
+        let cached = caches.doubt(world, nth);
+        let doubt = uneven(spec, workload).or(shaped).or(doubts[nth]).or(cached);
         let directions = routes.iter().map(|route| world.directions_of(*route).len());
         FlowShare {
             name: spec.name.clone(),
@@ -215,6 +214,7 @@ fn name(run: &Run, limit: Limit) -> String {
         Limit::Gap(requester) => {
             format!("{}: packet rate", run.assembly.name(world.requester(requester).1))
         }
+        Limit::Units(unit) => run.unit_name(unit).unwrap_or_else(|| "latency".to_owned()),
         Limit::Window(_) => "latency".to_owned(),
     }
 }
@@ -225,7 +225,12 @@ struct Note {
     asked: bool,
     /// How long a job takes alone, in picoseconds.
     unloaded: f64,
+    /// Whether about as many jobs are under way as keep the units busy that they use.
+    at_the_knee: bool,
 }
+
+/// How far the jobs that are under way may be from keeping units busy, for it to be unknown how long units are idle.
+const KNEE: std::ops::Range<f64> = 0.5..1.5;
 
 /// The limits of a rack that anything uses.
 #[derive(Default)]
@@ -244,20 +249,47 @@ impl Limits {
         })
     }
 
-    fn flow(&mut self, world: &World, spec: &FlowSpec, queues: &[FlowId]) -> (Flow, Note) {
+    /// Why flows' rates are not known from their shares.
+    fn doubts<'s>(
+        &self,
+        (flows, shares): (&[Flow], &Shares),
+        specs: impl Iterator<Item = &'s FlowSpec>,
+        notes: &[Note],
+    ) -> Vec<Option<&'static str>> {
+        let jobs = specs.zip(notes).map(|(spec, note)| Jobs {
+            several: is_several(&spec.kind),
+            closed: matches!(spec.arrivals, Arrivals::Depth(_)),
+            at_the_knee: note.at_the_knee,
+        });
+        let stands = self.all.iter().map(|limit| match limit {
+            Limit::Tags(_) | Limit::Window(_) => Some(Stands::Own),
+            Limit::Trackers(_) | Limit::Walkers(_) => Some(Stands::Shared),
+            Limit::Units(_) => Some(Stands::Units),
+            _ => None,
+        });
+        let (jobs, stands): (Vec<_>, Vec<_>) = (jobs.collect(), stands.collect());
+        sure::doubts(flows, shares, &jobs, &stands)
+    }
+
+    fn flow(
+        &mut self,
+        world: &World,
+        spec: &FlowSpec,
+        queues: &[FlowId],
+        pages: &Pages,
+    ) -> (Flow, Note) {
         let depth = match spec.arrivals {
             Arrivals::Depth(depth) => depth,
             Arrivals::Every(_) | Arrivals::Poisson(_) | Arrivals::Traced => 1,
         };
         let of = |queue: Option<&FlowId>| {
-            queue.map(|queue| cost::of(world, *queue, depth)).unwrap_or_default()
+            queue.map(|queue| cost::of(world, *queue, depth, pages)).unwrap_or_default()
         };
         let cost = of(queues.first());
         // What the last queue does not use, too, each has for itself: a core, a queue pair.
         let last = of(queues.last().filter(|_| queues.len() > 1));
-        let shared = |limit: &Limit| {
-            limit.requester().is_none() || last.uses.iter().any(|(other, _)| other == limit)
-        };
+        let last_has = |limit: &Limit| last.uses.iter().any(|(other, _)| other == limit);
+        let shared = |limit: &Limit| !limit.may_be_own() || last_has(limit);
         let count = f64::from(spec.queues);
         let mut totals: BTreeMap<usize, f64> = BTreeMap::new();
         for (limit, bytes) in &cost.uses {
@@ -271,15 +303,17 @@ impl Limits {
             Arrivals::Depth(depth) => (f64::INFINITY, Some(f64::from(depth) * count)),
             Arrivals::Traced => (spec.trace.as_ref().map_or(f64::INFINITY, mean_rate), None),
         };
-        let held = cost.held.iter().map(|(resource, span)| {
-            let shared = last.held.iter().any(|(other, _)| other == resource);
-            let units = f64::from(world.units(*resource)) * if shared { 1.0 } else { count };
-            units * SECOND / span
-        });
-        let depth = depth.map(|jobs| jobs * SECOND / cost.unloaded);
-        let most = held.chain(depth).fold(f64::INFINITY, f64::min);
+        let most = depth.map_or(f64::INFINITY, |jobs| jobs * SECOND / cost.unloaded);
         let demand = Some((asked.min(most) * spec.size as f64) as u64);
         let flow = Flow { uses: uses.collect(), demand, weight: spec.queues.max(1) };
-        (flow, Note { asked: asked <= most, unloaded: cost.unloaded })
+        let at_the_knee = totals.iter().any(|(place, held)| {
+            let Limit::Units(unit) = self.all[*place] else { return false };
+            // What each queue has for itself, all of them have as often.
+            let own = if last_has(&Limit::Units(unit)) { 1.0 } else { count };
+            let units = f64::from(world.units(unit)) * own;
+            let busy = most * held / Limit::Units(unit).capacity(world);
+            depth.is_some_and(|jobs| jobs > units) && KNEE.contains(&busy)
+        });
+        (flow, Note { asked: asked <= most, unloaded: cost.unloaded, at_the_knee })
     }
 }

@@ -9,30 +9,51 @@ use crate::disjoint::Disjoint;
 
 /// From this utilization on, queues decide who gets what.
 const BUSY: f64 = 0.85;
-/// From this utilization on, what is taken for round trips (tags, trackers) may not do: others make these
+/// From this utilization on, what is taken for round trips (tags, trackers) may not do, nor units: others make these
 /// longer. Where a link is `FILLING`, they make them several times as long.
 const TAKEN: f64 = 0.5;
 const TAKEN_BY_FILLING: f64 = 0.1;
 const FILLING: f64 = 0.7;
 
-/// Whose round trips a link stands for.
+/// What a link stands for, where that is no part of the fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trips {
-    /// A requester's: its tags.
+pub(super) enum Stands {
+    /// Round trips of a requester: its tags.
     Own,
-    /// A root's: those who wait for its trackers make others wait.
+    /// Round trips by a root: those who wait for its trackers make others wait.
     Shared,
+    /// Units that jobs use.
+    Units,
 }
 
-/// Why a flow's rate is not known from shares alone; `None` where it is. `several` are flows of several steps,
-/// `trips` links that stand for what round trips take: of one requester, or of a root.
+/// How a flow's jobs come, and what they do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Jobs {
+    /// They are several steps, which may fall into step with each other.
+    pub several: bool,
+    /// Each comes when another has ended.
+    pub closed: bool,
+    /// As many are under way as about keep units busy that they use: now one waits for another, now a unit for one.
+    pub at_the_knee: bool,
+}
+
+/// Why a flow's rate is not known from shares alone; `None` where it is. `stands` is by link.
 pub(super) fn doubts(
     flows: &[Flow],
     shares: &Shares,
-    several: &[bool],
-    trips: &[Option<Trips>],
+    jobs: &[Jobs],
+    stands: &[Option<Stands>],
 ) -> Vec<Option<&'static str>> {
     let groups = groups(flows, shares.utilization.len());
+    let mut users = vec![0_usize; shares.utilization.len()];
+    flows.iter().flat_map(Flow::loads).for_each(|(link, _)| users[link] += 1);
+    // As a flow's demand does, units of its own keep it from more, and nobody else.
+    let alone = |link: usize| stands[link] == Some(Stands::Units) && users[link] == 1;
+    let bound = |nth: usize| match shares.flows[nth].bottleneck {
+        Bottleneck::Demand => false,
+        Bottleneck::Link(link) => !alone(link),
+    };
+    let mut crowded = vec![0.0_f64; flows.len()];
     let mut sizes = vec![0_usize; flows.len()];
     let mut busiest = vec![0.0_f64; flows.len()];
     let mut pressed = vec![false; flows.len()];
@@ -40,19 +61,20 @@ pub(super) fn doubts(
     for (nth, flow) in flows.iter().enumerate() {
         let group = groups[nth];
         sizes[group] += 1;
-        pressed[group] |= shares.flows[nth].bottleneck != Bottleneck::Demand;
-        for (link, _) in flow.loads() {
-            busiest[group] = busiest[group].max(shares.utilization[link]);
-            match trips[link] {
+        pressed[group] |= bound(nth);
+        for (link, _) in flow.loads().filter(|(link, _)| !alone(*link)) {
+            let most = |found: &mut f64| *found = found.max(shares.utilization[link]);
+            most(&mut busiest[group]);
+            match stands[link] {
                 None => {}
-                Some(Trips::Own) => own[group] = own[group].max(shares.utilization[link]),
-                Some(Trips::Shared) => taken[group] = taken[group].max(shares.utilization[link]),
+                Some(Stands::Own) => most(&mut own[group]),
+                Some(Stands::Shared) => most(&mut taken[group]),
+                Some(Stands::Units) => most(&mut crowded[nth]),
             }
         }
     }
     let doubt = |nth: usize| {
         let group = groups[nth];
-        let bound = shares.flows[nth].bottleneck != Bottleneck::Demand;
         if sizes[group] > 1 && (pressed[group] || busiest[group] >= BUSY) {
             return Some("it meets others where something is full; simulate it");
         }
@@ -60,7 +82,10 @@ pub(super) fn doubts(
         if sizes[group] > 1 && (taken[group] >= most || own[group] >= TAKEN) {
             return Some("reads wait for round trips that others make longer; simulate it");
         }
-        (several[nth] && (bound || busiest[group] >= BUSY))
+        if jobs[nth].closed && crowded[nth] >= TAKEN || jobs[nth].at_the_knee {
+            return Some("its jobs wait for units that others use; simulate it");
+        }
+        (jobs[nth].several && (bound(nth) || busiest[group] >= BUSY))
             .then_some("its steps fill what they wait for; simulate it")
     };
     (0..flows.len()).map(doubt).collect()

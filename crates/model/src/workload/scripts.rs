@@ -235,6 +235,14 @@ impl Run {
         unit
     }
 
+    /// What is known of a unit's name: that of steps, or of the device whose medium it is.
+    pub(crate) fn unit_name(&self, unit: ResourceId) -> Option<String> {
+        let medium = self.media.iter().find(|(_, medium)| **medium == unit);
+        let medium = medium.map(|(end, _)| format!("{}: medium", self.assembly.end_name(*end)));
+        let named = self.units.iter().find(|(_, other)| **other == unit);
+        medium.or_else(|| named.map(|(name, _)| name.clone()))
+    }
+
     /// The gate of that name; one that nothing was said of takes turns among queues, a message at a time.
     pub(super) fn gate(&mut self, name: &str) -> GateId {
         if let Some(gate) = self.gates.get(name) {

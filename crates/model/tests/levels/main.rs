@@ -1,6 +1,9 @@
 //! The two levels of the model against each other: fair shares against the simulation, in a hundred
 //! random racks.
 
+mod caches;
+mod units;
+
 use std::collections::BTreeSet;
 
 use rackbus_fabric::rack::{Adapter, Cable, PhysicalFabric, Rack, Switch};
