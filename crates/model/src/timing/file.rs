@@ -228,7 +228,7 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     set(&mut device.write_setup, time(&part, "write_setup")?);
     set(&mut device.alignment, power_or_none(&part, "alignment", 1, 4096)?);
     set(&mut device.turn, power_or_none(&part, "turn", 1, 1 << 20)?);
-    set(&mut device.engine, part.rate("engine")?);
+    set(&mut device.engine, rate_or_none(&part, "engine")?);
     Ok(())
 }
 
@@ -316,7 +316,7 @@ fn own_engine(part: &Section<'_>, mps: u32, timing: &mut PartTiming) -> Parsed<(
     timing.write_setup = time(part, "write_setup")?;
     timing.alignment = power_or_none(part, "alignment", 1, 4096)?;
     timing.turn = power_or_none(part, "turn", 1, 1 << 20)?;
-    timing.engine = part.rate("engine")?;
+    timing.engine = rate_or_none(part, "engine")?;
     Ok(())
 }
 
@@ -372,6 +372,18 @@ mod tests {
         assert_eq!(timing.parts["a/gpu0"].tags, Some(64));
         assert_eq!(timing.software("prepare"), Time::from_ns(5700));
         assert_eq!(timing.power["adapter"], 4900);
+    }
+
+    #[test]
+    fn an_engine_of_0_moves_what_the_link_lets_through() {
+        let text = "[timing.device]\nengine = 0\n[timing.parts.\"a/gpu0\"]\nengine = 0\n";
+        let timing = parse("rack.toml", text, &[("a/gpu0", ComponentKind::Device)]).unwrap();
+        assert_eq!((timing.device.engine, timing.parts["a/gpu0"].engine), (0, Some(0)));
+        let limited =
+            "[timing.device]\nengine = \"3 GB/s\"\n[timing.parts.\"a/gpu0\"]\nengine = 0\n";
+        let timing = parse("rack.toml", limited, &[("a/gpu0", ComponentKind::Device)]).unwrap();
+        let engines = (timing.device.engine, timing.parts["a/gpu0"].engine);
+        assert_eq!(engines, (3_000_000_000, Some(0)));
     }
 
     #[test]
