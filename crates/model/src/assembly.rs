@@ -250,7 +250,7 @@ impl Assembly {
                 // Those that cross the root complex wait for nothing.
                 let crossing = own.root.latency.ps().div_ceil(cpu.fill.ps().max(1));
                 let parameters = RequesterParameters {
-                    payload: cpu.line,
+                    payload: cpu.line.min(self.timing.device.mps),
                     read: cpu.line,
                     tags: cpu.loads,
                     window: cpu.window.saturating_add(crossing as u32),
@@ -291,7 +291,7 @@ impl Assembly {
         let Some(port) = port else { return self.source(end) };
         let cpu = &self.host_of(end).cpu;
         let parameters = RequesterParameters {
-            payload: cpu.line,
+            payload: cpu.line.min(self.timing.device.mps),
             read: cpu.line,
             tags: self.timing.cxl.loads,
             window: self.timing.cxl.loads,

@@ -9,7 +9,7 @@ use rackbus_fabric::topology::ComponentKind;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{PartTiming, Timing, host};
+use super::{DeviceTiming, PartTiming, Timing, host};
 use crate::time::Time;
 
 /// The longest that anything takes: 10 s.
@@ -31,7 +31,7 @@ fn read(text: &str, parts: &[(&str, ComponentKind)]) -> Parsed<Timing> {
         Some(value) => subsection(value, "timing", KEYS)?,
         None => Section::new(&nothing, 0..0, "timing", KEYS)?,
     };
-    let (host, hosts) = host::hosts(root.get_ref(), &section)?;
+    let (host, hosts) = host::hosts(root.get_ref(), &section, mps(&section)?)?;
     let mut timing = timing(&section, Timing::with(host), parts)?;
     timing.hosts = hosts;
     Ok(timing)
@@ -92,14 +92,33 @@ const LEAST_PAYLOAD: u64 = 64;
 /// The most bytes of a packet of a device's own writes, of which none exceeds the MPS; 0 for that.
 fn payload(section: &Section<'_>, mps: u32) -> Parsed<Option<u32>> {
     let payload = power_or_none(section, "payload", LEAST_PAYLOAD, 4096)?;
-    match payload.filter(|payload| *payload > mps) {
+    within_mps(section, "payload", payload, mps, ", or 0 for as much")
+}
+
+/// Bytes of a packet that do not exceed the MPS; `else_` is what else may be said than bytes.
+pub(super) fn within_mps(
+    section: &Section<'_>,
+    key: &'static str,
+    found: Option<u32>,
+    mps: u32,
+    else_: &str,
+) -> Parsed<Option<u32>> {
+    match found.filter(|bytes| *bytes > mps) {
         Some(more) => {
-            let what = format!("`payload` is {more} B, and the MPS {mps} B");
-            let allowed = "it is no more than `mps` in [timing.device], or 0 for as much";
-            wrong(section.place("payload"), what, allowed)
+            let what = format!("`{key}` is {more} B, and the MPS {mps} B");
+            let allowed = format!("it is no more than `mps` in [timing.device]{else_}");
+            wrong(section.place(key), what, allowed)
         }
-        None => Ok(payload),
+        None => Ok(found),
     }
+}
+
+/// The MPS of a rack file's `[timing]`.
+fn mps(timing: &Section<'_>) -> Parsed<u32> {
+    let usual = DeviceTiming::default().mps;
+    let Some(device) = timing.get("device") else { return Ok(usual) };
+    let device = subsection(device, "timing.device", DEVICE)?;
+    Ok(power(&device, "mps", 128, 4096)?.unwrap_or(usual))
 }
 
 /// Bytes per second, or 0 for none.
@@ -415,6 +434,14 @@ mod tests {
             (
                 "[timing.parts.\"a/gpu0\"]\npayload = \"256 B\"\n[timing.device]\nmps = \"128 B\"",
                 "rack.toml:2:11: `payload` is 256 B, and the MPS 128 B; it is no more than `mps`",
+            ),
+            (
+                "[timing.cpu]\nline = \"1 KiB\"",
+                "rack.toml:2:8: `line` is 1024 B, and the MPS 256 B; it is no more than `mps`",
+            ),
+            (
+                "[timing.profiles.x.cpu]\nline = 256\n[timing.device]\nmps = \"128 B\"",
+                "rack.toml:2:8: `line` is 256 B, and the MPS 128 B; it is no more than `mps`",
             ),
             (
                 "[timing.memory]\nlong_completion = \"128 B\"",

@@ -7,7 +7,7 @@ use rackbus_fabric::text::{Parsed, Section, list, subsection, wrong};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::file::{count, power, power_or_none, rate_or_none, set, time};
+use super::file::{count, power, power_or_none, rate_or_none, set, time, within_mps};
 use super::profiles;
 use crate::time::Time;
 
@@ -105,7 +105,7 @@ impl Default for MemoryTiming {
 /// What a core takes for stores to, and loads from, windows and registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuTiming {
-    /// Bytes of a write-combining buffer: stores to a window leave in packets of these.
+    /// Bytes of a write-combining buffer, no more than the MPS: stores to a window leave in packets of these.
     pub line: u32,
     /// The least time from one to the next.
     pub fill: Time,
@@ -133,8 +133,8 @@ impl Default for CpuTiming {
 pub(super) const SECTIONS: &[&str] = &["root", "iommu", "memory", "cpu"];
 
 impl HostTiming {
-    /// Sets what a table tells of a host; `place` is the table's, for messages.
-    pub(super) fn read(&mut self, table: &DeTable<'_>, place: &str) -> Parsed<()> {
+    /// Sets what a table tells of a host in a rack of that MPS; `place` is the table's, for messages.
+    pub(super) fn read(&mut self, table: &DeTable<'_>, place: &str, mps: u32) -> Parsed<()> {
         let at = |name: &str| format!("{place}.{name}");
         if let Some(value) = table.get("root") {
             let keys =
@@ -185,7 +185,8 @@ impl HostTiming {
             let keys =
                 &["line", "fill", "window", "issue", "poll", "copy_call", "loads", "interrupt"];
             let (part, cpu) = (subsection(value, &at("cpu"), keys)?, &mut self.cpu);
-            set(&mut cpu.line, power(&part, "line", 4, 4096)?);
+            let line = power(&part, "line", 4, 4096)?;
+            set(&mut cpu.line, within_mps(&part, "line", line, mps, "")?);
             set(&mut cpu.fill, time(&part, "fill")?);
             set(&mut cpu.window, count(&part, "window", 1, 1 << 20)?);
             set(&mut cpu.issue, time(&part, "issue")?);
@@ -204,12 +205,13 @@ impl HostTiming {
 pub(super) fn hosts(
     file: &DeTable<'_>,
     timing: &Section<'_>,
+    mps: u32,
 ) -> Parsed<(HostTiming, BTreeMap<String, HostTiming>)> {
-    let own = own_profiles(timing)?;
+    let own = own_profiles(timing, mps)?;
     let all = file.get("timing").and_then(|value| value.get_ref().as_table());
     let with = |profile: &HostTiming| -> Parsed<HostTiming> {
         let mut host = profile.clone();
-        all.map_or(Ok(()), |table| host.read(table, "timing"))?;
+        all.map_or(Ok(()), |table| host.read(table, "timing", mps))?;
         Ok(host)
     };
     let usual = match timing.get("profile") {
@@ -235,7 +237,7 @@ pub(super) fn hosts(
         let place = format!("timing.hosts.{}", entry.name);
         Section::new(entry.table, entry.span.clone(), place.clone(), SECTIONS)?;
         let host = hosts.entry(entry.name.to_owned()).or_insert_with(|| usual.clone());
-        host.read(entry.table, &place)?;
+        host.read(entry.table, &place, mps)?;
     }
     Ok((usual, hosts))
 }
@@ -260,7 +262,7 @@ fn named<'p>(
 }
 
 /// The profiles that a rack file adds.
-fn own_profiles(timing: &Section<'_>) -> Parsed<BTreeMap<String, HostTiming>> {
+fn own_profiles(timing: &Section<'_>, mps: u32) -> Parsed<BTreeMap<String, HostTiming>> {
     let mut own = BTreeMap::new();
     for entry in timing.tables("profiles")? {
         let place = format!("timing.profiles.{}", entry.name);
@@ -277,7 +279,7 @@ fn own_profiles(timing: &Section<'_>) -> Parsed<BTreeMap<String, HostTiming>> {
             },
         };
         host.profile = entry.name.to_owned();
-        host.read(entry.table, &place)?;
+        host.read(entry.table, &place, mps)?;
         own.insert(entry.name.to_owned(), host);
     }
     Ok(own)

@@ -80,6 +80,9 @@ pub fn untried(name: &str) -> Option<String> {
     table.get_ref().get("untried")?.get_ref().as_str().map(str::to_owned)
 }
 
+/// What every profile fits: the least MPS that there is.
+const LEAST_MPS: u32 = 128;
+
 /// Reads a file, which sets every value.
 ///
 /// # Panics
@@ -117,7 +120,7 @@ fn read(name: &str, text: &str) -> HostTiming {
         },
     };
     let table = DeTable::parse(text).unwrap_or_else(|error| panic!("{name}: {error}"));
-    let done = host.read(table.get_ref(), name);
+    let done = host.read(table.get_ref(), name, LEAST_MPS);
     done.unwrap_or_else(|problem| panic!("{name}: {}", problem.what));
     host
 }
