@@ -25,12 +25,55 @@ pub const CREDIT_BYTES: u32 = 16;
 /// Generation and lanes of what joins parts where no link is written.
 pub const AMPLE: (u8, u8) = (5, 16);
 
-/// Fixed point: fractions of a picosecond per byte.
+/// Fixed point: fractions of a picosecond per byte, and of a byte of DLLPs.
 const FRACTION: u32 = 16;
 
 /// Bytes of a slot of a CXL flit: what the header of a request, of a write with data, of data that comes back
 /// or of a write's response takes. Several short ones may share a slot; each has its own here.
 pub const CXL_SLOT: u32 = 16;
+
+/// Bytes of DLLPs, or of what a CXL message causes, for packets: fractions of a byte where there is one DLLP for several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Dllps(u64);
+
+impl Dllps {
+    /// None at all.
+    pub const NONE: Dllps = Dllps(0);
+
+    /// So many bytes.
+    pub const fn whole(bytes: u32) -> Dllps {
+        Dllps((bytes as u64) << FRACTION)
+    }
+
+    /// A packet's part of a DLLP for each so many packets; none where that is 0.
+    fn each(packets: u32) -> Dllps {
+        Dllps(Dllps::whole(DLLP).0.checked_div(u64::from(packets)).unwrap_or(0))
+    }
+
+    /// How many bytes they are.
+    pub fn bytes(self) -> f64 {
+        self.0 as f64 / f64::from(1u32 << FRACTION)
+    }
+
+    /// What is left when so many bytes of them have been sent.
+    pub fn after(self, sent: u64) -> Dllps {
+        Dllps(self.0.saturating_sub(sent << FRACTION))
+    }
+
+    /// Takes the whole bytes, and leaves what is less than one.
+    pub fn take(&mut self) -> u32 {
+        let whole = self.0 >> FRACTION;
+        self.0 -= whole << FRACTION;
+        whole as u32
+    }
+}
+
+impl std::ops::Add for Dllps {
+    type Output = Dllps;
+    fn add(self, other: Dllps) -> Dllps {
+        Dllps(self.0 + other.0)
+    }
+}
 
 /// A link's speed, one way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,12 +94,12 @@ impl Wire {
         }
     }
 
-    /// Bytes of DLLPs that a packet causes the other way, when there is one for each so many packets. Flits
-    /// carry acknowledgements and credits in bytes of their own (specification 6.0, 4.2.3).
-    pub fn dllps(self, acknowledge_every: u32, update_every: u32) -> u32 {
+    /// The DLLPs that a packet causes the other way, when there is one for each so many packets, or none where that
+    /// is 0. Flits carry acknowledgements and credits in bytes of their own (specification 6.0, 4.2.3).
+    pub fn dllps(self, acknowledge_every: u32, update_every: u32) -> Dllps {
         match self.framing {
-            0 => 0,
-            _ => DLLP / acknowledge_every.max(1) + DLLP / update_every.max(1),
+            0 => Dllps::NONE,
+            _ => Dllps::each(acknowledge_every) + Dllps::each(update_every),
         }
     }
 
@@ -125,9 +168,26 @@ mod tests {
 
     #[test]
     fn flits_carry_acknowledgements_and_credits_in_bytes_of_their_own() {
-        assert_eq!(Wire::pcie(5, 16).dllps(2, 2), 8);
-        assert_eq!(Wire::pcie(5, 16).dllps(4, 2), 6);
-        assert_eq!(Wire::pcie(6, 16).dllps(1, 1), 0);
+        assert_eq!(Wire::pcie(5, 16).dllps(2, 2), Dllps::whole(8));
+        assert_eq!(Wire::pcie(5, 16).dllps(4, 2), Dllps::whole(6));
+        assert_eq!(Wire::pcie(6, 16).dllps(1, 1), Dllps::NONE);
+        assert_eq!(Wire::pcie(5, 16).dllps(0, 0), Dllps::NONE);
+    }
+
+    /// One of 8 bytes for three packets is 2.67 for each, and not 2; one for 64 is not none.
+    #[test]
+    fn what_dllps_cost_a_packet_is_no_whole_number() {
+        for every in 1..=64 {
+            let bytes = Wire::pcie(5, 16).dllps(every, every).bytes();
+            assert!((bytes - 16.0 / f64::from(every)).abs() < 1e-4, "{every}: {bytes}");
+        }
+        let (mut owed, mut sent) = (Dllps::NONE, 0);
+        for _ in 0..300 {
+            owed = owed + Wire::pcie(5, 16).dllps(3, 3);
+            sent += owed.take();
+        }
+        assert!((1599..=1600).contains(&sent), "{sent}");
+        assert_eq!(Dllps::whole(9).after(4), Dllps::whole(5));
     }
 
     #[test]

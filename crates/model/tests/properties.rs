@@ -51,7 +51,7 @@ struct Lab {
     trackers: u32,
     combine: u32,
     flows: Vec<FlowSpec>,
-    /// Packets for each DLLP.
+    /// Packets for each DLLP; 0 for none.
     dllp: u32,
     /// Whether each device is behind a switch of its own.
     own_switches: bool,
@@ -248,7 +248,7 @@ impl Lab {
         self.flows[0].kind %= 2;
         self.flows[0].queues = 1;
         self.room = (256, 256);
-        self.dllp = 64;
+        self.dllp = 0;
         self.hosts.iter_mut().for_each(|host| host.iommu = false);
     }
 

@@ -7,7 +7,7 @@ use super::Assembly;
 use crate::engine::{Credits, DirectionParameters, IommuParameters, PartId, PartParameters};
 use crate::time::Time;
 use crate::timing::{HostTiming, PartTiming, Timing};
-use crate::wire::{self, CXL_SLOT, Wire};
+use crate::wire::{self, CXL_SLOT, Dllps, Wire};
 
 impl Assembly {
     pub(super) fn add_parts(&mut self) {
@@ -93,7 +93,7 @@ impl Assembly {
                 propagation: Time::ZERO,
                 credits: Credits::ENDLESS,
                 credit_return: Time::ZERO,
-                dllp_bytes: 0,
+                dllps: Dllps::NONE,
             };
         };
         let shared = [kind(from), kind(into)].contains(&ComponentKind::SharedMemory);
@@ -120,14 +120,14 @@ impl Assembly {
                 data: [units(posted.1), u32::MAX, units(completion.1)],
             },
             credit_return: timing.credit_return,
-            dllp_bytes: match cxl {
+            dllps: match cxl {
                 // What comes back for a message takes a slot: a write's response, the header before data.
                 true if kind(into) == ComponentKind::RootComplex
                     || kind(from) == ComponentKind::CxlMemory =>
                 {
-                    CXL_SLOT
+                    Dllps::whole(CXL_SLOT)
                 }
-                true => 0,
+                true => Dllps::NONE,
                 false => wire.dllps(timing.acknowledge_every, timing.update_every),
             },
         }

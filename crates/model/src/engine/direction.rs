@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use crate::time::Time;
-use crate::wire::{self, Wire};
+use crate::wire::{self, Dllps, Wire};
 
 use super::shaper::DirectionShaper;
 use super::turns::{self, TurnRounds, Waiting};
@@ -50,8 +50,8 @@ pub struct DirectionParameters {
     pub credits: Credits,
     /// How long a receiver takes to give credits back, besides the way of a DLLP.
     pub credit_return: Time,
-    /// Bytes of DLLPs (acknowledgements and credits) that a packet causes the other way.
-    pub dllp_bytes: u32,
+    /// DLLPs (acknowledgements and credits) that a packet causes the other way.
+    pub dllps: Dllps,
 }
 
 /// What a direction counted.
@@ -97,7 +97,7 @@ pub(super) struct Direction {
     pub(super) wire: Option<Wire>,
     propagation: Time,
     credit_return: Time,
-    dllp_bytes: u32,
+    dllps: Dllps,
     queues: Queues,
     /// By the way that they came: the orders of writes in `queues`, rising.
     writes: Vec<(u32, VecDeque<u64>)>,
@@ -117,8 +117,8 @@ pub(super) struct Direction {
     pub(super) blocked_since: [Time; 3],
     /// When the last write that it sent has been, or will be, ready to be passed on.
     writes_ready: Time,
-    /// Bytes of DLLPs that wait for the wire.
-    debt: u64,
+    /// DLLPs that wait for the wire.
+    debt: Dllps,
     pub(super) stats: DirectionStats,
 }
 
@@ -130,7 +130,7 @@ impl Direction {
             wire: parameters.wire,
             propagation: parameters.propagation,
             credit_return: parameters.credit_return,
-            dllp_bytes: parameters.dllp_bytes,
+            dllps: parameters.dllps,
             queues: Default::default(),
             writes: Vec::new(),
             shaper: None,
@@ -144,7 +144,7 @@ impl Direction {
             starved: false,
             blocked_since: [Time::MAX; 3],
             writes_ready: Time::ZERO,
-            debt: 0,
+            debt: Dllps::NONE,
             stats: DirectionStats::default(),
         }
     }
@@ -195,7 +195,7 @@ impl Direction {
 
     /// Owes the DLLPs that a packet of the other direction causes.
     fn owe(&mut self) {
-        self.debt += u64::from(self.dllp_bytes);
+        self.debt = self.debt + self.dllps;
     }
 
     /// Counts what a class was blocked for since `from`.
@@ -289,11 +289,10 @@ impl Direction {
         let (header, payload) = (u32::from(headers[tlp.class as usize]), tlp.payload());
         // DLLPs went out while the wire was idle; those still waiting go first.
         let idle = now.since(self.busy_until);
-        let debt = match self.debt {
-            debt if debt == 0 || idle == Time::ZERO => debt as u32,
-            debt => debt.saturating_sub(wire.bytes_in(idle)) as u32,
-        };
-        self.debt = 0;
+        if self.debt != Dllps::NONE && idle > Time::ZERO {
+            self.debt = self.debt.after(wire.bytes_in(idle));
+        }
+        let debt = self.debt.take();
         let bytes = wire.packet(header, payload) + debt;
         let busy = wire.time(bytes);
         self.busy_until = now + busy;
@@ -326,7 +325,7 @@ impl World {
             propagation: direction.propagation,
             credits: direction.whole,
             credit_return: direction.credit_return,
-            dllp_bytes: direction.dllp_bytes,
+            dllps: direction.dllps,
         }
     }
 

@@ -211,7 +211,7 @@ mod tests {
         Addresses, Arrivals, Credits, DirectionParameters, JobFlow, PartParameters,
         RequesterParameters, Step, Until,
     };
-    use crate::wire::Wire;
+    use crate::wire::{Dllps, Wire};
 
     /// One device's many writes have used the credits up when another's write and read come: the read stays behind that
     /// write, though it is its turn before most of the other device's.
@@ -222,7 +222,7 @@ mod tests {
             propagation: Time::ZERO,
             credits: Credits::ENDLESS,
             credit_return: Time::ZERO,
-            dllp_bytes: 0,
+            dllps: Dllps::NONE,
         };
         let credits = Credits { packets: [1, 64, 64], data: [64; 3] };
         let slow = DirectionParameters { credits, credit_return: Time::from_us(5), ..ample };

@@ -1,14 +1,14 @@
 //! The engine against closed forms.
 
 use super::*;
-use crate::wire::Wire;
+use crate::wire::{Dllps, Wire};
 
 const GEN3_X8: DirectionParameters = DirectionParameters {
     wire: None,
     propagation: Time::ZERO,
     credits: Credits::ENDLESS,
     credit_return: Time::ZERO,
-    dllp_bytes: 0,
+    dllps: Dllps::NONE,
 };
 
 fn link(generation: u8, lanes: u8) -> DirectionParameters {

@@ -262,8 +262,8 @@ impl<'a> Course<'a> {
             let Some(wire) = self.world.direction_parameters(*direction).wire else { continue };
             let around = f64::from(wire.packet(header, 0));
             self.limited_by(Limit::Direction(*direction), packets * around + bytes, 1.0 / packets);
-            let dllps = self.world.direction_parameters(direction.back()).dllp_bytes;
-            self.limited_by(Limit::Direction(direction.back()), packets * f64::from(dllps), 1.0);
+            let dllps = self.world.direction_parameters(direction.back()).dllps;
+            self.limited_by(Limit::Direction(direction.back()), packets * dllps.bytes(), 1.0);
         }
     }
 

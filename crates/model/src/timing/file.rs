@@ -207,8 +207,8 @@ fn link(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Parsed<()> {
     let link = &mut timing.link;
     set(&mut link.propagation, time(&part, "propagation")?);
     set(&mut link.credit_return, time(&part, "credit_return")?);
-    set(&mut link.acknowledge_every, count(&part, "acknowledge_every", 1, 64)?);
-    set(&mut link.update_every, count(&part, "update_every", 1, 64)?);
+    set(&mut link.acknowledge_every, count(&part, "acknowledge_every", 0, 64)?);
+    set(&mut link.update_every, count(&part, "update_every", 0, 64)?);
     credits(&part, "posted_packets", "posted_bytes", &mut link.posted)?;
     set(&mut link.nonposted, count(&part, "nonposted_packets", 1, 1 << 20)?);
     credits(&part, "completion_packets", "completion_bytes", &mut link.completion)

@@ -143,10 +143,10 @@ pub struct LinkTiming {
     /// From when a receiver has room again to when the sender knows, besides propagation. Default
     /// 100 ns; the specification (2.6.1.2) bounds it by tables of 100 to 1,000 symbol times.
     pub credit_return: Time,
-    /// Packets for each acknowledgement the other way. Default 2; the specification (3.6.3) lets
+    /// Packets for each acknowledgement the other way; 0: there are none. Default 2; the specification (3.6.3) lets
     /// receivers wait for one to three packets of the greatest size.
     pub acknowledge_every: u32,
-    /// Packets for each update of credits the other way. Default 2, as above.
+    /// Packets for each update of credits the other way; 0: there are none. Default 2, as above.
     pub update_every: u32,
     /// What a receiver has room for, by class: packets, and bytes of payload; 0 for what keeps the link full
     /// over the time from a packet's being sent to its credits' coming back, as receivers are made

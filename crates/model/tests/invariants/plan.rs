@@ -99,7 +99,7 @@ pub fn racks() -> impl Strategy<Value = RackPlan> {
 fn links(mps: u32) -> impl Strategy<Value = LinkTiming> {
     let ns = |most: u64| (0..=most).prop_map(Time::from_ns);
     let room = move || (1u32..=6, 1u32..=6).prop_map(move |(packets, full)| (packets, full * mps));
-    (ns(20), ns(300), 1u32..=4, 1u32..=4, room(), 1u32..=6, room()).prop_map(
+    (ns(20), ns(300), 0u32..=12, 0u32..=12, room(), 1u32..=6, room()).prop_map(
         |(
             propagation,
             credit_return,
