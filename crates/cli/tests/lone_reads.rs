@@ -1,5 +1,5 @@
-//! Lone reads of a drive that is lent through a rack, with nothing pinned: a user's normal case. One test in a program
-//! of its own, so that the processors are its own while it measures.
+//! Lone reads of a drive that is lent through a rack, with nothing pinned: a user's normal case. They are in a
+//! program of their own, so that the processors are theirs while it measures.
 
 mod support;
 
@@ -72,38 +72,67 @@ fn at_rest(task: &Path) -> (u64, u64) {
     }
 }
 
-/// The release build's figures are rows of `make bench`, which asks for 2; of this one, where what runs is not
-/// optimized, only that no start is of the other kind: with the two on one processor and asleep at each turn, a read
-/// takes twenty times as long.
-#[test]
-fn a_lone_read_is_fast_with_nothing_pinned_and_an_idle_drive_does_not_wake() {
-    let rack = Rack::up(RACK);
+/// Lone reads of drives that are borrowed one after the other, with nothing pinned and then pinned.
+fn starts(rack: &Rack) -> (Vec<Duration>, Vec<Duration>) {
     let everywhere = sched_getaffinity(None).unwrap();
-    let processors: Vec<usize> =
-        (0..CpuSet::MAX_CPU).filter(|cpu| everywhere.is_set(*cpu)).collect();
+    let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| everywhere.is_set(*cpu));
+    let first = processors.next().unwrap();
+    let last = processors.next_back().unwrap_or(first);
     let (mut free, mut pinned) = (Vec::new(), Vec::new());
-    for start in 0..STARTS {
+    for _ in 0..STARTS {
         let lease = rack.borrow("alpha/nvme0", "beta");
         let mut drive = open(&lease);
         free.push(lone_read(&mut drive));
-        let engine = engine(&rack, "alpha", "nvme0");
+        let engine = engine(rack, "alpha", "nvme0");
         let thread: i32 = engine.file_name().unwrap().to_str().unwrap().parse().unwrap();
         let thread = Pid::from_raw(thread);
-        sched_setaffinity(None, &pinned_to(processors[0])).unwrap();
-        sched_setaffinity(thread, &pinned_to(*processors.last().unwrap())).unwrap();
+        sched_setaffinity(None, &pinned_to(first)).unwrap();
+        sched_setaffinity(thread, &pinned_to(last)).unwrap();
         pinned.push(lone_read(&mut drive));
         sched_setaffinity(None, &everywhere).unwrap();
         sched_setaffinity(thread, &everywhere).unwrap();
-        if start == STARTS - 1 {
-            let before = at_rest(&engine);
-            std::thread::sleep(Duration::from_secs(10));
-            assert_eq!(usage(&engine), before, "an idle drive's thread woke within 10 s");
-        }
         drop(drive);
         rack.give_back(&lease);
     }
     free.sort();
     pinned.sort();
-    eprintln!("with nothing pinned {free:?}, pinned {pinned:?}");
-    assert!(free[STARTS - 2] <= 4 * pinned[STARTS / 2], "{free:?}, pinned {pinned:?}");
+    (free, pinned)
+}
+
+/// The figures themselves are rows of `make bench`, which asks for twice the pinned time. Here, where what runs is not
+/// optimized, what counts is how many starts are of the other kind: with engine and driver on one processor, and asleep
+/// at each turn, a read takes ten to twenty times as long, and it took that in most starts. What else the machine does
+/// makes single ones slow, pinned or not, and while it is busy many: so there are three rounds, of which one counts.
+#[test]
+fn lone_reads_are_as_fast_with_nothing_pinned() {
+    if std::thread::available_parallelism().is_ok_and(|count| count.get() < 2) {
+        eprintln!("skipped: with one processor there is nothing to choose");
+        return;
+    }
+    let rack = Rack::up(RACK);
+    let mut rounds = Vec::new();
+    for _ in 0..3 {
+        let (free, pinned) = starts(&rack);
+        let slow = |reads: &[Duration]| {
+            reads.iter().filter(|read| **read > 4 * pinned[STARTS / 2]).count()
+        };
+        if slow(&free) <= 1 + slow(&pinned) {
+            return;
+        }
+        rounds.push((free, pinned));
+    }
+    panic!("lone reads with nothing pinned, and pinned, in three rounds: {rounds:?}");
+}
+
+#[test]
+fn an_idle_drive_does_not_wake_its_lender() {
+    let rack = Rack::up(RACK);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    drive.read(0, &mut [0; 4096]).unwrap();
+    let engine = engine(&rack, "alpha", "nvme0");
+    let before = at_rest(&engine);
+    std::thread::sleep(Duration::from_secs(10));
+    assert_eq!(usage(&engine), before, "an idle drive's thread woke within 10 s");
+    drive.read(8, &mut [0; 4096]).unwrap();
 }

@@ -315,12 +315,10 @@ impl Drive {
     /// flight may still read or write. A former request's command may have completed meanwhile.
     fn check_idle(&mut self) -> Result<(), DriveError> {
         if self.late {
-            self.device.progress();
-            while self.queue.poll(&mut *self.device)?.is_some() {}
-            self.late = self.queue.in_flight() > 0;
+            self.take_late()?;
         }
         match self.queue.in_flight() {
-            0 => Ok(()),
+            0 if !self.late => Ok(()),
             _ => Err(DriveError::Request("the queue has other commands in flight")),
         }
     }
@@ -360,9 +358,37 @@ mod tests {
     use crate::device::stoppable::Stoppable;
 
     fn stoppable() -> (Drive, Arc<AtomicBool>) {
+        stoppable_with(1)
+    }
+
+    fn stoppable_with(queues: u16) -> (Drive, Arc<AtomicBool>) {
         let nvme = Nvme::new(&NvmeConfig::memory(1 << 20, "LATE")).unwrap();
         let (device, stopped) = Stoppable::new(Box::new(nvme));
-        (Drive::with_device(Box::new(device), DriveOptions::default()).unwrap(), stopped)
+        let options = DriveOptions::default();
+        (Drive::with_queues(Box::new(device), options, queues).unwrap(), stopped)
+    }
+
+    /// What is read into the memory for data by any queue keeps requests from using that.
+    #[test]
+    fn what_was_abandoned_in_any_queue_ends_before_a_request_uses_the_memory() {
+        for nth in [0, 1] {
+            let (mut drive, stopped) = stoppable_with(2);
+            drive.write(0, &[1; 512], false).unwrap();
+            stopped.store(true, Ordering::Relaxed);
+            let data = drive.data;
+            let (queue, device) = drive.pair(nth).unwrap();
+            queue.submit(IoOpcode::Read, 0, 1, data, false).unwrap();
+            queue.ring(device).unwrap();
+            drive.abandon();
+            let refused = drive.write(8, &[2; 512], false);
+            assert!(matches!(refused, Err(DriveError::Request(_))), "{refused:?}");
+            stopped.store(false, Ordering::Relaxed);
+            let again = |drive: &mut Drive| drive.write(8, &[2; 512], false).is_ok();
+            assert!((0..100).any(|_| again(&mut drive)), "it is not usable again");
+            let mut back = [0; 512];
+            drive.read(8, &mut back).unwrap();
+            assert!(back == [2; 512], "a late read changed what was written");
+        }
     }
 
     #[test]

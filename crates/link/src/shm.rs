@@ -4,6 +4,7 @@
 //! root's, are listened to: the kernel says who connects, and whether that is the node of the host that it
 //! says ([`presence`](crate::presence)); this one's own name only the node itself has.
 
+use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -59,7 +60,13 @@ impl Connect for ShmLink {
     }
 
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
-        let unreachable = |cause| LinkError::Unreachable { address: address.to_owned(), cause };
+        let unreachable = |cause: std::io::Error| {
+            let cause = match cause.kind() {
+                ErrorKind::WouldBlock => Error::new(ErrorKind::TimedOut, "it takes nobody in"),
+                _ => cause,
+            };
+            LinkError::Unreachable { address: address.to_owned(), cause }
+        };
         let broken = |cause| LinkError::Broken { peer: hello.to.clone(), cause };
         let stream = connect_within(Path::new(address), TIME_LIMIT).map_err(unreachable)?;
         send_frame(&stream, hello).map_err(broken)?;

@@ -82,7 +82,9 @@ mod tests {
     fn who_listens_and_takes_nobody_is_found_and_lets_nobody_wait_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let _listener = listen(&path).unwrap();
+        let listener = listen(&path).unwrap();
+        // With room for a few, not as many as the system allows.
+        rustix::net::listen(&listener, 1).unwrap();
         let mut waiting = Vec::new();
         let refused = loop {
             match connect_within(&path, Duration::from_millis(10)) {

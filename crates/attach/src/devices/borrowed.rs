@@ -318,10 +318,11 @@ impl Inner {
         // First: the lender waits for nobody then.
         self.client.shut_down();
         lock(&self.segments).clear();
-        for address in std::mem::take(&mut *lock(&self.bars)).into_values() {
-            self.shared.give_address_back(address);
-        }
-        Ok(self.shared.give_back(self.lease)?)
+        let addresses = std::mem::take(&mut *lock(&self.bars));
+        self.shared.give_back(self.lease)?;
+        // Until then it may decode them.
+        addresses.into_values().for_each(|address| self.shared.give_address_back(address));
+        Ok(())
     }
 }
 

@@ -106,7 +106,19 @@ impl DmaFollower {
     }
 }
 
+impl DmaFollower {
+    /// Ends the device's conversation, and has its program hear of it.
+    fn end_device(&self) {
+        self.unreached.store(true, Ordering::Release);
+        self.client.shut_down();
+    }
+}
+
 impl Follower for DmaFollower {
+    fn device(&self) -> usize {
+        Arc::as_ptr(&self.client).addr()
+    }
+
     fn unmap(&self) {
         let mut state = lock(&self.state);
         if !std::mem::take(&mut state.mapped) {
@@ -120,7 +132,7 @@ impl Follower for DmaFollower {
             }
             Err(error) => {
                 tracing::warn!(%error, "a device does not unmap memory; it is given up");
-                self.give_up();
+                self.end_device();
             }
         }
     }
@@ -145,13 +157,9 @@ impl Follower for DmaFollower {
         }
     }
 
-    /// With its conversation the device loses all that it had mapped.
     fn give_up(&self) {
-        tracing::warn!(
-            "a device's lender does not answer while memory moves; the device is given up"
-        );
-        self.unreached.store(true, Ordering::Release);
-        self.client.shut_down();
+        tracing::warn!("a device's lender does not answer while memory moves; it is given up");
+        self.end_device();
     }
 }
 

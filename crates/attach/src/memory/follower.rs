@@ -1,67 +1,72 @@
 //! Devices that have memory of this process mapped, and are to be where it is when the node moves it.
 //!
-//! The thread that answers the node waits for them, and the node gives a process no more than two seconds before it
-//! takes it for dead: a device whose lender does not answer in half of that is given up, and its process stays.
+//! The thread that answers the node waits until they have let the old memory go, and the node gives a process no more
+//! than two seconds for that before it takes it for dead: a device whose lender does not answer in time is given up,
+//! and its process stays. That is for the devices of one memory: where others stall in several that move at the same
+//! time, the times add up.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// How long all of them together may take for one step of a move.
-const STEP: Duration = Duration::from_secs(1);
+/// How long all devices together may take to let memory go.
+const LONGEST: Duration = Duration::from_millis(1500);
 
-/// Somebody else than this process who has memory mapped.
+/// A mapping of memory by somebody else than this process.
 pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
-    /// The memory is about to move: on return nothing of it is read or written any more.
+    /// The device: what it does not answer for one mapping, it does not for others.
+    fn device(&self) -> usize;
+
+    /// The memory is about to move: on return nothing of it is read or written any more, unless the device was given
+    /// up.
     fn unmap(&self);
 
     /// The memory is in this file from now on, which may be the one that it was in.
     fn take_up(&self, file: &Arc<OwnedFd>);
 
-    /// It takes too long: what waits for it in another thread fails now, and it reaches nothing of this process any
-    /// more.
+    /// The device takes too long: what waits for it in another thread fails now. Its conversation ends, and with that,
+    /// as soon as its lender hears of it, all that it has mapped.
     fn give_up(&self);
 }
 
-pub(super) fn unmap_all(followers: &[Arc<dyn Follower>]) {
-    each(followers, |follower| follower.unmap());
-}
-
 pub(super) fn take_up_all(followers: &[Arc<dyn Follower>], file: &Arc<OwnedFd>) {
-    each(followers, |follower| follower.take_up(file));
+    followers.iter().for_each(|follower| follower.take_up(file));
 }
 
-/// Has all of them do something side by side, and gives up those who take longer than [`STEP`].
-fn each(followers: &[Arc<dyn Follower>], what: impl Fn(&dyn Follower) + Sync) {
-    if followers.is_empty() {
+/// Has the devices let the memory go, side by side, and gives up those who take longer than [`LONGEST`].
+pub(super) fn unmap_all(followers: &[Arc<dyn Follower>]) {
+    let mut devices: BTreeMap<usize, Vec<&Arc<dyn Follower>>> = BTreeMap::new();
+    followers.iter().for_each(|it| devices.entry(it.device()).or_default().push(it));
+    if devices.is_empty() {
         return;
     }
-    let deadline = Instant::now() + STEP;
+    let deadline = Instant::now() + LONGEST;
     std::thread::scope(|scope| {
         let (done, ended) = mpsc::channel();
-        let mut waits = vec![true; followers.len()];
-        for (nth, follower) in followers.iter().enumerate() {
-            let (done, what) = (done.clone(), &what);
+        for (device, mappings) in &devices {
+            let done = done.clone();
             let work = move || {
-                what(&**follower);
+                mappings.iter().for_each(|mapping| mapping.unmap());
                 // Who was given up is not waited for.
-                let _ = done.send(nth);
+                let _ = done.send(*device);
             };
             let named = std::thread::Builder::new().name("device mapping".into());
             if let Err(error) = named.spawn_scoped(scope, work) {
-                tracing::warn!(%error, "no thread can be started: a device loses memory that moves");
-                follower.give_up();
-                waits[nth] = false;
+                tracing::warn!(%error, "no thread can be started: memory is unmapped one by one");
+                mappings.iter().for_each(|mapping| mapping.unmap());
             }
         }
-        while waits.contains(&true) {
+        drop(done);
+        let mut late = devices.clone();
+        while !late.is_empty() {
             match ended.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(nth) => waits[nth] = false,
-                Err(_) => break,
+                Ok(device) => drop(late.remove(&device)),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Err(mpsc::RecvTimeoutError::Timeout) => break,
             }
         }
-        let late = followers.iter().zip(waits).filter(|(_, waits)| *waits);
-        late.for_each(|(follower, _)| follower.give_up());
+        late.values().filter_map(|mappings| mappings.first()).for_each(|it| it.give_up());
     });
 }
 
@@ -94,6 +99,10 @@ mod tests {
     }
 
     impl Follower for Device {
+        fn device(&self) -> usize {
+            std::ptr::from_ref(self).addr()
+        }
+
         fn unmap(&self) {
             self.wait();
             *self.mapped.lock().unwrap() = false;
@@ -128,7 +137,7 @@ mod tests {
             }
             let begun = Instant::now();
             memory.freeze(0, 4096).unwrap();
-            assert!(begun.elapsed() < 2 * STEP, "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
             assert!(!*devices[1].mapped.lock().unwrap());
             memory.unfreeze();
             program.join().unwrap().unwrap();
@@ -136,5 +145,57 @@ mod tests {
         assert!(*devices[0].given_up.lock().unwrap());
         assert!(!*devices[1].given_up.lock().unwrap());
         assert!(*devices[1].mapped.lock().unwrap() && !*devices[0].mapped.lock().unwrap());
+    }
+
+    /// A device that takes up the first file that it is given when it is told to, and then always at once.
+    #[derive(Debug, Default)]
+    struct Slow {
+        told: Mutex<bool>,
+        hears: Condvar,
+        begun: Mutex<usize>,
+        has: Mutex<Option<Arc<OwnedFd>>>,
+    }
+
+    impl Follower for Slow {
+        fn device(&self) -> usize {
+            std::ptr::from_ref(self).addr()
+        }
+
+        fn unmap(&self) {
+            *self.has.lock().unwrap() = None;
+        }
+
+        fn take_up(&self, file: &Arc<OwnedFd>) {
+            *self.begun.lock().unwrap() += 1;
+            let told = self.told.lock().unwrap();
+            drop(self.hears.wait_while(told, |told| !*told).unwrap());
+            self.has.lock().unwrap().get_or_insert(file.clone());
+        }
+
+        fn give_up(&self) {
+            unreachable!("it answers");
+        }
+    }
+
+    #[test]
+    fn what_is_mapped_while_the_memory_moves_is_mapped_where_it_is() {
+        let memory = memory();
+        let device = Arc::new(Slow::default());
+        std::thread::scope(|scope| {
+            let program = scope.spawn(|| memory.lead((0, 4096), &device));
+            while *device.begun.lock().unwrap() == 0 {
+                std::thread::yield_now();
+            }
+            memory.freeze(0, 4096).unwrap();
+            let other = SharedMemory::reserve("moved", 4096).unwrap();
+            memory.adopt((0, 4096), other, 0, true).unwrap();
+            // The device takes up what the memory was in, and then what it is in.
+            *device.told.lock().unwrap() = true;
+            device.hears.notify_all();
+            memory.unfreeze();
+            program.join().unwrap().unwrap();
+        });
+        let now = memory.lock().file.clone().unwrap();
+        assert!(Arc::ptr_eq(device.has.lock().unwrap().as_ref().unwrap(), &now));
     }
 }

@@ -61,8 +61,24 @@ impl Drive {
         Some((queue, &mut *self.device))
     }
 
-    /// Commands in flight are of nobody who waits for them: the next request takes their completions.
+    /// Commands in flight are of nobody who waits for them, and use memory for data: the next request takes their
+    /// completions first.
     pub(crate) fn abandon(&mut self) {
-        self.late |= self.queue.in_flight() > 0;
+        self.late |= self.in_flight() > 0;
+    }
+
+    /// Commands in flight in all queues.
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight() + self.others.iter().map(DriveQueue::in_flight).sum::<usize>()
+    }
+
+    /// Takes the completions of what nobody waits for.
+    pub(super) fn take_late(&mut self) -> Result<(), DriveError> {
+        self.device.progress();
+        for queue in std::iter::once(&mut self.queue).chain(&mut self.others) {
+            while queue.poll(&mut *self.device)?.is_some() {}
+        }
+        self.late = self.in_flight() > 0;
+        Ok(())
     }
 }

@@ -16,7 +16,7 @@ pub fn rack(common: &Common) -> Result<Source, Failure> {
 }
 
 /// A workload of the leases in `rack`: random reads of each borrowed drive, 32 at a time. With it the functions that are
-/// lent and are no drives as far as the rack's file tells, which have no flow.
+/// lent and are not of kind nvme, which have no flow.
 pub async fn leases(common: &Common, rack: &Source) -> Result<(Source, Vec<String>), Failure> {
     let (described, _) = parse_rack(&rack.name, &rack.text).map_err(|error| rack.misread(error))?;
     let is_drive = |function: &str| {
@@ -31,7 +31,10 @@ pub async fn leases(common: &Common, rack: &Source) -> Result<(Source, Vec<Strin
     if drives.is_empty() {
         let what = match others.is_empty() {
             true => "nothing is lent in the running rack".to_owned(),
-            false => format!("no drive is lent in the running rack, but {}", others.join(", ")),
+            false => format!(
+                "no drive of kind nvme is lent in the running rack, but {}",
+                others.join(", ")
+            ),
         };
         return Err(Failure::new(what, "borrow a drive first, or name a workload file"));
     }

@@ -19,7 +19,7 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model reproduce --pictures pictures/
   rackbus --json model reproduce         all rows, and what the testbeds' hosts are taken to be")]
 pub struct Args {
-    /// Only the figures of a paper, or one: DL, DL4. What there is none of lists them all.
+    /// Only the figures of a paper, or one: DL, DL4. A figure that does not exist lists all that do.
     #[arg(long, value_name = "ID")]
     only: Option<String>,
     /// Draw them into this folder (SVG).

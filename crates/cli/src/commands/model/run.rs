@@ -81,7 +81,8 @@ impl Args {
             cases.iter_mut().for_each(|case| case.workload.notes.push(note.clone()));
         }
         if !others.is_empty() {
-            let note = format!("lent, but left out as they are no drives: {}", others.join(", "));
+            let note =
+                format!("lent, but left out as they are not of kind nvme: {}", others.join(", "));
             cases.iter_mut().for_each(|case| case.workload.notes.push(note.clone()));
         }
         let (flows, duration) = match cases.first() {
