@@ -37,10 +37,10 @@ pub const CXL_SLOT: u32 = 16;
 pub struct Dllps(u64);
 
 impl Dllps {
-    /// None at all.
+    /// A link that sends none beside its packets: flits carry their own, and tests leave them out.
     pub const NONE: Dllps = Dllps(0);
 
-    /// So many bytes.
+    /// DLLPs of so many bytes for each packet, with no fraction to carry on.
     pub const fn whole(bytes: u32) -> Dllps {
         Dllps((bytes as u64) << FRACTION)
     }

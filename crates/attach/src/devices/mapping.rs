@@ -104,9 +104,7 @@ impl DmaFollower {
             None => Ok(()),
         }
     }
-}
 
-impl DmaFollower {
     /// Ends the device's conversation, and has its program hear of it.
     fn end_device(&self) {
         self.unreached.store(true, Ordering::Release);
