@@ -92,9 +92,11 @@ test-cargo:
 test-kernel:
 	@$(MAKE) -s -C kernel check
 
-# The algorithms in shared memory under every order of accesses; built apart, with other flags.
+# The algorithms in shared memory under every order of accesses; built apart, with other flags. Then the order in which
+# copies store, which only a release build shows: its compiler moves stores.
 test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p rackbus-memory --test loom --release --target-dir target/loom
+	$(CARGO) test -p rackbus-memory --test store_order --release
 
 # By the profile of the other tests, of which most is built by then: guests under TCG take most of the time, and a
 # release build would take longer than it saves. Arithmetic that overflows ends a process here.

@@ -10,7 +10,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// From so many bytes on a copy may be one of these: below, `memcpy` has loops of its own.
-const LEAST: usize = 1 << 10;
+pub(super) const LEAST: usize = 1 << 10;
 
 /// As many byte lengths from [`LEAST`] on are copied by the loop; 0 where it is not faster, or nobody has measured.
 static SPAN: AtomicUsize = AtomicUsize::new(0);
