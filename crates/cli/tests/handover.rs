@@ -4,8 +4,9 @@
 mod support;
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rackbus_attach::{Location, Session};
 use rackbus_control::api::{DeviceState, Lease, LeaseStage};
@@ -14,7 +15,7 @@ use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::region;
 use serde_json::Value;
 use support::load::Load;
-use support::{PATIENCE, Rack, THREE_HOSTS, open, socket};
+use support::{PATIENCE, Rack, THREE_HOSTS, open, pattern, socket};
 
 /// Drives in memory and in a file, and memory itself. Leases live as long as they do by default: a busy
 /// machine may keep a node from its processor for longer than the time of a hasty one.
@@ -103,6 +104,97 @@ fn program(path: &Path, script: &str) -> String {
     std::fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
     path.display().to_string()
+}
+
+/// A file system of its own, which can be made to stand still; it moves again when this is dropped.
+struct FileSystem {
+    folder: tempfile::TempDir,
+}
+
+impl FileSystem {
+    fn new() -> FileSystem {
+        let folder = tempfile::tempdir().unwrap();
+        let files = FileSystem { folder };
+        let image = files.folder.path().join("image");
+        std::fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
+        std::fs::create_dir(files.path()).unwrap();
+        let image = image.to_str().unwrap();
+        run("mkfs.ext4", &["-q", image]);
+        run("mount", &["-o", "loop", image, files.path().to_str().unwrap()]);
+        files
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("files")
+    }
+
+    /// From now on writes wait, in the kernel and beyond any signal, until it is thawed.
+    fn freeze(&self) {
+        run("fsfreeze", &["--freeze", self.path().to_str().unwrap()]);
+    }
+
+    fn thaw(&self) {
+        run("fsfreeze", &["--unfreeze", self.path().to_str().unwrap()]);
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        // Both fail where there is nothing to undo.
+        let _ = Command::new("fsfreeze").arg("--unfreeze").arg(self.path()).output();
+        let _ = Command::new("umount").arg("--lazy").arg(self.path()).output();
+    }
+}
+
+fn run(program: &str, args: &[&str]) {
+    let output = Command::new(program).args(args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args:?}: {said}");
+}
+
+/// Whether an operation of the process's io_uring waits in the kernel, where no signal ends that.
+fn waits_in_kernel(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut stats =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    stats.any(|stat| stat.contains("(iou-wrk-") && stat.contains(") D "))
+}
+
+/// `execve` waits for what the kernel still does for a process. A node whose storage stands still would neither be
+/// the old one nor the new one until then, for all that it lends.
+#[test]
+fn a_node_whose_storage_stands_still_is_not_restarted() {
+    let files = FileSystem::new();
+    let text = RACK.replace("\"file\"", &format!("\"{}\"", files.path().join("drive").display()));
+    let rack = Rack::up(&text);
+    let (stuck, other) = (rack.borrow("alpha/nvme1", "beta"), rack.borrow("alpha/nvme0", "beta"));
+    let mut drive = open(&stuck);
+    drive.write(0, &pattern(1, 4096), true).unwrap();
+    let mut working = open(&other);
+    files.freeze();
+    let writer = std::thread::spawn(move || {
+        drive.write(64, &pattern(2, 4096), true).unwrap();
+        drive
+    });
+    let alpha = rack.process(Some("alpha")).pid.as_raw_nonzero().get();
+    let begun = Instant::now();
+    while !waits_in_kernel(alpha) {
+        assert!(begun.elapsed() < PATIENCE, "nothing waits for the file system");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for round in 0..3 {
+        let said = rack.bad(1, &["restart", "alpha"]);
+        assert!(said.contains("the storage of nvme1 does not answer"), "{said}");
+        let data = pattern(10 + round, 4096);
+        working.write(0, &data, true).unwrap();
+        assert!(working.compare(0, &data).unwrap());
+    }
+    files.thaw();
+    let mut drive = writer.join().unwrap();
+    assert_eq!(restart(&rack, "alpha")["restarts"], 1);
+    assert!(drive.compare(0, &pattern(1, 4096)).unwrap());
+    assert!(drive.compare(64, &pattern(2, 4096)).unwrap());
+    assert!(working.compare(0, &pattern(12, 4096)).unwrap());
 }
 
 #[test]

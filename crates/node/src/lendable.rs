@@ -125,6 +125,12 @@ pub trait Lendable: Debug + Send + Sync {
         Err(NotSaved::Refused(SaveError::Unsupported))
     }
 
+    /// Whether the system has ended all that the saved function asked it for: see
+    /// [`is_settled`](rackbus_pci::Function::is_settled).
+    fn is_settled(&self) -> bool {
+        true
+    }
+
     /// Goes on here after all with what was saved.
     fn take_back(&self, _saved: SavedSession) {}
 
@@ -381,6 +387,11 @@ impl Lendable for Modelled {
             Err(SaveError::Revoked | SaveError::Stopped(_)) => Ok(None),
             Err(error) => Err(NotSaved::Refused(error)),
         }
+    }
+
+    fn is_settled(&self) -> bool {
+        let running = self.running();
+        running.as_ref().is_none_or(|Running { device, .. }| device.is_settled())
     }
 
     fn take_back(&self, saved: SavedSession) {

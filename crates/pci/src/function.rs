@@ -325,6 +325,13 @@ pub trait Function: Send {
         Err(SaveError::Unsupported)
     }
 
+    /// Of a function that was [saved](Function::save): whether the system has ended all that the model asked it for.
+    /// Until then the process cannot become another program: `execve(2)` waits for reads and writes that are with
+    /// a device, and no signal ends that.
+    fn is_settled(&mut self) -> bool {
+        true
+    }
+
     /// What was [saved](Function::save) is of no use to anybody else any more: all that the model says and is asked is
     /// of its own life again.
     fn take_back(&mut self) {}

@@ -431,6 +431,7 @@ const RESTARTS: usize = 20;
 /// Whether a restart in place was refused because the machine is busy: that may keep an engine from answering in the time
 /// that a pause may take. The node goes on as it was then.
 fn is_busy(said: &str) -> bool {
+    // Also of storage, which may take its time for what it was asked for.
     said.contains("does not answer") || said.contains("did not come to rest")
 }
 

@@ -38,6 +38,10 @@ use state::{AgentState, Listeners, NodeState, VERSION};
 /// peers with them: below the link's time limit and QEMU's.
 const REST: Duration = Duration::from_secs(1);
 
+/// How long the system may take to end what functions have asked their media for. It begins when the functions
+/// stand still, in the same pause.
+const SETTLE: Duration = Duration::from_millis(500);
+
 /// Why a node was not restarted in place. It continues as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum HandOverError {
@@ -59,6 +63,9 @@ pub enum HandOverError {
     /// An engine does not answer.
     #[error("{0} does not answer, most likely its storage or its lender hangs")]
     Hangs(String),
+    /// The system has not ended what a function asked its medium for, and would keep the process until then.
+    #[error("the storage of {0} does not answer in {limit} ms", limit = SETTLE.as_millis())]
+    Storage(String),
     /// The state of a function cannot be obtained.
     #[error("{function}: {cause}")]
     Save {
@@ -106,6 +113,7 @@ impl HandOverError {
             | HandOverError::Unplugging
             | HandOverError::Busy(_)
             | HandOverError::InUse { .. } => "the node goes on; try again in a moment",
+            HandOverError::Storage(_) => "the node goes on; try again when the storage answers",
             HandOverError::Segments(_) => "the node goes on; end those processes first",
             HandOverError::Window { .. } | HandOverError::InHost(_) => {
                 "the node goes on; return those functions first"
@@ -273,6 +281,7 @@ impl HandOver {
         // Taken back when this returns: until then no function does anything.
         let mut borrowed = self.borrower.save(&mut parcel)?;
         let mut saved = self.lender.save(&mut parcel)?;
+        saved.settle(SETTLE)?;
         // The last one, so that the numbers of the others are those of every version.
         let requests = self.program.requests();
         let requests = requests.map(|it| parcel.put(it)).transpose()?;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rackbus_lease::{Lender, Placement};
 use rackbus_link::Link;
@@ -24,6 +25,26 @@ pub struct SavedFunctions {
     pub states: BTreeMap<String, LentState>,
     saved: Vec<(Arc<Lent>, SavedSession)>,
     sessions: Vec<LentSession>,
+}
+
+impl SavedFunctions {
+    /// Waits until the system has ended what the functions asked their media for: a process that becomes
+    /// another program waits for that, whatever it takes, and nobody is served meanwhile.
+    ///
+    /// # Errors
+    /// [`HandOverError::Storage`] when it takes longer than `limit`.
+    pub(crate) fn settle(&self, limit: Duration) -> Result<(), HandOverError> {
+        let begun = Instant::now();
+        for (lent, _) in &self.saved {
+            while !lent.lendable.is_settled() {
+                if begun.elapsed() > limit {
+                    return Err(HandOverError::Storage(lent.name.clone()));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Drop for SavedFunctions {

@@ -52,6 +52,11 @@ impl Endpoint {
         Ok(Saved { state, descriptors, medium })
     }
 
+    /// Whether what is under way with the medium has ended, after a [save](Endpoint::save).
+    pub fn is_settled(&mut self) -> bool {
+        self.function.is_settled()
+    }
+
     /// Goes on here after all with what was [saved](Endpoint::save), which is of no use any more then.
     ///
     /// # Errors

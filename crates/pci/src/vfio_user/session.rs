@@ -192,6 +192,12 @@ impl EngineDevice {
         Ok(SavedSession { state, descriptors: saved.descriptors, medium: saved.medium })
     }
 
+    /// Whether what the saved function has under way with its medium has ended: the process may become another
+    /// program without waiting for it. True when the engine has stopped.
+    pub fn is_settled(&self) -> bool {
+        self.engine().call(crate::Endpoint::is_settled).unwrap_or(true)
+    }
+
     /// Goes on here with a session that was [saved](EngineDevice::save), as if it had not been.
     ///
     /// # Errors

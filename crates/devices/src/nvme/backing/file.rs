@@ -208,6 +208,10 @@ impl<S: FileQueue> Backing for FileBacking<S> {
         self.health.clone()
     }
 
+    fn is_settled(&mut self) -> bool {
+        self.ring.is_settled()
+    }
+
     fn descriptors(&mut self) -> io::Result<Vec<OwnedFd>> {
         Ok(self.ring.system_ref().witness()?.into_iter().collect())
     }

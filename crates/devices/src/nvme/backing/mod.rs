@@ -150,6 +150,11 @@ pub trait Backing: Send {
         Health::default()
     }
 
+    /// Whether the system has ended all that it was asked for, whether or not anybody has looked at the answers.
+    fn is_settled(&mut self) -> bool {
+        true
+    }
+
     /// What whoever opens the medium after this process needs of it.
     ///
     /// # Errors

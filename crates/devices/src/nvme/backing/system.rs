@@ -90,6 +90,9 @@ pub trait FileQueue: Send {
     /// Whether [`completion`](FileQueue::completion) has one.
     fn has_completion(&mut self) -> bool;
 
+    /// Calls that the system does nothing for: queued, or ended with their completion not taken yet.
+    fn resting(&mut self) -> usize;
+
     /// Readable when a completion has come; none where nobody can sleep on it.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 
@@ -219,6 +222,11 @@ impl FileQueue for Kernel {
 
     fn has_completion(&mut self) -> bool {
         !self.ring.completion().is_empty()
+    }
+
+    fn resting(&mut self) -> usize {
+        let queued = self.ring.submission().len();
+        queued + self.ring.completion().len()
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -92,6 +92,12 @@ impl<S: FileQueue> Uring<S> {
         self.in_flight
     }
 
+    /// Whether the system works on none of the operations in flight: all of them have ended, or wait to be
+    /// submitted. The completion ring has room for all that a drive starts.
+    pub fn is_settled(&mut self) -> bool {
+        self.system.resting() >= self.in_flight
+    }
+
     /// Queues `operation`; [`submit`](Uring::submit) sends it off.
     pub fn start(&mut self, tag: u32, operation: UringOperation) {
         let rest = match &operation {

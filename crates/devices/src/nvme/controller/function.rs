@@ -209,6 +209,10 @@ impl Function for Nvme {
         self.take_state(bus)
     }
 
+    fn is_settled(&mut self) -> bool {
+        self.backing.is_settled()
+    }
+
     fn take_back(&mut self) {
         self.backing.take_back();
         if let Some(port) = &mut self.port {

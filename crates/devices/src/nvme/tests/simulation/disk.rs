@@ -421,6 +421,11 @@ impl FileQueue for Disk {
         self.state().has_completions()
     }
 
+    fn resting(&mut self) -> usize {
+        let state = self.state();
+        state.queued.len() + state.completed.len()
+    }
+
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
