@@ -39,13 +39,13 @@ pub struct Living {
 }
 
 impl Living {
-    /// Ends it: asks it, and insists when it takes too long. Returns when it is gone.
-    pub fn end(&self) {
+    /// Ends it: asks it, and insists when it takes too long. Whether it is gone: a process that waits in the kernel,
+    /// for storage that does not answer, ends only after that.
+    pub fn end(&self) -> bool {
         // Without a handle the process is gone already; another one may have its number by now.
-        if let Ok(handle) = pidfd_open(self.pid, PidfdFlags::empty())
-            && holder(&self.file) == Some(self.pid)
-        {
-            end_process(&handle);
+        match pidfd_open(self.pid, PidfdFlags::empty()) {
+            Ok(handle) if holder(&self.file) == Some(self.pid) => end_process(&handle),
+            _ => true,
         }
     }
 
@@ -156,7 +156,17 @@ pub fn end(pid: Pid) {
     }
 }
 
-fn end_process(handle: &OwnedFd) {
+/// As [`end`], of a child that nobody has waited for.
+pub fn end_child(child: &mut Child) {
+    if matches!(child.try_wait(), Ok(None)) {
+        end(Pid::from_child(child));
+    }
+    // One that does not end even so is not waited for.
+    let _ = child.try_wait();
+}
+
+/// Asks a process to end, and insists when it takes too long; whether it has ended.
+fn end_process(handle: &OwnedFd) -> bool {
     let wait = |limit: Duration| {
         let mut fds = [rustix::event::PollFd::new(handle, rustix::event::PollFlags::IN)];
         let timeout = rustix::time::Timespec {
@@ -166,9 +176,9 @@ fn end_process(handle: &OwnedFd) {
         matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1..))
     };
     let _ = rustix::process::pidfd_send_signal(handle, Signal::TERM);
-    if !wait(GRACE) {
+    wait(GRACE) || {
         let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
-        wait(GRACE);
+        wait(GRACE)
     }
 }
 

@@ -5,10 +5,11 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rackbus_control::shares::{Share, ShareState};
 use rackbus_driver::{Drive, DriveError, DriveOptions};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::{PATIENCE, Rack, pattern};
 
@@ -247,4 +248,26 @@ fn turns_that_nobody_uses_end_and_a_restarted_control_plane_goes_on_with_the_rin
     }
     assert!(opened > 0, "no turn of gamma's could be used{}", rack.logs());
     wait_for_events(&rack, "nobody used its last 3 turns", 1);
+}
+
+/// Who ends `share run` ends its program in order: it has asked the drive for something, and may have data to write.
+#[test]
+fn a_program_is_asked_to_end_when_what_runs_it_is() {
+    let rack = Rack::up(RACK);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("notes");
+    let script =
+        r#"trap 'echo asked >>"$0"; exit' TERM; echo turn >"$0"; while :; do sleep 0.01; done"#;
+    let args = ["share", "run", "alpha/nvme0", "--for", "beta", "--slice", "1min"];
+    let program = ["--", "sh", "-c", script, file.to_str().unwrap()];
+    let mut running = rack.command(&[&args[..], &program[..]].concat()).spawn().unwrap();
+    let begun = Instant::now();
+    while notes(&file).is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "the program was not started");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_child(&running), Signal::INT).unwrap();
+    assert_eq!(running.wait().unwrap().code(), Some(1));
+    assert_eq!(notes(&file), ["turn", "asked"]);
+    assert_eq!(shares(&rack), []);
 }

@@ -25,7 +25,7 @@ impl Args {
             Err(failure) if process::living(&run_dir).is_empty() => return Err(failure),
             Err(_) => run_dir.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         };
-        let count = stop(&run_dir, output);
+        let count = stop(&run_dir, output)?;
         let value = serde_json::json!({ "rack": name, "stopped": count });
         output.result(&value, |o| o.line(&format!("rack {name}: {count} processes stopped")));
         Ok(())
@@ -33,12 +33,25 @@ impl Args {
 }
 
 /// Stops every process of the rack in `run_dir`; returns how many there were.
-pub fn stop(run_dir: &Path, output: &Output) -> usize {
+///
+/// # Errors
+/// When some of them do not end.
+pub fn stop(run_dir: &Path, output: &Output) -> Result<usize, Failure> {
     // Nodes first: what they lend and borrow is released while the control plane can hear it.
     let living = process::living(run_dir);
+    let mut left = Vec::new();
     for process in &living {
         output.progress(&format!("stopping process {}", process.pid()));
-        process.end();
+        if !process.end() {
+            let whose = process.host.as_ref().map(|host| format!("the node of {host}"));
+            let whose = whose.unwrap_or_else(|| "the control plane".to_owned());
+            left.push(format!("{whose} (process {})", process.pid()));
+        }
+    }
+    if !left.is_empty() {
+        let error = format!("was killed and has not ended: {}", left.join(", "));
+        let remedy = "it waits in the kernel, most likely for storage; see to that, then run `rackbus down` again";
+        return Err(Failure::new(error, remedy));
     }
     // Unless somebody starts it anew by now.
     if process::living(run_dir).is_empty() {
@@ -46,7 +59,7 @@ pub fn stop(run_dir: &Path, output: &Output) -> usize {
         let _ = std::fs::remove_file(run_dir.join("rack.json"));
         remove_sockets(run_dir);
     }
-    living.len()
+    Ok(living.len())
 }
 
 /// Removes the hosts' network namespaces, as far as there are any. Programs that are in one stay there, without an

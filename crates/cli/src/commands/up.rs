@@ -93,9 +93,10 @@ impl Args {
             Err(failure) => Err(failure),
         };
         if let Err(failure) = outcome {
-            for (_, mut child, _) in children {
-                let _ = child.kill();
-                let _ = child.wait();
+            // Nodes first, as `rackbus down` does: they give the machine's own functions back to its drivers.
+            for (name, mut child, _) in children.into_iter().rev() {
+                output.progress(&format!("stopping {name}"));
+                process::end_child(&mut child);
             }
             let _ = std::fs::remove_file(run_dir.join("rack.json"));
             return Err(failure);
@@ -109,7 +110,7 @@ impl Args {
         drop(starting);
         if self.foreground {
             requests.wait().await;
-            crate::commands::down::stop(&run_dir, output);
+            crate::commands::down::stop(&run_dir, output)?;
         }
         Ok(())
     }

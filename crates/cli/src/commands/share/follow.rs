@@ -15,6 +15,8 @@ use crate::process::EndRequests;
 
 /// Where the program finds its turn's socket.
 const SOCKET: &str = "RACKBUS_SOCKET";
+/// How long a program may take to end when its turns are over.
+const GRACE: Duration = Duration::from_secs(10);
 /// How long until a control plane that is gone is looked for again.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -132,6 +134,17 @@ impl Running {
             let _ = kill_process(pid, Signal::TERM);
         }
     }
+
+    /// Has it end: it is asked, and killed when it takes too long, or when this process is asked to end once more.
+    async fn end(mut self, requests: &mut EndRequests) {
+        self.ask();
+        tokio::select! {
+            _ = tokio::time::timeout(GRACE, self.child.wait()) => {}
+            () = requests.wait() => {}
+        }
+        // An error means that it has ended.
+        let _ = self.child.kill().await;
+    }
 }
 
 /// Takes turns, and runs the program in each of them, until it has done its work.
@@ -144,10 +157,15 @@ pub(super) async fn run(
     let mut requests = EndRequests::listen();
     let share = client.join_share(spec).await?;
     output.progress(&format!("share {}: takes turns on {}", share.share, share.function));
+    let mut running = None;
     let outcome = tokio::select! {
-        outcome = in_turns(client, share.share, command, output) => outcome,
+        outcome = in_turns(client, share.share, command, &mut running, output) => outcome,
         () = requests.wait() => Err(Failure::new("interrupted", "run it again")),
     };
+    if let Some(running) = running {
+        output.progress("waiting for the program to end");
+        running.end(&mut requests).await;
+    }
     match client.leave_share(share.share).await {
         Ok(_) => outcome,
         // It has left, as it was told before.
@@ -156,19 +174,20 @@ pub(super) async fn run(
     }
 }
 
+/// Runs the program in each turn; one that still runs when this ends is left in `running`.
 async fn in_turns(
     client: &ControlClient,
     share: u64,
     command: &[OsString],
+    running: &mut Option<Running>,
     output: &Output,
 ) -> Result<(), Failure> {
     let mut turns = Turns::of(client, share);
-    let mut running: Option<Running> = None;
     // How it stands, as last told; while a program ends, its share may have its next turn already.
     let mut last: Option<Share> = None;
     loop {
         let ended = async {
-            match &mut running {
+            match running.as_mut() {
                 Some(running) => running.child.wait().await,
                 None => std::future::pending().await,
             }
@@ -191,7 +210,7 @@ async fn in_turns(
                 }
                 let next = last.as_ref().filter(|it| is_turn(it) && it.lease != lease);
                 if let Some(next) = next {
-                    running = Some(Running::start(command, next)?);
+                    *running = Some(Running::start(command, next)?);
                 }
             }
             stands = turns.next() => {
@@ -200,9 +219,9 @@ async fn in_turns(
                     return Err(Failure::new(error, "`rackbus events` tells why"));
                 };
                 output.progress(&told(&stands));
-                match &mut running {
+                match running.as_mut() {
                     None if is_turn(&stands) => {
-                        running = Some(Running::start(command, &stands)?);
+                        *running = Some(Running::start(command, &stands)?);
                     }
                     Some(running)
                         if !is_turn(&stands) || stands.lease != running.lease =>

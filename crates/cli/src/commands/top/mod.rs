@@ -138,41 +138,99 @@ async fn live(
     mut picture: Picture,
     terminal: &mut ratatui::DefaultTerminal,
 ) -> Result<(), Failure> {
-    let mut keys = keys();
-    let mut screen = Screen::default();
+    let mut user = User { keys: keys(), screen: Screen::default(), terminal };
     let mut next = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
     next.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        if screen.view == View::Events && !screen.paused {
-            screen.events = last_events(&looks.client).await?;
+        if user.screen.view == View::Events && !user.screen.paused {
+            let Some(events) = user.hear_during(last_events(&looks.client), &picture).await? else {
+                return Ok(());
+            };
+            match events {
+                Ok(events) => user.screen.events = events,
+                Err(failure) => user.screen.trouble = Some(failure.error),
+            }
         }
-        let drawn = terminal.draw(|frame| view::draw(&picture, &screen, frame));
-        drawn.map_err(|cause| {
-            Failure::new(format!("the terminal cannot be drawn on: {cause}"), "use --once")
-        })?;
+        user.draw(&picture)?;
         tokio::select! {
-            pressed = keys.recv() => match pressed {
-                Some(Pressed::Quit) | None => return Ok(()),
-                Some(Pressed::Key(key)) => screen.press(key),
-                Some(Pressed::Resized) => {}
+            pressed = user.keys.recv() => if user.screen.take(pressed) == Next::Quit {
+                return Ok(());
             },
             _ = next.tick() => {
-                if !screen.paused {
-                    // A control plane that is restarted is back soon; until then, what was last seen.
-                    match looks.look().await {
-                        Ok(now) => (picture, screen.trouble) = (now, None),
-                        Err(failure) => screen.trouble = Some(failure.error),
-                    }
+                if user.screen.paused {
+                    continue;
+                }
+                // A control plane that is restarted is back soon; until then, what was last seen.
+                match user.hear_during(looks.look(), &picture).await? {
+                    Some(Ok(now)) => (picture, user.screen.trouble) = (now, None),
+                    Some(Err(failure)) => user.screen.trouble = Some(failure.error),
+                    None => return Ok(()),
                 }
             }
         }
     }
 }
 
+/// Who looks, at what, and presses keys.
+struct User<'a> {
+    keys: mpsc::Receiver<Pressed>,
+    screen: Screen,
+    terminal: &'a mut ratatui::DefaultTerminal,
+}
+
+impl User<'_> {
+    fn draw(&mut self, picture: &Picture) -> Result<(), Failure> {
+        let drawn = self.terminal.draw(|frame| view::draw(picture, &self.screen, frame));
+        drawn.map(drop).map_err(|cause| {
+            Failure::new(format!("the terminal cannot be drawn on: {cause}"), "use --once")
+        })
+    }
+
+    /// Waits for `asked`, which may take long when a host stands still, and does meanwhile what keys say. Nothing when
+    /// the user has enough.
+    async fn hear_during<T>(
+        &mut self,
+        asked: impl Future<Output = T>,
+        picture: &Picture,
+    ) -> Result<Option<T>, Failure> {
+        let mut asked = std::pin::pin!(asked);
+        loop {
+            tokio::select! {
+                answer = &mut asked => return Ok(Some(answer)),
+                pressed = self.keys.recv() => {
+                    if self.screen.take(pressed) == Next::Quit {
+                        return Ok(None);
+                    }
+                    self.draw(picture)?;
+                }
+            }
+        }
+    }
+}
+
+/// What follows from what the user does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    GoOn,
+    Quit,
+}
+
 enum Pressed {
     Quit,
     Key(KeyCode),
     Resized,
+}
+
+impl Screen {
+    /// Does what a key says; nothing comes when the terminal is closed.
+    fn take(&mut self, pressed: Option<Pressed>) -> Next {
+        match pressed {
+            Some(Pressed::Quit) | None => return Next::Quit,
+            Some(Pressed::Key(key)) => self.press(key),
+            Some(Pressed::Resized) => {}
+        }
+        Next::GoOn
+    }
 }
 
 /// Keys that may wait while the control plane is asked. More stay with the terminal until there is a place.
