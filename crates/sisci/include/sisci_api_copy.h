@@ -37,14 +37,15 @@ SISCI_API_EXPORT void SCIFlush(sci_sequence_t sequence, unsigned int flags);
 
 /*
  * Copies size bytes from memAddr to an offset of a map; with BLOCK_READ, from the map to memAddr.
- * The sequence may be NULL. flags: BLOCK_READ; ERROR_CHECK, which checks it like a sequence.
+ * The sequence may be NULL. flags: BLOCK_READ; ERROR_CHECK, which checks the map like a sequence,
+ * and the sequence's, where that is another one.
  * SCI_ERR_OUT_OF_RANGE: not inside of the map. SCI_ERR_TRANSFER_FAILED.
  */
 SISCI_API_EXPORT void SCIMemCpy(sci_sequence_t sequence, void *memAddr, sci_map_t remoteMap,
                                 size_t remoteOffset, size_t size, unsigned int flags,
                                 sci_error_t *error);
 
-/* Copies the same bytes to the same offset of two maps. Ours. */
+/* Copies the same bytes to the same offset of two maps; ERROR_CHECK is of both. Ours. */
 SISCI_API_EXPORT void SCIMemCpy_dual(sci_sequence_t sequence, void *memAddr, sci_map_t firstMap,
                                      sci_map_t secondMap, size_t remoteOffset, size_t size,
                                      unsigned int flags, sci_error_t *error);
@@ -72,12 +73,18 @@ SISCI_API_EXPORT void SCIFlushReadBuffers(sci_sequence_t sequence);
 SISCI_API_EXPORT void SCIMemCopy(void *memAddr, sci_map_t remoteMap, unsigned int remoteOffset,
                                  unsigned int size, unsigned int flags, sci_error_t *error);
 
-/* Copies between two maps and returns when it is done. SCI_ERR_OUT_OF_RANGE. */
+/*
+ * Copies between two maps and returns when it is done. SCI_ERR_OUT_OF_RANGE. SCI_ERR_ACCESS: the
+ * destination is mapped to be read. SCI_ERR_TRANSFER_FAILED: a segment is gone.
+ */
 SISCI_API_EXPORT void SCITransferBlock(sci_map_t sourceMap, unsigned int sourceOffset,
                                        sci_map_t destinationMap, unsigned int destinationOffset,
                                        unsigned int size, unsigned int flags, sci_error_t *error);
 
-/* The same, in the background. The callback needs USE_CALLBACK. */
+/*
+ * The same, in the background: refused at once where it cannot be, else its callback, or who waits,
+ * learns how it ended. The callback needs USE_CALLBACK; block may be NULL only with it.
+ */
 SISCI_API_EXPORT void SCITransferBlockAsync(sci_map_t sourceMap, unsigned int sourceOffset,
                                             sci_map_t destinationMap,
                                             unsigned int destinationOffset, unsigned int size,
@@ -85,7 +92,10 @@ SISCI_API_EXPORT void SCITransferBlockAsync(sci_map_t sourceMap, unsigned int so
                                             sci_cb_block_transfer_t callback, void *callbackArg,
                                             unsigned int flags, sci_error_t *error);
 
-/* Waits for it, and forgets it. SCI_ERR_TIMEOUT. SCI_ERR_CANCELLED: it was aborted. */
+/*
+ * Waits for it, and forgets it. SCI_ERR_TIMEOUT. SCI_ERR_TRANSFER_FAILED: it failed. A transfer that
+ * has begun is not cut short: to abort it is to wait for it.
+ */
 SISCI_API_EXPORT void SCIWaitForBlockTransfer(sci_block_transfer_t block, unsigned int timeout,
                                               unsigned int flags, sci_error_t *error);
 SISCI_API_EXPORT void SCIAbortBlockTransfer(sci_block_transfer_t block, unsigned int flags,

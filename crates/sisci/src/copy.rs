@@ -9,6 +9,7 @@ mod sequence;
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
 use rackbus_memory::copy::copy_bytes;
@@ -115,17 +116,32 @@ unsafe fn copy(
             _ => copy_bytes(there, memory, size),
         }
     }
-    if flags & SCI_FLAG_ERROR_CHECK != 0 {
-        let map = match sequence.is_null() {
-            true => find::<Map>(map)?,
-            false => find::<Sequence>(sequence)?.map.clone(),
-        };
-        map.flush()?;
-        if map.lost() {
-            return fail(SCI_ERR_TRANSFER_FAILED);
-        }
+    match flags & SCI_FLAG_ERROR_CHECK {
+        0 => Ok(()),
+        _ => check_arrival(sequence, &[map]),
     }
-    Ok(())
+}
+
+/// Fails where what was stored to `maps` did not arrive, or to the mapping of the sequence, which may be another one.
+fn check_arrival(sequence: RawHandle, maps: &[RawHandle]) -> SciResult<()> {
+    let mut also = match sequence.is_null() {
+        true => None,
+        false => Some(find::<Sequence>(sequence)?.map.clone()),
+    };
+    for map in maps {
+        let map = find::<Map>(*map)?;
+        has_arrived(&map)?;
+        also = also.filter(|it| !Arc::ptr_eq(it, &map));
+    }
+    also.map_or(Ok(()), |map| has_arrived(&map))
+}
+
+fn has_arrived(map: &Map) -> SciResult<()> {
+    map.flush()?;
+    match map.lost() {
+        true => fail(SCI_ERR_TRANSFER_FAILED),
+        false => Ok(()),
+    }
 }
 
 /// Tells a program how a sequence is.
@@ -259,8 +275,13 @@ api! {
         unsafe {
             let both = known
                 .and_then(|()| part(second, offset, size, true))
-                .and_then(|_| copy(sequence, memory.cast(), (first, offset), size, flags))
-                .and_then(|()| copy(sequence, memory.cast(), (second, offset), size, flags));
+                .and_then(|_| copy(sequence, memory.cast(), (first, offset), size, 0))
+                .and_then(|()| copy(sequence, memory.cast(), (second, offset), size, 0))
+                .and_then(|()| match flags & SCI_FLAG_ERROR_CHECK {
+                    0 => Ok(()),
+                    // Both have been written by now, whichever of them does not arrive.
+                    _ => check_arrival(sequence, &[first, second]),
+                });
             finish(error, both);
         }
     }
@@ -343,7 +364,7 @@ api! {
     ) {
         let transfer = BlockTransfer { from: (source, source_offset), to: (target, target_offset), size };
         // SAFETY: as the caller says.
-        unsafe { finish(error, check_flags(flags, 0).and_then(|()| transfer.run())) };
+        unsafe { finish(error, check_flags(flags, 0).and_then(|()| transfer.begin()?.run())) };
     }
 
     /// The same in the background.
@@ -375,7 +396,7 @@ api! {
         unsafe { finish(error, wait_block(block, timeout, flags)) };
     }
 
-    /// A transfer that has begun runs to its end, which is soon: waits for it.
+    /// A transfer that has begun runs to its end, which is soon: waits for it, and answers as that wait does.
     fn SCIAbortBlockTransfer(block: RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe { finish(error, wait_block(block, SCI_INFINITE_TIMEOUT, flags)) };

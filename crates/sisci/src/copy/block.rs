@@ -34,44 +34,44 @@ pub(super) struct Progressing {
 pub(super) struct Progress {
     /// The thread that is in the program's callback.
     calling: Option<ThreadId>,
+    /// The error that it ended with, [`SCI_ERR_OK`] too. Known before the program is called for it.
+    outcome: Option<u32>,
     done: bool,
 }
 
-/// The handles of those that ended last with a call of the program, and that nobody has waited for: a program that is
-/// called need not wait, and may.
-static CALLED: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
+/// The handles of those that ended last with a call of the program, and that nobody has waited for, with their outcomes: a
+/// program that is called need not wait, and may.
+static CALLED: Mutex<VecDeque<(usize, u32)>> = Mutex::new(VecDeque::new());
 /// How many are remembered.
 const MOST_CALLED: usize = 1024;
 
-fn called() -> MutexGuard<'static, VecDeque<usize>> {
+fn called() -> MutexGuard<'static, VecDeque<(usize, u32)>> {
     CALLED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the handle of a transfer whose program has been called. A wait for it that comes later is good once.
-fn let_go(handle: RawHandle) {
+/// Ends the handle of a transfer whose program has been called. A wait for it that comes later is answered once.
+fn let_go(handle: RawHandle, outcome: u32) {
     // Held over both steps: whoever waits finds it in one of the two places.
     let mut called = called();
     if Block::table().take(handle).is_some() {
         if called.len() >= MOST_CALLED {
             called.pop_front();
         }
-        called.push_back(handle.addr());
+        called.push_back((handle.addr(), outcome));
     }
 }
 
-/// Somebody has waited for the transfer of a handle; whether it was known as one.
-fn waited_for(handle: RawHandle) -> bool {
+/// Somebody has waited for the transfer of a handle, which ends with that; its outcome, if its program was called for it.
+fn waited_for(handle: RawHandle) -> Option<u32> {
     if is_unusable() {
-        return false;
+        return None;
     }
     let mut called = called();
     if Block::table().take(handle).is_some() {
-        return true;
+        return None;
     }
-    match called.iter().position(|it| *it == handle.addr()) {
-        Some(at) => called.remove(at).is_some(),
-        None => false,
-    }
+    let at = called.iter().position(|(it, _)| *it == handle.addr())?;
+    called.remove(at).map(|(_, outcome)| outcome)
 }
 
 /// Ends those that are under way, and waits for them.
@@ -102,22 +102,42 @@ pub(super) struct BlockTransfer {
 }
 
 impl BlockTransfer {
-    pub(super) fn run(&self) -> SciResult<()> {
+    /// Finds the mappings and checks the ranges.
+    pub(super) fn begin(&self) -> SciResult<CheckedTransfer> {
         let (from, to) = (find::<Map>(self.from.0)?, find::<Map>(self.to.0)?);
         if !to.writable() {
             return fail(SCI_ERR_ACCESS);
         }
-        let part = |map: &Map, offset: u32| {
-            let slice = map.mapping().whole();
-            slice.part(offset as usize, self.size as usize).map(|part| part.as_ptr())
+        let (source, target, size) = (self.from.1 as usize, self.to.1 as usize, self.size as usize);
+        let has = |map: &Map, offset| map.mapping().whole().part(offset, size).is_some();
+        match has(&from, source) && has(&to, target) {
+            true => Ok(CheckedTransfer { from: (from, source), to: (to, target), size }),
+            false => fail(SCI_ERR_OUT_OF_RANGE),
+        }
+    }
+}
+
+/// A copy that can be made: both mappings stay until it is, even if the program unmaps them.
+pub(super) struct CheckedTransfer {
+    from: (Arc<Map>, usize),
+    to: (Arc<Map>, usize),
+    size: usize,
+}
+
+impl CheckedTransfer {
+    /// Copies, and says whether it arrived. The mappings are let go of before whoever waits hears of it, and removes what
+    /// they are of.
+    pub(super) fn run(self) -> SciResult<()> {
+        let part = |(map, offset): &(Arc<Map>, usize)| {
+            map.mapping().whole().part(*offset, self.size).map(|part| part.as_ptr())
         };
-        let (Some(source), Some(target)) = (part(&from, self.from.1), part(&to, self.to.1)) else {
+        let (Some(source), Some(target)) = (part(&self.from), part(&self.to)) else {
             return fail(SCI_ERR_OUT_OF_RANGE);
         };
-        // SAFETY: both parts are inside of mappings that live until `from` and `to` are dropped.
-        unsafe { copy_bytes(source, target, self.size as usize) };
-        to.flush()?;
-        match from.lost() || to.lost() {
+        // SAFETY: both parts are inside of mappings that live until `self` is dropped.
+        unsafe { copy_bytes(source, target, self.size) };
+        self.to.0.flush()?;
+        match self.from.0.lost() || self.to.0.lost() {
             true => fail(SCI_ERR_TRANSFER_FAILED),
             false => Ok(()),
         }
@@ -125,22 +145,24 @@ impl BlockTransfer {
 }
 
 impl Block {
-    /// Waits until it is done; false after `timeout`. Its own callback does not wait for itself.
-    pub(super) fn wait(&self, timeout: Option<Duration>) -> bool {
+    /// Waits until it is done: its outcome, or `None` after `timeout`. Its own callback does not wait for itself.
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> Option<u32> {
         let own = std::thread::current().id();
         let under_way = |it: &mut Progress| !it.done && it.calling != Some(own);
         let Progressing { state, ended } = &*self.progress;
         let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        match timeout {
-            None => {
-                drop(ended.wait_while(state, under_way));
-                true
-            }
+        let state = match timeout {
+            None => ended.wait_while(state, under_way).unwrap_or_else(PoisonError::into_inner),
             Some(timeout) => {
                 let waited = ended.wait_timeout_while(state, timeout, under_way);
-                !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+                let (state, late) = waited.unwrap_or_else(PoisonError::into_inner);
+                if late.timed_out() {
+                    return None;
+                }
+                state
             }
-        }
+        };
+        state.outcome
     }
 }
 
@@ -163,26 +185,22 @@ pub(super) fn transfer_behind(
         (_, Some(call)) => Some(call),
         (_, None) => return fail(SCI_ERR_ILLEGAL_PARAMETER),
     };
-    find::<Map>(transfer.from.0)?;
-    find::<Map>(transfer.to.0)?;
+    let transfer = transfer.begin()?;
     let progress = Arc::<Progressing>::default();
     let handle = Block::table().add(|_| Block { progress: progress.clone() });
-    let [from, to, own] = [transfer.from.0, transfer.to.0, handle].map(|handle| handle.addr());
-    let (offsets, size) = ((transfer.from.1, transfer.to.1), transfer.size);
+    let own = handle.addr();
     let work = move || {
-        let raw = std::ptr::without_provenance_mut;
-        let transfer =
-            BlockTransfer { from: (raw(from), offsets.0), to: (raw(to), offsets.1), size };
-        let status = transfer.run().map_or_else(|Code(code)| code, |()| SCI_ERR_OK);
+        let outcome = transfer.run().map_or_else(|Code(code)| code, |()| SCI_ERR_OK);
+        let own = std::ptr::without_provenance_mut(own);
         if let Some(call) = call {
             let calling = Some(std::thread::current().id());
-            progress.now(Progress { calling, done: false });
+            progress.now(Progress { calling, outcome: Some(outcome), done: false });
             // SAFETY: the program gave its function for this.
-            unsafe { call(argument.get(), raw(own), status) };
+            unsafe { call(argument.get(), own, outcome) };
         }
-        progress.now(Progress { calling: None, done: true });
+        progress.now(Progress { calling: None, outcome: Some(outcome), done: true });
         if call.is_some() {
-            let_go(raw(own));
+            let_go(own, outcome);
         }
     };
     if threads::spawn("rackbus block", work).is_err() {
@@ -192,17 +210,23 @@ pub(super) fn transfer_behind(
     Ok(handle)
 }
 
+/// Waits for a transfer, which is known no more then; its outcome is the answer.
 pub(super) fn wait_block(block: RawHandle, timeout: u32, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
-    match find::<Block>(block) {
-        Ok(under_way) if !under_way.wait(crate::local::duration(timeout)) => fail(SCI_ERR_TIMEOUT),
-        // Another thread that waited may have been first.
-        Ok(_) => {
-            waited_for(block);
-            Ok(())
-        }
-        Err(_) if waited_for(block) => Ok(()),
-        Err(unknown) => Err(unknown),
+    let outcome = match find::<Block>(block) {
+        Ok(under_way) => match under_way.wait(crate::local::duration(timeout)) {
+            Some(outcome) => {
+                // Another thread that waited may have been first.
+                waited_for(block);
+                outcome
+            }
+            None => return fail(SCI_ERR_TIMEOUT),
+        },
+        Err(unknown) => waited_for(block).ok_or(unknown)?,
+    };
+    match outcome {
+        SCI_ERR_OK => Ok(()),
+        failed => fail(failed),
     }
 }
 
@@ -214,7 +238,7 @@ mod tests {
     fn transfers_that_are_only_called_for_are_not_kept() {
         let begin = || Block::table().add(|_| Block { progress: Arc::default() });
         let handles: Vec<RawHandle> = (0..2 * MOST_CALLED).map(|_| begin()).collect();
-        handles.iter().for_each(|handle| let_go(*handle));
+        handles.iter().for_each(|handle| let_go(*handle, SCI_ERR_OK));
         assert!(Block::table().all().is_empty());
         assert_eq!(called().len(), MOST_CALLED);
         let (first, last) = (handles[0], handles[handles.len() - 1]);
@@ -223,8 +247,11 @@ mod tests {
         assert_eq!(wait_block(first, 0, 0), fail(SCI_ERR_ILLEGAL_PARAMETER), "too long ago");
         // One that was waited for while it was under way is no handle any more when its call returns.
         let waited = begin();
-        assert!(waited_for(waited));
-        let_go(waited);
+        assert_eq!(waited_for(waited), None);
+        let_go(waited, SCI_ERR_OK);
         assert_eq!(wait_block(waited, 0, 0), fail(SCI_ERR_ILLEGAL_PARAMETER));
+        let failed = begin();
+        let_go(failed, SCI_ERR_TRANSFER_FAILED);
+        assert_eq!(wait_block(failed, 0, 0), fail(SCI_ERR_TRANSFER_FAILED));
     }
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { FAR = 0xc0b7, NEAR = 0xc0b8, SIZE = 1 << 16 };
+enum { FAR = 0xc0b7, NEAR = 0xc0b8, SECOND = 0xc0b9, SIZE = 1 << 16 };
 
 /* What the peer works with. */
 static struct {
@@ -226,6 +226,87 @@ static void blocks(void)
     REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIWaitForBlockTransfer(block, SOON, 0, &error));
 }
 
+/* What cannot be copied is refused before anything is under way. */
+static void blocks_that_are_refused(sci_remote_segment_t far_segment)
+{
+    sci_block_transfer_t block;
+    sci_map_t read_only;
+    REFUSED(SCI_ERR_OUT_OF_RANGE,
+            SCITransferBlockAsync(copy.near_map, SIZE - 10, copy.far_map, 0, 11, &block, NULL, NULL,
+                                  0, &error));
+    REFUSED(SCI_ERR_OUT_OF_RANGE,
+            SCITransferBlockAsync(copy.near_map, 0, copy.far_map, SIZE, 1, &block, NULL, NULL, 0,
+                                  &error));
+    TRY((void)SCIMapRemoteSegment(far_segment, &read_only, 0, SIZE, NULL, SCI_FLAG_READONLY_MAP,
+                                  &error));
+    REFUSED(SCI_ERR_ACCESS, SCITransferBlockAsync(copy.near_map, 0, read_only, 0, 8, &block, NULL,
+                                                  NULL, 0, &error));
+    TRY(SCITransferBlockAsync(read_only, 0, copy.near_map, 0, 8, &block, NULL, NULL, 0, &error));
+    TRY(SCIWaitForBlockTransfer(block, SOON, 0, &error));
+    TRY(SCIUnmapSegment(read_only, 0, &error));
+}
+
+static unsigned int failed_calls;
+
+/* A wait within the call is told as the call is, and is the one that a later wait would have been. */
+static int on_failed_block(void *arg, sci_block_transfer_t block, sci_error_t status)
+{
+    sci_error_t own = SCI_ERR_TRANSFER_FAILED;
+    CALLED();
+    if (arg != NULL)
+        SCIWaitForBlockTransfer(block, SCI_INFINITE_TIMEOUT, 0, &own);
+    CHECK(status == SCI_ERR_TRANSFER_FAILED && own == SCI_ERR_TRANSFER_FAILED);
+    __atomic_add_fetch(&failed_calls, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
+/* The far segment is gone: whoever waits for a transfer to it learns that it failed, called or not. */
+static void blocks_that_fail(void)
+{
+    sci_block_transfer_t block;
+    TRY(SCITransferBlockAsync(copy.near_map, 0, copy.far_map, 0, 64, &block, NULL, NULL, 0, &error));
+    REFUSED(SCI_ERR_TRANSFER_FAILED, SCIWaitForBlockTransfer(block, SOON, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIWaitForBlockTransfer(block, SOON, 0, &error));
+    TRY(SCITransferBlockAsync(copy.near_map, 0, copy.far_map, 0, 64, &block, on_failed_block, NULL,
+                              SCI_FLAG_USE_CALLBACK, &error));
+    AWAIT(__atomic_load_n(&failed_calls, __ATOMIC_SEQ_CST) == 1);
+    REFUSED(SCI_ERR_TRANSFER_FAILED, SCIWaitForBlockTransfer(block, SOON, 0, &error));
+    TRY(SCITransferBlockAsync(copy.near_map, 0, copy.far_map, 0, 64, &block, on_failed_block,
+                              &failed_calls, SCI_FLAG_USE_CALLBACK, &error));
+    AWAIT(__atomic_load_n(&failed_calls, __ATOMIC_SEQ_CST) == 2);
+}
+
+/* A second segment goes, the first one stays: the check is of what was written, and of the sequence's. */
+static void second_goes(struct scenario *scenario)
+{
+    sci_remote_segment_t remote;
+    sci_sequence_t sequence;
+    sci_map_t map;
+    TRY(SCIConnectSegment(scenario->sd, &remote, scenario->peer, SECOND, 0, NULL, NULL, SOON, 0,
+                          &error));
+    TRY((void)SCIMapRemoteSegment(remote, &map, 0, SIZE, NULL, 0, &error));
+    TRY(SCICreateMapSequence(map, &sequence, 0, &error));
+    TRY(SCIMemCpy_dual(copy.sequence, copy.memory, copy.far_map, map, 0, 64, SCI_FLAG_ERROR_CHECK,
+                       &error));
+    scenario_meet(scenario);
+    scenario_meet(scenario);
+    AWAIT(SCICheckSequence(sequence, 0, &error) != SCI_SEQ_OK);
+    TRY(SCIMemCpy(copy.sequence, copy.memory, copy.far_map, 0, 64, SCI_FLAG_ERROR_CHECK, &error));
+    fill(11);
+    REFUSED(SCI_ERR_TRANSFER_FAILED,
+            SCIMemCpy_dual(NULL, copy.memory, map, copy.far_map, 0, 64, SCI_FLAG_ERROR_CHECK, &error));
+    CHECK(arrived(0, 0, 64));
+    REFUSED(SCI_ERR_TRANSFER_FAILED, SCIMemCpy_dual(copy.sequence, copy.memory, copy.far_map, map, 0,
+                                                    64, SCI_FLAG_ERROR_CHECK, &error));
+    REFUSED(SCI_ERR_TRANSFER_FAILED,
+            SCIMemCpy(copy.sequence, copy.memory, map, 0, 64, SCI_FLAG_ERROR_CHECK, &error));
+    REFUSED(SCI_ERR_TRANSFER_FAILED,
+            SCIMemCpy(sequence, copy.memory, copy.far_map, 0, 64, SCI_FLAG_ERROR_CHECK, &error));
+    TRY(SCIRemoveSequence(sequence, 0, &error));
+    TRY(SCIUnmapSegment(map, 0, &error));
+    TRY(SCIDisconnectSegment(remote, 0, &error));
+}
+
 static void peer(struct scenario *scenario)
 {
     sci_local_segment_t near_segment;
@@ -244,7 +325,9 @@ static void peer(struct scenario *scenario)
     sequences();
     cancelled();
     blocks();
+    blocks_that_are_refused(far_segment);
     not_there(far_segment);
+    second_goes(scenario);
     scenario_meet(scenario);
     scenario_meet(scenario); /* the owner's segment is gone: stores no longer arrive, and that is seen */
     copy.far_bytes[0] = 1;
@@ -252,6 +335,7 @@ static void peer(struct scenario *scenario)
           error != SCI_ERR_OK);
     REFUSED(SCI_ERR_TRANSFER_FAILED, SCIMemCpy(copy.sequence, copy.memory, copy.far_map, 0, 64,
                                                SCI_FLAG_ERROR_CHECK, &error));
+    blocks_that_fail();
     TRY(SCIRemoveSequence(copy.sequence, 0, &error));
     TRY(SCIUnmapSegment(copy.far_map, 0, &error));
     TRY(SCIDisconnectSegment(far_segment, 0, &error));
@@ -261,10 +345,16 @@ static void peer(struct scenario *scenario)
 
 static void owner(struct scenario *scenario)
 {
-    sci_local_segment_t segment;
+    sci_local_segment_t segment, second;
+    TRY(SCICreateSegment(scenario->sd, &second, SECOND, SIZE, NULL, NULL, 0, &error));
+    TRY(SCIPrepareSegment(second, 0, 0, &error));
+    TRY(SCISetSegmentAvailable(second, 0, 0, &error));
     TRY(SCICreateSegment(scenario->sd, &segment, FAR, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
+    scenario_meet(scenario);
+    TRY(SCIRemoveSegment(second, 0, &error));
+    scenario_meet(scenario);
     scenario_meet(scenario);
     TRY(SCIRemoveSegment(segment, 0, &error));
     scenario_meet(scenario);
