@@ -22,6 +22,8 @@ pub enum SegmentEvent {
     Disconnected(NodeId),
     /// What the process is connected to changed.
     Remote(ConnectionChange),
+    /// An attempt to connect has ended; who made it knows how. Told to callbacks of such attempts, before anything else.
+    Attempted,
 }
 
 /// Called for each event, on the session's thread for that; false ends it.

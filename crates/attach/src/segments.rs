@@ -12,7 +12,7 @@ use rackbus_segment::message::{
 };
 
 use crate::devices::DeviceSegment;
-use crate::events::{Callback, Watch};
+use crate::events::{Callback, SegmentEvent, Watch};
 use crate::memory::{FarPlace, MappedMemory, Mapping};
 use crate::registry::Watched;
 use crate::session::{AttachError, Session};
@@ -114,8 +114,8 @@ impl Session {
         timeout_ms: u32,
         callback: Option<Callback>,
     ) -> Result<RemoteSegment, AttachError> {
-        let what = if node == BROADCAST_NODE { TargetKind::Group } else { TargetKind::Segment };
-        self.connect_to(node, id, timeout_ms, what, callback)
+        let watch = Watch::new(callback);
+        self.connect_to((node, id), timeout_ms, target_kind(node), (&watch, &|| {}))
     }
 
     /// Attaches to a segment that another process of this host shares.
@@ -127,16 +127,39 @@ impl Session {
         id: SegmentId,
         callback: Option<Callback>,
     ) -> Result<RemoteSegment, AttachError> {
-        self.connect_to(self.node(), id, u32::MAX, TargetKind::Attach, callback)
+        let watch = Watch::new(callback);
+        self.connect_to((self.node(), id), u32::MAX, TargetKind::Attach, (&watch, &|| {}))
     }
 
-    fn connect_to(
+    /// As [`connect_watched`](Session::connect_watched), with a callback that is told when the attempt has ended, well or not, and
+    /// before anything that happens to the segment: [`SegmentEvent::Attempted`]. What comes of it is given to `keep`, which may
+    /// be a moment later than that call begins.
+    pub fn connect_attempt(
         &self,
         node: NodeId,
         id: SegmentId,
         timeout_ms: u32,
+        callback: Callback,
+        keep: impl FnOnce(Result<RemoteSegment, AttachError>),
+    ) {
+        let watch = Watch::new(Some(callback));
+        let tell = || watch.deliver(SegmentEvent::Attempted, &self.registry().calls);
+        // Told before the node's events of it are let in.
+        let made = self.connect_to((node, id), timeout_ms, target_kind(node), (&watch, &tell));
+        let failed = made.is_err();
+        keep(made);
+        if failed {
+            tell();
+        }
+    }
+
+    /// Connects; `first` is called when nothing can go wrong any more, and before the first event.
+    fn connect_to(
+        &self,
+        (node, id): (NodeId, SegmentId),
+        timeout_ms: u32,
         what: TargetKind,
-        callback: Option<Callback>,
+        (watch, first): (&Arc<Watch>, &dyn Fn()),
     ) -> Result<RemoteSegment, AttachError> {
         let request = SessionRequest::Connect { node, id, timeout_ms, what };
         let (made, reply, fds) = self.make(&request)?;
@@ -148,19 +171,24 @@ impl Session {
             return Err(ReadOnly { node, segment: id }.into());
         }
         let memory = MappedMemory::new(Some(file), write, size);
-        let watch = Watch::new(callback);
         let watched = Watched {
-            watch: Arc::downgrade(&watch),
+            watch: Arc::downgrade(watch),
             memory: Arc::downgrade(&memory),
             size,
             ..Watched::default()
         };
+        first();
         self.registry().watch(handle, watched, self);
         made.claim();
-        let session = self.clone();
+        let (session, watch) = (self.clone(), watch.clone());
         let keeper = Keeper::Node(handle);
         Ok(RemoteSegment { session, keeper, node, id, size, address, memory, watch })
     }
+}
+
+/// What connecting to a number of a node means.
+fn target_kind(node: NodeId) -> TargetKind {
+    if node == BROADCAST_NODE { TargetKind::Group } else { TargetKind::Segment }
 }
 
 impl LocalSegment {

@@ -118,7 +118,8 @@ SISCI_API_EXPORT void SCIAttachPhysicalMemory(sci_ioaddr_t ioaddress, void *addr
 /*
  * Connects to a segment of a host, this one included; a timeout of 0 tries once. With
  * DIS_BROADCAST_NODEID_GROUP_ALL and BROADCAST: to a group. flags: USE_CALLBACK; BROADCAST;
- * ASYNCHRONOUS_CONNECT, return at once and tell the callback.
+ * ASYNCHRONOUS_CONNECT, return at once and tell the callback: SCI_CB_CONNECT with how it ended,
+ * before anything else.
  * SCI_ERR_NO_SUCH_SEGMENT: not there, or not available yet; try again. SCI_ERR_CONNECTION_REFUSED.
  * SCI_ERR_TIMEOUT. SCI_ERR_NO_LINK_ACCESS, SCI_ERR_NO_REMOTE_LINK_ACCESS: no way to that host.
  */

@@ -200,6 +200,7 @@ fn reason(event: SegmentEvent, own_node: u32) -> (Reason, u32) {
         SegmentEvent::Connected(node) => (CONNECT, node),
         SegmentEvent::Disconnected(node) => (DISCONNECT, node),
         SegmentEvent::Remote(change) => (remote_reason(change), own_node),
+        SegmentEvent::Attempted => (CONNECT, own_node),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rackbus_attach::{
-    BROADCAST_NODE, Callback, ConnectionChange, RemoteSegment, SegmentEvent, Watch,
+    AttachError, BROADCAST_NODE, Callback, ConnectionChange, RemoteSegment, SegmentEvent, Watch,
 };
 use rackbus_memory::{Region, threads};
 
@@ -130,7 +130,6 @@ pub(crate) fn release_lost(descriptor: &SciDescriptor) {
 }
 
 /// The program's function, to be called with what happened and how that went.
-#[derive(Clone)]
 struct Call {
     function: unsafe extern "C" fn(*mut c_void, RawHandle, Reason, u32) -> u32,
     argument: Argument,
@@ -178,47 +177,73 @@ fn connect(
     };
     let known = LateHandle::default();
     let later = known.clone();
-    let watched: Option<Callback> = call.clone().map(|call| {
+    let attempt = Attempt::default();
+    let how = attempt.clone();
+    let watched: Option<Callback> = call.map(|call| {
         Box::new(move |event| match event {
             SegmentEvent::Remote(change) => {
                 call.call(late(&later), remote_reason(change), SCI_ERR_OK)
             }
+            SegmentEvent::Attempted => call.call(late(&later), CONNECT, how.outcome()),
             SegmentEvent::Connected(_) | SegmentEvent::Disconnected(_) => true,
         }) as Callback
     });
-    let segment = Arc::new(OnceLock::new());
     if flags & SCI_FLAG_ASYNCHRONOUS_CONNECT != 0 {
-        let Some(call) = call else { return fail(SCI_ERR_ILLEGAL_PARAMETER) };
-        return connect_behind(wanted, segment, child, (call, watched), known);
+        let Some(watched) = watched else { return fail(SCI_ERR_ILLEGAL_PARAMETER) };
+        return connect_behind(wanted, (child, calling), (watched, attempt), known);
     }
+    let segment = Arc::new(OnceLock::new());
     let made = child.session().connect_watched(node, wanted.id, wanted.timeout, watched)?;
     // Set once, here.
     let _ = segment.set(made);
     Ok(add(segment, &wanted, (child, calling), &known))
 }
 
-/// Connects on a thread of its own, which then calls the program.
+/// How an attempt to connect in the background ended: its error, [`SCI_ERR_OK`] too.
+#[derive(Debug, Clone, Default)]
+struct Attempt(Arc<OnceLock<u32>>);
+
+impl Attempt {
+    fn ended(&self, outcome: u32) {
+        // There is one end.
+        let _ = self.0.set(outcome);
+    }
+
+    /// Waits until it is known: whoever had its end told is just about to say how.
+    fn outcome(&self) -> u32 {
+        loop {
+            if let Some(outcome) = self.0.get() {
+                return *outcome;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Connects on a thread of its own. The program is told how that went where it is told of everything else, and before it.
 fn connect_behind(
     wanted: Wanted,
-    segment: Arc<OnceLock<RemoteSegment>>,
-    child: Child,
-    (call, watched): (Call, Option<Callback>),
+    (child, calling): (Child, Arc<Calling>),
+    (callback, attempt): (Callback, Attempt),
     known: LateHandle,
 ) -> SciResult<RawHandle> {
     // Not the descriptor: it may be closed when the connection was ended before it was made.
     let session = child.session().clone();
-    let handle = add(segment.clone(), &wanted, (child, call.calling.clone()), &known);
+    let segment = Arc::new(OnceLock::new());
+    let handle = add(segment.clone(), &wanted, (child, calling), &known);
     let connect = move || {
-        let made = session.connect_watched(wanted.node, wanted.id, wanted.timeout, watched);
-        let status = match made {
-            Ok(made) => {
-                let _ = segment.set(made);
-                SCI_ERR_OK
-            }
-            Err(error) => Code::from(error).0,
+        let keep = |made: Result<RemoteSegment, AttachError>| {
+            let outcome = match made {
+                Ok(made) => {
+                    // Set once, here.
+                    let _ = segment.set(made);
+                    SCI_ERR_OK
+                }
+                Err(error) => Code::from(error).0,
+            };
+            attempt.ended(outcome);
         };
-        // Its answer is about what happens to the segment, which is called for elsewhere.
-        call.call(late(&known), CONNECT, status);
+        session.connect_attempt(wanted.node, wanted.id, wanted.timeout, callback, keep);
     };
     match threads::spawn("rackbus connect", connect) {
         Ok(_) => Ok(handle),
@@ -300,7 +325,8 @@ fn wait(handle: RawHandle, timeout: u32, flags: u32) -> SciResult<Reason> {
     let watch: Arc<Watch> = find::<SciRemoteSegment>(handle)?.segment()?.watch().clone();
     match wait_on(&watch, timeout)? {
         SegmentEvent::Remote(change) => Ok(remote_reason(change)),
-        SegmentEvent::Connected(_) | SegmentEvent::Disconnected(_) => {
+        // Only callbacks are told of attempts.
+        SegmentEvent::Connected(_) | SegmentEvent::Disconnected(_) | SegmentEvent::Attempted => {
             fail(SCI_ERR_ILLEGAL_OPERATION)
         }
     }

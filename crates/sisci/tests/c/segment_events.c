@@ -250,6 +250,100 @@ static void connected_in_the_background(struct scenario *scenario)
     scenario_meet(scenario);
 }
 
+/* A callback that cancels when it is told that its connection is made is not called for its end. */
+static void cancelled_when_connected(struct scenario *scenario)
+{
+    static struct calls calls;
+    unsigned int flags = SCI_FLAG_USE_CALLBACK | SCI_FLAG_ASYNCHRONOUS_CONNECT, i;
+    if (scenario->owner) {
+        sci_local_segment_t own = offer(scenario, NULL, NULL, 0);
+        scenario_meet(scenario);
+        scenario_meet(scenario);
+        TRY(SCIRemoveSegment(own, SCI_FLAG_FORCE_REMOVE, &error));
+    } else {
+        sci_remote_segment_t segment, other;
+        sci_segment_cb_reason_t reason;
+        sci_error_t status;
+        scenario_meet(scenario);
+        watch(&calls, SCI_CALLBACK_CANCEL);
+        segment = connect_to(scenario, on_remote, &calls, flags);
+        AWAIT(count_of(&calls) > 0);
+        other = connect_to(scenario, NULL, NULL, 0);
+        scenario_meet(scenario);
+        TRY(reason = SCIWaitForRemoteSegmentEvent(other, &status, SOON, 0, &error));
+        CHECK(reason == SCI_CB_DISCONNECT);
+        for (i = 0; i < 300; i++) /* both are told at the same time, more or less */
+            scenario_pause();
+        TRY(SCIDisconnectSegment(segment, 0, &error));
+        CHECK(count_of(&calls) == 1 && calls.call[0].reason == SCI_CB_CONNECT);
+        TRY(SCIDisconnectSegment(other, 0, &error));
+    }
+    scenario_meet(scenario);
+}
+
+enum { MANY = 8 };
+
+/* What one of many connections was told. */
+struct told {
+    unsigned int connected, ended, disordered;
+    unsigned int count;
+};
+
+static unsigned int inside, overlaps;
+
+static sci_callback_action_t on_one_of_many(void *arg, sci_remote_segment_t segment,
+                                            sci_segment_cb_reason_t reason, sci_error_t status)
+{
+    struct told *told = (struct told *)arg;
+    unsigned int i;
+    CALLED();
+    (void)segment, (void)status;
+    if (__atomic_fetch_add(&inside, 1, __ATOMIC_SEQ_CST) != 0)
+        __atomic_store_n(&overlaps, 1, __ATOMIC_SEQ_CST);
+    for (i = 0; i < 50; i++)
+        scenario_pause();
+    if (reason == SCI_CB_CONNECT) {
+        told->disordered |= told->ended;
+        told->connected++;
+    } else
+        told->ended++;
+    __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&told->count, 1, __ATOMIC_SEQ_CST);
+    return SCI_CALLBACK_CONTINUE;
+}
+
+/* Many connect in the background: one callback at a time, and for each its making before its end. */
+static void many_in_the_background(struct scenario *scenario)
+{
+    static struct told many[MANY];
+    unsigned int flags = SCI_FLAG_USE_CALLBACK | SCI_FLAG_ASYNCHRONOUS_CONNECT, i;
+    if (scenario->owner) {
+        sci_local_segment_t own = offer(scenario, NULL, NULL, 0);
+        sci_segment_cb_reason_t reason;
+        unsigned int node, adapter;
+        scenario_meet(scenario);
+        for (i = 0; i < MANY; i++) {
+            TRY(reason = SCIWaitForLocalSegmentEvent(own, &node, &adapter, SOON, 0, &error));
+            CHECK(reason == SCI_CB_CONNECT);
+        }
+        TRY(SCIRemoveSegment(own, 0, &error));
+    } else {
+        sci_remote_segment_t segments[MANY];
+        scenario_meet(scenario);
+        for (i = 0; i < MANY; i++)
+            TRY(SCIConnectSegment(scenario->sd, &segments[i], scenario->peer, ID, 0, on_one_of_many,
+                                  &many[i], SOON, flags, &error));
+        for (i = 0; i < MANY; i++)
+            AWAIT(__atomic_load_n(&many[i].count, __ATOMIC_SEQ_CST) == 2);
+        CHECK(!__atomic_load_n(&overlaps, __ATOMIC_SEQ_CST));
+        for (i = 0; i < MANY; i++) {
+            CHECK(many[i].connected == 1 && many[i].ended == 1 && !many[i].disordered);
+            TRY(SCIDisconnectSegment(segments[i], 0, &error));
+        }
+    }
+    scenario_meet(scenario);
+}
+
 static int waiting;
 
 static void *wait_in_thread(void *arg)
@@ -287,6 +381,8 @@ int main(int argc, char **argv)
     withdrawn(&scenario, SCI_FLAG_FORCE_DISCONNECT);
     withdrawn(&scenario, SCI_FLAG_FORCE_REMOVE);
     connected_in_the_background(&scenario);
+    cancelled_when_connected(&scenario);
+    many_in_the_background(&scenario);
     if (scenario.owner)
         removed_while_waited_for(&scenario);
     scenario_end(&scenario);
