@@ -25,7 +25,11 @@ SISCI_API_EXPORT void SCIRemoveSequence(sci_sequence_t sequence, unsigned int fl
 SISCI_API_EXPORT sci_sequence_status_t SCIStartSequence(sci_sequence_t sequence,
                                                         unsigned int flags, sci_error_t *error);
 
-/* Ends it and tells how it went; also without a start. flags: NO_FLUSH, NO_STORE_BARRIER. */
+/*
+ * Ends it and tells how it went; also without a start. flags: NO_FLUSH, NO_STORE_BARRIER. Once the
+ * segment is gone, SCI_SEQ_NOT_RETRIABLE; on one machine the first check after its owner removed it
+ * is of stores that had arrived before.
+ */
 SISCI_API_EXPORT sci_sequence_status_t SCICheckSequence(sci_sequence_t sequence,
                                                         unsigned int flags, sci_error_t *error);
 

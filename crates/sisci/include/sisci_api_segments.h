@@ -42,6 +42,7 @@ SISCI_API_EXPORT void SCIPrepareSegment(sci_local_segment_t segment, unsigned in
  * FIXED_MAP_ADDR the page-aligned place. NULL on errors. flags: FIXED_MAP_ADDR, READONLY_MAP.
  * SCI_ERR_OUT_OF_RANGE: not inside of the segment. SCI_ERR_SIZE_ALIGNMENT: size is 0.
  * SCI_ERR_OFFSET_ALIGNMENT, SCI_ERR_ILLEGAL_ADDRESS: the fixed place cannot be had.
+ * SCI_ERR_NOT_CONNECTED: it is attached to, and its owner is gone.
  */
 SISCI_API_EXPORT void *SCIMapLocalSegment(sci_local_segment_t segment, sci_map_t *map,
                                           size_t offset, size_t size, void *addr,

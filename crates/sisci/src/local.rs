@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use rackbus_attach::devices::{BorrowedDevice, DeviceError, DeviceMapping};
 use rackbus_attach::{
-    Callback, ConnectionChange, LocalSegment, Mapping, RemoteSegment, SegmentEvent, Watch,
+    Callback, ConnectionChange, LocalSegment, Mapping, RemoteSegment, SegmentEvent, SegmentKind,
+    Watch,
 };
 
 use rackbus_memory::Region;
@@ -73,9 +74,7 @@ impl Using {
 
     /// Whether its memory has no owner any more.
     pub(crate) fn gone(&self) -> bool {
-        let attached =
-            matches!(&self.0.source, Source::Attached(segment) if segment.watch().lost());
-        attached || self.0.transfers.load(Ordering::Acquire) & REMOVED != 0
+        self.0.is_left() || self.0.transfers.load(Ordering::Acquire) & REMOVED != 0
     }
 }
 
@@ -140,6 +139,32 @@ impl SciLocalSegment {
         match &self.source {
             Source::Own(segment) => Ok(segment.flush()?),
             Source::Attached(segment) => Ok(segment.flush_to_all()?),
+        }
+    }
+
+    /// What happens at its far end, where it has one: the process that owns what was attached, or the home of the group that
+    /// it is a member of. An own segment that is neither is at its end itself.
+    pub(crate) fn far_end(&self) -> Option<&Watch> {
+        match &self.source {
+            Source::Attached(segment) => Some(segment.watch()),
+            Source::Own(segment) => {
+                (segment.kind() == SegmentKind::Group).then(|| &**segment.watch())
+            }
+        }
+    }
+
+    /// Whether what was attached is its owner's no more.
+    pub(crate) fn is_left(&self) -> bool {
+        matches!(&self.source, Source::Attached(segment) if segment.watch().lost())
+    }
+
+    /// Whether its home may be another machine, which has what is stored only once that was sent.
+    pub(crate) fn is_far(&self) -> bool {
+        match &self.source {
+            Source::Attached(segment) => segment.is_far(),
+            Source::Own(segment) => {
+                segment.kind() == SegmentKind::Group && self.child.session().between_machines()
+            }
         }
     }
 

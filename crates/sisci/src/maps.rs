@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rackbus_attach::Mapping;
+use rackbus_attach::{Mapping, RemoteSegment, Watch};
 use rackbus_memory::Access;
 
 use crate::constants::errors::*;
@@ -13,7 +13,7 @@ use crate::error::{Code, SciResult, check_flags, fail, finish, put};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::local::SciLocalSegment;
-use crate::remote::SciRemoteSegment;
+use crate::remote::{Left, SciRemoteSegment};
 
 /// A mapping of a segment (`sci_map_t`), until it is unmapped.
 #[derive(Debug)]
@@ -65,11 +65,24 @@ impl Map {
         self.mapping.region().access().contains(Access::WRITE)
     }
 
-    /// The connection that it is of, where it is of a remote segment's.
-    pub(crate) fn remote(&self) -> Option<&SciRemoteSegment> {
+    /// What happens at the far end of its segment, where that has one.
+    fn far_end(&self) -> Option<&Watch> {
         match &self.of {
-            Of::Local(_) => None,
-            Of::Remote(remote) => Some(remote),
+            Of::Local(local) => local.far_end(),
+            Of::Remote(remote) => remote.watch(),
+        }
+    }
+
+    /// How its segment went, if it did.
+    pub(crate) fn left(&self) -> Option<Left> {
+        self.far_end().and_then(Left::of)
+    }
+
+    /// Whether the home of its segment may be another machine, which has what is stored only once that was sent.
+    pub(crate) fn is_far(&self) -> bool {
+        match &self.of {
+            Of::Local(local) => local.is_far(),
+            Of::Remote(remote) => remote.segment().is_ok_and(RemoteSegment::is_far),
         }
     }
 
@@ -96,7 +109,7 @@ impl Map {
 
     /// Whether its segment is gone for good, or some of its memory: stores there reach nobody.
     pub(crate) fn lost(&self) -> bool {
-        self.truncated() || self.remote().is_some_and(SciRemoteSegment::lost)
+        self.truncated() || self.far_end().is_some_and(Watch::lost)
     }
 
     /// Whether some of its memory could not be reached, because its file was cut or a virtual machine did not map it, and
@@ -182,6 +195,9 @@ impl Wanted {
 
 fn map_local(segment: RawHandle, wanted: &Wanted) -> SciResult<(RawHandle, *mut c_void)> {
     let local = find::<SciLocalSegment>(segment)?;
+    if local.is_left() {
+        return fail(SCI_ERR_NOT_CONNECTED);
+    }
     let (range, address) = wanted.check(local.size())?;
     let read_only = wanted.flags & SCI_FLAG_READONLY_MAP != 0;
     let mapping = local.map(range, address, read_only).map_err(|code| at(address, code))?;

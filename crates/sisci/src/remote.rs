@@ -44,11 +44,24 @@ pub struct SciRemoteSegment {
 kind!(SciRemoteSegment, 3);
 
 /// How a connection's far end went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
     /// The memory is where it was.
     InPlace,
     /// The memory was taken away, or is out of reach.
     Away,
+}
+
+impl Left {
+    /// How what is watched went, if it did.
+    pub(crate) fn of(watch: &Watch) -> Option<Left> {
+        Some(match watch.ending()? {
+            ConnectionChange::Removed | ConnectionChange::Lost if !watch.is_unreachable() => {
+                Left::InPlace
+            }
+            _ => Left::Away,
+        })
+    }
 }
 
 /// What those were asked to be that were disconnected last: programs ask after it.
@@ -91,18 +104,12 @@ impl SciRemoteSegment {
 
     /// Whether the segment is gone for good.
     pub(crate) fn lost(&self) -> bool {
-        self.segment.get().is_some_and(|segment| segment.watch().lost())
+        self.watch().is_some_and(Watch::lost)
     }
 
-    /// How the segment went, if it did.
-    pub(crate) fn left(&self) -> Option<Left> {
-        let watch = self.segment.get()?.watch();
-        Some(match watch.ending()? {
-            ConnectionChange::Removed | ConnectionChange::Lost if !watch.is_unreachable() => {
-                Left::InPlace
-            }
-            _ => Left::Away,
-        })
+    /// What happens to the segment, once it is connected.
+    pub(crate) fn watch(&self) -> Option<&Watch> {
+        Some(self.segment.get()?.watch())
     }
 
     /// Takes what keeps the descriptor open.

@@ -11,7 +11,7 @@ use crate::error::{Code, SciResult, check_flags};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find};
 use crate::maps::{Arrival, Map};
-use crate::remote::{Left, SciRemoteSegment};
+use crate::remote::Left;
 
 /// A sequence (`sci_sequence_t`): the stores to a mapping between two checks.
 #[derive(Debug)]
@@ -96,25 +96,26 @@ pub(super) fn start(sequence: RawHandle) -> Result<(), Disorder> {
     judge(arrival, if gone { Place::Gone } else { Place::There })
 }
 
-/// The same for the stores since the last look. Those that were made before the owner left arrived,
-/// so the first look after it is good; not so where the memory was taken away, or the host is gone. To
-/// another machine they arrive here, unless the program wants that not.
+/// The same for the stores since the last look. Those that were made before the owner left arrived, so the first look after it
+/// is good; not so where the memory was taken away, or the host is gone. To another machine they arrive here, unless the
+/// program wants that not.
 pub(super) fn check(sequence: RawHandle, flush: bool) -> Result<(), Disorder> {
     fence(Ordering::SeqCst);
     let sequence = find::<Sequence>(sequence)?;
-    let left = || sequence.map.remote().and_then(SciRemoteSegment::left);
+    let map = &sequence.map;
     // Who has left takes nothing any more; who leaves during it may not have had all.
-    let asks = flush && left().is_none();
-    let arrival = if asks { sequence.map.arrival() } else { Arrival::There };
-    if sequence.map.truncated() {
+    let asks = flush && map.left().is_none();
+    let arrival = if asks { map.arrival() } else { Arrival::There };
+    if map.truncated() {
         return judge(arrival, Place::Gone);
     }
-    let place = match left() {
+    let place = match map.left() {
         None => Place::There,
         Some(left) => {
             let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
             match left {
-                Left::InPlace if !seen => Place::Leaving,
+                // What another machine had been sent when its process left, nobody knows who did not ask before.
+                Left::InPlace if !seen && (asks || !map.is_far()) => Place::Leaving,
                 Left::InPlace | Left::Away => Place::Gone,
             }
         }

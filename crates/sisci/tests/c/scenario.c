@@ -44,6 +44,11 @@ void scenario_expect(const char *file, int line, const char *call, sci_error_t g
                    (unsigned int)wanted, SCIGetErrorString(wanted));
 }
 
+int scenario_between_machines(void)
+{
+    return getenv("SCENARIO_MACHINES") != NULL;
+}
+
 void scenario_pause(void)
 {
     struct timespec moment;

@@ -44,6 +44,9 @@ void scenario_meet(struct scenario *scenario);
 void scenario_send(struct scenario *scenario, unsigned int slot, uint32_t value);
 uint32_t scenario_receive(struct scenario *scenario, unsigned int slot);
 
+/* Whether the two hosts are machines of their own (SCENARIO_MACHINES is set). */
+int scenario_between_machines(void);
+
 /* Fails the scenario: prints where and what, and ends the process. */
 void scenario_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));

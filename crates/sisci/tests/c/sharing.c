@@ -118,6 +118,44 @@ static void shared(struct scenario *scenario, char *program)
 }
 
 /*
+ * The owner removes what is attached: what was stored before is good, what comes later reaches nobody
+ * and fails, and it is not mapped anew.
+ */
+static void owner_leaves(struct scenario *scenario)
+{
+    enum { LEFT = 0x5a53 };
+    sci_local_segment_t own, attached;
+    sci_sequence_t sequence;
+    sci_sequence_status_t status;
+    sci_segment_cb_reason_t reason;
+    sci_map_t map, other;
+    unsigned int node, adapter;
+    size_t size;
+    char bytes[64] = {0};
+    TRY(SCICreateSegment(scenario->sd, &own, LEFT, SIZE, NULL, NULL, 0, &error));
+    TRY(SCIShareSegment(own, 0, &error));
+    TRY(SCIAttachLocalSegment(scenario->sd, &attached, LEFT, &size, NULL, NULL, 0, &error));
+    TRY((void)SCIMapLocalSegment(attached, &map, 0, size, NULL, 0, &error));
+    TRY(SCICreateMapSequence(map, &sequence, 0, &error));
+    TRY(status = SCIStartSequence(sequence, 0, &error));
+    CHECK(status == SCI_SEQ_OK);
+    TRY(SCIMemCpy(sequence, bytes, map, 0, sizeof bytes, SCI_FLAG_ERROR_CHECK, &error));
+    TRY(SCIRemoveSegment(own, 0, &error));
+    TRY(reason = SCIWaitForLocalSegmentEvent(attached, &node, &adapter, SOON, 0, &error));
+    CHECK(reason == SCI_CB_DISCONNECT);
+    TRY(status = SCICheckSequence(sequence, 0, &error));
+    CHECK(status == SCI_SEQ_OK);
+    REFUSED(SCI_ERR_TRANSFER_FAILED, status = SCICheckSequence(sequence, 0, &error));
+    CHECK(status == SCI_SEQ_NOT_RETRIABLE);
+    REFUSED(SCI_ERR_TRANSFER_FAILED,
+            SCIMemCpy(NULL, bytes, map, 0, sizeof bytes, SCI_FLAG_ERROR_CHECK, &error));
+    REFUSED(SCI_ERR_NOT_CONNECTED,
+            (void)SCIMapLocalSegment(attached, &other, 0, size, NULL, 0, &error));
+    TRY(SCIUnmapSegment(map, 0, &error));
+    TRY(SCIRemoveSegment(attached, 0, &error));
+}
+
+/*
  * Memory that is not all there cannot be a segment's: it stays as it is, and so does the segment, which
  * nobody is offered before it has other memory.
  */
@@ -188,6 +226,7 @@ int main(int argc, char **argv)
         return attacher();
     scenario_begin(&scenario, argc, argv);
     shared(&scenario, argv[0]);
+    owner_leaves(&scenario);
     registered(&scenario);
     scenario_end(&scenario);
     return 0;

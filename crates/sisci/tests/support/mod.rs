@@ -109,6 +109,7 @@ pub fn programs(build: Build) -> &'static Path {
 pub struct Rack {
     folder: tempfile::TempDir,
     build: Build,
+    machines: bool,
 }
 
 impl Rack {
@@ -124,7 +125,7 @@ impl Rack {
         for (node, name) in HOSTS {
             start(folder.path(), node, name, Linked { link: link.clone(), machines: false });
         }
-        Rack { folder, build }
+        Rack { folder, build, machines: false }
     }
 
     /// The same with hosts that are machines: they reach each other by TCP alone.
@@ -152,7 +153,7 @@ impl Rack {
             });
             start(folder.path(), node, name, Linked { link: Arc::new(link), machines: true });
         }
-        Rack { folder, build: Build::Plain }
+        Rack { folder, build: Build::Plain, machines: true }
     }
 
     /// Where a process on a host finds its node.
@@ -162,7 +163,13 @@ impl Rack {
 
     /// A program of [`programs`], to be run on a host.
     pub fn on(&self, host: &str, program: &str) -> Command {
-        program_on(self.folder.path(), host, &programs(self.build).join(program), self.build)
+        let program = programs(self.build).join(program);
+        let mut command = program_on(self.folder.path(), host, &program, self.build);
+        if self.machines {
+            // What scenarios may expect depends on it.
+            command.env("SCENARIO_MACHINES", "1");
+        }
+        command
     }
 
     /// Runs two programs side by side, which must both succeed; what they printed.
