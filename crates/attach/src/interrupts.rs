@@ -112,7 +112,19 @@ impl Line {
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let outcome = self.bell.wait(seen, &mut spin, left);
         self.spin.store(spin.budget_ns(), Ordering::Relaxed);
-        Ok(outcome?)
+        match outcome {
+            // The node's end closed it: what was triggered before that counts.
+            Err(WaitError::Closed)
+                if self.session.is_gone() && !self.has_ended() && self.bell.count() != seen =>
+            {
+                Ok(self.bell.count())
+            }
+            outcome => Ok(outcome?),
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
     fn remove(&self) {
@@ -181,7 +193,8 @@ impl Session {
     ) -> Result<Interrupt, AttachError> {
         let line = Line::make(self, InterruptKind::Plain, number, shared)?;
         let taken = AtomicU32::new(line.rung);
-        self.registry().watch(line.handle, Watched::default(), self);
+        let watched = Watched { bell: Arc::downgrade(&line.bell), ..Watched::default() };
+        self.registry().watch(line.handle, watched, self);
         Ok(Interrupt { line, taken, counting })
     }
 
@@ -192,7 +205,8 @@ impl Session {
     pub fn create_data_interrupt(&self, number: Option<u32>) -> Result<DataInterrupt, AttachError> {
         let line = Line::make(self, InterruptKind::Data, number, false)?;
         let rings = Arc::new(Rings { bell: line.bell.clone(), state: Mutex::default() });
-        let watched = Watched { rings: Arc::downgrade(&rings), ..Watched::default() };
+        let (bell, of) = (Arc::downgrade(&line.bell), Arc::downgrade(&rings));
+        let watched = Watched { rings: of, bell, ..Watched::default() };
         self.registry().watch(line.handle, watched, self);
         Ok(DataInterrupt { line, rings })
     }
@@ -266,7 +280,7 @@ impl Interrupt {
     ///
     /// # Errors
     /// [`InterruptError::TimedOut`] after `timeout` (`None` waits for ever), and
-    /// [`InterruptError::Gone`] when it is removed meanwhile.
+    /// [`InterruptError::Gone`] when it is removed meanwhile, or the host's node is gone.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<(), InterruptError> {
         let deadline = after(timeout);
         loop {

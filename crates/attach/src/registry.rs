@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rackbus_memory::descriptors::keep_room;
+use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, PacketStream, StreamError};
 use rackbus_segment::Handle;
@@ -133,6 +134,8 @@ pub(crate) struct Watched {
     pub memory: Weak<MappedMemory>,
     pub size: u64,
     pub rings: Weak<Rings>,
+    /// The doorbell of an own interrupt.
+    pub bell: Weak<Doorbell>,
 }
 
 impl Registry {
@@ -226,6 +229,9 @@ impl Registry {
                 watch.deliver(SegmentEvent::Remote(ConnectionChange::Lost), &self.calls);
             }
         }
+        // Those that could trigger own interrupts are told that the host is gone, and trigger them no more: who waits for one
+        // would wait for ever.
+        all.iter().filter_map(|watched| watched.bell.upgrade()).for_each(|bell| bell.leave());
     }
 
     fn deliver(&self, handle: Handle, event: SegmentEvent) {

@@ -37,7 +37,7 @@ SISCI_API_EXPORT void SCICreateNamedInterrupt(sci_desc_t sd, sci_local_interrupt
 SISCI_API_EXPORT void SCIRemoveInterrupt(sci_local_interrupt_t interrupt, unsigned int flags,
                                          sci_error_t *error);
 
-/* SCI_ERR_TIMEOUT. SCI_ERR_CANCELLED: it was removed. */
+/* SCI_ERR_TIMEOUT. SCI_ERR_CANCELLED: it was removed, or the host's node is gone. */
 SISCI_API_EXPORT void SCIWaitForInterrupt(sci_local_interrupt_t interrupt, unsigned int timeout,
                                           unsigned int flags, sci_error_t *error);
 
@@ -70,7 +70,8 @@ SISCI_API_EXPORT void SCIRemoveDataInterrupt(sci_local_data_interrupt_t interrup
 
 /*
  * Takes the oldest message. length: how much data has room for, then how long the message was.
- * SCI_ERR_TIMEOUT. SCI_ERR_CANCELLED. SCI_ERR_NOSPC: no room for it; it stays the oldest.
+ * SCI_ERR_TIMEOUT. SCI_ERR_CANCELLED: it was removed, or the host's node is gone, and no message
+ * is left. SCI_ERR_NOSPC: no room for it; it stays the oldest.
  */
 SISCI_API_EXPORT void SCIWaitForDataInterrupt(sci_local_data_interrupt_t interrupt, void *data,
                                               unsigned int *length, unsigned int timeout,
