@@ -57,8 +57,8 @@ SISCI_API_EXPORT void SCISetSegmentAvailable(sci_local_segment_t segment,
 
 /*
  * Lets nobody connect any more; who is connected stays. flags: NOTIFY, tell them (their callback
- * gets SCI_CB_DISCONNECT); FORCE_DISCONNECT, end their connections. SCI_ERR_ILLEGAL_OPERATION: it
- * is not available.
+ * gets SCI_CB_DISCONNECT); FORCE_DISCONNECT, end their connections, available or not.
+ * SCI_ERR_ILLEGAL_OPERATION: it is not available.
  */
 SISCI_API_EXPORT void SCISetSegmentUnavailable(sci_local_segment_t segment,
                                                unsigned int localAdapterNo, unsigned int flags,
@@ -158,7 +158,7 @@ SISCI_API_EXPORT volatile void *SCIMapRemoteSegment(sci_remote_segment_t segment
                                                     size_t offset, size_t size, void *addr,
                                                     unsigned int flags, sci_error_t *error);
 
-/* Unmaps. SCI_ERR_BUSY: a sequence or an interrupt still uses the map. */
+/* Unmaps, and ends the sequences on the map. */
 SISCI_API_EXPORT void SCIUnmapSegment(sci_map_t map, unsigned int flags, sci_error_t *error);
 
 /* Where it is mapped; its address on the bus. NULL and 0 for a handle that is not valid. */

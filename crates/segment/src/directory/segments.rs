@@ -183,6 +183,10 @@ impl Directory {
         objects: &mut dyn Objects,
     ) -> Answer {
         let segment = self.own_segment(session, handle)?;
+        // Those who connected while it was available can be cut off later, too.
+        if !segment.available && how != Withdrawal::Force {
+            return Err(Refusal::Illegal("the segment is not available".into()));
+        }
         segment.available = false;
         let guests: Vec<Guest> = segment.guests.keys().copied().collect();
         match how {

@@ -49,6 +49,8 @@ fn memory_is_given_again_until_others_use_it() {
     let mut ask = |request| asked(&mut directory, &mut memories, request);
     let how = rackbus_segment::message::Withdrawal::Quiet;
     ask(SessionRequest::SetUnavailable { segment, how }).unwrap();
+    let again = ask(SessionRequest::SetUnavailable { segment, how });
+    assert!(matches!(again, Err(Refusal::Illegal(_))), "it is not available any more");
     assert!(matches!(ask(give), Err(Refusal::Illegal(_))), "somebody is connected still");
     let Ok((Reply::Created { segment, .. }, _)) = ask(request(SegmentKind::Shared, 8)) else {
         panic!("no segment")

@@ -122,10 +122,14 @@ static void availability(struct scenario *scenario)
         REFUSED(SCI_ERR_ILLEGAL_OPERATION, SCISetSegmentAvailable(hidden, 0, 0, &error));
         scenario_meet(scenario);
         scenario_meet(scenario); /* it is not available */
+        REFUSED(SCI_ERR_ILLEGAL_OPERATION, SCISetSegmentUnavailable(local, 0, 0, &error));
         TRY(SCISetSegmentAvailable(local, 0, 0, &error));
         scenario_meet(scenario);
         scenario_meet(scenario); /* the peer has connected */
         TRY(SCISetSegmentUnavailable(local, 0, 0, &error));
+        REFUSED(SCI_ERR_ILLEGAL_OPERATION, SCISetSegmentUnavailable(local, 0, 0, &error));
+        REFUSED(SCI_ERR_ILLEGAL_OPERATION,
+                SCISetSegmentUnavailable(local, 0, SCI_FLAG_NOTIFY, &error));
         scenario_meet(scenario);
         scenario_meet(scenario); /* it is not available again */
         TRY(SCIRemoveSegment(local, 0, &error));
