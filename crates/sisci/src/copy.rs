@@ -16,7 +16,7 @@ use rackbus_memory::copy::copy_bytes;
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{SciResult, check_flags, fail, finish, put};
+use crate::error::{SciResult, check_flags, check_place, fail, finish, put};
 use crate::handles::{RawHandle, find, kind};
 use crate::local::Argument;
 use crate::maps::Map;
@@ -216,7 +216,8 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            if let Some(handle) = finish(error, create_sequence(map, flags)) {
+            let made = check_place(sequence).and_then(|()| create_sequence(map, flags));
+            if let Some(handle) = finish(error, made) {
                 put(sequence, handle);
             }
         }
@@ -383,7 +384,13 @@ api! {
         let transfer = BlockTransfer { from: (source, source_offset), to: (target, target_offset), size };
         // SAFETY: as the caller says.
         unsafe {
-            let begun = transfer_behind(transfer, callback, Argument(argument), flags);
+            // One that calls the program ends with that, and is told by it: its handle may have no place.
+            let place = match flags & SCI_FLAG_USE_CALLBACK {
+                0 => check_place(block),
+                _ => Ok(()),
+            };
+            let begun = place
+                .and_then(|()| transfer_behind(transfer, callback, Argument(argument), flags));
             if let Some(handle) = finish(error, begun) {
                 put(block, handle);
             }

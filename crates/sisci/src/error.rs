@@ -96,6 +96,14 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) {
     }
 }
 
+/// Refuses to make what a program has no place for the handle of: nobody could ever end it.
+pub(crate) fn check_place<T>(place: *const T) -> SciResult<()> {
+    match place.is_null() {
+        true => fail(SCI_ERR_ILLEGAL_PARAMETER),
+        false => Ok(()),
+    }
+}
+
 /// Refuses flags that are not among `known`.
 pub(crate) fn check_flags(flags: u32, known: u32) -> SciResult<()> {
     match flags & !known {

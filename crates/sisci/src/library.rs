@@ -8,7 +8,9 @@ use rackbus_attach::{NodeAddress, Session};
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, SciResult, check_adapter, check_flags, explain, fail, finish, put};
+use crate::error::{
+    Code, SciResult, check_adapter, check_flags, check_place, explain, fail, finish, put,
+};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find, kind};
 
@@ -270,7 +272,7 @@ api! {
     fn SCIOpen(sd: *mut RawHandle, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe {
-            if let Some(handle) = finish(error, open(flags)) {
+            if let Some(handle) = finish(error, check_place(sd).and_then(|()| open(flags))) {
                 put(sd, handle);
             }
         }

@@ -18,7 +18,7 @@ use rackbus_memory::Region;
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{SciResult, check_flags, fail, finish, put};
+use crate::error::{SciResult, check_flags, check_place, fail, finish, put};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::library::Child;
@@ -319,7 +319,8 @@ api! {
         // SAFETY: as the caller says.
         unsafe {
             let called = (callback, Argument(argument));
-            if let Some(handle) = finish(error, create(sd, id, size, called, flags)) {
+            let made = check_place(segment).and_then(|()| create(sd, id, size, called, flags));
+            if let Some(handle) = finish(error, made) {
                 put(segment, handle);
             }
         }
@@ -402,7 +403,8 @@ api! {
         // SAFETY: as the caller says.
         unsafe {
             let called = (callback, Argument(argument));
-            if let Some((handle, bytes)) = finish(error, attach(sd, id, called, flags)) {
+            let attached = check_place(segment).and_then(|()| attach(sd, id, called, flags));
+            if let Some((handle, bytes)) = finish(error, attached) {
                 put(segment, handle);
                 put(size, bytes);
             }

@@ -9,7 +9,7 @@ use rackbus_memory::Access;
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, SciResult, check_flags, fail, finish, put};
+use crate::error::{Code, SciResult, check_flags, check_place, fail, finish, put};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::local::SciLocalSegment;
@@ -278,7 +278,8 @@ api! {
         // SAFETY: as the caller says.
         unsafe {
             let wanted = Wanted { offset, size, address, flags };
-            let Some((handle, pointer)) = finish(error, map_local(segment, &wanted)) else {
+            let mapped = check_place(map).and_then(|()| map_local(segment, &wanted));
+            let Some((handle, pointer)) = finish(error, mapped) else {
                 return std::ptr::null_mut();
             };
             put(map, handle);
@@ -299,7 +300,8 @@ api! {
         // SAFETY: as the caller says.
         unsafe {
             let wanted = Wanted { offset, size, address, flags };
-            let Some((handle, pointer)) = finish(error, map_remote(segment, &wanted)) else {
+            let mapped = check_place(map).and_then(|()| map_remote(segment, &wanted));
+            let Some((handle, pointer)) = finish(error, mapped) else {
                 return std::ptr::null_mut();
             };
             put(map, handle);

@@ -14,7 +14,7 @@ use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::devices::DeviceUse;
-use crate::error::{Code, SciResult, check_adapter, check_flags, fail, finish, put};
+use crate::error::{Code, SciResult, check_adapter, check_flags, check_place, fail, finish, put};
 use crate::forks::{HeldLock, is_unusable};
 use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::library::{Child, SciDescriptor, node_id};
@@ -356,7 +356,9 @@ api! {
         // SAFETY: as the caller says.
         unsafe {
             let (wanted, called) = (Wanted { node, id, timeout }, (callback, Argument(argument)));
-            if let Some(handle) = finish(error, connect(sd, wanted, adapter, called, flags)) {
+            let made =
+                check_place(segment).and_then(|()| connect(sd, wanted, adapter, called, flags));
+            if let Some(handle) = finish(error, made) {
                 put(segment, handle);
             }
         }

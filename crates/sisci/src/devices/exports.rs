@@ -4,7 +4,7 @@ use super::calls::{self, DeviceSegmentTarget};
 use super::{Ignored, SciDevice, Wanted, info};
 use crate::constants::errors::SCI_ERR_NOT_SUPPORTED;
 use crate::constants::layout::SciDeviceInfo;
-use crate::error::{SciResult, check_flags, fail, finish, put};
+use crate::error::{SciResult, check_flags, check_place, fail, finish, put};
 use crate::handles::{RawHandle, find};
 use crate::remote::RemoteCallback;
 
@@ -39,7 +39,8 @@ api! {
     fn SCIBorrowDevice(sd: RawHandle, device: *mut RawHandle, fdid: u64, flags: u32, error: *mut u32) {
         // SAFETY: as the caller says.
         unsafe {
-            if let Some(handle) = finish(error, calls::borrow(sd, fdid, flags)) {
+            let borrowed = check_place(device).and_then(|()| calls::borrow(sd, fdid, flags));
+            if let Some(handle) = finish(error, borrowed) {
                 put(device, handle);
             }
         }
@@ -78,7 +79,10 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            if let Some(handle) = finish(error, calls::connect(device, &DeviceSegmentTarget { id, kind }, flags)) {
+            let target = DeviceSegmentTarget { id, kind };
+            let connected =
+                check_place(segment).and_then(|()| calls::connect(device, &target, flags));
+            if let Some(handle) = finish(error, connected) {
                 put(segment, handle);
             }
         }
@@ -98,7 +102,9 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let connected = calls::connect_by_path(device, &DeviceSegmentTarget { id, kind }, adapter, flags);
+            let target = DeviceSegmentTarget { id, kind };
+            let connected = check_place(segment)
+                .and_then(|()| calls::connect_by_path(device, &target, adapter, flags));
             if let Some(handle) = finish(error, connected) {
                 put(segment, handle);
             }
@@ -119,9 +125,9 @@ api! {
         // SAFETY: as the caller says.
         unsafe {
             let which = (number, reserved);
-            if let Some(handle) =
-                finish(error, calls::connect_memory(sd, adapter, device, which, flags))
-            {
+            let connected = check_place(segment)
+                .and_then(|()| calls::connect_memory(sd, adapter, device, which, flags));
+            if let Some(handle) = finish(error, connected) {
                 put(segment, handle);
             }
         }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::channels::{assign, give_back, known, request};
 use super::transfer::{Wanted, transfer_memory, transfer_vector};
 use super::*;
-use crate::error::{finish, put};
+use crate::error::{check_place, finish, put};
 
 api! {
     /// Makes a queue for so many transfers.
@@ -19,11 +19,11 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let made = match flags & SCI_FLAG_DMA_PHDMA {
+            let made = check_place(queue).and_then(|()| match flags & SCI_FLAG_DMA_PHDMA {
                 0 => create(sd, adapter, max_entries, flags),
                 // Transfers from raw bus addresses.
                 _ => fail(SCI_ERR_NOT_SUPPORTED),
-            };
+            });
             if let Some(handle) = finish(error, made) {
                 put(queue, handle);
             }
@@ -168,7 +168,9 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            if let Some(handle) = finish(error, request(sd, adapter, kind, number, flags)) {
+            let taken =
+                check_place(channel).and_then(|()| request(sd, adapter, kind, number, flags));
+            if let Some(handle) = finish(error, taken) {
                 put(channel, handle);
             }
         }

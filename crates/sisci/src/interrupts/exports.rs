@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::*;
-use crate::error::{finish, put};
+use crate::error::{check_place, finish, put};
 
 api! {
     /// Makes an interrupt that others trigger by its number.
@@ -19,7 +19,8 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let made = check_adapter(adapter)
+            let made = check_place(interrupt)
+                .and_then(|()| check_adapter(adapter))
                 .and_then(|()| wanted(number, flags))
                 .and_then(|number| create(sd, number, (callback, Argument(argument)), flags));
             if let Some((handle, chosen)) = finish(error, made) {
@@ -72,7 +73,9 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            if let Some(handle) = finish(error, connect(sd, node, adapter, number, (timeout, flags))) {
+            let made = check_place(interrupt)
+                .and_then(|()| connect(sd, node, adapter, number, (timeout, flags)));
+            if let Some(handle) = finish(error, made) {
                 put(interrupt, handle);
             }
         }
@@ -103,7 +106,8 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let made = check_adapter(adapter)
+            let made = check_place(interrupt)
+                .and_then(|()| check_adapter(adapter))
                 .and_then(|()| wanted(number, flags))
                 .and_then(|number| create_data(sd, number, (callback, Argument(argument)), flags));
             if let Some((handle, chosen)) = finish(error, made) {
@@ -145,7 +149,8 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let made = connect_data(sd, node, adapter, number, (timeout, flags));
+            let made = check_place(interrupt)
+                .and_then(|()| connect_data(sd, node, adapter, number, (timeout, flags)));
             if let Some(handle) = finish(error, made) {
                 put(interrupt, handle);
             }

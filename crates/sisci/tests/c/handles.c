@@ -296,6 +296,43 @@ static void misuse_each(const struct things *all, int but_for_its_kind)
         misuse_all(handles[kind], but_for_its_kind ? kind : -1);
 }
 
+/* Nothing is made whose handle would go nowhere: the descriptor can be closed. */
+static void without_a_place(void)
+{
+    struct things all;
+    unsigned int data_number, free_number;
+    make(&all);
+    free_number = number + 1;
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIOpen(NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            SCICreateSegment(all.sd, NULL, 0x4a4b, 64, NULL, NULL, 0, &error));
+    TRY(SCIShareSegment(all.local, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            SCIAttachLocalSegment(all.sd, NULL, 0x4a4a, &size, NULL, NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIConnectSegment(all.sd, NULL, SCI_LOCAL_HOST, 0x4a4a, 0, NULL,
+                                                         NULL, SOON, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIMapLocalSegment(all.local, NULL, 0, 64, NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            (void)SCIMapRemoteSegment(all.remote, NULL, 0, 64, NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCICreateMapSequence(all.map, NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            SCITransferBlockAsync(all.map, 0, all.map, 0, 8, NULL, NULL, NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCICreateDMAQueue(all.sd, NULL, 0, 1, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            SCIRequestDMAChannel(all.sd, NULL, 0, SCI_DMA_TYPE_DONTCARE, SCI_DMA_CHANNEL_ID_DONTCARE,
+                                 SCI_FLAG_DMA_CHANNEL_SHARED, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            SCICreateInterrupt(all.sd, NULL, 0, &free_number, NULL, NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            SCIConnectInterrupt(all.sd, NULL, SCI_LOCAL_HOST, 0, number, SOON, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            SCICreateDataInterrupt(all.sd, NULL, 0, &data_number, NULL, NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER,
+            SCIConnectDataInterrupt(all.sd, NULL, SCI_LOCAL_HOST, 0, number, SOON, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIBorrowDevice(all.sd, NULL, 1, 0, &error));
+    take_down(&all);
+}
+
 int main(void)
 {
     struct things first, second;
@@ -311,6 +348,7 @@ int main(void)
     make(&second);
     misuse_each(&first, 0);
     take_down(&second);
+    without_a_place();
     make(&second);
     SCITerminate();
     misuse_each(&second, 0);
