@@ -121,6 +121,10 @@ int main(int count, char **arguments)
 	CHECK(memcmp((char *)rackbus_accel_data(accel) + 100, "ab", 2) == 0);
 	CHECK(rackbus_accel_wait(accel, 0, 0, &done) == 0);
 	CHECK(rackbus_accel_poll(accel, 0, NULL) == RACKBUS_ACCEL_INVALID);
+	/* A queue that is not there is not one in which nothing happens. */
+	CHECK(rackbus_accel_ring(accel, 63) == RACKBUS_ACCEL_INVALID);
+	CHECK(rackbus_accel_poll(accel, 63, &done) == RACKBUS_ACCEL_INVALID);
+	CHECK(rackbus_accel_wait(accel, 63, 0, &done) == RACKBUS_ACCEL_INVALID);
 	CHECK(strcmp(rackbus_accel_status_text(RACKBUS_ACCEL_SUCCESS), "success") == 0);
 	CHECK(strcmp(rackbus_accel_status_text(1000), "no such status") == 0);
 	/* A drive's data: a queue that is too short; a range that is none; all of it; as much as is wanted. */

@@ -50,6 +50,11 @@ const NAP: Duration = Duration::from_micros(100);
 /// Who sleeps looks so often whether the function is still there.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// Of a call for a queue that was not opened.
+fn no_queue() -> AccelError {
+    AccelError::Request("there is no such queue")
+}
+
 /// Why the accelerator did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum AccelError {
@@ -329,9 +334,7 @@ impl Accel {
     #[inline]
     pub fn push(&mut self, queue: usize, descriptor: &Descriptor) -> Result<(), AccelError> {
         self.check_late()?;
-        let Some(ring) = self.queues.get_mut(queue) else {
-            return Err(AccelError::Request("there is no such queue"));
-        };
+        let ring = self.queues.get_mut(queue).ok_or_else(no_queue)?;
         if ring.under_way == ring.depth {
             return Err(AccelError::Full);
         }
@@ -342,27 +345,26 @@ impl Accel {
     /// Tells the function of the descriptors put in since the last time.
     ///
     /// # Errors
-    /// When the connection failed.
+    /// When the connection failed, or the queue is not there.
     #[inline]
     pub fn ring(&mut self, queue: usize) -> Result<(), AccelError> {
-        match self.queues.get_mut(queue) {
-            Some(ring) => ring.ring(&self.memory, &mut *self.device),
-            None => Ok(()),
-        }
+        let ring = self.queues.get_mut(queue).ok_or_else(no_queue)?;
+        ring.ring(&self.memory, &mut *self.device)
     }
 
     /// The next completion of a queue, if there is one; none of what was given up.
     ///
     /// # Errors
-    /// When the connection failed.
+    /// When the connection failed, or the queue is not there.
     #[inline]
     pub fn poll(&mut self, queue: usize) -> Result<Option<Completion>, AccelError> {
         if self.late {
             self.forget()?;
         }
-        let Some(ring) = self.queues.get_mut(queue).filter(|ring| !ring.given_up) else {
+        let ring = self.queues.get_mut(queue).ok_or_else(no_queue)?;
+        if ring.given_up {
             return Ok(None);
-        };
+        }
         let taken = ring.take(&self.memory, &mut *self.device)?;
         if taken.is_none() {
             self.device.progress();
@@ -383,7 +385,7 @@ impl Accel {
     /// Waits for the next completion of a queue.
     ///
     /// # Errors
-    /// [`AccelError::TimedOut`], or when the connection or the queue failed.
+    /// [`AccelError::TimedOut`], or when the connection or the queue failed, or the queue is not there.
     pub fn wait(&mut self, queue: usize) -> Result<Completion, AccelError> {
         self.wait_for(queue, TIME_LIMIT)?.ok_or(AccelError::TimedOut)
     }
@@ -391,7 +393,7 @@ impl Accel {
     /// Waits for the next completion of a queue, for so long at most.
     ///
     /// # Errors
-    /// When the connection or the queue failed.
+    /// When the connection or the queue failed, or the queue is not there.
     pub fn wait_for(
         &mut self,
         queue: usize,
