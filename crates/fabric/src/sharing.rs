@@ -2,22 +2,38 @@
 //!
 //! A host may always use its own. Where the file has no rule for an owner, every other host may use
 //! that owner's segments; where it has one or more, the first that fits counts, and what none fits
-//! is refused. What is changed at run time, for one host at a time, comes before the file.
+//! is refused. What is changed at run time, for one host at a time, comes before the file, and stays when whoever changed
+//! it is gone: the ranges of each host are kept as few as they can be, and are bounded.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use crate::rack::{Rack, ShareAccess, ShareRule, With};
 
+/// Ranges in which what one host may do with another one's segments was changed, at most.
+pub const MOST_CHANGES: usize = 4096;
+
+/// A change that is refused, because what one host may do would be another in more ranges than are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the rules for one host were changed in {MOST_CHANGES} separate ranges of segments; change larger ranges, or allow again \
+     what the rack file allows"
+)]
+pub struct TooManyChanges;
+
 /// The rules of a rack.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
     file: Vec<ShareRule>,
     /// By owner and host. Newer changes have cut what they cover out of older ones.
-    changes: BTreeMap<(String, String), Changes>,
+    changes: BTreeMap<Pair, Changes>,
 }
 
-/// Ranges that do not overlap: by its first segment, each one's last, and what is allowed.
+/// An owner, and a host that may use its segments.
+type Pair = (String, String);
+
+/// Ranges that do not overlap, nor touch where they allow the same: by its first segment, each one's last, and what is
+/// allowed. None of them says in all of it what the file says.
 type Changes = BTreeMap<u32, (u32, ShareAccess)>;
 
 impl Rules {
@@ -32,10 +48,9 @@ impl Rules {
             return ShareAccess::Write;
         }
         let changes = self.changes.get(&(owner.to_owned(), host.to_owned()));
-        let change = changes.and_then(|changes| changes.range(..=segment).next_back());
-        match change {
-            Some((_, (last, access))) if segment <= *last => *access,
-            _ => self.in_file(owner, segment, host),
+        match changes.and_then(|changes| around(changes, segment)) {
+            Some((.., access)) => access,
+            None => self.in_file(owner, segment, host),
         }
     }
 
@@ -54,31 +69,80 @@ impl Rules {
     /// Whether `host` may use anything of `owner`'s at all.
     pub fn allows_any(&self, owner: &str, host: &str) -> bool {
         // What is allowed changes only where a rule or a change begins or has ended.
-        let rules = self.file.iter().filter(|rule| rule.owner == owner);
-        let in_file = rules.flat_map(|rule| &rule.segments).map(|it| (*it.start(), *it.end()));
         let changes = self.changes.get(&(owner.to_owned(), host.to_owned()));
-        let changed = changes.into_iter().flatten().map(|(first, (last, _))| (*first, *last));
-        let borders =
-            in_file.chain(changed).flat_map(|(first, last)| [Some(first), last.checked_add(1)]);
+        let changed =
+            changes.into_iter().flatten().flat_map(|(first, (last, _))| ends(*first, *last));
         std::iter::once(0)
-            .chain(borders.flatten())
+            .chain(self.borders(owner))
+            .chain(changed)
             .any(|segment| self.allowed(owner, segment, host) != ShareAccess::None)
     }
 
-    /// Allows `host` so much of these segments of `owner`'s from now on, whatever was said before.
+    /// The segments of an owner at which what the file allows may be another than just before.
+    fn borders(&self, owner: &str) -> impl Iterator<Item = u32> {
+        let rules = self.file.iter().filter(move |rule| rule.owner == owner);
+        rules.flat_map(|rule| &rule.segments).flat_map(|it| ends(*it.start(), *it.end()))
+    }
+
+    /// What the file lets a host do with all of these segments, if that is one and the same.
+    fn all_in_file(
+        &self,
+        (owner, host): &Pair,
+        segments: &RangeInclusive<u32>,
+    ) -> Option<ShareAccess> {
+        let access = self.in_file(owner, *segments.start(), host);
+        let mut borders = self.borders(owner).filter(|at| segments.contains(at));
+        borders.all(|at| self.in_file(owner, at, host) == access).then_some(access)
+    }
+
+    /// Allows `hosts` so much of these segments of `owner`'s from now on, whatever was said before.
+    ///
+    /// # Errors
+    /// When one of them would have more than [`MOST_CHANGES`] ranges; nothing is changed then.
     pub fn set(
         &mut self,
         owner: &str,
         segments: RangeInclusive<u32>,
-        host: &str,
+        hosts: &[&str],
         access: ShareAccess,
-    ) {
+    ) -> Result<(), TooManyChanges> {
         if segments.is_empty() {
-            return;
+            return Ok(());
         }
-        let changes = self.changes.entry((owner.to_owned(), host.to_owned())).or_default();
-        cut(changes, &segments);
-        changes.insert(*segments.start(), (*segments.end(), access));
+        let others = hosts.iter().filter(|host| **host != owner);
+        let changed = |host: &&str| {
+            let pair = (owner.to_owned(), (*host).to_owned());
+            let changes = self.changed(&pair, &segments, access);
+            (changes.len() <= MOST_CHANGES).then_some((pair, changes)).ok_or(TooManyChanges)
+        };
+        let changed = others.map(changed).collect::<Result<Vec<_>, _>>()?;
+        self.changes.extend(changed);
+        self.changes.retain(|_, changes| !changes.is_empty());
+        Ok(())
+    }
+
+    /// The changes for a host, with one more.
+    fn changed(&self, pair: &Pair, segments: &RangeInclusive<u32>, access: ShareAccess) -> Changes {
+        let mut changes = self.changes.get(pair).cloned().unwrap_or_default();
+        cut(&mut changes, segments);
+        let (mut first, mut last) = (*segments.start(), *segments.end());
+        let beside = [first.checked_sub(1), last.checked_add(1)];
+        for (start, end, allowed) in beside.map(|at| around(&changes, at?)).into_iter().flatten() {
+            if allowed == access {
+                changes.remove(&start);
+                (first, last) = (first.min(start), last.max(end));
+            }
+        }
+        changes.insert(first, (last, access));
+        // What is left of a range that was cut may say what the file says as well.
+        let [before, behind] = beside;
+        for at in [before, Some(first), behind].into_iter().flatten() {
+            let Some((start, end, allowed)) = around(&changes, at) else { continue };
+            if self.all_in_file(pair, &(start..=end)) == Some(allowed) {
+                changes.remove(&start);
+            }
+        }
+        changes
     }
 
     /// Takes back what was changed for these segments of `owner`'s: the file's rules count again.
@@ -122,6 +186,17 @@ impl With {
             With::Hosts(names) => names.iter().any(|name| name == host),
         }
     }
+}
+
+/// Where something begins, and where it has ended, if there is anything behind it.
+fn ends(first: u32, last: u32) -> impl Iterator<Item = u32> {
+    [Some(first), last.checked_add(1)].into_iter().flatten()
+}
+
+/// The range that has a segment: its first and its last, and what is allowed.
+fn around(changes: &Changes, segment: u32) -> Option<(u32, u32, ShareAccess)> {
+    let (first, (last, access)) = changes.range(..=segment).next_back()?;
+    (segment <= *last).then_some((*first, *last, *access))
 }
 
 /// Takes `segments` out of every change; what a change has on either side of them stays.

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use proptest::prelude::*;
 use rackbus_fabric::rack::{Rack, ShareAccess};
-use rackbus_fabric::sharing::Rules;
+use rackbus_fabric::sharing::{MOST_CHANGES, Rules, TooManyChanges};
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 
@@ -99,7 +99,7 @@ proptest! {
         for change in &changes {
             match change {
                 Change::Set(owner, range, host, access) => {
-                    live.set(HOSTS[*owner], range.clone(), HOSTS[*host], *access);
+                    live.set(HOSTS[*owner], range.clone(), &[HOSTS[*host]], *access).unwrap();
                 }
                 Change::Forget(owner, range) => live.forget(HOSTS[*owner], range.clone()),
             }
@@ -119,4 +119,63 @@ proptest! {
         }
         prop_assert_eq!(live, Rules::of(&rack));
     }
+}
+
+fn alpha_has(rules: &[Rule]) -> Rules {
+    Rules::of(&Rack::parse("rack.toml", &file(rules)).unwrap())
+}
+
+#[test]
+fn ranges_that_touch_and_allow_the_same_are_one() {
+    for file in [vec![], vec![(0, 5..=7, Some(1), ShareAccess::Write)]] {
+        let (mut parts, mut whole) = (alpha_has(&file), alpha_has(&file));
+        for part in [0..=3, 8..=9, 4..=7, 10..=u32::MAX] {
+            parts.set("alpha", part, &["beta"], ShareAccess::Read).unwrap();
+        }
+        whole.set("alpha", 0..=u32::MAX, &["beta"], ShareAccess::Read).unwrap();
+        assert_eq!(parts, whole);
+    }
+}
+
+#[test]
+fn what_the_file_says_is_no_change() {
+    let file = vec![(0, 5..=7, Some(1), ShareAccess::Write)];
+    let mut live = alpha_has(&file);
+    for (range, access) in [
+        (5..=7, ShareAccess::Write),
+        (0..=4, ShareAccess::None),
+        (6..=6, ShareAccess::Read),
+        (6..=6, ShareAccess::Write),
+        (3..=9, ShareAccess::Read),
+        // Cut away on either side, it says in the middle what the file does not.
+        (3..=4, ShareAccess::None),
+        (8..=9, ShareAccess::None),
+        (5..=7, ShareAccess::Write),
+    ] {
+        live.set("alpha", range, &["beta", "alpha"], access).unwrap();
+    }
+    assert_eq!(live, alpha_has(&file));
+}
+
+#[test]
+fn so_many_ranges_are_changed_for_a_host_and_no_more() {
+    let mut live = alpha_has(&[]);
+    let set = |live: &mut Rules, range: RangeInclusive<u32>, hosts: &[&str], access| {
+        live.set("alpha", range, hosts, access)
+    };
+    for nth in 0..MOST_CHANGES as u32 {
+        set(&mut live, 2 * nth..=2 * nth, &["beta"], ShareAccess::None).unwrap();
+    }
+    let before = live.clone();
+    let next = 2 * MOST_CHANGES as u32;
+    let refused = set(&mut live, next..=next, &["gamma", "beta"], ShareAccess::None);
+    assert_eq!((refused, &live), (Err(TooManyChanges), &before), "for nobody");
+    // One that is there may become longer or shorter, and all of them one.
+    set(&mut live, next - 1..=next - 1, &["beta"], ShareAccess::None).unwrap();
+    set(&mut live, 0..=0, &["beta"], ShareAccess::Write).unwrap();
+    set(&mut live, next + 1..=next + 1, &["beta"], ShareAccess::None).unwrap();
+    set(&mut live, 0..=u32::MAX, &["gamma", "beta"], ShareAccess::None).unwrap();
+    let mut all = alpha_has(&[]);
+    set(&mut all, 0..=u32::MAX, &["beta", "gamma"], ShareAccess::None).unwrap();
+    assert_eq!(live, all);
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use rackbus_fabric::sharing::{MOST_CHANGES, TooManyChanges};
+
 use super::locks::FarLocks;
 use super::moves::{Keeper, Lingering, MovedMemory, RevokedHolders};
 use super::{
@@ -441,9 +443,10 @@ impl Directory {
             None => self.settings.hosts.iter().map(|(node, name)| (*node, name.clone())).collect(),
         };
         let owner = self.settings.hosts.get(&self.settings.node).cloned().unwrap_or_default();
-        for (_, host) in &hosts {
-            self.settings.rules.set(&owner, ids.clone(), host, share.into());
-        }
+        let names: Vec<&str> = hosts.iter().map(|(_, name)| name.as_str()).collect();
+        let set = self.settings.rules.set(&owner, ids.clone(), &names, share.into());
+        // Before anything is taken away: who cannot be refused from now on keeps it.
+        set.map_err(|TooManyChanges| Refusal::TooMany(MOST_CHANGES as u32))?;
         let mut revoked = Vec::new();
         for (id, handle) in self.by_id.range(ids.clone()) {
             let Some(segment) = self.segments.get(handle) else { continue };
