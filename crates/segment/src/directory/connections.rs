@@ -3,11 +3,13 @@
 
 use std::ops::Range;
 
+use super::questions::{Asked, PendingQuestion};
 use super::{Answer, AttachedObject, Directory, Loss, Recipient, done};
 use crate::message::{
     BROADCAST_NODE, Connected, ConnectionChange, ConnectorMessage, Handle, InterruptKind,
-    LockHolder, LockOperation, LockReply, LockRequest, NodeId, OwnerMessage, PeerReply, Question,
-    Refusal, Reply, SegmentId, SegmentKind, SessionEvent, SessionId, TargetKind,
+    LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_PARTIES, NodeId, OwnerMessage,
+    PeerReply, Question, Refusal, Reply, SegmentId, SegmentKind, SessionEvent, SessionId,
+    TargetKind,
 };
 
 /// Milliseconds that another node may take for an answer, at most.
@@ -19,12 +21,6 @@ const SHORTEST: u64 = 500;
 /// twelve seconds, so that the process hears of it before it takes its node for dead (15 s, `attach::line`).
 const COMPLETION: u64 = 9_000;
 
-/// Questions of one session that may be on their way: a session waits for each answer, but not longer than
-/// [`LONGEST`], and its node may take its time.
-const MOST_QUESTIONS: u32 = 1024;
-/// Questions to the node of one owner that it has not answered, of all sessions.
-const MOST_UNANSWERED: u32 = 16 * 1024;
-
 /// A connection of this host's process.
 #[derive(Debug)]
 pub(super) struct SegmentConnection {
@@ -34,38 +30,6 @@ pub(super) struct SegmentConnection {
     pub known_as: Handle,
     /// Whether the far end is still there.
     pub alive: bool,
-}
-
-/// A question on its way.
-#[derive(Debug)]
-pub(super) struct PendingQuestion {
-    session: SessionId,
-    owner: NodeId,
-    connection: Handle,
-    what: Asked,
-    /// When the session is told that nobody answers; `None` when it has been.
-    pub deadline: Option<u64>,
-}
-
-/// What a session waits for.
-#[derive(Debug, Clone, Copy)]
-enum Asked {
-    Connection,
-    Member {
-        id: SegmentId,
-        size: u64,
-    },
-    Probe,
-    Alive,
-    /// A lock: of what it takes, the connection, its place and the attempt.
-    Lock(Option<(Handle, u64, u64)>),
-}
-
-impl Asked {
-    /// Whether the session is to have something, and not only to know.
-    fn is_kept(self) -> bool {
-        matches!(self, Asked::Connection | Asked::Member { .. })
-    }
 }
 
 impl Directory {
@@ -134,6 +98,11 @@ impl Directory {
         if self.connections.get(&connection).is_none_or(|it| !it.alive) {
             return Err(Refusal::Stale);
         }
+        // Here, and not by the owner only: with more of them the question may be longer than a packet, and its
+        // conversation would end with it.
+        if request.operation.parties().len() > MOST_FAR_PARTIES {
+            return Err(Refusal::TooMany(MOST_FAR_PARTIES as u32));
+        }
         let taken = match request.operation {
             LockOperation::Take { attempt } => Some((connection, request.offset, attempt)),
             _ => None,
@@ -167,25 +136,13 @@ impl Directory {
         if owner == BROADCAST_NODE || !self.settings.hosts.contains_key(&owner) {
             return Err(Refusal::NoSuchNode);
         }
-        let asks = |pending: &&PendingQuestion| pending.session == session;
-        let most = MOST_QUESTIONS as usize;
-        if self.pending.len() >= most && self.pending.values().filter(asks).count() >= most {
-            return Err(Refusal::TooMany(MOST_QUESTIONS));
-        }
-        // Those of sessions that ended count, too: an answer may still come that has to be taken back.
-        let most = MOST_UNANSWERED as usize;
-        let unanswered = |pending: &&PendingQuestion| pending.owner == owner;
-        if self.pending.len() >= most && self.pending.values().filter(unanswered).count() >= most {
-            return Err(Refusal::TooMany(MOST_UNANSWERED));
-        }
-        if asked.is_kept() {
-            self.count(session)?;
-        }
+        self.questions.admit(session, owner)?;
+        self.count_more(session, asked.counts())?;
         let (request, connection) = (self.handle().0, self.handle());
         let wait = u64::from(timeout_ms).clamp(SHORTEST, LONGEST);
         let deadline = Some(self.now.saturating_add(wait));
-        self.pending
-            .insert(request, PendingQuestion { session, owner, connection, what: asked, deadline });
+        let question = PendingQuestion { session, owner, connection, what: asked, deadline };
+        self.questions.insert(request, question);
         self.send(
             Recipient::Ask(owner, ConnectorMessage::Question { request, connection, what }),
             Vec::new(),
@@ -202,7 +159,7 @@ impl Directory {
     ) {
         match tell {
             OwnerMessage::Answer { request, answer } => {
-                if self.pending.get(&request).is_some_and(|pending| pending.owner == from) {
+                if self.questions.get(request).is_some_and(|pending| pending.owner == from) {
                     self.answered(request, answer, attached);
                 }
             }
@@ -268,7 +225,7 @@ impl Directory {
         answer: Result<PeerReply, Refusal>,
         attached: Vec<AttachedObject>,
     ) {
-        let Some(pending) = self.pending.remove(&request) else { return };
+        let Some(pending) = self.questions.remove(request) else { return };
         let PendingQuestion { session, owner, connection, what, deadline } = pending;
         let late = deadline.is_none() || !self.sessions.contains_key(&session);
         let disconnect = ConnectorMessage::Disconnect { connection };
@@ -276,7 +233,7 @@ impl Directory {
             Ok(grant) => grant,
             Err(refusal) => {
                 if what.is_kept() {
-                    self.discount(session);
+                    self.discount(session, what.counts());
                     // Its owner's node may have made it, and have failed to send it with its memory.
                     if matches!(refusal, Refusal::System(_)) {
                         self.send(Recipient::Ask(owner, disconnect), Vec::new());
@@ -296,7 +253,7 @@ impl Directory {
                 self.give_back(session, owner, taken);
             }
             if what.is_kept() {
-                self.discount(session);
+                self.discount(session, what.counts());
                 let ask = match self.sessions.contains_key(&session) {
                     true => disconnect,
                     false => ConnectorMessage::Died { connection },
@@ -323,7 +280,7 @@ impl Directory {
             // A peer that answers something else than it was asked is not to be understood.
             (Asked::Connection | Asked::Alive | Asked::Lock(_), _) => {
                 if what.is_kept() {
-                    self.discount(session);
+                    self.discount(session, what.counts());
                     self.send(Recipient::Ask(owner, disconnect), Vec::new());
                 }
                 let refused = Reply::Refused(Refusal::NotResponding);
@@ -360,8 +317,6 @@ impl Directory {
             moving: None,
             locks: Default::default(),
         };
-        // It counts twice: as a connection, and as a segment.
-        let _ = self.count(session);
         self.segments.insert(segment, member);
         segment
     }
@@ -378,7 +333,7 @@ impl Directory {
     /// Ends a connection of this host's; `change` is `Lost` where its process has died.
     pub(super) fn leave(&mut self, handle: Handle, change: ConnectionChange) {
         let Some(connection) = self.connections.remove(&handle) else { return };
-        self.discount(connection.session);
+        self.discount(connection.session, 1);
         if connection.alive {
             let ask = match change {
                 ConnectionChange::Lost => ConnectorMessage::Died { connection: handle },
@@ -415,17 +370,11 @@ impl Directory {
                 );
             }
         }
-        let open: Vec<u64> = self
-            .pending
-            .iter()
-            .filter(|(_, pending)| pending.owner == node)
-            .map(|(request, _)| *request)
-            .collect();
         // A node that others of its processes' connections come from lives: another conversation was lost.
         let connected = (node, Handle(0))..=(node, Handle(u64::MAX));
         let dead = loss == Loss::Dead && self.guests.range(connected).next().is_none();
-        for request in open {
-            let asked = self.pending.get(&request).map(|pending| pending.what);
+        for request in self.questions.to_owner(node) {
+            let asked = self.questions.get(request).map(|pending| pending.what);
             let answer = match asked {
                 // Locks are taken from those that are dead, and from nobody else.
                 Some(Asked::Alive) => Ok(PeerReply::Alive(!dead)),
@@ -440,31 +389,18 @@ impl Directory {
     pub fn is_being_completed(&mut self, now: u64, owner: NodeId, connection: Handle) {
         self.at(now);
         let until = self.now.saturating_add(COMPLETION);
-        let asked = |it: &&mut PendingQuestion| (it.owner, it.connection) == (owner, connection);
-        if let Some(deadline) =
-            self.pending.values_mut().find(asked).and_then(|it| it.deadline.as_mut())
-        {
-            *deadline = (*deadline).max(until);
-        }
+        self.questions.prolong(owner, connection, until);
     }
 
     /// Tells those who have waited long enough.
     pub(super) fn expire_questions(&mut self) {
-        let now = self.now;
-        let late = self.pending.values_mut().filter(|it| it.deadline.is_some_and(|at| at <= now));
-        let late: Vec<(SessionId, Reply)> = late
-            .map(|pending| {
-                pending.deadline = None;
-                let reply = match pending.what {
-                    // A node that is slow says nothing of its processes, and locks are taken from
-                    // those that are dead.
-                    Asked::Alive => Reply::Alive(true),
-                    _ => Reply::Refused(Refusal::NotResponding),
-                };
-                (pending.session, reply)
-            })
-            .collect();
-        for (session, reply) in late {
+        for (session, what) in self.questions.expire(self.now) {
+            let reply = match what {
+                // A node that is slow says nothing of its processes, and locks are taken from
+                // those that are dead.
+                Asked::Alive => Reply::Alive(true),
+                _ => Reply::Refused(Refusal::NotResponding),
+            };
             self.send(Recipient::Reply(session, reply), Vec::new());
         }
     }

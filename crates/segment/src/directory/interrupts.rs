@@ -64,7 +64,7 @@ impl Directory {
                 }
             });
             let (line, event) = made.map_err(|cause| {
-                self.discount(session);
+                self.discount(session, 1);
                 system(cause)
             })?;
             let (owners, guests) = Default::default();
@@ -106,7 +106,7 @@ impl Directory {
         let Some(key) = self.interrupt_handles.remove(&handle) else { return };
         let Some(interrupt) = self.interrupts.get_mut(&key) else { return };
         if let Some(session) = interrupt.owners.remove(&handle) {
-            self.discount(session);
+            self.discount(session, 1);
         }
         let Some(interrupt) = self.interrupts.get(&key) else { return };
         if !interrupt.owners.is_empty() {

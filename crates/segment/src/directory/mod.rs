@@ -23,6 +23,7 @@ mod pages;
 mod queries;
 mod segments;
 mod windows;
+mod questions;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,7 +35,7 @@ use crate::message::{
     OwnerMessage, Refusal, Reply, SegmentAccess, SegmentId, SessionId, SessionRequest, VERSION,
     Welcome,
 };
-use connections::{PendingQuestion, SegmentConnection};
+use connections::SegmentConnection;
 use groups::Group;
 use guests::{Guests, Refused};
 pub use interface::{
@@ -48,6 +49,8 @@ use segments::Segment;
 use windows::Windows;
 
 /// What one process may have of segments, connections, interrupts and extents together.
+pub use queries::widen;
+use questions::Questions;
 pub const MAX_HANDLES: u32 = 65_536;
 
 /// A connection of another host's process to something of this host: its node, and what that
@@ -78,7 +81,7 @@ pub struct Directory {
     locks_due: Option<u64>,
     /// What other machines had too much of.
     refused: Refused,
-    pending: BTreeMap<u64, PendingQuestion>,
+    questions: Questions,
     moves: BTreeMap<Handle, DirectoryMove>,
     tickets: BTreeMap<Handle, MoveTicket>,
     /// Memory that is being emptied, with the tickets that wait for it.
@@ -121,7 +124,7 @@ impl Directory {
             far_locks: BTreeMap::new(),
             locks_due: None,
             refused: Refused::default(),
-            pending: BTreeMap::new(),
+            questions: Questions::default(),
             moves: BTreeMap::new(),
             tickets: BTreeMap::new(),
             emptying: BTreeMap::new(),
@@ -290,9 +293,8 @@ impl Directory {
 
     /// When [`tick`](Directory::tick) is to be called next, if at all.
     pub fn next_tick(&self) -> Option<u64> {
-        let questions = self.pending.values().filter_map(|pending| pending.deadline);
         let moves = self.moves.values().map(|one| one.deadline);
-        questions.chain(moves).chain(self.locks_due).min()
+        moves.chain(self.questions.next_due()).chain(self.locks_due).min()
     }
 
     /// Time does not go back, whoever looked at the clock last.
@@ -387,23 +389,26 @@ impl Directory {
 
     /// Counts one more thing that a session has.
     fn count(&mut self, session: SessionId) -> Result<(), Refusal> {
-        match self.sessions.get_mut(&session) {
-            Some(count) if *count < MAX_HANDLES => {
-                *count += 1;
-                Ok(())
-            }
-            Some(_) => Err(Refusal::TooMany(MAX_HANDLES)),
-            None => Err(Refusal::Version),
+        self.count_more(session, 1)
+    }
+
+    /// The same of several things, or of none of them where there is no room for all.
+    fn count_more(&mut self, session: SessionId, more: u32) -> Result<(), Refusal> {
+        let counted = self.sessions.get_mut(&session).ok_or(Refusal::Version)?;
+        if counted.saturating_add(more) > MAX_HANDLES {
+            return Err(Refusal::TooMany(MAX_HANDLES));
         }
     }
 
-    fn discount(&mut self, session: SessionId) {
+    fn discount(&mut self, session: SessionId, less: u32) {
         if let Some(count) = self.sessions.get_mut(&session) {
-            *count = count.saturating_sub(1);
+            *count = count.saturating_sub(less);
         }
     }
 
     /// Sends, to this node itself where it is meant.
+        *counted += more;
+        Ok(())
     fn send(&mut self, to: Recipient, attached: Vec<AttachedObject>) {
         match to {
             Recipient::Ask(node, _) | Recipient::Tell(node, _) if node == self.settings.node => {

@@ -66,10 +66,10 @@ impl Directory {
             return Err(Refusal::Illegal("an extent has whole pages of 4096 bytes".into()));
         }
         self.count(session)?;
-        let offset = self.take_room(size).inspect_err(|_| self.discount(session))?;
+        let offset = self.take_room(size).inspect_err(|_| self.discount(session, 1))?;
         let memory = objects.memory(size).map_err(|cause| {
             self.give_room(offset, size);
-            self.discount(session);
+            self.discount(session, 1);
             system(cause)
         })?;
         let extent = self.handle();
@@ -106,7 +106,7 @@ impl Directory {
     /// is being closed.
     fn end_extent(&mut self, handle: Handle, change: ConnectionChange, ticket: Option<Handle>) {
         let Some(extent) = self.extents.remove(&handle) else { return };
-        self.discount(extent.session);
+        self.discount(extent.session, 1);
         let mut waiting = self.waiting_for(extent.moving.map(|(moving, _)| moving));
         waiting.extend(ticket);
         // What is being closed is still among what is open; what is being opened was not given to anybody.

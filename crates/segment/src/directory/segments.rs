@@ -78,7 +78,7 @@ impl Directory {
         };
         self.count(session)?;
         let made = self.make_memory(size, kind, objects);
-        let (offset, memory) = made.inspect_err(|_| self.discount(session))?;
+        let (offset, memory) = made.inspect_err(|_| self.discount(session, 1))?;
         let handle = self.handle();
         self.segments.insert(
             handle,
@@ -240,7 +240,7 @@ impl Directory {
     fn end_segment(&mut self, handle: Handle, change: ConnectionChange) {
         let Some(segment) = self.segments.remove(&handle) else { return };
         self.forget_locks(&segment.locks);
-        self.discount(segment.session);
+        self.discount(segment.session, 1);
         if self.by_id.get(&segment.id) == Some(&handle) {
             self.by_id.remove(&segment.id);
         }

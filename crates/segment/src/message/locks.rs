@@ -90,6 +90,19 @@ impl LockOperation {
     pub fn publishes(&self) -> bool {
         matches!(
             self,
+    /// The parties that it names: all of a barrier's, and none of a lock.
+    pub fn parties(&self) -> &[LockHolder] {
+        match self {
+            LockOperation::Arrive { parties, .. } | LockOperation::Exclude { parties, .. } => {
+                parties
+            }
+            LockOperation::Take { .. }
+            | LockOperation::Release { .. }
+            | LockOperation::DeclareDead { .. }
+            | LockOperation::GiveBack { .. } => &[],
+        }
+    }
+
             LockOperation::Release { .. } | LockOperation::Arrive { passed: Some(_), .. }
         )
     }
