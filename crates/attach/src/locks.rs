@@ -206,8 +206,9 @@ impl RackMutex {
     /// it protects may be half changed.
     ///
     /// # Errors
-    /// [`LockError::TimedOut`] after `timeout` (`None` waits for ever), and [`LockError::Closed`]
-    /// when the memory was taken away, or the connection to another machine's is lost.
+    /// [`LockError::TimedOut`] after `timeout` (`None` waits for ever), [`LockError::Closed`]
+    /// when the memory was taken away, or the connection to another machine's is lost, and [`LockError::TooMany`] when that
+    /// machine's host gives this machine's processes no more locks.
     pub fn lock(&self, timeout: Option<Duration>) -> Result<Locked<'_>, LockError> {
         let mut patience = Patience::new(timeout);
         loop {
@@ -256,7 +257,8 @@ impl RackBarrier {
     /// # Errors
     /// [`LockError::TimedOut`] after `timeout` (`None` waits for ever): the arrival stays, and the
     /// next call waits for the same phase. [`LockError::Excluded`] when this party was taken for
-    /// dead, [`LockError::Closed`] when the memory was taken away, or the connection to another machine's is lost.
+    /// dead, [`LockError::Closed`] when the memory was taken away, or the connection to another machine's is lost, and
+    /// [`LockError::TooMany`] when that machine's host notes no more arrivals for this machine: nobody has arrived then.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, LockError> {
         let mut patience = Patience::new(timeout);
         loop {

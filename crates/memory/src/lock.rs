@@ -60,6 +60,12 @@ pub enum LockError {
     /// This party was declared dead: the others go on without it.
     #[error("this party was declared dead")]
     Excluded,
+    /// Of memory on another machine: its host notes no more locks and barriers for this one. Nothing was taken, and
+    /// nobody has arrived.
+    #[error(
+        "the processes of this machine have as many locks and barriers on another as they may; let some go, or disconnect"
+    )]
+    TooMany,
 }
 
 /// Tries again at each ring until `attempt` gives something or the time has ended.

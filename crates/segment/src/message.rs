@@ -19,7 +19,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub use carried::{CarriedMessage, StandIn};
 pub use devices::{BorrowedEntry, DeviceEntry, MOST_BORROWED, fabric_device_id};
 pub use locks::{
-    BarrierPhase, LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_PARTIES,
+    BarrierPhase, LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_LOCKS,
+    MOST_FAR_PARTIES,
 };
 pub use peers::{ConnectorMessage, OwnerMessage, PeerReply, Question};
 pub use session::{Connected, Notice, Reply, SegmentEntry, SessionEvent, SessionRequest, Welcome};

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::lock::{LockError, SharedBarrier, SharedMutex};
 use rackbus_segment::message::{
-    BarrierPhase, LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_PARTIES, Refusal,
-    Reply, SessionRequest,
+    BarrierPhase, LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_LOCKS,
+    MOST_FAR_PARTIES, Refusal, Reply, SessionRequest,
 };
 
 use crate::memory::FarPlace;
@@ -40,7 +40,8 @@ impl Asking {
         Asking { session: session.clone(), place: place.clone(), offset }
     }
 
-    /// Asks the host; [`LockError::TimedOut`] when it does not answer now.
+    /// Asks the host; [`LockError::TimedOut`] when it does not answer now, and [`LockError::TooMany`] when it notes nothing
+    /// more for this machine, or this process asks too much at once.
     fn ask(&self, operation: LockOperation) -> Result<LockReply, LockError> {
         if self.place.watch.lost() {
             return Err(LockError::Closed);
@@ -49,11 +50,20 @@ impl Asking {
         let request = SessionRequest::Lock { keeper: self.place.keeper, request };
         match self.session.call(&request) {
             Ok((Reply::Lock(reply), _)) => Ok(reply),
-            Err(AttachError::Refused(
-                Refusal::NotResponding | Refusal::Busy | Refusal::TooMany(_),
-            )) if !self.place.watch.lost() => Err(LockError::TimedOut),
+            Err(AttachError::Refused(refusal)) if !self.place.watch.lost() => {
+                Err(failure(&refusal))
+            }
             Ok(_) | Err(_) => Err(LockError::Closed),
         }
+    }
+}
+
+/// What a refusal says to who waits: only what may be otherwise by itself is worth waiting for.
+fn failure(refusal: &Refusal) -> LockError {
+    match refusal {
+        Refusal::NotResponding | Refusal::Busy => LockError::TimedOut,
+        Refusal::TooMany(_) => LockError::TooMany,
+        _ => LockError::Closed,
     }
 }
 
@@ -145,8 +155,8 @@ impl FarMutex {
 impl Drop for FarGuard<'_> {
     fn drop(&mut self) {
         let release = || LockOperation::Release { attempt: self.attempt };
-        // As long as nobody answers: who is cut off does not hold it any more.
-        while self.mutex.asking.ask(release()) == Err(LockError::TimedOut) {
+        // As long as nobody answers, or others of this process ask too much: who is cut off does not hold it any more.
+        while let Err(LockError::TimedOut | LockError::TooMany) = self.mutex.asking.ask(release()) {
             std::thread::sleep(MOST_LOOK);
         }
     }
@@ -178,8 +188,10 @@ impl FarBarrier {
         let mut barrier = FarBarrier { asking, parties, shown, passed: None };
         // Its host knows of the party from now on: nobody waits for one whose machine is cut off before it arrives.
         // Where there is no answer now, `wait` asks again.
-        if let Ok(LockReply::Barrier { passed, .. }) = barrier.arrive() {
-            barrier.passed = Some(passed);
+        match barrier.arrive() {
+            Ok(LockReply::Barrier { passed, .. }) => barrier.passed = Some(passed),
+            Err(LockError::TooMany) => return Err(Refusal::TooMany(MOST_FAR_LOCKS).into()),
+            Ok(_) | Err(_) => {}
         }
         Ok(barrier)
     }

@@ -63,7 +63,7 @@ pub fn access(region: Arc<Region>, offset: usize, access: LockAccess<'_>) -> Opt
                 Ok(live) => BarrierPhase::Passed { live: u32::try_from(live).unwrap_or(u32::MAX) },
                 Err(LockError::TimedOut) => BarrierPhase::Waiting,
                 Err(LockError::Excluded) => BarrierPhase::Excluded,
-                Err(LockError::Closed) => return None,
+                Err(LockError::Closed | LockError::TooMany) => return None,
             };
             Some(LockState::Arrived(before, phase))
         }

@@ -11,14 +11,13 @@
 use std::collections::BTreeMap;
 
 use super::interface::{LockAccess, LockState};
+use super::notes::{FarNotes, Parties};
 use super::{ConnectionTarget, Directory, Guest, Objects};
 use crate::message::{
     BarrierPhase, Handle, LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_PARTIES,
     NodeId, ObjectId, Refusal, SessionId,
 };
 
-/// What the processes of another machine may have noted here: locks that they hold, and parties of barriers that they name.
-const MOST_OF_NODE: u32 = 65_536;
 /// Milliseconds until what could not be done in memory is tried again.
 const RETRY: u64 = 100;
 
@@ -38,7 +37,7 @@ pub(super) struct FarLocks {
 /// A party of a barrier.
 #[derive(Debug)]
 struct Arrival {
-    parties: Vec<LockHolder>,
+    parties: Parties,
     /// Phases that it had passed when it arrived or asked last.
     passed: u32,
 }
@@ -55,10 +54,18 @@ struct HeldLock {
 enum Owed {
     Free(LockHolder),
     FreeOfDead(LockHolder),
-    Exclude(Vec<LockHolder>, LockHolder),
+    Exclude(Parties, LockHolder),
 }
 
 impl Owed {
+    /// The parties of the barrier that it is about.
+    fn parties(&self) -> Option<Parties> {
+        match self {
+            Owed::Exclude(parties, _) => Some(parties.clone()),
+            Owed::Free(_) | Owed::FreeOfDead(_) => None,
+        }
+    }
+
     /// Does it; whether it could be done.
     fn settle(&self, memory: ObjectId, offset: u64, objects: &mut dyn Objects) -> bool {
         let access = match self {
@@ -71,11 +78,11 @@ impl Owed {
 }
 
 impl FarLocks {
-    /// Of whom something is noted, and how much that counts.
-    fn counts(&self) -> impl Iterator<Item = (NodeId, u32)> {
-        let held = self.held.keys().map(|((node, _), _)| (*node, 1));
+    /// The memory has ended: nothing of all this counts any more.
+    fn leave(&self, notes: &mut FarNotes) {
+        self.held.keys().for_each(|((node, _), _)| notes.remove_lock(*node));
         let barriers = self.barriers.iter();
-        held.chain(barriers.map(|(((node, _), ..), it)| (*node, weight(&it.parties))))
+        barriers.for_each(|(((node, _), ..), it)| notes.remove_arrival(*node, &it.parties));
     }
 
     /// Notes an attempt; whether it is a new one.
@@ -244,16 +251,16 @@ impl Directory {
             }
             // Others took it for dead.
             locks.held.remove(&key);
-            self.unnote(key.0.0, 1);
+            self.far_notes.remove_lock(key.0.0);
         }
         if !self.far_memory(key.0).is_some_and(|far| far.locks.tries(key.0, attempt)) {
             return Ok(LockReply::Held { holder: None });
         }
-        self.note(key.0.0, 1)?;
+        self.far_notes.add_lock(key.0.0).map_err(|why| self.too_many_locks(key.0.0, why))?;
         let taken = match objects.lock(memory, key.1, LockAccess::Take(party)) {
             Some(LockState::Taken { died }) => died,
             other => {
-                self.unnote(key.0.0, 1);
+                self.far_notes.remove_lock(key.0.0);
                 return match other {
                     Some(LockState::Held(holder)) => Ok(LockReply::Held { holder }),
                     _ => Err(no_lock()),
@@ -274,32 +281,34 @@ impl Directory {
         passed: Option<u32>,
         objects: &mut dyn Objects,
     ) -> Result<LockReply, Refusal> {
+        let node = key.0.0;
         if parties.len() > MOST_FAR_PARTIES {
-            self.refused.locks += 1;
-            let why = Refusal::TooMany(MOST_FAR_PARTIES as u32);
-            return Err(self.note_refused(key.0.0, why));
+            return Err(self.too_many_locks(node, Refusal::TooMany(MOST_FAR_PARTIES as u32)));
         }
-        let (node, count) = (key.0.0, weight(&parties));
         let FarMemory { memory, locks, .. } = self.far_memory(key.0).ok_or(Refusal::Stale)?;
-        let before = locks.barriers.get(&key).filter(|it| it.parties == parties);
-        let before = before.map(|it| it.passed);
-        if let (Some(passed), Some(last)) = (passed, before)
-            && is_before(passed, last)
+        let before = locks.barriers.get(&key).filter(|it| *it.parties == *parties);
+        let before = before.map(|it| (it.parties.clone(), it.passed));
+        if let (Some(passed), Some((_, last))) = (passed, &before)
+            && is_before(passed, *last)
         {
             // It has arrived later since: this comes twice.
             return Ok(LockReply::Barrier { passed, phase: BarrierPhase::Waiting });
         }
-        if before.is_none() {
-            // Another barrier may have been there.
-            if let Some(other) = locks.barriers.remove(&key) {
-                self.unnote(node, weight(&other.parties));
+        let (parties, before) = match before {
+            Some((parties, last)) => (parties, Some(last)),
+            None => {
+                // Another barrier may have been there.
+                if let Some(other) = locks.barriers.remove(&key) {
+                    self.far_notes.remove_arrival(node, &other.parties);
+                }
+                let noted = self.far_notes.add_arrival(node, parties);
+                (noted.map_err(|why| self.too_many_locks(node, why))?, None)
             }
-            self.note(node, count)?;
-        }
+        };
         let arrive = LockAccess::Arrive { parties: &parties, party, passed };
         let Some(LockState::Arrived(at, phase)) = objects.lock(memory, key.1, arrive) else {
             if before.is_none() {
-                self.unnote(node, count);
+                self.far_notes.remove_arrival(node, &parties);
             }
             return Err(no_lock());
         };
@@ -338,33 +347,20 @@ impl Directory {
             locks.owed.push((key.1, owed));
             let settled = moving || locks.settle(memory, objects);
             self.settle_later(settled);
-            self.unnote(key.0.0, 1);
+            self.far_notes.remove_lock(key.0.0);
         }
         Ok(LockReply::Done)
     }
 
-    /// Counts what is noted of a node's processes.
-    fn note(&mut self, node: NodeId, count: u32) -> Result<(), Refusal> {
-        let counted = self.far_locks.entry(node).or_default();
-        if counted.saturating_add(count) > MOST_OF_NODE {
-            self.refused.locks += 1;
-            return Err(self.note_refused(node, Refusal::TooMany(MOST_OF_NODE)));
-        }
-        *counted += count;
-        Ok(())
-    }
-
-    fn unnote(&mut self, node: NodeId, count: u32) {
-        let Some(counted) = self.far_locks.get_mut(&node) else { return };
-        *counted = counted.saturating_sub(count);
-        if *counted == 0 {
-            self.far_locks.remove(&node);
-        }
+    /// A node is refused what its processes have too much of.
+    fn too_many_locks(&mut self, node: NodeId, why: Refusal) -> Refusal {
+        self.refused.locks += 1;
+        self.note_refused(node, why)
     }
 
     /// Memory has ended, with all that was noted of it.
     pub(super) fn forget_locks(&mut self, locks: &FarLocks) {
-        locks.counts().for_each(|(node, count)| self.unnote(node, count));
+        locks.leave(&mut self.far_notes);
     }
 
     /// A connection ends: what was locked by it is free, and its next holder is told. When it is `cut`, nobody waits at
@@ -374,17 +370,15 @@ impl Directory {
         let (held, barriers) = (far.locks.take_held(guest), far.locks.take_barriers(guest));
         far.locks.tried.remove(&guest);
         let (memory, moving) = (far.memory, far.moving);
-        let named = barriers.iter().map(|(_, owed)| match owed {
-            Owed::Exclude(parties, _) => weight(parties),
-            Owed::Free(_) | Owed::FreeOfDead(_) => 0,
-        });
-        let count = held.len() as u32 + named.sum::<u32>();
+        let held_count = held.len();
+        let named: Vec<Parties> = barriers.iter().filter_map(|(_, owed)| owed.parties()).collect();
         let owed: Vec<(u64, Owed)> =
             held.into_iter().chain(barriers.into_iter().filter(|_| cut)).collect();
         far.locks.owed.extend(owed);
         let settled = moving || far.locks.settle(memory, objects);
         self.settle_later(settled);
-        self.unnote(guest.0, count);
+        (0..held_count).for_each(|_| self.far_notes.remove_lock(guest.0));
+        named.iter().for_each(|parties| self.far_notes.remove_arrival(guest.0, parties));
     }
 
     /// Has what could not be done in memory tried again after a while, unless all was `settled`: whoever waits for it in
@@ -423,9 +417,4 @@ fn no_lock() -> Refusal {
 /// Whether a number of phases is less than another one, of numbers that begin anew after their last.
 fn is_before(passed: u32, other: u32) -> bool {
     passed.wrapping_sub(other) > u32::MAX / 2
-}
-
-/// What the parties of a barrier count.
-fn weight(parties: &[LockHolder]) -> u32 {
-    u32::try_from(parties.len()).unwrap_or(u32::MAX)
 }

@@ -19,6 +19,8 @@ mod interface;
 mod interrupts;
 mod locks;
 mod moves;
+mod notes;
+mod numbers;
 mod pages;
 mod queries;
 mod segments;
@@ -44,6 +46,8 @@ pub use interface::{
 };
 use interrupts::Interrupt;
 use moves::{DirectoryMove, MoveTicket};
+use notes::FarNotes;
+use numbers::TakenNumbers;
 use pages::Extent;
 use segments::Segment;
 use windows::Windows;
@@ -76,7 +80,7 @@ pub struct Directory {
     guests: Guests,
     connections: BTreeMap<Handle, SegmentConnection>,
     /// How much is noted of locks and barriers that other nodes' processes have here.
-    far_locks: BTreeMap<NodeId, u32>,
+    far_notes: FarNotes,
     /// When what could not be done of those in memory is tried again.
     locks_due: Option<u64>,
     /// What other machines had too much of.
@@ -121,7 +125,7 @@ impl Directory {
             extents: BTreeMap::new(),
             guests: Guests::default(),
             connections: BTreeMap::new(),
-            far_locks: BTreeMap::new(),
+            far_notes: FarNotes::default(),
             locks_due: None,
             refused: Refused::default(),
             questions: Questions::default(),

@@ -10,6 +10,10 @@ use super::{NodeId, SessionId};
 /// Parties of a barrier in memory of another machine, at most: a message names them all.
 pub const MOST_FAR_PARTIES: usize = 1024;
 
+/// What the processes of one machine may have of locks and barriers on another: locks that they hold, barriers that they are
+/// parties of, and the parties of all different barriers that they name.
+pub const MOST_FAR_LOCKS: u32 = 65_536;
+
 /// Who holds a lock, anywhere in the rack: a session of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LockHolder {
@@ -86,10 +90,6 @@ pub enum LockOperation {
 }
 
 impl LockOperation {
-    /// Whether what was stored before is to be there before it: others see it by this.
-    pub fn publishes(&self) -> bool {
-        matches!(
-            self,
     /// The parties that it names: all of a barrier's, and none of a lock.
     pub fn parties(&self) -> &[LockHolder] {
         match self {
@@ -103,6 +103,10 @@ impl LockOperation {
         }
     }
 
+    /// Whether what was stored before is to be there before it: others see it by this.
+    pub fn publishes(&self) -> bool {
+        matches!(
+            self,
             LockOperation::Release { .. } | LockOperation::Arrive { passed: Some(_), .. }
         )
     }

@@ -269,3 +269,40 @@ fn a_host_holds_so_many_locks_of_another_and_no_more() {
     directory.connector_gone(0, 8, &mut locks);
     assert!(locks.held.is_empty());
 }
+
+/// Most barriers of a program have the same parties, which each arrival names.
+#[test]
+fn many_barriers_of_the_same_parties_leave_room_for_locks() {
+    let (mut directory, mut locks) = (directory(), Locks::default());
+    let connection = with_connection(&mut directory, &mut locks);
+    let parties: Vec<LockHolder> =
+        (0..64).map(|session| LockHolder { node: 8, session: SessionId(session) }).collect();
+    let arrive =
+        |directory: &mut Directory, locks: &mut Locks, nth: u64, parties: &[LockHolder]| {
+            let arrive = LockOperation::Arrive { parties: parties.to_vec(), passed: None };
+            ask_lock(directory, locks, (connection, 100 + nth), (64 * nth, arrive))
+        };
+    for nth in 0..4096 {
+        let told = arrive(&mut directory, &mut locks, nth, &parties);
+        assert!(told.is_ok(), "{nth}: {told:?}");
+    }
+    let take = (1 << 18, LockOperation::Take { attempt: 1 });
+    ask_lock(&mut directory, &mut locks, (connection, 10_000), take).unwrap();
+    // Other parties each time fill much memory with few arrivals.
+    let fills = (0..4096).find(|nth| {
+        let parties: Vec<LockHolder> = (0..1024)
+            .map(|party| LockHolder { node: 8, session: SessionId(1000 + 1024 * nth + party) })
+            .collect();
+        arrive(&mut directory, &mut locks, 20_000 + nth, &parties).is_err()
+    });
+    assert!(fills.is_some_and(|nth| (32..=64).contains(&nth)), "{fills:?}");
+    // All of it is free again with the connection.
+    directory.connector_gone(0, 8, &mut locks);
+    let what = Question::Segment { id: 7, what: TargetKind::Segment };
+    directory.asked(0, 8, ConnectorMessage::Question { request: 1, connection, what }, &mut locks);
+    for attempt in 1..=65_536 {
+        let take = (64 * attempt, LockOperation::Take { attempt });
+        let told = ask_lock(&mut directory, &mut locks, (connection, 100_000 + attempt), take);
+        assert!(told.is_ok(), "{attempt}: {told:?}");
+    }
+}
