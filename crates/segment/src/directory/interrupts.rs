@@ -42,8 +42,8 @@ impl Directory {
         let number = match number {
             Some(number) => number,
             None => {
-                let mut free = FIRST_FREE_ID..=u32::MAX;
-                free.find(|n| !self.interrupts.contains_key(&(kind, *n))).ok_or(Refusal::InUse)?
+                let taken = self.taken_interrupts.entry(kind).or_default();
+                taken.first_free(FIRST_FREE_ID).ok_or(Refusal::InUse)?
             }
         };
         let key = (kind, number);
@@ -69,6 +69,7 @@ impl Directory {
             })?;
             let (owners, guests) = Default::default();
             self.interrupts.insert(key, Interrupt { line, event, shared, owners, guests });
+            self.taken_interrupts.entry(kind).or_default().take(number);
         }
         let handle = self.handle();
         self.interrupt_handles.insert(handle, key);
@@ -113,6 +114,9 @@ impl Directory {
             return;
         }
         let Some(interrupt) = self.interrupts.remove(&key) else { return };
+        if let Some(taken) = self.taken_interrupts.get_mut(&key.0) {
+            taken.give(key.1);
+        }
         for ((node, connection), ring) in interrupt.guests {
             self.guests.remove(&(node, connection));
             let tell = OwnerMessage::Remote { connection, change };

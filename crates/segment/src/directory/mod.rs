@@ -72,8 +72,11 @@ pub struct Directory {
     space: Extents,
     segments: BTreeMap<Handle, Segment>,
     by_id: BTreeMap<SegmentId, Handle>,
+    /// The numbers in that, to choose another one.
+    taken_ids: TakenNumbers,
     groups: BTreeMap<SegmentId, Group>,
     interrupts: BTreeMap<(InterruptKind, u32), Interrupt>,
+    taken_interrupts: BTreeMap<InterruptKind, TakenNumbers>,
     interrupt_handles: BTreeMap<Handle, (InterruptKind, u32)>,
     extents: BTreeMap<Handle, Extent>,
     /// What connections of others' processes lead to here, and the loans by which they do.
@@ -119,8 +122,10 @@ impl Directory {
             space,
             segments: BTreeMap::new(),
             by_id: BTreeMap::new(),
+            taken_ids: TakenNumbers::default(),
             groups: BTreeMap::new(),
             interrupts: BTreeMap::new(),
+            taken_interrupts: BTreeMap::new(),
             interrupt_handles: BTreeMap::new(),
             extents: BTreeMap::new(),
             guests: Guests::default(),

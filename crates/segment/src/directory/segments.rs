@@ -72,7 +72,7 @@ impl Directory {
             return self.ask_group(session, id, size);
         }
         let id = match choose {
-            true => self.free_id(id)?,
+            true => self.taken_ids.first_free(id.max(FIRST_FREE_ID)).ok_or(Refusal::InUse)?,
             false if self.by_id.contains_key(&id) => return Err(Refusal::InUse),
             false => id,
         };
@@ -99,6 +99,7 @@ impl Directory {
             },
         );
         self.by_id.insert(id, handle);
+        self.taken_ids.take(id);
         let address = offset.map(|offset| self.settings.range.base + offset);
         let attached = memory.map(AttachedObject::whole).into_iter().collect();
         Ok(Some((Reply::Created { segment: handle, id, address }, attached)))
@@ -122,12 +123,6 @@ impl Directory {
                 Err(system(cause))
             }
         }
-    }
-
-    fn free_id(&self, first: SegmentId) -> Result<SegmentId, Refusal> {
-        let first = first.max(FIRST_FREE_ID);
-        let mut candidates = (first..=u32::MAX).chain(FIRST_FREE_ID..first);
-        candidates.find(|id| !self.by_id.contains_key(id)).ok_or(Refusal::InUse)
     }
 
     pub(super) fn give_memory(
@@ -243,6 +238,7 @@ impl Directory {
         self.discount(segment.session, 1);
         if self.by_id.get(&segment.id) == Some(&handle) {
             self.by_id.remove(&segment.id);
+            self.taken_ids.give(segment.id);
         }
         // It is emptied then, also for those who lose no right.
         let told = if segment.moving.is_some() { ConnectionChange::Revoked } else { change };
