@@ -1,5 +1,7 @@
 //! What a session is told when another host's node says nothing.
 
+#[path = "questions/bounds.rs"]
+mod bounds;
 #[path = "questions/locks.rs"]
 mod locks;
 #[path = "questions/memory.rs"]

@@ -1,7 +1,7 @@
 //! What the nodes of other hosts ask of this one for their processes, and what becomes of those that are connected here.
 
 use super::*;
-use crate::message::{PeerReply, Question};
+use crate::message::{PeerReply, Question, TargetKind};
 
 impl Directory {
     /// A connector's node says something.
@@ -64,6 +64,9 @@ impl Directory {
         objects: &mut dyn Objects,
     ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
         match what {
+            // A group is asked for by a question of its own. By this one its number would be a segment's, whose bytes
+            // nobody has counted.
+            Question::Segment { what: TargetKind::Group, .. } => Err(Refusal::NoSuchSegment),
             Question::Segment { id, what } => self.connect_guest(guest, id, what),
             Question::Group { id, size } => self.join_group(guest, id, size, objects),
             Question::Interrupt { kind, number } => {

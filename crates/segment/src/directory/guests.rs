@@ -142,7 +142,8 @@ impl Directory {
     fn bytes_asked(&self, what: &Question) -> u64 {
         let group = |id| self.groups.get(id).map(|group| group.size());
         match what {
-            Question::Segment { id, what: TargetKind::Group } => group(id).unwrap_or_default(),
+            // Which is refused.
+            Question::Segment { what: TargetKind::Group, .. } => 0,
             Question::Segment { id, .. } => {
                 let segment = self.by_id.get(id).and_then(|handle| self.segments.get(handle));
                 segment.map_or(0, |segment| segment.size)

@@ -278,7 +278,8 @@ impl Directory {
         let segment = self.segments.get_mut(&handle).ok_or(Refusal::NoSuchSegment)?;
         let open = match what {
             TargetKind::Attach => segment.shared && guest.0 == self.settings.node,
-            TargetKind::Segment | TargetKind::Group => segment.available,
+            TargetKind::Segment => segment.available,
+            TargetKind::Group => false,
         };
         let Some(memory) = segment.memory.filter(|_| open) else {
             return Err(Refusal::NoSuchSegment);
