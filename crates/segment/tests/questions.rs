@@ -376,9 +376,10 @@ fn memory_of_this_host_is_found_by_each_handle_that_leads_to_it() {
         assert_eq!(directory.memory_of(SESSION, to.connection), Some(memory));
         assert_eq!(directory.memory_of(SessionId(2), to.connection), None);
         let (node, _) = directory.owner_of(SESSION, to.connection).unwrap();
-        let mut keepers = directory.keepers(node, to.connection);
-        keepers.sort();
-        assert_eq!(keepers, [(SESSION, segment), (SESSION, to.connection)]);
+        let ranges = [(to.connection, 8..16), (to.connection, 64..72), (Handle(u64::MAX), 0..8)];
+        let keepers: Vec<_> = directory.keepers(node, ranges).into_iter().collect();
+        let both = [segment, to.connection].map(|keeper| ((SESSION, keeper), 8..72));
+        assert_eq!(keepers, both);
         found.push(memory);
     }
     assert_ne!(found[0], found[1]);

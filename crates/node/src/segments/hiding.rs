@@ -1,10 +1,12 @@
 //! Keeping the processes of this host from memory while what came from another machine takes effect there: so that
 //! who polls one word of it finds all the others changed as well.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use rackbus_segment::directory::widen;
 use rackbus_segment::message::{SessionEvent, encode};
 use rackbus_segment::{Handle, NodeId, SessionId};
 
@@ -125,22 +127,20 @@ impl State {
     /// Who may have ranges of connections' memory mapped.
     fn keepers(&self, node: NodeId, spans: &[ConnectionRange]) -> Vec<Kept> {
         // One range for each that keeps a memory, whatever connections lead there.
-        let mut kept: BTreeMap<(SessionId, Handle), (u64, u64)> = BTreeMap::new();
-        for ((way, connection), offset, length) in spans {
-            let keepers = match way {
-                FarConversation::ToOwner => {
-                    self.directory.keeper_of(*connection).into_iter().collect()
-                }
-                FarConversation::ToConnector => self.directory.keepers(node, *connection),
-            };
-            for keeper in keepers {
-                let (first, end) = (*offset, offset.saturating_add(*length));
-                let range = kept.entry(keeper).or_insert((first, end));
-                *range = (range.0.min(first), range.1.max(end));
+        let of = |side: FarConversation| {
+            let spans = spans.iter().filter(move |((way, _), ..)| *way == side);
+            spans.map(|((_, connection), offset, length)| {
+                (*connection, *offset..offset.saturating_add(*length))
+            })
+        };
+        let mut kept = self.directory.keepers(node, of(FarConversation::ToConnector));
+        for (connection, range) in of(FarConversation::ToOwner) {
+            if let Some(keeper) = self.directory.keeper_of(connection) {
+                widen(kept.entry(keeper), range);
             }
         }
-        let one = |((session, keeper), (first, end)): (_, (u64, u64))| {
-            (session, keeper, first, end - first)
+        let one = |((session, keeper), range): (_, Range<u64>)| {
+            (session, keeper, range.start, range.end - range.start)
         };
         kept.into_iter().map(one).collect()
     }

@@ -23,9 +23,9 @@ mod notes;
 mod numbers;
 mod pages;
 mod queries;
+mod questions;
 mod segments;
 mod windows;
-mod questions;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -49,12 +49,12 @@ use moves::{DirectoryMove, MoveTicket};
 use notes::FarNotes;
 use numbers::TakenNumbers;
 use pages::Extent;
+pub use queries::widen;
+use questions::Questions;
 use segments::Segment;
 use windows::Windows;
 
 /// What one process may have of segments, connections, interrupts and extents together.
-pub use queries::widen;
-use questions::Questions;
 pub const MAX_HANDLES: u32 = 65_536;
 
 /// A connection of another host's process to something of this host: its node, and what that
@@ -99,7 +99,7 @@ pub struct Directory {
 }
 
 /// What a guest's connection leads to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ConnectionTarget {
     Segment(Handle),
     Group(SegmentId),
@@ -407,6 +407,8 @@ impl Directory {
         if counted.saturating_add(more) > MAX_HANDLES {
             return Err(Refusal::TooMany(MAX_HANDLES));
         }
+        *counted += more;
+        Ok(())
     }
 
     fn discount(&mut self, session: SessionId, less: u32) {
@@ -416,8 +418,6 @@ impl Directory {
     }
 
     /// Sends, to this node itself where it is meant.
-        *counted += more;
-        Ok(())
     fn send(&mut self, to: Recipient, attached: Vec<AttachedObject>) {
         match to {
             Recipient::Ask(node, _) | Recipient::Tell(node, _) if node == self.settings.node => {

@@ -1,5 +1,9 @@
 //! What the shell asks about the directory, which changes nothing: whose memory a handle leads to, and how much there is.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+
 use super::{ConnectionTarget, Directory, Guest, ObjectId};
 use crate::{Handle, NodeId, SessionId};
 
@@ -26,23 +30,45 @@ impl Directory {
         }
     }
 
-    /// The sessions that may have the memory of another node's connection mapped, and what they call it.
-    pub fn keepers(&self, node: NodeId, connection: Handle) -> Vec<(SessionId, Handle)> {
+    /// The sessions that may have something mapped of what these connections of another node lead to, each with what it
+    /// calls the memory, and one range around all that is asked about of that. Each memory is looked at once, however many
+    /// connections lead to it.
+    pub fn keepers(
+        &self,
+        node: NodeId,
+        ranges: impl IntoIterator<Item = (Handle, Range<u64>)>,
+    ) -> BTreeMap<(SessionId, Handle), Range<u64>> {
+        let mut targets: BTreeMap<ConnectionTarget, Range<u64>> = BTreeMap::new();
+        for (connection, range) in ranges {
+            if let Some((target, _)) = self.guests.get(&(node, connection)) {
+                widen(targets.entry(*target), range);
+            }
+        }
+        let mut kept = BTreeMap::new();
+        for (target, range) in targets {
+            for keeper in self.keepers_of(target) {
+                widen(kept.entry(keeper), range.clone());
+            }
+        }
+        kept
+    }
+
+    fn keepers_of(&self, target: ConnectionTarget) -> Vec<(SessionId, Handle)> {
         let own = |guests: &mut dyn Iterator<Item = Guest>| -> Vec<(SessionId, Handle)> {
             let own = guests.filter(|(node, _)| *node == self.settings.node);
             own.filter_map(|(_, connection)| self.keeper_of(connection)).collect()
         };
-        match self.guests.get(&(node, connection)) {
-            Some((ConnectionTarget::Segment(handle), _)) => {
-                let Some(segment) = self.segments.get(handle) else { return Vec::new() };
+        match target {
+            ConnectionTarget::Segment(handle) => {
+                let Some(segment) = self.segments.get(&handle) else { return Vec::new() };
                 let mut kept = own(&mut segment.guests.keys().copied());
-                kept.push((segment.session, *handle));
+                kept.push((segment.session, handle));
                 kept
             }
-            Some((ConnectionTarget::Group(id), _)) => {
-                self.groups.get(id).map(|group| own(&mut group.guests())).unwrap_or_default()
+            ConnectionTarget::Group(id) => {
+                self.groups.get(&id).map(|group| own(&mut group.guests())).unwrap_or_default()
             }
-            _ => Vec::new(),
+            ConnectionTarget::Interrupt(..) | ConnectionTarget::Pages(_) => Vec::new(),
         }
     }
 
@@ -71,4 +97,10 @@ impl Directory {
             ("moves under way", self.moves.len()),
         ]
     }
+}
+
+/// Makes a range so wide that it has another one in it.
+pub fn widen<Key: Ord>(entry: Entry<'_, Key, Range<u64>>, more: Range<u64>) {
+    let range = entry.or_insert_with(|| more.clone());
+    *range = range.start.min(more.start)..range.end.max(more.end);
 }

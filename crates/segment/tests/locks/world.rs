@@ -641,7 +641,7 @@ impl World {
             };
             let word = self.stores[&HOME].words.get(&(memory, at));
             let mine = Word::Held(LockHolder { node: who.0, session: who.1 });
-            if !home.keepers(who.0, connection).is_empty() && word != Some(&mine) {
+            if !home.keepers(who.0, [(connection, 0..1)]).is_empty() && word != Some(&mine) {
                 return Err(format!("{who:?} holds {at} by attempt {attempt}, and it is {word:?}"));
             }
         }

@@ -183,8 +183,11 @@ impl Far {
                 pairs.iter().zip(numbers).map(|((link, _), number)| (*link, number)).collect();
             let of = pairs.iter().map(|(_, pair)| pair).zip(&applied);
             let answered = of.filter_map(|(pair, (link, batch))| Some((pair, *link, (*batch)?)));
+            // Only connectors' hosts ask whether others have it.
+            let homes = pairs.iter().filter(|(link, _)| link.0 == FarConversation::ToConnector);
+            let leading = self.leading(homes.map(|(_, pair)| pair));
             let answered: Vec<_> = answered
-                .map(|(pair, link, batch)| (pair, link, batch, !self.is_elsewhere(pair)))
+                .map(|(pair, link, batch)| (pair, link, batch, leading.is_alone(pair)))
                 .collect();
             let mut state = self.lock();
             for (pair, link, batch, alone) in answered {

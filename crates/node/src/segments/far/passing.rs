@@ -1,5 +1,6 @@
 //! Passing flushes on: what a connector on one machine flushed to memory of this host is flushed to the others that have it.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rackbus_segment::flushing::FlushLedger;
@@ -7,7 +8,7 @@ use rackbus_segment::message::CarriedMessage;
 
 use super::super::objects::Object;
 use super::super::outbox::Outbox;
-use super::{CommonMemory, Far, FarConversation, flush_each};
+use super::{CommonMemory, End, Far, FarConversation, State, flush_each};
 use crate::sequencer::essential_thread;
 
 /// All other hosts that this one has memory in common with.
@@ -35,6 +36,33 @@ pub(super) struct PassingOn {
     answered: u64,
 }
 
+/// How many connections lead to each of some memories: to an object, by where it is, which is no other one's meanwhile.
+#[derive(Debug)]
+pub(super) struct Leading(HashMap<*const Object, (Arc<Object>, usize)>);
+
+impl Leading {
+    fn of<'a>(pairs: impl Iterator<Item = &'a Arc<CommonMemory>>) -> Leading {
+        let objects = pairs.map(|pair| pair.object());
+        Leading(objects.map(|object| (Arc::as_ptr(&object), (object, 0))).collect())
+    }
+
+    /// Counts those that a host has.
+    fn count(&mut self, of: &State) {
+        for end in of.ends.values() {
+            if let End::Memory(pair) = end
+                && let Some((_, count)) = self.0.get_mut(&Arc::as_ptr(&pair.object()))
+            {
+                *count += 1;
+            }
+        }
+    }
+
+    /// Whether no connection but this one leads to its memory.
+    pub fn is_alone(&self, pair: &CommonMemory) -> bool {
+        self.0.get(&Arc::as_ptr(&pair.object())).is_some_and(|(_, count)| *count <= 1)
+    }
+}
+
 impl CommonMemory {
     /// Whether another host has the same memory, or may have. While it is moved, of several hosts' connections to it some
     /// lead to where it was still.
@@ -44,16 +72,23 @@ impl CommonMemory {
 }
 
 impl Far {
-    /// Whether a further machine has the memory of a connection of this one's, or the same machine has it by another
-    /// connection, for which something else stands there.
-    pub(super) fn is_elsewhere(&self, pair: &Arc<CommonMemory>) -> bool {
-        let object = pair.object();
-        let own = self.lock().memories();
-        if own.iter().any(|(_, it)| !Arc::ptr_eq(it, pair) && it.is_of(&object)) {
-            return true;
+    /// Of the memory of each of these, how many connections of other machines lead to it: with more than one, a further
+    /// machine has it, or the same machine by another connection, for which something else stands there.
+    pub(super) fn leading<'a>(
+        &self,
+        pairs: impl Iterator<Item = &'a Arc<CommonMemory>>,
+    ) -> Leading {
+        let mut leading = Leading::of(pairs);
+        if leading.0.is_empty() {
+            return leading;
         }
-        let others = self.passing.all().into_iter().filter(|far| !std::ptr::eq(&**far, self));
-        others.into_iter().any(|far| far.has_memory(&object))
+        leading.count(&self.lock());
+        for far in self.passing.all() {
+            if !std::ptr::eq(&*far, self) {
+                leading.count(&far.lock());
+            }
+        }
+        leading
     }
 
     /// The other side asks for what took effect here to be flushed to further machines.
