@@ -20,6 +20,7 @@ mod peers;
 mod sessions;
 mod telling;
 mod unshared;
+mod working;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -30,18 +31,20 @@ use std::time::{Duration, Instant, SystemTime};
 use rackbus_fabric::FabricHandle;
 use rackbus_link::Connect;
 use rackbus_memory::copy::Statistics;
-use rackbus_memory::{Gate, PacketListener, sparse};
+use rackbus_memory::{Gate, PacketListener};
 use rackbus_segment::directory::{AttachedObject, DirectorySettings};
 use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Refusal, encode};
-use rackbus_segment::{Directory, DirectoryAction, Handle, NodeId, Objects, Recipient, SessionId};
+use rackbus_segment::{Directory, DirectoryAction, NodeId, Objects, Recipient, SessionId};
 
 use crate::sequencer::essential_thread;
 use channels::ProcessChannels;
 use devices::ProgramDevices;
 use far::{EffectsLock, Far, Passing};
 use numbers::Numbers;
-use objects::{Object, ObjectStore};
+use objects::ObjectStore;
 use outbox::{Letter, Outbox};
+use peers::{is_too_long, refused_as_too_long};
+use working::{Workers, empty};
 
 /// The socket in a host's folder that processes attach to.
 pub const SOCKET: &str = "segments.sock";
@@ -59,6 +62,7 @@ pub struct Segments {
     /// Signalled when the directory may want to be told of time sooner.
     sooner: Condvar,
     channels: Mutex<ProcessChannels>,
+    workers: Workers,
 }
 
 impl std::fmt::Debug for Segments {
@@ -109,15 +113,6 @@ enum Owner {
     Here(Arc<Outbox>),
 }
 
-fn empty(object: &Object, offset: u64, length: u64) -> Result<(), String> {
-    // What its last page has beyond the end belongs to no segment.
-    let length = length.next_multiple_of(4096);
-    sparse::empty(&**object.fd(), offset, length).map_err(|error| {
-        tracing::error!(%error, "memory that was taken away could not be emptied");
-        error.to_string()
-    })
-}
-
 impl Segments {
     /// The service of `host`, which finds other nodes by `link`. `fabric` lends what others reach.
     pub fn new(
@@ -154,6 +149,7 @@ impl Segments {
             channels: Mutex::default(),
         })
     }
+            workers: Workers::default(),
 
     /// Has `devices` borrow for processes; before it is started, and once.
     pub fn borrow_by(&self, devices: Arc<dyn ProgramDevices>) {
@@ -288,7 +284,7 @@ impl Segments {
                         continue;
                     };
                     if let Err(error) = self.empty_aside(job, object.clone(), offset, length) {
-                        tracing::warn!(%error, "cannot start a thread to empty memory; it is emptied at once");
+                        tracing::warn!(%error, "there is no thread to empty memory; it is emptied at once");
                         let outcome = empty(&object, offset, length);
                         let (now, State { directory, store, .. }) = (self.now(), &mut *state);
                         outputs.extend(directory.emptied(now, job, outcome, store));
@@ -369,39 +365,6 @@ impl Segments {
                 }
             }
         }
-    }
-
-    /// Copies on a thread of its own: it may be gigabytes.
-    fn copy(
-        self: &Arc<Self>,
-        ticket: Handle,
-        (from, to): ((Arc<Object>, u64), (Arc<Object>, u64)),
-        length: u64,
-    ) -> std::io::Result<()> {
-        let service = self.clone();
-        let copy = move || {
-            let (source, target) = (&**from.0.fd(), &**to.0.fd());
-            let outcome = sparse::copy_sparse((source, from.1), (target, to.1), length);
-            let outcome = outcome.map_err(|error| error.to_string());
-            service.ask(|directory, now, objects| directory.copied(now, ticket, outcome, objects));
-        };
-        essential_thread("move", copy)
-    }
-
-    /// Empties on a thread of its own: it may be gigabytes.
-    fn empty_aside(
-        self: &Arc<Self>,
-        job: Handle,
-        object: Arc<Object>,
-        offset: u64,
-        length: u64,
-    ) -> std::io::Result<()> {
-        let service = self.clone();
-        let work = move || {
-            let outcome = empty(&object, offset, length);
-            service.ask(|directory, now, objects| directory.emptied(now, job, outcome, objects));
-        };
-        essential_thread("empty", work)
     }
 
     fn keep_time(self: &Arc<Self>) {
