@@ -254,6 +254,11 @@ impl Segments {
             match output {
                 DirectoryAction::Send(to, attached) => {
                     let Some(to) = Segments::deliver_far(state, to, &attached) else {
+                DirectoryAction::Send(Recipient::Ask(node, ask), _) if is_too_long(&ask) => {
+                    let Some(answer) = refused_as_too_long(ask) else { continue };
+                    let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                    outputs.extend(directory.told(now, node, answer, Vec::new(), store));
+                }
                         let (now, State { directory, store, in_their_place, .. }) =
                             (self.now(), &mut *state);
                         for (node, ask) in in_their_place.drain(..) {

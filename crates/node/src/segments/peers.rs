@@ -9,7 +9,7 @@ use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, StreamError};
 use rackbus_segment::NodeId;
 use rackbus_segment::directory::Loss;
-use rackbus_segment::message::decode;
+use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Question, Refusal, decode, encode};
 
 use super::far::FarConversation;
 use super::outbox::Outbox;
@@ -26,6 +26,24 @@ fn loss_by(error: &LinkError) -> Loss {
         }
         _ => Loss::OutOfReach,
     }
+}
+
+/// Bytes of a question that goes to another node, at most: between machines it has a head.
+const MOST_ASKED: usize = MAX_PACKET - 64;
+
+/// Whether a message is longer than what another node receives. One that came in part would be taken for malformed, and the
+/// conversation of all processes here with that node would end.
+pub(super) fn is_too_long(ask: &ConnectorMessage) -> bool {
+    // All others have the same few bytes, whatever they say.
+    matches!(ask, ConnectorMessage::Question { what: Question::Lock { .. }, .. })
+        && encode(ask).len() > MOST_ASKED
+}
+
+/// The answer in the owner's place to a question that is not sent.
+pub(super) fn refused_as_too_long(ask: ConnectorMessage) -> Option<OwnerMessage> {
+    let ConnectorMessage::Question { request, .. } = ask else { return None };
+    let why = "it is longer than a message between two hosts may be";
+    Some(OwnerMessage::Answer { request, answer: Err(Refusal::Illegal(why.into())) })
 }
 
 impl State {
@@ -182,5 +200,38 @@ impl Segments {
             far.end(FarConversation::ToConnector);
         }
         self.ask_in(state, |directory, now, objects| directory.connector_gone(now, node, objects));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_segment::message::{CarriedMessage, LockHolder, LockOperation, LockRequest};
+    use rackbus_segment::{Handle, SessionId};
+
+    use super::*;
+
+    fn question(parties: usize) -> ConnectorMessage {
+        let party = LockHolder { node: u32::MAX, session: SessionId(u64::MAX) };
+        let operation = LockOperation::Arrive { parties: vec![party; parties], passed: None };
+        let request = LockRequest { offset: u64::MAX, operation };
+        let (connection, session) = (Handle(u64::MAX), SessionId(u64::MAX));
+        let what = Question::Lock { connection, session, request };
+        ConnectorMessage::Question { request: u64::MAX, connection, what }
+    }
+
+    #[test]
+    fn what_is_not_too_long_is_no_longer_than_a_packet_with_its_head() {
+        let fits = (1..).take_while(|parties| !is_too_long(&question(*parties))).last().unwrap();
+        for parties in [1, fits] {
+            let message = encode(&question(parties)).into();
+            let said = encode(&CarriedMessage::Said { message, given: None });
+            assert!(said.len() <= MAX_PACKET, "{} bytes of {parties} parties", said.len());
+        }
+        assert!(fits > 2000, "{fits}");
+        let refused = refused_as_too_long(question(fits + 1));
+        assert!(matches!(
+            refused,
+            Some(OwnerMessage::Answer { request: u64::MAX, answer: Err(_) })
+        ));
     }
 }

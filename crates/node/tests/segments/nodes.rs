@@ -10,12 +10,13 @@ use rackbus_link::{Connect, Conversation, Hello, Link, LinkError, Purpose};
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{AdaptiveSpin, Packets, Stream, StreamError};
 use rackbus_segment::message::{
-    ConnectorMessage, LockHolder, OwnerMessage, Question, TargetKind, decode, encode,
+    ConnectorMessage, LockHolder, LockOperation, LockRequest, OwnerMessage, Question, Reply,
+    SessionRequest, TargetKind, decode, encode,
 };
 use rackbus_segment::{Handle, SessionId};
 
 use crate::common::segments::{ALPHA, BETA, Hosts, shm};
-use crate::support::{refusal, until};
+use crate::support::{LIMIT, Stranger, refusal, until};
 
 /// A way to nodes that are too slow.
 struct Slow;
@@ -178,4 +179,28 @@ fn who_asks_a_node_that_is_back_at_once_gets_its_answer() {
     let both = answered.intersection(&unanswered).count();
     assert_eq!(both, 0, "beta answered {}, and was said not to respond", answered.len());
     assert!(answered.len() > 100, "{} of {ASKERS}000 were answered", answered.len());
+}
+
+/// Which a process may say by itself: its node has to know that it is too long for another one.
+#[test]
+fn a_question_that_is_too_long_for_another_node_leaves_their_conversation_alone() {
+    let rack = Hosts::start(|link| Arc::new(link));
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let segment = beta.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let others = alpha.connect(BETA, 7, LIMIT).unwrap();
+    let stranger = Stranger::attach(&rack, ALPHA);
+    let keeper = stranger.connect(BETA, 7);
+    let arrive = |count| {
+        let party = LockHolder { node: ALPHA, session: SessionId(3) };
+        let operation = LockOperation::Arrive { parties: vec![party; count], passed: None };
+        SessionRequest::Lock { keeper, request: LockRequest { offset: 0, operation } }
+    };
+    let fits = |count: &usize| encode(&arrive(*count)).len() <= MAX_PACKET;
+    let most = (MAX_PACKET / 2 - 100..).take_while(fits).last().unwrap();
+    let told = stranger.ask(&arrive(most), &[]);
+    assert!(matches!(told, Some(Reply::Refused(Refusal::TooMany(_)))), "{told:?}");
+    let next = alpha.connect(BETA, 7, LIMIT).unwrap();
+    assert_eq!(beta.segments().unwrap()[0].connections.len(), 3, "one was lost");
+    drop((others, next));
 }
