@@ -31,7 +31,7 @@ pub use fault::DmaFault;
 use files::Files;
 pub use files::{Behind, KEPT_FILES};
 use limits::MappingSlot;
-pub use limits::max_mappings;
+pub use limits::{max_mappings, system_mappings};
 pub use mapping::PreparedMapping;
 pub use peers::PeerBytes;
 use peers::Peers;

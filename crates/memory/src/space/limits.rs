@@ -44,10 +44,7 @@ struct Limits {
 impl Limits {
     fn get() -> Limits {
         static LIMITS: OnceLock<Limits> = OnceLock::new();
-        *LIMITS.get_or_init(|| {
-            let text = std::fs::read_to_string("/proc/sys/vm/max_map_count");
-            Limits::from(text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65_530))
-        })
+        *LIMITS.get_or_init(|| Limits::from(system_mappings()))
     }
 
     /// Half of what the system allows is for functions, and of that an eighth for each.
@@ -55,6 +52,12 @@ impl Limits {
         let process = (max_map_count / 2).max(64);
         Limits { process, function: (process / 8).clamp(64, 65_535) }
     }
+}
+
+/// The mappings that the system lets this process have, of whatever sort (`vm.max_map_count`).
+pub fn system_mappings() -> usize {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65_530)
 }
 
 /// The most mappings a function may have; the vfio-user server advertises it as `max_dma_maps`.

@@ -39,7 +39,7 @@ use rackbus_segment::{Directory, DirectoryAction, NodeId, Objects, Recipient, Se
 use crate::sequencer::essential_thread;
 use channels::ProcessChannels;
 use devices::ProgramDevices;
-use far::{EffectsLock, Far, Passing};
+use far::{EffectsLock, Far, Passing, SenderSlots};
 use numbers::Numbers;
 use objects::ObjectStore;
 use outbox::{Letter, Outbox};
@@ -83,6 +83,7 @@ struct State {
     fars: HashMap<NodeId, Arc<Far>>,
     effects: EffectsLock,
     passing: Arc<Passing>,
+    senders: Arc<SenderSlots>,
     /// What this node answers in the place of connectors on other machines.
     in_their_place: Vec<(NodeId, ConnectorMessage)>,
     held: unshared::HeldAnswers,
@@ -139,6 +140,7 @@ impl Segments {
                 fars: HashMap::new(),
                 effects: EffectsLock::default(),
                 passing: Arc::default(),
+                senders: SenderSlots::of_system(),
                 in_their_place: Vec::new(),
                 held: Default::default(),
                 looks_at: u64::MAX,
@@ -147,9 +149,9 @@ impl Segments {
             devices: OnceLock::new(),
             sooner: Condvar::new(),
             channels: Mutex::default(),
+            workers: Workers::default(),
         })
     }
-            workers: Workers::default(),
 
     /// Has `devices` borrow for processes; before it is started, and once.
     pub fn borrow_by(&self, devices: Arc<dyn ProgramDevices>) {
@@ -252,13 +254,13 @@ impl Segments {
         let mut outputs = VecDeque::from(outputs);
         while let Some(output) = outputs.pop_front() {
             match output {
-                DirectoryAction::Send(to, attached) => {
-                    let Some(to) = Segments::deliver_far(state, to, &attached) else {
                 DirectoryAction::Send(Recipient::Ask(node, ask), _) if is_too_long(&ask) => {
                     let Some(answer) = refused_as_too_long(ask) else { continue };
                     let (now, State { directory, store, .. }) = (self.now(), &mut *state);
                     outputs.extend(directory.told(now, node, answer, Vec::new(), store));
                 }
+                DirectoryAction::Send(to, attached) => {
+                    let Some(to) = Segments::deliver_far(state, to, &attached) else {
                         let (now, State { directory, store, in_their_place, .. }) =
                             (self.now(), &mut *state);
                         for (node, ask) in in_their_place.drain(..) {

@@ -212,8 +212,7 @@ impl Segments {
                     None,
                 );
                 let OwnerMessage::Answer { request, .. } = tell else { return Ok(()) };
-                let answer = Err(Refusal::System(cause));
-                self.told(node, OwnerMessage::Answer { request, answer }, Vec::new());
+                self.told(node, OwnerMessage::Answer { request, answer: Err(cause) }, Vec::new());
             }
         }
         Ok(())
@@ -225,7 +224,7 @@ impl Segments {
         far: &Arc<Far>,
         connection: Handle,
         given: &[StandIn],
-    ) -> Result<Vec<AttachedObject>, String> {
+    ) -> Result<Vec<AttachedObject>, Refusal> {
         let mut state = self.lock();
         let mut made = Vec::new();
         for one in given {
@@ -239,7 +238,7 @@ impl Segments {
                 Ok(object) => made.push(AttachedObject { object, write }),
                 Err(cause) => {
                     made.iter().for_each(|it| state.store.forget(it.object));
-                    return Err(cause);
+                    return Err(Refusal::System(cause));
                 }
             }
         }
@@ -249,18 +248,18 @@ impl Segments {
                 // Of memory that this node cannot map, nothing could be said or stored.
                 if let Err(cause) = memory.region() {
                     made.iter().for_each(|it| state.store.forget(it.object));
-                    return Err(cause.to_string());
+                    return Err(Refusal::System(cause.to_string()));
                 }
                 far.add_memory((FarConversation::ToOwner, connection), memory, (*size, *write));
             }
             (_, Some(bell), Some(event)) => {
                 let line = InterruptParts { bell, event, ring: object(2) };
-                if !far.add_sender(connection, &line) {
+                if let Err(refusal) = far.add_sender(connection, &line) {
                     made.iter().for_each(|it| state.store.forget(it.object));
-                    return Err("an interrupt's memory cannot be mapped".to_owned());
+                    return Err(refusal);
                 }
             }
-            _ => return Err("memory that is gone".to_owned()),
+            _ => return Err(Refusal::System("memory that is gone".to_owned())),
         }
         Ok(made)
     }
@@ -406,7 +405,7 @@ impl State {
                 service.ask(|directory, now, objects| directory.asked(now, node, answer, objects));
             }
         };
-        let host = FarHost::new(hide, complete, settled);
+        let host = FarHost::new(hide, complete, settled, self.senders.clone());
         let far = Far::new(self.effects.clone(), LIMIT, self.passing.clone(), host).ok()?;
         self.passing.add(&far);
         Some(self.fars.entry(node).or_insert(far).clone())

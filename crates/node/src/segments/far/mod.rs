@@ -12,6 +12,7 @@ mod cycle;
 mod hearing;
 mod pair;
 mod passing;
+mod senders;
 #[cfg(test)]
 mod tests;
 
@@ -27,10 +28,11 @@ use rackbus_segment::flushing::FlushLedger;
 use rackbus_segment::message::{CarriedMessage, ConnectorMessage, StandIn, encode};
 
 pub use bells::InterruptParts;
-use bells::{BellMessage, BellReceiver, BellSender};
+use bells::{BellReceiver, BellSender};
 pub use pair::CommonMemory;
 pub use passing::Passing;
 use passing::PassingOn;
+pub use senders::SenderSlots;
 
 use super::hiding::ConnectionRange;
 use super::objects::{Object, ObjectKind};
@@ -76,6 +78,8 @@ pub struct FarHost {
     hide: Box<HideBy>,
     complete: Box<dyn Fn(Handle) + Send + Sync>,
     settled: Box<dyn Fn(ConnectorMessage) + Send + Sync>,
+    /// For interrupts of all other machines.
+    senders: Arc<SenderSlots>,
 }
 
 type HideBy = dyn Fn(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied + Send + Sync;
@@ -83,14 +87,16 @@ type HideBy = dyn Fn(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied + Send
 impl FarHost {
     /// `hide` does what it is given while processes are kept from ranges, so that none sees a part of them changed;
     /// `complete` hears of connections whose memory has all that the other side had at first; `settled` is what was to be
-    /// [answered](Far::answer_settled) of a move. All are called without locks of [`Far`]'s but for the effects.
+    /// [answered](Far::answer_settled) of a move. All are called without locks of [`Far`]'s but for the effects. Interrupts
+    /// of the other host take their place of `senders`.
     pub fn new(
         hide: impl Fn(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied + Send + Sync + 'static,
         complete: impl Fn(Handle) + Send + Sync + 'static,
         settled: impl Fn(ConnectorMessage) + Send + Sync + 'static,
+        senders: Arc<SenderSlots>,
     ) -> FarHost {
         let (complete, settled) = (Box::new(complete), Box::new(settled));
-        FarHost { hide: Box::new(hide), complete, settled }
+        FarHost { hide: Box::new(hide), complete, settled, senders }
     }
 }
 
@@ -359,41 +365,6 @@ impl Far {
         self.lock()
             .ends
             .insert((FarConversation::ToConnector, connection), End::Receiver(receiver));
-        true
-    }
-
-    /// A connection has something at this end that stands for an interrupt: a thread says what is rung there, when
-    /// what was stored before has taken effect. False when that cannot be.
-    pub fn add_sender(self: &Arc<Self>, connection: Handle, line: &InterruptParts) -> bool {
-        let Some(sender) = BellSender::new(line) else { return false };
-        let (far, hearing) = (self.clone(), sender.clone());
-        let way = FarConversation::ToOwner;
-        let hear = move || {
-            let say = |said| match said {
-                BellMessage::Rung(count) => {
-                    far.lock().send(way, &CarriedMessage::Rung { connection, count });
-                }
-                BellMessage::Message(data) => {
-                    let data = Cow::Owned(data);
-                    far.lock().send(way, &CarriedMessage::Message { connection, data });
-                }
-            };
-            // Who is too slow for what was stored before hears the interrupt anyway.
-            let before = || {
-                let _ = far.flush();
-            };
-            hearing.hear(before, say);
-            let mut state = far.lock();
-            // Not before: what the owner says of the connection is heard until now.
-            state.ends.remove(&(way, connection));
-            if let (Some(last), Some(outbox)) = (hearing.take_last(), state.ways.get(&way)) {
-                outbox.send(last);
-            }
-        };
-        if std::thread::Builder::new().name("far interrupt".into()).spawn(hear).is_err() {
-            return false;
-        }
-        self.lock().ends.insert((way, connection), End::Sender(sender));
         true
     }
 

@@ -4,15 +4,16 @@ use std::sync::{OnceLock, Weak, mpsc};
 use std::time::Instant;
 
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, PacketStream, Packets, Producer};
+use rackbus_memory::{AdaptiveSpin, PacketStream, Packets};
 use rackbus_segment::Objects;
-use rackbus_segment::message::{DATA_SLOTS, LockOperation, decode};
+use rackbus_segment::message::{LockOperation, decode};
 
 use super::super::locks::BegunFlushes;
 use super::super::objects::ObjectStore;
 use super::*;
 
 mod moves;
+mod senders;
 
 const SIZE: u64 = 4096;
 /// How long a message may take that has to come, and that must not come.
@@ -84,7 +85,7 @@ impl Side {
             }
             answer.send(said).unwrap();
         };
-        let host = FarHost::new(|_, effect| effect(), complete_by, answer_by);
+        let host = FarHost::new(|_, effect| effect(), complete_by, answer_by, SenderSlots::new(2));
         let far = Far::new(EffectsLock::default(), limit, passing.clone(), host).unwrap();
         asked.set(Arc::downgrade(&far)).unwrap();
         passing.add(&far);
@@ -99,6 +100,14 @@ impl Side {
         let object = self.store.get(id).unwrap().clone();
         self.far.add_memory(link, object.clone(), (SIZE, true));
         object
+    }
+
+    /// What stands for a data interrupt.
+    fn line(&mut self) -> InterruptParts {
+        let store = &mut self.store;
+        let made = [store.line(LinePart::Doorbell), store.event(), store.line(LinePart::Ring)];
+        let [bell, event, ring] = made.map(|id| store.get(id.unwrap()).unwrap().clone());
+        InterruptParts { bell, event, ring: Some(ring) }
     }
 
     fn hear(&self, way: FarConversation, carried: CarriedMessage<'_>) {
@@ -222,38 +231,6 @@ fn a_node_that_applies_nothing_is_disconnected() {
     let over = PacketStream::receive(&side.owner.packets, &mut buffer, &mut spin, None);
     assert!(matches!(over, Err(rackbus_memory::StreamError::Closed)), "{over:?}");
     assert!(side.owner.outbox.is_given_up());
-}
-
-#[test]
-fn a_sender_whose_owner_takes_nothing_ends_all_the_same() {
-    let mut side = Side::new();
-    let line = |store: &mut ObjectStore| {
-        let made = [store.line(LinePart::Doorbell), store.event(), store.line(LinePart::Ring)];
-        made.map(|id| store.get(id.unwrap()).unwrap().clone())
-    };
-    let [bell, event, ring] = line(&mut side.store);
-    let line = InterruptParts { bell, event, ring: Some(ring) };
-    assert!(side.far.add_sender(REPLICA.1, &line));
-    let mut process =
-        Producer::new(line.ring.as_ref().unwrap().region().unwrap(), 0, bells::RING).unwrap();
-    let doorbell = line.doorbell().unwrap();
-    // More than the owner has room for.
-    for _ in 0..2 * DATA_SLOTS {
-        while process.push(&[7]).is_err() {
-            std::thread::yield_now();
-        }
-        doorbell.ring();
-    }
-    for _ in 0..DATA_SLOTS {
-        assert!(matches!(side.owner.next(), CarriedMessage::Message { .. }));
-    }
-    assert!(side.far.close(REPLICA, &[9]), "is said behind what was sent");
-    // There is room for one more meanwhile, which is heard.
-    side.hear(REPLICA.0, CarriedMessage::Taken { connection: REPLICA.1 });
-    assert!(matches!(side.owner.next(), CarriedMessage::Message { .. }));
-    let last = CarriedMessage::Said { message: Cow::Owned(vec![9]), given: None };
-    assert_eq!(side.owner.next(), last);
-    assert!(!side.far.has_connection(REPLICA.1));
 }
 
 #[test]
