@@ -10,7 +10,8 @@ use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::prompt::run_promptly;
 use rackbus_segment::directory::{AttachedObject, LinePart, Loss};
 use rackbus_segment::message::{
-    CarriedMessage, ConnectorMessage, OwnerMessage, Question, Refusal, StandIn, decode, encode,
+    CarriedMessage, ConnectorMessage, OwnerMessage, PeerReply, Question, Refusal, StandIn, decode,
+    encode,
 };
 use rackbus_segment::{Handle, NodeId, Objects, Recipient, SegmentId, SessionId};
 
@@ -196,7 +197,8 @@ impl Segments {
         if connection != Some(named) || !is_whole(&given) {
             return Err("memory for a connection that was not asked for".to_owned());
         }
-        match self.stand_in(far, named, &given) {
+        let made = self.is_credible(node, &tell, &given);
+        match made.and_then(|()| self.stand_in(far, named, &given)) {
             Ok(attached) if matches!(given[..], [StandIn::Memory { .. }]) => {
                 let mut state = self.lock();
                 state.held.insert((node, named), (tell, attached));
@@ -216,6 +218,28 @@ impl Segments {
             }
         }
         Ok(())
+    }
+
+    /// Whether an owner may have memory of the size that it names: what stands for it here takes so much of this process'
+    /// addresses. It exports so much, and says the same to the directory.
+    fn is_credible(
+        &self,
+        node: NodeId,
+        tell: &OwnerMessage,
+        given: &[StandIn],
+    ) -> Result<(), Refusal> {
+        let [StandIn::Memory { size, .. }] = given else { return Ok(()) };
+        let export = self.lock().directory.export_of(node);
+        match tell {
+            OwnerMessage::Answer { answer: Ok(PeerReply::Memory { size: told, .. }), .. }
+                if told == size && *size <= export =>
+            {
+                Ok(())
+            }
+            _ => Err(Refusal::System(format!(
+                "its owner names memory of {size} bytes, and the rack file lets it export {export}; is that the same file?"
+            ))),
+        }
     }
 
     /// Makes what stands here for what a connection leads to.

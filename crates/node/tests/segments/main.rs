@@ -3,8 +3,10 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod elsewhere;
 mod groups;
 mod interrupts;
+mod machines;
 mod moves;
 mod nodes;
 mod sharing;

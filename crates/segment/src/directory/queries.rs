@@ -84,6 +84,12 @@ impl Directory {
         Some((found.owner, connection))
     }
 
+    /// How many bytes a host exports: none of its segments and groups has more.
+    pub fn export_of(&self, node: NodeId) -> u64 {
+        let ranges = self.settings.ranges.iter();
+        ranges.filter(|(of, _)| *of == node).map(|(_, range)| range.size).max().unwrap_or(0)
+    }
+
     /// How many there are now of what is kept here, each by its name.
     pub fn statistics(&self) -> [(&'static str, usize); 8] {
         [
