@@ -76,7 +76,7 @@ pub const LARGEST: u64 = 1 << 20;
 /// The greatest weight that can be asked for.
 pub const HEAVIEST: u32 = 1000;
 /// A burst of so many of the minimum is a second of it: it is not greater.
-const BURSTS: u64 = 10;
+pub(crate) const BURSTS: u64 = 10;
 /// The greatest rate: so that it can be multiplied by any time.
 const FASTEST: u64 = 1 << 50;
 
@@ -137,14 +137,15 @@ impl ServiceLevel {
         if [self.max, self.ingress, self.egress].contains(&Some(0)) {
             return wrong("a bound of 0 lets nothing through");
         }
-        // What may come at once comes before all others' minima, whatever these are.
-        let (one, kept) = match self.min.unit {
-            RateUnit::Bytes => (self.largest, min / BURSTS),
-            RateUnit::Operations => (1, min / BURSTS),
+        // What may come at once comes before all others' minima, whatever these are; in bytes it is as much engine time
+        // as messages of this size take, however many that are.
+        let one = match self.min.unit {
+            RateUnit::Bytes => self.message,
+            RateUnit::Operations => 1,
         };
-        if min > 0 && self.burst > one.max(kept) {
+        let most = one.max(min / BURSTS);
+        if min > 0 && self.burst > most {
             let Self { burst, .. } = self;
-            let most = one.max(kept);
             return wrong(format!("a burst of {burst} is more than {most}, a tenth of a second"));
         }
         if self.max.is_some_and(|max| max < min) {
@@ -355,7 +356,10 @@ mod tests {
             ("aes256gcm 4 Gbit/s ratio x", "`x` is no number"),
             ("aes256gcm 1e14 Gbit/s", "beyond all engines"),
             ("aes256gcm 0 Gbit/s max 0 Gbit/s", "a bound of 0"),
-            ("aes256gcm 1 kbit/s burst 1000 GiB", "burst of 1073741824000 is more than 1048576,"),
+            ("aes256gcm 1 kbit/s burst 1000 GiB", "burst of 1073741824000 is more than 4096,"),
+            // As much engine time as a million messages of a byte take.
+            ("deflate 1 B/s message 1 B burst 1 MiB", "a burst of 1048576 is more than 1,"),
+            ("deflate 80 kbit/s message 1 B burst 1001", "a burst of 1001 is more than 1000,"),
             ("zstd 1 kop/s burst 101", "a burst of 101 is more than 100,"),
         ] {
             let said = text.parse::<ServiceLevel>().unwrap_err().to_string();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::bucket::Bucket;
 use crate::drr::Drr;
 use crate::kept::{Keeping, MinimumRecord, Promise};
-use crate::level::{RateUnit, ServiceLevel};
+use crate::level::{BURSTS, RateUnit, ServiceLevel};
 use crate::turn::{QueuedMessage, Usage};
 
 /// For so long a tenant's unused minimum or maximum is kept, in nanoseconds: longer than an engine that
@@ -73,14 +73,17 @@ impl TenantShare {
     /// What `level` is, where one operation of the kind that it is meant for costs `cost_ns`.
     pub fn of(level: &ServiceLevel, cost_ns: f64) -> TenantShare {
         let one = match level.min.unit {
-            RateUnit::Bytes => level.message,
+            RateUnit::Bytes => level.message.max(1),
             RateUnit::Operations => 1,
         };
         let limit = |rate: u64| RateLimit::new(rate, level.burst.max(one));
         let engine = |operations: f64| (operations * cost_ns).ceil() as u64;
-        let burst_ns = engine(level.burst.max(one) as f64 / one as f64);
+        let engine_ns = engine(level.operations());
+        // No longer than others can be kept waiting for it, whatever the burst is.
+        let most_ns = engine(1.0).max(engine_ns / BURSTS);
+        let burst_ns = engine(level.burst.max(one) as f64 / one as f64).min(most_ns);
         let guarantee = (level.min.per_second > 0).then(|| Guarantee {
-            engine: RateLimit::new(engine(level.operations()), burst_ns),
+            engine: RateLimit::new(engine_ns, burst_ns),
             units: limit(level.min.per_second),
             unit: level.min.unit,
             one,
@@ -278,4 +281,37 @@ fn buckets(guarantee: Guarantee, now: u64) -> (Bucket, Bucket, RateUnit) {
 
 fn at(bucket: &mut Bucket, now: u64) -> u64 {
     if bucket.ready(now) { now } else { bucket.ready_at() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::level::Rate;
+
+    proptest! {
+        /// Whatever level there can be: what its tenant may have at once, before all others, is the engine time of one
+        /// message, or of a tenth of a second of the rate.
+        #[test]
+        fn what_comes_at_once_is_bounded_in_engine_time(
+            bytes in any::<bool>(),
+            per_second in prop_oneof![1u64..100, 1u64..1 << 40],
+            burst in prop_oneof![0u64..100, 0u64..1 << 21],
+            message in prop_oneof![1u64..64, 1u64..=1 << 20],
+            (fixed_ns, byte_ns) in (20.0..5000.0, 0.1..10.0),
+        ) {
+            let unit = if bytes { RateUnit::Bytes } else { RateUnit::Operations };
+            let min = Rate { per_second, unit };
+            let level = ServiceLevel { burst, message, ..ServiceLevel::new("any", min) };
+            let cost_ns = fixed_ns + byte_ns * message as f64;
+            let Guarantee { engine, units, .. } = TenantShare::of(&level, cost_ns).guarantee.unwrap();
+            let most = cost_ns.max(level.operations() * cost_ns / 10.0);
+            prop_assert!(engine.burst as f64 <= most + 2.0, "{:?} of {}", engine, cost_ns);
+            if level.check().is_ok() {
+                let one = if bytes { message } else { 1 };
+                prop_assert!(units.burst <= one.max(per_second / 10), "{:?}", units);
+            }
+        }
+    }
 }
