@@ -20,6 +20,8 @@ pub struct Drr<K> {
     fresh: VecDeque<K>,
     /// The others that have work, or had when they were last looked at.
     rest: VecDeque<K>,
+    /// The weights of all in the two lists, together.
+    listed_weight: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -42,23 +44,38 @@ impl<K: Copy + Ord> Drr<K> {
             members: BTreeMap::new(),
             fresh: VecDeque::new(),
             rest: VecDeque::new(),
+            listed_weight: 0,
         }
     }
 
     /// Adds a member, or gives it another weight, of 1 at least.
     pub fn set(&mut self, key: K, weight: u32) {
+        let weight = weight.max(1);
         let new = Member { weight, credit: 0, listed: false, left: 0 };
-        self.members.entry(key).or_insert(new).weight = weight.max(1);
+        let member = self.members.entry(key).or_insert(new);
+        if member.listed {
+            self.listed_weight = self.listed_weight + u64::from(weight) - u64::from(member.weight);
+        }
+        member.weight = weight;
         self.weigh();
     }
 
     /// Takes a member away.
     pub fn remove(&mut self, key: K) {
-        if self.members.remove(&key).is_some_and(|member| member.listed) {
-            self.fresh.retain(|other| *other != key);
-            self.rest.retain(|other| *other != key);
-        }
+        self.unlist(key, 0);
+        self.members.remove(&key);
         self.weigh();
+    }
+
+    /// Takes a member that has no work from the lists, before its turn to be looked at.
+    fn unlist(&mut self, key: K, now: u64) {
+        let Some(member) = self.members.get_mut(&key).filter(|member| member.listed) else {
+            return;
+        };
+        (member.listed, member.left) = (false, now);
+        self.listed_weight -= u64::from(member.weight);
+        self.fresh.retain(|other| *other != key);
+        self.rest.retain(|other| *other != key);
     }
 
     /// Credit of a member: what it owes when negative.
@@ -66,19 +83,24 @@ impl<K: Copy + Ord> Drr<K> {
         self.members.get(&key).map_or(0, |member| member.credit)
     }
 
-    /// A member has work. Of what it owed, its share of the time since it left is paid, where
+    /// What a member that is in no list has paid of what it owed since it left: of what would have been served meanwhile,
+    /// `parallel` at a time, its part by weight beside those that have work. So a pause pays no more than turns would
+    /// have.
+    fn paid(&self, member: &Member, now: u64, parallel: u32) -> i64 {
+        let (weight, passed) = (u64::from(member.weight), now.saturating_sub(member.left));
+        let all = u128::from(self.listed_weight + weight);
+        let served = u128::from(passed) * u128::from(parallel);
+        i64::try_from(served.saturating_mul(u128::from(weight)) / all).unwrap_or(i64::MAX)
+    }
+
+    /// A member has work. Of what it owed, its [part](Drr::paid) of the time since it left is paid, where
     /// `parallel` are served at a time.
     pub fn wake(&mut self, key: K, now: u64, parallel: u32) {
-        if self.members.get(&key).is_none_or(|member| member.listed) {
-            return;
-        }
-        let quantum = self.quantum_of(key);
+        let Some(member) = self.members.get(&key).filter(|member| !member.listed) else { return };
+        let (quantum, paid) = (self.quantum_of(key), self.paid(member, now, parallel));
         let Some(member) = self.members.get_mut(&key) else { return };
-        let listed = self.fresh.len() + self.rest.len() + 1;
-        let share =
-            u128::from(now.saturating_sub(member.left)) * u128::from(parallel) / listed as u128;
-        let paid = i64::try_from(share).unwrap_or(i64::MAX);
         member.listed = true;
+        self.listed_weight += u64::from(member.weight);
         member.credit = member.credit.saturating_add(paid).min(0);
         if member.credit == 0 {
             member.credit = quantum;
@@ -108,6 +130,7 @@ impl<K: Copy + Ord> Drr<K> {
                     self.rest.push_back(key);
                 } else {
                     (member.listed, member.left) = (false, now);
+                    self.listed_weight -= u64::from(member.weight);
                     member.credit = member.credit.min(0);
                 }
                 continue;
@@ -131,6 +154,31 @@ impl<K: Copy + Ord> Drr<K> {
         if let Some(member) = self.members.get_mut(&key) {
             member.credit = member.credit.saturating_sub(signed(cost));
         }
+    }
+
+    /// The same of what a member was given in no turn, perhaps while it had no work: the time before does not pay for it.
+    pub fn charge_now(&mut self, key: K, cost: u64, now: u64, parallel: u32) {
+        if let Some(member) = self.members.get(&key).filter(|member| !member.listed) {
+            let paid = self.paid(member, now, parallel);
+            if let Some(member) = self.members.get_mut(&key) {
+                member.credit = member.credit.saturating_add(paid).min(0);
+                member.left = now;
+            }
+        }
+        self.charge(key, cost);
+    }
+
+    /// What a member owes now. One that has no work leaves the lists when it owes, for time pays then and no turns.
+    pub fn owed(&mut self, key: K, has_work: bool, now: u64, parallel: u32) -> u64 {
+        if self.credit(key) >= 0 {
+            return 0;
+        }
+        if !has_work {
+            self.unlist(key, now);
+        }
+        let Some(member) = self.members.get(&key) else { return 0 };
+        let paid = if member.listed { 0 } else { self.paid(member, now, parallel) };
+        member.credit.saturating_add(paid).min(0).unsigned_abs()
     }
 
     /// What was charged as `estimated` has cost `actual`.
@@ -264,6 +312,52 @@ mod tests {
         drr.wake(2, 0, 1);
         let second = drr.pick(0, |_| true).unwrap();
         assert!(second != 2 && second != first, "{first} {second}");
+    }
+
+    /// A member of weight 100 always has work; one of weight 1 has its next 100 us after each of its turns.
+    #[test]
+    fn who_pauses_briefly_gets_no_more_than_its_weight() {
+        const TURN: u64 = 50_000;
+        let mut drr = Drr::new(TURN);
+        drr.set(0, 100);
+        drr.set(1, 1);
+        drr.wake(0, 0, 1);
+        let (mut now, mut back_at, mut got) = (0, 0, 0);
+        while now < crate::SECOND {
+            if now >= back_at {
+                drr.wake(1, now, 1);
+            }
+            let key = drr.pick(now, |key| key == 0 || now >= back_at).unwrap();
+            drr.charge(key, TURN);
+            now += TURN;
+            if key == 1 {
+                (got, back_at) = (got + TURN, now + 100_000);
+            }
+        }
+        assert!((TURN..=crate::SECOND / 50 + TURN).contains(&got), "{got} ns of a second");
+    }
+
+    #[test]
+    fn what_is_charged_to_who_has_no_work_is_owed_from_then_on() {
+        let mut drr = Drr::new(100);
+        for (key, weight) in [(0, 1), (1, 3)] {
+            drr.set(key, weight);
+        }
+        drr.wake(1, 0, 1);
+        drr.charge_now(0, 1000, 5000, 1);
+        let owed = |drr: &mut Drr<u32>, now| drr.owed(0, false, now, 1);
+        assert_eq!([5000, 5400, 9000].map(|now| owed(&mut drr, now)), [1000, 900, 0]);
+        // What was asked often is paid as fast.
+        assert_eq!(
+            (5000..=9000).map(|now| owed(&mut drr, now)).filter(|owed| *owed > 0).count(),
+            4000
+        );
+        drr.charge_now(0, 1000, 5400, 1);
+        assert_eq!(owed(&mut drr, 5400), 1900);
+        // Who has work, pays by turns.
+        drr.wake(0, 5400, 1);
+        assert_eq!(drr.owed(0, true, 9400, 1), 1900);
+        assert_eq!((owed(&mut drr, 9400), owed(&mut drr, 9800)), (1900, 1800));
     }
 
     #[test]
