@@ -201,6 +201,18 @@ impl LevelAdmission {
         Ok(share)
     }
 
+    /// Promises `level` to a `holder` that was promised it before: what was measured since, and made it dearer, is not to
+    /// the holder's disadvantage. Where all that is promised does not fit then, nothing more is promised until it does.
+    ///
+    /// # Errors
+    /// [`LevelRefused`] where no device with these engines keeps it; what the holder had, it still has.
+    pub fn keep(&mut self, holder: u64, level: &ServiceLevel) -> Result<TenantShare, LevelRefused> {
+        let (need, cost_ns) = room::need(&self.profiles, self.shaping, level)?;
+        self.give_up_reserved(holder);
+        self.promised.insert(holder, (level.clone(), need));
+        Ok(TenantShare::of(level, cost_ns))
+    }
+
     /// What `level` needs and is, if it can be kept in the place of what `holder` has.
     fn fits(
         &self,
@@ -259,8 +271,13 @@ mod tests {
     use crate::profile::Point;
 
     fn profiles() -> BTreeMap<String, EngineProfile> {
+        dearer(1.0)
+    }
+
+    /// The same where operations were measured to cost so many times as much.
+    fn dearer(times: f64) -> BTreeMap<String, EngineProfile> {
         let profile = |fixed: f64, byte: f64| {
-            let cost = |message: u64| fixed + message as f64 * byte;
+            let cost = |message: u64| (fixed + message as f64 * byte) * times;
             let point = |message| Point { message, ratio: 1000, cost_ns: cost(message) };
             EngineProfile::new([64, 4096, 65_536].map(point).to_vec()).unwrap()
         };
@@ -330,6 +347,31 @@ mod tests {
         assert!(admission.take_reserved(3).is_some());
         admission.admit(3, &level("deflate 0 Gbit/s weight 2")).unwrap();
         assert!(admission.reserved_for(5).is_some());
+    }
+
+    /// A node begins anew while its functions are in use, and measures its engines again.
+    #[test]
+    fn what_was_promised_is_kept_when_operations_are_measured_to_be_dearer() {
+        let (sold, small) = (level("deflate 1.6 Gbit/s"), level("deflate 1 kbit/s"));
+        admission().admit(1, &sold).unwrap();
+        let mut again = LevelAdmission::new(Capacity::of(2), dearer(1.2));
+        assert!(again.admit(1, &sold).is_err(), "it fits");
+        let share = again.keep(1, &sold).unwrap();
+        assert!(share.guarantee.is_some() && again.level(1) == Some(&sold));
+        // Too much is promised: nobody is promised more, except nothing.
+        assert_eq!(again.engine_left(), 0);
+        let refused = again.admit(2, &small).unwrap_err();
+        assert_eq!(refused.fits().map(|fits| fits.per_second), Some(0), "{refused}");
+        assert!(again.room().after(&small, None).is_err());
+        again.admit(2, &level("deflate 0 Gbit/s weight 2")).unwrap();
+        // Whoever has it may have less.
+        assert!(again.admit(1, &sold).is_err());
+        again.admit(1, &level("deflate 1.2 Gbit/s")).unwrap();
+        again.admit(2, &small).unwrap();
+        assert!(matches!(again.keep(1, &level("lzma 1 Gbit/s")), Err(LevelRefused::Engine { .. })));
+        assert_eq!(again.level(1), Some(&level("deflate 1.2 Gbit/s")));
+        let mut unshaped = admission().with_shaping(Shaping::Off);
+        assert_eq!(unshaped.keep(1, &sold), Err(LevelRefused::Unshaped));
     }
 
     #[test]

@@ -78,7 +78,8 @@ pub(crate) fn check(
     ] {
         let Some(left) = left else { continue };
         let part = left / needed.max(f64::MIN_POSITIVE);
-        if needed > left && least.is_none_or(|(least, _)| part < least) {
+        // Also where too much is promised, who needs nothing has it.
+        if needed > left.max(0.0) && least.is_none_or(|(least, _)| part < least) {
             least = Some((part, what));
         }
     }
