@@ -66,6 +66,7 @@ impl TenantArbiter {
         let tenant = tenants.entry(id).or_insert_with(new);
         tenant.change(share, now);
         tenant.timers = [None; 2];
+        tenant.let_on(now);
         self.timers.retain(|(.., other)| *other != id);
         let guaranteed = share.guarantee.is_some();
         let has_work = tenant.waiting > 0;
@@ -150,7 +151,18 @@ impl TenantArbiter {
         tenant.usage.engine_ns += engine_ns;
         tenant.usage.guaranteed_ns += if guaranteed { engine_ns } else { 0 };
         let level = if guaranteed { Level::Guaranteed } else { Level::Rest };
-        self.levels[level as usize].charge(id, engine_ns);
+        self.levels[level as usize].charge_now(id, engine_ns, now, self.settings.workers);
+    }
+
+    /// Whether a tenant owes so much that nothing more is to be done for it outside of turns: more than a turn, which
+    /// everybody owes after one.
+    pub fn owes(&mut self, id: TenantId, now: u64) -> bool {
+        let SharingSettings { slice_ns, workers, .. } = self.settings;
+        let Some(tenant) = self.tenants.get_mut(&id) else { return false };
+        // As it would be charged.
+        let guaranteed = tenant.guaranteed_at(now) <= now;
+        let level = if guaranteed { Level::Guaranteed } else { Level::Rest };
+        self.levels[level as usize].owed(id, tenant.waiting > 0, now, workers) > slice_ns
     }
 
     /// Engine time that a tenant owes, in nanoseconds.
@@ -173,6 +185,18 @@ impl TenantArbiter {
         self.tenants.iter().any(|(other, tenant)| *other != id && tenant.waiting > 0)
     }
 
+    /// Whether a message of any tenant waits for nothing but an engine.
+    fn has_ready(&self, now: u64) -> bool {
+        self.tenants.values().any(|tenant| {
+            tenant.waiting > 0 && tenant.timers[Level::Rest as usize].is_none_or(|at| at <= now)
+        })
+    }
+
+    /// Whether bounds of its own hold a tenant's messages back.
+    pub fn is_held(&self, id: TenantId) -> bool {
+        self.tenants.get(&id).is_some_and(|tenant| tenant.timers[Level::Rest as usize].is_some())
+    }
+
     /// Turns that are under way.
     pub fn under_way(&self) -> u32 {
         self.under_way
@@ -188,14 +212,7 @@ impl TenantArbiter {
 
     /// What an engine that is free does now.
     pub fn next(&mut self, now: u64) -> NextTurn {
-        while let Some((at, level, id)) = self.timers.first().copied().filter(|(at, ..)| *at <= now)
-        {
-            self.timers.remove(&(at, level, id));
-            if let Some(tenant) = self.tenants.get_mut(&id) {
-                tenant.timers[level as usize] = None;
-                self.levels[level as usize].wake(id, now, self.settings.workers);
-            }
-        }
+        self.expire(now);
         for level in LEVELS {
             if let Some(id) = self.pick(level, now)
                 && let Some(turn) = self.turn(level, id, now)
@@ -208,10 +225,52 @@ impl TenantArbiter {
         limits.map_or(NextTurn::Idle, |(at, ..)| NextTurn::Wait(*at))
     }
 
-    /// Time of an engine that is free, for messages of a tenant that come while it lasts; nothing where any message
-    /// waits, or bounds of its own hold the tenant back: then its messages are to be [submitted](Self::submit).
+    /// Those who were to be looked at again by now are.
+    fn expire(&mut self, now: u64) {
+        while let Some((at, level, id)) = self.timers.first().copied().filter(|(at, ..)| *at <= now)
+        {
+            self.timers.remove(&(at, level, id));
+            if let Some(tenant) = self.tenants.get_mut(&id) {
+                tenant.timers[level as usize] = None;
+                if level == Level::Rest {
+                    tenant.let_on(at);
+                }
+                // In both levels: an open turn of somebody else's may have passed by it in the other one.
+                self.wake(id, now);
+            }
+        }
+    }
+
+    /// Less was spent than a tenant was held back for: it continues when what was really spent lets it.
+    fn look_again(&mut self, id: TenantId, now: u64) {
+        let Some(tenant) = self.tenants.get_mut(&id).filter(|it| it.timers != [None; 2]) else {
+            return;
+        };
+        let free_at = tenant.free_at(now);
+        let ready_at = [free_at.max(tenant.guaranteed_at(now)), free_at];
+        for (level, ready_at) in LEVELS.into_iter().zip(ready_at) {
+            let Some(at) = tenant.timers[level as usize].filter(|at| ready_at < *at) else {
+                continue;
+            };
+            self.timers.remove(&(at, level, id));
+            // What it waits for then are its limits, if anything: others' messages do not hold it back.
+            tenant.hold(free_at, now);
+            let later = (ready_at > now).then_some(ready_at);
+            tenant.timers[level as usize] = later;
+            self.timers.extend(later.map(|at| (at, level, id)));
+            if level == Level::Rest && later.is_none() {
+                tenant.let_on(now);
+            }
+        }
+        self.wake(id, now);
+    }
+
+    /// Time of an engine that is free, for messages of a tenant that come while it lasts; nothing where a message waits
+    /// for an engine, or bounds of its own hold the tenant back: then its messages are to be
+    /// [submitted](Self::submit). Others' that their own bounds hold back wait for none.
     pub fn open(&mut self, id: TenantId, now: u64) -> Option<OpenTurn> {
-        if self.has_waiting() {
+        self.expire(now);
+        if self.has_ready(now) {
             return None;
         }
         self.wake(id, now);
@@ -289,6 +348,7 @@ impl TenantArbiter {
         if tenant.waiting > 0 {
             self.wake(turn.tenant, now);
         }
+        self.look_again(turn.tenant, now);
         true
     }
 
@@ -321,8 +381,7 @@ impl TenantArbiter {
                 return true;
             }
             if limited && level == Level::Rest {
-                tenant.usage.throttled += 1;
-                tenant.usage.throttled_ns += at.saturating_sub(now);
+                tenant.throttle(now);
             }
             tenant.timers[level as usize] = Some(at);
             timers.insert((at, level, id));

@@ -13,6 +13,9 @@ const BAND: f64 = 0.1;
 /// How far the correction goes: sixteen times either way (deflate's costs differ by fifteen).
 const FARTHEST: f64 = 16.0;
 
+/// The part of a change to less output that is followed at once.
+const OUTPUT_FOLLOWS: f64 = 0.25;
+
 /// The correction for one tenant and engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Estimate {
@@ -65,9 +68,53 @@ impl Estimate {
     }
 }
 
+/// What part of the room that they have for output a tenant's operations fill: that is known, and says little of what
+/// comes out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OutputEstimate {
+    part: f64,
+}
+
+impl Default for OutputEstimate {
+    fn default() -> OutputEstimate {
+        OutputEstimate { part: 1.0 }
+    }
+}
+
+impl OutputEstimate {
+    /// Bytes that come out where there is room for so many.
+    pub fn of(&self, room: u64) -> u64 {
+        (room as f64 * self.part).ceil() as u64
+    }
+
+    /// Where there was room for `room` bytes, `came` came out. As with costs, more counts at once.
+    pub fn observe(&mut self, room: f64, came: u64) {
+        if room > 0.0 {
+            let part = (came as f64 / room).clamp(0.0, 1.0);
+            let follows = if part > self.part { 1.0 } else { OUTPUT_FOLLOWS };
+            self.part += (part - self.part) * follows;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn output_is_as_much_of_its_room_as_it_was_and_never_more_than_that() {
+        let mut output = OutputEstimate::default();
+        assert_eq!(output.of(1 << 20), 1 << 20);
+        output.observe(0.0, 0);
+        for _ in 0..100 {
+            output.observe(f64::from(1 << 20), 64);
+        }
+        assert_eq!(output.of(1 << 20), 65);
+        output.observe(1000.0, 500);
+        assert_eq!(output.of(1 << 20), 1 << 19);
+        output.observe(1000.0, 5000);
+        assert_eq!((output.of(10), output.of(0)), (10, 0));
+    }
 
     #[test]
     fn it_follows_dearer_content_at_once_and_cheaper_when_it_lasts() {

@@ -39,7 +39,7 @@ pub mod unshaped;
 pub use admission::{Capacity, LevelAdmission, LevelRefused};
 pub use arbiter::TenantArbiter;
 pub use choice::{CandidateDevice, CandidateFunction, Outlook, RankedDevice, rank};
-pub use estimate::Estimate;
+pub use estimate::{Estimate, OutputEstimate};
 pub use kept::MinimumRecord;
 pub use level::{LevelError, Rate, RateUnit, ServiceLevel};
 pub use profile::{EngineProfile, Point, ProfileError};

@@ -101,6 +101,23 @@ impl EngineSharing {
         }
     }
 
+    /// Whether a tenant owes so much that nothing more is to be done for it outside of turns; nobody does where nothing is
+    /// charged.
+    pub fn owes(&mut self, id: TenantId, now: u64) -> bool {
+        match self {
+            Shaped(arbiter) => arbiter.owes(id, now),
+            Unshaped(_) => false,
+        }
+    }
+
+    /// Whether bounds of its own hold a tenant's messages back.
+    pub fn is_held(&self, id: TenantId) -> bool {
+        match self {
+            Shaped(arbiter) => arbiter.is_held(id),
+            Unshaped(_) => false,
+        }
+    }
+
     /// Whether messages of any tenant wait.
     pub fn has_waiting(&self) -> bool {
         match self {
@@ -125,8 +142,9 @@ impl EngineSharing {
         }
     }
 
-    /// Time of an engine that is free, for messages of a tenant that come while it lasts; nothing where any message
-    /// waits, or bounds of its own hold the tenant back: then its messages are to be [submitted](Self::submit).
+    /// Time of an engine that is free, for messages of a tenant that come while it lasts; nothing where a message waits
+    /// for an engine, or bounds of its own hold the tenant back: then its messages are to be
+    /// [submitted](Self::submit).
     pub fn open(&mut self, id: TenantId, now: u64) -> Option<OpenTurn> {
         match self {
             Shaped(arbiter) => arbiter.open(id, now),

@@ -124,6 +124,8 @@ pub(crate) struct Tenant {
     pub(crate) waiting: usize,
     /// When it is looked at again: for its limits, and for its guarantee.
     pub(crate) timers: [Option<u64>; 2],
+    /// Since when its limits hold it back.
+    throttled_since: Option<u64>,
     pub(crate) usage: Usage,
     keeping: Keeping,
 }
@@ -150,6 +152,7 @@ impl Tenant {
             queues: BTreeMap::new(),
             waiting: 0,
             timers: [None; 2],
+            throttled_since: None,
             usage: Usage::default(),
             keeping: Keeping::new(share.guarantee.map(promise), now),
         }
@@ -163,6 +166,18 @@ impl Tenant {
     /// Its own limits hold it back until then.
     pub(crate) fn hold(&mut self, until: u64, now: u64) {
         self.keeping.hold(until, now);
+    }
+
+    /// Its own limits hold it back from now on.
+    pub(crate) fn throttle(&mut self, now: u64) {
+        self.usage.throttled += 1;
+        self.throttled_since = Some(now);
+    }
+
+    /// They did so until then, which is counted now: how long it takes is not known before.
+    pub(crate) fn let_on(&mut self, at: u64) {
+        let since = self.throttled_since.take();
+        self.usage.throttled_ns += since.map_or(0, |since| at.saturating_sub(since));
     }
 
     /// So much was done for it.

@@ -193,6 +193,6 @@ pub struct Usage {
     pub batched: u64,
     /// How often it had to wait because of its own limits.
     pub throttled: u64,
-    /// For how long, in nanoseconds.
+    /// For how long, in nanoseconds, as far as that is over.
     pub throttled_ns: u64,
 }

@@ -260,6 +260,56 @@ fn a_minimum_that_is_not_kept_is_on_record() {
     });
 }
 
+/// A tenant's room for output is a thousand times what comes out, and it has a bound of that; another engine looks at it
+/// while its message is under way.
+#[test]
+fn a_minimum_is_met_where_output_is_estimated_a_thousand_times_too_high() {
+    SIMULATION.run(|seed, _| {
+        for engines in [1, 2] {
+            let texts = [
+                "sha3-512 400 Mbit/s out 800 Mbit/s",
+                "deflate 2000 op/s message 16KiB out 1 Gbit/s",
+            ];
+            let (levels, shares, mut loads) = sold(&texts, engines, 1);
+            for load in &mut loads[..2] {
+                load.content.room = 1_000_000;
+            }
+            let mut arbiter = shaped(&shares, engines);
+            let reports = run(&mut arbiter, engines, &loads, 11 * SECOND / 10, seed);
+            for ((level, report), id) in levels.iter().zip(&reports).zip(0..) {
+                let got = units(level, report, 0) as f64 / level.min.per_second as f64;
+                let kept = arbiter.kept(TenantId(id), SECOND).unwrap();
+                if got < 0.99 || kept.violations > 0 {
+                    return Err(format!("{level} of {engines} engines: {got:.4} of it, {kept:?}"));
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Who pauses between its messages has no more than its weight for that, and who asks for less than its part has that.
+#[test]
+fn what_is_left_is_shared_by_weight_with_who_pauses_too() {
+    SIMULATION.run(|seed, _| {
+        for (think_ns, engines) in [(0, 1), (100_000, 1), (1_000_000, 1), (100_000, 2)] {
+            let weights = [1, 100, 100];
+            let shares = weights.map(|weight| TenantShare { weight, ..TenantShare::default() });
+            let always = load(4096, SHA3);
+            let pauses =
+                Load { think_ns, arrivals: Arrivals::Closed { depth: 1 }, ..always.clone() };
+            let loads = [pauses, always.clone(), always];
+            let reports = run(&mut shaped(&shares, engines), engines, &loads, SECOND, seed);
+            let got: Vec<u64> = reports.iter().map(|report| report.total().engine_ns).collect();
+            let part = got[0] as f64 / got.iter().sum::<u64>() as f64;
+            if part > 0.0075 || got[0] == 0 || got[1].abs_diff(got[2]) > got[1] / 50 {
+                return Err(format!("{think_ns} ns, {engines} engines: {part:.4}, {got:?}"));
+            }
+        }
+        Ok(())
+    });
+}
+
 /// The latency of who keeps to its minimum does not depend on what others send.
 #[test]
 fn a_victims_latency_under_attack_is_as_alone_and_one_slice() {

@@ -95,6 +95,68 @@ fn a_limit_holds_a_tenant_back_and_nobody_else() {
     assert_eq!(run(&mut arbiter, until).pieces.len(), 9 - 1);
 }
 
+/// The room that a message has for its output is a thousand times what comes out of it, and there are two engines.
+#[test]
+fn who_was_held_back_by_an_estimate_goes_on_when_less_was_spent() {
+    let min = Rate { per_second: 1000, unit: RateUnit::Operations };
+    let share = TenantShare {
+        egress: Some(RateLimit { rate: 1 << 20, burst: 4096 }),
+        ..TenantShare::of(&ServiceLevel::new("any", min), 50_000.0)
+    };
+    let mut arbiter =
+        TenantArbiter::new(SharingSettings { workers: 2, ..SharingSettings::default() });
+    arbiter.set(A, share, 0);
+    for tag in 0..100 {
+        let message = message(tag, 64, 50_000);
+        arbiter.submit(A, 0, QueuedMessage { egress: 1 << 20, ..message }, 0);
+    }
+    let (mut now, done) = (0, TurnResult { engine_ns: 50_000, egress: 64 });
+    for _ in 0..10 {
+        let turn = run(&mut arbiter, now);
+        let NextTurn::Wait(until) = arbiter.next(now) else { panic!("nothing holds it back") };
+        assert!(until > now + SECOND / 2 && arbiter.is_held(A), "{until}");
+        now += 50_000;
+        arbiter.complete(&turn, done, now);
+        assert!(!arbiter.is_held(A));
+    }
+    let usage = arbiter.usage(A).unwrap();
+    assert_eq!((usage.throttled, usage.throttled_ns), (10, 10 * 50_000));
+    // A bound that is passed indeed still holds it back, no longer than it takes.
+    let turn = run(&mut arbiter, now);
+    assert!(matches!(arbiter.next(now), NextTurn::Wait(_)));
+    arbiter.complete(&turn, TurnResult { engine_ns: 50_000, egress: 1 << 18 }, now);
+    let NextTurn::Wait(until) = arbiter.next(now) else { panic!("the bound is passed") };
+    assert!((SECOND / 5..SECOND / 3).contains(&until), "{until}");
+    // Whoever gets nothing from then on was promised more.
+    assert!(matches!(arbiter.next(until), NextTurn::Run(_)));
+    arbiter.set(A, TenantShare { egress: None, ..share }, until);
+    let kept = arbiter.kept(A, 3 * SECOND).unwrap();
+    assert_eq!((kept.windows, kept.violations), (3, 3), "{kept:?}");
+}
+
+/// The engines have nothing to do for it until then, and it has nothing to say about what others do meanwhile.
+#[test]
+fn a_tenant_that_its_own_bound_holds_back_keeps_nobody_from_an_open_turn() {
+    let slow = TenantShare {
+        operations: Some(RateLimit { rate: 1000, burst: 1 }),
+        ..TenantShare::default()
+    };
+    let mut arbiter = arbiter([slow, TenantShare::default()]);
+    for tag in 0..3 {
+        arbiter.submit(A, 0, message(tag, 64, 100), 0);
+    }
+    assert_eq!(arbiter.open(B, 0), None, "an engine could work for the other one");
+    let turn = run(&mut arbiter, 0);
+    arbiter.complete(&turn, done(100), 0);
+    let NextTurn::Wait(until) = arbiter.next(0) else { panic!("nothing holds it back") };
+    let mut open = arbiter.open(B, 10).unwrap();
+    open.did(64, done(100), true);
+    assert!(arbiter.close(&open, 110));
+    assert_eq!(arbiter.open(A, 120), None, "its bound holds it back");
+    assert_eq!(arbiter.open(B, until), None, "it does so no more");
+    assert_eq!(run(&mut arbiter, until).tenant, A);
+}
+
 /// Messages that share a turn with one that took all of its time.
 #[test]
 fn an_operation_that_was_not_begun_is_not_counted() {
@@ -217,6 +279,38 @@ fn what_is_done_outside_of_turns_is_charged_too() {
         arbiter.complete(&turn, TurnResult { engine_ns: 50_000, egress: 4096 }, 0);
     }
     assert!(served[0] <= 1 && arbiter.usage(A).unwrap().engine_ns >= 5_000_000, "{served:?}");
+}
+
+/// While a tenant has no work, only time from then on pays for what was done for it.
+#[test]
+fn who_had_something_done_outside_of_turns_owes_it_by_its_part_of_the_time() {
+    let mut arbiter = arbiter([TenantShare::default(); 2]);
+    assert!(!arbiter.owes(A, 0));
+    let long = 100_000_000;
+    // It was idle for long before.
+    let begun = 10 * SECOND;
+    arbiter.charge(A, long, begun);
+    assert!(arbiter.owes(A, begun) && arbiter.owes(A, begun + long / 2) && !arbiter.owes(B, begun));
+    assert!(!arbiter.owes(A, begun + long));
+    // Beside one that has work it has half of the engine.
+    arbiter.charge(A, long, begun + long);
+    arbiter.submit(B, 0, message(1, 64, 100), begun + long);
+    assert!(arbiter.owes(A, begun + 2 * long) && !arbiter.owes(A, begun + 3 * long));
+    // A debt of a turn is one that everybody has at times who has work.
+    let now = begun + 3 * long;
+    let turn = run(&mut arbiter, now);
+    arbiter.complete(&turn, done(50_000), now);
+    let mut turn = arbiter.open(B, now).unwrap();
+    turn.did(64, done(50_000), true);
+    arbiter.close(&turn, now);
+    assert!(!arbiter.owes(B, now));
+    // Of a minimum, what it has of that is spent first.
+    let min = Rate { per_second: 1000, unit: RateUnit::Operations };
+    arbiter.set(B, TenantShare::of(&ServiceLevel::new("any", min), 50_000.0), now);
+    for owes in [false, false, true] {
+        assert_eq!(arbiter.owes(B, now), owes);
+        arbiter.charge(B, long, now);
+    }
 }
 
 proptest! {

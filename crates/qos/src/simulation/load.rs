@@ -32,6 +32,8 @@ pub struct MessageCosts {
     pub factor: (f64, f64),
     /// Output in thousandths of the input.
     pub ratio: u32,
+    /// What a policy is told that the output is, in the same unit: the room for it, which may be many times as much.
+    pub room: u32,
     /// It may be interrupted at multiples of so many bytes; 0 for nowhere.
     pub granule: u64,
 }
@@ -47,6 +49,8 @@ pub struct Load {
     pub content: MessageCosts,
     /// When it begins, in nanoseconds.
     pub begins_ns: u64,
+    /// In a closed queue, the next message comes so many nanoseconds after one has ended.
+    pub think_ns: u64,
     /// It sends nothing in every second half of a period of so many nanoseconds; 0 for always.
     pub period_ns: u64,
 }
@@ -61,10 +65,11 @@ impl Load {
             byte_ns,
             factor: (1.0, 1.0),
             ratio: 1000,
+            room: 1000,
             granule: 1024,
         };
         let arrivals = Arrivals::Closed { depth: 32 };
-        Load { queues: 1, arrivals, content, begins_ns: 0, period_ns: 0 }
+        Load { queues: 1, arrivals, content, begins_ns: 0, think_ns: 0, period_ns: 0 }
     }
 }
 
@@ -77,6 +82,7 @@ pub(super) struct SimulatedOperation {
     expected_byte_ns: f64,
     byte_ns: f64,
     ratio: u32,
+    room: u32,
     granule: u64,
 }
 
@@ -87,7 +93,7 @@ impl SimulatedOperation {
         QueuedMessage {
             tag,
             ingress: self.size,
-            egress: self.size * u64::from(self.ratio) / 1000,
+            egress: self.size * u64::from(self.room) / 1000,
             cost_ns: cost as u64,
             granule: self.granule,
             done: 0,
@@ -138,7 +144,8 @@ impl MessageSource {
     }
 
     pub(super) fn next_closed(&mut self, now: u64) -> Option<u64> {
-        matches!(self.load.arrivals, Arrivals::Closed { .. }).then(|| self.awake(now))
+        let next = now + self.load.think_ns;
+        matches!(self.load.arrivals, Arrivals::Closed { .. }).then(|| self.awake(next))
     }
 
     pub(super) fn next_open(&mut self, now: u64) -> Option<u64> {
@@ -151,7 +158,8 @@ impl MessageSource {
     pub(super) fn operation(&mut self, now: u64) -> SimulatedOperation {
         let index = (self.draw() * self.load.content.sizes.len() as f64) as usize;
         let part = self.draw();
-        let MessageCosts { sizes, fixed_ns, byte_ns, factor, ratio, granule } = &self.load.content;
+        let MessageCosts { sizes, fixed_ns, byte_ns, factor, ratio, room, granule } =
+            &self.load.content;
         SimulatedOperation {
             arrived: now,
             size: sizes[index.min(sizes.len() - 1)],
@@ -159,6 +167,7 @@ impl MessageSource {
             expected_byte_ns: *byte_ns,
             byte_ns: byte_ns * (factor.0 + (factor.1 - factor.0) * part),
             ratio: *ratio,
+            room: *room,
             granule: *granule,
         }
     }
